@@ -1,0 +1,1 @@
+//! Every decision Forebay takes, as pure state machines: no I/O, clock, thread or hidden randomness.

@@ -1,0 +1,2 @@
+//! A user-level caching file system for compute nodes.
+fn main() {}

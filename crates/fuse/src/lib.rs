@@ -1,0 +1,1 @@
+//! The FUSE front: requests of the kernel to the node, and its errors to errno.

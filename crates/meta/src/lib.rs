@@ -1,0 +1,1 @@
+//! The namespace: one metadata store above a narrow engine.

@@ -1,0 +1,1 @@
+//! A node: namespace, residency and workers put together, with their threads.

@@ -1,0 +1,1 @@
+//! Bytes on tiers and in the backing store.

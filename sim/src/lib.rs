@@ -1,0 +1,1 @@
+//! Simulations that drive the real core over modelled disks, links and nodes.
