@@ -1,1 +1,25 @@
 //! Bytes on tiers and in the backing store.
+//!
+//! This crate moves and keeps bytes; it knows no policy and no namespace. A [`Tier`] holds one sparse
+//! local file per inode, a [`Presence`] map says which extents of it are there, a [`BackingStore`]
+//! is the large, slow directory underneath, reached by directory handles only, and [`copy`]
+//! moves byte ranges between the two. All calls block; threads belong to the caller.
+
+mod attributes;
+pub mod backing;
+mod bytes;
+mod commit;
+pub mod copy;
+mod error;
+mod header;
+mod local;
+mod presence;
+pub mod tier;
+
+pub use attributes::{Attributes, FileKind, Fingerprint, Timestamp};
+pub use backing::{BackingFile, BackingStore, Commit, Dir, Expect, Temporary};
+pub use bytes::{AllocateMode, Bytes};
+pub use error::{ErrorClass, Result, StoreError};
+pub use header::Header;
+pub use presence::{Flush, Presence};
+pub use tier::{LeaseGuard, Object, Tier, TierId, TierLock, TierUsage};

@@ -1,0 +1,3 @@
+//! Publishing.
+/// Where a temporary stands.
+pub(crate) struct Place;

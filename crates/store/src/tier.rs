@@ -1,0 +1,133 @@
+//! Tiers: the node's own fast devices, one sparse local file per inode.
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::{Bytes, Header, Presence, Result};
+
+pub use crate::local::DirTier;
+
+/// Identity of a tier, made at random when it is formatted; it survives renames of the directory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TierId(pub [u8; 16]);
+
+impl fmt::Display for TierId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, byte) in self.0.iter().enumerate() {
+            if matches!(index, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for TierId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Room on the file system that holds a tier. The configured size of the tier is the caller's
+/// business.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierUsage {
+    /// Bytes of the file system.
+    pub total: u64,
+    /// Bytes that this process may still allocate.
+    pub free: u64,
+    /// Inodes that are still free; `u64::MAX` where the file system sets no limit.
+    pub free_inodes: u64,
+}
+
+/// Proof that this process alone works on a tier; released on drop or death.
+#[derive(Debug)]
+pub struct TierLock {
+    #[allow(dead_code, reason = "held for its lock, which ends when the descriptor closes")]
+    pub(crate) fd: OwnedFd,
+}
+
+/// A write lease on an object (`F_SETLEASE`): while it is held no one else has the object open or
+/// mapped. Opening it elsewhere blocks until the guard is dropped (the kernel breaks the lease by
+/// force after `/proc/sys/fs/lease-break-time` seconds, 45 by default). Released on drop.
+pub struct LeaseGuard<'a> {
+    pub(crate) held: Option<std::os::fd::BorrowedFd<'a>>,
+}
+
+/// One object: the local file that holds an inode's bytes.
+pub trait Object: Bytes {
+    /// Forebay's inode number.
+    fn ino(&self) -> u64;
+
+    /// Reads the header from the object.
+    fn header(&self) -> Result<Header>;
+
+    /// Replaces the header, atomically for every reader and across a kill of the daemon. It is
+    /// durable after [`Bytes::sync`] with `data_only = false`.
+    fn set_header(&self, header: &Header) -> Result<()>;
+
+    /// Takes a write lease: `None` when any other open or mapping of the object exists, in this
+    /// process or elsewhere (a mapping outlives the close of a passthrough file, so this is the only
+    /// proof that nobody stores into the object). This `Object` must be the only open descriptor;
+    /// drop all other `Arc`s made by separate [`Tier::open`] calls and backing registrations first.
+    ///
+    /// On a file system without leases the error has class `Unsupported`: the caller then has to
+    /// treat an object as in use if it was open through passthrough recently.
+    fn exclusive(&self) -> Result<Option<LeaseGuard<'_>>>;
+
+    /// Whether someone waits for the lease to end (a broken lease): stop the work and drop it.
+    fn lease_broken(&self) -> Result<bool>;
+}
+
+/// A directory on a fast device. All calls block.
+pub trait Tier: Send + Sync {
+    /// Identity.
+    fn id(&self) -> TierId;
+
+    /// The directory.
+    fn path(&self) -> &Path;
+
+    /// Takes the tier for this process; fails with [`crate::StoreError::Locked`] naming the process
+    /// that has it.
+    fn lock(&self) -> Result<TierLock>;
+
+    /// Makes an empty object with a header. `Exists` if there is one.
+    fn create(&self, ino: u64, header: &Header) -> Result<Arc<dyn Object>>;
+
+    /// Opens an object for reading and writing. `NotFound` if there is none.
+    fn open(&self, ino: u64) -> Result<Arc<dyn Object>>;
+
+    /// Removes an object and its map. `NotFound` if there is none. Open ones live on until closed.
+    fn remove(&self, ino: u64) -> Result<()>;
+
+    /// Calls `each` for every object, in no order, with its header or the reason why it has none.
+    /// Holds one directory block in memory. Files that are no objects are passed over
+    ///.
+    fn list(&self, each: &mut dyn FnMut(u64, Result<Header>) -> ControlFlow<()>) -> Result<()>;
+
+    /// Makes the presence map of a partly resident object of `size` bytes, all absent.
+    /// `extent_size` is a power of two from 4 KiB to 1 GiB.
+    fn create_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence>;
+
+    /// Opens a presence map; `None` when there is none (the object is then whole).
+    /// `was_writing` says whether the object's header has the flag `writing`: after a crash of the
+    /// machine its clean extents then count as dirty.
+    fn open_map(&self, ino: u64, was_writing: bool) -> Result<Option<Presence>>;
+
+    /// Removes the map of an object that has become whole. No error when there is none. The object
+    /// must be synced before, or it counts as whole after a crash without being so.
+    fn remove_map(&self, ino: u64) -> Result<()>;
+
+    /// Room on the file system.
+    fn usage(&self) -> Result<TierUsage>;
+
+    /// Makes the directory entry of an object durable (after `create` or `remove`).
+    fn sync_dir(&self, ino: u64) -> Result<()>;
+
+    /// Makes everything on the tier's file system durable.
+    fn sync(&self) -> Result<()>;
+}
