@@ -1,1 +1,10 @@
 //! Every decision Forebay takes, as pure state machines: no I/O, clock, thread or hidden randomness.
+//!
+//! - [`unit`]: inode numbers, bytes, ticks.
+//! - [`policy`]: replacement policies behind one trait, one file each.
+//! - [`steward`]: the machine that ties the residency decisions of a node's tiers together.
+#![forbid(unsafe_code)]
+
+pub mod policy;
+pub mod steward;
+pub mod unit;

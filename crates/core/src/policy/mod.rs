@@ -1,0 +1,258 @@
+//! Replacement policies, one file each, behind one trait that serves the live mount and the
+//! simulator alike.
+//!
+//! # The contract between a driver and a policy
+//! A driver (the steward of a node, or the simulator) owns the truth about residency and keeps
+//! this order for each access:
+//! 1. [`Policy::observe`] tells what was accessed, resident or not.
+//! 2. For what is not (wholly) resident it may ask [`Policy::admit`], which also names who must
+//!    leave to make room.
+//! 3. It carries out the evictions, and says [`Policy::inserted`] for what came in.
+//!
+//! A victim handed out is off the policy's books at once. A driver that cannot evict it says
+//! [`Policy::inserted`] again; one that can says nothing more ([`Policy::removed`] is harmless).
+//! [`Policy::victims`] makes room without a newcomer (marks, pressure by writers).
+//!
+//! Objects are identified by `u64` (the inode number), sizes are bytes resident on the tier.
+
+/// Names that [`by_name`] accepts, in the order in which documentation lists them.
+pub const NAMES: &[&str] = &[
+    "lru",
+    "lfu",
+    "heuristic",
+    "heuristic-printed",
+    "s3fifo",
+    "sieve",
+    "gdsf",
+    "wtinylfu",
+    "arc",
+    "belady",
+    "belady-size",
+    "min",
+    "min-whole",
+];
+
+/// What was done to an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AccessKind {
+    /// Opened for reading, or read.
+    Read,
+    /// Opened for writing, or written.
+    Write,
+}
+
+/// One access to an object, resident or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// The object.
+    pub object: u64,
+    /// The object's whole size in bytes.
+    pub size: u64,
+    /// Read or write.
+    pub kind: AccessKind,
+}
+
+/// Something that could be brought into the tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// The object.
+    pub object: u64,
+    /// Its whole size in bytes.
+    pub size: u64,
+    /// How many of these bytes (from the head) are resident already.
+    pub resident: u64,
+    /// Whether nobody waits for it: it would be fetched ahead of its use.
+    pub prefetch: bool,
+}
+
+/// The room there is: what the driver knows and the policy decides within.
+#[derive(Clone, Copy)]
+pub struct Room<'a> {
+    /// Bytes that the tier may hold.
+    pub capacity: u64,
+    /// Bytes that it holds or has promised.
+    pub used: u64,
+    /// Whether an object cannot leave now (open, mapped, pinned, already on its way out).
+    pub busy: &'a dyn Fn(u64) -> bool,
+}
+
+impl std::fmt::Debug for Room<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Room")
+            .field("capacity", &self.capacity)
+            .field("used", &self.used)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Room<'_> {
+    /// Bytes that must leave before `incoming` more bytes fit.
+    #[must_use]
+    pub fn lacking(&self, incoming: u64) -> u64 {
+        self.used.saturating_add(incoming).saturating_sub(self.capacity)
+    }
+}
+
+/// The answer to a candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admission {
+    /// Keep all of it.
+    Whole,
+    /// Keep the first so many bytes (a count from the start of the object, resident ones included).
+    Head(u64),
+    /// Read it past the tier. What is resident of it stays.
+    Bypass,
+}
+
+/// An object, or its tail, that is to leave the tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Victim {
+    /// The object. May be the candidate itself when it would be the first to leave.
+    pub object: u64,
+    /// Bytes that this frees, as the policy's books have it.
+    pub bytes: u64,
+    /// Bytes that stay, from the head of the object: 0 when all of it leaves.
+    pub keep: u64,
+    /// The object is known never to be used again: it is dropped, not replaced.
+    pub dead: bool,
+}
+
+/// News about what jobs are going to access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hint<'a> {
+    /// The job will access these objects, in this order, after what was appended before.
+    Append {
+        /// The job.
+        job: u64,
+        /// What it will access.
+        objects: &'a [u64],
+    },
+    /// The sequence is complete: what it named and has no further use in it is dead.
+    Close {
+        /// The job.
+        job: u64,
+    },
+    /// The job has gone past `by` more references, whatever was observed.
+    Advance {
+        /// The job.
+        job: u64,
+        /// Number of references.
+        by: u64,
+    },
+    /// Forget the job and all of its sequence.
+    Withdraw {
+        /// The job.
+        job: u64,
+    },
+}
+
+/// Counters of a policy for status and tests.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Objects on the policy's books.
+    pub objects: u64,
+    /// Bytes on the policy's books.
+    pub bytes: u64,
+    /// Objects remembered after they left (ghosts).
+    pub ghosts: u64,
+    /// Candidates admitted, whole or in part.
+    pub admitted: u64,
+    /// Candidates passed by.
+    pub bypassed: u64,
+    /// Victims handed out.
+    pub victims: u64,
+    /// References known and still ahead, over all jobs.
+    pub ahead: u64,
+}
+
+/// A replacement policy. Deterministic and single-threaded; never blocks; never allocates for an
+/// access in the steady state.
+pub trait Policy: Send {
+    /// The name under which [`by_name`] finds it.
+    fn name(&self) -> &'static str;
+
+    /// Tells of accesses in their order, to resident and other objects alike.
+    fn observe(&mut self, accesses: &[Access]);
+
+    /// The object is resident with `bytes`: it came in, or a victim could not leave after all.
+    fn inserted(&mut self, object: u64, bytes: u64);
+
+    /// A resident object has another number of resident bytes now.
+    fn resized(&mut self, object: u64, bytes: u64);
+
+    /// The object is not resident any more, for a reason that is not the policy's. Unknown objects
+    /// are no error.
+    fn removed(&mut self, object: u64);
+
+    /// News about reference sequences. Policies that do not look ahead ignore it.
+    fn hint(&mut self, _hint: &Hint<'_>) {}
+
+    /// Decides on a newcomer and appends to `out` what must leave for it; the victims leave
+    /// whatever the answer is. Afterwards the admitted bytes fit into `room`.
+    ///
+    /// The default admits whatever can fit at all, as the classical policies do.
+    fn admit(
+        &mut self,
+        candidate: &Candidate,
+        room: &Room<'_>,
+        out: &mut Vec<Victim>,
+    ) -> Admission {
+        let incoming = candidate.size.saturating_sub(candidate.resident);
+        if candidate.size > room.capacity {
+            return Admission::Bypass;
+        }
+        let need = room.lacking(incoming);
+        if need > 0 && self.victims(need, room.busy, out) < need {
+            return Admission::Bypass;
+        }
+        Admission::Whole
+    }
+
+    /// Appends victims that free at least `need` bytes and are not busy to `out`; returns the bytes
+    /// that they free, less than `need` only when nothing else can leave.
+    fn victims(&mut self, need: u64, busy: &dyn Fn(u64) -> bool, out: &mut Vec<Victim>) -> u64;
+
+    /// Counters for status.
+    fn snapshot(&self) -> Snapshot;
+}
+
+/// What policies can be told at their making.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PolicyConfig {
+    /// Bytes that the tier may hold (adaptive policies size their queues by it).
+    pub capacity: u64,
+    /// Grain of partial residency in bytes, for policies that keep a part of an object.
+    pub chunk: u64,
+    /// What a request costs besides its bytes, as the number of bytes that the device below moves
+    /// in that time (latency x bandwidth). 0 counts bytes alone.
+    pub request_cost: u64,
+    /// Whether to admit objects larger than S3-FIFO's small queue. The published policy rejects
+    /// them, which is useless where files are as large as a tenth of the tier.
+    pub admit_large: bool,
+}
+
+impl PolicyConfig {
+    /// The defaults of a tier of `capacity` bytes: grain of 1/256 of it, bytes alone count, and
+    /// the published rules.
+    #[must_use]
+    pub fn new(capacity: u64) -> Self {
+        Self { capacity, chunk: (capacity / 256).max(1), request_cost: 0, admit_large: false }
+    }
+}
+
+/// There is no policy of that name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no policy {name:?}; choose one of: {}", NAMES.join(", "))]
+pub struct UnknownPolicy {
+    /// The name that was asked for.
+    pub name: String,
+}
+
+/// Makes the policy of that name.
+///
+/// # Errors
+/// [`UnknownPolicy`] for a name that is not in [`NAMES`].
+#[expect(clippy::todo, reason = "the bodies follow the interface")]
+pub fn by_name(_name: &str, _config: &PolicyConfig) -> Result<Box<dyn Policy>, UnknownPolicy> {
+    todo!()
+}
