@@ -1,1 +1,31 @@
 //! A node: namespace, residency and workers put together, with their threads.
+//!
+//! [`Node`] offers the operations of a POSIX file system on inode numbers and handles. It decides
+//! nothing by itself about what stays on the tiers (`forebay-core` does), knows no FUSE
+//! (`forebay-fuse` does) and no format on disk (`forebay-meta` and `forebay-store` do).
+//!
+//! An operation that would have to wait for the backing store or for room fails with
+//! [`NodeError::MustWait`] on a thread that must not wait ([`Context::may_wait`]), without having
+//! changed anything; the caller then makes the same call on a thread that may.
+
+mod config;
+mod context;
+mod convert;
+mod error;
+mod files;
+mod handle;
+mod kernel;
+mod namespace;
+mod node;
+mod open;
+mod place;
+mod pool;
+mod residents;
+mod room;
+
+pub use config::{Coherence, Durability, NodeConfig, Passthrough, TierConfig, Writeback};
+pub use context::Context;
+pub use error::{NodeError, Result};
+pub use kernel::Kernel;
+pub use node::Node;
+pub use pool::{Pool, Refused, Urgency};

@@ -1,0 +1,126 @@
+//! What a node is told when it starts.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// One tier: a local directory and how much of it Forebay may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TierConfig {
+    /// The directory; made when missing.
+    pub dir: PathBuf,
+    /// The bytes that objects on this tier may take up.
+    pub size_bytes: u64,
+}
+
+/// When a written file is copied to the backing store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writeback {
+    /// This long after its last close.
+    After(Duration),
+    /// At the last close, in the background.
+    OnClose,
+    /// Before close and fsync return.
+    Through,
+    /// Only when its room is needed, on `sync` and on `umount`.
+    OnEviction,
+}
+
+/// What an acknowledged `fsync` survives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// The death of the daemon and a reboot of the node.
+    Local,
+    /// The loss of everything local: `fsync` waits for the backing store.
+    Backing,
+}
+
+/// Which opens may bypass the daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passthrough {
+    /// None.
+    Off,
+    /// Reads, and writes in place where room is guaranteed.
+    Read,
+    /// Every open of a wholly resident file; a tier may be overfilled by it.
+    ReadWrite,
+}
+
+/// Whether others may change the backing store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coherence {
+    /// Compare at open, after the attribute time-out.
+    Open,
+    /// Nobody else writes to the backing store.
+    Exclusive,
+}
+
+/// The configuration of a node. Sizes are in bytes.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// The directory of the slow store.
+    pub backing: PathBuf,
+    /// The tiers, fastest first; at least one.
+    pub tiers: Vec<TierConfig>,
+    /// Where the metadata engine keeps its files; by default inside the first tier.
+    pub state_dir: Option<PathBuf>,
+    /// The replacement policy by name.
+    pub policy: String,
+    /// When written files go to the backing store.
+    pub writeback: Writeback,
+    /// What `fsync` promises.
+    pub durability: Durability,
+    /// Which opens bypass the daemon.
+    pub passthrough: Passthrough,
+    /// Whether outside changes are looked for.
+    pub coherence: Coherence,
+    /// How long attributes and names count as fresh.
+    pub attr_timeout: Duration,
+    /// Eviction starts above this share of a tier, in percent.
+    pub high_percent: u8,
+    /// Eviction ends below this share of a tier, in percent.
+    pub low_percent: u8,
+    /// The unit of partial residency.
+    pub extent_bytes: u64,
+    /// Files up to this size are fetched whole before a cold open returns.
+    pub fetch_on_open_bytes: u64,
+    /// A passthrough writer gets this much room reserved beyond its file.
+    pub passthrough_reserve_bytes: u64,
+    /// How long a request waits for the backing store.
+    pub backing_timeout: Duration,
+    /// Threads that wait for slow devices on behalf of requests.
+    pub slow_threads: usize,
+    /// Threads that copy files to the backing store.
+    pub flush_threads: usize,
+    /// Limits for a backing store that can't be throttled otherwise: bytes a second and operations
+    /// a second.
+    pub throttle: Option<(u64, u64)>,
+    /// Where the event log of the steward is recorded, if anywhere.
+    pub event_log: Option<PathBuf>,
+}
+
+impl NodeConfig {
+    /// The defaults for `backing` with `tiers`.
+    pub fn new(backing: PathBuf, tiers: Vec<TierConfig>) -> Self {
+        NodeConfig {
+            backing,
+            tiers,
+            state_dir: None,
+            policy: "lru".into(),
+            writeback: Writeback::After(Duration::from_secs(5)),
+            durability: Durability::Local,
+            passthrough: Passthrough::Read,
+            coherence: Coherence::Open,
+            attr_timeout: Duration::from_secs(10),
+            high_percent: 90,
+            low_percent: 80,
+            extent_bytes: 1 << 20,
+            fetch_on_open_bytes: 512 << 10,
+            passthrough_reserve_bytes: 256 << 20,
+            backing_timeout: Duration::from_secs(30),
+            slow_threads: 32,
+            flush_threads: 8,
+            throttle: None,
+            event_log: None,
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Between the types of the rooms: the store's, the namespace's and the core's.
+
+use forebay_meta::{Fingerprint, FileKind, Timestamp};
+use forebay_store as store;
+
+/// The store's point in time as the namespace's.
+pub fn time(time: store::Timestamp) -> Timestamp {
+    Timestamp { sec: time.seconds, nsec: time.nanos }
+}
+
+/// The namespace's point in time as the store's.
+pub fn store_time(time: Timestamp) -> store::Timestamp {
+    store::Timestamp { seconds: time.sec, nanos: time.nsec }
+}
+
+/// The store's fingerprint as the namespace's.
+pub fn fingerprint(print: store::Fingerprint) -> Fingerprint {
+    Fingerprint {
+        size: print.size,
+        mtime: time(print.mtime),
+        ctime: time(print.ctime),
+        ino: print.ino,
+    }
+}
+
+/// The namespace's fingerprint as the store's.
+pub fn store_fingerprint(print: Fingerprint) -> store::Fingerprint {
+    store::Fingerprint {
+        size: print.size,
+        mtime: store_time(print.mtime),
+        ctime: store_time(print.ctime),
+        ino: print.ino,
+    }
+}
+
+/// The store's file type as the namespace's.
+pub fn kind(kind: store::FileKind) -> FileKind {
+    match kind {
+        store::FileKind::Regular => FileKind::File,
+        store::FileKind::Directory => FileKind::Directory,
+        store::FileKind::Symlink => FileKind::Symlink,
+        store::FileKind::Fifo => FileKind::Fifo,
+        store::FileKind::Socket => FileKind::Socket,
+        store::FileKind::CharDevice => FileKind::CharDevice,
+        store::FileKind::BlockDevice => FileKind::BlockDevice,
+    }
+}
+
+/// The `S_IFMT` bits of a file type.
+pub fn mode_bits(kind: FileKind) -> u32 {
+    match kind {
+        FileKind::File => libc::S_IFREG,
+        FileKind::Directory => libc::S_IFDIR,
+        FileKind::Symlink => libc::S_IFLNK,
+        FileKind::Fifo => libc::S_IFIFO,
+        FileKind::Socket => libc::S_IFSOCK,
+        FileKind::CharDevice => libc::S_IFCHR,
+        FileKind::BlockDevice => libc::S_IFBLK,
+    }
+}
+
+/// Now, by the wall clock.
+pub fn now() -> Timestamp {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    Timestamp { sec: now.tv_sec, nsec: u32::try_from(now.tv_nsec).unwrap_or(0) }
+}

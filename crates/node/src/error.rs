@@ -1,0 +1,56 @@
+//! What can go wrong in a node, and what each failure means to the caller.
+
+use std::io;
+
+use forebay_meta::Error as MetaError;
+use forebay_store::StoreError;
+
+/// A failure of a node's operation.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// The operation has to wait for the backing store or for room on a tier, and the caller said
+    /// that it must not. Nothing was changed: the same call may be made again from a thread that
+    /// may wait. Never shown to a user.
+    #[error("the operation must wait for a slow device")]
+    MustWait,
+    /// An ordinary refusal of the file system, as POSIX names it.
+    #[error("{0}")]
+    Posix(rustix::io::Errno),
+    /// The namespace refused or failed.
+    #[error(transparent)]
+    Meta(#[from] MetaError),
+    /// A tier or the backing store refused or failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The backing store did not answer within the time limit.
+    #[error("the backing store did not answer within {limit_s} s: check it, or raise --backing-timeout")]
+    BackingTimeout {
+        /// The limit that passed, in seconds.
+        limit_s: u64,
+    },
+    /// The node is shutting down.
+    #[error("the mount is being taken down")]
+    ShuttingDown,
+    /// The waiting room of the worker pool is full.
+    #[error("too many operations wait for the backing store: try again")]
+    Busy,
+    /// The configuration can't work.
+    #[error("{0}")]
+    Config(String),
+}
+
+/// The result of a node's operation.
+pub type Result<T, E = NodeError> = std::result::Result<T, E>;
+
+impl From<rustix::io::Errno> for NodeError {
+    fn from(errno: rustix::io::Errno) -> Self {
+        NodeError::Posix(errno)
+    }
+}
+
+impl From<io::Error> for NodeError {
+    fn from(error: io::Error) -> Self {
+        NodeError::Posix(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))
+    }
+}

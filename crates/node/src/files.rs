@@ -1,0 +1,167 @@
+//! Files in use: one [`File`] for every inode that is open or being worked on.
+
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use forebay_meta::Ino;
+use parking_lot::{Mutex, RwLock};
+
+use crate::open::Opens;
+use crate::place::Residence;
+
+/// A regular file in use. Its bytes are reached through [`File::residence`].
+pub struct File {
+    /// The inode number.
+    pub ino: Ino,
+    /// Where the bytes are. Read-locked by every transfer, write-locked to change what lies
+    /// where.
+    pub residence: RwLock<Residence>,
+    /// Who has it open, and how.
+    pub opens: Mutex<Opens>,
+    /// One at a time copies it from the backing store.
+    pub fetching: Mutex<()>,
+    /// One at a time copies it to the backing store.
+    pub flushing: Mutex<()>,
+    /// Counts writes that the daemon served, opens for writing and truncations: a flush during
+    /// which it moved has a torn copy.
+    pub writes: AtomicU64,
+    /// The setuid or setgid bit or file capabilities must go at the next write.
+    pub privileged: AtomicBool,
+}
+
+impl File {
+    fn new(ino: Ino) -> Self {
+        File {
+            ino,
+            residence: RwLock::default(),
+            opens: Mutex::default(),
+            fetching: Mutex::new(()),
+            flushing: Mutex::new(()),
+            writes: AtomicU64::new(0),
+            privileged: AtomicBool::new(false),
+        }
+    }
+
+    /// Says that the contents change.
+    pub fn count_write(&self) {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+const SHARDS: usize = 64;
+
+type Shard = RwLock<HashMap<u64, Slot>>;
+
+struct Slot {
+    file: Arc<File>,
+    users: u64,
+}
+
+/// The table of files in use. A file leaves it with its last [`FileRef`].
+pub struct Files {
+    shards: [Shard; SHARDS],
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        Files { shards: std::array::from_fn(|_| RwLock::default()) }
+    }
+}
+
+impl Files {
+    fn shard(&self, ino: Ino) -> &Shard {
+        let spread = ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        &self.shards[spread as usize % SHARDS]
+    }
+
+    /// The file of `ino`, entered into the table if it was not in use.
+    pub fn get(self: &Arc<Self>, ino: Ino) -> FileRef {
+        let mut shard = self.shard(ino).write();
+        let slot = shard
+            .entry(ino.0)
+            .or_insert_with(|| Slot { file: Arc::new(File::new(ino)), users: 0 });
+        slot.users += 1;
+        FileRef { file: slot.file.clone(), files: self.clone() }
+    }
+
+    /// The file of `ino` if it is in use.
+    pub fn peek(self: &Arc<Self>, ino: Ino) -> Option<FileRef> {
+        if !self.shard(ino).read().contains_key(&ino.0) {
+            return None;
+        }
+        let mut shard = self.shard(ino).write();
+        let slot = shard.get_mut(&ino.0)?;
+        slot.users += 1;
+        Some(FileRef { file: slot.file.clone(), files: self.clone() })
+    }
+
+    /// The inode numbers of all files in use.
+    pub fn in_use(&self) -> Vec<Ino> {
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.read().keys().map(|&ino| Ino(ino)).collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// Files in use.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.read().len()).sum()
+    }
+
+    /// Whether no file is in use.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A use of a file: keeps it in the table.
+pub struct FileRef {
+    file: Arc<File>,
+    files: Arc<Files>,
+}
+
+impl Clone for FileRef {
+    fn clone(&self) -> Self {
+        self.files.get(self.file.ino)
+    }
+}
+
+impl Deref for FileRef {
+    type Target = File;
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Drop for FileRef {
+    fn drop(&mut self) {
+        let mut shard = self.files.shard(self.file.ino).write();
+        if let Some(slot) = shard.get_mut(&self.file.ino.0) {
+            slot.users -= 1;
+            if slot.users == 0 {
+                shard.remove(&self.file.ino.0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_leaves_with_its_last_user() {
+        let files = Arc::new(Files::default());
+        assert!(files.peek(Ino(7)).is_none());
+        let one = files.get(Ino(7));
+        let two = files.peek(Ino(7)).expect("in use");
+        assert!(Arc::ptr_eq(&one.file, &two.file));
+        drop(one);
+        assert_eq!(files.in_use(), vec![Ino(7)]);
+        drop(two.clone());
+        drop(two);
+        assert!(files.is_empty());
+    }
+}

@@ -1,0 +1,28 @@
+//! What the node asks of the front: passthrough registrations and invalidations.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// The kernel as seen through the front.
+pub trait Kernel: Send + Sync {
+    /// Whether files can be registered for passthrough.
+    fn passthrough(&self) -> bool;
+
+    /// Registers a file for passthrough and returns its id.
+    ///
+    /// # Errors
+    /// As the kernel says: no privilege (`EPERM`), a stacked file system (`ELOOP`), no room.
+    fn register(&self, fd: BorrowedFd<'_>) -> io::Result<u32>;
+
+    /// Gives a registration back.
+    fn unregister(&self, id: u32);
+
+    /// Drops the kernel's cached attributes and pages of an inode.
+    fn forget_inode(&self, ino: u64);
+
+    /// Drops the kernel's cached attributes of an inode, not its pages.
+    fn forget_attributes(&self, ino: u64);
+
+    /// Drops a name that the kernel cached.
+    fn forget_entry(&self, parent: u64, name: &[u8]);
+}

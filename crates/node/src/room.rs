@@ -1,0 +1,155 @@
+//! Room on the tiers: who may put how many bytes where, so that a tier's configured size holds.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+/// The room of one tier, in bytes. Objects are charged before they grow; what is charged never
+/// exceeds the size.
+#[derive(Debug)]
+pub struct Room {
+    size: u64,
+    used: AtomicU64,
+    /// Promised to passthrough writers beyond what their files take up.
+    promised: AtomicU64,
+    freed: (Mutex<u64>, Condvar),
+}
+
+impl Room {
+    /// An empty room of `size` bytes.
+    pub fn new(size: u64) -> Self {
+        Room {
+            size,
+            used: AtomicU64::new(0),
+            promised: AtomicU64::new(0),
+            freed: (Mutex::new(0), Condvar::new()),
+        }
+    }
+
+    /// The configured size.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes charged to objects.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Bytes promised to passthrough writers.
+    pub fn promised(&self) -> u64 {
+        self.promised.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that may still be charged.
+    pub fn free(&self) -> u64 {
+        self.size.saturating_sub(self.used() + self.promised())
+    }
+
+    /// Charges `bytes` if they fit. A growth of nothing always fits.
+    #[must_use]
+    pub fn take(&self, bytes: u64) -> bool {
+        if bytes == 0 {
+            return true;
+        }
+        let promised = self.promised();
+        self.used
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |used| {
+                let after = used.checked_add(bytes)?;
+                (after.checked_add(promised)? <= self.size).then_some(after)
+            })
+            .is_ok()
+    }
+
+    /// Charges `bytes` whether or not they fit: they are there already.
+    pub fn force(&self, bytes: u64) {
+        self.used.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    /// Gives `bytes` back and wakes those who wait for room.
+    pub fn give(&self, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let before = self.used.fetch_sub(bytes, Ordering::AcqRel);
+        debug_assert!(before >= bytes, "more room given back than was taken");
+        self.announce();
+    }
+
+    /// Promises `bytes` to a passthrough writer if they fit.
+    #[must_use]
+    pub fn promise(&self, bytes: u64) -> bool {
+        if self.free() < bytes {
+            return false;
+        }
+        self.promised.fetch_add(bytes, Ordering::AcqRel);
+        if self.used() + self.promised() <= self.size {
+            return true;
+        }
+        self.promised.fetch_sub(bytes, Ordering::AcqRel);
+        false
+    }
+
+    /// Takes a promise back.
+    pub fn unpromise(&self, bytes: u64) {
+        self.promised.fetch_sub(bytes, Ordering::AcqRel);
+        self.announce();
+    }
+
+    fn announce(&self) {
+        *self.freed.0.lock() += 1;
+        self.freed.1.notify_all();
+    }
+
+    /// Waits until room was given back or `limit` has passed; says which.
+    pub fn wait(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let mut count = self.freed.0.lock();
+        let before = *count;
+        while *count == before {
+            if self.freed.1.wait_until(&mut count, until).timed_out() {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_not_charged() {
+        let room = Room::new(100);
+        assert!(room.take(60));
+        assert!(!room.take(41));
+        assert!(room.promise(30));
+        assert!(!room.take(11));
+        assert!(!room.promise(11));
+        room.unpromise(30);
+        assert!(room.take(40));
+        assert_eq!(room.free(), 0);
+        room.give(100);
+        assert_eq!(room.used(), 0);
+    }
+
+    #[test]
+    fn many_threads_never_overfill() {
+        let room = Room::new(1000);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..10_000 {
+                        if room.take(300) {
+                            assert!(room.used() <= 1000);
+                            room.give(300);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(room.used(), 0);
+    }
+}
