@@ -1,1 +1,33 @@
 //! The namespace: one metadata store above a narrow engine.
+//!
+//! [`MetaStore`] holds the tree that users see. The backing store (plain files on the slow store)
+//! lags behind it. Every inode [`Record`] says where the inode stands logically ([`Record::links`],
+//! [`Record::attr`]) *and* where it stands now in the backing store ([`Record::backing`]), so no
+//! ordered log of operations is needed: the **backlog** is the set of records whose backing state
+//! differs, ordered by the first change that is not reconciled yet. It coalesces by construction:
+//! a file created and removed before its turn costs the backing store nothing.
+//!
+//! Below the store lies an [`Engine`]: keys in partitions, changed by mini-transactions
+//! (Aguilera et al., *Sinfonia*, SOSP 2007). [`Embedded`] keeps them on a local disk,
+//! [`Memory`] in memory for tests.
+#![forbid(unsafe_code)]
+
+mod codec;
+mod engine;
+mod error;
+mod keys;
+mod store;
+mod types;
+
+pub use engine::{
+    Compare, Embedded, EmbeddedOptions, Engine, EngineError, Expect, Key, Memory, MiniTransaction,
+    Outcome, Page, Write,
+};
+pub use error::{Error, Result};
+pub use store::{
+    Counts, Entry, EntryPlus, Found, MetaStore, NewInode, Options, Queue, Refreshed, RenameFlags,
+    Renamed, Report, RoundTrips, Times, Unlinked, Vanished, Violation, XattrFlags,
+};
+pub use types::{
+    Attr, Backing, FileKind, Fingerprint, Ino, Link, Links, Record, Seq, Timestamp, XattrState,
+};

@@ -1,0 +1,1 @@
+//! Values: a version byte, then Protocol Buffers.

@@ -1,0 +1,243 @@
+//! What the namespace is made of: inode numbers, attributes, links, records.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+/// An inode number: the partition in which its record lives (16 bits), then a sequence (48 bits).
+///
+/// Inode numbers are never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    /// The root directory.
+    pub const ROOT: Ino = Ino(1);
+
+    pub(crate) const SEQUENCE_BITS: u32 = 48;
+
+    /// The partition in which the inode's record lives.
+    #[must_use]
+    pub fn partition(self) -> u16 {
+        (self.0 >> Self::SEQUENCE_BITS) as u16
+    }
+
+    /// The partition in which a directory's entries, and the inodes created in it, live.
+    #[must_use]
+    pub fn entries_partition(self) -> u16 {
+        xxhash_rust::xxh3::xxh3_64(&self.0.to_be_bytes()) as u16
+    }
+}
+
+impl fmt::Display for Ino {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A place in the backlog. Smaller is older.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Seq(pub u64);
+
+/// The type of an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A Unix socket.
+    Socket,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+}
+
+/// A point in time: seconds since 1970 (may be negative) and nanoseconds (0..1e9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Timestamp {
+    /// Seconds since 1970-01-01 00:00:00 UTC.
+    pub sec: i64,
+    /// Nanoseconds within the second.
+    pub nsec: u32,
+}
+
+impl Timestamp {
+    /// A timestamp from its parts.
+    #[must_use]
+    pub fn new(sec: i64, nsec: u32) -> Self {
+        Timestamp { sec, nsec }
+    }
+}
+
+/// The attributes of an inode, as `stat` shows them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attr {
+    /// The type.
+    pub kind: FileKind,
+    /// Permission bits: the lower 12 bits of the mode.
+    pub perm: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Number of names. For an imported file this is what the backing store said, which counts
+    /// names in directories that are not imported yet: it may exceed `links.len()`.
+    pub nlink: u32,
+    /// Device number of a device node.
+    pub rdev: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// Last access.
+    pub atime: Timestamp,
+    /// Last change of the contents.
+    pub mtime: Timestamp,
+    /// Last change of the inode.
+    pub ctime: Timestamp,
+    /// Birth.
+    pub btime: Timestamp,
+}
+
+/// One name of an inode: a parent directory and the name in it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Link {
+    /// The directory that holds the name.
+    pub parent: Ino,
+    /// The name, any bytes but `/` and NUL.
+    pub name: Box<[u8]>,
+}
+
+impl Link {
+    /// The name `name` in the directory `parent`.
+    pub fn new(parent: Ino, name: impl Into<Box<[u8]>>) -> Self {
+        Link { parent, name: name.into() }
+    }
+
+    pub(crate) fn is(&self, parent: Ino, name: &[u8]) -> bool {
+        self.parent == parent && *self.name == *name
+    }
+}
+
+/// The names of an inode; nearly always exactly one.
+pub type Links = SmallVec<[Link; 1]>;
+
+/// What identifies the contents of an object in the backing store: a change of any part means
+/// that somebody changed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// Length in bytes.
+    pub size: u64,
+    /// Modification time.
+    pub mtime: Timestamp,
+    /// Change time.
+    pub ctime: Timestamp,
+    /// Inode number in the backing store.
+    pub ino: u64,
+}
+
+/// What is known about an inode's extended attributes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum XattrState {
+    /// Imported and not read from the backing store yet.
+    Unknown,
+    /// There are none.
+    None,
+    /// There are some, and all are here.
+    Some,
+}
+
+/// Where an inode stands now in the backing store.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Backing {
+    /// The names under which the backing store holds (or, while a worker is at it, may hold) the
+    /// inode.
+    pub links: Links,
+    /// The backing object as it was when it was last known to be equal to the contents here.
+    pub fingerprint: Option<Fingerprint>,
+    /// Mode, owner or explicitly set times differ.
+    pub attrs_differ: bool,
+    /// Extended attributes differ.
+    pub xattrs_differ: bool,
+}
+
+/// All that the namespace knows about an inode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// The inode number.
+    pub ino: Ino,
+    /// Attributes.
+    pub attr: Attr,
+    /// The known names in the logical tree. Empty for the root, for a removed file that is still
+    /// in use or not reconciled yet, and for an `O_TMPFILE` file.
+    pub links: Links,
+    /// The target of a symbolic link.
+    pub target: Option<Box<[u8]>>,
+    /// What is known about the extended attributes.
+    pub xattrs: XattrState,
+    /// Where the inode stands in the backing store.
+    pub backing: Backing,
+    /// The bytes on the tier are newer than those in the backing store.
+    pub dirty: bool,
+    /// A part of the bytes lies in a spill file of the backing store.
+    pub spilled: bool,
+    /// A directory all of whose backing entries are imported.
+    pub listed: bool,
+    /// To be kept on the tier.
+    pub pinned: bool,
+    /// Has no name but is in use (open, or just created by `O_TMPFILE`).
+    pub orphan: bool,
+    /// Number of subdirectories among the known entries of a directory.
+    pub subdirs: u32,
+    /// Counts logical changes. Changes of a directory's times and link count that follow from
+    /// changes of its entries do not count: the backing store makes them by itself.
+    pub change: u64,
+    /// The place in the backlog, if any.
+    pub queued: Option<Seq>,
+    /// Counts writes of this record, for optimistic comparison.
+    pub(crate) revision: u64,
+}
+
+impl Record {
+    /// True if the backing store is not in line with this record: names, attributes, extended
+    /// attributes or bytes.
+    #[must_use]
+    pub fn differs(&self) -> bool {
+        self.namespace_differs() || self.attr.nlink > 0 && (self.dirty || self.spilled)
+    }
+
+    /// As [`Record::differs`], leaving the bytes aside.
+    #[must_use]
+    pub fn namespace_differs(&self) -> bool {
+        !same_links(&self.links, &self.backing.links)
+            || (!self.links.is_empty() || self.ino == Ino::ROOT)
+                && (self.backing.attrs_differ || self.backing.xattrs_differ)
+    }
+
+    /// True for a directory.
+    #[must_use]
+    pub fn is_directory(&self) -> bool {
+        self.attr.kind == FileKind::Directory
+    }
+
+    /// True if neither a name here, nor a user, nor the backing store needs the record.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.links.is_empty()
+            && self.backing.links.is_empty()
+            && !self.orphan
+            && self.ino != Ino::ROOT
+    }
+
+    /// The names in the backing store that the logical tree no longer has.
+    pub(crate) fn ghosts(&self) -> impl Iterator<Item = &Link> {
+        self.backing.links.iter().filter(|link| !self.links.contains(link))
+    }
+}
+
+fn same_links(a: &[Link], b: &[Link]) -> bool {
+    a.len() == b.len() && a.iter().all(|link| b.contains(link))
+}
