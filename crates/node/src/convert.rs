@@ -1,6 +1,6 @@
 //! Between the types of the rooms: the store's, the namespace's and the core's.
 
-use forebay_meta::{Fingerprint, FileKind, Timestamp};
+use forebay_meta::{FileKind, Fingerprint, Timestamp};
 use forebay_store as store;
 
 /// The store's point in time as the namespace's.

@@ -24,7 +24,9 @@ pub enum NodeError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The backing store did not answer within the time limit.
-    #[error("the backing store did not answer within {limit_s} s: check it, or raise --backing-timeout")]
+    #[error(
+        "the backing store did not answer within {limit_s} s: check it, or raise --backing-timeout"
+    )]
     BackingTimeout {
         /// The limit that passed, in seconds.
         limit_s: u64,

@@ -79,9 +79,8 @@ impl Files {
     /// The file of `ino`, entered into the table if it was not in use.
     pub fn get(self: &Arc<Self>, ino: Ino) -> FileRef {
         let mut shard = self.shard(ino).write();
-        let slot = shard
-            .entry(ino.0)
-            .or_insert_with(|| Slot { file: Arc::new(File::new(ino)), users: 0 });
+        let slot =
+            shard.entry(ino.0).or_insert_with(|| Slot { file: Arc::new(File::new(ino)), users: 0 });
         slot.users += 1;
         FileRef { file: slot.file.clone(), files: self.clone() }
     }

@@ -11,15 +11,19 @@
 mod config;
 mod context;
 mod convert;
+mod data;
 mod error;
 mod files;
 mod handle;
+mod import;
 mod kernel;
+mod metrics;
 mod namespace;
 mod node;
 mod open;
 mod place;
 mod pool;
+mod reconcile;
 mod residents;
 mod room;
 
@@ -29,3 +33,4 @@ pub use error::{NodeError, Result};
 pub use kernel::Kernel;
 pub use node::Node;
 pub use pool::{Pool, Refused, Urgency};
+pub use reconcile::Remaining;

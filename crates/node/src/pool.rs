@@ -76,7 +76,11 @@ impl Pool {
     ///
     /// # Errors
     /// [`Refused`] when the queue is full or the pool is closed; the job is dropped.
-    pub fn run(&self, urgency: Urgency, job: impl FnOnce() + Send + 'static) -> Result<(), Refused> {
+    pub fn run(
+        &self,
+        urgency: Urgency,
+        job: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Refused> {
         let mut queues = self.shared.queues.lock();
         let closed = queues.closed;
         let queue = match urgency {

@@ -1,0 +1,3 @@
+//! Open files.
+/// An open file.
+pub struct Handle {}

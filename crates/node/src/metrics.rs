@@ -1,0 +1,4 @@
+//! Counters.
+#[derive(Default)]
+/// Counters.
+pub struct Metrics {}

@@ -1,0 +1,1 @@
+//! The operations on names and attributes.

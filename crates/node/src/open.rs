@@ -1,0 +1,4 @@
+//! Opening.
+/// Who has a file open.
+#[derive(Default)]
+pub struct Opens {}
