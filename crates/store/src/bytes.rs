@@ -80,7 +80,7 @@ pub trait Bytes: Send + Sync {
 
 /// Implements [`Bytes`] for a type by passing every call to one of its fields.
 macro_rules! delegate_bytes {
-    ($type:ty, $field:ident) => {
+    ($type:ty, $field:tt) => {
         impl Bytes for $type {
             fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
                 self.$field.read_at(buffer, offset)

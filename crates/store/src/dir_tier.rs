@@ -17,9 +17,7 @@ use crate::header::{HeaderFault, array_at, u32_at, u64_at};
 use crate::local::{LocalFile, retry};
 use crate::presence::MapFile;
 use crate::tier::{LeaseGuard, Object, Tier, TierId, TierLock, TierUsage};
-use crate::{
-    AllocateMode, Attributes, Bytes, ErrorClass, Header, Presence, Result, StoreError, Timestamp,
-};
+use crate::{AllocateMode, Attributes, Bytes, Header, Presence, Result, StoreError, Timestamp};
 
 /// Extended attribute that holds the header of an object.
 pub(crate) const XATTR: &str = "user.forebay";
@@ -490,8 +488,3 @@ impl Object for DirObject {
 }
 
 crate::bytes::delegate_bytes!(DirObject, file);
-
-/// Whether the error says that there is no such thing.
-pub(crate) fn is_missing(error: &StoreError) -> bool {
-    error.class() == ErrorClass::NotFound
-}

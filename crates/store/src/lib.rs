@@ -10,12 +10,15 @@ pub mod backing;
 mod bytes;
 mod commit;
 pub mod copy;
+mod dir_backing;
 mod dir_tier;
 mod error;
 mod failpoints;
 mod header;
+mod limits;
 mod local;
 mod presence;
+mod private;
 pub mod tier;
 
 pub use attributes::{Attributes, FileKind, Fingerprint, Timestamp};
