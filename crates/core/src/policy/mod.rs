@@ -21,6 +21,7 @@ mod list;
 mod lru;
 mod rank;
 
+pub(crate) use index::Map;
 pub use lfu::Lfu;
 pub use lru::Lru;
 
@@ -213,7 +214,7 @@ pub struct Snapshot {
 
 /// A replacement policy. Deterministic and single-threaded; never blocks; never allocates for an
 /// access in the steady state.
-pub trait Policy: Send {
+pub trait Policy: Send + std::fmt::Debug {
     /// The name under which [`by_name`] finds it.
     fn name(&self) -> &'static str;
 
