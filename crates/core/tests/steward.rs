@@ -50,6 +50,15 @@ impl Node {
         for action in &actions {
             self.judge(*action);
         }
+        // Nothing is owed for what is passed by or there already.
+        actions.retain(|action| match *action {
+            Action::Bypass { .. } => false,
+            Action::Place { object, tier, bytes } => {
+                let file = self.file(object);
+                file.home != Some(tier) || file.bytes < bytes.0
+            }
+            _ => true,
+        });
         self.pending.extend(actions);
         self.audit();
     }
@@ -73,7 +82,7 @@ impl Node {
                 let more = bytes.0 - if here.home == Some(tier) { here.bytes } else { 0 };
                 let promised: u64 = self.pending.iter().map(|p| self.promised(*p, tier)).sum();
                 let total = self.used(tier) + promised + more;
-                assert!(total <= TIERS[tier.index()], "{action:?} overfills: {total}");
+                assert!(more == 0 || total <= TIERS[tier.index()], "{action:?} overfills: {total}");
                 return;
             }
             Action::Bypass { .. } => return,
@@ -239,10 +248,18 @@ fn apply(node: &mut Node, step: Step) {
             if arriving && file.home.is_none() {
                 return;
             }
-            (file.home, file.bytes, file.dirty) = (Some(tier), bytes, true);
-            // The device still does what it was asked for, with a file that is not the same now.
-            node.tell(&Event::Resident { object: Ino(o), tier, bytes: Bytes(bytes) });
+            // Dirty first: between the two it must not look like a copy that may be dropped.
+            file.dirty = true;
             node.tell(&Event::Dirty { object: Ino(o) });
+            let file = node.files.entry(o).or_default();
+            (file.home, file.bytes) = (Some(tier), bytes);
+            // What is said of its bytes answers what was asked about them.
+            node.pending.retain(|action| match *action {
+                Action::Place { object, .. } => object != Ino(o),
+                Action::Truncate { object, keep, .. } => object != Ino(o) || bytes > keep.0,
+                _ => true,
+            });
+            node.tell(&Event::Resident { object: Ino(o), tier, bytes: Bytes(bytes) });
         }
         Step::Busy(o, busy) => {
             node.files.entry(o).or_default().busy = busy;

@@ -37,7 +37,8 @@ pub enum Event {
         /// The object.
         object: Ino,
     },
-    /// The object has data that the backing store has not.
+    /// The object has data that the backing store has not. Said before the `Resident` of a write:
+    /// between the two it must not look like a copy that may be dropped.
     Dirty {
         /// The object.
         object: Ino,
@@ -47,7 +48,8 @@ pub enum Event {
         /// The object.
         object: Ino,
     },
-    /// The object was opened or mapped: it cannot leave. Counted by the driver: said at the first.
+    /// The object, resident or not, was opened or mapped: it cannot leave. Counted by the driver:
+    /// said at the first.
     Busy {
         /// The object.
         object: Ino,

@@ -59,7 +59,8 @@ impl Entry {
 
     /// Whether there is any reason to remember it.
     fn matters(&self) -> bool {
-        self.home.is_some() || self.busy || self.pinned || self.flight != Flight::Settled
+        let held = self.busy || self.pinned || self.dirty;
+        held || self.home.is_some() || self.flight != Flight::Settled
     }
 
     fn may_leave(&self, now: Tick) -> bool {
@@ -460,8 +461,8 @@ impl Steward {
     }
 
     fn clean(&mut self, now: Tick, object: Ino, actions: &mut Vec<Action>) {
+        self.change(object, |entry| entry.dirty = false);
         let Some(entry) = self.entries.get_mut(&object.0) else { return };
-        entry.dirty = false;
         let (Flight::Flushing { keep }, Some(home)) = (entry.flight, entry.home) else { return };
         if entry.busy || entry.pinned {
             // Somebody wants it after all.

@@ -9,7 +9,10 @@
 //! | `Demote`, `Promote` | `Resident` on the new tier, `Removed`, or `Refused` |
 //! | `Flush` | `Clean`, `Removed`, or `Refused` |
 //! | `Place` | `Resident`, or `Removed` when the fetch failed |
-//! | `Bypass` | none |
+//! | `Place` of what is there already, `Bypass` | none |
+//!
+//! Any `Resident` of the object on that tier answers a `Place`, and a `Truncate` if no more is left
+//! than was to be kept: also one that a writer caused.
 //!
 //! # Room
 //! The policies decide within the high mark of a tier; what lies between it and the capacity lets
