@@ -39,7 +39,7 @@ impl Policy for Lfu {
     fn observe(&mut self, accesses: &[Access]) {
         for access in accesses {
             self.now += 1;
-            if let Some(uses) = self.ranking.tag(access.object) {
+            if let Some((_, uses)) = self.ranking.get(access.object) {
                 let uses = uses.saturating_add(1);
                 self.ranking.update(access.object, key(uses.into(), self.now), uses);
             }
@@ -47,7 +47,7 @@ impl Policy for Lfu {
     }
 
     fn inserted(&mut self, object: u64, bytes: u64) {
-        let uses = self.ranking.tag(object).unwrap_or(1);
+        let uses = self.ranking.get(object).map_or(1, |(_, uses)| uses);
         self.ranking.set(object, bytes, key(uses.into(), self.now), uses);
     }
 

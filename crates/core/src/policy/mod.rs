@@ -7,7 +7,8 @@
 //! 1. [`Policy::observe`] tells what was accessed, resident or not.
 //! 2. For what is not (wholly) resident it may ask [`Policy::admit`], which also names who must
 //!    leave to make room.
-//! 3. It carries out the evictions, and says [`Policy::inserted`] for what came in.
+//! 3. It carries out the evictions, and says [`Policy::inserted`] for what came in, or
+//!    [`Policy::removed`] for what was admitted and does not come after all.
 //!
 //! A victim handed out is off the policy's books at once. A driver that cannot evict it says
 //! [`Policy::inserted`] again; one that can says nothing more ([`Policy::removed`] is harmless).
@@ -15,15 +16,22 @@
 //!
 //! Objects are identified by `u64` (the inode number), sizes are bytes resident on the tier.
 
+mod gdsf;
 mod index;
 mod lfu;
 mod list;
 mod lru;
 mod rank;
+pub mod replay;
+mod s3fifo;
+mod sieve;
 
+pub use gdsf::Gdsf;
 pub(crate) use index::Map;
 pub use lfu::Lfu;
 pub use lru::Lru;
+pub use s3fifo::S3Fifo;
+pub use sieve::Sieve;
 
 /// Names that [`by_name`] accepts, in the order in which documentation lists them.
 pub const NAMES: &[&str] = &[
@@ -283,10 +291,13 @@ pub struct UnknownPolicy {
 ///
 /// # Errors
 /// [`UnknownPolicy`] for a name that is not in [`NAMES`].
-pub fn by_name(name: &str, _config: &PolicyConfig) -> Result<Box<dyn Policy>, UnknownPolicy> {
+pub fn by_name(name: &str, config: &PolicyConfig) -> Result<Box<dyn Policy>, UnknownPolicy> {
     Ok(match name {
-        "lru" => Box::new(lru::Lru::new()),
-        "lfu" => Box::new(lfu::Lfu::new()),
+        "lru" => Box::new(Lru::new()),
+        "lfu" => Box::new(Lfu::new()),
+        "s3fifo" => Box::new(S3Fifo::new(config)),
+        "sieve" => Box::new(Sieve::new()),
+        "gdsf" => Box::new(Gdsf::new()),
         _ => return Err(UnknownPolicy { name: name.to_owned() }),
     })
 }

@@ -50,12 +50,15 @@ impl<K: Ord + Copy, T: Copy> Ranking<K, T> {
         self.bytes
     }
 
-    pub fn bytes_of(&self, object: u64) -> Option<u64> {
-        self.index.get(&object).map(|slot| self.slots[*slot as usize].bytes)
+    /// The bytes and the tag of an object.
+    pub fn get(&self, object: u64) -> Option<(u64, T)> {
+        let slot = self.slots[*self.index.get(&object)? as usize];
+        Some((slot.bytes, slot.tag))
     }
 
-    pub fn tag(&self, object: u64) -> Option<T> {
-        self.index.get(&object).map(|slot| self.slots[*slot as usize].tag)
+    /// Whether the object is known but set aside.
+    pub fn is_aside(&self, object: u64) -> bool {
+        self.index.get(&object).is_some_and(|slot| self.slots[*slot as usize].place == ASIDE)
     }
 
     /// Adds the object, or gives it these bytes, this key and this tag; brings it back if it was

@@ -347,7 +347,12 @@ impl Steward {
             Admission::Bypass => 0,
         };
         let more = Bytes(bytes.saturating_sub(candidate.resident));
-        (more > Bytes::ZERO && self.shelves[tier.index()].fits(more)).then_some(more)
+        let shelf = &mut self.shelves[tier.index()];
+        let taken = (more > Bytes::ZERO || candidate.size == 0) && shelf.fits(more);
+        if !taken && candidate.resident == 0 {
+            shelf.policy.removed(candidate.object);
+        }
+        taken.then_some(more)
     }
 
     fn place(
@@ -393,7 +398,11 @@ impl Steward {
         if let Flight::Moving { to: tier, promised } | Flight::Arriving { on: tier, promised } =
             entry.flight
         {
-            self.shelves[tier.index()].incoming -= promised;
+            let shelf = &mut self.shelves[tier.index()];
+            shelf.incoming -= promised;
+            if entry.home != Some(tier) {
+                shelf.policy.removed(object.0);
+            }
         }
         entry.flight = Flight::Settled;
     }
