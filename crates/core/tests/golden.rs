@@ -110,3 +110,18 @@ fn sieve_on_golden_traces_then_equal() {
 fn s3fifo_on_golden_traces_then_equal() {
     assert_golden("s3fifo", "s3fifo");
 }
+
+#[test]
+fn heuristic_on_golden_traces_then_equal() {
+    assert_golden("heuristic", "paper");
+}
+
+#[test]
+fn belady_on_golden_traces_then_equal_but_for_the_order_of_the_dead() {
+    assert_golden("belady", "belady");
+}
+
+#[test]
+fn belady_size_on_golden_traces_then_equal() {
+    assert_golden("belady-size", "belady_size");
+}

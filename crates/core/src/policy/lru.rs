@@ -17,6 +17,11 @@ impl Lru {
     pub fn new() -> Self {
         Self { arena: Arena::new(), list: List::EMPTY, tally: Tally::default() }
     }
+
+    /// Bytes resident of an object on its books.
+    pub(super) fn bytes_of(&self, object: u64) -> Option<u64> {
+        self.arena.find(object).map(|slot| self.arena.node(slot).bytes)
+    }
 }
 
 impl Default for Lru {

@@ -16,8 +16,12 @@
 //!
 //! Objects are identified by `u64` (the inode number), sizes are bytes resident on the tier.
 
+mod belady;
+mod belady_size;
 mod gdsf;
+mod heuristic;
 mod index;
+mod kinetic;
 mod lfu;
 mod list;
 mod lru;
@@ -26,7 +30,10 @@ pub mod replay;
 mod s3fifo;
 mod sieve;
 
+pub use belady::Belady;
+pub use belady_size::BeladySize;
 pub use gdsf::Gdsf;
+pub use heuristic::Heuristic;
 pub(crate) use index::Map;
 pub use lfu::Lfu;
 pub use lru::Lru;
@@ -295,6 +302,10 @@ pub fn by_name(name: &str, config: &PolicyConfig) -> Result<Box<dyn Policy>, Unk
     Ok(match name {
         "lru" => Box::new(Lru::new()),
         "lfu" => Box::new(Lfu::new()),
+        "heuristic" => Box::new(Heuristic::corrected()),
+        "heuristic-printed" => Box::new(Heuristic::printed()),
+        "belady" => Box::new(Belady::new()),
+        "belady-size" => Box::new(BeladySize::new()),
         "s3fifo" => Box::new(S3Fifo::new(config)),
         "sieve" => Box::new(Sieve::new()),
         "gdsf" => Box::new(Gdsf::new()),

@@ -349,8 +349,10 @@ impl Steward {
         let more = Bytes(bytes.saturating_sub(candidate.resident));
         let shelf = &mut self.shelves[tier.index()];
         let taken = (more > Bytes::ZERO || candidate.size == 0) && shelf.fits(more);
-        if !taken && candidate.resident == 0 {
-            shelf.policy.removed(candidate.object);
+        match candidate.resident {
+            _ if taken => {}
+            0 => shelf.policy.removed(candidate.object),
+            resident => shelf.policy.inserted(candidate.object, resident),
         }
         taken.then_some(more)
     }
