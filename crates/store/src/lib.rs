@@ -24,6 +24,7 @@ pub mod tier;
 pub use attributes::{Attributes, FileKind, Fingerprint, Timestamp};
 pub use backing::{BackingFile, BackingStore, Commit, Dir, Expect, Temporary};
 pub use bytes::{AllocateMode, Bytes};
+pub use dir_backing::DirBacking;
 pub use error::{ErrorClass, Result, StoreError};
 pub use failpoints::FAILPOINTS;
 pub use header::{Header, HeaderFault};

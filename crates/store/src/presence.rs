@@ -505,6 +505,26 @@ impl Presence {
         Ok(runs)
     }
 
+    /// The base version has the bytes of these extents from now on (the caller has written them
+    /// there, dirty ones too): forgets every extent that the range touches. Grows the file if need
+    /// be; extents between the old end and the range read as the base, too.
+    pub fn leave_to_base(&mut self, range: Range<u64>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        if range.end > self.size {
+            self.states.resize(self.checked_count(range.end)?, 0);
+            self.size = range.end;
+        }
+        self.base_limit = self.base_limit.max(range.end);
+        self.header_unsaved = true;
+        for index in self.touched(&range) {
+            self.set_state(index, 0);
+            self.note_unsaved(index);
+        }
+        self.save()
+    }
+
     /// Bytes present.
     #[must_use]
     pub fn present_bytes(&self) -> u64 {
