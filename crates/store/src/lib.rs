@@ -9,6 +9,7 @@ mod attributes;
 pub mod backing;
 mod bytes;
 mod commit;
+pub mod conformance;
 pub mod copy;
 mod dir_backing;
 mod dir_tier;
