@@ -11,6 +11,7 @@ mod bytes;
 mod commit;
 pub mod conformance;
 pub mod copy;
+pub mod decorators;
 mod dir_backing;
 mod dir_tier;
 mod error;
