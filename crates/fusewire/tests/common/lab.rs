@@ -32,6 +32,7 @@ pub struct Lab {
     pub destroyed: AtomicU64,
     /// Requests are read and then forgotten, as by a process that dies.
     pub swallow: AtomicBool,
+    pub swallowed: AtomicU64,
     pub resent: AtomicU64,
     /// What NOTIFY_RETRIEVE brought.
     pub retrieved: Mutex<Vec<(u64, Vec<u8>)>>,
@@ -100,7 +101,9 @@ impl Handler for Lab {
             _ => 0,
         };
         if self.swallow.load(Ordering::SeqCst) {
-            return std::mem::forget(reply);
+            std::mem::forget(reply);
+            self.swallowed.fetch_add(1, Ordering::SeqCst);
+            return;
         }
         self.resent.fetch_add(u64::from(request.is_resent()), Ordering::SeqCst);
         if let Some((request, reply)) = self.special(request, reply) {
