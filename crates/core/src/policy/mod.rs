@@ -25,6 +25,7 @@ mod kinetic;
 mod lfu;
 mod list;
 mod lru;
+mod min;
 mod rank;
 pub mod replay;
 mod s3fifo;
@@ -37,6 +38,7 @@ pub use heuristic::Heuristic;
 pub(crate) use index::Map;
 pub use lfu::Lfu;
 pub use lru::Lru;
+pub use min::Min;
 pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;
 
@@ -306,6 +308,8 @@ pub fn by_name(name: &str, config: &PolicyConfig) -> Result<Box<dyn Policy>, Unk
         "heuristic-printed" => Box::new(Heuristic::printed()),
         "belady" => Box::new(Belady::new()),
         "belady-size" => Box::new(BeladySize::new()),
+        "min" => Box::new(Min::chunked(config)),
+        "min-whole" => Box::new(Min::whole(config)),
         "s3fifo" => Box::new(S3Fifo::new(config)),
         "sieve" => Box::new(Sieve::new()),
         "gdsf" => Box::new(Gdsf::new()),

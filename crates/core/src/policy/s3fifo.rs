@@ -140,6 +140,11 @@ impl S3Fifo {
         None
     }
 
+    /// Bytes resident of an object on its books.
+    pub(super) fn bytes_of(&self, object: u64) -> Option<u64> {
+        self.resident(object).map(|slot| self.arena.node(slot).bytes)
+    }
+
     fn resident(&self, object: u64) -> Option<u32> {
         self.arena.find(object).filter(|&slot| self.arena.node(slot).tag.queue != Queue::Ghost)
     }
