@@ -39,7 +39,7 @@ pub struct Min {
     unknown: S3Fifo,
     /// Grain of partial residency; `None` keeps files whole.
     chunk: Option<u64>,
-    later: Vec<Ranked<Reverse<u64>, ()>>,
+    later: Vec<Ranked<Reverse<u64>>>,
     tally: Tally,
 }
 
@@ -84,7 +84,7 @@ impl Min {
 
     /// The known object of the farthest next use that is not busy. Places that have gone stale since
     /// they were taken (another pace, a withdrawn job) are corrected on the way.
-    fn farthest(&mut self, busy: &dyn Fn(u64) -> bool) -> Option<Ranked<Reverse<u64>, ()>> {
+    fn farthest(&mut self, busy: &dyn Fn(u64) -> bool) -> Option<Ranked<Reverse<u64>>> {
         let mut corrections = 0;
         loop {
             let first = self.known.first()?;
@@ -169,13 +169,18 @@ impl Min {
             freed += first.bytes;
         }
         let enough = freed >= need;
-        while let Some(at) = self.later.iter().rposition(|one| !enough || freed - one.bytes >= need)
-        {
-            let back = self.later.remove(at);
-            freed -= back.bytes;
-            self.known.set(back.object, back.bytes, back.key, ());
-        }
-        out.extend(self.later.iter().map(|gone| Victim::whole(gone.object, gone.bytes)));
+        // Nearest use first. One pass is enough: what is needed now is needed when less is left.
+        self.later.reverse();
+        let known = &mut self.known;
+        self.later.retain(|one| {
+            let needed = enough && freed - one.bytes < need;
+            if !needed {
+                freed -= one.bytes;
+                known.set(one.object, one.bytes, one.key, ());
+            }
+            needed
+        });
+        out.extend(self.later.iter().rev().map(|gone| Victim::whole(gone.object, gone.bytes)));
         enough
     }
 
