@@ -125,3 +125,27 @@ fn belady_on_golden_traces_then_equal_but_for_the_order_of_the_dead() {
 fn belady_size_on_golden_traces_then_equal() {
     assert_golden("belady-size", "belady_size");
 }
+
+#[test]
+fn min_whole_on_golden_traces_then_equal() {
+    assert_golden("min-whole", "min_whole");
+}
+
+#[test]
+fn min_by_single_bytes_on_golden_traces_then_the_lower_bound_itself() {
+    for case in cases() {
+        let config = PolicyConfig { chunk: 1, ..PolicyConfig::new(case.capacity) };
+        let run = run(case, "min", &config);
+        assert_eq!(run.miss_bytes, case.lower_bound, "{}", case.name);
+        assert_eq!(run.hit_bytes, number(&case.expect["min_chunk1"]["hit_bytes"]), "{}", case.name);
+    }
+}
+
+#[test]
+fn min_by_chunks_on_golden_traces_then_within_two_percent_of_the_bound() {
+    for case in cases() {
+        let run = run(case, "min", &PolicyConfig::new(case.capacity));
+        let limit = case.lower_bound as f64 * 1.02;
+        assert!(run.miss_bytes as f64 <= limit, "{}: {} > {limit}", case.name, run.miss_bytes);
+    }
+}

@@ -295,7 +295,7 @@ fn apply(node: &mut Node, step: Step) {
 }
 
 fn policies() -> impl Strategy<Value = &'static str> {
-    prop::sample::select(vec!["lru", "lfu"])
+    prop::sample::select(forebay_core::policy::NAMES)
 }
 
 proptest! {

@@ -3,6 +3,7 @@
 //! not kept. Needs a reference sequence; what none names counts as used never.
 
 use super::kinetic::{Contestant, Tournament};
+use super::lru::Lru;
 use super::{Access, Admission, Candidate, Demand, Hint, Policy, Room, Snapshot, Tally, Victim};
 use crate::reference::{Future, References};
 
@@ -12,7 +13,7 @@ pub struct BeladySize {
     references: References,
     alive: Tournament,
     /// Resident and never used again: free room.
-    dead: Vec<Victim>,
+    dead: Lru,
     aside: Vec<Contestant>,
     tally: Tally,
 }
@@ -24,7 +25,7 @@ impl BeladySize {
         Self {
             references: References::new(),
             alive: Tournament::new(),
-            dead: Vec::new(),
+            dead: Lru::new(),
             aside: Vec::new(),
             tally: Tally::default(),
         }
@@ -35,14 +36,15 @@ impl BeladySize {
             self.alive.set(Contestant { object, bytes, weight: bytes, next });
         } else {
             self.alive.remove(object);
-            self.dead.push(Victim { dead: true, ..Victim::whole(object, bytes) });
+            self.dead.inserted(object, bytes);
         }
     }
 
-    /// Takes an object off the dead.
+    /// Bytes of a resident object, which is taken off the dead.
     fn revive(&mut self, object: u64) -> Option<u64> {
-        let at = self.dead.iter().position(|victim| victim.object == object)?;
-        Some(self.dead.swap_remove(at).bytes)
+        let bytes = self.dead.bytes_of(object);
+        self.dead.removed(object);
+        bytes.or(self.alive.get(object).map(|known| known.bytes))
     }
 }
 
@@ -68,9 +70,11 @@ impl Policy for BeladySize {
 
     fn hint(&mut self, hint: &Hint<'_>) {
         self.references.hint(hint);
-        if let Hint::Append { .. } = *hint {
-            for victim in std::mem::take(&mut self.dead) {
-                self.file(victim.object, victim.bytes);
+        if let Hint::Append { objects, .. } = *hint {
+            for &object in objects {
+                if let Some(bytes) = self.revive(object) {
+                    self.file(object, bytes);
+                }
             }
         }
     }
@@ -81,7 +85,7 @@ impl Policy for BeladySize {
     }
 
     fn resized(&mut self, object: u64, bytes: u64) {
-        if self.revive(object).is_some() || self.alive.get(object).is_some() {
+        if self.revive(object).is_some() {
             self.file(object, bytes);
         }
     }
@@ -109,17 +113,10 @@ impl Policy for BeladySize {
 
     fn victims(&mut self, demand: &Demand<'_>, out: &mut Vec<Victim>) -> u64 {
         let before = out.len();
-        let mut freed = 0;
-        self.dead.retain(|victim| {
-            let stays = freed >= demand.bytes
-                || out.len() - before == demand.limit
-                || (demand.busy)(victim.object);
-            if !stays {
-                freed += victim.bytes;
-                out.push(*victim);
-            }
-            stays
-        });
+        let mut freed = self.dead.victims(demand, out);
+        for victim in &mut out[before..] {
+            victim.dead = true;
+        }
         // The reference being served has been consumed; distances count from it.
         let now = self.references.now().saturating_sub(1);
         while freed < demand.bytes && out.len() - before < demand.limit {
@@ -140,10 +137,10 @@ impl Policy for BeladySize {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let dead: u64 = self.dead.iter().map(|victim| victim.bytes).sum();
+        let dead = self.dead.snapshot();
         Snapshot {
-            objects: self.alive.len() + self.dead.len() as u64,
-            bytes: self.alive.bytes() + dead,
+            objects: self.alive.len() + dead.objects,
+            bytes: self.alive.bytes() + dead.bytes,
             ahead: self.references.ahead(),
             ..self.tally.snapshot()
         }

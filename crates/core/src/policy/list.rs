@@ -3,7 +3,7 @@
 use super::index::Map;
 
 /// No slot.
-pub(crate) const NIL: u32 = u32::MAX;
+const NIL: u32 = u32::MAX;
 
 /// One object of an [`Arena`].
 #[derive(Debug, Clone, Copy)]
@@ -27,11 +27,6 @@ pub(crate) struct List {
 
 impl List {
     pub const EMPTY: Self = Self { front: NIL, back: NIL, len: 0, bytes: 0 };
-
-    /// The newest slot.
-    pub fn front(&self) -> Option<u32> {
-        (self.front != NIL).then_some(self.front)
-    }
 
     /// The oldest slot.
     pub fn back(&self) -> Option<u32> {

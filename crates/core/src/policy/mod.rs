@@ -16,20 +16,26 @@
 //!
 //! Objects are identified by `u64` (the inode number), sizes are bytes resident on the tier.
 
+mod arc;
 mod belady;
 mod belady_size;
 mod gdsf;
+mod ghost;
 mod heuristic;
 mod index;
 mod kinetic;
 mod lfu;
 mod list;
 mod lru;
+mod min;
 mod rank;
 pub mod replay;
 mod s3fifo;
 mod sieve;
+mod sketch;
+mod wtinylfu;
 
+pub use arc::Arc;
 pub use belady::Belady;
 pub use belady_size::BeladySize;
 pub use gdsf::Gdsf;
@@ -37,8 +43,10 @@ pub use heuristic::Heuristic;
 pub(crate) use index::Map;
 pub use lfu::Lfu;
 pub use lru::Lru;
+pub use min::Min;
 pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;
+pub use wtinylfu::WTinyLfu;
 
 /// Names that [`by_name`] accepts, in the order in which documentation lists them.
 pub const NAMES: &[&str] = &[
@@ -306,8 +314,12 @@ pub fn by_name(name: &str, config: &PolicyConfig) -> Result<Box<dyn Policy>, Unk
         "heuristic-printed" => Box::new(Heuristic::printed()),
         "belady" => Box::new(Belady::new()),
         "belady-size" => Box::new(BeladySize::new()),
+        "min" => Box::new(Min::chunked(config)),
+        "min-whole" => Box::new(Min::whole(config)),
         "s3fifo" => Box::new(S3Fifo::new(config)),
         "sieve" => Box::new(Sieve::new()),
+        "arc" => Box::new(Arc::new(config)),
+        "wtinylfu" => Box::new(WTinyLfu::new(config)),
         "gdsf" => Box::new(Gdsf::new()),
         _ => return Err(UnknownPolicy { name: name.to_owned() }),
     })

@@ -30,11 +30,10 @@ pub(crate) struct Ranking<K, T> {
 
 /// An object taken off a [`Ranking`].
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ranked<K, T> {
+pub(crate) struct Ranked<K> {
     pub object: u64,
     pub bytes: u64,
     pub key: K,
-    pub tag: T,
 }
 
 impl<K: Ord + Copy, T: Copy> Ranking<K, T> {
@@ -107,7 +106,7 @@ impl<K: Ord + Copy, T: Copy> Ranking<K, T> {
         &mut self,
         demand: &Demand<'_>,
         out: &mut Vec<Victim>,
-        mut each: impl FnMut(&Ranked<K, T>),
+        mut each: impl FnMut(&Ranked<K>),
     ) -> u64 {
         let mut freed = 0;
         let mut given = 0;
@@ -138,14 +137,14 @@ impl<K: Ord + Copy, T: Copy> Ranking<K, T> {
     }
 
     /// The first to leave.
-    pub fn first(&self) -> Option<Ranked<K, T>> {
+    pub fn first(&self) -> Option<Ranked<K>> {
         let &(key, slot) = self.heap.first()?;
-        let Slot { object, bytes, tag, .. } = self.slots[slot as usize];
-        Some(Ranked { object, bytes, key, tag })
+        let Slot { object, bytes, .. } = self.slots[slot as usize];
+        Some(Ranked { object, bytes, key })
     }
 
     /// Takes the first to leave off.
-    pub fn pop(&mut self) -> Option<Ranked<K, T>> {
+    pub fn pop(&mut self) -> Option<Ranked<K>> {
         let first = self.first()?;
         self.remove(first.object);
         Some(first)

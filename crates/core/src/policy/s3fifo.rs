@@ -3,6 +3,7 @@
 //! ghost queue of what left the small one. The readings of the paper where it is silent (what fits,
 //! the warm-up, sizes in bytes) are libCacheSim's, against which the tests compare.
 
+use super::ghost::Recalled;
 use super::list::{Arena, List};
 use super::{
     Access, Admission, Candidate, Demand, Policy, PolicyConfig, Room, Snapshot, Tally, Victim,
@@ -12,9 +13,6 @@ use super::{
 const PROMOTE_AFTER: u8 = 2;
 /// Most uses that the main queue remembers.
 const MOST_USES: u8 = 3;
-/// Ghosts called back that are still to come in.
-const RECALLED: usize = 16;
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Queue {
     Small,
@@ -41,8 +39,7 @@ pub struct S3Fifo {
     admit_large: bool,
     /// Before the first eviction a full small queue spills into the main one.
     warm: bool,
-    recalled: [Option<u64>; RECALLED],
-    next_recalled: usize,
+    recalled: Recalled,
     tally: Tally,
 }
 
@@ -62,8 +59,7 @@ impl S3Fifo {
             ghost_capacity: (config.capacity as f64 * 0.9) as u64,
             admit_large: config.admit_large,
             warm: false,
-            recalled: [None; RECALLED],
-            next_recalled: 0,
+            recalled: Recalled::default(),
             tally: Tally::default(),
         }
     }
@@ -140,6 +136,11 @@ impl S3Fifo {
         None
     }
 
+    /// Bytes resident of an object on its books.
+    pub(super) fn bytes_of(&self, object: u64) -> Option<u64> {
+        self.resident(object).map(|slot| self.arena.node(slot).bytes)
+    }
+
     fn resident(&self, object: u64) -> Option<u32> {
         self.arena.find(object).filter(|&slot| self.arena.node(slot).tag.queue != Queue::Ghost)
     }
@@ -156,8 +157,7 @@ impl Policy for S3Fifo {
             let tag = self.arena.tag(slot);
             if tag.queue == Queue::Ghost {
                 self.forget(slot);
-                self.recalled[self.next_recalled] = Some(access.object);
-                self.next_recalled = (self.next_recalled + 1) % RECALLED;
+                self.recalled.push(access.object);
             } else {
                 tag.uses = tag.uses.saturating_add(1);
             }
@@ -171,16 +171,9 @@ impl Policy for S3Fifo {
         if let Some(ghost) = self.arena.find(object) {
             self.forget(ghost);
         }
-        let recalled = self.recalled.iter_mut().find(|recalled| **recalled == Some(object));
         let spills = !self.warm && self.small.bytes >= self.small_capacity;
-        let queue = match recalled {
-            Some(recalled) => {
-                *recalled = None;
-                Queue::Main
-            }
-            None if spills || bytes > self.small_capacity => Queue::Main,
-            None => Queue::Small,
-        };
+        let to_main = self.recalled.take(object) || spills || bytes > self.small_capacity;
+        let queue = if to_main { Queue::Main } else { Queue::Small };
         let slot = self.arena.add(object, bytes, Tag { queue, uses: 0 });
         let (arena, list) = self.list(queue);
         arena.push_front(list, slot);
@@ -213,7 +206,7 @@ impl Policy for S3Fifo {
         let mut admission = super::make_room(self, candidate, room, out);
         // The reference makes room for what just fills the small queue, and refuses it then, unless
         // it was called back.
-        let recalled = self.recalled.contains(&Some(candidate.object));
+        let recalled = self.recalled.contains(candidate.object);
         if !self.admit_large && candidate.size >= self.small_capacity && !recalled {
             admission = Admission::Bypass;
         }
