@@ -1,0 +1,248 @@
+//! The live connection to the kernel: replies, notifications, backing files.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::abi::{self, Wire, notify};
+use crate::buffer::{Buffer, PAGE, Pool};
+use crate::inflight::InFlight;
+use crate::negotiate::Negotiated;
+
+/// Bytes of a request that are copied to a small buffer, so that the reader keeps its large one.
+pub(crate) const SMALL: usize = 4096;
+/// Room for headers and arguments beyond `max_write`.
+pub(crate) const HEADROOM: usize = 8192;
+/// Where in a block a request is read to: the data of a WRITE then begin on a page boundary.
+pub(crate) const REQUEST_START: usize =
+    PAGE - size_of::<abi::InHeader>() - size_of::<abi::WriteIn>();
+
+/// A handle on the live connection; cheap to clone, usable from any thread.
+#[derive(Clone)]
+pub struct Connection(Arc<Inner>);
+
+struct Inner {
+    device: OwnedFd,
+    negotiated: Negotiated,
+    in_flight: InFlight,
+    small: Arc<Pool>,
+    large: Arc<Pool>,
+    ended: AtomicBool,
+}
+
+impl Connection {
+    pub(crate) fn new(device: OwnedFd, negotiated: Negotiated, retain: usize) -> Self {
+        let large = Pool::new(PAGE, negotiated.max_write as usize + HEADROOM, retain);
+        Self(Arc::new(Inner {
+            device,
+            in_flight: InFlight::default(),
+            small: Pool::new(0, SMALL, 1024),
+            large,
+            negotiated,
+            ended: AtomicBool::new(false),
+        }))
+    }
+
+    /// What was agreed at INIT.
+    pub fn negotiated(&self) -> &Negotiated {
+        &self.0.negotiated
+    }
+
+    /// Requests read and not yet answered.
+    pub fn in_flight(&self) -> usize {
+        self.0.in_flight.len()
+    }
+
+    /// Whether the file system is gone: unmounted, or the connection aborted.
+    pub fn has_ended(&self) -> bool {
+        self.0.ended.load(Ordering::Acquire)
+    }
+
+    /// A page-aligned buffer of at least `max_write` bytes, for instance to read a file's data
+    /// into before [`Reply::data`](crate::Reply::data).
+    pub fn buffer(&self) -> Buffer {
+        self.0.large.take()
+    }
+
+    pub(crate) fn in_flight_table(&self) -> &InFlight {
+        &self.0.in_flight
+    }
+
+    pub(crate) fn small_pool(&self) -> &Arc<Pool> {
+        &self.0.small
+    }
+
+    pub(crate) fn large_pool(&self) -> &Arc<Pool> {
+        &self.0.large
+    }
+
+    pub(crate) fn set_ended(&self) {
+        self.0.ended.store(true, Ordering::Release);
+    }
+
+    /// Registers `file` for passthrough. The id can be used in [`Opened`](crate::Opened) until
+    /// it is closed, and belongs to the connection: it survives a hand-over to another process.
+    ///
+    /// # Errors
+    /// `EPERM`: no CAP_SYS_ADMIN in the initial user namespace, or passthrough was not
+    /// negotiated. `ELOOP`: the file system of `file` is stacked deeper than `max_stack_depth`.
+    pub fn backing_open(&self, file: BorrowedFd<'_>) -> io::Result<u32> {
+        let map = abi::BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
+        // SAFETY: the ioctl reads a fuse_backing_map, which `map` is.
+        let id = unsafe { libc::ioctl(self.0.device.as_raw_fd(), abi::IOC_BACKING_OPEN, &map) };
+        u32::try_from(id).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Ends a registration. Files that are open through it stay open.
+    pub fn backing_close(&self, id: u32) -> io::Result<()> {
+        // SAFETY: the ioctl reads a u32.
+        let result = unsafe { libc::ioctl(self.0.device.as_raw_fd(), abi::IOC_BACKING_CLOSE, &id) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Sends one message: the header, then `parts`.
+    pub(crate) fn send(&self, unique: u64, error: i32, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        const ON_STACK: usize = 16;
+        let body: usize = parts.iter().map(|part| part.len()).sum();
+        let too_long = || io::Error::from_raw_os_error(libc::EMSGSIZE);
+        let len = u32::try_from(size_of::<abi::OutHeader>() + body).map_err(|_| too_long())?;
+        let header = abi::OutHeader { len, error, unique };
+        let mut stack = [IoSlice::new(&[]); ON_STACK];
+        let mut heap = Vec::new();
+        let slices = match stack.get_mut(..=parts.len()) {
+            Some(slices) => slices,
+            None => {
+                heap.resize(parts.len() + 1, IoSlice::new(&[]));
+                &mut heap[..]
+            }
+        };
+        slices[0] = IoSlice::new(header.as_bytes());
+        slices[1..].copy_from_slice(parts);
+        loop {
+            match rustix::io::writev(&self.0.device, slices) {
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn notify(&self, code: i32, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        self.send(0, code, parts)
+    }
+
+    /// Drops the kernel's attributes of `node`, and its cached pages from `offset` for `length`
+    /// bytes (0: to the end; a negative `offset`: attributes only).
+    ///
+    /// This and the other notifications take locks in the kernel that a request being handled
+    /// may hold: never send one from within a request on the same node or directory.
+    ///
+    /// # Errors
+    /// `ENOENT`: the kernel does not know the node; usually of no interest.
+    pub fn notify_inval_inode(&self, node: u64, offset: i64, length: i64) -> io::Result<()> {
+        let body = abi::NotifyInvalInodeOut { ino: node, off: offset, len: length };
+        self.notify(notify::INVAL_INODE, &[IoSlice::new(body.as_bytes())])
+    }
+
+    /// Drops the kernel's knowledge of a name. With `expire_only` it is merely looked up again at
+    /// its next use (needs [`Features::HAS_EXPIRE_ONLY`](crate::Features::HAS_EXPIRE_ONLY)).
+    pub fn notify_inval_entry(
+        &self,
+        parent: u64,
+        name: &[u8],
+        expire_only: bool,
+    ) -> io::Result<()> {
+        let body = abi::NotifyInvalEntryOut {
+            parent,
+            namelen: name_length(name)?,
+            flags: u32::from(expire_only),
+        };
+        let parts = [IoSlice::new(body.as_bytes()), IoSlice::new(name), IoSlice::new(&[0])];
+        self.notify(notify::INVAL_ENTRY, &parts)
+    }
+
+    /// Tells that `child` was removed from `parent`, so that watchers learn of it.
+    pub fn notify_delete(&self, parent: u64, child: u64, name: &[u8]) -> io::Result<()> {
+        let namelen = name_length(name)?;
+        let body = abi::NotifyDeleteOut { parent, child, namelen, padding: 0 };
+        let parts = [IoSlice::new(body.as_bytes()), IoSlice::new(name), IoSlice::new(&[0])];
+        self.notify(notify::DELETE, &parts)
+    }
+
+    /// Puts `data` at `offset` into the page cache of `node`.
+    pub fn notify_store(&self, node: u64, offset: u64, data: &[u8]) -> io::Result<()> {
+        let size =
+            u32::try_from(data.len()).map_err(|_| io::Error::from_raw_os_error(libc::EMSGSIZE))?;
+        let body = abi::NotifyStoreOut { nodeid: node, offset, size, padding: 0 };
+        self.notify(notify::STORE, &[IoSlice::new(body.as_bytes()), IoSlice::new(data)])
+    }
+
+    /// Asks for what the page cache holds of `node`; the answer comes as
+    /// [`Operation::NotifyReply`](crate::Operation::NotifyReply) with `unique` in its header.
+    pub fn notify_retrieve(
+        &self,
+        unique: u64,
+        node: u64,
+        offset: u64,
+        size: u32,
+    ) -> io::Result<()> {
+        let body = abi::NotifyRetrieveOut {
+            notify_unique: unique,
+            nodeid: node,
+            offset,
+            size,
+            padding: 0,
+        };
+        self.notify(notify::RETRIEVE, &[IoSlice::new(body.as_bytes())])
+    }
+
+    /// Wakes pollers of the open file that `kernel_handle` came from.
+    pub fn notify_poll(&self, kernel_handle: u64) -> io::Result<()> {
+        let body = abi::NotifyPollOut { kh: kernel_handle };
+        self.notify(notify::POLL, &[IoSlice::new(body.as_bytes())])
+    }
+
+    /// Has the kernel send again every request that was read but not answered, marked
+    /// [`Request::is_resent`](crate::Request::is_resent). For the successor of a crashed process;
+    /// needs Linux 6.9.
+    pub fn notify_resend(&self) -> io::Result<()> {
+        self.notify(notify::RESEND, &[])
+    }
+
+    /// Invalidates all cached names at once (Linux 6.16).
+    pub fn notify_inc_epoch(&self) -> io::Result<()> {
+        self.notify(notify::INC_EPOCH, &[])
+    }
+
+    /// Asks the kernel to drop these nodes from its cache if nothing uses them (Linux 6.18).
+    pub fn notify_prune(&self, nodes: &[u64]) -> io::Result<()> {
+        let count =
+            u32::try_from(nodes.len()).map_err(|_| io::Error::from_raw_os_error(libc::EMSGSIZE))?;
+        let body = abi::NotifyPruneOut { count, padding: 0, spare: 0 };
+        let ids: Vec<u8> = nodes.iter().flat_map(|node| node.to_ne_bytes()).collect();
+        self.notify(notify::PRUNE, &[IoSlice::new(body.as_bytes()), IoSlice::new(&ids)])
+    }
+}
+
+fn name_length(name: &[u8]) -> io::Result<u32> {
+    if name.is_empty() || name.contains(&0) {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    u32::try_from(name.len()).map_err(|_| io::Error::from_raw_os_error(libc::ENAMETOOLONG))
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.device.as_fd()
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection")
+            .field("negotiated", &self.0.negotiated)
+            .field("in_flight", &self.in_flight())
+            .finish_non_exhaustive()
+    }
+}
