@@ -19,6 +19,7 @@ use crate::handle::Handle;
 use crate::import::Imports;
 use crate::kernel::Kernel;
 use crate::metrics::Metrics;
+use crate::namespace::Namespace;
 use crate::pool::Pool;
 use crate::reconcile::Reconciler;
 use crate::residents::Residents;
@@ -50,6 +51,7 @@ pub struct Node {
     pub(crate) flushers: Pool,
     pub(crate) imports: Imports,
     pub(crate) reconciler: Reconciler,
+    pub(crate) names: Namespace,
     pub(crate) metrics: Metrics,
     pub(crate) kernel: OnceLock<Arc<dyn Kernel>>,
     pub(crate) stopping: AtomicBool,
