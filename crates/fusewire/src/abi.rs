@@ -127,6 +127,16 @@ macro_rules! wire {
 
         // SAFETY: repr(C), integers (or structs and arrays of them), no padding as asserted.
         unsafe impl Wire for $name {}
+
+        #[cfg(test)]
+        impl $name {
+            /// Size, and name and offset of each field.
+            #[allow(dead_code)] // two shortened forms have no struct of their own in the header
+            pub const LAYOUT: (usize, &'static [(&'static str, usize)]) = (
+                $size,
+                &[$((stringify!($field), std::mem::offset_of!($name, $field))),*],
+            );
+        }
     )*};
 }
 
@@ -249,3 +259,6 @@ wire! {
 pub(crate) const IOC_BACKING_OPEN: libc::c_ulong = 0x4010_e501;
 /// `FUSE_DEV_IOC_BACKING_CLOSE`: `_IOW(229, 2, uint32_t)`.
 pub(crate) const IOC_BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
+
+#[cfg(test)]
+mod tests;

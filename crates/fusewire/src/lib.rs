@@ -43,7 +43,7 @@ pub use operation::{CopyRange, MappingRange, MappingRanges, Operation};
 pub use options::Options;
 pub use reply::Reply;
 pub use request::{Extensions, Header, Request, SecurityContext};
-pub use session::{End, Running, Session};
+pub use session::{End, Parts, Running, Session};
 pub use types::{
     Attr, Entry, FileKind, Lock, Opened, SetAttributes, SetTime, Statfs, Statx, Timestamp,
 };

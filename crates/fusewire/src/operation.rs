@@ -536,3 +536,6 @@ fn set_attributes(raw: &abi::SetattrIn) -> SetAttributes {
         kill_suidgid: has(fattr::KILL_SUIDGID),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
 //! Answers: encoding and sending.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::time::Duration;
 
 use crate::abi::{self, Wire};
@@ -48,17 +48,22 @@ impl Reply {
         if answered != State::Open {
             return;
         }
-        // Before the answer: afterwards the kernel may reuse what the entry stands for.
+        if let Err(failure) = self.connection.send(self.unique, error, parts) {
+            self.refused(&failure);
+        }
+        // Last, so that nothing in flight means that every answer has reached the kernel.
         self.connection.in_flight_table().remove(self.unique);
-        let Err(failure) = self.connection.send(self.unique, error, parts) else { return };
+    }
+
+    fn refused(&self, failure: &io::Error) {
         match failure.raw_os_error() {
             // Aborted meanwhile, or the file system is gone.
-            Some(libc::ENOENT | libc::ENODEV | libc::ENOTCONN | libc::ECONNABORTED) => return,
-            _ => tracing::warn!(unique = self.unique, %failure, "the kernel refused a reply"),
-        }
-        // The client still waits for a proper answer.
-        if error != -libc::EIO {
-            let _ = self.connection.send(self.unique, -libc::EIO, &[]);
+            Some(libc::ENOENT | libc::ENODEV | libc::ENOTCONN | libc::ECONNABORTED) => {}
+            _ => {
+                tracing::warn!(unique = self.unique, %failure, "the kernel refused a reply");
+                // The client still waits for a proper answer.
+                let _ = self.connection.send(self.unique, -libc::EIO, &[]);
+            }
         }
     }
 

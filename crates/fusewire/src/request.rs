@@ -180,3 +180,6 @@ impl<'a> Extensions<'a> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

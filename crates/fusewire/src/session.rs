@@ -1,43 +1,81 @@
 //! The life of a session.
 
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::connection::Connection;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::handler::Handler;
-use crate::mount::Mount;
-use crate::negotiate::Negotiated;
+use crate::mount::{Mount, MountPoint};
+use crate::negotiate::{Negotiated, handshake};
 use crate::options::Options;
+use crate::reader::{Gate, Reader, install_signal};
 
 /// A negotiated connection with its handler, not yet served.
 pub struct Session<H: Handler> {
     handler: Arc<H>,
     connection: Connection,
     options: Options,
-    mountpoint: Option<PathBuf>,
+    point: Option<MountPoint>,
+}
+
+/// A live connection, as one process passes it to another.
+#[derive(Debug)]
+pub struct Parts {
+    /// The open `/dev/fuse`; the mount lives as long as any copy of it is open.
+    pub device: OwnedFd,
+    /// What was agreed at INIT.
+    pub negotiated: Negotiated,
+    /// Where it is mounted, if the session knows.
+    pub mountpoint: Option<PathBuf>,
 }
 
 impl<H: Handler> Session<H> {
     /// Negotiates with the kernel over a fresh mount.
+    ///
+    /// # Errors
+    /// The mount is undone if the kernel is too old or does not answer.
     pub fn new(mount: Mount, options: &Options, handler: Arc<H>) -> Result<Self> {
-        let _ = (mount, options, handler);
-        todo!()
+        options.validate()?;
+        let (device, mut point) = mount.split()?;
+        match handshake(device.as_fd(), options) {
+            Ok(negotiated) => Ok(Self::assemble(device, negotiated, Some(point), options, handler)),
+            Err(error) => {
+                point.unmount_or_log(device.as_fd());
+                Err(error)
+            }
+        }
     }
 
-    /// Adopts a live connection: no INIT takes place. With `mountpoint`, the running session can
-    /// unmount, and does when dropped.
-    pub fn from_parts(
+    /// Adopts a live connection: no INIT takes place. With a mount point the running session can
+    /// unmount, and does when dropped. `options` concern the readers only; what was agreed at
+    /// INIT holds on.
+    ///
+    /// The device may be anything that delivers one request per read and takes one reply per
+    /// write, so that a handler can be tested over a socket pair (`SOCK_SEQPACKET`).
+    pub fn from_parts(parts: Parts, options: &Options, handler: Arc<H>) -> Result<Self> {
+        options.validate()?;
+        let point = parts.mountpoint.map(MountPoint::new);
+        Ok(Self::assemble(parts.device, parts.negotiated, point, options, handler))
+    }
+
+    fn assemble(
         device: OwnedFd,
         negotiated: Negotiated,
-        mountpoint: Option<PathBuf>,
+        point: Option<MountPoint>,
         options: &Options,
         handler: Arc<H>,
-    ) -> Result<Self> {
-        let _ = (device, negotiated, mountpoint, options, handler);
-        todo!()
+    ) -> Self {
+        let retain = options.large_requests + options.reader_count();
+        let connection = Connection::new(device, negotiated, retain);
+        Self { handler, connection, options: options.clone(), point }
     }
 
     /// The connection.
@@ -47,13 +85,47 @@ impl<H: Handler> Session<H> {
 
     /// Starts the readers.
     pub fn spawn(self) -> Result<Running> {
-        let _ = (self.handler, self.options, self.mountpoint);
-        todo!()
+        let signal = libc::SIGRTMIN() + i32::from(self.options.park_signal);
+        install_signal(signal).map_err(Error::io("installing the parking signal"))?;
+        let count = self.options.reader_count();
+        let gate = Gate::new(count, signal);
+        let destroyed = Arc::new(AtomicBool::new(false));
+        self.handler.init(&self.connection);
+        let running = Running {
+            connection: self.connection.clone(),
+            gate: Arc::clone(&gate),
+            threads: Mutex::new(Vec::with_capacity(count)),
+            point: Mutex::new(self.point),
+            parking: Mutex::new(()),
+        };
+        for index in 0..count {
+            let reader = Reader {
+                handler: Arc::clone(&self.handler),
+                connection: self.connection.clone(),
+                gate: Arc::clone(&gate),
+                index,
+                buffer_limit: self.options.large_requests + count,
+                destroyed: Arc::clone(&destroyed),
+            };
+            // On failure `running` is dropped, which unmounts and so ends the readers before.
+            let thread = std::thread::Builder::new()
+                .name(format!("fuse-{index}"))
+                .spawn(move || reader.run())
+                .map_err(Error::io("starting a reader thread"))?;
+            running.threads.lock().push(thread);
+        }
+        Ok(running)
     }
 
     /// Serves until the file system is unmounted.
     pub fn run(self) -> Result<End> {
         self.spawn()?.join()
+    }
+}
+
+impl<H: Handler> fmt::Debug for Session<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("connection", &self.connection).finish_non_exhaustive()
     }
 }
 
@@ -68,10 +140,15 @@ pub enum End {
     Released,
 }
 
-/// A session that is being served.
+/// A session that is being served. Dropping it unmounts lazily; the readers then serve on until
+/// the last user of the mount has left.
 #[derive(Debug)]
 pub struct Running {
     connection: Connection,
+    gate: Arc<Gate>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    point: Mutex<Option<MountPoint>>,
+    parking: Mutex<()>,
 }
 
 impl Running {
@@ -80,40 +157,89 @@ impl Running {
         &self.connection
     }
 
+    /// Where it is mounted, if known.
+    pub fn mountpoint(&self) -> Option<PathBuf> {
+        self.point.lock().as_ref().map(|point| Path::to_owned(&point.path))
+    }
+
     /// Brings all readers to rest without losing a request, within `limit`. Requests that were
     /// handed to other threads can still be answered: see [`Running::drain`].
+    ///
+    /// # Errors
+    /// [`Error::ParkTimeout`]: a handler call blocks; the readers go on as before.
     pub fn park(&self, limit: Duration) -> Result<()> {
-        let _ = limit;
-        todo!()
+        let _one_at_a_time = self.parking.lock();
+        self.gate.close(limit).map_err(|busy| Error::ParkTimeout { busy, limit })
     }
 
     /// Lets parked readers go on.
     pub fn resume(&self) {
-        todo!()
+        let _one_at_a_time = self.parking.lock();
+        self.gate.open();
     }
 
-    /// Waits until every request that was read is answered; returns how many are not, after
-    /// `limit`. Meaningful while parked.
+    /// Waits until every request that was read is answered, at most for `limit`; returns how
+    /// many are not. Meaningful while parked.
     pub fn drain(&self, limit: Duration) -> usize {
-        let _ = limit;
-        todo!()
+        let deadline = Instant::now() + limit;
+        loop {
+            let left = self.connection.in_flight();
+            if left == 0 || Instant::now() >= deadline {
+                return left;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
     }
 
-    /// Unmounts; `lazy` even while it is in use.
+    /// Unmounts; `lazy` even while it is in use. Must not be called by a reader.
     pub fn unmount(&self, lazy: bool) -> Result<()> {
-        let _ = lazy;
-        todo!()
+        match &mut *self.point.lock() {
+            Some(point) => point.unmount(self.connection.as_fd(), lazy),
+            None => Ok(()),
+        }
     }
 
-    /// Gives the connection away while it lives: parks the readers for good, ends them, and
-    /// returns what [`Session::from_parts`] needs. Nothing is unmounted.
-    pub fn release(self, limit: Duration) -> Result<(OwnedFd, Negotiated, Option<PathBuf>)> {
-        let _ = limit;
-        todo!()
+    /// Gives the connection away while it lives: parks the readers, ends them and returns what
+    /// [`Session::from_parts`] needs. Nothing is unmounted; requests of the kernel wait for the
+    /// successor. Answers to requests still in flight can be sent on.
+    ///
+    /// # Errors
+    /// As [`Running::park`]; the session then goes on.
+    pub fn release(&self, limit: Duration) -> Result<Parts> {
+        let device = self.connection.as_fd().try_clone_to_owned();
+        let device = device.map_err(Error::io("duplicating the device"))?;
+        self.park(limit)?;
+        self.gate.dismiss();
+        self.join_threads();
+        let mountpoint = self.point.lock().take().map(|mut point| {
+            point.forget();
+            std::mem::take(&mut point.path)
+        });
+        Ok(Parts { device, negotiated: *self.connection.negotiated(), mountpoint })
     }
 
-    /// Waits until the file system is unmounted.
-    pub fn join(self) -> Result<End> {
-        todo!()
+    fn join_threads(&self) {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            // A reader guards against panics of the handler and has none of its own.
+            let _ = thread.join();
+        }
+    }
+
+    /// Waits until the file system is unmounted (by whomever) or released.
+    ///
+    /// # Errors
+    /// Reading requests failed in a way that is not an end.
+    pub fn join(&self) -> Result<End> {
+        self.join_threads();
+        self.gate.take_end().map_err(Error::io("reading requests"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(point) = &mut *self.point.lock() {
+            point.unmount_or_log(self.connection.as_fd());
+        }
     }
 }
