@@ -39,10 +39,13 @@ mod truncate;
 pub use config::{Coherence, Durability, NodeConfig, Passthrough, TierConfig, Writeback};
 pub use context::Context;
 pub use error::{NodeError, Result};
-pub use handle::{Handle, OpenMode, Opened};
+pub use handle::{OpenMode, Opened};
+pub use forebay_meta::{Attr, Error as MetaError, FileKind, Ino, Timestamp};
+pub use forebay_store::{ErrorClass, StoreError};
+
 pub use kernel::Kernel;
+pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Stat, Statfs};
 pub use node::Node;
 pub use paths::{Residency, Whereabouts};
 pub use pool::{Pool, Refused, Urgency};
-pub use ranges::Seek;
 pub use reconcile::Remaining;

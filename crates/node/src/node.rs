@@ -11,6 +11,7 @@ use forebay_core::unit::Bytes;
 use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options};
 use forebay_store::backing::BackingStore;
 use forebay_store::copy::{Gate, Limits, Priority};
+use forebay_store::decorators::{InterceptedBacking, Throttled};
 use forebay_store::{DirBacking, Tier, TierLock};
 use parking_lot::Mutex;
 use sharded_slab::Slab;
@@ -22,6 +23,7 @@ use crate::handle::Handle;
 use crate::import::Imports;
 use crate::kernel::Kernel;
 use crate::metrics::Metrics;
+use crate::namespace::Namespace;
 use crate::pool::Pool;
 use crate::reconcile::Reconciler;
 use crate::residents::Residents;
@@ -54,6 +56,7 @@ pub struct Node {
     pub(crate) imports: Imports,
     pub(crate) reconciler: Reconciler,
     pub(crate) copies: Limits,
+    pub(crate) names: Namespace,
     pub(crate) metrics: Metrics,
     pub(crate) kernel: OnceLock<Arc<dyn Kernel>>,
     pub(crate) stopping: AtomicBool,
@@ -84,6 +87,13 @@ impl Node {
         })?;
         let backing = DirBacking::open(&config.backing, &owner_of(&*first.tier))?;
         let backing: Arc<dyn BackingStore> = Arc::new(backing);
+        let backing = match config.throttle {
+            None => backing,
+            Some((bytes, operations)) => {
+                let throttle = Throttled::new(bytes, operations, Duration::ZERO);
+                Arc::new(InterceptedBacking::new(backing, Arc::new(throttle)))
+            }
+        };
         Self::assemble(config, tiers, backing)
     }
 
@@ -130,6 +140,7 @@ impl Node {
                 gate: Some(Arc::new(Gate::new(GATE_WAIT))),
                 ..Limits::plain(Priority::Demand)
             },
+            names: Namespace::default(),
             metrics: Metrics::default(),
             kernel: OnceLock::new(),
             stopping: AtomicBool::new(false),
@@ -145,7 +156,7 @@ impl Node {
     }
 
     /// Connects the front. Called once, before the first request.
-    pub fn set_kernel(&self, kernel: Arc<dyn Kernel>) {
+    pub fn attach_kernel(&self, kernel: Arc<dyn Kernel>) {
         if self.kernel.set(kernel).is_err() {
             tracing::error!("a second front was connected; it is ignored");
         }

@@ -16,6 +16,7 @@ use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::files::{File, FileRef};
 use crate::handle::{Handle, OpenMode, Opened};
+use crate::namespace::{Found, NewName, Stat};
 use crate::node::Node;
 use crate::place::{Base, Residence};
 
@@ -77,8 +78,49 @@ impl Node {
         self.attach(&file, &record, write)
     }
 
+    /// `open` with `O_CREAT`: makes the file if there is none.
+    ///
+    /// # Errors
+    /// `EEXIST` with `O_EXCL`; as [`Node::open`].
+    pub fn create_and_open(
+        &self,
+        context: &Context,
+        dir: Ino,
+        name: &[u8],
+        (mode, umask): (u32, u32),
+        flags: i32,
+    ) -> Result<(Stat, Opened)> {
+        match self.find_or_make(context, dir, name, &NewName::file(mode, umask))? {
+            Found::Created(record) => {
+                let opened = self.open_new(&record, flags)?;
+                Ok((self.stat(&record), opened))
+            }
+            Found::Existing(_) if flags & libc::O_EXCL != 0 => Err(Errno::EXIST.into()),
+            Found::Existing(record) => {
+                let opened = self.open(context, record.ino, flags)?;
+                Ok((self.stat(&*self.meta.get(record.ino)?), opened))
+            }
+        }
+    }
+
+    /// `open` with `O_TMPFILE`: a file without a name.
+    ///
+    /// # Errors
+    /// As [`Node::open`].
+    pub fn tmpfile_and_open(
+        &self,
+        context: &Context,
+        dir: Ino,
+        (mode, umask): (u32, u32),
+        flags: i32,
+    ) -> Result<(Stat, Opened)> {
+        let record = self.make_unnamed(context, dir, mode, umask)?;
+        let opened = self.open_new(&record, flags)?;
+        Ok((self.stat(&record), opened))
+    }
+
     /// Opens a file that was made right now.
-    pub(crate) fn open_new(&self, record: &Arc<Record>, flags: i32) -> Result<Opened> {
+    fn open_new(&self, record: &Arc<Record>, flags: i32) -> Result<Opened> {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let file = self.files.get(record.ino);
         self.load(&file, record)?;

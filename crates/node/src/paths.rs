@@ -145,12 +145,4 @@ impl Node {
     pub fn path_of(&self, ino: Ino) -> Vec<u8> {
         self.meta.path(ino).ok().flatten().unwrap_or_default()
     }
-
-    /// The record of an inode.
-    ///
-    /// # Errors
-    /// When it is gone.
-    pub fn record(&self, ino: Ino) -> Result<Arc<Record>> {
-        Ok(self.meta.get(ino)?)
-    }
 }

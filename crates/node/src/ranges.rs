@@ -18,7 +18,7 @@ const PIECE: usize = 1 << 20;
 
 /// Where `seek` looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seek {
+enum Seek {
     /// For the next data.
     Data,
     /// For the next hole.
@@ -146,8 +146,12 @@ impl Node {
     ///
     /// # Errors
     /// `ENXIO` beyond the end, or when only a hole follows; `MustWait`.
-    pub fn seek(&self, context: &Context, fh: u64, offset: u64, what: Seek) -> Result<u64> {
-        const NOTHING: NodeError = NodeError::Posix(Errno::NXIO);
+    pub fn seek(&self, context: &Context, fh: u64, offset: u64, whence: i32) -> Result<u64> {
+        let what = match whence {
+            libc::SEEK_DATA => Seek::Data,
+            libc::SEEK_HOLE => Seek::Hole,
+            _ => return Err(NodeError::Posix(Errno::INVAL)),
+        };
         let file = self.handle(fh)?.file.clone();
         let residence = file.residence.read();
         let Some(place) = &residence.place else {
@@ -162,14 +166,14 @@ impl Node {
                     seek_in(&*self.opened_base(&file, opened)?, offset, what)?
                 }
             };
-            return found.ok_or(NOTHING);
+            return found.ok_or(NodeError::Posix(Errno::NXIO));
         };
         let len = place.object.len()?;
         if offset >= len {
-            return Err(NOTHING);
+            return Err(NodeError::Posix(Errno::NXIO));
         }
         let Some(presence) = &place.presence else {
-            return seek_in(&*place.object, offset, what)?.ok_or(NOTHING);
+            return seek_in(&*place.object, offset, what)?.ok_or(NodeError::Posix(Errno::NXIO));
         };
         // Absent extents count as data: nobody asks the slow store for its holes.
         let presence = presence.read();
@@ -188,7 +192,7 @@ impl Node {
             }
             at = stop;
         }
-        if what == Seek::Hole { Ok(len) } else { Err(NOTHING) }
+        if what == Seek::Hole { Ok(len) } else { Err(NodeError::Posix(Errno::NXIO)) }
     }
 
     /// Copies between open files; returns the bytes copied, fewer at the end of the source.

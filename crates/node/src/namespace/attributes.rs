@@ -1,0 +1,238 @@
+//! Reading and setting attributes.
+
+use std::sync::Arc;
+
+use forebay_meta::{Error as MetaError, FileKind, Ino, Queue, Record, Timestamp, XattrState};
+use rustix::io::Errno;
+
+use crate::config::Durability;
+use crate::context::Context;
+use crate::convert;
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+
+use super::Stat;
+use super::acl::{self, Acl};
+use super::groups::{Membership, membership};
+
+/// A new value for a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetTime {
+    /// The present.
+    Now,
+    /// This one.
+    At(Timestamp),
+}
+
+/// Attributes to set; `None` leaves one as it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// Permission bits (12).
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length in bytes.
+    pub size: Option<u64>,
+    /// Last access.
+    pub atime: Option<SetTime>,
+    /// Last change of the contents.
+    pub mtime: Option<SetTime>,
+    /// The set-id bits are to be cleared, as the caller is not privileged.
+    pub kill_set_ids: bool,
+}
+
+impl SetAttr {
+    fn changes_owner(&self) -> bool {
+        self.uid.is_some() || self.gid.is_some()
+    }
+
+    /// Whether something beside the length is to be set.
+    fn beside_size(&self) -> bool {
+        *self != SetAttr { size: self.size, ..SetAttr::default() }
+    }
+}
+
+impl Node {
+    /// The attributes of an inode, also of one that was removed a short while ago.
+    ///
+    /// # Errors
+    /// `ESTALE`; `MustWait` when it has to be compared with the backing store.
+    pub fn getattr(&self, context: &Context, ino: Ino) -> Result<Stat> {
+        match self.fresh(context, ino) {
+            Err(NodeError::Meta(MetaError::Stale(_))) => {
+                let attr = self.names.departed.recall(ino).ok_or(MetaError::Stale(ino))?;
+                let blocks = attr.size.div_ceil(512);
+                Ok(Stat { ino, attr, blocks, open: false })
+            }
+            record => Ok(self.stat(&*record?)),
+        }
+    }
+
+    /// The record of an inode, compared with the backing store if it is time.
+    fn fresh(&self, context: &Context, ino: Ino) -> Result<Arc<Record>> {
+        let record = self.record(ino)?;
+        if record.links.is_empty() && ino != Ino::ROOT {
+            return Ok(record);
+        }
+        self.revalidate(context, record)
+    }
+
+    /// Sets attributes and returns all of them.
+    ///
+    /// # Errors
+    /// `EISDIR` and `EINVAL` for the length of something that is no file; what setting the length
+    /// of a file meets.
+    pub fn setattr(&self, context: &Context, ino: Ino, set: &SetAttr) -> Result<Stat> {
+        let mut record = self.fresh(context, ino)?;
+        if set.size.is_some() && record.attr.kind != FileKind::File {
+            let directory = record.is_directory();
+            return Err(if directory { Errno::ISDIR } else { Errno::INVAL }.into());
+        }
+        // All that may have to wait comes before the first change.
+        let list = match set.mode {
+            Some(mode) => self.acl_after_chmod(context, &record, mode)?,
+            None => None,
+        };
+        if let Some(size) = set.size {
+            self.truncate(context, &record, size)?;
+            record = self.record(ino)?;
+        }
+        if !set.beside_size() {
+            return Ok(self.stat(&record));
+        }
+        let now = convert::now();
+        if let Some(list) = list {
+            let flags = forebay_meta::XattrFlags::Either;
+            self.meta.xattr_set(ino, acl::ACCESS, &list, flags, now)?;
+        }
+        if set.changes_owner() && !record.is_directory() {
+            self.drop_capabilities(&record, now)?;
+        }
+        let live = self.stat(&record).attr;
+        let record = self.meta.update(ino, Some(now), |record| {
+            // The object may be ahead of the record, and follows it below.
+            record.attr.mtime = record.attr.mtime.max(live.mtime);
+            record.attr.atime = record.attr.atime.max(live.atime);
+            apply(context, set, record, now);
+            record.backing.attrs_differ = true;
+            Queue::Yes
+        })?;
+        self.attributes_changed(&record);
+        self.queue(&record);
+        Ok(self.stat(&record))
+    }
+
+    /// The access list of a file after a chmod, if it has one.
+    fn acl_after_chmod(
+        &self,
+        context: &Context,
+        record: &Record,
+        mode: u32,
+    ) -> Result<Option<Vec<u8>>> {
+        if record.attr.kind == FileKind::Symlink {
+            return Ok(None);
+        }
+        match record.xattrs {
+            XattrState::None => return Ok(None),
+            XattrState::Unknown => self.import_xattrs(context, record.ino)?,
+            XattrState::Some => {}
+        }
+        let wire = self.meta.xattr_get(record.ino, acl::ACCESS)?;
+        let list = wire.and_then(|wire| Acl::parse(&wire).ok().flatten());
+        Ok(list.map(|list| list.after_chmod(mode).to_wire()))
+    }
+
+    /// File capabilities go with a change of owner. Those that were not imported go when the change
+    /// reaches the backing store, whose kernel does the same.
+    fn drop_capabilities(&self, record: &Record, now: Timestamp) -> Result<()> {
+        if record.xattrs != XattrState::Some {
+            return Ok(());
+        }
+        match self.meta.xattr_remove(record.ino, b"security.capability", now) {
+            Ok(_) | Err(MetaError::NoXattr) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns when all changes of names in a directory are as durable as the mount promises.
+    ///
+    /// # Errors
+    /// `MustWait`; what the metadata engine or the backing store says.
+    pub fn fsync_dir(&self, context: &Context, ino: Ino) -> Result<()> {
+        const PAGE: usize = 256;
+        context.wait()?;
+        self.meta.sync()?;
+        if self.config.durability != Durability::Backing {
+            return Ok(());
+        }
+        self.reconcile(ino)?;
+        let mut after = 0;
+        loop {
+            let page = self.meta.entries_plus(ino, after, PAGE)?;
+            let Some(last) = page.last() else { return Ok(()) };
+            after = last.entry.cursor;
+            for entry in page.iter().filter(|entry| entry.record.queued.is_some()) {
+                self.reconcile(entry.record.ino)?;
+            }
+        }
+    }
+}
+
+fn apply(context: &Context, set: &SetAttr, record: &mut Record, now: Timestamp) {
+    let directory = record.is_directory();
+    let attr = &mut record.attr;
+    let old_gid = attr.gid;
+    if set.changes_owner() && !directory {
+        attr.perm = without_set_ids(attr.perm);
+        if membership(context, old_gid) == Membership::Stranger {
+            attr.perm &= !libc::S_ISGID;
+        }
+    }
+    if set.kill_set_ids && !directory {
+        attr.perm = without_set_ids(attr.perm);
+    }
+    attr.uid = set.uid.unwrap_or(attr.uid);
+    attr.gid = set.gid.unwrap_or(attr.gid);
+    if let Some(mode) = set.mode {
+        attr.perm = mode & 0o7777;
+        // The kernel has checked this already for what it can see; a caller that can't be seen
+        // from here is left to it.
+        if attr.perm & libc::S_ISGID != 0 && membership(context, attr.gid) == Membership::Stranger {
+            attr.perm &= !libc::S_ISGID;
+        }
+    }
+    let time = |set: SetTime| match set {
+        SetTime::Now => now,
+        SetTime::At(time) => time,
+    };
+    attr.atime = set.atime.map_or(attr.atime, time);
+    attr.mtime = set.mtime.map_or(attr.mtime, time);
+}
+
+/// Permission bits after somebody without privilege wrote the file or gave it away. A set-group-id
+/// bit without group execute meant mandatory locking once, and stays.
+pub(super) fn without_set_ids(perm: u32) -> u32 {
+    let perm = perm & !libc::S_ISUID;
+    if perm & libc::S_IXGRP != 0 { perm & !libc::S_ISGID } else { perm }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn set_ids_when_cleared_then_only_executable_groups_lose_theirs() {
+        assert_eq!(without_set_ids(0o6755), 0o755);
+        assert_eq!(without_set_ids(0o6745), 0o2745);
+        assert_eq!(without_set_ids(0o1644), 0o1644);
+    }
+
+    #[test]
+    fn set_attr_when_only_the_size_then_nothing_beside_it() {
+        assert!(!SetAttr { size: Some(3), ..SetAttr::default() }.beside_size());
+        let set = SetAttr { size: Some(3), mtime: Some(SetTime::Now), ..SetAttr::default() };
+        assert!(set.beside_size());
+    }
+}

@@ -1,0 +1,149 @@
+//! Listing directories.
+
+use std::sync::Arc;
+
+use forebay_meta::{Entry, FileKind, Ino, Record};
+use rustix::io::Errno;
+
+use crate::context::Context;
+use crate::error::Result;
+use crate::node::Node;
+
+use super::Stat;
+
+/// Offset after "." and "..": offsets of real entries begin at 16.
+const AFTER_DOTS: u64 = 2;
+const FIRST_CURSOR: u64 = 16;
+
+/// An entry of a listing.
+#[derive(Debug)]
+pub struct DirEntry<'a> {
+    /// Where a listing continues after this entry.
+    pub offset: u64,
+    /// The inode number.
+    pub ino: Ino,
+    /// The type.
+    pub kind: FileKind,
+    /// The name.
+    pub name: &'a [u8],
+    /// The attributes, if they were asked for; never for "." and "..".
+    pub stat: Option<Stat>,
+}
+
+/// A real entry, with its record where attributes were asked for.
+struct Listed {
+    entry: Entry,
+    record: Option<Arc<Record>>,
+}
+
+impl Node {
+    /// Checks that an inode can be opened as a directory.
+    ///
+    /// # Errors
+    /// `ENOTDIR`, `ESTALE`.
+    pub fn opendir(&self, ino: Ino) -> Result<()> {
+        if self.record(ino)?.is_directory() { Ok(()) } else { Err(Errno::NOTDIR.into()) }
+    }
+
+    /// Lists a directory from `offset` on (0 to begin, else that of the last entry seen), about
+    /// `limit` entries at a time, until `emit` returns false because it has no room for the entry.
+    /// With `plus`, entries come with attributes. An entry that is there throughout a whole listing
+    /// appears in it once; one that comes or goes meanwhile may or may not.
+    ///
+    /// # Errors
+    /// `MustWait` before the first entry if the directory has to be listed in the backing store;
+    /// `ENOTDIR`, `ESTALE`.
+    pub fn read_dir(
+        &self,
+        context: &Context,
+        ino: Ino,
+        (offset, limit): (u64, usize),
+        plus: bool,
+        emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        let record = self.record(ino)?;
+        if !record.is_directory() {
+            return Err(Errno::NOTDIR.into());
+        }
+        if record.links.is_empty() && ino != Ino::ROOT {
+            // Removed: nothing is in it any more, nor a parent above it.
+            return Ok(());
+        }
+        if offset == 0 || !record.listed {
+            self.ensure_listed(context, ino)?;
+        }
+        let parent = record.links.first().map_or(Ino::ROOT, |link| link.parent);
+        let dots: [(u64, Ino, &[u8]); 2] = [(1, ino, b"."), (AFTER_DOTS, parent, b"..")];
+        for (next, ino, name) in dots {
+            let kind = FileKind::Directory;
+            if offset < next && !emit(DirEntry { offset: next, ino, kind, name, stat: None }) {
+                return Ok(());
+            }
+        }
+        let mut after = if offset < FIRST_CURSOR { 0 } else { offset };
+        loop {
+            let page = self.page(ino, after, limit.max(1), plus)?;
+            let Some(last) = page.last() else { return Ok(()) };
+            let next = last.entry.cursor;
+            if !self.emit_page(&page, after, emit) {
+                return Ok(());
+            }
+            after = next;
+        }
+    }
+
+    fn page(&self, ino: Ino, after: u64, limit: usize, plus: bool) -> Result<Vec<Listed>> {
+        if plus {
+            let page = self.meta.entries_plus(ino, after, limit)?;
+            let with_record =
+                page.into_iter().map(|e| Listed { entry: e.entry, record: Some(e.record) });
+            return Ok(with_record.collect());
+        }
+        let page = self.meta.entries(ino, after, limit)?;
+        Ok(page.into_iter().map(|entry| Listed { entry, record: None }).collect())
+    }
+
+    fn emit_page(
+        &self,
+        page: &[Listed],
+        after: u64,
+        emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> bool {
+        let offsets = offsets(page.iter().map(|listed| listed.entry.cursor), after);
+        for (Listed { entry, record }, offset) in page.iter().zip(offsets) {
+            let stat = record.as_ref().map(|record| self.stat(record));
+            let (ino, kind, name) = (entry.ino, entry.kind, &*entry.name);
+            if !emit(DirEntry { offset, ino, kind, name, stat }) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// Where to continue after each entry of a page. Entries whose names have the same hash share a
+/// cursor, and are only behind us when the last of them is: better one of them twice than never.
+fn offsets(cursors: impl Iterator<Item = u64>, after: u64) -> impl Iterator<Item = u64> {
+    let mut cursors = cursors.peekable();
+    let mut behind = after.max(AFTER_DOTS);
+    std::iter::from_fn(move || {
+        let cursor = cursors.next()?;
+        if cursors.peek() != Some(&cursor) {
+            behind = cursor;
+        }
+        Some(behind)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_when_cursors_are_equal_then_only_the_last_passes_them() {
+        let after: Vec<u64> = offsets([20, 30, 30, 30, 40].into_iter(), 0).collect();
+        assert_eq!(after, [20, 20, 20, 30, 40]);
+        let after: Vec<u64> = offsets([20, 20].into_iter(), 0).collect();
+        assert_eq!(after, [AFTER_DOTS, 20]);
+    }
+}

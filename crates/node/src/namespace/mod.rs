@@ -1,0 +1,125 @@
+//! Operations on names and attributes: what POSIX leaves to the file system.
+//!
+//! The front's kernel checks permissions (`default_permissions`): read, write, execute, the sticky
+//! bit, ownership for chmod and chown. What is done here is the rest: inheritance of groups and
+//! access lists, set-id bits, times, and the order in which the namespace, the data and the
+//! backlog learn of a change.
+//!
+//! Each operation first finds what it needs, which may have to wait for the backing store, and
+//! only then changes something.
+
+mod acl;
+mod attributes;
+mod departed;
+mod groups;
+mod listing;
+mod names;
+mod statfs;
+mod xattrs;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_meta::{Attr, Ino, Record};
+use forebay_store::backing::is_reserved;
+use rustix::io::Errno;
+
+use crate::convert;
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+
+pub use attributes::{SetAttr, SetTime};
+pub use listing::DirEntry;
+pub use statfs::Statfs;
+
+pub(crate) use names::{Found, NewName};
+
+/// How long a change of the namespace waits for others to be brought to the backing store with it.
+const RECONCILE_DELAY: Duration = Duration::from_secs(1);
+
+/// The longest name, in bytes.
+pub const NAME_MAX: usize = 255;
+
+/// Attributes of an inode as programs see them now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stat {
+    /// The inode number.
+    pub ino: Ino,
+    /// The attributes.
+    pub attr: Attr,
+    /// Allocated blocks of 512 bytes.
+    pub blocks: u64,
+    /// The file is open: its attributes may change without a request that tells, for instance by a
+    /// store into a mapping.
+    pub open: bool,
+}
+
+impl Stat {
+    /// Type and permissions, as `st_mode`.
+    #[must_use]
+    pub fn mode(&self) -> u32 {
+        convert::mode_bits(self.attr.kind) | self.attr.perm
+    }
+}
+
+/// What the namespace keeps in memory beside the records.
+#[derive(Default)]
+pub struct Namespace {
+    departed: departed::Departed,
+    statfs: statfs::Cached,
+}
+
+impl Node {
+    /// The attributes behind a record.
+    pub(crate) fn stat(&self, record: &Record) -> Stat {
+        let (attr, blocks) = self.live_attr(record);
+        let open = attr.kind == forebay_meta::FileKind::File && self.is_open(record.ino);
+        Stat { ino: record.ino, attr, blocks, open }
+    }
+
+    /// The path of an inode from the root of the mount, without a leading slash; `None` if it has
+    /// no name.
+    ///
+    /// # Errors
+    /// If there is no such inode.
+    pub fn path(&self, ino: Ino) -> Result<Option<Vec<u8>>> {
+        Ok(self.meta.path(ino)?)
+    }
+
+    /// Has the backlog's workers look at a record that was changed.
+    fn queue(&self, record: &Record) {
+        if record.queued.is_some() {
+            self.reconcile_later(record.ino, RECONCILE_DELAY);
+        }
+    }
+
+    pub fn record(&self, ino: Ino) -> Result<Arc<Record>> {
+        Ok(self.meta.get(ino)?)
+    }
+}
+
+/// Refuses what can't be the name of anything.
+fn check_name(name: &[u8]) -> Result<()> {
+    match name {
+        _ if name.len() > NAME_MAX => Err(Errno::NAMETOOLONG.into()),
+        b"" => Err(Errno::NOENT.into()),
+        b"." | b".." => Err(Errno::EXIST.into()),
+        _ if name.iter().any(|&byte| byte == b'/' || byte == 0) => Err(Errno::INVAL.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the name is kept for Forebay's own files in the backing store.
+fn reserved(dir: Ino, name: &[u8]) -> bool {
+    let name = std::os::unix::ffi::OsStrExt::from_bytes(name);
+    is_reserved(name, dir == Ino::ROOT)
+}
+
+/// Refuses names that nothing may be given.
+fn check_new_name(dir: Ino, name: &[u8]) -> Result<()> {
+    check_name(name)?;
+    if reserved(dir, name) {
+        return Err(NodeError::Posix(Errno::PERM));
+    }
+    Ok(())
+}

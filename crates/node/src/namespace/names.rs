@@ -1,0 +1,348 @@
+//! Making, finding, moving and removing names.
+
+use std::sync::Arc;
+
+use forebay_meta::{FileKind, Ino, NewInode, Record, RenameFlags, Unlinked, XattrState};
+use rustix::io::Errno;
+
+use crate::context::Context;
+use crate::convert;
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+
+use super::acl::{self, Acl};
+use super::groups::{Membership, membership};
+use super::{Stat, check_name, check_new_name, reserved};
+
+/// A new inode as its creator asks for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NewName<'a> {
+    /// The type.
+    pub kind: FileKind,
+    /// Permission bits, without the umask taken off.
+    pub mode: u32,
+    /// The creator's umask.
+    pub umask: u32,
+    /// Device number, for a device node.
+    pub rdev: u64,
+    /// Target, for a symbolic link.
+    pub target: Option<&'a [u8]>,
+}
+
+impl NewName<'_> {
+    /// A regular file.
+    pub(crate) fn file(mode: u32, umask: u32) -> Self {
+        NewName { kind: FileKind::File, mode, umask, rdev: 0, target: None }
+    }
+}
+
+/// What an `open` with `O_CREAT` finds.
+pub(crate) enum Found {
+    /// It was there.
+    Existing(Arc<Record>),
+    /// It was made.
+    Created(Arc<Record>),
+}
+
+impl Node {
+    /// The inode behind a name; `None` if there is none.
+    ///
+    /// # Errors
+    /// `MustWait` when the name has to be looked up in the backing store; what that says.
+    pub fn lookup(&self, context: &Context, dir: Ino, name: &[u8]) -> Result<Option<Stat>> {
+        Ok(self.entry(context, dir, name)?.map(|record| self.stat(&record)))
+    }
+
+    fn entry(&self, context: &Context, dir: Ino, name: &[u8]) -> Result<Option<Arc<Record>>> {
+        check_name(name)?;
+        if reserved(dir, name) {
+            return Ok(None);
+        }
+        self.find(context, dir, name)
+    }
+
+    fn existing(&self, context: &Context, dir: Ino, name: &[u8]) -> Result<Arc<Record>> {
+        self.entry(context, dir, name)?.ok_or(NodeError::Posix(Errno::NOENT))
+    }
+
+    /// Makes an inode of any kind under a name that must be free.
+    pub(crate) fn make(
+        &self,
+        context: &Context,
+        dir: Ino,
+        name: &[u8],
+        new: &NewName<'_>,
+    ) -> Result<Arc<Record>> {
+        match self.find_or_make(context, dir, name, new)? {
+            Found::Created(record) => Ok(record),
+            Found::Existing(_) => Err(Errno::EXIST.into()),
+        }
+    }
+
+    /// Finds a name or makes an inode under it.
+    pub(crate) fn find_or_make(
+        &self,
+        context: &Context,
+        dir: Ino,
+        name: &[u8],
+        new: &NewName<'_>,
+    ) -> Result<Found> {
+        check_new_name(dir, name)?;
+        if let Some(record) = self.find(context, dir, name)? {
+            return Ok(Found::Existing(record));
+        }
+        let inode = self.new_inode(context, dir, new)?;
+        let record = self.meta.create(dir, name, inode, convert::now())?;
+        self.queue(&record);
+        Ok(Found::Created(record))
+    }
+
+    /// Makes a file without a name in a directory (`O_TMPFILE`).
+    pub(crate) fn make_unnamed(
+        &self,
+        context: &Context,
+        dir: Ino,
+        mode: u32,
+        umask: u32,
+    ) -> Result<Arc<Record>> {
+        let inode = self.new_inode(context, dir, &NewName::file(mode, umask))?;
+        Ok(self.meta.create_unlinked(dir, inode, convert::now())?)
+    }
+
+    /// What a new inode gets from its creator and from its directory: in a set-group-id directory
+    /// the group, and for a directory that bit; from a default access list the permissions, else
+    /// from the umask.
+    fn new_inode(&self, context: &Context, dir: Ino, new: &NewName<'_>) -> Result<NewInode> {
+        let parent = self.record(dir)?;
+        if !parent.is_directory() {
+            return Err(Errno::NOTDIR.into());
+        }
+        let inherits_group = parent.attr.perm & libc::S_ISGID != 0;
+        let gid = if inherits_group { parent.attr.gid } else { context.gid };
+        let mut inode = NewInode::new(new.kind, new.mode & 0o7777, context.uid, gid);
+        inode.rdev = new.rdev;
+        inode.target = new.target.map(Into::into);
+        if new.kind == FileKind::Symlink {
+            return Ok(inode);
+        }
+        match self.default_acl(context, &parent)? {
+            Some((list, wire)) => {
+                let (access, mode) = list.inherited(inode.perm);
+                inode.perm = mode;
+                if !access.is_minimal() {
+                    inode.xattrs.push((acl::ACCESS.to_vec(), access.to_wire()));
+                }
+                if new.kind == FileKind::Directory {
+                    inode.xattrs.push((acl::DEFAULT.to_vec(), wire));
+                }
+            }
+            None => inode.perm &= !(new.umask & 0o777),
+        }
+        let group_runs = libc::S_ISGID | libc::S_IXGRP;
+        if new.kind == FileKind::Directory {
+            if inherits_group {
+                inode.perm |= libc::S_ISGID;
+            }
+        } else if inode.perm & group_runs == group_runs
+            && membership(context, gid) != Membership::Member
+        {
+            inode.perm &= !libc::S_ISGID;
+        }
+        Ok(inode)
+    }
+
+    fn default_acl(&self, context: &Context, dir: &Record) -> Result<Option<(Acl, Vec<u8>)>> {
+        match dir.xattrs {
+            XattrState::None => return Ok(None),
+            XattrState::Unknown => self.import_xattrs(context, dir.ino)?,
+            XattrState::Some => {}
+        }
+        let Some(wire) = self.meta.xattr_get(dir.ino, acl::DEFAULT)? else { return Ok(None) };
+        match Acl::parse(&wire) {
+            Ok(list) => Ok(list.map(|list| (list, wire))),
+            Err(acl::Malformed) => {
+                tracing::warn!(ino = %dir.ino, "a malformed default access list is left aside");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Makes a regular file, pipe, socket or device node. `mode` has its type (`S_IFMT`).
+    ///
+    /// # Errors
+    /// `EEXIST`, `EPERM` for a reserved name, `EINVAL` for another type.
+    pub fn mknod(
+        &self,
+        context: &Context,
+        dir: Ino,
+        name: &[u8],
+        (mode, umask): (u32, u32),
+        rdev: u64,
+    ) -> Result<Stat> {
+        let kind = match mode & libc::S_IFMT {
+            libc::S_IFREG | 0 => FileKind::File,
+            libc::S_IFIFO => FileKind::Fifo,
+            libc::S_IFSOCK => FileKind::Socket,
+            libc::S_IFCHR => FileKind::CharDevice,
+            libc::S_IFBLK => FileKind::BlockDevice,
+            _ => return Err(Errno::INVAL.into()),
+        };
+        let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+        let rdev = if device { rdev } else { 0 };
+        let new = NewName { kind, mode, umask, rdev, target: None };
+        Ok(self.stat(&*self.make(context, dir, name, &new)?))
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// `EEXIST`, `EPERM` for a reserved name.
+    pub fn mkdir(
+        &self,
+        context: &Context,
+        dir: Ino,
+        name: &[u8],
+        mode: u32,
+        umask: u32,
+    ) -> Result<Stat> {
+        let new = NewName { kind: FileKind::Directory, mode, umask, rdev: 0, target: None };
+        Ok(self.stat(&*self.make(context, dir, name, &new)?))
+    }
+
+    /// Makes a symbolic link to `target`.
+    ///
+    /// # Errors
+    /// `EEXIST`, `EPERM` for a reserved name, `ENAMETOOLONG` for a target of `PATH_MAX` bytes.
+    pub fn symlink(&self, context: &Context, dir: Ino, name: &[u8], target: &[u8]) -> Result<Stat> {
+        if target.len() >= usize::try_from(libc::PATH_MAX).unwrap_or(4096) {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let kind = FileKind::Symlink;
+        let new = NewName { kind, mode: 0o777, umask: 0, rdev: 0, target: Some(target) };
+        Ok(self.stat(&*self.make(context, dir, name, &new)?))
+    }
+
+    /// Gives an inode another name.
+    ///
+    /// # Errors
+    /// `EEXIST`; `EPERM` for a directory or a reserved name.
+    pub fn link(&self, context: &Context, ino: Ino, dir: Ino, name: &[u8]) -> Result<Stat> {
+        check_new_name(dir, name)?;
+        if self.record(ino)?.is_directory() {
+            return Err(Errno::PERM.into());
+        }
+        if self.find(context, dir, name)?.is_some() {
+            return Err(Errno::EXIST.into());
+        }
+        let record = self.meta.link(ino, dir, name, convert::now())?;
+        self.queue(&record);
+        Ok(self.stat(&record))
+    }
+
+    /// Removes a name of anything but a directory.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EISDIR`.
+    pub fn unlink(&self, context: &Context, dir: Ino, name: &[u8]) -> Result<()> {
+        let record = self.existing(context, dir, name)?;
+        if record.is_directory() {
+            return Err(Errno::ISDIR.into());
+        }
+        let before = self.stat(&record);
+        let in_use = self.is_open(record.ino);
+        let unlinked = self.meta.unlink(dir, name, convert::now(), in_use)?;
+        self.after_removal(before, &unlinked);
+        Ok(())
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`.
+    pub fn rmdir(&self, context: &Context, dir: Ino, name: &[u8]) -> Result<()> {
+        let record = self.existing(context, dir, name)?;
+        if !record.is_directory() {
+            return Err(Errno::NOTDIR.into());
+        }
+        self.ensure_listed(context, record.ino)?;
+        let before = self.stat(&record);
+        let unlinked = self.meta.rmdir(dir, name, convert::now(), false)?;
+        self.after_removal(before, &unlinked);
+        Ok(())
+    }
+
+    fn after_removal(&self, before: Stat, unlinked: &Unlinked) {
+        if unlinked.record.links.is_empty() {
+            self.names.departed.remember(before.ino, before.attr);
+        }
+        if unlinked.gone {
+            self.discard_data(before.ino);
+        }
+        self.queue(&unlinked.record);
+    }
+
+    /// Renames. `flags` are those of `renameat2`.
+    ///
+    /// # Errors
+    /// `EINVAL` for `RENAME_WHITEOUT`, unknown flags, and a directory moved below itself;
+    /// `ENOENT`, `EEXIST`, `ENOTEMPTY`, `EISDIR`, `ENOTDIR` as `rename(2)` says; `EPERM` for a
+    /// reserved name.
+    pub fn rename(
+        &self,
+        context: &Context,
+        (from_dir, from): (Ino, &[u8]),
+        (to_dir, to): (Ino, &[u8]),
+        flags: u32,
+    ) -> Result<()> {
+        let flags = rename_flags(flags)?;
+        check_new_name(to_dir, to)?;
+        let source = self.existing(context, from_dir, from)?;
+        let target = self.find(context, to_dir, to)?;
+        match &target {
+            None if flags.exchange => return Err(Errno::NOENT.into()),
+            Some(_) if flags.noreplace => return Err(Errno::EXIST.into()),
+            Some(target) if target.ino == source.ino => return Ok(()),
+            Some(target) if !flags.exchange && target.is_directory() => {
+                self.ensure_listed(context, target.ino)?;
+            }
+            _ => {}
+        }
+        let before = target.map(|target| self.stat(&target));
+        let in_use = |ino: Ino| self.is_open(ino);
+        let now = convert::now();
+        let renamed = self.meta.rename(from_dir, from, to_dir, to, flags, now, &in_use)?;
+        self.queue(&renamed.moved);
+        if let Some(other) = &renamed.exchanged {
+            self.queue(other);
+        }
+        if let Some(replaced) = &renamed.replaced {
+            // Another inode than the one seen before, if somebody else was quicker.
+            let before = before
+                .filter(|before| before.ino == replaced.record.ino)
+                .unwrap_or_else(|| self.stat(&replaced.record));
+            self.after_removal(before, replaced);
+        }
+        Ok(())
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// `EINVAL` for anything else.
+    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        match &self.record(ino)?.target {
+            Some(target) => Ok(target.to_vec()),
+            None => Err(Errno::INVAL.into()),
+        }
+    }
+}
+
+fn rename_flags(flags: u32) -> Result<RenameFlags> {
+    let noreplace = flags & libc::RENAME_NOREPLACE != 0;
+    let exchange = flags & libc::RENAME_EXCHANGE != 0;
+    let known = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
+    if flags & !known != 0 || noreplace && exchange {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(RenameFlags { noreplace, exchange })
+}

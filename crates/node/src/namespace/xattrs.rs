@@ -1,0 +1,236 @@
+//! Extended attributes, access control lists among them.
+
+use forebay_meta::{
+    Error as MetaError, FileKind, Ino, Queue, Record, Timestamp, XattrFlags, XattrState,
+};
+use rustix::io::Errno;
+
+use crate::context::Context;
+use crate::convert;
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+
+use super::acl::{self, Acl, Malformed};
+
+/// The longest value (`XATTR_SIZE_MAX`) and the longest list of names (`XATTR_LIST_MAX`).
+const VALUE_MAX: usize = 65_536;
+const LIST_MAX: usize = 65_536;
+/// Attributes that Forebay computes; nobody else sets them.
+const VIRTUAL: &[u8] = b"user.forebay.";
+
+impl Node {
+    /// The value of an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA`; `MustWait` when the attributes have to be read from the backing store.
+    pub fn get_xattr(&self, context: &Context, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        check_name(name)?;
+        if !self.import_if_unknown(context, ino)? {
+            return Err(Errno::NODATA.into());
+        }
+        let value = self.meta.xattr_get(ino, name)?;
+        value.ok_or(NodeError::Posix(Errno::NODATA))
+    }
+
+    /// The names of the extended attributes, each with a zero byte at its end.
+    ///
+    /// # Errors
+    /// `MustWait` when they have to be read from the backing store.
+    pub fn list_xattrs(&self, context: &Context, ino: Ino) -> Result<Vec<u8>> {
+        if !self.import_if_unknown(context, ino)? {
+            return Ok(Vec::new());
+        }
+        let mut list = Vec::new();
+        for name in self.meta.xattr_list(ino)? {
+            // trusted.* exists for the privileged only.
+            if context.uid == 0 || !name.starts_with(b"trusted.") {
+                list.extend_from_slice(&name);
+                list.push(0);
+            }
+        }
+        Ok(list)
+    }
+
+    /// Whether there may be some. Reads them from the backing store if that was not done.
+    fn import_if_unknown(&self, context: &Context, ino: Ino) -> Result<bool> {
+        let state = match self.record(ino) {
+            Ok(record) => record.xattrs,
+            // Removed, but still somebody's working directory.
+            Err(_) if self.names.departed.recall(ino).is_some() => XattrState::None,
+            Err(error) => return Err(error),
+        };
+        if state == XattrState::Unknown {
+            self.import_xattrs(context, ino)?;
+        }
+        Ok(state != XattrState::None)
+    }
+
+    /// Sets an extended attribute. `flags` are `XATTR_CREATE` and `XATTR_REPLACE`;
+    /// `kill_setgid`: the caller may not keep the set-group-id bit when it sets an access list.
+    ///
+    /// # Errors
+    /// `EEXIST` and `ENODATA` as the flags say, `E2BIG`, `ENOSPC` when the list of names would be
+    /// too long, `EOPNOTSUPP` for a class of attributes that there is not, `EPERM` for
+    /// `user.forebay.*`.
+    pub fn set_xattr(
+        &self,
+        context: &Context,
+        ino: Ino,
+        (name, value): (&[u8], &[u8]),
+        flags: i32,
+        kill_setgid: bool,
+    ) -> Result<()> {
+        check_settable(name)?;
+        if value.len() > VALUE_MAX {
+            return Err(Errno::TOOBIG.into());
+        }
+        let flags = match flags {
+            0 => XattrFlags::Either,
+            libc::XATTR_CREATE => XattrFlags::Create,
+            libc::XATTR_REPLACE => XattrFlags::Replace,
+            _ => return Err(Errno::INVAL.into()),
+        };
+        let record = self.record(ino)?;
+        self.import_if_unknown(context, ino)?;
+        let now = convert::now();
+        match name {
+            acl::ACCESS => return self.set_access(&record, value, flags, kill_setgid, now),
+            acl::DEFAULT => match checked_default(&record, value)? {
+                Some(()) => {}
+                None => return self.drop_xattr(ino, name, now),
+            },
+            _ => {}
+        }
+        let names = self.meta.xattr_list(ino)?;
+        let listed: usize = names.iter().filter(|n| *n != name).map(|n| n.len() + 1).sum();
+        if listed + name.len() + 1 > LIST_MAX {
+            return Err(Errno::NOSPC.into());
+        }
+        let record = self.meta.xattr_set(ino, name, value, flags, now)?;
+        self.xattrs_changed(&record);
+        Ok(())
+    }
+
+    /// Sets the access list. What the mode can say goes there, and only what it can't is kept.
+    fn set_access(
+        &self,
+        record: &Record,
+        value: &[u8],
+        flags: XattrFlags,
+        kill_setgid: bool,
+        now: Timestamp,
+    ) -> Result<()> {
+        if record.attr.kind == FileKind::Symlink {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        let ino = record.ino;
+        let Some(list) = parse(value)? else { return self.drop_xattr(ino, acl::ACCESS, now) };
+        if list.is_minimal() {
+            self.drop_xattr(ino, acl::ACCESS, now)?;
+        } else {
+            self.meta.xattr_set(ino, acl::ACCESS, &list.to_wire(), flags, now)?;
+        }
+        let record = self.meta.update(ino, Some(now), |record| {
+            record.attr.perm = record.attr.perm & !0o777 | list.mode();
+            if kill_setgid {
+                record.attr.perm &= !libc::S_ISGID;
+            }
+            record.backing.attrs_differ = true;
+            Queue::Yes
+        })?;
+        self.xattrs_changed(&record);
+        Ok(())
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA`; as [`Node::set_xattr`].
+    pub fn remove_xattr(&self, context: &Context, ino: Ino, name: &[u8]) -> Result<()> {
+        check_settable(name)?;
+        let acl = matches!(name, acl::ACCESS | acl::DEFAULT);
+        if !self.import_if_unknown(context, ino)? {
+            // To remove a list that there is not is no error.
+            return if acl { Ok(()) } else { Err(Errno::NODATA.into()) };
+        }
+        if acl {
+            return self.drop_xattr(ino, name, convert::now());
+        }
+        let record = self.meta.xattr_remove(ino, name, convert::now())?;
+        self.xattrs_changed(&record);
+        Ok(())
+    }
+
+    /// Removes an extended attribute if it is there.
+    fn drop_xattr(&self, ino: Ino, name: &[u8], now: Timestamp) -> Result<()> {
+        match self.meta.xattr_remove(ino, name, now) {
+            Ok(record) => self.xattrs_changed(&record),
+            Err(MetaError::NoXattr) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn xattrs_changed(&self, record: &Record) {
+        self.attributes_changed(record);
+        self.queue(record);
+    }
+}
+
+fn parse(value: &[u8]) -> Result<Option<Acl>> {
+    Acl::parse(value).map_err(|Malformed| NodeError::Posix(Errno::INVAL))
+}
+
+/// `None`: the list has no entries, which removes it.
+fn checked_default(record: &Record, value: &[u8]) -> Result<Option<()>> {
+    let list = parse(value)?;
+    if list.is_some() && !record.is_directory() {
+        return Err(Errno::ACCESS.into());
+    }
+    Ok(list.map(|_| ()))
+}
+
+fn check_name(name: &[u8]) -> Result<()> {
+    if name.is_empty() || name.len() > super::NAME_MAX {
+        return Err(Errno::RANGE.into());
+    }
+    let classes: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+    let known = classes.iter().any(|class| name.starts_with(class) && name.len() > class.len());
+    if known || matches!(name, acl::ACCESS | acl::DEFAULT) {
+        Ok(())
+    } else {
+        Err(Errno::OPNOTSUPP.into())
+    }
+}
+
+fn check_settable(name: &[u8]) -> Result<()> {
+    check_name(name)?;
+    if name.starts_with(VIRTUAL) {
+        return Err(Errno::PERM.into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errno(result: Result<()>) -> Option<Errno> {
+        match result {
+            Err(NodeError::Posix(errno)) => Some(errno),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn names_when_checked_then_only_known_classes_pass() {
+        for name in [&b"user.a"[..], b"trusted.x", b"security.capability", acl::ACCESS] {
+            assert!(check_settable(name).is_ok(), "{}", name.escape_ascii());
+        }
+        assert_eq!(errno(check_name(b"system.nfs4_acl")), Some(Errno::OPNOTSUPP));
+        assert_eq!(errno(check_name(b"user.")), Some(Errno::OPNOTSUPP));
+        assert_eq!(errno(check_name(&[b'u'; 256])), Some(Errno::RANGE));
+        assert_eq!(errno(check_settable(b"user.forebay.residency")), Some(Errno::PERM));
+        assert!(check_name(b"user.forebay.residency").is_ok());
+    }
+}
