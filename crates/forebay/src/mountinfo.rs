@@ -97,17 +97,26 @@ pub fn containing<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
         .map(|(_, mount)| mount)
 }
 
-/// Makes a path absolute and removes symbolic links without touching what it names, so that a
-/// mount whose daemon is dead or stuck can still be named.
+/// Makes a path absolute and removes symbolic links. A mount point of ours is named without
+/// touching it, so that this also works while its daemon is dead or stuck.
 pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     let absolute = lexical(&std::env::current_dir()?.join(path));
-    if read()?.iter().any(|mount| mount.is_forebay() && absolute.starts_with(&mount.mountpoint)) {
+    let mounts = read()?;
+    if at(&mounts, &absolute).is_some_and(Mount::is_forebay) {
         return Ok(absolute);
     }
-    match (absolute.parent(), absolute.file_name()) {
-        (Some(parent), Some(name)) => Ok(std::fs::canonicalize(parent)?.join(name)),
-        _ => Ok(absolute),
-    }
+    let real = match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            std::fs::canonicalize(parent).map(|parent| parent.join(name))
+        }
+        _ => std::fs::canonicalize(path),
+    };
+    // A dead mount above the path: the name as typed is all that there is.
+    real.or_else(|error| {
+        let ours = containing(&mounts, &absolute).is_some_and(Mount::is_forebay);
+        if ours { Ok(absolute) } else { Err(error) }
+    })
 }
 
 /// Removes `.` and resolves `..` by the text alone.

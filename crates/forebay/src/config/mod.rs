@@ -13,5 +13,5 @@ pub use meaning::{
     Writeback,
 };
 pub use settings::{SETTINGS, Setting, Settings, Value, ValueKind};
-pub use sources::{FileSource, Origin, nearest};
-pub use validate::{Facts, Finding, SystemFacts, validate};
+pub use sources::{FileSource, Origin, nearest, offer_environment, offer_mount_options};
+pub use validate::{CAP_SYS_ADMIN, Facts, Finding, SystemFacts, has_capability, validate};

@@ -92,7 +92,7 @@ impl Client {
         let lost = Error::io("connection to the daemon");
         write_line(self.reader.get_mut(), &Envelope { v: PROTOCOL_VERSION, request })
             .map_err(lost)?;
-        let deadline = limit.map(|limit| Instant::now() + limit);
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         loop {
             match self.next_reply(deadline)? {
                 Reply::Progress(progress) => on_progress(&progress),

@@ -74,7 +74,8 @@ pub type ControlResult<T> = Result<T, ControlError>;
 pub enum Shutdown {
     /// Unmount if no file is open, else fail with [`ErrorKind::Busy`] and go on serving.
     IfIdle,
-    /// Detach the mount even if files are open; dirty data stays on the tiers for the next mount.
+    /// Detach the mount even if files are open and end without waiting for them; dirty data
+    /// stays on the tiers for the next mount.
     Detach,
 }
 
@@ -102,13 +103,16 @@ pub trait Control: Send + Sync {
     fn sync(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome>;
     /// Takes a part of the reference sequence of a job, in order; `last` closes the sequence.
     fn hint(&self, job: &str, paths: &[WirePath], last: bool) -> ControlResult<()>;
-    /// Writes everything dirty and the whole backlog to the backing store within the limit.
-    /// What could not be written is told in [`Outcome::remaining`].
-    fn drain(&self, limit: Duration, progress: OnProgress<'_>) -> ControlResult<Outcome>;
+    /// Writes everything dirty and the whole backlog to the backing store within the limit, or
+    /// within the mount's own (`--drain-timeout`) if none is given. What could not be written is
+    /// told in [`Outcome::remaining`].
+    fn drain(&self, limit: Option<Duration>, progress: OnProgress<'_>) -> ControlResult<Outcome>;
     /// All metrics in the Prometheus text format.
     fn metrics(&self) -> String;
     /// Ends the mount; returns when the kernel has let go of it or says why it has not.
     fn shutdown(&self, how: Shutdown) -> ControlResult<()>;
     /// Changes what is logged, with the syntax of `--log-level`.
-    fn set_log_level(&self, filter: &str) -> ControlResult<()>;
+    fn set_log_level(&self, filter: &str) -> ControlResult<()> {
+        crate::logging::set_filter(filter)
+    }
 }

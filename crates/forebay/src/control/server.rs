@@ -252,7 +252,7 @@ fn answer(shared: &Shared, request: Request, stream: &mut UnixStream) -> Reply {
         Request::Sync { paths } => outcome(control.sync(&paths, progress)),
         Request::Hint { job, paths, last } => done(control.hint(&job, &paths, last)),
         Request::Drain { limit_ms } => {
-            outcome(control.drain(Duration::from_millis(limit_ms), progress))
+            outcome(control.drain(limit_ms.map(Duration::from_millis), progress))
         }
         Request::Shutdown { how } => done(control.shutdown(how)),
         Request::LogLevel { filter } => done(control.set_log_level(&filter)),
@@ -267,12 +267,12 @@ fn done(result: ControlResult<()>) -> Reply {
     result.map_or_else(Reply::Error, |()| Reply::Done)
 }
 
-/// Whether the client has closed the connection.
+/// Whether the client has closed the connection; one that only ended its requests still listens.
 fn has_left(stream: &UnixStream) -> bool {
-    let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
+    let mut polled = [PollFd::new(stream, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     rustix::event::poll(&mut polled, Some(&now)).is_err()
-        || polled[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+        || polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 #[cfg(test)]

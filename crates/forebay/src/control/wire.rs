@@ -62,8 +62,8 @@ pub enum Request {
     },
     /// [`super::Control::drain`].
     Drain {
-        /// The time limit in milliseconds.
-        limit_ms: u64,
+        /// The time limit in milliseconds; nothing for the mount's own.
+        limit_ms: Option<u64>,
     },
     /// [`super::Control::shutdown`].
     Shutdown {
