@@ -26,7 +26,7 @@ pub enum Error {
         source: io::Error,
     },
     /// fusermount3 could not be run, or reported a failure.
-    #[error("fusermount3 failed on {path}: {message}; is the fuse3 package installed?")]
+    #[error("cannot mount {path} as an ordinary user: {message}")]
     Fusermount {
         /// The mount point.
         path: PathBuf,

@@ -50,3 +50,7 @@ pub use types::{
 
 /// The node id of the root directory of every FUSE file system.
 pub const ROOT_NODE: u64 = 1;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExample;

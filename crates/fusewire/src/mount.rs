@@ -178,7 +178,7 @@ fn mount_through_fusermount(path: &Path, options: &Options) -> Result<OwnedFd> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| failed(format!("cannot run it: {error}")))?;
+        .map_err(|error| failed(format!("cannot run {FUSERMOUNT} (package fuse3): {error}")))?;
     let received = receive_descriptor(&ours);
     drop(ours);
     let output = child.wait_with_output().map_err(|error| failed(error.to_string()))?;

@@ -32,8 +32,8 @@ pub struct Options {
     pub congestion_threshold: u16,
     /// Reader threads. 0: one per CPU. More than CPUs is slower; slow work belongs elsewhere.
     pub threads: usize,
-    /// Requests above 4 KiB that handlers may hold at once before readers wait for one to be
-    /// dropped. Bounds memory at about this number times `max_write`.
+    /// Requests above 4 KiB and [`Buffer`](crate::Buffer)s that handlers may hold at once before
+    /// readers wait for one to be dropped. Bounds memory at about this number times `max_write`.
     pub large_requests: usize,
     /// Capabilities to ask for; what the kernel does not offer is left out.
     pub features: Features,

@@ -295,6 +295,32 @@ fn release_when_under_load_then_a_successor_goes_on_without_an_error() {
 }
 
 #[test]
+fn resend_when_requests_were_read_and_never_answered_then_the_successor_gets_them() {
+    let Some(mut served) = serve() else { return };
+    let offered = served.running().connection().negotiated().features;
+    if !offered.contains(Features::HAS_RESEND) {
+        return println!("skipped: no RESEND (needs Linux 6.9)");
+    }
+    served.lab.swallow.store(true, Ordering::SeqCst);
+    let path = served.path("made before the crash");
+    let client = std::thread::spawn(move || fs::write(path, "kept"));
+    let start = Instant::now();
+    while served.lab.swallowed.load(Ordering::SeqCst) == 0 && start.elapsed().as_secs() < 10 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let running = served.running.take().expect("running");
+    let parts = running.release(Duration::from_secs(5)).expect("released");
+    served.lab.swallow.store(false, Ordering::SeqCst);
+    let handler = Arc::clone(&served.lab);
+    let session = Session::from_parts(parts, &Options::default(), handler).expect("adopted");
+    session.connection().notify_resend().expect("asked for");
+    served.running = Some(session.spawn().expect("readers start"));
+    client.join().expect("no panic").expect("the client notices nothing");
+    assert_eq!(served.lab.resent.load(Ordering::SeqCst), 1);
+    assert_eq!(fs::read(served.path("made before the crash")).expect("read"), b"kept");
+}
+
+#[test]
 fn mount_when_point_or_options_are_wrong_then_says_so() {
     let missing = fusewire::Mount::new("/nonexistent/fusewire", &Options::default());
     assert!(missing.unwrap_err().to_string().contains("/nonexistent/fusewire"));
@@ -302,12 +328,12 @@ fn mount_when_point_or_options_are_wrong_then_says_so() {
     assert!(fusewire::Mount::new("/tmp", &wrong).is_err());
 }
 
-/// Ends what a test started, whatever happens to the test.
-struct Cleanup<'a>(Child, &'a Path);
+/// Ends what a test started, whatever happens to the test. Its mount is in a mount namespace of
+/// its own, which goes with it.
+struct Cleanup(Child);
 
-impl Drop for Cleanup<'_> {
+impl Drop for Cleanup {
     fn drop(&mut self) {
-        let _ = Command::new("fusermount3").args(["-uzq", "--"]).arg(self.1).status();
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -328,22 +354,31 @@ fn mount_when_unprivileged_then_fusermount_does_it() {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("open to all");
     }
     std::os::unix::fs::chown(&point, Some(65534), Some(65534)).expect("chown");
-    let nobody = |program: &Path| {
-        let mut command = Command::new("setpriv");
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(program);
-        command
-    };
-    let child = nobody(&program).arg(&point).stdout(Stdio::piped()).spawn().expect("starts");
-    let mut child = Cleanup(child, &point);
+
+    // Where the device is closed to others, which even fusermount3 respects, they get one of
+    // their own.
+    let server = "cd \"$0\"; mknod -m 666 fuse c 10 229; mount --bind fuse /dev/fuse; \
+        exec setpriv --reuid=65534 --regid=65534 --clear-groups -- ./ramfs mnt";
+    let child = Command::new("unshare")
+        .args(["--mount", "--", "sh", "-ec", server])
+        .arg(directory.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    let mut child = Cleanup(child);
     let mut output = BufReader::new(child.0.stdout.take().expect("piped")).lines();
     let first = output.next().expect("a line").expect("text");
     assert!(first.starts_with("serving"), "{first}");
-    let script = nobody(Path::new("sh"))
-        .args(["-ec", "cd \"$0\"; echo hello > f; cat f; cd /; fusermount3 -u \"$0\""])
+
+    let client = "cd \"$0\"; id -u; echo hello > f; cat f; cd /; fusermount3 -u \"$0\"";
+    let script = Command::new("timeout")
+        .args(["20", "nsenter", "--mount", "-t", &child.0.id().to_string(), "--"])
+        .args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+        .args(["sh", "-ec", client])
         .arg(&point)
         .output()
         .expect("runs");
-    assert_eq!(String::from_utf8_lossy(&script.stdout), "hello\n", "{script:?}");
+    assert_eq!(String::from_utf8_lossy(&script.stdout), "65534\nhello\n", "{script:?}");
     let status = wait(&mut child.0, Duration::from_secs(10)).expect("the session ends");
     assert!(status.success(), "{status}");
     assert_eq!(output.next().expect("a line").expect("text"), "Unmounted");

@@ -1,83 +1,453 @@
-//! What the namespace asks of the data side.
+//! The bytes of a file between the namespace and the tiers: looked up at first use, marked dirty
+//! before they change, settled when the last writer has closed.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_meta::{Attr, Ino, Record};
-use forebay_store::{Attributes, Dir, Fingerprint};
+use forebay_core::steward::Event;
+use forebay_core::unit;
+use forebay_meta::{Attr, FileKind, Ino, Queue, Record};
+use forebay_store::{ErrorClass, Header, Temporary};
 
+pub(crate) use crate::flush::{Flushed, Target};
+use parking_lot::{Mutex, RwLock};
+
+use crate::config::Writeback;
 use crate::context::Context;
+use crate::convert;
 use crate::error::Result;
-use crate::files::FileRef;
+use crate::files::{File, FileRef};
 use crate::node::Node;
+use crate::place::{Base, Charge, Place};
+use crate::residents::Resident;
 
-/// How a flush of a file's bytes ended.
-pub(crate) enum Flushed {
-    /// The backing store has them, as this version.
-    Done(Fingerprint),
-    /// Something else is there now (`None`: nothing). Nothing was overwritten.
-    Conflict(Option<Attributes>),
-    /// They changed during the copy, or a program may still store into them: later.
-    Busy,
-}
-
-/// Where a flush publishes a file.
-pub(crate) struct Target<'a> {
-    /// The directory in the backing store.
-    pub dir: &'a Dir,
-    /// The name in it.
-    pub name: &'a [u8],
-    /// The version that should be there now; `None`: nothing.
-    pub expect: Option<Fingerprint>,
-    /// The name has other hard links in the backing store, or is otherwise to keep its inode: write
-    /// in place instead of replacing it.
-    pub in_place: bool,
-}
+/// Allocation grain that charges are rounded to.
+pub(crate) const BLOCK: u64 = 4096;
 
 impl Node {
-    /// The attributes of a regular file as programs see them now: those of the record, or of the
-    /// object while that is newer.
-    pub(crate) fn live_attr(&self, record: &Record) -> (Attr, u64 /* blocks of 512 bytes */) {
-        todo!()
+    /// Looks up where the bytes of a file are, once while it is in use.
+    pub(crate) fn load(&self, file: &File, record: &Record) -> Result<()> {
+        if file.residence.read().loaded {
+            return Ok(());
+        }
+        let mut residence = file.residence.write();
+        if residence.loaded {
+            return Ok(());
+        }
+        if let Some(resident) = self.residents.get(file.ino.0) {
+            residence.place = self.open_place(file.ino, resident)?;
+        }
+        residence.base = if record.spilled {
+            self.open_spill(file.ino)?.map_or(Base::Zeros, Base::Spill)
+        } else if record.backing.fingerprint.is_some()
+            && (residence.place.is_some() || !record.dirty)
+        {
+            Base::backing()
+        } else {
+            Base::Zeros
+        };
+        file.privileged.store(is_privileged(record), Ordering::Relaxed);
+        residence.loaded = true;
+        Ok(())
+    }
+
+    fn open_place(&self, ino: Ino, resident: Resident) -> Result<Option<Place>> {
+        let tier = &self.tiers[usize::from(resident.tier)].tier;
+        let object = match tier.open(ino.0) {
+            Ok(object) => object,
+            Err(error) if error.class() == ErrorClass::NotFound && !resident.dirty => {
+                tracing::warn!(%ino, "a clean copy has vanished from its tier");
+                self.forget_resident(ino);
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let presence =
+            if resident.whole { None } else { tier.open_map(ino.0, false)?.map(RwLock::new) };
+        let paid = if presence.is_none() { object.len()?.min(resident.charged) } else { 0 };
+        Ok(Some(Place {
+            tier: resident.tier,
+            object,
+            presence,
+            charge: Charge::new(resident.charged, paid),
+            dirty: AtomicBool::new(resident.dirty),
+            clean_as: Mutex::new(None),
+        }))
+    }
+
+    fn open_spill(&self, ino: Ino) -> Result<Option<Arc<Temporary>>> {
+        Ok(self.backing.open_spill(ino.0)?.map(Arc::new))
+    }
+
+    /// Takes an object out of the residency index and gives its room back.
+    pub(crate) fn forget_resident(&self, ino: Ino) {
+        if let Some(resident) = self.residents.remove(ino.0) {
+            self.tiers[usize::from(resident.tier)].room.give(resident.charged);
+            self.decide(Event::Removed { object: unit::Ino(ino.0) });
+        }
+    }
+
+    /// The header that an object of this file should carry.
+    pub(crate) fn header_for(&self, record: &Record, whole: bool, dirty: bool) -> Header {
+        let path = self.meta.path(record.ino).ok().flatten().unwrap_or_default();
+        let cut = path.len().saturating_sub(Header::PATH_MAX);
+        Header {
+            ino: record.ino.0,
+            dirty,
+            whole,
+            writing: dirty,
+            spilled: record.spilled,
+            size: record.attr.size,
+            base: record.backing.fingerprint.map(convert::store_fingerprint),
+            mode: record.attr.perm,
+            uid: record.attr.uid,
+            gid: record.attr.gid,
+            mtime: convert::store_time(record.attr.mtime),
+            path: std::os::unix::ffi::OsStringExt::from_vec(path[cut..].to_vec()),
+            path_truncated: cut > 0,
+            ..Header::default()
+        }
+    }
+
+    /// Marks the object dirty, durably against the death of the daemon, before its first change.
+    pub(crate) fn mark_dirty(&self, file: &File, place: &Place) -> Result<()> {
+        if place.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _growing = place.charge.growing.lock();
+        if place.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let record = self.meta.get(file.ino)?;
+        let mut header = place.object.header()?;
+        header.dirty = true;
+        header.writing = true;
+        let path = self.header_for(&record, header.whole, true);
+        header.path = path.path;
+        header.path_truncated = path.path_truncated;
+        place.object.set_header(&header)?;
+        place.dirty.store(true, Ordering::Release);
+        self.set_resident(file.ino, place);
+        self.decide(Event::Dirty { object: unit::Ino(file.ino.0) });
+        Ok(())
+    }
+
+    /// As [`Node::mark_dirty`] for an open whose writes nobody will see: remembers the state of the
+    /// object, so that an open that wrote nothing costs no flush.
+    pub(crate) fn mark_dirty_for_passthrough(&self, file: &File, place: &Place) -> Result<()> {
+        if place.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let stat = place.object.stat()?;
+        let age = convert::now().sec - stat.mtime.seconds;
+        // A change within the clock's grain of the last one might not move the time.
+        if age >= 1 {
+            *place.clean_as.lock() = Some((stat.size, stat.mtime));
+        }
+        self.mark_dirty(file, place)
+    }
+
+    /// Enters an object into the residency index as it is now.
+    pub(crate) fn set_resident(&self, ino: Ino, place: &Place) {
+        let resident = Resident {
+            tier: place.tier,
+            whole: place.presence.is_none(),
+            dirty: place.dirty.load(Ordering::Acquire),
+            charged: place.charge.bytes(),
+        };
+        self.residents.set(ino.0, resident);
+    }
+
+    /// Corrects a charge to what the object really takes up.
+    pub(crate) fn true_up(&self, file: &File, place: &Place) -> Result<()> {
+        let _growing = place.charge.growing.lock();
+        let real = place.object.allocated_bytes()?;
+        let charged = place.charge.bytes.swap(real, Ordering::AcqRel);
+        let room = &self.tiers[usize::from(place.tier)].room;
+        if real > charged {
+            room.force(real - charged);
+        } else {
+            room.give(charged - real);
+        }
+        let end = if place.presence.is_none() { place.object.len()? } else { 0 };
+        place.charge.paid_end.store(end.min(real), Ordering::Release);
+        self.set_resident(file.ino, place);
+        self.decide(Event::Resident {
+            object: unit::Ino(file.ino.0),
+            tier: unit::Tier(place.tier),
+            bytes: unit::Bytes(real),
+        });
+        Ok(())
+    }
+
+    /// The last writer has closed (or a sync asks): size and times go into the record, and the file
+    /// into the backlog.
+    pub(crate) fn settle(&self, file: &FileRef) -> Result<()> {
+        let residence = file.residence.read();
+        let Some(place) = &residence.place else {
+            return self.settle_written_around(file, &residence.base);
+        };
+        if !place.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let stat = place.object.stat()?;
+        self.true_up(file, place)?;
+        let unchanged = place.clean_as.lock().take() == Some((stat.size, stat.mtime));
+        let mapped = || !matches!(place.object.exclusive(), Ok(Some(_)));
+        if unchanged && file.opens.lock().writers == 0 && !mapped() {
+            return self.mark_clean(file, place, None);
+        }
+        let (size, mtime) = (stat.size, convert::time(stat.mtime));
+        let settled = self.meta.update(file.ino, None, |record| {
+            if !record.dirty || record.attr.size != size || record.attr.mtime != mtime {
+                record.attr.ctime = record.attr.ctime.max(mtime);
+            }
+            record.attr.size = size;
+            record.attr.mtime = mtime;
+            record.dirty = true;
+            Queue::Yes
+        });
+        match settled {
+            Ok(_) => self.written_back_in(file.ino),
+            Err(forebay_meta::Error::Stale(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// A file all of whose bytes lie in the backing store, and were written there.
+    fn settle_written_around(&self, file: &File, base: &Base) -> Result<()> {
+        let stat = match base {
+            Base::Spill(spill) => spill.file().stat()?,
+            Base::Backing(opened) => match &*opened.lock() {
+                Some(backing) => backing.stat()?,
+                None => return Ok(()),
+            },
+            Base::Zeros => return Ok(()),
+        };
+        let spilled = matches!(base, Base::Spill(_));
+        let record = self.meta.update(file.ino, None, |record| {
+            record.attr.size = stat.size;
+            record.attr.mtime = convert::time(stat.mtime);
+            record.attr.ctime = record.attr.ctime.max(record.attr.mtime);
+            if spilled {
+                record.dirty = true;
+                Queue::Yes
+            } else {
+                record.backing.fingerprint = Some(convert::fingerprint(stat.fingerprint()));
+                Queue::No
+            }
+        })?;
+        if spilled {
+            self.written_back_in(record.ino);
+        }
+        Ok(())
+    }
+
+    /// Asks for the write-back of a file that was closed just now.
+    fn written_back_in(&self, ino: Ino) {
+        match self.config.writeback {
+            Writeback::After(delay) => self.reconcile_later(ino, delay),
+            Writeback::OnClose | Writeback::Through => {
+                self.reconcile_later(ino, std::time::Duration::ZERO);
+            }
+            Writeback::OnEviction => {}
+        }
+    }
+
+    /// Settles every file in use that has unsettled changes, for a sync or a drain.
+    pub(crate) fn settle_all(&self) {
+        for ino in self.files.in_use() {
+            if let Some(file) = self.files.peek(ino)
+                && let Err(error) = self.settle(&file)
+            {
+                tracing::warn!(%ino, %error, "can't settle a file");
+            }
+        }
+    }
+
+    /// The object equals the backing store's version (`base`, or the one it had before).
+    pub(crate) fn mark_clean(
+        &self,
+        file: &File,
+        place: &Place,
+        base: Option<forebay_store::Fingerprint>,
+    ) -> Result<()> {
+        let mut header = place.object.header()?;
+        header.dirty = false;
+        header.writing = false;
+        header.pending = None;
+        if base.is_some() {
+            header.base = base;
+        }
+        place.object.set_header(&header)?;
+        place.dirty.store(false, Ordering::Release);
+        self.set_resident(file.ino, place);
+        self.decide(Event::Clean { object: unit::Ino(file.ino.0) });
+        Ok(())
+    }
+
+    /// The attributes of an inode as programs see them now, and its blocks of 512 bytes: those of
+    /// the record, or of the object while that is newer.
+    pub(crate) fn live_attr(&self, record: &Record) -> (Attr, u64) {
+        let mut attr = record.attr.clone();
+        if attr.kind != FileKind::File {
+            let blocks = if attr.kind == FileKind::Directory { 8 } else { 0 };
+            if attr.kind == FileKind::Directory {
+                attr.size = 4096;
+            }
+            return (attr, blocks);
+        }
+        let mut blocks = attr.size.div_ceil(512);
+        let newer = self.residents.get(record.ino.0).is_some_and(|resident| resident.dirty)
+            || record.spilled;
+        if newer && let Some(file) = self.files.peek(record.ino) {
+            let residence = file.residence.read();
+            let stat = match (&residence.place, &residence.base) {
+                (Some(place), _) => place.object.stat().ok(),
+                (None, Base::Spill(spill)) => spill.file().stat().ok(),
+                _ => None,
+            };
+            if let Some(stat) = stat {
+                attr.size = stat.size;
+                attr.mtime = convert::time(stat.mtime);
+                attr.atime = attr.atime.max(convert::time(stat.atime));
+                attr.ctime = attr.ctime.max(attr.mtime);
+                let whole = residence.place.as_ref().is_some_and(|place| place.presence.is_none());
+                blocks = if whole { stat.blocks } else { stat.size.div_ceil(512) };
+            }
+        }
+        (attr, blocks)
     }
 
     /// Whether a program has `ino` open.
     pub(crate) fn is_open(&self, ino: Ino) -> bool {
-        todo!()
-    }
-
-    /// Copies a dirty file's bytes, mode, owner, times and extended attributes to the backing store
-    /// and publishes them.
-    pub(crate) fn flush_data(&self, record: &Arc<Record>, target: &Target<'_>) -> Result<Flushed> {
-        todo!()
+        self.files.peek(ino).is_some_and(|file| file.is_open())
     }
 
     /// The file is removed and nobody uses it: drops all its bytes.
     pub(crate) fn discard_data(&self, ino: Ino) {
-        todo!()
+        let spilled = match self.files.peek(ino) {
+            Some(file) => {
+                let mut residence = file.residence.write();
+                residence.place = None;
+                let base = std::mem::take(&mut residence.base);
+                residence.loaded = true;
+                matches!(base, Base::Spill(_))
+            }
+            None => self.meta.get(ino).is_ok_and(|record| record.spilled),
+        };
+        if let Some(resident) = self.residents.get(ino.0) {
+            let tier = &self.tiers[usize::from(resident.tier)].tier;
+            if let Err(error) = tier.remove(ino.0)
+                && error.class() != ErrorClass::NotFound
+            {
+                tracing::warn!(%ino, %error, "can't remove an object");
+            }
+            self.forget_resident(ino);
+        }
+        if spilled {
+            self.later(move |node| {
+                if let Err(error) = node.backing.remove_spill(ino.0) {
+                    tracing::warn!(%ino, %error, "can't remove a spill file");
+                }
+            });
+        }
     }
 
-    /// The copy of a clean file is stale: drops it, for new opens at least.
+    /// The copy of a clean file is stale: drops it; programs that have it open keep what they have.
     pub(crate) fn drop_copy(&self, ino: Ino) {
-        todo!()
-    }
-
-    /// Sets the length of a file.
-    pub(crate) fn truncate(
-        &self,
-        context: &Context,
-        record: &Arc<Record>,
-        size: u64,
-    ) -> Result<()> {
-        todo!()
+        let Some(resident) = self.residents.get(ino.0) else {
+            if let Some(file) = self.files.peek(ino) {
+                let mut residence = file.residence.write();
+                if matches!(residence.base, Base::Backing(_)) {
+                    residence.base = Base::backing();
+                }
+            }
+            return;
+        };
+        if resident.dirty {
+            return;
+        }
+        let file = self.files.get(ino);
+        let mut residence = file.residence.write();
+        residence.place = None;
+        residence.base = Base::backing();
+        residence.loaded = true;
+        let tier = &self.tiers[usize::from(resident.tier)].tier;
+        if let Err(error) = tier.remove(ino.0) {
+            tracing::debug!(%ino, %error, "a stale copy was gone already");
+        }
+        drop(residence);
+        self.forget_resident(ino);
     }
 
     /// A file's times, mode or owner were set: the object on the tier follows.
     pub(crate) fn attributes_changed(&self, record: &Record) {
-        todo!()
+        if record.attr.kind != FileKind::File {
+            return;
+        }
+        let Some(resident) = self.residents.get(record.ino.0) else { return };
+        let file = self.files.get(record.ino);
+        file.privileged.store(is_privileged(record), Ordering::Relaxed);
+        if !resident.dirty {
+            return;
+        }
+        let set = self.load(&file, record).map(|()| {
+            let residence = file.residence.read();
+            residence.place.as_ref().map(|place| {
+                let times = [record.attr.atime, record.attr.mtime].map(convert::store_time);
+                place.object.set_times(Some(times[0]), Some(times[1]))
+            })
+        });
+        if let Ok(Some(Err(error))) = set {
+            tracing::warn!(ino = %record.ino, %error, "times not set on the tier");
+        }
+    }
+
+    /// The setuid and setgid bits and file capabilities go when somebody without privilege writes.
+    pub(crate) fn drop_privileges(&self, context: &Context, file: &File) -> Result<()> {
+        if !file.privileged.load(Ordering::Relaxed) || context.uid == 0 {
+            return Ok(());
+        }
+        let now = convert::now();
+        let record = self.meta.update(file.ino, Some(now), |record| {
+            record.attr.perm = without_set_id(record.attr.perm);
+            record.backing.attrs_differ = true;
+            Queue::Yes
+        })?;
+        if record.xattrs == forebay_meta::XattrState::Some {
+            match self.meta.xattr_remove(file.ino, b"security.capability", now) {
+                Ok(_) | Err(forebay_meta::Error::NoXattr) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        file.privileged.store(false, Ordering::Relaxed);
+        if let Some(kernel) = self.kernel.get() {
+            kernel.forget_attributes(file.ino.0);
+        }
+        Ok(())
     }
 
     /// Bytes that only the tiers hold.
     pub(crate) fn dirty_bytes(&self) -> u64 {
-        todo!()
+        let mut bytes = 0;
+        self.residents.for_each(|_, resident| {
+            bytes += if resident.dirty { resident.charged } else { 0 };
+        });
+        bytes
     }
+}
+
+/// A mode after a write by somebody without privilege: no setuid bit, and no setgid bit where the
+/// group may execute (without that it means mandatory locking).
+pub(crate) fn without_set_id(perm: u32) -> u32 {
+    let kept = perm & !libc::S_ISUID;
+    if kept & libc::S_IXGRP != 0 { kept & !libc::S_ISGID } else { kept }
+}
+
+/// Whether a write by somebody without privilege changes the mode. (File capabilities are the
+/// kernel's to notice: it asks for them and sends a SETATTR.)
+fn is_privileged(record: &Record) -> bool {
+    without_set_id(record.attr.perm) != record.attr.perm
 }

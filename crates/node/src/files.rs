@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use forebay_meta::Ino;
 use parking_lot::{Mutex, RwLock};
 
+use crate::fetch::Filler;
 use crate::open::Opens;
 use crate::place::Residence;
 
@@ -27,6 +28,12 @@ pub struct File {
     /// Counts writes that the daemon served, opens for writing and truncations: a flush during
     /// which it moved has a torn copy.
     pub writes: AtomicU64,
+    /// Opens that are being made.
+    pub opening: AtomicU32,
+    /// What is copied from the backing store ahead of its readers.
+    pub filler: Mutex<Filler>,
+    /// The record's `change` when the namespace was last made durable for this file, plus one.
+    pub durable_change: AtomicU64,
     /// The setuid or setgid bit or file capabilities must go at the next write.
     pub privileged: AtomicBool,
 }
@@ -40,8 +47,16 @@ impl File {
             fetching: Mutex::new(()),
             flushing: Mutex::new(()),
             writes: AtomicU64::new(0),
+            opening: AtomicU32::new(0),
+            filler: Mutex::default(),
+            durable_change: AtomicU64::new(0),
             privileged: AtomicBool::new(false),
         }
+    }
+
+    /// Whether a program has it open, or is about to.
+    pub fn is_open(&self) -> bool {
+        self.opening.load(Ordering::Acquire) > 0 || self.opens.lock().count > 0
     }
 
     /// Says that the contents change.

@@ -58,4 +58,8 @@ impl Node {
     ) -> Result<Arc<dyn BackingFile>> {
         todo!()
     }
+
+    pub(crate) fn import_root(&self) -> Result<()> {
+        todo!()
+    }
 }

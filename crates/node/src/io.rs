@@ -1,86 +1,333 @@
-//! Signatures of the data operations.
-#![allow(unused_variables, clippy::todo, missing_docs)]
+//! Reading and writing open files.
 
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use forebay_meta::Ino;
+use forebay_store::{ErrorClass, Presence, StoreError};
+use parking_lot::RwLock;
+use rustix::io::Errno;
 
-use crate::config::NodeConfig;
+use crate::config::{Durability, Writeback};
 use crate::context::Context;
-use crate::error::Result;
-use crate::handle::Opened;
-use crate::kernel::Kernel;
-use crate::namespace::Stat;
+use crate::data::BLOCK;
+use crate::error::{NodeError, Result};
+use crate::files::{File, FileRef};
 use crate::node::Node;
-use crate::pool::Pool;
+use crate::place::{Base, Place, Residence};
+
+/// Charges of growing files grow by this much at a time.
+const STEP: u64 = 1 << 20;
+/// Files below this length are charged by the block.
+const SMALL: u64 = 256 << 10;
 
 impl Node {
-    pub fn config(&self) -> &NodeConfig {
-        &self.config
-    }
-    pub fn slow_pool(&self) -> &Pool {
-        &self.slow
-    }
-    pub fn attach_kernel(&self, kernel: Arc<dyn Kernel>) {
-        let _ = self.kernel.set(kernel);
-    }
-    pub fn open(&self, context: &Context, ino: Ino, flags: i32) -> Result<Opened> {
-        todo!()
-    }
-    pub fn create_and_open(
-        &self,
-        context: &Context,
-        dir: Ino,
-        name: &[u8],
-        (mode, umask): (u32, u32),
-        flags: i32,
-    ) -> Result<(Stat, Opened)> {
-        todo!()
-    }
-    pub fn tmpfile_and_open(
-        &self,
-        context: &Context,
-        dir: Ino,
-        (mode, umask): (u32, u32),
-        flags: i32,
-    ) -> Result<(Stat, Opened)> {
-        todo!()
-    }
-    pub fn read(&self, context: &Context, fh: u64, offset: u64, into: &mut [u8]) -> Result<usize> {
-        todo!()
-    }
-    pub fn write(&self, context: &Context, fh: u64, offset: u64, data: &[u8]) -> Result<usize> {
-        todo!()
-    }
-    pub fn release(&self, fh: u64) {
-        todo!()
-    }
-    pub fn flush(&self, context: &Context, fh: u64) -> Result<()> {
-        todo!()
-    }
-    pub fn fsync(&self, context: &Context, fh: u64, datasync: bool) -> Result<()> {
-        todo!()
-    }
-    pub fn fallocate(
+    /// Reads at `offset` into `buffer`; returns the bytes read, fewer only at the end of the file.
+    ///
+    /// # Errors
+    /// `MustWait` when bytes are not on a tier and the caller may not wait.
+    pub fn read(
         &self,
         context: &Context,
         fh: u64,
         offset: u64,
-        len: u64,
-        mode: i32,
-    ) -> Result<()> {
-        todo!()
+        buffer: &mut [u8],
+    ) -> Result<usize> {
+        let handle = self.handle(fh)?;
+        let file = &handle.file;
+        let residence = file.residence.read();
+        let end = offset + buffer.len() as u64;
+        if let Some(place) = &residence.place {
+            let there = match &place.presence {
+                None => true,
+                Some(presence) => presence.read().is_present(offset..end),
+            };
+            if there {
+                let read = place.object.read_at(buffer, offset)?;
+                self.metrics.bytes_from_tier.add(read as u64);
+                return Ok(read);
+            }
+        } else if matches!(residence.base, Base::Zeros) {
+            return Ok(0);
+        }
+        context.wait()?;
+        let _demand = self.demand_gate();
+        let read = self.read_with_gaps(file, &residence, offset, buffer)?;
+        drop(residence);
+        let sequential = handle.is_sequential(offset, read as u64);
+        self.fill_after_miss(file, offset..offset + read as u64, sequential);
+        Ok(read)
     }
-    pub fn seek(&self, context: &Context, fh: u64, offset: u64, whence: i32) -> Result<u64> {
-        todo!()
-    }
-    pub fn copy_range(
+
+    /// Reads what is on the tier from there and the rest from the base. Nobody waits for an extent
+    /// to be filled: a miss costs what it costs without a cache.
+    fn read_with_gaps(
         &self,
-        context: &Context,
-        from: (u64, u64),
-        to: (u64, u64),
-        len: u64,
-    ) -> Result<u64> {
-        todo!()
+        file: &File,
+        residence: &Residence,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize> {
+        let Some(place) = &residence.place else {
+            return self.read_base(file, &residence.base, offset, buffer);
+        };
+        let len = place.object.len()?;
+        if offset >= len {
+            return Ok(0);
+        }
+        let want = buffer.len().min(usize::try_from(len - offset).unwrap_or(usize::MAX));
+        let buffer = &mut buffer[..want];
+        let range = offset..offset + want as u64;
+        let Some(presence) = &place.presence else {
+            return Ok(place.object.read_at(buffer, offset)?);
+        };
+        let (mut absent, limit) = (Vec::new(), presence.read().base_limit());
+        presence.read().missing_runs(range.clone(), &mut absent);
+        let mut done = offset;
+        let from_tier = |from: u64, to: u64, buffer: &mut [u8]| -> Result<()> {
+            let part = &mut buffer[(from - offset) as usize..(to - offset) as usize];
+            let read = place.object.read_at(part, from)?;
+            part[read..].fill(0);
+            self.metrics.bytes_from_tier.add(part.len() as u64);
+            Ok(())
+        };
+        for run in &absent {
+            let (start, end) = (run.start.max(offset), run.end.min(range.end));
+            if start >= end {
+                continue;
+            }
+            if done < start {
+                from_tier(done, start, buffer)?;
+            }
+            let part = &mut buffer[(start - offset) as usize..(end - offset) as usize];
+            let inside = end.min(limit).saturating_sub(start) as usize;
+            let read = self.read_base(file, &residence.base, start, &mut part[..inside])?;
+            part[read..].fill(0);
+            done = end;
+        }
+        if done < range.end {
+            from_tier(done, range.end, buffer)?;
+        }
+        Ok(want)
     }
+
+    /// Reads from what lies under the object.
+    pub(crate) fn read_base(
+        &self,
+        file: &File,
+        base: &Base,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize> {
+        match base {
+            Base::Zeros => Ok(0),
+            Base::Spill(spill) => {
+                let read = spill.file().read_at(buffer, offset)?;
+                self.metrics.bytes_from_spill.add(read as u64);
+                Ok(read)
+            }
+            Base::Backing(opened) => {
+                let backing = self.opened_base(file, opened)?;
+                let read = backing.read_at(buffer, offset)?;
+                self.metrics.bytes_from_backing.add(read as u64);
+                Ok(read)
+            }
+        }
+    }
+
+    /// Writes `data` at `offset`; returns the bytes written, which are all of them.
+    ///
+    /// # Errors
+    /// `MustWait` when room must be made or an extent fetched and the caller may not wait;
+    /// `ENOSPC` only when neither the tiers nor the backing store have room.
+    pub fn write(&self, context: &Context, fh: u64, offset: u64, data: &[u8]) -> Result<usize> {
+        let handle = self.handle(fh)?;
+        let file = &handle.file;
+        let end = offset
+            .checked_add(data.len() as u64)
+            .filter(|&end| end <= i64::MAX as u64)
+            .ok_or(NodeError::Posix(Errno::FBIG))?;
+        self.drop_privileges(context, file)?;
+        if let Some(written) = self.write_to_tier(file, offset, data)? {
+            self.metrics.bytes_written.add(written as u64);
+            return Ok(written);
+        }
+        context.wait()?;
+        let written = self.write_the_hard_way(file, offset, data, end)?;
+        self.metrics.bytes_written.add(written as u64);
+        Ok(written)
+    }
+
+    /// The short way: the object is there with all extents concerned, and has or gets the room.
+    fn write_to_tier(&self, file: &FileRef, offset: u64, data: &[u8]) -> Result<Option<usize>> {
+        let mut residence = file.residence.read();
+        if residence.place.is_none() {
+            if !matches!(residence.base, Base::Zeros) {
+                return Ok(None);
+            }
+            drop(residence);
+            let record = self.meta.get(file.ino)?;
+            if !self.ensure_place(file, &record)? {
+                return Ok(None);
+            }
+            residence = file.residence.read();
+        }
+        let Some(place) = &residence.place else { return Ok(None) };
+        let end = offset + data.len() as u64;
+        if let Some(presence) = &place.presence
+            && !extents_ready(presence, offset, end)
+        {
+            return Ok(None);
+        }
+        self.write_placed(file, place, offset, data)
+    }
+
+    /// Writes into an object whose extents are all there, if its tier has the room.
+    fn write_placed(
+        &self,
+        file: &File,
+        place: &Place,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Option<usize>> {
+        let end = offset + data.len() as u64;
+        if !self.pay(place, offset, end) {
+            return Ok(None);
+        }
+        self.mark_dirty(file, place)?;
+        if let Some(presence) = &place.presence {
+            presence.write().mark_dirty(offset..end)?;
+        }
+        file.count_write();
+        let mut done = 0;
+        while done < data.len() {
+            match place.object.write_at(&data[done..], offset + done as u64) {
+                Ok(0) => return Err(NodeError::Posix(Errno::IO)),
+                Ok(written) => done += written,
+                Err(error) if no_room(&error) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(Some(done))
+    }
+
+    /// Charges the growth of a write to the tier. In charged bytes it costs one load.
+    pub(crate) fn pay(&self, place: &Place, offset: u64, end: u64) -> bool {
+        let charge = &place.charge;
+        if end <= charge.paid_end.load(Ordering::Acquire) {
+            return true;
+        }
+        let _growing = charge.growing.lock();
+        let paid = charge.paid_end.load(Ordering::Acquire);
+        if end <= paid {
+            return true;
+        }
+        let room = &self.tiers[usize::from(place.tier)].room;
+        if offset > paid {
+            // A write beyond a gap: only itself is charged, and again if it is repeated; the
+            // excess goes when the file is settled.
+            let bytes = (end - offset).next_multiple_of(BLOCK) + BLOCK;
+            if !room.take(bytes) {
+                return false;
+            }
+            charge.bytes.fetch_add(bytes, Ordering::AcqRel);
+            return true;
+        }
+        let step = if end <= SMALL { BLOCK } else { STEP };
+        let wanted = end.next_multiple_of(step);
+        let grow_to = if room.take(wanted - paid) {
+            wanted
+        } else {
+            let least = end.next_multiple_of(BLOCK);
+            if !room.take(least - paid) {
+                return false;
+            }
+            least
+        };
+        charge.bytes.fetch_add(grow_to - paid, Ordering::AcqRel);
+        charge.paid_end.store(grow_to, Ordering::Release);
+        true
+    }
+
+    /// Makes what was written durable, as far as the mount's durability level says.
+    ///
+    /// # Errors
+    /// What the tier, the metadata engine or the backing store says.
+    pub fn fsync(&self, context: &Context, fh: u64, data_only: bool) -> Result<()> {
+        context.wait()?;
+        let file = self.handle(fh)?.file.clone();
+        self.sync_file(&file, data_only)?;
+        if self.config.durability == Durability::Backing
+            || self.config.writeback == Writeback::Through
+        {
+            self.settle(&file)?;
+            self.reconcile(file.ino)?;
+        }
+        Ok(())
+    }
+
+    fn sync_file(&self, file: &File, data_only: bool) -> Result<()> {
+        {
+            let residence = file.residence.read();
+            if let Some(place) = &residence.place {
+                place.object.sync(data_only && place.presence.is_none())?;
+                if let Some(presence) = &place.presence {
+                    presence.write().sync(&*place.object)?;
+                }
+            }
+            match &residence.base {
+                Base::Spill(spill) => spill.file().sync(data_only)?,
+                Base::Backing(opened) => {
+                    if let Some(backing) = &*opened.lock()
+                        && file.writes.load(Ordering::Relaxed) > 0
+                    {
+                        backing.sync(data_only)?;
+                    }
+                }
+                Base::Zeros => {}
+            }
+        }
+        // A name that is durable already needs no second journal write.
+        let change = self.meta.get(file.ino)?.change + 1;
+        if file.durable_change.load(Ordering::Acquire) != change {
+            if let Some(resident) = self.residents.get(file.ino.0) {
+                self.tiers[usize::from(resident.tier)].tier.sync_dir(file.ino.0)?;
+            }
+            self.meta.sync()?;
+            file.durable_change.store(change, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Makes a directory's entries durable.
+    ///
+    /// # Errors
+    /// What the metadata engine says.
+    pub fn sync_directory(&self, context: &Context) -> Result<()> {
+        context.wait()?;
+        Ok(self.meta.sync()?)
+    }
+
+    /// A descriptor of the file is being closed; with `--writeback through` returns when the
+    /// backing store has everything.
+    ///
+    /// # Errors
+    /// What the backing store says.
+    pub fn flush(&self, context: &Context, fh: u64) -> Result<()> {
+        if self.config.writeback != Writeback::Through {
+            return Ok(());
+        }
+        let file = self.handle(fh)?.file.clone();
+        context.wait()?;
+        self.settle(&file)?;
+        self.reconcile(file.ino)
+    }
+}
+
+/// Whether a write needs nothing but present extents.
+fn extents_ready(presence: &RwLock<Presence>, offset: u64, end: u64) -> bool {
+    let presence = presence.read();
+    presence.is_present(offset..end) && end <= presence.size()
+}
+
+pub(crate) fn no_room(error: &StoreError) -> bool {
+    error.class() == ErrorClass::NoSpace
 }

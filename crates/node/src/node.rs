@@ -1,19 +1,23 @@
 //! The node itself: its parts, its start and its end.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use forebay_core::steward::{Event, Steward};
-use forebay_core::unit::Tick;
-use forebay_meta::MetaStore;
-use forebay_store::{BackingStore, Tier, TierLock};
+use forebay_core::steward::{Event, Steward, StewardConfig, TierConfig};
+use forebay_core::unit::Bytes;
+use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options};
+use forebay_store::backing::BackingStore;
+use forebay_store::copy::{Gate, Limits, Priority};
+use forebay_store::decorators::{InterceptedBacking, Throttled};
+use forebay_store::{DirBacking, Tier, TierLock};
 use parking_lot::Mutex;
 use sharded_slab::Slab;
 
 use crate::config::NodeConfig;
+use crate::error::{NodeError, Result};
 use crate::files::Files;
 use crate::handle::Handle;
 use crate::import::Imports;
@@ -31,7 +35,7 @@ pub struct TierSlot {
     pub tier: Arc<dyn Tier>,
     /// Its room.
     pub room: Room,
-    pub(crate) _lock: TierLock,
+    _lock: TierLock,
 }
 
 /// A node: one mount's namespace, tiers, backing store and workers.
@@ -51,6 +55,7 @@ pub struct Node {
     pub(crate) flushers: Pool,
     pub(crate) imports: Imports,
     pub(crate) reconciler: Reconciler,
+    pub(crate) copies: Limits,
     pub(crate) names: Namespace,
     pub(crate) metrics: Metrics,
     pub(crate) kernel: OnceLock<Arc<dyn Kernel>>,
@@ -59,4 +64,204 @@ pub struct Node {
     pub(crate) this: Weak<Node>,
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) state_dir: PathBuf,
+}
+
+/// Copies that nobody waits for stand back this long at most for those that somebody waits for.
+const GATE_WAIT: Duration = Duration::from_millis(100);
+
+/// Name of this mount among all that share a backing store: the identity of its first tier.
+fn owner_of(tier: &dyn Tier) -> String {
+    tier.id().to_string()
+}
+
+impl Node {
+    /// Starts a node on a directory as backing store and directories as tiers: opens the state that
+    /// an earlier one left, and recovers what it did not finish.
+    ///
+    /// # Errors
+    /// A tier in use by another daemon, damaged or newer state, a backing store that can't be read.
+    pub fn start(config: NodeConfig) -> Result<Arc<Node>> {
+        let tiers = open_tiers(&config)?;
+        let first = tiers.first().ok_or_else(|| {
+            NodeError::Config("at least one tier is needed: give --tier DIR=SIZE".into())
+        })?;
+        let backing = DirBacking::open(&config.backing, &owner_of(&*first.tier))?;
+        let backing: Arc<dyn BackingStore> = Arc::new(backing);
+        let backing = match config.throttle {
+            None => backing,
+            Some((bytes, operations)) => {
+                let throttle = Throttled::new(bytes, operations, Duration::ZERO);
+                Arc::new(InterceptedBacking::new(backing, Arc::new(throttle)))
+            }
+        };
+        Self::assemble(config, tiers, backing)
+    }
+
+    /// Starts a node on given parts, for tests with faulty ones.
+    ///
+    /// # Errors
+    /// As [`Node::start`].
+    pub fn start_on(config: NodeConfig, backing: Arc<dyn BackingStore>) -> Result<Arc<Node>> {
+        let tiers = open_tiers(&config)?;
+        Self::assemble(config, tiers, backing)
+    }
+
+    fn assemble(
+        config: NodeConfig,
+        tiers: Vec<TierSlot>,
+        backing: Arc<dyn BackingStore>,
+    ) -> Result<Arc<Node>> {
+        let state_dir = match (&config.state_dir, tiers.first()) {
+            (Some(dir), _) => dir.clone(),
+            (None, Some(first)) => first.tier.path().join("meta"),
+            (None, None) => return Err(NodeError::Config("no tier".into())),
+        };
+        let meta = open_meta(&state_dir)?;
+        bind_to_backing(&meta, &config.backing)?;
+        let steward = Steward::new(&steward_config(&config))
+            .map_err(|error| NodeError::Config(error.to_string()))?;
+        let flush_threads = config.flush_threads;
+        let slow_threads = config.slow_threads;
+        let node = Arc::new_cyclic(|this| Node {
+            config,
+            meta,
+            tiers,
+            backing,
+            files: Arc::default(),
+            residents: Residents::default(),
+            handles: Slab::new(),
+            steward: Mutex::new(steward),
+            started: Instant::now(),
+            slow: Pool::new(slow_threads, 4096),
+            flushers: Pool::new(flush_threads, 1024),
+            imports: Imports::default(),
+            reconciler: Reconciler::default(),
+            copies: Limits {
+                gate: Some(Arc::new(Gate::new(GATE_WAIT))),
+                ..Limits::plain(Priority::Demand)
+            },
+            names: Namespace::default(),
+            metrics: Metrics::default(),
+            kernel: OnceLock::new(),
+            stopping: AtomicBool::new(false),
+            this: this.clone(),
+            threads: Mutex::default(),
+            state_dir,
+        });
+        node.import_root()?;
+        node.recover()?;
+        node.start_reconciler();
+        node.start_ticker();
+        Ok(node)
+    }
+
+    /// Connects the front. Called once, before the first request.
+    pub fn attach_kernel(&self, kernel: Arc<dyn Kernel>) {
+        if self.kernel.set(kernel).is_err() {
+            tracing::error!("a second front was connected; it is ignored");
+        }
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &NodeConfig {
+        &self.config
+    }
+
+    /// The pool of threads that may wait.
+    pub fn slow_pool(&self) -> &Pool {
+        &self.slow
+    }
+
+    /// A thread that lets the steward see time pass.
+    fn start_ticker(self: &Arc<Self>) {
+        let this = self.this.clone();
+        let ticker = thread::Builder::new().name("steward".into()).spawn(move || {
+            while let Some(node) = this.upgrade() {
+                if node.stopping.load(Ordering::Acquire) {
+                    break;
+                }
+                node.decide(Event::Tick);
+                drop(node);
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        match ticker {
+            Ok(handle) => self.threads.lock().push(handle),
+            Err(error) => tracing::error!(%error, "no thread for the steward"),
+        }
+    }
+
+    /// Ends all work that is in hand and makes the state durable. What is not in the backing store
+    /// stays on the tiers for the next start. Waits at most `limit`; says whether all ended.
+    pub fn stop(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        self.settle_all();
+        self.stopping.store(true, Ordering::Release);
+        self.stop_reconciler();
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let ended = self.flushers.close(left(until)) & self.slow.close(left(until));
+        for handle in self.threads.lock().drain(..) {
+            drop(handle.join());
+        }
+        if ended && let Err(error) = self.backing.tidy() {
+            tracing::debug!(%error, "the private area stays in the backing store");
+        }
+        if let Err(error) =
+            self.meta.sync().map_err(NodeError::from).and_then(|()| self.note_clean_end())
+        {
+            tracing::error!(%error, "the state may not survive a reboot");
+        }
+        ended
+    }
+}
+
+fn open_tiers(config: &NodeConfig) -> Result<Vec<TierSlot>> {
+    let mut tiers = Vec::new();
+    for wanted in &config.tiers {
+        let tier = forebay_store::tier::DirTier::open(&wanted.dir)?;
+        let lock = tier.lock()?;
+        tiers.push(TierSlot {
+            tier: Arc::new(tier),
+            room: Room::new(wanted.size_bytes),
+            _lock: lock,
+        });
+    }
+    Ok(tiers)
+}
+
+fn open_meta(dir: &Path) -> Result<MetaStore> {
+    std::fs::create_dir_all(dir)?;
+    let engine =
+        Embedded::open(dir, &EmbeddedOptions::default()).map_err(forebay_meta::Error::from)?;
+    Ok(MetaStore::open(Box::new(engine), &Options::default())?)
+}
+
+/// A tier belongs to one backing store: with another one under it, names would be mixed up.
+fn bind_to_backing(meta: &MetaStore, backing: &Path) -> Result<()> {
+    const SETTING: &str = "backing";
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::fs::canonicalize(backing)?;
+    match meta.setting(SETTING)? {
+        None => Ok(meta.set_setting(SETTING, path.as_os_str().as_bytes())?),
+        Some(known) if known == path.as_os_str().as_bytes() => Ok(()),
+        Some(known) => Err(NodeError::Config(format!(
+            "this tier holds the cache of {}: mount that, or use another tier directory for {}",
+            String::from_utf8_lossy(&known),
+            path.display()
+        ))),
+    }
+}
+
+fn steward_config(config: &NodeConfig) -> StewardConfig {
+    let share = |size: u64, percent: u8| Bytes(size / 100 * u64::from(percent));
+    let tiers = config
+        .tiers
+        .iter()
+        .map(|tier| TierConfig {
+            capacity: Bytes(tier.size_bytes),
+            high: share(tier.size_bytes, config.high_percent),
+            low: share(tier.size_bytes, config.low_percent),
+        })
+        .collect();
+    StewardConfig::new(tiers, &config.policy)
 }

@@ -1,4 +1,410 @@
-//! Opening.
-/// Who has a file open.
+//! Opening and closing: which way the bytes of an open file go.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_core::steward::Event;
+use forebay_meta::{FileKind, Ino, Record};
+use forebay_store::BackingFile;
+use forebay_store::backing::Access;
+use rustix::io::Errno;
+
+use crate::config::{Passthrough, Writeback};
+use crate::context::Context;
+use crate::convert;
+use crate::error::{NodeError, Result};
+use crate::files::{File, FileRef};
+use crate::handle::{Handle, OpenMode, Opened};
+use crate::namespace::{Found, NewName, Stat};
+use crate::node::Node;
+use crate::place::{Base, Residence};
+
+/// Who has a file open, and how.
 #[derive(Default)]
-pub struct Opens {}
+pub struct Opens {
+    /// All opens.
+    pub count: u32,
+    /// Those that may write.
+    pub writers: u32,
+    /// Those through the kernel's page cache.
+    pub cached: u32,
+    /// The registration that passthrough opens share. The kernel accepts only one for an inode
+    /// while any of them lives.
+    pub registered: Option<Registered>,
+}
+
+/// A file registered with the kernel for passthrough.
+pub struct Registered {
+    /// Its id.
+    pub id: u32,
+    /// Opens that use it.
+    pub opens: u32,
+    /// The backing file, when the tiers were passed over; else it is the object.
+    pub bypass: Option<Arc<dyn BackingFile>>,
+}
+
+impl Opens {
+    /// Whether a passthrough open of the object lives.
+    pub fn passes_to_object(&self) -> bool {
+        self.registered.as_ref().is_some_and(|registered| registered.bypass.is_none())
+    }
+}
+
+impl Node {
+    /// Opens a regular file.
+    ///
+    /// # Errors
+    /// `MustWait` when the file is not on a tier and the caller may not wait; whatever the tier or
+    /// the backing store says.
+    pub fn open(&self, context: &Context, ino: Ino, flags: i32) -> Result<Opened> {
+        let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let mut record = self.meta.get(ino)?;
+        if record.attr.kind != FileKind::File {
+            let is_dir = record.attr.kind == FileKind::Directory;
+            return Err(if is_dir { Errno::ISDIR } else { Errno::NXIO }.into());
+        }
+        if !record.dirty {
+            record = self.revalidate(context, record)?;
+        }
+        let file = self.files.get(ino);
+        // Counted before anything is decided, so that an eviction that comes now gives way.
+        let _presence = Presence::new(&file);
+        if flags & libc::O_TRUNC != 0 {
+            self.truncate(context, &record, 0)?;
+            record = self.meta.get(ino)?;
+        }
+        self.prepare(context, &file, &record, write)?;
+        self.attach(&file, &record, write)
+    }
+
+    /// `open` with `O_CREAT`: makes the file if there is none.
+    ///
+    /// # Errors
+    /// `EEXIST` with `O_EXCL`; as [`Node::open`].
+    pub fn create_and_open(
+        &self,
+        context: &Context,
+        dir: Ino,
+        name: &[u8],
+        (mode, umask): (u32, u32),
+        flags: i32,
+    ) -> Result<(Stat, Opened)> {
+        match self.find_or_make(context, dir, name, &NewName::file(mode, umask))? {
+            Found::Created(record) => {
+                let opened = self.open_new(&record, flags)?;
+                Ok((self.stat(&record), opened))
+            }
+            Found::Existing(_) if flags & libc::O_EXCL != 0 => Err(Errno::EXIST.into()),
+            Found::Existing(record) => {
+                let opened = self.open(context, record.ino, flags)?;
+                Ok((self.stat(&*self.meta.get(record.ino)?), opened))
+            }
+        }
+    }
+
+    /// `open` with `O_TMPFILE`: a file without a name.
+    ///
+    /// # Errors
+    /// As [`Node::open`].
+    pub fn tmpfile_and_open(
+        &self,
+        context: &Context,
+        dir: Ino,
+        (mode, umask): (u32, u32),
+        flags: i32,
+    ) -> Result<(Stat, Opened)> {
+        let record = self.make_unnamed(context, dir, mode, umask)?;
+        let opened = self.open_new(&record, flags)?;
+        Ok((self.stat(&record), opened))
+    }
+
+    /// Opens a file that was made right now.
+    fn open_new(&self, record: &Arc<Record>, flags: i32) -> Result<Opened> {
+        let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let file = self.files.get(record.ino);
+        self.load(&file, record)?;
+        self.attach(&file, record, write)
+    }
+
+    /// Sees to it that the bytes are where this open wants them: small files on a tier, large ones
+    /// begun.
+    fn prepare(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        record: &Arc<Record>,
+        write: bool,
+    ) -> Result<()> {
+        self.load(file, record)?;
+        let size = record.attr.size;
+        self.decide(Event::Access {
+            object: forebay_core::unit::Ino(file.ino.0),
+            size: forebay_core::unit::Bytes(size),
+            write,
+        });
+        {
+            let residence = file.residence.read();
+            if residence.place.is_some() {
+                self.metrics.hits.add(1);
+                return Ok(());
+            }
+            if size == 0 || matches!(residence.base, Base::Zeros) {
+                return Ok(());
+            }
+        }
+        context.wait()?;
+        self.metrics.misses.add(1);
+        if size <= self.config.fetch_on_open_bytes {
+            self.fetch_whole(file, record)
+        } else {
+            self.begin_partial(file, record)
+        }
+    }
+
+    /// Enters the open into the file and picks its mode.
+    fn attach(&self, file: &FileRef, record: &Record, write: bool) -> Result<Opened> {
+        let residence = file.residence.read();
+        let mut opens = file.opens.lock();
+        let (mode, promised) = self.choose_mode(file, &residence, &mut opens, record, write);
+        let handle = Handle::new(file.clone(), write, mode, promised);
+        let Some(fh) = self.handles.insert(handle) else {
+            if let Some((tier, bytes)) = promised {
+                self.tiers[usize::from(tier)].room.unpromise(bytes);
+            }
+            self.unregister_unused(&mut opens);
+            return Err(NodeError::Posix(Errno::NFILE));
+        };
+        opens.count += 1;
+        opens.writers += u32::from(write);
+        match mode {
+            OpenMode::Passthrough { .. } | OpenMode::PassthroughDirect { .. } => {
+                if let Some(registered) = &mut opens.registered {
+                    registered.opens += 1;
+                }
+                self.metrics.passthrough_opens.add(1);
+            }
+            OpenMode::Cached { .. } => opens.cached += 1,
+            OpenMode::Direct => {}
+        }
+        if write {
+            file.count_write();
+            if let (OpenMode::Passthrough { .. }, Some(place)) = (mode, &residence.place) {
+                // From here on the kernel writes without asking: dirty before the reply.
+                self.mark_dirty_for_passthrough(file, place)?;
+            }
+        }
+        if opens.count == 1 {
+            self.decide(Event::Busy { object: forebay_core::unit::Ino(file.ino.0) });
+        }
+        Ok(Opened { fh: fh as u64, mode })
+    }
+
+    /// The mode of a new open beside those that live. The kernel's rules: cached and passthrough
+    /// opens of one inode exclude each other; all passthrough opens share one registration; direct
+    /// opens go with everything that was there before them, except passthrough, beside which only
+    /// another passthrough (also with direct reads and writes) may come.
+    fn choose_mode(
+        &self,
+        file: &File,
+        residence: &Residence,
+        opens: &mut Opens,
+        record: &Record,
+        write: bool,
+    ) -> (OpenMode, Option<(u8, u64)>) {
+        if let Some(registered) = &opens.registered {
+            let id = registered.id;
+            if !write {
+                return (OpenMode::Passthrough { id }, None);
+            }
+            if registered.bypass.is_some() {
+                return (OpenMode::PassthroughDirect { id }, None);
+            }
+            return match self.promise_to_writer(file, residence) {
+                Some(promised) => (OpenMode::Passthrough { id }, Some(promised)),
+                None => (OpenMode::PassthroughDirect { id }, None),
+            };
+        }
+        let able = self.config.passthrough != Passthrough::Off
+            && self.kernel.get().is_some_and(|kernel| kernel.passthrough());
+        if !able || opens.cached > 0 {
+            return (self.served(able, write), None);
+        }
+        // A daemon that writes may have to move extents away from under a passthrough reader.
+        let serves_writer = opens.writers > 0;
+        match &residence.place {
+            Some(place) if place.presence.is_none() && !serves_writer => {
+                let promised = if write { self.promise_to_writer(file, residence) } else { None };
+                if write && promised.is_none() {
+                    return (OpenMode::Direct, None);
+                }
+                match place.object.fd().map(|fd| self.register(fd)) {
+                    Some(Ok(id)) => {
+                        opens.registered = Some(Registered { id, opens: 0, bypass: None });
+                        (OpenMode::Passthrough { id }, promised)
+                    }
+                    _ => {
+                        if let Some((tier, bytes)) = promised {
+                            self.tiers[usize::from(tier)].room.unpromise(bytes);
+                        }
+                        (OpenMode::Direct, None)
+                    }
+                }
+            }
+            None if !write && !serves_writer && record.attr.size > 0 => {
+                self.bypass(residence, opens, record)
+            }
+            _ => (self.served(able, write || serves_writer), None),
+        }
+    }
+
+    /// Passthrough straight to the backing file, for what no tier admitted.
+    fn bypass(
+        &self,
+        residence: &Residence,
+        opens: &mut Opens,
+        record: &Record,
+    ) -> (OpenMode, Option<(u8, u64)>) {
+        let refused = (OpenMode::Cached { keep: true }, None);
+        if !matches!(residence.base, Base::Backing(_)) || self.config.throttle.is_some() {
+            return refused;
+        }
+        let Ok(backing) = self.open_backing(record, Access::Read) else { return refused };
+        match backing.fd().map(|fd| self.register(fd)) {
+            Some(Ok(id)) => {
+                opens.registered = Some(Registered { id, opens: 0, bypass: Some(backing) });
+                (OpenMode::Passthrough { id }, None)
+            }
+            _ => refused,
+        }
+    }
+
+    /// The mode of an open that the daemon serves. Where passthrough may come later, direct leaves
+    /// the way open for it; elsewhere the kernel's page cache serves readers better.
+    fn served(&self, passthrough_able: bool, write: bool) -> OpenMode {
+        if write && passthrough_able { OpenMode::Direct } else { OpenMode::Cached { keep: true } }
+    }
+
+    /// Room for a passthrough writer to grow into, if there is plenty.
+    fn promise_to_writer(&self, file: &File, residence: &Residence) -> Option<(u8, u64)> {
+        let place = residence.place.as_ref()?;
+        if file.privileged.load(Ordering::Relaxed) || self.config.writeback == Writeback::Through {
+            return None;
+        }
+        let slot = &self.tiers[usize::from(place.tier)];
+        if self.config.passthrough == Passthrough::ReadWrite {
+            return Some((place.tier, 0));
+        }
+        let bytes = self.config.passthrough_reserve_bytes;
+        let physically = slot.tier.usage().is_ok_and(|usage| usage.free >= 2 * bytes);
+        if physically && slot.room.promise(bytes) {
+            return Some((place.tier, bytes));
+        }
+        self.metrics.passthrough_refused_room.add(1);
+        None
+    }
+
+    fn register(&self, fd: BorrowedFd<'_>) -> Result<u32> {
+        let kernel = self.kernel.get().ok_or(NodeError::Posix(Errno::NOTCONN))?;
+        kernel.register(fd).map_err(|error| {
+            self.metrics.passthrough_refused_kernel.add(1);
+            tracing::debug!(%error, "the kernel refused a passthrough registration");
+            error.into()
+        })
+    }
+
+    fn unregister_unused(&self, opens: &mut Opens) {
+        if opens.registered.as_ref().is_some_and(|registered| registered.opens == 0)
+            && let Some(registered) = opens.registered.take()
+            && let Some(kernel) = self.kernel.get()
+        {
+            kernel.unregister(registered.id);
+        }
+    }
+
+    /// Closes a handle: the kernel's last use of it.
+    pub fn release(&self, fh: u64) {
+        let Some(handle) = self.handles.take(fh as usize) else { return };
+        let file = handle.file.clone();
+        let (last, last_writer) = {
+            let mut opens = file.opens.lock();
+            opens.count -= 1;
+            opens.writers -= u32::from(handle.write);
+            match handle.mode {
+                OpenMode::Passthrough { .. } | OpenMode::PassthroughDirect { .. } => {
+                    if let Some(registered) = &mut opens.registered {
+                        registered.opens -= 1;
+                    }
+                    self.unregister_unused(&mut opens);
+                }
+                OpenMode::Cached { .. } => opens.cached -= 1,
+                OpenMode::Direct => {}
+            }
+            (opens.count == 0, handle.write && opens.writers == 0)
+        };
+        if let Some((tier, bytes)) = handle.promised {
+            self.tiers[usize::from(tier)].room.unpromise(bytes);
+        }
+        if last_writer && let Err(error) = self.settle(&file) {
+            tracing::error!(ino = file.ino.0, %error, "can't record a closed file's size");
+        }
+        if last {
+            self.decide(Event::Idle { object: forebay_core::unit::Ino(file.ino.0) });
+            self.last_close(&file);
+        }
+    }
+
+    /// What is due when nobody has the file open any more.
+    fn last_close(&self, file: &FileRef) {
+        let Ok(record) = self.meta.get(file.ino) else {
+            return self.discard_data(file.ino);
+        };
+        if record.orphan {
+            if let Err(error) = self.meta.release_orphan(file.ino, convert::now()) {
+                tracing::warn!(ino = file.ino.0, %error, "can't release a removed file");
+            }
+            if record.links.is_empty() {
+                self.discard_data(file.ino);
+            }
+            return;
+        }
+        self.note_access_time(file, &record);
+    }
+
+    /// Access times follow reads as `relatime` does: when older than the last change or a day.
+    fn note_access_time(&self, file: &File, record: &Record) {
+        const DAY: i64 = 24 * 3600;
+        let residence = file.residence.read();
+        let Some(place) = &residence.place else { return };
+        let Ok(stat) = place.object.stat() else { return };
+        let (known, seen) = (record.attr.atime, convert::time(stat.atime));
+        let stale =
+            known <= record.attr.mtime || known <= record.attr.ctime || seen.sec - known.sec >= DAY;
+        if seen > known && stale {
+            let times = forebay_meta::Times { atime: Some(seen), ..Default::default() };
+            if let Err(error) = self.meta.touch_times(file.ino, times) {
+                tracing::debug!(ino = file.ino.0, %error, "access time not kept");
+            }
+        }
+    }
+
+    pub(crate) fn handle(&self, fh: u64) -> Result<sharded_slab::Entry<'_, Handle>> {
+        self.handles.get(fh as usize).ok_or(NodeError::Posix(Errno::BADF))
+    }
+}
+
+/// An open that is being made: counts as one, so that nobody evicts under it.
+struct Presence<'a>(&'a File);
+
+impl<'a> Presence<'a> {
+    fn new(file: &'a File) -> Self {
+        file.opening.fetch_add(1, Ordering::AcqRel);
+        Presence(file)
+    }
+}
+
+impl Drop for Presence<'_> {
+    fn drop(&mut self) {
+        self.0.opening.fetch_sub(1, Ordering::AcqRel);
+    }
+}

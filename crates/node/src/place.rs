@@ -1,9 +1,9 @@
 //! Where a file's bytes are: an object on a tier, and the base that fills its gaps.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_store::{BackingFile, Object, Presence, Temporary};
+use forebay_store::{BackingFile, Object, Presence, Temporary, Timestamp};
 use parking_lot::{Mutex, RwLock};
 
 /// Where the bytes of one file are.
@@ -29,7 +29,10 @@ pub struct Place {
     /// What it takes up of its tier's room.
     pub charge: Charge,
     /// Whether the header says dirty.
-    pub dirty: std::sync::atomic::AtomicBool,
+    pub dirty: AtomicBool,
+    /// Size and modification time when a passthrough writer came to a clean object: if they are the
+    /// same when it has left, it wrote nothing.
+    pub clean_as: Mutex<Option<(u64, Timestamp)>>,
 }
 
 /// What an object is charged, kept so that a write inside charged bytes asks nobody.

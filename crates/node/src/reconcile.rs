@@ -41,4 +41,14 @@ impl Node {
     ) -> Result<Remaining> {
         todo!()
     }
+
+    pub(crate) fn start_reconciler(self: &std::sync::Arc<Self>) {
+        todo!()
+    }
+    pub(crate) fn stop_reconciler(&self) {
+        todo!()
+    }
+    pub(crate) fn reconciler_is_idle(&self) -> bool {
+        todo!()
+    }
 }

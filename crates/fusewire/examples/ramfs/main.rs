@@ -2,18 +2,32 @@
 
 mod fs;
 
+use std::path::Path;
+use std::process::ExitCode;
 use std::sync::Arc;
 
-use fusewire::{Mount, Options, Session};
+use fusewire::{End, Mount, Options, Session};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
     let Some(mountpoint) = std::env::args_os().nth(1) else {
-        return Err("usage: ramfs MOUNTPOINT".into());
+        eprintln!("usage: ramfs MOUNTPOINT");
+        return ExitCode::from(2);
     };
+    match serve(Path::new(&mountpoint)) {
+        Ok(end) => {
+            println!("{end:?}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("ramfs: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(mountpoint: &Path) -> fusewire::Result<End> {
     let options = Options { fs_name: "ramfs".into(), ..Options::default() };
     let mount = Mount::new(mountpoint, &options)?;
     println!("serving {}", mount.path().display());
-    let end = Session::new(mount, &options, Arc::new(fs::Ramfs::default()))?.run()?;
-    println!("{end:?}");
-    Ok(())
+    Session::new(mount, &options, Arc::new(fs::Ramfs::default()))?.run()
 }

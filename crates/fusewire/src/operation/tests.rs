@@ -29,29 +29,15 @@ fn decode(opcode: u32, body: &[u8]) -> Result<Operation<'_>, DecodeError> {
 }
 
 /// Opcode, arguments as the kernel lays them out, what they mean.
-fn golden() -> Vec<(u32, Bytes, Operation<'static>)> {
-    let lock = Lock { start: 5, end: 9, kind: libc::F_WRLCK, pid: 77 };
-    let lock_bytes = b().u64(3).u64(0xabc).u64(5).u64(9).u32(1).u32(77).u32(1).u32(0);
-    let copy = CopyRange {
-        fh_in: 1,
-        offset_in: 2,
-        node_out: 3,
-        fh_out: 4,
-        offset_out: 5,
-        length: 6,
-        flags: 0,
-    };
-    let copy_bytes = b().u64(1).u64(2).u64(3).u64(4).u64(5).u64(6).u64(0);
+type Golden = (u32, Bytes, Operation<'static>);
+
+fn golden() -> Vec<Golden> {
+    [golden_names(), golden_files(), golden_others()].concat()
+}
+
+fn golden_names() -> Vec<Golden> {
     vec![
         (opcode::LOOKUP, b().raw(b"a.txt\0"), Operation::Lookup { name: b"a.txt" }),
-        (opcode::GETATTR, b().u32(0).u32(0).u64(7), Operation::Getattr { fh: None }),
-        (opcode::GETATTR, b().u32(1).u32(0).u64(7), Operation::Getattr { fh: Some(7) }),
-        (
-            opcode::STATX,
-            b().u32(1).u32(0).u64(7).u32(0x100).u32(0xfff),
-            Operation::Statx { fh: Some(7), flags: 0x100, mask: 0xfff },
-        ),
-        (opcode::READLINK, b(), Operation::Readlink),
         (
             opcode::SYMLINK,
             b().raw(b"new\0/the/target\0"),
@@ -89,6 +75,11 @@ fn golden() -> Vec<(u32, Bytes, Operation<'static>)> {
                 open_flags: OpenInFlags::KILL_SUIDGID,
             },
         ),
+    ]
+}
+
+fn golden_files() -> Vec<Golden> {
+    vec![
         (
             opcode::READ,
             b().u64(3).u64(4096).u32(512).u32(2).u64(0xabc).u32(0x8000).u32(0),
@@ -124,27 +115,6 @@ fn golden() -> Vec<(u32, Bytes, Operation<'static>)> {
         ),
         (opcode::FSYNC, b().u64(3).u32(1).u32(0), Operation::Fsync { fh: 3, datasync: true }),
         (
-            opcode::SETXATTR,
-            b().u32(3).u32(1).u32(1).u32(0).raw(b"user.a\0val"),
-            Operation::Setxattr {
-                name: b"user.a",
-                value: b"val",
-                flags: 1,
-                setxattr_flags: SetxattrFlags::ACL_KILL_SGID,
-            },
-        ),
-        (
-            opcode::GETXATTR,
-            b().u32(64).u32(0).raw(b"user.a\0"),
-            Operation::Getxattr { name: b"user.a", size: 64 },
-        ),
-        (
-            opcode::READDIRPLUS,
-            b().u64(3).u64(2).u32(4096).u32(0).u64(0).u32(0).u32(0),
-            Operation::Readdirplus { fh: 3, offset: 2, size: 4096 },
-        ),
-        (opcode::SETLKW, lock_bytes, Operation::Setlkw { fh: 3, owner: 0xabc, lock, flock: true }),
-        (
             opcode::IOCTL,
             b().u64(3).u32(16).u32(0xe501).u64(0xdead).u32(2).u32(8).raw(b"xy"),
             Operation::Ioctl {
@@ -166,6 +136,52 @@ fn golden() -> Vec<(u32, Bytes, Operation<'static>)> {
             b().u64(3).u64(1).u32(3).u32(0),
             Operation::Lseek { fh: 3, offset: 1, whence: 3 },
         ),
+    ]
+}
+
+fn golden_others() -> Vec<Golden> {
+    let lock = Lock { start: 5, end: 9, kind: libc::F_WRLCK, pid: 77 };
+    let lock_bytes = b().u64(3).u64(0xabc).u64(5).u64(9).u32(1).u32(77).u32(1).u32(0);
+    let copy = CopyRange {
+        fh_in: 1,
+        offset_in: 2,
+        node_out: 3,
+        fh_out: 4,
+        offset_out: 5,
+        length: 6,
+        flags: 0,
+    };
+    let copy_bytes = b().u64(1).u64(2).u64(3).u64(4).u64(5).u64(6).u64(0);
+    vec![
+        (opcode::GETATTR, b().u32(0).u32(0).u64(7), Operation::Getattr { fh: None }),
+        (opcode::GETATTR, b().u32(1).u32(0).u64(7), Operation::Getattr { fh: Some(7) }),
+        (
+            opcode::STATX,
+            b().u32(1).u32(0).u64(7).u32(0x100).u32(0xfff),
+            Operation::Statx { fh: Some(7), flags: 0x100, mask: 0xfff },
+        ),
+        (opcode::READLINK, b(), Operation::Readlink),
+        (
+            opcode::SETXATTR,
+            b().u32(3).u32(1).u32(1).u32(0).raw(b"user.a\0val"),
+            Operation::Setxattr {
+                name: b"user.a",
+                value: b"val",
+                flags: 1,
+                setxattr_flags: SetxattrFlags::ACL_KILL_SGID,
+            },
+        ),
+        (
+            opcode::GETXATTR,
+            b().u32(64).u32(0).raw(b"user.a\0"),
+            Operation::Getxattr { name: b"user.a", size: 64 },
+        ),
+        (
+            opcode::READDIRPLUS,
+            b().u64(3).u64(2).u32(4096).u32(0).u64(0).u32(0).u32(0),
+            Operation::Readdirplus { fh: 3, offset: 2, size: 4096 },
+        ),
+        (opcode::SETLKW, lock_bytes, Operation::Setlkw { fh: 3, owner: 0xabc, lock, flock: true }),
         (opcode::COPY_FILE_RANGE, copy_bytes.clone(), Operation::CopyFileRange(copy)),
         (opcode::COPY_FILE_RANGE_64, copy_bytes, Operation::CopyFileRange64(copy)),
         (opcode::SYNCFS, b().u64(0), Operation::SyncFs),

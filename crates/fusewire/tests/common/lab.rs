@@ -30,6 +30,10 @@ pub struct Lab {
     pub reads: AtomicU64,
     pub interrupts: AtomicU64,
     pub destroyed: AtomicU64,
+    /// Requests are read and then forgotten, as by a process that dies.
+    pub swallow: AtomicBool,
+    pub swallowed: AtomicU64,
+    pub resent: AtomicU64,
     /// What NOTIFY_RETRIEVE brought.
     pub retrieved: Mutex<Vec<(u64, Vec<u8>)>>,
 }
@@ -96,6 +100,12 @@ impl Handler for Lab {
             Ok(Operation::Read { .. }) => self.reads.fetch_add(1, Ordering::SeqCst),
             _ => 0,
         };
+        if self.swallow.load(Ordering::SeqCst) {
+            std::mem::forget(reply);
+            self.swallowed.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
+        self.resent.fetch_add(u64::from(request.is_resent()), Ordering::SeqCst);
         if let Some((request, reply)) = self.special(request, reply) {
             self.ram.handle(request, reply);
         }

@@ -93,7 +93,7 @@ impl Node {
         }
     }
 
-    fn record(&self, ino: Ino) -> Result<Arc<Record>> {
+    pub fn record(&self, ino: Ino) -> Result<Arc<Record>> {
         Ok(self.meta.get(ino)?)
     }
 }

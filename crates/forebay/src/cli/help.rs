@@ -1,0 +1,177 @@
+//! The texts of the manual: `forebay --help`, `forebay COMMAND --help` and the man pages.
+
+use std::sync::LazyLock;
+
+use crate::error::Exit;
+
+/// What Forebay is.
+pub const OVERVIEW: &str = "\
+Forebay puts fast local storage (a RAM disk, an NVMe device: the tiers) in front of a large, slow \
+directory (the backing store: Lustre, GPFS, NFS, a hard disk). Programs use the mount point as \
+they would use the slow directory and notice nothing but speed.
+
+In the backing store every file stands under its own path as a plain file. After `forebay umount` \
+or `forebay sync` everything written through the mount is there, readable without Forebay.";
+
+/// The short hint below `-h`.
+pub const SEE_ALSO: &str = "\
+`forebay --help` and `forebay COMMAND --help` tell more, with examples, units and exit codes.";
+
+/// Examples, units, environment and exit codes.
+pub static EPILOGUE: LazyLock<String> = LazyLock::new(|| {
+    let mut text = String::from(
+        "\
+Examples:
+  forebay mount /lustre/project /mnt/project --tier /dev/shm/f=8G
+      Cache /lustre/project in 8 GiB of memory.
+  forebay mount /nfs/data /data --tier /dev/shm/f=4G --tier /nvme/f=80%
+      Two tiers, fastest first.
+  forebay status /data
+      What is resident, what is not yet in the backing store.
+  forebay umount /data
+      Write everything back and end.
+
+Units:
+  Sizes: 4096, 512K, 512KiB, 4G, 1.5T; all units count in steps of 1024. 80% where said so.
+  Times: 200ms, 5s, 2min, 1h; a unit is needed.
+
+Environment:
+  FOREBAY_<SETTING>     Each setting of `mount`, such as FOREBAY_POLICY or FOREBAY_LOG_LEVEL.
+                        A flag beats the variable, the variable beats the file.
+                        FOREBAY_TIER takes several tiers separated by commas.
+  FOREBAY_CONFIG        The configuration file.
+  FOREBAY_RUNTIME_DIR   Where control sockets are: else /run/forebay for root,
+                        $XDG_RUNTIME_DIR/forebay or /tmp/forebay-UID for others.
+  NO_COLOR              If set, no colours.
+
+Exit codes:
+",
+    );
+    for (exit, meaning) in Exit::TABLE {
+        text.push_str(&format!("  {}  {meaning}\n", exit.code()));
+    }
+    text
+});
+
+/// `mount`.
+pub const MOUNT: &str = "\
+Mounts a cache in front of BACKING at MOUNTPOINT. Returns when the mount can be used and leaves a \
+daemon behind, which logs to forebay.log in the state directory; with --foreground it stays and \
+logs to standard error.
+
+Tiers that an earlier mount used are taken up again with everything on them: what was resident is \
+resident, and what had not reached the backing store yet is written back, also after a crash.
+
+On SIGTERM or SIGINT the daemon writes everything back and unmounts; a second signal makes it \
+leave at once with the rest safe on the tiers.";
+
+/// Examples of `mount`.
+pub const MOUNT_EXAMPLES: &str = "\
+Examples:
+  forebay mount /lustre/project /mnt/project --tier /dev/shm/forebay=8G
+  forebay mount /nfs/data /data --tier /nvme/forebay=80% --writeback close --policy sieve
+  forebay mount --config /etc/forebay/data.toml
+  mount -t forebay /nfs/data /data -o tier=/nvme/forebay=80%,policy=sieve
+
+fstab(5):
+  /nfs/data  /data  forebay  tier=/nvme/forebay=800G,_netdev,nofail  0  0
+
+Exit codes: 0 mounted; 1 failed; 2 wrong arguments, nothing was touched; 5 a privilege or kernel \
+feature is missing; 6 the state on a tier is unusable (see `forebay fsck`); 7 another daemon uses \
+a tier or the mount point.";
+
+/// `umount`.
+pub const UMOUNT: &str = "\
+Writes everything that is not yet in the backing store there, with a progress bar, then unmounts, \
+and returns when the daemon is gone. If the time limit passes first, it prints what remains and \
+leaves the mount as it is. Interrupting it is safe and leaves the mount as it is.
+
+If the daemon is dead, the mount is removed; what was not written back is safe on the tiers.";
+
+/// Examples of `umount`.
+pub const UMOUNT_EXAMPLES: &str = "\
+Examples:
+  forebay umount /data
+  forebay umount /data --timeout 10min
+  forebay umount /data --no-drain      leave dirty files on the tiers for the next mount
+
+Exit codes: 0 unmounted; 1 files are open; 3 not a Forebay mount; 4 not everything could be \
+written back in time.";
+
+/// `status`.
+pub const STATUS: &str = "\
+Shows for one mount or all: the tiers and how full they are, exactly what is not yet in the \
+backing store (dirty files and the backlog of names and attributes), the hit ratio, whether the \
+kernel serves opens itself and if not why, conflicts with changes behind the mount's back, and \
+operations that are stuck.";
+
+/// Examples of `status`.
+pub const STATUS_EXAMPLES: &str = "\
+Examples:
+  forebay status
+  forebay status /data --json | jq '.dirty.files'
+
+Exit codes: 0 answered; 3 not a Forebay mount, or its daemon does not answer.";
+
+/// `where`.
+pub const WHERE: &str = "\
+Shows for each path whether it is resident (whole, partial, absent), on which tier, whether the \
+tier has a newer version than the backing store, whether it is pinned, and its place in the \
+backing store.";
+
+/// `warm`.
+pub const WARM: &str = "\
+Brings files into the tiers, directories with everything below them, as far as there is room. \
+Interrupting it is safe: what has been brought in stays.";
+
+/// `evict`.
+pub const EVICT: &str = "\
+Removes files from the tiers. Dirty ones are written to the backing store first; open and pinned \
+ones stay. Nothing is lost: the backing store has everything.";
+
+/// `pin`.
+pub const PIN: &str = "\
+Brings files in and keeps them resident until `forebay unpin`, also over an unmount. Pinned files \
+and the tiers' reserve can't together exceed a tier; what does not fit is reported.";
+
+/// `sync`.
+pub const SYNC: &str = "\
+Writes dirty files, and the changes of names and attributes that they need, to the backing store \
+now and waits for it. With a mount point as PATH, everything.";
+
+/// `hint`.
+pub const HINT: &str = "\
+Gives the reference sequence of a job: the files that it will read, in order, one path a line. \
+Paths are absolute below the mount point, or relative to it. The policy keeps what is needed soon \
+and fetches ahead along the list.";
+
+/// Examples of `hint`.
+pub const HINT_EXAMPLES: &str = "\
+Examples:
+  forebay hint /data --job train-7 epoch.list
+  find /data/set -type f -print0 | sort -z | forebay hint /data --job scan -0 -";
+
+/// `fsck`.
+pub const FSCK: &str = "\
+Checks that the index agrees with what is on the tiers. The tiers must not be mounted. Without \
+--repair or --rebuild nothing is changed.";
+
+/// Examples of `fsck`.
+pub const FSCK_EXAMPLES: &str = "\
+Examples:
+  forebay fsck /nvme/forebay
+  forebay fsck --rebuild /dev/shm/f /nvme/f
+  forebay fsck --config /etc/forebay/data.toml --repair
+
+Exit codes: 0 no problem, or all repaired; 6 problems remain; 7 the tiers are in use.";
+
+/// `top`.
+pub const TOP: &str = "\
+Shows tiers, hit ratio, throughput by source, what is dirty, and the busiest files, live.
+
+Keys: q or Esc quits, p pauses, + and - change the interval.";
+
+/// `doctor`.
+pub const DOCTOR: &str = "\
+Checks the kernel, /dev/fuse, privileges, limits and, if named, the directories that are meant as \
+tiers and backing store, and says what to do about each finding. Changes nothing.";

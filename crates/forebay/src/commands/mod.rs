@@ -1,0 +1,130 @@
+//! What each command does.
+
+mod doctor;
+mod fsck;
+mod mount;
+mod paths;
+mod progress;
+mod status;
+mod umount;
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use clap::{CommandFactory, Parser};
+
+use crate::cli::{Cli, Command, ConfigCommand, DebugCommand};
+use crate::config::MountConfig;
+use crate::control::{Client, Request, mount_id, runtime_dir};
+use crate::engine::Engine;
+use crate::error::{Error, Exit};
+use crate::{daemon, mountinfo, top};
+
+/// Runs one command line, the first argument being the name of the program, and returns the exit
+/// code. Errors are printed on standard error.
+pub fn run(args: Vec<OsString>, engine: &dyn Engine) -> u8 {
+    let program = args.first().map(Path::new).and_then(Path::file_name);
+    let result = if program == Some(OsStr::new("mount.forebay")) {
+        mount::run_helper(&args[1..], engine)
+    } else {
+        match Cli::try_parse_from(args) {
+            Ok(cli) => execute(cli.command, engine),
+            Err(error) => {
+                let _ = error.print();
+                return if error.use_stderr() { Exit::Usage.code() } else { Exit::Ok.code() };
+            }
+        }
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            for line in error.to_string().lines() {
+                eprintln!("forebay: {line}");
+            }
+            error.exit().code()
+        }
+    }
+}
+
+fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
+    let ok = Exit::Ok.code();
+    match command {
+        Command::Mount(args) => mount::run(&args, engine).map(|()| ok),
+        Command::Umount(args) => umount::run(&args).map(|()| ok),
+        Command::Status(args) => status::run(&args),
+        Command::Where(args) => paths::locate(&args).map(|()| ok),
+        Command::Warm(args) => paths::work(paths::Work::Warm, &args),
+        Command::Evict(args) => paths::work(paths::Work::Evict, &args),
+        Command::Pin(args) => paths::work(paths::Work::Pin, &args),
+        Command::Unpin(args) => paths::work(paths::Work::Unpin, &args),
+        Command::Sync(args) => paths::work(paths::Work::Sync, &args),
+        Command::Hint(args) => paths::hint(&args).map(|()| ok),
+        Command::Fsck(args) => fsck::run(&args, engine),
+        Command::Top(args) => top::run(&args).map(|()| ok),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Sim(args) => Ok(engine.simulate(&args.what, &args.args)?),
+        Command::Config(ConfigCommand::Show(args)) => mount::show(&args, engine).map(|()| ok),
+        Command::Debug(command) => debug(command).map(|()| ok),
+        Command::Daemon(args) => {
+            daemon::run_detached(&daemon::settings_from(&args.settings)?, engine).map(|()| ok)
+        }
+        Command::Completions { shell } => {
+            let mut out = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "forebay", &mut out);
+            print(&String::from_utf8_lossy(&out)).map(|()| ok)
+        }
+        Command::Man { dir } => {
+            std::fs::create_dir_all(&dir).map_err(Error::io(dir.display().to_string()))?;
+            clap_mangen::generate_to(Cli::command(), &dir)
+                .map_err(Error::io(dir.display().to_string()))?;
+            Ok(ok)
+        }
+    }
+}
+
+fn debug(command: DebugCommand) -> Result<(), Error> {
+    match command {
+        DebugCommand::Metrics { mountpoint } => print(&Client::for_path(&mountpoint)?.metrics()?),
+        DebugCommand::LogLevel { mountpoint, filter } => Client::for_path(&mountpoint)?
+            .order(Request::LogLevel { filter }, Duration::from_secs(10)),
+        DebugCommand::Pid { mountpoint } => {
+            print(&format!("{}\n", Client::for_path(&mountpoint)?.pid()))
+        }
+        DebugCommand::Socket { mountpoint } => {
+            let path = mountinfo::resolve(&mountpoint)
+                .map_err(Error::io(mountpoint.display().to_string()))?;
+            let dir = runtime_dir(rustix::process::geteuid().as_raw());
+            print(&format!("{}\n", dir.join(format!("{}.sock", mount_id(&path))).display()))
+        }
+    }
+}
+
+/// Prints to standard output. A reader that went away is no error.
+fn print(text: &str) -> Result<(), Error> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(Error::io("standard output")),
+    }
+}
+
+/// Prints a record as JSON on one line.
+fn print_json(record: &impl serde::Serialize) -> Result<(), Error> {
+    let text = serde_json::to_string(record).map_err(|error| Error::Failed(error.to_string()))?;
+    print(&format!("{text}\n"))
+}
+
+/// Prints a warning.
+fn warn(text: &str) {
+    eprintln!("forebay: warning: {text}");
+}
+
+/// The mount point and backing store without symbolic links, as the daemon must know them.
+fn canonical(config: &mut MountConfig) {
+    for path in [&mut config.backing, &mut config.mountpoint] {
+        if let Ok(real) = std::fs::canonicalize(&*path) {
+            *path = real;
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Progress on standard error: one line that is redrawn on a terminal, else a line now and then.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use crate::control::Progress;
+use crate::render;
+
+/// Shows how far an operation is.
+#[derive(Debug)]
+pub struct Meter {
+    quiet: bool,
+    terminal: bool,
+    started: Instant,
+    shown: Option<Instant>,
+    drawn: bool,
+}
+
+impl Meter {
+    /// A meter that says nothing if `quiet`.
+    pub fn new(quiet: bool) -> Self {
+        let terminal = io::stderr().is_terminal();
+        Self { quiet, terminal, started: Instant::now(), shown: None, drawn: false }
+    }
+
+    /// Shows the progress, if it is time to.
+    pub fn show(&mut self, progress: &Progress) {
+        let interval =
+            if self.terminal { Duration::from_millis(200) } else { Duration::from_secs(5) };
+        if self.quiet || self.shown.unwrap_or(self.started).elapsed() < interval {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        let elapsed = self.started.elapsed().as_secs_f64().max(1e-3);
+        let line = render::progress(progress, progress.bytes_done as f64 / elapsed);
+        // Standard error that went away must not stop the work.
+        let _ = if self.terminal {
+            self.drawn = true;
+            write!(io::stderr(), "\r\x1b[K{line}")
+        } else {
+            writeln!(io::stderr(), "{line}")
+        };
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        if self.drawn {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}

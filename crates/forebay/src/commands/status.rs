@@ -1,0 +1,40 @@
+//! `status` of one mount or all.
+
+use super::{print, print_json};
+use crate::cli::StatusArgs;
+use crate::control::{Client, Status};
+use crate::error::{Error, Exit};
+use crate::{mountinfo, render};
+
+/// Prints the status.
+pub fn run(args: &StatusArgs) -> Result<u8, Error> {
+    if let Some(path) = &args.mountpoint {
+        let status = Client::for_path(path)?.status()?;
+        if args.json {
+            print_json(&status)?
+        } else {
+            print(&render::status(&status))?
+        }
+        return Ok(Exit::Ok.code());
+    }
+    let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
+    let mut answers: Vec<Status> = Vec::new();
+    let mut exit = Exit::Ok;
+    for mount in mounts.iter().filter(|mount| mount.is_forebay()) {
+        match Client::for_mount(mount, &mounts).and_then(|mut client| client.status()) {
+            Ok(status) => answers.push(status),
+            Err(error) => {
+                eprintln!("forebay: {error}");
+                exit = error.exit();
+            }
+        }
+    }
+    if args.json {
+        print_json(&answers)?;
+    } else if answers.is_empty() && exit == Exit::Ok {
+        print("no Forebay mounts\n")?;
+    } else {
+        print(&answers.iter().map(render::status).collect::<Vec<_>>().join("\n"))?;
+    }
+    Ok(exit.code())
+}

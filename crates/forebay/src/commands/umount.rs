@@ -1,0 +1,163 @@
+//! `umount`: drain, unmount, and wait until the daemon is gone.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, PidfdFlags};
+
+use super::progress::Meter;
+use super::warn;
+use crate::cli::UmountArgs;
+use crate::control::{Client, ControlError, ErrorKind, Outcome, Request, Shutdown};
+use crate::error::Error;
+use crate::{mountinfo, render};
+
+/// Added to the daemon's own limit before its answer is given up.
+const GRACE: Duration = Duration::from_secs(15);
+
+/// How long unmounting and the daemon's end may take after the drain.
+const END_LIMIT: Duration = Duration::from_secs(60);
+
+/// Unmounts.
+pub fn run(args: &UmountArgs) -> Result<(), Error> {
+    let path = mountinfo::resolve(&args.mountpoint)
+        .map_err(Error::io(args.mountpoint.display().to_string()))?;
+    let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
+    let mount = mountinfo::at(&mounts, &path).filter(|mount| mount.is_forebay());
+    let client = match mount {
+        Some(mount) => Client::for_mount(mount, &mounts),
+        None => Client::for_path(&path).and_then(|client| {
+            if client.mountpoint() == path {
+                Ok(client)
+            } else {
+                Err(Error::NotMounted(path.clone()))
+            }
+        }),
+    };
+    match client {
+        Ok(client) => end_daemon(client, args),
+        Err(Error::NoDaemon { reason, .. }) if mount.is_some() => {
+            warn(&format!(
+                "the daemon is dead ({reason}); removing its mount. What was not yet written back is safe on the tiers: mount again with the same tiers to continue"
+            ));
+            remove_dead(&path)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
+    // Taken first: a process id must not be looked up after its process may have ended.
+    let daemon = Pid::from_raw(client.pid())
+        .map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()));
+    if !args.no_drain {
+        let outcome = drain(&mut client, args)?;
+        if !outcome.complete || outcome.remaining_files > 0 || outcome.remaining_backlog > 0 {
+            return Err(Error::NotDrained(format!(
+                "still mounted: the time limit passed or the backing store failed\n{}try again with a longer --timeout, or leave the rest on the tiers for the next mount with --no-drain",
+                render::remaining(&outcome)
+            )));
+        }
+    }
+    let how = if args.detach { Shutdown::Detach } else { Shutdown::IfIdle };
+    match client.order(Request::Shutdown { how }, END_LIMIT) {
+        Err(Error::Control(error)) if error.kind == ErrorKind::Busy => {
+            return Err(busy(&error, client.mountpoint()));
+        }
+        // The daemon may be gone before its answer is; that it is gone is checked below.
+        Err(Error::Io { .. }) | Ok(()) => {}
+        Err(error) => return Err(error),
+    }
+    match daemon {
+        Some(Ok(daemon)) => wait_for_end(&daemon),
+        _ => Ok(()),
+    }
+}
+
+fn drain(client: &mut Client, args: &UmountArgs) -> Result<Outcome, Error> {
+    let mut meter = Meter::new(args.quiet);
+    let limit_ms = args.timeout.map(|limit| limit.as_millis().try_into().unwrap_or(u64::MAX));
+    let patience = args.timeout.map(|limit| limit.saturating_add(GRACE));
+    let request = Request::Drain { limit_ms };
+    let result = client.work(request, patience, &mut |progress| meter.show(progress));
+    match result {
+        Err(Error::Control(error)) if error.kind == ErrorKind::NotMounted => {
+            Err(Error::NotDrained(format!(
+                "still mounted: {error}; `forebay status` shows what is stuck"
+            )))
+        }
+        other => other,
+    }
+}
+
+fn busy(error: &ControlError, mountpoint: &Path) -> Error {
+    let holders = holders(mountpoint);
+    let list: String = holders.iter().map(|holder| format!("\n  {holder}")).collect();
+    let advice = "end them, or use --detach";
+    if list.is_empty() {
+        Error::Failed(format!("{}: {error}; {advice}", mountpoint.display()))
+    } else {
+        Error::Failed(format!("{}: in use; {advice}:{list}", mountpoint.display()))
+    }
+}
+
+/// Some of the processes that have a file or their directory on a mount. Reads only links in
+/// /proc, so that a stuck mount does not matter.
+fn holders(mountpoint: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let dir = process.path();
+        if !process.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+            continue;
+        }
+        let open =
+            fs::read_dir(dir.join("fd")).into_iter().flatten().flatten().map(|entry| entry.path());
+        let place = [dir.join("cwd"), dir.join("root")].into_iter().chain(open);
+        let mut places = place.filter_map(|link| fs::read_link(link).ok());
+        if let Some(place) = places.find(|place| place.starts_with(mountpoint)) {
+            let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+            let pid = process.file_name();
+            found.push(format!("{} ({}): {}", pid.display(), name.trim(), place.display()));
+            if found.len() == 8 {
+                break;
+            }
+        }
+    }
+    found
+}
+
+fn wait_for_end(daemon: &impl std::os::fd::AsFd) -> Result<(), Error> {
+    let deadline = Instant::now() + END_LIMIT;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut polled = [PollFd::new(daemon, PollFlags::IN)];
+        let limit = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match rustix::event::poll(&mut polled, Some(&limit)) {
+            Ok(0) => {
+                return Err(Error::NotDrained(
+                    "unmounted, but the daemon has not ended; see its log".into(),
+                ));
+            }
+            Ok(_) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Error::io("waiting for the daemon")(error.into())),
+        }
+    }
+}
+
+/// Removes a mount that nobody serves any more.
+fn remove_dead(path: &Path) -> Result<(), Error> {
+    let direct = rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH);
+    if direct.is_ok() {
+        return Ok(());
+    }
+    let helped = Command::new("fusermount3").arg("-uz").arg("--").arg(path).status();
+    match helped {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(Error::Failed(format!("fusermount3 -uz {}: {status}", path.display()))),
+        Err(error) => Err(Error::io("fusermount3")(error)),
+    }
+}

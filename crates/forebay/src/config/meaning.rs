@@ -1,0 +1,544 @@
+//! What the texts of the settings mean.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::settings::{Settings, Value};
+use super::sources::nearest;
+use crate::error::Error;
+use crate::units::{parse_bytes, parse_duration, parse_percent};
+
+/// An amount of space: absolute, or a part of something larger.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum SpaceSize {
+    /// This many bytes.
+    Bytes(u64),
+    /// This many hundredths: of the file system for a tier, of the tier for its reserve.
+    Percent(f64),
+}
+
+impl Default for SpaceSize {
+    fn default() -> Self {
+        SpaceSize::Bytes(0)
+    }
+}
+
+impl SpaceSize {
+    /// Parses `4G` or `80%`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text.trim_end().ends_with('%') {
+            parse_percent(text).map(SpaceSize::Percent)
+        } else {
+            parse_bytes(text).map(SpaceSize::Bytes)
+        }
+    }
+
+    /// The bytes that this is of `whole` bytes.
+    pub fn of(self, whole: u64) -> u64 {
+        match self {
+            SpaceSize::Bytes(bytes) => bytes,
+            SpaceSize::Percent(percent) => (whole as f64 * percent / 100.0) as u64,
+        }
+    }
+
+    /// Whether it is no space at all.
+    pub fn is_zero(self) -> bool {
+        self.of(u64::MAX) == 0
+    }
+}
+
+impl fmt::Display for SpaceSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SpaceSize::Bytes(bytes) => f.write_str(&crate::units::format_bytes(*bytes)),
+            SpaceSize::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+/// One tier: a directory and how much of it may be used.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TierConfig {
+    /// The directory; absolute after [`MountConfig::from_settings`].
+    pub dir: PathBuf,
+    /// How much of it may be used.
+    pub size: SpaceSize,
+}
+
+impl TierConfig {
+    /// Parses `DIR=SIZE`; the last `=` counts, so that directories may contain one.
+    pub fn parse(text: &OsStr) -> Result<Self, String> {
+        let bytes = text.as_bytes();
+        let shown = text.to_string_lossy();
+        let explain =
+            || format!("'{shown}' is not DIR=SIZE; write for example /dev/shm/forebay=4G");
+        let at = bytes.iter().rposition(|byte| *byte == b'=').ok_or_else(explain)?;
+        let size = std::str::from_utf8(&bytes[at + 1..]).map_err(|_| explain())?;
+        if at == 0 || size.is_empty() {
+            return Err(explain());
+        }
+        let size = SpaceSize::parse(size).map_err(|error| format!("size of {shown}: {error}"))?;
+        Ok(Self { dir: OsStr::from_bytes(&bytes[..at]).into(), size })
+    }
+}
+
+/// When dirty files are written back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writeback {
+    /// This long after the last close.
+    After(Duration),
+    /// Before close returns.
+    Close,
+    /// Each write goes to the backing store too.
+    Through,
+    /// Only to make room, on sync and at umount.
+    Evict,
+}
+
+/// What acknowledged data survives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// The loss of the daemon, and of power where the tier keeps its data without it.
+    Local,
+    /// The loss of everything local.
+    Backing,
+}
+
+/// Which opens the kernel may serve itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passthrough {
+    /// None.
+    Off,
+    /// Those for reading.
+    Read,
+    /// All.
+    ReadWrite,
+}
+
+/// Who else changes the backing store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coherence {
+    /// Others may; look at each open.
+    Open,
+    /// Nobody; never look.
+    Exclusive,
+}
+
+/// The form of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines: one JSON object a line.
+    Json,
+}
+
+/// An artificial limit on the backing store, for tests and demonstrations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Throttle {
+    /// Bytes in a second, reads and writes each.
+    pub bytes_per_second: u64,
+    /// Operations in a second; nothing for no limit.
+    pub iops: Option<u64>,
+}
+
+/// Everything that a mount is told. Paths are absolute.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MountConfig {
+    /// The backing store.
+    pub backing: PathBuf,
+    /// Where to mount.
+    pub mountpoint: PathBuf,
+    /// The tiers, fastest first; at least one.
+    pub tiers: Vec<TierConfig>,
+    /// Name of the replacement policy; one of those that the engine offers.
+    pub policy: String,
+    /// When dirty files are written back.
+    pub writeback: Writeback,
+    /// What acknowledged data survives.
+    pub durability: Durability,
+    /// The most that the kernel may serve itself; the engine falls back to what is possible.
+    pub passthrough: Passthrough,
+    /// Who else changes the backing store.
+    pub coherence: Coherence,
+    /// How long attributes may be cached.
+    pub attr_timeout: Duration,
+    /// How long names may be cached.
+    pub entry_timeout: Duration,
+    /// Percentage of a tier at which eviction starts.
+    pub high_mark: f64,
+    /// Percentage of a tier at which it stops.
+    pub low_mark: f64,
+    /// Bytes of an extent; a power of two.
+    pub extent_size: u64,
+    /// Space of each tier kept free for writers.
+    pub reserve: SpaceSize,
+    /// The longest wait for the backing store.
+    pub backing_timeout: Duration,
+    /// The longest drain at umount.
+    pub drain_timeout: Duration,
+    /// Threads that read requests; at least one.
+    pub threads: usize,
+    /// Whether changes through the mount are refused.
+    pub read_only: bool,
+    /// Whether other users may use the mount.
+    pub allow_other: bool,
+    /// Where index, backlog and log live.
+    pub state_dir: PathBuf,
+    /// Whether `state_dir` was named, and is not merely a place in the first tier.
+    pub state_dir_given: bool,
+    /// Address of the HTTP endpoint of metrics.
+    pub metrics: Option<SocketAddr>,
+    /// What is logged.
+    pub log_level: String,
+    /// The form of log lines.
+    pub log_format: LogFormat,
+    /// Where the log goes; nothing for standard error.
+    pub log_file: Option<PathBuf>,
+    /// Whether to stay in the foreground.
+    pub foreground: bool,
+    /// An artificial limit on the backing store.
+    pub throttle: Option<Throttle>,
+}
+
+/// Reads one setting after the other, with the origin in each error.
+struct Reader<'a> {
+    settings: &'a Settings,
+    cwd: PathBuf,
+}
+
+impl<'a> Reader<'a> {
+    fn value(&self, key: &str) -> Result<&'a Value, Error> {
+        self.settings.get(key).ok_or_else(|| {
+            Error::Usage(format!(
+                "{} is missing; see `forebay mount --help`",
+                match key {
+                    "backing" => "the backing store (BACKING)",
+                    "mountpoint" => "the mount point (MOUNTPOINT)",
+                    "tier" => "--tier DIR=SIZE, the fast local directory to keep files in,",
+                    other => other,
+                }
+            ))
+        })
+    }
+
+    fn raw(&self, key: &str) -> Result<&'a OsStr, Error> {
+        Ok(self.value(key)?.texts.first().map_or(OsStr::new(""), OsString::as_os_str))
+    }
+
+    fn parse<T>(&self, key: &str, f: impl FnOnce(&str) -> Result<T, String>) -> Result<T, Error> {
+        let raw = self.raw(key)?;
+        let result = raw.to_str().ok_or_else(|| "is not UTF-8".to_owned()).and_then(f);
+        result.map_err(|message| self.wrong(key, message))
+    }
+
+    fn wrong(&self, key: &str, message: impl Into<String>) -> Error {
+        let origin = self.settings.get(key).map(|value| value.origin.describe(key));
+        Error::Setting { origin: origin.unwrap_or_else(|| key.into()), message: message.into() }
+    }
+
+    fn switch(&self, key: &str) -> Result<bool, Error> {
+        self.word(
+            key,
+            &[
+                ("true", true),
+                ("false", false),
+                ("1", true),
+                ("0", false),
+                ("yes", true),
+                ("no", false),
+            ],
+        )
+    }
+
+    fn word<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Result<T, Error> {
+        self.parse(key, |text| choose(text, words))
+    }
+
+    fn path(&self, key: &str) -> Result<Option<PathBuf>, Error> {
+        let raw = self.raw(key)?;
+        Ok((!raw.is_empty()).then(|| self.cwd.join(raw)))
+    }
+
+    fn required_path(&self, key: &str) -> Result<PathBuf, Error> {
+        self.path(key)?.ok_or_else(|| self.wrong(key, "must not be empty"))
+    }
+
+    fn duration(&self, key: &str) -> Result<Duration, Error> {
+        self.parse(key, parse_duration)
+    }
+
+    fn limit(&self, key: &str) -> Result<Duration, Error> {
+        self.parse(key, |text| match parse_duration(text)? {
+            Duration::ZERO => Err("must be longer than 0".into()),
+            duration => Ok(duration),
+        })
+    }
+
+    fn tiers(&self) -> Result<Vec<TierConfig>, Error> {
+        let tiers = self.value("tier")?.texts.iter().map(|text| {
+            let tier = TierConfig::parse(text).map_err(|message| self.wrong("tier", message))?;
+            Ok(TierConfig { dir: self.cwd.join(&tier.dir), size: tier.size })
+        });
+        let tiers = tiers.collect::<Result<Vec<_>, Error>>()?;
+        if tiers.is_empty() {
+            return Err(self.wrong("tier", "at least one tier is needed"));
+        }
+        Ok(tiers)
+    }
+
+    fn threads(&self) -> Result<usize, Error> {
+        if self.switch("single-thread")? {
+            return Ok(1);
+        }
+        self.parse("threads", |text| match text.parse::<usize>() {
+            Ok(0) => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
+            Ok(threads @ 1..=256) => Ok(threads),
+            _ => Err(format!("'{text}' is not a number of threads from 0 (one per CPU) to 256")),
+        })
+    }
+}
+
+/// The value of a word, or an error with all words and the nearest.
+fn choose<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<T, String> {
+    if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
+        return Ok(*value);
+    }
+    Err(unknown_word(text, words.iter().map(|(word, _)| *word)))
+}
+
+/// The message for a word that is none of the known ones.
+fn unknown_word<'a>(text: &str, words: impl Iterator<Item = &'a str> + Clone) -> String {
+    let all = words.clone().collect::<Vec<_>>().join(", ");
+    match nearest(text, words) {
+        Some(near) => format!("'{text}' is none of {all}; did you mean '{near}'?"),
+        None => format!("'{text}' is none of {all}"),
+    }
+}
+
+fn parse_writeback(text: &str) -> Result<Writeback, String> {
+    let words =
+        [("close", Writeback::Close), ("through", Writeback::Through), ("evict", Writeback::Evict)];
+    if let Ok(writeback) = choose(text, &words) {
+        return Ok(writeback);
+    }
+    parse_duration(text).map(Writeback::After).map_err(|_| {
+        format!("'{text}' is neither a duration such as 5s nor one of close, through, evict")
+    })
+}
+
+fn parse_durability(text: &str) -> Result<Durability, String> {
+    if text.starts_with("replicas") {
+        return Err(
+            "copies on other nodes need a cluster; one node offers local and backing".into()
+        );
+    }
+    choose(text, &[("local", Durability::Local), ("backing", Durability::Backing)])
+}
+
+fn parse_extent_size(text: &str) -> Result<u64, String> {
+    let bytes = parse_bytes(text)?;
+    if bytes.is_power_of_two() && (64 << 10..=64 << 20).contains(&bytes) {
+        Ok(bytes)
+    } else {
+        Err(format!("'{text}' is not a power of two from 64KiB to 64MiB"))
+    }
+}
+
+fn parse_throttle(text: &str) -> Result<Option<Throttle>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let (rate, iops) = text.split_once('/').map_or((text, None), |(rate, iops)| (rate, Some(iops)));
+    let bytes_per_second = parse_bytes(rate)?;
+    let iops = iops
+        .map(|iops| iops.parse::<u64>().map_err(|_| format!("'{iops}' is not a number of IOPS")))
+        .transpose()?;
+    if bytes_per_second == 0 || iops == Some(0) {
+        return Err("a rate must be more than 0".into());
+    }
+    Ok(Some(Throttle { bytes_per_second, iops }))
+}
+
+impl MountConfig {
+    /// Gives the settings their meaning. Relative paths start at the current directory; nothing
+    /// is touched and no directory is looked at ([`super::validate`] does that).
+    pub fn from_settings(settings: &Settings, policies: &[&str]) -> Result<Self, Error> {
+        let cwd = std::env::current_dir().map_err(Error::io("current directory"))?;
+        let reader = Reader { settings, cwd };
+        let tiers = reader.tiers()?;
+        let given = reader.path("state-dir")?;
+        let state_dir_given = given.is_some();
+        let state_dir = given.unwrap_or_else(|| tiers[0].dir.join("state"));
+        let foreground = reader.switch("foreground")?;
+        let log_file = reader
+            .path("log-file")?
+            .or_else(|| (!foreground).then(|| state_dir.join("forebay.log")));
+        let config = Self {
+            backing: reader.required_path("backing")?,
+            mountpoint: reader.required_path("mountpoint")?,
+            policy: reader.parse("policy", |text| {
+                let known = policies.contains(&text);
+                known
+                    .then(|| text.to_owned())
+                    .ok_or_else(|| unknown_word(text, policies.iter().copied()))
+            })?,
+            writeback: reader.parse("writeback", parse_writeback)?,
+            durability: reader.parse("durability", parse_durability)?,
+            passthrough: reader.word(
+                "passthrough",
+                &[
+                    ("readwrite", Passthrough::ReadWrite),
+                    ("read", Passthrough::Read),
+                    ("off", Passthrough::Off),
+                ],
+            )?,
+            coherence: reader.word(
+                "coherence",
+                &[("open", Coherence::Open), ("exclusive", Coherence::Exclusive)],
+            )?,
+            attr_timeout: reader.duration("attr-timeout")?,
+            entry_timeout: reader.duration("entry-timeout")?,
+            high_mark: reader.parse("high-mark", parse_percent)?,
+            low_mark: reader.parse("low-mark", parse_percent)?,
+            extent_size: reader.parse("extent-size", parse_extent_size)?,
+            reserve: reader.parse("reserve", SpaceSize::parse)?,
+            backing_timeout: reader.limit("backing-timeout")?,
+            drain_timeout: reader.limit("drain-timeout")?,
+            threads: reader.threads()?,
+            read_only: reader.switch("read-only")?,
+            allow_other: reader.switch("allow-other")?,
+            metrics: reader.parse("metrics", |text| {
+                let address = || {
+                    text.parse().map_err(|_| {
+                        format!("'{text}' is not ADDRESS:PORT, such as 127.0.0.1:9464")
+                    })
+                };
+                (!text.is_empty()).then(address).transpose()
+            })?,
+            log_level: reader.parse("log-level", |text| {
+                let parsed = tracing_subscriber::EnvFilter::builder().parse(text);
+                parsed.map(|_| text.to_owned()).map_err(|error| format!("'{text}': {error}"))
+            })?,
+            log_format: reader
+                .word("log-format", &[("text", LogFormat::Text), ("json", LogFormat::Json)])?,
+            throttle: reader.parse("throttle", parse_throttle)?,
+            tiers,
+            state_dir,
+            state_dir_given,
+            log_file,
+            foreground,
+        };
+        if config.low_mark >= config.high_mark {
+            return Err(reader.wrong(
+                "low-mark",
+                format!("must be below the high mark ({}%)", config.high_mark),
+            ));
+        }
+        Ok(config)
+    }
+
+    /// The name that the mount has in /proc/self/mountinfo: its backing store.
+    pub fn source(&self) -> &OsStr {
+        self.backing.as_os_str()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Origin, Setting};
+
+    const POLICIES: &[&str] = &["lru", "lfu", "s3-fifo", "sieve"];
+
+    fn config(given: &[(&str, &str)]) -> Result<MountConfig, Error> {
+        let mut settings = Settings::default();
+        let base = [("backing", "/b"), ("mountpoint", "/m"), ("tier", "/t=1G")];
+        for (key, text) in given.iter().chain(&base) {
+            settings.offer(Setting::find(key).unwrap(), vec![text.into()], Origin::Flag);
+        }
+        settings.fill_defaults();
+        MountConfig::from_settings(&settings, POLICIES)
+    }
+
+    #[test]
+    fn from_settings_when_only_the_needed_is_given_then_defaults_hold() {
+        let config = config(&[]).unwrap();
+        assert_eq!(config.writeback, Writeback::After(Duration::from_secs(5)));
+        assert_eq!(config.passthrough, Passthrough::ReadWrite);
+        assert_eq!(config.extent_size, 1 << 20);
+        assert_eq!(config.state_dir, PathBuf::from("/t/state"));
+        assert_eq!(config.log_file, Some("/t/state/forebay.log".into()));
+        assert!(config.threads >= 1 && !config.foreground);
+    }
+
+    #[test]
+    fn from_settings_when_values_are_given_then_they_are_understood() {
+        let config = config(&[
+            ("writeback", "close"),
+            ("passthrough", "off"),
+            ("reserve", "10%"),
+            ("single-thread", "true"),
+            ("foreground", "true"),
+            ("throttle", "100M/200"),
+            ("metrics", "127.0.0.1:9464"),
+            ("tier", "/a=b/c=512MiB"),
+        ])
+        .unwrap();
+        assert_eq!(config.writeback, Writeback::Close);
+        assert_eq!(config.reserve.of(1000), 100);
+        assert_eq!(config.threads, 1);
+        assert_eq!(config.log_file, None);
+        assert_eq!(
+            config.throttle,
+            Some(Throttle { bytes_per_second: 100 << 20, iops: Some(200) })
+        );
+        assert_eq!(config.metrics.unwrap().port(), 9464);
+        let tier = TierConfig { dir: "/a=b/c".into(), size: SpaceSize::Bytes(512 << 20) };
+        assert_eq!(config.tiers, [tier]);
+    }
+
+    #[test]
+    fn from_settings_when_a_value_is_wrong_then_the_message_says_what_is_right() {
+        for (key, text, part) in [
+            (
+                "policy",
+                "s3fifo",
+                "--policy: 's3fifo' is none of lru, lfu, s3-fifo, sieve; did you mean 's3-fifo'?",
+            ),
+            (
+                "writeback",
+                "later",
+                "neither a duration such as 5s nor one of close, through, evict",
+            ),
+            ("writeback", "5", "neither a duration"),
+            ("durability", "replicas=2", "need a cluster"),
+            ("passthrough", "reads", "did you mean 'read'?"),
+            ("extent-size", "3M", "not a power of two"),
+            ("threads", "-1", "not a number of threads"),
+            ("tier", "/fast", "is not DIR=SIZE"),
+            ("tier", "/fast=lots", "size of /fast=lots"),
+            ("low-mark", "96%", "must be below the high mark"),
+            ("backing-timeout", "0s", "longer than 0"),
+            ("metrics", "9464", "is not ADDRESS:PORT"),
+            ("log-level", "loud=very=much", "--log-level"),
+            ("read-only", "maybe", "'maybe' is none of true, false"),
+            ("throttle", "fast", "not a size"),
+        ] {
+            let message = config(&[(key, text)]).unwrap_err().to_string();
+            assert!(message.contains(part), "{key}={text}: {message}");
+        }
+    }
+
+    #[test]
+    fn from_settings_when_no_tier_is_given_then_it_is_asked_for() {
+        let mut settings = Settings::default();
+        settings.fill_defaults();
+        let message = MountConfig::from_settings(&settings, POLICIES).unwrap_err().to_string();
+        assert!(message.starts_with("--tier DIR=SIZE"), "{message}");
+    }
+}

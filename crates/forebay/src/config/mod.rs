@@ -1,0 +1,17 @@
+//! The configuration of a mount: typed, validated, with the origin of every value.
+//!
+//! Values travel as text from flags, `FOREBAY_*` variables, a TOML file and defaults into
+//! [`Settings`], where the first of these sources wins; [`MountConfig`] is what they mean.
+
+mod meaning;
+mod settings;
+mod sources;
+mod validate;
+
+pub use meaning::{
+    Coherence, Durability, LogFormat, MountConfig, Passthrough, SpaceSize, Throttle, TierConfig,
+    Writeback,
+};
+pub use settings::{SETTINGS, Setting, Settings, Value, ValueKind};
+pub use sources::{FileSource, Origin, nearest, offer_environment, offer_mount_options};
+pub use validate::{CAP_SYS_ADMIN, Facts, Finding, SystemFacts, has_capability, validate};

@@ -1,0 +1,262 @@
+//! The table of all settings, and the values that a mount has for them.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use super::sources::Origin;
+
+/// The form of a setting's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueKind {
+    /// One value; carries the name shown in help.
+    One(&'static str),
+    /// Several values, each given by one more flag; carries the name shown in help.
+    Many(&'static str),
+    /// `true` or `false`; the flag alone means `true`.
+    Switch,
+}
+
+/// One setting: a flag `--key`, a variable `FOREBAY_KEY`, a key in the file, an option of mount(8).
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Its name.
+    pub key: &'static str,
+    /// The form of its value.
+    pub kind: ValueKind,
+    /// What holds where nobody said anything; nothing for settings that must be given.
+    pub default: Option<&'static str>,
+    /// Help: what it decides, its units, its values.
+    pub help: &'static str,
+    /// Only for tests and experts; not in the short help.
+    pub hidden: bool,
+}
+
+impl Setting {
+    /// The environment variable of this setting.
+    pub fn variable(&self) -> String {
+        format!("FOREBAY_{}", self.key.replace('-', "_").to_ascii_uppercase())
+    }
+
+    /// The setting with this key; `_` counts as `-`.
+    pub fn find(key: &str) -> Option<&'static Setting> {
+        let key = key.replace('_', "-");
+        SETTINGS.iter().find(|setting| setting.key == key)
+    }
+}
+
+const fn one(
+    key: &'static str,
+    value: &'static str,
+    default: Option<&'static str>,
+    help: &'static str,
+) -> Setting {
+    Setting { key, kind: ValueKind::One(value), default, help, hidden: false }
+}
+
+const fn switch(key: &'static str, help: &'static str) -> Setting {
+    Setting { key, kind: ValueKind::Switch, default: Some("false"), help, hidden: false }
+}
+
+/// Every setting, in the order of the help.
+pub const SETTINGS: &[Setting] = &[
+    one(
+        "backing",
+        "DIR",
+        None,
+        "The backing store: the large, slow directory to put the cache in front of. After `forebay umount` it holds everything as plain files.",
+    ),
+    one("mountpoint", "DIR", None, "The directory where programs find the cached files."),
+    Setting {
+        key: "tier",
+        kind: ValueKind::Many("DIR=SIZE"),
+        default: None,
+        help: "A directory on a fast local device and how much of it may be used: /dev/shm/f=4G, /nvme/f=800GiB, /nvme/f=80% (of the file system's size). Give it again for each further tier, fastest first. Each mount needs tier directories of its own.",
+        hidden: false,
+    },
+    one(
+        "policy",
+        "NAME",
+        Some("lru"),
+        "The replacement policy, which decides what leaves a full tier.",
+    ),
+    one(
+        "writeback",
+        "WHEN",
+        Some("5s"),
+        "When a written file goes to the backing store: a duration after its last close (5s), `close` (close waits for it), `through` (each write goes there too), or `evict` (only to make room, on sync and at umount).",
+    ),
+    one(
+        "durability",
+        "LEVEL",
+        Some("local"),
+        "What fsync and close promise to survive: `local` (the daemon killed, the node rebooted, if the tier is not in memory) or `backing` (everything local lost).",
+    ),
+    one(
+        "passthrough",
+        "MODE",
+        Some("readwrite"),
+        "Which opens of resident files the kernel serves itself, at native speed: `readwrite`, `read` or `off`. Falls back to what the kernel and the privileges allow; `forebay status` says to what and why.",
+    ),
+    one(
+        "coherence",
+        "MODE",
+        Some("open"),
+        "`open`: look at the backing store when a file is opened and drop copies that others made stale. `exclusive`: nobody else changes the backing store, never look.",
+    ),
+    one(
+        "attr-timeout",
+        "TIME",
+        Some("60s"),
+        "How long the kernel may answer stat from its own memory, and how long a copy counts as fresh under --coherence open.",
+    ),
+    one(
+        "entry-timeout",
+        "TIME",
+        Some("60s"),
+        "How long the kernel may remember which names exist.",
+    ),
+    one("high-mark", "PERCENT", Some("95%"), "Eviction starts when a tier is fuller than this."),
+    one("low-mark", "PERCENT", Some("85%"), "Eviction stops when a tier is emptier than this."),
+    one(
+        "extent-size",
+        "SIZE",
+        Some("1MiB"),
+        "The unit in which large files become resident; a power of two from 64KiB to 64MiB.",
+    ),
+    one(
+        "reserve",
+        "SIZE",
+        Some("2%"),
+        "Space of each tier kept free for writers: a size or a percentage of the tier. The size of the tier is never exceeded by more.",
+    ),
+    one(
+        "backing-timeout",
+        "TIME",
+        Some("30s"),
+        "How long an operation may wait for the backing store before the program gets an error.",
+    ),
+    one(
+        "drain-timeout",
+        "TIME",
+        Some("1h"),
+        "How long umount and SIGTERM may take to write everything to the backing store.",
+    ),
+    one(
+        "threads",
+        "N",
+        Some("0"),
+        "Threads that read requests from the kernel; 0 means one for each CPU.",
+    ),
+    switch("single-thread", "Serve one request after the other. For debugging."),
+    switch("read-only", "Refuse every change through this mount."),
+    switch(
+        "allow-other",
+        "Let other users use the mount, with the usual permission checks. Root's mounts always do; plain users need `user_allow_other` in /etc/fuse.conf.",
+    ),
+    one(
+        "state-dir",
+        "DIR",
+        Some(""),
+        "Where the namespace index, the backlog and the log live. Empty means inside the first tier, so that it fills and moves with its data.",
+    ),
+    one(
+        "metrics",
+        "ADDR",
+        Some(""),
+        "Serve Prometheus metrics over HTTP at this address, for example 127.0.0.1:9464. Empty means only on the control socket (`forebay debug metrics`).",
+    ),
+    one(
+        "log-level",
+        "FILTER",
+        Some("info"),
+        "What to log: error, warn, info, debug or trace, also by module, as in info,forebay_store=debug.",
+    ),
+    one("log-format", "FORMAT", Some("text"), "`text` for people, `json` for machines."),
+    one(
+        "log-file",
+        "FILE",
+        Some(""),
+        "Where the daemon logs. Empty means forebay.log in the state directory, or standard error with --foreground.",
+    ),
+    switch(
+        "foreground",
+        "Stay in the foreground and log to standard error. For systemd and debugging.",
+    ),
+    Setting {
+        key: "throttle",
+        kind: ValueKind::One("RATE"),
+        default: Some(""),
+        help: "Slow the backing store down, for tests and demonstrations: BYTES_PER_SECOND[/IOPS], for example 100M/200.",
+        hidden: true,
+    },
+];
+
+/// The texts that were given for one setting, and by whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// One text, or several for settings that can be repeated.
+    pub texts: Vec<OsString>,
+    /// Who said so.
+    pub origin: Origin,
+}
+
+/// The value of each setting, each from the first source that has one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    values: BTreeMap<&'static str, Value>,
+}
+
+impl Settings {
+    /// Gives a setting the texts unless a source that was asked earlier has one.
+    pub fn offer(&mut self, setting: &Setting, texts: Vec<OsString>, origin: Origin) {
+        self.values.entry(setting.key).or_insert(Value { texts, origin });
+    }
+
+    /// The value of a setting, if any source has one.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.values.get(key)
+    }
+
+    /// The settings that have values, in the order of the table.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static Setting, &Value)> {
+        SETTINGS.iter().filter_map(|setting| Some((setting, self.values.get(setting.key)?)))
+    }
+
+    /// Gives every setting that nobody mentioned its default.
+    pub fn fill_defaults(&mut self) {
+        for setting in SETTINGS {
+            if let Some(default) = setting.default {
+                self.offer(setting, vec![default.into()], Origin::Default);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_when_searched_then_keys_are_unique_and_helped() {
+        for (index, setting) in SETTINGS.iter().enumerate() {
+            assert!(setting.help.len() > 20 && setting.help.ends_with('.'), "{}", setting.key);
+            assert!(SETTINGS[index + 1..].iter().all(|other| other.key != setting.key));
+        }
+        assert_eq!(
+            Setting::find("attr_timeout").map(Setting::variable).as_deref(),
+            Some("FOREBAY_ATTR_TIMEOUT")
+        );
+    }
+
+    #[test]
+    fn offer_when_two_sources_speak_then_the_first_wins() {
+        let policy = Setting::find("policy").unwrap();
+        let mut settings = Settings::default();
+        settings.offer(policy, vec!["sieve".into()], Origin::Flag);
+        settings.offer(policy, vec!["lfu".into()], Origin::Environment);
+        settings.fill_defaults();
+        assert_eq!(settings.get("policy").unwrap().texts, ["sieve"]);
+        assert_eq!(settings.get("policy").unwrap().origin, Origin::Flag);
+        assert_eq!(settings.get("writeback").unwrap().origin, Origin::Default);
+    }
+}

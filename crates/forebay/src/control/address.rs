@@ -1,0 +1,267 @@
+//! Where the socket of a mount is, and how to find it from the mount point.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use super::WirePath;
+use crate::error::Error;
+use crate::mountinfo::Mount;
+
+/// The longest path that a Unix socket can have (`sun_path` of unix(7), less its final NUL).
+const SOCKET_PATH_MAX: usize = 107;
+
+/// The name of a mount in the runtime directory: a hash of the absolute path of its mount point.
+pub fn mount_id(mountpoint: &Path) -> String {
+    let hash = xxhash_rust::xxh3::xxh3_64(mountpoint.as_os_str().as_encoded_bytes());
+    format!("{hash:016x}")
+}
+
+/// Where the sockets of a user's daemons are: `FOREBAY_RUNTIME_DIR` if set, `/run/forebay` for
+/// root, else `forebay` in `XDG_RUNTIME_DIR`, else `/tmp/forebay-UID`.
+pub fn runtime_dir(uid: u32) -> PathBuf {
+    let own = uid == rustix::process::geteuid().as_raw();
+    let variable = |name| std::env::var_os(name).filter(|value| own && !value.is_empty());
+    if let Some(dir) = std::env::var_os("FOREBAY_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
+        return dir.into();
+    }
+    if uid == 0 {
+        return "/run/forebay".into();
+    }
+    match variable("XDG_RUNTIME_DIR") {
+        Some(dir) => Path::new(&dir).join("forebay"),
+        None if own => format!("/tmp/forebay-{uid}").into(),
+        None => {
+            let dir = PathBuf::from(format!("/run/user/{uid}/forebay"));
+            if dir.exists() { dir } else { format!("/tmp/forebay-{uid}").into() }
+        }
+    }
+}
+
+/// What a daemon leaves beside its socket, for those who see its mount under another path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Where it is mounted.
+    pub mountpoint: WirePath,
+    /// Its backing store, which is also the source of its mount.
+    pub backing: WirePath,
+    /// Process id of the daemon.
+    pub pid: u32,
+}
+
+/// The record of a mount, if its daemon left one.
+pub fn record_of(path: &Path) -> Option<Record> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+/// The socket of a mount, with the lock that makes sure that only one daemon serves it.
+#[derive(Debug)]
+pub struct Address {
+    socket: PathBuf,
+    record: PathBuf,
+    lock: File,
+}
+
+impl Address {
+    /// Takes the address for a daemon. Fails with [`Error::Locked`] while another daemon has it;
+    /// what a dead one left is removed.
+    pub fn claim(mountpoint: &Path, backing: &Path) -> Result<Self, Error> {
+        let uid = rustix::process::geteuid().as_raw();
+        let dir = runtime_dir(uid);
+        make_private_dir(&dir, uid)?;
+        let id = mount_id(mountpoint);
+        let (socket, record) = (dir.join(format!("{id}.sock")), dir.join(format!("{id}.json")));
+        if socket.as_os_str().len() > SOCKET_PATH_MAX {
+            return Err(Error::Usage(format!(
+                "{}: too long for a socket; set FOREBAY_RUNTIME_DIR to a shorter directory",
+                socket.display()
+            )));
+        }
+        let lock = lock_file(&record)?.ok_or_else(|| {
+            let pid = record_of(&record).map(|record| format!(" (process {})", record.pid));
+            Error::Locked(format!(
+                "{}: another daemon{} serves this mount point",
+                mountpoint.display(),
+                pid.unwrap_or_default()
+            ))
+        })?;
+        let content = Record {
+            mountpoint: mountpoint.into(),
+            backing: backing.into(),
+            pid: std::process::id(),
+        };
+        let text = serde_json::to_vec(&content).map_err(io::Error::other);
+        text.and_then(|text| write_all(&lock, &text))
+            .map_err(Error::io(record.display().to_string()))?;
+        Ok(Self { socket, record, lock })
+    }
+
+    /// Starts to listen, in place of what a dead daemon may have left.
+    pub fn listen(&self) -> Result<UnixListener, Error> {
+        match fs::remove_file(&self.socket) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::io(self.socket.display().to_string())(error));
+            }
+            _ => {}
+        }
+        UnixListener::bind(&self.socket).map_err(Error::io(self.socket.display().to_string()))
+    }
+
+    /// The path of the socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The sockets that may belong to a mount, the likeliest first.
+    pub fn candidates(mount: &Mount, mounts: &[Mount]) -> Vec<PathBuf> {
+        let euid = rustix::process::geteuid().as_raw();
+        let mut dirs =
+            vec![runtime_dir(mount.user_id().unwrap_or(0)), runtime_dir(euid), runtime_dir(0)];
+        dirs.dedup();
+        // A bind mount has another path but the same device as the mount that the daemon made.
+        let same_device =
+            mounts.iter().filter(|other| other.is_forebay() && other.device == mount.device);
+        let ids: Vec<String> = [mount]
+            .into_iter()
+            .chain(same_device)
+            .map(|mount| mount_id(&mount.mountpoint))
+            .collect();
+        let mut found: Vec<PathBuf> = Vec::new();
+        for dir in &dirs {
+            found.extend(ids.iter().map(|id| dir.join(format!("{id}.sock"))));
+        }
+        // In another mount namespace paths and devices differ, but not the source.
+        for dir in &dirs {
+            found.extend(sockets_of_source(dir, mount));
+        }
+        let mut unique: Vec<PathBuf> = Vec::new();
+        for path in found.into_iter().filter(|path| path.exists()) {
+            if !unique.contains(&path) {
+                unique.push(path);
+            }
+        }
+        unique
+    }
+}
+
+impl Drop for Address {
+    fn drop(&mut self) {
+        // The lock is held until the names are gone; a failure leaves a name that the next
+        // daemon takes over.
+        let _ = fs::remove_file(&self.socket);
+        let _ = fs::remove_file(&self.record);
+        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
+    }
+}
+
+/// The sockets in a directory whose record names the mount's source, if it is the only one.
+fn sockets_of_source(dir: &Path, mount: &Mount) -> Option<PathBuf> {
+    let mut matching = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).filter(|path| {
+        path.extension().is_some_and(|extension| extension == "json")
+            && record_of(path).is_some_and(|record| record.backing.0.as_os_str() == mount.source)
+    });
+    let only = matching.next()?;
+    matching.next().is_none().then(|| only.with_extension("sock"))
+}
+
+/// Opens and locks a file that others may be removing; nothing if somebody else holds it.
+fn lock_file(path: &Path) -> Result<Option<File>, Error> {
+    let error = || Error::io(path.display().to_string());
+    for _ in 0..100 {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(error())?;
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Ok(None);
+        }
+        let held = file.metadata().map_err(error())?;
+        if fs::metadata(path)
+            .is_ok_and(|named| named.ino() == held.ino() && named.dev() == held.dev())
+        {
+            return Ok(Some(file));
+        }
+    }
+    Ok(None)
+}
+
+fn write_all(mut file: &File, text: &[u8]) -> io::Result<()> {
+    use std::io::Write;
+    file.set_len(0)?;
+    file.write_all(text)
+}
+
+/// Makes the runtime directory, which must belong to the user and be closed to others: /tmp is
+/// open to everybody.
+fn make_private_dir(dir: &Path, uid: u32) -> Result<(), Error> {
+    let mode = if uid == 0 { 0o755 } else { 0o700 };
+    DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(dir)
+        .map_err(Error::io(dir.display().to_string()))?;
+    let metadata = fs::symlink_metadata(dir).map_err(Error::io(dir.display().to_string()))?;
+    if !metadata.is_dir() || metadata.uid() != uid || metadata.mode() & 0o022 != 0 {
+        return Err(Error::Usage(format!(
+            "{}: must be a directory of user {uid} that nobody else can write; remove it or set FOREBAY_RUNTIME_DIR",
+            dir.display()
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lock_file_when_held_then_a_second_one_gets_nothing_until_it_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("id.json");
+        let first = lock_file(&path).unwrap().unwrap();
+        assert!(lock_file(&path).unwrap().is_none());
+        drop(first);
+        assert!(lock_file(&path).unwrap().is_some());
+    }
+
+    #[test]
+    fn mount_id_when_paths_differ_then_ids_differ_and_are_stable() {
+        assert_eq!(mount_id(Path::new("/mnt/a")), mount_id(Path::new("/mnt/a")));
+        assert_ne!(mount_id(Path::new("/mnt/a")), mount_id(Path::new("/mnt/b")));
+        assert_eq!(mount_id(Path::new("/mnt/a")).len(), 16);
+    }
+
+    #[test]
+    fn make_private_dir_when_others_may_write_then_it_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let path = dir.path().join("forebay");
+        make_private_dir(&path, uid).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(make_private_dir(&path, uid).is_err());
+        assert!(make_private_dir(&path, uid + 1).is_err());
+    }
+
+    #[test]
+    fn sockets_of_source_when_two_mounts_share_it_then_none_is_guessed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mount = Mount { source: "/slow".into(), ..Mount::default() };
+        let record = |name: &str| {
+            let record = Record { mountpoint: name.into(), backing: "/slow".into(), pid: 1 };
+            fs::write(dir.path().join(name), serde_json::to_vec(&record).unwrap()).unwrap();
+        };
+        record("a.json");
+        assert_eq!(sockets_of_source(dir.path(), &mount), Some(dir.path().join("a.sock")));
+        record("b.json");
+        assert_eq!(sockets_of_source(dir.path(), &mount), None);
+    }
+}

@@ -1,0 +1,180 @@
+//! The command line's side of the control socket.
+
+use std::io::{self, BufReader};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::wire::{Envelope, read_line, write_line};
+use super::{
+    Address, ControlError, ErrorKind, Location, Outcome, PROTOCOL_VERSION, Progress, Reply,
+    Request, Status,
+};
+use crate::error::Error;
+use crate::mountinfo::{self, Mount};
+
+/// The longest reply: status lists are bounded, `where` is asked in portions.
+const REPLY_BYTES_MAX: usize = 64 << 20;
+
+/// How long a question that needs no work may take.
+const QUESTION_LIMIT: Duration = Duration::from_secs(10);
+
+/// A connection to the daemon of one mount.
+#[derive(Debug)]
+pub struct Client {
+    mountpoint: PathBuf,
+    pid: i32,
+    reader: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects to the daemon of the mount that `path` lies on.
+    pub fn for_path(path: &Path) -> Result<Self, Error> {
+        let path = mountinfo::resolve(path).map_err(Error::io(path.display().to_string()))?;
+        let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
+        match mountinfo::containing(&mounts, &path).filter(|mount| mount.is_forebay()) {
+            Some(mount) => Self::for_mount(mount, &mounts),
+            None => Self::without_mount(&path),
+        }
+    }
+
+    /// Connects to a daemon whose mount is not (or no longer) in the list of mounts.
+    fn without_mount(path: &Path) -> Result<Self, Error> {
+        let mount = Mount { mountpoint: path.to_owned(), ..Mount::default() };
+        Self::for_mount(&mount, &[]).map_err(|error| match error {
+            Error::NoDaemon { .. } => Error::NotMounted(path.to_owned()),
+            other => other,
+        })
+    }
+
+    /// Connects to the daemon of a mount.
+    pub fn for_mount(mount: &Mount, mounts: &[Mount]) -> Result<Self, Error> {
+        let mut reason = "no control socket".to_owned();
+        for socket in Address::candidates(mount, mounts) {
+            match UnixStream::connect(&socket) {
+                Ok(stream) => {
+                    return Self::over(mount.mountpoint.clone(), stream)
+                        .map_err(Error::io(socket.display().to_string()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    return Err(Error::Denied { mountpoint: mount.mountpoint.clone(), socket });
+                }
+                Err(error) => reason = format!("{}: {error}", socket.display()),
+            }
+        }
+        Err(Error::NoDaemon { mountpoint: mount.mountpoint.clone(), reason })
+    }
+
+    /// Speaks over a connected socket.
+    pub fn over(mountpoint: PathBuf, stream: UnixStream) -> io::Result<Self> {
+        stream.set_write_timeout(Some(QUESTION_LIMIT))?;
+        let pid = rustix::net::sockopt::socket_peercred(&stream)?.pid.as_raw_nonzero().get();
+        Ok(Self { mountpoint, pid, reader: BufReader::new(stream) })
+    }
+
+    /// The mount point as this process sees it.
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// The process id of the daemon.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Asks and waits for the final reply, for at most `limit` where one is given.
+    pub fn call(
+        &mut self,
+        request: Request,
+        limit: Option<Duration>,
+        on_progress: &mut dyn FnMut(&Progress),
+    ) -> Result<Reply, Error> {
+        let lost = Error::io("connection to the daemon");
+        write_line(self.reader.get_mut(), &Envelope { v: PROTOCOL_VERSION, request })
+            .map_err(lost)?;
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        loop {
+            match self.next_reply(deadline)? {
+                Reply::Progress(progress) => on_progress(&progress),
+                Reply::Error(error) => return Err(error.into()),
+                reply => return Ok(reply),
+            }
+        }
+    }
+
+    fn next_reply(&mut self, deadline: Option<Instant>) -> Result<Reply, Error> {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let late = || {
+            Error::Control(ControlError::new(
+                ErrorKind::NotMounted,
+                "the daemon did not answer in time",
+            ))
+        };
+        if left == Some(Duration::ZERO) {
+            return Err(late());
+        }
+        let lost = || Error::io("connection to the daemon");
+        self.reader.get_ref().set_read_timeout(left).map_err(lost())?;
+        let line =
+            read_line(&mut self.reader, REPLY_BYTES_MAX).map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => late(),
+                _ => lost()(error),
+            })?;
+        let line = line.ok_or_else(|| lost()(io::ErrorKind::UnexpectedEof.into()))?;
+        serde_json::from_slice(&line).map_err(|error| Error::Protocol(error.to_string()))
+    }
+
+    /// Asks what needs no work.
+    fn question(&mut self, request: Request) -> Result<Reply, Error> {
+        self.call(request, Some(QUESTION_LIMIT), &mut |_| {})
+    }
+
+    /// The status of the mount.
+    pub fn status(&mut self) -> Result<Status, Error> {
+        match self.question(Request::Status)? {
+            Reply::Status(status) => Ok(*status),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// All metrics as text.
+    pub fn metrics(&mut self) -> Result<String, Error> {
+        match self.question(Request::Metrics)? {
+            Reply::Text(text) => Ok(text),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Where paths are.
+    pub fn locate(&mut self, paths: Vec<super::WirePath>) -> Result<Vec<Location>, Error> {
+        match self.question(Request::Locate { paths })? {
+            Reply::Locations(locations) => Ok(locations),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// A request whose only answer is that it was done.
+    pub fn order(&mut self, request: Request, limit: Duration) -> Result<(), Error> {
+        match self.call(request, Some(limit), &mut |_| {})? {
+            Reply::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// A request that works on files.
+    pub fn work(
+        &mut self,
+        request: Request,
+        limit: Option<Duration>,
+        on_progress: &mut dyn FnMut(&Progress),
+    ) -> Result<Outcome, Error> {
+        match self.call(request, limit, on_progress)? {
+            Reply::Outcome(outcome) => Ok(outcome),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+fn unexpected(reply: &Reply) -> Error {
+    Error::Protocol(format!("an answer to another question: {reply:?}"))
+}

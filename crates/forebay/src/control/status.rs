@@ -1,0 +1,373 @@
+//! What a daemon tells about itself: plain records that travel as JSON.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A path that survives JSON: a string where it is UTF-8, else `{"bytes": [..]}`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WirePath(pub PathBuf);
+
+impl WirePath {
+    /// The path itself.
+    pub fn as_path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl<T: Into<PathBuf>> From<T> for WirePath {
+    fn from(path: T) -> Self {
+        Self(path.into())
+    }
+}
+
+impl std::fmt::Display for WirePath {
+    /// Control characters are escaped, so that a file name can't play tricks on a terminal.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for chunk in self.0.as_os_str().as_bytes().utf8_chunks() {
+            for c in chunk.valid().chars() {
+                if c.is_control() {
+                    write!(f, "{}", c.escape_default())?;
+                } else {
+                    write!(f, "{c}")?;
+                }
+            }
+            for byte in chunk.invalid() {
+                write!(f, "\\x{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum PathForm {
+    Text(String),
+    Raw { bytes: Vec<u8> },
+}
+
+impl Serialize for WirePath {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0.to_str() {
+            Some(text) => serializer.serialize_str(text),
+            None => PathForm::Raw { bytes: self.0.as_os_str().as_bytes().to_vec() }
+                .serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for WirePath {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(match PathForm::deserialize(deserializer)? {
+            PathForm::Text(text) => Self(text.into()),
+            PathForm::Raw { bytes } => Self(OsStr::from_bytes(&bytes).into()),
+        })
+    }
+}
+
+/// A snapshot of one mount. Lists are bounded; the counts beside them are not.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// Where it is mounted.
+    pub mountpoint: WirePath,
+    /// The directory that holds everything as plain files.
+    pub backing: WirePath,
+    /// Version of the daemon.
+    pub version: String,
+    /// Process id of the daemon.
+    pub pid: u32,
+    /// User id of the daemon.
+    pub uid: u32,
+    /// Seconds since the mount.
+    pub uptime_s: u64,
+    /// The tiers, fastest first.
+    pub tiers: Vec<TierStatus>,
+    /// What is not yet in the backing store: data.
+    pub dirty: Dirty,
+    /// What is not yet in the backing store: changes of names and attributes.
+    pub backlog: Backlog,
+    /// Opens that found the file resident.
+    pub hits: u64,
+    /// Opens that did not.
+    pub misses: u64,
+    /// Bytes moved for programs since the mount, by where they came from or went to.
+    pub bytes: BytesBySource,
+    /// Files that programs opened most often lately, busiest first.
+    pub busiest: Vec<BusyFile>,
+    /// State of kernel passthrough.
+    pub passthrough: Passthrough,
+    /// Files that were changed on both sides; nothing of them was overwritten.
+    pub conflicts: Vec<Conflict>,
+    /// Operations that wait longer than they should, mostly on the backing store.
+    pub stuck: Vec<StuckOperation>,
+    /// Errors given to programs since the mount.
+    pub errors: u64,
+    /// What the policy says about itself.
+    pub policy: PolicySnapshot,
+    /// Resident memory of the daemon in bytes.
+    pub rss_bytes: u64,
+    /// Other nodes of the cluster; empty on a single node.
+    pub peers: Vec<Peer>,
+}
+
+impl Status {
+    /// Hits per hundred opens, or nothing before the first open.
+    pub fn hit_percent(&self) -> Option<f64> {
+        let opens = self.hits + self.misses;
+        (opens > 0).then(|| self.hits as f64 * 100.0 / opens as f64)
+    }
+
+    /// Whether everything that programs wrote is in the backing store.
+    pub fn is_drained(&self) -> bool {
+        self.dirty.files == 0 && self.backlog.entries == 0
+    }
+}
+
+/// One tier.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TierStatus {
+    /// Its directory.
+    pub dir: WirePath,
+    /// Its configured size in bytes.
+    pub size_bytes: u64,
+    /// Bytes that resident files take.
+    pub used_bytes: u64,
+    /// Bytes promised to writers.
+    pub reserved_bytes: u64,
+    /// Bytes of it that are not yet in the backing store.
+    pub dirty_bytes: u64,
+    /// Bytes that may not be evicted because somebody pinned them.
+    pub pinned_bytes: u64,
+    /// Number of resident files.
+    pub objects: u64,
+    /// Bytes that its file system still has free.
+    pub fs_free_bytes: u64,
+}
+
+/// Data that is not yet in the backing store.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Dirty {
+    /// Number of files.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Age of the oldest of them in seconds.
+    pub oldest_s: u64,
+    /// Some of them, oldest first.
+    pub list: Vec<DirtyFile>,
+}
+
+/// One file that is not yet in the backing store.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DirtyFile {
+    /// Its path below the mount point.
+    pub path: WirePath,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Seconds since it became dirty.
+    pub age_s: u64,
+    /// Whether a program has it open for writing.
+    pub open: bool,
+    /// Why the last attempt to write it back failed.
+    pub last_error: Option<String>,
+}
+
+/// Changes of names and attributes that are not yet in the backing store.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Backlog {
+    /// Number of entries.
+    pub entries: u64,
+    /// Age of the oldest entry in seconds.
+    pub oldest_s: u64,
+    /// Why the last attempt failed.
+    pub last_error: Option<String>,
+}
+
+/// Bytes by where they came from or went to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BytesBySource {
+    /// Read from or written to a tier through the daemon; passthrough is not counted.
+    pub tier: u64,
+    /// Read from or written to the backing store for a waiting program.
+    pub backing: u64,
+    /// Written to the backing store because no tier had room.
+    pub spill: u64,
+    /// Copied into the tiers.
+    pub filled: u64,
+    /// Written back from the tiers to the backing store.
+    pub flushed: u64,
+}
+
+/// A file and how often programs opened it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BusyFile {
+    /// Its path below the mount point.
+    pub path: WirePath,
+    /// Opens.
+    pub opens: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Whether it is resident.
+    pub resident: bool,
+}
+
+/// State of kernel passthrough.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Passthrough {
+    /// What the mount uses now: `readwrite`, `read` or `off`.
+    pub mode: String,
+    /// Why it is not what was asked for.
+    pub reason: Option<String>,
+    /// Opens that were handed to the kernel.
+    pub opens: u64,
+    /// Opens that the daemon had to serve itself, by reason.
+    pub refusals: Vec<Refusal>,
+}
+
+/// A reason why opens were not handed to the kernel, and how many there were.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Refusal {
+    /// The reason, as in the metric `forebay_passthrough_refusals_total`.
+    pub reason: String,
+    /// Number of opens.
+    pub opens: u64,
+}
+
+/// A file that was changed both through the mount and behind its back.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Conflict {
+    /// The path that both changed; the backing store keeps its version there.
+    pub path: WirePath,
+    /// Where the version that was written through the mount was kept.
+    pub kept_as: WirePath,
+    /// Seconds since it was noticed.
+    pub age_s: u64,
+}
+
+/// An operation that waits for a device longer than it should.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StuckOperation {
+    /// What is being done, for example `flush`.
+    pub what: String,
+    /// The path concerned.
+    pub path: WirePath,
+    /// Seconds that it has waited.
+    pub waiting_s: u64,
+}
+
+/// What the policy says about itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PolicySnapshot {
+    /// Its name.
+    pub name: String,
+    /// Named figures, in the policy's own order.
+    pub figures: Vec<(String, String)>,
+}
+
+/// Another node of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Peer {
+    /// Its name.
+    pub name: String,
+    /// Whether it answers, and since when or since when not.
+    pub state: String,
+}
+
+/// How much of a file is on the tiers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Residency {
+    /// None of it.
+    #[default]
+    Absent,
+    /// Some extents of it.
+    Partial,
+    /// All of it.
+    Whole,
+}
+
+/// Where the bytes of one path are.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Location {
+    /// The path that was asked for, below the mount point.
+    pub path: WirePath,
+    /// `file`, `directory`, `symlink` or another type.
+    pub kind: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// How much of it is resident.
+    pub residency: Residency,
+    /// Bytes of it that are resident.
+    pub resident_bytes: u64,
+    /// The directory of the tier that has it.
+    pub tier: Option<WirePath>,
+    /// Whether the tier has a newer version than the backing store.
+    pub dirty: bool,
+    /// Whether it is pinned.
+    pub pinned: bool,
+    /// Its place in the backing store, where it stands or will stand.
+    pub backing: Option<WirePath>,
+    /// Names of nodes that hold copies; empty on a single node.
+    pub copies: Vec<String>,
+}
+
+/// How far an operation has come.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Progress {
+    /// Files done.
+    pub files_done: u64,
+    /// Files known to be part of the work; may grow while directories are walked.
+    pub files_total: u64,
+    /// Bytes done.
+    pub bytes_done: u64,
+    /// Bytes known to be part of the work; may grow.
+    pub bytes_total: u64,
+    /// Entries of the backlog that are left.
+    pub backlog_left: u64,
+    /// What is being worked on.
+    pub current: Option<WirePath>,
+}
+
+/// How an operation ended.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Outcome {
+    /// Files that were worked on.
+    pub files: u64,
+    /// Bytes that were moved.
+    pub bytes: u64,
+    /// Files left as they were because there was nothing to do.
+    pub skipped: u64,
+    /// Whether everything that was asked for is done.
+    pub complete: bool,
+    /// Some of the failures, each a path and a reason.
+    pub failures: Vec<(WirePath, String)>,
+    /// Number of all failures.
+    pub failed: u64,
+    /// For a drain: some of the files that are still not in the backing store.
+    pub remaining: Vec<DirtyFile>,
+    /// For a drain: number of such files.
+    pub remaining_files: u64,
+    /// For a drain: their bytes.
+    pub remaining_bytes: u64,
+    /// For a drain: entries of the backlog that are left.
+    pub remaining_backlog: u64,
+}

@@ -1,0 +1,165 @@
+//! The control protocol: one JSON object a line, in both directions.
+//!
+//! A client sends a [`Request`]; the daemon sends any number of [`Reply::Progress`] and then one
+//! other reply. A connection serves any number of requests, one after the other. Closing it
+//! cancels the request that is being served.
+
+use std::io::{self, BufRead, Read, Write};
+
+use serde::{Deserialize, Serialize};
+
+use super::{ControlError, Location, Outcome, Progress, Shutdown, Status, WirePath};
+
+/// The version that both sides must speak.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// What a client asks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "kebab-case")]
+pub enum Request {
+    /// [`super::Control::status`].
+    Status,
+    /// [`super::Control::metrics`].
+    Metrics,
+    /// [`super::Control::locate`].
+    Locate {
+        /// Paths below the mount point.
+        paths: Vec<WirePath>,
+    },
+    /// [`super::Control::warm`].
+    Warm {
+        /// Paths below the mount point.
+        paths: Vec<WirePath>,
+    },
+    /// [`super::Control::evict`].
+    Evict {
+        /// Paths below the mount point.
+        paths: Vec<WirePath>,
+    },
+    /// [`super::Control::pin`].
+    Pin {
+        /// Paths below the mount point.
+        paths: Vec<WirePath>,
+    },
+    /// [`super::Control::unpin`].
+    Unpin {
+        /// Paths below the mount point.
+        paths: Vec<WirePath>,
+    },
+    /// [`super::Control::sync`].
+    Sync {
+        /// Paths below the mount point.
+        paths: Vec<WirePath>,
+    },
+    /// [`super::Control::hint`].
+    Hint {
+        /// Name of the job.
+        job: String,
+        /// The next part of its sequence, below the mount point.
+        paths: Vec<WirePath>,
+        /// Whether this part is the last.
+        last: bool,
+    },
+    /// [`super::Control::drain`].
+    Drain {
+        /// The time limit in milliseconds; nothing for the mount's own.
+        limit_ms: Option<u64>,
+    },
+    /// [`super::Control::shutdown`].
+    Shutdown {
+        /// How to end.
+        how: Shutdown,
+    },
+    /// [`super::Control::set_log_level`].
+    LogLevel {
+        /// The filter.
+        filter: String,
+    },
+}
+
+/// What a daemon answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "reply", content = "body", rename_all = "kebab-case")]
+pub enum Reply {
+    /// The request goes on.
+    Progress(Progress),
+    /// The request ended, perhaps with failures of single files.
+    Outcome(Outcome),
+    /// To [`Request::Status`].
+    Status(Box<Status>),
+    /// To [`Request::Locate`].
+    Locations(Vec<Location>),
+    /// To [`Request::Metrics`].
+    Text(String),
+    /// The request was carried out and has no other answer.
+    Done,
+    /// The request failed.
+    Error(ControlError),
+}
+
+/// A request with the version of the protocol.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Envelope {
+    pub v: u32,
+    #[serde(flatten)]
+    pub request: Request,
+}
+
+/// Reads one line of at most `max` bytes; nothing at the end of the stream.
+pub(super) fn read_line(stream: &mut impl BufRead, max: usize) -> io::Result<Option<Vec<u8>>> {
+    let mut line = Vec::new();
+    stream.take(max as u64 + 1).read_until(b'\n', &mut line)?;
+    if line.last() == Some(&b'\n') {
+        line.pop();
+        return Ok(Some(line));
+    }
+    if line.len() > max {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a line is longer than {max} bytes"),
+        ));
+    }
+    if line.is_empty() { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+/// Writes one value as a line.
+pub(super) fn write_line(stream: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn request_when_sent_and_read_then_equal_even_with_odd_names() {
+        let odd = WirePath(OsStr::from_bytes(b"a\xff\n").into());
+        let request = Request::Hint { job: "j".into(), paths: vec!["x/y".into(), odd], last: true };
+        let mut line = Vec::new();
+        write_line(&mut line, &Envelope { v: 1, request: request.clone() }).unwrap();
+        assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+        let back: Envelope = serde_json::from_slice(&line).unwrap();
+        assert_eq!(back.request, request);
+    }
+
+    #[test]
+    fn read_line_when_too_long_or_cut_off_then_error() {
+        assert_eq!(read_line(&mut &b"abc\ndef\n"[..], 3).unwrap(), Some(b"abc".to_vec()));
+        assert_eq!(read_line(&mut &b""[..], 3).unwrap(), None);
+        assert_eq!(
+            read_line(&mut &b"abcd\n"[..], 3).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+        assert_eq!(read_line(&mut &b"ab"[..], 3).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn status_when_fields_are_unknown_or_missing_then_it_is_still_read() {
+        let status: Status = serde_json::from_str(r#"{"hits": 3, "of_the_future": [1]}"#).unwrap();
+        assert_eq!(status.hits, 3);
+    }
+}

@@ -1,0 +1,21 @@
+//! The command line of Forebay and everything around a node: configuration, daemon, control
+//! socket, live view. What a mount *does* is behind [`Engine`]; this crate knows no file system.
+
+pub mod cli;
+mod commands;
+pub mod config;
+pub mod control;
+mod daemon;
+mod engine;
+mod error;
+mod logging;
+mod metrics_http;
+pub mod mountinfo;
+mod render;
+mod signals;
+mod top;
+pub mod units;
+
+pub use commands::run;
+pub use engine::{Engine, FsckReport, FsckRequest, Mounted};
+pub use error::{Error, Exit};

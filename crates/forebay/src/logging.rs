@@ -1,0 +1,53 @@
+//! Where log lines go, and how their filter is changed while the daemon runs.
+
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::OnceLock;
+
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, fmt, reload};
+
+use crate::config::{LogFormat, MountConfig};
+use crate::control::{ControlError, ControlResult, ErrorKind};
+use crate::error::Error;
+
+type SetFilter = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>;
+
+static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
+
+/// Starts logging to standard error. The daemon has made that its log file before.
+pub fn start(config: &MountConfig) -> Result<(), Error> {
+    let filter = EnvFilter::try_new(&config.log_level)
+        .map_err(|error| Error::Usage(format!("--log-level: {error}")))?;
+    let (filter, handle) = reload::Layer::new(filter);
+    let base = tracing_subscriber::registry().with(filter);
+    let layer = fmt::layer().with_writer(std::io::stderr).with_ansi(false);
+    let started = match config.log_format {
+        LogFormat::Text => base.with(layer).try_init(),
+        LogFormat::Json => base.with(layer.json()).try_init(),
+    };
+    started.map_err(|error| Error::Failed(format!("logging: {error}")))?;
+    let _ =
+        SET_FILTER.set(Box::new(move |filter| handle.reload(filter).map_err(|e| e.to_string())));
+    Ok(())
+}
+
+/// Changes what is logged from now on.
+pub fn set_filter(filter: &str) -> ControlResult<()> {
+    let wrong = |message: String| ControlError::new(ErrorKind::Usage, message);
+    let parsed =
+        EnvFilter::try_new(filter).map_err(|error| wrong(format!("'{filter}': {error}")))?;
+    let set = SET_FILTER.get().ok_or_else(|| wrong("this process does not log".into()))?;
+    set(parsed).map_err(wrong)
+}
+
+/// Opens the log file for appending, and makes its directory if need be.
+pub fn open_file(path: &Path) -> Result<File, Error> {
+    let error = || Error::io(format!("log file {}", path.display()));
+    if let Some(dir) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(error())?;
+    }
+    File::options().append(true).create(true).mode(0o600).open(path).map_err(error())
+}

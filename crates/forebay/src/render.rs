@@ -1,0 +1,271 @@
+//! Answers for people. Machines get the same records as JSON.
+
+use std::fmt::Write;
+
+use crate::control::{Location, Outcome, Progress, Residency, Status, TierStatus};
+use crate::engine::FsckReport;
+use crate::units::{format_bytes, format_count, format_seconds};
+
+/// Rows printed of lists that may be long.
+const ROWS_MAX: usize = 10;
+
+/// A bar of the given width, filled to `part` of `whole`.
+pub fn bar(part: u64, whole: u64, width: usize) -> String {
+    let ratio = if whole == 0 { 0.0 } else { (part as f64 / whole as f64).min(1.0) };
+    let full = (ratio * width as f64).round() as usize;
+    format!("{}{}", "#".repeat(full), ".".repeat(width - full))
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
+}
+
+/// The status of one mount.
+pub fn status(status: &Status) -> String {
+    let mut out = String::new();
+    let mut line = |text: std::fmt::Arguments<'_>| {
+        let _ = writeln!(out, "{text}");
+    };
+    line(format_args!("{}  over  {}", status.mountpoint, status.backing));
+    line(format_args!(
+        "  daemon       pid {}, version {}, up {}, memory {}",
+        status.pid,
+        status.version,
+        format_seconds(status.uptime_s),
+        format_bytes(status.rss_bytes)
+    ));
+    for tier in &status.tiers {
+        line(format_args!("{}", tier_line(tier)));
+    }
+    let ratio = status.hit_percent().map_or("no opens yet".into(), |hit| format!("{hit:.1} %"));
+    line(format_args!(
+        "  hits         {ratio}  ({} hits, {} misses)  policy {}",
+        format_count(status.hits),
+        format_count(status.misses),
+        status.policy.name
+    ));
+    for (name, value) in &status.policy.figures {
+        line(format_args!("               {name}: {value}"));
+    }
+    passthrough(status, &mut line);
+    if status.is_drained() {
+        line(format_args!("  dirty        nothing; the backing store has everything"));
+    } else {
+        dirty(status, &mut line);
+    }
+    troubles(status, &mut line);
+    for peer in &status.peers {
+        line(format_args!("  peer         {}: {}", peer.name, peer.state));
+    }
+    out
+}
+
+type Line<'a> = &'a mut dyn FnMut(std::fmt::Arguments<'_>);
+
+fn tier_line(tier: &TierStatus) -> String {
+    let mut text = format!(
+        "  tier         {}  [{}] {:.0} %  {} of {}, {} files, dirty {}",
+        tier.dir,
+        bar(tier.used_bytes, tier.size_bytes, 20),
+        percent(tier.used_bytes, tier.size_bytes),
+        format_bytes(tier.used_bytes),
+        format_bytes(tier.size_bytes),
+        format_count(tier.objects),
+        format_bytes(tier.dirty_bytes)
+    );
+    for (what, bytes) in [("reserved", tier.reserved_bytes), ("pinned", tier.pinned_bytes)] {
+        if bytes > 0 {
+            let _ = write!(text, ", {what} {}", format_bytes(bytes));
+        }
+    }
+    if tier.fs_free_bytes < tier.size_bytes.saturating_sub(tier.used_bytes) {
+        let free = format_bytes(tier.fs_free_bytes);
+        let _ = write!(text, "\n               others use its file system: only {free} are free");
+    }
+    text
+}
+
+fn passthrough(status: &Status, line: Line<'_>) {
+    let state = &status.passthrough;
+    line(format_args!("  passthrough  {}, {} opens", state.mode, format_count(state.opens)));
+    if let Some(reason) = &state.reason {
+        line(format_args!("               {reason}"));
+    }
+    for refusal in &state.refusals {
+        line(format_args!(
+            "               {} opens served by the daemon: {}",
+            format_count(refusal.opens),
+            refusal.reason
+        ));
+    }
+}
+
+fn dirty(status: &Status, line: Line<'_>) {
+    let dirty = &status.dirty;
+    line(format_args!(
+        "  dirty        {} files, {}, oldest {}",
+        format_count(dirty.files),
+        format_bytes(dirty.bytes),
+        format_seconds(dirty.oldest_s)
+    ));
+    for file in dirty.list.iter().take(ROWS_MAX) {
+        let open = if file.open { ", open" } else { "" };
+        let error = file.last_error.as_deref().map(|e| format!(": {e}")).unwrap_or_default();
+        line(format_args!(
+            "               {}  ({}, {}{open}){error}",
+            file.path,
+            format_bytes(file.bytes),
+            format_seconds(file.age_s)
+        ));
+    }
+    let shown = dirty.list.len().min(ROWS_MAX) as u64;
+    if dirty.files > shown && shown > 0 {
+        line(format_args!("               and {} more", format_count(dirty.files - shown)));
+    }
+    let backlog = &status.backlog;
+    line(format_args!(
+        "  backlog      {} changes of names and attributes, oldest {}",
+        format_count(backlog.entries),
+        format_seconds(backlog.oldest_s)
+    ));
+    if let Some(error) = &backlog.last_error {
+        line(format_args!("               last attempt failed: {error}"));
+    }
+}
+
+fn troubles(status: &Status, line: Line<'_>) {
+    if status.errors > 0 {
+        let errors = format_count(status.errors);
+        line(format_args!("  errors       {errors} given to programs; see the log"));
+    }
+    for conflict in status.conflicts.iter().take(ROWS_MAX) {
+        line(format_args!(
+            "  conflict     {} was also changed in the backing store; your version is {}",
+            conflict.path, conflict.kept_as
+        ));
+    }
+    for stuck in status.stuck.iter().take(ROWS_MAX) {
+        line(format_args!(
+            "  stuck        {} of {} has waited {}",
+            stuck.what,
+            stuck.path,
+            format_seconds(stuck.waiting_s)
+        ));
+    }
+}
+
+/// A table of where paths are.
+pub fn locations(locations: &[Location]) -> String {
+    let mut out = String::new();
+    for location in locations {
+        let residency = match location.residency {
+            Residency::Absent => "absent".to_owned(),
+            Residency::Whole => "resident".to_owned(),
+            Residency::Partial => {
+                format!("{:.0} % resident", percent(location.resident_bytes, location.size_bytes))
+            }
+        };
+        let _ = write!(out, "{}: {}, {residency}", location.path, location.kind);
+        if let Some(tier) = &location.tier {
+            let _ = write!(out, " on {tier}");
+        }
+        out.push_str(if location.dirty { ", dirty" } else { ", clean" });
+        if location.pinned {
+            out.push_str(", pinned");
+        }
+        if let Some(backing) = &location.backing {
+            let _ = write!(out, ", backing store: {backing}");
+        }
+        if !location.copies.is_empty() {
+            let _ = write!(out, ", copies on {}", location.copies.join(" "));
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// The end of an operation, with `verb` in the past: `warmed`.
+pub fn outcome(verb: &str, outcome: &Outcome) -> String {
+    let mut out =
+        format!("{verb} {} files, {}", format_count(outcome.files), format_bytes(outcome.bytes));
+    if outcome.skipped > 0 {
+        let _ = write!(out, "; {} needed nothing", format_count(outcome.skipped));
+    }
+    out.push('\n');
+    for (path, reason) in outcome.failures.iter().take(ROWS_MAX) {
+        let _ = writeln!(out, "  {path}: {reason}");
+    }
+    let shown = outcome.failures.len().min(ROWS_MAX) as u64;
+    if outcome.failed > shown {
+        let _ = writeln!(out, "  and {} more failures", format_count(outcome.failed - shown));
+    }
+    out
+}
+
+/// What a drain did not reach.
+pub fn remaining(outcome: &Outcome) -> String {
+    let mut out = format!(
+        "not yet in the backing store: {} files, {}, and {} changes of names and attributes\n",
+        format_count(outcome.remaining_files),
+        format_bytes(outcome.remaining_bytes),
+        format_count(outcome.remaining_backlog)
+    );
+    for file in outcome.remaining.iter().take(ROWS_MAX) {
+        let error = file.last_error.as_deref().map(|e| format!(": {e}")).unwrap_or_default();
+        let _ = writeln!(out, "  {}  ({}){error}", file.path, format_bytes(file.bytes));
+    }
+    let shown = outcome.remaining.len().min(ROWS_MAX) as u64;
+    if outcome.remaining_files > shown {
+        let _ = writeln!(out, "  and {} more", format_count(outcome.remaining_files - shown));
+    }
+    out
+}
+
+/// One line that shows how far an operation is, at `rate` bytes a second.
+pub fn progress(progress: &Progress, rate: f64) -> String {
+    let left_files = progress.files_total.saturating_sub(progress.files_done);
+    let left_bytes = progress.bytes_total.saturating_sub(progress.bytes_done);
+    let mut out = if progress.bytes_total > 0 {
+        format!("[{}] ", bar(progress.bytes_done, progress.bytes_total, 24))
+    } else {
+        format!("[{}] ", bar(progress.files_done, progress.files_total, 24))
+    };
+    let _ = write!(
+        out,
+        "{} files and {} left, {}/s",
+        format_count(left_files),
+        format_bytes(left_bytes),
+        format_bytes(rate as u64)
+    );
+    if progress.backlog_left > 0 {
+        let _ = write!(out, ", backlog {}", format_count(progress.backlog_left));
+    }
+    out
+}
+
+/// The report of a check.
+pub fn fsck(report: &FsckReport) -> String {
+    let mut out = format!(
+        "checked {} objects, {}; {} not yet in the backing store\n",
+        format_count(report.objects),
+        format_bytes(report.bytes),
+        format_count(report.dirty)
+    );
+    for detail in &report.details {
+        let _ = writeln!(out, "  {detail}");
+    }
+    let _ = match (report.problems, report.repaired) {
+        (0, _) => writeln!(out, "no problems"),
+        (problems, repaired) => writeln!(
+            out,
+            "{} problems, {} repaired",
+            format_count(problems),
+            format_count(repaired)
+        ),
+    };
+    out
+}
+
+#[cfg(test)]
+#[path = "render_tests.rs"]
+mod tests;

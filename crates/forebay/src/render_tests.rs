@@ -1,0 +1,149 @@
+//! The renderings, word for word.
+
+use super::*;
+use crate::control::{
+    Backlog, Conflict, Dirty, DirtyFile, Passthrough, PolicySnapshot, Refusal, StuckOperation,
+};
+
+fn troubled() -> Status {
+    Status {
+        mountpoint: "/mnt/data".into(),
+        backing: "/nfs/data".into(),
+        version: "0.1.0".into(),
+        pid: 42,
+        uptime_s: 3_725,
+        rss_bytes: 52 << 20,
+        tiers: vec![TierStatus {
+            dir: "/dev/shm/f".into(),
+            size_bytes: 4 << 30,
+            used_bytes: 3 << 30,
+            reserved_bytes: 64 << 20,
+            dirty_bytes: 10 << 20,
+            pinned_bytes: 0,
+            objects: 12_345,
+            fs_free_bytes: 512 << 20,
+        }],
+        dirty: Dirty {
+            files: 12,
+            bytes: 10 << 20,
+            oldest_s: 7,
+            list: vec![DirtyFile {
+                path: "a/\u{1b}[2Jb".into(),
+                bytes: 4096,
+                age_s: 7,
+                open: true,
+                last_error: Some("No space left on device".into()),
+            }],
+        },
+        backlog: Backlog { entries: 3, oldest_s: 2, last_error: Some("timed out".into()) },
+        hits: 900,
+        misses: 100,
+        passthrough: Passthrough {
+            mode: "off".into(),
+            reason: Some("needs CAP_SYS_ADMIN".into()),
+            opens: 0,
+            refusals: vec![Refusal { reason: "no-privilege".into(), opens: 1000 }],
+        },
+        conflicts: vec![Conflict { path: "c".into(), kept_as: "c.conflict-1".into(), age_s: 1 }],
+        stuck: vec![StuckOperation { what: "flush".into(), path: "d".into(), waiting_s: 31 }],
+        errors: 2,
+        policy: PolicySnapshot { name: "lru".into(), figures: vec![("files".into(), "12".into())] },
+        ..Status::default()
+    }
+}
+
+#[test]
+fn status_when_there_are_troubles_then_all_are_told() {
+    let expected = r"/mnt/data  over  /nfs/data
+  daemon       pid 42, version 0.1.0, up 1 h 02 min, memory 52.0 MiB
+  tier         /dev/shm/f  [###############.....] 75 %  3.00 GiB of 4.00 GiB, 12,345 files, dirty 10.0 MiB, reserved 64.0 MiB
+               others use its file system: only 512 MiB are free
+  hits         90.0 %  (900 hits, 100 misses)  policy lru
+               files: 12
+  passthrough  off, 0 opens
+               needs CAP_SYS_ADMIN
+               1,000 opens served by the daemon: no-privilege
+  dirty        12 files, 10.0 MiB, oldest 7 s
+               a/\u{1b}[2Jb  (4.00 KiB, 7 s, open): No space left on device
+               and 11 more
+  backlog      3 changes of names and attributes, oldest 2 s
+               last attempt failed: timed out
+  errors       2 given to programs; see the log
+  conflict     c was also changed in the backing store; your version is c.conflict-1
+  stuck        flush of d has waited 31 s
+";
+    assert_eq!(status(&troubled()), expected);
+}
+
+#[test]
+fn status_when_drained_then_it_says_so_in_text_and_json() {
+    let quiet = Status { mountpoint: "/m".into(), backing: "/b".into(), ..Status::default() };
+    let text = status(&quiet);
+    assert!(text.contains("dirty        nothing; the backing store has everything"), "{text}");
+    assert!(text.contains("no opens yet"), "{text}");
+    let json = serde_json::to_value(&quiet).unwrap();
+    assert_eq!(json["mountpoint"], "/m");
+    assert_eq!(json["dirty"]["files"], 0);
+    assert_eq!(json["peers"], serde_json::json!([]));
+}
+
+#[test]
+fn status_when_sent_as_json_and_read_back_then_equal() {
+    let text = serde_json::to_string(&troubled()).unwrap();
+    assert_eq!(serde_json::from_str::<Status>(&text).unwrap(), troubled());
+}
+
+#[test]
+fn locations_when_partial_then_the_part_is_told() {
+    let list = [
+        Location {
+            path: "big".into(),
+            kind: "file".into(),
+            size_bytes: 200,
+            residency: Residency::Partial,
+            resident_bytes: 50,
+            tier: Some("/dev/shm/f".into()),
+            pinned: true,
+            backing: Some("/nfs/big".into()),
+            ..Location::default()
+        },
+        Location { path: "d".into(), kind: "directory".into(), ..Location::default() },
+    ];
+    let expected = "big: file, 25 % resident on /dev/shm/f, clean, pinned, backing store: /nfs/big\n\
+                    d: directory, absent, clean\n";
+    assert_eq!(locations(&list), expected);
+}
+
+#[test]
+fn outcome_when_some_failed_then_they_are_named() {
+    let ended = Outcome {
+        files: 1_200,
+        bytes: 5 << 20,
+        skipped: 3,
+        failures: vec![("x".into(), "Input/output error".into())],
+        failed: 4,
+        ..Outcome::default()
+    };
+    let expected = "warmed 1,200 files, 5.00 MiB; 3 needed nothing\n  x: Input/output error\n  and 3 more failures\n";
+    assert_eq!(outcome("warmed", &ended), expected);
+}
+
+#[test]
+fn progress_when_half_done_then_the_bar_is_half_full() {
+    let half = Progress {
+        files_done: 5,
+        files_total: 10,
+        bytes_done: 1 << 20,
+        bytes_total: 2 << 20,
+        backlog_left: 7,
+        current: None,
+    };
+    let expected = "[############............] 5 files and 1.00 MiB left, 10.0 MiB/s, backlog 7";
+    assert_eq!(progress(&half, 10.0 * 1048576.0), expected);
+}
+
+#[test]
+fn bar_when_over_full_then_it_stays_within_its_width() {
+    assert_eq!(bar(20, 10, 4), "####");
+    assert_eq!(bar(0, 0, 4), "....");
+}

@@ -1,0 +1,40 @@
+//! SIGTERM and SIGINT as something that a thread can wait for.
+
+use std::io;
+use std::mem::MaybeUninit;
+
+use crate::error::Error;
+
+fn set() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: sigemptyset initialises the set that it is given; the others only change it.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
+        set.assume_init()
+    }
+}
+
+/// Blocks both signals in this thread and those that it will start; also ignores SIGHUP, which
+/// the end of a terminal session sends.
+pub fn block() -> Result<(), Error> {
+    // SAFETY: the set is initialised and outlives the call; SIG_IGN is a valid disposition.
+    let code = unsafe {
+        libc::signal(libc::SIGHUP, libc::SIG_IGN);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set(), std::ptr::null_mut())
+    };
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(Error::io("blocking signals")(io::Error::from_raw_os_error(code)))
+    }
+}
+
+/// Waits for one of them.
+pub fn wait() -> io::Result<()> {
+    let mut number = 0;
+    // SAFETY: both pointers are valid for the call.
+    let code = unsafe { libc::sigwait(&set(), &mut number) };
+    if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) }
+}

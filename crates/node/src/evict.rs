@@ -1,0 +1,273 @@
+//! Making room: the steward decides, this does.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use forebay_core::steward::{Action, Event, Placement};
+use forebay_core::unit::{self, Bytes, Tick};
+use forebay_meta::Ino;
+use forebay_store::copy::{self, Cancel, Priority};
+use parking_lot::Mutex;
+
+use crate::error::Result;
+use crate::node::Node;
+use crate::place::{Base, Charge, Place};
+use crate::pool::Urgency;
+
+/// A writer waits this long for the next byte of room before it goes past the tiers.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+impl Node {
+    pub(crate) fn tick(&self) -> Tick {
+        Tick(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Tells the steward what happened and has its decisions carried out by others. The answer to a
+    /// `Wanted` is returned.
+    pub(crate) fn decide(&self, event: Event) -> Option<Placement> {
+        let mut actions = Vec::new();
+        self.step(event, &mut actions);
+        let mut placement = None;
+        for action in actions {
+            match action {
+                Action::Place { tier, bytes, .. } => {
+                    placement = Some(Placement::Tier(tier, bytes));
+                }
+                Action::Bypass { .. } => placement = Some(Placement::Bypass),
+                other => self.later(move |node| node.perform(other)),
+            }
+        }
+        placement
+    }
+
+    fn step(&self, event: Event, actions: &mut Vec<Action>) {
+        let now = self.tick();
+        self.steward.lock().step(now, &event, actions);
+    }
+
+    /// Runs `job` on a thread that may wait; what finds no place there is told to the steward again
+    /// by the next event.
+    pub(crate) fn later(&self, job: impl FnOnce(&Node) + Send + 'static) {
+        let Some(node) = self.this.upgrade() else { return };
+        if self.slow.run(Urgency::Background, move || job(&node)).is_err() {
+            tracing::debug!("background work put off: the pool is full");
+        }
+    }
+
+    /// Carries out a decision and reports what came of it.
+    pub(crate) fn perform(&self, action: Action) {
+        let (object, done) = match action {
+            Action::Evict { object, tier } => (object, self.evict(Ino(object.0), tier.0)),
+            Action::Truncate { object, tier, keep } => {
+                (object, self.evict_tail(Ino(object.0), tier.0, keep.0))
+            }
+            Action::Demote { object, from, to } | Action::Promote { object, from, to } => {
+                (object, self.move_object(Ino(object.0), from.0, to.0))
+            }
+            Action::Flush { object } => {
+                self.reconcile_later(Ino(object.0), Duration::ZERO);
+                (object, Ok(true))
+            }
+            Action::Place { .. } | Action::Bypass { .. } => return,
+        };
+        match done {
+            Ok(true) => {}
+            Ok(false) => {
+                self.decide(Event::Refused { object });
+            }
+            Err(error) => {
+                tracing::warn!(object = object.0, %error, "a decision could not be carried out");
+                self.decide(Event::Refused { object });
+            }
+        }
+    }
+
+    /// Makes `need` bytes free on a tier if that is possible: evicts and demotes, and waits for
+    /// flushes as long as they bring something.
+    pub(crate) fn make_room(&self, tier: u8, need: u64) -> bool {
+        let room = &self.tiers[usize::from(tier)].room;
+        let limit = Instant::now() + self.config.backing_timeout;
+        loop {
+            if room.free() >= need {
+                return true;
+            }
+            if need > room.size() || Instant::now() >= limit {
+                return false;
+            }
+            let before = room.used();
+            let mut actions = Vec::new();
+            let missing = need - room.free();
+            self.step(
+                Event::Pressure { tier: unit::Tier(tier), need: Bytes(missing) },
+                &mut actions,
+            );
+            let mut flushing = false;
+            for action in actions {
+                flushing |= matches!(action, Action::Flush { .. });
+                self.perform(action);
+            }
+            if room.used() < before {
+                continue;
+            }
+            if !flushing && self.reconciler_is_idle() {
+                return room.free() >= need;
+            }
+            if !room.wait(PATIENCE) && room.used() >= before {
+                return room.free() >= need;
+            }
+        }
+    }
+
+    /// Removes a clean object that nobody uses; false when that is not so.
+    fn evict(&self, ino: Ino, tier: u8) -> Result<bool> {
+        let Some(resident) = self.residents.get(ino.0).filter(|found| found.tier == tier) else {
+            self.decide(Event::Removed { object: unit::Ino(ino.0) });
+            return Ok(true);
+        };
+        if resident.dirty {
+            self.decide(Event::Dirty { object: unit::Ino(ino.0) });
+            return Ok(false);
+        }
+        let file = self.files.get(ino);
+        let mut residence = file.residence.write();
+        if file.is_open() || self.meta.get(ino).is_ok_and(|record| record.dirty || record.pinned) {
+            return Ok(false);
+        }
+        let slot = &self.tiers[usize::from(tier)];
+        let place = match residence.place.take() {
+            Some(place) => place.object,
+            None => slot.tier.open(ino.0)?,
+        };
+        // A mapping outlives its open file: stores into it would be lost.
+        let unused = matches!(place.exclusive(), Ok(Some(_)))
+            || place.exclusive().is_err() && self.config.passthrough == crate::Passthrough::Off;
+        if !unused {
+            residence.loaded = false;
+            return Ok(false);
+        }
+        slot.tier.remove(ino.0)?;
+        drop(place);
+        residence.loaded = false;
+        drop(residence);
+        self.metrics.evictions.add(1);
+        self.forget_resident(ino);
+        Ok(true)
+    }
+
+    /// Keeps only the first bytes of a clean object.
+    fn evict_tail(&self, ino: Ino, tier: u8, keep: u64) -> Result<bool> {
+        let extent = self.config.extent_bytes;
+        let keep = keep.next_multiple_of(extent);
+        let record = self.meta.get(ino)?;
+        if keep >= record.attr.size {
+            return Ok(false);
+        }
+        if keep == 0 {
+            return self.evict(ino, tier);
+        }
+        let file = self.files.get(ino);
+        self.load(&file, &record)?;
+        let mut residence = file.residence.write();
+        if file.is_open() || record.dirty || record.pinned {
+            return Ok(false);
+        }
+        let Some(place) = residence.place.as_mut().filter(|place| place.tier == tier) else {
+            return Ok(false);
+        };
+        if place.dirty.load(Ordering::Acquire) || self.maybe_mapped(place) {
+            return Ok(false);
+        }
+        if place.presence.is_none() {
+            let slot = &self.tiers[usize::from(tier)].tier;
+            let mut presence = slot.create_map(ino.0, extent, record.attr.size)?;
+            presence.mark_clean(0..record.attr.size)?;
+            place.object.set_header(&self.header_for(&record, false, false))?;
+            place.presence = Some(parking_lot::RwLock::new(presence));
+            place.charge.paid_end.store(0, Ordering::Release);
+        }
+        let runs = match &place.presence {
+            Some(presence) => presence.write().clear(keep..record.attr.size)?,
+            None => Vec::new(),
+        };
+        for run in runs {
+            place.object.punch(run.start, run.end - run.start)?;
+        }
+        residence.base = Base::backing();
+        if let Some(place) = &residence.place {
+            self.true_up(&file, place)?;
+        }
+        Ok(true)
+    }
+
+    /// Moves an object that nobody uses to another tier, dirty or not.
+    fn move_object(&self, ino: Ino, from: u8, to: u8) -> Result<bool> {
+        let Some(resident) = self.residents.get(ino.0).filter(|found| found.tier == from) else {
+            return Ok(false);
+        };
+        let record = self.meta.get(ino)?;
+        let file = self.files.get(ino);
+        self.load(&file, &record)?;
+        let mut residence = file.residence.write();
+        let Some(place) = residence.place.as_ref() else { return Ok(false) };
+        if file.is_open() || place.presence.is_some() || self.maybe_mapped(place) {
+            return Ok(false);
+        }
+        let target = &self.tiers[usize::from(to)];
+        if !target.room.take(resident.charged) {
+            return Ok(false);
+        }
+        let moved = (|| -> Result<_> {
+            let mut header = place.object.header()?;
+            header.whole = false;
+            let object = target.tier.create(ino.0, &header)?;
+            let stat = place.object.stat()?;
+            let limits = self.limits(Priority::Rebalance);
+            copy::copy_range(&*place.object, &*object, 0..stat.size, &limits, &Cancel::default())?;
+            object.set_len(stat.size)?;
+            object.set_times(Some(stat.atime), Some(stat.mtime))?;
+            if resident.dirty {
+                // The only copy: it must be safe there before it goes here.
+                object.sync(false)?;
+                target.tier.sync_dir(ino.0)?;
+            }
+            header.whole = true;
+            object.set_header(&header)?;
+            Ok((object, stat.size))
+        })();
+        let (object, size) = match moved {
+            Ok(moved) => moved,
+            Err(error) => {
+                target.room.give(resident.charged);
+                drop(target.tier.remove(ino.0));
+                return Err(error);
+            }
+        };
+        let old = &self.tiers[usize::from(from)];
+        old.tier.remove(ino.0)?;
+        old.room.give(resident.charged);
+        let place = Place {
+            tier: to,
+            object,
+            presence: None,
+            charge: Charge::new(resident.charged, size.min(resident.charged)),
+            dirty: resident.dirty.into(),
+            clean_as: Mutex::new(None),
+        };
+        self.set_resident(ino, &place);
+        self.announce_resident(ino, &place);
+        residence.place = Some(place);
+        self.metrics.demotions.add(1);
+        Ok(true)
+    }
+
+    /// Drops the copy of a clean file that nobody uses, for `forebay evict`; says whether it went.
+    ///
+    /// # Errors
+    /// What the tier says.
+    pub fn evict_file(&self, ino: Ino) -> Result<bool> {
+        match self.residents.get(ino.0) {
+            Some(resident) => self.evict(ino, resident.tier),
+            None => Ok(true),
+        }
+    }
+}

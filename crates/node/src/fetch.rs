@@ -1,0 +1,453 @@
+//! From the backing store to a tier: small files at once, large ones piece by piece behind and
+//! ahead of their readers.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_core::steward::{Event, Placement};
+use forebay_core::unit;
+use forebay_meta::{Ino, Record};
+use forebay_store::backing::Access;
+use forebay_store::copy::{self, Cancel, Limits, Pass, Priority};
+use forebay_store::{BackingFile, ErrorClass, Object};
+use parking_lot::{Mutex, RwLock};
+
+use crate::convert;
+use crate::error::Result;
+use crate::files::{File, FileRef};
+use crate::io::no_room;
+use crate::node::Node;
+use crate::place::{Base, Charge, Place};
+use crate::pool::Urgency;
+
+/// What is copied ahead of a file's readers.
+#[derive(Default)]
+pub struct Filler {
+    /// A job is under way.
+    active: bool,
+    /// Where it goes on.
+    next: u64,
+    /// Where it ends.
+    until: u64,
+    /// Extents that a random reader has missed once.
+    touched: Vec<u64>,
+}
+
+/// Random misses remembered for a file.
+const TOUCHED: usize = 64;
+/// How far a sequential reader is run ahead of.
+const AHEAD: u64 = 16 << 20;
+
+impl Node {
+    /// Copies a small file to a tier before its open returns.
+    pub(crate) fn fetch_whole(&self, file: &FileRef, record: &Arc<Record>) -> Result<()> {
+        let _one = file.fetching.lock();
+        if file.residence.read().place.is_some() {
+            return Ok(());
+        }
+        let size = record.attr.size;
+        let Some(tier) = self.admit(file.ino, size, size) else { return Ok(()) };
+        let _demand = self.demand_gate();
+        let backing = self.open_backing(record, Access::Read)?;
+        let fetched = self.fetch_into(file, record, tier, &*backing);
+        let place = match fetched {
+            Ok(Some(place)) => place,
+            other => {
+                self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
+                return other.map(|_| ());
+            }
+        };
+        let mut residence = file.residence.write();
+        self.set_resident(file.ino, &place);
+        self.announce_resident(file.ino, &place);
+        residence.place = Some(place);
+        Ok(())
+    }
+
+    /// Makes the object and fills it; `None` when the tier has no room or the file changed
+    /// meanwhile, and the file is then served from the backing store.
+    fn fetch_into(
+        &self,
+        file: &File,
+        record: &Arc<Record>,
+        tier: u8,
+        backing: &dyn BackingFile,
+    ) -> Result<Option<Place>> {
+        let size = record.attr.size;
+        let slot = &self.tiers[usize::from(tier)];
+        let charge = size.next_multiple_of(crate::data::BLOCK);
+        if !slot.room.take(charge) && !(self.make_room(tier, charge) && slot.room.take(charge)) {
+            return Ok(None);
+        }
+        let ino = file.ino.0;
+        let made = (|| -> Result<Option<Arc<dyn Object>>> {
+            // Neither whole nor with a map: should the daemon die now, it is nothing.
+            let mut header = self.header_for(record, false, false);
+            let object = self.create_object(tier, ino, &header)?;
+            let limits = self.limits(Priority::Demand);
+            copy::copy_range(backing, &*object, 0..size, &limits, &Cancel::default())?;
+            let stat = backing.stat()?;
+            if record.backing.fingerprint != Some(convert::fingerprint(stat.fingerprint())) {
+                return Ok(None);
+            }
+            object.set_len(size)?;
+            object.set_times(
+                Some(convert::store_time(record.attr.atime)),
+                Some(convert::store_time(record.attr.mtime)),
+            )?;
+            header.whole = true;
+            object.set_header(&header)?;
+            Ok(Some(object))
+        })();
+        match made {
+            Ok(Some(object)) => {
+                self.metrics.bytes_fetched.add(size);
+                Ok(Some(Place {
+                    tier,
+                    object,
+                    presence: None,
+                    charge: Charge::new(charge, charge),
+                    dirty: AtomicBool::new(false),
+                    clean_as: Mutex::new(None),
+                }))
+            }
+            failed => {
+                slot.room.give(charge);
+                drop(slot.tier.remove(ino));
+                match failed {
+                    Err(crate::NodeError::Store(error)) if no_room(&error) => Ok(None),
+                    Err(crate::NodeError::Store(error)) if error.class() == ErrorClass::Stale => {
+                        Ok(None)
+                    }
+                    other => other.map(|_| None),
+                }
+            }
+        }
+    }
+
+    fn create_object(
+        &self,
+        tier: u8,
+        ino: u64,
+        header: &forebay_store::Header,
+    ) -> Result<Arc<dyn Object>> {
+        let tier = &self.tiers[usize::from(tier)].tier;
+        match tier.create(ino, header) {
+            Err(error) if error.class() == ErrorClass::Exists => {
+                // The rest of a fetch that failed: the residency index does not know it.
+                tier.remove(ino)?;
+                Ok(tier.create(ino, header)?)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// Gives a large file an object without any extent, to be filled behind its readers.
+    pub(crate) fn begin_partial(&self, file: &FileRef, record: &Arc<Record>) -> Result<()> {
+        let _one = file.fetching.lock();
+        if file.residence.read().place.is_some() {
+            return Ok(());
+        }
+        let size = record.attr.size;
+        let Some(tier) = self.admit(file.ino, size, size.min(self.config.extent_bytes)) else {
+            return Ok(());
+        };
+        let slot = &self.tiers[usize::from(tier)];
+        let made = (|| -> Result<Place> {
+            let header = self.header_for(record, false, false);
+            let presence = slot.tier.create_map(file.ino.0, self.config.extent_bytes, size)?;
+            let object = self.create_object(tier, file.ino.0, &header)?;
+            object.set_len(size)?;
+            object.set_times(
+                Some(convert::store_time(record.attr.atime)),
+                Some(convert::store_time(record.attr.mtime)),
+            )?;
+            Ok(Place {
+                tier,
+                object,
+                presence: Some(RwLock::new(presence)),
+                charge: Charge::default(),
+                dirty: AtomicBool::new(false),
+                clean_as: Mutex::new(None),
+            })
+        })();
+        let place = match made {
+            Ok(place) => place,
+            Err(error) => {
+                self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
+                drop(slot.tier.remove_map(file.ino.0));
+                drop(slot.tier.remove(file.ino.0));
+                return match error {
+                    crate::NodeError::Store(error) if no_room(&error) => Ok(()),
+                    other => Err(other),
+                };
+            }
+        };
+        let mut residence = file.residence.write();
+        self.set_resident(file.ino, &place);
+        self.announce_resident(file.ino, &place);
+        residence.place = Some(place);
+        Ok(())
+    }
+
+    /// Asks the steward where an object may go; `None` to pass the tiers over.
+    fn admit(&self, ino: Ino, size: u64, first: u64) -> Option<u8> {
+        let wanted =
+            Event::Wanted { object: unit::Ino(ino.0), size: unit::Bytes(size), prefetch: false };
+        match self.decide(wanted) {
+            Some(Placement::Tier(tier, bytes)) if bytes.0 >= first.min(size) => Some(tier.0),
+            Some(Placement::Tier(..)) => {
+                self.decide(Event::Removed { object: unit::Ino(ino.0) });
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// The opened backing file of a base.
+    pub(crate) fn opened_base(
+        &self,
+        file: &File,
+        opened: &Mutex<Option<Arc<dyn BackingFile>>>,
+    ) -> Result<Arc<dyn BackingFile>> {
+        let mut opened = opened.lock();
+        if let Some(backing) = &*opened {
+            return Ok(backing.clone());
+        }
+        let record = self.meta.get(file.ino)?;
+        let backing = self.open_backing(&record, Access::Read)?;
+        *opened = Some(backing.clone());
+        Ok(backing)
+    }
+
+    /// A reader missed: a sequential one is run ahead of, a random one gets an extent that it
+    /// misses twice.
+    pub(crate) fn fill_after_miss(&self, file: &FileRef, read: Range<u64>, sequential: bool) {
+        if file.residence.read().place.is_none() || read.is_empty() {
+            return;
+        }
+        let extent = self.config.extent_bytes;
+        let mut filler = file.filler.lock();
+        let first = read.start - read.start % extent;
+        if !sequential {
+            let index = first / extent;
+            if !filler.touched.contains(&index) {
+                if filler.touched.len() >= TOUCHED {
+                    filler.touched.remove(0);
+                }
+                filler.touched.push(index);
+                return;
+            }
+        }
+        let until = if sequential { read.end + AHEAD } else { first + extent };
+        if filler.active {
+            if sequential {
+                filler.until = filler.until.max(until);
+            }
+            return;
+        }
+        filler.next = first;
+        filler.until = until;
+        filler.active = true;
+        drop(filler);
+        let job = file.clone();
+        let started = self.this.upgrade().is_some_and(|node| {
+            self.slow
+                .run(Urgency::Background, move || {
+                    if let Err(error) = node.fill(&job) {
+                        tracing::debug!(ino = %job.ino, %error, "filling stopped");
+                    }
+                    job.filler.lock().active = false;
+                })
+                .is_ok()
+        });
+        if !started {
+            file.filler.lock().active = false;
+        }
+    }
+
+    /// Copies absent extents until the filler's end.
+    fn fill(&self, file: &FileRef) -> Result<()> {
+        let extent = self.config.extent_bytes;
+        let mut buffer = vec![0; usize::try_from(extent).unwrap_or(1 << 20)];
+        let mut filled = 0;
+        loop {
+            let at = {
+                let mut filler = file.filler.lock();
+                let size = file.residence.read().place.as_ref().map_or(0, |place| {
+                    place.presence.as_ref().map_or(0, |presence| presence.read().size())
+                });
+                let at = filler.next;
+                if at >= filler.until.min(size) || self.stopping.load(Ordering::Relaxed) {
+                    break;
+                }
+                filler.next = at + extent;
+                at
+            };
+            if !self.fill_extent(file, at..at + extent, &mut buffer)? {
+                break;
+            }
+            filled += 1;
+        }
+        if filled > 0 {
+            self.finish_if_whole(file)?;
+        }
+        Ok(())
+    }
+
+    /// Copies one extent if it is absent; false when its tier has no room.
+    fn fill_extent(&self, file: &FileRef, range: Range<u64>, buffer: &mut [u8]) -> Result<bool> {
+        let mut runs = Vec::new();
+        let (tier, base) = {
+            let residence = file.residence.read();
+            let Some(place) = &residence.place else { return Ok(false) };
+            let Some(presence) = &place.presence else { return Ok(false) };
+            presence.read().missing_runs(range, &mut runs);
+            let base = match &residence.base {
+                Base::Backing(opened) => self.opened_base(file, opened)?,
+                _ => return Ok(false),
+            };
+            (place.tier, base)
+        };
+        let room = &self.tiers[usize::from(tier)].room;
+        for run in runs {
+            let len = run.end - run.start;
+            if !room.take(len) && !(self.make_room(tier, len) && room.take(len)) {
+                return Ok(false);
+            }
+            self.prefetch_gate();
+            let bytes = &mut buffer[..usize::try_from(len).unwrap_or(0)];
+            let read = match base.read_at(bytes, run.start) {
+                Ok(read) => read,
+                Err(error) => {
+                    room.give(len);
+                    return Err(error.into());
+                }
+            };
+            // The write lock keeps out a writer of the same extent, whose bytes would be newer.
+            let residence = file.residence.write();
+            let still = residence.place.as_ref().and_then(|place| {
+                let presence = place.presence.as_ref()?;
+                let mut missing = Vec::new();
+                presence.read().missing_runs(run.clone(), &mut missing);
+                (place.tier == tier && missing == [run.clone()] && read as u64 == len)
+                    .then_some((place, presence))
+            });
+            let Some((place, presence)) = still else {
+                room.give(len);
+                return Ok(true);
+            };
+            match place.object.write_at(bytes, run.start) {
+                Ok(written) if written == bytes.len() => {}
+                Ok(_) => {
+                    room.give(len);
+                    return Ok(false);
+                }
+                Err(error) => {
+                    room.give(len);
+                    return if no_room(&error) { Ok(false) } else { Err(error.into()) };
+                }
+            }
+            place.charge.bytes.fetch_add(len, Ordering::AcqRel);
+            presence.write().mark_clean(run)?;
+            self.metrics.bytes_fetched.add(len);
+            self.set_resident(file.ino, place);
+            self.announce_resident(file.ino, place);
+        }
+        Ok(true)
+    }
+
+    /// A file all of whose extents are there loses its map: the next first open can bypass the
+    /// daemon.
+    pub(crate) fn finish_if_whole(&self, file: &FileRef) -> Result<()> {
+        let mut residence = file.residence.write();
+        if matches!(residence.base, Base::Spill(_)) {
+            return Ok(());
+        }
+        let Some(place) = &mut residence.place else { return Ok(()) };
+        let whole = place.presence.as_ref().is_some_and(|presence| presence.read().is_whole());
+        if !whole {
+            return Ok(());
+        }
+        let dirty = place.dirty.load(Ordering::Acquire);
+        // Copying stored the bytes now, but they are as old as the record says.
+        if !dirty {
+            let record = self.meta.get(file.ino)?;
+            place.object.set_times(None, Some(convert::store_time(record.attr.mtime)))?;
+        }
+        place.object.sync(true)?;
+        let mut header = place.object.header()?;
+        header.whole = true;
+        place.object.set_header(&header)?;
+        self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
+        place.presence = None;
+        let end = place.object.len()?.min(place.charge.bytes());
+        place.charge.paid_end.store(end, Ordering::Release);
+        self.set_resident(file.ino, place);
+        Ok(())
+    }
+
+    /// Tells the steward what an object takes up.
+    pub(crate) fn announce_resident(&self, ino: Ino, place: &Place) {
+        self.decide(Event::Resident {
+            object: unit::Ino(ino.0),
+            tier: unit::Tier(place.tier),
+            bytes: unit::Bytes(place.charge.bytes()),
+        });
+        if place.dirty.load(Ordering::Acquire) {
+            self.decide(Event::Dirty { object: unit::Ino(ino.0) });
+        }
+    }
+
+    /// Copies all of a file to a tier now, for `warm`. Says how many bytes were copied.
+    ///
+    /// # Errors
+    /// What the backing store or the tier says.
+    pub fn warm_file(&self, ino: Ino) -> Result<u64> {
+        let record = self.meta.get(ino)?;
+        if record.attr.kind != forebay_meta::FileKind::File || record.attr.size == 0 {
+            return Ok(0);
+        }
+        let file = self.files.get(ino);
+        self.load(&file, &record)?;
+        if file.residence.read().place.is_none() {
+            if record.dirty {
+                return Ok(0);
+            }
+            if record.attr.size <= self.config.fetch_on_open_bytes {
+                self.fetch_whole(&file, &record)?;
+            } else {
+                self.begin_partial(&file, &record)?;
+            }
+        }
+        let extent = self.config.extent_bytes;
+        let mut buffer = vec![0; usize::try_from(extent).unwrap_or(1 << 20)];
+        let mut at = 0;
+        while at < record.attr.size {
+            if !self.fill_extent(&file, at..at + extent, &mut buffer)? {
+                break;
+            }
+            at += extent;
+        }
+        self.finish_if_whole(&file)?;
+        let resident = self.residents.get(ino.0).map_or(0, |resident| resident.charged);
+        Ok(resident.min(record.attr.size))
+    }
+
+    /// The conditions of copies of a class.
+    pub(crate) fn limits(&self, priority: Priority) -> Limits {
+        Limits { priority, ..self.copies.clone() }
+    }
+
+    /// While it is held, copies that nobody waits for stand back.
+    pub(crate) fn demand_gate(&self) -> Option<Pass<'_>> {
+        self.copies.gate.as_ref().map(|gate| gate.enter(Priority::Demand))
+    }
+
+    fn prefetch_gate(&self) {
+        if let Some(gate) = &self.copies.gate {
+            drop(gate.enter(Priority::Prefetch).wait(&Cancel::default()));
+        }
+    }
+}

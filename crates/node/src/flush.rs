@@ -1,0 +1,327 @@
+//! From a tier to the backing store: a file's bytes, written under a temporary name and published
+//! at once, or in place where the file in the backing store must keep its inode or is too large to
+//! be written anew.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fail::fail_point;
+use forebay_meta::{Fingerprint, Queue, Record, XattrState};
+use forebay_store::backing::{Access, SetAttributes};
+use forebay_store::copy::{self, Cancel, Priority};
+use forebay_store::{Attributes, BackingFile, Commit, Dir, Expect, Temporary};
+
+use crate::convert;
+use crate::error::Result;
+use crate::files::FileRef;
+use crate::node::Node;
+use crate::place::{Base, Place};
+
+/// How a flush of a file's bytes ended.
+pub(crate) enum Flushed {
+    /// The backing store has them.
+    Done {
+        /// As this version.
+        fingerprint: Fingerprint,
+        /// Nothing was written meanwhile and nobody can write now: the file is clean.
+        clean: bool,
+    },
+    /// Something else is there now (`None`: nothing). Nothing was overwritten.
+    Conflict(Option<Attributes>),
+    /// They changed during the copy: later.
+    Busy,
+}
+
+/// Where a flush publishes a file.
+pub(crate) struct Target<'a> {
+    /// The directory in the backing store.
+    pub dir: &'a Dir,
+    /// The name in it.
+    pub name: &'a [u8],
+    /// The version that should be there now; `None`: nothing.
+    pub expect: Option<Fingerprint>,
+    /// The name has other hard links in the backing store: write in place instead of replacing it.
+    pub in_place: bool,
+}
+
+/// Dirty extents are flushed this many bytes at a time.
+const PIECE: u64 = 64 << 20;
+
+impl Node {
+    /// Copies a dirty file's bytes, mode, owner, times and extended attributes to the backing store
+    /// and publishes them there. On a thread that may wait.
+    ///
+    /// The bytes are those at one moment: if a program wrote during the copy, nothing is published
+    /// and the answer is `Busy`, except for a file that is kept open for writing (a drain takes it
+    /// as it is, and it stays dirty).
+    pub(crate) fn flush_data(&self, record: &Arc<Record>, target: &Target<'_>) -> Result<Flushed> {
+        let file = self.files.get(record.ino);
+        let _one = file.flushing.lock();
+        self.load(&file, record)?;
+        let seen = file.writes.load(Ordering::Acquire);
+        let kept_open = file.opens.lock().writers > 0;
+        fail_point!("node.flush.begin");
+        let residence = file.residence.read();
+        let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let in_place = target.in_place
+            || partial && matches!(residence.base, Base::Backing(_)) && target.expect.is_some();
+        let flushed = if in_place && target.expect.is_some() {
+            drop(residence);
+            self.flush_in_place(&file, record, target)?
+        } else if let Base::Spill(spill) = &residence.base {
+            let spill = spill.clone();
+            drop(residence);
+            self.flush_spilled(&file, record, target, &spill)?
+        } else {
+            drop(residence);
+            self.flush_anew(&file, record, target, (!kept_open).then_some(seen))?
+        };
+        let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
+        fail_point!("node.flush.published");
+        self.metrics.flushes.add(1);
+        let clean = self.settle_flush(&file, fingerprint, seen)?;
+        Ok(Flushed::Done { fingerprint, clean })
+    }
+
+    /// After the backing store has the bytes: the object is clean if nobody has written since and
+    /// nobody can.
+    fn settle_flush(&self, file: &FileRef, fingerprint: Fingerprint, seen: u64) -> Result<bool> {
+        let residence = file.residence.write();
+        let base = convert::store_fingerprint(fingerprint);
+        let Some(place) = &residence.place else {
+            return Ok(file.writes.load(Ordering::Acquire) == seen);
+        };
+        let quiet = file.writes.load(Ordering::Acquire) == seen
+            && file.opens.lock().writers == 0
+            && (!self.maybe_mapped(place));
+        if quiet {
+            self.mark_clean(file, place, Some(base))?;
+        } else {
+            let mut header = place.object.header()?;
+            header.base = Some(base);
+            header.pending = None;
+            place.object.set_header(&header)?;
+        }
+        Ok(quiet)
+    }
+
+    /// Whether a mapping of the object may live that outlasted its open file.
+    pub(crate) fn maybe_mapped(&self, place: &Place) -> bool {
+        match place.object.exclusive() {
+            Ok(lease) => lease.is_none(),
+            // Without leases only passthrough hides mappings.
+            Err(_) => self.kernel.get().is_some_and(|kernel| kernel.passthrough()),
+        }
+    }
+
+    /// Writes the whole file under a temporary name and publishes it.
+    fn flush_anew(
+        &self,
+        file: &FileRef,
+        record: &Arc<Record>,
+        target: &Target<'_>,
+        seen: Option<u64>,
+    ) -> Result<Flushed> {
+        let mut temporary = self.backing.temporary(record.ino.0)?;
+        let object = file.residence.read().place.as_ref().map(|place| place.object.clone());
+        let mut mtime = record.attr.mtime;
+        if let Some(object) = &object {
+            let stat = object.stat()?;
+            mtime = convert::time(stat.mtime);
+            let limits = self.limits(Priority::WriteBack);
+            let to = &**temporary.file();
+            copy::copy_range(&**object, to, 0..stat.size, &limits, &Cancel::default())?;
+            temporary.file().set_len(stat.size)?;
+            self.metrics.bytes_flushed.add(stat.size);
+        }
+        drop(object);
+        fail_point!("node.flush.copied");
+        self.copy_attributes(record, mtime, &**temporary.file())?;
+        // Sync first: the copy is long, and the moment between the check and the rename short.
+        temporary.file().sync(false)?;
+        if seen.is_some_and(|seen| file.writes.load(Ordering::Acquire) != seen) {
+            return Ok(Flushed::Busy);
+        }
+        self.publish(file, record, &mut temporary, target)
+    }
+
+    /// Notes what is about to appear, and lets it.
+    fn publish(
+        &self,
+        file: &FileRef,
+        record: &Arc<Record>,
+        temporary: &mut Temporary,
+        target: &Target<'_>,
+    ) -> Result<Flushed> {
+        if let Some(place) = &file.residence.read().place {
+            let mut header = place.object.header()?;
+            header.pending = Some(temporary.pending()?);
+            place.object.set_header(&header)?;
+        }
+        let expect = match target.expect {
+            None => Expect::Absent,
+            Some(print) => Expect::Version(convert::store_fingerprint(print)),
+        };
+        fail_point!("node.flush.publish");
+        let _ = record;
+        let name = OsStr::from_bytes(target.name);
+        Ok(match self.backing.commit(temporary, target.dir, name, expect)? {
+            Commit::Done(print) => {
+                Flushed::Done { fingerprint: convert::fingerprint(print), clean: false }
+            }
+            Commit::Conflict(found) => Flushed::Conflict(found),
+        })
+    }
+
+    /// Completes a spill file with what is still on the tier, and publishes it.
+    fn flush_spilled(
+        &self,
+        file: &FileRef,
+        record: &Arc<Record>,
+        target: &Target<'_>,
+        spill: &Arc<Temporary>,
+    ) -> Result<Flushed> {
+        let mtime = self.flush_extents(file, &**spill.file())?.unwrap_or(record.attr.mtime);
+        let mut fresh = match self.backing.open_spill(record.ino.0)? {
+            Some(fresh) => fresh,
+            None => return Ok(Flushed::Busy),
+        };
+        self.copy_attributes(record, mtime, &**fresh.file())?;
+        let flushed = self.publish(file, record, &mut fresh, target)?;
+        if matches!(flushed, Flushed::Done { .. }) {
+            // The spill file is the file now: what the tier lacks is read from there.
+            let mut residence = file.residence.write();
+            residence.base = Base::backing();
+            if let Some(place) = &residence.place {
+                let mut header = place.object.header()?;
+                header.spilled = false;
+                place.object.set_header(&header)?;
+            }
+            self.meta.update(record.ino, None, |record| {
+                record.spilled = false;
+                Queue::No
+            })?;
+        }
+        Ok(flushed)
+    }
+
+    /// Writes the changed bytes into the file that the backing store has. The tier keeps them until
+    /// they are synced there: after a crash they are written again.
+    fn flush_in_place(
+        &self,
+        file: &FileRef,
+        record: &Arc<Record>,
+        target: &Target<'_>,
+    ) -> Result<Flushed> {
+        let name = OsStr::from_bytes(target.name);
+        let backing = self.backing.open_file(target.dir, name, Access::ReadWrite)?;
+        let found = backing.stat()?;
+        let expected = target.expect.map(convert::store_fingerprint);
+        let interrupted = {
+            let residence = file.residence.read();
+            match &residence.place {
+                Some(place) => {
+                    place.object.header()?.pending.map(|print| print.ino) == Some(found.ino)
+                }
+                None => false,
+            }
+        };
+        let same = expected.is_some_and(|print| {
+            print.same_content(&found.fingerprint()) || interrupted && print.ino == found.ino
+        });
+        if !same {
+            return Ok(Flushed::Conflict(Some(found)));
+        }
+        if let Some(place) = &file.residence.read().place {
+            let mut header = place.object.header()?;
+            header.pending = Some(found.fingerprint());
+            place.object.set_header(&header)?;
+        }
+        fail_point!("node.flush.in_place");
+        let mtime = match self.flush_extents(file, &*backing)? {
+            Some(mtime) => mtime,
+            None => {
+                if record.attr.size == 0 {
+                    backing.set_len(0)?;
+                }
+                record.attr.mtime
+            }
+        };
+        self.copy_attributes(record, mtime, &*backing)?;
+        backing.sync(false)?;
+        let fingerprint = convert::fingerprint(backing.stat()?.fingerprint());
+        Ok(Flushed::Done { fingerprint, clean: false })
+    }
+
+    /// Copies what the tier has and `to` lacks, and the length. The modification time, if there is
+    /// an object.
+    fn flush_extents(
+        &self,
+        file: &FileRef,
+        to: &dyn BackingFile,
+    ) -> Result<Option<forebay_meta::Timestamp>> {
+        let limits = self.limits(Priority::WriteBack);
+        loop {
+            let residence = file.residence.read();
+            let Some(place) = &residence.place else { return Ok(None) };
+            let stat = place.object.stat()?;
+            let Some(presence) = &place.presence else {
+                copy::copy_range(&*place.object, to, 0..stat.size, &limits, &Cancel::default())?;
+                self.metrics.bytes_flushed.add(stat.size);
+                to.set_len(stat.size)?;
+                return Ok(Some(convert::time(stat.mtime)));
+            };
+            if to.len()? > presence.read().base_limit() {
+                // A truncation cut the base: nothing beyond may show again.
+                to.set_len(presence.read().base_limit())?;
+            }
+            let Some(flush) = presence.write().take_flush(PIECE) else {
+                to.set_len(stat.size)?;
+                return Ok(Some(convert::time(stat.mtime)));
+            };
+            let copied = flush.runs().iter().try_for_each(|run| {
+                let run = run.start..run.end.min(stat.size);
+                if run.is_empty() {
+                    return Ok(());
+                }
+                self.metrics.bytes_flushed.add(run.end - run.start);
+                copy::copy_range(&*place.object, to, run, &limits, &Cancel::default()).map(drop)
+            });
+            // Extents count as clean only once they are durable where they went.
+            match copied.and_then(|()| to.sync(true)) {
+                Ok(()) => presence.write().finish_flush(flush)?,
+                Err(error) => {
+                    presence.write().abort_flush(flush);
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+
+    /// Mode, owner, times and extended attributes of a file that is about to be published.
+    fn copy_attributes(
+        &self,
+        record: &Record,
+        mtime: forebay_meta::Timestamp,
+        to: &dyn BackingFile,
+    ) -> Result<()> {
+        if record.xattrs == XattrState::Some {
+            for (name, value) in self.meta.xattr_all(record.ino)? {
+                let name = OsStr::from_bytes(&name);
+                if let Err(error) = to.set_xattr(name, &value) {
+                    tracing::warn!(ino = %record.ino, %error, "the backing store keeps no such attribute");
+                }
+            }
+        }
+        to.set_attributes(&SetAttributes {
+            mode: Some(record.attr.perm),
+            uid: Some(record.attr.uid),
+            gid: Some(record.attr.gid),
+            atime: Some(convert::store_time(record.attr.atime)),
+            mtime: Some(convert::store_time(mtime)),
+        })?;
+        Ok(())
+    }
+}

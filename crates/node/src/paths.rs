@@ -1,0 +1,148 @@
+//! Operations on whole subtrees: what the administrator asks for by path.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_core::steward::Event;
+use forebay_core::unit;
+use forebay_meta::{FileKind, Ino, Record};
+use rustix::io::Errno;
+
+use crate::context::Context;
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+
+/// How much of a file is on the tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Residency {
+    /// Nothing.
+    Absent,
+    /// Some extents.
+    Partial,
+    /// All.
+    Whole,
+}
+
+/// Where the bytes of one path are.
+#[derive(Debug, Clone)]
+pub struct Whereabouts {
+    /// Its type.
+    pub kind: FileKind,
+    /// Its size in bytes.
+    pub size: u64,
+    /// How much is resident.
+    pub residency: Residency,
+    /// Bytes charged to a tier.
+    pub resident_bytes: u64,
+    /// Which tier, 0 the fastest.
+    pub tier: Option<usize>,
+    /// The tier has a newer version than the backing store.
+    pub dirty: bool,
+    /// It may not be evicted.
+    pub pinned: bool,
+    /// Its path in the backing store, if it is there.
+    pub backing: Option<Vec<u8>>,
+}
+
+/// Entries read from a directory at a time.
+const PAGE: usize = 512;
+
+impl Node {
+    /// The inode at a path below the root. Symbolic links are not followed.
+    ///
+    /// # Errors
+    /// `ENOENT`, or what the backing store says while the path is imported.
+    pub fn resolve(&self, path: &Path) -> Result<Ino> {
+        use std::os::unix::ffi::OsStrExt;
+        let mut at = Ino::ROOT;
+        for part in path.components() {
+            let std::path::Component::Normal(name) = part else { continue };
+            at = self
+                .find(&Context::DAEMON, at, name.as_bytes())?
+                .ok_or(NodeError::Posix(Errno::NOENT))?
+                .ino;
+        }
+        Ok(at)
+    }
+
+    /// Calls `visit` with every inode of a subtree, directories before what is in them, until it
+    /// returns false. A file with several names is visited for each.
+    ///
+    /// # Errors
+    /// What `visit` does not see: a directory that can't be listed.
+    pub fn walk(
+        &self,
+        from: Ino,
+        visit: &mut dyn FnMut(&Arc<Record>) -> bool,
+    ) -> Result<()> {
+        let record = self.meta.get(from)?;
+        if !visit(&record) || record.attr.kind != FileKind::Directory {
+            return Ok(());
+        }
+        // A stack of directories and how far each has been read: memory grows with the depth of the
+        // tree, not with its size.
+        let mut stack = vec![(from, 0)];
+        while let Some((dir, cursor)) = stack.pop() {
+            if cursor == 0 {
+                self.ensure_listed(&Context::DAEMON, dir)?;
+            }
+            let page = self.meta.entries_plus(dir, cursor, PAGE)?;
+            let Some(last) = page.last().map(|last| last.entry.cursor) else { continue };
+            let mut below = Vec::new();
+            for found in &page {
+                if !visit(&found.record) {
+                    return Ok(());
+                }
+                if found.record.attr.kind == FileKind::Directory {
+                    below.push((found.record.ino, 0));
+                }
+            }
+            stack.push((dir, last));
+            stack.append(&mut below);
+        }
+        Ok(())
+    }
+
+    /// Where the bytes of an inode are.
+    ///
+    /// # Errors
+    /// When the inode is gone.
+    pub fn whereabouts(&self, ino: Ino) -> Result<Whereabouts> {
+        let record = self.meta.get(ino)?;
+        let (attr, _) = self.live_attr(&record);
+        let resident = self.residents.get(ino.0);
+        let residency = match resident {
+            _ if attr.kind != FileKind::File => Residency::Absent,
+            Some(resident) if resident.whole => Residency::Whole,
+            Some(resident) if resident.charged > 0 => Residency::Partial,
+            _ if attr.size == 0 => Residency::Whole,
+            _ => Residency::Absent,
+        };
+        Ok(Whereabouts {
+            kind: attr.kind,
+            size: attr.size,
+            residency,
+            resident_bytes: resident.map_or(0, |resident| resident.charged.min(attr.size)),
+            tier: resident.map(|resident| usize::from(resident.tier)),
+            dirty: record.dirty || resident.is_some_and(|resident| resident.dirty),
+            pinned: record.pinned,
+            backing: self.meta.backing_path(ino)?,
+        })
+    }
+
+    /// Forbids or allows the eviction of a file, or of what will be made in a directory.
+    ///
+    /// # Errors
+    /// When the inode is gone.
+    pub fn pin(&self, ino: Ino, pinned: bool) -> Result<()> {
+        self.meta.set_pinned(ino, pinned)?;
+        let object = unit::Ino(ino.0);
+        self.decide(if pinned { Event::Pinned { object } } else { Event::Unpinned { object } });
+        Ok(())
+    }
+
+    /// The path of an inode from the root, without a leading slash.
+    pub fn path_of(&self, ino: Ino) -> Vec<u8> {
+        self.meta.path(ino).ok().flatten().unwrap_or_default()
+    }
+}

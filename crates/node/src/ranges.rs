@@ -1,0 +1,239 @@
+//! Operations on ranges of open files: allocation, holes, copies.
+
+use std::sync::atomic::Ordering;
+
+use forebay_store::{AllocateMode, ErrorClass};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use crate::context::Context;
+use crate::convert;
+use crate::error::{NodeError, Result};
+use crate::files::FileRef;
+use crate::node::Node;
+use crate::place::Base;
+
+/// Bytes copied at a time between files that the kernel can't copy between.
+const PIECE: usize = 1 << 20;
+
+/// Where `seek` looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seek {
+    /// For the next data.
+    Data,
+    /// For the next hole.
+    Hole,
+}
+
+impl Node {
+    /// `fallocate(2)`: allocation, holes and zeros. Room is charged as for a write; where no tier
+    /// has it, the file is only made longer, for the backing store has room when it is needed.
+    ///
+    /// # Errors
+    /// `MustWait`; `EOPNOTSUPP` for modes other than allocation, holes and zeros.
+    pub fn fallocate(
+        &self,
+        context: &Context,
+        fh: u64,
+        offset: u64,
+        length: u64,
+        mode: i32,
+    ) -> Result<()> {
+        let flags = FallocateFlags::from_bits_retain(u32::try_from(mode).unwrap_or(u32::MAX));
+        let keep = flags.contains(FallocateFlags::KEEP_SIZE);
+        let end = offset
+            .checked_add(length)
+            .filter(|&end| end <= i64::MAX as u64)
+            .ok_or(NodeError::Posix(Errno::FBIG))?;
+        let rest = flags - FallocateFlags::KEEP_SIZE;
+        let zero = rest == FallocateFlags::ZERO_RANGE;
+        let punch = rest == FallocateFlags::PUNCH_HOLE && keep;
+        if !(rest.is_empty() || zero || punch) {
+            return Err(NodeError::Posix(Errno::OPNOTSUPP));
+        }
+        let file = self.handle(fh)?.file.clone();
+        self.drop_privileges(context, &file)?;
+        let record = self.meta.get(file.ino)?;
+        let simple = {
+            let residence = file.residence.read();
+            match &residence.place {
+                Some(place) => place.presence.is_none(),
+                None => matches!(residence.base, Base::Zeros),
+            }
+        };
+        if !simple {
+            context.wait()?;
+        }
+        if file.residence.read().place.is_none()
+            && matches!(file.residence.read().base, Base::Zeros)
+        {
+            self.ensure_place(&file, &record)?;
+        }
+        if punch || zero {
+            self.zero_range(&file, offset, end, keep)?;
+        } else {
+            self.allocate_range(&file, offset, end, keep)?;
+        }
+        self.note_change(&file)
+    }
+
+    fn zero_range(&self, file: &FileRef, offset: u64, end: u64, keep: bool) -> Result<()> {
+        let residence = file.residence.write();
+        file.count_write();
+        let Some(place) = &residence.place else {
+            return Err(NodeError::Posix(Errno::OPNOTSUPP));
+        };
+        let len = place.object.len()?;
+        let to = if keep { end.min(len) } else { end };
+        if place.presence.is_some() && !self.fetch_edges(file, &residence, place, offset, to)? {
+            return Err(NodeError::Posix(Errno::OPNOTSUPP));
+        }
+        self.mark_dirty(file, place)?;
+        if end > len && !keep {
+            place.object.set_len(end)?;
+        }
+        if offset < to {
+            if let Some(presence) = &place.presence {
+                presence.write().mark_dirty(offset..to)?;
+            }
+            place.object.punch(offset, to - offset)?;
+        }
+        Ok(())
+    }
+
+    fn allocate_range(&self, file: &FileRef, offset: u64, end: u64, keep: bool) -> Result<()> {
+        let residence = file.residence.write();
+        file.count_write();
+        let Some(place) = &residence.place else { return Ok(()) };
+        self.mark_dirty(file, place)?;
+        let len = place.object.len()?;
+        let whole = place.presence.is_none();
+        let room = &self.tiers[usize::from(place.tier)].room;
+        let paid = place.charge.paid_end.load(Ordering::Acquire);
+        let wanted = if whole { end.saturating_sub(paid.max(offset)) } else { 0 };
+        let mode = if keep { AllocateMode::KeepSize } else { AllocateMode::Extend };
+        if whole && wanted > 0 && room.take(wanted) {
+            place.charge.bytes.fetch_add(wanted, Ordering::AcqRel);
+            match place.object.allocate(offset, end - offset, mode) {
+                Ok(()) => return Ok(()),
+                Err(error)
+                    if matches!(error.class(), ErrorClass::NoSpace | ErrorClass::Unsupported) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if !keep && end > len {
+            if let Some(presence) = &place.presence {
+                presence.write().set_len(end)?;
+            }
+            place.object.set_len(end)?;
+        }
+        Ok(())
+    }
+
+    /// Size and times of a file that was changed by other means than a write.
+    fn note_change(&self, file: &FileRef) -> Result<()> {
+        let now = convert::store_time(convert::now());
+        if let Some(place) = &file.residence.read().place {
+            place.object.set_times(None, Some(now))?;
+        }
+        if !file.is_open() {
+            self.settle(file)?;
+        }
+        Ok(())
+    }
+
+    /// The next data or hole at or after `offset`. What is not on a tier counts as the base says.
+    ///
+    /// # Errors
+    /// `ENXIO` beyond the end, or when only a hole follows; `MustWait`.
+    pub fn seek(&self, context: &Context, fh: u64, offset: u64, whence: i32) -> Result<u64> {
+        let what = match whence {
+            libc::SEEK_DATA => Seek::Data,
+            libc::SEEK_HOLE => Seek::Hole,
+            _ => return Err(NodeError::Posix(Errno::INVAL)),
+        };
+        let file = self.handle(fh)?.file.clone();
+        let residence = file.residence.read();
+        let Some(place) = &residence.place else {
+            let found = match &residence.base {
+                Base::Zeros => None,
+                Base::Spill(spill) => {
+                    context.wait()?;
+                    seek_in(&**spill.file(), offset, what)?
+                }
+                Base::Backing(opened) => {
+                    context.wait()?;
+                    seek_in(&*self.opened_base(&file, opened)?, offset, what)?
+                }
+            };
+            return found.ok_or(NodeError::Posix(Errno::NXIO));
+        };
+        let len = place.object.len()?;
+        if offset >= len {
+            return Err(NodeError::Posix(Errno::NXIO));
+        }
+        let Some(presence) = &place.presence else {
+            return seek_in(&*place.object, offset, what)?.ok_or(NodeError::Posix(Errno::NXIO));
+        };
+        // Absent extents count as data: nobody asks the slow store for its holes.
+        let presence = presence.read();
+        let extent = presence.extent_size();
+        let mut at = offset;
+        while at < len {
+            let stop = (at - at % extent + extent).min(len);
+            if !presence.is_present(at..stop) {
+                if what == Seek::Data {
+                    return Ok(at);
+                }
+            } else if let Some(found) = seek_in(&*place.object, at, what)?
+                && found < stop
+            {
+                return Ok(found);
+            }
+            at = stop;
+        }
+        if what == Seek::Hole { Ok(len) } else { Err(NodeError::Posix(Errno::NXIO)) }
+    }
+
+    /// Copies between open files; returns the bytes copied, fewer at the end of the source.
+    ///
+    /// # Errors
+    /// As [`Node::read`] and [`Node::write`].
+    pub fn copy_range(
+        &self,
+        context: &Context,
+        from: (u64, u64),
+        to: (u64, u64),
+        length: u64,
+    ) -> Result<u64> {
+        context.wait()?;
+        let (from_fh, mut from_offset) = from;
+        let (to_fh, mut to_offset) = to;
+        // A copy within one file may overlap piece by piece only if the ranges do not.
+        let mut buffer = vec![0; PIECE.min(usize::try_from(length).unwrap_or(PIECE))];
+        let mut done = 0;
+        while done < length {
+            let want = buffer.len().min(usize::try_from(length - done).unwrap_or(PIECE));
+            let read = self.read(context, from_fh, from_offset, &mut buffer[..want])?;
+            if read == 0 {
+                break;
+            }
+            let written = self.write(context, to_fh, to_offset, &buffer[..read])? as u64;
+            from_offset += written;
+            to_offset += written;
+            done += written;
+        }
+        Ok(done)
+    }
+}
+
+fn seek_in(
+    bytes: &(impl forebay_store::Bytes + ?Sized),
+    offset: u64,
+    what: Seek,
+) -> Result<Option<u64>> {
+    Ok(match what {
+        Seek::Data => bytes.seek_data(offset)?,
+        Seek::Hole => bytes.seek_hole(offset)?,
+    })
+}

@@ -1,0 +1,225 @@
+//! The start after an end of any kind: what lies on the tiers is compared with the namespace.
+
+use std::ops::ControlFlow;
+
+use forebay_core::steward::Event;
+use forebay_core::unit;
+use forebay_meta::{Ino, Queue, Record};
+use forebay_store::{ErrorClass, Header, Object};
+
+use crate::convert;
+use crate::error::Result;
+use crate::node::Node;
+use crate::residents::Resident;
+
+/// What a recovery found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Objects that are in the residency index now.
+    pub objects: u64,
+    /// Those that the backing store lacks.
+    pub dirty: u64,
+    /// Objects removed: of files that are gone, stale, or not completely fetched.
+    pub removed: u64,
+}
+
+const CLEAN_END: &str = "clean-end";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+impl Node {
+    /// Brings the residency index in line with the tiers, and the namespace with what was written.
+    pub(crate) fn recover(&self) -> Result<Recovered> {
+        let owner = self.tiers[0].tier.id().to_string();
+        for kept in self.backing.clean_temporaries(&owner)?.kept {
+            tracing::warn!(
+                ?kept,
+                "a file of others was displaced by an interrupted flush; it is in .forebay/limbo"
+            );
+        }
+        self.release_orphans()?;
+        let trusted = self.clean_copies_are_trusted();
+        let mut recovered = Recovered::default();
+        for index in 0..self.tiers.len() {
+            self.recover_tier(index, trusted, &mut recovered)?;
+        }
+        self.drop_unknown_spills()?;
+        tracing::info!(
+            objects = recovered.objects,
+            dirty = recovered.dirty,
+            removed = recovered.removed,
+            "tiers read"
+        );
+        Ok(recovered)
+    }
+
+    /// Files that were open without a name when the daemon ended are gone.
+    fn release_orphans(&self) -> Result<()> {
+        for ino in self.meta.orphans()? {
+            self.meta.release_orphan(ino, convert::now())?;
+        }
+        Ok(())
+    }
+
+    /// After a crash of the machine, clean copies may hold less than was written: the backing store
+    /// has them all, so they go.
+    fn clean_copies_are_trusted(&self) -> bool {
+        let clean_end = self.state_dir.join(CLEAN_END);
+        let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
+        let ended = std::fs::read_to_string(&clean_end).ok();
+        let running = self.state_dir.join("running");
+        let same_boot =
+            std::fs::read_to_string(&running).is_ok_and(|last| last == boot && !boot.is_empty());
+        drop(std::fs::remove_file(&clean_end));
+        if let Err(error) = std::fs::write(&running, &boot) {
+            tracing::warn!(%error, "can't note the boot");
+        }
+        ended.is_some() || same_boot
+    }
+
+    /// The next start may trust all that lies on the tiers.
+    pub(crate) fn note_clean_end(&self) -> Result<()> {
+        for slot in &self.tiers {
+            slot.tier.sync()?;
+        }
+        Ok(std::fs::write(self.state_dir.join(CLEAN_END), "")?)
+    }
+
+    fn recover_tier(&self, index: usize, trusted: bool, recovered: &mut Recovered) -> Result<()> {
+        let slot = &self.tiers[index];
+        let mut failed = None;
+        slot.tier.list(&mut |ino, header| {
+            match self.recover_object(index, Ino(ino), header, trusted) {
+                Ok(Some(resident)) => {
+                    slot.room.force(resident.charged);
+                    self.residents.set(ino, resident);
+                    recovered.objects += 1;
+                    recovered.dirty += u64::from(resident.dirty);
+                    self.tell_steward(ino, resident);
+                }
+                Ok(None) => {
+                    recovered.removed += 1;
+                    if let Err(error) = slot.tier.remove(ino) {
+                        tracing::warn!(ino, %error, "can't remove an object");
+                    }
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    return ControlFlow::Break(());
+                }
+            }
+            ControlFlow::Continue(())
+        })?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn tell_steward(&self, ino: u64, resident: Resident) {
+        let object = unit::Ino(ino);
+        let tier = unit::Tier(resident.tier);
+        self.decide(Event::Resident { object, tier, bytes: unit::Bytes(resident.charged) });
+        if resident.dirty {
+            self.decide(Event::Dirty { object });
+        }
+        if self.meta.get(Ino(ino)).is_ok_and(|record| record.pinned) {
+            self.decide(Event::Pinned { object });
+        }
+    }
+
+    /// One object: its entry in the residency index, or `None` when it is to be removed.
+    fn recover_object(
+        &self,
+        index: usize,
+        ino: Ino,
+        header: forebay_store::Result<Header>,
+        trusted: bool,
+    ) -> Result<Option<Resident>> {
+        let slot = &self.tiers[index];
+        let header = match header {
+            Ok(header) => header,
+            Err(error) => {
+                tracing::warn!(%ino, %error, "an object without a readable header is dropped");
+                return Ok(None);
+            }
+        };
+        if self.residents.get(ino.0).is_some() {
+            // Moved between tiers, and the daemon ended before the old one was removed.
+            return Ok(None);
+        }
+        let record = match self.meta.get(ino) {
+            Ok(record) => record,
+            Err(forebay_meta::Error::Stale(_)) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        if record.links.is_empty() {
+            return Ok(None);
+        }
+        let object = slot.tier.open(ino.0)?;
+        let charged = object.allocated_bytes()?;
+        let tier = u8::try_from(index).unwrap_or(u8::MAX);
+        let map = if header.whole { None } else { slot.tier.open_map(ino.0, header.dirty)? };
+        if !header.whole && map.is_none() {
+            return Ok(None);
+        }
+        let dirty = header.dirty || map.as_ref().is_some_and(forebay_store::Presence::is_dirty);
+        if dirty {
+            self.recover_dirty(&record, &header, &*object)?;
+        } else {
+            let current = record.backing.fingerprint.map(convert::store_fingerprint);
+            let same = header.base.is_some() && header.base == current;
+            if !same || !trusted || record.dirty {
+                return Ok(None);
+            }
+        }
+        Ok(Some(Resident { tier, whole: header.whole, dirty, charged }))
+    }
+
+    /// An object that was being written: its size and times count, and it goes to the backlog. If a
+    /// flush was interrupted right after it was published, what stands in the backing store is its
+    /// own work.
+    fn recover_dirty(&self, record: &Record, header: &Header, object: &dyn Object) -> Result<()> {
+        let stat = object.stat()?;
+        let published = self.published_meanwhile(record, header)?;
+        self.meta.update(record.ino, None, |record| {
+            record.attr.size = stat.size;
+            record.attr.mtime = convert::time(stat.mtime);
+            record.attr.ctime = record.attr.ctime.max(record.attr.mtime);
+            record.dirty = true;
+            if let Some(fingerprint) = published {
+                record.backing.fingerprint = Some(fingerprint);
+            }
+            Queue::Yes
+        })?;
+        Ok(())
+    }
+
+    fn published_meanwhile(
+        &self,
+        record: &Record,
+        header: &Header,
+    ) -> Result<Option<forebay_meta::Fingerprint>> {
+        use std::os::unix::ffi::OsStrExt;
+        let Some(pending) = header.pending else { return Ok(None) };
+        for link in record.backing.links.iter().chain(&record.links) {
+            let Ok(dir) = self.backing_dir(link.parent) else { continue };
+            match self.backing.stat(&dir, std::ffi::OsStr::from_bytes(&link.name)) {
+                Ok(found) if found.fingerprint().same_content(&pending) => {
+                    return Ok(Some(convert::fingerprint(found.fingerprint())));
+                }
+                Ok(_) => {}
+                Err(error) if error.class() == ErrorClass::NotFound => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Spill files of files that are gone or were flushed.
+    fn drop_unknown_spills(&self) -> Result<()> {
+        for ino in self.backing.list_spills()? {
+            let wanted = self.meta.get(Ino(ino)).is_ok_and(|record| record.spilled);
+            if !wanted {
+                self.backing.remove_spill(ino)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+//! Changing the length of a file.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_meta::{Queue, Record};
+use forebay_store::backing::Access;
+use rustix::io::Errno;
+
+use crate::context::Context;
+use crate::convert;
+use crate::error::{NodeError, Result};
+use crate::files::FileRef;
+use crate::node::Node;
+use crate::place::{Base, Residence};
+
+impl Node {
+    /// Sets the length of a file. The record follows.
+    pub(crate) fn truncate(
+        &self,
+        context: &Context,
+        record: &Arc<Record>,
+        size: u64,
+    ) -> Result<()> {
+        if size > i64::MAX as u64 {
+            return Err(NodeError::Posix(Errno::FBIG));
+        }
+        let file = self.files.get(record.ino);
+        self.load(&file, record)?;
+        self.drop_privileges(context, &file)?;
+        let needs_base = {
+            let residence = file.residence.read();
+            residence.place.is_none() && size > 0 && !matches!(residence.base, Base::Zeros)
+        };
+        if needs_base {
+            context.wait()?;
+            self.begin_partial(&file, record)?;
+        } else if size > 0 && file.residence.read().place.is_none() {
+            self.ensure_place(&file, record)?;
+        }
+        {
+            let mut residence = file.residence.write();
+            file.count_write();
+            if size == 0 {
+                self.empty(&file, &mut residence)?;
+            } else {
+                self.resize(&file, &mut residence, size, record)?;
+            }
+        }
+        let now = convert::now();
+        let in_place = {
+            let residence = file.residence.read();
+            if let Some(place) = &residence.place {
+                place.object.set_times(None, Some(convert::store_time(now)))?;
+            }
+            residence.place.is_none() && matches!(residence.base, Base::Backing(_))
+        };
+        self.meta.update(record.ino, Some(now), |record| {
+            record.attr.size = size;
+            record.attr.mtime = now;
+            record.dirty |= !in_place;
+            Queue::Yes
+        })?;
+        if !file.is_open() {
+            self.settle(&file)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing is left: no extent, no base.
+    fn empty(&self, file: &FileRef, residence: &mut Residence) -> Result<()> {
+        if let Some(place) = &mut residence.place {
+            self.mark_dirty(file, place)?;
+            place.object.set_len(0)?;
+            if place.presence.take().is_some() {
+                let mut header = place.object.header()?;
+                header.whole = true;
+                header.spilled = false;
+                place.object.set_header(&header)?;
+                self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
+            }
+            place.charge.paid_end.store(0, Ordering::Release);
+            self.true_up(file, place)?;
+        }
+        if matches!(std::mem::take(&mut residence.base), Base::Spill(_)) {
+            let ino = file.ino;
+            self.meta.update(ino, None, |record| {
+                record.spilled = false;
+                Queue::No
+            })?;
+            self.backing.remove_spill(ino.0)?;
+        }
+        Ok(())
+    }
+
+    fn resize(
+        &self,
+        file: &FileRef,
+        residence: &mut Residence,
+        size: u64,
+        record: &Record,
+    ) -> Result<()> {
+        let Some(place) = &mut residence.place else {
+            return match &residence.base {
+                Base::Spill(spill) => Ok(spill.file().set_len(size)?),
+                Base::Backing(_) => {
+                    Ok(self.open_backing(record, Access::ReadWrite)?.set_len(size)?)
+                }
+                Base::Zeros => Err(NodeError::Posix(Errno::IO)),
+            };
+        };
+        self.mark_dirty(file, place)?;
+        if let Some(presence) = &place.presence {
+            presence.write().set_len(size)?;
+        }
+        place.object.set_len(size)?;
+        place.charge.paid_end.fetch_min(size, Ordering::AcqRel);
+        if size < record.attr.size {
+            self.true_up(file, place)?;
+        }
+        Ok(())
+    }
+}
