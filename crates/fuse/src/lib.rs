@@ -1,1 +1,18 @@
 //! The FUSE front: requests of the kernel to the node, and its errors to errno.
+//!
+//! [`mount()`] serves a [`forebay_node::Node`] on a mount point. A reader thread decodes a request,
+//! asks the node without leave to wait, and answers. What would have to wait goes to the node's slow
+//! pool and is watched there: whatever the backing store does, every request is answered in time.
+
+mod answer;
+mod deferred;
+mod errno;
+mod front;
+mod kernel;
+mod mount;
+mod serve;
+mod wire;
+
+pub use deferred::Stuck;
+pub use errno::errno;
+pub use mount::{MountOptions, Mounted, mount};

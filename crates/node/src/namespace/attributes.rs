@@ -124,6 +124,28 @@ impl Node {
         Ok(self.stat(&record))
     }
 
+    /// Clears the set-id bits of a file and takes its capabilities away: somebody without privilege
+    /// has written to it.
+    ///
+    /// # Errors
+    /// What the metadata engine says.
+    pub fn kill_set_ids(&self, ino: Ino) -> Result<()> {
+        let record = self.record(ino)?;
+        let now = convert::now();
+        self.drop_capabilities(&record, now)?;
+        if record.is_directory() || without_set_ids(record.attr.perm) == record.attr.perm {
+            return Ok(());
+        }
+        let record = self.meta.update(ino, Some(now), |record| {
+            record.attr.perm = without_set_ids(record.attr.perm);
+            record.backing.attrs_differ = true;
+            Queue::Yes
+        })?;
+        self.attributes_changed(&record);
+        self.queue(&record);
+        Ok(())
+    }
+
     /// The access list of a file after a chmod, if it has one.
     fn acl_after_chmod(
         &self,

@@ -1,0 +1,59 @@
+//! The result of a request, apart from the right to send it.
+
+use std::time::Duration;
+
+use fusewire::{Attr, Buffer, DirectoryBuffer, Entry, Opened, Reply, Statfs, Statx};
+
+/// What a request is answered with when it succeeds. Apart from the [`Reply`], so that a request
+/// that outlives its client's patience can be answered by somebody else before.
+#[allow(clippy::large_enum_variant, reason = "moved once, from where it is made to the reply")]
+pub enum Answer {
+    Done,
+    Entry(Entry),
+    Attr(Attr, Duration),
+    Statx(Statx, Duration),
+    Opened(Opened),
+    /// A directory; listings need no handle.
+    OpenedDirectory,
+    Created(Entry, Opened),
+    /// So many bytes of the buffer.
+    Data(Buffer, usize),
+    Bytes(Vec<u8>),
+    Written(u32),
+    Copied(u64),
+    Statfs(Statfs),
+    XattrSize(u32),
+    Offset(u64),
+    Directory(DirectoryBuffer),
+}
+
+impl Answer {
+    /// Sends it.
+    pub fn send(self, reply: Reply) {
+        match self {
+            Answer::Done => reply.ok(),
+            Answer::Entry(entry) => reply.entry(&entry),
+            Answer::Attr(attr, valid) => reply.attr(&attr, valid),
+            Answer::Statx(statx, valid) => reply.statx(&statx, valid),
+            Answer::Opened(opened) => reply.open(&opened),
+            Answer::OpenedDirectory => reply.open(&Opened::default()),
+            Answer::Created(entry, opened) => reply.created(&entry, &opened),
+            Answer::Data(buffer, len) => reply.data(&buffer[..len]),
+            Answer::Bytes(bytes) => reply.data(&bytes),
+            Answer::Written(bytes) => reply.written(bytes),
+            Answer::Copied(bytes) => reply.copied(bytes),
+            Answer::Statfs(statfs) => reply.statfs(&statfs),
+            Answer::XattrSize(bytes) => reply.xattr_size(bytes),
+            Answer::Offset(offset) => reply.lseek(offset),
+            Answer::Directory(directory) => reply.directory(directory),
+        }
+    }
+
+    /// The handle of the node that the client would have got.
+    pub fn handle(&self) -> Option<u64> {
+        match self {
+            Answer::Opened(opened) | Answer::Created(_, opened) => Some(opened.fh),
+            _ => None,
+        }
+    }
+}

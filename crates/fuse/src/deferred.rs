@@ -1,0 +1,245 @@
+//! Requests that wait for slow devices, and the watch over them.
+//!
+//! A request that was handed to the slow pool is answered by whoever comes first: the thread that
+//! does the work; the watch, when the time limit has passed (`EIO`: the store hangs); or a signal
+//! that kills the client (`EINTR`). The thread is left to finish; a request that no thread has
+//! begun yet when it is given up is never begun.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fusewire::{Header, Reply, Request};
+use parking_lot::{Condvar, Mutex};
+
+use crate::serve::Patience;
+
+/// How often the watch looks while anything is deferred.
+const TICK: Duration = Duration::from_millis(250);
+/// A client that was hit by a signal it handles itself gets `EINTR` only after this: programs do
+/// not expect it from file systems, and timers and profilers send signals all the time.
+const HANDLED_SIGNAL: Duration = Duration::from_secs(5);
+/// How many times longer an operation may take whose work grows with a file or a directory.
+const LONG: u32 = 20;
+
+/// An operation that the slow store keeps waiting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stuck {
+    /// Number of the operation in the protocol ([`fusewire::opcode`]).
+    pub opcode: u32,
+    /// The inode concerned; for operations on names, the directory.
+    pub ino: u64,
+    /// The process that asked for it.
+    pub pid: u32,
+    /// For how long it has been waiting.
+    pub waiting: Duration,
+    /// Whether its client was told `EIO` or `EINTR` already.
+    pub given_up: bool,
+}
+
+/// A request in the slow pool.
+pub struct Deferred {
+    header: Header,
+    since: Instant,
+    limit: Duration,
+    abandonable: bool,
+    signalled: AtomicBool,
+    request: Mutex<Option<Request>>,
+    reply: Mutex<Option<Reply>>,
+}
+
+impl Deferred {
+    /// The request, for the thread that does the work; `None` if it was given up before.
+    pub fn begin(&self) -> Option<Request> {
+        self.request.lock().take()
+    }
+
+    /// The right to answer; `None` if somebody else has answered.
+    pub fn reply(&self) -> Option<Reply> {
+        self.reply.lock().take()
+    }
+
+    fn give_up(&self, errno: i32) -> bool {
+        let Some(reply) = self.reply() else { return false };
+        // Not begun yet: never will be, and its buffer is free.
+        drop(self.begin());
+        reply.error(errno);
+        true
+    }
+
+    /// Answers when it is time.
+    fn check(&self) {
+        let waiting = self.since.elapsed();
+        if self.signalled.load(Ordering::Acquire) && waiting >= HANDLED_SIGNAL {
+            self.give_up(libc::EINTR);
+        } else if waiting >= self.limit && self.give_up(libc::EIO) {
+            let Header { opcode, node, pid, .. } = self.header;
+            tracing::warn!(
+                opcode,
+                node,
+                pid,
+                seconds = waiting.as_secs(),
+                "the backing store does not answer: check it, or raise --backing-timeout"
+            );
+        }
+    }
+
+    fn signal(&self) {
+        if !self.abandonable {
+            return;
+        }
+        if is_being_killed(self.header.pid) {
+            self.give_up(libc::EINTR);
+        } else {
+            self.signalled.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// The watch over all deferred requests of a mount. Their number is bounded by the slow pool.
+pub struct Watch {
+    limit: Duration,
+    deferred: Mutex<HashMap<u64, Arc<Deferred>>>,
+    next: AtomicU64,
+    wake: Condvar,
+}
+
+/// A request's place under the watch; ends with the work.
+pub struct Watched {
+    watch: Arc<Watch>,
+    number: u64,
+    /// The request.
+    pub deferred: Arc<Deferred>,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.watch.deferred.lock().remove(&self.number);
+    }
+}
+
+impl Watch {
+    /// A watch that gives ordinary operations `limit`. Its thread ends with it.
+    pub fn new(limit: Duration) -> std::io::Result<Arc<Self>> {
+        let watch = Arc::new(Watch {
+            limit,
+            deferred: Mutex::default(),
+            next: AtomicU64::new(0),
+            wake: Condvar::new(),
+        });
+        let weak = Arc::downgrade(&watch);
+        thread::Builder::new().name("fuse-watch".into()).spawn(move || keep(&weak))?;
+        Ok(watch)
+    }
+
+    /// Enters a request.
+    pub fn enter(self: &Arc<Self>, request: Request, reply: Reply, patience: Patience) -> Watched {
+        let interrupt = request.interrupt_token();
+        let deferred = Arc::new(Deferred {
+            header: *request.header(),
+            since: Instant::now(),
+            limit: if patience.long { self.limit * LONG } else { self.limit },
+            abandonable: patience.abandonable,
+            signalled: AtomicBool::new(false),
+            request: Mutex::new(Some(request)),
+            reply: Mutex::new(Some(reply)),
+        });
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.deferred.lock().insert(number, Arc::clone(&deferred));
+        self.wake.notify_one();
+        // The signal may have come before the request could be found here.
+        if interrupt.is_set() {
+            deferred.signal();
+        }
+        Watched { watch: Arc::clone(self), number, deferred }
+    }
+
+    /// The client of a request was hit by a signal.
+    pub fn interrupt(&self, unique: u64) {
+        let all = self.deferred.lock();
+        let found = all.values().find(|deferred| deferred.header.unique == unique).cloned();
+        drop(all);
+        if let Some(deferred) = found {
+            deferred.signal();
+        }
+    }
+
+    /// What has been waiting for longer than `least`, longest first.
+    pub fn stuck(&self, least: Duration) -> Vec<Stuck> {
+        let all: Vec<_> = self.deferred.lock().values().cloned().collect();
+        let mut stuck: Vec<Stuck> = all
+            .iter()
+            .map(|deferred| Stuck {
+                opcode: deferred.header.opcode,
+                ino: deferred.header.node,
+                pid: deferred.header.pid,
+                waiting: deferred.since.elapsed(),
+                given_up: deferred.reply.lock().is_none(),
+            })
+            .filter(|stuck| stuck.waiting >= least)
+            .collect();
+        stuck.sort_by_key(|stuck| std::cmp::Reverse(stuck.waiting));
+        stuck
+    }
+}
+
+fn keep(watch: &Weak<Watch>) {
+    while let Some(watch) = watch.upgrade() {
+        let mut deferred = watch.deferred.lock();
+        if deferred.is_empty() {
+            // Wakes now and then to see whether the watch is still wanted.
+            watch.wake.wait_for(&mut deferred, Duration::from_secs(1));
+        }
+        let all: Vec<_> = deferred.values().cloned().collect();
+        drop(deferred);
+        for deferred in &all {
+            deferred.check();
+        }
+        drop((all, watch));
+        thread::sleep(TICK);
+    }
+}
+
+/// Whether a thread has a deadly signal before it. The kernel turns every signal that is going to
+/// end a process (but not those that dump core) into `SIGKILL` for each of its threads.
+fn is_being_killed(pid: u32) -> bool {
+    const SIGKILL_BIT: u64 = 1 << (libc::SIGKILL - 1);
+    if pid == 0 {
+        return false;
+    }
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return false;
+    };
+    let pending = status
+        .lines()
+        .filter_map(|line| line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:")))
+        .filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    pending.fold(0, |all, mask| all | mask) & SIGKILL_BIT != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn killed_when_no_signal_is_pending_then_false() {
+        assert!(!is_being_killed(std::process::id()));
+        assert!(!is_being_killed(0));
+        assert!(!is_being_killed(u32::MAX));
+    }
+
+    #[test]
+    fn watch_when_dropped_then_its_thread_ends() {
+        let watch = Watch::new(Duration::from_secs(1)).expect("a thread");
+        assert!(watch.stuck(Duration::ZERO).is_empty());
+        let weak = Arc::downgrade(&watch);
+        drop(watch);
+        let begin = Instant::now();
+        while weak.strong_count() > 0 && begin.elapsed() < Duration::from_secs(5) {
+            thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(weak.strong_count(), 0);
+    }
+}

@@ -1,0 +1,144 @@
+//! What each failure of the node is to a program.
+
+use forebay_node::{ErrorClass, MetaError, NodeError, StoreError};
+
+/// The errno that answers a failed request.
+#[must_use]
+pub fn errno(error: &NodeError) -> i32 {
+    match error {
+        NodeError::Posix(errno) => errno.raw_os_error(),
+        NodeError::Meta(error) => meta(error),
+        NodeError::Store(error) => store(error),
+        NodeError::Busy | NodeError::MustWait => libc::EAGAIN,
+        // EIO: the backing store is silent, the mount goes down, the configuration can't work; and
+        // for failures that this table has yet to learn about.
+        _ => libc::EIO,
+    }
+}
+
+fn meta(error: &MetaError) -> i32 {
+    match error {
+        MetaError::NotFound => libc::ENOENT,
+        MetaError::Stale(_) => libc::ESTALE,
+        MetaError::Exists => libc::EEXIST,
+        MetaError::NotDirectory => libc::ENOTDIR,
+        MetaError::IsDirectory => libc::EISDIR,
+        MetaError::NotEmpty => libc::ENOTEMPTY,
+        MetaError::NotPermitted(_) => libc::EPERM,
+        MetaError::Invalid(_) => libc::EINVAL,
+        MetaError::NameTooLong => libc::ENAMETOOLONG,
+        MetaError::TooManyLinks => libc::EMLINK,
+        MetaError::NoXattr => libc::ENODATA,
+        MetaError::Conflict(_) => libc::EAGAIN,
+        MetaError::Unsupported(_) => libc::EOPNOTSUPP,
+        // EIO: the engine failed, its data are damaged or newer, attributes were never imported.
+        _ => libc::EIO,
+    }
+}
+
+/// Failures of the slow store and the tiers keep their errno where a program can act on it. The
+/// rest say something about Forebay's own files, which is no business of the caller's: `EIO`.
+fn store(error: &StoreError) -> i32 {
+    let own = error.errno();
+    match error.class() {
+        ErrorClass::NoSpace => own,
+        ErrorClass::NotFound | ErrorClass::Exists | ErrorClass::Stale => own,
+        ErrorClass::Denied | ErrorClass::Unsupported => own,
+        ErrorClass::Cancelled => libc::EINTR,
+        ErrorClass::Busy if own == libc::ETXTBSY => own,
+        ErrorClass::Busy => libc::EAGAIN,
+        ErrorClass::Descriptors => libc::ENFILE,
+        ErrorClass::Invalid | ErrorClass::Io => match own {
+            libc::EINVAL | libc::ENAMETOOLONG | libc::EFBIG | libc::EISDIR | libc::ELOOP => own,
+            libc::EMLINK | libc::ERANGE | libc::E2BIG | libc::ENXIO => own,
+            _ => libc::EIO,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_node::Ino;
+    use rustix::io::Errno;
+
+    #[test]
+    fn errno_of_the_nodes_own_failures() {
+        let table = [
+            (NodeError::Posix(Errno::NOTEMPTY), libc::ENOTEMPTY),
+            (NodeError::MustWait, libc::EAGAIN),
+            (NodeError::Busy, libc::EAGAIN),
+            (NodeError::ShuttingDown, libc::EIO),
+            (NodeError::BackingTimeout { limit_s: 30 }, libc::EIO),
+            (NodeError::Config("x".into()), libc::EIO),
+        ];
+        for (error, expected) in table {
+            assert_eq!(errno(&error), expected, "{error}");
+        }
+    }
+
+    #[test]
+    fn errno_of_the_namespaces_failures() {
+        let table = [
+            (MetaError::NotFound, libc::ENOENT),
+            (MetaError::Stale(Ino(7)), libc::ESTALE),
+            (MetaError::Exists, libc::EEXIST),
+            (MetaError::NotDirectory, libc::ENOTDIR),
+            (MetaError::IsDirectory, libc::EISDIR),
+            (MetaError::NotEmpty, libc::ENOTEMPTY),
+            (MetaError::NotPermitted("x"), libc::EPERM),
+            (MetaError::Invalid("x"), libc::EINVAL),
+            (MetaError::NameTooLong, libc::ENAMETOOLONG),
+            (MetaError::TooManyLinks, libc::EMLINK),
+            (MetaError::NoXattr, libc::ENODATA),
+            (MetaError::XattrsUnknown(Ino(7)), libc::EIO),
+            (MetaError::Corrupt { key: "k".into(), reason: "r".into() }, libc::EIO),
+            (MetaError::NewerFormat { what: "x".into(), found: 2, known: 1 }, libc::EIO),
+            (MetaError::Conflict(9), libc::EAGAIN),
+            (MetaError::Unsupported("x"), libc::EOPNOTSUPP),
+        ];
+        for (error, expected) in table {
+            let text = error.to_string();
+            assert_eq!(errno(&NodeError::Meta(error)), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn errno_of_the_stores_failures() {
+        let kept = [
+            libc::ENOSPC,
+            libc::EDQUOT,
+            libc::ENOENT,
+            libc::EEXIST,
+            libc::ESTALE,
+            libc::EACCES,
+            libc::EPERM,
+            libc::EROFS,
+            libc::EOPNOTSUPP,
+            libc::ETXTBSY,
+            libc::EINVAL,
+            libc::EFBIG,
+            libc::ENAMETOOLONG,
+        ];
+        let changed = [
+            (libc::EMFILE, libc::ENFILE),
+            (libc::EBUSY, libc::EAGAIN),
+            (libc::EBADF, libc::EIO),
+            (libc::EFAULT, libc::EIO),
+            (libc::EIO, libc::EIO),
+        ];
+        for (own, expected) in kept.map(|own| (own, own)).into_iter().chain(changed) {
+            let error = StoreError::errno_of("read", "/b/x", own);
+            assert_eq!(errno(&NodeError::Store(error)), expected, "errno {own}");
+        }
+        let damaged = StoreError::Damaged { path: "/t/x".into(), what: "header" };
+        let table = [
+            (StoreError::Cancelled, libc::EINTR),
+            (StoreError::Shrunk { path: "/b/x".into(), at: 1, wanted: 2 }, libc::ESTALE),
+            (damaged, libc::EIO),
+        ];
+        for (error, expected) in table {
+            assert_eq!(errno(&NodeError::Store(error)), expected);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The handler: requests in, answers out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_node::{Context, Node, NodeError, Result, Urgency};
+use fusewire::{Connection, Handler, Header, Reply, Request};
+
+use crate::answer::Answer;
+use crate::deferred::{Stuck, Watch};
+use crate::errno::errno;
+use crate::kernel::Notifier;
+use crate::serve::{Serve, patience};
+use crate::wire::Manner;
+
+/// Serves a node to the kernel.
+pub struct Front(Arc<Shared>);
+
+struct Shared {
+    node: Arc<Node>,
+    manner: Manner,
+    watch: Arc<Watch>,
+    complaints: Complaints,
+}
+
+impl Front {
+    pub fn new(node: Arc<Node>) -> std::io::Result<Self> {
+        let config = node.config();
+        let manner = Manner::new(config);
+        let watch = Watch::new(config.backing_timeout)?;
+        let complaints = Complaints::new();
+        Ok(Front(Arc::new(Shared { node, manner, watch, complaints })))
+    }
+
+    /// Operations that have been waiting for a slow device for at least `least`.
+    pub fn stuck(&self, least: Duration) -> Vec<Stuck> {
+        self.0.watch.stuck(least)
+    }
+
+    /// Hands a request that must wait to the slow pool.
+    fn defer(&self, request: Request, reply: Reply) {
+        let Ok(patience) = request.operation().map(|operation| patience(&operation)) else {
+            return reply.error(libc::EIO);
+        };
+        let shared = Arc::clone(&self.0);
+        let watched = self.0.watch.enter(request, reply, patience);
+        let deferred = Arc::clone(&watched.deferred);
+        let taken = self.0.node.slow_pool().run(Urgency::Demand, move || {
+            let Some(request) = watched.deferred.begin() else { return };
+            let outcome = shared.serve(&request, true);
+            match watched.deferred.reply() {
+                Some(reply) => shared.answer(request.header(), outcome, reply),
+                // Nobody waits any more, and nobody else would close what was opened.
+                None => shared.undo(outcome),
+            }
+        });
+        if taken.is_err()
+            && let Some(reply) = deferred.reply()
+        {
+            reply.error(errno(&NodeError::Busy));
+        }
+    }
+}
+
+impl Shared {
+    fn serve(&self, request: &Request, may_wait: bool) -> Result<Answer> {
+        let Header { uid, gid, pid, opcode, .. } = *request.header();
+        let operation = request.operation().map_err(|error| {
+            tracing::error!(opcode, %error, "a malformed request of the kernel");
+            NodeError::Posix(rustix::io::Errno::IO)
+        })?;
+        let context = Context { uid, gid, pid, may_wait };
+        Serve { node: &self.node, manner: &self.manner, request, context }.serve(operation)
+    }
+
+    fn answer(&self, header: &Header, outcome: Result<Answer>, reply: Reply) {
+        match outcome {
+            Ok(answer) => answer.send(reply),
+            Err(error) => {
+                let errno = errno(&error);
+                if errno == libc::EIO {
+                    self.complaints.hear(header, &error);
+                }
+                reply.error(errno);
+            }
+        }
+    }
+
+    fn undo(&self, outcome: Result<Answer>) {
+        if let Some(fh) = outcome.ok().and_then(|answer| answer.handle()) {
+            self.node.release(fh);
+        }
+    }
+}
+
+impl Handler for Front {
+    fn init(&self, connection: &Connection) {
+        let config = self.0.node.config();
+        match Notifier::new(connection.clone(), config) {
+            Ok(notifier) => self.0.node.attach_kernel(Arc::new(notifier)),
+            Err(error) => tracing::error!(%error, "no passthrough, no invalidations"),
+        }
+    }
+
+    fn handle(&self, request: Request, reply: Reply) {
+        match self.0.serve(&request, false) {
+            Err(NodeError::MustWait) => self.defer(request, reply),
+            outcome => self.0.answer(request.header(), outcome, reply),
+        }
+    }
+
+    /// Inodes are the namespace's and live on without the kernel's references.
+    fn forget(&self, _node: u64, _lookups: u64) {}
+
+    fn interrupt(&self, unique: u64) {
+        self.0.watch.interrupt(unique);
+    }
+}
+
+/// Failures of Forebay's own or of the stores, in the log: at most one a second.
+struct Complaints {
+    begin: Instant,
+    /// Milliseconds since `begin` from which on the next one is heard.
+    next: AtomicU64,
+    silenced: AtomicU64,
+}
+
+impl Complaints {
+    fn new() -> Self {
+        Complaints { begin: Instant::now(), next: AtomicU64::new(0), silenced: AtomicU64::new(0) }
+    }
+
+    fn is_due(&self) -> bool {
+        let now = u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let next = self.next.load(Ordering::Relaxed);
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        now >= next && self.next.compare_exchange(next, now + 1000, set, fetch).is_ok()
+    }
+
+    fn hear(&self, header: &Header, error: &NodeError) {
+        if self.is_due() {
+            let silenced = self.silenced.swap(0, Ordering::Relaxed);
+            let Header { opcode, node, pid, .. } = *header;
+            tracing::error!(opcode, node, pid, silenced, %error, "an operation failed");
+        } else {
+            self.silenced.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_when_many_at_once_then_one_is_heard() {
+        let complaints = Complaints::new();
+        let heard = (0..1000).filter(|_| complaints.is_due()).count();
+        assert_eq!(heard, 1);
+    }
+}

@@ -1,0 +1,129 @@
+//! What the node asks of the kernel.
+//!
+//! A registration for passthrough is a plain system call. A notification is not: it takes locks
+//! in the kernel that a client may hold whose request waits for one of our threads. So all of them
+//! are sent by a thread of their own.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use forebay_node::{Kernel, NodeConfig, Passthrough};
+use fusewire::{Connection, Features};
+
+/// Notifications that may wait to be sent.
+const QUEUE: usize = 16 << 10;
+
+enum Notice {
+    Inode(u64),
+    Attributes(u64),
+    Entry(u64, Box<[u8]>),
+}
+
+/// The kernel as the node sees it.
+pub struct Notifier {
+    connection: Connection,
+    passthrough: bool,
+    notices: SyncSender<Notice>,
+    overflowed: Arc<AtomicBool>,
+}
+
+impl Notifier {
+    /// Starts the thread; it ends with the notifier or the mount.
+    pub fn new(connection: Connection, config: &NodeConfig) -> io::Result<Self> {
+        let negotiated = connection.negotiated().features.contains(Features::PASSTHROUGH);
+        let passthrough = negotiated && config.passthrough != Passthrough::Off;
+        let (notices, queue) = sync_channel(QUEUE);
+        let overflowed = Arc::new(AtomicBool::new(false));
+        let sender = Sender { connection: connection.clone(), overflowed: overflowed.clone() };
+        thread::Builder::new().name("fuse-notify".into()).spawn(move || sender.run(&queue))?;
+        Ok(Notifier { connection, passthrough, notices, overflowed })
+    }
+
+    fn post(&self, notice: Notice) {
+        if self.notices.try_send(notice).is_err() {
+            self.overflowed.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl Kernel for Notifier {
+    fn passthrough(&self) -> bool {
+        self.passthrough
+    }
+
+    fn register(&self, fd: BorrowedFd<'_>) -> io::Result<u32> {
+        self.connection.backing_open(fd)
+    }
+
+    fn unregister(&self, id: u32) {
+        if let Err(error) = self.connection.backing_close(id)
+            && !self.connection.has_ended()
+        {
+            tracing::warn!(id, %error, "a passthrough registration could not be given back");
+        }
+    }
+
+    fn forget_inode(&self, ino: u64) {
+        self.post(Notice::Inode(ino));
+    }
+
+    fn forget_attributes(&self, ino: u64) {
+        self.post(Notice::Attributes(ino));
+    }
+
+    fn forget_entry(&self, parent: u64, name: &[u8]) {
+        self.post(Notice::Entry(parent, name.into()));
+    }
+}
+
+struct Sender {
+    connection: Connection,
+    overflowed: Arc<AtomicBool>,
+}
+
+impl Sender {
+    fn run(&self, queue: &Receiver<Notice>) {
+        loop {
+            match queue.recv_timeout(Duration::from_secs(1)) {
+                Ok(notice) => self.send(&notice),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if self.connection.has_ended() {
+                return;
+            }
+            if self.overflowed.swap(false, Ordering::AcqRel) {
+                self.forget_all();
+            }
+        }
+    }
+
+    fn send(&self, notice: &Notice) {
+        let sent = match notice {
+            Notice::Inode(ino) => self.connection.notify_inval_inode(*ino, 0, 0),
+            Notice::Attributes(ino) => self.connection.notify_inval_inode(*ino, -1, 0),
+            Notice::Entry(parent, name) => self.connection.notify_inval_entry(*parent, name, false),
+        };
+        match sent.map_err(|error| error.raw_os_error()) {
+            // Not known to the kernel: nothing to forget.
+            Ok(()) | Err(Some(libc::ENOENT | libc::ENOTDIR)) => {}
+            Err(errno) => tracing::debug!(?errno, "the kernel did not take an invalidation"),
+        }
+    }
+
+    /// More was to be forgotten than the queue holds. All names are looked up again, which brings
+    /// new attributes; pages go when these show a change.
+    fn forget_all(&self) {
+        if let Err(error) = self.connection.notify_inc_epoch() {
+            tracing::warn!(
+                %error,
+                "too many changes at once: names that are cached may be old until they time out"
+            );
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! Every operation of the protocol as a call of the node.
+
+use forebay_node::{Context, Ino, Node, NodeError, Result, Stat};
+use fusewire::{CopyRange, DirectoryBuffer, OpenInFlags, Operation, Request, SetxattrFlags};
+use rustix::io::Errno;
+
+use crate::answer::Answer;
+use crate::wire::{self, Manner};
+
+/// Bytes that an entry of a listing takes up beside its name, without and with attributes.
+const ENTRY_BYTES: u32 = 24;
+const ENTRY_PLUS_BYTES: u32 = 152;
+/// What names are taken to be long when the number of entries for a buffer is estimated.
+const NAME_BYTES: u32 = 12;
+/// Entries fetched at once at most.
+const ENTRIES_MOST: u32 = 1024;
+
+/// Serves one request.
+pub struct Serve<'a> {
+    pub node: &'a Node,
+    pub manner: &'a Manner,
+    pub request: &'a Request,
+    pub context: Context,
+}
+
+impl Serve<'_> {
+    /// Does what the request asks for.
+    pub fn serve(&self, operation: Operation<'_>) -> Result<Answer> {
+        use Operation as Op;
+        match operation {
+            Op::Lookup { .. }
+            | Op::Symlink { .. }
+            | Op::Mknod { .. }
+            | Op::Mkdir { .. }
+            | Op::Unlink { .. }
+            | Op::Rmdir { .. }
+            | Op::Rename { .. }
+            | Op::Link { .. }
+            | Op::Readlink => self.name_operation(operation),
+            Op::Getattr { .. } | Op::Statx { .. } | Op::Setattr(_) | Op::Statfs => {
+                self.attribute_operation(operation)
+            }
+            Op::Setxattr { .. }
+            | Op::Getxattr { .. }
+            | Op::Listxattr { .. }
+            | Op::Removexattr { .. } => self.xattr_operation(operation),
+            Op::Opendir { .. }
+            | Op::Readdir { .. }
+            | Op::Readdirplus { .. }
+            | Op::Releasedir { .. }
+            | Op::Fsyncdir { .. } => self.directory_operation(operation),
+            Op::Open { .. }
+            | Op::Create { .. }
+            | Op::Tmpfile { .. }
+            | Op::Read { .. }
+            | Op::Write { .. }
+            | Op::Release { .. }
+            | Op::Flush { .. }
+            | Op::Fsync { .. }
+            | Op::Fallocate { .. }
+            | Op::Lseek { .. }
+            | Op::CopyFileRange(_)
+            | Op::CopyFileRange64(_) => self.file_operation(operation),
+            Op::Ioctl { .. } => Err(Errno::NOTTY.into()),
+            // Answered so, the kernel does by itself what can be done, and never asks again: locks
+            // and polls it handles, permissions it checks.
+            _ => Err(Errno::NOSYS.into()),
+        }
+    }
+
+    fn ino(&self) -> Ino {
+        Ino(self.request.header().node)
+    }
+
+    fn entry(&self, stat: &Stat) -> Answer {
+        Answer::Entry(self.manner.entry(stat))
+    }
+
+    fn name_operation(&self, operation: Operation<'_>) -> Result<Answer> {
+        let (node, context, dir) = (self.node, &self.context, self.ino());
+        Ok(match operation {
+            Operation::Lookup { name } => match node.lookup(context, dir, name)? {
+                Some(stat) => self.entry(&stat),
+                None => Answer::Entry(self.manner.negative()),
+            },
+            Operation::Symlink { name, target } => {
+                self.entry(&node.symlink(context, dir, name, target)?)
+            }
+            Operation::Mknod { name, mode, rdev, umask } => {
+                let rdev = wire::device_from_wire(rdev);
+                self.entry(&node.mknod(context, dir, name, (mode, umask), rdev)?)
+            }
+            Operation::Mkdir { name, mode, umask } => {
+                self.entry(&node.mkdir(context, dir, name, mode, umask)?)
+            }
+            Operation::Unlink { name } => {
+                node.unlink(context, dir, name)?;
+                Answer::Done
+            }
+            Operation::Rmdir { name } => {
+                node.rmdir(context, dir, name)?;
+                Answer::Done
+            }
+            Operation::Rename { old, new_parent, new, flags } => {
+                node.rename(context, (dir, old), (Ino(new_parent), new), flags)?;
+                Answer::Done
+            }
+            Operation::Link { node: ino, name } => {
+                self.entry(&node.link(context, Ino(ino), dir, name)?)
+            }
+            Operation::Readlink => Answer::Bytes(node.readlink(dir)?),
+            _ => return Err(Errno::NOSYS.into()),
+        })
+    }
+
+    fn attribute_operation(&self, operation: Operation<'_>) -> Result<Answer> {
+        let (node, context, ino) = (self.node, &self.context, self.ino());
+        let attr = |stat: Stat| Answer::Attr(wire::attr(&stat), self.manner.attr_valid(&stat));
+        Ok(match operation {
+            Operation::Getattr { .. } => attr(node.getattr(context, ino)?),
+            Operation::Setattr(set) => attr(node.setattr(context, ino, &wire::set_attr(&set))?),
+            Operation::Statx { .. } => {
+                let stat = node.getattr(context, ino)?;
+                Answer::Statx(wire::statx(&stat), self.manner.attr_valid(&stat))
+            }
+            Operation::Statfs => Answer::Statfs(wire::statfs(&node.statfs(context)?)),
+            _ => return Err(Errno::NOSYS.into()),
+        })
+    }
+
+    fn xattr_operation(&self, operation: Operation<'_>) -> Result<Answer> {
+        let (node, context, ino) = (self.node, &self.context, self.ino());
+        match operation {
+            Operation::Getxattr { name, size } => sized(node.get_xattr(context, ino, name)?, size),
+            Operation::Listxattr { size } => sized(node.list_xattrs(context, ino)?, size),
+            Operation::Setxattr { name, value, flags, setxattr_flags } => {
+                let kill = setxattr_flags.contains(SetxattrFlags::ACL_KILL_SGID);
+                node.set_xattr(context, ino, (name, value), flags.cast_signed(), kill)?;
+                Ok(Answer::Done)
+            }
+            Operation::Removexattr { name } => {
+                node.remove_xattr(context, ino, name)?;
+                Ok(Answer::Done)
+            }
+            _ => Err(Errno::NOSYS.into()),
+        }
+    }
+
+    fn directory_operation(&self, operation: Operation<'_>) -> Result<Answer> {
+        let (node, ino) = (self.node, self.ino());
+        match operation {
+            Operation::Opendir { .. } => {
+                node.opendir(ino)?;
+                Ok(Answer::OpenedDirectory)
+            }
+            Operation::Readdir { offset, size, .. } => self.list(offset, size, false),
+            Operation::Readdirplus { offset, size, .. } => self.list(offset, size, true),
+            Operation::Releasedir { .. } => Ok(Answer::Done),
+            Operation::Fsyncdir { .. } => {
+                node.fsync_dir(&self.context, ino)?;
+                Ok(Answer::Done)
+            }
+            _ => Err(Errno::NOSYS.into()),
+        }
+    }
+
+    fn list(&self, offset: u64, size: u32, plus: bool) -> Result<Answer> {
+        let mut directory = DirectoryBuffer::new(self.request.connection(), size);
+        let fixed = if plus { ENTRY_PLUS_BYTES } else { ENTRY_BYTES };
+        let limit = (size / (fixed + NAME_BYTES)).clamp(1, ENTRIES_MOST) as usize;
+        let from = (offset, limit);
+        self.node.read_dir(&self.context, self.ino(), from, plus, &mut |entry| {
+            if !plus {
+                let kind = wire::kind(entry.kind);
+                return directory.add(entry.ino.0, entry.offset, kind, entry.name);
+            }
+            let full = match &entry.stat {
+                Some(stat) => self.manner.entry(stat),
+                None => wire::dot_entry(entry.ino),
+            };
+            directory.add_plus(&full, entry.offset, entry.name)
+        })?;
+        Ok(Answer::Directory(directory))
+    }
+
+    fn file_operation(&self, operation: Operation<'_>) -> Result<Answer> {
+        let (node, context, ino) = (self.node, &self.context, self.ino());
+        Ok(match operation {
+            Operation::Open { flags, open_flags } => self.open(ino, flags, open_flags)?,
+            Operation::Create { name, flags, mode, umask, .. } => {
+                let modes = (mode, umask);
+                let (stat, opened) =
+                    node.create_and_open(context, ino, name, modes, flags.cast_signed())?;
+                Answer::Created(self.manner.entry(&stat), self.manner.opened(opened, flags))
+            }
+            Operation::Tmpfile { flags, mode, umask, .. } => {
+                let modes = (mode, umask);
+                let (stat, opened) =
+                    node.tmpfile_and_open(context, ino, modes, flags.cast_signed())?;
+                Answer::Created(self.manner.entry(&stat), self.manner.opened(opened, flags))
+            }
+            Operation::Read { fh, offset, size, .. } => {
+                let mut buffer = self.request.connection().buffer();
+                let size = buffer.len().min(size as usize);
+                let len = node.read(context, fh, offset, &mut buffer[..size])?;
+                Answer::Data(buffer, len.min(size))
+            }
+            Operation::Write { fh, offset, data, .. } => {
+                Answer::Written(narrow(node.write(context, fh, offset, data)? as u64))
+            }
+            Operation::Release { fh, .. } => {
+                node.release(fh);
+                Answer::Done
+            }
+            Operation::Flush { fh, .. } => {
+                node.flush(context, fh)?;
+                Answer::Done
+            }
+            Operation::Fsync { fh, datasync } => {
+                node.fsync(context, fh, datasync)?;
+                Answer::Done
+            }
+            Operation::Fallocate { fh, offset, length, mode } => {
+                node.fallocate(context, fh, offset, length, mode.cast_signed())?;
+                Answer::Done
+            }
+            Operation::Lseek { fh, offset, whence } => {
+                Answer::Offset(node.seek(context, fh, offset, whence.cast_signed())?)
+            }
+            // The answer has 32 bits.
+            Operation::CopyFileRange(range) => {
+                let most = u64::from(u32::MAX & !4095);
+                Answer::Written(narrow(self.copy(&range, range.length.min(most))?))
+            }
+            Operation::CopyFileRange64(range) => Answer::Copied(self.copy(&range, range.length)?),
+            _ => return Err(Errno::NOSYS.into()),
+        })
+    }
+
+    fn open(&self, ino: Ino, flags: u32, open_flags: OpenInFlags) -> Result<Answer> {
+        let opened = self.node.open(&self.context, ino, flags.cast_signed())?;
+        // The open truncated the file on behalf of somebody without privilege. The kernel has
+        // taken care of the rest: the file is his to write.
+        if open_flags.contains(OpenInFlags::KILL_SUIDGID)
+            && let Err(error) = self.node.kill_set_ids(ino)
+        {
+            self.node.release(opened.fh);
+            return Err(error);
+        }
+        Ok(Answer::Opened(self.manner.opened(opened, flags)))
+    }
+
+    fn copy(&self, range: &CopyRange, length: u64) -> Result<u64> {
+        if range.flags != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let from = (range.fh_in, range.offset_in);
+        let to = (range.fh_out, range.offset_out);
+        self.node.copy_range(&self.context, from, to, length)
+    }
+}
+
+/// A value for a request that said how much room it has: 0 asks for the size.
+fn sized(value: Vec<u8>, size: u32) -> Result<Answer> {
+    if size == 0 {
+        return Ok(Answer::XattrSize(narrow(value.len() as u64)));
+    }
+    if value.len() > size as usize {
+        return Err(NodeError::Posix(Errno::RANGE));
+    }
+    Ok(Answer::Bytes(value))
+}
+
+fn narrow(bytes: u64) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+/// How a request may be treated when it takes long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// Nothing is half done if nobody waits for the end: it only reads, or it makes durable what
+    /// was done before.
+    pub abandonable: bool,
+    /// The work grows with a file or a directory, and may go on for long with a healthy store.
+    pub long: bool,
+}
+
+/// How patient to be with an operation.
+pub fn patience(operation: &Operation<'_>) -> Patience {
+    use Operation as Op;
+    let (abandonable, long) = match operation {
+        Op::Lookup { .. }
+        | Op::Getattr { .. }
+        | Op::Statx { .. }
+        | Op::Readlink
+        | Op::Read { .. }
+        | Op::Opendir { .. }
+        | Op::Getxattr { .. }
+        | Op::Listxattr { .. }
+        | Op::Lseek { .. }
+        | Op::Statfs => (true, false),
+        Op::Open { flags, .. } => (flags & libc::O_TRUNC.cast_unsigned() == 0, false),
+        Op::Readdir { .. }
+        | Op::Readdirplus { .. }
+        | Op::Fsync { .. }
+        | Op::Fsyncdir { .. }
+        | Op::Flush { .. } => (true, true),
+        Op::Rmdir { .. }
+        | Op::Rename { .. }
+        | Op::Setattr(_)
+        | Op::Fallocate { .. }
+        | Op::CopyFileRange(_)
+        | Op::CopyFileRange64(_) => (false, true),
+        _ => (false, false),
+    };
+    Patience { abandonable, long }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn xattr_sizes_as_the_protocol_has_them() {
+        assert!(matches!(sized(vec![1; 5], 0), Ok(Answer::XattrSize(5))));
+        assert!(matches!(sized(vec![1; 5], 5), Ok(Answer::Bytes(value)) if value.len() == 5));
+        assert!(matches!(sized(vec![1; 5], 4), Err(NodeError::Posix(Errno::RANGE))));
+    }
+
+    #[test]
+    fn patience_when_an_operation_changes_something_then_it_is_not_abandoned() {
+        let open = |flags: i32| {
+            let open_flags = OpenInFlags::NONE;
+            patience(&Operation::Open { flags: flags.cast_unsigned(), open_flags }).abandonable
+        };
+        assert!(open(libc::O_RDWR));
+        assert!(!open(libc::O_WRONLY | libc::O_TRUNC));
+        assert!(!patience(&Operation::Unlink { name: b"x" }).abandonable);
+        assert!(!patience(&Operation::Mkdir { name: b"x", mode: 0, umask: 0 }).abandonable);
+        assert!(patience(&Operation::Fsync { fh: 1, datasync: true }).abandonable);
+    }
+}
