@@ -8,7 +8,7 @@ use forebay_store::decorators::{
     Flaky, InterceptedTier, Operation, Rule, Stuck, Throttled, Verdict, VolatileTier,
 };
 use forebay_store::tier::DirTier;
-use forebay_store::{Bytes, ErrorClass, Header, Object, StoreError, Tier};
+use forebay_store::{ErrorClass, Header, Object, StoreError, Tier};
 
 fn header(ino: u64) -> Header {
     Header { ino, ..Header::default() }
