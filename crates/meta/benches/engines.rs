@@ -185,7 +185,8 @@ impl Redb {
             let mut table = transaction.open_table(TABLE)?;
             for compare in &t.compare {
                 let found = table.get(compare.key.raw())?;
-                if !compare.expect.holds(found.as_ref().map(|value| value.value())) {
+                let found = found.as_ref().map(redb::AccessGuard::value);
+                if !compare.expect.holds(found) {
                     return Ok(Outcome::Conflict);
                 }
             }

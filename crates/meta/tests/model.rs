@@ -259,7 +259,7 @@ impl World<'_> {
         let kind = if directory { FileKind::Directory } else { FileKind::File };
         let got = errno(self.store().create(dir, name, NewInode::new(kind, 0o755, 1, 1), now));
         let want = self.model.may_create(dir, name);
-        assert_eq!(got.as_ref().map(|_| ()), want.as_ref().map(|()| ()));
+        assert_eq!(got.as_ref().map(|_| ()).map_err(|error| *error), want);
         if let Ok(record) = got {
             self.model.kinds.insert(record.ino, kind);
             self.model.entries.insert((dir, name), record.ino);
@@ -304,7 +304,7 @@ impl World<'_> {
             false => self.store().unlink(dir, name, now, in_use),
         };
         let got = errno(got);
-        assert_eq!(got.as_ref().map(|_| ()), want.as_ref().map(|()| ()));
+        assert_eq!(got.as_ref().map(|_| ()).map_err(|error| *error), want);
         if let Ok(unlinked) = got {
             self.model.detach(dir, name, in_use);
             let ino = unlinked.record.ino;
