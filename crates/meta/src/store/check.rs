@@ -11,7 +11,9 @@ use crate::types::{Ino, Link, Record, Seq, XattrState};
 
 /// Keys per step of the sweep.
 const STEP: usize = 4096;
-/// Violations listed in a report.
+/// Passes of a repair at most.
+const PASSES: usize = 3;
+/// Violations listed in a report, per pass.
 const LISTED: usize = 10_000;
 
 struct Check<'a> {
@@ -29,6 +31,25 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn check(&self, repair: bool) -> Result<Report> {
+        let mut report = self.check_once(repair)?;
+        // A repair may uncover what a later look at its neighbours would have found.
+        for _ in 1..PASSES {
+            if report.is_clean() || !repair {
+                break;
+            }
+            let again = self.check_once(true)?;
+            let clean = again.is_clean();
+            (report.inodes, report.entries) = (again.inodes, again.entries);
+            report.omitted += again.omitted;
+            report.violations.extend(again.violations);
+            if clean {
+                break;
+            }
+        }
+        Ok(report)
+    }
+
+    fn check_once(&self, repair: bool) -> Result<Report> {
         // What is cached must not hide what is stored.
         self.records.clear();
         self.dentries.clear();
