@@ -8,10 +8,12 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, sy
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_fuse::{MountOptions, Mounted, mount};
 use forebay_node::{Node, NodeConfig, Passthrough, TierConfig};
+use forebay_store::DirBacking;
+use forebay_store::decorators::{InterceptedBacking, Operation, Stuck};
 use rustix::fs::XattrFlags;
 
 /// A mounted node in a directory of its own. Unmounts whatever happens.
@@ -23,6 +25,28 @@ struct Lab {
 
 impl Lab {
     fn new(passthrough: Passthrough) -> Option<Self> {
+        let adapt = |config: &mut NodeConfig| config.passthrough = passthrough;
+        Self::start(adapt, Node::start)
+    }
+
+    /// A node whose backing store hangs when told to.
+    fn with_stuck_backing(limit: Duration) -> Option<(Self, Arc<Stuck>)> {
+        let stuck = Arc::new(Stuck::default());
+        let interceptor = stuck.clone();
+        let lab = Self::start(
+            |config| config.backing_timeout = limit,
+            |config| {
+                let backing = Arc::new(DirBacking::open(&config.backing, "test")?);
+                Node::start_on(config, Arc::new(InterceptedBacking::new(backing, interceptor)))
+            },
+        )?;
+        Some((lab, stuck))
+    }
+
+    fn start(
+        adapt: impl FnOnce(&mut NodeConfig),
+        start: impl FnOnce(NodeConfig) -> forebay_node::Result<Arc<Node>>,
+    ) -> Option<Self> {
         if let Err(error) = File::options().read(true).write(true).open("/dev/fuse") {
             eprintln!("skipped: /dev/fuse: {error}");
             return None;
@@ -34,9 +58,9 @@ impl Lab {
         }
         let tier = TierConfig { dir: home.path().join("tier"), size_bytes: 64 << 20 };
         let mut config = NodeConfig::new(home.path().join("backing"), vec![tier]);
-        config.passthrough = passthrough;
         config.passthrough_reserve_bytes = 4 << 20;
-        let node = Node::start(config).expect("the node starts");
+        adapt(&mut config);
+        let node = start(config).expect("the node starts");
         let options = MountOptions { allow_other: false, ..MountOptions::default() };
         let mounted = mount(Arc::clone(&node), home.path().join("mnt"), &options);
         Some(Lab { mounted: Some(mounted.expect("mounted")), node, home })
@@ -310,4 +334,73 @@ fn renameat2_flags_as_the_manual_says() {
         assert_eq!(rename(0), None);
         assert_eq!(names(&lab.path("")), ["b"]);
     });
+}
+
+/// Waits for something that is bound to happen.
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < Duration::from_secs(10), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn backing_when_it_hangs_then_requests_fail_in_time_and_the_rest_goes_on() {
+    let Some((lab, stuck)) = Lab::with_stuck_backing(Duration::from_secs(1)) else { return };
+    stuck.hang(&[Operation::Usage]);
+    let root = lab.path("");
+    let begin = Instant::now();
+    let asker = std::thread::spawn(move || rustix::fs::statvfs(root));
+    until("the request waits", || stuck.waiting() > 0);
+    fs::write(lab.path("f"), "others are served").expect("written");
+    let mounted = lab.mounted.as_ref().expect("mounted");
+    let waiting = mounted.stuck(Duration::ZERO);
+    assert_eq!((waiting.len(), waiting[0].given_up), (1, false), "{waiting:?}");
+    let answer = asker.join().expect("answered");
+    assert_eq!(answer.err(), Some(rustix::io::Errno::IO));
+    let elapsed = begin.elapsed();
+    assert!(elapsed >= Duration::from_secs(1) && elapsed < Duration::from_secs(3), "{elapsed:?}");
+    assert!(mounted.stuck(Duration::from_secs(1))[0].given_up);
+    stuck.release();
+    until("the thread has finished", || mounted.stuck(Duration::ZERO).is_empty());
+    assert!(rustix::fs::statvfs(lab.path("")).is_ok());
+}
+
+#[test]
+fn client_when_killed_while_the_backing_hangs_then_goes_at_once() {
+    let Some((lab, stuck)) = Lab::with_stuck_backing(Duration::from_secs(30)) else { return };
+    stuck.hang(&[Operation::Usage]);
+    let mut client = Command::new("stat").arg("-f").arg(lab.path("")).spawn().expect("a client");
+    until("the request waits", || stuck.waiting() > 0);
+    // The default action of SIGTERM: the client is to end.
+    let pid = rustix::process::Pid::from_child(&client);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signalled");
+    until("the client has ended", || client.try_wait().expect("waited").is_some());
+    assert_eq!(stuck.waiting(), 1, "the thread is left to finish");
+    stuck.release();
+}
+
+#[test]
+fn client_when_it_handles_a_signal_then_is_not_interrupted() {
+    let Some((lab, stuck)) = Lab::with_stuck_backing(Duration::from_secs(30)) else { return };
+    stuck.hang(&[Operation::Usage]);
+    extern "C" fn ignore(_: libc::c_int) {}
+    // SAFETY: the handler does nothing; nobody else in this process uses SIGURG.
+    unsafe { libc::signal(libc::SIGURG, ignore as *const () as libc::sighandler_t) };
+    let root = lab.path("");
+    let (send, receive) = mpsc::channel();
+    let asker = std::thread::spawn(move || {
+        // SAFETY: no arguments, no memory.
+        send.send(unsafe { libc::pthread_self() }).expect("somebody listens");
+        rustix::fs::statvfs(root)
+    });
+    let thread = receive.recv().expect("the thread runs");
+    until("the request waits", || stuck.waiting() > 0);
+    // SAFETY: the thread is not joined yet.
+    assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGURG) }, 0);
+    std::thread::sleep(Duration::from_millis(600));
+    assert!(!asker.is_finished(), "answered EINTR");
+    stuck.release();
+    assert!(asker.join().expect("answered").is_ok());
 }
