@@ -18,12 +18,27 @@ use crate::negotiate::{Negotiated, handshake};
 use crate::options::Options;
 use crate::reader::{Gate, Reader, install_signal};
 
-/// A negotiated connection with its handler, not yet served.
+/// A negotiated connection with its handler, not yet served. Dropping it unmounts lazily.
 pub struct Session<H: Handler> {
     handler: Arc<H>,
-    connection: Connection,
     options: Options,
-    point: Option<MountPoint>,
+    mounted: Mounted,
+}
+
+/// The connection with the duty to unmount: a mount that nobody serves would be dead, or make its
+/// users wait for ever.
+#[derive(Debug)]
+struct Mounted {
+    connection: Connection,
+    point: Mutex<Option<MountPoint>>,
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Some(point) = self.point.get_mut() {
+            point.unmount_or_log(self.connection.as_fd());
+        }
+    }
 }
 
 /// A live connection, as one process passes it to another.
@@ -75,12 +90,13 @@ impl<H: Handler> Session<H> {
     ) -> Self {
         let retain = options.large_requests + options.reader_count();
         let connection = Connection::new(device, negotiated, retain);
-        Self { handler, connection, options: options.clone(), point }
+        let mounted = Mounted { connection, point: Mutex::new(point) };
+        Self { handler, options: options.clone(), mounted }
     }
 
     /// The connection.
     pub fn connection(&self) -> &Connection {
-        &self.connection
+        &self.mounted.connection
     }
 
     /// Starts the readers.
@@ -90,18 +106,18 @@ impl<H: Handler> Session<H> {
         let count = self.options.reader_count();
         let gate = Gate::new(count, signal);
         let destroyed = Arc::new(AtomicBool::new(false));
-        self.handler.init(&self.connection);
+        let connection = self.mounted.connection.clone();
+        self.handler.init(&connection);
         let running = Running {
-            connection: self.connection.clone(),
+            mounted: self.mounted,
             gate: Arc::clone(&gate),
             threads: Mutex::new(Vec::with_capacity(count)),
-            point: Mutex::new(self.point),
             parking: Mutex::new(()),
         };
         for index in 0..count {
             let reader = Reader {
                 handler: Arc::clone(&self.handler),
-                connection: self.connection.clone(),
+                connection: connection.clone(),
                 gate: Arc::clone(&gate),
                 index,
                 buffer_limit: self.options.large_requests + count,
@@ -125,7 +141,9 @@ impl<H: Handler> Session<H> {
 
 impl<H: Handler> fmt::Debug for Session<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session").field("connection", &self.connection).finish_non_exhaustive()
+        f.debug_struct("Session")
+            .field("connection", &self.mounted.connection)
+            .finish_non_exhaustive()
     }
 }
 
@@ -144,22 +162,21 @@ pub enum End {
 /// the last user of the mount has left.
 #[derive(Debug)]
 pub struct Running {
-    connection: Connection,
+    mounted: Mounted,
     gate: Arc<Gate>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    point: Mutex<Option<MountPoint>>,
     parking: Mutex<()>,
 }
 
 impl Running {
     /// The connection.
     pub fn connection(&self) -> &Connection {
-        &self.connection
+        &self.mounted.connection
     }
 
     /// Where it is mounted, if known.
     pub fn mountpoint(&self) -> Option<PathBuf> {
-        self.point.lock().as_ref().map(|point| Path::to_owned(&point.path))
+        self.mounted.point.lock().as_ref().map(|point| Path::to_owned(&point.path))
     }
 
     /// Brings all readers to rest without losing a request, within `limit`. Requests that were
@@ -183,7 +200,7 @@ impl Running {
     pub fn drain(&self, limit: Duration) -> usize {
         let deadline = Instant::now() + limit;
         loop {
-            let left = self.connection.in_flight();
+            let left = self.mounted.connection.in_flight();
             if left == 0 || Instant::now() >= deadline {
                 return left;
             }
@@ -193,8 +210,8 @@ impl Running {
 
     /// Unmounts; `lazy` even while it is in use. Must not be called by a reader.
     pub fn unmount(&self, lazy: bool) -> Result<()> {
-        match &mut *self.point.lock() {
-            Some(point) => point.unmount(self.connection.as_fd(), lazy),
+        match &mut *self.mounted.point.lock() {
+            Some(point) => point.unmount(self.mounted.connection.as_fd(), lazy),
             None => Ok(()),
         }
     }
@@ -206,16 +223,16 @@ impl Running {
     /// # Errors
     /// As [`Running::park`]; the session then goes on.
     pub fn release(&self, limit: Duration) -> Result<Parts> {
-        let device = self.connection.as_fd().try_clone_to_owned();
+        let device = self.mounted.connection.as_fd().try_clone_to_owned();
         let device = device.map_err(Error::io("duplicating the device"))?;
         self.park(limit)?;
         self.gate.dismiss();
         self.join_threads();
-        let mountpoint = self.point.lock().take().map(|mut point| {
+        let mountpoint = self.mounted.point.lock().take().map(|mut point| {
             point.forget();
             std::mem::take(&mut point.path)
         });
-        Ok(Parts { device, negotiated: *self.connection.negotiated(), mountpoint })
+        Ok(Parts { device, negotiated: *self.mounted.connection.negotiated(), mountpoint })
     }
 
     fn join_threads(&self) {
@@ -233,13 +250,5 @@ impl Running {
     pub fn join(&self) -> Result<End> {
         self.join_threads();
         self.gate.take_end().map_err(Error::io("reading requests"))
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Some(point) = &mut *self.point.lock() {
-            point.unmount_or_log(self.connection.as_fd());
-        }
     }
 }

@@ -111,9 +111,25 @@ fn unmount_when_asked_then_session_ends_and_handler_is_told_once() {
 }
 
 #[test]
-fn reply_when_dropped_or_handler_panics_then_the_client_gets_eio() {
+fn mount_and_session_when_dropped_unserved_then_nothing_stays_mounted() {
+    if !Path::new("/dev/fuse").exists() {
+        return println!("skipped: there is no /dev/fuse");
+    }
+    let directory = tempfile::tempdir().expect("mount point");
+    let device = || fs::metadata(directory.path()).expect("not a dead mount").dev();
+    let before = device();
+    let options = Options::default();
+    drop(fusewire::Mount::new(directory.path(), &options).expect("mounts"));
+    assert_eq!(device(), before);
+    let mount = fusewire::Mount::new(directory.path(), &options).expect("mounts");
+    drop(Session::new(mount, &options, Arc::new(Lab::default())).expect("negotiates"));
+    assert_eq!(device(), before);
+}
+
+#[test]
+fn reply_when_dropped_refused_or_panicked_away_then_the_client_gets_eio() {
     let Some(served) = serve() else { return };
-    for name in ["dropped", "panics"] {
+    for name in ["dropped", "panics", "oversized"] {
         let error = fs::metadata(served.path(name)).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO), "{name}");
     }

@@ -314,6 +314,7 @@ pub trait BackingStore: Send + Sync {
     fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
 
     /// Moves it to its place; `Exists` when the name is taken.
+    #[allow(clippy::wrong_self_convention, reason = "moves from limbo, makes nothing")]
     fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()>;
 
     /// Keys in limbo of this owner.

@@ -187,7 +187,8 @@ impl Copy<'_> {
     fn clone_range(&mut self, range: &Range<u64>, len: u64) -> Result<bool> {
         const BLOCK: u64 = 4096;
         let (Some(from), Some(to)) = (self.source.fd(), self.target.fd()) else { return Ok(false) };
-        let aligned = range.start % BLOCK == 0 && (range.end % BLOCK == 0 || range.end == len);
+        let aligned = range.start.is_multiple_of(BLOCK)
+            && (range.end.is_multiple_of(BLOCK) || range.end == len);
         if !aligned || self.source.stat()?.dev != self.target.stat()?.dev {
             return Ok(false);
         }

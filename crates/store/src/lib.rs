@@ -17,10 +17,12 @@ mod dir_tier;
 mod error;
 mod failpoints;
 mod header;
+pub mod identity;
 mod limits;
 mod local;
 mod presence;
 mod private;
+pub mod recover;
 pub mod tier;
 
 pub use attributes::{Attributes, FileKind, Fingerprint, Timestamp};

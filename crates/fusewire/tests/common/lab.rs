@@ -58,6 +58,7 @@ impl Lab {
                     reply.error(libc::ENOENT);
                 });
             }
+            Ok(Operation::Lookup { name: b"oversized" }) => reply.data(&[0; 5000]),
             Ok(Operation::Lookup { name: b"dropped" }) => drop(reply),
             Ok(Operation::Lookup { name: b"panics" }) => panic!("expected by the test"),
             Ok(Operation::Lookup { name: b"backed" }) => match self.backed_attr() {

@@ -217,7 +217,7 @@ fn write_during_a_flush_stays_dirty_after_it() {
     map.finish_flush(flush).unwrap();
     assert_eq!(map.dirty_bytes(), EXTENT);
     let again = map.take_flush(u64::MAX).unwrap();
-    assert_eq!(again.runs(), &[0..EXTENT]);
+    assert_eq!((again.runs().len(), again.bytes()), (1, EXTENT));
     map.abort_flush(again);
     assert_eq!(map.dirty_bytes(), EXTENT);
 }

@@ -1,0 +1,341 @@
+//! What a running daemon answers.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay::config::MountConfig;
+use forebay::control::{
+    Backlog, BytesBySource, Conflict, Control, ControlError, ControlResult, Dirty, DirtyFile,
+    ErrorKind, Location, OnProgress, Outcome, Passthrough, PolicySnapshot, Progress, Refusal,
+    Residency, Shutdown, Status, StuckOperation, TierStatus, WirePath,
+};
+use forebay_fuse::Mounted;
+use forebay_node::{FileKind, Node};
+use parking_lot::Mutex;
+
+use super::Exclusive;
+use super::convert::{control_error, wire_path};
+use super::walk::{Done, each_file};
+
+/// Entries of lists in a status.
+const LISTED: usize = 100;
+
+/// The control of one mount.
+pub struct NodeControl {
+    config: MountConfig,
+    node: Arc<Node>,
+    front: Arc<Mounted>,
+    started: Instant,
+    draining: Exclusive,
+}
+
+impl NodeControl {
+    /// The control of `node`, mounted as `front`.
+    pub fn new(config: MountConfig, node: Arc<Node>, front: Arc<Mounted>) -> Self {
+        NodeControl { config, node, front, started: Instant::now(), draining: Mutex::new(()) }
+    }
+
+    fn tiers(&self) -> Vec<TierStatus> {
+        self.node
+            .tier_reports()
+            .into_iter()
+            .map(|tier| TierStatus {
+                dir: tier.dir.into(),
+                size_bytes: tier.size,
+                used_bytes: tier.used,
+                reserved_bytes: tier.promised,
+                dirty_bytes: tier.dirty,
+                pinned_bytes: tier.pinned,
+                objects: tier.objects,
+                fs_free_bytes: tier.fs_free,
+            })
+            .collect()
+    }
+
+    fn dirty(&self) -> Dirty {
+        let (mut files, mut bytes) = (0, 0);
+        for tier in self.node.tier_reports() {
+            files += tier.dirty_objects;
+            bytes += tier.dirty;
+        }
+        let list = self.node.dirty_files(LISTED).into_iter().map(|file| DirtyFile {
+            path: wire_path(file.path),
+            bytes: file.bytes,
+            open: file.open,
+            last_error: file.last_error,
+            ..DirtyFile::default()
+        });
+        Dirty { files, bytes, oldest_s: 0, list: list.collect() }
+    }
+
+    fn passthrough(&self) -> Passthrough {
+        let counts = self.node.counts();
+        let works = self.node.passthrough_works();
+        let asked = self.config.passthrough;
+        let mode = match asked {
+            _ if !works => "off",
+            forebay::config::Passthrough::Off => "off",
+            forebay::config::Passthrough::Read => "read",
+            forebay::config::Passthrough::ReadWrite => "readwrite",
+        };
+        let wanted = asked != forebay::config::Passthrough::Off;
+        Passthrough {
+            mode: mode.into(),
+            reason: (wanted && !works).then(|| {
+                "the kernel allows it from Linux 6.9 on and to daemons with CAP_SYS_ADMIN; run `forebay doctor`".into()
+            }),
+            opens: counts.passthrough_opens,
+            refusals: vec![
+                Refusal { reason: "room".into(), opens: counts.passthrough_refused_room },
+                Refusal { reason: "kernel".into(), opens: counts.passthrough_refused_kernel },
+            ],
+        }
+    }
+
+    fn location(&self, path: &WirePath) -> ControlResult<Location> {
+        let found = self
+            .node
+            .find_path(path.as_path())
+            .and_then(|ino| self.node.whereabouts(ino))
+            .map_err(|error| {
+                ControlError::new(ErrorKind::Failed, format!("{path}: {error}"))
+            })?;
+        let kind = match found.kind {
+            FileKind::File => "file",
+            FileKind::Directory => "directory",
+            FileKind::Symlink => "symlink",
+            FileKind::Fifo => "fifo",
+            FileKind::Socket => "socket",
+            FileKind::CharDevice => "char-device",
+            FileKind::BlockDevice => "block-device",
+        };
+        let backing = found.backing.unwrap_or_else(|| path_bytes(path.as_path()));
+        Ok(Location {
+            path: path.clone(),
+            kind: kind.into(),
+            size_bytes: found.size,
+            residency: match found.residency {
+                forebay_node::Residency::Absent => Residency::Absent,
+                forebay_node::Residency::Partial => Residency::Partial,
+                forebay_node::Residency::Whole => Residency::Whole,
+            },
+            resident_bytes: found.resident_bytes,
+            tier: found
+                .tier
+                .and_then(|index| self.config.tiers.get(index))
+                .map(|tier| tier.dir.clone().into()),
+            dirty: found.dirty,
+            pinned: found.pinned,
+            backing: Some(self.config.backing.join(as_path(&backing)).into()),
+            copies: Vec::new(),
+        })
+    }
+
+    fn set_pinned(
+        &self,
+        paths: &[WirePath],
+        pinned: bool,
+        progress: OnProgress<'_>,
+    ) -> ControlResult<Outcome> {
+        each_file(&self.node, paths, true, progress, &mut |ino| {
+            self.node.pin(ino, pinned)?;
+            let bytes = if pinned { self.node.warm_file(ino)? } else { 0 };
+            Ok(Done::Bytes(bytes))
+        })
+    }
+}
+
+fn path_bytes(path: &Path) -> Vec<u8> {
+    use std::os::unix::ffi::OsStrExt;
+    path.as_os_str().as_bytes().to_vec()
+}
+
+fn as_path(bytes: &[u8]) -> PathBuf {
+    use std::os::unix::ffi::OsStrExt;
+    std::ffi::OsStr::from_bytes(bytes).into()
+}
+
+impl Control for NodeControl {
+    fn status(&self) -> Status {
+        let counts = self.node.counts();
+        let backlog = self.node.backlog_state();
+        Status {
+            mountpoint: self.config.mountpoint.clone().into(),
+            backing: self.config.backing.clone().into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uid: rustix::process::geteuid().as_raw(),
+            uptime_s: self.started.elapsed().as_secs(),
+            tiers: self.tiers(),
+            dirty: self.dirty(),
+            backlog: Backlog {
+                entries: backlog.entries,
+                oldest_s: backlog.oldest.as_secs(),
+                last_error: backlog.last_error,
+            },
+            hits: counts.hits,
+            misses: counts.misses,
+            bytes: BytesBySource {
+                tier: counts.bytes_from_tier + counts.bytes_written,
+                backing: counts.bytes_from_backing,
+                spill: counts.bytes_spilled,
+                filled: counts.bytes_fetched,
+                flushed: counts.bytes_flushed,
+            },
+            passthrough: self.passthrough(),
+            conflicts: self
+                .node
+                .conflicts()
+                .into_iter()
+                .map(|conflict| Conflict {
+                    path: wire_path(conflict.path),
+                    kept_as: wire_path(conflict.kept_as),
+                    age_s: conflict.age.as_secs(),
+                })
+                .collect(),
+            stuck: self
+                .front
+                .stuck(Duration::from_secs(2))
+                .into_iter()
+                .map(|stuck| StuckOperation {
+                    what: stuck.operation.into(),
+                    path: wire_path(self.node.path_of(stuck.ino)),
+                    waiting_s: stuck.waiting.as_secs(),
+                })
+                .collect(),
+            errors: self.front.errors(),
+            policy: PolicySnapshot {
+                name: self.config.policy.clone(),
+                figures: self.node.policy_figures(),
+            },
+            rss_bytes: resident_memory(),
+            ..Status::default()
+        }
+    }
+
+    fn locate(&self, paths: &[WirePath]) -> ControlResult<Vec<Location>> {
+        paths.iter().map(|path| self.location(path)).collect()
+    }
+
+    fn warm(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome> {
+        each_file(&self.node, paths, false, progress, &mut |ino| {
+            Ok(match self.node.warm_file(ino)? {
+                0 => Done::Nothing,
+                bytes => Done::Bytes(bytes),
+            })
+        })
+    }
+
+    fn evict(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome> {
+        each_file(&self.node, paths, false, progress, &mut |ino| {
+            let before = self.node.whereabouts(ino)?;
+            if before.tier.is_none() {
+                return Ok(Done::Nothing);
+            }
+            if before.pinned {
+                return Ok(Done::Refused("is pinned; `forebay unpin` it first"));
+            }
+            if before.dirty {
+                self.node.write_back(ino)?;
+            }
+            Ok(if self.node.evict_file(ino)? {
+                Done::Bytes(before.resident_bytes)
+            } else {
+                Done::Refused("is in use")
+            })
+        })
+    }
+
+    fn pin(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome> {
+        self.set_pinned(paths, true, progress)
+    }
+
+    fn unpin(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome> {
+        self.set_pinned(paths, false, progress)
+    }
+
+    fn sync(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome> {
+        let mut outcome = Outcome { complete: true, ..Outcome::default() };
+        for path in paths {
+            let until = Instant::now() + self.config.drain_timeout;
+            let left = self
+                .node
+                .find_path(path.as_path())
+                .and_then(|ino| {
+                    self.node.sync_subtree(ino, until, &mut |left| {
+                        progress(Progress {
+                            backlog_left: left.entries,
+                            bytes_total: left.bytes,
+                            ..Progress::default()
+                        })
+                    })
+                })
+                .map_err(|error| control_error(&error))?;
+            outcome.complete &= left.entries == 0 && left.bytes == 0;
+            outcome.remaining_backlog += left.entries;
+            outcome.remaining_bytes += left.bytes;
+        }
+        Ok(outcome)
+    }
+
+    fn hint(&self, _job: &str, _paths: &[WirePath], _last: bool) -> ControlResult<()> {
+        Err(ControlError::new(
+            ErrorKind::Unsupported,
+            "the policies of this version use no reference sequences",
+        ))
+    }
+
+    fn drain(&self, limit: Option<Duration>, progress: OnProgress<'_>) -> ControlResult<Outcome> {
+        let _one = self.draining.lock();
+        let limit = limit.unwrap_or(self.config.drain_timeout);
+        let total = self.node.backlog_len();
+        let mut bytes_total = 0;
+        let left = self
+            .node
+            .drain(Instant::now() + limit, &mut |left| {
+                bytes_total = bytes_total.max(left.bytes);
+                progress(Progress {
+                    files_done: total.saturating_sub(left.entries),
+                    files_total: total.max(left.entries),
+                    bytes_done: bytes_total - left.bytes,
+                    bytes_total,
+                    backlog_left: left.entries,
+                    current: None,
+                })
+            })
+            .map_err(|error| control_error(&error))?;
+        let dirty = self.dirty();
+        Ok(Outcome {
+            files: total.saturating_sub(left.entries),
+            bytes: bytes_total.saturating_sub(left.bytes),
+            complete: left.entries == 0 && left.bytes == 0,
+            remaining: dirty.list,
+            remaining_files: dirty.files,
+            remaining_bytes: left.bytes,
+            remaining_backlog: left.entries,
+            ..Outcome::default()
+        })
+    }
+
+    fn metrics(&self) -> String {
+        self.node.metrics_text()
+    }
+
+    fn shutdown(&self, how: Shutdown) -> ControlResult<()> {
+        let lazy = how == Shutdown::Detach;
+        self.front.unmount(lazy).map_err(|error| {
+            let busy = error.raw_os_error() == Some(libc::EBUSY);
+            let kind = if busy { ErrorKind::Busy } else { ErrorKind::Failed };
+            ControlError::new(kind, format!("{}: {error}", self.config.mountpoint.display()))
+        })
+    }
+}
+
+/// Resident memory of this process in bytes.
+fn resident_memory() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|text| text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()));
+    pages.unwrap_or(0) * rustix::param::page_size() as u64
+}

@@ -1,0 +1,101 @@
+//! Between the command line's types and the node's.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use forebay::config::{self, MountConfig, SpaceSize};
+use forebay::control::{ControlError, ControlResult, ErrorKind};
+use forebay_node::{
+    Coherence, Durability, NodeConfig, NodeError, Passthrough, TierConfig, Writeback,
+};
+
+/// What the node is told.
+pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
+    let tiers = config.tiers.iter().map(tier).collect::<ControlResult<Vec<_>>>()?;
+    let largest = tiers.iter().map(|tier| tier.size_bytes).max().unwrap_or(0);
+    let defaults = NodeConfig::new(config.backing.clone(), tiers);
+    Ok(NodeConfig {
+        state_dir: config.state_dir_given.then(|| config.state_dir.clone()),
+        policy: config.policy.clone(),
+        writeback: match config.writeback {
+            config::Writeback::After(delay) => Writeback::After(delay),
+            config::Writeback::Close => Writeback::OnClose,
+            config::Writeback::Through => Writeback::Through,
+            config::Writeback::Evict => Writeback::OnEviction,
+        },
+        durability: match config.durability {
+            config::Durability::Local => Durability::Local,
+            config::Durability::Backing => Durability::Backing,
+        },
+        passthrough: match config.passthrough {
+            config::Passthrough::Off => Passthrough::Off,
+            config::Passthrough::Read => Passthrough::Read,
+            config::Passthrough::ReadWrite => Passthrough::ReadWrite,
+        },
+        coherence: match config.coherence {
+            config::Coherence::Open => Coherence::Open,
+            config::Coherence::Exclusive => Coherence::Exclusive,
+        },
+        attr_timeout: config.attr_timeout,
+        high_percent: percent(config.high_mark),
+        low_percent: percent(config.low_mark),
+        extent_bytes: config.extent_size,
+        backing_timeout: config.backing_timeout,
+        passthrough_reserve_bytes: defaults.passthrough_reserve_bytes.min(largest / 8).max(1 << 20),
+        throttle: config
+            .throttle
+            .map(|limit| (limit.bytes_per_second, limit.iops.unwrap_or(u64::MAX))),
+        ..defaults
+    })
+}
+
+fn percent(share: f64) -> u8 {
+    // Between 0 and 100 by the checks of the configuration.
+    share.round() as u8
+}
+
+fn tier(tier: &config::TierConfig) -> ControlResult<TierConfig> {
+    let size_bytes = match tier.size {
+        SpaceSize::Bytes(bytes) => bytes,
+        SpaceSize::Percent(share) => {
+            let exists = tier.dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(&tier.dir);
+            let usage = rustix::fs::statvfs(exists).map_err(|error| {
+                ControlError::new(ErrorKind::Failed, format!("{}: {error}", tier.dir.display()))
+            })?;
+            ((usage.f_blocks * usage.f_frsize) as f64 * share / 100.0) as u64
+        }
+    };
+    Ok(TierConfig { dir: tier.dir.clone(), size_bytes })
+}
+
+/// A node's error as it is told to whoever asked.
+pub fn control_error(error: &NodeError) -> ControlError {
+    use forebay_node::{MetaError, StoreError};
+    let kind = match error {
+        NodeError::Store(StoreError::Locked { .. }) => ErrorKind::Locked,
+        NodeError::Store(
+            StoreError::Foreign { .. } | StoreError::Version { .. } | StoreError::Damaged { .. },
+        )
+        | NodeError::Meta(MetaError::Corrupt { .. } | MetaError::NewerFormat { .. })
+        | NodeError::Config(_) => ErrorKind::BadState,
+        _ => ErrorKind::Failed,
+    };
+    ControlError::new(kind, error.to_string())
+}
+
+/// Why the front could not be set up.
+pub fn mount_error(error: &forebay_fuse::MountError) -> ControlError {
+    ControlError::new(ErrorKind::Unsupported, error.to_string())
+}
+
+/// A path for JSON.
+pub fn wire_path(bytes: Vec<u8>) -> forebay::control::WirePath {
+    let path: PathBuf = <OsString as std::os::unix::ffi::OsStringExt>::from_vec(bytes).into();
+    path.into()
+}
+
+/// Runs a simulation by name.
+pub fn simulate(what: &str, args: &[OsString]) -> ControlResult<u8> {
+    let _ = args;
+    Err(ControlError::new(ErrorKind::Usage, format!("there is no simulation called {what}")))
+}
