@@ -7,6 +7,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -276,7 +277,7 @@ fn xattrs_when_set_then_found_listed_and_removed() {
         rustix::fs::removexattr(&path, "user.a").expect("removed");
         assert_eq!(get("user.a", 100), Err(libc::ENODATA));
         assert!(rustix::fs::removexattr(&path, "user.a").is_err());
-        let mut list = vec![0; 100];
+        let mut list = [0; 100];
         let len = rustix::fs::listxattr(&path, &mut list[..]).expect("listed");
         let mut listed: Vec<_> = list[..len].split(|&byte| byte == 0).collect();
         listed.sort_unstable();
@@ -403,4 +404,31 @@ fn client_when_it_handles_a_signal_then_is_not_interrupted() {
     assert!(!asker.is_finished(), "answered EINTR");
     stuck.release();
     assert!(asker.join().expect("answered").is_ok());
+}
+
+#[test]
+fn files_when_replaced_while_they_are_read_then_each_read_sees_one_version() {
+    in_both_modes(|lab| {
+        let version = |i: u8| vec![b'a' + i % 26; 5000];
+        fs::write(lab.path("t"), version(0)).expect("written");
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut reads = 0;
+                while !done.load(Ordering::Relaxed) {
+                    let seen = fs::read(lab.path("t")).expect("always there");
+                    assert_eq!(seen.len(), 5000, "not a whole version");
+                    assert!(seen.iter().all(|byte| *byte == seen[0]), "two versions mixed");
+                    reads += 1;
+                }
+                reads
+            });
+            for i in 0..200 {
+                fs::write(lab.path("new"), version(i)).expect("written");
+                fs::rename(lab.path("new"), lab.path("t")).expect("replaced");
+            }
+            done.store(true, Ordering::Relaxed);
+            assert!(reader.join().expect("no read failed") > 0);
+        });
+    });
 }
