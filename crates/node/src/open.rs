@@ -64,12 +64,23 @@ impl Node {
             let is_dir = record.attr.kind == FileKind::Directory;
             return Err(if is_dir { Errno::ISDIR } else { Errno::NXIO }.into());
         }
-        if !record.dirty {
-            record = self.revalidate(context, record)?;
+        if !record.dirty && !record.links.is_empty() {
+            self.revalidate(context, record)?;
         }
         let file = self.files.get(ino);
         // Counted before anything is decided, so that an eviction that comes now gives way.
-        let _presence = Presence::new(&file);
+        let presence = Presence::new(&file);
+        // And before the record counts: who removes a file looks for openers after that.
+        record = match self.meta.get(ino) {
+            Ok(record) => record,
+            Err(error) => {
+                drop(presence);
+                if !file.is_open() {
+                    self.discard_data(ino);
+                }
+                return Err(error.into());
+            }
+        };
         if flags & libc::O_TRUNC != 0 {
             self.truncate(context, &record, 0)?;
             record = self.meta.get(ino)?;
