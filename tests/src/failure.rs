@@ -75,10 +75,9 @@ macro_rules! ensure {
 macro_rules! equal {
     ($got:expr, $want:expr $(,)?) => {
         match (&$got, &$want) {
-            (got, want) => $crate::ensure!(
-                *got == *want,
-                "{} is {got:?}, not {want:?}", stringify!($got)
-            ),
+            (got, want) => {
+                $crate::ensure!(*got == *want, "{} is {got:?}, not {want:?}", stringify!($got))
+            }
         }
     };
 }

@@ -9,9 +9,11 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::time::Duration;
 
-pub use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, OFlags, RenameFlags, Stat, XattrFlags};
-pub use rustix::io::Errno;
 use rustix::fs::{self, Gid, Mode, Timespec, Timestamps, Uid};
+pub use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FileType, OFlags, RenameFlags, Stat, XattrFlags,
+};
+pub use rustix::io::Errno;
 
 /// The result of a system call.
 pub type Call<T = ()> = Result<T, Errno>;

@@ -149,8 +149,8 @@ impl Drop for Child {
 
 fn run_child(work: impl FnOnce() -> Outcome, report: &OwnedFd) -> ! {
     os::umask(0o022);
-    let outcome = catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|_| Err(Failure::at("child panicked")));
+    let outcome =
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Failure::at("child panicked")));
     let text = match outcome {
         Ok(()) => "K".to_owned(),
         Err(Failure::Failed(reason)) => format!("F{reason}"),
@@ -206,7 +206,8 @@ pub fn readable(fd: impl AsFd, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let timeout =
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         let mut fds = [PollFd::new(&fd, PollFlags::IN)];
         match poll(&mut fds, Some(&timeout)) {
             Ok(n) => return n > 0,
@@ -243,8 +244,10 @@ mod tests {
 
     #[test]
     fn end_when_the_child_dies_by_a_signal_then_names_it() {
-        let child = Child::start(|| loop {
-            std::thread::sleep(Duration::from_secs(1));
+        let child = Child::start(|| {
+            loop {
+                std::thread::sleep(Duration::from_secs(1));
+            }
         })
         .unwrap();
         child.kill().unwrap();
@@ -253,8 +256,10 @@ mod tests {
 
     #[test]
     fn end_when_the_child_hangs_then_the_limit_holds_and_it_is_killed() {
-        let child = Child::start(|| loop {
-            std::thread::sleep(Duration::from_secs(1));
+        let child = Child::start(|| {
+            loop {
+                std::thread::sleep(Duration::from_secs(1));
+            }
         })
         .unwrap();
         assert!(child.end(Duration::from_millis(50)).is_err());

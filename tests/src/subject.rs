@@ -183,7 +183,8 @@ pub fn binary() -> Result<PathBuf, SubjectError> {
         Some(path) => PathBuf::from(path),
         None => {
             let test = std::env::current_exe().map_err(io_error("path of this executable"))?;
-            let build = test.ancestors().skip(1).find(|dir| dir.file_name() != Some("deps".as_ref()));
+            let build =
+                test.ancestors().skip(1).find(|dir| dir.file_name() != Some("deps".as_ref()));
             build.unwrap_or(Path::new(".")).join("forebay")
         }
     };
@@ -454,7 +455,9 @@ mod tests {
     #[test]
     fn run_command_when_it_exceeds_its_limit_then_the_error_says_so() {
         let error = run_command(Command::new("sleep").arg("30"), Duration::from_millis(50));
-        assert!(matches!(error, Err(SubjectError::Command { reason, .. }) if reason.contains("50ms")));
+        assert!(
+            matches!(error, Err(SubjectError::Command { reason, .. }) if reason.contains("50ms"))
+        );
     }
 
     #[test]

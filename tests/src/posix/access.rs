@@ -38,10 +38,7 @@ fn class_of(user: User) -> u32 {
 }
 
 /// Every mode from 0 to 0777 in steps, tried by owner, group member and stranger.
-fn for_every_class(
-    ctx: &Ctx,
-    probe: impl Fn(&std::path::Path, User, u32) -> Outcome,
-) -> Outcome {
+fn for_every_class(ctx: &Ctx, probe: impl Fn(&std::path::Path, User, u32) -> Outcome) -> Outcome {
     ctx.need_root()?;
     let mut files = Vec::new();
     for mode in (0..0o1000).step_by(0o13) {

@@ -97,10 +97,7 @@ fn flock_between_processes(ctx: &Ctx) -> Outcome {
 }
 
 /// A child takes a lock by `lock` while we hold it; it must wait until `release`.
-fn blocks_until(
-    lock: impl FnOnce() -> Outcome,
-    release: impl FnOnce() -> Outcome,
-) -> Outcome {
+fn blocks_until(lock: impl FnOnce() -> Outcome, release: impl FnOnce() -> Outcome) -> Outcome {
     let started = Gate::new()?;
     let child = Child::start(|| {
         started.open()?;
@@ -116,10 +113,7 @@ fn blocks_until(
 fn flock_blocks_until_released(ctx: &Ctx) -> Outcome {
     let a = ctx.open_new("f", b"")?;
     flock(&a, Flock::LockExclusive)?;
-    blocks_until(
-        || Ok(flock(again(ctx)?, Flock::LockExclusive)?),
-        || Ok(flock(&a, Flock::Unlock)?),
-    )
+    blocks_until(|| Ok(flock(again(ctx)?, Flock::LockExclusive)?), || Ok(flock(&a, Flock::Unlock)?))
 }
 
 /// Starts a child that takes a lock and holds it until it is killed.

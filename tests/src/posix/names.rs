@@ -151,7 +151,9 @@ fn symlink_target_of_4095_bytes(ctx: &Ctx) -> Outcome {
 
 fn names_that_look_internal(ctx: &Ctx) -> Outcome {
     // A user's file may be called anything; a file system must not hide or lose it.
-    for name in [".forebay", ".forebay-tmp", ".fuse_hidden0001", "lost+found", ".tmp", "index", ".nfs1"] {
+    for name in
+        [".forebay", ".forebay-tmp", ".fuse_hidden0001", "lost+found", ".tmp", "index", ".nfs1"]
+    {
         ctx.file(name, name.as_bytes())?;
     }
     equal!(os::names(ctx.dir())?.len(), 7);

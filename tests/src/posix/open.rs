@@ -335,8 +335,7 @@ fn large_offsets(ctx: &Ctx) -> Outcome {
 
 fn many_descriptors_of_one_file(ctx: &Ctx) -> Outcome {
     let path = ctx.file("f", b"x")?;
-    let open: Result<Vec<_>, _> =
-        (0..200).map(|_| os::open(&path, OFlags::RDWR, 0)).collect();
+    let open: Result<Vec<_>, _> = (0..200).map(|_| os::open(&path, OFlags::RDWR, 0)).collect();
     for (i, fd) in open?.iter().enumerate() {
         os::write_at(fd, i as u64, &[i as u8])?;
     }

@@ -221,7 +221,8 @@ fn statx_birth_time_if_present(ctx: &Ctx) -> Outcome {
         let born = found.stx_btime.tv_sec;
         ensure!((now() - 60..=now() + 1).contains(&born), "born at {born}");
         os::utimens(&path, &os::times((10, 1), (20, 2)))?;
-        let later = statx(CWD, &path, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+        let later =
+            statx(CWD, &path, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
         equal!(later.stx_btime.tv_sec, born);
     }
     Ok(())

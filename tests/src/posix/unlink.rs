@@ -190,7 +190,10 @@ fn open_directory_after_rmdir(ctx: &Ctx) -> Outcome {
     let fd = os::open(&dir, OFlags::RDONLY | OFlags::DIRECTORY, 0)?;
     rmdir(&dir)?;
     fails!(rustix::fs::mkdirat(&fd, "x", rustix::fs::Mode::RWXU), NOENT);
-    fails!(rustix::fs::openat(&fd, "y", OFlags::CREATE | OFlags::RDWR, rustix::fs::Mode::RWXU), NOENT);
+    fails!(
+        rustix::fs::openat(&fd, "y", OFlags::CREATE | OFlags::RDWR, rustix::fs::Mode::RWXU),
+        NOENT
+    );
     equal!(FileType::from_raw_mode(fstat(&fd)?.st_mode), FileType::Directory);
     Ok(())
 }
