@@ -269,9 +269,10 @@ impl ForebayMount {
             options.backing = Some(backing);
         }
         if options.tiers.is_empty() {
-            let tier = shared_memory.path().join("tier");
-            std::fs::create_dir(&tier).map_err(io_error("tier directory"))?;
-            options.tiers.push((tier, DEFAULT_TIER_BYTES));
+            options.tiers.push((shared_memory.path().join("tier"), DEFAULT_TIER_BYTES));
+        }
+        for (dir, _) in &options.tiers {
+            std::fs::create_dir_all(dir).map_err(io_error("tier directory"))?;
         }
         let mut mount = Self { options, place, shared_memory, mountpoint, daemon: None };
         mount.mount()?;
