@@ -312,11 +312,11 @@ mod tests {
 
     /// A file system that forgets to zero what truncate adds.
     fn broken_truncate(_: usize, op: Op, path: &Path) {
-        if let Op::Truncate { len } = op {
-            if len > 10_000 {
-                let fd = os::open(path, OFlags::WRONLY, 0).unwrap();
-                os::write_at(fd, len - 1, b"!").unwrap();
-            }
+        if let Op::Truncate { len } = op
+            && len > 10_000
+        {
+            let fd = os::open(path, OFlags::WRONLY, 0).unwrap();
+            os::write_at(fd, len - 1, b"!").unwrap();
         }
     }
 

@@ -133,7 +133,7 @@ impl Passthrough {
 }
 
 /// How to mount.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct MountOptions {
     /// The backing store; None makes a fresh directory on disk.
     pub backing: Option<PathBuf>,
@@ -147,19 +147,6 @@ pub struct MountOptions {
     pub arguments: Vec<OsString>,
     /// Environment of the daemon, for example FAILPOINTS.
     pub environment: Vec<(String, String)>,
-}
-
-impl Default for MountOptions {
-    fn default() -> Self {
-        Self {
-            backing: None,
-            tiers: Vec::new(),
-            passthrough: None,
-            writeback: None,
-            arguments: Vec::new(),
-            environment: Vec::new(),
-        }
-    }
 }
 
 /// The size of the tier that a mount gets when its options name none.
@@ -326,15 +313,15 @@ impl ForebayMount {
     pub fn unmount_with(&mut self, arguments: &[&str]) -> Result<(), SubjectError> {
         let mut command = self.command("umount");
         run_checked(command.arg(&self.mountpoint).args(arguments), COMMAND_LIMIT)?;
-        if let Some(mut daemon) = self.daemon.take() {
-            if wait_at_most(&mut daemon, Duration::from_secs(5)).is_none() {
-                self.daemon = Some(daemon);
-                return Err(SubjectError::Command {
-                    command: "forebay umount".into(),
-                    reason: "it returned, but the daemon still runs".into(),
-                    stderr: self.log_tail(),
-                });
-            }
+        if let Some(mut daemon) = self.daemon.take()
+            && wait_at_most(&mut daemon, Duration::from_secs(5)).is_none()
+        {
+            self.daemon = Some(daemon);
+            return Err(SubjectError::Command {
+                command: "forebay umount".into(),
+                reason: "it returned, but the daemon still runs".into(),
+                stderr: self.log_tail(),
+            });
         }
         watchdog::unregister(&self.mountpoint);
         Ok(())

@@ -95,11 +95,11 @@ pub fn unmount_lazily(mountpoint: &Path) {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn();
-    if let Ok(mut child) = command {
-        if !eventually(Duration::from_secs(5), || !matches!(child.try_wait(), Ok(None))) {
-            // A stuck helper must not hold up the process that is being taken down.
-            let _ = child.kill();
-        }
+    if let Ok(mut child) = command
+        && !eventually(Duration::from_secs(5), || !matches!(child.try_wait(), Ok(None)))
+    {
+        // A stuck helper must not hold up the process that is being taken down.
+        let _ = child.kill();
     }
 }
 

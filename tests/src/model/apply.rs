@@ -32,7 +32,7 @@ impl<'a> World<'a> {
     /// Two times out of three a path that exists, else a combination of names.
     fn path(&self, place: Place) -> String {
         let number = (place / 3) as usize;
-        if place % 3 != 0 && !self.existing.is_empty() {
+        if !place.is_multiple_of(3) && !self.existing.is_empty() {
             return self
                 .existing
                 .iter()
@@ -243,7 +243,7 @@ impl<'a> World<'a> {
                 self.existing.remove(&path);
             }
             Op::Rename { from, to, flags } => {
-                self.note_rename(&self.path(from), &self.path(to), flags)
+                self.note_rename(&self.path(from), &self.path(to), flags);
             }
             _ => {}
         }
