@@ -484,7 +484,7 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// pread(2) into uninitialised memory is not needed anywhere; this keeps inotify's buffer simple.
+/// Room for a batch of inotify events.
 pub fn inotify_buffer() -> [MaybeUninit<u8>; 4096] {
     [MaybeUninit::uninit(); 4096]
 }

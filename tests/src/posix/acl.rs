@@ -155,11 +155,18 @@ fn default_overrides_umask(ctx: &Ctx) -> Outcome {
 
 fn default_is_inherited_by_subdirectories(ctx: &Ctx) -> Outcome {
     let dir = ctx.subdir("d", 0o755)?;
-    set(&dir, DEFAULT, &for_bob(7, 7))?;
+    let list = acl(&[
+        (USER_OBJ, 7, NOBODY),
+        (USER, 7, BOB.uid),
+        (GROUP_OBJ, 0, NOBODY),
+        (MASK, 7, NOBODY),
+        (OTHER, 0, NOBODY),
+    ]);
+    set(&dir, DEFAULT, &list)?;
     os::mkdir(dir.join("e"), 0o777)?;
     os::mkdir(dir.join("e/f"), 0o777)?;
-    equal!(getxattr(dir.join("e/f"), DEFAULT)?, for_bob(7, 7));
-    equal!(getxattr(dir.join("e/f"), ACCESS)?, for_bob(7, 7));
+    equal!(getxattr(dir.join("e/f"), DEFAULT)?, list);
+    equal!(getxattr(dir.join("e/f"), ACCESS)?, list);
     Ok(())
 }
 
