@@ -128,7 +128,7 @@ pub struct Room<'a> {
     pub used: u64,
     /// Most victims to name; a newcomer that would need more is passed by.
     pub limit: usize,
-    /// Whether an object cannot leave now, as in [`Demand`].
+    /// Whether an object cannot leave now, as in [`Demand`]; true for the newcomer.
     pub busy: &'a dyn Fn(u64) -> bool,
 }
 

@@ -141,7 +141,13 @@ impl Cache {
         let bytes = match admission {
             Admission::Whole => candidate.size,
             Admission::Head(bytes) => bytes.min(candidate.size),
-            Admission::Bypass => return,
+            Admission::Bypass => {
+                // Passed over while it was busy: back into the order.
+                if candidate.resident > 0 {
+                    self.policy.inserted(candidate.object, candidate.resident);
+                }
+                return;
+            }
         };
         let before = self.resident.insert(candidate.object, bytes).unwrap_or(0);
         self.used = self.used - before + bytes;
