@@ -195,8 +195,11 @@ mod tests {
                 missed(&trace, &Options { displaced: 20, ..Options::new("min", capacity) });
             let missing =
                 missed(&trace, &Options { missing: 0.3, ..Options::new("min", capacity) });
-            assert!(right <= displaced && displaced < lru, "{kind:?}: {right} {displaced} {lru}");
-            assert!(right <= missing && missing < lru, "{kind:?}: {right} {missing} {lru}");
+            assert!(
+                0.99 * right <= displaced && displaced < lru,
+                "{kind:?}: {right} {displaced} {lru}"
+            );
+            assert!(0.99 * right <= missing && missing < lru, "{kind:?}: {right} {missing} {lru}");
         }
     }
 
