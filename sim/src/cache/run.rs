@@ -204,6 +204,24 @@ mod tests {
     }
 
     #[test]
+    fn request_cost_weighed_then_less_of_both_together() {
+        let trace = generate(Kind::Zipf, 300, 6_000, 5);
+        let capacity = trace.footprint() / 10;
+        let request_cost = 500_000;
+        let cost = |weighed: u64| {
+            let mut options = Options::new("min-whole", capacity);
+            options.config.request_cost = weighed;
+            let counts = count(&trace, &options).expect("a policy");
+            counts.miss_bytes + counts.misses * request_cost
+        };
+        let (plain, weighed) = (cost(0), cost(request_cost));
+        assert!(weighed * 100 < plain * 95, "{weighed} against {plain}");
+        // A cost too small to matter gives the order of bytes alone.
+        let slightly = cost(1);
+        assert!(slightly.abs_diff(plain) * 50 < plain, "{slightly} against {plain}");
+    }
+
+    #[test]
     fn hints_of_another_trace_then_no_worse_than_without() {
         let trace = generate(Kind::Zipf, 300, 20_000, 5);
         let capacity = trace.footprint() / 10;
