@@ -1,1 +1,2 @@
 //! A node: namespace, residency and workers put together, with their threads.
+pub mod metrics;

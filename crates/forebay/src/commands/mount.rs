@@ -92,7 +92,7 @@ impl HelperCall {
         while let Some(word) = words.next() {
             match word.to_str() {
                 Some("-o") => {
-                    options.push(words.next().ok_or_else(|| usage("-o needs options"))?.clone())
+                    options.push(words.next().ok_or_else(|| usage("-o needs options"))?.clone());
                 }
                 Some("-t" | "-N") => {
                     words.next().ok_or_else(|| usage("an option lacks its value"))?;
