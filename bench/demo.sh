@@ -46,10 +46,11 @@ else
 fi
 
 say "putting a tree of $FILES files and two files of $LARGE MiB on it"
-source_dir=$(ls -d "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/ 2>/dev/null | head -1)
+source_dir=
+for dir in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/; do [ ! -d "$dir" ] || source_dir=$dir; done
 [ -n "$source_dir" ] || source_dir=$(rustc --print sysroot)/
 mkdir "$SLOW/tree"
-(cd "$source_dir" && find . -type f -size -256k | LC_ALL=C sort | head -n "$FILES" | tar cf - -T -) |
+(cd "$source_dir" && find . -type f -size -256k | LC_ALL=C sort | awk -v n="$FILES" "NR <= n" | tar cf - -T -) |
     tar xf - -C "$SLOW/tree"
 for n in 1 2; do dd if=/dev/urandom of="$SLOW/large$n" bs=1M count="$LARGE" status=none; done
 cp -a "$SLOW/tree" "$SLOW/large1" "$NATIVE/"

@@ -239,7 +239,12 @@ fn write_new(path: &Path, size: usize) -> Result<Tally, Error> {
         file.write_all(&block).map_err(Error::io(path.display().to_string()))?;
     }
     drop(file);
-    Ok(Tally { ops: (size >> 20) as u64, bytes: size as u64, elapsed: start.elapsed() })
+    Ok(Tally {
+        ops: (size >> 20) as u64,
+        bytes: size as u64,
+        elapsed: start.elapsed(),
+        ..Tally::default()
+    })
 }
 
 /// The seconds that random 4 KiB reads of an existing file take, always at the same places.

@@ -89,7 +89,7 @@ fn all(dir: &Path, process: usize, files: usize, step: Step) -> Result<Tally, Er
     for (path, other) in &list {
         step(path, other).map_err(Error::io(path.to_string_lossy()))?;
     }
-    Ok(Tally { ops: files as u64, bytes: 0, elapsed: start.elapsed() })
+    Ok(Tally { ops: files as u64, bytes: 0, elapsed: start.elapsed(), ..Tally::default() })
 }
 
 /// Fills each file, so that reading it reads something.

@@ -15,7 +15,12 @@ pub struct Tally {
     pub bytes: u64,
     /// Time of its own loop.
     pub elapsed: Duration,
+    /// When its loop ended, since the processes were made.
+    pub end: Duration,
 }
+
+/// Words that a process leaves: operations, bytes, time of its loop, its end.
+const WORDS: usize = 4;
 
 /// Memory that forked processes share with their parent.
 struct Shared {
@@ -64,9 +69,11 @@ pub fn run(
     body: &dyn Fn(usize) -> Result<Tally, Error>,
 ) -> Result<Vec<Tally>, Error> {
     if count == 1 {
-        return Ok(vec![body(0)?]);
+        let tally = body(0)?;
+        return Ok(vec![Tally { end: tally.elapsed, ..tally }]);
     }
-    let shared = Shared::new(2 + count * 3).map_err(Error::io("shared memory"))?;
+    let shared = Shared::new(2 + count * WORDS).map_err(Error::io("shared memory"))?;
+    let made = Instant::now();
     let mut children = Vec::new();
     for index in 0..count {
         // SAFETY: the process has a single thread, so the child may do what the parent may.
@@ -78,7 +85,7 @@ pub fn run(
                 reap(&children);
                 return Err(Error::io("fork")(error));
             }
-            0 => child(&shared, index, body),
+            0 => child(&shared, index, made, body),
             pid => children.push(pid),
         }
     }
@@ -91,25 +98,34 @@ pub fn run(
     }
     let word = |index: usize| shared.word(index).load(Ordering::SeqCst);
     let tally = |index: usize| Tally {
-        ops: word(2 + index * 3),
-        bytes: word(3 + index * 3),
-        elapsed: Duration::from_nanos(word(4 + index * 3)),
+        ops: word(2 + index * WORDS),
+        bytes: word(3 + index * WORDS),
+        elapsed: Duration::from_nanos(word(4 + index * WORDS)),
+        end: Duration::from_nanos(word(5 + index * WORDS)),
     };
     Ok((0..count).map(tally).collect())
 }
 
-/// The rest of a child's life.
-fn child(shared: &Shared, index: usize, body: &dyn Fn(usize) -> Result<Tally, Error>) -> ! {
+/// The rest of a child's life. Its clock is the parent's, also after a fork.
+fn child(
+    shared: &Shared,
+    index: usize,
+    made: Instant,
+    body: &dyn Fn(usize) -> Result<Tally, Error>,
+) -> ! {
     shared.word(0).fetch_add(1, Ordering::SeqCst);
+    let store = |place: usize, value: u64| {
+        shared.word(2 + index * WORDS + place).store(value, Ordering::SeqCst);
+    };
     let code = loop {
         match shared.word(1).load(Ordering::SeqCst) {
             0 => std::thread::sleep(Duration::from_micros(50)),
             1 => match body(index) {
                 Ok(tally) => {
-                    shared.word(2 + index * 3).store(tally.ops, Ordering::SeqCst);
-                    shared.word(3 + index * 3).store(tally.bytes, Ordering::SeqCst);
-                    let nanos = tally.elapsed.as_nanos() as u64;
-                    shared.word(4 + index * 3).store(nanos, Ordering::SeqCst);
+                    store(3, made.elapsed().as_nanos() as u64);
+                    store(0, tally.ops);
+                    store(1, tally.bytes);
+                    store(2, tally.elapsed.as_nanos() as u64);
                     break 0;
                 }
                 Err(error) => {
@@ -136,9 +152,13 @@ fn reap(children: &[libc::pid_t]) -> bool {
     well
 }
 
-/// The sum of what the processes did, each at its own speed.
+/// What all processes did together, over the time from the first start to the last end. Adding up
+/// each one's own speed would count time-sharing on few processors as parallel work.
 pub fn rate(tallies: &[Tally], amount: impl Fn(&Tally) -> u64) -> f64 {
-    tallies.iter().map(|tally| amount(tally) as f64 / tally.elapsed.as_secs_f64().max(1e-9)).sum()
+    let end = tallies.iter().map(|tally| tally.end).max().unwrap_or_default();
+    let start = tallies.iter().map(|tally| tally.end.saturating_sub(tally.elapsed)).min();
+    let span = end.saturating_sub(start.unwrap_or_default());
+    tallies.iter().map(amount).sum::<u64>() as f64 / span.as_secs_f64().max(1e-9)
 }
 
 /// Repeats `step`, which tells the bytes it moved, until the time is over.
@@ -188,9 +208,12 @@ mod tests {
     }
 
     #[test]
-    fn rate_when_processes_differ_then_speeds_add_up() {
-        let tally = |ops, ms| Tally { ops, bytes: 0, elapsed: Duration::from_millis(ms) };
-        assert_eq!(rate(&[tally(100, 1000), tally(100, 500)], |t| t.ops), 300.0);
+    fn rate_when_processes_take_turns_then_their_speeds_do_not_add_up() {
+        let ms = Duration::from_millis;
+        let tally = |end, elapsed| Tally { ops: 100, bytes: 0, elapsed: ms(elapsed), end: ms(end) };
+        assert_eq!(rate(&[tally(1000, 1000), tally(1000, 500)], |t| t.ops), 200.0);
+        assert_eq!(rate(&[tally(500, 500), tally(1000, 500)], |t| t.ops), 200.0);
+        assert_eq!(rate(&[tally(700, 500)], |t| t.ops), 200.0);
     }
 
     #[test]
