@@ -48,7 +48,7 @@ SLOW=$("$ROOT/bench/slowdisk.sh" up "$DIR/disk" 4096)
 mkdir "$SLOW/bare" "$SLOW/cached"
 "$FOREBAY" mount "$SLOW/cached" "$MNT" --tier "$TIER=4G" --allow-other
 
-# Sources to build: the smallest crate set that needs no network is this project's own wire crate.
+# Sources that need no network: this project's own.
 git -C "$ROOT" archive --format=tar HEAD >"$DIR/source.tar"
 git clone -q --bare "$ROOT" "$DIR/source.git"
 

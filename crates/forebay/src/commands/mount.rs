@@ -18,6 +18,7 @@ pub fn run(args: &MountArgs, engine: &dyn Engine) -> Result<(), Error> {
 fn mount(args: &MountArgs, engine: &dyn Engine, only_check: bool) -> Result<(), Error> {
     let settings = args.settings(&|name| std::env::var_os(name))?;
     let mut config = MountConfig::from_settings(&settings, engine.policies())?;
+    super::umount::clear_dead(&config.mountpoint)?;
     let mut errors = Vec::new();
     for finding in validate(&config, &SystemFacts) {
         match finding {
