@@ -69,7 +69,7 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
             return Err(busy(&error, client.mountpoint()));
         }
         // The daemon may be gone before its answer is; that it is gone is checked below.
-        Err(Error::Io { .. }) | Ok(()) => {}
+        Err(Error::NoDaemon { .. }) | Ok(()) => {}
         Err(error) => return Err(error),
     }
     match daemon {
