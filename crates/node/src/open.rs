@@ -10,6 +10,7 @@ use forebay_store::BackingFile;
 use forebay_store::backing::Access;
 use rustix::io::Errno;
 
+use crate::metrics::RefusalReason;
 use crate::config::{Passthrough, Writeback};
 use crate::context::Context;
 use crate::convert;
@@ -311,14 +312,14 @@ impl Node {
         if physically && slot.room.promise(bytes) {
             return Some((place.tier, bytes));
         }
-        self.metrics.passthrough_refused_room.add(1);
+        self.metrics.passthrough_refusals.of(RefusalReason::NoReservation).inc();
         None
     }
 
     fn register(&self, fd: BorrowedFd<'_>) -> Result<u32> {
         let kernel = self.kernel.get().ok_or(NodeError::Posix(Errno::NOTCONN))?;
         kernel.register(fd).map_err(|error| {
-            self.metrics.passthrough_refused_kernel.add(1);
+            self.metrics.passthrough_refusals.of(RefusalReason::Refused).inc();
             tracing::debug!(%error, "the kernel refused a passthrough registration");
             error.into()
         })

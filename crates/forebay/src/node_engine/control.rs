@@ -11,6 +11,7 @@ use forebay::control::{
     Residency, Shutdown, Status, StuckOperation, TierStatus, WirePath,
 };
 use forebay_fuse::Mounted;
+use forebay_node::metrics::{RefusalReason, Source};
 use forebay_node::{FileKind, Node};
 use parking_lot::Mutex;
 
@@ -69,7 +70,7 @@ impl NodeControl {
     }
 
     fn passthrough(&self) -> Passthrough {
-        let counts = self.node.counts();
+        let counts = self.node.metrics();
         let works = self.node.passthrough_works();
         let asked = self.config.passthrough;
         let mode = match asked {
@@ -84,11 +85,15 @@ impl NodeControl {
             reason: (wanted && !works).then(|| {
                 "the kernel allows it from Linux 6.9 on and to daemons with CAP_SYS_ADMIN; run `forebay doctor`".into()
             }),
-            opens: counts.passthrough_opens,
-            refusals: vec![
-                Refusal { reason: "room".into(), opens: counts.passthrough_refused_room },
-                Refusal { reason: "kernel".into(), opens: counts.passthrough_refused_kernel },
-            ],
+            opens: counts.passthrough_opens.get(),
+            refusals: RefusalReason::ALL
+                .iter()
+                .map(|&reason| Refusal {
+                    reason: reason.as_str().into(),
+                    opens: counts.passthrough_refusals.of(reason).get(),
+                })
+                .filter(|refusal| refusal.opens > 0)
+                .collect(),
         }
     }
 
@@ -157,7 +162,7 @@ fn as_path(bytes: &[u8]) -> PathBuf {
 
 impl Control for NodeControl {
     fn status(&self) -> Status {
-        let counts = self.node.counts();
+        let counts = self.node.metrics();
         Status {
             mountpoint: self.config.mountpoint.clone().into(),
             backing: self.config.backing.clone().into(),
@@ -172,14 +177,14 @@ impl Control for NodeControl {
                 oldest_s: 0,
                 last_error: self.node.last_backlog_error(),
             },
-            hits: counts.hits,
-            misses: counts.misses,
+            hits: counts.hits.get(),
+            misses: counts.misses.get(),
             bytes: BytesBySource {
-                tier: counts.bytes_from_tier + counts.bytes_written,
-                backing: counts.bytes_from_backing,
-                spill: counts.bytes_spilled,
-                filled: counts.bytes_fetched,
-                flushed: counts.bytes_flushed,
+                tier: counts.bytes.of(Source::Tier).get(),
+                backing: counts.bytes.of(Source::Backing).get(),
+                spill: counts.bytes.of(Source::Spill).get(),
+                filled: counts.bytes.of(Source::Fill).get(),
+                flushed: counts.bytes.of(Source::Flush).get(),
             },
             passthrough: self.passthrough(),
             conflicts: Vec::new(),
@@ -305,7 +310,7 @@ impl Control for NodeControl {
     }
 
     fn metrics(&self) -> String {
-        String::new()
+        self.node.render_metrics()
     }
 
     fn shutdown(&self, how: Shutdown) -> ControlResult<()> {
