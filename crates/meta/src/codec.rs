@@ -1,1 +1,433 @@
-//! Values: a version byte, then Protocol Buffers.
+//! Values: one byte of format version, then a Protocol Buffers message.
+//!
+//! A record has its revision (8 bytes, big-endian) between the two, so that a mini-transaction can
+//! compare it as a prefix.
+
+use prost::Message;
+
+use crate::error::{Error, Result};
+use crate::store::Counts;
+use crate::types::{
+    Attr, Backing, FileKind, Fingerprint, Ino, Link, Links, Record, Seq, Timestamp, XattrState,
+};
+
+/// The version of all values.
+pub(crate) const VERSION: u8 = 1;
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct PbTime {
+    #[prost(sint64, tag = "1")]
+    sec: i64,
+    #[prost(uint32, tag = "2")]
+    nsec: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PbLink {
+    #[prost(uint64, tag = "1")]
+    parent: u64,
+    #[prost(bytes = "vec", tag = "2")]
+    name: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct PbFingerprint {
+    #[prost(uint64, tag = "1")]
+    size: u64,
+    #[prost(message, optional, tag = "2")]
+    mtime: Option<PbTime>,
+    #[prost(message, optional, tag = "3")]
+    ctime: Option<PbTime>,
+    #[prost(uint64, tag = "4")]
+    ino: u64,
+}
+
+/// The record, without what its key says. Times other than mtime are left out where equal to it;
+/// backing links are left out where equal to the links (bit `SAME_LINKS`).
+#[derive(Clone, PartialEq, Message)]
+struct PbRecord {
+    #[prost(uint32, tag = "1")]
+    kind: u32,
+    #[prost(uint32, tag = "2")]
+    perm: u32,
+    #[prost(uint32, tag = "3")]
+    uid: u32,
+    #[prost(uint32, tag = "4")]
+    gid: u32,
+    #[prost(uint32, tag = "5")]
+    nlink: u32,
+    #[prost(uint64, tag = "6")]
+    rdev: u64,
+    #[prost(uint64, tag = "7")]
+    size: u64,
+    #[prost(message, optional, tag = "8")]
+    mtime: Option<PbTime>,
+    #[prost(message, optional, tag = "9")]
+    atime: Option<PbTime>,
+    #[prost(message, optional, tag = "10")]
+    ctime: Option<PbTime>,
+    #[prost(message, optional, tag = "11")]
+    btime: Option<PbTime>,
+    #[prost(message, repeated, tag = "12")]
+    links: Vec<PbLink>,
+    #[prost(message, repeated, tag = "13")]
+    backing_links: Vec<PbLink>,
+    #[prost(bytes = "vec", optional, tag = "14")]
+    target: Option<Vec<u8>>,
+    #[prost(uint32, tag = "15")]
+    flags: u32,
+    #[prost(message, optional, tag = "16")]
+    fingerprint: Option<PbFingerprint>,
+    #[prost(uint32, tag = "17")]
+    subdirs: u32,
+    #[prost(uint64, tag = "18")]
+    change: u64,
+    #[prost(uint64, optional, tag = "19")]
+    queued: Option<u64>,
+    #[prost(uint64, optional, tag = "20")]
+    hard_link: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct PbCounts {
+    #[prost(uint64, tag = "1")]
+    inodes: u64,
+    #[prost(uint64, tag = "2")]
+    queued: u64,
+    #[prost(uint64, tag = "3")]
+    orphans: u64,
+    #[prost(uint64, tag = "4")]
+    ghosts: u64,
+    #[prost(uint64, tag = "5")]
+    next_seq: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct PbEntry {
+    #[prost(uint64, tag = "1")]
+    ino: u64,
+    #[prost(uint32, tag = "2")]
+    kind: u32,
+}
+
+mod flag {
+    pub const DIRTY: u32 = 1;
+    pub const SPILLED: u32 = 1 << 1;
+    pub const LISTED: u32 = 1 << 2;
+    pub const PINNED: u32 = 1 << 3;
+    pub const ORPHAN: u32 = 1 << 4;
+    pub const ATTRS_DIFFER: u32 = 1 << 5;
+    pub const XATTRS_DIFFER: u32 = 1 << 6;
+    pub const XATTRS_UNKNOWN: u32 = 1 << 7;
+    pub const XATTRS_SOME: u32 = 1 << 8;
+    pub const SAME_LINKS: u32 = 1 << 9;
+}
+
+fn kind_number(kind: FileKind) -> u32 {
+    match kind {
+        FileKind::File => 1,
+        FileKind::Directory => 2,
+        FileKind::Symlink => 3,
+        FileKind::Fifo => 4,
+        FileKind::Socket => 5,
+        FileKind::CharDevice => 6,
+        FileKind::BlockDevice => 7,
+    }
+}
+
+fn kind_of(number: u32) -> Option<FileKind> {
+    Some(match number {
+        1 => FileKind::File,
+        2 => FileKind::Directory,
+        3 => FileKind::Symlink,
+        4 => FileKind::Fifo,
+        5 => FileKind::Socket,
+        6 => FileKind::CharDevice,
+        7 => FileKind::BlockDevice,
+        _ => return None,
+    })
+}
+
+fn time_out(time: Timestamp) -> PbTime {
+    PbTime { sec: time.sec, nsec: time.nsec }
+}
+
+fn time_in(time: PbTime) -> Timestamp {
+    Timestamp { sec: time.sec, nsec: time.nsec }
+}
+
+fn links_out(links: &[Link]) -> Vec<PbLink> {
+    links.iter().map(|link| PbLink { parent: link.parent.0, name: link.name.to_vec() }).collect()
+}
+
+fn links_in(links: Vec<PbLink>) -> Links {
+    links.into_iter().map(|link| Link::new(Ino(link.parent), link.name)).collect()
+}
+
+fn flags_of(record: &Record) -> u32 {
+    let xattrs = match record.xattrs {
+        XattrState::None => 0,
+        XattrState::Unknown => flag::XATTRS_UNKNOWN,
+        XattrState::Some => flag::XATTRS_SOME,
+    };
+    let bits = [
+        (record.dirty, flag::DIRTY),
+        (record.spilled, flag::SPILLED),
+        (record.listed, flag::LISTED),
+        (record.pinned, flag::PINNED),
+        (record.orphan, flag::ORPHAN),
+        (record.backing.attrs_differ, flag::ATTRS_DIFFER),
+        (record.backing.xattrs_differ, flag::XATTRS_DIFFER),
+        (record.links == record.backing.links, flag::SAME_LINKS),
+    ];
+    bits.iter().filter(|(set, _)| *set).fold(xattrs, |flags, (_, bit)| flags | bit)
+}
+
+/// The bytes at the beginning of a record's value by which a transaction knows its revision.
+pub(crate) fn record_prefix(revision: u64) -> Vec<u8> {
+    let mut prefix = Vec::with_capacity(9);
+    prefix.push(VERSION);
+    prefix.extend_from_slice(&revision.to_be_bytes());
+    prefix
+}
+
+pub(crate) fn encode_record(record: &Record) -> Vec<u8> {
+    let attr = &record.attr;
+    let unlike_mtime = |time: Timestamp| (time != attr.mtime).then(|| time_out(time));
+    let flags = flags_of(record);
+    let backing_links = if flags & flag::SAME_LINKS == 0 { &record.backing.links[..] } else { &[] };
+    let message = PbRecord {
+        kind: kind_number(attr.kind),
+        perm: attr.perm,
+        uid: attr.uid,
+        gid: attr.gid,
+        nlink: attr.nlink,
+        rdev: attr.rdev,
+        size: attr.size,
+        mtime: Some(time_out(attr.mtime)),
+        atime: unlike_mtime(attr.atime),
+        ctime: unlike_mtime(attr.ctime),
+        btime: unlike_mtime(attr.btime),
+        links: links_out(&record.links),
+        backing_links: links_out(backing_links),
+        target: record.target.as_deref().map(<[u8]>::to_vec),
+        flags,
+        fingerprint: record.backing.fingerprint.map(|print| PbFingerprint {
+            size: print.size,
+            mtime: Some(time_out(print.mtime)),
+            ctime: Some(time_out(print.ctime)),
+            ino: print.ino,
+        }),
+        subdirs: record.subdirs,
+        change: record.change,
+        queued: record.queued.map(|seq| seq.0),
+        hard_link: record.hard_link,
+    };
+    let mut value = Vec::with_capacity(9 + message.encoded_len());
+    value.push(VERSION);
+    value.extend_from_slice(&record.revision.to_be_bytes());
+    message.encode_raw(&mut value);
+    value
+}
+
+fn corrupt(key: impl Into<String>, reason: impl ToString) -> Error {
+    Error::Corrupt { key: key.into(), reason: reason.to_string() }
+}
+
+/// The message after the version byte.
+fn body<'a>(what: &dyn Fn() -> String, value: &'a [u8]) -> Result<&'a [u8]> {
+    match value.split_first() {
+        Some((&VERSION, rest)) => Ok(rest),
+        Some((&version, _)) if version > VERSION => {
+            Err(Error::NewerFormat { what: what(), found: version.into(), known: VERSION.into() })
+        }
+        _ => Err(corrupt(what(), "no valid version")),
+    }
+}
+
+pub(crate) fn decode_record(ino: Ino, value: &[u8]) -> Result<Record> {
+    let what = || format!("inode {ino}");
+    let rest = body(&what, value)?;
+    let (revision, rest) =
+        rest.split_first_chunk::<8>().ok_or_else(|| corrupt(what(), "too short"))?;
+    let message = PbRecord::decode(rest).map_err(|error| corrupt(what(), error))?;
+    let kind = kind_of(message.kind).ok_or_else(|| corrupt(what(), "unknown type"))?;
+    let mtime = message.mtime.map_or(Timestamp::default(), time_in);
+    let or_mtime = |time: Option<PbTime>| time.map_or(mtime, time_in);
+    let flags = message.flags;
+    let has = |bit: u32| flags & bit != 0;
+    let links = links_in(message.links);
+    let backing_links =
+        if has(flag::SAME_LINKS) { links.clone() } else { links_in(message.backing_links) };
+    Ok(Record {
+        ino,
+        attr: Attr {
+            kind,
+            perm: message.perm,
+            uid: message.uid,
+            gid: message.gid,
+            nlink: message.nlink,
+            rdev: message.rdev,
+            size: message.size,
+            atime: or_mtime(message.atime),
+            mtime,
+            ctime: or_mtime(message.ctime),
+            btime: or_mtime(message.btime),
+        },
+        links,
+        target: message.target.map(Vec::into_boxed_slice),
+        xattrs: if has(flag::XATTRS_UNKNOWN) {
+            XattrState::Unknown
+        } else if has(flag::XATTRS_SOME) {
+            XattrState::Some
+        } else {
+            XattrState::None
+        },
+        backing: Backing {
+            links: backing_links,
+            fingerprint: message.fingerprint.map(|print| Fingerprint {
+                size: print.size,
+                mtime: print.mtime.map_or(Timestamp::default(), time_in),
+                ctime: print.ctime.map_or(Timestamp::default(), time_in),
+                ino: print.ino,
+            }),
+            attrs_differ: has(flag::ATTRS_DIFFER),
+            xattrs_differ: has(flag::XATTRS_DIFFER),
+        },
+        dirty: has(flag::DIRTY),
+        spilled: has(flag::SPILLED),
+        listed: has(flag::LISTED),
+        pinned: has(flag::PINNED),
+        orphan: has(flag::ORPHAN),
+        subdirs: message.subdirs,
+        change: message.change,
+        queued: message.queued.map(Seq),
+        hard_link: message.hard_link,
+        revision: u64::from_be_bytes(*revision),
+    })
+}
+
+pub(crate) fn encode_entry(ino: Ino, kind: FileKind) -> Vec<u8> {
+    let message = PbEntry { ino: ino.0, kind: kind_number(kind) };
+    let mut value = Vec::with_capacity(1 + message.encoded_len());
+    value.push(VERSION);
+    message.encode_raw(&mut value);
+    value
+}
+
+pub(crate) fn decode_entry(name: &[u8], value: &[u8]) -> Result<(Ino, FileKind)> {
+    let what = || format!("entry {}", name.escape_ascii());
+    let message = PbEntry::decode(body(&what, value)?).map_err(|error| corrupt(what(), error))?;
+    let kind = kind_of(message.kind).ok_or_else(|| corrupt(what(), "unknown type"))?;
+    Ok((Ino(message.ino), kind))
+}
+
+/// Values that are one inode number: ghosts, the backlog, hard links.
+pub(crate) fn encode_ino(ino: Ino) -> Vec<u8> {
+    encode_entry(ino, FileKind::File)
+}
+
+pub(crate) fn decode_ino(what: &str, value: &[u8]) -> Result<Ino> {
+    Ok(decode_entry(what.as_bytes(), value)?.0)
+}
+
+/// The store's sizes and the next place in the backlog.
+pub(crate) fn encode_counts(counts: &Counts, next_seq: u64) -> Vec<u8> {
+    let message = PbCounts {
+        inodes: counts.inodes,
+        queued: counts.queued,
+        orphans: counts.orphans,
+        ghosts: counts.ghosts,
+        next_seq,
+    };
+    let mut value = Vec::with_capacity(1 + message.encoded_len());
+    value.push(VERSION);
+    message.encode_raw(&mut value);
+    value
+}
+
+pub(crate) fn decode_counts(value: &[u8]) -> Result<(Counts, u64)> {
+    let what = || "counts".to_string();
+    let message = PbCounts::decode(body(&what, value)?).map_err(|error| corrupt(what(), error))?;
+    let PbCounts { inodes, queued, orphans, ghosts, next_seq } = message;
+    Ok((Counts { inodes, queued, orphans, ghosts }, next_seq))
+}
+
+/// Values that are bytes: extended attributes, settings.
+pub(crate) fn encode_bytes(bytes: &[u8]) -> Vec<u8> {
+    let mut value = Vec::with_capacity(1 + bytes.len());
+    value.push(VERSION);
+    value.extend_from_slice(bytes);
+    value
+}
+
+pub(crate) fn decode_bytes(what: &str, value: &[u8]) -> Result<Vec<u8>> {
+    Ok(body(&|| what.to_string(), value)?.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn time() -> impl Strategy<Value = Timestamp> {
+        (any::<i64>(), 0u32..1_000_000_000).prop_map(|(sec, nsec)| Timestamp { sec, nsec })
+    }
+
+    fn links() -> impl Strategy<Value = Links> {
+        let link = (any::<u64>(), proptest::collection::vec(any::<u8>(), 1..20))
+            .prop_map(|(parent, name)| Link::new(Ino(parent), name));
+        proptest::collection::vec(link, 0..3).prop_map(Links::from_vec)
+    }
+
+    prop_compose! {
+        fn attr()(kind in 1u32..8, perm in 0u32..4096, uid: u32, gid: u32, nlink: u32, rdev: u64,
+                  size: u64, times in [time(), time(), time(), time()]) -> Attr {
+            Attr { kind: kind_of(kind).unwrap(), perm, uid, gid, nlink, rdev, size,
+                   atime: times[0], mtime: times[1], ctime: times[2], btime: times[3] }
+        }
+    }
+
+    prop_compose! {
+        fn record()(ino: u64, attr in attr(), links in links(), backing_links in links(),
+                    same: bool, bits: u16, target: Option<Vec<u8>>, print: Option<(u64, u64)>,
+                    t in time(), numbers: (u64, u64, u32), queued: Option<u64>) -> Record {
+            let bit = |n: u32| bits >> n & 1 == 1;
+            Record {
+                ino: Ino(ino), attr,
+                backing: Backing {
+                    links: if same { links.clone() } else { backing_links },
+                    fingerprint: print.map(|(size, ino)| Fingerprint { size, mtime: t, ctime: t, ino }),
+                    attrs_differ: bit(0), xattrs_differ: bit(1),
+                },
+                links, target: target.map(Vec::into_boxed_slice),
+                xattrs: [XattrState::Unknown, XattrState::None, XattrState::Some][bits as usize % 3],
+                dirty: bit(2), spilled: bit(3), listed: bit(4), pinned: bit(5), orphan: bit(6),
+                subdirs: numbers.2, change: numbers.0, queued: queued.map(Seq), hard_link: queued, revision: numbers.1,
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn record_when_encoded_and_decoded_is_the_same(record in record()) {
+            let value = encode_record(&record);
+            prop_assert!(value.starts_with(&record_prefix(record.revision)));
+            prop_assert_eq!(decode_record(record.ino, &value).unwrap(), record);
+        }
+
+        #[test]
+        fn arbitrary_bytes_when_decoded_never_panic(bytes: Vec<u8>) {
+            let _ = decode_record(Ino(2), &bytes);
+            let _ = decode_entry(b"x", &bytes);
+        }
+    }
+
+    #[test]
+    fn newer_version_when_decoded_is_refused() {
+        let mut value = encode_entry(Ino(7), FileKind::Directory);
+        value[0] = VERSION + 1;
+        let error = decode_entry(b"x", &value).unwrap_err();
+        assert!(matches!(error, Error::NewerFormat { found: 2, known: 1, .. }), "{error}");
+    }
+}

@@ -1,1 +1,159 @@
-//! Keys of the namespace.
+//! Keys of the namespace. All numbers are big-endian, so that keys sort like numbers.
+//!
+//! ```text
+//! partition of    key                                  value
+//! inode           I ino                                record
+//! inode           X ino name                           extended attribute
+//! directory       D dir hash(name) name                entry: inode, type
+//! directory       B dir hash(name) name ino            ghost: inode
+//! 0               Q seq                                backlog: inode
+//! 0               O ino                                orphan
+//! 0               H backing-inode-number               inode
+//! 0               S name                               setting
+//! ```
+
+use crate::engine::Key;
+use crate::types::{Ino, Seq};
+
+/// The partition of what belongs to no inode.
+pub(crate) const GLOBAL: u16 = 0;
+
+/// Cursors below this are left to callers (for `.` and `..`).
+pub(crate) const MIN_HASH: u64 = 16;
+
+pub(crate) const RECORD: u8 = b'I';
+pub(crate) const XATTR: u8 = b'X';
+pub(crate) const ENTRY: u8 = b'D';
+pub(crate) const GHOST: u8 = b'B';
+pub(crate) const QUEUE: u8 = b'Q';
+pub(crate) const ORPHAN: u8 = b'O';
+pub(crate) const HARD_LINK: u8 = b'H';
+pub(crate) const SETTING: u8 = b'S';
+
+/// The stable 62-bit hash (XXH3) by which a directory's entries are ordered.
+pub(crate) fn name_hash(name: &[u8]) -> u64 {
+    (xxhash_rust::xxh3::xxh3_64(name) >> 2).max(MIN_HASH)
+}
+
+fn numbered(partition: u16, tag: u8, number: u64) -> Key {
+    let mut bytes = [0; 9];
+    bytes[0] = tag;
+    bytes[1..].copy_from_slice(&number.to_be_bytes());
+    Key::new(partition, &bytes)
+}
+
+pub(crate) fn record(ino: Ino) -> Key {
+    numbered(ino.partition(), RECORD, ino.0)
+}
+
+pub(crate) fn xattr(ino: Ino, name: &[u8]) -> Key {
+    let mut key = numbered(ino.partition(), XATTR, ino.0);
+    key.push(name);
+    key
+}
+
+pub(crate) fn entry(dir: Ino, name: &[u8]) -> Key {
+    let mut key = numbered(dir.entries_partition(), ENTRY, dir.0);
+    key.push(&name_hash(name).to_be_bytes());
+    key.push(name);
+    key
+}
+
+/// The prefix of all entries of a directory.
+pub(crate) fn entries(dir: Ino) -> Key {
+    numbered(dir.entries_partition(), ENTRY, dir.0)
+}
+
+/// Several inodes may claim one backing name while workers are at it, so the key ends with the
+/// inode.
+pub(crate) fn ghost(dir: Ino, name: &[u8], ino: Ino) -> Key {
+    let mut key = ghosts_of_name(dir, name);
+    key.push(&ino.0.to_be_bytes());
+    key
+}
+
+/// The prefix of the ghosts of one name (and of longer names of the same hash).
+pub(crate) fn ghosts_of_name(dir: Ino, name: &[u8]) -> Key {
+    let mut key = ghosts(dir);
+    key.push(&name_hash(name).to_be_bytes());
+    key.push(name);
+    key
+}
+
+pub(crate) fn ghosts(dir: Ino) -> Key {
+    numbered(dir.entries_partition(), GHOST, dir.0)
+}
+
+pub(crate) fn queue(seq: Seq) -> Key {
+    numbered(GLOBAL, QUEUE, seq.0)
+}
+
+pub(crate) fn orphan(ino: Ino) -> Key {
+    numbered(GLOBAL, ORPHAN, ino.0)
+}
+
+pub(crate) fn hard_link(backing_ino: u64) -> Key {
+    numbered(GLOBAL, HARD_LINK, backing_ino)
+}
+
+pub(crate) fn setting(name: &str) -> Key {
+    let mut key = Key::new(GLOBAL, &[SETTING]);
+    key.push(name.as_bytes());
+    key
+}
+
+/// The number after the tag, in the bytes of a key.
+pub(crate) fn number(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(bytes.get(1..9)?.try_into().ok()?))
+}
+
+/// The hash and the name, in the bytes of an entry's key.
+pub(crate) fn entry_name(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let hash = u64::from_be_bytes(bytes.get(9..17)?.try_into().ok()?);
+    Some((hash, bytes.get(17..)?))
+}
+
+/// The name and the inode, in the bytes of a ghost's key.
+pub(crate) fn ghost_name(bytes: &[u8]) -> Option<(&[u8], Ino)> {
+    let (rest, ino) = bytes.split_last_chunk::<8>()?;
+    Some((rest.get(17..)?, Ino(u64::from_be_bytes(*ino))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_hash_leaves_room_for_dots_and_fits_62_bits() {
+        for n in 0..10_000u32 {
+            let hash = name_hash(&n.to_le_bytes());
+            assert!((MIN_HASH..1 << 62).contains(&hash));
+        }
+    }
+
+    #[test]
+    fn entry_key_when_taken_apart_gives_directory_hash_and_name() {
+        let key = entry(Ino(77), b"a name");
+        assert_eq!(number(key.bytes()), Some(77));
+        assert_eq!(entry_name(key.bytes()), Some((name_hash(b"a name"), &b"a name"[..])));
+        assert!(key.raw().starts_with(entries(Ino(77)).raw()));
+    }
+
+    #[test]
+    fn keys_of_different_things_never_meet() {
+        let dir = Ino(5);
+        let all = [
+            record(dir),
+            xattr(dir, b""),
+            entry(dir, b""),
+            ghost(dir, b"", dir),
+            queue(Seq(5)),
+            orphan(dir),
+            hard_link(5),
+            setting("5"),
+        ];
+        for (i, a) in all.iter().enumerate() {
+            assert!(all[i + 1..].iter().all(|b| a != b));
+        }
+    }
+}

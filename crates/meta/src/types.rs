@@ -198,6 +198,9 @@ pub struct Record {
     pub change: u64,
     /// The place in the backlog, if any.
     pub queued: Option<Seq>,
+    /// The inode number in the backing store of an imported file that has several names there, by
+    /// which its other names are recognised.
+    pub(crate) hard_link: Option<u64>,
     /// Counts writes of this record, for optimistic comparison.
     pub(crate) revision: u64,
 }
@@ -238,6 +241,6 @@ impl Record {
     }
 }
 
-fn same_links(a: &[Link], b: &[Link]) -> bool {
+pub(crate) fn same_links(a: &[Link], b: &[Link]) -> bool {
     a.len() == b.len() && a.iter().all(|link| b.contains(link))
 }

@@ -1,20 +1,106 @@
 //! The store: the logical tree and where each inode stands in the backing store.
 
 mod api;
+mod attrs;
+mod backlog;
+mod check;
+mod draft;
+mod entries;
+mod import;
+mod names;
+mod rename;
+mod vanish;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
+use quick_cache::sync::Cache;
+use smallvec::SmallVec;
 
 pub use api::*;
 
-use crate::engine::Engine;
-use crate::error::Result;
-use crate::types::{Fingerprint, Ino, Link, Record, Seq, Timestamp};
+use crate::codec;
+use crate::engine::{Engine, Expect, Key, MiniTransaction, Outcome, Page, Write};
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::types::{Attr, Backing, FileKind, Ino, Link, Links, Record, Timestamp, XattrState};
+use backlog::Places;
+use draft::Draft;
+
+/// Locks are striped by inode number.
+const STRIPES: usize = 256;
+/// Attempts of an operation before it fails with `Conflict`.
+const ATTEMPTS: u32 = 32;
+/// Inode numbers are taken from the engine in blocks of this size.
+const INO_BLOCK: u64 = 4096;
+/// More ancestors than any path has.
+const MAX_DEPTH: usize = 1 << 16;
+/// Longest name in bytes.
+const NAME_MAX: usize = 255;
+
+const FORMAT: &str = "forebay.format";
+const FORMAT_VERSION: u32 = 1;
+const HIGH_WATER: &str = "forebay.ino-high-water";
+const COUNTS: &str = "forebay.counts";
+
+/// An entry in the cache.
+struct Dentry {
+    name: Box<[u8]>,
+    ino: Ino,
+    kind: FileKind,
+}
+
+/// Inode sequence numbers at hand.
+#[derive(Default)]
+struct InoBlock {
+    next: u64,
+    end: u64,
+}
 
 /// The namespace. See the crate's documentation. All methods block, take `&self` and may be called
 /// from any thread; none reads a clock.
-pub struct MetaStore {}
+///
+/// Every operation locks the inodes it changes (striped locks, always in the order of stripes), so
+/// operations of one process never conflict in the engine. Comparisons in the mini-transactions
+/// protect against other processes. The caches are filled only under a lock and changed only by
+/// the holder of the exclusive lock, after its commit.
+pub struct MetaStore {
+    engine: Box<dyn Engine>,
+    records: Cache<Ino, Arc<Record>>,
+    dentries: Cache<(Ino, u64), Arc<Dentry>>,
+    stripes: Vec<RwLock<()>>,
+    /// Held while a directory moves to another parent, so that ancestry can be checked.
+    tree: Mutex<()>,
+    inos: Mutex<InoBlock>,
+    places: Places,
+    /// Written with every transaction that changes it, hence locked over its commit.
+    counts: Mutex<Counts>,
+    /// A copy of `counts` for readers, who must not wait for a commit.
+    shown: ShownCounts,
+    executes: AtomicU64,
+    scans: AtomicU64,
+}
 
-#[allow(unused_variables)]
+#[derive(Default)]
+struct ShownCounts {
+    inodes: AtomicU64,
+    queued: AtomicU64,
+    orphans: AtomicU64,
+    ghosts: AtomicU64,
+}
+
+impl ShownCounts {
+    fn show(&self, counts: &Counts) {
+        self.inodes.store(counts.inodes, Ordering::Relaxed);
+        self.queued.store(counts.queued, Ordering::Relaxed);
+        self.orphans.store(counts.orphans, Ordering::Relaxed);
+        self.ghosts.store(counts.ghosts, Ordering::Relaxed);
+    }
+}
+
+type Guards<'a> = SmallVec<[RwLockWriteGuard<'a, ()>; 4]>;
+
 impl MetaStore {
     /// Opens the namespace kept by an engine. A new one gets a root directory (mode 0755, owner 0,
     /// neither listed nor queued); call [`MetaStore::refresh`] with the backing root's attributes.
@@ -22,242 +108,413 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails, can't span partitions, or holds a newer format.
     pub fn open(engine: Box<dyn Engine>, options: &Options) -> Result<Self> {
-        todo!()
+        if !engine.spans_partitions() {
+            return Err(Error::Unsupported("it can't commit across partitions"));
+        }
+        let store = MetaStore {
+            engine,
+            records: Cache::new(options.cached_records.max(16)),
+            dentries: Cache::new(options.cached_records.max(16)),
+            stripes: (0..STRIPES).map(|_| RwLock::new(())).collect(),
+            tree: Mutex::new(()),
+            inos: Mutex::default(),
+            places: Places::default(),
+            counts: Mutex::default(),
+            shown: ShownCounts::default(),
+            executes: AtomicU64::new(0),
+            scans: AtomicU64::new(0),
+        };
+        store.begin()?;
+        Ok(store)
     }
-    /// The record of an inode. Fails with `Stale` if there is none.
+
+    /// Checks the format, or writes a new store's first transaction.
+    fn begin(&self) -> Result<()> {
+        let Some(format) = self.setting(FORMAT)? else {
+            return self.create_root();
+        };
+        let version = <[u8; 4]>::try_from(format.as_slice()).map(u32::from_be_bytes);
+        match version {
+            Ok(FORMAT_VERSION) => {}
+            Ok(found) if found > FORMAT_VERSION => {
+                let what = "the metadata store".to_string();
+                return Err(Error::NewerFormat { what, found, known: FORMAT_VERSION });
+            }
+            _ => return Err(corrupt(FORMAT, "no valid version")),
+        }
+        let value = self.read_one(keys::setting(COUNTS))?;
+        let value = value.ok_or_else(|| corrupt(COUNTS, "missing"))?;
+        let (counts, next_seq) = codec::decode_counts(&value)?;
+        self.places.start_at(next_seq);
+        self.shown.show(&counts);
+        *self.counts.lock() = counts;
+        Ok(())
+    }
+
+    fn create_root(&self) -> Result<()> {
+        let zero = Timestamp::default();
+        let mut root =
+            new_record(Ino::ROOT, &NewInode::new(FileKind::Directory, 0o755, 0, 0), zero);
+        root.attr.nlink = 2;
+        root.xattrs = XattrState::Unknown;
+        let counts = Counts { inodes: 1, ..Counts::default() };
+        let mut transaction = MiniTransaction::default();
+        transaction.compare.push(compare(keys::setting(FORMAT), Expect::Absent));
+        let put = |key, value| Write::Put(key, value);
+        transaction.write.extend([
+            put(keys::record(Ino::ROOT), codec::encode_record(&root)),
+            put(keys::setting(FORMAT), codec::encode_bytes(&FORMAT_VERSION.to_be_bytes())),
+            put(keys::setting(COUNTS), codec::encode_counts(&counts, 1)),
+        ]);
+        self.execute(&transaction)?;
+        self.begin()
+    }
+
+    /// The record of an inode.
+    ///
+    /// # Errors
+    /// `Stale` if there is none.
     pub fn get(&self, ino: Ino) -> Result<Arc<Record>> {
-        todo!()
+        if let Some(record) = self.records.get(&ino) {
+            return Ok(record);
+        }
+        let _shared = self.stripe(ino).read();
+        self.load_locked(ino)?.ok_or(Error::Stale(ino))
     }
+
     /// The record behind a name, if any.
+    ///
+    /// # Errors
+    /// `Stale` or `NotDirectory` for `dir`.
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Option<Arc<Record>>> {
-        todo!()
+        for _ in 0..ATTEMPTS {
+            let found = match self.cached_entry(dir, name) {
+                Some(found) => Some(found),
+                None => {
+                    let _shared = self.stripe(dir).read();
+                    self.find_locked(dir, name)?
+                }
+            };
+            let Some((ino, _)) = found else {
+                let parent = self.get(dir)?;
+                return if parent.is_directory() { Ok(None) } else { Err(Error::NotDirectory) };
+            };
+            match self.get(ino) {
+                Ok(record) => return Ok(Some(record)),
+                // Removed between the two looks: look again.
+                Err(Error::Stale(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(corrupt(&format!("entry {}", name.escape_ascii()), "no such inode"))
     }
-    /// The path from the root by first links, without a leading slash; `None` if unreachable.
+
+    /// The path from the root by first links, without a leading slash (empty for the root); `None`
+    /// if no name leads there.
+    ///
+    /// # Errors
+    /// `Stale` if there is no such inode.
     pub fn path(&self, ino: Ino) -> Result<Option<Vec<u8>>> {
-        todo!()
+        if ino == Ino::ROOT {
+            return Ok(Some(Vec::new()));
+        }
+        match self.get(ino)?.links.first() {
+            Some(link) => self.path_of(link, |record| record.links.first().cloned()),
+            None => Ok(None),
+        }
     }
-    /// The path in the backing store by first backing links; `None` if it isn't there (yet).
+
+    /// The path in the backing store by first backing links, relative to its root; `None` if it
+    /// isn't there (yet).
+    ///
+    /// # Errors
+    /// `Stale` if there is no such inode.
     pub fn backing_path(&self, ino: Ino) -> Result<Option<Vec<u8>>> {
-        todo!()
+        if ino == Ino::ROOT {
+            return Ok(Some(Vec::new()));
+        }
+        match self.get(ino)?.backing.links.first() {
+            Some(link) => self.backing_path_of(link),
+            None => Ok(None),
+        }
     }
+
     /// The backing path of one backing name.
+    ///
+    /// # Errors
+    /// If the engine fails.
     pub fn backing_path_of(&self, link: &Link) -> Result<Option<Vec<u8>>> {
-        todo!()
+        self.path_of(link, |record| record.backing.links.first().cloned())
     }
 
-    /// Creates an inode under a name (queued). A directory is `listed` from the start.
-    pub fn create(
+    fn path_of(
         &self,
-        dir: Ino,
-        name: &[u8],
-        new: NewInode,
-        now: Timestamp,
-    ) -> Result<Arc<Record>> {
-        todo!()
-    }
-    /// Creates an inode without a name (`O_TMPFILE`): an orphan with nlink 0, not queued.
-    pub fn create_unlinked(&self, dir: Ino, new: NewInode, now: Timestamp) -> Result<Arc<Record>> {
-        todo!()
-    }
-    /// Gives an inode (also an orphan) another name.
-    pub fn link(&self, ino: Ino, dir: Ino, name: &[u8], now: Timestamp) -> Result<Arc<Record>> {
-        todo!()
-    }
-    /// Removes a name of anything but a directory.
-    pub fn unlink(&self, dir: Ino, name: &[u8], now: Timestamp, in_use: bool) -> Result<Unlinked> {
-        todo!()
-    }
-    /// Removes an empty directory. Only logical entries are looked at: the caller sees to it that
-    /// the directory is listed.
-    pub fn rmdir(&self, dir: Ino, name: &[u8], now: Timestamp, in_use: bool) -> Result<Unlinked> {
-        todo!()
-    }
-    /// Renames.
-    pub fn rename(
-        &self,
-        from_dir: Ino,
-        from: &[u8],
-        to_dir: Ino,
-        to: &[u8],
-        flags: RenameFlags,
-        now: Timestamp,
-        in_use: &dyn Fn(Ino) -> bool,
-    ) -> Result<Renamed> {
-        todo!()
-    }
-
-    /// Changes attributes and flags, bumps `change`, sets ctime if `now` is given. Numbers, names,
-    /// type and place in the backlog can't be changed.
-    pub fn update(
-        &self,
-        ino: Ino,
-        now: Option<Timestamp>,
-        change: impl FnMut(&mut Record) -> Queue,
-    ) -> Result<Arc<Record>> {
-        todo!()
-    }
-    /// Sets times only: neither a logical change nor queued.
-    pub fn touch_times(&self, ino: Ino, times: Times) -> Result<Arc<Record>> {
-        todo!()
-    }
-    /// Marks as to be kept on the tier, or not; not queued.
-    pub fn set_pinned(&self, ino: Ino, pinned: bool) -> Result<Arc<Record>> {
-        todo!()
-    }
-
-    /// Entries whose cursor is greater than `after` (0 to begin), about `limit` of them: entries
-    /// of equal cursors always come in one page. Empty at the end.
-    pub fn entries(&self, dir: Ino, after: u64, limit: usize) -> Result<Vec<Entry>> {
-        todo!()
-    }
-    /// As [`MetaStore::entries`], with records.
-    pub fn entries_plus(&self, dir: Ino, after: u64, limit: usize) -> Result<Vec<EntryPlus>> {
-        todo!()
-    }
-    /// Whether a directory has no logical entries.
-    pub fn is_empty(&self, dir: Ino) -> Result<bool> {
-        todo!()
-    }
-
-    /// The value of an extended attribute. All xattr calls fail with `XattrsUnknown` while the
-    /// attributes are not imported.
-    pub fn xattr_get(&self, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        todo!()
-    }
-    /// Names of the extended attributes.
-    pub fn xattr_list(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        todo!()
-    }
-    /// All extended attributes.
-    pub fn xattr_all(&self, ino: Ino) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        todo!()
-    }
-    /// Sets an extended attribute (queued).
-    pub fn xattr_set(
-        &self,
-        ino: Ino,
-        name: &[u8],
-        value: &[u8],
-        flags: XattrFlags,
-        now: Timestamp,
-    ) -> Result<Arc<Record>> {
-        todo!()
-    }
-    /// Removes an extended attribute (queued); `NoXattr` if there is none.
-    pub fn xattr_remove(&self, ino: Ino, name: &[u8], now: Timestamp) -> Result<Arc<Record>> {
-        todo!()
-    }
-    /// Import: what the backing store has; not queued. Does nothing if they are known already.
-    pub fn xattr_replace_all(
-        &self,
-        ino: Ino,
-        xattrs: &[(Vec<u8>, Vec<u8>)],
-    ) -> Result<Arc<Record>> {
-        todo!()
-    }
-
-    /// Adds entries found in the backing directory for names that are neither logical entries nor
-    /// ghosts. Returns how many were added. In bounded transactions: a prefix may have been added
-    /// when it fails.
-    pub fn import(&self, dir: Ino, found: &[Found]) -> Result<u64> {
-        todo!()
-    }
-    /// All entries of the backing directory, which was like `fingerprint` before it was read, are
-    /// imported.
-    pub fn set_listed(&self, dir: Ino, fingerprint: Fingerprint) -> Result<Arc<Record>> {
-        todo!()
-    }
-    /// What the backing store says now about an inode (`found.name` is ignored).
-    pub fn refresh(&self, ino: Ino, found: &Found) -> Result<Refreshed> {
-        todo!()
-    }
-    /// The backing store no longer has a name that it had: removes it with all below that has no
-    /// pending changes. `removed` is called for each inode removed.
-    pub fn vanished(
-        &self,
-        dir: Ino,
-        name: &[u8],
-        now: Timestamp,
-        removed: &mut dyn FnMut(Ino),
-    ) -> Result<Vanished> {
-        todo!()
-    }
-
-    /// Up to `limit` records in the backlog after `after` (`Seq(0)` to begin), oldest first.
-    pub fn backlog(&self, after: Seq, limit: usize) -> Result<Vec<(Seq, Ino)>> {
-        todo!()
-    }
-    /// Number of records in the backlog.
-    pub fn backlog_len(&self) -> u64 {
-        todo!()
-    }
-    /// The oldest record in the backlog.
-    pub fn backlog_oldest(&self) -> Result<Option<(Seq, Ino)>> {
-        todo!()
-    }
-    /// Stores what a worker did in the backing store: `facts` sets [`Record::backing`], `dirty`,
-    /// `spilled`. The record leaves the backlog if `change` is still `seen_change` and nothing
-    /// differs; a dead one is deleted. Returns whether it is still queued. `Stale` if the record is
-    /// gone: what the worker made has to be removed again.
-    pub fn reconciled(
-        &self,
-        ino: Ino,
-        seen_change: u64,
-        facts: impl FnMut(&mut Record),
-    ) -> Result<bool> {
-        todo!()
-    }
-    /// Notes that the backing store may have the inode under `link` from now on. Call it before
-    /// making the name there, so that neither a crash nor a concurrent removal leaves a name that
-    /// nobody remembers.
-    pub fn claim(&self, ino: Ino, link: Link) -> Result<Arc<Record>> {
-        todo!()
-    }
-    /// Puts a record at the end of the backlog.
-    pub fn requeue_last(&self, ino: Ino) -> Result<()> {
-        todo!()
-    }
-    /// Backing names in a directory that are held by inodes which logically are elsewhere.
-    pub fn ghosts(&self, dir: Ino) -> Result<Vec<(Box<[u8]>, Ino)>> {
-        todo!()
-    }
-    /// The inode that holds a backing name which logically it no longer has.
-    pub fn ghost(&self, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
-        todo!()
-    }
-
-    /// Inodes without a name that were in use.
-    pub fn orphans(&self) -> Result<Vec<Ino>> {
-        todo!()
-    }
-    /// An orphan is no longer in use. Returns whether its record is gone already.
-    pub fn release_orphan(&self, ino: Ino, now: Timestamp) -> Result<bool> {
-        todo!()
+        link: &Link,
+        parent_link: impl Fn(&Record) -> Option<Link>,
+    ) -> Result<Option<Vec<u8>>> {
+        let mut links = vec![link.clone()];
+        while let Some(parent) = links.last().map(|link| link.parent).filter(|p| *p != Ino::ROOT) {
+            let next = self.load(parent)?.and_then(|record| parent_link(&record));
+            match next {
+                Some(next) if links.len() < MAX_DEPTH => links.push(next),
+                _ => return Ok(None),
+            }
+        }
+        let names: Vec<&[u8]> = links.iter().rev().map(|link| &*link.name).collect();
+        Ok(Some(names.join(&b'/')))
     }
 
     /// Sizes.
+    #[must_use]
     pub fn counts(&self) -> Counts {
-        todo!()
+        let shown = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Counts {
+            inodes: shown(&self.shown.inodes),
+            queued: shown(&self.shown.queued),
+            orphans: shown(&self.shown.orphans),
+            ghosts: shown(&self.shown.ghosts),
+        }
     }
+
     /// Engine calls so far.
+    #[must_use]
     pub fn round_trips(&self) -> RoundTrips {
-        todo!()
+        RoundTrips {
+            executes: self.executes.load(Ordering::Relaxed),
+            scans: self.scans.load(Ordering::Relaxed),
+        }
     }
+
     /// A free-form setting.
+    ///
+    /// # Errors
+    /// If the engine fails.
     pub fn setting(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        todo!()
+        let value = self.read_one(keys::setting(name))?;
+        value.map(|value| codec::decode_bytes(name, &value)).transpose()
     }
-    /// Stores a free-form setting.
+
+    /// Stores a free-form setting. Names that begin with `forebay.` belong to the store.
+    ///
+    /// # Errors
+    /// `Invalid` for such a name.
     pub fn set_setting(&self, name: &str, value: &[u8]) -> Result<()> {
-        todo!()
+        if name.starts_with("forebay.") {
+            return Err(Error::Invalid("setting names beginning with forebay. are reserved"));
+        }
+        let mut transaction = MiniTransaction::default();
+        transaction.write.push(Write::Put(keys::setting(name), codec::encode_bytes(value)));
+        self.execute(&transaction).map(|_| ())
     }
+
     /// Returns when all that was done before survives the loss of power.
+    ///
+    /// # Errors
+    /// If the engine fails.
     pub fn sync(&self) -> Result<()> {
-        todo!()
+        Ok(self.engine.sync()?)
     }
-    /// Checks every rule; repairs what can be repaired without loss, if asked. Nothing else may
-    /// use the store meanwhile.
-    pub fn check(&self, repair: bool) -> Result<Report> {
-        todo!()
+
+    fn execute(&self, transaction: &MiniTransaction) -> Result<Option<Vec<Option<Vec<u8>>>>> {
+        self.executes.fetch_add(1, Ordering::Relaxed);
+        match self.engine.execute(transaction)? {
+            Outcome::Committed(reads) => Ok(Some(reads)),
+            Outcome::Conflict => Ok(None),
+        }
+    }
+
+    /// Reads keys at one instant.
+    fn read(&self, keys: Vec<Key>) -> Result<Vec<Option<Vec<u8>>>> {
+        let reads = self.execute(&MiniTransaction::reading(keys))?;
+        Ok(reads.expect("a transaction without comparisons has no conflicts"))
+    }
+
+    fn read_one(&self, key: Key) -> Result<Option<Vec<u8>>> {
+        Ok(self.read(vec![key])?.pop().flatten())
+    }
+
+    fn scan(&self, prefix: &Key, after: Option<&[u8]>, limit: usize) -> Result<Page> {
+        self.scans.fetch_add(1, Ordering::Relaxed);
+        Ok(self.engine.scan(prefix.partition(), prefix.bytes(), after, limit)?)
+    }
+
+    fn stripe(&self, ino: Ino) -> &RwLock<()> {
+        &self.stripes[stripe_of(ino)]
+    }
+
+    /// Locks inodes against all others.
+    fn lock(&self, inos: &[Ino]) -> Guards<'_> {
+        let mut stripes: SmallVec<[usize; 4]> = inos.iter().map(|ino| stripe_of(*ino)).collect();
+        stripes.sort_unstable();
+        stripes.dedup();
+        stripes.into_iter().map(|stripe| self.stripes[stripe].write()).collect()
+    }
+
+    /// Runs an operation until it meets no conflict.
+    fn retry<T>(&self, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
+        for _ in 0..ATTEMPTS {
+            match operation() {
+                Err(Error::Conflict(_)) => {}
+                done => return done,
+            }
+        }
+        Err(Error::Conflict(ATTEMPTS))
+    }
+
+    /// A record without a lock: as of now, not cached.
+    fn load(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
+        if let Some(record) = self.records.get(&ino) {
+            return Ok(Some(record));
+        }
+        let value = self.read_one(keys::record(ino))?;
+        value.map(|value| codec::decode_record(ino, &value).map(Arc::new)).transpose()
+    }
+
+    /// A record whose lock (shared or exclusive) is held.
+    fn load_locked(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
+        let record = self.load(ino)?;
+        if let Some(record) = &record {
+            self.cache_record(record);
+        }
+        Ok(record)
+    }
+
+    fn cache_record(&self, record: &Arc<Record>) {
+        self.records.insert(record.ino, record.clone());
+    }
+
+    fn cached_entry(&self, dir: Ino, name: &[u8]) -> Option<(Ino, FileKind)> {
+        let dentry = self.dentries.get(&(dir, keys::name_hash(name)))?;
+        (*dentry.name == *name).then_some((dentry.ino, dentry.kind))
+    }
+
+    /// An entry without a lock: as of now, not cached.
+    fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
+        if let Some(found) = self.cached_entry(dir, name) {
+            return Ok(Some(found));
+        }
+        let value = self.read_one(keys::entry(dir, name))?;
+        value.map(|value| codec::decode_entry(name, &value)).transpose()
+    }
+
+    /// An entry of a directory whose lock (shared or exclusive) is held.
+    fn find_locked(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
+        let found = self.find(dir, name)?;
+        if let Some((ino, kind)) = found {
+            self.cache_entry(dir, name, ino, kind);
+        }
+        Ok(found)
+    }
+
+    fn cache_entry(&self, dir: Ino, name: &[u8], ino: Ino, kind: FileKind) {
+        let dentry = Arc::new(Dentry { name: name.into(), ino, kind });
+        self.dentries.insert((dir, keys::name_hash(name)), dentry);
+    }
+
+    /// A number for an inode created in a directory.
+    fn new_ino(&self, dir: Ino) -> Result<Ino> {
+        let mut block = self.inos.lock();
+        if block.next == block.end {
+            *block = self.retry(|| self.next_block())?;
+        }
+        let sequence = block.next;
+        block.next += 1;
+        Ok(Ino(u64::from(dir.entries_partition()) << Ino::SEQUENCE_BITS | sequence))
+    }
+
+    fn next_block(&self) -> Result<InoBlock> {
+        let key = keys::setting(HIGH_WATER);
+        let old = self.read_one(key.clone())?;
+        let next = match &old {
+            // The root has number 1.
+            None => 2,
+            Some(value) => {
+                let bytes = codec::decode_bytes(HIGH_WATER, value)?;
+                let bytes = bytes.try_into().map_err(|_| corrupt(HIGH_WATER, "no number"))?;
+                u64::from_be_bytes(bytes)
+            }
+        };
+        let end = next + INO_BLOCK;
+        if end >> Ino::SEQUENCE_BITS != 0 {
+            return Err(Error::Unsupported("all 2^48 inode numbers are used up"));
+        }
+        let mut transaction = MiniTransaction::default();
+        transaction.compare.push(compare(key.clone(), old.map_or(Expect::Absent, Expect::Value)));
+        transaction.write.push(Write::Put(key, codec::encode_bytes(&end.to_be_bytes())));
+        self.execute(&transaction)?.ok_or(Error::Conflict(1))?;
+        Ok(InoBlock { next, end })
+    }
+}
+
+fn stripe_of(ino: Ino) -> usize {
+    (ino.0 ^ ino.0 >> Ino::SEQUENCE_BITS) as usize % STRIPES
+}
+
+fn compare(key: Key, expect: Expect) -> crate::engine::Compare {
+    crate::engine::Compare { key, expect }
+}
+
+fn corrupt(key: &str, reason: &str) -> Error {
+    Error::Corrupt { key: key.to_string(), reason: reason.to_string() }
+}
+
+/// Refuses what can't be the name of an entry.
+fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_MAX {
+        return Err(Error::NameTooLong);
+    }
+    if matches!(name, b"" | b"." | b"..") || name.iter().any(|byte| matches!(byte, b'/' | 0)) {
+        return Err(Error::Invalid("not a file name"));
+    }
+    Ok(())
+}
+
+/// A record without names.
+fn new_record(ino: Ino, new: &NewInode, now: Timestamp) -> Record {
+    Record {
+        ino,
+        attr: Attr {
+            kind: new.kind,
+            perm: new.perm & 0o7777,
+            uid: new.uid,
+            gid: new.gid,
+            nlink: 0,
+            rdev: new.rdev,
+            size: new.target.as_ref().map_or(0, |target| target.len() as u64),
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+        },
+        links: Links::new(),
+        target: new.target.clone(),
+        xattrs: if new.xattrs.is_empty() { XattrState::None } else { XattrState::Some },
+        backing: Backing::default(),
+        dirty: false,
+        spilled: false,
+        listed: false,
+        pinned: new.pinned,
+        orphan: false,
+        subdirs: 0,
+        change: 1,
+        queued: None,
+        hard_link: None,
+        revision: 0,
+    }
+}
+
+impl Record {
+    /// Adds to (or takes from) the subdirectories of a directory, hence its link count.
+    fn add_subdirs(&mut self, count: i64) {
+        let add =
+            |number: u32| i64::from(number).saturating_add(count).clamp(0, 0xffff_ffff) as u32;
+        self.subdirs = add(self.subdirs);
+        self.attr.nlink = add(self.attr.nlink).max(2);
+    }
+
+    /// The entries of a directory changed.
+    fn entries_changed(&mut self, now: Timestamp) {
+        self.attr.mtime = now;
+        self.attr.ctime = now;
     }
 }

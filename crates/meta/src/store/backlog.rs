@@ -1,0 +1,240 @@
+//! The backlog: records whose backing state differs, in the order of their first change that is
+//! not reconciled.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::attrs::restore_identity;
+use super::{MetaStore, corrupt};
+use crate::codec;
+use crate::engine::Key;
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::types::{Ino, Link, Record, Seq, Timestamp};
+
+/// Hands out places in the backlog, and knows which of them are not committed yet: readers see
+/// only what lies before those, so that a cursor never passes a place that is filled later.
+#[derive(Default)]
+pub(super) struct Places(Mutex<PlacesState>);
+
+struct PlacesState {
+    next: u64,
+    in_flight: BTreeSet<u64>,
+    /// Nothing in the backlog is older. Spares scans the long way over what was removed.
+    oldest: u64,
+}
+
+impl Default for PlacesState {
+    fn default() -> Self {
+        PlacesState { next: 1, in_flight: BTreeSet::new(), oldest: 0 }
+    }
+}
+
+impl PlacesState {
+    /// All places below are committed or given up.
+    fn settled(&self) -> u64 {
+        self.in_flight.first().copied().unwrap_or(self.next)
+    }
+}
+
+impl Places {
+    pub fn start_at(&self, next: u64) {
+        self.0.lock().next = next.max(1);
+    }
+
+    pub fn next(&self) -> u64 {
+        self.0.lock().next
+    }
+
+    pub fn allot(&self) -> Seq {
+        let mut state = self.0.lock();
+        let seq = state.next;
+        state.next += 1;
+        state.in_flight.insert(seq);
+        Seq(seq)
+    }
+
+    /// The places are committed, or given up.
+    pub fn settle(&self, seqs: &[Seq]) {
+        if !seqs.is_empty() {
+            let mut state = self.0.lock();
+            for seq in seqs {
+                state.in_flight.remove(&seq.0);
+            }
+        }
+    }
+
+    /// Where to begin a scan after `after`, and where to end.
+    fn bounds(&self, after: Seq) -> (u64, u64) {
+        let state = self.0.lock();
+        (after.0.saturating_add(1).max(state.oldest), state.settled())
+    }
+
+    fn found_none_before(&self, seq: u64) {
+        let mut state = self.0.lock();
+        state.oldest = state.oldest.max(seq);
+    }
+}
+
+impl MetaStore {
+    /// Up to `limit` records in the backlog after `after` (`Seq(0)` to begin), oldest first.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn backlog(&self, after: Seq, limit: usize) -> Result<Vec<(Seq, Ino)>> {
+        let (from, end) = self.places.bounds(after);
+        let prefix = Key::new(keys::GLOBAL, &[keys::QUEUE]);
+        let start = keys::queue(Seq(from - 1));
+        let page = self.scan(&prefix, Some(start.bytes()), limit)?;
+        let mut queued = Vec::with_capacity(page.items.len());
+        for (key, value) in &page.items {
+            let seq = keys::number(key).ok_or_else(|| corrupt("the backlog", "short key"))?;
+            if seq < end {
+                queued.push((Seq(seq), codec::decode_ino("the backlog", value)?));
+            }
+        }
+        let first = queued.first().map_or(end, |(seq, _)| seq.0);
+        let from_the_oldest = after.0 == 0 || after.0.saturating_add(1) < from;
+        if limit > 0 && from_the_oldest {
+            self.places.found_none_before(first);
+        }
+        Ok(queued)
+    }
+
+    /// Number of records in the backlog.
+    #[must_use]
+    pub fn backlog_len(&self) -> u64 {
+        self.counts().queued
+    }
+
+    /// The oldest record in the backlog.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn backlog_oldest(&self) -> Result<Option<(Seq, Ino)>> {
+        Ok(self.backlog(Seq(0), 1)?.pop())
+    }
+
+    /// Stores what a worker did in the backing store: `facts` sets [`Record::backing`], `dirty`,
+    /// `spilled`. The record leaves the backlog if `change` is still `seen_change` and nothing
+    /// differs; one that nobody needs any more is deleted. Returns whether it is still queued.
+    ///
+    /// If `change` moved on, marks of a difference (`attrs_differ`, `xattrs_differ`, `dirty`,
+    /// `spilled`) stay, whatever `facts` says: they may be newer than what the worker did.
+    ///
+    /// # Errors
+    /// `Stale` if the record is gone: what the worker made has to be removed again (which
+    /// [`MetaStore::claim`] spares).
+    pub fn reconciled(
+        &self,
+        ino: Ino,
+        seen_change: u64,
+        mut facts: impl FnMut(&mut Record),
+    ) -> Result<bool> {
+        let record = self.edit_one(ino, |draft, before| {
+            let record = draft.edit(ino)?;
+            facts(record);
+            restore_identity(record, before);
+            if record.change != seen_change {
+                record.backing.attrs_differ |= before.backing.attrs_differ;
+                record.backing.xattrs_differ |= before.backing.xattrs_differ;
+                record.dirty |= before.dirty;
+                record.spilled |= before.spilled;
+            } else if !record.differs() {
+                record.queued = None;
+            }
+            if record.differs() {
+                draft.enqueue(ino)?;
+            }
+            Ok(())
+        })?;
+        Ok(record.queued.is_some() && !record.is_dead())
+    }
+
+    /// Notes that the backing store may have the inode under `link` from now on. Call it before
+    /// making the name there, so that neither a crash nor a concurrent removal leaves a name that
+    /// nobody remembers.
+    ///
+    /// # Errors
+    /// `Stale` if the record is gone.
+    pub fn claim(&self, ino: Ino, link: &Link) -> Result<Arc<Record>> {
+        self.edit_one(ino, |draft, before| {
+            if !before.backing.links.contains(link) {
+                draft.edit(ino)?.backing.links.push(link.clone());
+                draft.enqueue(ino)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Puts a record at the end of the backlog.
+    ///
+    /// # Errors
+    /// `Stale` if the record is gone.
+    pub fn requeue_last(&self, ino: Ino) -> Result<()> {
+        self.edit_one(ino, |draft, _| {
+            draft.edit(ino)?.queued = None;
+            draft.enqueue(ino)
+        })?;
+        Ok(())
+    }
+
+    /// Backing names in a directory that are held by inodes which logically are elsewhere (or
+    /// removed).
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn ghosts(&self, dir: Ino) -> Result<Vec<(Box<[u8]>, Ino)>> {
+        let page = self.scan(&keys::ghosts(dir), None, usize::MAX)?;
+        let ghosts = page.items.iter().map(|(key, _)| {
+            let ghost = keys::ghost_name(key);
+            let (name, ino) = ghost.ok_or_else(|| corrupt("a ghost", "short key"))?;
+            Ok((name.into(), ino))
+        });
+        ghosts.collect()
+    }
+
+    /// The inode that holds a backing name which logically it no longer has.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn ghost(&self, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
+        let page = self.scan(&keys::ghosts_of_name(dir, name), None, 64)?;
+        let ghosts = page.items.iter().filter_map(|(key, _)| keys::ghost_name(key));
+        Ok(ghosts.into_iter().find(|(found, _)| *found == name).map(|(_, ino)| ino))
+    }
+
+    /// Inodes without a name that were in use.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn orphans(&self) -> Result<Vec<Ino>> {
+        let prefix = Key::new(keys::GLOBAL, &[keys::ORPHAN]);
+        let page = self.scan(&prefix, None, usize::MAX)?;
+        Ok(page.items.iter().filter_map(|(key, _)| keys::number(key).map(Ino)).collect())
+    }
+
+    /// An orphan is no longer in use. Returns whether its bytes can be dropped (always, unless it
+    /// got a name again). Its record stays while the backing store still has its names.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn release_orphan(&self, ino: Ino, now: Timestamp) -> Result<bool> {
+        let released = self.edit_one(ino, |draft, before| {
+            if before.orphan {
+                let record = draft.edit(ino)?;
+                record.orphan = false;
+                record.attr.ctime = now;
+                draft.settle(ino)?;
+            }
+            Ok(())
+        });
+        match released {
+            Ok(record) => Ok(record.links.is_empty()),
+            Err(Error::Stale(_)) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+}

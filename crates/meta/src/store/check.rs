@@ -1,0 +1,354 @@
+//! The check of every rule (fsck): one sweep over all keys, each compared with those that must
+//! agree with it. Memory stays bounded, whatever the size of the tree.
+
+use super::draft::Draft;
+use super::{COUNTS, Counts, MetaStore, Report, Violation};
+use crate::codec;
+use crate::engine::{Key, MiniTransaction, Write};
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::types::{Ino, Link, Record, Seq, XattrState};
+
+/// Keys per step of the sweep.
+const STEP: usize = 4096;
+/// Violations listed in a report.
+const LISTED: usize = 10_000;
+
+struct Check<'a> {
+    store: &'a MetaStore,
+    repair: bool,
+    report: Report,
+    counts: Counts,
+}
+
+impl MetaStore {
+    /// Checks every rule: each entry has its record and each record its entries, directories'
+    /// link counts, ghosts, the backlog, orphans, hard links, extended attributes, counts. Repairs
+    /// what can be repaired without loss, if asked. Nothing else may use the store meanwhile.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn check(&self, repair: bool) -> Result<Report> {
+        // What is cached must not hide what is stored.
+        self.records.clear();
+        self.dentries.clear();
+        let mut check =
+            Check { store: self, repair, report: Report::default(), counts: Counts::default() };
+        let mut after: Option<Key> = None;
+        loop {
+            let step = self.engine.sweep(after.as_ref(), STEP)?;
+            let Some((last, _)) = step.last() else { break };
+            after = Some(last.clone());
+            for (key, value) in &step {
+                check.key(key, value)?;
+            }
+        }
+        check.counts()?;
+        Ok(check.report)
+    }
+}
+
+impl Check<'_> {
+    fn violation(&mut self, what: String, repaired: bool) {
+        if self.report.violations.len() < LISTED {
+            self.report.violations.push(Violation { what, repaired });
+        } else {
+            self.report.omitted += 1;
+        }
+    }
+
+    fn write(&self, write: Write) -> Result<bool> {
+        if self.repair {
+            let transaction = MiniTransaction { write: vec![write], ..MiniTransaction::default() };
+            self.store.execute(&transaction)?;
+        }
+        Ok(self.repair)
+    }
+
+    /// Reports a mark (a derived key) that no record justifies; its removal loses nothing.
+    fn stray(&mut self, key: &Key, what: String) -> Result<()> {
+        let repaired = self.write(Write::Delete(key.clone()))?;
+        self.violation(what, repaired);
+        Ok(())
+    }
+
+    fn record(&mut self, ino: Ino) -> Result<Option<Record>> {
+        match self.store.load(ino) {
+            Ok(record) => Ok(record.map(|record| (*record).clone())),
+            // Reported when the sweep comes to it.
+            Err(Error::Corrupt { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn key(&mut self, key: &Key, value: &[u8]) -> Result<()> {
+        let bytes = key.bytes();
+        let checked = match (bytes.first().copied(), keys::number(bytes)) {
+            (Some(keys::SETTING), _) => Ok(()),
+            (Some(tag), Some(number)) => match tag {
+                keys::RECORD => self.check_record(Ino(number), key, value),
+                keys::ENTRY => self.check_entry(Ino(number), key, value),
+                keys::XATTR => self.check_xattr(Ino(number), key),
+                keys::GHOST => self.check_ghost(Ino(number), key),
+                keys::QUEUE => self.check_queue(Seq(number), key, value),
+                keys::ORPHAN => self.check_orphan(Ino(number), key),
+                keys::HARD_LINK => self.check_hard_link(number, key, value),
+                _ => self.stray(key, format!("unknown key {key:?}")),
+            },
+            _ => self.stray(key, format!("unknown key {key:?}")),
+        };
+        match checked {
+            Err(error @ Error::Corrupt { .. }) => {
+                self.violation(error.to_string(), false);
+                Ok(())
+            }
+            checked => checked,
+        }
+    }
+
+    fn check_record(&mut self, ino: Ino, key: &Key, value: &[u8]) -> Result<()> {
+        let record = codec::decode_record(ino, value)?;
+        self.report.inodes += 1;
+        self.counts.inodes += 1;
+        self.counts.queued += u64::from(record.queued.is_some());
+        self.counts.orphans += u64::from(record.orphan);
+        self.counts.ghosts += record.ghosts().count() as u64;
+        if *key != keys::record(ino) {
+            self.violation(format!("inode {ino} lies in the wrong partition"), false);
+        }
+        if record.is_dead() {
+            let what = format!("inode {ino} is needed by nobody");
+            let dead = |draft: &mut Draft<'_>| draft.edit(ino).map(|record| record.queued = None);
+            return self.repair_record(ino, what, dead);
+        }
+        for link in &record.links {
+            self.check_link(&record, link)?;
+        }
+        self.check_marks(&record)?;
+        if record.is_directory() {
+            self.check_directory(&record)?;
+        }
+        Ok(())
+    }
+
+    /// Reports; repairs by an edit of the record.
+    fn repair_record(
+        &mut self,
+        ino: Ino,
+        what: String,
+        edit: impl Fn(&mut Draft<'_>) -> Result<()>,
+    ) -> Result<()> {
+        if self.repair {
+            let mut draft = Draft::new(self.store);
+            draft.edit(ino)?;
+            edit(&mut draft)?;
+            draft.commit()?;
+        }
+        self.violation(what, self.repair);
+        Ok(())
+    }
+
+    fn check_link(&mut self, record: &Record, link: &Link) -> Result<()> {
+        let ino = record.ino;
+        let name = link.name.escape_ascii();
+        match self.record(link.parent)? {
+            Some(parent) if parent.is_directory() => {}
+            _ => {
+                let what = format!("inode {ino}: its directory {} does not exist", link.parent);
+                self.violation(what, false);
+                return Ok(());
+            }
+        }
+        let entry = self.store.read_one(keys::entry(link.parent, &link.name))?;
+        let entry = entry.map(|value| codec::decode_entry(&link.name, &value)).transpose()?;
+        match entry {
+            Some(entry) if entry == (ino, record.attr.kind) => {}
+            Some((other, kind)) if other != ino => {
+                let what = format!("inode {ino}: its name {name} leads to {other} ({kind:?})");
+                self.violation(what, false);
+            }
+            _ => {
+                let value = codec::encode_entry(ino, record.attr.kind);
+                let repaired =
+                    self.write(Write::Put(keys::entry(link.parent, &link.name), value))?;
+                self.violation(format!("inode {ino}: its entry {name} is missing"), repaired);
+            }
+        }
+        Ok(())
+    }
+
+    /// The keys derived from a record.
+    fn check_marks(&mut self, record: &Record) -> Result<()> {
+        let ino = record.ino;
+        let mut marks: Vec<(Key, &str)> = Vec::new();
+        marks.extend(record.queued.map(|seq| (keys::queue(seq), "place in the backlog")));
+        marks.extend(record.orphan.then(|| (keys::orphan(ino), "orphan mark")));
+        marks.extend(record.hard_link.map(|number| (keys::hard_link(number), "hard-link mark")));
+        marks.extend(
+            record.ghosts().map(|link| (keys::ghost(link.parent, &link.name, ino), "ghost")),
+        );
+        let values = match marks.is_empty() {
+            true => Vec::new(),
+            false => self.store.read(marks.iter().map(|(key, _)| key.clone()).collect())?,
+        };
+        for ((key, what), value) in marks.into_iter().zip(values) {
+            if value != Some(codec::encode_ino(ino)) {
+                let repaired = self.write(Write::Put(key, codec::encode_ino(ino)))?;
+                self.violation(format!("inode {ino}: its {what} is missing"), repaired);
+            }
+        }
+        if record.namespace_differs() && record.queued.is_none() {
+            let what = format!("inode {ino} differs from the backing store but is not queued");
+            self.repair_record(ino, what, |draft| draft.enqueue(ino))?;
+        }
+        Ok(())
+    }
+
+    fn check_directory(&mut self, record: &Record) -> Result<()> {
+        let ino = record.ino;
+        let (mut subdirs, mut cursor) = (0, 0);
+        loop {
+            let entries = self.store.entries(ino, cursor, STEP)?;
+            let Some(last) = entries.last() else { break };
+            cursor = last.cursor;
+            let kinds = entries.iter().map(|entry| entry.kind);
+            subdirs += kinds.filter(|kind| *kind == crate::FileKind::Directory).count() as u32;
+        }
+        let removed = record.links.is_empty() && ino != Ino::ROOT;
+        let nlink = match (removed, record.listed) {
+            (true, _) => 0,
+            (false, true) => subdirs.saturating_add(2),
+            (false, false) => record.attr.nlink,
+        };
+        if record.subdirs != subdirs || record.attr.nlink != nlink {
+            let what = format!(
+                "directory {ino} counts {} subdirectories and {} links, but has {subdirs} and {nlink}",
+                record.subdirs, record.attr.nlink
+            );
+            self.repair_record(ino, what, |draft| {
+                let record = draft.edit(ino)?;
+                record.subdirs = subdirs;
+                record.attr.nlink = nlink;
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn check_entry(&mut self, dir: Ino, key: &Key, value: &[u8]) -> Result<()> {
+        self.report.entries += 1;
+        let (hash, name) = keys::entry_name(key.bytes()).unwrap_or((0, b""));
+        let shown = name.escape_ascii().to_string();
+        if hash != keys::name_hash(name) || *key != keys::entry(dir, name) {
+            self.violation(format!("entry {shown} of {dir} lies in the wrong place"), false);
+            return Ok(());
+        }
+        let (ino, kind) = codec::decode_entry(name, value)?;
+        match self.record(ino)? {
+            None => self.stray(key, format!("entry {shown} of {dir} leads to no inode ({ino})")),
+            Some(record) if !record.links.iter().any(|link| link.is(dir, name)) => {
+                let what = format!("inode {ino} does not know its entry {shown} of {dir}");
+                if record.is_directory() && !record.links.is_empty() {
+                    self.violation(what, false);
+                    return Ok(());
+                }
+                self.repair_record(ino, what, |draft| {
+                    draft.edit(ino)?.links.push(Link::new(dir, name));
+                    draft.settle(ino)
+                })
+            }
+            Some(record) if record.attr.kind != kind => {
+                let value = codec::encode_entry(ino, record.attr.kind);
+                let repaired = self.write(Write::Put(key.clone(), value))?;
+                self.violation(format!("entry {shown} of {dir} has the wrong type"), repaired);
+                Ok(())
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn check_xattr(&mut self, ino: Ino, key: &Key) -> Result<()> {
+        let what = format!("extended attribute {key:?}");
+        match self.record(ino)? {
+            None => self.stray(key, format!("{what} of no inode")),
+            Some(record) if record.xattrs != XattrState::Some => {
+                let what = format!("{what} is not known to its inode");
+                self.repair_record(ino, what, |draft| {
+                    draft.edit(ino)?.xattrs = XattrState::Some;
+                    Ok(())
+                })
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn check_ghost(&mut self, dir: Ino, key: &Key) -> Result<()> {
+        let (name, ino) = keys::ghost_name(key.bytes()).unwrap_or((b"", Ino(0)));
+        let record = self.record(ino)?;
+        let justified = record.is_some_and(|record| record.ghosts().any(|link| link.is(dir, name)));
+        let what = || format!("ghost {} of {dir} is not held by {ino}", name.escape_ascii());
+        if justified { Ok(()) } else { self.stray(key, what()) }
+    }
+
+    fn check_queue(&mut self, seq: Seq, key: &Key, value: &[u8]) -> Result<()> {
+        let ino = codec::decode_ino("the backlog", value)?;
+        let justified = self.record(ino)?.is_some_and(|record| record.queued == Some(seq));
+        let what = || format!("place {} of the backlog is not that of inode {ino}", seq.0);
+        if justified { Ok(()) } else { self.stray(key, what()) }
+    }
+
+    fn check_orphan(&mut self, ino: Ino, key: &Key) -> Result<()> {
+        let justified = self.record(ino)?.is_some_and(|record| record.orphan);
+        if justified { Ok(()) } else { self.stray(key, format!("inode {ino} is no orphan")) }
+    }
+
+    fn check_hard_link(&mut self, number: u64, key: &Key, value: &[u8]) -> Result<()> {
+        let ino = codec::decode_ino("a hard link", value)?;
+        let justified = self.record(ino)?.is_some_and(|record| record.hard_link == Some(number));
+        let what = || format!("hard-link mark {number} does not belong to inode {ino}");
+        if justified { Ok(()) } else { self.stray(key, what()) }
+    }
+
+    fn counts(&mut self) -> Result<()> {
+        let kept = self.store.counts();
+        if !self.report.is_clean() {
+            // The sweep counted what it repaired: count again.
+            if !self.repair {
+                return Ok(());
+            }
+            self.counts = self.recount()?;
+        }
+        if kept != self.counts {
+            let value = codec::encode_counts(&self.counts, self.store.places.next());
+            let repaired = self.write(Write::Put(keys::setting(COUNTS), value))?;
+            if repaired {
+                *self.store.counts.lock() = self.counts;
+                self.store.shown.show(&self.counts);
+            }
+            self.violation(
+                format!("counts are {kept:?}, but there are {:?}", self.counts),
+                repaired,
+            );
+        }
+        Ok(())
+    }
+
+    fn recount(&self) -> Result<Counts> {
+        let mut counts = Counts::default();
+        let mut after: Option<Key> = None;
+        loop {
+            let step = self.store.engine.sweep(after.as_ref(), STEP)?;
+            let Some((last, _)) = step.last() else { return Ok(counts) };
+            after = Some(last.clone());
+            for (key, _) in &step {
+                match key.bytes().first().copied() {
+                    Some(keys::RECORD) => counts.inodes += 1,
+                    Some(keys::QUEUE) => counts.queued += 1,
+                    Some(keys::ORPHAN) => counts.orphans += 1,
+                    Some(keys::GHOST) => counts.ghosts += 1,
+                    _ => {}
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! A transaction in the making. Records are edited as a whole; the keys that follow from a record
+//! (its place in the backlog, ghosts, orphan and hard-link marks) are derived from the difference
+//! between what it was and what it becomes, so no operation can forget one.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::{COUNTS, Counts, MetaStore, compare};
+use crate::codec;
+use crate::engine::{Expect, Key, MiniTransaction, Write};
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::types::{FileKind, Ino, Link, Record, Seq, XattrState};
+
+struct Edit {
+    before: Option<Arc<Record>>,
+    after: Record,
+}
+
+struct EntryChange {
+    dir: Ino,
+    name: Box<[u8]>,
+    now: Option<(Ino, FileKind)>,
+}
+
+/// Changes of the counts.
+#[derive(Default, PartialEq, Eq)]
+struct Delta {
+    inodes: i64,
+    queued: i64,
+    orphans: i64,
+    ghosts: i64,
+}
+
+impl Delta {
+    fn apply(&self, counts: &Counts) -> Counts {
+        let add = |count: u64, delta: i64| count.saturating_add_signed(delta);
+        Counts {
+            inodes: add(counts.inodes, self.inodes),
+            queued: add(counts.queued, self.queued),
+            orphans: add(counts.orphans, self.orphans),
+            ghosts: add(counts.ghosts, self.ghosts),
+        }
+    }
+}
+
+/// The records of a committed draft, after it, in the order in which they were first edited.
+pub(super) type Committed = SmallVec<[Arc<Record>; 4]>;
+
+pub(super) struct Draft<'a> {
+    store: &'a MetaStore,
+    transaction: MiniTransaction,
+    edits: SmallVec<[Edit; 4]>,
+    entries: SmallVec<[EntryChange; 2]>,
+    seqs: SmallVec<[Seq; 2]>,
+    delta: Delta,
+}
+
+impl<'a> Draft<'a> {
+    pub fn new(store: &'a MetaStore) -> Self {
+        Draft {
+            store,
+            transaction: MiniTransaction::default(),
+            edits: SmallVec::new(),
+            entries: SmallVec::new(),
+            seqs: SmallVec::new(),
+            delta: Delta::default(),
+        }
+    }
+
+    /// The record of an inode whose exclusive lock is held, to be changed.
+    pub fn edit(&mut self, ino: Ino) -> Result<&mut Record> {
+        let at = match self.edits.iter().position(|edit| edit.after.ino == ino) {
+            Some(at) => at,
+            None => {
+                let before = self.store.load_locked(ino)?.ok_or(Error::Stale(ino))?;
+                self.edits.push(Edit { after: (*before).clone(), before: Some(before) });
+                self.edits.len() - 1
+            }
+        };
+        Ok(&mut self.edits[at].after)
+    }
+
+    /// A directory to which entries can be added, to be changed.
+    pub fn edit_directory(&mut self, ino: Ino) -> Result<&mut Record> {
+        let record = self.edit(ino)?;
+        if !record.is_directory() {
+            return Err(Error::NotDirectory);
+        }
+        if record.links.is_empty() && ino != Ino::ROOT {
+            return Err(Error::NotFound);
+        }
+        Ok(record)
+    }
+
+    /// A new record.
+    pub fn add(&mut self, record: Record) {
+        self.edits.push(Edit { before: None, after: record });
+    }
+
+    /// Puts an edited record into the backlog; one that is there keeps its place.
+    pub fn enqueue(&mut self, ino: Ino) -> Result<()> {
+        if self.edit(ino)?.queued.is_none() {
+            let seq = self.store.places.allot();
+            self.seqs.push(seq);
+            self.edit(ino)?.queued = Some(seq);
+        }
+        Ok(())
+    }
+
+    /// After a change of names: enqueues if the backing store differs now; takes out of the backlog
+    /// what has no name here and none there.
+    pub fn settle(&mut self, ino: Ino) -> Result<()> {
+        let record = self.edit(ino)?;
+        if record.differs() {
+            self.enqueue(ino)?;
+        } else if record.links.is_empty() {
+            record.queued = None;
+        }
+        Ok(())
+    }
+
+    pub fn put(&mut self, key: Key, value: Vec<u8>) {
+        self.transaction.write.push(Write::Put(key, value));
+    }
+
+    pub fn delete(&mut self, key: Key) {
+        self.transaction.write.push(Write::Delete(key));
+    }
+
+    /// Makes an entry where there is none.
+    pub fn add_entry(&mut self, dir: Ino, name: &[u8], ino: Ino, kind: FileKind) {
+        let key = keys::entry(dir, name);
+        self.transaction.compare.push(compare(key.clone(), Expect::Absent));
+        self.put(key, codec::encode_entry(ino, kind));
+        self.entries.push(EntryChange { dir, name: name.into(), now: Some((ino, kind)) });
+    }
+
+    /// Makes an entry lead elsewhere, or nowhere.
+    pub fn change_entry(
+        &mut self,
+        dir: Ino,
+        name: &[u8],
+        was: (Ino, FileKind),
+        now: Option<(Ino, FileKind)>,
+    ) {
+        let key = keys::entry(dir, name);
+        let expect = Expect::Value(codec::encode_entry(was.0, was.1));
+        self.transaction.compare.push(compare(key.clone(), expect));
+        match now {
+            Some((ino, kind)) => self.put(key, codec::encode_entry(ino, kind)),
+            None => self.delete(key),
+        }
+        self.entries.push(EntryChange { dir, name: name.into(), now });
+    }
+
+    /// Commits. Fails with `Conflict` if somebody else changed what this draft builds on; what is
+    /// cached of it is forgotten then.
+    pub fn commit(mut self) -> Result<Committed> {
+        let mut edits = std::mem::take(&mut self.edits);
+        for edit in &mut edits {
+            self.derive(edit)?;
+        }
+        let committed = if self.transaction.write.is_empty() {
+            Ok(true)
+        } else if self.delta == Delta::default() && self.seqs.is_empty() {
+            self.store.execute(&self.transaction).map(|reads| reads.is_some())
+        } else {
+            self.execute_with_counts()
+        };
+        if !matches!(committed, Ok(true)) {
+            self.forget(&edits);
+        }
+        if !committed? {
+            return Err(Error::Conflict(1));
+        }
+        Ok(self.publish(edits))
+    }
+
+    fn execute_with_counts(&mut self) -> Result<bool> {
+        let store = self.store;
+        let mut counts = store.counts.lock();
+        let next = self.delta.apply(&counts);
+        self.put(keys::setting(COUNTS), codec::encode_counts(&next, store.places.next()));
+        let committed = store.execute(&self.transaction)?.is_some();
+        if committed {
+            *counts = next;
+            store.shown.show(&counts);
+        }
+        Ok(committed)
+    }
+
+    /// Adds the writes that follow from an edit.
+    fn derive(&mut self, edit: &mut Edit) -> Result<()> {
+        let before = edit.before.as_deref();
+        if before == Some(&edit.after) {
+            return Ok(());
+        }
+        let ino = edit.after.ino;
+        if let Some(before) = before {
+            let expect = Expect::Prefix(codec::record_prefix(before.revision));
+            self.transaction.compare.push(compare(keys::record(ino), expect));
+            edit.after.revision = before.revision.wrapping_add(1);
+        }
+        let after = (!edit.after.is_dead()).then_some(&edit.after);
+        self.derive_marks(ino, before, after);
+        self.derive_ghosts(before, after);
+        match (before, after) {
+            (_, Some(after)) => self.put(keys::record(ino), codec::encode_record(after)),
+            (Some(before), None) => self.delete_record(before)?,
+            (None, None) => {}
+        }
+        self.delta.inodes += i64::from(after.is_some()) - i64::from(before.is_some());
+        Ok(())
+    }
+
+    fn derive_marks(&mut self, ino: Ino, before: Option<&Record>, after: Option<&Record>) {
+        let queued = |record: Option<&Record>| record.and_then(|record| record.queued);
+        self.replace(queued(before).map(keys::queue), queued(after).map(keys::queue), ino);
+        let orphan = |record: Option<&Record>| record.is_some_and(|record| record.orphan);
+        let orphan_key = |record| orphan(record).then(|| keys::orphan(ino));
+        self.replace(orphan_key(before), orphan_key(after), ino);
+        let hard_link = |record: Option<&Record>| record?.hard_link.map(keys::hard_link);
+        self.replace(hard_link(before), hard_link(after), ino);
+        self.delta.queued += i64::from(queued(after).is_some());
+        self.delta.queued -= i64::from(queued(before).is_some());
+        self.delta.orphans += i64::from(orphan(after)) - i64::from(orphan(before));
+    }
+
+    fn replace(&mut self, before: Option<Key>, after: Option<Key>, ino: Ino) {
+        if before == after {
+            return;
+        }
+        if let Some(key) = before {
+            self.delete(key);
+        }
+        if let Some(key) = after {
+            self.put(key, codec::encode_ino(ino));
+        }
+    }
+
+    fn derive_ghosts(&mut self, before: Option<&Record>, after: Option<&Record>) {
+        fn ghosts(record: Option<&Record>) -> SmallVec<[&Link; 2]> {
+            record.map(|record| record.ghosts().collect()).unwrap_or_default()
+        }
+        let Some(ino) = before.or(after).map(|record| record.ino) else { return };
+        let (old, new) = (ghosts(before), ghosts(after));
+        for link in old.iter().filter(|link| !new.contains(link)) {
+            self.delete(keys::ghost(link.parent, &link.name, ino));
+            self.delta.ghosts -= 1;
+        }
+        for link in new.iter().filter(|link| !old.contains(link)) {
+            self.put(keys::ghost(link.parent, &link.name, ino), codec::encode_ino(ino));
+            self.delta.ghosts += 1;
+        }
+    }
+
+    fn delete_record(&mut self, record: &Record) -> Result<()> {
+        self.delete(keys::record(record.ino));
+        if record.xattrs == XattrState::Some {
+            let prefix = keys::xattr(record.ino, b"");
+            for (bytes, _) in self.store.scan(&prefix, None, usize::MAX)?.items {
+                self.delete(Key::new(prefix.partition(), &bytes));
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&self, edits: &[Edit]) {
+        for edit in edits {
+            self.store.records.remove(&edit.after.ino);
+        }
+        for entry in &self.entries {
+            self.store.dentries.remove(&(entry.dir, keys::name_hash(&entry.name)));
+        }
+    }
+
+    fn publish(&self, edits: SmallVec<[Edit; 4]>) -> Committed {
+        let store = self.store;
+        for entry in &self.entries {
+            match entry.now {
+                Some((ino, kind)) => store.cache_entry(entry.dir, &entry.name, ino, kind),
+                None => {
+                    store.dentries.remove(&(entry.dir, keys::name_hash(&entry.name)));
+                }
+            }
+        }
+        let mut committed = Committed::new();
+        for edit in edits {
+            let record = Arc::new(edit.after);
+            if record.is_dead() {
+                store.records.remove(&record.ino);
+            } else {
+                store.cache_record(&record);
+            }
+            committed.push(record);
+        }
+        committed
+    }
+}
+
+impl Drop for Draft<'_> {
+    fn drop(&mut self) {
+        self.store.places.settle(&self.seqs);
+    }
+}
+
+/// The record of an inode among those committed.
+pub(super) fn committed_record(committed: &Committed, ino: Ino) -> Result<Arc<Record>> {
+    committed.iter().find(|record| record.ino == ino).cloned().ok_or(Error::Stale(ino))
+}

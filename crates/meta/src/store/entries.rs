@@ -1,0 +1,106 @@
+//! Listing directories.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{Entry, EntryPlus, MetaStore, corrupt};
+use crate::codec;
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::types::{Ino, Record};
+
+/// Entries read in one scan, and records in one transaction, at most.
+const PAGE: usize = 4096;
+
+impl MetaStore {
+    /// Entries whose cursor is greater than `after` (0 to begin), about `limit` of them: entries
+    /// of equal cursors always come in one page. Empty at the end.
+    ///
+    /// Entries that exist during the whole listing are listed exactly once, whatever happens to
+    /// others meanwhile.
+    ///
+    /// # Errors
+    /// If the engine fails. A directory that doesn't exist has no entries.
+    pub fn entries(&self, dir: Ino, after: u64, limit: usize) -> Result<Vec<Entry>> {
+        let prefix = keys::entries(dir);
+        let mut entries: Vec<Entry> = Vec::new();
+        // No key ends right after the hash, as names are not empty: the next hash is a bound
+        // between all keys of `after` and all keys behind.
+        let mut last = prefix.bytes().to_vec();
+        last.extend_from_slice(&after.saturating_add(1).to_be_bytes());
+        loop {
+            let want = limit.max(1).saturating_sub(entries.len()).clamp(1, PAGE);
+            let page = self.scan(&prefix, Some(&last), want)?;
+            for (key, value) in &page.items {
+                let (cursor, name) =
+                    keys::entry_name(key).ok_or_else(|| corrupt("an entry", "short key"))?;
+                let full = entries.len() >= limit.max(1);
+                if full && entries.last().is_some_and(|entry| entry.cursor != cursor) {
+                    return Ok(entries);
+                }
+                let (ino, kind) = codec::decode_entry(name, value)?;
+                entries.push(Entry { cursor, name: name.into(), ino, kind });
+            }
+            match page.items.into_iter().last() {
+                Some((key, _)) if page.more => last = key,
+                _ => return Ok(entries),
+            }
+        }
+    }
+
+    /// As [`MetaStore::entries`], with records. An entry removed while this runs is left out.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn entries_plus(&self, dir: Ino, after: u64, limit: usize) -> Result<Vec<EntryPlus>> {
+        let entries = self.entries(dir, after, limit)?;
+        let mut listed = Vec::with_capacity(entries.len());
+        let mut entries = entries.into_iter().peekable();
+        while entries.peek().is_some() {
+            let part: Vec<Entry> = entries.by_ref().take(PAGE).collect();
+            let records = self.records_of(&part)?;
+            listed.extend(part.into_iter().filter_map(|entry| {
+                let record = records.get(&entry.ino)?.clone();
+                Some(EntryPlus { entry, record })
+            }));
+        }
+        Ok(listed)
+    }
+
+    /// Records from the cache, all others in one transaction. They are not put into the cache: a
+    /// listing must not displace what is in use.
+    fn records_of(&self, entries: &[Entry]) -> Result<HashMap<Ino, Arc<Record>>> {
+        let mut records = HashMap::with_capacity(entries.len());
+        let mut missing = Vec::new();
+        for entry in entries {
+            match self.records.peek(&entry.ino) {
+                Some(record) => {
+                    records.insert(entry.ino, record);
+                }
+                None => missing.push(entry.ino),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(records);
+        }
+        let values = self.read(missing.iter().map(|ino| keys::record(*ino)).collect())?;
+        for (ino, value) in missing.into_iter().zip(values) {
+            if let Some(value) = value {
+                records.insert(ino, Arc::new(codec::decode_record(ino, &value)?));
+            }
+        }
+        Ok(records)
+    }
+
+    /// Whether a directory has no logical entries.
+    ///
+    /// # Errors
+    /// `Stale` if there is no such inode; `NotDirectory`.
+    pub fn is_empty(&self, dir: Ino) -> Result<bool> {
+        let record = self.load(dir)?.ok_or(Error::Stale(dir))?;
+        if !record.is_directory() {
+            return Err(Error::NotDirectory);
+        }
+        Ok(self.scan(&keys::entries(dir), None, 1)?.items.is_empty())
+    }
+}

@@ -1,0 +1,205 @@
+//! Import: what the backing store has becomes known here.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::draft::committed_record;
+use super::{Draft, Found, MetaStore, NewInode, Refreshed, check_name, new_record};
+use crate::codec;
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::types::{FileKind, Fingerprint, Ino, Link, Record, Timestamp, XattrState};
+
+/// Entries imported in one transaction.
+const BATCH: usize = 256;
+
+impl MetaStore {
+    /// Adds entries found in the backing directory for names that are neither logical entries nor
+    /// ghosts. Names of one file (found by its inode number in the backing store where `nlink`
+    /// exceeds 1) become links of one inode. Returns how many entries were added.
+    ///
+    /// In bounded transactions: if it fails, a prefix may have been added, and it may be repeated.
+    ///
+    /// # Errors
+    /// `Stale`, `NotDirectory` for the directory; an invalid name.
+    pub fn import(&self, dir: Ino, found: &[Found]) -> Result<u64> {
+        let mut imported = 0;
+        for batch in found.chunks(BATCH) {
+            for found in batch {
+                check_name(&found.name)?;
+            }
+            imported += self.retry(|| self.import_batch(dir, batch))?;
+        }
+        Ok(imported)
+    }
+
+    fn import_batch(&self, dir: Ino, batch: &[Found]) -> Result<u64> {
+        let known = self.known_inodes(batch)?;
+        let locked: Vec<Ino> = known.iter().flatten().copied().chain([dir]).collect();
+        let _locked = self.lock(&locked);
+        // Somebody else may have imported another name before the locks were taken.
+        if self.known_inodes(batch)? != known {
+            return Err(Error::Conflict(1));
+        }
+        let taken = self.read(batch.iter().map(|f| keys::entry(dir, &f.name)).collect())?;
+        let has_ghosts = !self.scan(&keys::ghosts(dir), None, 1)?.items.is_empty();
+        let mut draft = Draft::new(self);
+        let mut names = HashSet::new();
+        let mut inodes: Vec<(u64, Ino)> = Vec::new();
+        let mut subdirs = 0;
+        let mut imported = 0;
+        if !draft.edit(dir)?.is_directory() {
+            return Err(Error::NotDirectory);
+        }
+        for ((found, taken), known) in batch.iter().zip(taken).zip(known) {
+            let name = &*found.name;
+            let is_ghost = has_ghosts && self.ghost(dir, name)?.is_some();
+            if taken.is_some() || is_ghost || !names.insert(name) {
+                continue;
+            }
+            let in_batch = inodes.iter().find(|(backing, _)| *backing == found.fingerprint.ino);
+            let same = in_batch.filter(|_| may_have_names(found)).map(|(_, ino)| *ino).or(known);
+            let link = Link::new(dir, name);
+            let ino = match same {
+                Some(ino) if is_same_file(draft.edit(ino)?, found) => {
+                    let record = draft.edit(ino)?;
+                    record.links.push(link.clone());
+                    record.backing.links.push(link);
+                    record.orphan = false;
+                    record.attr.nlink = record.attr.nlink.max(record.links.len() as u32);
+                    ino
+                }
+                other => {
+                    let mut record = imported_record(self.new_ino(dir)?, found, link);
+                    if may_have_names(found) && other.is_none() {
+                        record.hard_link = Some(found.fingerprint.ino);
+                        inodes.push((found.fingerprint.ino, record.ino));
+                    }
+                    let ino = record.ino;
+                    draft.add(record);
+                    ino
+                }
+            };
+            draft.add_entry(dir, name, ino, found.attr.kind);
+            subdirs += u32::from(found.attr.kind == FileKind::Directory);
+            imported += 1;
+        }
+        let parent = draft.edit(dir)?;
+        parent.subdirs += subdirs;
+        if parent.listed {
+            parent.attr.nlink = parent.subdirs.saturating_add(2);
+        }
+        draft.commit()?;
+        Ok(imported)
+    }
+
+    /// The inodes that are known by their backing inode number.
+    fn known_inodes(&self, batch: &[Found]) -> Result<Vec<Option<Ino>>> {
+        let mut known = vec![None; batch.len()];
+        let asked: Vec<usize> = (0..batch.len()).filter(|at| may_have_names(&batch[*at])).collect();
+        if asked.is_empty() {
+            return Ok(known);
+        }
+        let keys = asked.iter().map(|at| keys::hard_link(batch[*at].fingerprint.ino)).collect();
+        for (at, value) in asked.into_iter().zip(self.read(keys)?) {
+            known[at] = value.map(|value| codec::decode_ino("a hard link", &value)).transpose()?;
+        }
+        Ok(known)
+    }
+
+    /// All entries of the backing directory, which was like `fingerprint` before it was read, are
+    /// imported.
+    ///
+    /// # Errors
+    /// `Stale`, `NotDirectory`.
+    pub fn set_listed(&self, dir: Ino, fingerprint: Fingerprint) -> Result<Arc<Record>> {
+        self.edit_one(dir, |draft, _| {
+            let record = draft.edit(dir)?;
+            if !record.is_directory() {
+                return Err(Error::NotDirectory);
+            }
+            record.listed = true;
+            record.backing.fingerprint = Some(fingerprint);
+            record.attr.nlink = record.subdirs.saturating_add(2);
+            Ok(())
+        })
+    }
+
+    /// What the backing store says now about an inode (`found.name` is ignored). An object of
+    /// another type is a `Conflict`: the name has vanished and another has appeared.
+    ///
+    /// # Errors
+    /// `Stale` if there is no such inode.
+    pub fn refresh(&self, ino: Ino, found: &Found) -> Result<Refreshed> {
+        self.retry(|| {
+            let _locked = self.lock(&[ino]);
+            let before = self.load_locked(ino)?.ok_or(Error::Stale(ino))?;
+            if before.backing.fingerprint == Some(found.fingerprint) {
+                return Ok(Refreshed::Unchanged(before));
+            }
+            let pending = before.dirty || before.spilled || before.backing.attrs_differ;
+            if pending || before.attr.kind != found.attr.kind {
+                return Ok(Refreshed::Conflict(before));
+            }
+            let mut draft = Draft::new(self);
+            if !before.backing.xattrs_differ {
+                self.forget_xattrs(&mut draft, ino)?;
+            }
+            let record = draft.edit(ino)?;
+            let nlink = refreshed_nlink(record, found);
+            record.attr = found.attr.clone();
+            record.attr.nlink = nlink;
+            record.target.clone_from(&found.target);
+            record.backing.fingerprint = Some(found.fingerprint);
+            record.change += 1;
+            Ok(Refreshed::Updated(committed_record(&draft.commit()?, ino)?))
+        })
+    }
+}
+
+/// Whether the object may have other names.
+fn may_have_names(found: &Found) -> bool {
+    found.attr.kind != FileKind::Directory && found.attr.nlink > 1
+}
+
+/// Backing inode numbers are used again after a removal: an object counts as the same if it is of
+/// the same type and, unless changed here, has the same size and modification time.
+fn is_same_file(record: &Record, found: &Found) -> bool {
+    let unchanged = record.backing.fingerprint.is_some_and(|print| {
+        print.size == found.fingerprint.size && print.mtime == found.fingerprint.mtime
+    });
+    record.attr.kind == found.attr.kind && (unchanged || record.differs())
+}
+
+fn imported_record(ino: Ino, found: &Found, link: Link) -> Record {
+    let attr = &found.attr;
+    let new = NewInode::new(attr.kind, attr.perm, attr.uid, attr.gid);
+    let mut record = new_record(ino, &new, Timestamp::default());
+    record.attr = attr.clone();
+    record.target.clone_from(&found.target);
+    record.xattrs = XattrState::Unknown;
+    record.links.push(link.clone());
+    record.backing.links.push(link);
+    record.backing.fingerprint = Some(found.fingerprint);
+    if record.is_directory() {
+        record.attr.nlink = record.attr.nlink.max(2);
+        // Its contents are not known yet; this is set when they are.
+        record.backing.fingerprint = None;
+    }
+    record
+}
+
+/// The link count after the backing store said it anew: what is pending here comes on top.
+fn refreshed_nlink(record: &Record, found: &Found) -> u32 {
+    if record.is_directory() {
+        return match record.listed {
+            true => record.subdirs.saturating_add(2),
+            false => found.attr.nlink.max(2),
+        };
+    }
+    let added = record.links.iter().filter(|link| !record.backing.links.contains(link)).count();
+    let removed = record.ghosts().count();
+    (i64::from(found.attr.nlink) + added as i64 - removed as i64)
+        .max(record.links.len() as i64)
+        .min(u32::MAX.into()) as u32
+}

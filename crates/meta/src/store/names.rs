@@ -1,0 +1,209 @@
+//! Names: create, link, unlink, rmdir.
+
+use std::sync::Arc;
+
+use super::draft::committed_record;
+use super::{Draft, MetaStore, NewInode, Unlinked, check_name, new_record};
+use crate::codec;
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::types::{FileKind, Ino, Link, Record, Timestamp, XattrState};
+
+impl MetaStore {
+    /// Creates an inode under a name, queued. A directory is `listed` from the start.
+    ///
+    /// # Errors
+    /// `Exists`; `NotFound` if the directory was removed; `NotDirectory`, `NameTooLong`,
+    /// `Invalid` name.
+    pub fn create(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        new: NewInode,
+        now: Timestamp,
+    ) -> Result<Arc<Record>> {
+        check_name(name)?;
+        let mut conflicts = false;
+        self.retry(|| {
+            let _locked = self.lock(&[dir]);
+            let taken = if std::mem::replace(&mut conflicts, true) {
+                self.find_locked(dir, name)?
+            } else {
+                self.cached_entry(dir, name)
+            };
+            if taken.is_some() {
+                return Err(Error::Exists);
+            }
+            let mut draft = Draft::new(self);
+            let is_directory = new.kind == FileKind::Directory;
+            let parent = draft.edit_directory(dir)?;
+            parent.entries_changed(now);
+            if is_directory {
+                parent.add_subdirs(1);
+            }
+            let ino = self.new_ino(dir)?;
+            let mut record = new_record(ino, &new, now);
+            record.links.push(Link::new(dir, name));
+            record.attr.nlink = if is_directory { 2 } else { 1 };
+            record.listed = is_directory;
+            record.backing.xattrs_differ = !new.xattrs.is_empty();
+            for (name, value) in &new.xattrs {
+                draft.put(keys::xattr(ino, name), codec::encode_bytes(value));
+            }
+            draft.add(record);
+            draft.enqueue(ino)?;
+            draft.add_entry(dir, name, ino, new.kind);
+            committed_record(&draft.commit()?, ino)
+        })
+    }
+
+    /// Creates an inode without a name (`O_TMPFILE`): an orphan with nlink 0, not queued.
+    ///
+    /// # Errors
+    /// `NotFound` if the directory was removed; `NotDirectory`.
+    pub fn create_unlinked(&self, dir: Ino, new: NewInode, now: Timestamp) -> Result<Arc<Record>> {
+        let parent = self.get(dir)?;
+        if !parent.is_directory() {
+            return Err(Error::NotDirectory);
+        }
+        if parent.links.is_empty() && dir != Ino::ROOT {
+            return Err(Error::NotFound);
+        }
+        let ino = self.new_ino(dir)?;
+        let _locked = self.lock(&[ino]);
+        let mut draft = Draft::new(self);
+        let mut record = new_record(ino, &new, now);
+        record.orphan = true;
+        record.backing.xattrs_differ = record.xattrs == XattrState::Some;
+        for (name, value) in &new.xattrs {
+            draft.put(keys::xattr(ino, name), codec::encode_bytes(value));
+        }
+        draft.add(record);
+        committed_record(&draft.commit()?, ino)
+    }
+
+    /// Gives an inode (also an orphan) another name.
+    ///
+    /// # Errors
+    /// `Exists`; `NotPermitted` for a directory; `Stale` for a removed inode; as
+    /// [`MetaStore::create`] for the directory and the name.
+    pub fn link(&self, ino: Ino, dir: Ino, name: &[u8], now: Timestamp) -> Result<Arc<Record>> {
+        check_name(name)?;
+        self.retry(|| {
+            let _locked = self.lock(&[dir, ino]);
+            let mut draft = Draft::new(self);
+            draft.edit_directory(dir)?;
+            if self.find_locked(dir, name)?.is_some() {
+                return Err(Error::Exists);
+            }
+            let record = draft.edit(ino)?;
+            if record.is_directory() {
+                return Err(Error::NotPermitted("hard link to a directory"));
+            }
+            if record.links.is_empty() && !record.orphan {
+                return Err(Error::Stale(ino));
+            }
+            record.attr.nlink = record.attr.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
+            record.attr.ctime = now;
+            record.links.push(Link::new(dir, name));
+            record.orphan = false;
+            record.change += 1;
+            let kind = record.attr.kind;
+            draft.settle(ino)?;
+            draft.edit_directory(dir)?.entries_changed(now);
+            draft.add_entry(dir, name, ino, kind);
+            committed_record(&draft.commit()?, ino)
+        })
+    }
+
+    /// Removes a name of anything but a directory. If it was the last one known and the inode is
+    /// `in_use`, the record stays as an orphan until [`MetaStore::release_orphan`].
+    ///
+    /// # Errors
+    /// `NotFound`; `IsDirectory`; `NotDirectory`.
+    pub fn unlink(&self, dir: Ino, name: &[u8], now: Timestamp, in_use: bool) -> Result<Unlinked> {
+        self.remove(dir, name, now, in_use, |_, kind| match kind {
+            FileKind::Directory => Err(Error::IsDirectory),
+            _ => Ok(()),
+        })
+    }
+
+    /// Removes an empty directory. Only logical entries are looked at: the caller sees to it that
+    /// the directory is listed.
+    ///
+    /// # Errors
+    /// `NotFound`; `NotDirectory`; `NotEmpty`.
+    pub fn rmdir(&self, dir: Ino, name: &[u8], now: Timestamp, in_use: bool) -> Result<Unlinked> {
+        self.remove(dir, name, now, in_use, |ino, kind| {
+            if kind != FileKind::Directory {
+                return Err(Error::NotDirectory);
+            }
+            if self.is_empty(ino)? { Ok(()) } else { Err(Error::NotEmpty) }
+        })
+    }
+
+    fn remove(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        now: Timestamp,
+        in_use: bool,
+        may: impl Fn(Ino, FileKind) -> Result<()>,
+    ) -> Result<Unlinked> {
+        self.retry(|| {
+            let (_locked, found) = self.lock_entry(dir, name)?;
+            let (ino, kind) = found.ok_or(Error::NotFound)?;
+            may(ino, kind)?;
+            let mut draft = Draft::new(self);
+            let parent = draft.edit(dir)?;
+            parent.entries_changed(now);
+            if kind == FileKind::Directory {
+                parent.add_subdirs(-1);
+            }
+            detach(draft.edit(ino)?, dir, name, now, in_use);
+            draft.settle(ino)?;
+            draft.change_entry(dir, name, (ino, kind), None);
+            let record = committed_record(&draft.commit()?, ino)?;
+            Ok(Unlinked { gone: is_gone(&record), record })
+        })
+    }
+
+    /// Locks a directory and the inode behind one of its names.
+    #[allow(clippy::type_complexity)]
+    pub(super) fn lock_entry(
+        &self,
+        dir: Ino,
+        name: &[u8],
+    ) -> Result<(super::Guards<'_>, Option<(Ino, FileKind)>)> {
+        let parent = self.load(dir)?.ok_or(Error::Stale(dir))?;
+        if !parent.is_directory() {
+            return Err(Error::NotDirectory);
+        }
+        let expected = self.find(dir, name)?;
+        let locked = match expected {
+            Some((ino, _)) => self.lock(&[dir, ino]),
+            None => self.lock(&[dir]),
+        };
+        if self.find_locked(dir, name)? != expected {
+            return Err(Error::Conflict(1));
+        }
+        Ok((locked, expected))
+    }
+}
+
+/// Takes a name from a record.
+pub(super) fn detach(record: &mut Record, dir: Ino, name: &[u8], now: Timestamp, in_use: bool) {
+    record.links.retain(|link| !link.is(dir, name));
+    record.attr.nlink = match record.attr.kind {
+        FileKind::Directory => 0,
+        _ => record.attr.nlink.saturating_sub(1).max(record.links.len() as u32),
+    };
+    record.attr.ctime = now;
+    record.change += 1;
+    record.orphan = record.links.is_empty() && in_use;
+}
+
+/// Whether nobody can reach the bytes of an inode any more.
+pub(super) fn is_gone(record: &Record) -> bool {
+    record.links.is_empty() && !record.orphan
+}

@@ -1,0 +1,228 @@
+//! Rename, with all checks of POSIX that need no credentials.
+
+use super::draft::committed_record;
+use super::names::{detach, is_gone};
+use super::{Draft, Guards, MAX_DEPTH, MetaStore, RenameFlags, Renamed, Unlinked, check_name};
+use crate::error::{Error, Result};
+use crate::types::{FileKind, Ino, Link, Record, Timestamp};
+
+/// One end of a rename.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    dir: Ino,
+    name: &'a [u8],
+}
+
+type Found = (Ino, FileKind);
+
+impl MetaStore {
+    /// Renames. `in_use` says of a replaced inode whether it is open.
+    ///
+    /// # Errors
+    /// `NotFound`; `Exists` (noreplace); `Invalid` (a directory into itself, contradicting flags);
+    /// `NotDirectory`, `IsDirectory`, `NotEmpty` for what would be replaced.
+    #[allow(clippy::too_many_arguments)]
+    pub fn rename(
+        &self,
+        from_dir: Ino,
+        from_name: &[u8],
+        to_dir: Ino,
+        to_name: &[u8],
+        flags: RenameFlags,
+        now: Timestamp,
+        in_use: &dyn Fn(Ino) -> bool,
+    ) -> Result<Renamed> {
+        check_name(from_name)?;
+        check_name(to_name)?;
+        if flags.exchange && flags.noreplace {
+            return Err(Error::Invalid("exchange contradicts noreplace"));
+        }
+        let from = Place { dir: from_dir, name: from_name };
+        let to = Place { dir: to_dir, name: to_name };
+        self.retry(|| self.rename_once(from, to, flags, now, in_use))
+    }
+
+    fn rename_once(
+        &self,
+        from: Place<'_>,
+        to: Place<'_>,
+        flags: RenameFlags,
+        now: Timestamp,
+        in_use: &dyn Fn(Ino) -> bool,
+    ) -> Result<Renamed> {
+        for dir in [from.dir, to.dir] {
+            if !self.load(dir)?.ok_or(Error::Stale(dir))?.is_directory() {
+                return Err(Error::NotDirectory);
+            }
+        }
+        let moving = self.find(from.dir, from.name)?.ok_or(Error::NotFound)?;
+        let target = self.find(to.dir, to.name)?;
+        let moves_directory = from.dir != to.dir
+            && (is_directory(moving) || flags.exchange && target.is_some_and(is_directory));
+        let _tree = moves_directory.then(|| self.tree.lock());
+        let _locked = self.lock_rename(from, to, moving, target)?;
+        match target {
+            Some(_) if flags.noreplace => return Err(Error::Exists),
+            None if flags.exchange => return Err(Error::NotFound),
+            _ => {}
+        }
+        self.check_ancestry(from, to, moving, target, flags)?;
+        match target {
+            Some(target) if target.0 == moving.0 => {
+                let moved = self.load_locked(moving.0)?.ok_or(Error::Stale(moving.0))?;
+                Ok(Renamed { moved, replaced: None, exchanged: None })
+            }
+            Some(target) if flags.exchange => self.exchange(from, to, moving, target, now),
+            target => self.replace(from, to, moving, target, now, in_use),
+        }
+    }
+
+    fn lock_rename(
+        &self,
+        from: Place<'_>,
+        to: Place<'_>,
+        moving: Found,
+        target: Option<Found>,
+    ) -> Result<Guards<'_>> {
+        let target_ino = target.map_or(moving.0, |target| target.0);
+        let locked = self.lock(&[from.dir, to.dir, moving.0, target_ino]);
+        let same = self.find_locked(from.dir, from.name)? == Some(moving)
+            && self.find_locked(to.dir, to.name)? == target;
+        if same { Ok(locked) } else { Err(Error::Conflict(1)) }
+    }
+
+    /// A directory can't move below itself, and what is above the source can't be replaced.
+    fn check_ancestry(
+        &self,
+        from: Place<'_>,
+        to: Place<'_>,
+        moving: Found,
+        target: Option<Found>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        if from.dir == to.dir {
+            return Ok(());
+        }
+        if is_directory(moving) && self.is_within(to.dir, moving.0)? {
+            return Err(Error::Invalid("a directory can't be moved into itself"));
+        }
+        if let Some(target) = target
+            && is_directory(target)
+            && self.is_within(from.dir, target.0)?
+        {
+            return Err(match flags.exchange {
+                true => Error::Invalid("a directory can't be moved into itself"),
+                false => Error::NotEmpty,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether `dir` is `ancestor` or below it.
+    fn is_within(&self, dir: Ino, ancestor: Ino) -> Result<bool> {
+        let mut at = dir;
+        for _ in 0..MAX_DEPTH {
+            if at == ancestor {
+                return Ok(true);
+            }
+            if at == Ino::ROOT {
+                return Ok(false);
+            }
+            let record = self.load(at)?.ok_or(Error::Stale(at))?;
+            match record.links.first() {
+                Some(link) => at = link.parent,
+                None => return Ok(false),
+            }
+        }
+        Err(super::corrupt(&format!("directory {dir}"), "its ancestors form a circle"))
+    }
+
+    fn replace(
+        &self,
+        from: Place<'_>,
+        to: Place<'_>,
+        moving: Found,
+        target: Option<Found>,
+        now: Timestamp,
+        in_use: &dyn Fn(Ino) -> bool,
+    ) -> Result<Renamed> {
+        let mut draft = Draft::new(self);
+        draft.edit(from.dir)?.entries_changed(now);
+        draft.edit_directory(to.dir)?.entries_changed(now);
+        if let Some(target) = target {
+            match (is_directory(moving), is_directory(target)) {
+                (true, false) => return Err(Error::NotDirectory),
+                (false, true) => return Err(Error::IsDirectory),
+                (true, true) if !self.is_empty(target.0)? => return Err(Error::NotEmpty),
+                (true, true) => draft.edit(to.dir)?.add_subdirs(-1),
+                (false, false) => {}
+            }
+            detach(draft.edit(target.0)?, to.dir, to.name, now, in_use(target.0));
+            draft.settle(target.0)?;
+            draft.change_entry(to.dir, to.name, target, Some(moving));
+        } else {
+            draft.add_entry(to.dir, to.name, moving.0, moving.1);
+        }
+        if is_directory(moving) && from.dir != to.dir {
+            draft.edit(from.dir)?.add_subdirs(-1);
+            draft.edit(to.dir)?.add_subdirs(1);
+        }
+        draft.change_entry(from.dir, from.name, moving, None);
+        move_link(draft.edit(moving.0)?, from, to, now);
+        draft.settle(moving.0)?;
+        let committed = draft.commit()?;
+        let replaced = match target {
+            Some(target) => {
+                let record = committed_record(&committed, target.0)?;
+                Some(Unlinked { gone: is_gone(&record), record })
+            }
+            None => None,
+        };
+        let moved = committed_record(&committed, moving.0)?;
+        Ok(Renamed { moved, replaced, exchanged: None })
+    }
+
+    fn exchange(
+        &self,
+        from: Place<'_>,
+        to: Place<'_>,
+        moving: Found,
+        target: Found,
+        now: Timestamp,
+    ) -> Result<Renamed> {
+        let mut draft = Draft::new(self);
+        draft.edit_directory(from.dir)?.entries_changed(now);
+        draft.edit_directory(to.dir)?.entries_changed(now);
+        if from.dir != to.dir {
+            let gain = i64::from(is_directory(moving)) - i64::from(is_directory(target));
+            draft.edit(to.dir)?.add_subdirs(gain);
+            draft.edit(from.dir)?.add_subdirs(-gain);
+        }
+        draft.change_entry(to.dir, to.name, target, Some(moving));
+        draft.change_entry(from.dir, from.name, moving, Some(target));
+        move_link(draft.edit(moving.0)?, from, to, now);
+        move_link(draft.edit(target.0)?, to, from, now);
+        draft.settle(moving.0)?;
+        draft.settle(target.0)?;
+        let committed = draft.commit()?;
+        Ok(Renamed {
+            moved: committed_record(&committed, moving.0)?,
+            replaced: None,
+            exchanged: Some(committed_record(&committed, target.0)?),
+        })
+    }
+}
+
+fn is_directory(found: Found) -> bool {
+    found.1 == FileKind::Directory
+}
+
+fn move_link(record: &mut Record, from: Place<'_>, to: Place<'_>, now: Timestamp) {
+    for link in &mut record.links {
+        if link.is(from.dir, from.name) {
+            *link = Link::new(to.dir, to.name);
+        }
+    }
+    record.attr.ctime = now;
+    record.change += 1;
+}

@@ -1,0 +1,139 @@
+//! Names that others removed from the backing store.
+
+use super::{Draft, MetaStore, Vanished};
+use crate::error::{Error, Result};
+use crate::types::{FileKind, Ino, Record, Timestamp, same_links};
+
+/// Entries looked at in one go.
+const PAGE: usize = 256;
+
+/// What became of one entry.
+enum Fate {
+    Removed(Ino),
+    Kept(Ino),
+    /// There was no such entry, or the backing store isn't known to have had it.
+    Untouched,
+}
+
+/// A directory on the way down.
+struct Level {
+    dir: Ino,
+    name: Box<[u8]>,
+    ino: Ino,
+    cursor: u64,
+}
+
+impl MetaStore {
+    /// The backing store no longer has a name that it had: removes the entry with all below that
+    /// has no pending changes. What has is kept, its vanished names forgotten, and queued, so that
+    /// it is written again. `removed` is called for each inode removed.
+    ///
+    /// # Errors
+    /// If the engine fails; part of the subtree may be removed then, and it may be repeated.
+    pub fn vanished(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        now: Timestamp,
+        removed: &mut dyn FnMut(Ino),
+    ) -> Result<Vanished> {
+        let mut result = Vanished::default();
+        let Some((ino, kind)) = self.find(dir, name)? else { return Ok(result) };
+        if !self.backing_has(ino, dir, name)? {
+            return Ok(result);
+        }
+        let mut settle = |fate| match fate {
+            Fate::Removed(ino) => {
+                result.removed += 1;
+                removed(ino);
+            }
+            Fate::Kept(ino) => result.kept.push(ino),
+            Fate::Untouched => {}
+        };
+        if kind != FileKind::Directory {
+            settle(self.retry(|| self.vanish_one(dir, name, now))?);
+            return Ok(result);
+        }
+        // Depth first; a directory goes after its entries.
+        let mut way = vec![Level { dir, name: name.into(), ino, cursor: 0 }];
+        while let Some(level) = way.last_mut() {
+            let entries = self.entries(level.ino, level.cursor, PAGE)?;
+            let parent = level.ino;
+            if entries.is_empty() {
+                let (dir, name) = (level.dir, std::mem::take(&mut level.name));
+                way.pop();
+                settle(self.retry(|| self.vanish_one(dir, &name, now))?);
+                continue;
+            }
+            let mut below = Vec::new();
+            for entry in entries {
+                level.cursor = entry.cursor;
+                if entry.kind == FileKind::Directory {
+                    if !self.backing_has(entry.ino, parent, &entry.name)? {
+                        settle(Fate::Kept(entry.ino));
+                        continue;
+                    }
+                    below.push(Level { dir: parent, name: entry.name, ino: entry.ino, cursor: 0 });
+                } else {
+                    settle(self.retry(|| self.vanish_one(parent, &entry.name, now))?);
+                }
+            }
+            way.append(&mut below);
+        }
+        Ok(result)
+    }
+
+    /// Whether the backing store was known to have the inode under this name.
+    fn backing_has(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<bool> {
+        let record = self.load(ino)?.ok_or(Error::Stale(ino))?;
+        Ok(record.backing.links.iter().any(|link| link.is(dir, name)))
+    }
+
+    fn vanish_one(&self, dir: Ino, name: &[u8], now: Timestamp) -> Result<Fate> {
+        let (_locked, found) = self.lock_entry(dir, name)?;
+        let Some((ino, kind)) = found else { return Ok(Fate::Untouched) };
+        let mut draft = Draft::new(self);
+        let record = draft.edit(ino)?;
+        if must_stay(record) || kind == FileKind::Directory && !self.is_empty(ino)? {
+            let had = record.backing.links.len();
+            record.backing.links.retain(|link| !link.is(dir, name));
+            if record.backing.links.len() < had {
+                record.backing.fingerprint = None;
+                record.backing.attrs_differ = true;
+                record.backing.xattrs_differ = true;
+                record.listed |= kind == FileKind::Directory;
+                record.change += 1;
+                draft.enqueue(ino)?;
+                draft.commit()?;
+            }
+            return Ok(Fate::Kept(ino));
+        }
+        record.links.retain(|link| !link.is(dir, name));
+        record.backing.links.retain(|link| !link.is(dir, name));
+        record.attr.nlink = record.attr.nlink.saturating_sub(1);
+        record.attr.ctime = now;
+        record.change += 1;
+        if record.links.is_empty() {
+            record.queued = None;
+        }
+        let gone = record.links.is_empty();
+        draft.change_entry(dir, name, (ino, kind), None);
+        let parent = draft.edit(dir)?;
+        parent.entries_changed(now);
+        if kind == FileKind::Directory {
+            parent.add_subdirs(-1);
+        }
+        draft.commit()?;
+        Ok(if gone { Fate::Removed(ino) } else { Fate::Untouched })
+    }
+}
+
+/// Whether something would be lost with the record: bytes that are only here, or names the backing
+/// store doesn't have yet. Changed attributes of a file alone don't count: its bytes are gone.
+fn must_stay(record: &Record) -> bool {
+    let names_differ = !same_links(&record.links, &record.backing.links);
+    match record.attr.kind {
+        FileKind::File => record.dirty || record.spilled || names_differ,
+        _ => record.differs(),
+    }
+}
