@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+pub use crate::dir_backing::DirBacking;
 use crate::{Attributes, Bytes, FileKind, Fingerprint, Result, Timestamp};
 
 /// Name of the private area in the root of a backing store: reserved, to be hidden from programs.
@@ -163,7 +164,7 @@ pub trait BackingFile: Bytes {
 /// (kept on drop: it may hold the only copy of its bytes).
 pub struct Temporary {
     pub(crate) file: Arc<dyn BackingFile>,
-    pub(crate) place: crate::commit::Place,
+    pub(crate) place: crate::private::Place,
 }
 
 impl Temporary {
@@ -275,6 +276,11 @@ pub trait BackingStore: Send + Sync {
     /// A new file in `.forebay/tmp`, mode 0600.
     fn temporary(&self, ino: u64) -> Result<Temporary>;
 
+    /// As [`Self::temporary`], but next to its target: for a directory on another mount than the root
+    /// (its [`Attributes::dev`] differs), where a rename from `.forebay/tmp` cannot go. A commit
+    /// across mounts copies the file first if need be, which changes [`Temporary::pending`].
+    fn temporary_beside(&self, ino: u64, dir: &Dir) -> Result<Temporary>;
+
     /// The spill file of an inode, made if need be; it outlives the daemon.
     fn spill(&self, ino: u64) -> Result<Temporary>;
 
@@ -314,7 +320,7 @@ pub trait BackingStore: Send + Sync {
     fn list_limbo(&self) -> Result<Vec<u64>>;
 
     /// Removes what a dead daemon left in `.forebay/tmp`. `owner` is the name that it gave to
-    /// `DirBacking::open`; only call it when that daemon is known to be gone.
+    /// [`DirBacking::open`]; only call it when that daemon is known to be gone.
     fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>;
 
     /// Removes the private area if it is empty.

@@ -77,3 +77,49 @@ pub trait Bytes: Send + Sync {
     /// What to call the file in messages: its path when it was opened.
     fn label(&self) -> &std::path::Path;
 }
+
+/// Implements [`Bytes`] for a type by passing every call to one of its fields.
+macro_rules! delegate_bytes {
+    ($type:ty, $field:tt) => {
+        impl Bytes for $type {
+            fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+                self.$field.read_at(buffer, offset)
+            }
+            fn write_at(&self, data: &[u8], offset: u64) -> Result<usize> {
+                self.$field.write_at(data, offset)
+            }
+            fn sync(&self, data_only: bool) -> Result<()> {
+                self.$field.sync(data_only)
+            }
+            fn set_len(&self, len: u64) -> Result<()> {
+                self.$field.set_len(len)
+            }
+            fn stat(&self) -> Result<Attributes> {
+                self.$field.stat()
+            }
+            fn allocate(&self, offset: u64, len: u64, mode: AllocateMode) -> Result<()> {
+                self.$field.allocate(offset, len, mode)
+            }
+            fn punch(&self, offset: u64, len: u64) -> Result<()> {
+                self.$field.punch(offset, len)
+            }
+            fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
+                self.$field.seek_data(offset)
+            }
+            fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
+                self.$field.seek_hole(offset)
+            }
+            fn set_times(&self, atime: Option<Timestamp>, mtime: Option<Timestamp>) -> Result<()> {
+                self.$field.set_times(atime, mtime)
+            }
+            fn fd(&self) -> Option<BorrowedFd<'_>> {
+                self.$field.fd()
+            }
+            fn label(&self) -> &Path {
+                self.$field.label()
+            }
+        }
+    };
+}
+
+pub(crate) use delegate_bytes;

@@ -1,3 +1,224 @@
-//! Publishing.
-/// Where a temporary stands.
-pub(crate) struct Place;
+//! Publishing a temporary under its name.
+
+use std::ffi::OsStr;
+
+use rustix::fs::{self, RenameFlags};
+use rustix::io::Errno;
+
+use crate::backing::{BackingStore, Commit, Dir, Expect, SetAttributes, Temporary};
+use crate::copy::{Cancel, Limits, Priority, copy_range};
+use crate::dir_backing::{DirBacking, rename_no_replace};
+use crate::failpoints::fail_at;
+use crate::private::swap_name;
+use crate::{Attributes, FileKind, Fingerprint, Result, StoreError};
+
+/// How one attempt to publish ended.
+enum Attempt {
+    Published,
+    Conflict(Option<Attributes>),
+    /// Another mount lies below this directory: the temporary must be made there.
+    OtherMount,
+}
+
+/// A swap that raced with two foreign renames in a row is given up.
+const SWAP_BACK_TRIES: usize = 4;
+
+impl DirBacking {
+    pub(crate) fn publish(
+        &self,
+        temporary: &mut Temporary,
+        dir: &Dir,
+        name: &OsStr,
+        expect: Expect,
+    ) -> Result<Commit> {
+        if temporary.place.published {
+            return Err(self.err("publish again", dir, name, Errno::STALE));
+        }
+        fail_at!("store.commit.before_sync", &self.path);
+        temporary.file.sync(false)?;
+        fail_at!("store.commit.before_rename", &self.path);
+        let mut before = temporary.file.stat()?.fingerprint();
+        let mut attempt = self.attempt(temporary, dir, name, expect)?;
+        if matches!(attempt, Attempt::OtherMount) {
+            fail_at!("store.commit.before_copy_beside", &self.path);
+            self.move_beside(temporary, dir)?;
+            before = temporary.file.stat()?.fingerprint();
+            attempt = self.attempt(temporary, dir, name, expect)?;
+        }
+        match attempt {
+            Attempt::Published => {}
+            Attempt::Conflict(found) => return Ok(Commit::Conflict(found)),
+            Attempt::OtherMount => return Err(self.err("publish", dir, name, Errno::XDEV)),
+        }
+        temporary.place.published = true;
+        fail_at!("store.commit.after_rename", &self.path);
+        // The rename has changed the ctime. Size and time are those from before it: should someone
+        // have written since, the next look at the file shows the difference.
+        let after = temporary.file.stat()?.fingerprint();
+        Ok(Commit::Done(Fingerprint { ctime: after.ctime, ..before }))
+    }
+
+    fn attempt(
+        &self,
+        temporary: &mut Temporary,
+        dir: &Dir,
+        name: &OsStr,
+        expect: Expect,
+    ) -> Result<Attempt> {
+        let place = &temporary.place;
+        let done = match expect {
+            Expect::Version(version) => return self.swap(temporary, dir, name, &version),
+            Expect::Absent => rename_no_replace(&place.dir, &place.name, dir, name),
+            Expect::Any => fs::renameat(&place.dir, &place.name, dir, name),
+        };
+        match done {
+            Ok(()) => Ok(Attempt::Published),
+            Err(Errno::XDEV) => Ok(Attempt::OtherMount),
+            Err(Errno::EXIST) if expect == Expect::Absent => {
+                Ok(Attempt::Conflict(self.stat_if(dir, name)?))
+            }
+            Err(e) => Err(self.err("publish", dir, name, e)),
+        }
+    }
+
+    /// Replaces exactly one version.
+    fn swap(
+        &self,
+        temporary: &mut Temporary,
+        dir: &Dir,
+        name: &OsStr,
+        version: &Fingerprint,
+    ) -> Result<Attempt> {
+        let found = match self.stat_if(dir, name)? {
+            Some(found) if found.kind == FileKind::Regular && found.fingerprint() == *version => {
+                found
+            }
+            other => return Ok(Attempt::Conflict(other)),
+        };
+        let own = temporary.file.stat()?.ino;
+        let quiet_name = temporary.place.name.clone();
+        let swap_name = swap_name(&temporary.place, &self.owner, own, version);
+        self.rename_place(temporary, &swap_name)?;
+        fail_at!("store.commit.before_exchange", &self.path);
+        let place = &temporary.place;
+        match fs::renameat_with(&place.dir, &place.name, dir, name, RenameFlags::EXCHANGE) {
+            Ok(()) => {
+                // From here the temporary's name is a foreign file's: no drop may remove it.
+                temporary.place.published = true;
+                self.after_swap(temporary, dir, name, &found, own, &quiet_name)
+            }
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                fs::renameat(&place.dir, &place.name, dir, name)
+                    .map_err(|e| self.err("publish", dir, name, e))?;
+                Ok(Attempt::Published)
+            }
+            Err(e) => {
+                self.rename_place(temporary, &quiet_name)?;
+                match e {
+                    Errno::XDEV => Ok(Attempt::OtherMount),
+                    Errno::NOENT => Ok(Attempt::Conflict(None)),
+                    e => Err(self.err("publish", dir, name, e)),
+                }
+            }
+        }
+    }
+
+    /// Looks at what came out of the swap.
+    fn after_swap(
+        &self,
+        temporary: &mut Temporary,
+        dir: &Dir,
+        name: &OsStr,
+        expected: &Attributes,
+        own: u64,
+        quiet_name: &OsStr,
+    ) -> Result<Attempt> {
+        fail_at!("store.commit.after_exchange", &self.path);
+        let place = &temporary.place;
+        let displaced = self.stat(&place.dir, &place.name)?;
+        if is_same(&displaced, expected) {
+            fail_at!("store.commit.before_unlink", &self.path);
+            self.unlink(&place.dir, &place.name)?;
+            return Ok(Attempt::Published);
+        }
+        for _ in 0..SWAP_BACK_TRIES {
+            match fs::renameat_with(&place.dir, &place.name, dir, name, RenameFlags::EXCHANGE) {
+                Ok(()) => {}
+                // Ours was removed from under the name meanwhile: what we hold belongs there.
+                Err(Errno::NOENT) => {
+                    fs::renameat(&place.dir, &place.name, dir, name)
+                        .map_err(|e| self.err("put back", dir, name, e))?;
+                    return Ok(Attempt::Conflict(Some(displaced)));
+                }
+                Err(e) => return Err(self.swap_lost(dir, name, e)),
+            }
+            let back = self.stat(&place.dir, &place.name)?;
+            if back.ino == own && back.dev == displaced.dev {
+                temporary.place.published = false;
+                self.rename_place(temporary, quiet_name)?;
+                return Ok(Attempt::Conflict(Some(displaced)));
+            }
+            // Someone renamed a newer file over ours before it was back: that one belongs there.
+        }
+        Err(self.swap_lost(dir, name, Errno::AGAIN))
+    }
+
+    /// Gives up with a foreign file in hand: it stays where the clean-up of the next start finds it
+    /// and moves it to limbo.
+    fn swap_lost(&self, dir: &Dir, name: &OsStr, e: Errno) -> StoreError {
+        self.err("put back a file that was changed while it was being replaced:", dir, name, e)
+    }
+
+    fn rename_place(&self, temporary: &mut Temporary, name: &OsStr) -> Result<()> {
+        let place = &mut temporary.place;
+        fs::renameat(&place.dir, &place.name, &place.dir, name)
+            .map_err(|e| self.err("rename", &place.dir, &place.name, e))?;
+        place.name = name.to_owned();
+        Ok(())
+    }
+
+    /// Copies a temporary into the directory of its target, on another mount.
+    fn move_beside(&self, temporary: &mut Temporary, dir: &Dir) -> Result<()> {
+        let beside = self.make_temporary_in(dir, temporary.place.ino)?;
+        let stat = temporary.file.stat()?;
+        let limits = Limits::plain(Priority::WriteBack);
+        let (from, to) = (&*temporary.file, &*beside.file);
+        to.set_len(stat.size)?;
+        copy_range(from, to, 0..stat.size, &limits, &Cancel::default())?;
+        for (attribute, value) in self.xattrs_of(temporary)? {
+            to.set_xattr(&attribute, &value)?;
+        }
+        to.set_attributes(&SetAttributes {
+            mode: Some(stat.mode),
+            uid: Some(stat.uid),
+            gid: Some(stat.gid),
+            atime: Some(stat.atime),
+            mtime: Some(stat.mtime),
+        })?;
+        to.sync(false)?;
+        *temporary = beside;
+        Ok(())
+    }
+
+    fn xattrs_of(&self, temporary: &Temporary) -> Result<Vec<(std::ffi::OsString, Vec<u8>)>> {
+        let place = &temporary.place;
+        let names = match self.list_xattrs(&place.dir, &place.name) {
+            Err(e) if e.errno() == libc::EOPNOTSUPP => Vec::new(),
+            other => other?,
+        };
+        names
+            .into_iter()
+            .map(|name| {
+                let value = self.get_xattr(&place.dir, &place.name, &name)?;
+                Ok((name, value))
+            })
+            .collect()
+    }
+}
+
+/// Whether a displaced file is the one seen before the swap, which has changed its ctime.
+fn is_same(displaced: &Attributes, seen: &Attributes) -> bool {
+    let key =
+        |a: &Attributes| (a.dev, a.ino, a.kind, a.mode, a.nlink, a.uid, a.gid, a.size, a.mtime);
+    key(displaced) == key(seen)
+}

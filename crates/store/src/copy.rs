@@ -1,10 +1,19 @@
-//! The copy engine.
+//! The copy engine: by reference or inside the kernel where that works, through pooled buffers
+//! elsewhere; holes stay holes.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use crate::{Bytes, Result};
+use rustix::fs;
+use rustix::io::Errno;
+
+use crate::failpoints::fail_at;
+use crate::local::retry;
+use crate::{Bytes, ErrorClass, Result, StoreError};
+
+pub use crate::limits::{Buffer, BufferPool, Gate, Pass, RateLimiter};
 
 /// Classes of copies, most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,6 +26,11 @@ pub enum Priority {
     Prefetch,
     /// Moves between tiers and nodes.
     Rebalance,
+}
+
+impl Priority {
+    /// Number of classes.
+    pub const COUNT: usize = 4;
 }
 
 /// Stops a copy from another thread. Clones share one flag.
@@ -67,39 +81,261 @@ pub struct Copied {
     pub means: Means,
 }
 
-/// A token bucket (bytes per second), shared by all copies of a class.
-pub struct RateLimiter;
-
-/// Lets urgent copies on one device go first.
-pub struct Gate;
-
-/// Aligned buffers for copies, at most a fixed number.
-pub struct BufferPool;
-
 /// The conditions of a copy.
 #[derive(Clone)]
 pub struct Limits {
     /// Class.
     pub priority: Priority,
-    /// Rate, if limited.
+    /// Rate in bytes per second, if limited. What the kernel clones by reference is free.
     pub rate: Option<Arc<RateLimiter>>,
     /// One gate per device.
     pub gate: Option<Arc<Gate>>,
-    /// Buffers.
+    /// Buffers; their size is also the size of a chunk.
     pub buffers: Arc<BufferPool>,
     /// Counters to add to.
     pub progress: Arc<Progress>,
 }
 
+impl Limits {
+    /// No rate and no gate, with the process's common buffers (4 of 1 MiB).
+    #[must_use]
+    pub fn plain(priority: Priority) -> Self {
+        static BUFFERS: OnceLock<Arc<BufferPool>> = OnceLock::new();
+        let buffers = BUFFERS.get_or_init(|| Arc::new(BufferPool::new(1 << 20, 4)));
+        Self {
+            priority,
+            rate: None,
+            gate: None,
+            buffers: Arc::clone(buffers),
+            progress: Arc::default(),
+        }
+    }
+}
+
 /// Copies a range from `source` to the same offsets of `target`, blocking. Holes of the source stay
-/// holes: what the target has there is punched if it has any. Does not sync and does not set the
-/// length beyond the range. Fails with `Shrunk` when the source ends before the range does.
+/// holes: what the target has there is punched. The target is at least `range.end` long afterwards.
+/// Does not sync. Fails with `Shrunk` when the source ends before the range does; what was copied
+/// until then (or until a cancel) stays copied.
 pub fn copy_range(
-    _source: &dyn Bytes,
-    _target: &dyn Bytes,
-    _range: Range<u64>,
-    _limits: &Limits,
-    _cancel: &Cancel,
+    source: &dyn Bytes,
+    target: &dyn Bytes,
+    range: Range<u64>,
+    limits: &Limits,
+    cancel: &Cancel,
 ) -> Result<Copied> {
-    todo!()
+    let pass = limits.gate.as_ref().map(|gate| gate.enter(limits.priority));
+    let mut copy = Copy { source, target, limits, cancel, pass, done: Copied::nothing() };
+    if range.is_empty() {
+        return Ok(copy.done);
+    }
+    let len = source.len()?;
+    if len < range.end {
+        return Err(copy.shrunk(len, range.end));
+    }
+    copy.step(0)?;
+    if !copy.clone_range(&range, len)? {
+        copy.extents(&range)?;
+    }
+    if target.len()? < range.end {
+        target.set_len(range.end)?;
+    }
+    Ok(copy.done)
+}
+
+/// One copy under way.
+struct Copy<'a> {
+    source: &'a dyn Bytes,
+    target: &'a dyn Bytes,
+    limits: &'a Limits,
+    cancel: &'a Cancel,
+    pass: Option<Pass<'a>>,
+    done: Copied,
+}
+
+impl Copied {
+    fn nothing() -> Self {
+        Self { bytes: 0, holes: 0, means: Means::Kernel }
+    }
+}
+
+impl Copy<'_> {
+    fn shrunk(&self, at: u64, wanted: u64) -> StoreError {
+        StoreError::Shrunk { path: self.source.label().to_owned(), at, wanted }
+    }
+
+    /// Waits for its turn before `bytes` more.
+    fn step(&self, bytes: u64) -> Result<()> {
+        if self.cancel.is_cancelled() {
+            return Err(StoreError::Cancelled);
+        }
+        fail_at!("store.copy.before_chunk", self.source.label());
+        if let Some(pass) = &self.pass {
+            pass.wait(self.cancel)?;
+        }
+        match &self.limits.rate {
+            Some(rate) => rate.take(bytes, self.cancel),
+            None => Ok(()),
+        }
+    }
+
+    fn count(&mut self, bytes: u64) {
+        self.done.bytes += bytes;
+        self.limits.progress.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Shares blocks where the file system can.
+    fn clone_range(&mut self, range: &Range<u64>, len: u64) -> Result<bool> {
+        const BLOCK: u64 = 4096;
+        let (Some(from), Some(to)) = (self.source.fd(), self.target.fd()) else { return Ok(false) };
+        let aligned = range.start % BLOCK == 0 && (range.end % BLOCK == 0 || range.end == len);
+        if !aligned || self.source.stat()?.dev != self.target.stat()?.dev {
+            return Ok(false);
+        }
+        let request = libc::file_clone_range {
+            src_fd: from.as_raw_fd().into(),
+            src_offset: range.start,
+            src_length: range.end - range.start,
+            dest_offset: range.start,
+        };
+        // SAFETY: both descriptors are borrowed and hence open; the kernel only reads the request,
+        // which lives until the call returns.
+        let result = unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONERANGE, &raw const request) };
+        if result == 0 {
+            self.done.means = Means::Clone;
+            self.count(range.end - range.start);
+        }
+        // Whatever the reason of a refusal: copying decides whether it is an error.
+        Ok(result == 0)
+    }
+
+    /// Copies data and passes over holes.
+    fn extents(&mut self, range: &Range<u64>) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let data = match self.source.seek_data(at) {
+                Ok(Some(data)) => data.min(range.end),
+                Ok(None) => {
+                    let len = self.source.len()?;
+                    if len < range.end {
+                        return Err(self.shrunk(len, range.end));
+                    }
+                    range.end
+                }
+                Err(e) if is_unsupported(&e) => at,
+                Err(e) => return Err(e),
+            };
+            if data > at {
+                self.hole(at..data)?;
+                at = data;
+                continue;
+            }
+            let end = match self.source.seek_hole(at) {
+                Ok(Some(hole)) => hole.min(range.end),
+                Ok(None) => return Err(self.shrunk(at, range.end)),
+                Err(e) if is_unsupported(&e) => range.end,
+                Err(e) => return Err(e),
+            };
+            // A hole right here was made since the look before: go by it as by data.
+            let end = end.max((at + 1).min(range.end));
+            self.data(at..end, range.end)?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    fn hole(&mut self, range: Range<u64>) -> Result<()> {
+        self.step(0)?;
+        let end = range.end.min(self.target.len()?);
+        if range.start < end {
+            match self.target.punch(range.start, end - range.start) {
+                Err(e) if is_unsupported(&e) => self.zeros(range.start..end)?,
+                other => other?,
+            }
+        }
+        self.done.holes += range.end - range.start;
+        self.limits.progress.holes.fetch_add(range.end - range.start, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn zeros(&mut self, range: Range<u64>) -> Result<()> {
+        let buffers = Arc::clone(&self.limits.buffers);
+        let mut at = range.start;
+        while at < range.end {
+            let len = (range.end - at).min(buffers.buffer_size() as u64) as usize;
+            self.step(len as u64)?;
+            let mut buffer = buffers.take();
+            let bytes = &mut buffer.bytes()[..len];
+            bytes.fill(0);
+            write_all(self.target, bytes, at)?;
+            at += len as u64;
+        }
+        Ok(())
+    }
+
+    fn data(&mut self, range: Range<u64>, wanted: u64) -> Result<()> {
+        let chunk = self.limits.buffers.buffer_size() as u64;
+        let mut at = range.start;
+        while at < range.end {
+            let len = (range.end - at).min(chunk);
+            self.step(len)?;
+            let moved = match self.kernel(at, len)? {
+                Some(moved) => moved,
+                None => self.buffered(at, len as usize)?,
+            };
+            if moved == 0 {
+                return Err(self.shrunk(self.source.len()?.min(at), wanted));
+            }
+            self.count(moved);
+            at += moved;
+        }
+        Ok(())
+    }
+
+    /// One `copy_file_range`; `None` where the kernel cannot, from then on for this copy.
+    fn kernel(&mut self, at: u64, len: u64) -> Result<Option<u64>> {
+        if self.done.means == Means::Buffers {
+            return Ok(None);
+        }
+        let (Some(from), Some(to)) = (self.source.fd(), self.target.fd()) else {
+            self.done.means = Means::Buffers;
+            return Ok(None);
+        };
+        let (mut from_at, mut to_at) = (at, at);
+        let moved = retry(|| {
+            fs::copy_file_range(from, Some(&mut from_at), to, Some(&mut to_at), len as usize)
+        });
+        match moved {
+            Ok(moved) if moved > 0 => Ok(Some(moved as u64)),
+            Err(e @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) => {
+                Err(StoreError::io("copy to", self.target.label(), e))
+            }
+            // Some file systems refuse, others say that nothing could be copied: plain reads tell
+            // an end of the file or a bad disk from that.
+            Ok(_) | Err(_) => {
+                self.done.means = Means::Buffers;
+                Ok(None)
+            }
+        }
+    }
+
+    fn buffered(&self, at: u64, len: usize) -> Result<u64> {
+        let mut buffer = self.limits.buffers.take();
+        let bytes = &mut buffer.bytes()[..len];
+        let read = self.source.read_at(bytes, at)?;
+        write_all(self.target, &bytes[..read], at)?;
+        Ok(read as u64)
+    }
+}
+
+fn is_unsupported(error: &StoreError) -> bool {
+    matches!(error.class(), ErrorClass::Unsupported | ErrorClass::Invalid)
+}
+
+fn write_all(target: &dyn Bytes, mut bytes: &[u8], mut at: u64) -> Result<()> {
+    while !bytes.is_empty() {
+        let written = target.write_at(bytes, at)?;
+        bytes = &bytes[written..];
+        at += written as u64;
+    }
+    Ok(())
 }

@@ -1,8 +1,25 @@
-//! The header that every object carries in an extended attribute.
+//! The header that every object carries in the extended attribute `user.forebay`.
+//!
+//! All numbers are little-endian; `docs/format-tier.md` gives the layout byte by byte.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Fingerprint, Timestamp};
+
+const MAGIC: &[u8; 8] = b"FBAYOBJ\0";
+const CHECKSUM_AT: usize = 144;
+const PATH_AT: usize = 152;
+
+const DIRTY: u16 = 1 << 0;
+const WHOLE: u16 = 1 << 1;
+const WRITING: u16 = 1 << 2;
+const SPILLED: u16 = 1 << 3;
+const HAS_BASE: u16 = 1 << 4;
+const HAS_PENDING: u16 = 1 << 5;
+const PATH_TRUNCATED: u16 = 1 << 6;
 
 /// What an object says about itself, so that a tier can be understood without any index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,13 +52,244 @@ pub struct Header {
     pub gid: u32,
     /// Modification time for a rebuild.
     pub mtime: Timestamp,
-    /// Path below the root of the backing store, for people and for a rebuild.
+    /// Path below the root of the backing store, for people and for a rebuild. Set it with
+    /// [`Header::set_path`].
     pub path: OsString,
     /// The path was longer than [`Header::PATH_MAX`] bytes and only its end is kept.
     pub path_truncated: bool,
 }
 
+/// Why bytes are no header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeaderFault {
+    /// Too short, wrong magic or wrong checksum.
+    Damaged,
+    /// A version that this program does not know.
+    Version(u16),
+}
+
 impl Header {
-    /// Longest path kept, in bytes.
+    /// Longest path kept, in bytes: with it the attribute fits into one 4 KiB block of ext4.
     pub const PATH_MAX: usize = 2048;
+
+    /// Newest version of the layout.
+    pub const VERSION: u16 = 1;
+
+    /// Longest encoded header in bytes.
+    pub const ENCODED_MAX: usize = PATH_AT + Self::PATH_MAX;
+
+    /// Sets the path, keeping the end of one that is too long.
+    pub fn set_path(&mut self, path: &OsStr) {
+        let bytes = path.as_bytes();
+        self.path_truncated = bytes.len() > Self::PATH_MAX;
+        let start = bytes.len().saturating_sub(Self::PATH_MAX);
+        self.path = OsStr::from_bytes(&bytes[start..]).to_owned();
+    }
+
+    /// The bytes of the attribute.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let path = self.path.as_bytes();
+        let start = path.len().saturating_sub(Self::PATH_MAX);
+        let path = &path[start..];
+        let mut out = Vec::with_capacity(PATH_AT + path.len());
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(&Self::VERSION.to_le_bytes());
+        out.extend_from_slice(&self.flags(start > 0).to_le_bytes());
+        out.extend_from_slice(&(path.len() as u16).to_le_bytes());
+        out.extend_from_slice(&[0; 2]);
+        out.extend_from_slice(&self.ino.to_le_bytes());
+        out.extend_from_slice(&self.generation.to_le_bytes());
+        out.extend_from_slice(&self.size.to_le_bytes());
+        put_fingerprint(&mut out, self.base.unwrap_or_default());
+        put_fingerprint(&mut out, self.pending.unwrap_or_default());
+        out.extend_from_slice(&self.mode.to_le_bytes());
+        out.extend_from_slice(&self.uid.to_le_bytes());
+        out.extend_from_slice(&self.gid.to_le_bytes());
+        out.extend_from_slice(&self.mtime.nanos.to_le_bytes());
+        out.extend_from_slice(&self.mtime.seconds.to_le_bytes());
+        debug_assert_eq!(out.len(), CHECKSUM_AT);
+        out.extend_from_slice(&[0; 8]);
+        out.extend_from_slice(path);
+        let sum = checksum(&mut out);
+        out[CHECKSUM_AT..PATH_AT].copy_from_slice(&sum.to_le_bytes());
+        out
+    }
+
+    fn flags(&self, cut: bool) -> u16 {
+        [
+            (self.dirty, DIRTY),
+            (self.whole, WHOLE),
+            (self.writing, WRITING),
+            (self.spilled, SPILLED),
+            (self.base.is_some(), HAS_BASE),
+            (self.pending.is_some(), HAS_PENDING),
+            (self.path_truncated || cut, PATH_TRUNCATED),
+        ]
+        .iter()
+        .filter(|(set, _)| *set)
+        .fold(0, |flags, (_, bit)| flags | bit)
+    }
+
+    /// Reads the bytes of the attribute.
+    pub fn decode(bytes: &[u8]) -> Result<Self, HeaderFault> {
+        if bytes.len() < PATH_AT || &bytes[..8] != MAGIC {
+            return Err(HeaderFault::Damaged);
+        }
+        let version = u16_at(bytes, 8);
+        if version != Self::VERSION {
+            return Err(HeaderFault::Version(version));
+        }
+        let mut copy = bytes.to_vec();
+        let path_len = usize::from(u16_at(bytes, 12));
+        if bytes.len() != PATH_AT + path_len || checksum(&mut copy) != u64_at(bytes, CHECKSUM_AT) {
+            return Err(HeaderFault::Damaged);
+        }
+        let flags = u16_at(bytes, 10);
+        let has = |bit| flags & bit != 0;
+        Ok(Self {
+            ino: u64_at(bytes, 16),
+            generation: u64_at(bytes, 24),
+            dirty: has(DIRTY),
+            whole: has(WHOLE),
+            writing: has(WRITING),
+            spilled: has(SPILLED),
+            size: u64_at(bytes, 32),
+            base: has(HAS_BASE).then(|| fingerprint_at(bytes, 40)),
+            pending: has(HAS_PENDING).then(|| fingerprint_at(bytes, 80)),
+            mode: u32_at(bytes, 120),
+            uid: u32_at(bytes, 124),
+            gid: u32_at(bytes, 128),
+            mtime: Timestamp { seconds: u64_at(bytes, 136) as i64, nanos: u32_at(bytes, 132) },
+            path: OsString::from_vec(bytes[PATH_AT..].to_vec()),
+            path_truncated: has(PATH_TRUNCATED),
+        })
+    }
+}
+
+/// XXH3-64 of the whole with the checksum's own bytes as zeros.
+fn checksum(bytes: &mut [u8]) -> u64 {
+    bytes[CHECKSUM_AT..PATH_AT].fill(0);
+    xxh3_64(bytes)
+}
+
+fn put_fingerprint(out: &mut Vec<u8>, version: Fingerprint) {
+    out.extend_from_slice(&version.ino.to_le_bytes());
+    out.extend_from_slice(&version.size.to_le_bytes());
+    out.extend_from_slice(&version.mtime.seconds.to_le_bytes());
+    out.extend_from_slice(&version.ctime.seconds.to_le_bytes());
+    out.extend_from_slice(&version.mtime.nanos.to_le_bytes());
+    out.extend_from_slice(&version.ctime.nanos.to_le_bytes());
+}
+
+fn fingerprint_at(bytes: &[u8], at: usize) -> Fingerprint {
+    Fingerprint {
+        ino: u64_at(bytes, at),
+        size: u64_at(bytes, at + 8),
+        mtime: Timestamp { seconds: u64_at(bytes, at + 16) as i64, nanos: u32_at(bytes, at + 32) },
+        ctime: Timestamp { seconds: u64_at(bytes, at + 24) as i64, nanos: u32_at(bytes, at + 36) },
+    }
+}
+
+pub(crate) fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(array_at(bytes, at))
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array_at(bytes, at))
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array_at(bytes, at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample() -> Header {
+        let stamp = |seconds, nanos| Timestamp { seconds, nanos };
+        let mut header = Header {
+            ino: 0x0102_0304_0506_0708,
+            generation: 3,
+            dirty: true,
+            writing: true,
+            size: 4097,
+            base: Some(Fingerprint {
+                ino: 11,
+                size: 4096,
+                mtime: stamp(1_700_000_000, 5),
+                ctime: stamp(-1, 6),
+            }),
+            mode: 0o640,
+            uid: 1000,
+            gid: 100,
+            mtime: stamp(1_700_000_001, 7),
+            ..Header::default()
+        };
+        header.set_path(OsStr::new("a/b"));
+        header
+    }
+
+    #[test]
+    fn encode_of_a_known_header_gives_the_golden_bytes() {
+        let hex: String = sample().encode().iter().map(|b| format!("{b:02x}")).collect();
+        let golden = include_str!("golden_header.txt").split_whitespace().collect::<String>();
+        assert_eq!(hex, golden);
+    }
+
+    #[test]
+    fn decode_of_a_header_with_any_byte_changed_fails() {
+        let bytes = sample().encode();
+        for at in 0..bytes.len() {
+            let mut torn = bytes.clone();
+            torn[at] ^= 0x10;
+            assert!(Header::decode(&torn).is_err(), "byte {at}");
+        }
+        for len in 0..bytes.len() {
+            assert_eq!(Header::decode(&bytes[..len]), Err(HeaderFault::Damaged));
+        }
+    }
+
+    #[test]
+    fn set_path_of_a_long_path_keeps_its_end_and_says_so() {
+        let mut header = sample();
+        let long = "d/".repeat(3000) + "name";
+        header.set_path(OsStr::new(&long));
+        let read = Header::decode(&header.encode()).unwrap();
+        assert!(read.path_truncated);
+        assert_eq!(read.path.len(), Header::PATH_MAX);
+        assert!(read.path.to_str().unwrap().ends_with("/name"));
+    }
+
+    proptest! {
+        #[test]
+        fn decode_of_any_bytes_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            let _ = Header::decode(&bytes);
+        }
+
+        #[test]
+        fn decode_of_an_encoded_header_gives_it_back(
+            ino: u64, size: u64, flags in 0u8..32, seconds: i64, path in ".{0,40}",
+        ) {
+            let mut header = sample();
+            header.ino = ino;
+            header.size = size;
+            header.whole = flags & 1 != 0;
+            header.dirty = flags & 2 != 0;
+            header.spilled = flags & 4 != 0;
+            header.pending = (flags & 8 != 0).then(|| Fingerprint { ino: size, ..Fingerprint::default() });
+            header.base = None;
+            header.mtime.seconds = seconds;
+            header.set_path(OsStr::new(&path));
+            prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+    }
 }

@@ -1,4 +1,185 @@
-//! Tiers in a local directory.
+//! A file reached by its descriptor: what objects and backing files are made of.
 
-/// A tier in a directory of a local file system.
-pub struct DirTier;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{self, FallocateFlags, SeekFrom, Timespec, Timestamps};
+use rustix::io::Errno;
+
+use crate::{AllocateMode, Attributes, Bytes, Result, StoreError, Timestamp};
+
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// An open local file.
+pub(crate) struct LocalFile {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl LocalFile {
+    pub(crate) fn new(fd: OwnedFd, path: PathBuf) -> Self {
+        Self { fd, path }
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn err(&self, operation: &'static str, source: impl Into<io::Error>) -> StoreError {
+        StoreError::io(operation, &self.path, source)
+    }
+
+    fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> rustix::io::Result<()> {
+        retry(|| fs::fallocate(&self.fd, mode, offset, len))
+    }
+
+    fn write_zeros(&self, offset: u64, end: u64) -> Result<()> {
+        let mut at = offset;
+        while at < end {
+            let len = (end - at).min(ZEROS.len() as u64) as usize;
+            at += self.write_at(&ZEROS[..len], at)? as u64;
+        }
+        Ok(())
+    }
+
+    fn zero(&self, offset: u64, len: u64, keep_size: bool) -> Result<()> {
+        let mut flags = FallocateFlags::ZERO_RANGE;
+        flags.set(FallocateFlags::KEEP_SIZE, keep_size);
+        match self.fallocate(flags, offset, len) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+            other => return other.map_err(|e| self.err("zero a range of", e)),
+        }
+        let size = self.len()?;
+        let end = offset.saturating_add(len);
+        if !keep_size && end > size {
+            self.set_len(end)?;
+        }
+        let inside = if keep_size { end.min(size) } else { end };
+        if inside <= offset {
+            return Ok(());
+        }
+        match self.fallocate(
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            offset,
+            inside - offset,
+        ) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.write_zeros(offset, inside),
+            other => other.map_err(|e| self.err("zero a range of", e)),
+        }
+    }
+
+    fn seek(&self, to: SeekFrom) -> Result<Option<u64>> {
+        match fs::seek(&self.fd, to) {
+            Ok(at) => Ok(Some(at)),
+            Err(Errno::NXIO) => Ok(None),
+            Err(e) => Err(self.err("seek in", e)),
+        }
+    }
+}
+
+/// Repeats a call that a signal interrupted.
+pub(crate) fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+fn timespec(time: Option<Timestamp>) -> Timespec {
+    match time {
+        Some(time) => Timespec { tv_sec: time.seconds, tv_nsec: time.nanos.into() },
+        None => Timespec { tv_sec: 0, tv_nsec: fs::UTIME_OMIT },
+    }
+}
+
+pub(crate) fn timestamps(atime: Option<Timestamp>, mtime: Option<Timestamp>) -> Timestamps {
+    Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) }
+}
+
+impl Bytes for LocalFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let mut done = 0;
+        while done < buffer.len() {
+            match rustix::io::pread(&self.fd, &mut buffer[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(self.err("read", e)),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize> {
+        let mut done = 0;
+        while done < data.len() {
+            match rustix::io::pwrite(&self.fd, &data[done..], offset + done as u64) {
+                Ok(0) if done > 0 => break,
+                Ok(0) => return Err(self.err("write", Errno::IO)),
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(self.err("write", e)),
+            }
+        }
+        Ok(done)
+    }
+
+    fn sync(&self, data_only: bool) -> Result<()> {
+        // An interrupted fsync is repeated; a failed one is not: the kernel drops the dirty mark
+        // of pages that it could not write, so that a second one would lie.
+        let result =
+            retry(|| if data_only { fs::fdatasync(&self.fd) } else { fs::fsync(&self.fd) });
+        result.map_err(|e| self.err("sync", e))
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        retry(|| fs::ftruncate(&self.fd, len)).map_err(|e| self.err("set the length of", e))
+    }
+
+    fn stat(&self) -> Result<Attributes> {
+        fs::fstat(&self.fd).map(Attributes::from).map_err(|e| self.err("stat", e))
+    }
+
+    fn allocate(&self, offset: u64, len: u64, mode: AllocateMode) -> Result<()> {
+        let flags = match mode {
+            AllocateMode::Zero => return self.zero(offset, len, false),
+            AllocateMode::ZeroKeepSize => return self.zero(offset, len, true),
+            AllocateMode::Extend => FallocateFlags::empty(),
+            AllocateMode::KeepSize => FallocateFlags::KEEP_SIZE,
+        };
+        self.fallocate(flags, offset, len).map_err(|e| self.err("allocate", e))
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        self.fallocate(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
+            .map_err(|e| self.err("punch a hole into", e))
+    }
+
+    fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
+        self.seek(SeekFrom::Data(offset))
+    }
+
+    fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
+        self.seek(SeekFrom::Hole(offset))
+    }
+
+    fn set_times(&self, atime: Option<Timestamp>, mtime: Option<Timestamp>) -> Result<()> {
+        fs::futimens(&self.fd, &timestamps(atime, mtime))
+            .map_err(|e| self.err("set the times of", e))
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+
+    fn label(&self) -> &Path {
+        &self.path
+    }
+}

@@ -1,16 +1,75 @@
 //! Which extents of a partly resident object are there.
+//!
+//! One byte per extent, in memory and in the sidecar file alike (1 MiB of map for 1 TiB of file at
+//! the default extent size), so that every change is one `pwrite` of the changed bytes. What the
+//! kernel has of the sidecar survives a kill of the daemon. After a crash of the machine (another
+//! boot id) only extents that a sync has covered are believed.
 
 use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 
-use crate::Result;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::failpoints::fail_at;
+use crate::header::{array_at, u32_at, u64_at};
+use crate::local::LocalFile;
+use crate::{Bytes, Result, StoreError};
+
+const MAGIC: &[u8; 8] = b"FBAYMAP\0";
+const VERSION: u32 = 1;
+const HEADER_LEN: usize = 64;
+/// Largest map: 64 MiB, so that a damaged size cannot exhaust the memory.
+const MAX_EXTENTS: u64 = 64 << 20;
+
+const PRESENT: u8 = 1 << 0;
+const DIRTY: u8 = 1 << 1;
+/// The extent was present when its object was last synced.
+const DURABLE: u8 = 1 << 2;
+/// Being flushed: dirty on disk, in memory dirty only if written again. Never written to disk.
+const FLUSHING: u8 = 1 << 3;
+/// Present when the sync under way began. Never written to disk.
+const SYNCING: u8 = 1 << 4;
+
+/// The sidecar file of a map.
+pub(crate) struct MapFile(LocalFile);
+
+impl MapFile {
+    pub(crate) fn new(fd: OwnedFd, path: PathBuf) -> Self {
+        Self(LocalFile::new(fd, path))
+    }
+
+    fn write_all(&self, mut data: &[u8], mut at: u64) -> Result<()> {
+        while !data.is_empty() {
+            let done = self.0.write_at(data, at)?;
+            data = &data[done..];
+            at += done as u64;
+        }
+        Ok(())
+    }
+}
 
 /// Which extents of an object are present and which of them are dirty.
 ///
 /// Ranges are in bytes. Not synchronised: put it behind the inode's lock. Changes reach the sidecar
-/// file by `pwrite` at once, so they survive a kill of the daemon.
+/// file by `pwrite` at once, so they survive a kill of the daemon. Write the bytes first and mark
+/// them then; when evicting, clear first and punch then. An error means that the change is in force
+/// in memory and will be written with the next one.
+///
+/// The invariant that the caller may build on: a present extent reads from the object; an absent one
+/// reads as the base version up to [`Presence::base_limit`] and as zeros beyond.
 pub struct Presence {
-    #[allow(dead_code)]
+    file: Option<MapFile>,
+    ino: u64,
+    shift: u32,
     size: u64,
+    base_limit: u64,
+    states: Vec<u8>,
+    present: u64,
+    dirty: u64,
+    /// Extents whose state on disk is behind.
+    unsaved: Range<usize>,
+    header_unsaved: bool,
 }
 
 /// Dirty runs taken for a flush; give it back to [`Presence::finish_flush`] or
@@ -22,112 +81,510 @@ pub struct Flush {
 }
 
 impl Flush {
-    /// The runs to write, in ascending order, within the file.
+    /// The runs to write, in ascending order, within the file as it was when they were taken.
     #[must_use]
     pub fn runs(&self) -> &[Range<u64>] {
         &self.runs
     }
+
+    /// Bytes in all runs.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.runs.iter().map(|run| run.end - run.start).sum()
+    }
+}
+
+/// Adds a run, joining it with the last one if they touch.
+fn push_run(runs: &mut Vec<Range<u64>>, run: Range<u64>) {
+    match runs.last_mut() {
+        Some(last) if last.end == run.start => last.end = run.end,
+        _ => runs.push(run),
+    }
+}
+
+fn boot_id() -> Result<[u8; 16]> {
+    const PATH: &str = "/proc/sys/kernel/random/boot_id";
+    let text = std::fs::read_to_string(PATH).map_err(|e| StoreError::io("read", PATH, e))?;
+    let hex: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let id = u128::from_str_radix(&hex, 16)
+        .map_err(|_| StoreError::Damaged { path: PATH.into(), what: "boot id" })?;
+    Ok(id.to_be_bytes())
 }
 
 impl Presence {
+    /// Smallest extent: one page.
+    pub const MIN_EXTENT: u64 = 4 << 10;
+    /// Largest extent.
+    pub const MAX_EXTENT: u64 = 1 << 30;
+    /// Extent size for most uses.
+    pub const DEFAULT_EXTENT: u64 = 1 << 20;
+
+    /// A map without a sidecar file, all absent. `Invalid` if the extent size is no power of two
+    /// from [`Self::MIN_EXTENT`] to [`Self::MAX_EXTENT`], or if the map would be larger than 64 MiB.
+    pub fn in_memory(extent_size: u64, size: u64) -> Result<Self> {
+        let valid = extent_size.is_power_of_two()
+            && (Self::MIN_EXTENT..=Self::MAX_EXTENT).contains(&extent_size);
+        if !valid {
+            return Err(StoreError::errno_of(
+                "use the extent size of",
+                "a presence map",
+                libc::EINVAL,
+            ));
+        }
+        let mut map = Self {
+            file: None,
+            ino: 0,
+            shift: extent_size.trailing_zeros(),
+            size,
+            base_limit: size,
+            states: Vec::new(),
+            present: 0,
+            dirty: 0,
+            unsaved: 0..0,
+            header_unsaved: true,
+        };
+        let count = map.checked_count(size)?;
+        map.states = vec![0; count];
+        Ok(map)
+    }
+
+    pub(crate) fn create(file: MapFile, ino: u64, extent_size: u64, size: u64) -> Result<Self> {
+        let mut map = Self::in_memory(extent_size, size)?;
+        map.file = Some(file);
+        map.ino = ino;
+        map.save()?;
+        Ok(map)
+    }
+
+    pub(crate) fn load(file: MapFile, ino: u64, was_writing: bool) -> Result<Self> {
+        let damaged =
+            || StoreError::Damaged { path: file.0.label().to_owned(), what: "presence map" };
+        let mut head = [0; HEADER_LEN];
+        let len = file.0.read_at(&mut head, 0)?;
+        if len < HEADER_LEN || &head[..8] != MAGIC {
+            return Err(damaged());
+        }
+        let found = u32_at(&head, 8);
+        if found != VERSION {
+            let path = file.0.label().to_owned();
+            return Err(StoreError::Version { path, found, known: VERSION });
+        }
+        let shift = u32_at(&head, 12);
+        let sound = u64_at(&head, 56) == xxh3_64(&head[..56])
+            && u64_at(&head, 16) == ino
+            && (12..=30).contains(&shift);
+        if !sound {
+            return Err(damaged());
+        }
+        let mut map = Self::in_memory(1 << shift, u64_at(&head, 24)).map_err(|_| damaged())?;
+        map.ino = ino;
+        map.base_limit = u64_at(&head, 32).min(map.size);
+        // A file that is too short has its last extents absent.
+        file.0.read_at(&mut map.states, HEADER_LEN as u64)?;
+        let crashed = array_at::<16>(&head, 40) != boot_id()?;
+        map.file = Some(file);
+        map.header_unsaved = crashed;
+        map.normalise(crashed, was_writing);
+        map.save()?;
+        Ok(map)
+    }
+
+    /// Makes loaded states sound; after a crash of the machine, believes only what was synced.
+    fn normalise(&mut self, crashed: bool, was_writing: bool) {
+        for index in 0..self.states.len() {
+            let mut state = self.states[index] & (PRESENT | DIRTY | DURABLE);
+            if state & PRESENT == 0 || (crashed && state & DURABLE == 0) {
+                state = 0;
+            }
+            // Clean on disk may be dirty in truth when the crash came before the mark was written.
+            if crashed && was_writing && state != 0 {
+                state |= DIRTY;
+            }
+            if self.extent(index).start >= self.base_limit && state == 0 {
+                state = PRESENT | DIRTY;
+            }
+            if state != self.states[index] {
+                self.note_unsaved(index);
+            }
+            self.states[index] = state;
+            self.present += u64::from(state & PRESENT != 0);
+            self.dirty += u64::from(state & DIRTY != 0);
+        }
+    }
+
+    fn checked_count(&self, size: u64) -> Result<usize> {
+        let count = size.div_ceil(1 << self.shift);
+        if count > MAX_EXTENTS {
+            let path = self.file.as_ref().map_or("a presence map".as_ref(), |f| f.0.label());
+            return Err(StoreError::errno_of("grow (choose larger extents)", path, libc::EFBIG));
+        }
+        Ok(count as usize)
+    }
+
+    fn head(&self) -> Result<[u8; HEADER_LEN]> {
+        let mut head = [0; HEADER_LEN];
+        head[..8].copy_from_slice(MAGIC);
+        head[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        head[12..16].copy_from_slice(&self.shift.to_le_bytes());
+        head[16..24].copy_from_slice(&self.ino.to_le_bytes());
+        head[24..32].copy_from_slice(&self.size.to_le_bytes());
+        head[32..40].copy_from_slice(&self.base_limit.to_le_bytes());
+        head[40..56].copy_from_slice(&boot_id()?);
+        let sum = xxh3_64(&head[..56]);
+        head[56..].copy_from_slice(&sum.to_le_bytes());
+        Ok(head)
+    }
+
+    fn note_unsaved(&mut self, index: usize) {
+        self.unsaved = if self.unsaved.is_empty() {
+            index..index + 1
+        } else {
+            self.unsaved.start.min(index)..self.unsaved.end.max(index + 1)
+        };
+    }
+
+    /// Writes what changed. States go before the header: a longer file is harmless, a size without
+    /// states is not.
+    fn save(&mut self) -> Result<()> {
+        let Some(file) = &self.file else {
+            self.unsaved = 0..0;
+            self.header_unsaved = false;
+            return Ok(());
+        };
+        let range = self.unsaved.start..self.unsaved.end.min(self.states.len());
+        if !range.is_empty() {
+            fail_at!("store.presence.before_write", file.0.label());
+            let mut at = (HEADER_LEN + range.start) as u64;
+            let mut block = [0; 4096];
+            for states in self.states[range].chunks(block.len()) {
+                for (out, state) in block.iter_mut().zip(states) {
+                    *out = on_disk(*state);
+                }
+                file.write_all(&block[..states.len()], at)?;
+                at += states.len() as u64;
+            }
+        }
+        self.unsaved = 0..0;
+        if self.header_unsaved {
+            file.write_all(&self.head()?, 0)?;
+            self.header_unsaved = false;
+        }
+        Ok(())
+    }
+
+    fn set_state(&mut self, index: usize, state: u8) {
+        let old = self.states[index];
+        if old == state {
+            return;
+        }
+        self.present += u64::from(state & PRESENT != 0);
+        self.present -= u64::from(old & PRESENT != 0);
+        self.dirty += u64::from(state & (DIRTY | FLUSHING) != 0);
+        self.dirty -= u64::from(old & (DIRTY | FLUSHING) != 0);
+        self.states[index] = state;
+        if on_disk(old) != on_disk(state) {
+            self.note_unsaved(index);
+        }
+    }
+
+    /// The bytes of an extent, clipped to the file.
+    fn extent(&self, index: usize) -> Range<u64> {
+        let start = (index as u64) << self.shift;
+        start..(start + (1 << self.shift)).min(self.size)
+    }
+
+    /// The bytes of an extent that the base version has.
+    fn base_part(&self, index: usize) -> Range<u64> {
+        let extent = self.extent(index);
+        extent.start..extent.end.min(self.base_limit)
+    }
+
+    /// The extents that a range touches.
+    fn touched(&self, range: &Range<u64>) -> Range<usize> {
+        let end = range.end.min(self.size);
+        if range.start >= end {
+            return 0..0;
+        }
+        (range.start >> self.shift) as usize..end.div_ceil(1 << self.shift) as usize
+    }
+
+    fn touched_by(&self, flush: &Flush) -> Vec<usize> {
+        flush.runs.iter().flat_map(|run| self.touched(run)).collect()
+    }
+
+    fn is_absent(&self, index: usize) -> bool {
+        self.states[index] & PRESENT == 0
+    }
+
     /// Extent size in bytes.
     #[must_use]
     pub fn extent_size(&self) -> u64 {
-        todo!()
+        1 << self.shift
     }
 
     /// Length of the file in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
-        todo!()
+        self.size
     }
 
     /// Bytes of the base version at or after this offset are no longer part of the file (it was
     /// shortened since): absent extents read as the base up to here and as zeros beyond.
     #[must_use]
     pub fn base_limit(&self) -> u64 {
-        todo!()
+        self.base_limit
+    }
+
+    /// The backing store now has a version with all of the file's bytes: absent extents may be read
+    /// from it up to the end.
+    pub fn rebase(&mut self) -> Result<()> {
+        self.header_unsaved |= self.base_limit != self.size;
+        self.base_limit = self.size;
+        self.save()
     }
 
     /// Whether every byte of the range (clipped to the file) is present.
     #[must_use]
-    pub fn is_present(&self, _range: Range<u64>) -> bool {
-        todo!()
+    pub fn is_present(&self, range: Range<u64>) -> bool {
+        self.touched(&range).all(|index| !self.is_absent(index))
     }
 
     /// Appends the runs of absent extents that the range touches: what must be fetched from the
     /// base version for the range to be present. Extent aligned, clipped to the file and to
     /// [`Self::base_limit`], so that a fetch never overwrites bytes beyond it.
-    pub fn missing_runs(&self, _range: Range<u64>, _runs: &mut Vec<Range<u64>>) {
-        todo!()
+    pub fn missing_runs(&self, range: Range<u64>, runs: &mut Vec<Range<u64>>) {
+        for index in self.touched(&range).filter(|index| self.is_absent(*index)) {
+            push_run(runs, self.base_part(index));
+        }
     }
 
     /// Appends the runs that must be fetched before `range` may be written: absent extents that it
     /// covers only in part.
-    pub fn fill_before_write(&self, _range: Range<u64>, _runs: &mut Vec<Range<u64>>) {
-        todo!()
+    pub fn fill_before_write(&self, range: Range<u64>, runs: &mut Vec<Range<u64>>) {
+        // A write behind the end still changes the extent that the end lies in.
+        let existing = (self.states.len() as u64) << self.shift;
+        let first = (range.start >> self.shift) as usize;
+        let end = range.end.min(existing).div_ceil(1 << self.shift) as usize;
+        for index in (first..end).filter(|index| self.is_absent(*index)) {
+            let base = self.base_part(index);
+            if range.start > base.start || range.end < base.end {
+                push_run(runs, base);
+            }
+        }
     }
 
     /// Marks fetched extents. Only extents that lie in the range as a whole count (the last one up
     /// to the end of the file or to the base limit); dirty extents stay dirty.
-    pub fn mark_clean(&mut self, _range: Range<u64>) -> Result<()> {
-        todo!()
+    pub fn mark_clean(&mut self, range: Range<u64>) -> Result<()> {
+        for index in self.touched(&range) {
+            let base = self.base_part(index);
+            if self.is_absent(index) && range.start <= base.start && base.end <= range.end {
+                self.set_state(index, PRESENT);
+            }
+        }
+        self.save()
     }
 
     /// Marks written extents: every extent that the range touches. Grows the file if need be.
-    pub fn mark_dirty(&mut self, _range: Range<u64>) -> Result<()> {
-        todo!()
+    pub fn mark_dirty(&mut self, range: Range<u64>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        if range.end > self.size {
+            self.grow(range.end)?;
+        }
+        for index in self.touched(&range) {
+            self.set_state(index, self.states[index] | PRESENT | DIRTY);
+        }
+        self.save()
     }
 
     /// Takes dirty runs of up to `max_bytes` (at least one extent) for a flush; `None` when nothing
     /// is dirty or all of it is being flushed. What is written during the flush is dirty again.
-    pub fn take_flush(&mut self, _max_bytes: u64) -> Option<Flush> {
-        todo!()
+    pub fn take_flush(&mut self, max_bytes: u64) -> Option<Flush> {
+        let (mut runs, mut bytes) = (Vec::new(), 0);
+        if self.dirty == 0 {
+            return None;
+        }
+        for index in 0..self.states.len() {
+            let state = self.states[index];
+            if state & (DIRTY | FLUSHING) != DIRTY {
+                continue;
+            }
+            let extent = self.extent(index);
+            bytes += extent.end - extent.start;
+            if bytes > max_bytes && !runs.is_empty() {
+                break;
+            }
+            push_run(&mut runs, extent);
+            self.set_state(index, (state & !DIRTY) | FLUSHING);
+        }
+        (!runs.is_empty()).then_some(Flush { runs })
     }
 
     /// The flush reached the backing store: its runs are clean, save where written meanwhile.
-    pub fn finish_flush(&mut self, _flush: Flush) -> Result<()> {
-        todo!()
+    pub fn finish_flush(&mut self, flush: Flush) -> Result<()> {
+        for index in self.touched_by(&flush) {
+            self.set_state(index, self.states[index] & !FLUSHING);
+        }
+        self.save()
     }
 
     /// The flush failed: its runs are dirty again.
-    pub fn abort_flush(&mut self, _flush: Flush) {
-        todo!()
+    pub fn abort_flush(&mut self, flush: Flush) {
+        for index in self.touched_by(&flush) {
+            let state = self.states[index];
+            if state & FLUSHING != 0 {
+                self.set_state(index, (state & !FLUSHING) | DIRTY);
+            }
+        }
     }
 
     /// Sets the length. Shrinking forgets extents beyond; growing adds extents that are present and
-    /// dirty (holes).
-    pub fn set_len(&mut self, _len: u64) -> Result<()> {
-        todo!()
+    /// dirty (holes). Set the length of the object first.
+    pub fn set_len(&mut self, len: u64) -> Result<()> {
+        if len > self.size {
+            self.grow(len)?;
+        } else if len < self.size {
+            let count = self.checked_count(len)?;
+            for index in count..self.states.len() {
+                self.set_state(index, 0);
+            }
+            self.states.truncate(count);
+            self.size = len;
+            self.base_limit = self.base_limit.min(len);
+            self.header_unsaved = true;
+            self.cut_last();
+        }
+        self.save()
+    }
+
+    /// After shrinking: the last extent has lost bytes that the backing store may still have, so it
+    /// is dirty if it is present, and a hole if the base has nothing left of it.
+    fn cut_last(&mut self) {
+        let Some(last) = self.states.len().checked_sub(1) else { return };
+        let extent = self.extent(last);
+        let cut = extent.end - extent.start < self.extent_size();
+        if (cut && !self.is_absent(last)) || self.base_part(last).is_empty() {
+            self.set_state(last, self.states[last] | PRESENT | DIRTY);
+        }
+    }
+
+    fn grow(&mut self, len: u64) -> Result<()> {
+        let (old, count) = (self.states.len(), self.checked_count(len)?);
+        self.states.resize(count, 0);
+        self.size = len;
+        self.header_unsaved = true;
+        for index in old..count {
+            self.set_state(index, PRESENT | DIRTY);
+        }
+        Ok(())
     }
 
     /// Forgets clean extents that lie in the range as a whole and returns their runs, durably, so
     /// that the caller may punch them.
-    pub fn clear(&mut self, _range: Range<u64>) -> Result<Vec<Range<u64>>> {
-        todo!()
+    pub fn clear(&mut self, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        let (mut runs, mut durable) = (Vec::new(), false);
+        for index in self.touched(&range) {
+            let (extent, state) = (self.extent(index), self.states[index]);
+            let clean = state & (PRESENT | DIRTY | FLUSHING) == PRESENT;
+            let inside = range.start <= extent.start && extent.end <= range.end;
+            if clean && inside && extent.end <= self.base_limit {
+                durable |= state & DURABLE != 0;
+                self.set_state(index, 0);
+                push_run(&mut runs, extent);
+            }
+        }
+        self.save()?;
+        // The punch may reach the disk before the map does: after a crash of the machine, zeros
+        // would count as data.
+        if let Some(file) = self.file.as_ref().filter(|_| durable) {
+            file.0.sync(true)?;
+            fail_at!("store.presence.after_clear", file.0.label());
+        }
+        Ok(runs)
     }
 
     /// Bytes present.
     #[must_use]
     pub fn present_bytes(&self) -> u64 {
-        todo!()
+        self.bytes_of(self.present, PRESENT)
     }
 
-    /// Bytes dirty or being flushed.
+    /// Bytes dirty or being flushed, in whole extents.
     #[must_use]
     pub fn dirty_bytes(&self) -> u64 {
-        todo!()
+        self.bytes_of(self.dirty, DIRTY | FLUSHING)
+    }
+
+    fn bytes_of(&self, count: u64, mask: u8) -> u64 {
+        let slack = ((self.states.len() as u64) << self.shift) - self.size;
+        let last = self.states.last().is_some_and(|state| state & mask != 0);
+        (count << self.shift) - if last { slack } else { 0 }
     }
 
     /// Whether all is present.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        todo!()
+        self.present == self.states.len() as u64
     }
 
-    /// Makes the map durable: call after the object's own sync, and with the writers of the object
-    /// held off between the two; the extents present now survive a crash of the machine.
-    pub fn sync(&mut self) -> Result<()> {
-        todo!()
+    /// Whether anything is dirty or being flushed.
+    #[must_use]
+    pub fn is_dirty(&self) -> bool {
+        self.dirty > 0
+    }
+
+    /// First step of a sync: call it, then sync the object (the lock may be let go meanwhile), then
+    /// [`Self::finish_sync`] if that succeeded or [`Self::abort_sync`] if not.
+    pub fn begin_sync(&mut self) {
+        for state in &mut self.states {
+            if *state & (PRESENT | DURABLE) == PRESENT {
+                *state |= SYNCING;
+            }
+        }
+    }
+
+    /// Last step of a sync: makes the map durable; the extents that were present at
+    /// [`Self::begin_sync`] survive a crash of the machine from now on.
+    pub fn finish_sync(&mut self) -> Result<()> {
+        for index in 0..self.states.len() {
+            let state = self.states[index];
+            if state & SYNCING != 0 {
+                self.set_state(index, (state & !SYNCING) | DURABLE);
+            }
+        }
+        self.save()?;
+        let Some(file) = &self.file else { return Ok(()) };
+        fail_at!("store.presence.before_sync", file.0.label());
+        file.0.sync(true)
+    }
+
+    /// The sync of the object failed.
+    pub fn abort_sync(&mut self) {
+        for state in &mut self.states {
+            *state &= !SYNCING;
+        }
+    }
+
+    /// Syncs object and map in one call.
+    pub fn sync(&mut self, object: &dyn Bytes) -> Result<()> {
+        self.begin_sync();
+        match object.sync(false) {
+            Ok(()) => self.finish_sync(),
+            Err(e) => {
+                self.abort_sync();
+                Err(e)
+            }
+        }
     }
 }
+
+/// The byte that stands on disk for a state in memory.
+fn on_disk(state: u8) -> u8 {
+    let dirty = if state & FLUSHING != 0 { DIRTY } else { 0 };
+    (state & (PRESENT | DIRTY | DURABLE)) | dirty
+}
+
+#[cfg(test)]
+mod tests;

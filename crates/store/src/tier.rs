@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::{Bytes, Header, Presence, Result};
 
-pub use crate::local::DirTier;
+pub use crate::dir_tier::DirTier;
 
 /// Identity of a tier, made at random when it is formatted; it survives renames of the directory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,7 +48,7 @@ pub struct TierUsage {
 #[derive(Debug)]
 pub struct TierLock {
     #[allow(dead_code, reason = "held for its lock, which ends when the descriptor closes")]
-    pub(crate) fd: OwnedFd,
+    pub(crate) fd: Option<OwnedFd>,
 }
 
 /// A write lease on an object (`F_SETLEASE`): while it is held no one else has the object open or
@@ -78,9 +78,6 @@ pub trait Object: Bytes {
     /// On a file system without leases the error has class `Unsupported`: the caller then has to
     /// treat an object as in use if it was open through passthrough recently.
     fn exclusive(&self) -> Result<Option<LeaseGuard<'_>>>;
-
-    /// Whether someone waits for the lease to end (a broken lease): stop the work and drop it.
-    fn lease_broken(&self) -> Result<bool>;
 }
 
 /// A directory on a fast device. All calls block.

@@ -1,0 +1,130 @@
+use std::ffi::{OsStr, OsString};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Interceptor, Operation, Verdict, ask, intercept_bytes};
+use crate::backing::{
+    Access, Cleaned, Entry, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
+};
+use crate::{
+    Attributes, BackingFile, BackingStore, Commit, Dir, Expect, Result, StoreError, Temporary,
+};
+
+/// A backing store whose operations an [`Interceptor`] decides about.
+pub struct InterceptedBacking {
+    inner: Arc<dyn BackingStore>,
+    by: Arc<dyn Interceptor>,
+}
+
+impl InterceptedBacking {
+    /// Puts an interceptor in front of a backing store.
+    pub fn new(inner: Arc<dyn BackingStore>, by: Arc<dyn Interceptor>) -> Self {
+        Self { inner, by }
+    }
+
+    fn ask(&self, operation: Operation, name: &OsStr) -> Result<()> {
+        ask(&self.by, operation, Path::new(name))
+    }
+
+    fn wrap(&self, inner: Arc<dyn BackingFile>) -> Arc<dyn BackingFile> {
+        Arc::new(InterceptedFile { inner, by: Arc::clone(&self.by) })
+    }
+
+    fn wrap_temporary(&self, temporary: Temporary) -> Temporary {
+        Temporary { file: self.wrap(temporary.file), place: temporary.place }
+    }
+}
+
+struct InterceptedFile {
+    inner: Arc<dyn BackingFile>,
+    by: Arc<dyn Interceptor>,
+}
+
+intercept_bytes!(InterceptedFile);
+
+impl BackingFile for InterceptedFile {
+    fn set_attributes(&self, attributes: &SetAttributes) -> Result<()> {
+        ask(&self.by, Operation::SetAttributes, self.inner.label())?;
+        self.inner.set_attributes(attributes)
+    }
+
+    fn set_xattr(&self, attribute: &OsStr, value: &[u8]) -> Result<()> {
+        ask(&self.by, Operation::Xattr, self.inner.label())?;
+        self.inner.set_xattr(attribute, value)
+    }
+}
+
+/// Methods that ask and then pass the call on; the last argument named is the name for messages.
+macro_rules! pass_on {
+    ($($kind:ident: fn $method:ident(&self $(, $arg:ident: $type:ty)*) -> $result:ty, $name:expr;)*) => {
+        $(fn $method(&self $(, $arg: $type)*) -> $result {
+            self.ask(Operation::$kind, $name.as_ref())?;
+            self.inner.$method($($arg),*)
+        })*
+    };
+}
+
+type Batch<'a> = &'a mut dyn FnMut(&[Entry]) -> ControlFlow<()>;
+
+impl BackingStore for InterceptedBacking {
+    fn root(&self) -> Dir {
+        self.inner.root()
+    }
+
+    pass_on! {
+        Open: fn open_dir(&self, parent: &Dir, name: &OsStr) -> Result<Dir>, name;
+        List: fn list(&self, dir: &Dir, batch: Batch<'_>) -> Result<()>, "";
+        List: fn list_plus(&self, dir: &Dir, batch: Batch<'_>) -> Result<()>, "";
+        Stat: fn stat(&self, dir: &Dir, name: &OsStr) -> Result<Attributes>, name;
+        Stat: fn readlink(&self, dir: &Dir, name: &OsStr) -> Result<OsString>, name;
+        Create: fn mkdir(&self, dir: &Dir, name: &OsStr, mode: u32) -> Result<()>, name;
+        Create: fn symlink(&self, target: &OsStr, dir: &Dir, name: &OsStr) -> Result<()>, name;
+        Create: fn mknod(&self, dir: &Dir, name: &OsStr, node: Node, mode: u32) -> Result<()>, name;
+        Link: fn link(&self, dir: &Dir, name: &OsStr, to_dir: &Dir, to_name: &OsStr) -> Result<()>, name;
+        Rename: fn rename(&self, dir: &Dir, name: &OsStr, to_dir: &Dir, to_name: &OsStr, mode: RenameMode) -> Result<()>, name;
+        Remove: fn unlink(&self, dir: &Dir, name: &OsStr) -> Result<()>, name;
+        Remove: fn rmdir(&self, dir: &Dir, name: &OsStr) -> Result<()>, name;
+        SetAttributes: fn set_attributes(&self, dir: &Dir, name: &OsStr, attributes: &SetAttributes) -> Result<()>, name;
+        Xattr: fn get_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<Vec<u8>>, name;
+        Xattr: fn set_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr, value: &[u8], mode: XattrMode) -> Result<()>, name;
+        Xattr: fn list_xattrs(&self, dir: &Dir, name: &OsStr) -> Result<Vec<OsString>>, name;
+        Xattr: fn remove_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<()>, name;
+        Usage: fn statfs(&self) -> Result<FileSystemUsage>, "";
+        Sync: fn sync_dirs(&self, dirs: &[Dir]) -> Result<()>, "";
+        Sync: fn sync(&self) -> Result<()>, "";
+        Remove: fn remove_spill(&self, ino: u64) -> Result<()>, "";
+        List: fn list_spills(&self) -> Result<Vec<u64>>, "";
+        Commit: fn commit(&self, temporary: &mut Temporary, dir: &Dir, name: &OsStr, expect: Expect) -> Result<Commit>, name;
+        Limbo: fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>, name;
+        Limbo: fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()>, name;
+        Limbo: fn list_limbo(&self) -> Result<Vec<u64>>, "";
+        Clean: fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>, "";
+        Clean: fn tidy(&self) -> Result<()>, "";
+    }
+
+    fn open_file(&self, dir: &Dir, name: &OsStr, access: Access) -> Result<Arc<dyn BackingFile>> {
+        self.ask(Operation::Open, name)?;
+        Ok(self.wrap(self.inner.open_file(dir, name, access)?))
+    }
+
+    fn temporary(&self, ino: u64) -> Result<Temporary> {
+        self.ask(Operation::Create, "".as_ref())?;
+        Ok(self.wrap_temporary(self.inner.temporary(ino)?))
+    }
+
+    fn temporary_beside(&self, ino: u64, dir: &Dir) -> Result<Temporary> {
+        self.ask(Operation::Create, "".as_ref())?;
+        Ok(self.wrap_temporary(self.inner.temporary_beside(ino, dir)?))
+    }
+
+    fn spill(&self, ino: u64) -> Result<Temporary> {
+        self.ask(Operation::Create, "".as_ref())?;
+        Ok(self.wrap_temporary(self.inner.spill(ino)?))
+    }
+
+    fn open_spill(&self, ino: u64) -> Result<Option<Temporary>> {
+        self.ask(Operation::Open, "".as_ref())?;
+        Ok(self.inner.open_spill(ino)?.map(|spill| self.wrap_temporary(spill)))
+    }
+}

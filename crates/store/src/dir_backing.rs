@@ -1,0 +1,578 @@
+//! A backing store in a directory.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::mem::MaybeUninit;
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustix::fs::{
+    self, AtFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, ResolveFlags, Uid, XattrFlags,
+};
+use rustix::io::Errno;
+
+use crate::backing::{
+    Access, BackingFile, BackingStore, Cleaned, Commit, Dir, Entry, Expect, FileSystemUsage, Node,
+    RenameMode, SetAttributes, TEMPORARY_PREFIX, Temporary, XattrMode,
+};
+use crate::failpoints::fail_at;
+use crate::local::{LocalFile, retry, timestamps};
+use crate::private::Areas;
+use crate::{AllocateMode, Attributes, Bytes, FileKind, Result, StoreError, Timestamp};
+
+/// Entries per batch of a listing.
+const BATCH: usize = 256;
+/// Bytes of names that one system call of a listing returns.
+const LIST_BUFFER: usize = 32 << 10;
+/// Longest name of one component (NAME_MAX).
+const NAME_MAX: usize = 255;
+
+/// A [`BackingStore`] in a directory of any mounted file system.
+pub struct DirBacking {
+    pub(crate) path: PathBuf,
+    pub(crate) owner: String,
+    pub(crate) root: Dir,
+    pub(crate) areas: Mutex<Areas>,
+}
+
+impl DirBacking {
+    /// Opens a directory as a backing store. `owner` names this mount among all daemons that share
+    /// the directory (ASCII letters, digits, `-` and `_`, at most 64); it must be the same after a
+    /// restart, or what the daemon left behind is not found.
+    pub fn open(path: impl AsRef<Path>, owner: &str) -> Result<Self> {
+        let path = path.as_ref();
+        let err = |e| StoreError::io("open backing store", path, e);
+        check_owner(owner, path)?;
+        let path = std::fs::canonicalize(path).map_err(err)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = retry(|| fs::open(&path, flags, Mode::empty()))
+            .map_err(|e| StoreError::io("open backing store", &path, e))?;
+        let root = Dir(Arc::new(fd));
+        Ok(Self { path, owner: owner.to_owned(), root, areas: Mutex::default() })
+    }
+
+    /// Builds an error with a path for people: the directory's present path and the name.
+    pub(crate) fn err(
+        &self,
+        operation: &'static str,
+        dir: &Dir,
+        name: &OsStr,
+        source: impl Into<std::io::Error>,
+    ) -> StoreError {
+        StoreError::io(operation, self.describe(dir, name), source)
+    }
+
+    pub(crate) fn describe(&self, dir: &Dir, name: &OsStr) -> PathBuf {
+        let link = format!("/proc/self/fd/{}", dir.0.as_raw_fd());
+        let mut path = std::fs::read_link(link).unwrap_or_else(|_| self.path.clone());
+        if !name.is_empty() {
+            path.push(name);
+        }
+        path
+    }
+
+    pub(crate) fn stat_if(&self, dir: &Dir, name: &OsStr) -> Result<Option<Attributes>> {
+        match self.stat(dir, name) {
+            Ok(found) => Ok(Some(found)),
+            Err(e) if e.errno() == libc::ENOENT => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn checked(&self, dir: &Dir, name: &OsStr) -> Result<()> {
+        check_name(name).map_err(|e| self.err("use the name", dir, name, e))
+    }
+
+    fn xattr_path(&self, dir: &Dir, name: &OsStr) -> Result<CString> {
+        let mut path = format!("/proc/self/fd/{}/", dir.0.as_raw_fd()).into_bytes();
+        if name.is_empty() {
+            path.push(b'.');
+        } else {
+            self.checked(dir, name)?;
+            path.extend_from_slice(name.as_bytes());
+        }
+        CString::new(path).map_err(|_| self.err("use the name", dir, name, Errno::INVAL))
+    }
+
+    fn list_entries(
+        &self,
+        dir: &Dir,
+        plus: bool,
+        batch: &mut dyn FnMut(&[Entry]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let err = |e: Errno| self.err("list", dir, OsStr::new(""), e);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = retry(|| fs::openat(dir, ".", flags, Mode::empty())).map_err(err)?;
+        let mut buffer = vec![MaybeUninit::uninit(); LIST_BUFFER];
+        let mut reader = RawDir::new(&fd, &mut buffer);
+        let mut entries = Vec::with_capacity(BATCH);
+        while let Some(found) = reader.next() {
+            let found = match found {
+                Err(Errno::INTR) => continue,
+                other => other.map_err(err)?,
+            };
+            let name = OsStr::from_bytes(found.file_name().to_bytes());
+            let hidden = name.as_bytes().starts_with(TEMPORARY_PREFIX.as_bytes());
+            if name == "." || name == ".." || hidden {
+                continue;
+            }
+            let attributes = if plus { self.stat_if(dir, name)? } else { None };
+            let kind = attributes.map(|found| found.kind).or_else(|| kind_of(found.file_type()));
+            entries.push(Entry { name: name.to_owned(), kind, attributes });
+            if entries.len() == BATCH {
+                if batch(&entries).is_break() {
+                    return Ok(());
+                }
+                entries.clear();
+            }
+        }
+        if !entries.is_empty() {
+            let _ = batch(&entries);
+        }
+        Ok(())
+    }
+
+    fn set_times_and_owner(
+        &self,
+        dir: &Dir,
+        name: &OsStr,
+        attributes: &SetAttributes,
+    ) -> rustix::io::Result<()> {
+        let (path, empty) = at(name);
+        let flags = AtFlags::SYMLINK_NOFOLLOW | empty;
+        if attributes.uid.is_some() || attributes.gid.is_some() {
+            let (uid, gid) = owner_of(attributes);
+            fs::chownat(dir, path, uid, gid, flags)?;
+        }
+        if let Some(mode) = attributes.mode {
+            // fchmodat2 is newer than many kernels in use; a path through /proc ends at the very
+            // inode that the O_PATH handle has, and the handle is no symbolic link.
+            let handle = self.path_handle(dir, name)?;
+            let kind = FileKind::from_mode(fs::fstat(&handle)?.st_mode);
+            if kind == FileKind::Symlink {
+                return Err(Errno::OPNOTSUPP);
+            }
+            let link = format!("/proc/self/fd/{}", handle.as_raw_fd());
+            fs::chmod(link, Mode::from_raw_mode(mode & 0o7777))?;
+        }
+        if attributes.atime.is_some() || attributes.mtime.is_some() {
+            let times = timestamps(attributes.atime, attributes.mtime);
+            fs::utimensat(dir, path, &times, flags)?;
+        }
+        Ok(())
+    }
+
+    fn path_handle(&self, dir: &Dir, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+        if name.is_empty() {
+            return dir.0.try_clone().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO));
+        }
+        open_beneath(dir.as_fd(), name, OFlags::PATH)
+    }
+}
+
+/// Name and flag for calls that take the directory itself under the empty name.
+fn at(name: &OsStr) -> (&OsStr, AtFlags) {
+    (name, if name.is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::empty() })
+}
+
+fn owner_of(attributes: &SetAttributes) -> (Option<Uid>, Option<Gid>) {
+    (attributes.uid.map(Uid::from_raw), attributes.gid.map(Gid::from_raw))
+}
+
+/// Owners are part of file names in the private area.
+pub(crate) fn check_owner(owner: &str, path: &Path) -> Result<()> {
+    let valid = (1..=64).contains(&owner.len())
+        && owner.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    if valid {
+        return Ok(());
+    }
+    Err(StoreError::errno_of(
+        "use an owner name other than 1 to 64 letters, digits, '-' and '_' in",
+        path,
+        libc::EINVAL,
+    ))
+}
+
+/// One component and nothing else: what every call that makes or finds a name insists on.
+pub(crate) fn check_name(name: &OsStr) -> rustix::io::Result<()> {
+    let bytes = name.as_bytes();
+    if bytes.is_empty() || bytes == b"." || bytes == b".." {
+        return Err(Errno::INVAL);
+    }
+    if bytes.contains(&b'/') || bytes.contains(&0) {
+        return Err(Errno::INVAL);
+    }
+    if bytes.len() > NAME_MAX { Err(Errno::NAMETOOLONG) } else { Ok(()) }
+}
+
+fn kind_of(kind: FileType) -> Option<FileKind> {
+    match kind {
+        FileType::Unknown => None,
+        known => Some(FileKind::from_mode(known.as_raw_mode())),
+    }
+}
+
+/// Opens one component below a directory, following nothing.
+pub(crate) fn open_beneath(
+    dir: BorrowedFd<'_>,
+    name: &OsStr,
+    flags: OFlags,
+) -> rustix::io::Result<OwnedFd> {
+    check_name(name)?;
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    // NO_SYMLINKS would refuse to take a handle of a link itself; NOFOLLOW is what counts there.
+    let resolve = if flags.contains(OFlags::PATH) && !flags.contains(OFlags::DIRECTORY) {
+        ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS
+    } else {
+        resolve
+    };
+    match retry(|| fs::openat2(dir, name, flags, Mode::empty(), resolve)) {
+        // Filters of containers refuse openat2; one checked component with O_NOFOLLOW is as safe.
+        Err(Errno::NOSYS | Errno::PERM) => retry(|| fs::openat(dir, name, flags, Mode::empty())),
+        other => other,
+    }
+}
+
+/// A regular file of a [`DirBacking`].
+pub(crate) struct DirFile(pub(crate) LocalFile);
+
+crate::bytes::delegate_bytes!(DirFile, 0);
+
+impl BackingFile for DirFile {
+    fn set_attributes(&self, attributes: &SetAttributes) -> Result<()> {
+        let fd = self.0.descriptor();
+        let err = |e: Errno| StoreError::io("set attributes of", self.0.label(), e);
+        if attributes.uid.is_some() || attributes.gid.is_some() {
+            let (uid, gid) = owner_of(attributes);
+            fs::fchown(fd, uid, gid).map_err(err)?;
+        }
+        if let Some(mode) = attributes.mode {
+            fs::fchmod(fd, Mode::from_raw_mode(mode & 0o7777)).map_err(err)?;
+        }
+        if attributes.atime.is_some() || attributes.mtime.is_some() {
+            self.0.set_times(attributes.atime, attributes.mtime)?;
+        }
+        Ok(())
+    }
+
+    fn set_xattr(&self, attribute: &OsStr, value: &[u8]) -> Result<()> {
+        fs::fsetxattr(self.0.descriptor(), attribute, value, XattrFlags::empty())
+            .map_err(|e| StoreError::io("set an extended attribute of", self.0.label(), e))
+    }
+}
+
+impl BackingStore for DirBacking {
+    fn root(&self) -> Dir {
+        self.root.clone()
+    }
+
+    fn open_dir(&self, parent: &Dir, name: &OsStr) -> Result<Dir> {
+        open_beneath(parent.as_fd(), name, OFlags::PATH | OFlags::DIRECTORY)
+            .map(|fd| Dir(Arc::new(fd)))
+            .map_err(|e| self.err("open directory", parent, name, e))
+    }
+
+    fn list(&self, dir: &Dir, batch: &mut dyn FnMut(&[Entry]) -> ControlFlow<()>) -> Result<()> {
+        self.list_entries(dir, false, batch)
+    }
+
+    fn list_plus(
+        &self,
+        dir: &Dir,
+        batch: &mut dyn FnMut(&[Entry]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.list_entries(dir, true, batch)
+    }
+
+    fn stat(&self, dir: &Dir, name: &OsStr) -> Result<Attributes> {
+        let (path, empty) = at(name);
+        if !name.is_empty() {
+            self.checked(dir, name)?;
+        }
+        retry(|| fs::statat(dir, path, AtFlags::SYMLINK_NOFOLLOW | empty))
+            .map(Attributes::from)
+            .map_err(|e| self.err("stat", dir, name, e))
+    }
+
+    fn readlink(&self, dir: &Dir, name: &OsStr) -> Result<OsString> {
+        self.checked(dir, name)?;
+        fs::readlinkat(dir, name, Vec::new())
+            .map(|target| OsString::from_vec(target.into_bytes()))
+            .map_err(|e| self.err("read link", dir, name, e))
+    }
+
+    fn open_file(&self, dir: &Dir, name: &OsStr, access: Access) -> Result<Arc<dyn BackingFile>> {
+        let err = |e: Errno| self.err("open", dir, name, e);
+        self.checked(dir, name)?;
+        // Opening a device may do something and opening a pipe may wait: look before.
+        let kind = self.stat(dir, name)?.kind;
+        match kind {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(err(Errno::ISDIR)),
+            FileKind::Symlink => return Err(err(Errno::LOOP)),
+            _ => return Err(err(Errno::INVAL)),
+        }
+        let mode = match access {
+            Access::Read => OFlags::RDONLY,
+            Access::ReadWrite => OFlags::RDWR,
+        };
+        let fd = open_beneath(dir.as_fd(), name, mode | OFlags::NONBLOCK | OFlags::NOCTTY)
+            .map_err(err)?;
+        let file = LocalFile::new(fd, self.describe(dir, name));
+        if file.stat()?.kind != FileKind::Regular {
+            return Err(err(Errno::INVAL));
+        }
+        Ok(Arc::new(DirFile(file)))
+    }
+
+    fn mkdir(&self, dir: &Dir, name: &OsStr, mode: u32) -> Result<()> {
+        let err = |e| self.err("make directory", dir, name, e);
+        self.checked(dir, name)?;
+        fs::mkdirat(dir, name, Mode::RWXU).map_err(err)?;
+        let mode = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
+        self.set_times_and_owner(dir, name, &mode).map_err(err)
+    }
+
+    fn symlink(&self, target: &OsStr, dir: &Dir, name: &OsStr) -> Result<()> {
+        self.checked(dir, name)?;
+        fs::symlinkat(target, dir, name).map_err(|e| self.err("make symbolic link", dir, name, e))
+    }
+
+    fn mknod(&self, dir: &Dir, name: &OsStr, node: Node, mode: u32) -> Result<()> {
+        let err = |e| self.err("make", dir, name, e);
+        self.checked(dir, name)?;
+        let (kind, device) = match node {
+            Node::Regular => (FileType::RegularFile, 0),
+            Node::Fifo => (FileType::Fifo, 0),
+            Node::Socket => (FileType::Socket, 0),
+            Node::CharDevice(device) => (FileType::CharacterDevice, device),
+            Node::BlockDevice(device) => (FileType::BlockDevice, device),
+        };
+        fs::mknodat(dir, name, kind, Mode::RUSR | Mode::WUSR, device).map_err(err)?;
+        let mode = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
+        self.set_times_and_owner(dir, name, &mode).map_err(err)
+    }
+
+    fn link(&self, dir: &Dir, name: &OsStr, to_dir: &Dir, to_name: &OsStr) -> Result<()> {
+        self.checked(dir, name)?;
+        self.checked(to_dir, to_name)?;
+        fs::linkat(dir, name, to_dir, to_name, AtFlags::empty())
+            .map_err(|e| self.err("make hard link", to_dir, to_name, e))
+    }
+
+    fn rename(
+        &self,
+        dir: &Dir,
+        name: &OsStr,
+        to_dir: &Dir,
+        to_name: &OsStr,
+        mode: RenameMode,
+    ) -> Result<()> {
+        self.checked(dir, name)?;
+        self.checked(to_dir, to_name)?;
+        let done = match mode {
+            RenameMode::Replace => fs::renameat(dir, name, to_dir, to_name),
+            RenameMode::Exchange => {
+                fs::renameat_with(dir, name, to_dir, to_name, RenameFlags::EXCHANGE)
+            }
+            RenameMode::NoReplace => rename_no_replace(dir, name, to_dir, to_name),
+        };
+        done.map_err(|e| self.err("rename", dir, name, e))
+    }
+
+    fn unlink(&self, dir: &Dir, name: &OsStr) -> Result<()> {
+        self.checked(dir, name)?;
+        fs::unlinkat(dir, name, AtFlags::empty()).map_err(|e| self.err("remove", dir, name, e))
+    }
+
+    fn rmdir(&self, dir: &Dir, name: &OsStr) -> Result<()> {
+        self.checked(dir, name)?;
+        fs::unlinkat(dir, name, AtFlags::REMOVEDIR)
+            .map_err(|e| self.err("remove directory", dir, name, e))
+    }
+
+    fn set_attributes(&self, dir: &Dir, name: &OsStr, attributes: &SetAttributes) -> Result<()> {
+        if !name.is_empty() {
+            self.checked(dir, name)?;
+        }
+        self.set_times_and_owner(dir, name, attributes)
+            .map_err(|e| self.err("set attributes of", dir, name, e))
+    }
+
+    fn get_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<Vec<u8>> {
+        let path = self.xattr_path(dir, name)?;
+        read_growing(|buffer| fs::lgetxattr(&path, attribute, buffer))
+            .map_err(|e| self.err("read an extended attribute of", dir, name, e))
+    }
+
+    fn set_xattr(
+        &self,
+        dir: &Dir,
+        name: &OsStr,
+        attribute: &OsStr,
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()> {
+        let path = self.xattr_path(dir, name)?;
+        let flags = match mode {
+            XattrMode::Any => XattrFlags::empty(),
+            XattrMode::Create => XattrFlags::CREATE,
+            XattrMode::Replace => XattrFlags::REPLACE,
+        };
+        fs::lsetxattr(&path, attribute, value, flags)
+            .map_err(|e| self.err("set an extended attribute of", dir, name, e))
+    }
+
+    fn list_xattrs(&self, dir: &Dir, name: &OsStr) -> Result<Vec<OsString>> {
+        let path = self.xattr_path(dir, name)?;
+        let names = read_growing(|buffer| fs::llistxattr(&path, buffer))
+            .map_err(|e| self.err("list the extended attributes of", dir, name, e))?;
+        let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+        Ok(names.map(|name| OsStr::from_bytes(name).to_owned()).collect())
+    }
+
+    fn remove_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<()> {
+        let path = self.xattr_path(dir, name)?;
+        fs::lremovexattr(&path, attribute)
+            .map_err(|e| self.err("remove an extended attribute of", dir, name, e))
+    }
+
+    fn statfs(&self) -> Result<FileSystemUsage> {
+        let err = |e: Errno| self.err("statvfs", &self.root, OsStr::new(""), e);
+        let room = fs::fstatvfs(&self.root).map_err(err)?;
+        Ok(FileSystemUsage {
+            block_size: room.f_frsize,
+            blocks: room.f_blocks,
+            blocks_free: room.f_bfree,
+            blocks_available: room.f_bavail,
+            inodes: room.f_files,
+            inodes_free: room.f_ffree,
+            name_max: room.f_namemax,
+        })
+    }
+
+    fn sync_dirs(&self, dirs: &[Dir]) -> Result<()> {
+        fail_at!("store.sync_dirs.before", &self.path);
+        dirs.iter().try_for_each(|dir| {
+            with_readable(dir, |fd| fs::fsync(fd))
+                .map_err(|e| self.err("sync", dir, OsStr::new(""), e))
+        })
+    }
+
+    fn sync(&self) -> Result<()> {
+        with_readable(&self.root, |fd| fs::syncfs(fd))
+            .map_err(|e| StoreError::io("sync", &self.path, e))
+    }
+
+    fn temporary(&self, ino: u64) -> Result<Temporary> {
+        self.make_temporary(ino)
+    }
+
+    fn temporary_beside(&self, ino: u64, dir: &Dir) -> Result<Temporary> {
+        self.make_temporary_in(dir, ino)
+    }
+
+    fn spill(&self, ino: u64) -> Result<Temporary> {
+        self.make_spill(ino)
+    }
+
+    fn open_spill(&self, ino: u64) -> Result<Option<Temporary>> {
+        self.find_spill(ino)
+    }
+
+    fn remove_spill(&self, ino: u64) -> Result<()> {
+        self.drop_spill(ino)
+    }
+
+    fn list_spills(&self) -> Result<Vec<u64>> {
+        self.numbers_in(crate::private::Area::Spill)
+    }
+
+    fn commit(
+        &self,
+        temporary: &mut Temporary,
+        dir: &Dir,
+        name: &OsStr,
+        expect: Expect,
+    ) -> Result<Commit> {
+        self.checked(dir, name)?;
+        self.publish(temporary, dir, name, expect)
+    }
+
+    fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
+        self.checked(dir, name)?;
+        self.move_to_limbo(dir, name, key)
+    }
+
+    fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()> {
+        self.checked(dir, name)?;
+        self.move_from_limbo(key, dir, name)
+    }
+
+    fn list_limbo(&self) -> Result<Vec<u64>> {
+        self.numbers_in(crate::private::Area::Limbo)
+    }
+
+    fn clean_temporaries(&self, owner: &str) -> Result<Cleaned> {
+        check_owner(owner, &self.path)?;
+        self.clean(owner)
+    }
+
+    fn tidy(&self) -> Result<()> {
+        self.remove_empty_areas()
+    }
+}
+
+/// O_PATH handles cannot be synced: opens the directory for reading for one call.
+fn with_readable(
+    dir: &Dir,
+    call: impl Fn(&OwnedFd) -> rustix::io::Result<()>,
+) -> rustix::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = retry(|| fs::openat(dir, ".", flags, Mode::empty()))?;
+    match retry(|| call(&fd)) {
+        // Some network file systems do not sync directories; their servers do it themselves.
+        Err(Errno::INVAL) => Ok(()),
+        other => other,
+    }
+}
+
+/// Renames unless the target exists; a check and a rename where the flag is unknown.
+pub(crate) fn rename_no_replace(
+    dir: &Dir,
+    name: &OsStr,
+    to_dir: &Dir,
+    to_name: &OsStr,
+) -> rustix::io::Result<()> {
+    match fs::renameat_with(dir, name, to_dir, to_name, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            match fs::statat(to_dir, to_name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(_) => Err(Errno::EXIST),
+                Err(Errno::NOENT) => fs::renameat(dir, name, to_dir, to_name),
+                Err(e) => Err(e),
+            }
+        }
+        other => other,
+    }
+}
+
+/// Reads an attribute of unknown length: the kernel bounds it to 64 KiB.
+fn read_growing(
+    mut call: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>,
+) -> rustix::io::Result<Vec<u8>> {
+    let mut buffer = vec![0; 1024];
+    loop {
+        match call(&mut buffer) {
+            Ok(len) => {
+                buffer.truncate(len);
+                return Ok(buffer);
+            }
+            Err(Errno::RANGE) if buffer.len() < 64 << 10 => buffer.resize(64 << 10, 0),
+            Err(e) => return Err(e),
+        }
+    }
+}

@@ -1,0 +1,490 @@
+//! A tier in a directory of a local file system.
+
+use std::fs::{DirBuilder, File};
+use std::io::{Read, Write};
+use std::ops::ControlFlow;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, XattrFlags};
+use rustix::io::Errno;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::failpoints::fail_at;
+use crate::header::{HeaderFault, array_at, u32_at, u64_at};
+use crate::local::{LocalFile, retry};
+use crate::presence::MapFile;
+use crate::tier::{LeaseGuard, Object, Tier, TierId, TierLock, TierUsage};
+use crate::{AllocateMode, Attributes, Bytes, Header, Presence, Result, StoreError, Timestamp};
+
+/// Extended attribute that holds the header of an object.
+pub(crate) const XATTR: &str = "user.forebay";
+/// Name of the file that makes a directory a tier.
+pub(crate) const LABEL: &str = "forebay-tier";
+const LABEL_NEW: &str = "forebay-tier.new";
+const LABEL_MAGIC: &[u8; 8] = b"FBAYTIER";
+const LABEL_VERSION: u32 = 1;
+const LABEL_LEN: usize = 40;
+const LOCK: &str = "lock";
+pub(crate) const OBJECTS: &str = "objects";
+pub(crate) const MAP_SUFFIX: &str = ".map";
+/// Object files belong to the daemon alone; programs reach them through the mount.
+const OBJECT_MODE: Mode = Mode::from_raw_mode(0o600);
+
+/// A tier in a directory: one sparse file per inode in `objects/xx/`.
+pub struct DirTier {
+    path: PathBuf,
+    id: TierId,
+    root: OwnedFd,
+    objects: OwnedFd,
+    /// The 256 fan-out directories, opened when first needed.
+    fans: Vec<OnceLock<OwnedFd>>,
+}
+
+/// Fan-out directory of an inode. The numbers of one node often differ in few bits only, so that
+/// they are spread by a multiplication (Knuth, TAOCP vol. 3, 6.4: Fibonacci hashing).
+pub(crate) fn fan(ino: u64) -> u8 {
+    (ino.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+pub(crate) fn object_name(ino: u64) -> String {
+    format!("{ino:016x}")
+}
+
+/// The inode number in an object's name; only the canonical spelling counts.
+pub(crate) fn parse_name(name: &str) -> Option<u64> {
+    let canonical =
+        name.len() == 16 && name.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    canonical.then(|| u64::from_str_radix(name, 16).ok()).flatten()
+}
+
+impl DirTier {
+    /// Opens a tier, making it in an empty or missing directory. Refuses a directory with other
+    /// files in it, and a tier of a newer version. Takes no lock: see [`Tier::lock`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        make_dir(path)?;
+        let path = &std::fs::canonicalize(path).map_err(|e| StoreError::io("open", path, e))?;
+        let id = match read_label(path)? {
+            Some(id) => id,
+            None => format_tier(path)?,
+        };
+        make_dir(&path.join(OBJECTS))?;
+        let root = open_dir(path)?;
+        let objects = open_dir(&path.join(OBJECTS))?;
+        let fans = (0..256).map(|_| OnceLock::new()).collect();
+        Ok(Self { path: path.clone(), id, root, objects, fans })
+    }
+
+    fn object_path(&self, ino: u64) -> PathBuf {
+        self.path.join(format!("{OBJECTS}/{:02x}/{ino:016x}", fan(ino)))
+    }
+
+    fn map_path(&self, ino: u64) -> PathBuf {
+        self.path.join(format!("{OBJECTS}/{:02x}/{ino:016x}{MAP_SUFFIX}", fan(ino)))
+    }
+
+    /// The fan-out directory of an inode; made if `create`, else an ENOENT.
+    fn fan_dir(&self, ino: u64, create: bool) -> rustix::io::Result<&OwnedFd> {
+        let index = fan(ino);
+        let slot = &self.fans[usize::from(index)];
+        if let Some(fd) = slot.get() {
+            return Ok(fd);
+        }
+        let name = format!("{index:02x}");
+        if create {
+            match fs::mkdirat(&self.objects, &name, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let fd = retry(|| {
+            fs::openat(
+                &self.objects,
+                &name,
+                OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+                Mode::empty(),
+            )
+        })?;
+        Ok(slot.get_or_init(|| fd))
+    }
+
+    fn open_at(&self, ino: u64, name: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let dir = self.fan_dir(ino, flags.contains(OFlags::CREATE))?;
+        let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        retry(|| fs::openat(dir, name, flags, OBJECT_MODE))
+    }
+
+    fn unlink_at(&self, ino: u64, name: &str) -> rustix::io::Result<()> {
+        fs::unlinkat(self.fan_dir(ino, false)?, name, AtFlags::empty())
+    }
+
+    fn object(&self, ino: u64, fd: OwnedFd) -> DirObject {
+        DirObject { ino, file: LocalFile::new(fd, self.object_path(ino)) }
+    }
+
+    fn list_fan(
+        &self,
+        index: u8,
+        each: &mut dyn FnMut(u64, Result<Header>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        let path = self.path.join(format!("{OBJECTS}/{index:02x}"));
+        let entries = match std::fs::read_dir(&path) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(ControlFlow::Continue(()));
+            }
+            Err(e) => return Err(StoreError::io("list", path, e)),
+        };
+        for entry in entries {
+            let entry = entry.map_err(|e| StoreError::io("list", &path, e))?;
+            let name = entry.file_name();
+            let Some(ino) = name.to_str().and_then(parse_name).filter(|ino| fan(*ino) == index)
+            else {
+                continue;
+            };
+            let header = match read_header_path(&entry.path(), ino) {
+                Err(e) if e.errno() == libc::ENOENT => continue,
+                other => other,
+            };
+            if each(ino, header).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+fn make_dir(path: &Path) -> Result<()> {
+    match DirBuilder::new().recursive(true).mode(0o700).create(path) {
+        Ok(()) => Ok(()),
+        Err(e) => Err(StoreError::io("create directory", path, e)),
+    }
+}
+
+fn open_dir(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    retry(|| fs::open(path, flags, Mode::empty())).map_err(|e| StoreError::io("open", path, e))
+}
+
+/// The identity of a tier, or `None` for a directory that may become one.
+pub(crate) fn read_label(path: &Path) -> Result<Option<TierId>> {
+    let label = path.join(LABEL);
+    let mut bytes = Vec::new();
+    match File::open(&label) {
+        Ok(file) => {
+            // One byte more than a label tells a longer file from a label.
+            file.take(LABEL_LEN as u64 + 1)
+                .read_to_end(&mut bytes)
+                .map_err(|e| StoreError::io("read", &label, e))?;
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return if may_become_tier(path)? {
+                Ok(None)
+            } else {
+                Err(StoreError::Foreign { path: path.to_owned() })
+            };
+        }
+        Err(e) => return Err(StoreError::io("open", &label, e)),
+    }
+    if bytes.len() < 12 || &bytes[..8] != LABEL_MAGIC {
+        return Err(StoreError::Damaged { path: label, what: "tier label" });
+    }
+    let found = u32_at(&bytes, 8);
+    if found != LABEL_VERSION {
+        return Err(StoreError::Version { path: label, found, known: LABEL_VERSION });
+    }
+    if bytes.len() != LABEL_LEN || xxh3_64(&bytes[..32]) != u64_at(&bytes, 32) {
+        return Err(StoreError::Damaged { path: label, what: "tier label" });
+    }
+    Ok(Some(TierId(array_at(&bytes, 16))))
+}
+
+fn may_become_tier(path: &Path) -> Result<bool> {
+    let entries = std::fs::read_dir(path).map_err(|e| StoreError::io("list", path, e))?;
+    for entry in entries {
+        let name = entry.map_err(|e| StoreError::io("list", path, e))?.file_name();
+        if name != LABEL_NEW && name != "lost+found" {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Writes the label: to a temporary name, synced, renamed, so that a crash leaves no half label.
+fn format_tier(path: &Path) -> Result<TierId> {
+    let label = path.join(LABEL_NEW);
+    let err = |operation, e| StoreError::io(operation, &label, e);
+    let id = TierId(random()?);
+    let mut bytes = Vec::with_capacity(LABEL_LEN);
+    bytes.extend_from_slice(LABEL_MAGIC);
+    bytes.extend_from_slice(&LABEL_VERSION.to_le_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    bytes.extend_from_slice(&id.0);
+    bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
+    let mut file = File::create(&label).map_err(|e| err("create", e))?;
+    // A tier needs room for headers: find out now rather than at the first file.
+    fs::fsetxattr(&file, XATTR, &[0; Header::ENCODED_MAX], XattrFlags::empty())
+        .map_err(|e| err("set a user extended attribute (a tier needs them) on", e.into()))?;
+    fs::fremovexattr(&file, XATTR)
+        .map_err(|e| err("remove the extended attribute of", e.into()))?;
+    file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(|e| err("write", e))?;
+    std::fs::rename(&label, path.join(LABEL)).map_err(|e| err("rename", e))?;
+    fs::fsync(open_dir(path)?).map_err(|e| StoreError::io("sync", path, e))?;
+    Ok(id)
+}
+
+/// Random bytes from the kernel.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut done = 0;
+    while done < N {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        done += retry(|| rustix::rand::getrandom(&mut bytes[done..], flags))
+            .map_err(|e| StoreError::io("read", "/dev/urandom", e))?;
+    }
+    Ok(bytes)
+}
+
+fn decode(ino: u64, path: &Path, got: rustix::io::Result<usize>, bytes: &[u8]) -> Result<Header> {
+    let damaged = || StoreError::Damaged { path: path.to_owned(), what: "object header" };
+    let len = match got {
+        Ok(len) => len,
+        Err(Errno::RANGE) => return Err(damaged()),
+        Err(e) => return Err(StoreError::io("read the header of", path, e)),
+    };
+    match Header::decode(&bytes[..len]) {
+        Ok(header) if header.ino == ino => Ok(header),
+        Ok(_) | Err(HeaderFault::Damaged) => Err(damaged()),
+        Err(HeaderFault::Version(found)) => Err(StoreError::Version {
+            path: path.to_owned(),
+            found: found.into(),
+            known: Header::VERSION.into(),
+        }),
+    }
+}
+
+/// Reads the header of an object by path.
+pub(crate) fn read_header_path(path: &Path, ino: u64) -> Result<Header> {
+    let mut bytes = [0u8; Header::ENCODED_MAX];
+    let got = fs::lgetxattr(path, XATTR, &mut bytes[..]);
+    decode(ino, path, got, &bytes)
+}
+
+impl Tier for DirTier {
+    fn id(&self) -> TierId {
+        self.id
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn lock(&self) -> Result<TierLock> {
+        let path = self.path.join(LOCK);
+        let err = |operation, e| StoreError::io(operation, &path, e);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let fd = retry(|| fs::openat(&self.root, LOCK, flags, OBJECT_MODE))
+            .map_err(|e| err("open", e.into()))?;
+        let file = File::from(fd);
+        match retry(|| fs::flock(&file, FlockOperation::NonBlockingLockExclusive)) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let mut text = [0; 16];
+                let len = file.read_at(&mut text, 0).unwrap_or(0);
+                let pid = std::str::from_utf8(&text[..len]).unwrap_or("").trim().parse();
+                return Err(StoreError::Locked {
+                    path: self.path.clone(),
+                    pid: pid.unwrap_or_default(),
+                });
+            }
+            Err(e) => return Err(err("lock", e.into())),
+        }
+        let pid = format!("{}\n", std::process::id());
+        file.set_len(0)
+            .and_then(|()| file.write_all_at(pid.as_bytes(), 0))
+            .map_err(|e| err("write", e))?;
+        Ok(TierLock { fd: Some(file.into()) })
+    }
+
+    fn create(&self, ino: u64, header: &Header) -> Result<Arc<dyn Object>> {
+        let name = object_name(ino);
+        let err = |e: Errno| StoreError::io("create", self.object_path(ino), e);
+        let object = match self.open_at(ino, &name, OFlags::CREATE | OFlags::EXCL) {
+            Ok(fd) => self.object(ino, fd),
+            // What a crash left between the creation and the header is empty and nobody's.
+            Err(Errno::EXIST) => {
+                let object =
+                    self.object(ino, self.open_at(ino, &name, OFlags::empty()).map_err(err)?);
+                let ours = object.len()? == 0
+                    && matches!(object.header(), Err(e) if e.errno() == libc::ENODATA);
+                if !ours {
+                    return Err(err(Errno::EXIST));
+                }
+                object
+            }
+            Err(e) => return Err(err(e)),
+        };
+        fail_at!("store.create.before_header", &self.path);
+        if let Err(e) = object.set_header(header) {
+            // The object is of no use without its header; the first error is the one to report.
+            let _ = self.unlink_at(ino, &name);
+            return Err(e);
+        }
+        Ok(Arc::new(object))
+    }
+
+    fn open(&self, ino: u64) -> Result<Arc<dyn Object>> {
+        let fd = self
+            .open_at(ino, &object_name(ino), OFlags::empty())
+            .map_err(|e| StoreError::io("open", self.object_path(ino), e))?;
+        Ok(Arc::new(self.object(ino, fd)))
+    }
+
+    fn remove(&self, ino: u64) -> Result<()> {
+        // The object goes first: a map without an object is harmless, an object without its map
+        // would count as whole.
+        self.unlink_at(ino, &object_name(ino))
+            .map_err(|e| StoreError::io("remove", self.object_path(ino), e))?;
+        fail_at!("store.remove.before_map", &self.path);
+        self.remove_map(ino)
+    }
+
+    fn list(&self, each: &mut dyn FnMut(u64, Result<Header>) -> ControlFlow<()>) -> Result<()> {
+        for index in 0..=255 {
+            if self.list_fan(index, each)?.is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn create_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence> {
+        let path = self.map_path(ino);
+        let fd = self
+            .open_at(ino, &format!("{ino:016x}{MAP_SUFFIX}"), OFlags::CREATE | OFlags::TRUNC)
+            .map_err(|e| StoreError::io("create", &path, e))?;
+        Presence::create(MapFile::new(fd, path), ino, extent_size, size)
+    }
+
+    fn open_map(&self, ino: u64, was_writing: bool) -> Result<Option<Presence>> {
+        let path = self.map_path(ino);
+        match self.open_at(ino, &format!("{ino:016x}{MAP_SUFFIX}"), OFlags::empty()) {
+            Ok(fd) => Presence::load(MapFile::new(fd, path), ino, was_writing).map(Some),
+            Err(Errno::NOENT) => Ok(None),
+            Err(e) => Err(StoreError::io("open", path, e)),
+        }
+    }
+
+    fn remove_map(&self, ino: u64) -> Result<()> {
+        match self.unlink_at(ino, &format!("{ino:016x}{MAP_SUFFIX}")) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(StoreError::io("remove", self.map_path(ino), e)),
+        }
+    }
+
+    fn usage(&self) -> Result<TierUsage> {
+        let room =
+            fs::fstatvfs(&self.root).map_err(|e| StoreError::io("statvfs", &self.path, e))?;
+        Ok(TierUsage {
+            total: room.f_blocks.saturating_mul(room.f_frsize),
+            free: room.f_bavail.saturating_mul(room.f_frsize),
+            free_inodes: if room.f_files == 0 { u64::MAX } else { room.f_favail },
+        })
+    }
+
+    fn sync_dir(&self, ino: u64) -> Result<()> {
+        let err = |e: Errno| StoreError::io("sync the directory of", self.object_path(ino), e);
+        match self.fan_dir(ino, false) {
+            Ok(dir) => retry(|| fs::fsync(dir)).map_err(err)?,
+            Err(Errno::NOENT) => {}
+            Err(e) => return Err(err(e)),
+        }
+        // The fan-out directory itself may be new.
+        retry(|| fs::fsync(&self.objects)).map_err(err)
+    }
+
+    fn sync(&self) -> Result<()> {
+        retry(|| fs::syncfs(&self.root)).map_err(|e| StoreError::io("sync", &self.path, e))
+    }
+}
+
+/// An object in a [`DirTier`].
+struct DirObject {
+    ino: u64,
+    file: LocalFile,
+}
+
+/// `<asm-generic/fcntl.h>`; the libc crate lacks it for glibc.
+const F_SETSIG: i32 = 10;
+
+/// `fcntl` with an integer argument; rustix has no leases.
+fn fcntl(fd: BorrowedFd<'_>, command: i32, argument: i32) -> std::io::Result<i32> {
+    // SAFETY: the descriptor is borrowed and hence open, and the commands used here (F_SETLEASE,
+    // F_GETLEASE, F_SETSIG) take an integer and touch no memory of this process.
+    match unsafe { libc::fcntl(fd.as_raw_fd(), command, argument) } {
+        -1 => Err(std::io::Error::last_os_error()),
+        value => Ok(value),
+    }
+}
+
+impl LeaseGuard<'_> {
+    /// Whether someone waits for the lease to end: stop the work and drop the guard.
+    pub fn broken(&self) -> bool {
+        self.held.is_some_and(|fd| {
+            fcntl(fd, libc::F_GETLEASE, 0).map_or(true, |kind| kind != libc::F_WRLCK)
+        })
+    }
+}
+
+impl Drop for LeaseGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(fd) = self.held {
+            // Fails only when the kernel has already taken the lease back.
+            let _ = fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK);
+        }
+    }
+}
+
+impl Object for DirObject {
+    fn ino(&self) -> u64 {
+        self.ino
+    }
+
+    fn header(&self) -> Result<Header> {
+        let mut bytes = [0u8; Header::ENCODED_MAX];
+        let got = fs::fgetxattr(self.file.descriptor(), XATTR, &mut bytes[..]);
+        decode(self.ino, self.file.label(), got, &bytes)
+    }
+
+    fn set_header(&self, header: &Header) -> Result<()> {
+        fail_at!("store.header.before_set", self.file.label());
+        let bytes = header.encode();
+        fs::fsetxattr(self.file.descriptor(), XATTR, &bytes, XattrFlags::empty())
+            .map_err(|e| StoreError::io("set the header of", self.file.label(), e))?;
+        fail_at!("store.header.after_set", self.file.label());
+        Ok(())
+    }
+
+    fn exclusive(&self) -> Result<Option<LeaseGuard<'_>>> {
+        let fd = self.file.descriptor();
+        let err = |e| StoreError::io("take a lease on", self.file.label(), e);
+        // The kernel tells a broken lease by a signal, SIGIO unless told otherwise, which would kill
+        // the process; SIGURG is ignored by default.
+        fcntl(fd, F_SETSIG, libc::SIGURG).map_err(err)?;
+        match fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK) {
+            Ok(_) => Ok(Some(LeaseGuard { held: Some(fd) })),
+            Err(e) => match e.raw_os_error() {
+                Some(libc::EAGAIN | libc::EBUSY) => Ok(None),
+                Some(libc::EINVAL | libc::ENOLCK) => {
+                    Err(err(std::io::Error::from_raw_os_error(libc::EOPNOTSUPP)))
+                }
+                _ => Err(err(e)),
+            },
+        }
+    }
+}
+
+crate::bytes::delegate_bytes!(DirObject, file);

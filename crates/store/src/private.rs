@@ -1,0 +1,307 @@
+//! The private area `.forebay` in the root of a backing store.
+//!
+//! - `tmp/t.OWNER.INO.RANDOM`: files being written, removed when their daemon is gone;
+//! - `tmp/x.OWNER.INO.SELF.INODE.SIZE.SECONDS.NANOS`: a file that is about to be swapped with a
+//!   published one. SELF is its own inode number in the backing file system and the rest tells the
+//!   version that it replaces, so that a later daemon can tell which of the two it finds;
+//! - `tmp/y.` likewise for a file out of the spill area, which must not be lost;
+//! - `spill/OWNER.INO` and `limbo/OWNER.KEY`.
+//!
+//! Numbers are hexadecimal.
+
+use std::ffi::{OsStr, OsString};
+use std::ops::ControlFlow;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::{self, AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::backing::{BackingStore, Cleaned, Dir, PRIVATE, TEMPORARY_PREFIX, Temporary};
+use crate::dir_backing::{DirBacking, DirFile, open_beneath, rename_no_replace};
+use crate::dir_tier::random;
+use crate::failpoints::fail_at;
+use crate::local::{LocalFile, retry};
+use crate::{Attributes, FileKind, Fingerprint, Result, StoreError, Timestamp};
+
+/// A subdirectory of the private area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Area {
+    Tmp,
+    Spill,
+    Limbo,
+}
+
+impl Area {
+    const ALL: [Self; 3] = [Self::Tmp, Self::Spill, Self::Limbo];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tmp => "tmp",
+            Self::Spill => "spill",
+            Self::Limbo => "limbo",
+        }
+    }
+}
+
+/// Handles of the subdirectories that have been used.
+#[derive(Default)]
+pub(crate) struct Areas([Option<Dir>; 3]);
+
+/// Where a temporary stands.
+pub(crate) struct Place {
+    pub(crate) dir: Dir,
+    pub(crate) name: OsString,
+    pub(crate) ino: u64,
+    /// Stays when dropped.
+    pub(crate) spill: bool,
+    /// Has its final name; nothing of it is left here.
+    pub(crate) published: bool,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.spill && !self.published {
+            // What cannot be removed now is removed by the next daemon's clean-up.
+            let _ = fs::unlinkat(&self.dir, &self.name, AtFlags::empty());
+        }
+    }
+}
+
+/// The name of a file that is about to be swapped.
+pub(crate) fn swap_name(place: &Place, owner: &str, own: u64, replaces: &Fingerprint) -> OsString {
+    let kind = if place.spill { 'y' } else { 'x' };
+    let Fingerprint { ino, size, mtime, .. } = replaces;
+    let seconds = mtime.seconds as u64;
+    let nanos = mtime.nanos;
+    format!("{kind}.{owner}.{:x}.{own:x}.{ino:x}.{size:x}.{seconds:x}.{nanos:x}", place.ino).into()
+}
+
+/// A name in `tmp/`, taken apart.
+struct Swap {
+    spill: bool,
+    ino: u64,
+    own: u64,
+    replaces: Fingerprint,
+}
+
+fn parse_swap(name: &str) -> Option<Swap> {
+    let mut parts = name.split('.');
+    let spill = match parts.next()? {
+        "x" => false,
+        "y" => true,
+        _ => return None,
+    };
+    let mut number = parts.skip(1).map(|part| u64::from_str_radix(part, 16).ok());
+    let mut next = || number.next().flatten();
+    let (ino, own, inode, size) = (next()?, next()?, next()?, next()?);
+    let mtime = Timestamp { seconds: next()? as i64, nanos: u32::try_from(next()?).ok()? };
+    let replaces = Fingerprint { ino: inode, size, mtime, ctime: Timestamp::default() };
+    Some(Swap { spill, ino, own, replaces })
+}
+
+impl DirBacking {
+    /// The handle of a subdirectory, made if need be.
+    pub(crate) fn area(&self, area: Area) -> Result<Dir> {
+        let mut areas = self.areas.lock();
+        let slot = &mut areas.0[area as usize];
+        if let Some(dir) = slot {
+            return Ok(dir.clone());
+        }
+        let make = |parent: &Dir, name: &str| {
+            match fs::mkdirat(parent, name, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(e) => return Err(self.err("make directory", parent, name.as_ref(), e)),
+            }
+            self.open_dir(parent, name.as_ref())
+        };
+        let dir = make(&make(&self.root, PRIVATE)?, area.name())?;
+        *slot = Some(dir.clone());
+        Ok(dir)
+    }
+
+    /// The handle of a subdirectory if it exists.
+    fn existing_area(&self, area: Area) -> Result<Option<Dir>> {
+        let found = self
+            .open_dir(&self.root, PRIVATE.as_ref())
+            .and_then(|private| self.open_dir(&private, area.name().as_ref()));
+        match found {
+            Ok(dir) => Ok(Some(dir)),
+            Err(e) if e.errno() == libc::ENOENT => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Runs a step that makes a name in an area; again if another daemon tidied the area away.
+    fn in_area<T>(&self, area: Area, step: impl Fn(&Dir) -> Result<T>) -> Result<T> {
+        let mut tries = 0;
+        loop {
+            match step(&self.area(area)?) {
+                Err(e) if e.errno() == libc::ENOENT && tries < 3 => {
+                    self.areas.lock().0[area as usize] = None;
+                    tries += 1;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn open_private(&self, dir: &Dir, name: &OsStr, flags: OFlags) -> Result<Arc<DirFile>> {
+        let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let fd = retry(|| fs::openat(dir, name, flags, mode))
+            .map_err(|e| self.err("create", dir, name, e))?;
+        Ok(Arc::new(DirFile(LocalFile::new(fd, self.describe(dir, name)))))
+    }
+
+    fn new_temporary(&self, dir: &Dir, prefix: &str, ino: u64) -> Result<Temporary> {
+        let random = u64::from_le_bytes(random()?);
+        let name = OsString::from(format!("{prefix}{}.{ino:x}.{random:x}", self.owner));
+        let file = self.open_private(dir, &name, OFlags::CREATE | OFlags::EXCL)?;
+        let place = Place { dir: dir.clone(), name, ino, spill: false, published: false };
+        Ok(Temporary { file, place })
+    }
+
+    pub(crate) fn make_temporary(&self, ino: u64) -> Result<Temporary> {
+        self.in_area(Area::Tmp, |dir| self.new_temporary(dir, "t.", ino))
+    }
+
+    pub(crate) fn make_temporary_in(&self, dir: &Dir, ino: u64) -> Result<Temporary> {
+        self.new_temporary(dir, TEMPORARY_PREFIX, ino)
+    }
+
+    fn spill_name(&self, ino: u64) -> OsString {
+        format!("{}.{ino:x}", self.owner).into()
+    }
+
+    fn spill_in(&self, dir: &Dir, ino: u64, flags: OFlags) -> Result<Temporary> {
+        let name = self.spill_name(ino);
+        let file = self.open_private(dir, &name, flags)?;
+        let place = Place { dir: dir.clone(), name, ino, spill: true, published: false };
+        Ok(Temporary { file, place })
+    }
+
+    pub(crate) fn make_spill(&self, ino: u64) -> Result<Temporary> {
+        self.in_area(Area::Spill, |dir| self.spill_in(dir, ino, OFlags::CREATE))
+    }
+
+    pub(crate) fn find_spill(&self, ino: u64) -> Result<Option<Temporary>> {
+        let Some(dir) = self.existing_area(Area::Spill)? else { return Ok(None) };
+        match self.spill_in(&dir, ino, OFlags::empty()) {
+            Ok(found) => Ok(Some(found)),
+            Err(e) if e.errno() == libc::ENOENT => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    pub(crate) fn drop_spill(&self, ino: u64) -> Result<()> {
+        let Some(dir) = self.existing_area(Area::Spill)? else { return Ok(()) };
+        let name = self.spill_name(ino);
+        match fs::unlinkat(&dir, &name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(self.err("remove", &dir, &name, e)),
+        }
+    }
+
+    pub(crate) fn numbers_in(&self, area: Area) -> Result<Vec<u64>> {
+        let mut numbers = Vec::new();
+        let Some(dir) = self.existing_area(area)? else { return Ok(numbers) };
+        let prefix = format!("{}.", self.owner);
+        self.list(&dir, &mut |batch| {
+            let names = batch.iter().filter_map(|entry| entry.name.to_str()?.strip_prefix(&prefix));
+            numbers.extend(names.filter_map(|hex| u64::from_str_radix(hex, 16).ok()));
+            ControlFlow::Continue(())
+        })?;
+        Ok(numbers)
+    }
+
+    pub(crate) fn move_to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
+        fail_at!("store.limbo.before_move", &self.path);
+        let kept = self.spill_name(key);
+        // A missing source must not look like an area that was tidied away.
+        self.stat(dir, name)?;
+        self.in_area(Area::Limbo, |limbo| {
+            rename_no_replace(dir, name, limbo, &kept)
+                .map_err(|e| self.err("move to limbo", dir, name, e))
+        })
+    }
+
+    pub(crate) fn move_from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()> {
+        let kept = self.spill_name(key);
+        let missing = || StoreError::errno_of("find in limbo", PathBuf::from(&kept), libc::ENOENT);
+        let limbo = self.existing_area(Area::Limbo)?.ok_or_else(missing)?;
+        rename_no_replace(&limbo, &kept, dir, name)
+            .map_err(|e| self.err("move from limbo to", dir, name, e))
+    }
+
+    pub(crate) fn clean(&self, owner: &str) -> Result<Cleaned> {
+        let mut cleaned = Cleaned::default();
+        let Some(tmp) = self.existing_area(Area::Tmp)? else { return Ok(cleaned) };
+        let mut names = Vec::new();
+        self.list(&tmp, &mut |batch| {
+            let own = batch.iter().filter(|entry| {
+                entry.name.to_str().is_some_and(|name| name.split('.').nth(1) == Some(owner))
+            });
+            names.extend(own.map(|entry| entry.name.clone()));
+            ControlFlow::Continue(())
+        })?;
+        for name in names {
+            self.clean_one(&tmp, &name, owner, &mut cleaned)?;
+        }
+        Ok(cleaned)
+    }
+
+    /// Decides about one name in `tmp/`: the only bytes that nobody else has are a spill file's and
+    /// those of a foreign file that a swap displaced.
+    fn clean_one(&self, tmp: &Dir, name: &OsStr, owner: &str, cleaned: &mut Cleaned) -> Result<()> {
+        let Some(found) = self.stat_if(tmp, name)? else { return Ok(()) };
+        let swap = name.to_str().and_then(parse_swap);
+        match swap {
+            Some(swap) if found.ino == swap.own && swap.spill => {
+                let back = OsString::from(format!("{owner}.{:x}", swap.ino));
+                self.in_area(Area::Spill, |spill| {
+                    rename_no_replace(tmp, name, spill, &back)
+                        .map_err(|e| self.err("move back to the spill area", tmp, name, e))
+                })?;
+                cleaned.spills.push(swap.ino);
+            }
+            Some(swap) if found.ino != swap.own && !displaced_is(&found, &swap.replaces) => {
+                self.in_area(Area::Limbo, |limbo| {
+                    rename_no_replace(tmp, name, limbo, name)
+                        .map_err(|e| self.err("keep in limbo", tmp, name, e))
+                })?;
+                cleaned.kept.push(name.to_owned());
+            }
+            _ => {
+                self.unlink(tmp, name)?;
+                cleaned.removed += 1;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn remove_empty_areas(&self) -> Result<()> {
+        *self.areas.lock() = Areas::default();
+        let private = match open_beneath(
+            self.root.as_fd(),
+            PRIVATE.as_ref(),
+            OFlags::PATH | OFlags::DIRECTORY,
+        ) {
+            Ok(fd) => Dir(Arc::new(fd)),
+            Err(Errno::NOENT) => return Ok(()),
+            Err(e) => return Err(self.err("open", &self.root, PRIVATE.as_ref(), e)),
+        };
+        let remove = |dir: &Dir, name: &str| match fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
+            Err(e) => Err(self.err("remove directory", dir, name.as_ref(), e)),
+        };
+        Area::ALL.iter().try_for_each(|area| remove(&private, area.name()))?;
+        remove(&self.root, PRIVATE)
+    }
+}
+
+/// Whether a file is the version, but for the ctime, which the rename has changed.
+pub(crate) fn displaced_is(found: &Attributes, version: &Fingerprint) -> bool {
+    found.kind == FileKind::Regular && found.fingerprint().same_content(version)
+}

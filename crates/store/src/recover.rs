@@ -1,0 +1,279 @@
+//! Scanning a tier after a crash, or on `forebay fsck`: what each file is, and the repair that loses
+//! nothing.
+
+use std::ffi::OsStr;
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use crate::dir_tier::{
+    MAP_SUFFIX, OBJECTS, fan, object_name, parse_name, read_header_path, read_label,
+};
+use crate::{Header, Result, StoreError};
+
+/// Directory of a tier that takes files which the repair does not understand.
+pub const LOST: &str = "lost";
+
+/// What a file of a tier is.
+#[derive(Debug)]
+pub enum Class {
+    /// An object with a sound header; `map` says whether a map stands beside it.
+    Valid {
+        /// The header.
+        header: Box<Header>,
+        /// Whether there is a map.
+        map: bool,
+    },
+    /// An object whose header says that it is partly resident, without a map: what it holds of the
+    /// base version is unknown.
+    MapMissing {
+        /// The header.
+        header: Box<Header>,
+    },
+    /// An object without a header and without bytes: its creation was cut short.
+    Unfinished,
+    /// An object with bytes and without a header.
+    HeaderMissing,
+    /// An object with a header that does not decode.
+    HeaderTorn,
+    /// An object with a header of a newer version: nothing to repair with this program.
+    HeaderNewer,
+    /// A map without an object: its removal was cut short.
+    MapWithoutObject,
+    /// A file, directory or device that the tier did not make, or an object in a wrong place.
+    Foreign,
+}
+
+/// What [`repair`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repair {
+    /// Nothing: it is sound, or not this program's to touch.
+    Keep,
+    /// Remove it: it holds no bytes of anybody.
+    Remove,
+    /// Move it to `lost/` in the tier, under its name: it may hold bytes that exist nowhere else.
+    MoveToLost,
+    /// Nothing here: the node drops it if its header says clean (a copy, which can be fetched
+    /// again), and if dirty keeps what the seek operations show as data and publishes it
+    /// beside the file under a conflict name.
+    AskNode,
+}
+
+/// One file of a tier.
+#[derive(Debug)]
+pub struct Finding {
+    /// The file.
+    pub path: PathBuf,
+    /// The inode in its name, if it has one.
+    pub ino: Option<u64>,
+    /// What it is.
+    pub class: Class,
+}
+
+impl Finding {
+    /// The repair that loses nothing.
+    #[must_use]
+    pub fn repair(&self) -> Repair {
+        match self.class {
+            Class::Valid { .. } | Class::HeaderNewer => Repair::Keep,
+            Class::MapMissing { .. } => Repair::AskNode,
+            Class::Unfinished | Class::MapWithoutObject => Repair::Remove,
+            Class::HeaderMissing | Class::HeaderTorn | Class::Foreign => Repair::MoveToLost,
+        }
+    }
+}
+
+/// Scans a tier, one finding at a time, in bounded memory. The tier must be locked by the caller
+/// (no daemon may work on it), or files in the making are taken for unfinished ones.
+pub fn scan(tier: &Path, each: &mut dyn FnMut(Finding) -> ControlFlow<()>) -> Result<()> {
+    if read_label(tier)?.is_none() {
+        return Err(StoreError::Foreign { path: tier.to_owned() });
+    }
+    let objects = tier.join(OBJECTS);
+    for fan_dir in entries(&objects)? {
+        let path = fan_dir?;
+        let index = fan_index(&path);
+        let Some(index) = index.filter(|_| path.is_dir() && !path.is_symlink()) else {
+            if each(Finding { path, ino: None, class: Class::Foreign }).is_break() {
+                return Ok(());
+            }
+            continue;
+        };
+        for file in entries(&path)? {
+            if let Some(finding) = classify(file?, index)?
+                && each(finding).is_break()
+            {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn entries(dir: &Path) -> Result<impl Iterator<Item = Result<PathBuf>>> {
+    let err = |dir: &Path, e| StoreError::io("list", dir, e);
+    let dir_path = dir.to_owned();
+    let list = std::fs::read_dir(dir).map_err(|e| err(dir, e))?;
+    Ok(list.map(move |entry| entry.map(|e| e.path()).map_err(|e| err(&dir_path, e))))
+}
+
+fn fan_index(path: &Path) -> Option<u8> {
+    let name = path.file_name()?.to_str()?;
+    let index = u8::from_str_radix(name, 16).ok()?;
+    (format!("{index:02x}") == name).then_some(index)
+}
+
+fn classify(path: PathBuf, index: u8) -> Result<Option<Finding>> {
+    let meta = match std::fs::symlink_metadata(&path) {
+        Ok(meta) => meta,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(StoreError::io("stat", path, e)),
+    };
+    let kind = meta.file_type();
+    let name = path.file_name().and_then(OsStr::to_str).unwrap_or("");
+    let stem = name.strip_suffix(MAP_SUFFIX);
+    let ino = parse_name(stem.unwrap_or(name)).filter(|ino| fan(*ino) == index);
+    let plain = kind.is_file() && !kind.is_fifo();
+    let Some(ino) = ino.filter(|_| plain) else {
+        return Ok(Some(Finding { path, ino: None, class: Class::Foreign }));
+    };
+    if stem.is_some() {
+        // Maps are found with their objects; alone they are left over.
+        let alone = !path.with_file_name(object_name(ino)).exists();
+        let class = Class::MapWithoutObject;
+        return Ok(alone.then_some(Finding { path, ino: Some(ino), class }));
+    }
+    let map = path.with_file_name(format!("{name}{MAP_SUFFIX}")).exists();
+    let class = match read_header_path(&path, ino) {
+        Ok(header) if header.whole || map => Class::Valid { header: Box::new(header), map },
+        Ok(header) => Class::MapMissing { header: Box::new(header) },
+        Err(StoreError::Version { .. }) => Class::HeaderNewer,
+        Err(StoreError::Damaged { .. }) => Class::HeaderTorn,
+        Err(e) if e.errno() == libc::ENODATA && meta.len() == 0 => Class::Unfinished,
+        Err(e) if e.errno() == libc::ENODATA => Class::HeaderMissing,
+        Err(e) => return Err(e),
+    };
+    Ok(Some(Finding { path, ino: Some(ino), class }))
+}
+
+/// Carries out [`Finding::repair`]; returns where a file was moved to.
+pub fn repair(tier: &Path, finding: &Finding) -> Result<Option<PathBuf>> {
+    match finding.repair() {
+        Repair::Keep | Repair::AskNode => Ok(None),
+        Repair::Remove => match std::fs::remove_file(&finding.path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(StoreError::io("remove", &finding.path, e))
+            }
+            _ => Ok(None),
+        },
+        Repair::MoveToLost => move_to_lost(tier, &finding.path).map(Some),
+    }
+}
+
+/// Moves a file, and the map of an object with it, to a free name in `lost/`.
+fn move_to_lost(tier: &Path, path: &Path) -> Result<PathBuf> {
+    let lost = tier.join(LOST);
+    std::fs::create_dir_all(&lost).map_err(|e| StoreError::io("create directory", &lost, e))?;
+    let name = path.file_name().unwrap_or(OsStr::new("file"));
+    let free = (0..u32::MAX).map(|n| {
+        let mut candidate = name.to_owned();
+        if n > 0 {
+            candidate.push(format!(".{n}"));
+        }
+        lost.join(candidate)
+    });
+    for target in free {
+        let here = rustix::fs::CWD;
+        let flags = rustix::fs::RenameFlags::NOREPLACE;
+        match rustix::fs::renameat_with(here, path, here, &target, flags) {
+            Ok(()) => {
+                let mut map = path.as_os_str().to_owned();
+                map.push(MAP_SUFFIX);
+                let mut map_target = target.clone().into_os_string();
+                map_target.push(MAP_SUFFIX);
+                return match std::fs::rename(&map, &map_target) {
+                    Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                        Err(StoreError::io("move", map, e))
+                    }
+                    _ => Ok(target),
+                };
+            }
+            Err(rustix::io::Errno::EXIST) => {}
+            Err(e) => return Err(StoreError::io("move", path, e)),
+        }
+    }
+    Err(StoreError::errno_of("find a free name in", lost, libc::EEXIST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Tier as _;
+    use crate::tier::DirTier;
+    use rustix::fs::XattrFlags;
+
+    fn classes(tier: &Path) -> Vec<String> {
+        let mut found = Vec::new();
+        scan(tier, &mut |finding| {
+            let class = format!("{:?}", finding.class);
+            found.push(class.split([' ', '(']).next().unwrap().to_owned());
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn scan_of_a_damaged_tier_names_each_damage_and_the_repair_keeps_all_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let tier = DirTier::open(dir.path()).unwrap();
+        let header = |ino, whole| Header { ino, whole, ..Header::default() };
+        let path = |ino: u64| dir.path().join(format!("objects/{:02x}/{ino:016x}", fan(ino)));
+        for ino in 1..=8 {
+            let object = tier.create(ino, &header(ino, ino != 2 && ino != 7)).unwrap();
+            object.write_at(b"bytes", 0).unwrap();
+        }
+        tier.create_map(2, 4096, 5).unwrap();
+        rustix::fs::lremovexattr(path(3), "user.forebay").unwrap();
+        rustix::fs::lsetxattr(path(4), "user.forebay", b"torn", XattrFlags::empty()).unwrap();
+        rustix::fs::lremovexattr(path(5), "user.forebay").unwrap();
+        std::fs::write(path(5), "").unwrap();
+        tier.create_map(6, 4096, 5).unwrap();
+        std::fs::remove_file(path(6)).unwrap();
+        let mut newer = header(8, true).encode();
+        newer[8] = 2;
+        rustix::fs::lsetxattr(path(8), "user.forebay", &newer, XattrFlags::empty()).unwrap();
+        std::fs::write(path(1).with_file_name("note.txt"), "mine").unwrap();
+        std::fs::write(dir.path().join("objects/README"), "mine").unwrap();
+
+        let expected = [
+            "Foreign",
+            "Foreign",
+            "HeaderMissing",
+            "HeaderNewer",
+            "HeaderTorn",
+            "MapMissing",
+            "MapWithoutObject",
+            "Unfinished",
+            "Valid",
+            "Valid",
+        ];
+        assert_eq!(classes(dir.path()), expected);
+
+        let mut findings = Vec::new();
+        scan(dir.path(), &mut |finding| {
+            findings.push(finding);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        for finding in &findings {
+            repair(dir.path(), finding).unwrap();
+        }
+        assert_eq!(classes(dir.path()), ["HeaderNewer", "MapMissing", "Valid", "Valid"]);
+        let lost = |name: &str| std::fs::read(dir.path().join("lost").join(name)).unwrap();
+        assert_eq!(lost(&object_name(3)), b"bytes");
+        assert_eq!(lost(&object_name(4)), b"bytes");
+        assert_eq!((lost("note.txt"), lost("README")), (b"mine".into(), b"mine".into()));
+    }
+}

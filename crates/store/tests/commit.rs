@@ -1,0 +1,149 @@
+//! Commits under foreign changes: nobody's bytes are ever lost.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_store::backing::DirBacking;
+use forebay_store::{BackingStore, Commit, Expect};
+
+fn name() -> &'static OsStr {
+    OsStr::new("f")
+}
+
+fn commit(store: &DirBacking, data: &[u8], expect: Expect) -> Commit {
+    let mut temporary = store.temporary(1).unwrap();
+    temporary.file().write_at(data, 0).unwrap();
+    store.commit(&mut temporary, &store.root(), name(), expect).unwrap()
+}
+
+/// All file contents below a directory.
+fn contents(dir: &Path, into: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            contents(&path, into);
+        } else {
+            into.insert(std::fs::read_to_string(path).unwrap());
+        }
+    }
+}
+
+/// A foreign program replaces the file by renames and keeps a hard link to each version, as its own
+/// memory of what it wrote. A commit must never replace a version that it has not been shown.
+#[test]
+fn commit_against_a_foreign_renamer_never_replaces_an_unseen_version() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let store = DirBacking::open(dir.path(), "n").unwrap();
+    let stop = AtomicBool::new(false);
+    std::fs::write(dir.path().join("f"), "start").unwrap();
+    let mut seen = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0.. {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                let new = dir.path().join("new");
+                std::fs::write(&new, format!("foreign {round}")).unwrap();
+                std::fs::rename(&new, dir.path().join("f")).unwrap();
+            }
+        });
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(1500) {
+            let version = store.stat(&store.root(), name()).unwrap().fingerprint();
+            let mut temporary = store.temporary(1).unwrap();
+            temporary.file().write_at(b"ours", 0).unwrap();
+            match store.commit(&mut temporary, &store.root(), name(), Expect::Version(version)) {
+                Ok(Commit::Done(_)) => seen += 1,
+                Ok(Commit::Conflict(found)) => assert!(found.is_some()),
+                Err(e) => assert_eq!(e.errno(), libc::EAGAIN, "{e}"),
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(seen > 0, "some commits got through");
+    let cleaned = store.clean_temporaries("n").unwrap();
+    assert_eq!(cleaned.removed, 0, "no temporary is left by a living daemon");
+    assert!(dir.path().join("f").exists());
+}
+
+#[test]
+fn commit_over_a_version_changed_in_place_conflicts_and_keeps_both() {
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let store = DirBacking::open(dir.path(), "n").unwrap();
+    let Commit::Done(version) = commit(&store, b"one", Expect::Absent) else { panic!() };
+    std::fs::write(dir.path().join("f"), "two").unwrap();
+    let outcome = commit(&store, b"mine", Expect::Version(version));
+    assert!(matches!(outcome, Commit::Conflict(Some(found)) if found.size == 3));
+    let mut left = BTreeSet::new();
+    contents(dir.path(), &mut left);
+    assert_eq!(left, BTreeSet::from(["two".to_owned()]));
+}
+
+#[test]
+fn clean_temporaries_tells_displaced_files_from_its_own() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let store = DirBacking::open(dir.path(), "n").unwrap();
+    drop(store.temporary(1).unwrap());
+    let tmp = dir.path().join(".forebay/tmp");
+    let put = |name: &str| {
+        std::fs::write(tmp.join(name), name).unwrap();
+        std::fs::metadata(tmp.join(name)).unwrap()
+    };
+    put("t.n.1.abc");
+    put("t.other.1.abc");
+    let rename = |from: &str, to: &str| std::fs::rename(tmp.join(from), tmp.join(to)).unwrap();
+    let meta = put("own");
+    rename("own", &format!("x.n.2.{:x}.1.1.1.1", meta.ino()));
+    let meta = put("spill");
+    rename("spill", &format!("y.n.3.{:x}.1.1.1.1", meta.ino()));
+    let meta = put("replaced");
+    let (ino, size, s, ns) = (meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec());
+    rename("replaced", &format!("x.n.4.0.{ino:x}.{size:x}.{s:x}.{ns:x}"));
+    put("foreign");
+    rename("foreign", "x.n.5.0.1.1.1.1");
+
+    let cleaned = store.clean_temporaries("n").unwrap();
+    assert_eq!((cleaned.removed, &cleaned.spills[..], cleaned.kept.len()), (3, &[3][..], 1));
+    let mut left = BTreeSet::new();
+    contents(dir.path(), &mut left);
+    assert_eq!(left, ["foreign", "spill", "t.other.1.abc"].map(String::from).into());
+    assert_eq!(store.list_spills().unwrap(), [3]);
+}
+
+/// A mount below the backing root: renames from the private area cannot go there.
+#[test]
+fn commit_into_another_mount_below_the_root_is_atomic_too() {
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let inner = dir.path().join("inner");
+    std::fs::create_dir(&inner).unwrap();
+    let mounted =
+        std::process::Command::new("mount").args(["-t", "tmpfs", "t"]).arg(&inner).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        eprintln!("not allowed to mount: nothing to check");
+        return;
+    }
+    let result = std::panic::catch_unwind(|| {
+        let store = DirBacking::open(dir.path(), "n").unwrap();
+        let root = store.open_dir(&store.root(), OsStr::new("inner")).unwrap();
+        let mut first = store.temporary(1).unwrap();
+        first.file().write_at(b"first", 0).unwrap();
+        let Commit::Done(one) = store.commit(&mut first, &root, name(), Expect::Absent).unwrap()
+        else {
+            panic!("conflict")
+        };
+        let mut second = store.temporary_beside(1, &root).unwrap();
+        second.file().write_at(b"second", 0).unwrap();
+        let pending = second.pending().unwrap();
+        let two = store.commit(&mut second, &root, name(), Expect::Version(one)).unwrap();
+        assert!(matches!(two, Commit::Done(two) if two.same_content(&pending)));
+        assert_eq!(std::fs::read(inner.join("f")).unwrap(), b"second");
+        assert_eq!(std::fs::read_dir(&inner).unwrap().count(), 1, "nothing is left behind");
+    });
+    std::process::Command::new("umount").arg("-l").arg(&inner).status().unwrap();
+    assert!(result.is_ok());
+}

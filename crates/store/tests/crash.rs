@@ -1,0 +1,120 @@
+//! A daemon that dies at each fail point: a child process runs one commit and is gone at the point;
+//! what it leaves is checked here. Needs the feature `failpoints`.
+#![cfg(feature = "failpoints")]
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::Command;
+
+use forebay_store::backing::{Access, DirBacking};
+use forebay_store::tier::DirTier;
+use forebay_store::{BackingStore, Commit, Expect, FAILPOINTS, Header, Tier};
+
+const DIED: i32 = 86;
+
+fn name() -> &'static OsStr {
+    OsStr::new("f")
+}
+
+/// The child: commits as a flush does, and dies at the point named in its environment.
+#[test]
+fn child() {
+    let (Ok(dir), Ok(point)) = (std::env::var("CRASH_DIR"), std::env::var("CRASH_POINT")) else {
+        return;
+    };
+    let tier = DirTier::open(format!("{dir}/tier")).unwrap();
+    let store = DirBacking::open(format!("{dir}/backing"), "n").unwrap();
+    let old = store.stat(&store.root(), name()).unwrap().fingerprint();
+    // SAFETY: ends the process at once, as a kill would, without touching any memory.
+    fail::cfg_callback(&point, || unsafe { libc::_exit(DIED) }).unwrap();
+    let mut header = Header { ino: 1, dirty: true, base: Some(old), ..Header::default() };
+    let object = tier.create(1, &header).unwrap();
+    object.write_at(b"new", 0).unwrap();
+    let mut map = tier.create_map(1, 4096, 3).unwrap();
+    map.mark_dirty(0..3).unwrap();
+    map.sync(&*object).unwrap();
+    let mut temporary = store.temporary(1).unwrap();
+    let limits = forebay_store::copy::Limits::plain(forebay_store::copy::Priority::WriteBack);
+    let never = forebay_store::copy::Cancel::default();
+    forebay_store::copy::copy_range(&*object, &**temporary.file(), 0..3, &limits, &never).unwrap();
+    header.pending = Some(temporary.pending().unwrap());
+    object.set_header(&header).unwrap();
+    let done = store.commit(&mut temporary, &store.root(), name(), Expect::Version(old)).unwrap();
+    let Commit::Done(base) = done else { panic!("conflict") };
+    store.sync_dirs(&[store.root()]).unwrap();
+    header = Header { dirty: false, pending: None, base: Some(base), ..header };
+    object.set_header(&header).unwrap();
+    map.clear(0..3).unwrap();
+    tier.remove(1).unwrap();
+}
+
+fn content(dir: &Path) -> Vec<u8> {
+    std::fs::read(dir.join("backing/f")).unwrap()
+}
+
+/// What the next daemon does with a dirty object: flushes it, unless it was published already.
+fn recover(dir: &Path) {
+    let tier = DirTier::open(dir.join("tier")).unwrap();
+    let store = DirBacking::open(dir.join("backing"), "n").unwrap();
+    let cleaned = store.clean_temporaries("n").unwrap();
+    assert!(cleaned.kept.is_empty() && cleaned.spills.is_empty());
+    let Ok(object) = tier.open(1) else { return };
+    let Ok(header) = object.header() else {
+        assert!(object.is_empty().unwrap(), "without a header there are no bytes");
+        return;
+    };
+    let found = store.stat(&store.root(), name()).unwrap().fingerprint();
+    let published = header.pending.is_some_and(|pending| pending.same_content(&found));
+    if header.dirty && !published && !object.is_empty().unwrap() {
+        let mut bytes = [0; 3];
+        assert_eq!(object.read_at(&mut bytes, 0).unwrap(), 3);
+        assert_eq!(&bytes, b"new");
+        let mut temporary = store.temporary(1).unwrap();
+        temporary.file().write_at(&bytes, 0).unwrap();
+        let base = header.base.expect("the header says what it is based on");
+        let done = store.commit(&mut temporary, &store.root(), name(), Expect::Version(base));
+        assert!(matches!(done.unwrap(), Commit::Done(_)), "no false conflict after a crash");
+    }
+}
+
+#[test]
+fn daemon_killed_at_any_fail_point_loses_nothing_and_leaves_no_litter() {
+    let mut died = Vec::new();
+    for point in FAILPOINTS {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let backing = dir.path().join("backing");
+        std::fs::create_dir(&backing).unwrap();
+        std::fs::write(backing.join("f"), "old").unwrap();
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child"])
+            .env("CRASH_DIR", dir.path())
+            .env("CRASH_POINT", point)
+            .output()
+            .unwrap()
+            .status;
+        match status.code() {
+            Some(DIED) => died.push(*point),
+            code => assert_eq!(code, Some(0), "{point}"),
+        }
+        let now = content(dir.path());
+        assert!(now == b"old" || now == b"new", "{point}: {now:?}");
+        recover(dir.path());
+        let wrote = *point != "store.create.before_header" && *point != "store.header.before_set";
+        let first = *point == "store.header.after_set";
+        if wrote && !first {
+            assert_eq!(content(dir.path()), b"new", "{point}");
+        }
+        let store = DirBacking::open(&backing, "n").unwrap();
+        store.tidy().unwrap();
+        let left = std::fs::read_dir(&backing).unwrap().count();
+        assert_eq!(left, 1, "{point} leaves litter");
+        store.open_file(&store.root(), name(), Access::Read).unwrap();
+    }
+    let expected: Vec<_> = FAILPOINTS
+        .iter()
+        .filter(|p| !matches!(**p, "store.commit.before_copy_beside" | "store.limbo.before_move"))
+        .copied()
+        .filter(|p| *p != "store.presence.after_clear")
+        .collect();
+    assert_eq!(died, expected, "every point on the way was reached");
+}
