@@ -2,9 +2,11 @@
 //!
 //! - [`unit`]: inode numbers, bytes, ticks.
 //! - [`policy`]: replacement policies behind one trait, one file each.
+//! - [`reference`]: what jobs are going to access.
 //! - [`steward`]: the machine that ties the residency decisions of a node's tiers together.
 #![forbid(unsafe_code)]
 
 pub mod policy;
+pub mod reference;
 pub mod steward;
 pub mod unit;

@@ -7,13 +7,46 @@
 //! 1. [`Policy::observe`] tells what was accessed, resident or not.
 //! 2. For what is not (wholly) resident it may ask [`Policy::admit`], which also names who must
 //!    leave to make room.
-//! 3. It carries out the evictions, and says [`Policy::inserted`] for what came in.
+//! 3. It carries out the evictions, and says [`Policy::inserted`] for what came in, or
+//!    [`Policy::removed`] for what was admitted and does not come after all.
 //!
 //! A victim handed out is off the policy's books at once. A driver that cannot evict it says
 //! [`Policy::inserted`] again; one that can says nothing more ([`Policy::removed`] is harmless).
 //! [`Policy::victims`] makes room without a newcomer (marks, pressure by writers).
 //!
 //! Objects are identified by `u64` (the inode number), sizes are bytes resident on the tier.
+
+mod arc;
+mod belady;
+mod belady_size;
+mod gdsf;
+mod ghost;
+mod heuristic;
+mod index;
+mod kinetic;
+mod lfu;
+mod list;
+mod lru;
+mod min;
+mod rank;
+pub mod replay;
+mod s3fifo;
+mod sieve;
+mod sketch;
+mod wtinylfu;
+
+pub use arc::Arc;
+pub use belady::Belady;
+pub use belady_size::BeladySize;
+pub use gdsf::Gdsf;
+pub use heuristic::Heuristic;
+pub(crate) use index::Map;
+pub use lfu::Lfu;
+pub use lru::Lru;
+pub use min::Min;
+pub use s3fifo::S3Fifo;
+pub use sieve::Sieve;
+pub use wtinylfu::WTinyLfu;
 
 /// Names that [`by_name`] accepts, in the order in which documentation lists them.
 pub const NAMES: &[&str] = &[
@@ -65,6 +98,27 @@ pub struct Candidate {
     pub prefetch: bool,
 }
 
+/// A call for room.
+#[derive(Clone, Copy)]
+pub struct Demand<'a> {
+    /// Bytes to free.
+    pub bytes: u64,
+    /// Most victims to name, to bound the work of one call.
+    pub limit: usize,
+    /// Whether an object cannot leave now (open, mapped, pinned, already on its way out). What was
+    /// found busy may be left out of the order until the driver says [`Policy::inserted`] again.
+    pub busy: &'a dyn Fn(u64) -> bool,
+}
+
+impl std::fmt::Debug for Demand<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Demand")
+            .field("bytes", &self.bytes)
+            .field("limit", &self.limit)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The room there is: what the driver knows and the policy decides within.
 #[derive(Clone, Copy)]
 pub struct Room<'a> {
@@ -72,7 +126,9 @@ pub struct Room<'a> {
     pub capacity: u64,
     /// Bytes that it holds or has promised.
     pub used: u64,
-    /// Whether an object cannot leave now (open, mapped, pinned, already on its way out).
+    /// Most victims to name; a newcomer that would need more is passed by.
+    pub limit: usize,
+    /// Whether an object cannot leave now, as in [`Demand`].
     pub busy: &'a dyn Fn(u64) -> bool,
 }
 
@@ -86,6 +142,12 @@ impl std::fmt::Debug for Room<'_> {
 }
 
 impl Room<'_> {
+    /// The demand for so many bytes within this room.
+    #[must_use]
+    pub fn demand(&self, bytes: u64) -> Demand<'_> {
+        Demand { bytes, limit: self.limit, busy: self.busy }
+    }
+
     /// Bytes that must leave before `incoming` more bytes fit.
     #[must_use]
     pub fn lacking(&self, incoming: u64) -> u64 {
@@ -115,6 +177,14 @@ pub struct Victim {
     pub keep: u64,
     /// The object is known never to be used again: it is dropped, not replaced.
     pub dead: bool,
+}
+
+impl Victim {
+    /// All of an object.
+    #[must_use]
+    pub fn whole(object: u64, bytes: u64) -> Self {
+        Self { object, bytes, keep: 0, dead: false }
+    }
 }
 
 /// News about what jobs are going to access.
@@ -167,7 +237,7 @@ pub struct Snapshot {
 
 /// A replacement policy. Deterministic and single-threaded; never blocks; never allocates for an
 /// access in the steady state.
-pub trait Policy: Send {
+pub trait Policy: Send + std::fmt::Debug {
     /// The name under which [`by_name`] finds it.
     fn name(&self) -> &'static str;
 
@@ -189,28 +259,12 @@ pub trait Policy: Send {
 
     /// Decides on a newcomer and appends to `out` what must leave for it; the victims leave
     /// whatever the answer is. Afterwards the admitted bytes fit into `room`.
-    ///
-    /// The default admits whatever can fit at all, as the classical policies do.
-    fn admit(
-        &mut self,
-        candidate: &Candidate,
-        room: &Room<'_>,
-        out: &mut Vec<Victim>,
-    ) -> Admission {
-        let incoming = candidate.size.saturating_sub(candidate.resident);
-        if candidate.size > room.capacity {
-            return Admission::Bypass;
-        }
-        let need = room.lacking(incoming);
-        if need > 0 && self.victims(need, room.busy, out) < need {
-            return Admission::Bypass;
-        }
-        Admission::Whole
-    }
+    fn admit(&mut self, candidate: &Candidate, room: &Room<'_>, out: &mut Vec<Victim>)
+    -> Admission;
 
-    /// Appends victims that free at least `need` bytes and are not busy to `out`; returns the bytes
-    /// that they free, less than `need` only when nothing else can leave.
-    fn victims(&mut self, need: u64, busy: &dyn Fn(u64) -> bool, out: &mut Vec<Victim>) -> u64;
+    /// Appends victims to `out` until they free the bytes demanded; returns the bytes that they
+    /// free: less only when nothing else can leave or the limit is reached.
+    fn victims(&mut self, demand: &Demand<'_>, out: &mut Vec<Victim>) -> u64;
 
     /// Counters for status.
     fn snapshot(&self) -> Snapshot;
@@ -252,7 +306,62 @@ pub struct UnknownPolicy {
 ///
 /// # Errors
 /// [`UnknownPolicy`] for a name that is not in [`NAMES`].
-#[expect(clippy::todo, reason = "the bodies follow the interface")]
-pub fn by_name(_name: &str, _config: &PolicyConfig) -> Result<Box<dyn Policy>, UnknownPolicy> {
-    todo!()
+pub fn by_name(name: &str, config: &PolicyConfig) -> Result<Box<dyn Policy>, UnknownPolicy> {
+    Ok(match name {
+        "lru" => Box::new(Lru::new()),
+        "lfu" => Box::new(Lfu::new()),
+        "heuristic" => Box::new(Heuristic::corrected()),
+        "heuristic-printed" => Box::new(Heuristic::printed()),
+        "belady" => Box::new(Belady::new()),
+        "belady-size" => Box::new(BeladySize::new()),
+        "min" => Box::new(Min::chunked(config)),
+        "min-whole" => Box::new(Min::whole(config)),
+        "s3fifo" => Box::new(S3Fifo::new(config)),
+        "sieve" => Box::new(Sieve::new()),
+        "arc" => Box::new(Arc::new(config)),
+        "wtinylfu" => Box::new(WTinyLfu::new(config)),
+        "gdsf" => Box::new(Gdsf::new()),
+        _ => return Err(UnknownPolicy { name: name.to_owned() }),
+    })
+}
+
+/// Admits whatever can fit at all, as the classical policies do.
+fn make_room<P: Policy + ?Sized>(
+    policy: &mut P,
+    candidate: &Candidate,
+    room: &Room<'_>,
+    out: &mut Vec<Victim>,
+) -> Admission {
+    if candidate.size > room.capacity {
+        return Admission::Bypass;
+    }
+    let need = room.lacking(candidate.size.saturating_sub(candidate.resident));
+    if need > 0 && policy.victims(&room.demand(need), out) < need {
+        return Admission::Bypass;
+    }
+    Admission::Whole
+}
+
+/// The counters that every policy keeps alike.
+#[derive(Debug, Default, Clone, Copy)]
+struct Tally {
+    admitted: u64,
+    bypassed: u64,
+    victims: u64,
+}
+
+impl Tally {
+    /// Counts the answer and gives it back.
+    fn admission(&mut self, admission: Admission) -> Admission {
+        match admission {
+            Admission::Bypass => self.bypassed += 1,
+            Admission::Whole | Admission::Head(_) => self.admitted += 1,
+        }
+        admission
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let &Self { admitted, bypassed, victims } = self;
+        Snapshot { admitted, bypassed, victims, ..Snapshot::default() }
+    }
 }

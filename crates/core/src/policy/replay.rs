@@ -1,0 +1,151 @@
+//! The plainest driver of a policy: one tier, one request after the other, everything at once.
+//! The simulator and the golden tests share it.
+
+use super::{
+    Access, AccessKind, Admission, Candidate, Map, Policy, PolicyConfig, Room, UnknownPolicy,
+    Victim, by_name,
+};
+
+/// What a replay counts.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests for what was wholly resident.
+    pub hits: u64,
+    /// Other requests.
+    pub misses: u64,
+    /// Bytes served from the tier, parts of objects included.
+    pub hit_bytes: u64,
+    /// Bytes read from below.
+    pub miss_bytes: u64,
+    /// Bytes that left to make room.
+    pub evicted_bytes: u64,
+}
+
+/// One request's outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// Bytes of the object that were resident.
+    pub hit_bytes: u64,
+    /// Bytes that were read from below.
+    pub miss_bytes: u64,
+}
+
+impl Outcome {
+    /// Whether all of it was resident.
+    #[must_use]
+    pub fn is_hit(&self) -> bool {
+        self.miss_bytes == 0
+    }
+}
+
+/// A tier and its policy.
+#[derive(Debug)]
+pub struct Cache {
+    policy: Box<dyn Policy>,
+    capacity: u64,
+    used: u64,
+    resident: Map<u64>,
+    victims: Vec<Victim>,
+    counts: Counts,
+}
+
+impl Cache {
+    /// An empty tier of `config.capacity` bytes.
+    ///
+    /// # Errors
+    /// [`UnknownPolicy`] if there is none of that name.
+    pub fn new(policy: &str, config: &PolicyConfig) -> Result<Self, UnknownPolicy> {
+        Ok(Self {
+            policy: by_name(policy, config)?,
+            capacity: config.capacity,
+            used: 0,
+            resident: Map::default(),
+            victims: Vec::new(),
+            counts: Counts::default(),
+        })
+    }
+
+    /// The policy, to give it hints.
+    pub fn policy(&mut self) -> &mut dyn Policy {
+        &mut *self.policy
+    }
+
+    /// What was counted so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Bytes resident.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Bytes of an object that are resident.
+    #[must_use]
+    pub fn resident(&self, object: u64) -> u64 {
+        self.resident.get(&object).copied().unwrap_or(0)
+    }
+
+    /// What left for the last request, whole objects and tails.
+    #[must_use]
+    pub fn departed(&self) -> &[Victim] {
+        &self.victims
+    }
+
+    /// Serves a read of a whole object.
+    pub fn request(&mut self, object: u64, size: u64) -> Outcome {
+        self.victims.clear();
+        self.policy.observe(&[Access { object, size, kind: AccessKind::Read }]);
+        let held = self.resident.get(&object).copied();
+        let resident = held.unwrap_or(0).min(size);
+        let outcome = Outcome { hit_bytes: resident, miss_bytes: size - resident };
+        self.counts.hit_bytes += outcome.hit_bytes;
+        self.counts.miss_bytes += outcome.miss_bytes;
+        if held.is_some() && outcome.is_hit() {
+            self.counts.hits += 1;
+        } else {
+            self.counts.misses += 1;
+            self.bring(&Candidate { object, size, resident, prefetch: false });
+        }
+        outcome
+    }
+
+    /// Offers an object ahead of its use; returns the bytes fetched for it.
+    pub fn prefetch(&mut self, object: u64, size: u64) -> u64 {
+        self.victims.clear();
+        let resident = self.resident(object).min(size);
+        if resident == size {
+            return 0;
+        }
+        self.bring(&Candidate { object, size, resident, prefetch: true });
+        self.resident(object).saturating_sub(resident)
+    }
+
+    fn bring(&mut self, candidate: &Candidate) {
+        let room =
+            Room { capacity: self.capacity, used: self.used, limit: usize::MAX, busy: &|_| false };
+        let admission = self.policy.admit(candidate, &room, &mut self.victims);
+        for victim in &self.victims {
+            // The newcomer itself may be the first to leave; nothing of it is there yet.
+            let Some(bytes) = self.resident.get_mut(&victim.object) else { continue };
+            let freed = *bytes - victim.keep.min(*bytes);
+            *bytes -= freed;
+            self.used -= freed;
+            self.counts.evicted_bytes += freed;
+            if *bytes == 0 {
+                self.resident.remove(&victim.object);
+            }
+        }
+        let bytes = match admission {
+            Admission::Whole => candidate.size,
+            Admission::Head(bytes) => bytes.min(candidate.size),
+            Admission::Bypass => return,
+        };
+        let before = self.resident.insert(candidate.object, bytes).unwrap_or(0);
+        self.used = self.used - before + bytes;
+        debug_assert!(self.used <= self.capacity, "{} overfilled", self.policy.name());
+        self.policy.inserted(candidate.object, bytes);
+    }
+}

@@ -1,0 +1,381 @@
+//! Reference sequences: what jobs are going to access, in which order, and what follows from it:
+//! the next use of an object, its uses still ahead, and whether it is dead.
+//!
+//! Several jobs run at once. Each has a cursor into its own sequence; accesses are matched against
+//! the cursors. A job may depart from its sequence: what it takes early is struck off, what it
+//! skips is given up once it is [`SLACK`] references behind, and a job that is not heard of for
+//! long loses its credit until it is heard of again.
+//!
+//! Time is counted in references consumed, over all jobs. With one job it is its cursor, so that
+//! next uses are exact positions; with several, a job's distance is stretched by its pace.
+
+use std::collections::VecDeque;
+
+use crate::policy::{Hint, Map};
+
+/// References that a job may run ahead of its oldest expected one, and the reach within which an
+/// access out of order still counts as this job's.
+pub const SLACK: u64 = 1024;
+
+/// Accesses without one of a job's after which it loses its credit, at its usual pace.
+const PATIENCE: u64 = 4096;
+
+/// Pace 1, in the fixed point of [`Job::pace`].
+const UNIT: u64 = 1 << 8;
+
+/// No position.
+const NONE: u64 = u64::MAX;
+
+/// What is known of an object's future.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Future {
+    /// Nothing.
+    Unknown,
+    /// Its next use is due then, on the clock of [`References::now`].
+    At(u64),
+    /// Named by a complete sequence, and not ahead in any.
+    Dead,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Reference {
+    object: u64,
+    /// The position of the object's next reference in the same sequence, or [`NONE`].
+    next: u64,
+    done: bool,
+}
+
+/// The references to one object in one sequence that are still ahead.
+#[derive(Debug, Clone, Copy)]
+struct Ahead {
+    first: u64,
+    last: u64,
+    count: u64,
+}
+
+#[derive(Debug)]
+struct Job {
+    id: u64,
+    sequence: VecDeque<Reference>,
+    /// Position of the front of `sequence`, which is the first reference still expected.
+    cursor: u64,
+    /// Highest position consumed, plus one.
+    lead: u64,
+    named: Map<Ahead>,
+    closed: bool,
+    /// Clock ticks for each of its references, in 1/256.
+    pace: u64,
+    /// The clock at its last match, and the accesses of any kind seen since.
+    matched: u64,
+    strays: u64,
+}
+
+impl Job {
+    fn new(id: u64, now: u64) -> Self {
+        Self {
+            id,
+            sequence: VecDeque::new(),
+            cursor: 0,
+            lead: 0,
+            named: Map::default(),
+            closed: false,
+            pace: UNIT,
+            matched: now,
+            strays: 0,
+        }
+    }
+
+    fn append(&mut self, object: u64) {
+        let position = self.cursor + self.sequence.len() as u64;
+        let ahead = self.named.entry(object).or_insert(Ahead { first: NONE, last: NONE, count: 0 });
+        if ahead.count == 0 {
+            ahead.first = position;
+        } else {
+            let last = (ahead.last - self.cursor) as usize;
+            self.sequence[last].next = position;
+        }
+        ahead.last = position;
+        ahead.count += 1;
+        self.sequence.push_back(Reference { object, next: NONE, done: false });
+    }
+
+    /// Strikes off the object's first reference ahead.
+    fn consume(&mut self, object: u64) {
+        let Some(ahead) = self.named.get_mut(&object) else { return };
+        let at = (ahead.first - self.cursor) as usize;
+        self.lead = self.lead.max(ahead.first + 1);
+        self.sequence[at].done = true;
+        ahead.first = self.sequence[at].next;
+        ahead.count -= 1;
+        // A complete sequence remembers what it named: it is dead now. Another may name it again.
+        if ahead.count == 0 && !self.closed {
+            self.named.remove(&object);
+        }
+    }
+
+    /// Drops what is done or given up from the front; returns by how much the cursor moved.
+    fn advance(&mut self) -> u64 {
+        let before = self.cursor;
+        while let Some(front) = self.sequence.front() {
+            let (object, late) = (front.object, self.lead > self.cursor + SLACK);
+            if !front.done {
+                if !late {
+                    break;
+                }
+                self.consume(object);
+            }
+            self.sequence.pop_front();
+            self.cursor += 1;
+        }
+        self.cursor - before
+    }
+
+    /// Whether an access to the object is one of this job's.
+    fn expects(&self, object: u64) -> bool {
+        let near = |ahead: &Ahead| ahead.count > 0 && ahead.first <= self.cursor + SLACK;
+        self.sequence.front().is_some_and(|front| front.object == object)
+            || self.named.get(&object).is_some_and(near)
+    }
+
+    fn trusted(&self) -> bool {
+        self.strays <= PATIENCE.saturating_mul(self.pace) / UNIT
+    }
+}
+
+/// The sequences of all jobs.
+#[derive(Debug, Default)]
+pub struct References {
+    jobs: Vec<Job>,
+    now: u64,
+}
+
+impl References {
+    /// None.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// References consumed so far.
+    #[must_use]
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// References still ahead.
+    #[must_use]
+    pub fn ahead(&self) -> u64 {
+        self.jobs.iter().map(|job| job.sequence.len() as u64).sum()
+    }
+
+    /// Takes news in.
+    pub fn hint(&mut self, hint: &Hint<'_>) {
+        match *hint {
+            Hint::Append { job, objects } => {
+                let now = self.now;
+                let job = self.job(job, now);
+                for &object in objects {
+                    job.append(object);
+                }
+            }
+            Hint::Close { job } => {
+                let now = self.now;
+                self.job(job, now).closed = true;
+            }
+            Hint::Advance { job, by } => self.skip(job, by),
+            Hint::Withdraw { job } => self.jobs.retain(|known| known.id != job),
+        }
+    }
+
+    /// Matches an access against the sequences; returns whether a job expected it. One access is
+    /// one reference: of several jobs that expect the object, the one that is nearest to it.
+    pub fn observe(&mut self, object: u64) -> bool {
+        let expecting = self.jobs.iter_mut().filter(|job| job.expects(object));
+        let nearest = expecting.min_by_key(|job| job.named[&object].first - job.cursor);
+        let Some(id) = nearest.map(|job| job.id) else {
+            for job in &mut self.jobs {
+                job.strays = job.strays.saturating_add(1);
+            }
+            return false;
+        };
+        let alone = self.jobs.len() == 1;
+        for job in &mut self.jobs {
+            if job.id != id {
+                job.strays = job.strays.saturating_add(1);
+                continue;
+            }
+            job.strays = 0;
+            job.consume(object);
+            self.now += job.advance();
+            if alone {
+                job.pace = UNIT;
+            } else {
+                // A moving average over about sixteen references.
+                let gap = (self.now - job.matched).clamp(1, 1 << 20) * UNIT;
+                job.pace = (job.pace * 15 + gap) / 16;
+            }
+            job.matched = self.now;
+        }
+        true
+    }
+
+    /// What is known of an object's future.
+    #[must_use]
+    pub fn future(&self, object: u64) -> Future {
+        let mut future = Future::Unknown;
+        for job in &self.jobs {
+            let Some(ahead) = job.named.get(&object) else { continue };
+            if !job.trusted() {
+                continue;
+            }
+            let here = if ahead.count > 0 {
+                let distance = (ahead.first - job.cursor).saturating_mul(job.pace) / UNIT;
+                Future::At(self.now + distance)
+            } else {
+                Future::Dead
+            };
+            future = match (future, here) {
+                (Future::At(one), Future::At(other)) => Future::At(one.min(other)),
+                (Future::At(at), _) | (_, Future::At(at)) => Future::At(at),
+                _ => here,
+            };
+        }
+        future
+    }
+
+    /// How often an object is named from now on, over all jobs.
+    #[must_use]
+    pub fn uses(&self, object: u64) -> u64 {
+        self.jobs.iter().filter_map(|job| job.named.get(&object)).map(|ahead| ahead.count).sum()
+    }
+
+    /// The next `count` references of a job, in order.
+    pub fn upcoming(&self, job: u64, count: usize) -> impl Iterator<Item = u64> + '_ {
+        let job = self.jobs.iter().find(move |known| known.id == job);
+        let sequence = job.map(|job| job.sequence.iter()).into_iter().flatten();
+        sequence.filter(|reference| !reference.done).take(count).map(|reference| reference.object)
+    }
+
+    fn job(&mut self, id: u64, now: u64) -> &mut Job {
+        let at = match self.jobs.binary_search_by_key(&id, |job| job.id) {
+            Ok(at) => at,
+            Err(at) => {
+                self.jobs.insert(at, Job::new(id, now));
+                at
+            }
+        };
+        &mut self.jobs[at]
+    }
+
+    fn skip(&mut self, id: u64, by: u64) {
+        let Some(job) = self.jobs.iter_mut().find(|job| job.id == id) else { return };
+        for _ in 0..by.min(job.sequence.len() as u64) {
+            let front = job.sequence[0];
+            if !front.done {
+                job.consume(front.object);
+            }
+            job.sequence.pop_front();
+            job.cursor += 1;
+            self.now += 1;
+        }
+        job.lead = job.lead.max(job.cursor);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn references(objects: &[u64]) -> References {
+        let mut references = References::new();
+        references.hint(&Hint::Append { job: 1, objects });
+        references.hint(&Hint::Close { job: 1 });
+        references
+    }
+
+    #[test]
+    fn future_along_the_sequence_then_exact_positions() {
+        let mut references = references(&[1, 2, 1, 3]);
+        assert_eq!(references.future(1), Future::At(0));
+        assert!(references.observe(1));
+        assert_eq!(references.future(1), Future::At(2));
+        assert_eq!(references.uses(1), 1);
+        assert!(references.observe(2));
+        assert_eq!(references.future(2), Future::Dead);
+        assert_eq!(references.future(9), Future::Unknown);
+    }
+
+    #[test]
+    fn observe_out_of_order_then_struck_off_and_the_rest_still_expected() {
+        let mut references = references(&[1, 2, 3, 4]);
+        assert!(references.observe(3));
+        assert_eq!(references.now(), 0);
+        assert_eq!(references.future(1), Future::At(0));
+        assert!(references.observe(1));
+        assert!(references.observe(2));
+        assert_eq!(references.now(), 3);
+        assert_eq!(references.future(4), Future::At(3));
+    }
+
+    #[test]
+    fn observe_what_no_job_named_then_a_stray_and_nothing_moves() {
+        let mut references = references(&[1, 2]);
+        assert!(!references.observe(77));
+        assert_eq!(references.future(1), Future::At(0));
+    }
+
+    #[test]
+    fn skipped_references_then_given_up_behind_the_slack() {
+        let objects: Vec<u64> = (0..3 * SLACK).collect();
+        let mut references = references(&objects);
+        for object in 1..=SLACK + 1 {
+            assert!(references.observe(object), "{object}");
+        }
+        assert_eq!(references.future(0), Future::Dead);
+        assert_eq!(references.now(), SLACK + 2);
+    }
+
+    #[test]
+    fn job_not_heard_of_then_without_credit_until_it_is() {
+        let mut references = references(&[1, 2, 3]);
+        for _ in 0..=PATIENCE {
+            references.observe(77);
+        }
+        assert_eq!(references.future(2), Future::Unknown);
+        references.observe(1);
+        assert_eq!(references.future(2), Future::At(1));
+    }
+
+    #[test]
+    fn two_jobs_interleaved_then_distances_follow_their_paces() {
+        let mut references = References::new();
+        let fast: Vec<u64> = (0..900).collect();
+        let slow: Vec<u64> = (1000..1300).collect();
+        references.hint(&Hint::Append { job: 1, objects: &fast });
+        references.hint(&Hint::Append { job: 2, objects: &slow });
+        for round in 0..200 {
+            for step in 0..3 {
+                references.observe(round * 3 + step);
+            }
+            references.observe(1000 + round);
+        }
+        let distance = |object| match references.future(object) {
+            Future::At(at) => at - references.now(),
+            other => panic!("{object}: {other:?}"),
+        };
+        // 30 references of the slow job take as long as 90 of the fast one: 120 in all.
+        assert!((110..=125).contains(&distance(1230)), "{}", distance(1230));
+        assert!((105..=130).contains(&distance(690)), "{}", distance(690));
+    }
+
+    #[test]
+    fn advance_and_withdraw_then_the_references_are_gone() {
+        let mut references = references(&[1, 2, 3, 1]);
+        references.hint(&Hint::Advance { job: 1, by: 2 });
+        assert_eq!((references.uses(1), references.uses(2)), (1, 0));
+        assert_eq!(references.upcoming(1, 9).collect::<Vec<_>>(), [3, 1]);
+        references.hint(&Hint::Withdraw { job: 1 });
+        assert_eq!(references.future(3), Future::Unknown);
+        assert_eq!(references.ahead(), 0);
+    }
+}

@@ -1,0 +1,622 @@
+//! The machine: residency by object, one policy for each tier, and what is in flight.
+
+use std::collections::VecDeque;
+
+use super::{
+    Action, ConfigError, Event, HintChange, Placement, StewardConfig, TierConfig, TierSnapshot,
+};
+use crate::policy::{
+    Access, AccessKind, Admission, Candidate, Demand, Hint, Map, Policy, PolicyConfig, Room,
+    Victim, by_name,
+};
+use crate::unit::{Bytes, Ino, Tick, Tier};
+
+/// Accesses that an object on a slower tier must have had there before it moves up.
+const PROMOTE_AFTER: u8 = 2;
+
+/// What is under way with an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flight {
+    /// Nothing.
+    Settled,
+    /// It is being removed, or cut to its first `keep` bytes.
+    Leaving { keep: Bytes },
+    /// It is being written back and leaves afterwards, but for its first `keep` bytes.
+    Flushing { keep: Bytes },
+    /// It moves to another tier, where this many bytes are promised to it.
+    Moving { to: Tier, promised: Bytes },
+    /// It is being fetched to a tier, where so many more bytes are promised to it.
+    Arriving { on: Tier, promised: Bytes },
+}
+
+/// An object that is on a tier, about to be, or held by somebody meanwhile.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    /// The tier that has it.
+    home: Option<Tier>,
+    bytes: Bytes,
+    flight: Flight,
+    /// Left alone until then, because it could not leave.
+    paused: Tick,
+    dirty: bool,
+    busy: bool,
+    pinned: bool,
+    /// Accesses since it came to its tier.
+    heat: u8,
+}
+
+impl Entry {
+    const NEW: Self = Self {
+        home: None,
+        bytes: Bytes::ZERO,
+        flight: Flight::Settled,
+        paused: Tick(0),
+        dirty: false,
+        busy: false,
+        pinned: false,
+        heat: 0,
+    };
+
+    /// Whether there is any reason to remember it.
+    fn matters(&self) -> bool {
+        let held = self.busy || self.pinned || self.dirty;
+        held || self.home.is_some() || self.flight != Flight::Settled
+    }
+
+    fn may_leave(&self, now: Tick) -> bool {
+        !self.busy && !self.pinned && self.flight == Flight::Settled && self.paused <= now
+    }
+
+    /// Bytes of it that are on their way out of its tier.
+    fn leaving(&self) -> Bytes {
+        match self.flight {
+            Flight::Leaving { keep } | Flight::Flushing { keep } => self.bytes - keep,
+            Flight::Moving { .. } => self.bytes,
+            Flight::Settled | Flight::Arriving { .. } => Bytes::ZERO,
+        }
+    }
+}
+
+/// One tier with its policy.
+#[derive(Debug)]
+struct Shelf {
+    config: TierConfig,
+    policy: Box<dyn Policy>,
+    used: Bytes,
+    leaving: Bytes,
+    incoming: Bytes,
+    /// Room is being made down to the low mark.
+    relieving: bool,
+    /// Bytes that a writer waits for.
+    pressure: Bytes,
+}
+
+impl Shelf {
+    /// Bytes that it will hold when everything in flight has landed.
+    fn level(&self) -> Bytes {
+        self.used - self.leaving + self.incoming
+    }
+
+    /// Bytes that must be set moving now.
+    fn lacking(&self) -> Bytes {
+        let pressed = if self.pressure == Bytes::ZERO {
+            Bytes::ZERO
+        } else {
+            self.level() + self.pressure - self.config.capacity
+        };
+        let marked = if self.relieving { self.level() - self.config.low } else { Bytes::ZERO };
+        pressed.max(marked)
+    }
+
+    /// Whether so many more bytes fit beside everything that is still there.
+    fn fits(&self, bytes: Bytes) -> bool {
+        self.used + self.incoming + bytes <= self.config.capacity
+    }
+}
+
+/// Decides what stays on which tier, what moves and what must be flushed. See the module's text
+/// for the contract.
+#[derive(Debug)]
+pub struct Steward {
+    shelves: Vec<Shelf>,
+    entries: Map<Entry>,
+    /// Objects left alone, in the order in which their pauses end.
+    pauses: VecDeque<(Tick, Ino)>,
+    batch: usize,
+    refusal_pause: u64,
+    deadline: Option<Tick>,
+    victims: Vec<Victim>,
+}
+
+impl Steward {
+    /// A steward of empty tiers.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when the tiers, their marks or the policy's name make no sense.
+    pub fn new(config: &StewardConfig) -> Result<Self, ConfigError> {
+        if config.tiers.is_empty() || config.tiers.len() > 255 {
+            return Err(ConfigError::Tiers);
+        }
+        let mut shelves = Vec::with_capacity(config.tiers.len());
+        for (rank, tier) in config.tiers.iter().enumerate() {
+            let ordered = tier.low <= tier.high && tier.high <= tier.capacity;
+            if !ordered || tier.capacity == Bytes::ZERO {
+                return Err(ConfigError::Marks(Tier(rank as u8)));
+            }
+            let options = PolicyConfig { capacity: tier.high.0, ..config.options };
+            shelves.push(Shelf {
+                config: tier.clone(),
+                policy: by_name(&config.policy, &options)?,
+                used: Bytes::ZERO,
+                leaving: Bytes::ZERO,
+                incoming: Bytes::ZERO,
+                relieving: false,
+                pressure: Bytes::ZERO,
+            });
+        }
+        Ok(Self {
+            shelves,
+            entries: Map::default(),
+            pauses: VecDeque::new(),
+            batch: config.batch.max(1),
+            refusal_pause: config.refusal_pause.max(1),
+            deadline: None,
+            victims: Vec::new(),
+        })
+    }
+
+    /// Takes one event in and appends what should be done to `actions`. Bounded work: what does not
+    /// fit into one step is due at [`Self::next_deadline`]. Events about unknown objects and tiers
+    /// are ignored.
+    pub fn step(&mut self, now: Tick, event: &Event, actions: &mut Vec<Action>) {
+        self.wake(now);
+        match event {
+            Event::Access { object, size, write } => {
+                self.access(now, *object, *size, *write, actions);
+            }
+            Event::Wanted { object, size, prefetch } => {
+                let placement = self.place(now, *object, *size, *prefetch, actions);
+                actions.push(match placement {
+                    Placement::Tier(tier, bytes) => Action::Place { object: *object, tier, bytes },
+                    Placement::Bypass => Action::Bypass { object: *object },
+                });
+            }
+            Event::Resident { object, tier, bytes } => self.resident(*object, *tier, *bytes),
+            Event::Removed { object } => self.removed(*object),
+            Event::Dirty { object } => self.change(*object, |entry| entry.dirty = true),
+            Event::Clean { object } => self.clean(now, *object, actions),
+            Event::Busy { object } => self.change(*object, |entry| entry.busy = true),
+            Event::Idle { object } => {
+                self.change(*object, |entry| entry.busy = false);
+                self.reconsider(now, *object);
+                self.promote(now, *object, actions);
+            }
+            Event::Pinned { object } => self.change(*object, |entry| entry.pinned = true),
+            Event::Unpinned { object } => {
+                self.change(*object, |entry| entry.pinned = false);
+                self.reconsider(now, *object);
+            }
+            Event::Pressure { tier, need } => {
+                if let Some(shelf) = self.shelves.get_mut(tier.index()) {
+                    shelf.pressure = shelf.pressure.max(*need);
+                }
+            }
+            Event::Refused { object } => self.refused(now, *object),
+            Event::Hint { job, change } => self.hint(*job, change),
+            Event::Tick => {}
+        }
+        self.relieve(now, actions);
+    }
+
+    /// When to call [`Self::step`] with [`Event::Tick`] if nothing else happens before.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Tick> {
+        let pause = self.pauses.front().map(|(until, _)| *until);
+        [self.deadline, pause].into_iter().flatten().min()
+    }
+
+    /// Asks where a wanted object should go: [`Event::Wanted`] as a function. `actions` also gets
+    /// the `Place` or `Bypass`, last but for the victims of background work.
+    pub fn admit(
+        &mut self,
+        now: Tick,
+        object: Ino,
+        size: Bytes,
+        prefetch: bool,
+        actions: &mut Vec<Action>,
+    ) -> Placement {
+        let first = actions.len();
+        self.step(now, &Event::Wanted { object, size, prefetch }, actions);
+        let answer = actions[first..].iter().find_map(|action| match *action {
+            Action::Place { object: of, tier, bytes } if of == object => {
+                Some(Placement::Tier(tier, bytes))
+            }
+            _ => None,
+        });
+        answer.unwrap_or(Placement::Bypass)
+    }
+
+    /// The tiers as status shows them, fastest first.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<TierSnapshot> {
+        let tier = |shelf: &Shelf| TierSnapshot {
+            used: shelf.used,
+            leaving: shelf.leaving,
+            incoming: shelf.incoming,
+            policy: shelf.policy.snapshot(),
+        };
+        self.shelves.iter().map(tier).collect()
+    }
+
+    /// Changes what is remembered of an object, which need not be resident.
+    fn change(&mut self, object: Ino, change: impl FnOnce(&mut Entry)) {
+        let entry = self.entries.entry(object.0).or_insert(Entry::NEW);
+        change(entry);
+        if !entry.matters() {
+            self.entries.remove(&object.0);
+        }
+    }
+
+    /// Puts objects whose pause is over back into their policies' order.
+    fn wake(&mut self, now: Tick) {
+        while let Some(&(until, object)) = self.pauses.front() {
+            if until > now {
+                break;
+            }
+            self.pauses.pop_front();
+            self.reconsider(now, object);
+        }
+    }
+
+    /// Tells the policy that the object is there (again), if it may leave.
+    fn reconsider(&mut self, now: Tick, object: Ino) {
+        if let Some(entry) = self.entries.get(&object.0)
+            && let Some(home) = entry.home
+            && entry.may_leave(now)
+        {
+            self.shelves[home.index()].policy.inserted(object.0, entry.bytes.0);
+        }
+    }
+
+    fn access(
+        &mut self,
+        now: Tick,
+        object: Ino,
+        size: Bytes,
+        write: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some(entry) = self.entries.get_mut(&object.0) {
+            entry.heat = entry.heat.saturating_add(1);
+        }
+        let kind = if write { AccessKind::Write } else { AccessKind::Read };
+        let access = [Access { object: object.0, size: size.0, kind }];
+        // Every policy sees every access: frequencies and sequences know no tiers, and an object
+        // that is not on a policy's books costs it one look-up.
+        for shelf in &mut self.shelves {
+            shelf.policy.observe(&access);
+        }
+        self.promote(now, object, actions);
+    }
+
+    fn hint(&mut self, job: u64, change: &HintChange) {
+        let hint = match change {
+            HintChange::Append(objects) => Hint::Append { job, objects },
+            HintChange::Close => Hint::Close { job },
+            HintChange::Advance(by) => Hint::Advance { job, by: *by },
+            HintChange::Withdraw => Hint::Withdraw { job },
+        };
+        for shelf in &mut self.shelves {
+            shelf.policy.hint(&hint);
+        }
+    }
+
+    /// Asks the policy of a tier for a newcomer, and sets its victims moving. `Some(bytes)` when it
+    /// takes that many more bytes and they fit beside everything that is still there.
+    fn ask(
+        &mut self,
+        now: Tick,
+        tier: Tier,
+        candidate: Candidate,
+        actions: &mut Vec<Action>,
+    ) -> Option<Bytes> {
+        let entries = &self.entries;
+        let busy = |object: u64| {
+            object == candidate.object
+                || entries.get(&object).is_none_or(|entry| !entry.may_leave(now))
+        };
+        let shelf = self.shelves.get_mut(tier.index())?;
+        let room = Room {
+            capacity: shelf.config.high.0,
+            used: shelf.level().0,
+            limit: self.batch,
+            busy: &busy,
+        };
+        let mut victims = std::mem::take(&mut self.victims);
+        victims.clear();
+        let admission = shelf.policy.admit(&candidate, &room, &mut victims);
+        for victim in &victims {
+            if victim.object != candidate.object {
+                self.dispatch(now, tier, victim, actions);
+            }
+        }
+        self.victims = victims;
+        let bytes = match admission {
+            Admission::Whole => candidate.size,
+            Admission::Head(bytes) => bytes.min(candidate.size),
+            Admission::Bypass => 0,
+        };
+        let more = Bytes(bytes.saturating_sub(candidate.resident));
+        let shelf = &mut self.shelves[tier.index()];
+        let taken = (more > Bytes::ZERO || candidate.size == 0) && shelf.fits(more);
+        match candidate.resident {
+            _ if taken => {}
+            0 => shelf.policy.removed(candidate.object),
+            resident => shelf.policy.inserted(candidate.object, resident),
+        }
+        taken.then_some(more)
+    }
+
+    fn place(
+        &mut self,
+        now: Tick,
+        object: Ino,
+        size: Bytes,
+        prefetch: bool,
+        actions: &mut Vec<Action>,
+    ) -> Placement {
+        let known = self.entries.get(&object.0).copied().unwrap_or(Entry::NEW);
+        if known.flight != Flight::Settled {
+            // On its way out, or promised already to whoever asked first.
+            return Placement::Bypass;
+        }
+        if let Some(home) = known.home
+            && known.bytes >= size
+        {
+            return Placement::Tier(home, known.bytes);
+        }
+        let candidate =
+            Candidate { object: object.0, size: size.0, resident: known.bytes.0, prefetch };
+        // A part that is resident stays where it is; a newcomer tries the fastest tier first.
+        let tiers = match known.home {
+            Some(home) => home.0..=home.0,
+            None => 0..=(self.shelves.len() - 1) as u8,
+        };
+        for on in tiers.map(Tier) {
+            let Some(promised) = self.ask(now, on, candidate, actions) else { continue };
+            self.shelves[on.index()].incoming += promised;
+            self.change(object, |entry| entry.flight = Flight::Arriving { on, promised });
+            return Placement::Tier(on, known.bytes + promised);
+        }
+        Placement::Bypass
+    }
+
+    /// Ends what is under way with an object: promises and departures are taken off the books.
+    fn settle(&mut self, object: Ino) {
+        let Some(entry) = self.entries.get_mut(&object.0) else { return };
+        if let Some(home) = entry.home {
+            self.shelves[home.index()].leaving -= entry.leaving();
+        }
+        if let Flight::Moving { to: tier, promised } | Flight::Arriving { on: tier, promised } =
+            entry.flight
+        {
+            let shelf = &mut self.shelves[tier.index()];
+            shelf.incoming -= promised;
+            if entry.home != Some(tier) {
+                shelf.policy.removed(object.0);
+            }
+        }
+        entry.flight = Flight::Settled;
+    }
+
+    fn resident(&mut self, object: Ino, tier: Tier, bytes: Bytes) {
+        if tier.index() >= self.shelves.len() {
+            return;
+        }
+        let before = *self.entries.entry(object.0).or_insert(Entry::NEW);
+        if before.home == Some(tier) {
+            self.update(object, tier, before, bytes);
+            return;
+        }
+        self.settle(object);
+        self.depart(object);
+        self.change(object, |entry| {
+            entry.home = Some(tier);
+            entry.bytes = bytes;
+            entry.heat = 0;
+        });
+        let shelf = &mut self.shelves[tier.index()];
+        shelf.used += bytes;
+        shelf.policy.inserted(object.0, bytes.0);
+    }
+
+    /// A resident object has other bytes on the same tier: it grew, shrank, was cut, was completed.
+    fn update(&mut self, object: Ino, tier: Tier, before: Entry, bytes: Bytes) {
+        let landed = match before.flight {
+            Flight::Arriving { .. } => true,
+            Flight::Leaving { keep } => keep > Bytes::ZERO && bytes <= keep,
+            Flight::Settled | Flight::Flushing { .. } | Flight::Moving { .. } => false,
+        };
+        if landed {
+            self.settle(object);
+        }
+        let Some(entry) = self.entries.get_mut(&object.0) else { return };
+        let shelf = &mut self.shelves[tier.index()];
+        shelf.used = shelf.used - before.bytes + bytes;
+        shelf.leaving -= entry.leaving();
+        entry.bytes = bytes;
+        shelf.leaving += entry.leaving();
+        if landed {
+            shelf.policy.inserted(object.0, bytes.0);
+        } else {
+            shelf.policy.resized(object.0, bytes.0);
+        }
+    }
+
+    /// Takes the object off its tier's books.
+    fn depart(&mut self, object: Ino) {
+        let Some(entry) = self.entries.get_mut(&object.0) else { return };
+        if let Some(home) = entry.home.take() {
+            let shelf = &mut self.shelves[home.index()];
+            shelf.used -= entry.bytes;
+            shelf.policy.removed(object.0);
+        }
+        entry.bytes = Bytes::ZERO;
+    }
+
+    fn removed(&mut self, object: Ino) {
+        self.settle(object);
+        self.depart(object);
+        // Who holds it open or pinned holds it still.
+        self.change(object, |entry| entry.dirty = false);
+    }
+
+    fn clean(&mut self, now: Tick, object: Ino, actions: &mut Vec<Action>) {
+        self.change(object, |entry| entry.dirty = false);
+        let Some(entry) = self.entries.get_mut(&object.0) else { return };
+        let (Flight::Flushing { keep }, Some(home)) = (entry.flight, entry.home) else { return };
+        if entry.busy || entry.pinned {
+            // Somebody wants it after all.
+            self.settle(object);
+            self.reconsider(now, object);
+        } else {
+            entry.flight = Flight::Leaving { keep };
+            actions.push(departure(object, home, keep));
+        }
+    }
+
+    /// The driver could not do it: the object is back, and left alone for a while.
+    fn refused(&mut self, now: Tick, object: Ino) {
+        self.settle(object);
+        let until = now.after(self.refusal_pause);
+        self.change(object, |entry| entry.paused = until);
+        if self.entries.contains_key(&object.0) {
+            self.pauses.push_back((until, object));
+        }
+    }
+
+    /// Sets a victim of a tier's policy moving.
+    fn dispatch(&mut self, now: Tick, tier: Tier, victim: &Victim, actions: &mut Vec<Action>) {
+        let object = Ino(victim.object);
+        let Some(&entry) = self.entries.get(&victim.object) else { return };
+        let keep = Bytes(victim.keep);
+        if keep == Bytes::ZERO && !victim.dead && self.demote(now, object, tier, entry, actions) {
+            return;
+        }
+        let (flight, action) = if entry.dirty {
+            (Flight::Flushing { keep }, Action::Flush { object })
+        } else {
+            (Flight::Leaving { keep }, departure(object, tier, keep))
+        };
+        self.take_off(object, flight);
+        actions.push(action);
+    }
+
+    /// Moves a victim down one tier if the policy there takes it.
+    fn demote(
+        &mut self,
+        now: Tick,
+        object: Ino,
+        from: Tier,
+        entry: Entry,
+        actions: &mut Vec<Action>,
+    ) -> bool {
+        let to = Tier(from.0.saturating_add(1));
+        if to.index() >= self.shelves.len() {
+            return false;
+        }
+        // Its own victims come through here again, one tier down: as deep as there are tiers.
+        let promised = entry.bytes;
+        let candidate =
+            Candidate { object: object.0, size: promised.0, resident: 0, prefetch: true };
+        let scratch = std::mem::take(&mut self.victims);
+        let taken = self.ask(now, to, candidate, actions);
+        self.victims = scratch;
+        if taken != Some(promised) {
+            return false;
+        }
+        self.shelves[to.index()].incoming += promised;
+        self.take_off(object, Flight::Moving { to, promised });
+        actions.push(Action::Demote { object, from, to });
+        true
+    }
+
+    fn take_off(&mut self, object: Ino, flight: Flight) {
+        if let Some(entry) = self.entries.get_mut(&object.0)
+            && let Some(home) = entry.home
+        {
+            entry.flight = flight;
+            self.shelves[home.index()].leaving += entry.leaving();
+        }
+    }
+
+    /// Moves a busy-no-more object of a slower tier up if it has been used there and the policy
+    /// above takes it.
+    fn promote(&mut self, now: Tick, object: Ino, actions: &mut Vec<Action>) {
+        let Some(&entry) = self.entries.get(&object.0) else { return };
+        let Some(from) = entry.home else { return };
+        let Some(rank) = from.0.checked_sub(1) else { return };
+        if entry.heat < PROMOTE_AFTER || !entry.may_leave(now) || entry.dirty {
+            return;
+        }
+        let to = Tier(rank);
+        let promised = entry.bytes;
+        let candidate =
+            Candidate { object: object.0, size: promised.0, resident: 0, prefetch: true };
+        self.change(object, |entry| entry.heat = 0);
+        if self.ask(now, to, candidate, actions) != Some(promised) {
+            return;
+        }
+        self.shelves[to.index()].incoming += promised;
+        self.shelves[from.index()].policy.removed(object.0);
+        self.take_off(object, Flight::Moving { to, promised });
+        actions.push(Action::Promote { object, from, to });
+    }
+
+    /// Makes room where a mark or a writer asks for it, at most one batch for each tier.
+    fn relieve(&mut self, now: Tick, actions: &mut Vec<Action>) {
+        self.deadline = None;
+        for rank in 0..self.shelves.len() {
+            let shelf = &mut self.shelves[rank];
+            shelf.relieving |= shelf.level() > shelf.config.high;
+            let need = shelf.lacking();
+            if need > Bytes::ZERO {
+                let entries = &self.entries;
+                let busy =
+                    |object: u64| entries.get(&object).is_none_or(|entry| !entry.may_leave(now));
+                let demand = Demand { bytes: need.0, limit: self.batch, busy: &busy };
+                let mut victims = std::mem::take(&mut self.victims);
+                victims.clear();
+                shelf.policy.victims(&demand, &mut victims);
+                let found = !victims.is_empty();
+                for victim in &victims {
+                    self.dispatch(now, Tier(rank as u8), victim, actions);
+                }
+                self.victims = victims;
+                self.look_again(now, rank, found);
+            }
+            let shelf = &mut self.shelves[rank];
+            shelf.relieving &= shelf.level() > shelf.config.low;
+            if shelf.level() + shelf.pressure <= shelf.config.capacity {
+                shelf.pressure = Bytes::ZERO;
+            }
+        }
+    }
+
+    /// Sets the deadline when a tier lacks room still: at once if the batch was the limit, after a
+    /// pause if nothing could leave.
+    fn look_again(&mut self, now: Tick, rank: usize, found: bool) {
+        if self.shelves[rank].lacking() > Bytes::ZERO {
+            let due = if found { now } else { now.after(self.refusal_pause) };
+            self.deadline = Some(self.deadline.map_or(due, |earlier| earlier.min(due)));
+        }
+    }
+}
+
+fn departure(object: Ino, tier: Tier, keep: Bytes) -> Action {
+    if keep == Bytes::ZERO {
+        Action::Evict { object, tier }
+    } else {
+        Action::Truncate { object, tier, keep }
+    }
+}
