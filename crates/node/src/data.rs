@@ -22,7 +22,10 @@ pub(crate) enum Flushed {
 
 /// Where a flush publishes a file.
 pub(crate) struct Target<'a> {
-    /// The directory in the backing store.
+    /// The directory.
+    pub parent: Ino,
+    /// A handle on it in the backing store. A commit there is best made inside
+    /// [`Node::own_change`], so that it is not taken for a change by others.
     pub dir: &'a Dir,
     /// The name in it.
     pub name: &'a [u8],

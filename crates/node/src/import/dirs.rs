@@ -209,7 +209,7 @@ impl Node {
     }
 
     /// Drops the handle of a directory that was removed or is stale; says whether it was.
-    fn handle_is_dead(&self, dir: Ino) -> bool {
+    pub(crate) fn handle_is_dead(&self, dir: Ino) -> bool {
         let Some(handle) = self.imports.handles.get(dir) else { return false };
         match self.backing.stat(&handle, OsStr::new("")) {
             Ok(found) if found.nlink > 0 => false,
@@ -314,7 +314,7 @@ impl Node {
 
     /// Whether a listed directory of the backing store looks as it did when it was last known to be
     /// as here; and what it looks like.
-    pub(super) fn looks_as_known(&self, ino: Ino, dir: &Dir) -> Result<(bool, Fingerprint)> {
+    pub(crate) fn looks_as_known(&self, ino: Ino, dir: &Dir) -> Result<(bool, Fingerprint)> {
         let stripe = self.imports.own_changes.lock(ino);
         let known = match stripe.get(&ino.0) {
             Some(print) => Some(*print),

@@ -157,7 +157,7 @@ impl Node {
     }
 
     /// Reads a directory and imports what is new in it. `each` sees every batch.
-    pub(super) fn import_all(
+    pub(crate) fn import_all(
         &self,
         dir: Ino,
         handle: &Dir,

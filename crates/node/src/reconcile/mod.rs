@@ -81,8 +81,9 @@ impl Node {
         let until = Instant::now() + self.config.backing_timeout;
         loop {
             let mut batch = Batch::new(self);
-            let done = self.reconcile_in(ino, &mut batch).and_then(|()| batch.finish());
-            match done {
+            let done = self.reconcile_in(ino, &mut batch);
+            // What was done is reported also when the rest failed.
+            match done.and(batch.finish()) {
                 Err(NodeError::Busy) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -97,7 +98,7 @@ impl Node {
 
     /// As [`Node::reconcile`], as part of a batch. What was done is reported when the batch is
     /// finished, whether this succeeded or not.
-    fn reconcile_in(&self, ino: Ino, batch: &mut Batch<'_>) -> Result<()> {
+    fn reconcile_in<'a>(&'a self, ino: Ino, batch: &mut Batch<'a>) -> Result<()> {
         if let Some(record) = self.known(ino)? {
             for parent in record.links.iter().map(|link| link.parent).collect::<Vec<_>>() {
                 self.place_parents(parent, batch)?;
@@ -115,7 +116,7 @@ impl Node {
     }
 
     /// Sees to it that `dir` and all directories above it stand where they should.
-    fn place_parents(&self, dir: Ino, batch: &mut Batch<'_>) -> Result<()> {
+    fn place_parents<'a>(&'a self, dir: Ino, batch: &mut Batch<'a>) -> Result<()> {
         let mut away = Vec::new();
         let mut at = dir;
         while at != Ino::ROOT {
@@ -139,7 +140,12 @@ impl Node {
     }
 
     /// Brings one inode in line whose parents stand in place.
-    fn reconcile_alone(&self, ino: Ino, batch: &mut Batch<'_>, depth: usize) -> Result<()> {
+    fn reconcile_alone<'a>(
+        &'a self,
+        ino: Ino,
+        batch: &mut Batch<'a>,
+        depth: usize,
+    ) -> Result<()> {
         for _ in 0..MOST_PASSES {
             if batch.has(ino) {
                 batch.finish()?;
@@ -147,6 +153,9 @@ impl Node {
             let Some(owned) = self.own(ino, batch.patience(ino)) else { return Err(NodeError::Busy) };
             let Some(record) = self.known(ino)? else { return Ok(()) };
             if !record.differs() && record.queued.is_none() {
+                return Ok(());
+            }
+            if queue::is_hidden_orphan(&record) {
                 return Ok(());
             }
             match batch.with(owned, &record, |work| self.pass(work, depth))? {

@@ -342,7 +342,7 @@ impl Node {
 
     /// Notes that the inode may be under `link` from now on.
     pub(super) fn claim(&self, work: &Work<'_>, link: &Link) -> Result<()> {
-        self.meta.claim(work.ino(), link.clone())?;
+        self.meta.claim(work.ino(), link)?;
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use forebay_store::Dir;
 
 use super::OWNER_WAIT;
 use super::owned::Owned;
-use super::queue::NAMES_DELAY;
+use super::queue::{NAMES_DELAY, is_hidden_orphan};
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 
@@ -269,7 +269,11 @@ impl Node {
         let ino = owned.ino;
         let apply = |record: &mut Record| facts.apply(record, seen_change);
         match self.meta.reconciled(ino, seen_change, apply) {
-            Ok(true) => self.reconcile_later(ino, NAMES_DELAY),
+            Ok(true) => {
+                if !self.known(ino)?.is_some_and(|record| is_hidden_orphan(&record)) {
+                    self.reconcile_later(ino, NAMES_DELAY);
+                }
+            }
             Ok(false) | Err(MetaError::Stale(_)) => {}
             Err(error) => return Err(NodeError::Meta(error)),
         }
