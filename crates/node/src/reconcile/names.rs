@@ -248,7 +248,11 @@ impl Node {
                 work.record.backing.attrs_differ = true;
                 work.record.backing.xattrs_differ = true;
                 let found = self.backing.stat(&dir, os(&at.name))?;
-                work.print(convert::fingerprint(found.fingerprint()));
+                let print = convert::fingerprint(found.fingerprint());
+                work.print(print);
+                if work.record.is_directory() {
+                    self.made_directory(work.ino(), print);
+                }
                 Ok(Step::Done)
             }
             Err(error) if error.class() == Some(ErrorClass::Exists) => {

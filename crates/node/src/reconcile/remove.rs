@@ -29,7 +29,8 @@ impl Node {
             return self.hide(work);
         }
         for link in work.record.backing.links.clone() {
-            if self.is_wanted(work, &link)? {
+            // Deeper down, it is removed for the sake of the one that wants the name.
+            if depth == 0 && self.is_wanted(work, &link)? {
                 continue;
             }
             match self.look_at(&work.record, &link)? {
