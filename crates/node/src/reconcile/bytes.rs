@@ -32,6 +32,14 @@ impl Node {
         let mut expect = None;
         match self.make_room(work, at, &dir, depth)? {
             Room::Free => {}
+            Room::Replace(owned, mut other) if other.record.attr.kind != FileKind::File => {
+                // Only a file is exchanged for a file.
+                self.own_change(&[(at.parent, &dir)], || {
+                    Ok(self.backing.unlink(&dir, os(&at.name))?)
+                })?;
+                other.went(at);
+                work.also(owned, other);
+            }
             Room::Replace(owned, other) => {
                 expect = Some(self.backing.stat(&dir, os(&at.name))?.fingerprint());
                 replaced = Some((owned, other));

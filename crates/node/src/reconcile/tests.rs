@@ -86,7 +86,11 @@ impl Stub for Contents {
         let mut temporary = node.backing.temporary(record.ino.0)?;
         temporary.file().write_at(&bytes, 0)?;
         temporary.file().set_attributes(&attributes(record))?;
-        if let Ok(found) = node.backing.stat(target.dir, name)
+        let found = match node.backing.stat(target.dir, name) {
+            Err(error) if error.class() == forebay_store::ErrorClass::NotFound => None,
+            found => Some(found?),
+        };
+        if let Some(found) = found
             && let Some(pending) = self.pending.lock().get(&record.ino.0)
             && found.fingerprint().same_content(pending)
             && convert::time(found.mtime) == record.attr.mtime

@@ -195,14 +195,19 @@ impl<'a> Batch<'a> {
     }
 
     /// Does the work on one inode and keeps what was done for the report, also if it failed.
-    pub(super) fn with<T>(
+    pub(super) fn with(
         &mut self,
         owned: Owned<'a>,
         record: &Arc<Record>,
-        pass: impl FnOnce(&mut Work<'a>) -> Result<T>,
-    ) -> Result<T> {
+        pass: impl FnOnce(&mut Work<'a>) -> Result<Step>,
+    ) -> Result<Step> {
         let mut work = Work::new(record);
         let done = pass(&mut work);
+        if !matches!(done, Ok(Step::Done)) {
+            // A name may be claimed and not there: the record must not leave the backlog, as it
+            // would with nothing left that differs. No record has this count of changes.
+            work.seen_change = u64::MAX;
+        }
         self.keep(owned, work);
         done
     }
