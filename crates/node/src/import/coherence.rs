@@ -43,7 +43,9 @@ impl Node {
     /// Compares one clean object with what the backing store has under its name. `None`: it is gone.
     fn compare(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
         // A worker that is at it changes both sides; what it leaves behind is in line.
-        let Some(_owned) = self.own(ino, Duration::ZERO) else { return Ok(Some(self.meta.get(ino)?)) };
+        let Some(_owned) = self.own(ino, Duration::ZERO) else {
+            return Ok(Some(self.meta.get(ino)?));
+        };
         let record = self.meta.get(ino)?;
         let [link] = record.backing.links.as_slice() else { return Ok(Some(record)) };
         if record.differs() {
@@ -246,7 +248,8 @@ pub(super) fn same_directory(record: &Record, found: &Found) -> bool {
     let (known, found_attr) = (&record.attr, &found.attr);
     found_attr.kind == FileKind::Directory
         && (known.perm, known.uid, known.gid) == (found_attr.perm, found_attr.uid, found_attr.gid)
-        && record.backing.fingerprint.is_none_or(|print| {
-            print.ino == 0 || print.ino == found.fingerprint.ino
-        })
+        && record
+            .backing
+            .fingerprint
+            .is_none_or(|print| print.ino == 0 || print.ino == found.fingerprint.ino)
 }

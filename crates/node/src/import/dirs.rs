@@ -155,7 +155,9 @@ impl Node {
         for link in record.backing.links.iter().rev() {
             let (dir, name) = self.place_of(record, link, MOST_PARENTS)?;
             match self.backing.stat(&dir, OsStr::from_bytes(&name)) {
-                Ok(found) if record.backing.fingerprint.is_none_or(|print| print.ino == found.ino) => {
+                Ok(found)
+                    if record.backing.fingerprint.is_none_or(|print| print.ino == found.ino) =>
+                {
                     return Ok((dir, name));
                 }
                 Ok(_) => {}

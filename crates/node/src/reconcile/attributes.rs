@@ -105,7 +105,8 @@ impl Node {
                 set => set?,
             }
         }
-        let gone = found.keys().filter(|name| !wanted.contains_key(*name) && is_ours_to_remove(name));
+        let gone =
+            found.keys().filter(|name| !wanted.contains_key(*name) && is_ours_to_remove(name));
         for attribute in gone {
             match self.backing.remove_xattr(dir, os(name), os(attribute)) {
                 Err(error) if error.class() == ErrorClass::NotFound => {}
@@ -174,8 +175,7 @@ pub(super) fn warn_refused(record: &Record, attribute: &[u8], error: &StoreError
 
 /// Labels that the system itself puts on files are left alone.
 fn is_ours_to_remove(attribute: &[u8]) -> bool {
-    const OURS: [&[u8]; 4] =
-        [b"user.", b"trusted.", b"system.posix_acl_", b"security.capability"];
+    const OURS: [&[u8]; 4] = [b"user.", b"trusted.", b"system.posix_acl_", b"security.capability"];
     let attribute = os(attribute).as_bytes();
     OURS.iter().any(|prefix| attribute.starts_with(prefix))
 }

@@ -32,13 +32,9 @@ impl Node {
         let mut expect = None;
         match self.make_room(work, at, &dir, depth)? {
             Room::Free => {}
-            Room::Replace(owned, mut other) if other.record.attr.kind != FileKind::File => {
-                // Only a file is exchanged for a file.
-                self.own_change(&[(at.parent, &dir)], || {
-                    Ok(self.backing.unlink(&dir, os(&at.name))?)
-                })?;
-                other.went(at);
-                work.also(owned, other);
+            // Only a file is exchanged for a file.
+            Room::Replace(owned, other) if other.record.attr.kind != FileKind::File => {
+                self.clear(work, at, &dir, owned, other)?;
             }
             Room::Replace(owned, other) => {
                 expect = Some(self.backing.stat(&dir, os(&at.name))?.fingerprint());
@@ -46,7 +42,8 @@ impl Node {
             }
             Room::Taken(found) => return self.yield_name(work, at, &found),
         }
-        let target = Target { parent: at.parent, dir: &dir, name: &at.name, expect, in_place: false };
+        let target =
+            Target { parent: at.parent, dir: &dir, name: &at.name, expect, in_place: false };
         let flushed = match has_bytes {
             true => self.flush(&Arc::new(work.record.clone()), &target)?,
             false => self.publish_empty(&work.record, &target)?,
@@ -74,7 +71,11 @@ impl Node {
                     other.went(at);
                     work.also(owned, other);
                 }
-                if has_bytes { self.yield_name(work, at, &found) } else { self.name_is_taken(work, at, &dir) }
+                if has_bytes {
+                    self.yield_name(work, at, &found)
+                } else {
+                    self.name_is_taken(work, at, &dir)
+                }
             }
         }
     }
@@ -114,7 +115,7 @@ impl Node {
     }
 
     /// Writes the bytes of a file that the backing store has.
-    pub(super) fn write_bytes(&self, work: &mut Work<'_>) -> Result<Step> {
+    pub(super) fn write_bytes<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
         let record = &work.record;
         if record.attr.kind != FileKind::File || !(record.dirty || record.spilled) {
             return Ok(Step::Done);
@@ -123,6 +124,10 @@ impl Node {
         let Some(link) = standing.or_else(|| record.backing.links.last()).cloned() else {
             return Ok(Step::Done);
         };
+        if record.backing.fingerprint.is_none() && record.links.contains(&link) {
+            // Claimed, and perhaps never made.
+            return self.publish(work, &link, depth);
+        }
         let (dir, name) = self.place_of_link(record, &link)?;
         let target = Target {
             parent: link.parent,

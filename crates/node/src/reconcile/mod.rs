@@ -105,7 +105,7 @@ impl Node {
             }
         }
         self.reconcile_alone(ino, batch, 0)?;
-        for follower in batch.take_followers() {
+        while let Some(follower) = batch.next_follower() {
             // It stood in the way and was moved aside: its turn comes anyway if this fails.
             if let Err(error) = self.reconcile_alone(follower, batch, 0) {
                 tracing::debug!(ino = %follower, %error, "what was moved aside waits for its turn");
@@ -140,17 +140,14 @@ impl Node {
     }
 
     /// Brings one inode in line whose parents stand in place.
-    fn reconcile_alone<'a>(
-        &'a self,
-        ino: Ino,
-        batch: &mut Batch<'a>,
-        depth: usize,
-    ) -> Result<()> {
+    fn reconcile_alone<'a>(&'a self, ino: Ino, batch: &mut Batch<'a>, depth: usize) -> Result<()> {
         for _ in 0..MOST_PASSES {
             if batch.has(ino) {
                 batch.finish()?;
             }
-            let Some(owned) = self.own(ino, batch.patience(ino)) else { return Err(NodeError::Busy) };
+            let Some(owned) = self.own(ino, batch.patience(ino)) else {
+                return Err(NodeError::Busy);
+            };
             let Some(record) = self.known(ino)? else { return Ok(()) };
             if !record.differs() && record.queued.is_none() {
                 return Ok(());
@@ -177,7 +174,7 @@ impl Node {
                 return Ok(Step::Again);
             }
             self.look_after_move(work)?;
-            if self.write_bytes(work)? == Step::Again {
+            if self.write_bytes(work, depth)? == Step::Again {
                 return Ok(Step::Again);
             }
         }

@@ -42,17 +42,28 @@ impl Node {
     pub(super) fn survey(&self, work: &mut Work<'_>) -> Result<()> {
         let record = &work.record;
         let in_doubt = record.backing.links.len() > 1 || record.backing.fingerprint.is_none();
-        let bytes_tell = record.dirty && record.backing.links.len() == 1;
+        // What publishes its bytes looks by itself.
+        let bytes_tell = record.dirty
+            && matches!(record.backing.links.as_slice(), [link] if record.links.contains(link));
         if !in_doubt || bytes_tell {
             return Ok(());
         }
         for link in record.backing.links.clone() {
             let found = self.look_at(&work.record, &link)?;
-            if !found.is_some_and(|(_, _, found)| may_be_ours(&work.record, &found)) {
+            let ours = found.is_some_and(|(_, _, found)| may_be_ours(&work.record, &found));
+            if !ours || self.may_be_anothers(work, &link)? {
                 work.went(&link);
             }
         }
         Ok(())
+    }
+
+    /// Whether what stands under a name that was claimed may be what stood there before: another
+    /// inode of ours, not yet out of the way.
+    fn may_be_anothers(&self, work: &Work<'_>, link: &Link) -> Result<bool> {
+        let unconfirmed = work.record.backing.fingerprint.is_none();
+        Ok(unconfirmed
+            && self.meta.ghost(link.parent, &link.name)?.is_some_and(|ino| ino != work.ino()))
     }
 
     /// What the backing store has under a name of `record`, and where.
@@ -89,7 +100,9 @@ impl Node {
                     self.take_name(work, &stale)?;
                     continue;
                 }
-                (Some(missing), _) if backing.links.is_empty() => self.make(work, &missing, depth)?,
+                (Some(missing), _) if backing.links.is_empty() => {
+                    self.make(work, &missing, depth)?
+                }
                 (Some(missing), Some(stale)) => self.move_name(work, &stale, &missing, depth)?,
                 (Some(missing), None) => self.add_name(work, &missing, depth)?,
             };
@@ -111,6 +124,11 @@ impl Node {
         self.claim(work, to)?;
         let replaced = match self.make_room(work, to, &to_dir, depth)? {
             Room::Free => None,
+            // Nothing comes out of limbo over another.
+            Room::Replace(owned, other) if from.parent == LIMBO => {
+                self.clear(work, to, &to_dir, owned, other)?;
+                None
+            }
             Room::Replace(owned, other) => Some((owned, other)),
             Room::Taken(found) => return self.yield_name(work, to, &found),
         };
@@ -155,7 +173,9 @@ impl Node {
         changed.extend(itself.as_ref().map(|dir| (work.ino(), dir)));
         if from.parent == LIMBO {
             let key = work.ino().0;
-            self.own_change(&changed, || Ok(self.backing.from_limbo(key, to_dir, os(&to.name))?))?;
+            self.own_change(&changed, || {
+                Ok(self.backing.from_limbo(key, to_dir, os(&to.name))?)
+            })?;
             return Ok(None);
         }
         let from_dir = self.backing_dir(from.parent)?;
@@ -174,13 +194,7 @@ impl Node {
         match self.make_room(work, to, &to_dir, depth)? {
             Room::Free => {}
             // No link replaces a name: the removed file goes first.
-            Room::Replace(owned, mut other) => {
-                self.own_change(&[(to.parent, &to_dir)], || {
-                    Ok(self.backing.unlink(&to_dir, os(&to.name))?)
-                })?;
-                other.went(to);
-                work.also(owned, other);
-            }
+            Room::Replace(owned, other) => self.clear(work, to, &to_dir, owned, other)?,
             Room::Taken(found) => return self.yield_name(work, to, &found),
         }
         let made = self.own_change(&[(to.parent, &to_dir)], || {
@@ -214,7 +228,9 @@ impl Node {
             return Ok(());
         };
         if may_be_ours(&work.record, &found) {
-            self.own_change(&[(link.parent, &dir)], || Ok(self.backing.unlink(&dir, os(&name))?))?;
+            self.own_change(&[(link.parent, &dir)], || {
+                Ok(self.backing.unlink(&dir, os(&name))?)
+            })?;
             work.touched(link.parent, &dir);
         } else {
             work.foreign(link);
@@ -232,13 +248,7 @@ impl Node {
         self.claim(work, at)?;
         match self.make_room(work, at, &dir, depth)? {
             Room::Free => {}
-            Room::Replace(owned, mut other) => {
-                self.own_change(&[(at.parent, &dir)], || {
-                    Ok(self.backing.unlink(&dir, os(&at.name))?)
-                })?;
-                other.went(at);
-                work.also(owned, other);
-            }
+            Room::Replace(owned, other) => self.clear(work, at, &dir, owned, other)?,
             Room::Taken(found) => return self.take_or_yield(work, at, &dir, &found),
         }
         match self.own_change(&[(at.parent, &dir)], || self.make_special(&work.record, at, &dir)) {

@@ -21,7 +21,7 @@ impl Node {
         let is_file = work.record.attr.kind == FileKind::File;
         if is_file && work.record.attr.nlink > 0 && (work.record.dirty || work.record.spilled) {
             // It has further names, in directories that are not imported: they show the bytes.
-            if self.write_bytes(work)? == Step::Again {
+            if self.write_bytes(work, depth)? == Step::Again {
                 return Ok(Step::Again);
             }
         }
@@ -104,9 +104,8 @@ impl Node {
         depth: usize,
     ) -> Result<()> {
         for _ in 0..3 {
-            let removed = self.own_change(&[(link.parent, dir)], || {
-                Ok(self.backing.rmdir(dir, os(name))?)
-            });
+            let removed =
+                self.own_change(&[(link.parent, dir)], || Ok(self.backing.rmdir(dir, os(name))?));
             match removed {
                 Ok(()) => {
                     self.drop_handle(work.ino());

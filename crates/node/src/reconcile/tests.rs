@@ -13,8 +13,8 @@ use forebay_core::unit::Bytes;
 use forebay_meta::{
     FileKind, Ino, Memory, MetaStore, NewInode, Options, Queue, Record, RenameFlags,
 };
-use forebay_store::backing::SetAttributes;
 use forebay_store::backing::DirBacking;
+use forebay_store::backing::SetAttributes;
 use forebay_store::decorators::{Flaky, InterceptedBacking, Interceptor, Operation, Rule, Verdict};
 use forebay_store::{BackingStore, Bytes as _, Commit, Expect};
 use parking_lot::Mutex;
@@ -76,8 +76,11 @@ impl Stub for Contents {
             if found.fingerprint() != expect {
                 return Ok(Flushed::Conflict(Some(found)));
             }
-            let file =
-                node.backing.open_file(target.dir, name, forebay_store::backing::Access::ReadWrite)?;
+            let file = node.backing.open_file(
+                target.dir,
+                name,
+                forebay_store::backing::Access::ReadWrite,
+            )?;
             file.set_len(bytes.len() as u64)?;
             file.write_at(&bytes, 0)?;
             file.set_attributes(&attributes(record))?;
@@ -86,6 +89,7 @@ impl Stub for Contents {
         let mut temporary = node.backing.temporary(record.ino.0)?;
         temporary.file().write_at(&bytes, 0)?;
         temporary.file().set_attributes(&attributes(record))?;
+        let mut expect = target.expect;
         let found = match node.backing.stat(target.dir, name) {
             Err(error) if error.class() == forebay_store::ErrorClass::NotFound => None,
             found => Some(found?),
@@ -93,12 +97,12 @@ impl Stub for Contents {
         if let Some(found) = found
             && let Some(pending) = self.pending.lock().get(&record.ino.0)
             && found.fingerprint().same_content(pending)
-            && convert::time(found.mtime) == record.attr.mtime
         {
-            return Ok(Flushed::Done(found.fingerprint()));
+            // An earlier flush got this far without being able to say so.
+            expect = Some(found.fingerprint());
         }
         self.pending.lock().insert(record.ino.0, temporary.pending()?);
-        let expect = target.expect.map_or(Expect::Absent, Expect::Version);
+        let expect = expect.map_or(Expect::Absent, Expect::Version);
         node.own_change(&[(target.parent, target.dir)], || {
             Ok(match node.backing.commit(&mut temporary, target.dir, name, expect)? {
                 Commit::Done(print) => Flushed::Done(print),
@@ -138,8 +142,8 @@ impl Interceptor for Counter {
     fn before(&self, operation: Operation, _: u64) -> Verdict {
         self.all.fetch_add(1, Ordering::Relaxed);
         use Operation::{Commit, Create, Limbo, Link, Remove, Rename, SetAttributes, Write};
-        let changes =
-            [Commit, Create, Limbo, Link, Remove, Rename, SetAttributes, Write].contains(&operation);
+        let changes = [Commit, Create, Limbo, Link, Remove, Rename, SetAttributes, Write]
+            .contains(&operation);
         self.changes.fetch_add(u64::from(changes), Ordering::Relaxed);
         Verdict::Pass
     }
@@ -536,8 +540,8 @@ fn a_failing_store_when_it_works_again_then_all_converges() {
     for index in 0..20 {
         assert_eq!(bench.read(&format!("moved-{index}")), format!("{index}").as_bytes());
     }
-    assert_eq!(bench.names("d").len(), 20);
-    assert_eq!(bench.node.conflicts().0, 0);
+    assert_eq!(bench.node.conflicts(), (0, vec![]));
+    assert_eq!(bench.names("d").len(), 20, "{:?}", bench.names("d"));
     assert_eq!(bench.node.last_backlog_error(), None);
 }
 

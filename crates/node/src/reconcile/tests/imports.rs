@@ -73,10 +73,7 @@ fn revalidate_when_changed_or_removed_outside_then_says_so() {
     let other = bench.find(Ino::ROOT, "other").expect("imported");
     fs::write(bench.root.join("file"), b"22").expect("written");
     fs::remove_file(bench.root.join("other")).expect("removed");
-    assert!(matches!(
-        bench.node.revalidate(&READER, file.clone()),
-        Err(NodeError::MustWait)
-    ));
+    assert!(matches!(bench.node.revalidate(&READER, file.clone()), Err(NodeError::MustWait)));
     let now = bench.node.revalidate(&Context::DAEMON, file).expect("there");
     assert_eq!(now.attr.size, 2);
     let gone = bench.node.revalidate(&Context::DAEMON, other);

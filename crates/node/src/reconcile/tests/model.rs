@@ -125,7 +125,8 @@ impl World {
             Action::Rename { from, to, exchange } => {
                 let flags = RenameFlags { noreplace: false, exchange };
                 let (from_dir, to_dir) = (self.dir(from.0), self.dir(to.0));
-                meta.rename(from_dir, name(from.1), to_dir, name(to.1), flags, now, &|_| false).ok();
+                meta.rename(from_dir, name(from.1), to_dir, name(to.1), flags, now, &|_| false)
+                    .ok();
             }
             Action::Link(from, to) => {
                 if let Ok(Some(record)) = meta.lookup(self.dir(from.0), name(from.1)) {
@@ -158,7 +159,9 @@ impl World {
                 }
             }
             Action::Drain => {
-                self.node.drain(Instant::now() + Duration::from_secs(5), &mut |_| true).expect("drained");
+                self.node
+                    .drain(Instant::now() + Duration::from_secs(5), &mut |_| true)
+                    .expect("drained");
             }
             Action::Restart => self.restart(),
             Action::Faults(seed) => {
@@ -173,8 +176,13 @@ impl World {
     fn restart(&mut self) {
         let contents = self.contents.clone();
         let unused = MetaStore::open(Box::new(Memory::new()), &Options::default()).expect("opens");
-        let old = std::mem::replace(&mut self.node, node_on(self.backing.clone(), unused, &contents, |_| {}));
-        assert!(old.slow.close(Duration::from_secs(5)) && old.flushers.close(Duration::from_secs(5)));
+        let old = std::mem::replace(
+            &mut self.node,
+            node_on(self.backing.clone(), unused, &contents, |_| {}),
+        );
+        assert!(
+            old.slow.close(Duration::from_secs(5)) && old.flushers.close(Duration::from_secs(5))
+        );
         drop(old);
         self.node = node_on(self.backing.clone(), open_meta(&self.meta_dir), &contents, |_| {});
     }
@@ -188,7 +196,9 @@ impl World {
             let bytes = self.contents.bytes.lock().get(&record.ino.0).cloned().unwrap_or_default();
             let what = match record.attr.kind {
                 FileKind::Directory => format!("dir {:o}", record.attr.perm),
-                FileKind::Symlink => format!("symlink {:?}", record.target.as_deref().map(<[u8]>::to_vec)),
+                FileKind::Symlink => {
+                    format!("symlink {:?}", record.target.as_deref().map(<[u8]>::to_vec))
+                }
                 _ => format!("file {:o} {:?}", record.attr.perm, bytes),
             };
             tree.insert(path.clone(), (what, record.ino.0));
