@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_meta::{FileKind, Link, Record};
+use forebay_meta::{FileKind, Link};
 use forebay_store::backing::SetAttributes;
 use forebay_store::{Commit, Dir, Expect, Fingerprint};
 
@@ -46,7 +46,7 @@ impl Node {
             Target { parent: at.parent, dir: &dir, name: &at.name, expect, in_place: false };
         let flushed = match has_bytes {
             true => self.flush(&Arc::new(work.record.clone()), &target)?,
-            false => self.publish_empty(&work.record, &target)?,
+            false => self.publish_empty(work, &target)?,
         };
         match flushed {
             Flushed::Done(print) => {
@@ -60,6 +60,7 @@ impl Node {
             }
             Flushed::Busy => Err(NodeError::Busy),
             Flushed::Conflict(None) => {
+                work.disowned();
                 if let Some((owned, mut other)) = replaced {
                     other.went(at);
                     work.also(owned, other);
@@ -67,6 +68,7 @@ impl Node {
                 Ok(Step::Again)
             }
             Flushed::Conflict(Some(found)) => {
+                work.disowned();
                 if let Some((owned, mut other)) = replaced {
                     other.went(at);
                     work.also(owned, other);
@@ -81,7 +83,8 @@ impl Node {
     }
 
     /// An empty file appears with all its attributes at once, as one with bytes does.
-    fn publish_empty(&self, record: &Record, target: &Target<'_>) -> Result<Flushed> {
+    fn publish_empty(&self, work: &mut Work<'_>, target: &Target<'_>) -> Result<Flushed> {
+        let record = &work.record;
         let mut temporary = self.backing.temporary(record.ino.0)?;
         let attr = &record.attr;
         let owner = temporary.file().stat()?;
@@ -104,6 +107,8 @@ impl Node {
             mtime: Some(convert::store_time(attr.mtime)),
             ..SetAttributes::default()
         })?;
+        // Should the commit not say how it ended, this tells the file from one of others.
+        work.print(convert::fingerprint(temporary.pending()?));
         let expect = target.expect.map_or(Expect::Absent, Expect::Version);
         let committed = self.own_change(&[(target.parent, target.dir)], || {
             Ok(self.backing.commit(&mut temporary, target.dir, os(target.name), expect)?)

@@ -41,7 +41,11 @@ impl Node {
     /// was interrupted, or could not report.
     pub(super) fn survey(&self, work: &mut Work<'_>) -> Result<()> {
         let record = &work.record;
-        let in_doubt = record.backing.links.len() > 1 || record.backing.fingerprint.is_none();
+        let was_published_empty =
+            record.attr.kind == FileKind::File && record.attr.size == 0 && !record.dirty;
+        let in_doubt = record.backing.links.len() > 1
+            || record.backing.fingerprint.is_none()
+            || was_published_empty;
         // What publishes its bytes looks by itself.
         let bytes_tell = record.dirty
             && matches!(record.backing.links.as_slice(), [link] if record.links.contains(link));

@@ -57,8 +57,8 @@ pub(crate) struct Contents {
     bytes: Mutex<HashMap<u64, Vec<u8>>>,
     open: Mutex<HashSet<u64>>,
     stale: Mutex<HashSet<u64>>,
-    /// Versions that a commit published, as the data side notes them before a commit.
-    pending: Mutex<HashMap<u64, forebay_store::Fingerprint>>,
+    /// Versions that commits may have published, as the data side notes them before a commit.
+    pending: Mutex<HashMap<u64, Vec<forebay_store::Fingerprint>>>,
 }
 
 impl Stub for Contents {
@@ -96,12 +96,12 @@ impl Stub for Contents {
         };
         if let Some(found) = found
             && let Some(pending) = self.pending.lock().get(&record.ino.0)
-            && found.fingerprint().same_content(pending)
+            && pending.iter().any(|pending| found.fingerprint().same_content(pending))
         {
             // An earlier flush got this far without being able to say so.
             expect = Some(found.fingerprint());
         }
-        self.pending.lock().insert(record.ino.0, temporary.pending()?);
+        self.pending.lock().entry(record.ino.0).or_default().push(temporary.pending()?);
         let expect = expect.map_or(Expect::Absent, Expect::Version);
         node.own_change(&[(target.parent, target.dir)], || {
             Ok(match node.backing.commit(&mut temporary, target.dir, name, expect)? {
