@@ -97,6 +97,9 @@ impl Node {
             };
             match self.backing.open_dir(&parent, OsStr::from_bytes(&name)) {
                 Ok(handle) => {
+                    if record.backing.links.len() > 1 && !self.is_its_own(&record, link, &handle)? {
+                        continue;
+                    }
                     self.imports.handles.insert(dir, handle.clone());
                     return Ok(handle);
                 }
@@ -105,6 +108,20 @@ impl Node {
             }
         }
         Err(Errno::NOENT.into())
+    }
+
+    /// Whether what stands under one of several claimed names is this directory, and not what a
+    /// move has not got out of the way yet.
+    fn is_its_own(&self, record: &Record, link: &Link, handle: &Dir) -> Result<bool> {
+        match record.backing.fingerprint {
+            Some(print) if print.ino != 0 => {
+                Ok(self.backing.stat(handle, OsStr::new(""))?.ino == print.ino)
+            }
+            _ => {
+                let other = self.meta.ghost(link.parent, &link.name)?;
+                Ok(other.is_none_or(|ino| ino == record.ino))
+            }
+        }
     }
 
     /// Where one backing link of `record` is: a handle and a name.
