@@ -11,7 +11,9 @@ use fail::fail_point;
 use forebay_meta::{Ino, Queue, Record, XattrState};
 use forebay_store::backing::{Access, SetAttributes};
 use forebay_store::copy::{self, Cancel, Priority};
-use forebay_store::{Attributes, BackingFile, Commit, Dir, Expect, Fingerprint, Temporary};
+use forebay_store::{
+    Attributes, BackingFile, Commit, Dir, ErrorClass, Expect, Fingerprint, Temporary,
+};
 
 use crate::convert;
 use crate::error::Result;
@@ -159,17 +161,29 @@ impl Node {
         temporary: &mut Temporary,
         target: &Target<'_>,
     ) -> Result<Flushed> {
+        let name = OsStr::from_bytes(target.name);
+        let mut expect = target.expect;
         if let Some(place) = &file.residence.read().place {
             let mut header = place.object.header()?;
+            // An earlier flush may have got this far without being able to say so.
+            match self.backing.stat(target.dir, name) {
+                Ok(found) => {
+                    let found = found.fingerprint();
+                    let own = header.pending.is_some_and(|pending| pending.same_content(&found))
+                        || header.base == Some(found);
+                    if own && expect != Some(found) {
+                        expect = Some(found);
+                        header.base = expect;
+                    }
+                }
+                Err(error) if error.class() == ErrorClass::NotFound => {}
+                Err(error) => return Err(error.into()),
+            }
             header.pending = Some(temporary.pending()?);
             place.object.set_header(&header)?;
         }
-        let expect = match target.expect {
-            None => Expect::Absent,
-            Some(print) => Expect::Version(print),
-        };
+        let expect = expect.map_or(Expect::Absent, Expect::Version);
         fail_point!("node.flush.publish");
-        let name = OsStr::from_bytes(target.name);
         let committed = self.own_change(&[(target.parent, target.dir)], || {
             Ok(self.backing.commit(temporary, target.dir, name, expect)?)
         })?;

@@ -105,7 +105,7 @@ impl Node {
             }
         }
         self.reconcile_alone(ino, batch, 0)?;
-        for follower in batch.take_followers() {
+        while let Some(follower) = batch.next_follower() {
             // It stood in the way and was moved aside: its turn comes anyway if this fails.
             if let Err(error) = self.reconcile_alone(follower, batch, 0) {
                 tracing::debug!(ino = %follower, %error, "what was moved aside waits for its turn");
@@ -174,7 +174,7 @@ impl Node {
                 return Ok(Step::Again);
             }
             self.look_after_move(work)?;
-            if self.write_bytes(work)? == Step::Again {
+            if self.write_bytes(work, depth)? == Step::Again {
                 return Ok(Step::Again);
             }
         }

@@ -41,18 +41,33 @@ impl Node {
     /// was interrupted, or could not report.
     pub(super) fn survey(&self, work: &mut Work<'_>) -> Result<()> {
         let record = &work.record;
-        let in_doubt = record.backing.links.len() > 1 || record.backing.fingerprint.is_none();
-        let bytes_tell = record.dirty && record.backing.links.len() == 1;
+        let was_published_empty =
+            record.attr.kind == FileKind::File && record.attr.size == 0 && !record.dirty;
+        let in_doubt = record.backing.links.len() > 1
+            || record.backing.fingerprint.is_none()
+            || was_published_empty;
+        // What publishes its bytes looks by itself.
+        let bytes_tell = record.dirty
+            && matches!(record.backing.links.as_slice(), [link] if record.links.contains(link));
         if !in_doubt || bytes_tell {
             return Ok(());
         }
         for link in record.backing.links.clone() {
             let found = self.look_at(&work.record, &link)?;
-            if !found.is_some_and(|(_, _, found)| may_be_ours(&work.record, &found)) {
+            let ours = found.is_some_and(|(_, _, found)| may_be_ours(&work.record, &found));
+            if !ours || self.may_be_anothers(work, &link)? {
                 work.went(&link);
             }
         }
         Ok(())
+    }
+
+    /// Whether what stands under a name that was claimed may be what stood there before: another
+    /// inode of ours, not yet out of the way.
+    fn may_be_anothers(&self, work: &Work<'_>, link: &Link) -> Result<bool> {
+        let unconfirmed = work.record.backing.fingerprint.is_none();
+        Ok(unconfirmed
+            && self.meta.ghost(link.parent, &link.name)?.is_some_and(|ino| ino != work.ino()))
     }
 
     /// What the backing store has under a name of `record`, and where.
@@ -113,6 +128,11 @@ impl Node {
         self.claim(work, to)?;
         let replaced = match self.clear_name(work, to, &to_dir, depth)? {
             Room::Free => None,
+            // Nothing comes out of limbo over another.
+            Room::Replace(owned, other) if from.parent == LIMBO => {
+                self.clear(work, to, &to_dir, owned, other)?;
+                None
+            }
             Room::Replace(owned, other) => Some((owned, other)),
             Room::Taken(found) => return self.yield_name(work, to, &found),
         };
@@ -178,13 +198,7 @@ impl Node {
         match self.clear_name(work, to, &to_dir, depth)? {
             Room::Free => {}
             // No link replaces a name: the removed file goes first.
-            Room::Replace(owned, mut other) => {
-                self.own_change(&[(to.parent, &to_dir)], || {
-                    Ok(self.backing.unlink(&to_dir, os(&to.name))?)
-                })?;
-                other.went(to);
-                work.also(owned, other);
-            }
+            Room::Replace(owned, other) => self.clear(work, to, &to_dir, owned, other)?,
             Room::Taken(found) => return self.yield_name(work, to, &found),
         }
         let made = self.own_change(&[(to.parent, &to_dir)], || {
@@ -238,13 +252,7 @@ impl Node {
         self.claim(work, at)?;
         match self.clear_name(work, at, &dir, depth)? {
             Room::Free => {}
-            Room::Replace(owned, mut other) => {
-                self.own_change(&[(at.parent, &dir)], || {
-                    Ok(self.backing.unlink(&dir, os(&at.name))?)
-                })?;
-                other.went(at);
-                work.also(owned, other);
-            }
+            Room::Replace(owned, other) => self.clear(work, at, &dir, owned, other)?,
             Room::Taken(found) => return self.take_or_yield(work, at, &dir, &found),
         }
         match self.own_change(&[(at.parent, &dir)], || self.make_special(&work.record, at, &dir)) {
@@ -254,7 +262,11 @@ impl Node {
                 work.record.backing.attrs_differ = true;
                 work.record.backing.xattrs_differ = true;
                 let found = self.backing.stat(&dir, os(&at.name))?;
-                work.print(convert::fingerprint(found.fingerprint()));
+                let print = convert::fingerprint(found.fingerprint());
+                work.print(print);
+                if work.record.is_directory() {
+                    self.made_directory(work.ino(), print);
+                }
                 Ok(Step::Done)
             }
             Err(error) if error.class() == Some(ErrorClass::Exists) => {
