@@ -28,11 +28,15 @@ impl Engine for NodeEngine {
     fn mount(&self, config: &MountConfig) -> ControlResult<Box<dyn Mounted>> {
         let node_config = convert::node_config(config)?;
         let node = Node::start(node_config).map_err(|error| convert::control_error(&error))?;
+        let usual = MountOptions::like(&config.backing);
         let options = MountOptions {
             threads: config.threads,
             read_only: config.read_only,
-            allow_other: config.allow_other,
-            ..MountOptions::default()
+            allow_other: config.allow_other.unwrap_or(usual.allow_other),
+            suid: config.suid.unwrap_or(usual.suid),
+            dev: config.dev.unwrap_or(usual.dev),
+            noexec: config.exec.map_or(usual.noexec, |exec| !exec),
+            ..usual
         };
         let front = forebay_fuse::mount(node.clone(), &config.mountpoint, &options);
         let front = match front {
