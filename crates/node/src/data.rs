@@ -16,6 +16,7 @@ use crate::config::Writeback;
 use crate::context::Context;
 use crate::convert;
 use crate::error::Result;
+use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::node::Node;
 use crate::place::{Base, Charge, Place};
@@ -125,7 +126,9 @@ impl Node {
         let path = self.header_for(&record, header.whole, true);
         header.path = path.path;
         header.path_truncated = path.path_truncated;
+        fail_at!("node.dirty.before_header");
         place.object.set_header(&header)?;
+        fail_at!("node.dirty.after_header");
         place.dirty.store(true, Ordering::Release);
         self.set_resident(file.ino, place);
         self.decide(Event::Dirty { object: unit::Ino(file.ino.0) });
@@ -198,6 +201,7 @@ impl Node {
             return self.mark_clean(file, place, None);
         }
         let (size, mtime) = (stat.size, convert::time(stat.mtime));
+        fail_at!("node.settle.before_record");
         let settled = self.meta.update(file.ino, None, |record| {
             if !record.dirty || record.attr.size != size || record.attr.mtime != mtime {
                 record.attr.ctime = record.attr.ctime.max(mtime);
@@ -207,6 +211,7 @@ impl Node {
             record.dirty = true;
             Queue::Yes
         });
+        fail_at!("node.settle.after_record");
         match settled {
             Ok(_) => self.written_back_in(file.ino),
             Err(forebay_meta::Error::Stale(_)) => {}
@@ -280,7 +285,9 @@ impl Node {
         if base.is_some() {
             header.base = base;
         }
+        fail_at!("node.clean.before_header");
         place.object.set_header(&header)?;
+        fail_at!("node.clean.after_header");
         place.dirty.store(false, Ordering::Release);
         self.set_resident(file.ino, place);
         self.decide(Event::Clean { object: unit::Ino(file.ino.0) });
@@ -337,6 +344,7 @@ impl Node {
             }
             None => self.meta.get(ino).is_ok_and(|record| record.spilled),
         };
+        fail::fail_point!("node.discard.before_object");
         if let Some(resident) = self.residents.get(ino.0) {
             let tier = &self.tiers[usize::from(resident.tier)].tier;
             if let Err(error) = tier.remove(ino.0)

@@ -10,6 +10,7 @@ use forebay_store::copy::{self, Cancel, Priority};
 use parking_lot::Mutex;
 
 use crate::error::Result;
+use crate::failpoints::fail_at;
 use crate::node::Node;
 use crate::place::{Base, Charge, Place};
 use crate::pool::Urgency;
@@ -145,7 +146,9 @@ impl Node {
             residence.loaded = false;
             return Ok(false);
         }
+        fail_at!("node.evict.before_remove");
         slot.tier.remove(ino.0)?;
+        fail_at!("node.evict.after_remove");
         drop(place);
         residence.loaded = false;
         drop(residence);
@@ -190,6 +193,7 @@ impl Node {
             Some(presence) => presence.write().clear(keep..record.attr.size)?,
             None => Vec::new(),
         };
+        fail_at!("node.evict.tail");
         for run in runs {
             place.object.punch(run.start, run.end - run.start)?;
         }
@@ -231,6 +235,7 @@ impl Node {
                 object.sync(false)?;
                 target.tier.sync_dir(ino.0)?;
             }
+            fail_at!("node.move.copied");
             header.whole = true;
             object.set_header(&header)?;
             Ok((object, stat.size))
@@ -244,6 +249,7 @@ impl Node {
             }
         };
         let old = &self.tiers[usize::from(from)];
+        fail_at!("node.move.before_remove");
         old.tier.remove(ino.0)?;
         old.room.give(resident.charged);
         let place = Place {

@@ -15,6 +15,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::convert;
 use crate::error::Result;
+use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::io::no_room;
 use crate::metrics::Source;
@@ -88,6 +89,7 @@ impl Node {
             let object = self.create_object(tier, ino, &header)?;
             let limits = self.limits(Priority::Demand);
             copy::copy_range(backing, &*object, 0..size, &limits, &Cancel::default())?;
+            fail_at!("node.fetch.copied");
             let stat = backing.stat()?;
             if record.backing.fingerprint != Some(convert::fingerprint(stat.fingerprint())) {
                 return Ok(None);
@@ -99,6 +101,7 @@ impl Node {
             )?;
             header.whole = true;
             object.set_header(&header)?;
+            fail_at!("node.fetch.whole");
             Ok(Some(object))
         })();
         match made {
@@ -158,7 +161,9 @@ impl Node {
         let made = (|| -> Result<Place> {
             let header = self.header_for(record, false, false);
             let presence = slot.tier.create_map(file.ino.0, self.config.extent_bytes, size)?;
+            fail_at!("node.partial.mapped");
             let object = self.create_object(tier, file.ino.0, &header)?;
+            fail_at!("node.partial.made");
             object.set_len(size)?;
             object.set_times(
                 Some(convert::store_time(record.attr.atime)),
@@ -351,6 +356,7 @@ impl Node {
                 }
             }
             place.charge.bytes.fetch_add(len, Ordering::AcqRel);
+            fail_at!("node.fill.written");
             presence.write().mark_clean(run)?;
             self.metrics.bytes.of(Source::Fill).add(len);
             self.set_resident(file.ino, place);
@@ -378,9 +384,11 @@ impl Node {
             place.object.set_times(None, Some(convert::store_time(record.attr.mtime)))?;
         }
         place.object.sync(true)?;
+        fail_at!("node.fill.finish");
         let mut header = place.object.header()?;
         header.whole = true;
         place.object.set_header(&header)?;
+        fail_at!("node.fill.whole");
         self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
         place.presence = None;
         let end = place.object.len()?.min(place.charge.bytes());

@@ -7,7 +7,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fail::fail_point;
 use forebay_meta::{Ino, Queue, Record, XattrState};
 use forebay_store::backing::{Access, SetAttributes};
 use forebay_store::copy::{self, Cancel, Priority};
@@ -15,6 +14,7 @@ use forebay_store::{Attributes, BackingFile, Commit, Dir, Expect, Fingerprint, T
 
 use crate::convert;
 use crate::error::Result;
+use crate::failpoints::fail_at;
 use crate::files::FileRef;
 use crate::metrics::Source;
 use crate::node::Node;
@@ -65,7 +65,7 @@ impl Node {
         self.load(&file, record)?;
         let seen = file.writes.load(Ordering::Acquire);
         let kept_open = file.opens.lock().writers > 0;
-        fail_point!("node.flush.begin");
+        fail_at!("node.flush.begin");
         let residence = file.residence.read();
         let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
         // What the backing store has under the name may be another file, which this one replaces.
@@ -84,7 +84,7 @@ impl Node {
             self.flush_anew(&file, record, target, (!kept_open).then_some(seen))?
         };
         let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
-        fail_point!("node.flush.published");
+        fail_at!("node.flush.published");
         self.metrics.flushes.add(1);
         let clean = self.settle_flush(&file, fingerprint, seen)?;
         Ok(Flushed::Done { fingerprint, clean })
@@ -142,7 +142,7 @@ impl Node {
             self.metrics.bytes.of(Source::Flush).add(stat.size);
         }
         drop(object);
-        fail_point!("node.flush.copied");
+        fail_at!("node.flush.copied");
         self.copy_attributes(record, mtime, &**temporary.file())?;
         // Sync first: the copy is long, and the moment between the check and the rename short.
         temporary.file().sync(false)?;
@@ -168,7 +168,7 @@ impl Node {
             None => Expect::Absent,
             Some(print) => Expect::Version(print),
         };
-        fail_point!("node.flush.publish");
+        fail_at!("node.flush.publish");
         let name = OsStr::from_bytes(target.name);
         let committed = self.own_change(&[(target.parent, target.dir)], || {
             Ok(self.backing.commit(temporary, target.dir, name, expect)?)
@@ -195,6 +195,7 @@ impl Node {
         self.copy_attributes(record, mtime, &**fresh.file())?;
         let flushed = self.publish_file(file, &mut fresh, target)?;
         if matches!(flushed, Flushed::Done { .. }) {
+            fail_at!("node.flush.spill_published");
             // The spill file is the file now: what the tier lacks is read from there.
             let mut residence = file.residence.write();
             residence.base = Base::backing();
@@ -210,6 +211,7 @@ impl Node {
                 record.spilled = false;
                 Queue::No
             })?;
+            fail_at!("node.flush.spill_noted");
         }
         Ok(flushed)
     }
@@ -246,7 +248,7 @@ impl Node {
             header.pending = Some(found.fingerprint());
             place.object.set_header(&header)?;
         }
-        fail_point!("node.flush.in_place");
+        fail_at!("node.flush.in_place");
         let mtime = match self.flush_extents(file, &*backing)? {
             Some(mtime) => mtime,
             None => {
@@ -256,6 +258,7 @@ impl Node {
                 record.attr.mtime
             }
         };
+        fail_at!("node.flush.in_place_copied");
         self.copy_attributes(record, mtime, &*backing)?;
         backing.sync(false)?;
         if let Some(place) = &file.residence.read().place

@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
 use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::io::no_room;
 use crate::metrics::Source;
@@ -191,6 +192,7 @@ impl Node {
         let Some(written) = write_all(&*base, data, offset)? else {
             return Err(NodeError::Posix(Errno::NOSPC));
         };
+        fail_at!("node.spill.written");
         if let Some(place) = &residence.place {
             self.mark_dirty(file, place)?;
             if let Some(presence) = &place.presence {
@@ -216,11 +218,13 @@ impl Node {
             return Ok(());
         }
         let spill = self.backing.spill(file.ino.0)?;
+        fail_at!("node.spill.made");
         self.meta.update(file.ino, None, |record| {
             record.spilled = true;
             record.dirty = true;
             Queue::No
         })?;
+        fail_at!("node.spill.noted");
         residence.base = Base::Spill(Arc::new(spill));
         Ok(())
     }
@@ -253,6 +257,7 @@ impl Node {
         if size > 0 {
             presence.mark_dirty(0..size)?;
         }
+        fail_at!("node.spill.mapped");
         let mut header = self.header_for(record, false, true);
         header.spilled = record.spilled;
         place.object.set_header(&header)?;
@@ -298,6 +303,7 @@ impl Node {
                 if write_all(base, &buffer[..read], at)?.is_none() {
                     return Err(NodeError::Posix(Errno::NOSPC));
                 }
+                fail_at!("node.spill.moved");
                 presence.leave_to_base(at..stop)?;
                 match place.object.punch(at, extent) {
                     Ok(()) => {}

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
 use crate::files::FileRef;
 use crate::node::Node;
 use crate::place::{Base, Residence};
@@ -41,6 +42,7 @@ impl Node {
         {
             let mut residence = file.residence.write();
             file.count_write();
+            fail_at!("node.truncate.before_object");
             if size == 0 {
                 self.empty(&file, &mut residence)?;
             } else {
@@ -55,6 +57,7 @@ impl Node {
             }
             residence.place.is_none() && matches!(residence.base, Base::Backing(_))
         };
+        fail_at!("node.truncate.before_record");
         self.meta.update(record.ino, Some(now), |record| {
             record.attr.size = size;
             record.attr.mtime = now;
