@@ -18,6 +18,7 @@ use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
+use crate::recover::RECOVERED;
 
 /// What to check.
 #[derive(Debug, Clone, Default)]
@@ -47,6 +48,8 @@ pub struct Checked {
     pub problems: u64,
     /// Problems repaired.
     pub repaired: u64,
+    /// Objects that the next mount removes by itself: what a daemon that was killed left.
+    pub leftovers: u64,
     /// Some of the problems, in words.
     pub details: Vec<String>,
 }
@@ -163,12 +166,16 @@ fn check_object(
     let path = header.path.to_string_lossy().into_owned();
     let record = match meta.get(ino) {
         Ok(record) => record,
+        Err(forebay_meta::Error::Stale(_)) if meta.setting(RECOVERED)?.is_some() => {
+            // Removed from the namespace, and the daemon ended before it was from the tier.
+            checked.leftovers += 1;
+            return Ok(None);
+        }
         Err(forebay_meta::Error::Stale(_)) if header.dirty => {
-            // Removed after the last write and not cleaned up, or the namespace was lost: only a
-            // person can tell.
+            // The namespace was lost.
             checked.problem(
                 false,
-                format!("object {ino} ({path}) is newer than the backing store but has no name; if the metadata was lost, `forebay fsck --rebuild` brings it back"),
+                format!("object {ino} ({path}) is newer than the backing store but the metadata was lost: `forebay fsck --rebuild` brings it back"),
             );
             return Ok(None);
         }
@@ -178,11 +185,14 @@ fn check_object(
         Err(error) => return Err(error.into()),
     };
     if !header.whole && tier.open_map(ino.0, header.dirty)?.is_none() {
-        return Ok(Some(format!("object {ino} ({path}) was not completely fetched")));
+        // Not completely fetched.
+        checked.leftovers += 1;
+        return Ok(None);
     }
     let current = record.backing.fingerprint.map(convert::store_fingerprint);
     if !header.dirty && !record.dirty && header.base != current {
-        return Ok(Some(format!("object {ino} ({path}) is a copy of an older version")));
+        // A copy of an older version.
+        checked.leftovers += 1;
     }
     Ok(None)
 }
@@ -214,6 +224,7 @@ fn rebuild(
     for index in 0..node.tiers.len() {
         node.rebuild_tier(index, &mut checked, progress)?;
     }
+    node.meta.set_setting(RECOVERED, b"1")?;
     if !node.stop(std::time::Duration::from_secs(60)) {
         checked.problem(false, "the rebuild's last work did not end in time".into());
     }

@@ -136,7 +136,7 @@ impl Node {
     fn open_new(&self, record: &Arc<Record>, flags: i32) -> Result<Opened> {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let file = self.files.get(record.ino);
-        self.load(&file, record)?;
+        self.load(&file)?;
         self.attach(&file, record, write)
     }
 
@@ -149,7 +149,7 @@ impl Node {
         record: &Arc<Record>,
         write: bool,
     ) -> Result<()> {
-        self.load(file, record)?;
+        self.load(file)?;
         let size = record.attr.size;
         self.decide(Event::Access {
             object: forebay_core::unit::Ino(file.ino.0),
