@@ -11,7 +11,7 @@ use forebay_meta::{
 };
 use forebay_store::copy::{self, Cancel, Limits, Priority};
 use forebay_store::tier::DirTier;
-use forebay_store::{Header, Object, Tier};
+use forebay_store::{ErrorClass, Header, Object, Tier};
 
 use crate::config::{NodeConfig, TierConfig};
 use crate::context::Context;
@@ -155,7 +155,14 @@ fn check_object(
 ) -> Result<Option<String>> {
     let header = match header {
         Ok(header) => header,
-        Err(error) => return Ok(Some(format!("object {ino}: {error}"))),
+        Err(error) => {
+            // Made, and not yet given its header.
+            if error.class() == ErrorClass::NotFound && tier.open(ino.0)?.len()? == 0 {
+                checked.leftovers += 1;
+                return Ok(None);
+            }
+            return Ok(Some(format!("object {ino}: {error}")));
+        }
     };
     let object = tier.open(ino.0)?;
     checked.bytes += object.allocated_bytes()?;
