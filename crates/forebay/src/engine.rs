@@ -22,6 +22,11 @@ pub trait Engine: Sync {
     /// Checks the state on tiers that no daemon uses.
     fn fsck(&self, request: &FsckRequest, progress: OnProgress<'_>) -> ControlResult<FsckReport>;
 
+    /// Names of the fail points that this build has, for tests.
+    fn fail_points(&self) -> Vec<&'static str> {
+        Vec::new()
+    }
+
     /// Runs a simulation with its arguments as typed; returns the exit code.
     fn simulate(&self, what: &str, args: &[OsString]) -> ControlResult<u8> {
         let _ = args;

@@ -26,6 +26,7 @@ impl Engine for NodeEngine {
     }
 
     fn mount(&self, config: &MountConfig) -> ControlResult<Box<dyn Mounted>> {
+        forebay_node::arm_fail_points();
         let node_config = convert::node_config(config)?;
         let node = Node::start(node_config).map_err(|error| convert::control_error(&error))?;
         let usual = MountOptions::like(&config.backing);
@@ -71,6 +72,10 @@ impl Engine for NodeEngine {
             repaired: found.repaired,
             details: found.details,
         })
+    }
+
+    fn fail_points(&self) -> Vec<&'static str> {
+        forebay_node::fail_points()
     }
 
     fn simulate(&self, what: &str, args: &[OsString]) -> ControlResult<u8> {

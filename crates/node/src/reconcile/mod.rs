@@ -43,6 +43,8 @@ pub struct Reconciler {
     queue: queue::Waiting,
     conflicts: Mutex<conflict::Conflicts>,
     last_error: Mutex<Option<String>>,
+    /// Files that must be written so that they can make room.
+    pub(crate) wanted: Mutex<std::collections::HashSet<u64>>,
     /// Directories whose entries a worker changed since their times were set.
     entries_written: Mutex<std::collections::HashSet<u64>>,
     #[cfg(test)]

@@ -12,6 +12,7 @@ use super::work::{Step, Work};
 use crate::convert;
 use crate::error::Result;
 use crate::import::LIMBO;
+use crate::failpoints::fail_at;
 use crate::node::Node;
 
 pub(super) fn os(name: &[u8]) -> &OsStr {
@@ -184,9 +185,11 @@ impl Node {
         }
         let from_dir = self.backing_dir(from.parent)?;
         changed.push((from.parent, &from_dir));
+        fail_at!("node.reconcile.before_rename");
         self.own_change(&changed, || {
             Ok(self.backing.rename(&from_dir, os(&from.name), to_dir, os(&to.name), mode)?)
         })?;
+        fail_at!("node.reconcile.after_rename");
         Ok(Some(from_dir))
     }
 
@@ -201,6 +204,7 @@ impl Node {
             Room::Replace(owned, other) => self.clear(work, to, &to_dir, owned, other)?,
             Room::Taken(found) => return self.yield_name(work, to, &found),
         }
+        fail_at!("node.reconcile.before_link");
         let made = self.own_change(&[(to.parent, &to_dir)], || {
             Ok(self.backing.link(&dir, os(&name), &to_dir, os(&to.name))?)
         });
@@ -232,6 +236,7 @@ impl Node {
             return Ok(());
         };
         if may_be_ours(&work.record, &found) {
+            fail_at!("node.reconcile.before_unlink");
             self.own_change(&[(link.parent, &dir)], || {
                 Ok(self.backing.unlink(&dir, os(&name))?)
             })?;
@@ -245,6 +250,7 @@ impl Node {
 
     /// Makes an inode that the backing store does not have.
     fn make_name<'a>(&'a self, work: &mut Work<'a>, at: &Link, depth: usize) -> Result<Step> {
+        fail_at!("node.reconcile.before_make");
         if work.record.attr.kind == FileKind::File {
             return self.publish(work, at, depth);
         }

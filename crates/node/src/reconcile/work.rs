@@ -11,6 +11,7 @@ use super::OWNER_WAIT;
 use super::owned::Owned;
 use super::queue::{NAMES_DELAY, is_hidden_orphan};
 use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
 use crate::node::Node;
 
 /// How a pass over an inode ended.
@@ -238,6 +239,7 @@ impl<'a> Batch<'a> {
         let dirs: Vec<(u64, Dir)> = self.dirs.drain().collect();
         if !dirs.is_empty() {
             let handles: Vec<Dir> = dirs.iter().map(|(_, dir)| dir.clone()).collect();
+            fail_at!("node.reconcile.before_sync");
             if let Err(error) = self.node.backing.sync_dirs(&handles) {
                 for done in &finished {
                     let facts = Facts { fingerprint: done.facts.fingerprint, ..Facts::default() };
@@ -246,12 +248,14 @@ impl<'a> Batch<'a> {
                 return Err(error.into());
             }
         }
+        fail_at!("node.reconcile.before_report");
         let mut failed = None;
         for done in &finished {
             if let Err(error) = self.report(done) {
                 failed.get_or_insert(error);
             }
         }
+        fail_at!("node.reconcile.after_report");
         for (dir, _) in dirs {
             if let Err(error) = self.node.settle_directory(Ino(dir)) {
                 failed.get_or_insert(error);
