@@ -27,11 +27,14 @@ impl Engine for NodeEngine {
 
     fn mount(&self, config: &MountConfig) -> ControlResult<Box<dyn Mounted>> {
         let node_config = convert::node_config(config)?;
+        let sizes =
+            config.tiers.iter().map(convert::tier_size).collect::<ControlResult<Vec<_>>>()?;
         let node = Node::start(node_config).map_err(|error| convert::control_error(&error))?;
         let options = MountOptions {
             threads: config.threads,
             read_only: config.read_only,
-            allow_other: config.allow_other,
+            // What root mounts is meant for everybody.
+            allow_other: config.allow_other || rustix::process::geteuid().is_root(),
             ..MountOptions::default()
         };
         let front = forebay_fuse::mount(node.clone(), &config.mountpoint, &options);
@@ -42,7 +45,8 @@ impl Engine for NodeEngine {
                 return Err(convert::mount_error(&error));
             }
         };
-        let control = Arc::new(NodeControl::new(config.clone(), node.clone(), front.clone()));
+        let control =
+            Arc::new(NodeControl::new(config.clone(), sizes, node.clone(), front.clone()));
         Ok(Box::new(NodeMount { node, front, control, limit: config.drain_timeout }))
     }
 
