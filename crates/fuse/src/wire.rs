@@ -20,24 +20,26 @@ const BLOCK: u32 = 4096;
 /// How the mount presents what the node says.
 #[derive(Debug, Clone, Copy)]
 pub struct Manner {
-    /// How long names, and attributes of files that are not open, may be cached.
-    valid: Duration,
+    /// How long attributes of files that are not open may be cached.
+    attr_valid: Duration,
+    /// How long names may be cached, also of what is not there.
+    entry_valid: Duration,
     /// Written files go to the backing store before `close` returns.
     through: bool,
 }
 
 impl Manner {
     pub fn new(config: &NodeConfig) -> Self {
-        let valid = match config.coherence {
-            Coherence::Exclusive => EXCLUSIVE,
-            Coherence::Open => config.attr_timeout,
+        let (attr_valid, entry_valid) = match config.coherence {
+            Coherence::Exclusive => (EXCLUSIVE, EXCLUSIVE),
+            Coherence::Open => (config.attr_timeout, config.entry_timeout),
         };
-        Manner { valid, through: config.writeback == Writeback::Through }
+        Manner { attr_valid, entry_valid, through: config.writeback == Writeback::Through }
     }
 
     /// How long attributes may be cached.
     pub fn attr_valid(&self, stat: &Stat) -> Duration {
-        if stat.open { self.valid.min(OPEN) } else { self.valid }
+        if stat.open { self.attr_valid.min(OPEN) } else { self.attr_valid }
     }
 
     /// A name with the inode behind it.
@@ -47,14 +49,14 @@ impl Manner {
             // Inode numbers are never used twice.
             generation: 0,
             attr: attr(stat),
-            entry_valid: self.valid,
+            entry_valid: self.entry_valid,
             attr_valid: self.attr_valid(stat),
         }
     }
 
     /// A name that nothing has.
     pub fn negative(&self) -> Entry {
-        Entry::negative(self.valid)
+        Entry::negative(self.entry_valid)
     }
 
     /// An open file. `flags` are those of open(2).

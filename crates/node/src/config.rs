@@ -8,7 +8,7 @@ use std::time::Duration;
 pub struct TierConfig {
     /// The directory; made when missing.
     pub dir: PathBuf,
-    /// The bytes that objects on this tier may take up.
+    /// The bytes that objects on this tier may take up; any reserve is taken off already.
     pub size_bytes: u64,
 }
 
@@ -73,8 +73,10 @@ pub struct NodeConfig {
     pub passthrough: Passthrough,
     /// Whether outside changes are looked for.
     pub coherence: Coherence,
-    /// How long attributes and names count as fresh.
+    /// How long attributes count as fresh.
     pub attr_timeout: Duration,
+    /// How long the kernel may remember which names exist.
+    pub entry_timeout: Duration,
     /// Eviction starts above this share of a tier, in percent.
     pub high_percent: u8,
     /// Eviction ends below this share of a tier, in percent.
@@ -111,6 +113,7 @@ impl NodeConfig {
             passthrough: Passthrough::Read,
             coherence: Coherence::Open,
             attr_timeout: Duration::from_secs(10),
+            entry_timeout: Duration::from_secs(10),
             high_percent: 90,
             low_percent: 80,
             extent_bytes: 1 << 20,

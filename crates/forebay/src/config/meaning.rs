@@ -91,9 +91,9 @@ impl TierConfig {
 pub enum Writeback {
     /// This long after the last close.
     After(Duration),
-    /// Before close returns.
+    /// Right at the last close, in the background.
     Close,
-    /// Each write goes to the backing store too.
+    /// Before close and fsync return.
     Through,
     /// Only to make room, on sync and at umount.
     Evict,
@@ -113,9 +113,9 @@ pub enum Durability {
 pub enum Passthrough {
     /// None.
     Off,
-    /// Those for reading.
+    /// Those for reading, and those for writing where room for the growth is set aside.
     Read,
-    /// All.
+    /// All; a tier may be overfilled by it.
     ReadWrite,
 }
 
@@ -175,7 +175,7 @@ pub struct MountConfig {
     pub low_mark: f64,
     /// Bytes of an extent; a power of two.
     pub extent_size: u64,
-    /// Space of each tier kept free for writers.
+    /// Space of each tier that files leave free.
     pub reserve: SpaceSize,
     /// The longest wait for the backing store.
     pub backing_timeout: Duration,
@@ -482,7 +482,7 @@ mod tests {
     fn from_settings_when_only_the_needed_is_given_then_defaults_hold() {
         let config = config(&[]).unwrap();
         assert_eq!(config.writeback, Writeback::After(Duration::from_secs(5)));
-        assert_eq!(config.passthrough, Passthrough::ReadWrite);
+        assert_eq!(config.passthrough, Passthrough::Read);
         assert_eq!(config.extent_size, 1 << 20);
         assert_eq!(config.state_dir, PathBuf::from("/t/state"));
         assert_eq!(config.log_file, Some("/t/state/forebay.log".into()));

@@ -88,7 +88,7 @@ pub const SETTINGS: &[Setting] = &[
         "writeback",
         "WHEN",
         Some("5s"),
-        "When a written file goes to the backing store: a duration after its last close (5s), `close` (close waits for it), `through` (each write goes there too), or `evict` (only to make room, on sync and at umount).",
+        "When a written file goes to the backing store: a duration after its last close (5s), `close` (right at the last close, in the background), `through` (close and fsync return when the backing store has it), or `evict` (only to make room, on sync and at umount).",
     ),
     one(
         "durability",
@@ -99,8 +99,8 @@ pub const SETTINGS: &[Setting] = &[
     one(
         "passthrough",
         "MODE",
-        Some("readwrite"),
-        "Which opens of resident files the kernel serves itself, at native speed: `readwrite`, `read` or `off`. Falls back to what the kernel and the privileges allow; `forebay status` says to what and why.",
+        Some("read"),
+        "Which opens of resident files the kernel serves itself, at native speed: `read` (reading, and writing where room for the growth is set aside), `readwrite` (all; such writers can fill the tier beyond its size, and get ENOSPC when its file system is full) or `off`. Falls back to what the kernel and the privileges allow; `forebay status` says to what and why.",
     ),
     one(
         "coherence",
@@ -112,16 +112,21 @@ pub const SETTINGS: &[Setting] = &[
         "attr-timeout",
         "TIME",
         Some("60s"),
-        "How long the kernel may answer stat from its own memory, and how long a copy counts as fresh under --coherence open.",
+        "Under --coherence open: how long the kernel may answer stat from its own memory, and how long a copy counts as fresh. Under `exclusive` both hold until a change through this mount.",
     ),
     one(
         "entry-timeout",
         "TIME",
         Some("60s"),
-        "How long the kernel may remember which names exist.",
+        "Under --coherence open: how long the kernel may remember which names exist.",
     ),
-    one("high-mark", "PERCENT", Some("95%"), "Eviction starts when a tier is fuller than this."),
-    one("low-mark", "PERCENT", Some("85%"), "Eviction stops when a tier is emptier than this."),
+    one(
+        "high-mark",
+        "PERCENT",
+        Some("95%"),
+        "Eviction starts when what files may take of a tier is fuller than this.",
+    ),
+    one("low-mark", "PERCENT", Some("85%"), "Eviction stops when it is emptier than this."),
     one(
         "extent-size",
         "SIZE",
@@ -132,7 +137,7 @@ pub const SETTINGS: &[Setting] = &[
         "reserve",
         "SIZE",
         Some("2%"),
-        "Space of each tier kept free for writers: a size or a percentage of the tier. The size of the tier is never exceeded by more.",
+        "Space of each tier that files leave free, so that its file system is never filled to the brim: a size or a percentage of the tier.",
     ),
     one(
         "backing-timeout",

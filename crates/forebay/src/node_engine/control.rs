@@ -25,6 +25,8 @@ const LISTED: usize = 100;
 /// The control of one mount.
 pub struct NodeControl {
     config: MountConfig,
+    /// Sizes of the tiers in bytes, with the reserve.
+    sizes: Vec<u64>,
     node: Arc<Node>,
     front: Arc<Mounted>,
     started: Instant,
@@ -33,17 +35,25 @@ pub struct NodeControl {
 
 impl NodeControl {
     /// The control of `node`, mounted as `front`.
-    pub fn new(config: MountConfig, node: Arc<Node>, front: Arc<Mounted>) -> Self {
-        NodeControl { config, node, front, started: Instant::now(), draining: Mutex::new(()) }
+    pub fn new(config: MountConfig, sizes: Vec<u64>, node: Arc<Node>, front: Arc<Mounted>) -> Self {
+        NodeControl {
+            config,
+            sizes,
+            node,
+            front,
+            started: Instant::now(),
+            draining: Mutex::new(()),
+        }
     }
 
     fn tiers(&self) -> Vec<TierStatus> {
         self.node
             .tier_reports()
             .into_iter()
-            .map(|tier| TierStatus {
+            .zip(&self.sizes)
+            .map(|(tier, &size)| TierStatus {
                 dir: tier.dir.into(),
-                size_bytes: tier.size,
+                size_bytes: size,
                 used_bytes: tier.used,
                 reserved_bytes: tier.promised,
                 dirty_bytes: tier.dirty,

@@ -11,7 +11,8 @@ use forebay_node::{
 
 /// What the node is told.
 pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
-    let tiers = config.tiers.iter().map(tier).collect::<ControlResult<Vec<_>>>()?;
+    let tiers =
+        config.tiers.iter().map(|tier| usable(tier, config)).collect::<ControlResult<Vec<_>>>()?;
     let largest = tiers.iter().map(|tier| tier.size_bytes).max().unwrap_or(0);
     let defaults = NodeConfig::new(config.backing.clone(), tiers);
     Ok(NodeConfig {
@@ -37,6 +38,7 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
             config::Coherence::Exclusive => Coherence::Exclusive,
         },
         attr_timeout: config.attr_timeout,
+        entry_timeout: config.entry_timeout,
         high_percent: percent(config.high_mark),
         low_percent: percent(config.low_mark),
         extent_bytes: config.extent_size,
@@ -54,8 +56,25 @@ fn percent(share: f64) -> u8 {
     share.round() as u8
 }
 
-fn tier(tier: &config::TierConfig) -> ControlResult<TierConfig> {
-    let size_bytes = match tier.size {
+/// What files may take of a tier: its size without the reserve.
+fn usable(tier: &config::TierConfig, config: &MountConfig) -> ControlResult<TierConfig> {
+    let size = tier_size(tier)?;
+    let size_bytes = size.saturating_sub(config.reserve.of(size));
+    if size_bytes == 0 {
+        return Err(ControlError::new(
+            ErrorKind::Usage,
+            format!("--reserve {}: leaves nothing of tier {}", config.reserve, tier.dir.display()),
+        ));
+    }
+    Ok(TierConfig { dir: tier.dir.clone(), size_bytes })
+}
+
+/// The size of a tier in bytes.
+///
+/// # Errors
+/// When its file system can't be looked at.
+pub fn tier_size(tier: &config::TierConfig) -> ControlResult<u64> {
+    Ok(match tier.size {
         SpaceSize::Bytes(bytes) => bytes,
         SpaceSize::Percent(share) => {
             let exists = tier.dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(&tier.dir);
@@ -64,8 +83,7 @@ fn tier(tier: &config::TierConfig) -> ControlResult<TierConfig> {
             })?;
             ((usage.f_blocks * usage.f_frsize) as f64 * share / 100.0) as u64
         }
-    };
-    Ok(TierConfig { dir: tier.dir.clone(), size_bytes })
+    })
 }
 
 /// A node's error as it is told to whoever asked.

@@ -28,6 +28,8 @@ impl Engine for NodeEngine {
     fn mount(&self, config: &MountConfig) -> ControlResult<Box<dyn Mounted>> {
         forebay_node::arm_fail_points();
         let node_config = convert::node_config(config)?;
+        let sizes =
+            config.tiers.iter().map(convert::tier_size).collect::<ControlResult<Vec<_>>>()?;
         let node = Node::start(node_config).map_err(|error| convert::control_error(&error))?;
         let usual = MountOptions::like(&config.backing);
         let options = MountOptions {
@@ -47,7 +49,8 @@ impl Engine for NodeEngine {
                 return Err(convert::mount_error(&error));
             }
         };
-        let control = Arc::new(NodeControl::new(config.clone(), node.clone(), front.clone()));
+        let control =
+            Arc::new(NodeControl::new(config.clone(), sizes, node.clone(), front.clone()));
         Ok(Box::new(NodeMount { node, front, control, limit: config.drain_timeout }))
     }
 
