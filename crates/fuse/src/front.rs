@@ -1,7 +1,7 @@
 //! The handler: requests in, answers out.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_node::{Context, Node, NodeError, Result, Urgency};
@@ -21,6 +21,7 @@ struct Shared {
     node: Arc<Node>,
     manner: Manner,
     watch: Arc<Watch>,
+    notifier: OnceLock<Arc<Notifier>>,
     complaints: Complaints,
 }
 
@@ -30,7 +31,7 @@ impl Front {
         let manner = Manner::new(config);
         let watch = Watch::new(config.backing_timeout)?;
         let complaints = Complaints::new();
-        Ok(Front(Arc::new(Shared { node, manner, watch, complaints })))
+        Ok(Front(Arc::new(Shared { node, manner, watch, notifier: OnceLock::new(), complaints })))
     }
 
     /// Operations that have been waiting for a slow device for at least `least`.
@@ -71,7 +72,9 @@ impl Shared {
             NodeError::Posix(rustix::io::Errno::IO)
         })?;
         let context = Context { uid, gid, pid, may_wait };
-        Serve { node: &self.node, manner: &self.manner, request, context }.serve(operation)
+        let notifier = self.notifier.get().map(|notifier| &**notifier);
+        Serve { node: &self.node, manner: &self.manner, notifier, request, context }
+            .serve(operation)
     }
 
     fn answer(&self, header: &Header, outcome: Result<Answer>, reply: Reply) {
@@ -98,7 +101,11 @@ impl Handler for Front {
     fn init(&self, connection: &Connection) {
         let config = self.0.node.config();
         match Notifier::new(connection.clone(), config) {
-            Ok(notifier) => self.0.node.attach_kernel(Arc::new(notifier)),
+            Ok(notifier) => {
+                let notifier = Arc::new(notifier);
+                self.0.node.attach_kernel(notifier.clone());
+                let _ = self.0.notifier.set(notifier);
+            }
             Err(error) => tracing::error!(%error, "no passthrough, no invalidations"),
         }
     }

@@ -1,10 +1,11 @@
 //! Every operation of the protocol as a call of the node.
 
-use forebay_node::{Context, Ino, Node, NodeError, Result, Stat};
+use forebay_node::{Context, Ino, Kernel, Node, NodeError, OpenMode, Opened, Result, Stat};
 use fusewire::{CopyRange, DirectoryBuffer, OpenInFlags, Operation, Request, SetxattrFlags};
 use rustix::io::Errno;
 
 use crate::answer::Answer;
+use crate::kernel::Notifier;
 use crate::wire::{self, Manner};
 
 /// Bytes that an entry of a listing takes up beside its name, without and with attributes.
@@ -19,6 +20,7 @@ const ENTRIES_MOST: u32 = 1024;
 pub struct Serve<'a> {
     pub node: &'a Node,
     pub manner: &'a Manner,
+    pub notifier: Option<&'a Notifier>,
     pub request: &'a Request,
     pub context: Context,
 }
@@ -191,13 +193,13 @@ impl Serve<'_> {
                 let modes = (mode, umask);
                 let (stat, opened) =
                     node.create_and_open(context, ino, name, modes, flags.cast_signed())?;
-                Answer::Created(self.manner.entry(&stat), self.manner.opened(opened, flags))
+                self.created(&stat, opened, flags)
             }
             Operation::Tmpfile { flags, mode, umask, .. } => {
                 let modes = (mode, umask);
                 let (stat, opened) =
                     node.tmpfile_and_open(context, ino, modes, flags.cast_signed())?;
-                Answer::Created(self.manner.entry(&stat), self.manner.opened(opened, flags))
+                self.created(&stat, opened, flags)
             }
             Operation::Read { fh, offset, size, .. } => {
                 let mut buffer = self.request.connection().buffer();
@@ -229,7 +231,7 @@ impl Serve<'_> {
             }
             // The answer has 32 bits.
             Operation::CopyFileRange(range) => {
-                let most = u64::from(u32::MAX & !4095);
+                let most = u64::from(!4095_u32);
                 Answer::Written(narrow(self.copy(&range, range.length.min(most))?))
             }
             Operation::CopyFileRange64(range) => Answer::Copied(self.copy(&range, range.length)?),
@@ -247,7 +249,21 @@ impl Serve<'_> {
             self.node.release(opened.fh);
             return Err(error);
         }
+        if changes_unseen(opened, flags)
+            && let Some(notifier) = self.notifier
+        {
+            // What the kernel was told before the open holds for long.
+            notifier.forget_attributes(ino.0);
+        }
         Ok(Answer::Opened(self.manner.opened(opened, flags)))
+    }
+
+    fn created(&self, stat: &Stat, opened: Opened, flags: u32) -> Answer {
+        let mut entry = self.manner.entry(stat);
+        if changes_unseen(opened, flags) {
+            entry.attr_valid = entry.attr_valid.min(wire::OPEN);
+        }
+        Answer::Created(entry, self.manner.opened(opened, flags))
     }
 
     fn copy(&self, range: &CopyRange, length: u64) -> Result<u64> {
@@ -258,6 +274,15 @@ impl Serve<'_> {
         let to = (range.fh_out, range.offset_out);
         self.node.copy_range(&self.context, from, to, length)
     }
+}
+
+/// Whether stores into a mapping of the file change its times without anybody being told.
+fn changes_unseen(opened: Opened, flags: u32) -> bool {
+    let to_kernel = match opened.mode {
+        OpenMode::Passthrough { .. } | OpenMode::PassthroughDirect { .. } => true,
+        OpenMode::Cached { .. } | OpenMode::Direct => false,
+    };
+    to_kernel && wire::may_write(flags)
 }
 
 /// A value for a request that said how much room it has: 0 asks for the size.

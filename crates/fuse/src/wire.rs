@@ -12,7 +12,7 @@ use fusewire::{Attr, Entry, OpenOutFlags};
 const EXCLUSIVE: Duration = Duration::from_secs(3600);
 /// The same for the attributes of open files, which may change behind the kernel's back by stores
 /// into mappings.
-const OPEN: Duration = Duration::from_secs(1);
+pub const OPEN: Duration = Duration::from_secs(1);
 /// Preferred I/O size of files: what programs that buffer by `st_blksize` read and write at once.
 const FILE_BLOCK: u32 = 64 << 10;
 const BLOCK: u32 = 4096;

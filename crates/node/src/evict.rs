@@ -84,7 +84,7 @@ impl Node {
 
     /// Makes `need` bytes free on a tier if that is possible: evicts and demotes, and waits for
     /// flushes as long as they bring something.
-    pub(crate) fn make_room(&self, tier: u8, need: u64) -> bool {
+    pub(crate) fn free_room(&self, tier: u8, need: u64) -> bool {
         let room = &self.tiers[usize::from(tier)].room;
         let limit = Instant::now() + self.config.backing_timeout;
         loop {

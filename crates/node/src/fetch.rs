@@ -77,7 +77,7 @@ impl Node {
         let size = record.attr.size;
         let slot = &self.tiers[usize::from(tier)];
         let charge = size.next_multiple_of(crate::data::BLOCK);
-        if !slot.room.take(charge) && !(self.make_room(tier, charge) && slot.room.take(charge)) {
+        if !slot.room.take(charge) && !(self.free_room(tier, charge) && slot.room.take(charge)) {
             return Ok(None);
         }
         let ino = file.ino.0;
@@ -313,7 +313,7 @@ impl Node {
         let room = &self.tiers[usize::from(tier)].room;
         for run in runs {
             let len = run.end - run.start;
-            if !room.take(len) && !(self.make_room(tier, len) && room.take(len)) {
+            if !room.take(len) && !(self.free_room(tier, len) && room.take(len)) {
                 return Ok(false);
             }
             self.prefetch_gate();

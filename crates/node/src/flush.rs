@@ -198,6 +198,9 @@ impl Node {
                 let mut header = place.object.header()?;
                 header.spilled = false;
                 place.object.set_header(&header)?;
+                if let Some(presence) = &place.presence {
+                    presence.write().rebase()?;
+                }
             }
             self.meta.update(record.ino, None, |record| {
                 record.spilled = false;
@@ -251,6 +254,11 @@ impl Node {
         };
         self.copy_attributes(record, mtime, &*backing)?;
         backing.sync(false)?;
+        if let Some(place) = &file.residence.read().place
+            && let Some(presence) = &place.presence
+        {
+            presence.write().rebase()?;
+        }
         let fingerprint = convert::fingerprint(backing.stat()?.fingerprint());
         Ok(Flushed::Done { fingerprint, clean: false })
     }

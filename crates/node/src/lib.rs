@@ -8,6 +8,7 @@
 //! [`NodeError::MustWait`] on a thread that must not wait ([`Context::may_wait`]), without having
 //! changed anything; the caller then makes the same call on a thread that may.
 
+mod check;
 mod config;
 mod context;
 mod convert;
@@ -37,6 +38,7 @@ mod room;
 mod spill;
 mod truncate;
 
+pub use check::{CheckRequest, Checked, check};
 pub use config::{Coherence, Durability, NodeConfig, Passthrough, TierConfig, Writeback};
 pub use context::Context;
 pub use error::{NodeError, Result};
@@ -50,4 +52,9 @@ pub use node::Node;
 pub use paths::{Residency, Whereabouts};
 pub use pool::{Pool, Refused, Urgency};
 pub use reconcile::Remaining;
-pub use report::{Counts, TierReport};
+pub use report::{Counts, DirtyFile, TierReport};
+
+/// Policies that a mount can use: those that need no knowledge of the future, the default first.
+pub const ONLINE_POLICIES: &[&str] = &[
+    "lru", "lfu", "s3fifo", "sieve", "gdsf", "wtinylfu", "arc", "heuristic", "min", "min-whole",
+];

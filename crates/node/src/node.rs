@@ -106,7 +106,30 @@ impl Node {
         Self::assemble(config, tiers, backing)
     }
 
+    /// A node on an empty namespace whose tiers are not looked at, for a rebuild.
+    pub(crate) fn start_for_rebuild(config: NodeConfig) -> Result<Arc<Node>> {
+        let tiers = open_tiers(&config)?;
+        let owner = tiers.first().map(|first| owner_of(&*first.tier)).unwrap_or_default();
+        let backing = Arc::new(DirBacking::open(&config.backing, &owner)?);
+        let node = Self::build(config, tiers, backing)?;
+        node.import_root()?;
+        Ok(node)
+    }
+
     fn assemble(
+        config: NodeConfig,
+        tiers: Vec<TierSlot>,
+        backing: Arc<dyn BackingStore>,
+    ) -> Result<Arc<Node>> {
+        let node = Self::build(config, tiers, backing)?;
+        node.import_root()?;
+        node.recover()?;
+        node.start_reconciler();
+        node.start_ticker();
+        Ok(node)
+    }
+
+    fn build(
         config: NodeConfig,
         tiers: Vec<TierSlot>,
         backing: Arc<dyn BackingStore>,
@@ -122,7 +145,7 @@ impl Node {
             .map_err(|error| NodeError::Config(error.to_string()))?;
         let flush_threads = config.flush_threads;
         let slow_threads = config.slow_threads;
-        let node = Arc::new_cyclic(|this| Node {
+        Ok(Arc::new_cyclic(|this| Node {
             config,
             meta,
             tiers,
@@ -147,12 +170,7 @@ impl Node {
             this: this.clone(),
             threads: Mutex::default(),
             state_dir,
-        });
-        node.import_root()?;
-        node.recover()?;
-        node.start_reconciler();
-        node.start_ticker();
-        Ok(node)
+        }))
     }
 
     /// Connects the front. Called once, before the first request.

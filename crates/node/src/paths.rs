@@ -52,7 +52,7 @@ impl Node {
     ///
     /// # Errors
     /// `ENOENT`, or what the backing store says while the path is imported.
-    pub fn resolve(&self, path: &Path) -> Result<Ino> {
+    pub fn find_path(&self, path: &Path) -> Result<Ino> {
         use std::os::unix::ffi::OsStrExt;
         let mut at = Ino::ROOT;
         for part in path.components() {

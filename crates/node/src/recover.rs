@@ -159,13 +159,16 @@ impl Node {
         if !header.whole && map.is_none() {
             return Ok(None);
         }
-        let dirty = header.dirty || map.as_ref().is_some_and(forebay_store::Presence::is_dirty);
+        // A clean object of a dirty record was flushed, but that was not reported any more.
+        let dirty = header.dirty
+            || record.dirty
+            || map.as_ref().is_some_and(forebay_store::Presence::is_dirty);
         if dirty {
             self.recover_dirty(&record, &header, &*object)?;
         } else {
             let current = record.backing.fingerprint.map(convert::store_fingerprint);
             let same = header.base.is_some() && header.base == current;
-            if !same || !trusted || record.dirty {
+            if !same || !trusted {
                 return Ok(None);
             }
         }
@@ -197,7 +200,7 @@ impl Node {
         header: &Header,
     ) -> Result<Option<forebay_meta::Fingerprint>> {
         use std::os::unix::ffi::OsStrExt;
-        let Some(pending) = header.pending else { return Ok(None) };
+        let Some(pending) = header.pending.or(header.base) else { return Ok(None) };
         for link in record.backing.links.iter().chain(&record.links) {
             let Ok(dir) = self.backing_dir(link.parent) else { continue };
             match self.backing.stat(&dir, std::ffi::OsStr::from_bytes(&link.name)) {

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use forebay_meta::Ino;
+
 use crate::node::Node;
 
 /// One tier.
@@ -17,12 +19,25 @@ pub struct TierReport {
     pub promised: u64,
     /// Bytes of objects that the backing store lacks.
     pub dirty: u64,
+    /// Bytes of objects that may not be evicted.
+    pub pinned: u64,
     /// Objects.
     pub objects: u64,
     /// Objects that the backing store lacks.
     pub dirty_objects: u64,
     /// Bytes that its file system has free.
     pub fs_free: u64,
+}
+
+/// A file whose bytes are not in the backing store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirtyFile {
+    /// Its path from the root.
+    pub path: Vec<u8>,
+    /// Bytes that it takes up on its tier.
+    pub bytes: u64,
+    /// Whether a program has it open.
+    pub open: bool,
 }
 
 /// Counters since the start, in files or bytes.
@@ -95,26 +110,42 @@ impl Node {
         }
     }
 
-    /// Records in the backlog.
-    pub fn backlog_len(&self) -> u64 {
-        self.meta.backlog_len()
-    }
-
-    /// Dirty files, as pairs of path and bytes, at most `most`.
-    pub fn dirty_files(&self, most: usize) -> Vec<(Vec<u8>, u64, bool)> {
+    /// Files whose bytes are not in the backing store, at most `most` of them.
+    pub fn dirty_files(&self, most: usize) -> Vec<DirtyFile> {
         let mut inodes = Vec::new();
         self.residents.for_each(|ino, resident| {
             if resident.dirty && inodes.len() < most {
-                inodes.push((ino, resident.charged));
+                inodes.push((Ino(ino), resident.charged));
             }
         });
         inodes
             .into_iter()
-            .map(|(ino, bytes)| {
-                let ino = forebay_meta::Ino(ino);
-                (self.path_of(ino), bytes, self.is_open(ino))
+            .map(|(ino, bytes)| DirtyFile {
+                path: self.path_of(ino),
+                bytes,
+                open: self.is_open(ino),
             })
             .collect()
+    }
+
+    /// What the policy says about itself: names and values.
+    pub fn policy_figures(&self) -> Vec<(String, String)> {
+        let mut figures = Vec::new();
+        for (index, tier) in self.steward.lock().snapshot().into_iter().enumerate() {
+            let policy = tier.policy;
+            for (name, value) in [
+                ("objects", policy.objects),
+                ("bytes", policy.bytes),
+                ("ghosts", policy.ghosts),
+                ("admitted", policy.admitted),
+                ("bypassed", policy.bypassed),
+                ("victims", policy.victims),
+                ("ahead", policy.ahead),
+            ] {
+                figures.push((format!("tier {index} {name}"), value.to_string()));
+            }
+        }
+        figures
     }
 
     /// Whether the kernel can be handed files for passthrough.

@@ -76,7 +76,7 @@ impl Node {
         let tier = file.residence.read().place.as_ref().map_or(0, |place| place.tier);
         for attempt in 0..2 {
             let room_needed = data.len() as u64 + (1 << 20);
-            if attempt == 1 && !self.make_room(tier, room_needed) {
+            if attempt == 1 && !self.free_room(tier, room_needed) {
                 break;
             }
             if file.residence.read().place.is_none() {

@@ -1,4 +1,4 @@
-//! Suites that every [`Tier`] and [`BackingStore`] must pass. They panic where one does not.
+//! Suites that every [`crate::Tier`] and [`crate::BackingStore`] must pass. They panic where one does not.
 //!
 //! They are part of the library so that other implementations can run them from their tests.
 

@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, XattrFlags};
@@ -41,6 +42,8 @@ pub struct DirTier {
     objects: OwnedFd,
     /// The 256 fan-out directories, opened when first needed.
     fans: Vec<OnceLock<OwnedFd>>,
+    /// Fan-out directories have been opened, and perhaps made, since `objects` was last synced.
+    fans_unsynced: AtomicBool,
 }
 
 /// Fan-out directory of an inode. The numbers of one node often differ in few bits only, so that
@@ -75,7 +78,8 @@ impl DirTier {
         let root = open_dir(path)?;
         let objects = open_dir(&path.join(OBJECTS))?;
         let fans = (0..256).map(|_| OnceLock::new()).collect();
-        Ok(Self { path: path.clone(), id, root, objects, fans })
+        let fans_unsynced = AtomicBool::new(false);
+        Ok(Self { path: path.clone(), id, root, objects, fans, fans_unsynced })
     }
 
     fn object_path(&self, ino: u64) -> PathBuf {
@@ -108,6 +112,7 @@ impl DirTier {
                 Mode::empty(),
             )
         })?;
+        self.fans_unsynced.store(true, Ordering::Release);
         Ok(slot.get_or_init(|| fd))
     }
 
@@ -402,8 +407,13 @@ impl Tier for DirTier {
             Err(Errno::NOENT) => {}
             Err(e) => return Err(err(e)),
         }
-        // The fan-out directory itself may be new.
-        retry(|| fs::fsync(&self.objects)).map_err(err)
+        if !self.fans_unsynced.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        retry(|| fs::fsync(&self.objects)).map_err(|e| {
+            self.fans_unsynced.store(true, Ordering::Release);
+            err(e)
+        })
     }
 
     fn sync(&self) -> Result<()> {

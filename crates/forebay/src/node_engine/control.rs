@@ -96,7 +96,7 @@ impl NodeControl {
     fn location(&self, path: &WirePath) -> ControlResult<Location> {
         let found = self
             .node
-            .resolve(path.as_path())
+            .find_path(path.as_path())
             .and_then(|ino| self.node.whereabouts(ino))
             .map_err(|error| {
                 ControlError::new(ErrorKind::Failed, format!("{path}: {error}"))
@@ -261,7 +261,7 @@ impl Control for NodeControl {
             let until = Instant::now() + self.config.drain_timeout;
             let left = self
                 .node
-                .resolve(path.as_path())
+                .find_path(path.as_path())
                 .and_then(|ino| {
                     self.node.sync_subtree(ino, until, &mut |left| {
                         progress(Progress {

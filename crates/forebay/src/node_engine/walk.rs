@@ -30,7 +30,7 @@ pub fn each_file(
     let mut told = Progress::default();
     let mut go_on = true;
     for path in paths {
-        let ino = match node.resolve(path.as_path()) {
+        let ino = match node.find_path(path.as_path()) {
             Ok(ino) => ino,
             Err(error) => {
                 fail(&mut outcome, path.clone(), error.to_string());

@@ -7,7 +7,8 @@ use crate::{
     Header, LeaseGuard, Object, Presence, Result, StoreError, Tier, TierId, TierLock, TierUsage,
 };
 
-/// A tier whose operations an [`Interceptor`] decides about.
+/// A tier whose operations an [`Interceptor`] decides about. Presence maps are asked about when
+/// they are made, opened and removed; their own small writes pass.
 pub struct InterceptedTier {
     inner: Arc<dyn Tier>,
     by: Arc<dyn Interceptor>,
