@@ -9,6 +9,7 @@ mod finding;
 mod repository;
 mod tidy;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -17,13 +18,18 @@ use crate::finding::Finding;
 use crate::repository::Repository;
 
 const USAGE: &str = "\
-Usage: cargo xtask COMMAND
+Usage: cargo xtask COMMAND [ROOT]
 
   tidy     check the rules of the repository
-  audit    check the dependencies: licences, sources, banned and repeated crates";
+  audit    check the dependencies: licences, sources, banned and repeated crates
+
+ROOT is that of this workspace unless another one is named.";
 
 fn main() -> ExitCode {
-    match run(std::env::args().nth(1).as_deref()) {
+    let mut arguments = std::env::args().skip(1);
+    let command = arguments.next();
+    let root = arguments.next().map_or_else(repository::root, PathBuf::from);
+    match run(command.as_deref(), &root) {
         Ok(findings) if findings.is_empty() => ExitCode::SUCCESS,
         Ok(findings) => {
             for finding in &findings {
@@ -39,17 +45,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Option<&str>) -> Result<Vec<Finding>> {
-    let root = repository::root();
+fn run(command: Option<&str>, root: &Path) -> Result<Vec<Finding>> {
     match command {
         Some("tidy") => {
-            let repository = Repository::read(&root)?;
+            let repository = Repository::read(root)?;
             let findings = tidy::check(&repository);
             println!("tidy: {} files, {} findings", repository.files().len(), findings.len());
             Ok(findings)
         }
         Some("audit") => {
-            let report = audit::run(&root)?;
+            let report = audit::run(root)?;
             print!("{}", report.summary);
             Ok(report.findings)
         }
