@@ -1,1 +1,104 @@
 //! Simulations that drive the real core over modelled disks, links and nodes.
+//!
+//! - [`cache`]: replacement policies on traces: miss ratios, bytes, elapsed time, lower bounds.
+//! - [`paper_29x`]: the caching experiment of HyCache+ (section IV-E), with the curve around it.
+//! - [`replay`]: a node's recorded event log through the same steward again.
+//! - [`plot`]: line charts as SVG.
+//!
+//! [`SimCommand`] and [`run`] are the whole command line of `forebay sim`.
+#![forbid(unsafe_code)]
+
+pub mod cache;
+pub mod paper_29x;
+pub mod plot;
+pub mod replay;
+pub mod rng;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use forebay_core::policy::UnknownPolicy;
+use forebay_core::steward::log::LogError;
+
+/// The simulations.
+#[derive(Debug, Clone, clap::Subcommand)]
+pub enum SimCommand {
+    /// Replay traces against replacement policies.
+    Cache(cache::CacheArgs),
+    /// Reproduce the 29X experiment of HyCache+, with the curve around it.
+    #[command(name = "paper-29x")]
+    Paper29x(paper_29x::Paper29xArgs),
+    /// Replay a node's event log and check that the same actions come out.
+    Replay(replay::ReplayArgs),
+}
+
+/// Runs a simulation and prints its results to `out`.
+///
+/// # Errors
+/// [`SimError`]; its text tells the user what to do.
+pub fn run(command: &SimCommand, out: &mut dyn Write) -> Result<(), SimError> {
+    match command {
+        SimCommand::Cache(args) => cache::run_cli(args, out),
+        SimCommand::Paper29x(args) => paper_29x::run_cli(args, out),
+        SimCommand::Replay(args) => replay::run_cli(args, out),
+    }
+}
+
+/// Why a simulation did not run.
+#[derive(Debug, thiserror::Error)]
+pub enum SimError {
+    /// A file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The results cannot be printed.
+    #[error("cannot print the results: {0}")]
+    Output(#[from] std::io::Error),
+    /// The results cannot be written as JSON.
+    #[error("cannot print the results: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A trace is not in the format that it was taken for.
+    #[error("{what}; give --format csv|oracle|forebay|log if it is in another format")]
+    Trace {
+        /// What is wrong, and where.
+        what: String,
+    },
+    /// There is nothing to do.
+    #[error("{0}")]
+    Usage(&'static str),
+    /// No such policy.
+    #[error(transparent)]
+    Policy(#[from] UnknownPolicy),
+    /// An event log that cannot be replayed.
+    #[error("{}: {source}", path.display())]
+    Log {
+        /// The log.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: LogError,
+    },
+    /// A replay decided otherwise.
+    #[error("{}: line {line}: recorded\n{recorded}replayed\n{replayed}", path.display())]
+    Divergence {
+        /// The log.
+        path: PathBuf,
+        /// The line of the event.
+        line: usize,
+        /// The actions in the log.
+        recorded: String,
+        /// The actions of the replay.
+        replayed: String,
+    },
+}
+
+impl SimError {
+    /// An error about a file.
+    fn file(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        move |source| Self::File { path, source }
+    }
+}

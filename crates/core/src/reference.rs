@@ -2,9 +2,11 @@
 //! the next use of an object, its uses still ahead, and whether it is dead.
 //!
 //! Several jobs run at once. Each has a cursor into its own sequence; accesses are matched against
-//! the cursors. A job may depart from its sequence: what it takes early is struck off, what it
-//! skips is given up once it is [`SLACK`] references behind, and a job that is not heard of for
-//! long loses its credit until it is heard of again.
+//! the cursors. A job may depart from its sequence: what it takes a little early is struck off, an
+//! access far from the object's next reference is one that the sequence does not have, and what is
+//! skipped is given up once it is farther behind than the job's references usually are. A job whose references come true less
+//! often than not, or that is not heard of for long, has no credit until that changes: its objects
+//! count as unknown.
 //!
 //! Time is counted in references consumed, over all jobs. With one job it is its cursor, so that
 //! next uses are exact positions; with several, a job's distance is stretched by its pace.
@@ -13,9 +15,19 @@ use std::collections::VecDeque;
 
 use crate::policy::{Hint, Map};
 
-/// References that a job may run ahead of its oldest expected one, and the reach within which an
-/// access out of order still counts as this job's.
+/// The most references that a job may run ahead of its oldest expected one, and the farthest that an
+/// access out of order may be from its reference to count as this job's.
 pub const SLACK: u64 = 1024;
+
+/// An access that comes so many references early shows that the sequence is wrong.
+const WRONG: u64 = 256;
+
+/// Most that one reference out of order moves the estimate of a job's place by, times 8 and in 1/16.
+const STRIDE: i64 = 4 * 16;
+
+/// Credit of a new job, what it needs to be believed, and the most that it can have: one for each
+/// reference that came true, less one for each that did not.
+const CREDIT: (u32, u32, u32) = (64, 16, 128);
 
 /// Accesses without one of a job's after which it loses its credit, at its usual pace.
 const PATIENCE: u64 = 4096;
@@ -51,6 +63,8 @@ struct Ahead {
     first: u64,
     last: u64,
     count: u64,
+    /// Position of the last one that was struck off, or [`NONE`].
+    used: u64,
 }
 
 #[derive(Debug)]
@@ -59,8 +73,11 @@ struct Job {
     sequence: VecDeque<Reference>,
     /// Position of the front of `sequence`, which is the first reference still expected.
     cursor: u64,
-    /// Highest position consumed, plus one.
-    lead: u64,
+    /// Where the job is, in 1/16 of a position: a filtered estimate, which one reference far out of
+    /// order moves by half a position only.
+    place: u64,
+    /// How late references come, in 1/16 of a position: about their third quartile.
+    disorder: u64,
     named: Map<Ahead>,
     closed: bool,
     /// Clock ticks for each of its references, in 1/256.
@@ -68,6 +85,7 @@ struct Job {
     /// The clock at its last match, and the accesses of any kind seen since.
     matched: u64,
     strays: u64,
+    credit: u32,
 }
 
 impl Job {
@@ -76,18 +94,25 @@ impl Job {
             id,
             sequence: VecDeque::new(),
             cursor: 0,
-            lead: 0,
+            place: 0,
+            disorder: 0,
             named: Map::default(),
             closed: false,
             pace: UNIT,
             matched: now,
             strays: 0,
+            credit: CREDIT.0,
         }
     }
 
     fn append(&mut self, object: u64) {
         let position = self.cursor + self.sequence.len() as u64;
-        let ahead = self.named.entry(object).or_insert(Ahead { first: NONE, last: NONE, count: 0 });
+        let ahead = self.named.entry(object).or_insert(Ahead {
+            first: NONE,
+            last: NONE,
+            count: 0,
+            used: NONE,
+        });
         if ahead.count == 0 {
             ahead.first = position;
         } else {
@@ -103,8 +128,8 @@ impl Job {
     fn consume(&mut self, object: u64) {
         let Some(ahead) = self.named.get_mut(&object) else { return };
         let at = (ahead.first - self.cursor) as usize;
-        self.lead = self.lead.max(ahead.first + 1);
         self.sequence[at].done = true;
+        ahead.used = ahead.first;
         ahead.first = self.sequence[at].next;
         ahead.count -= 1;
         // A complete sequence remembers what it named: it is dead now. Another may name it again.
@@ -113,32 +138,73 @@ impl Job {
         }
     }
 
+    /// Strikes off the object's first reference ahead, as it came true.
+    fn follow(&mut self, object: u64) {
+        let Some(ahead) = self.named.get(&object) else { return };
+        let expected = self.place + 16;
+        let error = (16 * (ahead.first + 1)) as i64 - expected as i64;
+        self.place = expected.saturating_add_signed(error.clamp(-STRIDE, STRIDE) / 8);
+        // Only what comes late tells: what comes early may be an access that the sequence lacks.
+        let late = error.min(0).unsigned_abs();
+        let step = 4 + self.disorder / 32;
+        self.disorder = if late > self.disorder {
+            (self.disorder + 3 * step).min(16 * SLACK)
+        } else {
+            self.disorder.saturating_sub(step)
+        };
+        self.strays = 0;
+        self.credit = (self.credit + 1).min(CREDIT.2);
+        self.consume(object);
+    }
+
     /// Drops what is done or given up from the front; returns by how much the cursor moved.
     fn advance(&mut self) -> u64 {
         let before = self.cursor;
+        let patience = (self.disorder / 2 + 32).min(SLACK);
         while let Some(front) = self.sequence.front() {
-            let (object, late) = (front.object, self.lead > self.cursor + SLACK);
+            let (object, late) = (front.object, self.place / 16 > self.cursor + patience);
             if !front.done {
                 if !late {
                     break;
                 }
                 self.consume(object);
+                self.credit = self.credit.saturating_sub(1);
             }
             self.sequence.pop_front();
             self.cursor += 1;
         }
+        self.place = self.place.max(16 * self.cursor);
         self.cursor - before
     }
 
-    /// Whether an access to the object is one of this job's.
+    /// Whether an access to the object is one of this job's: its next reference is due or overdue,
+    /// as near as this job's usually come, or much nearer than the object's last one was.
     fn expects(&self, object: u64) -> bool {
-        let near = |ahead: &Ahead| ahead.count > 0 && ahead.first <= self.cursor + SLACK;
-        self.sequence.front().is_some_and(|front| front.object == object)
-            || self.named.get(&object).is_some_and(near)
+        if self.sequence.front().is_some_and(|front| front.object == object) {
+            return true;
+        }
+        self.named.get(&object).is_some_and(|ahead| {
+            let early = ahead.first.saturating_sub(self.place / 16);
+            let fresh = ahead.used == NONE;
+            ahead.count > 0
+                && early <= SLACK
+                && (fresh || 4 * early <= (ahead.first - ahead.used).max(self.disorder / 2))
+        })
+    }
+
+    /// Takes note of an access that is not one of this job's.
+    fn stray(&mut self, object: u64) {
+        self.strays = self.strays.saturating_add(1);
+        let wrong = WRONG.max(self.disorder / 2);
+        let early = |ahead: &Ahead| ahead.first.saturating_sub(self.place / 16) > wrong;
+        // Named for much later, or not any more.
+        if self.named.get(&object).is_some_and(|ahead| ahead.count == 0 || early(ahead)) {
+            self.credit = self.credit.saturating_sub(1);
+        }
     }
 
     fn trusted(&self) -> bool {
-        self.strays <= PATIENCE.saturating_mul(self.pace) / UNIT
+        self.credit >= CREDIT.1 && self.strays <= PATIENCE.saturating_mul(self.pace) / UNIT
     }
 }
 
@@ -191,10 +257,10 @@ impl References {
     /// one reference: of several jobs that expect the object, the one that is nearest to it.
     pub fn observe(&mut self, object: u64) -> bool {
         let expecting = self.jobs.iter_mut().filter(|job| job.expects(object));
-        let nearest = expecting.min_by_key(|job| job.named[&object].first - job.cursor);
+        let nearest = expecting.min_by_key(|job| job.named[&object].first.abs_diff(job.place / 16));
         let Some(id) = nearest.map(|job| job.id) else {
             for job in &mut self.jobs {
-                job.strays = job.strays.saturating_add(1);
+                job.stray(object);
             }
             return false;
         };
@@ -204,8 +270,7 @@ impl References {
                 job.strays = job.strays.saturating_add(1);
                 continue;
             }
-            job.strays = 0;
-            job.consume(object);
+            job.follow(object);
             self.now += job.advance();
             if alone {
                 job.pace = UNIT;
@@ -278,7 +343,7 @@ impl References {
             job.cursor += 1;
             self.now += 1;
         }
-        job.lead = job.lead.max(job.cursor);
+        job.place = job.place.max(16 * job.cursor);
     }
 }
 
@@ -325,14 +390,40 @@ mod tests {
     }
 
     #[test]
-    fn skipped_references_then_given_up_behind_the_slack() {
-        let objects: Vec<u64> = (0..3 * SLACK).collect();
+    fn skipped_reference_then_given_up_soon_in_an_orderly_sequence() {
+        let objects: Vec<u64> = (0..300).collect();
         let mut references = references(&objects);
-        for object in 1..=SLACK + 1 {
+        for object in 1..200 {
             assert!(references.observe(object), "{object}");
         }
         assert_eq!(references.future(0), Future::Dead);
-        assert_eq!(references.now(), SLACK + 2);
+        assert_eq!(references.now(), 200);
+    }
+
+    #[test]
+    fn accesses_that_the_sequence_lacks_then_its_references_stay() {
+        // Objects 0..100 in rounds; every tenth access is one more, of an object half a round away.
+        let objects: Vec<u64> = (0..20).flat_map(|_| 0..100).collect();
+        let mut references = references(&objects);
+        for (at, &object) in objects.iter().take(1_000).enumerate() {
+            assert!(references.observe(object), "{at}");
+            if at % 10 == 5 && at > 100 {
+                assert!(!references.observe((object + 50) % 100), "{at}");
+            }
+        }
+        assert_eq!(references.now(), 1_000);
+    }
+
+    #[test]
+    fn references_up_to_fifty_out_of_place_then_nearly_all_come_true() {
+        let mut sequence: Vec<u64> = (0..40).flat_map(|_| 0..200).collect();
+        let exact = sequence.clone();
+        for block in sequence.chunks_mut(50) {
+            block.reverse();
+        }
+        let mut references = references(&sequence);
+        let matched = exact.iter().filter(|object| references.observe(**object)).count();
+        assert!(matched > exact.len() * 95 / 100, "{matched} of {}", exact.len());
     }
 
     #[test]

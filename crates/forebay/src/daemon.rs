@@ -99,11 +99,10 @@ pub fn run_detached(settings: &Settings, engine: &dyn Engine) -> Result<(), Erro
             pipe = std::fs::File::open("/dev/null").map_err(Error::io("/dev/null"))?;
             Ok(())
         })
-        .map_err(|error| {
+        .inspect_err(|error| {
             if !told {
                 let _ = report(&mut pipe, error.exit(), error.to_string());
             }
-            error
         })
     });
     if let Err(error) = &result {
@@ -252,7 +251,7 @@ fn drain_and_end(control: &dyn Control, received: &AtomicU32) {
             "not drained; the rest stays on the tiers for the next mount"
         ),
         Err(error) => {
-            tracing::warn!(%error, "not drained; the rest stays on the tiers for the next mount")
+            tracing::warn!(%error, "not drained; the rest stays on the tiers for the next mount");
         }
     }
     if received.load(Ordering::SeqCst) < 2 {

@@ -78,7 +78,7 @@ fn work_when_it_takes_long_then_progress_arrives_and_failures_are_told() {
     let outcome = site
         .client()
         .work(Request::Warm { paths }, Some(Duration::from_secs(10)), &mut |p| {
-            seen.push(p.files_done)
+            seen.push(p.files_done);
         })
         .unwrap();
     assert_eq!((outcome.files, outcome.failed), (2, 1));

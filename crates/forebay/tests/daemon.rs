@@ -155,6 +155,39 @@ fn mount_when_a_daemon_was_killed_then_its_leavings_do_not_matter() {
     assert_eq!(site.run(&["umount", &site.path("mnt")]).0, 0);
 }
 
+/// Leaves a mount whose daemon is dead: the kernel's side of a connection that is closed at once.
+/// Only root can; other users get false.
+fn make_dead_mount(place: &str) -> bool {
+    use std::os::fd::AsRawFd;
+    let device = std::fs::File::options().read(true).write(true).open("/dev/fuse");
+    let Ok(device) = device else { return false };
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+    let options = std::ffi::CString::new(options).unwrap();
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("/slow", place, "fuse.forebay", flags, Some(options.as_c_str())).is_ok()
+}
+
+#[test]
+fn dead_mount_when_left_by_a_daemon_then_it_is_told_and_umount_and_mount_remove_it() {
+    let site = Site::new(&[]);
+    let mnt = site.path("mnt");
+    if !make_dead_mount(&mnt) {
+        assert_ne!(rustix::process::geteuid().as_raw(), 0, "root could not make a FUSE mount");
+        return;
+    }
+    let (code, text) = site.run(&["status", &mnt]);
+    assert_eq!(code, 3, "{text}");
+    assert!(text.contains("the daemon does not answer"), "{text}");
+    let (code, text) = site.run(&["umount", &mnt]);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("the daemon is dead") && std::fs::metadata(&mnt).is_ok(), "{text}");
+    assert!(make_dead_mount(&mnt));
+    let (code, text) = site.mount(&[]);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("removing the mount of a daemon that died"), "{text}");
+    assert_eq!(site.run(&["umount", &mnt]).0, 0);
+}
+
 #[test]
 fn umount_when_time_runs_out_then_it_tells_what_remains_and_the_mount_stays() {
     let site = Site::new(&[("FAKE_DIRTY", "5"), ("FAKE_DRAIN", "stuck")]);

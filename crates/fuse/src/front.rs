@@ -1,5 +1,6 @@
 //! The handler: requests in, answers out.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -49,7 +50,9 @@ impl Front {
         let deferred = Arc::clone(&watched.deferred);
         let taken = self.0.node.slow_pool().run(Urgency::Demand, move || {
             let Some(request) = watched.deferred.begin() else { return };
-            let outcome = shared.serve(&request, true);
+            // A defect costs its request an EIO, not the pool a thread.
+            let outcome = catch_unwind(AssertUnwindSafe(|| shared.serve(&request, true)))
+                .unwrap_or(Err(NodeError::Posix(rustix::io::Errno::IO)));
             match watched.deferred.reply() {
                 Some(reply) => shared.answer(request.header(), outcome, reply),
                 // Nobody waits any more, and nobody else would close what was opened.

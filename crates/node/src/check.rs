@@ -84,7 +84,8 @@ pub fn check(
     let Some((first, _)) = tiers.first() else {
         return Err(NodeError::Config("name at least one tier".into()));
     };
-    let state_dir = request.state_dir.clone().unwrap_or_else(|| first.path().join("meta"));
+    let state_dir = request.state_dir.clone().unwrap_or_else(|| first.path().join("state"));
+    let state_dir = state_dir.join(crate::node::METADATA);
     if request.rebuild {
         drop(tiers);
         return rebuild(request, &state_dir, progress);

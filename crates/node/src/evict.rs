@@ -149,7 +149,8 @@ impl Node {
         drop(place);
         residence.loaded = false;
         drop(residence);
-        self.metrics.evictions.add(1);
+        self.metrics.evictions.inc();
+        self.metrics.evicted_bytes.add(resident.charged);
         self.forget_resident(ino);
         Ok(true)
     }

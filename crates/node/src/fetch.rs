@@ -13,6 +13,7 @@ use forebay_store::copy::{self, Cancel, Limits, Pass, Priority};
 use forebay_store::{BackingFile, ErrorClass, Object};
 use parking_lot::{Mutex, RwLock};
 
+use crate::metrics::Source;
 use crate::convert;
 use crate::error::Result;
 use crate::files::{File, FileRef};
@@ -102,7 +103,7 @@ impl Node {
         })();
         match made {
             Ok(Some(object)) => {
-                self.metrics.bytes_fetched.add(size);
+                self.metrics.bytes.of(Source::Fill).add(size);
                 Ok(Some(Place {
                     tier,
                     object,
@@ -351,7 +352,7 @@ impl Node {
             }
             place.charge.bytes.fetch_add(len, Ordering::AcqRel);
             presence.write().mark_clean(run)?;
-            self.metrics.bytes_fetched.add(len);
+            self.metrics.bytes.of(Source::Fill).add(len);
             self.set_resident(file.ino, place);
             self.announce_resident(file.ino, place);
         }

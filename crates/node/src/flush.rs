@@ -13,6 +13,7 @@ use forebay_store::backing::{Access, SetAttributes};
 use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{Attributes, BackingFile, Commit, Dir, Expect, Temporary};
 
+use crate::metrics::Source;
 use crate::convert;
 use crate::error::Result;
 use crate::files::FileRef;
@@ -134,7 +135,7 @@ impl Node {
             let to = &**temporary.file();
             copy::copy_range(&**object, to, 0..stat.size, &limits, &Cancel::default())?;
             temporary.file().set_len(stat.size)?;
-            self.metrics.bytes_flushed.add(stat.size);
+            self.metrics.bytes.of(Source::Flush).add(stat.size);
         }
         drop(object);
         fail_point!("node.flush.copied");
@@ -277,7 +278,7 @@ impl Node {
             let stat = place.object.stat()?;
             let Some(presence) = &place.presence else {
                 copy::copy_range(&*place.object, to, 0..stat.size, &limits, &Cancel::default())?;
-                self.metrics.bytes_flushed.add(stat.size);
+                self.metrics.bytes.of(Source::Flush).add(stat.size);
                 to.set_len(stat.size)?;
                 return Ok(Some(convert::time(stat.mtime)));
             };
@@ -294,7 +295,7 @@ impl Node {
                 if run.is_empty() {
                     return Ok(());
                 }
-                self.metrics.bytes_flushed.add(run.end - run.start);
+                self.metrics.bytes.of(Source::Flush).add(run.end - run.start);
                 copy::copy_range(&*place.object, to, run, &limits, &Cancel::default()).map(drop)
             });
             // Extents count as clean only once they are durable where they went.

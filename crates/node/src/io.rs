@@ -6,6 +6,7 @@ use forebay_store::{ErrorClass, Presence, StoreError};
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
+use crate::metrics::Source;
 use crate::config::{Durability, Writeback};
 use crate::context::Context;
 use crate::data::BLOCK;
@@ -42,7 +43,7 @@ impl Node {
             };
             if there {
                 let read = place.object.read_at(buffer, offset)?;
-                self.metrics.bytes_from_tier.add(read as u64);
+                self.metrics.bytes.of(Source::Tier).add(read as u64);
                 return Ok(read);
             }
         } else if matches!(residence.base, Base::Zeros) {
@@ -86,7 +87,7 @@ impl Node {
             let part = &mut buffer[(from - offset) as usize..(to - offset) as usize];
             let read = place.object.read_at(part, from)?;
             part[read..].fill(0);
-            self.metrics.bytes_from_tier.add(part.len() as u64);
+            self.metrics.bytes.of(Source::Tier).add(part.len() as u64);
             Ok(())
         };
         for run in &absent {
@@ -121,13 +122,13 @@ impl Node {
             Base::Zeros => Ok(0),
             Base::Spill(spill) => {
                 let read = spill.file().read_at(buffer, offset)?;
-                self.metrics.bytes_from_spill.add(read as u64);
+                self.metrics.bytes.of(Source::Backing).add(read as u64);
                 Ok(read)
             }
             Base::Backing(opened) => {
                 let backing = self.opened_base(file, opened)?;
                 let read = backing.read_at(buffer, offset)?;
-                self.metrics.bytes_from_backing.add(read as u64);
+                self.metrics.bytes.of(Source::Backing).add(read as u64);
                 Ok(read)
             }
         }
@@ -147,12 +148,12 @@ impl Node {
             .ok_or(NodeError::Posix(Errno::FBIG))?;
         self.drop_privileges(context, file)?;
         if let Some(written) = self.write_to_tier(file, offset, data)? {
-            self.metrics.bytes_written.add(written as u64);
+            self.metrics.bytes.of(Source::Tier).add(written as u64);
             return Ok(written);
         }
         context.wait()?;
         let written = self.write_the_hard_way(file, offset, data, end)?;
-        self.metrics.bytes_written.add(written as u64);
+        self.metrics.bytes.of(Source::Tier).add(written as u64);
         Ok(written)
     }
 

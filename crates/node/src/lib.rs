@@ -22,7 +22,7 @@ mod handle;
 mod import;
 mod io;
 mod kernel;
-mod metrics;
+pub mod metrics;
 mod namespace;
 mod node;
 mod open;
@@ -52,7 +52,7 @@ pub use node::Node;
 pub use paths::{Residency, Whereabouts};
 pub use pool::{Pool, Refused, Urgency};
 pub use reconcile::Remaining;
-pub use report::{Counts, DirtyFile, TierReport};
+pub use report::{DirtyFile, TierReport};
 
 /// Policies that a mount can use: those that need no knowledge of the future, the default first.
 pub const ONLINE_POLICIES: &[&str] = &[

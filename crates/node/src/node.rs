@@ -69,6 +69,9 @@ pub struct Node {
 /// Copies that nobody waits for stand back this long at most for those that somebody waits for.
 const GATE_WAIT: Duration = Duration::from_millis(100);
 
+/// The metadata engine's directory in the state directory.
+pub(crate) const METADATA: &str = "meta";
+
 /// Name of this mount among all that share a backing store: the identity of its first tier.
 fn owner_of(tier: &dyn Tier) -> String {
     tier.id().to_string()
@@ -136,10 +139,10 @@ impl Node {
     ) -> Result<Arc<Node>> {
         let state_dir = match (&config.state_dir, tiers.first()) {
             (Some(dir), _) => dir.clone(),
-            (None, Some(first)) => first.tier.path().join("meta"),
+            (None, Some(first)) => first.tier.path().join("state"),
             (None, None) => return Err(NodeError::Config("no tier".into())),
         };
-        let meta = open_meta(&state_dir)?;
+        let meta = open_meta(&state_dir.join(METADATA))?;
         bind_to_backing(&meta, &config.backing)?;
         let steward = Steward::new(&steward_config(&config))
             .map_err(|error| NodeError::Config(error.to_string()))?;

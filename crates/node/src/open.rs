@@ -10,6 +10,7 @@ use forebay_store::BackingFile;
 use forebay_store::backing::Access;
 use rustix::io::Errno;
 
+use crate::metrics::RefusalReason;
 use crate::config::{Passthrough, Writeback};
 use crate::context::Context;
 use crate::convert;
@@ -64,12 +65,23 @@ impl Node {
             let is_dir = record.attr.kind == FileKind::Directory;
             return Err(if is_dir { Errno::ISDIR } else { Errno::NXIO }.into());
         }
-        if !record.dirty {
-            record = self.revalidate(context, record)?;
+        if !record.dirty && !record.links.is_empty() {
+            self.revalidate(context, record)?;
         }
         let file = self.files.get(ino);
         // Counted before anything is decided, so that an eviction that comes now gives way.
-        let _presence = Presence::new(&file);
+        let presence = Presence::new(&file);
+        // And before the record counts: who removes a file looks for openers after that.
+        record = match self.meta.get(ino) {
+            Ok(record) => record,
+            Err(error) => {
+                drop(presence);
+                if !file.is_open() {
+                    self.discard_data(ino);
+                }
+                return Err(error.into());
+            }
+        };
         if flags & libc::O_TRUNC != 0 {
             self.truncate(context, &record, 0)?;
             record = self.meta.get(ino)?;
@@ -300,14 +312,14 @@ impl Node {
         if physically && slot.room.promise(bytes) {
             return Some((place.tier, bytes));
         }
-        self.metrics.passthrough_refused_room.add(1);
+        self.metrics.passthrough_refusals.of(RefusalReason::NoReservation).inc();
         None
     }
 
     fn register(&self, fd: BorrowedFd<'_>) -> Result<u32> {
         let kernel = self.kernel.get().ok_or(NodeError::Posix(Errno::NOTCONN))?;
         kernel.register(fd).map_err(|error| {
-            self.metrics.passthrough_refused_kernel.add(1);
+            self.metrics.passthrough_refusals.of(RefusalReason::Refused).inc();
             tracing::debug!(%error, "the kernel refused a passthrough registration");
             error.into()
         })

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use forebay_meta::Ino;
 
+use crate::metrics::{Metrics, Queue};
 use crate::node::Node;
 
 /// One tier.
@@ -40,27 +41,6 @@ pub struct DirtyFile {
     pub open: bool,
 }
 
-/// Counters since the start, in files or bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "named like the metrics")]
-pub struct Counts {
-    pub hits: u64,
-    pub misses: u64,
-    pub passthrough_opens: u64,
-    pub passthrough_refused_room: u64,
-    pub passthrough_refused_kernel: u64,
-    pub bytes_from_tier: u64,
-    pub bytes_from_spill: u64,
-    pub bytes_from_backing: u64,
-    pub bytes_fetched: u64,
-    pub bytes_written: u64,
-    pub bytes_spilled: u64,
-    pub bytes_flushed: u64,
-    pub flushes: u64,
-    pub evictions: u64,
-    pub demotions: u64,
-}
-
 impl Node {
     /// The tiers, fastest first.
     pub fn tier_reports(&self) -> Vec<TierReport> {
@@ -88,26 +68,37 @@ impl Node {
         reports
     }
 
-    /// Counters since the start.
-    pub fn counts(&self) -> Counts {
-        let metrics = &self.metrics;
-        Counts {
-            hits: metrics.hits.get(),
-            misses: metrics.misses.get(),
-            passthrough_opens: metrics.passthrough_opens.get(),
-            passthrough_refused_room: metrics.passthrough_refused_room.get(),
-            passthrough_refused_kernel: metrics.passthrough_refused_kernel.get(),
-            bytes_from_tier: metrics.bytes_from_tier.get(),
-            bytes_from_spill: metrics.bytes_from_spill.get(),
-            bytes_from_backing: metrics.bytes_from_backing.get(),
-            bytes_fetched: metrics.bytes_fetched.get(),
-            bytes_written: metrics.bytes_written.get(),
-            bytes_spilled: metrics.bytes_spilled.get(),
-            bytes_flushed: metrics.bytes_flushed.get(),
-            flushes: metrics.flushes.get(),
-            evictions: metrics.evictions.get(),
-            demotions: metrics.demotions.get(),
+    /// Counters since the start. Gauges are as of the last [`Node::render_metrics`].
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// All metrics in the Prometheus text format.
+    pub fn render_metrics(&self) -> String {
+        let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let (mut used, mut size, mut promised, mut objects) = (0, 0, 0, 0);
+        let (mut dirty_bytes, mut dirty_files) = (0, 0);
+        for tier in self.tier_reports() {
+            used += tier.used;
+            size += tier.size;
+            promised += tier.promised;
+            objects += tier.objects;
+            dirty_bytes += tier.dirty;
+            dirty_files += tier.dirty_objects;
         }
+        let metrics = &self.metrics;
+        metrics.tier_used_bytes.set(signed(used));
+        metrics.tier_size_bytes.set(signed(size));
+        metrics.tier_reserved_bytes.set(signed(promised));
+        metrics.resident_files.set(signed(objects));
+        metrics.dirty_bytes.set(signed(dirty_bytes));
+        metrics.dirty_files.set(signed(dirty_files));
+        metrics.backlog_entries.set(signed(self.backlog_len()));
+        let queued = signed(self.slow.queued() as u64);
+        metrics.pool_queued.of(Queue::Demand).set(queued);
+        let flushing = signed(self.flushers.queued() as u64);
+        metrics.pool_queued.of(Queue::WriteBack).set(flushing);
+        metrics.render()
     }
 
     /// Files whose bytes are not in the backing store, at most `most` of them.

@@ -10,6 +10,7 @@ use forebay_store::{BackingFile, Bytes, ErrorClass};
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
+use crate::metrics::Source;
 use crate::error::{NodeError, Result};
 use crate::files::{File, FileRef};
 use crate::io::no_room;
@@ -205,7 +206,7 @@ impl Node {
                 .object
                 .set_times(None, Some(crate::convert::store_time(crate::convert::now())))?;
         }
-        self.metrics.bytes_spilled.add(written as u64);
+        self.metrics.bytes.of(Source::Spill).add(written as u64);
         Ok(written)
     }
 

@@ -207,11 +207,14 @@ pub(crate) fn read_label(path: &Path) -> Result<Option<TierId>> {
     Ok(Some(TierId(array_at(&bytes, 16))))
 }
 
+/// The daemon's own state (log, metadata), which may be there before the tier is.
+const STATE_DIR: &str = "state";
+
 fn may_become_tier(path: &Path) -> Result<bool> {
     let entries = std::fs::read_dir(path).map_err(|e| StoreError::io("list", path, e))?;
     for entry in entries {
         let name = entry.map_err(|e| StoreError::io("list", path, e))?.file_name();
-        if name != LABEL_NEW && name != "lost+found" {
+        if name != LABEL_NEW && name != STATE_DIR && name != "lost+found" {
             return Ok(false);
         }
     }

@@ -72,6 +72,7 @@ pub const LISTS: Lists = Lists {
     duplicates: &[
         ("getrandom", 2),
         ("hashbrown", 3),
+        ("itertools", 2),
         ("quick_cache", 2),
         ("rand", 2),
         ("rand_core", 2),

@@ -22,7 +22,7 @@ impl Contestant {
     }
 
     /// Whether it wins against another now; ties go to the smaller number.
-    fn beats(&self, other: &Self, now: u64) -> bool {
+    pub fn beats(&self, other: &Self, now: u64) -> bool {
         let (mine, theirs) = (self.value(now), other.value(now));
         mine > theirs || (mine == theirs && self.object < other.object)
     }

@@ -14,8 +14,7 @@
 //!
 //! The whole-file variant takes the farthest until there is room, then gives back what was not
 //! needed, nearest use first, and passes the newcomer by if there is no room among those used later.
-//! Where a request costs time besides its bytes, "farthest" becomes the largest time to the next
-//! use x size / (request cost + size): the bytes that a saved request is worth count for the small.
+//! Where requests cost time besides their bytes, see [`super::MinCost`].
 
 use std::cmp::Reverse;
 

@@ -28,6 +28,7 @@ mod lfu;
 mod list;
 mod lru;
 mod min;
+mod min_cost;
 mod rank;
 pub mod replay;
 mod s3fifo;
@@ -44,6 +45,7 @@ pub(crate) use index::Map;
 pub use lfu::Lfu;
 pub use lru::Lru;
 pub use min::Min;
+pub use min_cost::MinCost;
 pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;
 pub use wtinylfu::WTinyLfu;
@@ -128,7 +130,7 @@ pub struct Room<'a> {
     pub used: u64,
     /// Most victims to name; a newcomer that would need more is passed by.
     pub limit: usize,
-    /// Whether an object cannot leave now, as in [`Demand`].
+    /// Whether an object cannot leave now, as in [`Demand`]; true for the newcomer.
     pub busy: &'a dyn Fn(u64) -> bool,
 }
 
@@ -278,7 +280,7 @@ pub struct PolicyConfig {
     /// Grain of partial residency in bytes, for policies that keep a part of an object.
     pub chunk: u64,
     /// What a request costs besides its bytes, as the number of bytes that the device below moves
-    /// in that time (latency x bandwidth). 0 counts bytes alone.
+    /// in that time (latency x bandwidth). 0 counts bytes alone. Weighed by `min-whole`.
     pub request_cost: u64,
     /// Whether to admit objects larger than S3-FIFO's small queue. The published policy rejects
     /// them, which is useless where files are as large as a tenth of the tier.
@@ -315,6 +317,7 @@ pub fn by_name(name: &str, config: &PolicyConfig) -> Result<Box<dyn Policy>, Unk
         "belady" => Box::new(Belady::new()),
         "belady-size" => Box::new(BeladySize::new()),
         "min" => Box::new(Min::chunked(config)),
+        "min-whole" if config.request_cost > 0 => Box::new(MinCost::new(config)),
         "min-whole" => Box::new(Min::whole(config)),
         "s3fifo" => Box::new(S3Fifo::new(config)),
         "sieve" => Box::new(Sieve::new()),

@@ -124,8 +124,10 @@ impl Cache {
     }
 
     fn bring(&mut self, candidate: &Candidate) {
+        // What is resident of the newcomer itself cannot make room for the rest of it.
+        let busy = |object| object == candidate.object;
         let room =
-            Room { capacity: self.capacity, used: self.used, limit: usize::MAX, busy: &|_| false };
+            Room { capacity: self.capacity, used: self.used, limit: usize::MAX, busy: &busy };
         let admission = self.policy.admit(candidate, &room, &mut self.victims);
         for victim in &self.victims {
             // The newcomer itself may be the first to leave; nothing of it is there yet.
@@ -141,7 +143,13 @@ impl Cache {
         let bytes = match admission {
             Admission::Whole => candidate.size,
             Admission::Head(bytes) => bytes.min(candidate.size),
-            Admission::Bypass => return,
+            Admission::Bypass => {
+                // Passed over while it was busy: back into the order.
+                if candidate.resident > 0 {
+                    self.policy.inserted(candidate.object, candidate.resident);
+                }
+                return;
+            }
         };
         let before = self.resident.insert(candidate.object, bytes).unwrap_or(0);
         self.used = self.used - before + bytes;

@@ -441,6 +441,12 @@ impl Steward {
             self.settle(object);
         }
         let Some(entry) = self.entries.get_mut(&object.0) else { return };
+        if let Flight::Moving { to, promised } = &mut entry.flight {
+            // It takes along what was written meanwhile.
+            let incoming = &mut self.shelves[to.index()].incoming;
+            *incoming = *incoming - *promised + bytes;
+            *promised = bytes;
+        }
         let shelf = &mut self.shelves[tier.index()];
         shelf.used = shelf.used - before.bytes + bytes;
         shelf.leaving -= entry.leaving();

@@ -18,6 +18,7 @@ pub fn run(args: &MountArgs, engine: &dyn Engine) -> Result<(), Error> {
 fn mount(args: &MountArgs, engine: &dyn Engine, only_check: bool) -> Result<(), Error> {
     let settings = args.settings(&|name| std::env::var_os(name))?;
     let mut config = MountConfig::from_settings(&settings, engine.policies())?;
+    super::umount::clear_dead(&config.mountpoint)?;
     let mut errors = Vec::new();
     for finding in validate(&config, &SystemFacts) {
         match finding {
@@ -92,7 +93,7 @@ impl HelperCall {
         while let Some(word) = words.next() {
             match word.to_str() {
                 Some("-o") => {
-                    options.push(words.next().ok_or_else(|| usage("-o needs options"))?.clone())
+                    options.push(words.next().ok_or_else(|| usage("-o needs options"))?.clone());
                 }
                 Some("-t" | "-N") => {
                     words.next().ok_or_else(|| usage("an option lacks its value"))?;

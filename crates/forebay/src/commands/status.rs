@@ -11,9 +11,9 @@ pub fn run(args: &StatusArgs) -> Result<u8, Error> {
     if let Some(path) = &args.mountpoint {
         let status = Client::for_path(path)?.status()?;
         if args.json {
-            print_json(&status)?
+            print_json(&status)?;
         } else {
-            print(&render::status(&status))?
+            print(&render::status(&status))?;
         }
         return Ok(Exit::Ok.code());
     }

@@ -1,6 +1,7 @@
 //! `umount`: drain, unmount, and wait until the daemon is gone.
 
 use std::fs;
+use std::io::ErrorKind as IoErrorKind;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -68,7 +69,7 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
             return Err(busy(&error, client.mountpoint()));
         }
         // The daemon may be gone before its answer is; that it is gone is checked below.
-        Err(Error::Io { .. }) | Ok(()) => {}
+        Err(Error::NoDaemon { .. }) | Ok(()) => {}
         Err(error) => return Err(error),
     }
     match daemon {
@@ -146,6 +147,28 @@ fn wait_for_end(daemon: &impl std::os::fd::AsFd) -> Result<(), Error> {
             Err(error) => return Err(Error::io("waiting for the daemon")(error.into())),
         }
     }
+}
+
+/// Removes what a daemon that was killed left at a mount point, so that mounting again just works.
+/// Does nothing while a daemon answers, or if the kernel does not say that the mount is dead.
+pub fn clear_dead(mountpoint: &Path) -> Result<(), Error> {
+    let Ok(path) = mountinfo::resolve(mountpoint) else { return Ok(()) };
+    let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
+    let Some(mount) = mountinfo::at(&mounts, &path).filter(|mount| mount.is_forebay()) else {
+        return Ok(());
+    };
+    if !matches!(Client::for_mount(mount, &mounts), Err(Error::NoDaemon { .. })) {
+        return Ok(());
+    }
+    // The second one is what a request gets that was under way when the daemon died.
+    let dead = fs::metadata(&path).is_err_and(|error| {
+        matches!(error.kind(), IoErrorKind::NotConnected | IoErrorKind::ConnectionAborted)
+    });
+    if dead {
+        warn(&format!("{}: removing the mount of a daemon that died", path.display()));
+        remove_dead(&path)?;
+    }
+    Ok(())
 }
 
 /// Removes a mount that nobody serves any more.

@@ -349,6 +349,11 @@ fn parse_extent_size(text: &str) -> Result<u64, String> {
     }
 }
 
+fn parse_log_level(text: &str) -> Result<String, String> {
+    let parsed = tracing_subscriber::EnvFilter::builder().parse(text);
+    parsed.map(|_| text.to_owned()).map_err(|error| format!("'{text}': {error}"))
+}
+
 fn parse_throttle(text: &str) -> Result<Option<Throttle>, String> {
     if text.is_empty() {
         return Ok(None);
@@ -420,10 +425,7 @@ impl MountConfig {
                 };
                 (!text.is_empty()).then(address).transpose()
             })?,
-            log_level: reader.parse("log-level", |text| {
-                let parsed = tracing_subscriber::EnvFilter::builder().parse(text);
-                parsed.map(|_| text.to_owned()).map_err(|error| format!("'{text}': {error}"))
-            })?,
+            log_level: reader.parse("log-level", parse_log_level)?,
             log_format: reader
                 .word("log-format", &[("text", LogFormat::Text), ("json", LogFormat::Json)])?,
             throttle: reader.parse("throttle", parse_throttle)?,

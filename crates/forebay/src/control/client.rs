@@ -89,9 +89,8 @@ impl Client {
         limit: Option<Duration>,
         on_progress: &mut dyn FnMut(&Progress),
     ) -> Result<Reply, Error> {
-        let lost = Error::io("connection to the daemon");
-        write_line(self.reader.get_mut(), &Envelope { v: PROTOCOL_VERSION, request })
-            .map_err(lost)?;
+        let envelope = Envelope { v: PROTOCOL_VERSION, request };
+        write_line(self.reader.get_mut(), &envelope).map_err(|error| self.lost(error))?;
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         loop {
             match self.next_reply(deadline)? {
@@ -113,15 +112,23 @@ impl Client {
         if left == Some(Duration::ZERO) {
             return Err(late());
         }
-        let lost = || Error::io("connection to the daemon");
-        self.reader.get_ref().set_read_timeout(left).map_err(lost())?;
-        let line =
-            read_line(&mut self.reader, REPLY_BYTES_MAX).map_err(|error| match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => late(),
-                _ => lost()(error),
-            })?;
-        let line = line.ok_or_else(|| lost()(io::ErrorKind::UnexpectedEof.into()))?;
+        self.reader.get_ref().set_read_timeout(left).map_err(|error| self.lost(error))?;
+        let line = match read_line(&mut self.reader, REPLY_BYTES_MAX) {
+            Ok(line) => line.ok_or_else(|| self.lost(io::ErrorKind::UnexpectedEof.into()))?,
+            Err(error) => {
+                return Err(match error.kind() {
+                    io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => late(),
+                    _ => self.lost(error),
+                });
+            }
+        };
         serde_json::from_slice(&line).map_err(|error| Error::Protocol(error.to_string()))
+    }
+
+    /// The daemon ended while it was asked.
+    fn lost(&self, error: io::Error) -> Error {
+        let reason = format!("connection lost: {error}");
+        Error::NoDaemon { mountpoint: self.mountpoint.clone(), reason }
     }
 
     /// Asks what needs no work.

@@ -11,6 +11,7 @@ use forebay::control::{
     Residency, Shutdown, Status, StuckOperation, TierStatus, WirePath,
 };
 use forebay_fuse::Mounted;
+use forebay_node::metrics::{RefusalReason, Source};
 use forebay_node::{FileKind, Node};
 use parking_lot::Mutex;
 
@@ -63,14 +64,13 @@ impl NodeControl {
             path: wire_path(file.path),
             bytes: file.bytes,
             open: file.open,
-            last_error: file.last_error,
             ..DirtyFile::default()
         });
         Dirty { files, bytes, oldest_s: 0, list: list.collect() }
     }
 
     fn passthrough(&self) -> Passthrough {
-        let counts = self.node.counts();
+        let counts = self.node.metrics();
         let works = self.node.passthrough_works();
         let asked = self.config.passthrough;
         let mode = match asked {
@@ -85,11 +85,15 @@ impl NodeControl {
             reason: (wanted && !works).then(|| {
                 "the kernel allows it from Linux 6.9 on and to daemons with CAP_SYS_ADMIN; run `forebay doctor`".into()
             }),
-            opens: counts.passthrough_opens,
-            refusals: vec![
-                Refusal { reason: "room".into(), opens: counts.passthrough_refused_room },
-                Refusal { reason: "kernel".into(), opens: counts.passthrough_refused_kernel },
-            ],
+            opens: counts.passthrough_opens.get(),
+            refusals: RefusalReason::ALL
+                .iter()
+                .map(|&reason| Refusal {
+                    reason: reason.as_str().into(),
+                    opens: counts.passthrough_refusals.of(reason).get(),
+                })
+                .filter(|refusal| refusal.opens > 0)
+                .collect(),
         }
     }
 
@@ -158,8 +162,7 @@ fn as_path(bytes: &[u8]) -> PathBuf {
 
 impl Control for NodeControl {
     fn status(&self) -> Status {
-        let counts = self.node.counts();
-        let backlog = self.node.backlog_state();
+        let counts = self.node.metrics();
         Status {
             mountpoint: self.config.mountpoint.clone().into(),
             backing: self.config.backing.clone().into(),
@@ -170,41 +173,31 @@ impl Control for NodeControl {
             tiers: self.tiers(),
             dirty: self.dirty(),
             backlog: Backlog {
-                entries: backlog.entries,
-                oldest_s: backlog.oldest.as_secs(),
-                last_error: backlog.last_error,
+                entries: self.node.backlog_len(),
+                oldest_s: 0,
+                last_error: self.node.last_backlog_error(),
             },
-            hits: counts.hits,
-            misses: counts.misses,
+            hits: counts.hits.get(),
+            misses: counts.misses.get(),
             bytes: BytesBySource {
-                tier: counts.bytes_from_tier + counts.bytes_written,
-                backing: counts.bytes_from_backing,
-                spill: counts.bytes_spilled,
-                filled: counts.bytes_fetched,
-                flushed: counts.bytes_flushed,
+                tier: counts.bytes.of(Source::Tier).get(),
+                backing: counts.bytes.of(Source::Backing).get(),
+                spill: counts.bytes.of(Source::Spill).get(),
+                filled: counts.bytes.of(Source::Fill).get(),
+                flushed: counts.bytes.of(Source::Flush).get(),
             },
             passthrough: self.passthrough(),
-            conflicts: self
-                .node
-                .conflicts()
-                .into_iter()
-                .map(|conflict| Conflict {
-                    path: wire_path(conflict.path),
-                    kept_as: wire_path(conflict.kept_as),
-                    age_s: conflict.age.as_secs(),
-                })
-                .collect(),
+            conflicts: Vec::new(),
             stuck: self
                 .front
                 .stuck(Duration::from_secs(2))
                 .into_iter()
                 .map(|stuck| StuckOperation {
-                    what: stuck.operation.into(),
-                    path: wire_path(self.node.path_of(stuck.ino)),
+                    what: format!("request {} of process {}", stuck.opcode, stuck.pid),
+                    path: wire_path(self.node.path_of(forebay_node::Ino(stuck.ino))),
                     waiting_s: stuck.waiting.as_secs(),
                 })
                 .collect(),
-            errors: self.front.errors(),
             policy: PolicySnapshot {
                 name: self.config.policy.clone(),
                 figures: self.node.policy_figures(),
@@ -237,7 +230,7 @@ impl Control for NodeControl {
                 return Ok(Done::Refused("is pinned; `forebay unpin` it first"));
             }
             if before.dirty {
-                self.node.write_back(ino)?;
+                self.node.reconcile(ino)?;
             }
             Ok(if self.node.evict_file(ino)? {
                 Done::Bytes(before.resident_bytes)
@@ -259,16 +252,14 @@ impl Control for NodeControl {
         let mut outcome = Outcome { complete: true, ..Outcome::default() };
         for path in paths {
             let until = Instant::now() + self.config.drain_timeout;
+            let ino = self.node.find_path(path.as_path()).map_err(|error| control_error(&error))?;
             let left = self
                 .node
-                .find_path(path.as_path())
-                .and_then(|ino| {
-                    self.node.sync_subtree(ino, until, &mut |left| {
-                        progress(Progress {
-                            backlog_left: left.entries,
-                            bytes_total: left.bytes,
-                            ..Progress::default()
-                        })
+                .sync_subtree(ino, until, &mut |left| {
+                    progress(Progress {
+                        backlog_left: left.entries,
+                        bytes_total: left.bytes,
+                        ..Progress::default()
                     })
                 })
                 .map_err(|error| control_error(&error))?;
@@ -319,13 +310,13 @@ impl Control for NodeControl {
     }
 
     fn metrics(&self) -> String {
-        self.node.metrics_text()
+        self.node.render_metrics()
     }
 
     fn shutdown(&self, how: Shutdown) -> ControlResult<()> {
         let lazy = how == Shutdown::Detach;
         self.front.unmount(lazy).map_err(|error| {
-            let busy = error.raw_os_error() == Some(libc::EBUSY);
+            let busy = error.to_string().contains("busy");
             let kind = if busy { ErrorKind::Busy } else { ErrorKind::Failed };
             ControlError::new(kind, format!("{}: {error}", self.config.mountpoint.display()))
         })

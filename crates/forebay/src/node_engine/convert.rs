@@ -84,7 +84,7 @@ pub fn control_error(error: &NodeError) -> ControlError {
 }
 
 /// Why the front could not be set up.
-pub fn mount_error(error: &forebay_fuse::MountError) -> ControlError {
+pub fn mount_error(error: &fusewire::Error) -> ControlError {
     ControlError::new(ErrorKind::Unsupported, error.to_string())
 }
 

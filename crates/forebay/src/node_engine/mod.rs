@@ -88,7 +88,9 @@ impl Mounted for NodeMount {
     }
 
     fn wait(self: Box<Self>) -> ControlResult<()> {
-        self.front.join();
+        if let Err(error) = self.front.join() {
+            tracing::warn!(%error, "the connection to the kernel ended badly");
+        }
         self.node.stop(self.limit.min(Duration::from_secs(30)));
         Ok(())
     }

@@ -27,7 +27,7 @@ pub struct EmbeddedOptions {
 
 impl Default for EmbeddedOptions {
     fn default() -> Self {
-        EmbeddedOptions { journal_mib: 128, write_buffer_mib: 12, block_cache_mib: 32, workers: 2 }
+        EmbeddedOptions { journal_mib: 128, write_buffer_mib: 16, block_cache_mib: 32, workers: 2 }
     }
 }
 

@@ -218,3 +218,31 @@ pub trait Engine: Send + Sync {
     /// When the engine fails.
     fn sync(&self) -> Result<(), EngineError>;
 }
+
+impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
+    fn execute(&self, transaction: &MiniTransaction) -> Result<Outcome, EngineError> {
+        (**self).execute(transaction)
+    }
+
+    fn scan(
+        &self,
+        partition: u16,
+        prefix: &[u8],
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Page, EngineError> {
+        (**self).scan(partition, prefix, after, limit)
+    }
+
+    fn sweep(&self, after: Option<&Key>, limit: usize) -> Result<Vec<(Key, Vec<u8>)>, EngineError> {
+        (**self).sweep(after, limit)
+    }
+
+    fn spans_partitions(&self) -> bool {
+        (**self).spans_partitions()
+    }
+
+    fn sync(&self) -> Result<(), EngineError> {
+        (**self).sync()
+    }
+}

@@ -2,16 +2,18 @@
 //! agree with it. Memory stays bounded, whatever the size of the tree.
 
 use super::draft::Draft;
-use super::{COUNTS, Counts, MetaStore, Report, Violation};
+use super::{COUNTS, Counts, MetaStore, Report, Violation, compare};
 use crate::codec;
-use crate::engine::{Key, MiniTransaction, Write};
+use crate::engine::{Expect, Key, MiniTransaction, Write};
 use crate::error::{Error, Result};
 use crate::keys;
 use crate::types::{Ino, Link, Record, Seq, XattrState};
 
 /// Keys per step of the sweep.
 const STEP: usize = 4096;
-/// Violations listed in a report.
+/// Passes of a repair at most.
+const PASSES: usize = 3;
+/// Violations listed in a report, per pass.
 const LISTED: usize = 10_000;
 
 struct Check<'a> {
@@ -29,6 +31,25 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn check(&self, repair: bool) -> Result<Report> {
+        let mut report = self.check_once(repair)?;
+        // A repair may uncover what a later look at its neighbours would have found.
+        for _ in 1..PASSES {
+            if report.is_clean() || !repair {
+                break;
+            }
+            let again = self.check_once(true)?;
+            let clean = again.is_clean();
+            (report.inodes, report.entries) = (again.inodes, again.entries);
+            report.omitted += again.omitted;
+            report.violations.extend(again.violations);
+            if clean {
+                break;
+            }
+        }
+        Ok(report)
+    }
+
+    fn check_once(&self, repair: bool) -> Result<Report> {
         // What is cached must not hide what is stored.
         self.records.clear();
         self.dentries.clear();
@@ -69,6 +90,19 @@ impl Check<'_> {
     fn stray(&mut self, key: &Key, what: String) -> Result<()> {
         let repaired = self.write(Write::Delete(key.clone()))?;
         self.violation(what, repaired);
+        Ok(())
+    }
+
+    /// Reports a mark whose value can't be read. It may have been repaired since the sweep read it:
+    /// then it stays.
+    fn unreadable(&mut self, key: &Key, value: &[u8]) -> Result<()> {
+        if self.repair {
+            let mut transaction = MiniTransaction::default();
+            transaction.compare.push(compare(key.clone(), Expect::Value(value.to_vec())));
+            transaction.write.push(Write::Delete(key.clone()));
+            self.store.execute(&transaction)?;
+        }
+        self.violation(format!("mark {key:?} can't be read"), self.repair);
         Ok(())
     }
 
@@ -291,7 +325,9 @@ impl Check<'_> {
     }
 
     fn check_queue(&mut self, seq: Seq, key: &Key, value: &[u8]) -> Result<()> {
-        let ino = codec::decode_ino("the backlog", value)?;
+        let Ok(ino) = codec::decode_ino("the backlog", value) else {
+            return self.unreadable(key, value);
+        };
         let justified = self.record(ino)?.is_some_and(|record| record.queued == Some(seq));
         let what = || format!("place {} of the backlog is not that of inode {ino}", seq.0);
         if justified { Ok(()) } else { self.stray(key, what()) }
@@ -303,7 +339,9 @@ impl Check<'_> {
     }
 
     fn check_hard_link(&mut self, number: u64, key: &Key, value: &[u8]) -> Result<()> {
-        let ino = codec::decode_ino("a hard link", value)?;
+        let Ok(ino) = codec::decode_ino("a hard link", value) else {
+            return self.unreadable(key, value);
+        };
         let justified = self.record(ino)?.is_some_and(|record| record.hard_link == Some(number));
         let what = || format!("hard-link mark {number} does not belong to inode {ino}");
         if justified { Ok(()) } else { self.stray(key, what()) }

@@ -12,6 +12,7 @@ mod acl;
 mod attributes;
 mod departed;
 mod groups;
+mod linger;
 mod listing;
 mod names;
 mod statfs;
@@ -67,6 +68,7 @@ impl Stat {
 pub struct Namespace {
     departed: departed::Departed,
     statfs: statfs::Cached,
+    lingering: linger::Lingering,
 }
 
 impl Node {
@@ -93,6 +95,10 @@ impl Node {
         }
     }
 
+    /// What the namespace knows about an inode.
+    ///
+    /// # Errors
+    /// `ESTALE`.
     pub fn record(&self, ino: Ino) -> Result<Arc<Record>> {
         Ok(self.meta.get(ino)?)
     }

@@ -275,7 +275,8 @@ impl Node {
         if unlinked.record.links.is_empty() {
             self.names.departed.remember(before.ino, before.attr);
         }
-        if unlinked.gone {
+        // Opened at the last moment: whoever did has its record, and discards the data at the end.
+        if unlinked.gone && !self.is_open(before.ino) {
             self.discard_data(before.ino);
         }
         self.queue(&unlinked.record);
@@ -308,7 +309,9 @@ impl Node {
             _ => {}
         }
         let before = target.map(|target| self.stat(&target));
-        let in_use = |ino: Ino| self.is_open(ino);
+        let file = before.as_ref().is_some_and(|before| before.attr.kind == FileKind::File);
+        let lingers = file && !flags.exchange;
+        let in_use = |ino: Ino| lingers || self.is_open(ino);
         let now = convert::now();
         let renamed = self.meta.rename(from_dir, from, to_dir, to, flags, now, &in_use)?;
         self.queue(&renamed.moved);
@@ -321,6 +324,9 @@ impl Node {
                 .filter(|before| before.ino == replaced.record.ino)
                 .unwrap_or_else(|| self.stat(&replaced.record));
             self.after_removal(before, replaced);
+            if replaced.record.orphan && !self.is_open(replaced.record.ino) {
+                self.linger(replaced.record.ino);
+            }
         }
         Ok(())
     }

@@ -1,0 +1,54 @@
+# Everything that is done with this repository, by the words that people and CI use.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+CARGO ?= cargo
+# The longest that the tests may take.
+TEST_MINUTES ?= 20
+# Suites with mounts need /dev/fuse. Fail points cost nothing where no test sets one.
+FEATURES = $(if $(wildcard /dev/fuse),--all-features,--features forebay/failpoints)
+RELEASE = $(or $(CARGO_TARGET_DIR),target)/release
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test build bench check install uninstall clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## Show what Forebay does: slow disk, cache, plot (root, about 2 minutes after the build)
+	bench/demo.sh
+
+test: ## Run all tests
+	timeout --kill-after=30 $(TEST_MINUTES)m $(CARGO) test --workspace $(FEATURES) --no-fail-fast
+
+build: ## Build the release binaries
+	$(CARGO) build --release -p forebay -p forebay-bench
+
+bench: build ## Measure against peers and with real programs (root, long)
+	SKIP_BUILD=1 bench/peers.sh meta hit newfile
+	SKIP_BUILD=1 bench/programs.sh
+
+check: ## Formatting, lints and rules, as CI wants them
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --all-features -- -D warnings
+	$(CARGO) xtask tidy
+	$(CARGO) xtask audit
+
+install: build ## Install to PREFIX (/usr/local), with man pages and completions
+	install -Dm755 $(RELEASE)/forebay $(DESTDIR)$(PREFIX)/bin/forebay
+	install -d $(DESTDIR)/sbin $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+	ln -sf $(PREFIX)/bin/forebay $(DESTDIR)/sbin/mount.forebay
+	$(RELEASE)/forebay man $(DESTDIR)$(PREFIX)/share/man/man1
+	$(RELEASE)/forebay completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/forebay
+	sed 's|/usr/local|$(PREFIX)|' dist/systemd/forebay@.service | \
+		install -Dm644 /dev/stdin $(DESTDIR)/etc/systemd/system/forebay@.service
+	install -Dm644 dist/forebay.toml $(DESTDIR)$(PREFIX)/share/doc/forebay/forebay.toml
+
+uninstall: ## Remove what install put there
+	rm -f $(DESTDIR)$(PREFIX)/bin/forebay $(DESTDIR)/sbin/mount.forebay
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/forebay*.1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions/forebay
+	rm -f $(DESTDIR)/etc/systemd/system/forebay@.service
+	rm -rf $(DESTDIR)$(PREFIX)/share/doc/forebay
+
+clean: ## Remove what was built
+	$(CARGO) clean

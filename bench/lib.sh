@@ -1,0 +1,43 @@
+# Shared by the scripts of this directory; sourced, not run.
+
+say() { echo "== $*" >&2; }
+
+# Installs Debian packages for commands that are missing: need COMMAND PACKAGE...
+need() {
+    local command=$1
+    shift
+    command -v "$command" >/dev/null && return
+    [ "$(id -u)" = 0 ] || { say "$command is missing: install $*"; exit 5; }
+    say "installing $*"
+    { apt-get install -y --no-install-recommends "$@" ||
+        { apt-get update && apt-get install -y --no-install-recommends "$@"; }; } >/dev/null
+}
+
+drop_caches() {
+    sync
+    echo 3 >/proc/sys/vm/drop_caches 2>/dev/null || true
+}
+
+# Seconds that a command takes: seconds COMMAND...
+seconds() {
+    local start end
+    start=$(date +%s%N)
+    "$@" >/dev/null
+    end=$(date +%s%N)
+    awk "BEGIN { printf \"%.4f\", ($end - $start) / 1e9 }"
+}
+
+# Ends a mount whatever its state; only for cleaning up after a failure.
+clear_mount() {
+    mountpoint -q "$1" 2>/dev/null || return 0
+    fusermount3 -uz "$1" 2>/dev/null || umount -l "$1" 2>/dev/null || true
+}
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+TARGET=${CARGO_TARGET_DIR:-$ROOT/target}
+FOREBAY=${FOREBAY:-$TARGET/release/forebay}
+BENCH=${FOREBAY_BENCH:-$TARGET/release/forebay-bench}
+
+build() {
+    [ -n "${SKIP_BUILD:-}" ] || (cd "$ROOT" && cargo build --release -p forebay -p forebay-bench)
+}

@@ -1,0 +1,434 @@
+//! A small real mount, with passthrough and without. Skipped, with the reason printed, where there
+//! is no `/dev/fuse`.
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use forebay_fuse::{MountOptions, Mounted, mount};
+use forebay_node::{Node, NodeConfig, Passthrough, TierConfig};
+use forebay_store::DirBacking;
+use forebay_store::decorators::{InterceptedBacking, Operation, Stuck};
+use rustix::fs::XattrFlags;
+
+/// A mounted node in a directory of its own. Unmounts whatever happens.
+struct Lab {
+    mounted: Option<Mounted>,
+    node: Arc<Node>,
+    home: tempfile::TempDir,
+}
+
+impl Lab {
+    fn new(passthrough: Passthrough) -> Option<Self> {
+        let adapt = |config: &mut NodeConfig| config.passthrough = passthrough;
+        Self::start(adapt, Node::start)
+    }
+
+    /// A node whose backing store hangs when told to.
+    fn with_stuck_backing(limit: Duration) -> Option<(Self, Arc<Stuck>)> {
+        let stuck = Arc::new(Stuck::default());
+        let interceptor = stuck.clone();
+        let lab = Self::start(
+            |config| config.backing_timeout = limit,
+            |config| {
+                let backing = Arc::new(DirBacking::open(&config.backing, "test")?);
+                Node::start_on(config, Arc::new(InterceptedBacking::new(backing, interceptor)))
+            },
+        )?;
+        Some((lab, stuck))
+    }
+
+    fn start(
+        adapt: impl FnOnce(&mut NodeConfig),
+        start: impl FnOnce(NodeConfig) -> forebay_node::Result<Arc<Node>>,
+    ) -> Option<Self> {
+        if let Err(error) = File::options().read(true).write(true).open("/dev/fuse") {
+            eprintln!("skipped: /dev/fuse: {error}");
+            return None;
+        }
+        let home = tempfile::Builder::new().prefix("forebay-").tempdir_in("/dev/shm");
+        let home = home.expect("a directory");
+        for name in ["backing", "tier", "mnt"] {
+            fs::create_dir(home.path().join(name)).expect("a directory");
+        }
+        let tier = TierConfig { dir: home.path().join("tier"), size_bytes: 64 << 20 };
+        let mut config = NodeConfig::new(home.path().join("backing"), vec![tier]);
+        config.passthrough_reserve_bytes = 4 << 20;
+        adapt(&mut config);
+        let node = start(config).expect("the node starts");
+        let options = MountOptions { allow_other: false, ..MountOptions::default() };
+        let mounted = mount(Arc::clone(&node), home.path().join("mnt"), &options);
+        Some(Lab { mounted: Some(mounted.expect("mounted")), node, home })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join("mnt").join(name)
+    }
+
+    fn shell(&self, script: &str) -> String {
+        let shell = Command::new("timeout")
+            .args(["20", "sh", "-ec", script])
+            .current_dir(self.path(""))
+            .output()
+            .expect("a shell");
+        let errors = String::from_utf8_lossy(&shell.stderr);
+        assert!(shell.status.success(), "{script}: {errors}");
+        String::from_utf8(shell.stdout).expect("text")
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if let Some(mounted) = self.mounted.take() {
+            let _ = mounted.unmount(true);
+        }
+        let _ = Command::new("fusermount3").arg("-uzq").arg(self.path("")).status();
+        self.node.stop(Duration::from_secs(5));
+    }
+}
+
+/// Runs a test with and without passthrough, each with a limit of time.
+fn in_both_modes(test: fn(&Lab)) {
+    for passthrough in [Passthrough::Off, Passthrough::Read] {
+        let (done, wait) = mpsc::channel();
+        let Some(lab) = Lab::new(passthrough) else { return };
+        let mnt = lab.path("");
+        let thread = std::thread::spawn(move || {
+            test(&lab);
+            drop(lab);
+            let _ = done.send(());
+        });
+        if let Err(mpsc::RecvTimeoutError::Timeout) = wait.recv_timeout(Duration::from_secs(40)) {
+            let _ = Command::new("fusermount3").arg("-uzq").arg(&mnt).status();
+            panic!("{passthrough:?}: hangs");
+        }
+        if let Err(panic) = thread.join() {
+            eprintln!("with passthrough {passthrough:?}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+fn errno<T>(result: std::io::Result<T>) -> Option<i32> {
+    result.err().and_then(|error| error.raw_os_error())
+}
+
+fn names(path: &Path) -> Vec<String> {
+    let entries = fs::read_dir(path).expect("listed");
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.expect("entry").file_name().into_string().expect("text"))
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn contents_when_written_then_read_as_written() {
+    in_both_modes(|lab| {
+        let content: Vec<u8> = (0..3_000_000_u32).map(|i| (i % 251) as u8).collect();
+        fs::write(lab.path("a"), &content).expect("written");
+        assert_eq!(fs::read(lab.path("a")).expect("read"), content);
+        let mut file = OpenOptions::new().read(true).write(true).open(lab.path("a")).expect("open");
+        file.write_all_at(b"patch", 1000).expect("patched");
+        file.set_len(2000).expect("cut");
+        assert_eq!(file.metadata().expect("stat").len(), 2000);
+        file.seek(SeekFrom::End(0)).expect("sought");
+        file.write_all(b"tail").expect("appended");
+        file.sync_all().expect("synced");
+        drop(file);
+        let mut expected = content[..2000].to_vec();
+        expected[1000..1005].copy_from_slice(b"patch");
+        expected.extend_from_slice(b"tail");
+        assert_eq!(fs::read(lab.path("a")).expect("read"), expected);
+        assert_eq!(fs::metadata(lab.path("a")).expect("stat").len(), 2004);
+        let mut appended = OpenOptions::new().append(true).open(lab.path("a")).expect("open");
+        appended.write_all(b"more").expect("appended");
+        drop(appended);
+        assert!(fs::read(lab.path("a")).expect("read").ends_with(b"tailmore"));
+        File::create(lab.path("a")).expect("truncated");
+        assert_eq!(fs::read(lab.path("a")).expect("read"), b"");
+    });
+}
+
+#[test]
+fn names_when_made_moved_and_removed_then_as_posix_says() {
+    in_both_modes(|lab| {
+        fs::create_dir(lab.path("d")).expect("mkdir");
+        fs::write(lab.path("f"), "x").expect("written");
+        assert_eq!(errno(fs::create_dir(lab.path("f"))), Some(libc::EEXIST));
+        assert_eq!(errno(fs::remove_dir(lab.path("f"))), Some(libc::ENOTDIR));
+        fs::rename(lab.path("f"), lab.path("d/g")).expect("renamed");
+        assert_eq!(errno(fs::metadata(lab.path("f"))), Some(libc::ENOENT));
+        fs::hard_link(lab.path("d/g"), lab.path("d/h")).expect("linked");
+        assert_eq!(fs::metadata(lab.path("d/h")).expect("stat").nlink(), 2);
+        symlink("d/g", lab.path("s")).expect("symlink");
+        assert_eq!(fs::read_link(lab.path("s")).expect("readlink"), Path::new("d/g"));
+        assert_eq!(fs::read(lab.path("s")).expect("through the link"), b"x");
+        assert_eq!(names(&lab.path("d")), ["g", "h"]);
+        assert_eq!(names(&lab.path("")), ["d", "s"]);
+        assert_eq!(errno(fs::remove_dir(lab.path("d"))), Some(libc::ENOTEMPTY));
+        assert_eq!(errno(fs::create_dir(lab.path(".forebay"))), Some(libc::EPERM));
+        assert_eq!(errno(File::create(lab.path(&"n".repeat(256)))), Some(libc::ENAMETOOLONG));
+        fs::create_dir(lab.path("e")).expect("mkdir");
+        assert_eq!(errno(fs::rename(lab.path("e"), lab.path("d"))), Some(libc::ENOTEMPTY));
+        fs::remove_file(lab.path("d/g")).expect("removed");
+        assert_eq!(fs::metadata(lab.path("d/h")).expect("stat").nlink(), 1);
+        lab.shell("rm -r d e s; mkfifo p; test -p p; rm p; test -z \"$(ls -A)\"");
+    });
+}
+
+#[test]
+fn removed_when_still_in_use_then_usable_until_the_end() {
+    in_both_modes(|lab| {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true);
+        let mut file = options.open(lab.path("f")).expect("open");
+        fs::remove_file(lab.path("f")).expect("removed");
+        file.write_all(b"still here").expect("written");
+        assert_eq!(file.metadata().expect("fstat").nlink(), 0);
+        file.rewind().expect("rewound");
+        let mut text = String::new();
+        file.read_to_string(&mut text).expect("read");
+        assert_eq!(text, "still here");
+        fs::create_dir(lab.path("d")).expect("mkdir");
+        let dir = File::open(lab.path("d")).expect("open");
+        fs::remove_dir(lab.path("d")).expect("removed");
+        assert_eq!(dir.metadata().expect("fstat").nlink(), 0);
+        let mut unnamed = OpenOptions::new()
+            .write(true)
+            .custom_flags(libc::O_TMPFILE)
+            .open(lab.path(""))
+            .expect("a file without a name");
+        unnamed.write_all(b"x").expect("written");
+        assert!(names(&lab.path("")).is_empty());
+    });
+}
+
+#[test]
+fn attributes_when_set_then_shown() {
+    in_both_modes(|lab| {
+        lab.shell("umask 027; touch f; mkdir d; test $(stat -c %a f):$(stat -c %a d) = 640:750");
+        fs::set_permissions(lab.path("f"), Permissions::from_mode(0o604)).expect("chmod");
+        assert_eq!(fs::metadata(lab.path("f")).expect("stat").mode() & 0o7777, 0o604);
+        let when = std::time::UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789);
+        let file = File::options().write(true).open(lab.path("f")).expect("open");
+        file.set_times(fs::FileTimes::new().set_modified(when).set_accessed(when)).expect("set");
+        drop(file);
+        let stat = fs::metadata(lab.path("f")).expect("stat");
+        assert_eq!((stat.mtime(), stat.mtime_nsec()), (1_000_000_000, 123_456_789));
+        assert_eq!(stat.accessed().expect("a time"), when);
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        lab.shell("chmod 6755 f; chown 1:2 f; test \"$(stat -c %a:%u:%g f)\" = 755:1:2");
+        // A set-group-id directory hands on its group, and the bit to directories.
+        lab.shell("chgrp 7 d; chmod 2775 d; umask 022; mkdir d/e; touch d/f");
+        lab.shell("test \"$(stat -c %g:%a d/e)\" = 7:2755; test \"$(stat -c %g:%a d/f)\" = 7:644");
+    });
+}
+
+#[test]
+fn access_lists_when_set_then_follow_the_mode_and_are_inherited() {
+    in_both_modes(|lab| {
+        if Command::new("setfacl").arg("--version").output().is_err() {
+            eprintln!("skipped: setfacl is not installed");
+            return;
+        }
+        lab.shell("touch f; chmod 640 f; setfacl -m u:1234:rwx f; test $(stat -c %a f) = 670");
+        lab.shell("chmod 600 f; getfacl -n f | grep -q '^user:1234:rwx.*effective:---'");
+        lab.shell("getfacl -n f | grep -q '^mask::---'");
+        lab.shell("setfacl -b f; if getfattr -n system.posix_acl_access f; then exit 1; fi");
+        lab.shell("mkdir d; setfacl -d -m u:1234:rwx,g::rx,o::- d");
+        lab.shell("umask 077; mkdir d/e; touch d/f; test $(stat -c %a d/f) = 660");
+        lab.shell("getfacl -n d/e | grep -q '^default:user:1234:rwx'");
+        lab.shell("getfacl -n d/f | grep -q '^user:1234:rwx'");
+    });
+}
+
+#[test]
+fn xattrs_when_set_then_found_listed_and_removed() {
+    in_both_modes(|lab| {
+        File::create(lab.path("f")).expect("made");
+        let path = lab.path("f");
+        let set = |name: &str, value: &[u8], flags| {
+            rustix::fs::setxattr(&path, name, value, flags).map_err(rustix::io::Errno::raw_os_error)
+        };
+        set("user.a", b"12345", XattrFlags::CREATE).expect("set");
+        assert_eq!(set("user.a", b"x", XattrFlags::CREATE), Err(libc::EEXIST));
+        assert_eq!(set("user.b", b"x", XattrFlags::REPLACE), Err(libc::ENODATA));
+        assert_eq!(set("user.forebay.x", b"x", XattrFlags::empty()), Err(libc::EPERM));
+        set("user.empty", b"", XattrFlags::empty()).expect("set");
+        set("user.large", &[7; 65_536], XattrFlags::empty()).expect("set");
+        let get = |name: &str, room: usize| {
+            let mut value = vec![0; room];
+            let len = rustix::fs::getxattr(&path, name, &mut value[..]);
+            len.map_err(rustix::io::Errno::raw_os_error).map(|len| value[..len].to_vec())
+        };
+        assert_eq!(get("user.a", 100), Ok(b"12345".to_vec()));
+        assert_eq!(get("user.a", 3), Err(libc::ERANGE));
+        assert_eq!(get("user.large", 65_536).map(|value| value.len()), Ok(65_536));
+        assert_eq!(get("user.none", 9), Err(libc::ENODATA));
+        rustix::fs::removexattr(&path, "user.a").expect("removed");
+        assert_eq!(get("user.a", 100), Err(libc::ENODATA));
+        assert!(rustix::fs::removexattr(&path, "user.a").is_err());
+        let mut list = [0; 100];
+        let len = rustix::fs::listxattr(&path, &mut list[..]).expect("listed");
+        let mut listed: Vec<_> = list[..len].split(|&byte| byte == 0).collect();
+        listed.sort_unstable();
+        assert_eq!(listed, [&b""[..], b"user.empty", b"user.large"]);
+    });
+}
+
+#[test]
+fn directories_when_large_then_listed_whole() {
+    in_both_modes(|lab| {
+        fs::create_dir(lab.path("d")).expect("mkdir");
+        let mut expected: Vec<String> = (0..3000).map(|i| format!("file-{i}")).collect();
+        for name in &expected {
+            File::create(lab.path("d").join(name)).expect("made");
+        }
+        expected.sort();
+        assert_eq!(names(&lab.path("d")), expected);
+        assert_eq!(lab.shell("ls -l d | wc -l").trim(), "3001", "with attributes");
+        lab.shell("rm -r d");
+    });
+}
+
+#[test]
+fn statfs_shows_the_backing_store() {
+    in_both_modes(|lab| {
+        let ours = rustix::fs::statvfs(lab.path("")).expect("statvfs");
+        let theirs = rustix::fs::statvfs(lab.home.path().join("backing")).expect("statvfs");
+        assert_eq!((ours.f_blocks, ours.f_frsize), (theirs.f_blocks, theirs.f_frsize));
+        assert_eq!(ours.f_namemax, 255);
+    });
+}
+
+#[test]
+fn renameat2_flags_as_the_manual_says() {
+    in_both_modes(|lab| {
+        fs::write(lab.path("a"), "a").expect("written");
+        fs::write(lab.path("b"), "b").expect("written");
+        let path = |name| {
+            let path = lab.path(name).into_os_string().into_encoded_bytes();
+            CString::new(path).expect("no zero byte")
+        };
+        let rename = |flags| {
+            let (from, to) = (path("a"), path("b"));
+            // SAFETY: both paths are zero-terminated and live throughout the call.
+            let done = unsafe {
+                libc::renameat2(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), flags)
+            };
+            if done == 0 { None } else { std::io::Error::last_os_error().raw_os_error() }
+        };
+        assert_eq!(rename(libc::RENAME_NOREPLACE), Some(libc::EEXIST));
+        assert_eq!(rename(libc::RENAME_WHITEOUT), Some(libc::EINVAL));
+        assert_eq!(rename(libc::RENAME_EXCHANGE), None);
+        assert_eq!(fs::read(lab.path("a")).expect("read"), b"b");
+        assert_eq!(fs::read(lab.path("b")).expect("read"), b"a");
+        assert_eq!(rename(0), None);
+        assert_eq!(names(&lab.path("")), ["b"]);
+    });
+}
+
+/// Waits for something that is bound to happen.
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < Duration::from_secs(10), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn backing_when_it_hangs_then_requests_fail_in_time_and_the_rest_goes_on() {
+    let Some((lab, stuck)) = Lab::with_stuck_backing(Duration::from_secs(1)) else { return };
+    stuck.hang(&[Operation::Usage]);
+    let root = lab.path("");
+    let begin = Instant::now();
+    let asker = std::thread::spawn(move || rustix::fs::statvfs(root));
+    until("the request waits", || stuck.waiting() > 0);
+    fs::write(lab.path("f"), "others are served").expect("written");
+    let mounted = lab.mounted.as_ref().expect("mounted");
+    let waiting = mounted.stuck(Duration::ZERO);
+    assert_eq!((waiting.len(), waiting[0].given_up), (1, false), "{waiting:?}");
+    let answer = asker.join().expect("answered");
+    assert_eq!(answer.err(), Some(rustix::io::Errno::IO));
+    let elapsed = begin.elapsed();
+    assert!(elapsed >= Duration::from_secs(1) && elapsed < Duration::from_secs(3), "{elapsed:?}");
+    assert!(mounted.stuck(Duration::from_secs(1))[0].given_up);
+    stuck.release();
+    until("the thread has finished", || mounted.stuck(Duration::ZERO).is_empty());
+    assert!(rustix::fs::statvfs(lab.path("")).is_ok());
+}
+
+#[test]
+fn client_when_killed_while_the_backing_hangs_then_goes_at_once() {
+    let Some((lab, stuck)) = Lab::with_stuck_backing(Duration::from_secs(30)) else { return };
+    stuck.hang(&[Operation::Usage]);
+    let mut client = Command::new("stat").arg("-f").arg(lab.path("")).spawn().expect("a client");
+    until("the request waits", || stuck.waiting() > 0);
+    // The default action of SIGTERM: the client is to end.
+    let pid = rustix::process::Pid::from_child(&client);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signalled");
+    until("the client has ended", || client.try_wait().expect("waited").is_some());
+    assert_eq!(stuck.waiting(), 1, "the thread is left to finish");
+    stuck.release();
+}
+
+#[test]
+fn client_when_it_handles_a_signal_then_is_not_interrupted() {
+    let Some((lab, stuck)) = Lab::with_stuck_backing(Duration::from_secs(30)) else { return };
+    stuck.hang(&[Operation::Usage]);
+    extern "C" fn ignore(_: libc::c_int) {}
+    // SAFETY: the handler does nothing; nobody else in this process uses SIGURG.
+    unsafe { libc::signal(libc::SIGURG, ignore as *const () as libc::sighandler_t) };
+    let root = lab.path("");
+    let (send, receive) = mpsc::channel();
+    let asker = std::thread::spawn(move || {
+        // SAFETY: no arguments, no memory.
+        send.send(unsafe { libc::pthread_self() }).expect("somebody listens");
+        rustix::fs::statvfs(root)
+    });
+    let thread = receive.recv().expect("the thread runs");
+    until("the request waits", || stuck.waiting() > 0);
+    // SAFETY: the thread is not joined yet.
+    assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGURG) }, 0);
+    std::thread::sleep(Duration::from_millis(600));
+    assert!(!asker.is_finished(), "answered EINTR");
+    stuck.release();
+    assert!(asker.join().expect("answered").is_ok());
+}
+
+#[test]
+fn files_when_replaced_while_they_are_read_then_each_read_sees_one_version() {
+    in_both_modes(|lab| {
+        let version = |i: u8| vec![b'a' + i % 26; 5000];
+        fs::write(lab.path("t"), version(0)).expect("written");
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut reads = 0;
+                while !done.load(Ordering::Relaxed) {
+                    let seen = fs::read(lab.path("t")).expect("always there");
+                    assert_eq!(seen.len(), 5000, "not a whole version");
+                    assert!(seen.iter().all(|byte| *byte == seen[0]), "two versions mixed");
+                    reads += 1;
+                }
+                reads
+            });
+            for i in 0..200 {
+                fs::write(lab.path("new"), version(i)).expect("written");
+                fs::rename(lab.path("new"), lab.path("t")).expect("replaced");
+            }
+            done.store(true, Ordering::Relaxed);
+            assert!(reader.join().expect("no read failed") > 0);
+        });
+    });
+}

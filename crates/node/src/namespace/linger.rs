@@ -1,0 +1,111 @@
+//! Files that a rename has replaced, for the moment in which somebody may still open them.
+//!
+//! On a local file system, whoever has looked a name up can open what he found, also when the name
+//! means another file by then. Here the kernel looks up and opens by two requests, and repeats the
+//! pair only once when the file is gone in between: a program that reads a file which another
+//! replaces all the time would see `ESTALE` now and then. So a replaced file lives on for a
+//! second, as an orphan; a crash meanwhile leaves it to the recovery of orphans.
+
+use std::collections::VecDeque;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_meta::Ino;
+use parking_lot::Mutex;
+
+use crate::convert;
+use crate::node::Node;
+
+/// How long a replaced file can still be opened.
+const GRACE: Duration = Duration::from_secs(1);
+/// How many live on at once; the oldest go first.
+const MOST: usize = 1024;
+const TICK: Duration = Duration::from_millis(100);
+
+/// Replaced files, oldest first.
+#[derive(Default)]
+pub(super) struct Lingering(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    files: VecDeque<(Instant, Ino)>,
+    /// A thread sees to them.
+    attended: bool,
+}
+
+impl Waiting {
+    fn take_due(&mut self, now: Instant) -> Vec<Ino> {
+        let due = self.files.iter().take_while(|(since, _)| now - *since >= GRACE).count();
+        self.files.drain(..due).map(|(_, ino)| ino).collect()
+    }
+}
+
+impl Node {
+    /// Lets go of a replaced file in a while. It is an orphan that nobody has open.
+    pub(super) fn linger(&self, ino: Ino) {
+        let mut waiting = self.names.lingering.0.lock();
+        waiting.files.push_back((Instant::now(), ino));
+        let oldest = if waiting.files.len() > MOST { waiting.files.pop_front() } else { None };
+        let start = !std::mem::replace(&mut waiting.attended, true);
+        drop(waiting);
+        if let Some((_, oldest)) = oldest {
+            self.let_go(oldest);
+        }
+        if start && !self.attend() {
+            self.names.lingering.0.lock().attended = false;
+        }
+    }
+
+    fn attend(&self) -> bool {
+        let this = self.this.clone();
+        let attend = move || {
+            loop {
+                thread::sleep(TICK);
+                let Some(node) = this.upgrade() else { return };
+                let mut waiting = node.names.lingering.0.lock();
+                let due = waiting.take_due(Instant::now());
+                if due.is_empty() && waiting.files.is_empty() {
+                    waiting.attended = false;
+                    return;
+                }
+                drop(waiting);
+                for ino in due {
+                    node.let_go(ino);
+                }
+            }
+        };
+        thread::Builder::new().name("replaced".into()).spawn(attend).is_ok()
+    }
+
+    fn let_go(&self, ino: Ino) {
+        // Its last close does the same.
+        if self.is_open(ino) || !self.meta.get(ino).is_ok_and(|record| record.orphan) {
+            return;
+        }
+        if let Err(error) = self.meta.release_orphan(ino, convert::now()) {
+            tracing::warn!(%ino, %error, "a replaced file stays until the next start");
+            return;
+        }
+        // Opened at the last moment: whoever did has its record, and closes it.
+        let named = self.meta.get(ino).is_ok_and(|record| !record.links.is_empty());
+        if !named && !self.is_open(ino) {
+            self.discard_data(ino);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn due_when_the_grace_has_passed() {
+        let begin = Instant::now();
+        let mut waiting = Waiting::default();
+        waiting.files.push_back((begin, Ino(5)));
+        waiting.files.push_back((begin + GRACE, Ino(6)));
+        assert!(waiting.take_due(begin).is_empty());
+        assert_eq!(waiting.take_due(begin + GRACE), [Ino(5)]);
+        assert_eq!(waiting.take_due(begin + 2 * GRACE), [Ino(6)]);
+    }
+}

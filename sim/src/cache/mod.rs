@@ -1,0 +1,385 @@
+//! Replacement policies on traces: `forebay sim cache`.
+
+pub mod device;
+pub mod generate;
+pub mod run;
+pub mod trace;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use forebay_core::policy::PolicyConfig;
+use forebay_core::policy::replay::Counts;
+use serde::Serialize;
+
+use crate::SimError;
+use crate::plot::{Chart, Line};
+use device::{Device, Timing};
+use run::Options;
+use trace::Trace;
+
+/// What to simulate.
+#[derive(Debug, Clone, clap::Args)]
+pub struct CacheArgs {
+    /// The trace: CSV lines `id,size`, libCacheSim oracleGeneral, our own, or a node's event log.
+    #[arg(long, value_name = "FILE", conflicts_with = "generate")]
+    pub trace: Option<PathBuf>,
+    /// The trace's format; guessed from its content if not given.
+    #[arg(long)]
+    pub format: Option<trace::Format>,
+    /// Make a trace up instead.
+    #[arg(long, value_name = "KIND")]
+    pub generate: Option<generate::Kind>,
+    /// Files of a made-up trace.
+    #[arg(long, default_value_t = 1_000)]
+    pub files: u64,
+    /// Requests of a made-up trace.
+    #[arg(long, default_value_t = 100_000)]
+    pub requests: u64,
+    /// Seed of everything random.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Write the trace in our own format.
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+    /// Bytes of the cache (K, M, G, T for powers of 1024); several for a curve.
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = bytes)]
+    pub size: Vec<u64>,
+    /// Policies to compare.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "lru")]
+    pub policy: Vec<String>,
+    /// Grain of partial residency in bytes (`min`); 1/256 of the cache if not given.
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub chunk: Option<u64>,
+    /// Requests that are known ahead; all if not given.
+    #[arg(long, value_name = "N")]
+    pub window: Option<u64>,
+    /// What a request costs besides its bytes, in bytes that the disk reads in that time.
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = bytes)]
+    pub request_cost: u64,
+    /// Let S3-FIFO admit files larger than its small queue.
+    #[arg(long)]
+    pub admit_large: bool,
+    /// Put hinted references up to N requests out of place.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub displaced: u64,
+    /// Leave this share of references out of the hints.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    pub missing: f64,
+    /// Threads; as many as processors if not given.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Print JSON: one object for one run, a list for several.
+    #[arg(long)]
+    pub json: bool,
+    /// Write all runs as CSV.
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+    /// Write the bytes missed over the cache's size as an SVG chart.
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Devices, if elapsed time is wanted.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+/// The devices of a timed simulation.
+#[derive(Debug, Clone, clap::Args)]
+pub struct DeviceArgs {
+    /// Also play the trace against the clock.
+    #[arg(long)]
+    pub time: bool,
+    /// Bytes a second from the cache.
+    #[arg(long, default_value_t = 10e9)]
+    pub cache_bandwidth: f64,
+    /// Bytes a second from the disk.
+    #[arg(long, default_value_t = 100e6)]
+    pub disk_bandwidth: f64,
+    /// Seconds of a request to the disk besides its bytes.
+    #[arg(long, default_value_t = 0.005)]
+    pub request_time: f64,
+    /// Times that an evicted byte is written to the disk.
+    #[arg(long, default_value_t = 0.0)]
+    pub write_back: f64,
+    /// Seconds of computing on a byte.
+    #[arg(long, default_value_t = 0.0)]
+    pub compute: f64,
+    /// Bytes that may be fetched ahead of their use.
+    #[arg(long, default_value = "0", value_parser = bytes)]
+    pub prefetch: u64,
+}
+
+impl DeviceArgs {
+    fn device(&self) -> Device {
+        Device {
+            cache_bandwidth: self.cache_bandwidth,
+            disk_bandwidth: self.disk_bandwidth,
+            request_time: self.request_time,
+            write_back: self.write_back,
+            compute: self.compute,
+            prefetch: self.prefetch,
+        }
+    }
+}
+
+/// A number of bytes with an optional suffix.
+fn bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_uppercase().trim_end_matches("IB") {
+        "" | "B" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(format!("{text}: give bytes, or a number with K, M, G or T")),
+    };
+    let number: u64 = digits.parse().map_err(|_| format!("{text}: not a number of bytes"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text}: too many bytes"))
+}
+
+/// One run in full, as `--json` prints it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Requests for what was wholly resident.
+    pub hits: u64,
+    /// Other requests.
+    pub misses: u64,
+    /// Bytes served from the cache.
+    pub hit_bytes: u64,
+    /// Bytes read from below.
+    pub miss_bytes: u64,
+    /// A digit for each request.
+    pub hit_vector: String,
+    /// Request (from 0) and file of each eviction.
+    pub evictions: Vec<(u64, u64)>,
+    /// Bytes that no cache of this size can avoid to read.
+    pub lower_bound_bytes: u64,
+}
+
+/// One run of several.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// Policy.
+    pub policy: String,
+    /// Bytes of the cache.
+    pub size: u64,
+    /// Requests for what was wholly resident.
+    pub hits: u64,
+    /// Other requests.
+    pub misses: u64,
+    /// Bytes served from the cache.
+    pub hit_bytes: u64,
+    /// Bytes read from below.
+    pub miss_bytes: u64,
+    /// Bytes that no cache of this size can avoid to read.
+    pub lower_bound_bytes: u64,
+    /// The clock, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timing: Option<Timing>,
+}
+
+/// Runs one trace against one policy and reports everything.
+///
+/// # Errors
+/// [`SimError::Policy`] for a name that there is not.
+pub fn report(trace: &Trace, options: &Options) -> Result<Report, SimError> {
+    let (counts, record) = run::record(trace, options)?;
+    let Counts { hits, misses, hit_bytes, miss_bytes, .. } = counts;
+    Ok(Report {
+        hits,
+        misses,
+        hit_bytes,
+        miss_bytes,
+        hit_vector: record.hit_vector,
+        evictions: record.evictions,
+        lower_bound_bytes: run::lower_bound(trace, options.config.capacity),
+    })
+}
+
+/// What the arguments ask for, done and printed.
+///
+/// # Errors
+/// [`SimError`]; its text tells the user what to do.
+pub fn run_cli(args: &CacheArgs, out: &mut dyn Write) -> Result<(), SimError> {
+    let trace = match (&args.trace, args.generate) {
+        (Some(path), _) => Trace::read(path, args.format)?,
+        (None, Some(kind)) => generate::generate(kind, args.files, args.requests, args.seed),
+        (None, None) => return Err(SimError::Usage("give --trace FILE or --generate KIND")),
+    };
+    if let Some(path) = &args.save {
+        trace.write(path)?;
+    }
+    if args.size.is_empty() {
+        if args.save.is_some() {
+            return Ok(());
+        }
+        return Err(SimError::Usage("give --size BYTES, or several separated by commas"));
+    }
+    let single = args.size.len() == 1 && args.policy.len() == 1 && !args.device.time;
+    if args.json && single {
+        let report = report(&trace, &options(args, &args.policy[0], args.size[0]))?;
+        serde_json::to_writer(&mut *out, &report)?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    let rows = rows(&trace, args)?;
+    if args.json {
+        serde_json::to_writer(&mut *out, &rows)?;
+        writeln!(out)?;
+    } else {
+        print_table(&rows, out)?;
+    }
+    if let Some(path) = &args.csv {
+        std::fs::write(path, to_csv(&rows)).map_err(SimError::file(path))?;
+    }
+    if let Some(path) = &args.plot {
+        std::fs::write(path, chart(&rows).to_svg()).map_err(SimError::file(path))?;
+    }
+    Ok(())
+}
+
+fn options(args: &CacheArgs, policy: &str, size: u64) -> Options {
+    let mut config = PolicyConfig::new(size);
+    config.chunk = args.chunk.unwrap_or(config.chunk);
+    config.request_cost = args.request_cost;
+    config.admit_large = args.admit_large;
+    Options {
+        policy: policy.to_owned(),
+        config,
+        window: args.window,
+        displaced: args.displaced,
+        missing: args.missing,
+        seed: args.seed,
+    }
+}
+
+/// All sizes against all policies, on all threads.
+fn rows(trace: &Trace, args: &CacheArgs) -> Result<Vec<Row>, SimError> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.threads.unwrap_or(processors);
+    let bounds = parallel(threads, &args.size, |size| run::lower_bound(trace, *size));
+    let mut jobs = Vec::new();
+    for (size, bound) in args.size.iter().zip(bounds) {
+        jobs.extend(args.policy.iter().map(|policy| (policy, *size, bound)));
+    }
+    let device = args.device.time.then(|| args.device.device());
+    let results = parallel(threads, &jobs, |&(policy, size, lower_bound_bytes)| {
+        let options = options(args, policy, size);
+        let Counts { hits, misses, hit_bytes, miss_bytes, .. } = run::count(trace, &options)?;
+        let timing = device.map(|device| device::play(trace, &options, &device)).transpose()?;
+        let policy = policy.clone();
+        let counted = (hits, misses, hit_bytes, miss_bytes);
+        Ok(row(policy, size, counted, lower_bound_bytes, timing))
+    });
+    results.into_iter().collect()
+}
+
+fn row(
+    policy: String,
+    size: u64,
+    (hits, misses, hit_bytes, miss_bytes): (u64, u64, u64, u64),
+    lower_bound_bytes: u64,
+    timing: Option<Timing>,
+) -> Row {
+    Row { policy, size, hits, misses, hit_bytes, miss_bytes, lower_bound_bytes, timing }
+}
+
+/// Does the jobs on so many threads; the results are in the order of the jobs.
+pub(crate) fn parallel<J: Sync, R: Send>(
+    threads: usize,
+    jobs: &[J],
+    work: impl Fn(&J) -> R + Sync,
+) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut done = Vec::new();
+        while let Some((at, job)) = Some(next.fetch_add(1, Ordering::Relaxed))
+            .and_then(|at| jobs.get(at).map(|job| (at, job)))
+        {
+            done.push((at, work(job)));
+        }
+        done
+    };
+    let mut results: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let threads = threads.clamp(1, jobs.len().max(1));
+        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        let joined = handles.into_iter().map(|handle| match handle.join() {
+            Ok(done) => done,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        joined.flatten().collect()
+    });
+    results.sort_by_key(|(at, _)| *at);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+fn print_table(rows: &[Row], out: &mut dyn Write) -> Result<(), SimError> {
+    writeln!(
+        out,
+        "{:<18} {:>16} {:>10} {:>10} {:>18} {:>8} {:>12}",
+        "policy", "size", "miss", "byte miss", "bytes missed", "/bound", "elapsed s"
+    )?;
+    for row in rows {
+        let elapsed = row.timing.map_or(String::from("-"), |t| format!("{:.3}", t.elapsed));
+        writeln!(
+            out,
+            "{:<18} {:>16} {:>10.4} {:>10.4} {:>18} {:>8.3} {elapsed:>12}",
+            row.policy,
+            row.size,
+            ratio(row.misses, row.hits + row.misses),
+            ratio(row.miss_bytes, row.hit_bytes + row.miss_bytes),
+            row.miss_bytes,
+            ratio(row.miss_bytes, row.lower_bound_bytes),
+        )?;
+    }
+    Ok(())
+}
+
+fn to_csv(rows: &[Row]) -> String {
+    let mut csv = String::from(
+        "policy,size,hits,misses,hit_bytes,miss_bytes,lower_bound_bytes,elapsed,stalled,disk_bytes,\
+         disk_requests\n",
+    );
+    for row in rows {
+        let timing = row.timing.map_or(String::from(",,,"), |t| {
+            format!("{},{},{},{}", t.elapsed, t.stalled, t.disk_bytes, t.disk_requests)
+        });
+        let Row { policy, size, hits, misses, hit_bytes, miss_bytes, lower_bound_bytes, .. } = row;
+        csv.push_str(&format!(
+            "{policy},{size},{hits},{misses},{hit_bytes},{miss_bytes},{lower_bound_bytes},{timing}\n"
+        ));
+    }
+    csv
+}
+
+fn chart(rows: &[Row]) -> Chart {
+    let mut lines: Vec<Line> = Vec::new();
+    let mut add = |name: &str, size: u64, missed: f64| {
+        let point = (size as f64, missed);
+        match lines.iter_mut().find(|line| line.name == name) {
+            Some(line) if line.points.last().is_some_and(|last| last.0 == point.0) => {}
+            Some(line) => line.points.push(point),
+            None => lines.push(Line { name: name.to_owned(), points: vec![point] }),
+        }
+    };
+    for row in rows {
+        let total = row.hit_bytes + row.miss_bytes;
+        add(&row.policy, row.size, ratio(row.miss_bytes, total));
+        add("lower bound", row.size, ratio(row.lower_bound_bytes, total));
+    }
+    for line in &mut lines {
+        line.points.sort_by(|one, other| one.0.total_cmp(&other.0));
+    }
+    Chart {
+        title: "Bytes missed".into(),
+        x_label: "cache size in bytes".into(),
+        y_label: "share of bytes missed".into(),
+        log_x: true,
+        lines,
+    }
+}

@@ -1,0 +1,242 @@
+//! One trace against one policy.
+
+use forebay_core::policy::replay::{Cache, Counts};
+use forebay_core::policy::{Hint, PolicyConfig, UnknownPolicy};
+
+use super::trace::{Request, Trace};
+use crate::rng::Rng;
+
+/// The job under which the simulator announces a trace.
+const JOB: u64 = 0;
+
+/// What a run is made of.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// Name of the policy.
+    pub policy: String,
+    /// The policy's options, the capacity among them.
+    pub config: PolicyConfig,
+    /// Requests known ahead; `None` knows all.
+    pub window: Option<u64>,
+    /// Largest distance, in requests, by which a hinted reference is out of place.
+    pub displaced: u64,
+    /// Share of references that the hints leave out.
+    pub missing: f64,
+    /// Seed of what is displaced and left out.
+    pub seed: u64,
+}
+
+impl Options {
+    /// The policy with whole and correct knowledge, in `capacity` bytes.
+    #[must_use]
+    pub fn new(policy: &str, capacity: u64) -> Self {
+        Self {
+            policy: policy.to_owned(),
+            config: PolicyConfig::new(capacity),
+            window: None,
+            displaced: 0,
+            missing: 0.0,
+            seed: 1,
+        }
+    }
+}
+
+/// What a policy is told of the future, as far as it may see it.
+#[derive(Debug)]
+pub struct Oracle {
+    hinted: Vec<u64>,
+    window: Option<u64>,
+    told: usize,
+}
+
+impl Oracle {
+    /// The hints for a trace.
+    #[must_use]
+    pub fn new(trace: &Trace, options: &Options) -> Self {
+        let mut rng = Rng::new(options.seed);
+        let mut places: Vec<(u64, u64)> = Vec::with_capacity(trace.requests.len());
+        for (at, request) in trace.requests.iter().enumerate() {
+            if options.missing > 0.0 && rng.unit() < options.missing {
+                continue;
+            }
+            let moved = if options.displaced == 0 { 0 } else { rng.between(0, options.displaced) };
+            places.push((at as u64 + moved, request.id));
+        }
+        // Stable: references that are not displaced keep their order.
+        places.sort_by_key(|(place, _)| *place);
+        let hinted = places.into_iter().map(|(_, id)| id).collect();
+        Self { hinted, window: options.window, told: 0 }
+    }
+
+    /// Tells the cache what may be known before request `t` is served.
+    pub fn tell(&mut self, cache: &mut Cache, t: u64) {
+        let known = match self.window {
+            None => self.hinted.len(),
+            Some(0) => 0,
+            Some(window) => {
+                (t.saturating_add(window).saturating_add(1) as usize).min(self.hinted.len())
+            }
+        };
+        if known > self.told {
+            let objects = &self.hinted[self.told..known];
+            cache.policy().hint(&Hint::Append { job: JOB, objects });
+            self.told = known;
+            if known == self.hinted.len() {
+                cache.policy().hint(&Hint::Close { job: JOB });
+            }
+        }
+    }
+}
+
+/// What every request met.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Record {
+    /// A digit for each request: '1' if the whole file was resident.
+    pub hit_vector: String,
+    /// Files that left for others: request (from 0) and file.
+    pub evictions: Vec<(u64, u64)>,
+}
+
+/// Counts a trace.
+///
+/// # Errors
+/// [`UnknownPolicy`].
+pub fn count(trace: &Trace, options: &Options) -> Result<Counts, UnknownPolicy> {
+    run(trace, options, |_, _, _| {})
+}
+
+/// Counts a trace and records every request.
+///
+/// # Errors
+/// [`UnknownPolicy`].
+pub fn record(trace: &Trace, options: &Options) -> Result<(Counts, Record), UnknownPolicy> {
+    let mut record = Record::default();
+    let counts = run(trace, options, |t, hit, cache| {
+        record.hit_vector.push(if hit { '1' } else { '0' });
+        let gone = cache.departed().iter().filter(|victim| !victim.dead && victim.keep == 0);
+        record.evictions.extend(gone.map(|victim| (t, victim.object)));
+    })?;
+    Ok((counts, record))
+}
+
+fn run(
+    trace: &Trace,
+    options: &Options,
+    mut each: impl FnMut(u64, bool, &Cache),
+) -> Result<Counts, UnknownPolicy> {
+    let mut cache = Cache::new(&options.policy, &options.config)?;
+    let mut oracle = Oracle::new(trace, options);
+    for (t, &Request { id, size }) in trace.requests.iter().enumerate() {
+        oracle.tell(&mut cache, t as u64);
+        let outcome = cache.request(id, size);
+        each(t as u64, outcome.is_hit(), &cache);
+    }
+    Ok(cache.counts())
+}
+
+/// The bytes that no cache of that capacity can avoid to read, whatever it knows: the fractional
+/// optimum (FOO of Berger, Beckmann, Harchol-Balter, 2018), which MIN with bypass attains when it
+/// keeps files by single bytes. O(n log n).
+#[must_use]
+pub fn lower_bound(trace: &Trace, capacity: u64) -> u64 {
+    let mut options = Options::new("min", capacity);
+    options.config.chunk = 1;
+    count(trace, &options).expect("there is a policy min").miss_bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::generate::{Kind, generate};
+
+    fn missed(trace: &Trace, options: &Options) -> f64 {
+        count(trace, options).expect("a policy").miss_bytes as f64
+    }
+
+    #[test]
+    fn every_policy_on_every_kind_then_never_below_the_bound() {
+        for kind in [Kind::RoundRobin, Kind::Zipf, Kind::Epochs, Kind::Workflow] {
+            let trace = generate(kind, 60, 1_500, 5);
+            let capacity = trace.footprint() / 5;
+            let bound = lower_bound(&trace, capacity);
+            for policy in forebay_core::policy::NAMES {
+                let counts = count(&trace, &Options::new(policy, capacity)).expect("a policy");
+                let total: u64 = trace.requests.iter().map(|request| request.size).sum();
+                assert_eq!(counts.hit_bytes + counts.miss_bytes, total, "{policy}");
+                assert!(counts.miss_bytes >= bound, "{policy} on {kind:?}");
+            }
+            let min = missed(&trace, &Options::new("min", capacity));
+            assert!(min <= 1.02 * bound as f64, "{kind:?}: {min} against {bound}");
+        }
+    }
+
+    #[test]
+    fn longer_windows_then_fewer_bytes_up_to_the_bound() {
+        let trace = generate(Kind::Epochs, 200, 4_000, 5);
+        let capacity = trace.footprint() / 3;
+        let bound = lower_bound(&trace, capacity) as f64;
+        let windowed = |window| {
+            let options = Options { window: Some(window), ..Options::new("min", capacity) };
+            missed(&trace, &options) / bound
+        };
+        let [none, short, long, whole] = [0, 50, 400, 4_000].map(windowed);
+        assert!(none > short && short > long && long >= whole, "{none} {short} {long} {whole}");
+        assert!(long < 1.03 && whole < 1.01, "{long} {whole}");
+    }
+
+    #[test]
+    fn wrong_hints_then_worse_than_right_ones_and_better_than_none() {
+        for kind in [Kind::Zipf, Kind::Epochs, Kind::Workflow] {
+            let trace = generate(kind, 300, 6_000, 5);
+            let capacity = trace.footprint() / 10;
+            let lru = missed(&trace, &Options::new("lru", capacity));
+            let right = missed(&trace, &Options::new("min", capacity));
+            let displaced =
+                missed(&trace, &Options { displaced: 20, ..Options::new("min", capacity) });
+            let missing =
+                missed(&trace, &Options { missing: 0.3, ..Options::new("min", capacity) });
+            assert!(
+                0.99 * right <= displaced && displaced < lru,
+                "{kind:?}: {right} {displaced} {lru}"
+            );
+            assert!(0.99 * right <= missing && missing < lru, "{kind:?}: {right} {missing} {lru}");
+        }
+    }
+
+    #[test]
+    fn request_cost_weighed_then_less_of_both_together() {
+        let trace = generate(Kind::Zipf, 300, 6_000, 5);
+        let capacity = trace.footprint() / 10;
+        let request_cost = 500_000;
+        let cost = |weighed: u64| {
+            let mut options = Options::new("min-whole", capacity);
+            options.config.request_cost = weighed;
+            let counts = count(&trace, &options).expect("a policy");
+            counts.miss_bytes + counts.misses * request_cost
+        };
+        let (plain, weighed) = (cost(0), cost(request_cost));
+        assert!(weighed * 100 < plain * 95, "{weighed} against {plain}");
+        // A cost too small to matter gives the order of bytes alone.
+        let slightly = cost(1);
+        assert!(slightly.abs_diff(plain) * 50 < plain, "{slightly} against {plain}");
+    }
+
+    #[test]
+    fn hints_of_another_trace_then_no_worse_than_without() {
+        let trace = generate(Kind::Zipf, 300, 20_000, 5);
+        let capacity = trace.footprint() / 10;
+        let other = generate(Kind::Workflow, 300, 20_000, 9);
+        let mut cache = Cache::new("min", &PolicyConfig::new(capacity)).expect("a policy");
+        Oracle::new(&other, &Options::new("min", capacity)).tell(&mut cache, 0);
+        for request in &trace.requests {
+            // Numbers of files that the hints name too.
+            cache.request(request.id % 1_000, request.size);
+        }
+        let mut plain = Cache::new("min", &PolicyConfig::new(capacity)).expect("a policy");
+        for request in &trace.requests {
+            plain.request(request.id % 1_000, request.size);
+        }
+        let (misled, unled) = (cache.counts().miss_bytes as f64, plain.counts().miss_bytes as f64);
+        assert!(misled <= 1.25 * unled, "{misled} against {unled}");
+    }
+}

@@ -1,0 +1,196 @@
+//! Line charts as SVG, small and plain.
+
+use std::fmt::Write as _;
+
+/// One line of a chart.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Line {
+    /// Its name in the legend.
+    pub name: String,
+    /// Points in order of x.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// A chart with a linear y axis from 0.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chart {
+    /// Above it.
+    pub title: String,
+    /// Below the x axis.
+    pub x_label: String,
+    /// Beside the y axis.
+    pub y_label: String,
+    /// Whether x is drawn by its logarithm.
+    pub log_x: bool,
+    /// The lines.
+    pub lines: Vec<Line>,
+}
+
+const WIDTH: f64 = 860.0;
+const HEIGHT: f64 = 460.0;
+const LEFT: f64 = 70.0;
+const RIGHT: f64 = 170.0;
+const TOP: f64 = 40.0;
+const BOTTOM: f64 = 55.0;
+
+/// Distinct also to the colour-blind (Okabe, Ito, 2008), then the same dashed.
+const COLOURS: [&str; 7] =
+    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
+
+/// A round step that divides a span into about five.
+fn step(span: f64) -> f64 {
+    if span <= 0.0 {
+        return 1.0;
+    }
+    let power = 10f64.powf((span / 5.0).log10().floor());
+    let rough = span / 5.0 / power;
+    let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| rough <= *factor).unwrap_or(10.0);
+    factor * power
+}
+
+/// A number as short as it can be read.
+fn short(value: f64) -> String {
+    let units = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+    match units.into_iter().find(|(size, _)| value.abs() >= *size) {
+        Some((size, unit)) => format!("{}{unit}", (value / size * 100.0).round() / 100.0),
+        None => format!("{}", (value * 1000.0).round() / 1000.0),
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+impl Chart {
+    /// The chart as an SVG document.
+    #[must_use]
+    pub fn to_svg(&self) -> String {
+        let mut svg = String::new();
+        self.draw(&mut svg).expect("a String takes everything");
+        svg
+    }
+
+    fn place(&self, x: f64) -> f64 {
+        if self.log_x { x.max(f64::MIN_POSITIVE).log10() } else { x }
+    }
+
+    fn draw(&self, svg: &mut String) -> std::fmt::Result {
+        let points = || self.lines.iter().flat_map(|line| &line.points);
+        let low = points().map(|p| self.place(p.0)).fold(f64::INFINITY, f64::min);
+        let high = points().map(|p| self.place(p.0)).fold(f64::NEG_INFINITY, f64::max);
+        let most = points().map(|p| p.1).fold(0.0, f64::max);
+        let top = if most > 0.0 { most * 1.05 } else { 1.0 };
+        let across = (WIDTH - LEFT - RIGHT) / (high - low).max(1e-9);
+        let down = (HEIGHT - TOP - BOTTOM) / top;
+        let x = |value: f64| LEFT + (self.place(value) - low) * across;
+        let y = |value: f64| HEIGHT - BOTTOM - value * down;
+        writeln!(
+            svg,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+             font-family=\"sans-serif\" font-size=\"12\">\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>"
+        )?;
+        let (right, base) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
+        let mut at = 0.0;
+        while at <= top {
+            let line = y(at);
+            writeln!(
+                svg,
+                "<path d=\"M{LEFT} {line:.1}H{right}\" stroke=\"#ddd\"/>\
+                 <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                LEFT - 6.0,
+                line + 4.0,
+                short(at)
+            )?;
+            at += step(top);
+        }
+        if low.is_finite() {
+            self.draw_x_axis(svg, low, high, across)?;
+        }
+        writeln!(svg, "<path d=\"M{LEFT} {TOP}V{base}H{right}\" stroke=\"black\" fill=\"none\"/>")?;
+        for (at, line) in self.lines.iter().enumerate() {
+            let colour = COLOURS[at % COLOURS.len()];
+            let dashes = ["none", "6 3", "2 3"][at / COLOURS.len() % 3];
+            let style = format!("stroke=\"{colour}\" stroke-dasharray=\"{dashes}\"");
+            let path: Vec<String> =
+                line.points.iter().map(|p| format!("{:.1},{:.1}", x(p.0), y(p.1))).collect();
+            let (key, beside) = (right + 12.0, TOP + 16.0 * at as f64);
+            writeln!(
+                svg,
+                "<polyline points=\"{}\" fill=\"none\" stroke-width=\"1.8\" {style}/>\
+                 <path d=\"M{key} {beside}h22\" stroke-width=\"1.8\" {style}/>\
+                 <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+                path.join(" "),
+                key + 28.0,
+                beside + 4.0,
+                escape(&line.name)
+            )?;
+        }
+        let (middle, side) = ((LEFT + right) / 2.0, (TOP + base) / 2.0);
+        writeln!(
+            svg,
+            "<text x=\"{middle}\" y=\"22\" text-anchor=\"middle\" font-size=\"15\">{}</text>\n\
+             <text x=\"{middle}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n\
+             <text transform=\"translate(16 {side}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n\
+             </svg>",
+            escape(&self.title),
+            HEIGHT - 12.0,
+            escape(&self.x_label),
+            escape(&self.y_label)
+        )
+    }
+
+    fn draw_x_axis(&self, svg: &mut String, low: f64, high: f64, across: f64) -> std::fmt::Result {
+        let step = step(high - low);
+        let mut at = (low / step).ceil() * step;
+        while at <= high + 1e-9 {
+            let value = if self.log_x { 10f64.powf(at) } else { at };
+            let mark = LEFT + (at - low) * across;
+            writeln!(
+                svg,
+                "<path d=\"M{mark:.1} {}v5\" stroke=\"black\"/>\
+                 <text x=\"{mark:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+                HEIGHT - BOTTOM,
+                HEIGHT - BOTTOM + 19.0,
+                short(value)
+            )?;
+            at += step;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chart_of_two_lines_then_both_are_drawn_and_named() {
+        let line = |name: &str, y| Line { name: name.into(), points: vec![(1.0, y), (100.0, 0.2)] };
+        let chart = Chart {
+            title: "a < b".into(),
+            x_label: "bytes".into(),
+            y_label: "ratio".into(),
+            log_x: true,
+            lines: vec![line("lru", 0.9), line("min", 0.5)],
+        };
+        let svg = chart.to_svg();
+        assert_eq!(svg.matches("<polyline").count(), 2);
+        assert!(svg.contains("a &lt; b") && svg.contains(">lru<") && svg.ends_with("</svg>\n"));
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
+
+    #[test]
+    fn chart_without_points_then_still_a_document() {
+        let none = String::new;
+        let chart =
+            Chart { title: none(), x_label: none(), y_label: none(), log_x: false, lines: vec![] };
+        let svg = chart.to_svg();
+        assert!(svg.starts_with("<svg") && !svg.contains("NaN") && !svg.contains("inf"));
+    }
+
+    #[test]
+    fn step_then_round_numbers() {
+        assert_eq!([step(1.0), step(10.0), step(70.0)], [0.2, 2.0, 20.0]);
+    }
+}

@@ -1,0 +1,122 @@
+//! The suites on any directory, from the command line.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use forebay_tests::{Outcome, fsx, model, os, posix, programs, random};
+
+/// Checks a directory's file system: POSIX conformance by default, random operations on request.
+///
+/// Exit code 0: all passed; 1: something failed; 2: wrong command line.
+#[derive(Parser)]
+#[command(version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    suite: Option<Suite>,
+    #[command(flatten)]
+    posix: Option<Posix>,
+}
+
+#[derive(Args)]
+struct Posix {
+    /// Directory to test in; what is made there is removed again.
+    dir: PathBuf,
+    /// Only checks whose `area.name` contains this.
+    #[arg(long, default_value = "")]
+    filter: String,
+}
+
+#[derive(Args)]
+struct Length {
+    /// Repeats a run; without it the clock chooses.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Number of operations.
+    #[arg(long, default_value_t = 10_000)]
+    ops: usize,
+}
+
+#[derive(Subcommand)]
+enum Suite {
+    /// POSIX conformance checks.
+    Posix(Posix),
+    /// Random I/O on one file against an in-memory model.
+    Fsx {
+        /// Directory to test in.
+        dir: PathBuf,
+        #[command(flatten)]
+        length: Length,
+        /// Largest size of the file in bytes.
+        #[arg(long, default_value_t = 300_000)]
+        max: u64,
+    },
+    /// Random operations on two directories that must stay equal.
+    Model {
+        /// Directory to test in.
+        dir: PathBuf,
+        /// Directory on a file system that is right.
+        reference: PathBuf,
+        #[command(flatten)]
+        length: Length,
+    },
+    /// Unmodified programs.
+    Programs {
+        /// Directory to test in.
+        dir: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let passed = match (cli.suite, cli.posix) {
+        (Some(Suite::Posix(posix)), _) | (None, Some(posix)) => check(&posix),
+        (Some(Suite::Fsx { dir, length, max }), _) => {
+            let seed = seed(&length);
+            report(fsx::run(&dir, seed, length.ops, max), seed)
+        }
+        (Some(Suite::Model { dir, reference, length }), _) => {
+            let seed = seed(&length);
+            report(model::run(&dir, &reference, seed, length.ops), seed)
+        }
+        (Some(Suite::Programs { dir }), _) => programs::run(&dir).is_empty(),
+        (None, None) => {
+            eprintln!("name a directory to check; `posix-check --help` tells more");
+            return ExitCode::from(2);
+        }
+    };
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn seed(length: &Length) -> u64 {
+    length.seed.unwrap_or_else(|| random::seed_from_env("FOREBAY_SEED"))
+}
+
+fn report(outcome: Outcome, seed: u64) -> bool {
+    match outcome {
+        Ok(()) => println!("ok, seed {seed}"),
+        Err(failure) => {
+            println!("{failure}");
+            return false;
+        }
+    }
+    true
+}
+
+fn check(posix: &Posix) -> bool {
+    if !os::is_root() {
+        println!("not root: checks of other users, owners and devices are skipped");
+    }
+    match posix::run(&posix.dir, &posix.filter, &mut std::io::stdout()) {
+        Ok(report) => {
+            let (failed, skipped) = (report.failed.len(), report.skipped.len());
+            println!("{} passed, {failed} failed, {skipped} skipped", report.passed);
+            failed == 0
+        }
+        Err(error) => {
+            eprintln!("cannot print the report: {error}");
+            false
+        }
+    }
+}

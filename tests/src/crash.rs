@@ -1,0 +1,255 @@
+//! The kill -9 test: what was acknowledged before the daemon died must be there after the next
+//! mount, nothing torn, nothing left over, and after the drain in the backing store as plain files.
+
+mod load;
+
+pub use load::{BLOCK, Plan, Progress, Step};
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::failure::{Failure, Outcome};
+use crate::os::{self, FileType};
+use crate::process::{Child, End, eventually};
+use crate::random::Random;
+use crate::subject::{ForebayMount, MountOptions, Subject, run_checked};
+use crate::watchdog;
+
+/// Longer than a round takes.
+const ROUND_LIMIT: Duration = Duration::from_secs(120);
+/// How long writers may take to notice that the daemon is gone.
+const WRITER_LIMIT: Duration = Duration::from_secs(20);
+/// Writer processes at a time.
+const WRITERS: usize = 6;
+
+/// The number of rounds: `FOREBAY_CRASH_ROUNDS`, else 5.
+pub fn rounds() -> usize {
+    std::env::var("FOREBAY_CRASH_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5)
+}
+
+/// Writers at work on one directory, and their progress, which outlives them.
+pub struct Load {
+    dir: PathBuf,
+    plans: Vec<Plan>,
+    children: Vec<Child>,
+    progress: Progress,
+}
+
+impl Load {
+    /// Starts `writers` processes, each in its own directory below `dir`.
+    pub fn start(dir: &Path, seed: u64, writers: usize) -> Outcome<Self> {
+        let progress = Progress::new(writers)?;
+        let mut load =
+            Self { dir: dir.to_owned(), plans: Vec::new(), children: Vec::new(), progress };
+        for id in 0..writers {
+            let plan = Plan::new(seed, id);
+            os::mkdir(load.home(id), 0o755)?;
+            let home = load.home(id);
+            let progress = &load.progress;
+            let worker = plan.clone();
+            load.children.push(Child::start(move || load::work(&home, &worker, progress, id))?);
+            load.plans.push(plan);
+        }
+        Ok(load)
+    }
+
+    fn home(&self, id: usize) -> PathBuf {
+        self.dir.join(format!("writer{id}"))
+    }
+
+    /// From now on an error ends a writer instead of failing the test.
+    pub fn expect_death(&self) {
+        self.progress.expect_death();
+    }
+
+    /// True when a writer has ended, which before the death of the daemon is a failure.
+    pub fn any_ended(&self) -> bool {
+        self.children.iter().any(Child::has_ended)
+    }
+
+    /// Waits for the writers' ends; one that hangs or complains is a failure.
+    pub fn wait(&mut self) -> Outcome {
+        for child in self.children.drain(..) {
+            match child.end(WRITER_LIMIT)? {
+                // A mapping of a dead mount raises SIGBUS.
+                End::Returned(Ok(())) | End::Killed(libc::SIGBUS) => {}
+                End::Returned(Err(failure)) => return Err(failure),
+                End::Killed(signal) => {
+                    return Err(Failure::at(format_args!("a writer died by signal {signal}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The steps that were acknowledged, of all writers.
+    pub fn acknowledged(&self) -> u64 {
+        (0..self.plans.len()).map(|id| self.progress.read(id).1).sum()
+    }
+
+    /// Compares what is there with what every writer's progress allows.
+    pub fn verify(&self) -> Outcome {
+        for (id, plan) in self.plans.iter().enumerate() {
+            let (begun, done) = self.progress.read(id);
+            load::verify(&self.home(id), plan, begun, done).map_err(|why| {
+                Failure::Failed(format!("writer {id}, {done} of {begun} steps done: {why}"))
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Every path below a directory with its type and a hash of its content.
+pub type Snapshot = BTreeMap<PathBuf, (u32, u64)>;
+
+/// Reads a whole tree.
+pub fn snapshot(root: &Path) -> Outcome<Snapshot> {
+    let mut found = Snapshot::new();
+    let mut pending = vec![PathBuf::new()];
+    while let Some(dir) = pending.pop() {
+        for name in os::names(root.join(&dir))? {
+            let path = dir.join(name);
+            let kind = os::file_type(root.join(&path))?;
+            let hash = match kind {
+                FileType::RegularFile => xxh3_64(&os::read_all(root.join(&path))?),
+                _ => 0,
+            };
+            if kind == FileType::Directory {
+                pending.push(path.clone());
+            }
+            found.insert(path, (kind.as_raw_mode(), hash));
+        }
+    }
+    Ok(found)
+}
+
+/// Fails with the first path in which two trees differ.
+pub fn same_tree(got: &Snapshot, want: &Snapshot, what: &str) -> Outcome {
+    for path in got.keys().chain(want.keys()) {
+        let (a, b) = (got.get(path), want.get(path));
+        ensure!(a == b, "{what}: {} is {a:?}, not {b:?}", path.display());
+    }
+    Ok(())
+}
+
+/// Kills the daemon `rounds` times at random moments under load, and checks everything each time.
+pub fn kill_rounds(options: MountOptions, seed: u64, rounds: usize) -> Outcome {
+    let mut random = Random::new(seed);
+    let mut mount = ForebayMount::new(options)?;
+    let mut settled = Snapshot::new();
+    let mut acknowledged = 0;
+    for round in 0..rounds {
+        let guard = watchdog::guard(ROUND_LIMIT, format!("crash round {round} of seed {seed}"));
+        let dir = mount.dir().join(format!("round{round}"));
+        os::mkdir(&dir, 0o755)?;
+        let mut load = Load::start(&dir, random.bits(), WRITERS)?;
+        std::thread::sleep(Duration::from_millis(random.between(30, 1500)));
+        ensure!(!load.any_ended(), "a writer ended before the kill: {:?}", load.wait());
+        load.expect_death();
+        mount.kill_daemon();
+        load.wait()?;
+        settled = recover(&mut mount, &load, &settled)
+            .map_err(|why| Failure::Failed(format!("seed {seed}, round {round}: {why}")))?;
+        acknowledged += load.acknowledged();
+        drop(guard);
+    }
+    ensure!(acknowledged > 0, "no step was acknowledged in {rounds} rounds: nothing was tested");
+    drained(&mut mount, &settled)
+}
+
+/// Checks the tiers, mounts again, verifies the load and that older rounds have not changed.
+fn recover(mount: &mut ForebayMount, load: &Load, settled: &Snapshot) -> Outcome<Snapshot> {
+    mount.options_mut().environment.retain(|(name, _)| name != "FAILPOINTS");
+    mount.fsck_tiers()?;
+    mount.mount()?;
+    load.verify()?;
+    let now = snapshot(mount.dir())?;
+    let old = now.iter().filter(|(path, _)| settled.contains_key(*path));
+    same_tree(&old.map(|(k, v)| (k.clone(), *v)).collect(), settled, "an earlier round")?;
+    mount.fsck_mounted()?;
+    Ok(now)
+}
+
+/// Unmounts and compares the backing store with what the mount showed.
+fn drained(mount: &mut ForebayMount, settled: &Snapshot) -> Outcome {
+    mount.unmount()?;
+    same_tree(&snapshot(mount.backing())?, settled, "the backing store after the drain")
+}
+
+/// The fail points that the binary was built with, by its own word; empty without any.
+pub fn fail_points(mount: &ForebayMount) -> Outcome<Vec<String>> {
+    let text = run_checked(mount.command("debug").arg("failpoints"), ROUND_LIMIT)?;
+    Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect())
+}
+
+/// Lets the daemon die at one fail point under load and checks everything after the next mount.
+///
+/// The daemon must be built so that a panic aborts it. A point that the load does not reach within
+/// two seconds is followed by a kill, so that the round is a plain crash round.
+pub fn fail_point_round(options: MountOptions, point: &str, seed: u64) -> Outcome {
+    let mut options = options;
+    let skip = Random::new(seed).below(20);
+    options.environment.push(("FAILPOINTS".into(), format!("{point}={skip}*off->panic")));
+    let mut mount = ForebayMount::new(options)?;
+    let _guard = watchdog::guard(ROUND_LIMIT, format!("fail point {point}"));
+    let dir = mount.dir().join("round");
+    os::mkdir(&dir, 0o755)?;
+    let mut load = Load::start(&dir, seed, WRITERS)?;
+    load.expect_death();
+    eventually(Duration::from_secs(2), || !mount.daemon_runs());
+    mount.kill_daemon();
+    load.wait()?;
+    let settled = recover(&mut mount, &load, &Snapshot::new())
+        .map_err(|why| Failure::Failed(format!("fail point {point}, seed {seed}: {why}")))?;
+    drained(&mut mount, &settled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subject::NativeDir;
+
+    /// A load on a native directory, stopped at some moment as by a crash.
+    fn stopped_load(dir: &Path) -> Load {
+        let mut load = Load::start(dir, 77, 3).unwrap();
+        assert!(eventually(Duration::from_secs(20), || load.acknowledged() > 300));
+        load.progress.stop();
+        load.wait().unwrap();
+        load
+    }
+
+    #[test]
+    fn verify_when_nothing_was_lost_then_it_passes() {
+        let dir = NativeDir::in_memory().unwrap();
+        stopped_load(dir.dir()).verify().unwrap();
+    }
+
+    #[test]
+    fn verify_when_a_file_is_lost_or_torn_or_left_over_then_it_fails() {
+        let dir = NativeDir::in_memory().unwrap();
+        let load = stopped_load(dir.dir());
+        let home = dir.dir().join("writer1");
+        let file = os::names(&home).unwrap().into_iter().find(|name| {
+            let path = home.join(name);
+            os::file_type(&path) == Ok(FileType::RegularFile) && os::size(path).unwrap() > 0
+        });
+        let path = home.join(file.expect("300 steps leave a file"));
+        let content = os::read_all(&path).unwrap();
+
+        os::write_file(&path, &content[..content.len() / 2]).unwrap();
+        assert!(load.verify().is_err(), "a torn file passed");
+        let mut flipped = content.clone();
+        flipped[5] ^= 1;
+        os::write_file(&path, &flipped).unwrap();
+        assert!(load.verify().is_err(), "a flipped bit passed");
+        rustix::fs::unlink(&path).unwrap();
+        assert!(load.verify().is_err(), "a lost file passed");
+        os::write_file(&path, &content).unwrap();
+        load.verify().unwrap();
+        os::write_file(home.join(".tmp-123"), b"").unwrap();
+        assert!(load.verify().is_err(), "a temporary passed");
+    }
+}

@@ -1,0 +1,212 @@
+//! Full tiers and full backing stores: a full tier is never the user's problem, and a full backing
+//! store is a clean error to the writer with nothing lost.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::failure::{Failure, Outcome};
+use crate::os::{self, Errno, OFlags};
+use crate::random::pattern;
+use crate::subject::{ForebayMount, MountOptions, Passthrough, Subject, run_checked};
+use crate::watchdog;
+
+const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A tmpfs of a given size, unmounted and removed on drop. Needs root.
+pub struct SmallDisk {
+    dir: tempfile::TempDir,
+}
+
+impl SmallDisk {
+    /// Mounts a tmpfs of `bytes`.
+    pub fn new(bytes: u64) -> Outcome<Self> {
+        if !os::is_root() {
+            return Err(Failure::Skipped("mounting a small disk needs root".into()));
+        }
+        let dir = tempfile::Builder::new().prefix("forebay-test-").tempdir()?;
+        let mut command = Command::new("mount");
+        command
+            .args(["-t", "tmpfs", "-o"])
+            .arg(format!("size={bytes}"))
+            .arg("tmpfs")
+            .arg(dir.path());
+        run_checked(&mut command, LIMIT)?;
+        Ok(Self { dir })
+    }
+
+    /// Its root.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily, because a daemon that died badly may still hold it open.
+        let _ = run_checked(Command::new("umount").arg("-l").arg(self.dir.path()), LIMIT);
+    }
+}
+
+fn mounted(tier: (PathBuf, u64), passthrough: Passthrough) -> Outcome<ForebayMount> {
+    Ok(ForebayMount::new(MountOptions {
+        tiers: vec![tier],
+        passthrough: Some(passthrough),
+        // Long: nothing is flushed for age while a test runs.
+        writeback: Some("1h".into()),
+        ..MountOptions::default()
+    })?)
+}
+
+fn write_and_check(path: &Path, tag: u64, len: u64) -> Outcome {
+    let fd = os::open(path, OFlags::CREATE | OFlags::RDWR, 0o644)?;
+    for at in (0..len).step_by(MIB as usize) {
+        os::write_at(&fd, at, &pattern(tag + at, MIB as usize))?;
+    }
+    rustix::fs::fsync(&fd)?;
+    check(path, tag, len)
+}
+
+fn check(path: &Path, tag: u64, len: u64) -> Outcome {
+    let fd = os::open(path, OFlags::RDONLY, 0)?;
+    let size = os::size(path)?;
+    ensure!(size == len, "{} has {size} bytes, not {len}", path.display());
+    for at in (0..len).step_by(MIB as usize) {
+        let same = os::read_at(&fd, at, MIB as usize)? == pattern(tag + at, MIB as usize);
+        ensure!(same, "{} differs in the MiB at {at}", path.display());
+    }
+    Ok(())
+}
+
+/// The bytes that the files below `dir` occupy.
+fn usage(dir: &Path) -> u64 {
+    let text = run_checked(Command::new("du").args(["-s", "--block-size=1"]).arg(dir), LIMIT);
+    let text = text.unwrap_or_default();
+    text.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+/// The share of a tier's size that it may exceed by metadata and what is in flight.
+const TIER_RESERVE: u64 = 16 * MIB;
+
+/// One file of four times the tier's size is written, read back, and drained.
+pub fn file_larger_than_the_tier(passthrough: Passthrough) -> Outcome {
+    let disk = SmallDisk::new(256 * MIB)?;
+    let mut mount = mounted((disk.path().join("tier"), 32 * MIB), passthrough)?;
+    let _guard = watchdog::guard(LIMIT * 3, "file larger than the tier");
+    write_and_check(&mount.dir().join("large"), 1, 128 * MIB)?;
+    let used = usage(&disk.path().join("tier"));
+    ensure!(used <= 32 * MIB + TIER_RESERVE, "a tier of 32 MiB holds {used} bytes");
+    mount.unmount()?;
+    check(&mount.backing().join("large"), 1, 128 * MIB)
+}
+
+/// Sixteen writers at once exceed the tier twice over while nothing is flushed for age.
+pub fn sixteen_writers_exceed_the_tier(passthrough: Passthrough) -> Outcome {
+    let disk = SmallDisk::new(256 * MIB)?;
+    let mut mount = mounted((disk.path().join("tier"), 64 * MIB), passthrough)?;
+    let _guard = watchdog::guard(LIMIT * 3, "sixteen writers");
+    let dir = mount.dir().to_owned();
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..16_u64)
+            .map(|id| {
+                let path = dir.join(format!("w{id}"));
+                scope.spawn(move || write_and_check(&path, id << 32, 8 * MIB))
+            })
+            .collect();
+        writers.into_iter().try_for_each(|writer| {
+            writer.join().unwrap_or_else(|_| Err(Failure::at("a writer panicked")))
+        })
+    })?;
+    mount.unmount()?;
+    (0..16_u64).try_for_each(|id| check(&mount.backing().join(format!("w{id}")), id << 32, 8 * MIB))
+}
+
+/// The tier's disk is filled by somebody else: writers go on, and what was written stays.
+pub fn tier_filled_by_somebody_else(passthrough: Passthrough) -> Outcome {
+    let disk = SmallDisk::new(64 * MIB)?;
+    let mut mount = mounted((disk.path().join("tier"), 48 * MIB), passthrough)?;
+    let _guard = watchdog::guard(LIMIT * 3, "tier filled by somebody else");
+    write_and_check(&mount.dir().join("before"), 1, 8 * MIB)?;
+    let intruder = os::open(disk.path().join("intruder"), OFlags::CREATE | OFlags::WRONLY, 0o644)?;
+    let mut at = 0;
+    while os::write_at(&intruder, at, &[1; 65_536]).is_ok() {
+        at += 65_536;
+    }
+    write_and_check(&mount.dir().join("after"), 2, 16 * MIB)?;
+    check(&mount.dir().join("before"), 1, 8 * MIB)?;
+    mount.unmount()?;
+    check(&mount.backing().join("before"), 1, 8 * MIB)?;
+    check(&mount.backing().join("after"), 2, 16 * MIB)
+}
+
+/// The backing store is full: the writer gets ENOSPC (at the latest from fsync), what fsync has
+/// acknowledged stays readable, and after space is made the drain succeeds.
+pub fn backing_store_full(passthrough: Passthrough) -> Outcome {
+    let backing = SmallDisk::new(32 * MIB)?;
+    let tier = SmallDisk::new(64 * MIB)?;
+    let ballast = backing.path().join("ballast");
+    os::write_file(&ballast, &vec![1; 24 * MIB as usize])?;
+    let mut mount = ForebayMount::new(MountOptions {
+        backing: Some(backing.path().to_owned()),
+        tiers: vec![(tier.path().join("tier"), 16 * MIB)],
+        passthrough: Some(passthrough),
+        writeback: Some("1h".into()),
+        ..MountOptions::default()
+    })?;
+    let _guard = watchdog::guard(LIMIT * 3, "backing store full");
+    let mut kept = Vec::new();
+    let refusal = (0..64_u64).find_map(|i| {
+        let path = mount.dir().join(format!("f{i}"));
+        match acknowledged(&path, i) {
+            Ok(()) => {
+                kept.push(i);
+                None
+            }
+            Err(errno) => Some((path, errno)),
+        }
+    });
+    let Some((path, errno)) = refusal else {
+        return Err(Failure::at("64 MiB fit into a tier of 16 and a store of 8 free"));
+    };
+    ensure!(errno == Errno::NOSPC, "a full backing store gave {errno:?}");
+    for i in &kept {
+        check(&mount.dir().join(format!("f{i}")), *i, MIB)?;
+    }
+    rustix::fs::unlink(&path)?;
+    rustix::fs::unlink(mount.dir().join("ballast"))?;
+    mount.unmount()?;
+    kept.iter().try_for_each(|i| check(&backing.path().join(format!("f{i}")), *i, MIB))
+}
+
+fn acknowledged(path: &Path, tag: u64) -> os::Call {
+    let fd = os::open(path, OFlags::CREATE | OFlags::WRONLY, 0o644)?;
+    os::write_at(&fd, 0, &pattern(tag, MIB as usize))?;
+    rustix::fs::fsync(&fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_disk_when_overfilled_then_the_writer_gets_enospc() {
+        let disk = match SmallDisk::new(MIB) {
+            Err(Failure::Skipped(_)) => return,
+            other => other.unwrap(),
+        };
+        assert_eq!(os::write_file(disk.path().join("f"), &vec![0; 2 << 20]), Err(Errno::NOSPC));
+        let path = disk.path().to_owned();
+        drop(disk);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn check_when_one_byte_differs_then_it_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        write_and_check(&path, 9, 2 * MIB).unwrap();
+        os::write_at(os::open(&path, OFlags::WRONLY, 0).unwrap(), MIB + 5, b"\0\0").unwrap();
+        assert!(check(&path, 9, 2 * MIB).is_err());
+    }
+}

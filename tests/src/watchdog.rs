@@ -1,0 +1,109 @@
+//! No test may hang: a guard that is not dropped in time unmounts what is mounted, kills the
+//! daemons that were registered, and aborts the process.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::process::eventually;
+
+/// Longer than any single operation of a suite may take on the slowest subject.
+pub const OPERATION_LIMIT: Duration = Duration::from_secs(60);
+
+struct State {
+    guards: Mutex<BTreeMap<u64, (Instant, String)>>,
+    mounts: Mutex<BTreeMap<PathBuf, i32>>,
+}
+
+static STATE: OnceLock<State> = OnceLock::new();
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+fn state() -> &'static State {
+    STATE.get_or_init(|| {
+        std::thread::Builder::new()
+            .name("watchdog".into())
+            .spawn(watch)
+            .expect("the first thread of a test process can be started");
+        State { guards: Mutex::default(), mounts: Mutex::default() }
+    })
+}
+
+fn watch() {
+    loop {
+        std::thread::sleep(Duration::from_millis(200));
+        let now = Instant::now();
+        let late = {
+            let guards = state().guards.lock();
+            guards.values().find(|(deadline, _)| *deadline < now).map(|(_, what)| what.clone())
+        };
+        if let Some(what) = late {
+            eprintln!("watchdog: {what} exceeded its time limit; unmounting and aborting");
+            for (mountpoint, daemon) in std::mem::take(&mut *state().mounts.lock()) {
+                unmount_lazily(&mountpoint);
+                kill(daemon);
+            }
+            std::process::abort();
+        }
+    }
+}
+
+/// Aborts the process when it still exists after the limit.
+pub struct Guard(u64);
+
+/// Starts a limit for `what`, which ends when the guard is dropped.
+pub fn guard(limit: Duration, what: impl Into<String>) -> Guard {
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    state().guards.lock().insert(id, (Instant::now() + limit, what.into()));
+    Guard(id)
+}
+
+impl Guard {
+    /// Starts the limit anew, for another step of the same work.
+    pub fn renew(&self, limit: Duration) {
+        if let Some((deadline, _)) = state().guards.lock().get_mut(&self.0) {
+            *deadline = Instant::now() + limit;
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        state().guards.lock().remove(&self.0);
+    }
+}
+
+/// Names a mount and its daemon, to be taken down when a limit passes.
+pub fn register(mountpoint: &Path, daemon: i32) {
+    state().mounts.lock().insert(mountpoint.to_owned(), daemon);
+}
+
+/// Forgets a mount that its owner has taken down.
+pub fn unregister(mountpoint: &Path) {
+    state().mounts.lock().remove(mountpoint);
+}
+
+/// `fusermount3 -uz`, within five seconds. A mount that is gone already is no error.
+pub fn unmount_lazily(mountpoint: &Path) {
+    let command = Command::new("fusermount3")
+        .arg("-uz")
+        .arg(mountpoint)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    if let Ok(mut child) = command
+        && !eventually(Duration::from_secs(5), || !matches!(child.try_wait(), Ok(None)))
+    {
+        // A stuck helper must not hold up the process that is being taken down.
+        let _ = child.kill();
+    }
+}
+
+fn kill(pid: i32) {
+    // SAFETY: a plain call on numbers; the pid is a child that this process started and not reaped.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+}

@@ -1,0 +1,48 @@
+//! kill -9 of the daemon, at random moments and at every fail point.
+
+use forebay_tests::crash::{fail_point_round, fail_points, kill_rounds, rounds};
+use forebay_tests::random::seed_from_env;
+use forebay_tests::subject::{ForebayMount, MountOptions, Passthrough};
+
+fn options(passthrough: Passthrough, writeback: &str) -> MountOptions {
+    MountOptions {
+        passthrough: Some(passthrough),
+        writeback: Some(writeback.into()),
+        ..MountOptions::default()
+    }
+}
+
+fn survives(passthrough: Passthrough, writeback: &str) {
+    let seed = seed_from_env("FOREBAY_SEED");
+    kill_rounds(options(passthrough, writeback), seed, rounds())
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn kill_when_passthrough_is_off_then_everything_acknowledged_is_there() {
+    survives(Passthrough::Off, "50ms");
+}
+
+#[test]
+fn kill_when_passthrough_reads_and_writes_then_everything_acknowledged_is_there() {
+    survives(Passthrough::ReadWrite, "50ms");
+}
+
+#[test]
+fn kill_when_nothing_was_flushed_then_everything_acknowledged_is_there() {
+    survives(Passthrough::Read, "1h");
+}
+
+#[test]
+fn fail_points_when_each_kills_the_daemon_then_everything_acknowledged_is_there() {
+    let mount = ForebayMount::new(MountOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    let points = fail_points(&mount).unwrap_or_else(|failure| panic!("{failure}"));
+    drop(mount);
+    assert!(!points.is_empty(), "build the binary with its feature `failpoints` for this test");
+    for (index, point) in points.iter().enumerate() {
+        for passthrough in [Passthrough::Off, Passthrough::ReadWrite] {
+            fail_point_round(options(passthrough, "20ms"), point, index as u64)
+                .unwrap_or_else(|failure| panic!("{failure}"));
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Full tiers and backing stores, in every passthrough mode.
+
+use forebay_tests::subject::Passthrough;
+use forebay_tests::{Failure, Outcome, space};
+
+fn in_every_mode(test: fn(Passthrough) -> Outcome) {
+    for passthrough in [Passthrough::Off, Passthrough::Read, Passthrough::ReadWrite] {
+        match test(passthrough) {
+            Ok(()) => {}
+            Err(Failure::Skipped(why)) => println!("skipped: {why}"),
+            Err(failure) => panic!("{passthrough:?}: {failure}"),
+        }
+    }
+}
+
+#[test]
+fn file_larger_than_the_tier_when_written_then_it_is_whole_and_the_tier_keeps_its_size() {
+    in_every_mode(space::file_larger_than_the_tier);
+}
+
+#[test]
+fn sixteen_writers_when_they_exceed_the_tier_then_nobody_sees_enospc() {
+    in_every_mode(space::sixteen_writers_exceed_the_tier);
+}
+
+#[test]
+fn tier_when_filled_by_somebody_else_then_writers_go_on() {
+    in_every_mode(space::tier_filled_by_somebody_else);
+}
+
+#[test]
+fn backing_store_when_full_then_enospc_is_clean_and_nothing_is_lost() {
+    in_every_mode(space::backing_store_full);
+}
