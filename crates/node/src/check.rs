@@ -68,10 +68,7 @@ impl Checked {
 ///
 /// # Errors
 /// A tier in use, state that can't be read, or a rebuild without a backing store.
-pub fn check(
-    request: &CheckRequest,
-    progress: &mut dyn FnMut(u64) -> bool,
-) -> Result<Checked> {
+pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> Result<Checked> {
     let mut tiers = Vec::new();
     for dir in &request.tiers {
         if !dir.join("forebay-tier").exists() {

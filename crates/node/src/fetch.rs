@@ -13,11 +13,11 @@ use forebay_store::copy::{self, Cancel, Limits, Pass, Priority};
 use forebay_store::{BackingFile, ErrorClass, Object};
 use parking_lot::{Mutex, RwLock};
 
-use crate::metrics::Source;
 use crate::convert;
 use crate::error::Result;
 use crate::files::{File, FileRef};
 use crate::io::no_room;
+use crate::metrics::Source;
 use crate::node::Node;
 use crate::place::{Base, Charge, Place};
 use crate::pool::Urgency;

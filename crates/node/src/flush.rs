@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fail::fail_point;
-use forebay_meta::{Fingerprint, Queue, Record, XattrState};
+use forebay_meta::{Ino, Queue, Record, XattrState};
 use forebay_store::backing::{Access, SetAttributes};
 use forebay_store::copy::{self, Cancel, Priority};
-use forebay_store::{Attributes, BackingFile, Commit, Dir, Expect, Temporary};
+use forebay_store::{Attributes, BackingFile, Commit, Dir, Expect, Fingerprint, Temporary};
 
-use crate::metrics::Source;
 use crate::convert;
 use crate::error::Result;
 use crate::files::FileRef;
+use crate::metrics::Source;
 use crate::node::Node;
 use crate::place::{Base, Place};
 
@@ -37,7 +37,9 @@ pub(crate) enum Flushed {
 
 /// Where a flush publishes a file.
 pub(crate) struct Target<'a> {
-    /// The directory in the backing store.
+    /// The directory.
+    pub parent: Ino,
+    /// A handle on it in the backing store.
     pub dir: &'a Dir,
     /// The name in it.
     pub name: &'a [u8],
@@ -66,9 +68,11 @@ impl Node {
         fail_point!("node.flush.begin");
         let residence = file.residence.read();
         let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
-        let in_place = target.in_place
-            || partial && matches!(residence.base, Base::Backing(_)) && target.expect.is_some();
-        let flushed = if in_place && target.expect.is_some() {
+        // What the backing store has under the name may be another file, which this one replaces.
+        let own = target.expect.is_some()
+            && target.expect == record.backing.fingerprint.map(convert::store_fingerprint);
+        let in_place = target.in_place || partial && matches!(residence.base, Base::Backing(_));
+        let flushed = if in_place && own {
             drop(residence);
             self.flush_in_place(&file, record, target)?
         } else if let Base::Spill(spill) = &residence.base {
@@ -90,7 +94,7 @@ impl Node {
     /// nobody can.
     fn settle_flush(&self, file: &FileRef, fingerprint: Fingerprint, seen: u64) -> Result<bool> {
         let residence = file.residence.write();
-        let base = convert::store_fingerprint(fingerprint);
+        let base = fingerprint;
         let Some(place) = &residence.place else {
             return Ok(file.writes.load(Ordering::Acquire) == seen);
         };
@@ -145,14 +149,13 @@ impl Node {
         if seen.is_some_and(|seen| file.writes.load(Ordering::Acquire) != seen) {
             return Ok(Flushed::Busy);
         }
-        self.publish(file, record, &mut temporary, target)
+        self.publish_file(file, &mut temporary, target)
     }
 
     /// Notes what is about to appear, and lets it.
-    fn publish(
+    fn publish_file(
         &self,
         file: &FileRef,
-        record: &Arc<Record>,
         temporary: &mut Temporary,
         target: &Target<'_>,
     ) -> Result<Flushed> {
@@ -163,15 +166,15 @@ impl Node {
         }
         let expect = match target.expect {
             None => Expect::Absent,
-            Some(print) => Expect::Version(convert::store_fingerprint(print)),
+            Some(print) => Expect::Version(print),
         };
         fail_point!("node.flush.publish");
-        let _ = record;
         let name = OsStr::from_bytes(target.name);
-        Ok(match self.backing.commit(temporary, target.dir, name, expect)? {
-            Commit::Done(print) => {
-                Flushed::Done { fingerprint: convert::fingerprint(print), clean: false }
-            }
+        let committed = self.own_change(&[(target.parent, target.dir)], || {
+            Ok(self.backing.commit(temporary, target.dir, name, expect)?)
+        })?;
+        Ok(match committed {
+            Commit::Done(fingerprint) => Flushed::Done { fingerprint, clean: false },
             Commit::Conflict(found) => Flushed::Conflict(found),
         })
     }
@@ -190,7 +193,7 @@ impl Node {
             None => return Ok(Flushed::Busy),
         };
         self.copy_attributes(record, mtime, &**fresh.file())?;
-        let flushed = self.publish(file, record, &mut fresh, target)?;
+        let flushed = self.publish_file(file, &mut fresh, target)?;
         if matches!(flushed, Flushed::Done { .. }) {
             // The spill file is the file now: what the tier lacks is read from there.
             let mut residence = file.residence.write();
@@ -222,7 +225,7 @@ impl Node {
         let name = OsStr::from_bytes(target.name);
         let backing = self.backing.open_file(target.dir, name, Access::ReadWrite)?;
         let found = backing.stat()?;
-        let expected = target.expect.map(convert::store_fingerprint);
+        let expected = target.expect;
         let interrupted = {
             let residence = file.residence.read();
             match &residence.place {
@@ -260,7 +263,7 @@ impl Node {
         {
             presence.write().rebase()?;
         }
-        let fingerprint = convert::fingerprint(backing.stat()?.fingerprint());
+        let fingerprint = backing.stat()?.fingerprint();
         Ok(Flushed::Done { fingerprint, clean: false })
     }
 

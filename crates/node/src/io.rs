@@ -6,12 +6,12 @@ use forebay_store::{ErrorClass, Presence, StoreError};
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
-use crate::metrics::Source;
 use crate::config::{Durability, Writeback};
 use crate::context::Context;
 use crate::data::BLOCK;
 use crate::error::{NodeError, Result};
 use crate::files::{File, FileRef};
+use crate::metrics::Source;
 use crate::node::Node;
 use crate::place::{Base, Place, Residence};
 

@@ -42,19 +42,18 @@ pub use check::{CheckRequest, Checked, check};
 pub use config::{Coherence, Durability, NodeConfig, Passthrough, TierConfig, Writeback};
 pub use context::Context;
 pub use error::{NodeError, Result};
-pub use handle::{OpenMode, Opened};
 pub use forebay_meta::{Attr, Error as MetaError, FileKind, Ino, Timestamp};
 pub use forebay_store::{ErrorClass, StoreError};
+pub use handle::{OpenMode, Opened};
 
 pub use kernel::Kernel;
 pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Stat, Statfs};
 pub use node::Node;
 pub use paths::{Residency, Whereabouts};
 pub use pool::{Pool, Refused, Urgency};
-pub use reconcile::Remaining;
+pub use reconcile::{Conflict, Remaining};
 pub use report::{DirtyFile, TierReport};
 
 /// Policies that a mount can use: those that need no knowledge of the future, the default first.
-pub const ONLINE_POLICIES: &[&str] = &[
-    "lru", "lfu", "s3fifo", "sieve", "gdsf", "wtinylfu", "arc", "heuristic", "min", "min-whole",
-];
+pub const ONLINE_POLICIES: &[&str] =
+    &["lru", "lfu", "s3fifo", "sieve", "gdsf", "wtinylfu", "arc", "heuristic", "min", "min-whole"];

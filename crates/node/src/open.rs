@@ -10,13 +10,13 @@ use forebay_store::BackingFile;
 use forebay_store::backing::Access;
 use rustix::io::Errno;
 
-use crate::metrics::RefusalReason;
 use crate::config::{Passthrough, Writeback};
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::files::{File, FileRef};
 use crate::handle::{Handle, OpenMode, Opened};
+use crate::metrics::RefusalReason;
 use crate::namespace::{Found, NewName, Stat};
 use crate::node::Node;
 use crate::place::{Base, Residence};

@@ -70,11 +70,7 @@ impl Node {
     ///
     /// # Errors
     /// What `visit` does not see: a directory that can't be listed.
-    pub fn walk(
-        &self,
-        from: Ino,
-        visit: &mut dyn FnMut(&Arc<Record>) -> bool,
-    ) -> Result<()> {
+    pub fn walk(&self, from: Ino, visit: &mut dyn FnMut(&Arc<Record>) -> bool) -> Result<()> {
         let record = self.meta.get(from)?;
         if !visit(&record) || record.attr.kind != FileKind::Directory {
             return Ok(());

@@ -10,10 +10,10 @@ use forebay_store::{BackingFile, Bytes, ErrorClass};
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
-use crate::metrics::Source;
 use crate::error::{NodeError, Result};
 use crate::files::{File, FileRef};
 use crate::io::no_room;
+use crate::metrics::Source;
 use crate::node::Node;
 use crate::place::{Base, Charge, Place, Residence};
 

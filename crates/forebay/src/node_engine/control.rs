@@ -102,9 +102,7 @@ impl NodeControl {
             .node
             .find_path(path.as_path())
             .and_then(|ino| self.node.whereabouts(ino))
-            .map_err(|error| {
-                ControlError::new(ErrorKind::Failed, format!("{path}: {error}"))
-            })?;
+            .map_err(|error| ControlError::new(ErrorKind::Failed, format!("{path}: {error}")))?;
         let kind = match found.kind {
             FileKind::File => "file",
             FileKind::Directory => "directory",
@@ -187,7 +185,17 @@ impl Control for NodeControl {
                 flushed: counts.bytes.of(Source::Flush).get(),
             },
             passthrough: self.passthrough(),
-            conflicts: Vec::new(),
+            conflicts: self
+                .node
+                .conflicts()
+                .1
+                .into_iter()
+                .map(|conflict| Conflict {
+                    kept_as: wire_path(conflict.kept_as()),
+                    age_s: conflict.age_s(),
+                    path: wire_path(conflict.path),
+                })
+                .collect(),
             stuck: self
                 .front
                 .stuck(Duration::from_secs(2))

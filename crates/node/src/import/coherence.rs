@@ -1,0 +1,251 @@
+//! Noticing what others changed in the backing store.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_meta::{FileKind, Found, Ino, Link, Record, Refreshed};
+use forebay_store::{Dir, ErrorClass};
+use rustix::io::Errno;
+
+use super::UNRESPONSIVE;
+use super::names_seen::NamesSeen;
+use crate::config::Coherence;
+use crate::context::Context;
+use crate::convert;
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+use crate::reconcile::NAMES_DELAY;
+
+const PAGE: usize = 1000;
+
+impl Node {
+    /// Compares a clean object with the backing store when its freshness has run out; drops stale
+    /// copies. The record that counts from now on.
+    pub(crate) fn revalidate(&self, context: &Context, record: Arc<Record>) -> Result<Arc<Record>> {
+        if self.config.coherence == Coherence::Exclusive
+            || record.attr.kind != FileKind::File
+            || record.backing.links.is_empty()
+            || record.differs()
+            || self.imports.files.is_fresh(record.ino)
+        {
+            return Ok(record);
+        }
+        context.wait()?;
+        if self.imports.health.is_unresponsive() {
+            return Ok(record);
+        }
+        let now = self.compare(record.ino)?;
+        now.ok_or_else(|| Errno::NOENT.into())
+    }
+
+    /// Compares one clean object with what the backing store has under its name. `None`: it is gone.
+    fn compare(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
+        // A worker that is at it changes both sides; what it leaves behind is in line.
+        let Some(_owned) = self.own(ino, Duration::ZERO) else {
+            return Ok(Some(self.meta.get(ino)?));
+        };
+        let record = self.meta.get(ino)?;
+        let [link] = record.backing.links.as_slice() else { return Ok(Some(record)) };
+        if record.differs() {
+            return Ok(Some(record));
+        }
+        let link = link.clone();
+        let _asked = self.imports.health.begin();
+        let looked = self.in_directory(link.parent, |dir| {
+            let attributes = self.backing.stat(dir, OsStr::from_bytes(&link.name))?;
+            self.found(dir, &link.name, &attributes)
+        });
+        match looked {
+            Ok(found) => self.take_in(&record, &found).map(Some),
+            Err(error) if error.class() == Some(ErrorClass::NotFound) => {
+                self.take_away(&link)?;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes over what the backing store says now about a clean inode that the caller owns.
+    fn take_in(&self, record: &Arc<Record>, found: &Found) -> Result<Arc<Record>> {
+        let ino = record.ino;
+        if found.attr.kind != record.attr.kind {
+            // Another object of the same name: the old one is gone.
+            if let Some(link) = record.links.first() {
+                self.take_away(link)?;
+                self.import_name(link.parent, &link.name)?;
+            }
+            return Err(Errno::STALE.into());
+        }
+        let now = if record.backing.fingerprint == Some(found.fingerprint) {
+            record.clone()
+        } else {
+            match self.meta.refresh(ino, found)? {
+                Refreshed::Unchanged(now) | Refreshed::Conflict(now) => now,
+                Refreshed::Updated(now) => {
+                    let known = record.backing.fingerprint.map(convert::store_fingerprint);
+                    let found = convert::store_fingerprint(found.fingerprint);
+                    let same = known.is_some_and(|known| known.same_content(&found));
+                    if !same && now.attr.kind == FileKind::File {
+                        self.copy_is_stale(ino);
+                    }
+                    self.forget_object(ino, !same);
+                    now
+                }
+            }
+        };
+        self.imports.files.set_fresh(ino, self.config.attr_timeout);
+        Ok(now)
+    }
+
+    /// The backing store no longer has a name that it had.
+    fn take_away(&self, link: &Link) -> Result<()> {
+        let mut removed = Vec::new();
+        let vanished = self.meta.vanished(link.parent, &link.name, convert::now(), &mut |ino| {
+            removed.push(ino);
+        })?;
+        for ino in removed {
+            self.drop_handle(ino);
+            self.imports.directories.expire(ino);
+            self.imports.files.expire(ino);
+            self.copy_is_stale(ino);
+            self.forget_object(ino, true);
+        }
+        for ino in vanished.kept {
+            self.reconcile_later(ino, NAMES_DELAY);
+        }
+        self.forget_name(link.parent, &link.name);
+        Ok(())
+    }
+
+    /// Compares a listed directory with the backing store if its freshness has run out, and takes
+    /// over what others changed in it. What is known is served on when the store does not answer.
+    pub(super) fn check_directory(&self, record: &Record) -> Result<()> {
+        let dir = record.ino;
+        if self.imports.health.is_unresponsive() {
+            return Ok(());
+        }
+        let Some(_flight) = self.imports.flights.enter(dir, UNRESPONSIVE) else { return Ok(()) };
+        if self.directory_is_fresh(dir) {
+            return Ok(());
+        }
+        let _asked = self.imports.health.begin();
+        let checked = self.in_directory(dir, |handle| {
+            let (as_known, _) = self.looks_as_known(dir, handle)?;
+            if !as_known {
+                return self.list_again(dir, handle);
+            }
+            self.imports.directories.set_fresh(dir, self.config.attr_timeout);
+            Ok(())
+        });
+        match checked {
+            Err(error) if error.class() == Some(ErrorClass::NotFound) => {
+                // Removed by others: the directory above it tells.
+                if let [link] = record.links.as_slice()
+                    && record.backing.links.contains(link)
+                {
+                    self.take_away(&link.clone())?;
+                }
+                Err(Errno::STALE.into())
+            }
+            checked => checked,
+        }
+    }
+
+    /// Reads a directory anew: what is new comes in, what changed is taken over, what is gone goes.
+    fn list_again(&self, dir: Ino, handle: &Dir) -> Result<()> {
+        let mut seen = NamesSeen::new();
+        self.import_all(dir, handle, &mut |found| {
+            for found in found {
+                seen.add(&found.name);
+                match self.meta.lookup(dir, &found.name)? {
+                    Some(record) => self.compare_listed(&record, found)?,
+                    // The kernel may remember that there was no such name.
+                    None => self.forget_name(dir, &found.name),
+                }
+            }
+            Ok(())
+        })?;
+        let mut cursor = 0;
+        loop {
+            let page = self.meta.entries_plus(dir, cursor, PAGE)?;
+            let Some(last) = page.last() else { return Ok(()) };
+            cursor = last.entry.cursor;
+            for item in &page {
+                let link = Link::new(dir, item.entry.name.clone());
+                if !seen.may_contain(&link.name) && item.record.backing.links.contains(&link) {
+                    self.confirm_gone(handle, &link, item.record.ino)?;
+                }
+            }
+        }
+    }
+
+    /// A name was not in the listing: looks for it by itself before it goes.
+    fn confirm_gone(&self, dir: &Dir, link: &Link, ino: Ino) -> Result<()> {
+        // A worker may be moving it right now.
+        let Some(_owned) = self.own(ino, Duration::ZERO) else { return Ok(()) };
+        let Ok(record) = self.meta.get(ino) else { return Ok(()) };
+        if !record.links.contains(link) || !record.backing.links.contains(link) {
+            return Ok(());
+        }
+        match self.backing.stat(dir, OsStr::from_bytes(&link.name)) {
+            Err(error) if error.class() == ErrorClass::NotFound => self.take_away(link),
+            _ => Ok(()),
+        }
+    }
+
+    /// A listed entry looks different from what is known: looks again with nobody at it, since the
+    /// listing may be older than a worker's doing.
+    fn compare_listed(&self, record: &Record, found: &Found) -> Result<()> {
+        if record.differs()
+            || record.backing.fingerprint == Some(found.fingerprint)
+            || record.is_directory() && same_directory(record, found)
+        {
+            return Ok(());
+        }
+        if record.is_directory() && found.attr.kind == FileKind::Directory {
+            return self.compare_directory(record, found);
+        }
+        match self.compare(record.ino) {
+            // Another object took its place, and is imported.
+            Err(NodeError::Posix(Errno::STALE)) => Ok(()),
+            compared => compared.map(drop),
+        }
+    }
+
+    /// A directory has other attributes, or is another one: its entries are looked at when they are
+    /// wanted.
+    fn compare_directory(&self, record: &Record, found: &Found) -> Result<()> {
+        let Some(_owned) = self.own(record.ino, Duration::ZERO) else { return Ok(()) };
+        let record = self.meta.get(record.ino)?;
+        if record.differs() {
+            return Ok(());
+        }
+        self.drop_handle(record.ino);
+        self.refresh_directory(record.ino, found.clone())?;
+        self.imports.directories.expire(record.ino);
+        self.forget_object(record.ino, false);
+        Ok(())
+    }
+
+    /// Takes over the attributes of a directory. Its fingerprint says whether its entries are
+    /// known, which this does not change: one that nothing has makes the next check list it.
+    pub(super) fn refresh_directory(&self, dir: Ino, mut found: Found) -> Result<()> {
+        found.fingerprint.ino = 0;
+        self.meta.refresh(dir, &found)?;
+        Ok(())
+    }
+}
+
+/// Whether the listing shows the directory that is known, with its attributes. Its times tell of
+/// its entries, which its own check looks at.
+pub(super) fn same_directory(record: &Record, found: &Found) -> bool {
+    let (known, found_attr) = (&record.attr, &found.attr);
+    found_attr.kind == FileKind::Directory
+        && (known.perm, known.uid, known.gid) == (found_attr.perm, found_attr.uid, found_attr.gid)
+        && record
+            .backing
+            .fingerprint
+            .is_none_or(|print| print.ino == 0 || print.ino == found.fingerprint.ino)
+}

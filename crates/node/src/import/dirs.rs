@@ -1,0 +1,337 @@
+//! Handles on directories of the backing store, and telling our own changes of a directory from
+//! those of others.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use forebay_meta::{Fingerprint, Ino, Link, Record};
+use forebay_store::backing::{Access, PRIVATE};
+use forebay_store::{BackingFile, Dir, ErrorClass};
+use parking_lot::{Mutex, MutexGuard};
+use rustix::io::Errno;
+
+use crate::config::Coherence;
+use crate::convert;
+use crate::error::Result;
+use crate::node::Node;
+
+/// The parent of what stands in the backing store's limbo; the names in it are inode numbers.
+pub(crate) const LIMBO: Ino = Ino(2);
+
+/// Deeper trees are refused: a chain of parents this long is damage.
+const MOST_PARENTS: usize = 2000;
+
+const MOST_HANDLES: usize = 1024;
+
+/// Open handles of directories, the least recently used dropped first.
+#[derive(Default)]
+pub(super) struct Handles {
+    table: Mutex<HandleTable>,
+}
+
+#[derive(Default)]
+struct HandleTable {
+    uses: u64,
+    open: HashMap<u64, (Dir, u64)>,
+}
+
+impl Handles {
+    fn get(&self, ino: Ino) -> Option<Dir> {
+        let mut table = self.table.lock();
+        table.uses += 1;
+        let now = table.uses;
+        table.open.get_mut(&ino.0).map(|(dir, used)| {
+            *used = now;
+            dir.clone()
+        })
+    }
+
+    fn insert(&self, ino: Ino, dir: Dir) {
+        let mut table = self.table.lock();
+        if table.open.len() >= MOST_HANDLES {
+            // An eighth at a time, so that the search for the oldest is paid for once per many.
+            let mut uses: Vec<u64> = table.open.values().map(|(_, used)| *used).collect();
+            let (_, limit, _) = uses.select_nth_unstable(MOST_HANDLES / 8);
+            let limit = *limit;
+            table.open.retain(|_, (_, used)| *used > limit);
+        }
+        table.uses += 1;
+        let now = table.uses;
+        table.open.insert(ino.0, (dir, now));
+    }
+
+    fn remove(&self, ino: Ino) {
+        self.table.lock().open.remove(&ino.0);
+    }
+}
+
+impl Node {
+    /// A handle on a directory as it stands now in the backing store.
+    pub(crate) fn backing_dir(&self, dir: Ino) -> Result<Dir> {
+        self.resolve(dir, MOST_PARENTS)
+    }
+
+    fn resolve(&self, dir: Ino, depth: usize) -> Result<Dir> {
+        if dir == Ino::ROOT {
+            return Ok(self.backing.root());
+        }
+        if dir == LIMBO {
+            let private = self.backing.open_dir(&self.backing.root(), OsStr::new(PRIVATE))?;
+            return Ok(self.backing.open_dir(&private, OsStr::new("limbo"))?);
+        }
+        if let Some(handle) = self.imports.handles.get(dir) {
+            return Ok(handle);
+        }
+        if depth == 0 {
+            return Err(Errno::LOOP.into());
+        }
+        let record = self.meta.get(dir)?;
+        // Newest first: a name that was claimed for a rename may or may not be there yet.
+        for link in record.backing.links.iter().rev() {
+            let (parent, name) = match self.place_of(&record, link, depth - 1) {
+                Err(error) if error.class() == Some(ErrorClass::NotFound) => continue,
+                place => place?,
+            };
+            match self.backing.open_dir(&parent, OsStr::from_bytes(&name)) {
+                Ok(handle) => {
+                    self.imports.handles.insert(dir, handle.clone());
+                    return Ok(handle);
+                }
+                Err(error) if error.class() == ErrorClass::NotFound => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Errno::NOENT.into())
+    }
+
+    /// Where one backing link of `record` is: a handle and a name.
+    pub(crate) fn place_of_link(&self, record: &Record, link: &Link) -> Result<(Dir, Vec<u8>)> {
+        self.place_of(record, link, MOST_PARENTS)
+    }
+
+    fn place_of(&self, record: &Record, link: &Link, depth: usize) -> Result<(Dir, Vec<u8>)> {
+        let parent = self.resolve(link.parent, depth)?;
+        if link.parent == LIMBO {
+            let name = self.limbo_name(&parent, record)?;
+            return Ok((parent, name));
+        }
+        Ok((parent, link.name.to_vec()))
+    }
+
+    /// The name that the store gave to an object in limbo: it ends in the key, here the inode's
+    /// number, after the name of the mount that put it there.
+    fn limbo_name(&self, limbo: &Dir, record: &Record) -> Result<Vec<u8>> {
+        let suffix = format!(".{}", record.ino);
+        let mut names = Vec::new();
+        self.backing.list(limbo, &mut |entries| {
+            let fits = entries.iter().map(|entry| entry.name.as_bytes());
+            names.extend(fits.filter(|name| name.ends_with(suffix.as_bytes())).map(<[u8]>::to_vec));
+            ControlFlow::Continue(())
+        })?;
+        let print = record.backing.fingerprint.filter(|_| names.len() > 1);
+        let ours = names.into_iter().find(|name| {
+            print.is_none_or(|print| {
+                let found = self.backing.stat(limbo, OsStr::from_bytes(name));
+                found.is_ok_and(|found| found.ino == print.ino)
+            })
+        });
+        ours.ok_or_else(|| Errno::NOENT.into())
+    }
+
+    /// A directory and a name in it under which the backing store holds `record` now. `NOENT` if it
+    /// does not hold it. For the root: itself and the empty name.
+    pub(crate) fn backing_place(&self, record: &Record) -> Result<(Dir, Vec<u8>)> {
+        if record.ino == Ino::ROOT {
+            return Ok((self.backing.root(), Vec::new()));
+        }
+        let mut newest_first = record.backing.links.iter().rev();
+        let Some(first) = newest_first.next() else { return Err(Errno::NOENT.into()) };
+        if record.backing.links.len() == 1 {
+            return self.place_of(record, first, MOST_PARENTS);
+        }
+        for link in record.backing.links.iter().rev() {
+            let (dir, name) = self.place_of(record, link, MOST_PARENTS)?;
+            match self.backing.stat(&dir, OsStr::from_bytes(&name)) {
+                Ok(found)
+                    if record.backing.fingerprint.is_none_or(|print| print.ino == found.ino) =>
+                {
+                    return Ok((dir, name));
+                }
+                Ok(_) => {}
+                Err(error) if error.class() == ErrorClass::NotFound => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Errno::NOENT.into())
+    }
+
+    /// Opens the file that the backing store holds for `record`.
+    pub(crate) fn open_backing(
+        &self,
+        record: &Record,
+        access: Access,
+    ) -> Result<Arc<dyn BackingFile>> {
+        let open = |node: &Node| {
+            let (dir, name) = node.backing_place(record)?;
+            Ok(node.backing.open_file(&dir, OsStr::from_bytes(&name), access)?)
+        };
+        let _asked = self.imports.health.begin();
+        match open(self) {
+            Err(error) if is_lost(&error) => {
+                let Some(link) = record.backing.links.first() else { return Err(error) };
+                if self.handle_is_dead(link.parent) {
+                    return open(self);
+                }
+                // Moved by a worker since the record was read.
+                let record = self.meta.get(record.ino)?;
+                let (dir, name) = self.backing_place(&record)?;
+                Ok(self.backing.open_file(&dir, OsStr::from_bytes(&name), access)?)
+            }
+            opened => opened,
+        }
+    }
+
+    /// Does something with a directory's handle, and once more with a new handle if the old one
+    /// turns out to be dead.
+    pub(crate) fn in_directory<T>(
+        &self,
+        dir: Ino,
+        mut operation: impl FnMut(&Dir) -> Result<T>,
+    ) -> Result<T> {
+        let handle = self.backing_dir(dir)?;
+        match operation(&handle) {
+            Err(error) if is_lost(&error) && self.handle_is_dead(dir) => {
+                operation(&self.backing_dir(dir)?)
+            }
+            done => done,
+        }
+    }
+
+    /// Drops the handle of a directory that was removed or is stale; says whether it was.
+    pub(crate) fn handle_is_dead(&self, dir: Ino) -> bool {
+        let Some(handle) = self.imports.handles.get(dir) else { return false };
+        match self.backing.stat(&handle, OsStr::new("")) {
+            Ok(found) if found.nlink > 0 => false,
+            _ => {
+                self.imports.handles.remove(dir);
+                true
+            }
+        }
+    }
+
+    /// Drops the handle of a directory.
+    pub(crate) fn drop_handle(&self, dir: Ino) {
+        self.imports.handles.remove(dir);
+    }
+}
+
+fn is_lost(error: &crate::error::NodeError) -> bool {
+    matches!(error.class(), Some(ErrorClass::NotFound | ErrorClass::Stale))
+}
+
+const STRIPES: usize = 64;
+
+/// What listed directories looked like after our own latest change, as long as the namespace was
+/// not told: each stripe also serializes our changes of the directories in it.
+pub(super) struct OwnChanges {
+    stripes: [Mutex<HashMap<u64, Fingerprint>>; STRIPES],
+}
+
+impl Default for OwnChanges {
+    fn default() -> Self {
+        OwnChanges { stripes: std::array::from_fn(|_| Mutex::default()) }
+    }
+}
+
+impl OwnChanges {
+    fn stripe(dir: Ino) -> usize {
+        (dir.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
+    }
+
+    pub(super) fn lock(&self, dir: Ino) -> MutexGuard<'_, HashMap<u64, Fingerprint>> {
+        self.stripes[Self::stripe(dir)].lock()
+    }
+}
+
+impl Node {
+    /// Makes a change that alters the given directories of the backing store, so that it is not
+    /// taken for a change by others: if a directory looked as known before, what it looks like
+    /// afterwards is known too.
+    pub(crate) fn own_change<T>(
+        &self,
+        dirs: &[(Ino, &Dir)],
+        operation: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        if self.config.coherence == Coherence::Exclusive {
+            return operation();
+        }
+        let mut order: Vec<usize> = dirs.iter().map(|(ino, _)| OwnChanges::stripe(*ino)).collect();
+        order.sort_unstable();
+        order.dedup();
+        let mut stripes: Vec<_> = (order.iter())
+            .map(|&stripe| (stripe, self.imports.own_changes.stripes[stripe].lock()))
+            .collect();
+        let mut tracked = Vec::with_capacity(dirs.len());
+        for (ino, dir) in dirs {
+            let stripe = stripes.iter_mut().find(|(at, _)| *at == OwnChanges::stripe(*ino));
+            let (_, known) = stripe.expect("its stripe was locked above");
+            let as_known = match (known.remove(&ino.0), self.listed_print(*ino)) {
+                (Some(print), Some(_)) => Some(print),
+                (_, stored) => stored,
+            };
+            if as_known.is_some() && as_known == self.print_of(dir) {
+                tracked.push((*ino, *dir));
+            }
+        }
+        let done = operation();
+        for (ino, dir) in tracked {
+            let stripe = stripes.iter_mut().find(|(at, _)| *at == OwnChanges::stripe(ino));
+            let (_, known) = stripe.expect("its stripe was locked above");
+            if let Some(print) = self.print_of(dir) {
+                known.insert(ino.0, print);
+            }
+        }
+        done
+    }
+
+    /// Tells the namespace what a directory looks like after our own changes.
+    pub(crate) fn settle_directory(&self, dir: Ino) -> Result<()> {
+        let mut stripe = self.imports.own_changes.lock(dir);
+        if let Some(print) = stripe.remove(&dir.0)
+            && self.meta.get(dir).is_ok_and(|record| record.listed)
+        {
+            self.meta.set_listed(dir, print)?;
+        }
+        Ok(())
+    }
+
+    /// What a listed directory looked like when it was last known to be as here.
+    fn listed_print(&self, dir: Ino) -> Option<Fingerprint> {
+        let record = self.meta.get(dir).ok()?;
+        record.backing.fingerprint.filter(|_| record.listed)
+    }
+
+    /// Whether a listed directory of the backing store looks as it did when it was last known to be
+    /// as here; and what it looks like.
+    pub(crate) fn looks_as_known(&self, ino: Ino, dir: &Dir) -> Result<(bool, Fingerprint)> {
+        let stripe = self.imports.own_changes.lock(ino);
+        let known = match stripe.get(&ino.0) {
+            Some(print) => Some(*print),
+            None => self.listed_print(ino),
+        };
+        let attributes = self.backing.stat(dir, OsStr::new(""))?;
+        if attributes.nlink == 0 {
+            return Err(Errno::NOENT.into());
+        }
+        let print = convert::fingerprint(attributes.fingerprint());
+        Ok((known == Some(print), print))
+    }
+
+    fn print_of(&self, dir: &Dir) -> Option<Fingerprint> {
+        let attributes = self.backing.stat(dir, OsStr::new("")).ok()?;
+        Some(convert::fingerprint(attributes.fingerprint()))
+    }
+}

@@ -1,0 +1,228 @@
+//! Listing directories of the backing store into the namespace: streamed, one listing of a
+//! directory at a time.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_meta::{Found, Ino, Link, MetaStore};
+use forebay_store::Dir;
+use forebay_store::backing::Entry;
+use parking_lot::{Condvar, Mutex};
+
+use super::is_hidden;
+use crate::error::Result;
+use crate::node::Node;
+
+/// Entries handed to the namespace at once.
+const BATCH: usize = 1000;
+
+/// A directory whose listing took long is not listed again before this many times as long has
+/// passed, so that constant changes of a huge directory cost a bounded share of the time.
+const REST: u32 = 20;
+
+/// More names than these given up during one reading of a directory: it starts anew.
+const MOST_GONE: usize = 100_000;
+
+/// Directories being read, with the names that the backing store gave up meanwhile.
+#[derive(Default)]
+pub(super) struct Readings {
+    table: Mutex<HashMap<u64, (usize, Arc<Mutex<Gone>>)>>,
+}
+
+#[derive(Default)]
+struct Gone {
+    names: HashSet<Box<[u8]>>,
+    too_many: bool,
+}
+
+impl Readings {
+    /// A reading of `dir` begins.
+    pub(super) fn begin(&self, dir: Ino) -> Reading<'_> {
+        let mut table = self.table.lock();
+        let (readers, gone) = table.entry(dir.0).or_default();
+        *readers += 1;
+        Reading { readings: self, dir, gone: gone.clone() }
+    }
+
+    pub(super) fn gone(&self, link: &Link) {
+        let reading = self.table.lock().get(&link.parent.0).map(|(_, gone)| gone.clone());
+        if let Some(gone) = reading {
+            let mut gone = gone.lock();
+            if gone.names.len() < MOST_GONE {
+                gone.names.insert(link.name.clone());
+            } else {
+                gone.too_many = true;
+            }
+        }
+    }
+}
+
+/// A reading of a directory under way.
+pub(super) struct Reading<'a> {
+    readings: &'a Readings,
+    dir: Ino,
+    gone: Arc<Mutex<Gone>>,
+}
+
+impl Reading<'_> {
+    /// Imports what was read, but for names that were given up since they were read. A name given
+    /// up later is still a ghost while this runs, which the namespace leaves out by itself.
+    pub(super) fn import(&self, meta: &MetaStore, dir: Ino, mut found: Vec<Found>) -> Result<bool> {
+        let gone = self.gone.lock();
+        if gone.too_many {
+            return Ok(false);
+        }
+        found.retain(|found| !gone.names.contains(&found.name));
+        meta.import(dir, &found)?;
+        Ok(true)
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        let mut table = self.readings.table.lock();
+        if let Some((readers, _)) = table.get_mut(&self.dir.0) {
+            *readers -= 1;
+            if *readers == 0 {
+                table.remove(&self.dir.0);
+            }
+        }
+    }
+}
+
+/// Work on a directory that only one does while the others wait for its end.
+#[derive(Default)]
+pub(super) struct Flights {
+    under_way: Mutex<HashSet<u64>>,
+    ended: Condvar,
+    announced: Mutex<HashSet<u64>>,
+}
+
+impl Flights {
+    /// Enters for `dir`, or waits until the one under way has ended, `limit` at most. `None`:
+    /// somebody else was at it.
+    pub(super) fn enter(&self, dir: Ino, limit: Duration) -> Option<Flight<'_>> {
+        let until = Instant::now() + limit;
+        let mut under_way = self.under_way.lock();
+        if under_way.insert(dir.0) {
+            return Some(Flight { flights: self, dir });
+        }
+        while under_way.contains(&dir.0) {
+            if self.ended.wait_until(&mut under_way, until).timed_out() {
+                break;
+            }
+        }
+        None
+    }
+
+    /// Whether `dir` was not yet waiting for its background listing.
+    pub(super) fn announce(&self, dir: Ino) -> bool {
+        self.announced.lock().insert(dir.0)
+    }
+
+    pub(super) fn unannounce(&self, dir: Ino) {
+        self.announced.lock().remove(&dir.0);
+    }
+}
+
+/// The right to work on a directory.
+pub(super) struct Flight<'a> {
+    flights: &'a Flights,
+    dir: Ino,
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        self.flights.under_way.lock().remove(&self.dir.0);
+        self.flights.ended.notify_all();
+    }
+}
+
+impl Node {
+    /// Imports all entries of a directory, or waits for another thread that does.
+    pub(super) fn list_directory(&self, dir: Ino) -> Result<()> {
+        while !self.meta.get(dir)?.listed {
+            let entered = self.imports.flights.enter(dir, self.config.backing_timeout);
+            if let Some(_flight) = entered
+                && !self.meta.get(dir)?.listed
+            {
+                self.in_directory(dir, |handle| self.import_all(dir, handle, &mut |_| Ok(())))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a directory and imports what is new in it. `each` sees every batch.
+    pub(crate) fn import_all(
+        &self,
+        dir: Ino,
+        handle: &Dir,
+        each: &mut dyn FnMut(&[Found]) -> Result<()>,
+    ) -> Result<()> {
+        let began = Instant::now();
+        let (_, before) = self.looks_as_known(dir, handle)?;
+        loop {
+            let _asked = self.imports.health.begin();
+            let reading = self.imports.reading.begin(dir);
+            let mut pending = Vec::with_capacity(BATCH);
+            let mut outcome = Ok(true);
+            self.backing.list_plus(handle, &mut |entries| {
+                outcome = self.take_batch(dir, handle, entries, &mut pending, &reading, each);
+                match outcome {
+                    Ok(true) => ControlFlow::Continue(()),
+                    _ => ControlFlow::Break(()),
+                }
+            })?;
+            if outcome? && self.hand_over(dir, &mut pending, &reading, each)? {
+                break;
+            }
+        }
+        self.meta.set_listed(dir, before)?;
+        self.imports.own_changes.lock(dir).remove(&dir.0);
+        let rest = (began.elapsed() * REST).max(self.config.attr_timeout);
+        self.imports.directories.set_fresh(dir, rest);
+        Ok(())
+    }
+
+    fn take_batch(
+        &self,
+        dir: Ino,
+        handle: &Dir,
+        entries: &[Entry],
+        pending: &mut Vec<Found>,
+        reading: &Reading<'_>,
+        each: &mut dyn FnMut(&[Found]) -> Result<()>,
+    ) -> Result<bool> {
+        for entry in entries {
+            let Some(attributes) = &entry.attributes else { continue };
+            if is_hidden(dir, OsStr::from_bytes(entry.name.as_bytes())) {
+                continue;
+            }
+            match self.found(handle, entry.name.as_bytes(), attributes) {
+                Ok(found) => pending.push(found),
+                // A symbolic link that vanished while the directory was read.
+                Err(error) if error.class() == Some(forebay_store::ErrorClass::NotFound) => {}
+                Err(error) => return Err(error),
+            }
+            if pending.len() >= BATCH && !self.hand_over(dir, pending, reading, each)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn hand_over(
+        &self,
+        dir: Ino,
+        pending: &mut Vec<Found>,
+        reading: &Reading<'_>,
+        each: &mut dyn FnMut(&[Found]) -> Result<()>,
+    ) -> Result<bool> {
+        each(pending)?;
+        reading.import(&self.meta, dir, std::mem::take(pending))
+    }
+}

@@ -1,0 +1,277 @@
+//! Lazy import: the backing store's tree becomes known as it is walked, and outside changes to it
+//! are noticed.
+//!
+//! What the namespace knows is served at once. A name that it does not know in a directory that is
+//! not listed yet costs one `stat`; the listing follows in the background. With
+//! [`Coherence::Open`](crate::Coherence::Open) a directory is compared with the backing store when
+//! the attribute time-out has passed since the last comparison, and a file at open.
+
+mod coherence;
+mod dirs;
+mod freshness;
+mod listing;
+mod names_seen;
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_meta::{Attr, Found, Ino, Link, Record, XattrState};
+use forebay_store::backing::is_reserved;
+use forebay_store::{Attributes, Dir, ErrorClass, StoreError};
+use rustix::io::Errno;
+
+use crate::config::Coherence;
+use crate::context::Context;
+use crate::convert;
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+use crate::pool::Urgency;
+
+pub(crate) use dirs::LIMBO;
+
+/// What is known about the freshness of imported directories and files, and which listings are
+/// under way.
+#[derive(Default)]
+pub struct Imports {
+    /// Directories whose entries were compared lately.
+    directories: freshness::Freshness,
+    /// Files whose contents were compared lately.
+    files: freshness::Freshness,
+    /// Operations of the backing store that requests wait for.
+    pub(crate) health: freshness::Health,
+    handles: dirs::Handles,
+    own_changes: dirs::OwnChanges,
+    reading: listing::Readings,
+    flights: listing::Flights,
+}
+
+/// A backing store that has not answered for this long is not asked about freshness.
+const UNRESPONSIVE: Duration = Duration::from_millis(1500);
+
+impl Node {
+    /// The record behind a name, imported from the backing store if it was not known, and compared
+    /// with it when the directory's freshness has run out.
+    pub(crate) fn find(
+        &self,
+        context: &Context,
+        dir: Ino,
+        name: &[u8],
+    ) -> Result<Option<Arc<Record>>> {
+        if is_reserved(OsStr::from_bytes(name), dir == Ino::ROOT) {
+            return Ok(None);
+        }
+        let hit = self.meta.lookup(dir, name)?;
+        if hit.is_some() && self.directory_is_fresh(dir) {
+            return Ok(hit);
+        }
+        let parent = self.meta.get(dir)?;
+        if !parent.is_directory() {
+            return Err(Errno::NOTDIR.into());
+        }
+        if self.is_not_in_backing(&parent) {
+            return Ok(hit);
+        }
+        if parent.listed {
+            if self.directory_is_fresh(dir) {
+                return Ok(hit);
+            }
+            context.wait()?;
+            self.check_directory(&parent)?;
+            return Ok(self.meta.lookup(dir, name)?);
+        }
+        if hit.is_some() {
+            // Imported a moment ago, by itself; the listing compares it.
+            self.list_in_background(dir);
+            return Ok(hit);
+        }
+        context.wait()?;
+        let found = self.import_name(dir, name)?;
+        self.list_in_background(dir);
+        Ok(found)
+    }
+
+    /// Returns when all entries of `dir` are imported and fresh.
+    pub(crate) fn ensure_listed(&self, context: &Context, dir: Ino) -> Result<()> {
+        let record = self.meta.get(dir)?;
+        if !record.is_directory() {
+            return Err(Errno::NOTDIR.into());
+        }
+        if self.is_not_in_backing(&record) || record.listed && self.directory_is_fresh(dir) {
+            return Ok(());
+        }
+        context.wait()?;
+        if record.listed { self.check_directory(&record) } else { self.list_directory(dir) }
+    }
+
+    /// Reads the extended attributes of an imported inode from the backing store if that was not
+    /// done yet.
+    pub(crate) fn import_xattrs(&self, context: &Context, ino: Ino) -> Result<()> {
+        if self.meta.get(ino)?.xattrs != XattrState::Unknown {
+            return Ok(());
+        }
+        context.wait()?;
+        let record = self.meta.get(ino)?;
+        let xattrs = match self.backing_place(&record) {
+            Ok((dir, name)) => self.read_xattrs(&dir, &name)?,
+            Err(NodeError::Posix(Errno::NOENT)) => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        self.meta.xattr_replace_all(ino, &xattrs)?;
+        Ok(())
+    }
+
+    /// Takes the root's attributes from the backing store. To be called once at the start.
+    pub(crate) fn import_root(&self) -> Result<()> {
+        let root = self.backing.root();
+        let attributes = self.backing.stat(&root, OsStr::new(""))?;
+        let found = self.found(&root, b"", &attributes)?;
+        let record = self.meta.get(Ino::ROOT)?;
+        if record.backing.fingerprint.is_some() && coherence::same_directory(&record, &found) {
+            return Ok(());
+        }
+        self.refresh_directory(Ino::ROOT, found)
+    }
+
+    /// All extended attributes of an entry that the backing store lets us see.
+    pub(crate) fn read_xattrs(&self, dir: &Dir, name: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let name = OsStr::from_bytes(name);
+        let refused = |error: &StoreError| {
+            use ErrorClass::{Denied, NotFound, Unsupported};
+            matches!(error.class(), Denied | NotFound | Unsupported)
+        };
+        let names = match self.backing.list_xattrs(dir, name) {
+            Err(error) if error.class() == ErrorClass::Unsupported => return Ok(Vec::new()),
+            names => names?,
+        };
+        let mut all = Vec::with_capacity(names.len());
+        for attribute in names {
+            match self.backing.get_xattr(dir, name, &attribute) {
+                Ok(value) => all.push((attribute.as_bytes().to_vec(), value)),
+                Err(error) if refused(&error) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Imports one name that the namespace does not know.
+    pub(crate) fn import_name(&self, dir: Ino, name: &[u8]) -> Result<Option<Arc<Record>>> {
+        let _asked = self.imports.health.begin();
+        let reading = self.imports.reading.begin(dir);
+        let looked = self.in_directory(dir, |handle| {
+            let attributes = self.backing.stat(handle, OsStr::from_bytes(name))?;
+            self.found(handle, name, &attributes)
+        });
+        match looked {
+            Ok(found) => {
+                reading.import(&self.meta, dir, vec![found])?;
+            }
+            Err(error) if error.class() == Some(ErrorClass::NotFound) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(self.meta.lookup(dir, name)?)
+    }
+
+    /// What the namespace is told about an object of the backing store.
+    fn found(&self, dir: &Dir, name: &[u8], attributes: &Attributes) -> Result<Found> {
+        let target = match attributes.kind {
+            forebay_store::FileKind::Symlink => {
+                let target = self.backing.readlink(dir, OsStr::from_bytes(name))?;
+                Some(target.as_bytes().into())
+            }
+            _ => None,
+        };
+        Ok(Found {
+            name: name.into(),
+            attr: attr(attributes),
+            target,
+            fingerprint: convert::fingerprint(attributes.fingerprint()),
+        })
+    }
+
+    /// Lists `dir` when nobody needs the thread more urgently.
+    fn list_in_background(&self, dir: Ino) {
+        if !self.imports.flights.announce(dir) {
+            return;
+        }
+        let this = self.this.clone();
+        let job = move || {
+            if let Some(node) = this.upgrade() {
+                node.imports.flights.unannounce(dir);
+                if let Err(error) = node.list_directory(dir) {
+                    tracing::debug!(%dir, %error, "a directory was not listed in the background");
+                }
+            }
+        };
+        if self.slow.run(Urgency::Background, job).is_err() {
+            self.imports.flights.unannounce(dir);
+        }
+    }
+
+    /// Whether a directory exists here only: there is nothing to import.
+    fn is_not_in_backing(&self, record: &Record) -> bool {
+        record.ino != Ino::ROOT && record.backing.links.is_empty()
+    }
+
+    fn directory_is_fresh(&self, dir: Ino) -> bool {
+        self.config.coherence == Coherence::Exclusive || self.imports.directories.is_fresh(dir)
+    }
+
+    /// The kernel forgets a name.
+    pub(crate) fn forget_name(&self, dir: Ino, name: &[u8]) {
+        if let Some(kernel) = self.kernel.get() {
+            kernel.forget_entry(dir.0, name);
+        }
+    }
+
+    /// The kernel forgets what it knows of an inode.
+    pub(crate) fn forget_object(&self, ino: Ino, pages: bool) {
+        match self.kernel.get() {
+            Some(kernel) if pages => kernel.forget_inode(ino.0),
+            Some(kernel) => kernel.forget_attributes(ino.0),
+            None => {}
+        }
+    }
+
+    /// The backing store gave up `link`: a listing that is under way and has seen it must not
+    /// import it again. To be called before the namespace is told.
+    pub(crate) fn backing_name_gone(&self, link: &Link) {
+        self.imports.reading.gone(link);
+    }
+}
+
+impl NodeError {
+    /// The class of an error of the backing store.
+    pub(crate) fn class(&self) -> Option<ErrorClass> {
+        match self {
+            NodeError::Store(error) => Some(error.class()),
+            NodeError::Posix(Errno::NOENT) => Some(ErrorClass::NotFound),
+            _ => None,
+        }
+    }
+}
+
+/// The store's attributes as the namespace's. The time of birth is not known: the change of the
+/// contents is the latest that it can have been.
+fn attr(found: &Attributes) -> Attr {
+    Attr {
+        kind: convert::kind(found.kind),
+        perm: found.mode,
+        uid: found.uid,
+        gid: found.gid,
+        nlink: u32::try_from(found.nlink).unwrap_or(u32::MAX),
+        rdev: found.rdev,
+        size: found.size,
+        atime: convert::time(found.atime),
+        mtime: convert::time(found.mtime),
+        ctime: convert::time(found.ctime),
+        btime: convert::time(found.mtime),
+    }
+}
+
+/// Whether a listing leaves this name out.
+fn is_hidden(dir: Ino, name: &OsStr) -> bool {
+    is_reserved(name, dir == Ino::ROOT)
+}

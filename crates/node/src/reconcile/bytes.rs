@@ -1,0 +1,175 @@
+//! Bytes: publishing new files and new versions of files.
+
+use std::sync::Arc;
+
+use forebay_meta::{FileKind, Link, Record};
+use forebay_store::backing::SetAttributes;
+use forebay_store::{Commit, Dir, Expect, Fingerprint};
+
+use super::names::os;
+use super::occupied::Room;
+use super::work::{Step, Work};
+use crate::convert;
+use crate::data::{Flushed, Target};
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+
+impl Node {
+    /// Publishes a file that the backing store does not have: complete, in one step.
+    pub(super) fn publish<'a>(
+        &'a self,
+        work: &mut Work<'a>,
+        at: &Link,
+        depth: usize,
+    ) -> Result<Step> {
+        let has_bytes = work.record.dirty || work.record.spilled;
+        if !has_bytes && work.record.attr.size > 0 {
+            return self.lost(work);
+        }
+        let dir = self.backing_dir(at.parent)?;
+        self.claim(work, at)?;
+        let mut replaced = None;
+        let mut expect = None;
+        match self.clear_name(work, at, &dir, depth)? {
+            Room::Free => {}
+            Room::Replace(owned, other) => {
+                expect = Some(self.backing.stat(&dir, os(&at.name))?.fingerprint());
+                replaced = Some((owned, other));
+            }
+            Room::Taken(found) => return self.yield_name(work, at, &found),
+        }
+        let target =
+            Target { parent: at.parent, dir: &dir, name: &at.name, expect, in_place: false };
+        let flushed = match has_bytes {
+            true => self.flush_bytes(&Arc::new(work.record.clone()), &target)?,
+            false => self.publish_empty(&work.record, &target)?,
+        };
+        match flushed {
+            Flushed::Done { fingerprint, clean } => {
+                work.came(at, &dir);
+                all_written(work, fingerprint, clean);
+                if let Some((owned, mut other)) = replaced {
+                    other.went(at);
+                    work.also(owned, other);
+                }
+                if clean { Ok(Step::Done) } else { Err(NodeError::Busy) }
+            }
+            Flushed::Busy => Err(NodeError::Busy),
+            Flushed::Conflict(None) => {
+                if let Some((owned, mut other)) = replaced {
+                    other.went(at);
+                    work.also(owned, other);
+                }
+                Ok(Step::Again)
+            }
+            Flushed::Conflict(Some(found)) => {
+                if let Some((owned, mut other)) = replaced {
+                    other.went(at);
+                    work.also(owned, other);
+                }
+                if has_bytes {
+                    self.yield_name(work, at, &found)
+                } else {
+                    self.name_is_taken(work, at, &dir)
+                }
+            }
+        }
+    }
+
+    /// An empty file appears with all its attributes at once, as one with bytes does.
+    fn publish_empty(&self, record: &Record, target: &Target<'_>) -> Result<Flushed> {
+        let mut temporary = self.backing.temporary(record.ino.0)?;
+        let attr = &record.attr;
+        let owner = temporary.file().stat()?;
+        temporary.file().set_attributes(&SetAttributes {
+            mode: Some(attr.perm),
+            uid: (owner.uid != attr.uid).then_some(attr.uid),
+            gid: (owner.gid != attr.gid).then_some(attr.gid),
+            ..SetAttributes::default()
+        })?;
+        for (name, value) in self.known_xattrs(record)? {
+            match temporary.file().set_xattr(os(&name), &value) {
+                Err(error) if super::attributes::is_refused(&error) => {
+                    super::attributes::warn_refused(record, &name, &error);
+                }
+                set => set?,
+            }
+        }
+        temporary.file().set_attributes(&SetAttributes {
+            atime: Some(convert::store_time(attr.atime)),
+            mtime: Some(convert::store_time(attr.mtime)),
+            ..SetAttributes::default()
+        })?;
+        let expect = target.expect.map_or(Expect::Absent, Expect::Version);
+        let committed = self.own_change(&[(target.parent, target.dir)], || {
+            Ok(self.backing.commit(&mut temporary, target.dir, os(target.name), expect)?)
+        })?;
+        Ok(match committed {
+            Commit::Done(fingerprint) => Flushed::Done { fingerprint, clean: true },
+            Commit::Conflict(found) => Flushed::Conflict(found),
+        })
+    }
+
+    /// Writes the bytes of a file that the backing store has.
+    pub(super) fn write_bytes(&self, work: &mut Work<'_>) -> Result<Step> {
+        let record = &work.record;
+        if record.attr.kind != FileKind::File || !(record.dirty || record.spilled) {
+            return Ok(Step::Done);
+        }
+        let standing = record.backing.links.iter().find(|link| record.links.contains(link));
+        let Some(link) = standing.or_else(|| record.backing.links.last()).cloned() else {
+            return Ok(Step::Done);
+        };
+        let (dir, name) = self.place_of_link(record, &link)?;
+        let target = Target {
+            parent: link.parent,
+            dir: &dir,
+            name: &name,
+            expect: record.backing.fingerprint.map(convert::store_fingerprint),
+            in_place: record.attr.nlink > 1 || record.links.len() > 1,
+        };
+        match self.flush_bytes(&Arc::new(record.clone()), &target)? {
+            Flushed::Done { fingerprint, clean } => {
+                work.touched(link.parent, &dir);
+                all_written(work, fingerprint, clean);
+                if clean { Ok(Step::Done) } else { Err(NodeError::Busy) }
+            }
+            Flushed::Busy => Err(NodeError::Busy),
+            Flushed::Conflict(found) => self.settle_conflict(work, &link, &dir, found),
+        }
+    }
+
+    fn settle_conflict(
+        &self,
+        work: &mut Work<'_>,
+        link: &Link,
+        dir: &Dir,
+        found: Option<forebay_store::Attributes>,
+    ) -> Result<Step> {
+        // The name may have been moved, or moved aside, while the bytes were copied.
+        let now = self.known(work.ino())?;
+        if !now.is_some_and(|now| now.backing.links.contains(link)) {
+            return Ok(Step::Again);
+        }
+        match found {
+            Some(found) => self.yield_name(work, link, &found),
+            None => {
+                // Removed by others, or with its directory: what is here is written anew.
+                work.went(link);
+                work.disowned();
+                work.touched(link.parent, dir);
+                Ok(Step::Again)
+            }
+        }
+    }
+}
+
+/// The backing store has this version: bytes, attributes and extended attributes.
+fn all_written(work: &mut Work<'_>, print: Fingerprint, clean: bool) {
+    work.print(convert::fingerprint(print));
+    if clean {
+        work.bytes_done();
+    }
+    work.attributes_done();
+    work.xattrs_done();
+}

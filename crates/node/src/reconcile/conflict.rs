@@ -1,0 +1,204 @@
+//! Changes on both sides: nothing is overwritten, the version of this mount gets another name.
+
+use std::collections::VecDeque;
+
+use forebay_meta::{Error as MetaError, Link, RenameFlags, Timestamp};
+use forebay_store::Attributes;
+
+use super::work::{Step, Work};
+use crate::convert;
+use crate::error::Result;
+use crate::import::LIMBO;
+use crate::node::Node;
+
+/// Conflicts remembered for the status.
+const MOST_REMEMBERED: usize = 100;
+
+/// Names tried for one conflict.
+const MOST_NAMES: u32 = 1000;
+
+/// A file or directory changed both here and, by others, in the backing store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conflict {
+    /// The path concerned; it shows what the others made.
+    pub path: Vec<u8>,
+    /// The name of this mount's version in the same directory, if it has one.
+    pub ours: Option<Vec<u8>>,
+    /// When it was noticed.
+    pub when: Timestamp,
+    /// What happened.
+    pub why: &'static str,
+}
+
+impl Conflict {
+    /// The path of this mount's version; empty if it has none.
+    pub fn kept_as(&self) -> Vec<u8> {
+        let Some(ours) = &self.ours else { return Vec::new() };
+        let dir = self.path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
+        [&self.path[..dir], ours].concat()
+    }
+
+    /// Seconds since it was noticed.
+    pub fn age_s(&self) -> u64 {
+        u64::try_from(convert::now().sec - self.when.sec).unwrap_or(0)
+    }
+}
+
+/// The latest conflicts.
+#[derive(Default)]
+pub(super) struct Conflicts {
+    count: u64,
+    latest: VecDeque<Conflict>,
+}
+
+impl Conflicts {
+    fn add(&mut self, conflict: Conflict) {
+        self.count += 1;
+        if self.latest.len() >= MOST_REMEMBERED {
+            self.latest.pop_front();
+        }
+        self.latest.push_back(conflict);
+    }
+
+    pub(super) fn snapshot(&self) -> (u64, Vec<Conflict>) {
+        (self.count, self.latest.iter().cloned().collect())
+    }
+}
+
+impl Node {
+    /// Others have something under a name that an inode with changes should have: leaves it to
+    /// them and gives the inode another name beside it.
+    pub(super) fn yield_name(
+        &self,
+        work: &mut Work<'_>,
+        link: &Link,
+        found: &Attributes,
+    ) -> Result<Step> {
+        // What was its own object is now the others' version.
+        for known in work.record.backing.links.clone() {
+            let is_theirs = match work.record.backing.fingerprint {
+                Some(print) => print.ino == found.ino,
+                None => true,
+            };
+            if known.parent != LIMBO && (is_theirs || known == *link) {
+                work.went(&known);
+                work.foreign(&known);
+            }
+        }
+        work.went(link);
+        work.foreign(link);
+        if work.record.backing.links.is_empty() {
+            work.disowned();
+        }
+        if !work.record.links.contains(link) {
+            return Ok(Step::Again);
+        }
+        let now = convert::now();
+        for attempt in 0..MOST_NAMES {
+            let name = conflict_name(&link.name, now, attempt);
+            let flags = RenameFlags { noreplace: true, exchange: false };
+            let in_use = |_| true;
+            let parent = link.parent;
+            match self.meta.rename(parent, &link.name, parent, &name, flags, now, &in_use) {
+                Ok(_) => {
+                    self.forget_name(parent, &link.name);
+                    self.forget_name(parent, &name);
+                    self.remember(link, Some(name), "changed here and by others");
+                    break;
+                }
+                Err(MetaError::Exists) => {}
+                // Renamed or removed meanwhile: nothing to give up any more.
+                Err(MetaError::NotFound) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(Step::Again)
+    }
+
+    /// What others have under a name that was removed here stays and becomes visible again.
+    pub(super) fn keep_foreign(&self, work: &mut Work<'_>, link: &Link, why: &'static str) {
+        work.foreign(link);
+        self.remember(link, None, why);
+    }
+
+    /// Others removed an unchanged file whose names were changed here: there is nothing left of it.
+    pub(super) fn lost(&self, work: &mut Work<'_>) -> Result<Step> {
+        let in_use = self.in_use(work.ino());
+        for link in work.record.links.clone() {
+            self.remember(&link, None, "moved here, removed by others");
+            match self.meta.unlink(link.parent, &link.name, convert::now(), in_use) {
+                Ok(unlinked) if unlinked.gone => self.discard(work.ino()),
+                Ok(_) | Err(MetaError::NotFound) => {}
+                Err(error) => return Err(error.into()),
+            }
+            self.forget_name(link.parent, &link.name);
+        }
+        Ok(Step::Again)
+    }
+
+    fn remember(&self, link: &Link, ours: Option<Vec<u8>>, why: &'static str) {
+        let mut path = self.meta.path(link.parent).ok().flatten().unwrap_or_default();
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(&link.name);
+        tracing::warn!(
+            path = %path.escape_ascii(),
+            kept_as = %ours.as_deref().unwrap_or_default().escape_ascii(),
+            why,
+            "conflict with a change made by others in the backing store"
+        );
+        let conflict = Conflict { path, ours, when: convert::now(), why };
+        self.reconciler.conflicts.lock().add(conflict);
+    }
+}
+
+/// `NAME.forebay-conflict-HOST-TIME`, shortened where it would be too long for a name.
+fn conflict_name(name: &[u8], now: Timestamp, attempt: u32) -> Vec<u8> {
+    let host = rustix::system::uname();
+    let host: String = host.nodename().to_string_lossy().chars().take(64).collect();
+    let host = host.replace('/', "_");
+    let mut suffix = format!(".forebay-conflict-{host}-{}", utc(now));
+    if attempt > 0 {
+        suffix.push_str(&format!("-{attempt}"));
+    }
+    let room = 255 - suffix.len().min(255);
+    [&name[..name.len().min(room)], suffix.as_bytes()].concat()
+}
+
+/// `YYYYMMDDTHHMMSSZ`. The calendar after Howard Hinnant, *chrono-Compatible Low-Level Date
+/// Algorithms* (2021), `civil_from_days`.
+fn utc(time: Timestamp) -> String {
+    let (days, second) = (time.sec.div_euclid(86_400), time.sec.rem_euclid(86_400));
+    let days = days + 719_468;
+    let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    let (hour, minute) = (second / 3600, second / 60 % 60);
+    format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{:02}Z", second % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn utc_when_given_known_seconds_then_the_calendar_agrees() {
+        assert_eq!(utc(Timestamp::new(0, 0)), "19700101T000000Z");
+        assert_eq!(utc(Timestamp::new(951_782_400, 0)), "20000229T000000Z");
+        assert_eq!(utc(Timestamp::new(1_700_000_000, 5)), "20231114T221320Z");
+        assert_eq!(utc(Timestamp::new(-1, 0)), "19691231T235959Z");
+    }
+
+    #[test]
+    fn conflict_name_when_the_name_is_long_then_it_fits() {
+        let name = conflict_name(&[b'x'; 255], Timestamp::new(0, 0), 3);
+        assert_eq!(name.len(), 255);
+        assert!(name.ends_with(b"-19700101T000000Z-3"));
+    }
+}

@@ -1,0 +1,68 @@
+//! What the backlog asks of the data side, in one place, so that its tests can do without files on
+//! tiers.
+
+use std::sync::Arc;
+
+use forebay_meta::{Ino, Record};
+
+use crate::data::{Flushed, Target};
+use crate::error::Result;
+use crate::node::Node;
+
+/// Stands for the data side in tests.
+#[cfg(test)]
+pub(crate) trait Stub: Send + Sync {
+    fn is_open(&self, ino: Ino) -> bool;
+    fn flush(&self, node: &Node, record: &Record, target: &Target<'_>) -> Result<Flushed>;
+    fn drop_copy(&self, ino: Ino);
+    fn discard(&self, ino: Ino);
+}
+
+#[cfg_attr(not(test), allow(clippy::unused_self))]
+impl Node {
+    #[cfg(test)]
+    fn stub(&self) -> Option<&Arc<dyn Stub>> {
+        self.reconciler.stub.get()
+    }
+
+    pub(super) fn in_use(&self, ino: Ino) -> bool {
+        #[cfg(test)]
+        if let Some(stub) = self.stub() {
+            return stub.is_open(ino);
+        }
+        self.is_open(ino)
+    }
+
+    pub(super) fn flush_bytes(&self, record: &Arc<Record>, target: &Target<'_>) -> Result<Flushed> {
+        #[cfg(test)]
+        if let Some(stub) = self.stub() {
+            return stub.flush(self, record, target);
+        }
+        self.flush_data(record, target)
+    }
+
+    /// The copy of a clean file is stale.
+    pub(crate) fn copy_is_stale(&self, ino: Ino) {
+        #[cfg(test)]
+        if let Some(stub) = self.stub() {
+            return stub.drop_copy(ino);
+        }
+        self.drop_copy(ino);
+    }
+
+    pub(super) fn discard(&self, ino: Ino) {
+        #[cfg(test)]
+        if let Some(stub) = self.stub() {
+            return stub.discard(ino);
+        }
+        self.discard_data(ino);
+    }
+
+    pub(super) fn unwritten_bytes(&self) -> u64 {
+        #[cfg(test)]
+        if self.stub().is_some() {
+            return 0;
+        }
+        self.dirty_bytes()
+    }
+}

@@ -1,0 +1,271 @@
+//! Bringing everything in line, or everything below a directory, while somebody waits.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_meta::{Ino, Seq};
+use parking_lot::{Condvar, Mutex};
+
+use super::Remaining;
+use super::queue::{Turn, is_hidden_orphan};
+use crate::error::Result;
+use crate::node::Node;
+use crate::pool::Urgency;
+
+const PAGE: usize = 1000;
+const BATCH: usize = 32;
+const TELL_EVERY: Duration = Duration::from_millis(100);
+
+/// Files that programs keep changing are given up after this long without any progress.
+const BUSY_PATIENCE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Hears what remains; false stops.
+pub type Progress<'a> = &'a mut dyn FnMut(Remaining) -> bool;
+
+#[derive(Default)]
+struct Tally {
+    running: usize,
+    done: u64,
+    busy: u64,
+    failed: u64,
+}
+
+#[derive(Default)]
+struct Shared {
+    tally: Mutex<Tally>,
+    ended: Condvar,
+}
+
+/// Batches in the hands of the flushers that one caller waits for.
+struct Sweep<'a, 'p> {
+    node: &'a Node,
+    shared: Arc<Shared>,
+    pending: Vec<(Ino, u32)>,
+    until: Instant,
+    told: Instant,
+    progress: Progress<'p>,
+    stopped: bool,
+}
+
+impl<'a, 'p> Sweep<'a, 'p> {
+    fn new(node: &'a Node, until: Instant, progress: Progress<'p>) -> Self {
+        let told = Instant::now() - TELL_EVERY;
+        let shared = Arc::default();
+        Sweep { node, shared, pending: Vec::new(), until, told, progress, stopped: false }
+    }
+
+    fn over(&self) -> bool {
+        self.stopped || Instant::now() >= self.until
+    }
+
+    fn add(&mut self, ino: Ino) {
+        self.pending.push((ino, 0));
+        if self.pending.len() >= BATCH {
+            self.submit();
+        }
+    }
+
+    fn submit(&mut self) {
+        let due = std::mem::take(&mut self.pending);
+        if due.is_empty() {
+            return;
+        }
+        self.wait_for(2 * self.node.config.flush_threads.max(1) - 1);
+        if self.over() {
+            return;
+        }
+        self.shared.tally.lock().running += 1;
+        let (this, shared, again) = (self.node.this.clone(), self.shared.clone(), due.clone());
+        let job = move || {
+            if let Some(node) = this.upgrade() {
+                work_through(&node, &shared, &due);
+            }
+            shared.tally.lock().running -= 1;
+            shared.ended.notify_all();
+        };
+        if self.node.flushers.run(Urgency::Demand, job).is_err() {
+            work_through(self.node, &self.shared, &again);
+            self.shared.tally.lock().running -= 1;
+        }
+    }
+
+    /// Waits until no more than `most` batches run, telling how it goes.
+    fn wait_for(&mut self, most: usize) {
+        loop {
+            self.tell();
+            let shared = self.shared.clone();
+            let mut tally = shared.tally.lock();
+            if tally.running <= most || self.over() {
+                return;
+            }
+            shared.ended.wait_until(&mut tally, (self.told + TELL_EVERY).min(self.until));
+        }
+    }
+
+    fn tell(&mut self) {
+        if self.told.elapsed() >= TELL_EVERY {
+            self.told = Instant::now();
+            self.stopped |= !(self.progress)(self.node.remaining());
+        }
+    }
+
+    /// Waits for all that was submitted. What became of it.
+    fn end(&mut self) -> Tally {
+        self.submit();
+        self.wait_for(0);
+        let mut tally = self.shared.tally.lock();
+        let running = tally.running;
+        std::mem::replace(&mut *tally, Tally { running, ..Tally::default() })
+    }
+
+    /// A pause between two passes.
+    fn pause(&mut self, pause: Duration) {
+        let end = (Instant::now() + pause).min(self.until);
+        while !self.stopped && Instant::now() < end {
+            std::thread::sleep((end - Instant::now()).min(TELL_EVERY));
+            self.tell();
+        }
+    }
+}
+
+fn work_through(node: &Node, shared: &Shared, due: &[(Ino, u32)]) {
+    node.take_turns(due, true, &mut |_, turn| {
+        let mut tally = shared.tally.lock();
+        match turn {
+            Turn::Done => tally.done += 1,
+            Turn::Busy => tally.busy += 1,
+            Turn::Failed => tally.failed += 1,
+            Turn::NotYet => {}
+        }
+    });
+}
+
+impl Node {
+    /// What is not in the backing store yet.
+    pub fn remaining(&self) -> Remaining {
+        Remaining { entries: self.meta.backlog_len(), bytes: self.unwritten_bytes() }
+    }
+
+    /// Brings everything in line until nothing remains or `until` has passed. `progress` is told
+    /// what remains, about ten times a second, and may stop it by returning false. Files that
+    /// programs keep changing remain.
+    pub fn drain(
+        &self,
+        until: Instant,
+        progress: &mut dyn FnMut(Remaining) -> bool,
+    ) -> Result<Remaining> {
+        self.settle_all();
+        self.sweep(until, progress, |node, sweep| {
+            let mut after = Seq(0);
+            let mut kept = 0;
+            loop {
+                let page = node.meta.backlog(after, PAGE)?;
+                let Some((last, _)) = page.last() else { return Ok(kept) };
+                after = *last;
+                for (_, ino) in page {
+                    match node.known(ino)? {
+                        Some(record) if is_hidden_orphan(&record) => kept += 1,
+                        Some(_) if !sweep.over() => sweep.add(ino),
+                        _ => {}
+                    }
+                }
+                if sweep.over() {
+                    return Ok(kept);
+                }
+            }
+        })
+    }
+
+    /// As [`Node::drain`], for an inode and all below it. What remains is counted in the subtree.
+    pub fn sync_subtree(
+        &self,
+        root: Ino,
+        until: Instant,
+        progress: &mut dyn FnMut(Remaining) -> bool,
+    ) -> Result<Remaining> {
+        self.settle_all();
+        self.sweep(until, progress, |node, sweep| {
+            node.add_if_behind(root, sweep)?;
+            let mut way = vec![(root, 0)];
+            while let Some((dir, after)) = way.pop() {
+                if sweep.over() {
+                    break;
+                }
+                let is_directory = node.known(dir)?.is_some_and(|record| record.is_directory());
+                if !is_directory {
+                    continue;
+                }
+                if after == 0 {
+                    for (_, ghost) in node.meta.ghosts(dir)? {
+                        node.add_if_behind(ghost, sweep)?;
+                    }
+                }
+                let page = node.meta.entries_plus(dir, after, PAGE)?;
+                let Some(last) = page.last() else { continue };
+                way.push((dir, last.entry.cursor));
+                for item in &page {
+                    if item.record.queued.is_some() && !is_hidden_orphan(&item.record) {
+                        sweep.add(item.record.ino);
+                    }
+                    if item.record.is_directory() {
+                        way.push((item.record.ino, 0));
+                    }
+                }
+            }
+            Ok(u64::MAX)
+        })
+    }
+
+    fn add_if_behind(&self, ino: Ino, sweep: &mut Sweep<'_, '_>) -> Result<()> {
+        if let Some(record) = self.known(ino)?
+            && record.queued.is_some()
+            && !is_hidden_orphan(&record)
+        {
+            sweep.add(ino);
+        }
+        Ok(())
+    }
+
+    /// Passes over what `select` adds until a pass leaves nothing behind. `select` says how many
+    /// entries of the whole backlog count as done, or `u64::MAX` when it selects a part of it.
+    fn sweep(
+        &self,
+        until: Instant,
+        progress: &mut dyn FnMut(Remaining) -> bool,
+        mut select: impl FnMut(&Node, &mut Sweep<'_, '_>) -> Result<u64>,
+    ) -> Result<Remaining> {
+        let mut sweep = Sweep::new(self, until, progress);
+        let mut pause = Duration::from_millis(20);
+        let mut progressed = Instant::now();
+        loop {
+            let kept = select(self, &mut sweep)?;
+            let tally = sweep.end();
+            let left = match kept {
+                u64::MAX => tally.busy + tally.failed,
+                kept => self.meta.backlog_len().saturating_sub(kept),
+            };
+            let remaining = Remaining { entries: left, bytes: self.unwritten_bytes() };
+            let nothing_selected = tally.done + tally.busy + tally.failed == 0;
+            if left == 0 && (kept != u64::MAX || nothing_selected) {
+                self.restore_directory_times();
+                (sweep.progress)(remaining);
+                return Ok(remaining);
+            }
+            if sweep.over() {
+                return Ok(remaining);
+            }
+            if tally.done > 0 {
+                progressed = Instant::now();
+                pause = Duration::from_millis(20);
+            } else {
+                let only_busy = tally.failed == 0;
+                if only_busy && progressed.elapsed() > BUSY_PATIENCE {
+                    return Ok(remaining);
+                }
+                sweep.pause(pause);
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+}

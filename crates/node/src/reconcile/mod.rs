@@ -1,0 +1,234 @@
+//! The backlog: brings the backing store in line with the namespace, inode by inode.
+//!
+//! The namespace is authoritative. Every record knows where its inode stands in the backing store;
+//! to reconcile it means to make the backing store as the record says, and to report what was done
+//! ([`forebay_meta::MetaStore::reconciled`]). There is no log of operations: what was created and
+//! removed again before its turn is not there to be reconciled.
+//!
+//! A worker owns the inodes that it works on ([`Owned`]). Before it makes a name it claims it, and
+//! it reports that an old name is gone only after the directories were synced, so that a crash at
+//! any point leaves records that name every place where the inode may be; with more than one such
+//! place the next worker looks which of them hold it.
+
+mod attributes;
+mod bytes;
+mod conflict;
+mod data_side;
+mod drain;
+mod names;
+mod occupied;
+mod owned;
+mod queue;
+mod remove;
+#[cfg(test)]
+mod tests;
+mod work;
+
+use std::time::{Duration, Instant};
+
+use forebay_meta::{Error as MetaError, Ino};
+use parking_lot::Mutex;
+
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+
+pub use conflict::Conflict;
+pub(crate) use queue::NAMES_DELAY;
+use work::{Batch, Step, Work};
+
+/// The state of the backlog's workers.
+#[derive(Default)]
+pub struct Reconciler {
+    owners: owned::Owners,
+    queue: queue::Waiting,
+    conflicts: Mutex<conflict::Conflicts>,
+    last_error: Mutex<Option<String>>,
+    /// Directories whose entries a worker changed since their times were set.
+    entries_written: Mutex<std::collections::HashSet<u64>>,
+    #[cfg(test)]
+    pub(crate) stub: std::sync::OnceLock<std::sync::Arc<dyn data_side::Stub>>,
+}
+
+/// What is not in the backing store yet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Remaining {
+    /// Inodes whose names, attributes or bytes differ.
+    pub entries: u64,
+    /// Bytes that only the tiers hold.
+    pub bytes: u64,
+}
+
+/// A parent chain or a nest of removed directories deeper than this is not followed.
+const MOST_PARENTS: usize = 2000;
+
+/// Removed directories within removed directories that one worker follows; the others have their
+/// own turn.
+const MOST_NESTED: usize = 32;
+
+/// Passes over one inode that changes all the time.
+const MOST_PASSES: usize = 16;
+
+/// How long a worker waits for another one that is at the same inode.
+const OWNER_WAIT: Duration = Duration::from_secs(2);
+
+impl Node {
+    /// Brings the backing store in line with `ino` now, its parents first. On a thread that may
+    /// wait.
+    ///
+    /// # Errors
+    /// [`NodeError::Busy`] while programs change it all the time; what the backing store says.
+    pub fn reconcile(&self, ino: Ino) -> Result<()> {
+        let until = Instant::now() + self.config.backing_timeout;
+        loop {
+            let mut batch = Batch::new(self);
+            let done = self.reconcile_in(ino, &mut batch);
+            // What was done is reported also when the rest failed.
+            match done.and(batch.finish()) {
+                Err(NodeError::Busy) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(error) => {
+                    self.note_failure(ino, &error);
+                    return Err(error);
+                }
+                Ok(()) => return Ok(()),
+            }
+        }
+    }
+
+    /// As [`Node::reconcile`], as part of a batch. What was done is reported when the batch is
+    /// finished, whether this succeeded or not.
+    fn reconcile_in<'a>(&'a self, ino: Ino, batch: &mut Batch<'a>) -> Result<()> {
+        if let Some(record) = self.known(ino)? {
+            for parent in record.links.iter().map(|link| link.parent).collect::<Vec<_>>() {
+                self.place_parents(parent, batch)?;
+            }
+        }
+        self.reconcile_alone(ino, batch, 0)?;
+        for follower in batch.take_followers() {
+            // It stood in the way and was moved aside: its turn comes anyway if this fails.
+            if let Err(error) = self.reconcile_alone(follower, batch, 0) {
+                tracing::debug!(ino = %follower, %error, "what was moved aside waits for its turn");
+                self.reconcile_later(follower, Duration::ZERO);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sees to it that `dir` and all directories above it stand where they should.
+    fn place_parents<'a>(&'a self, dir: Ino, batch: &mut Batch<'a>) -> Result<()> {
+        let mut away = Vec::new();
+        let mut at = dir;
+        while at != Ino::ROOT {
+            let Some(record) = self.known(at)? else { break };
+            let Some(link) = record.links.first() else { break };
+            let unconfirmed = record.queued.is_some() && record.backing.fingerprint.is_none();
+            if record.links != record.backing.links || unconfirmed {
+                away.push(at);
+            }
+            at = link.parent;
+            if away.len() > MOST_PARENTS {
+                return Err(rustix::io::Errno::LOOP.into());
+            }
+        }
+        for dir in away.into_iter().rev() {
+            if !batch.has(dir) {
+                self.reconcile_alone(dir, batch, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings one inode in line whose parents stand in place.
+    fn reconcile_alone<'a>(&'a self, ino: Ino, batch: &mut Batch<'a>, depth: usize) -> Result<()> {
+        for _ in 0..MOST_PASSES {
+            if batch.has(ino) {
+                batch.finish()?;
+            }
+            let Some(owned) = self.own(ino, batch.patience(ino)) else {
+                return Err(NodeError::Busy);
+            };
+            let Some(record) = self.known(ino)? else { return Ok(()) };
+            if !record.differs() && record.queued.is_none() {
+                return Ok(());
+            }
+            if queue::is_hidden_orphan(&record) {
+                return Ok(());
+            }
+            match batch.with(owned, &record, |work| self.pass(work, depth))? {
+                Step::Done => return Ok(()),
+                Step::Again => batch.finish()?,
+            }
+        }
+        Err(NodeError::Busy)
+    }
+
+    /// One pass over an inode: names, bytes, attributes, as far as the record says they differ.
+    fn pass<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
+        if work.ino() != Ino::ROOT {
+            if work.record.links.is_empty() {
+                return self.remove(work, depth);
+            }
+            self.survey(work)?;
+            if self.place(work, depth)? == Step::Again {
+                return Ok(Step::Again);
+            }
+            self.look_after_move(work)?;
+            if self.write_bytes(work)? == Step::Again {
+                return Ok(Step::Again);
+            }
+        }
+        self.write_attributes(work)?;
+        Ok(Step::Done)
+    }
+
+    /// The record of an inode, if it still exists.
+    fn known(&self, ino: Ino) -> Result<Option<std::sync::Arc<forebay_meta::Record>>> {
+        match self.meta.get(ino) {
+            Ok(record) => Ok(Some(record)),
+            Err(MetaError::Stale(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The oldest inode whose changes are not in the backing store, as a path.
+    pub fn oldest_unwritten(&self) -> Result<Option<Vec<u8>>> {
+        Ok(self.unwritten(1)?.pop())
+    }
+
+    /// Up to `limit` paths whose changes are not in the backing store yet, oldest first.
+    pub fn unwritten(&self, limit: usize) -> Result<Vec<Vec<u8>>> {
+        let mut paths = Vec::new();
+        for (_, ino) in self.meta.backlog(forebay_meta::Seq(0), limit)? {
+            let path = match self.meta.path(ino)? {
+                Some(path) => Some(path),
+                None => self.meta.backing_path(ino)?,
+            };
+            paths.extend(path);
+        }
+        Ok(paths)
+    }
+
+    /// Inodes whose changes are not in the backing store.
+    pub fn backlog_len(&self) -> u64 {
+        self.meta.backlog_len()
+    }
+
+    /// The latest failure to write to the backing store since all was well.
+    pub fn last_backlog_error(&self) -> Option<String> {
+        self.reconciler.last_error.lock().clone()
+    }
+
+    /// The latest conflicts with changes that others made in the backing store, oldest first, and
+    /// their number since the start.
+    pub fn conflicts(&self) -> (u64, Vec<Conflict>) {
+        self.reconciler.conflicts.lock().snapshot()
+    }
+
+    fn note_failure(&self, ino: Ino, error: &NodeError) {
+        let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
+        let path = String::from_utf8_lossy(&path).into_owned();
+        let mut last = self.reconciler.last_error.lock();
+        *last = Some(format!("/{path}: {error}"));
+    }
+}

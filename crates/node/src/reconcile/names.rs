@@ -1,0 +1,369 @@
+//! Names: making, moving and adding them.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use forebay_meta::{FileKind, Link, Record};
+use forebay_store::backing::{Node as Special, RenameMode};
+use forebay_store::{Attributes, Dir, ErrorClass};
+
+use super::occupied::Room;
+use super::work::{Step, Work};
+use crate::convert;
+use crate::error::Result;
+use crate::import::LIMBO;
+use crate::node::Node;
+
+pub(super) fn os(name: &[u8]) -> &OsStr {
+    OsStr::from_bytes(name)
+}
+
+/// Whether `found` is what a worker of this record may have made before it could report: the times
+/// of files are set before they get their name.
+pub(super) fn may_be_ours(record: &Record, found: &Attributes) -> bool {
+    if convert::kind(found.kind) != record.attr.kind {
+        return false;
+    }
+    match record.backing.fingerprint {
+        Some(print) if print.ino != 0 => print.ino == found.ino,
+        _ => match record.attr.kind {
+            FileKind::File => {
+                found.size == record.attr.size && convert::time(found.mtime) == record.attr.mtime
+            }
+            FileKind::CharDevice | FileKind::BlockDevice => found.rdev == record.attr.rdev,
+            _ => true,
+        },
+    }
+}
+
+impl Node {
+    /// Looks which of the names that the record claims are there, if that is in doubt: a worker
+    /// was interrupted, or could not report.
+    pub(super) fn survey(&self, work: &mut Work<'_>) -> Result<()> {
+        let record = &work.record;
+        let in_doubt = record.backing.links.len() > 1 || record.backing.fingerprint.is_none();
+        let bytes_tell = record.dirty && record.backing.links.len() == 1;
+        if !in_doubt || bytes_tell {
+            return Ok(());
+        }
+        for link in record.backing.links.clone() {
+            let found = self.look_at(&work.record, &link)?;
+            if !found.is_some_and(|(_, _, found)| may_be_ours(&work.record, &found)) {
+                work.went(&link);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the backing store has under a name of `record`, and where.
+    pub(super) fn look_at(
+        &self,
+        record: &Record,
+        link: &Link,
+    ) -> Result<Option<(Dir, Vec<u8>, Attributes)>> {
+        let looked = self.place_of_link(record, link).and_then(|(dir, name)| {
+            let found = self.backing.stat(&dir, os(&name))?;
+            Ok((dir, name, found))
+        });
+        match looked {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.class() == Some(ErrorClass::NotFound) => {
+                if link.parent != LIMBO && self.handle_is_dead(link.parent) {
+                    return self.look_at(record, link);
+                }
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives the inode the names that it should have in the backing store, and takes the others.
+    pub(super) fn place<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
+        loop {
+            let (record, backing) = (&work.record, &work.record.backing);
+            let missing = record.links.iter().find(|link| !backing.links.contains(link)).cloned();
+            let stale = backing.links.iter().find(|link| !record.links.contains(link)).cloned();
+            let step = match (missing, stale) {
+                (None, None) => return Ok(Step::Done),
+                (None, Some(stale)) => {
+                    self.take_name(work, &stale)?;
+                    continue;
+                }
+                (Some(missing), _) if backing.links.is_empty() => {
+                    self.make_name(work, &missing, depth)?
+                }
+                (Some(missing), Some(stale)) => self.move_name(work, &stale, &missing, depth)?,
+                (Some(missing), None) => self.add_name(work, &missing, depth)?,
+            };
+            if step == Step::Again {
+                return Ok(Step::Again);
+            }
+        }
+    }
+
+    /// Moves the inode from one name to another.
+    fn move_name<'a>(
+        &'a self,
+        work: &mut Work<'a>,
+        from: &Link,
+        to: &Link,
+        depth: usize,
+    ) -> Result<Step> {
+        let to_dir = self.backing_dir(to.parent)?;
+        self.claim(work, to)?;
+        let replaced = match self.clear_name(work, to, &to_dir, depth)? {
+            Room::Free => None,
+            Room::Replace(owned, other) => Some((owned, other)),
+            Room::Taken(found) => return self.yield_name(work, to, &found),
+        };
+        let mode = if replaced.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
+        match self.rename_in_backing(work, from, to, &to_dir, mode) {
+            Ok(from_dir) => {
+                work.came(to, &to_dir);
+                work.went(from);
+                if let Some(from_dir) = from_dir {
+                    work.touched(from.parent, &from_dir);
+                }
+                if let Some((owned, mut other)) = replaced {
+                    other.went(to);
+                    work.also(owned, other);
+                }
+                Ok(Step::Done)
+            }
+            Err(error) => match error.class() {
+                Some(ErrorClass::Exists) => self.name_is_taken(work, to, &to_dir),
+                Some(ErrorClass::NotFound) if self.look_at(&work.record, from)?.is_none() => {
+                    work.went(from);
+                    Ok(Step::Done)
+                }
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn rename_in_backing(
+        &self,
+        work: &Work<'_>,
+        from: &Link,
+        to: &Link,
+        to_dir: &Dir,
+        mode: RenameMode,
+    ) -> Result<Option<Dir>> {
+        let itself = match work.record.is_directory() {
+            true => self.backing_dir(work.ino()).ok(),
+            false => None,
+        };
+        let mut changed = vec![(to.parent, to_dir)];
+        changed.extend(itself.as_ref().map(|dir| (work.ino(), dir)));
+        if from.parent == LIMBO {
+            let key = work.ino().0;
+            self.own_change(&changed, || {
+                Ok(self.backing.from_limbo(key, to_dir, os(&to.name))?)
+            })?;
+            return Ok(None);
+        }
+        let from_dir = self.backing_dir(from.parent)?;
+        changed.push((from.parent, &from_dir));
+        self.own_change(&changed, || {
+            Ok(self.backing.rename(&from_dir, os(&from.name), to_dir, os(&to.name), mode)?)
+        })?;
+        Ok(Some(from_dir))
+    }
+
+    /// Adds a hard link.
+    fn add_name<'a>(&'a self, work: &mut Work<'a>, to: &Link, depth: usize) -> Result<Step> {
+        let to_dir = self.backing_dir(to.parent)?;
+        let (dir, name) = self.backing_place(&work.record)?;
+        self.claim(work, to)?;
+        match self.clear_name(work, to, &to_dir, depth)? {
+            Room::Free => {}
+            // No link replaces a name: the removed file goes first.
+            Room::Replace(owned, mut other) => {
+                self.own_change(&[(to.parent, &to_dir)], || {
+                    Ok(self.backing.unlink(&to_dir, os(&to.name))?)
+                })?;
+                other.went(to);
+                work.also(owned, other);
+            }
+            Room::Taken(found) => return self.yield_name(work, to, &found),
+        }
+        let made = self.own_change(&[(to.parent, &to_dir)], || {
+            Ok(self.backing.link(&dir, os(&name), &to_dir, os(&to.name))?)
+        });
+        match made {
+            Ok(()) => {
+                work.came(to, &to_dir);
+                Ok(Step::Done)
+            }
+            Err(error) if error.class() == Some(ErrorClass::Exists) => {
+                self.name_is_taken(work, to, &to_dir)
+            }
+            Err(error) if error.class() == Some(ErrorClass::NotFound) => {
+                // The name that it stood under was removed by others.
+                for link in work.record.backing.links.clone() {
+                    if self.look_at(&work.record, &link)?.is_none() {
+                        work.went(&link);
+                    }
+                }
+                if work.record.backing.links.is_empty() { Ok(Step::Done) } else { Err(error) }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes a name that the inode has besides those that it should have.
+    fn take_name(&self, work: &mut Work<'_>, link: &Link) -> Result<()> {
+        let Some((dir, name, found)) = self.look_at(&work.record, link)? else {
+            work.went(link);
+            return Ok(());
+        };
+        if may_be_ours(&work.record, &found) {
+            self.own_change(&[(link.parent, &dir)], || {
+                Ok(self.backing.unlink(&dir, os(&name))?)
+            })?;
+            work.touched(link.parent, &dir);
+        } else {
+            work.foreign(link);
+        }
+        work.went(link);
+        Ok(())
+    }
+
+    /// Makes an inode that the backing store does not have.
+    fn make_name<'a>(&'a self, work: &mut Work<'a>, at: &Link, depth: usize) -> Result<Step> {
+        if work.record.attr.kind == FileKind::File {
+            return self.publish(work, at, depth);
+        }
+        let dir = self.backing_dir(at.parent)?;
+        self.claim(work, at)?;
+        match self.clear_name(work, at, &dir, depth)? {
+            Room::Free => {}
+            Room::Replace(owned, mut other) => {
+                self.own_change(&[(at.parent, &dir)], || {
+                    Ok(self.backing.unlink(&dir, os(&at.name))?)
+                })?;
+                other.went(at);
+                work.also(owned, other);
+            }
+            Room::Taken(found) => return self.take_or_yield(work, at, &dir, &found),
+        }
+        match self.own_change(&[(at.parent, &dir)], || self.make_special(&work.record, at, &dir)) {
+            Ok(()) => {
+                work.came(at, &dir);
+                // Whatever mode, owner, times and extended attributes it should have.
+                work.record.backing.attrs_differ = true;
+                work.record.backing.xattrs_differ = true;
+                let found = self.backing.stat(&dir, os(&at.name))?;
+                work.print(convert::fingerprint(found.fingerprint()));
+                Ok(Step::Done)
+            }
+            Err(error) if error.class() == Some(ErrorClass::Exists) => {
+                self.name_is_taken(work, at, &dir)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn make_special(&self, record: &Record, at: &Link, dir: &Dir) -> Result<()> {
+        let (attr, name) = (&record.attr, os(&at.name));
+        let special = match attr.kind {
+            FileKind::Directory => return Ok(self.backing.mkdir(dir, name, attr.perm)?),
+            FileKind::Symlink => {
+                let target = record.target.as_deref().unwrap_or_default();
+                return Ok(self.backing.symlink(os(target), dir, name)?);
+            }
+            FileKind::File => Special::Regular,
+            FileKind::Fifo => Special::Fifo,
+            FileKind::Socket => Special::Socket,
+            FileKind::CharDevice => Special::CharDevice(attr.rdev),
+            FileKind::BlockDevice => Special::BlockDevice(attr.rdev),
+        };
+        Ok(self.backing.mknod(dir, name, special, attr.perm)?)
+    }
+
+    /// Something is under the name that nobody here put there: takes it over if it is just what
+    /// was to be made, else leaves the name to it.
+    pub(super) fn name_is_taken<'a>(
+        &'a self,
+        work: &mut Work<'a>,
+        at: &Link,
+        dir: &Dir,
+    ) -> Result<Step> {
+        match self.backing.stat(dir, os(&at.name)) {
+            Ok(found) => self.take_or_yield(work, at, dir, &found),
+            Err(error) if error.class() == ErrorClass::NotFound => Ok(Step::Again),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn take_or_yield<'a>(
+        &'a self,
+        work: &mut Work<'a>,
+        at: &Link,
+        dir: &Dir,
+        found: &Attributes,
+    ) -> Result<Step> {
+        if !self.is_the_same(work, at, dir, found)? {
+            return self.yield_name(work, at, found);
+        }
+        work.came(at, dir);
+        work.record.backing.attrs_differ = true;
+        work.record.backing.xattrs_differ = true;
+        if !work.record.is_directory() {
+            work.print(convert::fingerprint(found.fingerprint()));
+        } else {
+            // With entries of others perhaps: the check of its freshness lists it.
+            let mut print = convert::fingerprint(found.fingerprint());
+            print.mtime = forebay_meta::Timestamp::default();
+            work.print(print);
+        }
+        Ok(Step::Done)
+    }
+
+    /// Whether what is there is what was to be made there.
+    fn is_the_same(
+        &self,
+        work: &Work<'_>,
+        at: &Link,
+        dir: &Dir,
+        found: &Attributes,
+    ) -> Result<bool> {
+        let record = &work.record;
+        if !may_be_ours(record, found) {
+            return Ok(false);
+        }
+        if !record.backing.links.is_empty() {
+            // It stands elsewhere too: a hard link of it, or an equal number by chance.
+            return Ok(record.attr.kind == FileKind::File && found.nlink > 1);
+        }
+        Ok(match record.attr.kind {
+            FileKind::Symlink => {
+                let target = self.backing.readlink(dir, os(&at.name))?;
+                Some(target.as_bytes()) == record.target.as_deref()
+            }
+            FileKind::File => !record.dirty && found.size == 0,
+            _ => true,
+        })
+    }
+
+    /// Notes that the inode may be under `link` from now on.
+    pub(super) fn claim(&self, work: &Work<'_>, link: &Link) -> Result<()> {
+        self.meta.claim(work.ino(), link)?;
+        Ok(())
+    }
+
+    /// After a move the change time is another one: the fingerprint follows if the contents are
+    /// those that were known.
+    pub(super) fn look_after_move(&self, work: &mut Work<'_>) -> Result<()> {
+        if !work.moved || work.record.is_directory() {
+            return Ok(());
+        }
+        let Some(known) = work.record.backing.fingerprint else { return Ok(()) };
+        let (dir, name) = self.backing_place(&work.record)?;
+        let found = self.backing.stat(&dir, os(&name))?.fingerprint();
+        if convert::store_fingerprint(known).same_content(&found) {
+            work.print(convert::fingerprint(found));
+        }
+        Ok(())
+    }
+}

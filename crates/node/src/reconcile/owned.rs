@@ -1,0 +1,61 @@
+//! Who works on which inode.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use forebay_meta::Ino;
+use parking_lot::{Condvar, Mutex};
+
+use crate::node::Node;
+
+const SHARDS: usize = 32;
+
+/// The inodes that somebody works on.
+#[derive(Default)]
+pub(super) struct Owners {
+    shards: [(Mutex<HashSet<u64>>, Condvar); SHARDS],
+}
+
+impl Owners {
+    fn shard(&self, ino: Ino) -> &(Mutex<HashSet<u64>>, Condvar) {
+        &self.shards[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % SHARDS]
+    }
+}
+
+/// The sole right to change an inode in the backing store and to report about it.
+pub(crate) struct Owned<'a> {
+    owners: &'a Owners,
+    pub(super) ino: Ino,
+}
+
+impl Drop for Owned<'_> {
+    fn drop(&mut self) {
+        let (owned, freed) = self.owners.shard(self.ino);
+        owned.lock().remove(&self.ino.0);
+        freed.notify_all();
+    }
+}
+
+impl Node {
+    /// Whether nobody works on the backing store.
+    pub(crate) fn reconciler_is_idle(&self) -> bool {
+        self.reconciler.owners.shards.iter().all(|(owned, _)| owned.lock().is_empty())
+    }
+
+    /// Becomes the owner of an inode; `None` if somebody else is for longer than `patience`.
+    ///
+    /// Whoever owns inodes already may only wait for one with a larger number than all of them, so
+    /// that nobody waits in a circle.
+    pub(crate) fn own(&self, ino: Ino, patience: Duration) -> Option<Owned<'_>> {
+        let owners = &self.reconciler.owners;
+        let until = Instant::now() + patience;
+        let (owned, freed) = owners.shard(ino);
+        let mut owned = owned.lock();
+        while !owned.insert(ino.0) {
+            if patience.is_zero() || freed.wait_until(&mut owned, until).timed_out() {
+                return None;
+            }
+        }
+        Some(Owned { owners, ino })
+    }
+}

@@ -1,0 +1,405 @@
+//! Who is due when, and the thread that hands those who are to the flushers.
+//!
+//! The namespace keeps the backlog; this keeps only when to look at whom, in bounded memory. What
+//! finds no place here, and what a restart left behind, is found by looking through the backlog.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_meta::{FileKind, Ino, Record, Seq};
+use parking_lot::{Condvar, Mutex};
+
+use super::work::Batch;
+use crate::config::Writeback;
+use crate::convert;
+use crate::error::{NodeError, Result};
+use crate::import::LIMBO;
+use crate::node::Node;
+use crate::pool::Urgency;
+
+/// Names and attributes reach the backing store this long after their change, so that what is
+/// temporary never gets there.
+pub(crate) const NAMES_DELAY: Duration = Duration::from_secs(1);
+
+const MOST_WAITING: usize = 65_536;
+
+/// Inodes that one worker brings in line with one sync of directories.
+const MOST_IN_BATCH: usize = 64;
+
+/// A file larger than this does not keep others waiting for their report.
+const LARGE_FILE: u64 = 1 << 20;
+
+const SCAN_PAGE: usize = 1000;
+const SCAN_INTERVAL: Duration = Duration::from_secs(5);
+
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LAST_RETRY: Duration = Duration::from_secs(60);
+const LAST_RETRY_WHEN_BUSY: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Copy)]
+struct Due {
+    at: Instant,
+    first: Instant,
+    failures: u32,
+}
+
+#[derive(Default)]
+struct State {
+    order: BTreeSet<(Instant, u64)>,
+    waiting: HashMap<u64, Due>,
+    /// Batches in the hands of the flushers.
+    running: usize,
+    stopped: bool,
+}
+
+/// The inodes that wait for their turn.
+#[derive(Default)]
+pub(super) struct Waiting {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+impl State {
+    fn set(&mut self, ino: Ino, due: Due) -> bool {
+        let known = self.waiting.get(&ino.0).copied();
+        if known.is_none() && self.waiting.len() >= MOST_WAITING {
+            return false;
+        }
+        if let Some(known) = known {
+            self.order.remove(&(known.at, ino.0));
+        }
+        let earliest = self.order.first().is_none_or(|(at, _)| due.at < *at);
+        self.order.insert((due.at, ino.0));
+        self.waiting.insert(ino.0, due);
+        earliest
+    }
+
+    fn take_due(&mut self, most: usize) -> Vec<(Ino, u32)> {
+        let now = Instant::now();
+        let mut taken = Vec::new();
+        while taken.len() < most {
+            let Some(&(at, ino)) = self.order.first().filter(|(at, _)| *at <= now) else { break };
+            self.order.remove(&(at, ino));
+            let failures = self.waiting.remove(&ino).map_or(0, |due| due.failures);
+            taken.push((Ino(ino), failures));
+        }
+        taken
+    }
+}
+
+/// What became of one inode in a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// It is in line.
+    Done,
+    /// It is in use, or not to be written yet.
+    NotYet,
+    /// Somebody else is at it, or it changes all the time.
+    Busy,
+    /// The backing store refused or failed.
+    Failed,
+}
+
+impl Node {
+    /// Tells the workers that `ino` has something for the backing store from `delay` on. Said
+    /// again, the later time counts, but it is not put off for ever; no delay means at once.
+    pub(crate) fn reconcile_later(&self, ino: Ino, delay: Duration) {
+        let now = Instant::now();
+        let mut state = self.reconciler.queue.state.lock();
+        let known = state.waiting.get(&ino.0).copied();
+        let first = known.map_or(now, |due| due.first);
+        let latest = first + (delay * 10).max(Duration::from_secs(30));
+        let at = match known {
+            _ if delay.is_zero() => now,
+            Some(due) => due.at.max(now + delay).min(latest.max(now)),
+            None => now + delay,
+        };
+        let failures = known.map_or(0, |due| due.failures);
+        if state.set(ino, Due { at, first, failures }) {
+            self.reconciler.queue.wake.notify_all();
+        }
+    }
+
+    fn retry_later(&self, ino: Ino, failures: u32, longest: Duration) {
+        let delay = (FIRST_RETRY * 2_u32.pow(failures.min(12))).min(longest);
+        let now = Instant::now();
+        let due = Due { at: now + delay, first: now, failures: failures + 1 };
+        if self.reconciler.queue.state.lock().set(ino, due) {
+            self.reconciler.queue.wake.notify_all();
+        }
+    }
+
+    /// Starts the thread that hands the backlog to the flushers.
+    pub(crate) fn start_reconciler(self: &Arc<Self>) {
+        let node = Arc::downgrade(self);
+        let run = move || {
+            let mut scan = Scan::default();
+            while let Some(node) = node.upgrade() {
+                if !node.hand_out(&mut scan) {
+                    break;
+                }
+            }
+        };
+        match thread::Builder::new().name("backlog".into()).spawn(run) {
+            Ok(thread) => self.threads.lock().push(thread),
+            Err(error) => tracing::error!(%error, "the backlog waits for sync: no thread for it"),
+        }
+    }
+
+    /// Ends that thread. What is under way goes on.
+    pub(crate) fn stop_reconciler(&self) {
+        self.reconciler.queue.state.lock().stopped = true;
+        self.reconciler.queue.wake.notify_all();
+    }
+
+    /// One round of the thread: false when it is to end.
+    fn hand_out(&self, scan: &mut Scan) -> bool {
+        let threads = self.config.flush_threads.max(1);
+        let queue = &self.reconciler.queue;
+        let due = {
+            let mut state = queue.state.lock();
+            if state.stopped || self.stopping.load(Ordering::Relaxed) {
+                return false;
+            }
+            let room = (2 * threads).saturating_sub(state.running);
+            let due = state.take_due(room * MOST_IN_BATCH);
+            if due.is_empty() {
+                let next = state.order.first().map(|(at, _)| *at).filter(|_| room > 0);
+                let idle = Instant::now() + NAMES_DELAY;
+                queue.wake.wait_until(&mut state, next.map_or(idle, |next| next.min(idle)));
+            }
+            due
+        };
+        if due.is_empty() {
+            self.scan(scan);
+            self.restore_times_when_idle();
+            return true;
+        }
+        let each = due.len().div_ceil(threads).clamp(1, MOST_IN_BATCH);
+        for batch in due.chunks(each) {
+            self.hand_to_flushers(batch.to_vec());
+        }
+        true
+    }
+
+    fn hand_to_flushers(&self, due: Vec<(Ino, u32)>) {
+        self.reconciler.queue.state.lock().running += 1;
+        let this = self.this.clone();
+        let again = due.clone();
+        let job = move || {
+            if let Some(node) = this.upgrade() {
+                node.take_turns(&due, false, &mut |_, _| {});
+                node.batch_ended();
+            }
+        };
+        if self.flushers.run(Urgency::Demand, job).is_err() {
+            for (ino, failures) in again {
+                self.retry_later(ino, failures, LAST_RETRY_WHEN_BUSY);
+            }
+            self.batch_ended();
+        }
+    }
+
+    fn batch_ended(&self) {
+        self.reconciler.queue.state.lock().running -= 1;
+        self.reconciler.queue.wake.notify_all();
+    }
+
+    fn restore_times_when_idle(&self) {
+        let idle = {
+            let state = self.reconciler.queue.state.lock();
+            state.running == 0 && state.waiting.is_empty()
+        };
+        if idle && !self.reconciler.entries_written.lock().is_empty() {
+            let this = self.this.clone();
+            let job = move || {
+                if let Some(node) = this.upgrade() {
+                    node.restore_directory_times();
+                }
+            };
+            // Refused: there is work again, and another time to be idle.
+            self.flushers.run(Urgency::Background, job).ok();
+        }
+    }
+
+    /// Brings several inodes in line with one sync of directories; `told` hears what became of
+    /// each. Those that could not be brought in line are put into the queue again, unless `all` are
+    /// wanted, also those in use: then the caller sees to it.
+    pub(super) fn take_turns(
+        &self,
+        due: &[(Ino, u32)],
+        all: bool,
+        told: &mut dyn FnMut(Ino, Turn),
+    ) {
+        let mut batch = Batch::new(self);
+        let mut done = Vec::with_capacity(due.len());
+        for &(ino, failures) in due {
+            let mut turn = self.take_turn(ino, all, &mut batch);
+            if matches!(turn, Ok(Turn::Busy)) && batch.finish().is_ok() {
+                turn = self.take_turn(ino, all, &mut batch);
+            }
+            match turn {
+                Ok(Turn::Done) => done.push((ino, failures)),
+                Ok(turn) => {
+                    if turn == Turn::Busy && !all {
+                        self.retry_later(ino, failures, LAST_RETRY_WHEN_BUSY);
+                    }
+                    told(ino, turn);
+                }
+                Err(error) => {
+                    self.turn_failed(ino, failures, &error);
+                    told(ino, Turn::Failed);
+                }
+            }
+        }
+        let finished = batch.finish();
+        if finished.is_ok() && !done.is_empty() {
+            self.reconciler.last_error.lock().take_if(|_| self.meta.backlog_len() == 0);
+        }
+        for (ino, failures) in done {
+            match &finished {
+                Ok(()) => told(ino, Turn::Done),
+                Err(error) => {
+                    self.turn_failed(ino, failures, error);
+                    told(ino, Turn::Failed);
+                }
+            }
+        }
+    }
+
+    fn take_turn<'a>(&'a self, ino: Ino, all: bool, batch: &mut Batch<'a>) -> Result<Turn> {
+        let Some(record) = self.known(ino)? else { return Ok(Turn::Done) };
+        if !self.may_be_written(&record, all) {
+            return Ok(Turn::NotYet);
+        }
+        if record.dirty && record.attr.size > LARGE_FILE {
+            batch.finish()?;
+        }
+        match self.reconcile_in(ino, batch) {
+            Ok(()) => Ok(Turn::Done),
+            Err(NodeError::Busy) => Ok(Turn::Busy),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn turn_failed(&self, ino: Ino, failures: u32, error: &NodeError) {
+        self.note_failure(ino, error);
+        if failures == 0 {
+            tracing::warn!(%ino, %error, "not written to the backing store; will be tried again");
+        } else {
+            tracing::debug!(%ino, %error, failures, "not written to the backing store again");
+        }
+        if let Err(error) = self.meta.requeue_last(ino) {
+            tracing::debug!(%ino, %error, "keeps its place in the backlog");
+        }
+        self.retry_later(ino, failures, LAST_RETRY);
+    }
+
+    /// Whether it is time for an inode, by the write-back rule and its users.
+    fn may_be_written(&self, record: &Record, all: bool) -> bool {
+        if is_hidden_orphan(record) {
+            return false;
+        }
+        let has_bytes = record.attr.kind == FileKind::File
+            && record.attr.nlink > 0
+            && (record.dirty || record.spilled);
+        all || !has_bytes
+            || self.config.writeback != Writeback::OnEviction && !self.in_use(record.ino)
+    }
+
+    /// Looks through a part of the backlog for inodes whose time has come and that nobody spoke of.
+    fn scan(&self, scan: &mut Scan) {
+        let now = Instant::now();
+        if scan.next.is_some_and(|next| now < next) {
+            return;
+        }
+        let page = match self.meta.backlog(scan.after, SCAN_PAGE) {
+            Ok(page) => page,
+            Err(error) => {
+                tracing::error!(%error, "the backlog can't be read");
+                scan.next = Some(now + SCAN_INTERVAL);
+                return;
+            }
+        };
+        for (_, ino) in &page {
+            let spoken_of = self.reconciler.queue.state.lock().waiting.contains_key(&ino.0);
+            if !spoken_of
+                && let Ok(record) = self.meta.get(*ino)
+                && self.has_aged(&record)
+                && self.may_be_written(&record, false)
+            {
+                self.reconcile_later(*ino, Duration::ZERO);
+            }
+        }
+        scan.took += now.elapsed();
+        match page.last() {
+            Some((seq, _)) if page.len() == SCAN_PAGE => scan.after = *seq,
+            _ => {
+                scan.next = Some(Instant::now() + SCAN_INTERVAL.max(scan.took * 20));
+                scan.after = Seq(0);
+                scan.took = Duration::ZERO;
+            }
+        }
+    }
+
+    /// Whether the latest change is older than the write-back delay. A clock that was set back must
+    /// not put things off: a change in the future counts as old.
+    fn has_aged(&self, record: &Record) -> bool {
+        let delay = match self.config.writeback {
+            Writeback::After(delay) if record.dirty => delay,
+            _ => NAMES_DELAY,
+        };
+        let changed = record.attr.ctime.max(record.attr.mtime);
+        let age = convert::now().sec - changed.sec;
+        age < 0 || age.unsigned_abs() > delay.as_secs()
+    }
+}
+
+/// A removed file that is in use: its bytes wait in limbo for the last close.
+pub(super) fn is_hidden_orphan(record: &Record) -> bool {
+    record.orphan
+        && record.links.is_empty()
+        && record.backing.links.iter().all(|link| link.parent == LIMBO)
+}
+
+/// How far the thread has looked through the backlog.
+#[derive(Default)]
+struct Scan {
+    after: Seq,
+    next: Option<Instant>,
+    took: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn due(at: Instant) -> Due {
+        Due { at, first: at, failures: 0 }
+    }
+
+    #[test]
+    fn waiting_when_full_then_refuses_and_keeps_order() {
+        let mut state = State::default();
+        let now = Instant::now();
+        for ino in 0..MOST_WAITING as u64 + 10 {
+            state.set(Ino(ino), due(now - Duration::from_millis(ino % 100)));
+        }
+        assert_eq!(state.waiting.len(), MOST_WAITING);
+        assert_eq!(state.order.len(), MOST_WAITING);
+        assert!(state.set(Ino(7), due(now - Duration::from_secs(1))), "now the earliest");
+        assert_eq!(state.order.len(), MOST_WAITING);
+        assert_eq!(state.take_due(1)[0].0, Ino(7));
+    }
+
+    #[test]
+    fn take_due_when_the_time_has_not_come_then_takes_nothing() {
+        let mut state = State::default();
+        state.set(Ino(1), due(Instant::now() + Duration::from_secs(60)));
+        assert!(state.take_due(10).is_empty());
+        assert_eq!(state.waiting.len(), 1);
+    }
+}

@@ -1,0 +1,174 @@
+//! Removed inodes: taking their names from the backing store, unless others changed them.
+
+use std::time::Duration;
+
+use forebay_meta::{FileKind, Link};
+use forebay_store::{Dir, ErrorClass};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use super::MOST_NESTED;
+use super::names::os;
+use super::occupied::{is_unchanged, limbo_link};
+use super::work::{Step, Work};
+use crate::error::{NodeError, Result};
+use crate::import::LIMBO;
+use crate::node::Node;
+
+impl Node {
+    /// Takes the names of an inode that has none here.
+    pub(super) fn remove<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
+        let is_file = work.record.attr.kind == FileKind::File;
+        if is_file && work.record.attr.nlink > 0 && (work.record.dirty || work.record.spilled) {
+            // It has further names, in directories that are not imported: they show the bytes.
+            if self.write_bytes(work)? == Step::Again {
+                return Ok(Step::Again);
+            }
+        }
+        if work.record.orphan && is_file {
+            return self.hide(work);
+        }
+        for link in work.record.backing.links.clone() {
+            if self.is_wanted(work, &link)? {
+                continue;
+            }
+            match self.look_at(&work.record, &link)? {
+                None => work.went(&link),
+                Some((dir, name, _)) if work.record.is_directory() => {
+                    self.remove_directory(work, &link, &dir, &name, depth)?;
+                }
+                Some((dir, name, found)) => {
+                    if is_unchanged(&Arc::new(work.record.clone()), &found) {
+                        self.own_change(&[(link.parent, &dir)], || {
+                            Ok(self.backing.unlink(&dir, os(&name))?)
+                        })?;
+                        work.touched(link.parent, &dir);
+                    } else {
+                        self.keep_foreign(work, &link, "removed here, changed by others");
+                    }
+                    work.went(&link);
+                }
+            }
+        }
+        Ok(Step::Done)
+    }
+
+    /// A removed file in use leaves its name; its bytes stay within reach until the last close.
+    fn hide(&self, work: &mut Work<'_>) -> Result<Step> {
+        let limbo = limbo_link(work.ino());
+        for link in work.record.backing.links.clone() {
+            if link == limbo || self.is_wanted(work, &link)? {
+                continue;
+            }
+            let Some((dir, name, found)) = self.look_at(&work.record, &link)? else {
+                work.went(&link);
+                continue;
+            };
+            if !is_unchanged(&Arc::new(work.record.clone()), &found) {
+                self.keep_foreign(work, &link, "removed here, changed by others");
+                work.went(&link);
+            } else if work.record.backing.links.contains(&limbo) {
+                self.own_change(&[(link.parent, &dir)], || {
+                    Ok(self.backing.unlink(&dir, os(&name))?)
+                })?;
+                work.touched(link.parent, &dir);
+                work.went(&link);
+            } else {
+                self.put_aside(work, &link, &dir)?;
+            }
+        }
+        Ok(Step::Done)
+    }
+
+    /// Whether a name of a removed inode belongs to a living one, which replaces what is there in
+    /// one step when its turn comes.
+    fn is_wanted(&self, work: &mut Work<'_>, link: &Link) -> Result<bool> {
+        if link.parent == LIMBO {
+            return Ok(false);
+        }
+        let Some(heir) = self.meta.lookup(link.parent, &link.name)? else { return Ok(false) };
+        if heir.backing.links.contains(link) && heir.queued.is_none() {
+            // It has the name already.
+            work.went(link);
+        }
+        Ok(true)
+    }
+
+    fn remove_directory<'a>(
+        &'a self,
+        work: &mut Work<'a>,
+        link: &Link,
+        dir: &Dir,
+        name: &[u8],
+        depth: usize,
+    ) -> Result<()> {
+        for _ in 0..3 {
+            let removed =
+                self.own_change(&[(link.parent, dir)], || Ok(self.backing.rmdir(dir, os(name))?));
+            match removed {
+                Ok(()) => {
+                    self.drop_handle(work.ino());
+                    work.touched(link.parent, dir);
+                    work.went(link);
+                    return Ok(());
+                }
+                Err(error) => match error.class() {
+                    Some(ErrorClass::NotFound) => {
+                        work.went(link);
+                        return Ok(());
+                    }
+                    Some(ErrorClass::Exists) => {}
+                    _ => return Err(error),
+                },
+            }
+            if !self.empty_directory(work, depth)? {
+                let own = self.backing_dir(work.ino())?;
+                if self.has_entries(&own)? {
+                    self.keep_foreign(work, link, "directory removed here, filled by others");
+                    self.drop_handle(work.ino());
+                    work.went(link);
+                    return Ok(());
+                }
+            }
+        }
+        Err(NodeError::Busy)
+    }
+
+    /// Takes what our own inodes still have in a removed directory; says whether there was any.
+    fn empty_directory<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<bool> {
+        if depth >= MOST_NESTED {
+            return Err(NodeError::Busy);
+        }
+        let mut any = false;
+        for (name, ino) in self.meta.ghosts(work.ino())? {
+            if work.has_other(ino) {
+                continue;
+            }
+            any = true;
+            let patience =
+                if ino > work.ino() { Duration::from_millis(200) } else { Duration::ZERO };
+            let Some(owned) = self.own(ino, patience) else { return Err(NodeError::Busy) };
+            let Some(record) = self.known(ino)? else { continue };
+            let mut other = Work::new(&record);
+            let done = if record.links.is_empty() {
+                self.remove(&mut other, depth + 1).map(drop)
+            } else {
+                work.followers.push(ino);
+                let link = Link::new(work.ino(), name);
+                self.backing_dir(work.ino()).and_then(|dir| self.put_aside(&mut other, &link, &dir))
+            };
+            work.also(owned, other);
+            done?;
+        }
+        Ok(any)
+    }
+
+    fn has_entries(&self, dir: &Dir) -> Result<bool> {
+        let mut any = false;
+        self.backing.list(dir, &mut |entries| {
+            any |= !entries.is_empty();
+            if any { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        Ok(any)
+    }
+}

@@ -1,0 +1,198 @@
+//! Lazy import and outside changes.
+
+use super::*;
+use crate::error::NodeError;
+
+const READER: Context = Context { uid: 0, gid: 0, pid: 1, may_wait: false };
+
+fn populated() -> Bench {
+    let bench = Bench::new();
+    fs::create_dir_all(bench.root.join("dir/sub")).expect("made");
+    for index in 0..2500 {
+        fs::write(bench.root.join(format!("dir/{index}")), b"x").expect("written");
+    }
+    bench
+}
+
+#[test]
+fn find_when_nothing_is_known_then_must_wait_and_imports() {
+    let bench = populated();
+    let unknown = bench.node.find(&READER, Ino::ROOT, b"dir");
+    assert!(matches!(unknown, Err(NodeError::MustWait)));
+    let dir = bench.dir("dir");
+    assert_eq!(bench.find(dir, "17").expect("imported").attr.size, 1);
+    assert!(bench.find(dir, "absent").is_none());
+    assert!(bench.find(Ino::ROOT, ".forebay").is_none());
+}
+
+#[test]
+fn ensure_listed_when_many_entries_then_all_once_though_many_ask() {
+    let bench = populated();
+    let dir = bench.dir("dir");
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| bench.node.ensure_listed(&Context::DAEMON, dir).expect("listed"));
+        }
+    });
+    let (mut count, mut cursor) = (0, 0);
+    loop {
+        let page = bench.node.meta.entries(dir, cursor, 100).expect("entries");
+        let Some(last) = page.last() else { break };
+        cursor = last.cursor;
+        count += page.len();
+    }
+    assert_eq!(count, 2501);
+}
+
+#[test]
+fn outside_changes_when_the_time_has_passed_then_seen() {
+    let bench = populated();
+    let dir = bench.dir("dir");
+    bench.node.ensure_listed(&Context::DAEMON, dir).expect("listed");
+    let changed = bench.find(dir, "5").expect("known").ino;
+    fs::write(bench.root.join("dir/5"), b"longer than before").expect("written");
+    fs::write(bench.root.join("dir/new"), b"new").expect("written");
+    fs::remove_file(bench.root.join("dir/6")).expect("removed");
+    // Listed again at once only if the rest after a long listing is over.
+    let until = Instant::now() + Duration::from_secs(20);
+    while bench.find(dir, "6").is_some() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(bench.find(dir, "6").is_none());
+    assert_eq!(bench.find(dir, "new").expect("seen").attr.size, 3);
+    assert_eq!(bench.find(dir, "5").expect("seen").attr.size, 18);
+    assert!(bench.contents.stale.lock().contains(&changed.0), "its copy was dropped");
+}
+
+#[test]
+fn revalidate_when_changed_or_removed_outside_then_says_so() {
+    let bench = Bench::new();
+    fs::write(bench.root.join("file"), b"1").expect("written");
+    fs::write(bench.root.join("other"), b"1").expect("written");
+    let file = bench.find(Ino::ROOT, "file").expect("imported");
+    let other = bench.find(Ino::ROOT, "other").expect("imported");
+    fs::write(bench.root.join("file"), b"22").expect("written");
+    fs::remove_file(bench.root.join("other")).expect("removed");
+    assert!(matches!(bench.node.revalidate(&READER, file.clone()), Err(NodeError::MustWait)));
+    let now = bench.node.revalidate(&Context::DAEMON, file).expect("there");
+    assert_eq!(now.attr.size, 2);
+    let gone = bench.node.revalidate(&Context::DAEMON, other);
+    assert!(matches!(gone, Err(NodeError::Posix(rustix::io::Errno::NOENT))));
+    assert!(bench.node.meta.lookup(Ino::ROOT, b"other").expect("a look-up").is_none());
+}
+
+#[test]
+fn our_own_changes_when_checked_then_not_taken_for_changes_by_others() {
+    let counter = Arc::new(Counter::default());
+    let bench = Bench::with(counter.clone(), |_| {});
+    bench.node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+    for index in 0..10 {
+        bench.write(&format!("file-{index}"), b"x");
+    }
+    bench.mkdir("dir");
+    bench.drained();
+    bench.rename("file-1", "dir/file-1", false);
+    bench.unlink("file-2");
+    bench.drained();
+    for dir in [Ino::ROOT, bench.dir("dir")] {
+        let handle = bench.node.backing_dir(dir).expect("there");
+        let (as_known, _) = bench.node.looks_as_known(dir, &handle).expect("stat");
+        assert!(as_known, "{dir}");
+    }
+    fs::write(bench.root.join("foreign"), b"x").expect("written");
+    bench.write("file-3", b"changed");
+    bench.drained();
+    assert!(bench.find(Ino::ROOT, "foreign").is_some(), "changes by others still count");
+}
+
+#[test]
+fn a_name_given_up_when_a_listing_has_seen_it_then_not_imported_again() {
+    let bench = Bench::new();
+    bench.write("file", b"x");
+    bench.drained();
+    // A listing that read the name before, and hands it over after it was removed.
+    let handle = bench.node.backing_dir(Ino::ROOT).expect("root");
+    let mut removed = false;
+    bench
+        .node
+        .import_all(Ino::ROOT, &handle, &mut |found| {
+            if !removed && found.iter().any(|found| &*found.name == b"file") {
+                removed = true;
+                let meta = &bench.node.meta;
+                let gone = meta.unlink(Ino::ROOT, b"file", convert::now(), false).expect("removed");
+                bench.node.reconcile(gone.record.ino).expect("removed below");
+            }
+            Ok(())
+        })
+        .expect("listed");
+    assert!(removed);
+    assert!(bench.node.meta.lookup(Ino::ROOT, b"file").expect("a look-up").is_none());
+}
+
+#[test]
+fn a_store_that_hangs_when_known_names_are_asked_for_then_served() {
+    let stuck = Arc::new(forebay_store::decorators::Stuck::default());
+    let bench = Bench::with(stuck.clone(), |_| {});
+    fs::write(bench.root.join("file"), b"1").expect("written");
+    bench.node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+    stuck.hang(&[Operation::Stat, Operation::List]);
+    let node = bench.node.clone();
+    let asked = stuck.clone();
+    let first = std::thread::spawn(move || {
+        // The first of them that asks the store hangs.
+        let began = Instant::now();
+        while asked.waiting() == 0 && began.elapsed() < Duration::from_secs(5) {
+            node.find(&Context::DAEMON, Ino::ROOT, b"file").ok();
+        }
+    });
+    let began = Instant::now();
+    while stuck.waiting() == 0 && began.elapsed() < Duration::from_secs(5) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(stuck.waiting(), 1);
+    assert!(bench.find(Ino::ROOT, "file").is_some());
+    let limited = Instant::now();
+    assert!(bench.find(Ino::ROOT, "file").is_some());
+    let served_within = limited.elapsed();
+    stuck.release();
+    first.join().expect("it ends");
+    assert!(served_within < Duration::from_millis(500), "{served_within:?}");
+}
+
+#[test]
+fn xattrs_when_asked_for_then_imported_and_written_back() {
+    let bench = Bench::new();
+    let path = bench.root.join("file");
+    fs::write(&path, b"1").expect("written");
+    let set = rustix::fs::setxattr(&path, "user.color", b"red", rustix::fs::XattrFlags::empty());
+    if set.is_err() {
+        return; // No user attributes on this file system.
+    }
+    let ino = bench.find(Ino::ROOT, "file").expect("imported").ino;
+    bench.node.import_xattrs(&Context::DAEMON, ino).expect("imported");
+    let meta = &bench.node.meta;
+    assert_eq!(meta.xattr_get(ino, b"user.color").expect("known"), Some(b"red".to_vec()));
+    let either = forebay_meta::XattrFlags::Either;
+    meta.xattr_set(ino, b"user.shape", b"round", either, convert::now()).expect("set");
+    meta.xattr_remove(ino, b"user.color", convert::now()).expect("removed");
+    bench.drained();
+    let mut value = [0; 16];
+    let found = rustix::fs::getxattr(&path, "user.shape", &mut value[..]).expect("written");
+    assert_eq!(&value[..found], b"round");
+    assert!(rustix::fs::getxattr(&path, "user.color", &mut value[..]).is_err());
+}
+
+#[test]
+fn exclusive_when_others_change_then_nothing_is_asked() {
+    let counter = Arc::new(Counter::default());
+    let bench = Bench::with(counter.clone(), |config| config.coherence = Coherence::Exclusive);
+    fs::write(bench.root.join("file"), b"1").expect("written");
+    bench.node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+    let before = counter.all.load(Ordering::Relaxed);
+    for _ in 0..100 {
+        let file = bench.node.find(&READER, Ino::ROOT, b"file").expect("no waiting");
+        bench.node.revalidate(&READER, file.expect("known")).expect("no waiting");
+        assert!(bench.node.find(&READER, Ino::ROOT, b"absent").expect("no waiting").is_none());
+    }
+    assert_eq!(counter.all.load(Ordering::Relaxed), before);
+}

@@ -1,0 +1,282 @@
+//! Work in hand: what was done to inodes in the backing store, until it is durable and reported.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_meta::{Error as MetaError, Fingerprint, Ino, Link, Record};
+use forebay_store::Dir;
+
+use super::OWNER_WAIT;
+use super::owned::Owned;
+use super::queue::{NAMES_DELAY, is_hidden_orphan};
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+
+/// How a pass over an inode ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// The backing store is as the record said.
+    Done,
+    /// Something was moved out of the way, or the record changed: report and look again.
+    Again,
+}
+
+/// What a worker did to one inode. Applied to the record as it is when it is reported, so it says
+/// what went and what came, never how all is.
+#[derive(Debug, Default)]
+struct Facts {
+    gone: Vec<Link>,
+    fingerprint: Option<Fingerprint>,
+    /// The object under the old names is not this inode's any more.
+    disowned: bool,
+    attributes: bool,
+    xattrs: bool,
+    bytes: bool,
+}
+
+impl Facts {
+    fn apply(&self, record: &mut Record, seen_change: u64) {
+        record.backing.links.retain(|link| !self.gone.contains(link));
+        if self.disowned || record.backing.links.is_empty() && record.ino != Ino::ROOT {
+            record.backing.fingerprint = None;
+        }
+        if self.fingerprint.is_some() {
+            record.backing.fingerprint = self.fingerprint;
+        }
+        if record.change == seen_change {
+            record.backing.attrs_differ &= !self.attributes;
+            record.backing.xattrs_differ &= !self.xattrs;
+            if self.bytes {
+                record.dirty = false;
+                record.spilled = false;
+            }
+        }
+    }
+}
+
+/// The work on one inode. `record` follows what was done.
+pub(super) struct Work<'a> {
+    pub(super) record: Record,
+    seen_change: u64,
+    facts: Facts,
+    dirs: Vec<(Ino, Dir)>,
+    /// Other inodes that stood in the way, and what was done to them.
+    others: Vec<(Owned<'a>, Work<'a>)>,
+    /// Names under which the backing store has something of others.
+    foreign: Vec<Link>,
+    /// Inodes that were moved aside and want to go on.
+    pub(super) followers: Vec<Ino>,
+    /// Names changed, and with them the change time of the backing store's object.
+    pub(super) moved: bool,
+}
+
+impl<'a> Work<'a> {
+    pub(super) fn new(record: &Arc<Record>) -> Self {
+        Work {
+            record: (**record).clone(),
+            seen_change: record.change,
+            facts: Facts::default(),
+            dirs: Vec::new(),
+            others: Vec::new(),
+            foreign: Vec::new(),
+            followers: Vec::new(),
+            moved: false,
+        }
+    }
+
+    pub(super) fn ino(&self) -> Ino {
+        self.record.ino
+    }
+
+    /// The backing store has the inode under `link` now; it was claimed before.
+    pub(super) fn came(&mut self, link: &Link, dir: &Dir) {
+        self.facts.gone.retain(|gone| gone != link);
+        if !self.record.backing.links.contains(link) {
+            self.record.backing.links.push(link.clone());
+        }
+        self.touched(link.parent, dir);
+        self.moved = true;
+    }
+
+    /// The backing store has the inode under `link` no longer.
+    pub(super) fn went(&mut self, link: &Link) {
+        self.record.backing.links.retain(|known| known != link);
+        self.facts.gone.push(link.clone());
+        self.moved = true;
+    }
+
+    /// The entries of `dir` changed.
+    pub(super) fn touched(&mut self, ino: Ino, dir: &Dir) {
+        if !self.dirs.iter().any(|(known, _)| *known == ino) {
+            self.dirs.push((ino, dir.clone()));
+        }
+    }
+
+    pub(super) fn print(&mut self, print: Fingerprint) {
+        self.record.backing.fingerprint = Some(print);
+        self.facts.fingerprint = Some(print);
+    }
+
+    /// What the backing store has is another's now.
+    pub(super) fn disowned(&mut self) {
+        self.record.backing.fingerprint = None;
+        self.facts.fingerprint = None;
+        self.facts.disowned = true;
+    }
+
+    pub(super) fn attributes_done(&mut self) {
+        self.record.backing.attrs_differ = false;
+        self.facts.attributes = true;
+    }
+
+    pub(super) fn xattrs_done(&mut self) {
+        self.record.backing.xattrs_differ = false;
+        self.facts.xattrs = true;
+    }
+
+    /// What was done to another inode, to be reported together with this one.
+    pub(super) fn also(&mut self, owned: Owned<'a>, other: Work<'a>) {
+        self.others.push((owned, other));
+    }
+
+    /// Whether something was done to `ino` for the sake of this one.
+    pub(super) fn has_other(&self, ino: Ino) -> bool {
+        self.others.iter().any(|(owned, work)| owned.ino == ino || work.has_other(ino))
+    }
+
+    /// The backing store has something of others under `link`: it is imported after the report.
+    pub(super) fn foreign(&mut self, link: &Link) {
+        self.foreign.push(link.clone());
+    }
+
+    pub(super) fn bytes_done(&mut self) {
+        self.record.dirty = false;
+        self.record.spilled = false;
+        self.facts.bytes = true;
+    }
+}
+
+struct Finished<'a> {
+    owned: Owned<'a>,
+    seen_change: u64,
+    facts: Facts,
+}
+
+/// The work of one thread between two syncs of directories: many inodes share one sync.
+pub(super) struct Batch<'a> {
+    node: &'a Node,
+    dirs: HashMap<u64, Dir>,
+    finished: Vec<Finished<'a>>,
+    followers: Vec<Ino>,
+    foreign: Vec<Link>,
+}
+
+impl<'a> Batch<'a> {
+    pub(super) fn new(node: &'a Node) -> Self {
+        Batch {
+            node,
+            dirs: HashMap::new(),
+            finished: Vec::new(),
+            followers: Vec::new(),
+            foreign: Vec::new(),
+        }
+    }
+
+    /// Whether work on `ino` waits for the sync.
+    pub(super) fn has(&self, ino: Ino) -> bool {
+        self.finished.iter().any(|finished| finished.owned.ino == ino)
+    }
+
+    /// How long to wait for the owner of `ino`; see [`Node::own`].
+    pub(super) fn patience(&self, ino: Ino) -> Duration {
+        let last = self.finished.iter().all(|finished| finished.owned.ino < ino);
+        if last { OWNER_WAIT } else { Duration::ZERO }
+    }
+
+    /// Does the work on one inode and keeps what was done for the report, also if it failed.
+    pub(super) fn with<T>(
+        &mut self,
+        owned: Owned<'a>,
+        record: &Arc<Record>,
+        pass: impl FnOnce(&mut Work<'a>) -> Result<T>,
+    ) -> Result<T> {
+        let mut work = Work::new(record);
+        let done = pass(&mut work);
+        self.keep(owned, work);
+        done
+    }
+
+    fn keep(&mut self, owned: Owned<'a>, work: Work<'a>) {
+        for (owned, other) in work.others {
+            self.keep(owned, other);
+        }
+        self.foreign.extend(work.foreign);
+        self.dirs.extend(work.dirs.into_iter().map(|(ino, dir)| (ino.0, dir)));
+        self.followers.extend(work.followers);
+        let seen_change = work.seen_change;
+        self.finished.push(Finished { owned, seen_change, facts: work.facts });
+    }
+
+    /// Inodes that were moved aside for those of this batch.
+    pub(super) fn take_followers(&mut self) -> Vec<Ino> {
+        std::mem::take(&mut self.followers)
+    }
+
+    /// Makes what was done durable, reports it and gives the inodes back.
+    ///
+    /// # Errors
+    /// If the sync fails, nothing is reported: the next worker looks what is there.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        let finished = std::mem::take(&mut self.finished);
+        let dirs: Vec<(u64, Dir)> = self.dirs.drain().collect();
+        if !dirs.is_empty() {
+            let handles: Vec<Dir> = dirs.iter().map(|(_, dir)| dir.clone()).collect();
+            self.node.backing.sync_dirs(&handles)?;
+        }
+        let mut failed = None;
+        for done in &finished {
+            if let Err(error) = self.report(done) {
+                failed.get_or_insert(error);
+            }
+        }
+        for (dir, _) in dirs {
+            if let Err(error) = self.node.settle_directory(Ino(dir)) {
+                failed.get_or_insert(error);
+            }
+            self.node.entries_written(Ino(dir));
+        }
+        drop(finished);
+        for link in std::mem::take(&mut self.foreign) {
+            if let Err(error) = self.node.import_name(link.parent, &link.name) {
+                tracing::debug!(%error, "what others made is imported later");
+            }
+            self.node.forget_name(link.parent, &link.name);
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn report(&self, done: &Finished<'a>) -> Result<()> {
+        self.node.report(&done.owned, done.seen_change, &done.facts)
+    }
+}
+
+impl Node {
+    fn report(&self, owned: &Owned<'_>, seen_change: u64, facts: &Facts) -> Result<()> {
+        for link in &facts.gone {
+            self.backing_name_gone(link);
+        }
+        let ino = owned.ino;
+        let apply = |record: &mut Record| facts.apply(record, seen_change);
+        match self.meta.reconciled(ino, seen_change, apply) {
+            Ok(true) => {
+                if !self.known(ino)?.is_some_and(|record| is_hidden_orphan(&record)) {
+                    self.reconcile_later(ino, NAMES_DELAY);
+                }
+            }
+            Ok(false) | Err(MetaError::Stale(_)) => {}
+            Err(error) => return Err(NodeError::Meta(error)),
+        }
+        Ok(())
+    }
+}
