@@ -19,6 +19,7 @@ const RULES: &[Rule] = &[
     sources::unsafe_forbidden,
     rooms::direction,
     documents::links,
+    documents::mentions,
     tests_named::exist,
     tests_named::statements_have_tests,
 ];

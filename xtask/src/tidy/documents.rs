@@ -16,6 +16,33 @@ pub fn links(repository: &Repository) -> Vec<Finding> {
     findings
 }
 
+/// Every document that a source speaks of exists.
+pub fn mentions(repository: &Repository) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, text) in repository.ending(&[".rs", ".toml", ".sh", "Makefile", ".ci/run"]) {
+        if path.starts_with("xtask/src/tidy") {
+            continue;
+        }
+        for (index, line) in text.lines().enumerate() {
+            for document in documents_in(line).filter(|document| !repository.contains(document)) {
+                findings.push(Finding::at(path, index + 1, format!("there is no {document}")));
+            }
+        }
+    }
+    findings
+}
+
+/// The paths of the form `docs/NAME.md` in a line.
+fn documents_in(line: &str) -> impl Iterator<Item = &str> {
+    line.match_indices("docs/").filter_map(|(at, _)| {
+        let rest = &line[at..];
+        let of_path = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+        let end = rest.find(|c| !of_path(c)).unwrap_or(rest.len());
+        let path = &rest[..end];
+        path.rfind(".md").map(|dot| &path[..dot + 3])
+    })
+}
+
 fn broken(repository: &Repository, from: &str, target: &str) -> Option<String> {
     if target.contains("://") || target.starts_with("mailto:") {
         return None;
@@ -104,6 +131,15 @@ mod tests {
         let repository = Repository::of(&[("docs/a.md", "x\n[b](b.md)\n[c](#c)\n")]);
         let lines: Vec<_> = links(&repository).iter().map(|finding| finding.line).collect();
         assert_eq!(lines, [Some(2), Some(3)]);
+    }
+
+    #[test]
+    fn mentions_when_a_document_was_renamed_then_the_source_is_named() {
+        let repository = Repository::of(&[
+            ("a.rs", "//! see docs/a.md.\n/// `docs/gone.md` and docs/b/*.md"),
+            ("docs/a.md", ""),
+        ]);
+        assert_eq!(mentions(&repository), [Finding::at("a.rs", 2, "there is no docs/gone.md")]);
     }
 
     #[test]
