@@ -79,7 +79,7 @@ fn cache_with_a_wrong_name_then_the_names_that_there_are() {
 
 #[test]
 fn replay_of_a_recorded_node_then_the_same_actions_and_a_forged_one_is_found() {
-    let config = StewardConfig::new(vec![TierConfig::new(Bytes(1_000))], "s3fifo");
+    let config = StewardConfig::new(vec![TierConfig::new(Bytes(400))], "s3fifo");
     let mut steward = Steward::new(&config).expect("sound");
     let mut text = String::new();
     log::write_head(&config, &mut text);

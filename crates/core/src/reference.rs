@@ -124,9 +124,10 @@ impl Job {
         self.sequence.push_back(Reference { object, next: NONE, done: false });
     }
 
-    /// Strikes off the object's first reference ahead.
-    fn consume(&mut self, object: u64) {
-        let Some(ahead) = self.named.get_mut(&object) else { return };
+    /// Strikes off the object's first reference ahead; returns its position.
+    fn consume(&mut self, object: u64) -> Option<u64> {
+        let ahead = self.named.get_mut(&object)?;
+        let first = ahead.first;
         let at = (ahead.first - self.cursor) as usize;
         self.sequence[at].done = true;
         ahead.used = ahead.first;
@@ -136,13 +137,14 @@ impl Job {
         if ahead.count == 0 && !self.closed {
             self.named.remove(&object);
         }
+        Some(first)
     }
 
     /// Strikes off the object's first reference ahead, as it came true.
     fn follow(&mut self, object: u64) {
-        let Some(ahead) = self.named.get(&object) else { return };
+        let Some(first) = self.consume(object) else { return };
         let expected = self.place + 16;
-        let error = (16 * (ahead.first + 1)) as i64 - expected as i64;
+        let error = (16 * (first + 1)) as i64 - expected as i64;
         self.place = expected.saturating_add_signed(error.clamp(-STRIDE, STRIDE) / 8);
         // Only what comes late tells: what comes early may be an access that the sequence lacks.
         let late = error.min(0).unsigned_abs();
@@ -154,7 +156,6 @@ impl Job {
         };
         self.strays = 0;
         self.credit = (self.credit + 1).min(CREDIT.2);
-        self.consume(object);
     }
 
     /// Drops what is done or given up from the front; returns by how much the cursor moved.
@@ -256,8 +257,13 @@ impl References {
     /// Matches an access against the sequences; returns whether a job expected it. One access is
     /// one reference: of several jobs that expect the object, the one that is nearest to it.
     pub fn observe(&mut self, object: u64) -> bool {
-        let expecting = self.jobs.iter_mut().filter(|job| job.expects(object));
-        let nearest = expecting.min_by_key(|job| job.named[&object].first.abs_diff(job.place / 16));
+        let distance = |job: &&Job| job.named[&object].first.abs_diff(job.place / 16);
+        let expecting = |job: &&Job| job.expects(object);
+        let nearest = match &self.jobs[..] {
+            // The common case, without looking for the reference once more.
+            [only] => Some(only).filter(expecting),
+            jobs => jobs.iter().filter(expecting).min_by_key(distance),
+        };
         let Some(id) = nearest.map(|job| job.id) else {
             for job in &mut self.jobs {
                 job.stray(object);

@@ -69,7 +69,7 @@ const SHARDS: usize = 64;
 
 type Shard = RwLock<HashMap<u64, Slot>>;
 
-struct Slot {
+pub(crate) struct Slot {
     file: Arc<File>,
     users: u64,
 }
@@ -119,12 +119,20 @@ impl Files {
             .collect()
     }
 
+    /// Holds every lock of the table, for a test of who needs them.
+    #[cfg(test)]
+    pub(crate) fn lock_all(&self) -> Vec<parking_lot::RwLockWriteGuard<'_, HashMap<u64, Slot>>> {
+        self.shards.iter().map(|shard| shard.write()).collect()
+    }
+
     /// Files in use.
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.read().len()).sum()
     }
 
     /// Whether no file is in use.
+    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

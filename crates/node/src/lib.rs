@@ -19,6 +19,8 @@ mod fetch;
 mod files;
 mod flush;
 mod handle;
+#[cfg(test)]
+mod hot_path_tests;
 mod import;
 mod io;
 mod kernel;

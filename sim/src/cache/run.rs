@@ -204,6 +204,22 @@ mod tests {
     }
 
     #[test]
+    fn loops_over_few_files_then_the_portfolio_is_near_the_better_member() {
+        let (mut sum, mut members) = (0.0, [0.0, 0.0]);
+        for seed in 0..24 {
+            let trace = generate(Kind::RoundRobin, 3 + seed % 4, 400, seed);
+            let capacity = 256 * crate::cache::generate::MB;
+            let bound = lower_bound(&trace, capacity) as f64;
+            let of = |policy| missed(&trace, &Options::new(policy, capacity)) / bound / 24.0;
+            sum += of("portfolio");
+            members[0] += of("heuristic");
+            members[1] += of("min-whole");
+        }
+        let better = members[0].min(members[1]);
+        assert!(sum <= 1.02 * better, "{sum} against {members:?}");
+    }
+
+    #[test]
     fn request_cost_weighed_then_less_of_both_together() {
         let trace = generate(Kind::Zipf, 300, 6_000, 5);
         let capacity = trace.footprint() / 10;

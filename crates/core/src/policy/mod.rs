@@ -29,6 +29,7 @@ mod list;
 mod lru;
 mod min;
 mod min_cost;
+mod portfolio;
 mod rank;
 pub mod replay;
 mod s3fifo;
@@ -46,6 +47,7 @@ pub use lfu::Lfu;
 pub use lru::Lru;
 pub use min::Min;
 pub use min_cost::MinCost;
+pub use portfolio::Portfolio;
 pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;
 pub use wtinylfu::WTinyLfu;
@@ -65,6 +67,7 @@ pub const NAMES: &[&str] = &[
     "belady-size",
     "min",
     "min-whole",
+    "portfolio",
 ];
 
 /// What was done to an object.
@@ -321,6 +324,7 @@ pub fn by_name(name: &str, config: &PolicyConfig) -> Result<Box<dyn Policy>, Unk
         "min-whole" => Box::new(Min::whole(config)),
         "s3fifo" => Box::new(S3Fifo::new(config)),
         "sieve" => Box::new(Sieve::new()),
+        "portfolio" => Box::new(Portfolio::new(config)),
         "arc" => Box::new(Arc::new(config)),
         "wtinylfu" => Box::new(WTinyLfu::new(config)),
         "gdsf" => Box::new(Gdsf::new()),

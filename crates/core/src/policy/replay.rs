@@ -55,14 +55,20 @@ impl Cache {
     /// # Errors
     /// [`UnknownPolicy`] if there is none of that name.
     pub fn new(policy: &str, config: &PolicyConfig) -> Result<Self, UnknownPolicy> {
-        Ok(Self {
-            policy: by_name(policy, config)?,
-            capacity: config.capacity,
+        Ok(Self::with(by_name(policy, config)?, config.capacity))
+    }
+
+    /// An empty tier of `capacity` bytes with a policy made for it.
+    #[must_use]
+    pub fn with(policy: Box<dyn Policy>, capacity: u64) -> Self {
+        Self {
+            policy,
+            capacity,
             used: 0,
             resident: Map::default(),
             victims: Vec::new(),
             counts: Counts::default(),
-        })
+        }
     }
 
     /// The policy, to give it hints.
