@@ -107,7 +107,8 @@ fn transport_options(node: &Node, options: &MountOptions) -> Options {
     }
 }
 
-/// What is asked of the kernel. No write-back cache: it excludes passthrough, and acknowledges
+/// What is asked of the kernel. Listings always come with attributes: the kernel's own guess asks for
+/// them in one request of several only, and each entry of the others costs a lookup in `ls -l`. No write-back cache: it excludes passthrough, and acknowledges
 /// writes that the daemon has not seen. No locks: the kernel keeps those of one node by itself.
 fn features(passthrough: Passthrough) -> Features {
     let always = [
@@ -117,7 +118,6 @@ fn features(passthrough: Passthrough) -> Features {
         Features::BIG_WRITES,
         Features::DONT_MASK,
         Features::DO_READDIRPLUS,
-        Features::READDIRPLUS_AUTO,
         Features::PARALLEL_DIROPS,
         Features::HANDLE_KILLPRIV_V2,
         Features::POSIX_ACL,
