@@ -272,7 +272,8 @@ impl Node {
         let found = backing.stat()?;
         let half = self.meta.setting(&half_setting(file.ino))?;
         let interrupted = half.as_deref() == Some(&found.ino.to_le_bytes()[..]);
-        if !interrupted && !target.expect.is_some_and(|print| print.same_content(&found.fingerprint()))
+        if !interrupted
+            && !target.expect.is_some_and(|print| print.same_content(&found.fingerprint()))
         {
             return Ok(Flushed::Conflict(Some(found)));
         }

@@ -41,6 +41,7 @@ impl Node {
                 replaced = Some((owned, other));
             }
             Room::Taken(found) => return self.yield_name(work, at, &found),
+            Room::Unreported => return Ok(Step::Again),
         }
         let target =
             Target { parent: at.parent, dir: &dir, name: &at.name, expect, in_place: false };

@@ -11,8 +11,8 @@ use super::occupied::Room;
 use super::work::{Step, Work};
 use crate::convert;
 use crate::error::Result;
-use crate::import::LIMBO;
 use crate::failpoints::fail_at;
+use crate::import::LIMBO;
 use crate::node::Node;
 
 pub(super) fn os(name: &[u8]) -> &OsStr {
@@ -136,6 +136,7 @@ impl Node {
             }
             Room::Replace(owned, other) => Some((owned, other)),
             Room::Taken(found) => return self.yield_name(work, to, &found),
+            Room::Unreported => return Ok(Step::Again),
         };
         let mode = if replaced.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
         match self.rename_in_backing(work, from, to, &to_dir, mode) {
@@ -203,6 +204,7 @@ impl Node {
             // No link replaces a name: the removed file goes first.
             Room::Replace(owned, other) => self.clear(work, to, &to_dir, owned, other)?,
             Room::Taken(found) => return self.yield_name(work, to, &found),
+            Room::Unreported => return Ok(Step::Again),
         }
         fail_at!("node.reconcile.before_link");
         let made = self.own_change(&[(to.parent, &to_dir)], || {
@@ -260,6 +262,7 @@ impl Node {
             Room::Free => {}
             Room::Replace(owned, other) => self.clear(work, at, &dir, owned, other)?,
             Room::Taken(found) => return self.take_or_yield(work, at, &dir, &found),
+            Room::Unreported => return Ok(Step::Again),
         }
         match self.own_change(&[(at.parent, &dir)], || self.make_special(&work.record, at, &dir)) {
             Ok(()) => {

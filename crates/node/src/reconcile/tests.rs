@@ -412,6 +412,27 @@ fn rename_over_when_drained_then_replaced_and_the_old_one_forgotten() {
 }
 
 #[test]
+fn both_names_of_a_removed_file_when_another_has_them_now_then_no_conflict() {
+    for kind in [FileKind::Fifo, FileKind::File] {
+        let bench = Bench::new();
+        let link = |ino: Ino| {
+            let linked = bench.node.meta.link(ino, Ino::ROOT, b"two", convert::now());
+            linked.expect("it can be linked");
+        };
+        link(bench.write("one", b"old"));
+        bench.drained();
+        bench.unlink("one");
+        bench.unlink("two");
+        link(bench.make("one", kind, 0o600));
+        bench.drained();
+        assert_eq!(bench.node.conflicts(), (0, vec![]), "{kind:?}");
+        assert_eq!(bench.names(""), ["one", "two"], "{kind:?}");
+        let number = |name: &str| fs::metadata(bench.root.join(name)).expect("it is there").ino();
+        assert_eq!(number("one"), number("two"), "{kind:?}");
+    }
+}
+
+#[test]
 fn a_tree_removed_when_drained_in_any_order_then_gone() {
     let bench = Bench::new();
     for dir in ["t", "t/u", "t/u/v"] {
