@@ -221,12 +221,11 @@ impl Node {
         if end <= paid {
             return true;
         }
-        let room = &self.tiers[usize::from(place.tier)].room;
         if offset > paid {
             // A write beyond a gap: only itself is charged, and again if it is repeated; the
             // excess goes when the file is settled.
             let bytes = (end - offset).next_multiple_of(BLOCK) + BLOCK;
-            if !room.take(bytes) {
+            if !self.take_room(place.tier, bytes) {
                 return false;
             }
             charge.bytes.fetch_add(bytes, Ordering::AcqRel);
@@ -234,11 +233,11 @@ impl Node {
         }
         let step = if end <= SMALL { BLOCK } else { STEP };
         let wanted = end.next_multiple_of(step);
-        let grow_to = if room.take(wanted - paid) {
+        let grow_to = if self.take_room(place.tier, wanted - paid) {
             wanted
         } else {
             let least = end.next_multiple_of(BLOCK);
-            if !room.take(least - paid) {
+            if !self.take_room(place.tier, least - paid) {
                 return false;
             }
             least

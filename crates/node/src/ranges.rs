@@ -108,11 +108,10 @@ impl Node {
         self.mark_dirty(file, place)?;
         let len = place.object.len()?;
         let whole = place.presence.is_none();
-        let room = &self.tiers[usize::from(place.tier)].room;
         let paid = place.charge.paid_end.load(Ordering::Acquire);
         let wanted = if whole { end.saturating_sub(paid.max(offset)) } else { 0 };
         let mode = if keep { AllocateMode::KeepSize } else { AllocateMode::Extend };
-        if whole && wanted > 0 && room.take(wanted) {
+        if whole && wanted > 0 && self.take_room(place.tier, wanted) {
             place.charge.bytes.fetch_add(wanted, Ordering::AcqRel);
             match place.object.allocate(offset, end - offset, mode) {
                 Ok(()) => return Ok(()),

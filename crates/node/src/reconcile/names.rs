@@ -93,6 +93,11 @@ impl Node {
         }
     }
 
+    /// What the backing store has under a name of `record`, if anything.
+    pub(crate) fn found_under(&self, record: &Record, link: &Link) -> Result<Option<Attributes>> {
+        Ok(self.look_at(record, link)?.map(|(_, _, found)| found))
+    }
+
     /// Gives the inode the names that it should have in the backing store, and takes the others.
     pub(super) fn place<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
         loop {

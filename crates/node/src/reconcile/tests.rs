@@ -182,6 +182,7 @@ fn node_on(
         residents: Default::default(),
         handles: sharded_slab::Slab::new(),
         steward: Mutex::new(Steward::new(&steward).expect("a sound configuration")),
+        put_off: Mutex::default(),
         started: Instant::now(),
         imports: Default::default(),
         reconciler: super::Reconciler { stub, ..Default::default() },
