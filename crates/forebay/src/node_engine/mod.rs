@@ -4,7 +4,6 @@ mod control;
 mod convert;
 mod walk;
 
-use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,10 +70,6 @@ impl Engine for NodeEngine {
             repaired: found.repaired,
             details: found.details,
         })
-    }
-
-    fn simulate(&self, what: &str, args: &[OsString]) -> ControlResult<u8> {
-        convert::simulate(what, args)
     }
 }
 
