@@ -3,6 +3,10 @@
 PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
+# The longest that the tests may take.
+TEST_MINUTES ?= 20
+# Suites with mounts need /dev/fuse. Fail points cost nothing where no test sets one.
+FEATURES = $(if $(wildcard /dev/fuse),--all-features,--features forebay/failpoints)
 RELEASE = $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
@@ -15,7 +19,7 @@ demo: ## Show what Forebay does: slow disk, cache, plot (root, about 2 minutes a
 	bench/demo.sh
 
 test: ## Run all tests
-	$(CARGO) test --workspace
+	timeout --kill-after=30 $(TEST_MINUTES)m $(CARGO) test --workspace $(FEATURES) --no-fail-fast
 
 build: ## Build the release binaries
 	$(CARGO) build --release -p forebay -p forebay-bench
@@ -24,9 +28,11 @@ bench: build ## Measure against peers and with real programs (root, long)
 	SKIP_BUILD=1 bench/peers.sh meta hit newfile
 	SKIP_BUILD=1 bench/programs.sh
 
-check: ## Formatting and lints, as CI wants them
+check: ## Formatting, lints and rules, as CI wants them
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --all-features -- -D warnings
+	$(CARGO) xtask tidy
+	$(CARGO) xtask audit
 
 install: build ## Install to PREFIX (/usr/local), with man pages and completions
 	install -Dm755 $(RELEASE)/forebay $(DESTDIR)$(PREFIX)/bin/forebay

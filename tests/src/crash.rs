@@ -169,13 +169,13 @@ fn recover(mount: &mut ForebayMount, load: &Load, settled: &Snapshot) -> Outcome
     let now = snapshot(mount.dir())?;
     let old = now.iter().filter(|(path, _)| settled.contains_key(*path));
     same_tree(&old.map(|(k, v)| (k.clone(), *v)).collect(), settled, "an earlier round")?;
-    mount.fsck_mounted()?;
     Ok(now)
 }
 
 /// Unmounts and compares the backing store with what the mount showed.
 fn drained(mount: &mut ForebayMount, settled: &Snapshot) -> Outcome {
     mount.unmount()?;
+    mount.fsck_tiers()?;
     same_tree(&snapshot(mount.backing())?, settled, "the backing store after the drain")
 }
 

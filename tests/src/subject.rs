@@ -371,16 +371,11 @@ impl ForebayMount {
         })
     }
 
-    /// `forebay fsck` of the mounted file system; a finding is an error.
-    pub fn fsck_mounted(&self) -> Result<(), SubjectError> {
-        run_checked(self.command("fsck").arg(&self.mountpoint), COMMAND_LIMIT).map(drop)
-    }
-
-    /// `forebay fsck --tier ...` of the unmounted tiers; a finding is an error.
+    /// `forebay fsck` of the unmounted tiers; a finding is an error.
     pub fn fsck_tiers(&self) -> Result<(), SubjectError> {
         let mut command = self.command("fsck");
         for (dir, _) in &self.options.tiers {
-            command.arg("--tier").arg(dir);
+            command.arg(dir);
         }
         run_checked(&mut command, COMMAND_LIMIT).map(drop)
     }

@@ -166,6 +166,7 @@ fn serve(
     // Before any thread exists, so that all threads inherit it and only one receives signals.
     signals::block()?;
     logging::start(config)?;
+    logging::abort_on_panic();
     let address = Address::claim(&config.mountpoint, &config.backing)?;
     let listener = address.listen()?;
     let metrics_listener = config.metrics.map(metrics_http::listen).transpose()?;

@@ -20,6 +20,11 @@ pub trait Engine: Sync {
 
     /// Checks the state on tiers that no daemon uses.
     fn fsck(&self, request: &FsckRequest, progress: OnProgress<'_>) -> ControlResult<FsckReport>;
+
+    /// Names of the fail points that this build has, for tests.
+    fn fail_points(&self) -> Vec<&'static str> {
+        Vec::new()
+    }
 }
 
 /// A mount that is being served.

@@ -34,6 +34,19 @@ pub fn start(config: &MountConfig) -> Result<(), Error> {
     Ok(())
 }
 
+/// Makes a panic of any thread end the process, logged. A daemon with a thread missing can't be
+/// trusted, and its death is safe by design: the next mount continues where this one ended.
+pub fn abort_on_panic() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("unnamed");
+        tracing::error!(thread = name, %panic, "the daemon aborts; mount again to continue");
+        print(panic);
+        std::process::abort();
+    }));
+}
+
 /// Changes what is logged from now on.
 pub fn set_filter(filter: &str) -> ControlResult<()> {
     let wrong = |message: String| ControlError::new(ErrorKind::Usage, message);

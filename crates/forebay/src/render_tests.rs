@@ -35,7 +35,12 @@ fn troubled() -> Status {
                 last_error: Some("No space left on device".into()),
             }],
         },
-        backlog: Backlog { entries: 3, oldest_s: 2, last_error: Some("timed out".into()) },
+        backlog: Backlog {
+            entries: 3,
+            oldest_s: 2,
+            list: vec!["new-name".into()],
+            last_error: Some("timed out".into()),
+        },
         hits: 900,
         misses: 100,
         passthrough: Passthrough {
@@ -67,6 +72,7 @@ fn status_when_there_are_troubles_then_all_are_told() {
                a/\u{1b}[2Jb  (4.00 KiB, 7 s, open): No space left on device
                and 11 more
   backlog      3 names to bring in line, oldest 2 s
+               new-name  (name or attributes)
                last attempt failed: timed out
   errors       2 given to programs; see the log
   conflict     c was also changed in the backing store; your version is c.conflict-1

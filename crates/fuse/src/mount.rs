@@ -7,6 +7,8 @@ use std::time::Duration;
 use forebay_node::{Node, Passthrough};
 use fusewire::{Connection, End, Error, Features, Mount, Options, Result, Running, Session};
 
+use rustix::fs::StatVfsMountFlags;
+
 use crate::deferred::Stuck;
 use crate::front::Front;
 
@@ -27,6 +29,26 @@ pub struct MountOptions {
     pub noexec: bool,
     /// Threads that read requests; 0: one for each CPU.
     pub threads: usize,
+}
+
+impl MountOptions {
+    /// What is right if nobody said otherwise: set-id bits, device nodes and execution as on the
+    /// file system of the backing store, the first two only for root.
+    #[must_use]
+    pub fn like(backing: &Path) -> Self {
+        let usual = MountOptions::default();
+        // A store that can't be asked is trusted with nothing.
+        let Ok(stat) = rustix::fs::statvfs(backing) else {
+            return MountOptions { noexec: true, ..usual };
+        };
+        let root = rustix::process::geteuid().is_root();
+        MountOptions {
+            suid: root && !stat.f_flag.contains(StatVfsMountFlags::NOSUID),
+            dev: root && !stat.f_flag.contains(StatVfsMountFlags::NODEV),
+            noexec: stat.f_flag.contains(StatVfsMountFlags::NOEXEC),
+            ..usual
+        }
+    }
 }
 
 impl Default for MountOptions {
@@ -85,7 +107,8 @@ fn transport_options(node: &Node, options: &MountOptions) -> Options {
     }
 }
 
-/// What is asked of the kernel. No write-back cache: it excludes passthrough, and acknowledges
+/// What is asked of the kernel. Listings always come with attributes: the kernel's own guess asks for
+/// them in one request of several only, and each entry of the others costs a lookup in `ls -l`. No write-back cache: it excludes passthrough, and acknowledges
 /// writes that the daemon has not seen. No locks: the kernel keeps those of one node by itself.
 fn features(passthrough: Passthrough) -> Features {
     let always = [
@@ -95,7 +118,6 @@ fn features(passthrough: Passthrough) -> Features {
         Features::BIG_WRITES,
         Features::DONT_MASK,
         Features::DO_READDIRPLUS,
-        Features::READDIRPLUS_AUTO,
         Features::PARALLEL_DIROPS,
         Features::HANDLE_KILLPRIV_V2,
         Features::POSIX_ACL,

@@ -11,13 +11,14 @@ use forebay_meta::{
 };
 use forebay_store::copy::{self, Cancel, Limits, Priority};
 use forebay_store::tier::DirTier;
-use forebay_store::{Header, Object, Tier};
+use forebay_store::{ErrorClass, Header, Object, Tier};
 
 use crate::config::{NodeConfig, TierConfig};
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
+use crate::recover::RECOVERED;
 
 /// What to check.
 #[derive(Debug, Clone, Default)]
@@ -47,6 +48,8 @@ pub struct Checked {
     pub problems: u64,
     /// Problems repaired.
     pub repaired: u64,
+    /// Objects that the next mount removes by itself: what a daemon that was killed left.
+    pub leftovers: u64,
     /// Some of the problems, in words.
     pub details: Vec<String>,
 }
@@ -152,7 +155,14 @@ fn check_object(
 ) -> Result<Option<String>> {
     let header = match header {
         Ok(header) => header,
-        Err(error) => return Ok(Some(format!("object {ino}: {error}"))),
+        Err(error) => {
+            // Made, and not yet given its header.
+            if error.class() == ErrorClass::NotFound && tier.open(ino.0)?.len()? == 0 {
+                checked.leftovers += 1;
+                return Ok(None);
+            }
+            return Ok(Some(format!("object {ino}: {error}")));
+        }
     };
     let object = tier.open(ino.0)?;
     checked.bytes += object.allocated_bytes()?;
@@ -163,12 +173,16 @@ fn check_object(
     let path = header.path.to_string_lossy().into_owned();
     let record = match meta.get(ino) {
         Ok(record) => record,
+        Err(forebay_meta::Error::Stale(_)) if meta.setting(RECOVERED)?.is_some() => {
+            // Removed from the namespace, and the daemon ended before it was from the tier.
+            checked.leftovers += 1;
+            return Ok(None);
+        }
         Err(forebay_meta::Error::Stale(_)) if header.dirty => {
-            // Removed after the last write and not cleaned up, or the namespace was lost: only a
-            // person can tell.
+            // The namespace was lost.
             checked.problem(
                 false,
-                format!("object {ino} ({path}) is newer than the backing store but has no name; if the metadata was lost, `forebay fsck --rebuild` brings it back"),
+                format!("object {ino} ({path}) is newer than the backing store but the metadata was lost: `forebay fsck --rebuild` brings it back"),
             );
             return Ok(None);
         }
@@ -178,11 +192,14 @@ fn check_object(
         Err(error) => return Err(error.into()),
     };
     if !header.whole && tier.open_map(ino.0, header.dirty)?.is_none() {
-        return Ok(Some(format!("object {ino} ({path}) was not completely fetched")));
+        // Not completely fetched.
+        checked.leftovers += 1;
+        return Ok(None);
     }
     let current = record.backing.fingerprint.map(convert::store_fingerprint);
     if !header.dirty && !record.dirty && header.base != current {
-        return Ok(Some(format!("object {ino} ({path}) is a copy of an older version")));
+        // A copy of an older version.
+        checked.leftovers += 1;
     }
     Ok(None)
 }
@@ -214,6 +231,7 @@ fn rebuild(
     for index in 0..node.tiers.len() {
         node.rebuild_tier(index, &mut checked, progress)?;
     }
+    node.meta.set_setting(RECOVERED, b"1")?;
     if !node.stop(std::time::Duration::from_secs(60)) {
         checked.problem(false, "the rebuild's last work did not end in time".into());
     }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use forebay_core::steward::Event;
 use forebay_core::unit;
 use forebay_meta::{Attr, FileKind, Ino, Queue, Record};
-use forebay_store::{ErrorClass, Header, Temporary};
+use forebay_store::{ErrorClass, Header};
+use rustix::io::Errno;
 
 pub(crate) use crate::flush::{Flushed, Target};
 use parking_lot::{Mutex, RwLock};
@@ -16,6 +17,7 @@ use crate::config::Writeback;
 use crate::context::Context;
 use crate::convert;
 use crate::error::Result;
+use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::node::Node;
 use crate::place::{Base, Charge, Place};
@@ -26,7 +28,7 @@ pub(crate) const BLOCK: u64 = 4096;
 
 impl Node {
     /// Looks up where the bytes of a file are, once while it is in use.
-    pub(crate) fn load(&self, file: &File, record: &Record) -> Result<()> {
+    pub(crate) fn load(&self, file: &File) -> Result<()> {
         if file.residence.read().loaded {
             return Ok(());
         }
@@ -34,19 +36,20 @@ impl Node {
         if residence.loaded {
             return Ok(());
         }
+        // As it is now: the caller's may be older than the last use of the file.
+        let record = self.meta.get(file.ino)?;
         if let Some(resident) = self.residents.get(file.ino.0) {
             residence.place = self.open_place(file.ino, resident)?;
         }
+        let emptied = record.dirty && record.attr.size == 0;
         residence.base = if record.spilled {
-            self.open_spill(file.ino)?.map_or(Base::Zeros, Base::Spill)
-        } else if record.backing.fingerprint.is_some()
-            && (residence.place.is_some() || !record.dirty)
-        {
+            self.spill_base(&record)?
+        } else if record.backing.fingerprint.is_some() && (residence.place.is_some() || !emptied) {
             Base::backing()
         } else {
             Base::Zeros
         };
-        file.privileged.store(is_privileged(record), Ordering::Relaxed);
+        file.privileged.store(is_privileged(&record), Ordering::Relaxed);
         residence.loaded = true;
         Ok(())
     }
@@ -64,7 +67,8 @@ impl Node {
         };
         let presence =
             if resident.whole { None } else { tier.open_map(ino.0, false)?.map(RwLock::new) };
-        let paid = if presence.is_none() { object.len()?.min(resident.charged) } else { 0 };
+        let end = if presence.is_none() { object.len()? } else { 0 };
+        let paid = if end <= resident.charged { end } else { 0 };
         Ok(Some(Place {
             tier: resident.tier,
             object,
@@ -75,8 +79,21 @@ impl Node {
         }))
     }
 
-    fn open_spill(&self, ino: Ino) -> Result<Option<Arc<Temporary>>> {
-        Ok(self.backing.open_spill(ino.0)?.map(Arc::new))
+    /// The spill file of a file, or what became of it.
+    fn spill_base(&self, record: &Record) -> Result<Base> {
+        if let Some(spill) = self.backing.open_spill(record.ino.0)? {
+            return Ok(Base::Spill(Arc::new(spill)));
+        }
+        match self.published_spill(record)? {
+            Some(found) => {
+                self.note_published_spill(record.ino, found)?;
+                Ok(Base::backing())
+            }
+            None => {
+                tracing::error!(ino = %record.ino, "the file's spill file is gone from the backing store");
+                Err(Errno::IO.into())
+            }
+        }
     }
 
     /// Takes an object out of the residency index and gives its room back.
@@ -125,7 +142,9 @@ impl Node {
         let path = self.header_for(&record, header.whole, true);
         header.path = path.path;
         header.path_truncated = path.path_truncated;
+        fail_at!("node.dirty.before_header");
         place.object.set_header(&header)?;
+        fail_at!("node.dirty.after_header");
         place.dirty.store(true, Ordering::Release);
         self.set_resident(file.ino, place);
         self.decide(Event::Dirty { object: unit::Ino(file.ino.0) });
@@ -170,7 +189,9 @@ impl Node {
             room.give(charged - real);
         }
         let end = if place.presence.is_none() { place.object.len()? } else { 0 };
-        place.charge.paid_end.store(end.min(real), Ordering::Release);
+        // Where there are holes, nobody knows which bytes are paid for.
+        let paid = if end <= real { end } else { 0 };
+        place.charge.paid_end.store(paid, Ordering::Release);
         self.set_resident(file.ino, place);
         self.decide(Event::Resident {
             object: unit::Ino(file.ino.0),
@@ -198,6 +219,7 @@ impl Node {
             return self.mark_clean(file, place, None);
         }
         let (size, mtime) = (stat.size, convert::time(stat.mtime));
+        fail_at!("node.settle.before_record");
         let settled = self.meta.update(file.ino, None, |record| {
             if !record.dirty || record.attr.size != size || record.attr.mtime != mtime {
                 record.attr.ctime = record.attr.ctime.max(mtime);
@@ -207,6 +229,7 @@ impl Node {
             record.dirty = true;
             Queue::Yes
         });
+        fail_at!("node.settle.after_record");
         match settled {
             Ok(_) => self.written_back_in(file.ino),
             Err(forebay_meta::Error::Stale(_)) => {}
@@ -219,10 +242,9 @@ impl Node {
     fn settle_written_around(&self, file: &File, base: &Base) -> Result<()> {
         let stat = match base {
             Base::Spill(spill) => spill.file().stat()?,
-            Base::Backing(opened) => match &*opened.lock() {
-                Some(backing) => backing.stat()?,
-                None => return Ok(()),
-            },
+            // A reader's file says nothing: others may have changed it.
+            Base::Backing(_) if !file.around.load(Ordering::Acquire) => return Ok(()),
+            Base::Backing(opened) => self.opened_base(file, opened)?.stat()?,
             Base::Zeros => return Ok(()),
         };
         let spilled = matches!(base, Base::Spill(_));
@@ -240,6 +262,8 @@ impl Node {
         })?;
         if spilled {
             self.written_back_in(record.ino);
+        } else if file.opens.lock().writers == 0 {
+            file.around.store(false, Ordering::Release);
         }
         Ok(())
     }
@@ -280,7 +304,9 @@ impl Node {
         if base.is_some() {
             header.base = base;
         }
+        fail_at!("node.clean.before_header");
         place.object.set_header(&header)?;
+        fail_at!("node.clean.after_header");
         place.dirty.store(false, Ordering::Release);
         self.set_resident(file.ino, place);
         self.decide(Event::Clean { object: unit::Ino(file.ino.0) });
@@ -299,13 +325,14 @@ impl Node {
             return (attr, blocks);
         }
         let mut blocks = attr.size.div_ceil(512);
-        let newer = self.residents.get(record.ino.0).is_some_and(|resident| resident.dirty)
-            || record.spilled;
-        if newer && let Some(file) = self.files.peek(record.ino) {
+        if let Some(file) = self.files.peek(record.ino) {
             let residence = file.residence.read();
             let stat = match (&residence.place, &residence.base) {
-                (Some(place), _) => place.object.stat().ok(),
+                (Some(place), _) if place.dirty.load(Ordering::Acquire) => place.object.stat().ok(),
                 (None, Base::Spill(spill)) => spill.file().stat().ok(),
+                (None, Base::Backing(opened)) if file.around.load(Ordering::Acquire) => {
+                    opened.lock().as_ref().and_then(|backing| backing.stat().ok())
+                }
                 _ => None,
             };
             if let Some(stat) = stat {
@@ -327,16 +354,13 @@ impl Node {
 
     /// The file is removed and nobody uses it: drops all its bytes.
     pub(crate) fn discard_data(&self, ino: Ino) {
-        let spilled = match self.files.peek(ino) {
-            Some(file) => {
-                let mut residence = file.residence.write();
-                residence.place = None;
-                let base = std::mem::take(&mut residence.base);
-                residence.loaded = true;
-                matches!(base, Base::Spill(_))
-            }
-            None => self.meta.get(ino).is_ok_and(|record| record.spilled),
-        };
+        let file = self.files.get(ino);
+        let mut residence = file.residence.write();
+        residence.place = None;
+        let spilled = matches!(std::mem::take(&mut residence.base), Base::Spill(_))
+            || self.meta.get(ino).is_ok_and(|record| record.spilled);
+        residence.loaded = true;
+        fail::fail_point!("node.discard.before_object");
         if let Some(resident) = self.residents.get(ino.0) {
             let tier = &self.tiers[usize::from(resident.tier)].tier;
             if let Err(error) = tier.remove(ino.0)
@@ -347,17 +371,20 @@ impl Node {
             self.forget_resident(ino);
         }
         if spilled {
-            self.later(move |node| {
-                if let Err(error) = node.backing.remove_spill(ino.0) {
+            let dropped = self.later(move |node| {
+                if let Err(error) = node.drop_spill(ino) {
                     tracing::warn!(%ino, %error, "can't remove a spill file");
                 }
             });
+            if !dropped {
+                tracing::debug!(%ino, "the spill file goes at the next start");
+            }
         }
     }
 
     /// The copy of a clean file is stale: drops it; programs that have it open keep what they have.
     pub(crate) fn drop_copy(&self, ino: Ino) {
-        let Some(resident) = self.residents.get(ino.0) else {
+        if self.residents.get(ino.0).is_none() {
             if let Some(file) = self.files.peek(ino) {
                 let mut residence = file.residence.write();
                 if matches!(residence.base, Base::Backing(_)) {
@@ -365,12 +392,13 @@ impl Node {
                 }
             }
             return;
-        };
-        if resident.dirty {
-            return;
         }
         let file = self.files.get(ino);
         let mut residence = file.residence.write();
+        // Only under the lock: it may have been written or moved since.
+        let Some(resident) = self.residents.get(ino.0).filter(|resident| !resident.dirty) else {
+            return;
+        };
         residence.place = None;
         residence.base = Base::backing();
         residence.loaded = true;
@@ -378,7 +406,6 @@ impl Node {
         if let Err(error) = tier.remove(ino.0) {
             tracing::debug!(%ino, %error, "a stale copy was gone already");
         }
-        drop(residence);
         self.forget_resident(ino);
     }
 
@@ -393,7 +420,7 @@ impl Node {
         if !resident.dirty {
             return;
         }
-        let set = self.load(&file, record).map(|()| {
+        let set = self.load(&file).map(|()| {
             let residence = file.residence.read();
             residence.place.as_ref().map(|place| {
                 let times = [record.attr.atime, record.attr.mtime].map(convert::store_time);

@@ -1,15 +1,18 @@
 //! Making room: the steward decides, this does.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_core::steward::{Action, Event, Placement};
 use forebay_core::unit::{self, Bytes, Tick};
 use forebay_meta::Ino;
+use forebay_store::Object;
 use forebay_store::copy::{self, Cancel, Priority};
 use parking_lot::Mutex;
 
 use crate::error::Result;
+use crate::failpoints::fail_at;
 use crate::node::Node;
 use crate::place::{Base, Charge, Place};
 use crate::pool::Urgency;
@@ -34,7 +37,7 @@ impl Node {
                     placement = Some(Placement::Tier(tier, bytes));
                 }
                 Action::Bypass { .. } => placement = Some(Placement::Bypass),
-                other => self.later(move |node| node.perform(other)),
+                other => self.perform_later(other),
             }
         }
         placement
@@ -45,13 +48,26 @@ impl Node {
         self.steward.lock().step(now, &event, actions);
     }
 
-    /// Runs `job` on a thread that may wait; what finds no place there is told to the steward again
-    /// by the next event.
-    pub(crate) fn later(&self, job: impl FnOnce(&Node) + Send + 'static) {
-        let Some(node) = self.this.upgrade() else { return };
-        if self.slow.run(Urgency::Background, move || job(&node)).is_err() {
-            tracing::debug!("background work put off: the pool is full");
+    /// Has a decision carried out by a thread that may wait. The steward waits for an answer to
+    /// each, so that none may be lost: what finds no place in the pool waits for the next tick. At
+    /// most one waits for each object.
+    fn perform_later(&self, action: Action) {
+        if !self.later(move |node| node.perform(action)) {
+            self.put_off.lock().push(action);
         }
+    }
+
+    /// Offers the decisions that were put off to the pool again.
+    pub(crate) fn perform_put_off(&self) {
+        for action in std::mem::take(&mut *self.put_off.lock()) {
+            self.perform_later(action);
+        }
+    }
+
+    /// Runs `job` on a thread that may wait; false if the pool is full or closed.
+    pub(crate) fn later(&self, job: impl FnOnce(&Node) + Send + 'static) -> bool {
+        let Some(node) = self.this.upgrade() else { return true };
+        self.slow.run(Urgency::Background, move || job(&node)).is_ok()
     }
 
     /// Carries out a decision and reports what came of it.
@@ -65,6 +81,7 @@ impl Node {
                 (object, self.move_object(Ino(object.0), from.0, to.0))
             }
             Action::Flush { object } => {
+                self.reconciler.wanted.lock().insert(object.0);
                 self.reconcile_later(Ino(object.0), Duration::ZERO);
                 (object, Ok(true))
             }
@@ -120,33 +137,40 @@ impl Node {
 
     /// Removes a clean object that nobody uses; false when that is not so.
     fn evict(&self, ino: Ino, tier: u8) -> Result<bool> {
+        let file = self.files.get(ino);
+        let mut residence = file.residence.write();
+        // Only under the lock: it may have been written, closed and moved since this was decided.
         let Some(resident) = self.residents.get(ino.0).filter(|found| found.tier == tier) else {
-            self.decide(Event::Removed { object: unit::Ino(ino.0) });
+            drop(residence);
+            if self.residents.get(ino.0).is_none() {
+                self.decide(Event::Removed { object: unit::Ino(ino.0) });
+            }
             return Ok(true);
         };
         if resident.dirty {
             self.decide(Event::Dirty { object: unit::Ino(ino.0) });
             return Ok(false);
         }
-        let file = self.files.get(ino);
-        let mut residence = file.residence.write();
         if file.is_open() || self.meta.get(ino).is_ok_and(|record| record.dirty || record.pinned) {
             return Ok(false);
         }
         let slot = &self.tiers[usize::from(tier)];
-        let place = match residence.place.take() {
-            Some(place) => place.object,
+        let object = match &residence.place {
+            Some(place) => place.object.clone(),
             None => slot.tier.open(ino.0)?,
         };
         // A mapping outlives its open file: stores into it would be lost.
-        let unused = matches!(place.exclusive(), Ok(Some(_)))
-            || place.exclusive().is_err() && self.config.passthrough == crate::Passthrough::Off;
+        let unused = match object.exclusive() {
+            Ok(lease) => lease.is_some(),
+            Err(_) => self.config.passthrough == crate::Passthrough::Off,
+        };
         if !unused {
-            residence.loaded = false;
             return Ok(false);
         }
+        fail_at!("node.evict.before_remove");
         slot.tier.remove(ino.0)?;
-        drop(place);
+        fail_at!("node.evict.after_remove");
+        residence.place = None;
         residence.loaded = false;
         drop(residence);
         self.metrics.evictions.inc();
@@ -167,7 +191,7 @@ impl Node {
             return self.evict(ino, tier);
         }
         let file = self.files.get(ino);
-        self.load(&file, &record)?;
+        self.load(&file)?;
         let mut residence = file.residence.write();
         if file.is_open() || record.dirty || record.pinned {
             return Ok(false);
@@ -190,6 +214,7 @@ impl Node {
             Some(presence) => presence.write().clear(keep..record.attr.size)?,
             None => Vec::new(),
         };
+        fail_at!("node.evict.tail");
         for run in runs {
             place.object.punch(run.start, run.end - run.start)?;
         }
@@ -202,56 +227,43 @@ impl Node {
 
     /// Moves an object that nobody uses to another tier, dirty or not.
     fn move_object(&self, ino: Ino, from: u8, to: u8) -> Result<bool> {
-        let Some(resident) = self.residents.get(ino.0).filter(|found| found.tier == from) else {
+        let file = self.files.get(ino);
+        self.load(&file)?;
+        let mut residence = file.residence.write();
+        let Some(place) = residence.place.as_ref().filter(|place| place.tier == from) else {
             return Ok(false);
         };
-        let record = self.meta.get(ino)?;
-        let file = self.files.get(ino);
-        self.load(&file, &record)?;
-        let mut residence = file.residence.write();
-        let Some(place) = residence.place.as_ref() else { return Ok(false) };
         if file.is_open() || place.presence.is_some() || self.maybe_mapped(place) {
             return Ok(false);
         }
         let target = &self.tiers[usize::from(to)];
-        if !target.room.take(resident.charged) {
+        let (charged, dirty) = (place.charge.bytes(), place.dirty.load(Ordering::Acquire));
+        if !target.room.take(charged) {
             return Ok(false);
         }
-        let moved = (|| -> Result<_> {
-            let mut header = place.object.header()?;
-            header.whole = false;
-            let object = target.tier.create(ino.0, &header)?;
-            let stat = place.object.stat()?;
-            let limits = self.limits(Priority::Rebalance);
-            copy::copy_range(&*place.object, &*object, 0..stat.size, &limits, &Cancel::default())?;
-            object.set_len(stat.size)?;
-            object.set_times(Some(stat.atime), Some(stat.mtime))?;
-            if resident.dirty {
-                // The only copy: it must be safe there before it goes here.
-                object.sync(false)?;
-                target.tier.sync_dir(ino.0)?;
-            }
-            header.whole = true;
-            object.set_header(&header)?;
-            Ok((object, stat.size))
-        })();
-        let (object, size) = match moved {
+        let (object, size) = match self.copy_to_tier(ino, place, to, dirty) {
             Ok(moved) => moved,
             Err(error) => {
-                target.room.give(resident.charged);
+                target.room.give(charged);
                 drop(target.tier.remove(ino.0));
                 return Err(error);
             }
         };
         let old = &self.tiers[usize::from(from)];
-        old.tier.remove(ino.0)?;
-        old.room.give(resident.charged);
+        fail_at!("node.move.before_remove");
+        if let Err(error) = old.tier.remove(ino.0) {
+            // Two of them would be one too many: the old one stays the object.
+            target.room.give(charged);
+            drop(target.tier.remove(ino.0));
+            return Err(error.into());
+        }
+        old.room.give(charged);
         let place = Place {
             tier: to,
             object,
             presence: None,
-            charge: Charge::new(resident.charged, size.min(resident.charged)),
-            dirty: resident.dirty.into(),
+            charge: Charge::new(charged, if size <= charged { size } else { 0 }),
+            dirty: dirty.into(),
             clean_as: Mutex::new(None),
         };
         self.set_resident(ino, &place);
@@ -259,6 +271,34 @@ impl Node {
         residence.place = Some(place);
         self.metrics.demotions.add(1);
         Ok(true)
+    }
+
+    /// Copies a whole object to another tier, where it counts when its header says whole.
+    fn copy_to_tier(
+        &self,
+        ino: Ino,
+        place: &Place,
+        to: u8,
+        dirty: bool,
+    ) -> Result<(Arc<dyn Object>, u64)> {
+        let target = &self.tiers[usize::from(to)];
+        let mut header = place.object.header()?;
+        header.whole = false;
+        let object = self.create_object(to, ino.0, &header)?;
+        let stat = place.object.stat()?;
+        let limits = self.limits(Priority::Rebalance);
+        copy::copy_range(&*place.object, &*object, 0..stat.size, &limits, &Cancel::default())?;
+        object.set_len(stat.size)?;
+        object.set_times(Some(stat.atime), Some(stat.mtime))?;
+        if dirty {
+            // The only copy: it must be safe there before it goes here.
+            object.sync(false)?;
+            target.tier.sync_dir(ino.0)?;
+        }
+        fail_at!("node.move.copied");
+        header.whole = true;
+        object.set_header(&header)?;
+        Ok((object, stat.size))
     }
 
     /// Drops the copy of a clean file that nobody uses, for `forebay evict`; says whether it went.

@@ -14,7 +14,9 @@ use forebay_store::{BackingFile, ErrorClass, Object};
 use parking_lot::{Mutex, RwLock};
 
 use crate::convert;
+use crate::data::BLOCK;
 use crate::error::Result;
+use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::io::no_room;
 use crate::metrics::Source;
@@ -44,7 +46,8 @@ impl Node {
     /// Copies a small file to a tier before its open returns.
     pub(crate) fn fetch_whole(&self, file: &FileRef, record: &Arc<Record>) -> Result<()> {
         let _one = file.fetching.lock();
-        if file.residence.read().place.is_some() {
+        let seen = file.writes.load(Ordering::Acquire);
+        if file.residence.read().place.is_some() || file.around.load(Ordering::Acquire) {
             return Ok(());
         }
         let size = record.attr.size;
@@ -60,9 +63,26 @@ impl Node {
             }
         };
         let mut residence = file.residence.write();
+        let overtaken = residence.place.is_some()
+            || !matches!(residence.base, Base::Backing(_))
+            || file.writes.load(Ordering::Acquire) != seen;
+        if overtaken {
+            return self.abandon(file.ino, &place, residence.place.is_none());
+        }
         self.set_resident(file.ino, &place);
         self.announce_resident(file.ino, &place);
         residence.place = Some(place);
+        Ok(())
+    }
+
+    /// Gives an object up that was made for a file which was written meanwhile.
+    fn abandon(&self, ino: Ino, place: &Place, remove: bool) -> Result<()> {
+        let slot = &self.tiers[usize::from(place.tier)];
+        slot.room.give(place.charge.bytes());
+        if remove {
+            slot.tier.remove(ino.0)?;
+            self.decide(Event::Removed { object: unit::Ino(ino.0) });
+        }
         Ok(())
     }
 
@@ -77,7 +97,7 @@ impl Node {
     ) -> Result<Option<Place>> {
         let size = record.attr.size;
         let slot = &self.tiers[usize::from(tier)];
-        let charge = size.next_multiple_of(crate::data::BLOCK);
+        let charge = size.next_multiple_of(BLOCK) + BLOCK;
         if !slot.room.take(charge) && !(self.free_room(tier, charge) && slot.room.take(charge)) {
             return Ok(None);
         }
@@ -88,6 +108,7 @@ impl Node {
             let object = self.create_object(tier, ino, &header)?;
             let limits = self.limits(Priority::Demand);
             copy::copy_range(backing, &*object, 0..size, &limits, &Cancel::default())?;
+            fail_at!("node.fetch.copied");
             let stat = backing.stat()?;
             if record.backing.fingerprint != Some(convert::fingerprint(stat.fingerprint())) {
                 return Ok(None);
@@ -99,6 +120,7 @@ impl Node {
             )?;
             header.whole = true;
             object.set_header(&header)?;
+            fail_at!("node.fetch.whole");
             Ok(Some(object))
         })();
         match made {
@@ -108,7 +130,7 @@ impl Node {
                     tier,
                     object,
                     presence: None,
-                    charge: Charge::new(charge, charge),
+                    charge: Charge::new(charge, charge - BLOCK),
                     dirty: AtomicBool::new(false),
                     clean_as: Mutex::new(None),
                 }))
@@ -127,7 +149,8 @@ impl Node {
         }
     }
 
-    fn create_object(
+    /// Makes an object. The caller holds the file's `fetching` or is alone with it.
+    pub(crate) fn create_object(
         &self,
         tier: u8,
         ino: u64,
@@ -147,18 +170,25 @@ impl Node {
     /// Gives a large file an object without any extent, to be filled behind its readers.
     pub(crate) fn begin_partial(&self, file: &FileRef, record: &Arc<Record>) -> Result<()> {
         let _one = file.fetching.lock();
-        if file.residence.read().place.is_some() {
+        if file.residence.read().place.is_some() || file.around.load(Ordering::Acquire) {
             return Ok(());
         }
+        let seen = file.writes.load(Ordering::Acquire);
         let size = record.attr.size;
         let Some(tier) = self.admit(file.ino, size, size.min(self.config.extent_bytes)) else {
             return Ok(());
         };
         let slot = &self.tiers[usize::from(tier)];
+        if !slot.room.take(BLOCK) {
+            self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
+            return Ok(());
+        }
         let made = (|| -> Result<Place> {
             let header = self.header_for(record, false, false);
             let presence = slot.tier.create_map(file.ino.0, self.config.extent_bytes, size)?;
+            fail_at!("node.partial.mapped");
             let object = self.create_object(tier, file.ino.0, &header)?;
+            fail_at!("node.partial.made");
             object.set_len(size)?;
             object.set_times(
                 Some(convert::store_time(record.attr.atime)),
@@ -168,7 +198,7 @@ impl Node {
                 tier,
                 object,
                 presence: Some(RwLock::new(presence)),
-                charge: Charge::default(),
+                charge: Charge::new(BLOCK, 0),
                 dirty: AtomicBool::new(false),
                 clean_as: Mutex::new(None),
             })
@@ -176,6 +206,7 @@ impl Node {
         let place = match made {
             Ok(place) => place,
             Err(error) => {
+                slot.room.give(BLOCK);
                 self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
                 drop(slot.tier.remove_map(file.ino.0));
                 drop(slot.tier.remove(file.ino.0));
@@ -186,6 +217,12 @@ impl Node {
             }
         };
         let mut residence = file.residence.write();
+        let overtaken = residence.place.is_some()
+            || !matches!(residence.base, Base::Backing(_))
+            || file.writes.load(Ordering::Acquire) != seen;
+        if overtaken {
+            return self.abandon(file.ino, &place, residence.place.is_none());
+        }
         self.set_resident(file.ino, &place);
         self.announce_resident(file.ino, &place);
         residence.place = Some(place);
@@ -351,6 +388,7 @@ impl Node {
                 }
             }
             place.charge.bytes.fetch_add(len, Ordering::AcqRel);
+            fail_at!("node.fill.written");
             presence.write().mark_clean(run)?;
             self.metrics.bytes.of(Source::Fill).add(len);
             self.set_resident(file.ino, place);
@@ -378,9 +416,11 @@ impl Node {
             place.object.set_times(None, Some(convert::store_time(record.attr.mtime)))?;
         }
         place.object.sync(true)?;
+        fail_at!("node.fill.finish");
         let mut header = place.object.header()?;
         header.whole = true;
         place.object.set_header(&header)?;
+        fail_at!("node.fill.whole");
         self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
         place.presence = None;
         let end = place.object.len()?.min(place.charge.bytes());
@@ -411,7 +451,7 @@ impl Node {
             return Ok(0);
         }
         let file = self.files.get(ino);
-        self.load(&file, &record)?;
+        self.load(&file)?;
         if file.residence.read().place.is_none() {
             if record.dirty {
                 return Ok(0);

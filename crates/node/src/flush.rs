@@ -8,14 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use fail::fail_point;
 use forebay_meta::{Ino, Queue, Record, XattrState};
 use forebay_store::backing::{Access, SetAttributes};
 use forebay_store::copy::{self, Cancel, Priority};
-use forebay_store::{Attributes, BackingFile, Commit, Dir, Expect, Fingerprint, Temporary};
+use forebay_store::{
+    Attributes, BackingFile, Commit, Dir, ErrorClass, Expect, Fingerprint, Temporary,
+};
 
 use crate::convert;
 use crate::error::Result;
+use crate::failpoints::fail_at;
 use crate::files::FileRef;
 use crate::metrics::Source;
 use crate::node::Node;
@@ -53,6 +55,11 @@ pub(crate) struct Target<'a> {
 /// Dirty extents are flushed this many bytes at a time.
 const PIECE: u64 = 64 << 20;
 
+/// Where it is noted that a file in the backing store holds a part of a newer version.
+fn half_setting(ino: Ino) -> String {
+    format!("half.{:x}", ino.0)
+}
+
 impl Node {
     /// Copies a dirty file's bytes, mode, owner, times and extended attributes to the backing store
     /// and publishes them there. On a thread that may wait.
@@ -73,29 +80,42 @@ impl Node {
     fn flush_now(&self, record: &Arc<Record>, target: &Target<'_>) -> Result<Flushed> {
         let file = self.files.get(record.ino);
         let _one = file.flushing.lock();
-        self.load(&file, record)?;
+        self.load(&file)?;
         let seen = file.writes.load(Ordering::Acquire);
         let kept_open = file.opens.lock().writers > 0;
-        fail_point!("node.flush.begin");
+        fail_at!("node.flush.begin");
+        let now = self.meta.get(record.ino)?;
+        if now.backing.fingerprint != record.backing.fingerprint || now.spilled != record.spilled {
+            // What the caller decided upon was overtaken.
+            return Ok(Flushed::Busy);
+        }
         let residence = file.residence.read();
         let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let beneath = matches!(residence.base, Base::Backing(_));
+        let absent = residence.place.is_none();
+        let spill = match &residence.base {
+            Base::Spill(spill) => Some(spill.clone()),
+            _ => None,
+        };
+        drop(residence);
+        if absent && spill.is_none() && !beneath && record.attr.size > 0 {
+            tracing::error!(ino = %record.ino, "the bytes of a file are gone from the tiers");
+            return Err(rustix::io::Errno::IO.into());
+        }
         // What the backing store has under the name may be another file, which this one replaces.
         let own = target.expect.is_some()
             && target.expect == record.backing.fingerprint.map(convert::store_fingerprint);
-        let in_place = target.in_place || partial && matches!(residence.base, Base::Backing(_));
-        let flushed = if in_place && own {
-            drop(residence);
-            self.flush_in_place(&file, record, target)?
-        } else if let Base::Spill(spill) = &residence.base {
-            let spill = spill.clone();
-            drop(residence);
-            self.flush_spilled(&file, record, target, &spill)?
-        } else {
-            drop(residence);
-            self.flush_anew(&file, record, target, (!kept_open).then_some(seen))?
+        let in_place = target.in_place || beneath && (partial || absent);
+        let flushed = match spill {
+            Some(spill) if target.in_place && own => {
+                self.flush_spill_in_place(&file, record, target, &spill)?
+            }
+            Some(spill) => self.flush_spilled(&file, record, target, &spill)?,
+            None if in_place && own => self.flush_in_place(&file, record, target)?,
+            None => self.flush_anew(&file, record, target, (!kept_open).then_some(seen))?,
         };
         let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
-        fail_point!("node.flush.published");
+        fail_at!("node.flush.published");
         let clean = self.settle_flush(&file, fingerprint, seen)?;
         Ok(Flushed::Done { fingerprint, clean })
     }
@@ -106,7 +126,12 @@ impl Node {
         let residence = file.residence.write();
         let base = fingerprint;
         let Some(place) = &residence.place else {
-            return Ok(file.writes.load(Ordering::Acquire) == seen);
+            // All its bytes are in the backing store, also those of writers that are still at it.
+            let quiet = file.writes.load(Ordering::Acquire) == seen;
+            if !quiet || file.opens.lock().writers > 0 {
+                file.around.store(true, Ordering::Release);
+            }
+            return Ok(true);
         };
         let quiet = file.writes.load(Ordering::Acquire) == seen
             && file.opens.lock().writers == 0
@@ -152,7 +177,7 @@ impl Node {
             self.metrics.bytes.of(Source::Flush).add(stat.size);
         }
         drop(object);
-        fail_point!("node.flush.copied");
+        fail_at!("node.flush.copied");
         self.copy_attributes(record, mtime, &**temporary.file())?;
         // Sync first: the copy is long, and the moment between the check and the rename short.
         temporary.file().sync(false)?;
@@ -169,17 +194,29 @@ impl Node {
         temporary: &mut Temporary,
         target: &Target<'_>,
     ) -> Result<Flushed> {
+        let name = OsStr::from_bytes(target.name);
+        let mut expect = target.expect;
         if let Some(place) = &file.residence.read().place {
             let mut header = place.object.header()?;
+            // An earlier flush may have got this far without being able to say so.
+            match self.backing.stat(target.dir, name) {
+                Ok(found) => {
+                    let found = found.fingerprint();
+                    let own = header.pending.is_some_and(|pending| pending.same_content(&found))
+                        || header.base == Some(found);
+                    if own && expect != Some(found) {
+                        expect = Some(found);
+                        header.base = expect;
+                    }
+                }
+                Err(error) if error.class() == ErrorClass::NotFound => {}
+                Err(error) => return Err(error.into()),
+            }
             header.pending = Some(temporary.pending()?);
             place.object.set_header(&header)?;
         }
-        let expect = match target.expect {
-            None => Expect::Absent,
-            Some(print) => Expect::Version(print),
-        };
-        fail_point!("node.flush.publish");
-        let name = OsStr::from_bytes(target.name);
+        let expect = expect.map_or(Expect::Absent, Expect::Version);
+        fail_at!("node.flush.publish");
         let committed = self.own_change(&[(target.parent, target.dir)], || {
             Ok(self.backing.commit(temporary, target.dir, name, expect)?)
         })?;
@@ -205,23 +242,69 @@ impl Node {
         self.copy_attributes(record, mtime, &**fresh.file())?;
         let flushed = self.publish_file(file, &mut fresh, target)?;
         if matches!(flushed, Flushed::Done { .. }) {
-            // The spill file is the file now: what the tier lacks is read from there.
-            let mut residence = file.residence.write();
-            residence.base = Base::backing();
-            if let Some(place) = &residence.place {
-                let mut header = place.object.header()?;
-                header.spilled = false;
-                place.object.set_header(&header)?;
-                if let Some(presence) = &place.presence {
-                    presence.write().rebase()?;
-                }
-            }
-            self.meta.update(record.ino, None, |record| {
-                record.spilled = false;
-                Queue::No
-            })?;
+            fail_at!("node.flush.spill_published");
+            self.forget_spill(file)?;
+            fail_at!("node.flush.spill_noted");
         }
         Ok(flushed)
+    }
+
+    /// What was spilled is in the backing store's file now: what the tier lacks is read from there.
+    fn forget_spill(&self, file: &FileRef) -> Result<()> {
+        let mut residence = file.residence.write();
+        residence.base = Base::backing();
+        if let Some(place) = &residence.place {
+            let mut header = place.object.header()?;
+            header.spilled = false;
+            place.object.set_header(&header)?;
+            if let Some(presence) = &place.presence {
+                presence.write().rebase()?;
+            }
+        }
+        self.meta.update(file.ino, None, |record| {
+            record.spilled = false;
+            Queue::No
+        })?;
+        self.drop_spill(file.ino)
+    }
+
+    /// Completes a spill file, and copies it into a file that must keep its inode.
+    fn flush_spill_in_place(
+        &self,
+        file: &FileRef,
+        record: &Arc<Record>,
+        target: &Target<'_>,
+        spill: &Arc<Temporary>,
+    ) -> Result<Flushed> {
+        let mtime = self.flush_extents(file, &**spill.file())?.unwrap_or(record.attr.mtime);
+        let name = OsStr::from_bytes(target.name);
+        let backing = self.backing.open_file(target.dir, name, Access::ReadWrite)?;
+        let found = backing.stat()?;
+        let half = self.meta.setting(&half_setting(file.ino))?;
+        let interrupted = half.as_deref() == Some(&found.ino.to_le_bytes()[..]);
+        if !interrupted
+            && !target.expect.is_some_and(|print| print.same_content(&found.fingerprint()))
+        {
+            return Ok(Flushed::Conflict(Some(found)));
+        }
+        self.meta.set_setting(&half_setting(file.ino), &found.ino.to_le_bytes())?;
+        let size = spill.file().len()?;
+        let limits = self.limits(Priority::WriteBack);
+        copy::copy_range(&**spill.file(), &*backing, 0..size, &limits, &Cancel::default())?;
+        self.metrics.bytes.of(Source::Flush).add(size);
+        backing.set_len(size)?;
+        self.copy_attributes(record, mtime, &*backing)?;
+        backing.sync(false)?;
+        let fingerprint = backing.stat()?.fingerprint();
+        // As one step for a restart: the spill file is not needed any more.
+        self.meta.update(file.ino, None, |record| {
+            record.spilled = false;
+            record.backing.fingerprint = Some(convert::fingerprint(fingerprint));
+            Queue::No
+        })?;
+        self.forget_spill(file)?;
+        self.meta.remove_setting(&half_setting(file.ino))?;
+        Ok(Flushed::Done { fingerprint, clean: false })
     }
 
     /// Writes the changed bytes into the file that the backing store has. The tier keeps them until
@@ -256,7 +339,7 @@ impl Node {
             header.pending = Some(found.fingerprint());
             place.object.set_header(&header)?;
         }
-        fail_point!("node.flush.in_place");
+        fail_at!("node.flush.in_place");
         let mtime = match self.flush_extents(file, &*backing)? {
             Some(mtime) => mtime,
             None => {
@@ -266,6 +349,7 @@ impl Node {
                 record.attr.mtime
             }
         };
+        fail_at!("node.flush.in_place_copied");
         self.copy_attributes(record, mtime, &*backing)?;
         backing.sync(false)?;
         if let Some(place) = &file.residence.read().place

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use forebay_core::steward::{Event, Steward, StewardConfig, TierConfig};
+use forebay_core::steward::{Action, Event, Steward, StewardConfig, TierConfig};
 use forebay_core::unit::Bytes;
 use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options};
 use forebay_store::backing::BackingStore;
@@ -48,6 +48,8 @@ pub struct Node {
     pub(crate) residents: Residents,
     pub(crate) handles: Slab<Handle>,
     pub(crate) steward: Mutex<Steward>,
+    /// Decisions of the steward for which the pool had no place.
+    pub(crate) put_off: Mutex<Vec<Action>>,
     pub(crate) started: Instant,
     /// Threads that wait for slow devices.
     pub(crate) slow: Pool,
@@ -158,6 +160,7 @@ impl Node {
             residents: Residents::default(),
             handles: Slab::new(),
             steward: Mutex::new(steward),
+            put_off: Mutex::default(),
             started: Instant::now(),
             slow: Pool::new(slow_threads, 4096),
             flushers: Pool::new(flush_threads, 1024),
@@ -204,6 +207,7 @@ impl Node {
                     break;
                 }
                 node.decide(Event::Tick);
+                node.perform_put_off();
                 drop(node);
                 thread::sleep(Duration::from_millis(100));
             }

@@ -14,6 +14,7 @@ use crate::config::{Passthrough, Writeback};
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::handle::{Handle, OpenMode, Opened};
 use crate::metrics::RefusalReason;
@@ -135,7 +136,7 @@ impl Node {
     fn open_new(&self, record: &Arc<Record>, flags: i32) -> Result<Opened> {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let file = self.files.get(record.ino);
-        self.load(&file, record)?;
+        self.load(&file)?;
         self.attach(&file, record, write)
     }
 
@@ -148,7 +149,7 @@ impl Node {
         record: &Arc<Record>,
         write: bool,
     ) -> Result<()> {
-        self.load(file, record)?;
+        self.load(file)?;
         let size = record.attr.size;
         self.decide(Event::Access {
             object: forebay_core::unit::Ino(file.ino.0),
@@ -176,6 +177,7 @@ impl Node {
 
     /// Enters the open into the file and picks its mode.
     fn attach(&self, file: &FileRef, record: &Record, write: bool) -> Result<Opened> {
+        fail_at!("node.open.attach");
         let residence = file.residence.read();
         let mut opens = file.opens.lock();
         self.busiest.count(file.ino.0);

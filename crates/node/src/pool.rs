@@ -217,7 +217,7 @@ mod tests {
             pool.run(Urgency::Background, move || drop(gate.lock())).expect("room");
         }
         let (send, receive) = std::sync::mpsc::channel();
-        pool.run(Urgency::Demand, move || drop(send.send(()))).expect("room");
+        pool.run(Urgency::Demand, move || send.send(()).expect("the test waits")).expect("room");
         receive.recv_timeout(Duration::from_secs(5)).expect("the demand ran");
         drop(held);
         assert!(pool.close(Duration::from_secs(5)));

@@ -8,7 +8,7 @@ use forebay_meta::{Ino, Queue, Record};
 use forebay_store::{ErrorClass, Header, Object};
 
 use crate::convert;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::residents::Resident;
 
@@ -24,6 +24,8 @@ pub struct Recovered {
 }
 
 const CLEAN_END: &str = "clean-end";
+/// Set when a namespace has seen its tiers.
+pub(crate) const RECOVERED: &str = "recovered";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 impl Node {
@@ -37,12 +39,19 @@ impl Node {
             );
         }
         self.release_orphans()?;
-        let trusted = self.clean_copies_are_trusted();
+        let trusted = self.clean_copies_are_trusted()?;
+        let known = self.meta.setting(RECOVERED)?.is_some();
         let mut recovered = Recovered::default();
         for index in 0..self.tiers.len() {
+            if !known {
+                self.refuse_orphaned_tier(index)?;
+            }
             self.recover_tier(index, trusted, &mut recovered)?;
         }
-        self.drop_unknown_spills()?;
+        self.recover_spills()?;
+        if !known {
+            self.meta.set_setting(RECOVERED, b"1")?;
+        }
         tracing::info!(
             objects = recovered.objects,
             dirty = recovered.dirty,
@@ -62,18 +71,44 @@ impl Node {
 
     /// After a crash of the machine, clean copies may hold less than was written: the backing store
     /// has them all, so they go.
-    fn clean_copies_are_trusted(&self) -> bool {
+    fn clean_copies_are_trusted(&self) -> Result<bool> {
         let clean_end = self.state_dir.join(CLEAN_END);
         let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
-        let ended = std::fs::read_to_string(&clean_end).ok();
+        let ended = clean_end.exists();
         let running = self.state_dir.join("running");
         let same_boot =
             std::fs::read_to_string(&running).is_ok_and(|last| last == boot && !boot.is_empty());
-        drop(std::fs::remove_file(&clean_end));
-        if let Err(error) = std::fs::write(&running, &boot) {
-            tracing::warn!(%error, "can't note the boot");
+        if ended {
+            std::fs::remove_file(&clean_end)?;
         }
-        ended.is_some() || same_boot
+        if let Err(error) = std::fs::write(&running, &boot) {
+            // Without room for it: the next start trusts no clean copy.
+            tracing::warn!(%error, "can't note the boot");
+            drop(std::fs::remove_file(&running));
+        }
+        // Or the next start after a crash of the machine would see the clean end of this one.
+        std::fs::File::open(&self.state_dir)?.sync_all()?;
+        Ok(ended || same_boot)
+    }
+
+    /// A namespace that has never seen this tier must not throw away what only the tier has.
+    fn refuse_orphaned_tier(&self, index: usize) -> Result<()> {
+        let tier = &self.tiers[index].tier;
+        let mut dirty = None;
+        tier.list(&mut |ino, header| match header {
+            Ok(header) if header.dirty => {
+                dirty = Some((ino, header.path));
+                ControlFlow::Break(())
+            }
+            _ => ControlFlow::Continue(()),
+        })?;
+        let Some((_, path)) = dirty else { return Ok(()) };
+        Err(NodeError::Config(format!(
+            "the tier {} holds files that the backing store lacks ({} is one), but its metadata is \
+             gone: bring them back with `forebay fsck --rebuild`",
+            tier.path().display(),
+            path.display()
+        )))
     }
 
     /// The next start may trust all that lies on the tiers.
@@ -159,15 +194,34 @@ impl Node {
         if !header.whole && map.is_none() {
             return Ok(None);
         }
-        // A clean object of a dirty record was flushed, but that was not reported any more.
-        let dirty = header.dirty
-            || record.dirty
-            || map.as_ref().is_some_and(forebay_store::Presence::is_dirty);
+        let mut dirty = header.dirty || map.as_ref().is_some_and(forebay_store::Presence::is_dirty);
+        let mut current = record.backing.fingerprint.map(convert::store_fingerprint);
+        if !dirty && record.dirty {
+            // It was flushed, but that was not reported any more.
+            match self.published_meanwhile(&record, &header)? {
+                Some(found) => {
+                    self.meta.update(ino, None, |record| {
+                        record.dirty = false;
+                        record.backing.fingerprint = Some(found);
+                        Queue::Yes
+                    })?;
+                    current = Some(convert::store_fingerprint(found));
+                }
+                None => dirty = true,
+            }
+        }
         if dirty {
             self.recover_dirty(&record, &header, &*object)?;
+            if !header.dirty {
+                let mut header = header.clone();
+                (header.dirty, header.writing) = (true, true);
+                object.set_header(&header)?;
+            }
         } else {
-            let current = record.backing.fingerprint.map(convert::store_fingerprint);
-            let same = header.base.is_some() && header.base == current;
+            let same = match (header.base, current) {
+                (Some(base), Some(current)) => base.same_content(&current),
+                _ => false,
+            };
             if !same || !trusted {
                 return Ok(None);
             }
@@ -215,13 +269,28 @@ impl Node {
         Ok(None)
     }
 
-    /// Spill files of files that are gone or were flushed.
-    fn drop_unknown_spills(&self) -> Result<()> {
+    /// Spill files: those of files that are gone or were flushed go; of a file that has nothing on a
+    /// tier the spill file alone knows the size.
+    fn recover_spills(&self) -> Result<()> {
         for ino in self.backing.list_spills()? {
-            let wanted = self.meta.get(Ino(ino)).is_ok_and(|record| record.spilled);
+            let ino = Ino(ino);
+            let wanted = self.meta.get(ino).is_ok_and(|record| record.spilled);
             if !wanted {
-                self.backing.remove_spill(ino)?;
+                self.drop_spill(ino)?;
+                continue;
             }
+            if self.residents.get(ino.0).is_some() {
+                continue;
+            }
+            let Some(spill) = self.backing.open_spill(ino.0)? else { continue };
+            let stat = spill.file().stat()?;
+            self.meta.update(ino, None, |record| {
+                record.attr.size = stat.size;
+                record.attr.mtime = convert::time(stat.mtime);
+                record.attr.ctime = record.attr.ctime.max(record.attr.mtime);
+                record.dirty = true;
+                Queue::Yes
+            })?;
         }
         Ok(())
     }

@@ -58,16 +58,6 @@ impl Residents {
         removed
     }
 
-    /// Objects in all.
-    pub fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.read().len()).sum()
-    }
-
-    /// Whether no tier holds anything.
-    pub fn is_empty(&self) -> bool {
-        self.shards.iter().all(|shard| shard.read().is_empty())
-    }
-
     /// Calls `visit` with every entry; entries that come or go meanwhile may be missed.
     pub fn for_each(&self, mut visit: impl FnMut(u64, Resident)) {
         for shard in &self.shards {

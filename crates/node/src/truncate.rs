@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
 use crate::files::FileRef;
 use crate::node::Node;
 use crate::place::{Base, Residence};
@@ -26,7 +27,7 @@ impl Node {
             return Err(NodeError::Posix(Errno::FBIG));
         }
         let file = self.files.get(record.ino);
-        self.load(&file, record)?;
+        self.load(&file)?;
         self.drop_privileges(context, &file)?;
         let needs_base = {
             let residence = file.residence.read();
@@ -35,12 +36,16 @@ impl Node {
         if needs_base {
             context.wait()?;
             self.begin_partial(&file, record)?;
-        } else if size > 0 && file.residence.read().place.is_none() {
-            self.ensure_place(&file, record)?;
+        } else if size > 0
+            && file.residence.read().place.is_none()
+            && !self.ensure_place(&file, record)?
+        {
+            context.wait()?;
         }
         {
             let mut residence = file.residence.write();
             file.count_write();
+            fail_at!("node.truncate.before_object");
             if size == 0 {
                 self.empty(&file, &mut residence)?;
             } else {
@@ -55,6 +60,7 @@ impl Node {
             }
             residence.place.is_none() && matches!(residence.base, Base::Backing(_))
         };
+        fail_at!("node.truncate.before_record");
         self.meta.update(record.ino, Some(now), |record| {
             record.attr.size = size;
             record.attr.mtime = now;
@@ -88,7 +94,7 @@ impl Node {
                 record.spilled = false;
                 Queue::No
             })?;
-            self.backing.remove_spill(ino.0)?;
+            self.drop_spill(ino)?;
         }
         Ok(())
     }
@@ -103,10 +109,18 @@ impl Node {
         let Some(place) = &mut residence.place else {
             return match &residence.base {
                 Base::Spill(spill) => Ok(spill.file().set_len(size)?),
-                Base::Backing(_) => {
-                    Ok(self.open_backing(record, Access::ReadWrite)?.set_len(size)?)
+                Base::Backing(opened) => {
+                    let backing = self.open_backing(record, Access::ReadWrite)?;
+                    backing.set_len(size)?;
+                    *opened.lock() = Some(backing);
+                    file.around.store(true, Ordering::Release);
+                    Ok(())
                 }
-                Base::Zeros => Err(NodeError::Posix(Errno::IO)),
+                // No tier has room for it.
+                Base::Zeros => {
+                    self.ensure_base(file, residence)?;
+                    self.resize(file, residence, size, record)
+                }
             };
         };
         self.mark_dirty(file, place)?;

@@ -239,6 +239,9 @@ pub enum DebugCommand {
         /// The new filter, as for --log-level
         filter: String,
     },
+    /// Print the fail points of this build, one a line; none unless it was built for tests
+    #[command(name = "failpoints")]
+    FailPoints,
     /// Print the process id of a mount's daemon
     Pid {
         /// The mount point

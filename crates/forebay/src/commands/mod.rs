@@ -66,7 +66,7 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Doctor(args) => doctor::run(&args),
         Command::Sim(command) => simulate(&command).map(|()| ok),
         Command::Config(ConfigCommand::Show(args)) => mount::show(&args, engine).map(|()| ok),
-        Command::Debug(command) => debug(command).map(|()| ok),
+        Command::Debug(command) => debug(command, engine).map(|()| ok),
         Command::Daemon(args) => {
             daemon::run_detached(&daemon::settings_from(&args.settings)?, engine).map(|()| ok)
         }
@@ -96,11 +96,14 @@ fn simulate(command: &forebay_sim::SimCommand) -> Result<(), Error> {
     }
 }
 
-fn debug(command: DebugCommand) -> Result<(), Error> {
+fn debug(command: DebugCommand, engine: &dyn Engine) -> Result<(), Error> {
     match command {
         DebugCommand::Metrics { mountpoint } => print(&Client::for_path(&mountpoint)?.metrics()?),
         DebugCommand::LogLevel { mountpoint, filter } => Client::for_path(&mountpoint)?
             .order(Request::LogLevel { filter }, Duration::from_secs(10)),
+        DebugCommand::FailPoints => {
+            print(&engine.fail_points().iter().map(|name| format!("{name}\n")).collect::<String>())
+        }
         DebugCommand::Pid { mountpoint } => {
             print(&format!("{}\n", Client::for_path(&mountpoint)?.pid()))
         }

@@ -185,8 +185,14 @@ pub struct MountConfig {
     pub threads: usize,
     /// Whether changes through the mount are refused.
     pub read_only: bool,
-    /// Whether other users may use the mount.
-    pub allow_other: bool,
+    /// Whether other users may use the mount; nothing: if it is root's.
+    pub allow_other: Option<bool>,
+    /// Whether set-id bits count; nothing: as in the backing store.
+    pub suid: Option<bool>,
+    /// Whether device nodes count; nothing: as in the backing store.
+    pub dev: Option<bool>,
+    /// Whether programs may be executed; nothing: as in the backing store.
+    pub exec: Option<bool>,
     /// Where index, backlog and log live.
     pub state_dir: PathBuf,
     /// Whether `state_dir` was named, and is not merely a place in the first tier.
@@ -204,6 +210,10 @@ pub struct MountConfig {
     /// An artificial limit on the backing store.
     pub throttle: Option<Throttle>,
 }
+
+/// The words of a switch.
+const SWITCH: &[(&str, bool)] =
+    &[("true", true), ("false", false), ("1", true), ("0", false), ("yes", true), ("no", false)];
 
 /// Reads one setting after the other, with the origin in each error.
 struct Reader<'a> {
@@ -242,17 +252,15 @@ impl<'a> Reader<'a> {
     }
 
     fn switch(&self, key: &str) -> Result<bool, Error> {
-        self.word(
-            key,
-            &[
-                ("true", true),
-                ("false", false),
-                ("1", true),
-                ("0", false),
-                ("yes", true),
-                ("no", false),
-            ],
-        )
+        self.word(key, SWITCH)
+    }
+
+    /// A switch that may be left to the machine.
+    fn auto_switch(&self, key: &str) -> Result<Option<bool>, Error> {
+        self.parse(key, |text| match text {
+            "auto" => Ok(None),
+            _ => choose(text, SWITCH).map(Some).map_err(|error| format!("{error}, or auto")),
+        })
     }
 
     fn word<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Result<T, Error> {
@@ -416,7 +424,10 @@ impl MountConfig {
             drain_timeout: reader.limit("drain-timeout")?,
             threads: reader.threads()?,
             read_only: reader.switch("read-only")?,
-            allow_other: reader.switch("allow-other")?,
+            allow_other: reader.auto_switch("allow-other")?,
+            suid: reader.auto_switch("suid")?,
+            dev: reader.auto_switch("dev")?,
+            exec: reader.auto_switch("exec")?,
             metrics: reader.parse("metrics", |text| {
                 let address = || {
                     text.parse().map_err(|_| {

@@ -12,7 +12,7 @@ pub enum ValueKind {
     One(&'static str),
     /// Several values, each given by one more flag; carries the name shown in help.
     Many(&'static str),
-    /// `true` or `false`; the flag alone means `true`.
+    /// `true` or `false`, with some also `auto`; the flag alone means `true`.
     Switch,
 }
 
@@ -55,6 +55,11 @@ const fn one(
 
 const fn switch(key: &'static str, help: &'static str) -> Setting {
     Setting { key, kind: ValueKind::Switch, default: Some("false"), help, hidden: false }
+}
+
+/// A switch whose default depends on the machine.
+const fn auto(key: &'static str, help: &'static str) -> Setting {
+    Setting { key, kind: ValueKind::Switch, default: Some("auto"), help, hidden: false }
 }
 
 /// Every setting, in the order of the help.
@@ -154,9 +159,21 @@ pub const SETTINGS: &[Setting] = &[
     ),
     switch("single-thread", "Serve one request after the other. For debugging."),
     switch("read-only", "Refuse every change through this mount."),
-    switch(
+    auto(
         "allow-other",
-        "Let other users use the mount, with the usual permission checks. Root's mounts always do; plain users need `user_allow_other` in /etc/fuse.conf.",
+        "Let other users use the mount, with the usual permission checks. Root's mounts do unless told not to; plain users need `user_allow_other` in /etc/fuse.conf.",
+    ),
+    auto(
+        "suid",
+        "Honour set-user-id and set-group-id bits and file capabilities of programs. By default as the file system of the backing store is mounted (`nosuid` there holds here too); never for mounts of plain users. As a mount option: suid, nosuid.",
+    ),
+    auto(
+        "dev",
+        "Honour device nodes. By default as the file system of the backing store is mounted; never for mounts of plain users. As a mount option: dev, nodev.",
+    ),
+    auto(
+        "exec",
+        "Let programs on the mount be executed. By default as the file system of the backing store is mounted. As a mount option: exec, noexec.",
     ),
     one(
         "state-dir",

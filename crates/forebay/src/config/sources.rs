@@ -1,5 +1,6 @@
 //! Where values come from: flags, the options of mount(8), the environment, a file.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -118,12 +119,6 @@ const FOREIGN_OPTIONS: &[&str] = &[
     "group",
     "_netdev",
     "nofail",
-    "exec",
-    "noexec",
-    "suid",
-    "nosuid",
-    "dev",
-    "nodev",
     "atime",
     "noatime",
     "relatime",
@@ -146,6 +141,7 @@ const FOREIGN_OPTIONS: &[&str] = &[
 /// Offers what follows `-o`, as mount(8) and fstab(5) give it: `tier=DIR=SIZE,policy=lfu,ro`.
 pub fn offer_mount_options(settings: &mut Settings, options: &OsStr) -> Result<(), Error> {
     let mut tiers = Vec::new();
+    let mut singles = BTreeMap::new();
     for option in split_commas(options) {
         let bytes = option.as_bytes();
         let at = bytes.iter().position(|byte| *byte == b'=');
@@ -161,7 +157,13 @@ pub fn offer_mount_options(settings: &mut Settings, options: &OsStr) -> Result<(
                 message: "options of a mount can't be changed; unmount and mount again".into(),
             });
         }
-        let key = if key == "ro" { "read-only" } else { &key };
+        let (key, value) = match key.as_str() {
+            "ro" => ("read-only", value),
+            "nosuid" => ("suid", Some("false".into())),
+            "nodev" => ("dev", Some("false".into())),
+            "noexec" => ("exec", Some("false".into())),
+            key => (key, value),
+        };
         let setting = Setting::find(key).ok_or_else(|| unknown(Origin::MountOption, key))?;
         let text = match (setting.kind, value) {
             (ValueKind::Switch, value) => value.unwrap_or_else(|| "true".into()),
@@ -176,8 +178,12 @@ pub fn offer_mount_options(settings: &mut Settings, options: &OsStr) -> Result<(
         if matches!(setting.kind, ValueKind::Many(_)) {
             tiers.push(text);
         } else {
-            settings.offer(setting, vec![text], Origin::MountOption);
+            // As mount(8) has it, the last word counts.
+            singles.insert(setting.key, (setting, text));
         }
+    }
+    for (setting, text) in singles.into_values() {
+        settings.offer(setting, vec![text], Origin::MountOption);
     }
     if let (false, Some(tier)) = (tiers.is_empty(), Setting::find("tier")) {
         settings.offer(tier, tiers, Origin::MountOption);
@@ -289,6 +295,17 @@ mod tests {
         assert_eq!(texts(&settings, "read-only"), ["true"]);
         assert_eq!(texts(&settings, "allow-other"), ["true"]);
         assert_eq!(texts(&settings, "attr-timeout"), ["2s"]);
+    }
+
+    #[test]
+    fn mount_options_when_negated_then_the_last_word_counts() {
+        let mut settings = Settings::default();
+        let options = OsStr::new("noexec,nosuid,nodev,exec,policy=lru,policy=lfu");
+        offer_mount_options(&mut settings, options).unwrap();
+        assert_eq!(texts(&settings, "exec"), ["true"]);
+        assert_eq!(texts(&settings, "suid"), ["false"]);
+        assert_eq!(texts(&settings, "dev"), ["false"]);
+        assert_eq!(texts(&settings, "policy"), ["lfu"]);
     }
 
     #[test]

@@ -177,11 +177,19 @@ impl Check<'_> {
                 "without root, mounting needs fusermount3: install the package fuse3".into(),
             );
         }
-        if self.config.allow_other && !self.facts.may_mount() && !self.facts.user_allow_other() {
+        if self.facts.may_mount() {
+            return;
+        }
+        if self.config.allow_other == Some(true) && !self.facts.user_allow_other() {
             self.error(
                 "--allow-other: plain users need the line user_allow_other in /etc/fuse.conf"
                     .into(),
             );
+        }
+        for (wanted, flag) in [(self.config.suid, "--suid"), (self.config.dev, "--dev")] {
+            if wanted == Some(true) {
+                self.error(format!("{flag}: only root's mounts can have it; leave it out"));
+            }
         }
     }
 

@@ -355,6 +355,15 @@ fn validate_when_a_plain_user_shares_without_permission_then_error() {
 }
 
 #[test]
+fn validate_when_a_plain_user_wants_set_id_bits_then_error() {
+    let mut site = Site::new();
+    let suid = &[("suid", "true"), ("dev", "false")];
+    assert_eq!(site.findings_with("backing", "mnt", &["tier=1G"], suid), []);
+    site.machine.may_mount = false;
+    assert_error(&site.findings_with("backing", "mnt", &["tier=1G"], suid), "--suid: only root's");
+}
+
+#[test]
 fn validate_when_everything_is_wrong_then_everything_is_told() {
     let site = Site::new();
     let findings = site.findings("nowhere", "none", &["tier=0", "tier=20G"]);

@@ -25,16 +25,20 @@ impl Engine for NodeEngine {
     }
 
     fn mount(&self, config: &MountConfig) -> ControlResult<Box<dyn Mounted>> {
+        forebay_node::arm_fail_points();
         let node_config = convert::node_config(config)?;
         let sizes =
             config.tiers.iter().map(convert::tier_size).collect::<ControlResult<Vec<_>>>()?;
         let node = Node::start(node_config).map_err(|error| convert::control_error(&error))?;
+        let usual = MountOptions::like(&config.backing);
         let options = MountOptions {
             threads: config.threads,
             read_only: config.read_only,
-            // What root mounts is meant for everybody.
-            allow_other: config.allow_other || rustix::process::geteuid().is_root(),
-            ..MountOptions::default()
+            allow_other: config.allow_other.unwrap_or(usual.allow_other),
+            suid: config.suid.unwrap_or(usual.suid),
+            dev: config.dev.unwrap_or(usual.dev),
+            noexec: config.exec.map_or(usual.noexec, |exec| !exec),
+            ..usual
         };
         let front = forebay_fuse::mount(node.clone(), &config.mountpoint, &options);
         let front = match front {
@@ -70,6 +74,10 @@ impl Engine for NodeEngine {
             repaired: found.repaired,
             details: found.details,
         })
+    }
+
+    fn fail_points(&self) -> Vec<&'static str> {
+        forebay_node::fail_points()
     }
 }
 

@@ -307,6 +307,16 @@ impl MetaStore {
         self.execute(&transaction).map(|_| ())
     }
 
+    /// Removes a free-form setting; no error if there is none.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn remove_setting(&self, name: &str) -> Result<()> {
+        let mut transaction = MiniTransaction::default();
+        transaction.write.push(Write::Delete(keys::setting(name)));
+        self.execute(&transaction).map(|_| ())
+    }
+
     /// Returns when all that was done before survives the loss of power.
     ///
     /// # Errors

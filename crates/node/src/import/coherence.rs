@@ -141,7 +141,9 @@ impl Node {
         });
         match checked {
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {
-                // Removed by others: the directory above it tells.
+                if self.meta.get(dir).is_ok_and(|record| record.queued.is_some()) {
+                    return Ok(()); // Not there yet.
+                }
                 if let [link] = record.links.as_slice()
                     && record.backing.links.contains(link)
                 {
@@ -186,7 +188,9 @@ impl Node {
         // A worker may be moving it right now.
         let Some(_owned) = self.own(ino, Duration::ZERO) else { return Ok(()) };
         let Ok(record) = self.meta.get(ino) else { return Ok(()) };
-        if !record.links.contains(link) || !record.backing.links.contains(link) {
+        // What is in the backlog may not be there yet: its worker looks by itself.
+        let pending = record.queued.is_some();
+        if pending || !record.links.contains(link) || !record.backing.links.contains(link) {
             return Ok(());
         }
         match self.backing.stat(dir, OsStr::from_bytes(&link.name)) {

@@ -97,6 +97,9 @@ impl Node {
             };
             match self.backing.open_dir(&parent, OsStr::from_bytes(&name)) {
                 Ok(handle) => {
+                    if record.backing.links.len() > 1 && !self.is_its_own(&record, link, &handle)? {
+                        continue;
+                    }
                     self.imports.handles.insert(dir, handle.clone());
                     return Ok(handle);
                 }
@@ -105,6 +108,20 @@ impl Node {
             }
         }
         Err(Errno::NOENT.into())
+    }
+
+    /// Whether what stands under one of several claimed names is this directory, and not what a
+    /// move has not got out of the way yet.
+    fn is_its_own(&self, record: &Record, link: &Link, handle: &Dir) -> Result<bool> {
+        match record.backing.fingerprint {
+            Some(print) if print.ino != 0 => {
+                Ok(self.backing.stat(handle, OsStr::new(""))?.ino == print.ino)
+            }
+            _ => {
+                let other = self.meta.ghost(link.parent, &link.name)?;
+                Ok(other.is_none_or(|ino| ino == record.ino))
+            }
+        }
     }
 
     /// Where one backing link of `record` is: a handle and a name.
@@ -122,9 +139,9 @@ impl Node {
     }
 
     /// The name that the store gave to an object in limbo: it ends in the key, here the inode's
-    /// number, after the name of the mount that put it there.
+    /// number in hexadecimal, after the name of the mount that put it there.
     fn limbo_name(&self, limbo: &Dir, record: &Record) -> Result<Vec<u8>> {
-        let suffix = format!(".{}", record.ino);
+        let suffix = format!(".{:x}", record.ino.0);
         let mut names = Vec::new();
         self.backing.list(limbo, &mut |entries| {
             let fits = entries.iter().map(|entry| entry.name.as_bytes());
@@ -278,10 +295,7 @@ impl Node {
         for (ino, dir) in dirs {
             let stripe = stripes.iter_mut().find(|(at, _)| *at == OwnChanges::stripe(*ino));
             let (_, known) = stripe.expect("its stripe was locked above");
-            let as_known = match (known.remove(&ino.0), self.listed_print(*ino)) {
-                (Some(print), Some(_)) => Some(print),
-                (_, stored) => stored,
-            };
+            let as_known = known.remove(&ino.0).or_else(|| self.listed_print(*ino));
             if as_known.is_some() && as_known == self.print_of(dir) {
                 tracked.push((*ino, *dir));
             }
@@ -295,6 +309,13 @@ impl Node {
             }
         }
         done
+    }
+
+    /// A directory that we made looks like this: nothing of others is in it.
+    pub(crate) fn made_directory(&self, dir: Ino, print: Fingerprint) {
+        if self.config.coherence != Coherence::Exclusive {
+            self.imports.own_changes.lock(dir).insert(dir.0, print);
+        }
     }
 
     /// Tells the namespace what a directory looks like after our own changes.

@@ -30,7 +30,7 @@ const MOST_GONE: usize = 100_000;
 /// Directories being read, with the names that the backing store gave up meanwhile.
 #[derive(Default)]
 pub(super) struct Readings {
-    table: Mutex<HashMap<u64, (usize, Arc<Mutex<Gone>>)>>,
+    table: Mutex<HashMap<u64, Vec<Arc<Mutex<Gone>>>>>,
 }
 
 #[derive(Default)]
@@ -42,15 +42,14 @@ struct Gone {
 impl Readings {
     /// A reading of `dir` begins.
     pub(super) fn begin(&self, dir: Ino) -> Reading<'_> {
-        let mut table = self.table.lock();
-        let (readers, gone) = table.entry(dir.0).or_default();
-        *readers += 1;
-        Reading { readings: self, dir, gone: gone.clone() }
+        let gone = Arc::<Mutex<Gone>>::default();
+        self.table.lock().entry(dir.0).or_default().push(gone.clone());
+        Reading { readings: self, dir, gone }
     }
 
     pub(super) fn gone(&self, link: &Link) {
-        let reading = self.table.lock().get(&link.parent.0).map(|(_, gone)| gone.clone());
-        if let Some(gone) = reading {
+        let readings = self.table.lock().get(&link.parent.0).cloned();
+        for gone in readings.into_iter().flatten() {
             let mut gone = gone.lock();
             if gone.names.len() < MOST_GONE {
                 gone.names.insert(link.name.clone());
@@ -85,9 +84,9 @@ impl Reading<'_> {
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
         let mut table = self.readings.table.lock();
-        if let Some((readers, _)) = table.get_mut(&self.dir.0) {
-            *readers -= 1;
-            if *readers == 0 {
+        if let Some(readings) = table.get_mut(&self.dir.0) {
+            readings.retain(|gone| !Arc::ptr_eq(gone, &self.gone));
+            if readings.is_empty() {
                 table.remove(&self.dir.0);
             }
         }

@@ -219,6 +219,12 @@ impl Node {
         self.config.coherence == Coherence::Exclusive || self.imports.directories.is_fresh(dir)
     }
 
+    /// The time has passed for which a directory counted as fresh.
+    #[cfg(test)]
+    pub(crate) fn time_passes(&self, dir: Ino) {
+        self.imports.directories.expire(dir);
+    }
+
     /// The kernel forgets a name.
     pub(crate) fn forget_name(&self, dir: Ino, name: &[u8]) {
         if let Some(kernel) = self.kernel.get() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_meta::{FileKind, Link, Record};
+use forebay_meta::{FileKind, Link};
 use forebay_store::backing::SetAttributes;
 use forebay_store::{Commit, Dir, Expect, Fingerprint};
 
@@ -32,6 +32,10 @@ impl Node {
         let mut expect = None;
         match self.clear_name(work, at, &dir, depth)? {
             Room::Free => {}
+            // Only a file is exchanged for a file.
+            Room::Replace(owned, other) if other.record.attr.kind != FileKind::File => {
+                self.clear(work, at, &dir, owned, other)?;
+            }
             Room::Replace(owned, other) => {
                 expect = Some(self.backing.stat(&dir, os(&at.name))?.fingerprint());
                 replaced = Some((owned, other));
@@ -42,7 +46,7 @@ impl Node {
             Target { parent: at.parent, dir: &dir, name: &at.name, expect, in_place: false };
         let flushed = match has_bytes {
             true => self.flush_bytes(&Arc::new(work.record.clone()), &target)?,
-            false => self.publish_empty(&work.record, &target)?,
+            false => self.publish_empty(work, &target)?,
         };
         match flushed {
             Flushed::Done { fingerprint, clean } => {
@@ -56,6 +60,7 @@ impl Node {
             }
             Flushed::Busy => Err(NodeError::Busy),
             Flushed::Conflict(None) => {
+                work.disowned();
                 if let Some((owned, mut other)) = replaced {
                     other.went(at);
                     work.also(owned, other);
@@ -63,6 +68,7 @@ impl Node {
                 Ok(Step::Again)
             }
             Flushed::Conflict(Some(found)) => {
+                work.disowned();
                 if let Some((owned, mut other)) = replaced {
                     other.went(at);
                     work.also(owned, other);
@@ -77,7 +83,8 @@ impl Node {
     }
 
     /// An empty file appears with all its attributes at once, as one with bytes does.
-    fn publish_empty(&self, record: &Record, target: &Target<'_>) -> Result<Flushed> {
+    fn publish_empty(&self, work: &mut Work<'_>, target: &Target<'_>) -> Result<Flushed> {
+        let record = &work.record;
         let mut temporary = self.backing.temporary(record.ino.0)?;
         let attr = &record.attr;
         let owner = temporary.file().stat()?;
@@ -100,6 +107,8 @@ impl Node {
             mtime: Some(convert::store_time(attr.mtime)),
             ..SetAttributes::default()
         })?;
+        // Should the commit not say how it ended, this tells the file from one of others.
+        work.print(convert::fingerprint(temporary.pending()?));
         let expect = target.expect.map_or(Expect::Absent, Expect::Version);
         let committed = self.own_change(&[(target.parent, target.dir)], || {
             Ok(self.backing.commit(&mut temporary, target.dir, os(target.name), expect)?)
@@ -111,7 +120,7 @@ impl Node {
     }
 
     /// Writes the bytes of a file that the backing store has.
-    pub(super) fn write_bytes(&self, work: &mut Work<'_>) -> Result<Step> {
+    pub(super) fn write_bytes<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
         let record = &work.record;
         if record.attr.kind != FileKind::File || !(record.dirty || record.spilled) {
             return Ok(Step::Done);
@@ -120,6 +129,10 @@ impl Node {
         let Some(link) = standing.or_else(|| record.backing.links.last()).cloned() else {
             return Ok(Step::Done);
         };
+        if record.backing.fingerprint.is_none() && record.links.contains(&link) {
+            // Claimed, and perhaps never made.
+            return self.publish(work, &link, depth);
+        }
         let (dir, name) = self.place_of_link(record, &link)?;
         let target = Target {
             parent: link.parent,

@@ -45,6 +45,8 @@ pub struct Reconciler {
     last_error: Mutex<Option<String>>,
     /// Why the last attempt failed, by inode.
     failures: Mutex<std::collections::HashMap<u64, String>>,
+    /// Files that must be written so that they can make room.
+    pub(crate) wanted: Mutex<std::collections::HashSet<u64>>,
     /// Directories whose entries a worker changed since their times were set.
     entries_written: Mutex<std::collections::HashSet<u64>>,
     #[cfg(test)]
@@ -113,7 +115,7 @@ impl Node {
             }
         }
         self.reconcile_alone(ino, batch, 0)?;
-        for follower in batch.take_followers() {
+        while let Some(follower) = batch.next_follower() {
             // It stood in the way and was moved aside: its turn comes anyway if this fails.
             if let Err(error) = self.reconcile_alone(follower, batch, 0) {
                 tracing::debug!(ino = %follower, %error, "what was moved aside waits for its turn");
@@ -182,7 +184,7 @@ impl Node {
                 return Ok(Step::Again);
             }
             self.look_after_move(work)?;
-            if self.write_bytes(work)? == Step::Again {
+            if self.write_bytes(work, depth)? == Step::Again {
                 return Ok(Step::Again);
             }
         }

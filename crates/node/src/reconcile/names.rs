@@ -11,6 +11,7 @@ use super::occupied::Room;
 use super::work::{Step, Work};
 use crate::convert;
 use crate::error::Result;
+use crate::failpoints::fail_at;
 use crate::import::LIMBO;
 use crate::node::Node;
 
@@ -41,18 +42,33 @@ impl Node {
     /// was interrupted, or could not report.
     pub(super) fn survey(&self, work: &mut Work<'_>) -> Result<()> {
         let record = &work.record;
-        let in_doubt = record.backing.links.len() > 1 || record.backing.fingerprint.is_none();
-        let bytes_tell = record.dirty && record.backing.links.len() == 1;
+        let was_published_empty =
+            record.attr.kind == FileKind::File && record.attr.size == 0 && !record.dirty;
+        let in_doubt = record.backing.links.len() > 1
+            || record.backing.fingerprint.is_none()
+            || was_published_empty;
+        // What publishes its bytes looks by itself.
+        let bytes_tell = record.dirty
+            && matches!(record.backing.links.as_slice(), [link] if record.links.contains(link));
         if !in_doubt || bytes_tell {
             return Ok(());
         }
         for link in record.backing.links.clone() {
             let found = self.look_at(&work.record, &link)?;
-            if !found.is_some_and(|(_, _, found)| may_be_ours(&work.record, &found)) {
+            let ours = found.is_some_and(|(_, _, found)| may_be_ours(&work.record, &found));
+            if !ours || self.may_be_anothers(work, &link)? {
                 work.went(&link);
             }
         }
         Ok(())
+    }
+
+    /// Whether what stands under a name that was claimed may be what stood there before: another
+    /// inode of ours, not yet out of the way.
+    fn may_be_anothers(&self, work: &Work<'_>, link: &Link) -> Result<bool> {
+        let unconfirmed = work.record.backing.fingerprint.is_none();
+        Ok(unconfirmed
+            && self.meta.ghost(link.parent, &link.name)?.is_some_and(|ino| ino != work.ino()))
     }
 
     /// What the backing store has under a name of `record`, and where.
@@ -113,6 +129,11 @@ impl Node {
         self.claim(work, to)?;
         let replaced = match self.clear_name(work, to, &to_dir, depth)? {
             Room::Free => None,
+            // Nothing comes out of limbo over another.
+            Room::Replace(owned, other) if from.parent == LIMBO => {
+                self.clear(work, to, &to_dir, owned, other)?;
+                None
+            }
             Room::Replace(owned, other) => Some((owned, other)),
             Room::Taken(found) => return self.yield_name(work, to, &found),
         };
@@ -164,9 +185,11 @@ impl Node {
         }
         let from_dir = self.backing_dir(from.parent)?;
         changed.push((from.parent, &from_dir));
+        fail_at!("node.reconcile.before_rename");
         self.own_change(&changed, || {
             Ok(self.backing.rename(&from_dir, os(&from.name), to_dir, os(&to.name), mode)?)
         })?;
+        fail_at!("node.reconcile.after_rename");
         Ok(Some(from_dir))
     }
 
@@ -178,15 +201,10 @@ impl Node {
         match self.clear_name(work, to, &to_dir, depth)? {
             Room::Free => {}
             // No link replaces a name: the removed file goes first.
-            Room::Replace(owned, mut other) => {
-                self.own_change(&[(to.parent, &to_dir)], || {
-                    Ok(self.backing.unlink(&to_dir, os(&to.name))?)
-                })?;
-                other.went(to);
-                work.also(owned, other);
-            }
+            Room::Replace(owned, other) => self.clear(work, to, &to_dir, owned, other)?,
             Room::Taken(found) => return self.yield_name(work, to, &found),
         }
+        fail_at!("node.reconcile.before_link");
         let made = self.own_change(&[(to.parent, &to_dir)], || {
             Ok(self.backing.link(&dir, os(&name), &to_dir, os(&to.name))?)
         });
@@ -218,6 +236,7 @@ impl Node {
             return Ok(());
         };
         if may_be_ours(&work.record, &found) {
+            fail_at!("node.reconcile.before_unlink");
             self.own_change(&[(link.parent, &dir)], || {
                 Ok(self.backing.unlink(&dir, os(&name))?)
             })?;
@@ -231,6 +250,7 @@ impl Node {
 
     /// Makes an inode that the backing store does not have.
     fn make_name<'a>(&'a self, work: &mut Work<'a>, at: &Link, depth: usize) -> Result<Step> {
+        fail_at!("node.reconcile.before_make");
         if work.record.attr.kind == FileKind::File {
             return self.publish(work, at, depth);
         }
@@ -238,13 +258,7 @@ impl Node {
         self.claim(work, at)?;
         match self.clear_name(work, at, &dir, depth)? {
             Room::Free => {}
-            Room::Replace(owned, mut other) => {
-                self.own_change(&[(at.parent, &dir)], || {
-                    Ok(self.backing.unlink(&dir, os(&at.name))?)
-                })?;
-                other.went(at);
-                work.also(owned, other);
-            }
+            Room::Replace(owned, other) => self.clear(work, at, &dir, owned, other)?,
             Room::Taken(found) => return self.take_or_yield(work, at, &dir, &found),
         }
         match self.own_change(&[(at.parent, &dir)], || self.make_special(&work.record, at, &dir)) {
@@ -254,7 +268,11 @@ impl Node {
                 work.record.backing.attrs_differ = true;
                 work.record.backing.xattrs_differ = true;
                 let found = self.backing.stat(&dir, os(&at.name))?;
-                work.print(convert::fingerprint(found.fingerprint()));
+                let print = convert::fingerprint(found.fingerprint());
+                work.print(print);
+                if work.record.is_directory() {
+                    self.made_directory(work.ino(), print);
+                }
                 Ok(Step::Done)
             }
             Err(error) if error.class() == Some(ErrorClass::Exists) => {

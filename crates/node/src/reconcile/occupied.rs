@@ -91,20 +91,33 @@ impl Node {
         }
     }
 
-    fn replace_or_remove<'a>(
+    /// Removes what a removed inode still has under a name that can't be replaced in one step.
+    pub(super) fn clear<'a>(
         &self,
         work: &mut Work<'a>,
         link: &Link,
         dir: &Dir,
         owned: Owned<'a>,
         mut other: Work<'a>,
+    ) -> Result<()> {
+        self.own_change(&[(link.parent, dir)], || Ok(self.backing.unlink(dir, os(&link.name))?))?;
+        other.went(link);
+        work.also(owned, other);
+        Ok(())
+    }
+
+    fn replace_or_remove<'a>(
+        &self,
+        work: &mut Work<'a>,
+        link: &Link,
+        dir: &Dir,
+        owned: Owned<'a>,
+        other: Work<'a>,
     ) -> Result<Room<'a>> {
         if !work.record.is_directory() {
             return Ok(Room::Replace(owned, other));
         }
-        self.own_change(&[(link.parent, dir)], || Ok(self.backing.unlink(dir, os(&link.name))?))?;
-        other.went(link);
-        work.also(owned, other);
+        self.clear(work, link, dir, owned, other)?;
         Ok(Room::Free)
     }
 

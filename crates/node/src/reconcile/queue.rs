@@ -242,7 +242,10 @@ impl Node {
                 turn = self.take_turn(ino, all, &mut batch);
             }
             match turn {
-                Ok(Turn::Done) => done.push((ino, failures)),
+                Ok(Turn::Done) => {
+                    self.reconciler.wanted.lock().remove(&ino.0);
+                    done.push((ino, failures));
+                }
                 Ok(turn) => {
                     if turn == Turn::Busy && !all {
                         self.retry_later(ino, failures, LAST_RETRY_WHEN_BUSY);
@@ -309,8 +312,14 @@ impl Node {
         let has_bytes = record.attr.kind == FileKind::File
             && record.attr.nlink > 0
             && (record.dirty || record.spilled);
-        all || !has_bytes
-            || self.config.writeback != Writeback::OnEviction && !self.in_use(record.ino)
+        all || !has_bytes || self.is_due(record.ino) && !self.in_use(record.ino)
+    }
+
+    /// Whether a file's bytes are to be written when nobody asks: always, except that some mounts
+    /// write only what must make room.
+    fn is_due(&self, ino: Ino) -> bool {
+        self.config.writeback != Writeback::OnEviction
+            || self.reconciler.wanted.lock().contains(&ino.0)
     }
 
     /// Looks through a part of the backlog for inodes whose time has come and that nobody spoke of.

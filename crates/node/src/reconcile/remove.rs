@@ -21,7 +21,7 @@ impl Node {
         let is_file = work.record.attr.kind == FileKind::File;
         if is_file && work.record.attr.nlink > 0 && (work.record.dirty || work.record.spilled) {
             // It has further names, in directories that are not imported: they show the bytes.
-            if self.write_bytes(work)? == Step::Again {
+            if self.write_bytes(work, depth)? == Step::Again {
                 return Ok(Step::Again);
             }
         }
@@ -29,7 +29,8 @@ impl Node {
             return self.hide(work);
         }
         for link in work.record.backing.links.clone() {
-            if self.is_wanted(work, &link)? {
+            // Deeper down, it is removed for the sake of the one that wants the name.
+            if depth == 0 && self.is_wanted(work, &link)? {
                 continue;
             }
             match self.look_at(&work.record, &link)? {

@@ -11,6 +11,7 @@ use super::OWNER_WAIT;
 use super::owned::Owned;
 use super::queue::{NAMES_DELAY, is_hidden_orphan};
 use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
 use crate::node::Node;
 
 /// How a pass over an inode ended.
@@ -195,14 +196,19 @@ impl<'a> Batch<'a> {
     }
 
     /// Does the work on one inode and keeps what was done for the report, also if it failed.
-    pub(super) fn with<T>(
+    pub(super) fn with(
         &mut self,
         owned: Owned<'a>,
         record: &Arc<Record>,
-        pass: impl FnOnce(&mut Work<'a>) -> Result<T>,
-    ) -> Result<T> {
+        pass: impl FnOnce(&mut Work<'a>) -> Result<Step>,
+    ) -> Result<Step> {
         let mut work = Work::new(record);
         let done = pass(&mut work);
+        if !matches!(done, Ok(Step::Done)) {
+            // A name may be claimed and not there: the record must not leave the backlog, as it
+            // would with nothing left that differs. No record has this count of changes.
+            work.seen_change = u64::MAX;
+        }
         self.keep(owned, work);
         done
     }
@@ -218,28 +224,38 @@ impl<'a> Batch<'a> {
         self.finished.push(Finished { owned, seen_change, facts: work.facts });
     }
 
-    /// Inodes that were moved aside for those of this batch.
-    pub(super) fn take_followers(&mut self) -> Vec<Ino> {
-        std::mem::take(&mut self.followers)
+    /// An inode that was moved aside for one of this batch.
+    pub(super) fn next_follower(&mut self) -> Option<Ino> {
+        self.followers.pop()
     }
 
     /// Makes what was done durable, reports it and gives the inodes back.
     ///
     /// # Errors
-    /// If the sync fails, nothing is reported: the next worker looks what is there.
+    /// If the sync fails, only what identifies the objects made is reported, so that the next
+    /// worker knows them again; it looks which names are there.
     pub(super) fn finish(&mut self) -> Result<()> {
         let finished = std::mem::take(&mut self.finished);
         let dirs: Vec<(u64, Dir)> = self.dirs.drain().collect();
         if !dirs.is_empty() {
             let handles: Vec<Dir> = dirs.iter().map(|(_, dir)| dir.clone()).collect();
-            self.node.backing.sync_dirs(&handles)?;
+            fail_at!("node.reconcile.before_sync");
+            if let Err(error) = self.node.backing.sync_dirs(&handles) {
+                for done in &finished {
+                    let facts = Facts { fingerprint: done.facts.fingerprint, ..Facts::default() };
+                    self.node.report(&done.owned, u64::MAX, &facts)?;
+                }
+                return Err(error.into());
+            }
         }
+        fail_at!("node.reconcile.before_report");
         let mut failed = None;
         for done in &finished {
             if let Err(error) = self.report(done) {
                 failed.get_or_insert(error);
             }
         }
+        fail_at!("node.reconcile.after_report");
         for (dir, _) in dirs {
             if let Err(error) = self.node.settle_directory(Ino(dir)) {
                 failed.get_or_insert(error);

@@ -1,0 +1,63 @@
+//! `cargo xtask tidy` and `cargo xtask audit`: checks of the repository itself.
+//!
+//! `tidy` holds the rules that no compiler and no linter knows; `audit` looks at the dependencies
+//! without a network. Both print one line for each finding and fail if there is any.
+#![forbid(unsafe_code)]
+
+mod audit;
+mod finding;
+mod repository;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use crate::finding::Finding;
+use crate::repository::Repository;
+
+const USAGE: &str = "\
+Usage: cargo xtask COMMAND [ROOT]
+
+  tidy     check the rules of the repository
+  audit    check the dependencies: licences, sources, banned and repeated crates
+
+ROOT is that of this workspace unless another one is named.";
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let command = arguments.next();
+    let root = arguments.next().map_or_else(repository::root, PathBuf::from);
+    match run(command.as_deref(), &root) {
+        Ok(findings) if findings.is_empty() => ExitCode::SUCCESS,
+        Ok(findings) => {
+            for finding in &findings {
+                eprintln!("{finding}");
+            }
+            eprintln!("{} to fix", findings.len());
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(command: Option<&str>, root: &Path) -> Result<Vec<Finding>> {
+    match command {
+        Some("tidy") => {
+            let repository = Repository::read(root)?;
+            let findings = tidy::check(&repository);
+            println!("tidy: {} files, {} findings", repository.files().len(), findings.len());
+            Ok(findings)
+        }
+        Some("audit") => {
+            let report = audit::run(root)?;
+            print!("{}", report.summary);
+            Ok(report.findings)
+        }
+        _ => bail!("{USAGE}"),
+    }
+}

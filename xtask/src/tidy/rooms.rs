@@ -1,0 +1,174 @@
+//! The direction of dependencies between the rooms of the house.
+
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+use crate::finding::Finding;
+use crate::repository::Repository;
+
+/// What a room may use.
+struct Room {
+    name: &'static str,
+    may_use: &'static [&'static str],
+}
+
+const CORE: &str = "forebay-core";
+const STORE: &str = "forebay-store";
+const META: &str = "forebay-meta";
+const NET: &str = "forebay-net";
+const NODE: &str = "forebay-node";
+const FUSE: &str = "forebay-fuse";
+const MPIIO: &str = "forebay-mpiio";
+const STREAMS: &str = "forebay-streams";
+const PYTHON: &str = "forebay-python";
+const BINARY: &str = "forebay";
+const WIRE: &str = "fusewire";
+const SIM: &str = "forebay-sim";
+
+/// Tools: they may use what they like, and nothing may use them.
+const TOOLS: &[&str] = &["forebay-bench", "forebay-tests", "xtask"];
+
+const PRODUCT: &[&str] = &[CORE, STORE, META, NET, NODE, FUSE, MPIIO, STREAMS, PYTHON, WIRE];
+
+/// core <- {store, meta, net} <- node <- {fuse, mpiio, streams, python} <- forebay. The middle three
+/// never name each other, and fusewire knows nothing of Forebay.
+const ROOMS: &[Room] = &[
+    Room { name: CORE, may_use: &[] },
+    Room { name: WIRE, may_use: &[] },
+    Room { name: STORE, may_use: &[CORE] },
+    Room { name: META, may_use: &[CORE] },
+    Room { name: NET, may_use: &[CORE] },
+    Room { name: NODE, may_use: &[CORE, STORE, META, NET] },
+    Room { name: FUSE, may_use: &[CORE, NODE, WIRE] },
+    Room { name: MPIIO, may_use: &[CORE, NODE] },
+    Room { name: STREAMS, may_use: &[CORE, NODE] },
+    Room { name: PYTHON, may_use: &[CORE, NODE] },
+    Room { name: BINARY, may_use: PRODUCT },
+    Room { name: SIM, may_use: &[CORE] },
+];
+
+#[derive(Deserialize)]
+struct Manifest {
+    package: Option<Package>,
+    #[serde(default)]
+    dependencies: BTreeMap<String, toml::Value>,
+    #[serde(default, rename = "build-dependencies")]
+    build_dependencies: BTreeMap<String, toml::Value>,
+    #[serde(default, rename = "dev-dependencies")]
+    dev_dependencies: BTreeMap<String, toml::Value>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+}
+
+/// Every crate of the workspace uses only what lies below it. Tests of a crate may use everything
+/// below it, not only the rooms next door.
+pub fn direction(repository: &Repository) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut manifests = Vec::new();
+    for (path, text) in repository.ending(&["Cargo.toml"]) {
+        match toml::from_str::<Manifest>(text) {
+            Ok(Manifest { package: None, .. }) => {}
+            Ok(manifest) => manifests.push((path, manifest)),
+            Err(error) => findings.push(Finding::of(path, error.message())),
+        }
+    }
+    let name_of = |manifest: &Manifest| manifest.package.as_ref().map(|p| p.name.clone());
+    let ours: Vec<String> = manifests.iter().filter_map(|(_, m)| name_of(m)).collect();
+    for (path, manifest) in &manifests {
+        let Some(name) = name_of(manifest) else { continue };
+        let room = ROOMS.iter().find(|room| room.name == name);
+        if room.is_none() && !TOOLS.contains(&name.as_str()) {
+            findings.push(Finding::of(
+                *path,
+                format!("say in xtask/src/tidy/rooms.rs where `{name}` belongs"),
+            ));
+        }
+        let used = manifest.dependencies.keys().chain(manifest.build_dependencies.keys());
+        let uses = used.map(|used| (used, false));
+        let tests = manifest.dev_dependencies.keys().map(|used| (used, true));
+        for (used, in_tests) in uses.chain(tests).filter(|(used, _)| ours.contains(used)) {
+            if !may_use(room, used, in_tests) {
+                findings.push(Finding::of(*path, format!("{name} must not use {used}")));
+            }
+        }
+    }
+    findings
+}
+
+fn may_use(room: Option<&Room>, used: &str, in_tests: bool) -> bool {
+    if TOOLS.contains(&used) || used == SIM {
+        return false;
+    }
+    match room {
+        // A tool.
+        None => true,
+        Some(room) => room.may_use.contains(&used) || in_tests && lies_below(room, used),
+    }
+}
+
+fn lies_below(room: &Room, used: &str) -> bool {
+    room.may_use.contains(&used)
+        || ROOMS
+            .iter()
+            .filter(|below| room.may_use.contains(&below.name))
+            .any(|below| lies_below(below, used))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(uses: &[(&str, &str)]) -> Vec<String> {
+        let mut files: Vec<(String, String)> = Vec::new();
+        let names = [CORE, STORE, META, NODE, FUSE, WIRE, BINARY, SIM, "forebay-tests"];
+        for name in names {
+            let mut text = format!("[package]\nname = \"{name}\"\n[dependencies]\nlibc = \"1\"\n");
+            for (_, used) in uses.iter().filter(|(user, _)| *user == name) {
+                text += &format!("{used}.workspace = true\n");
+            }
+            files.push((format!("{name}/Cargo.toml"), text));
+        }
+        let files: Vec<_> = files.iter().map(|(p, t)| (p.as_str(), t.as_str())).collect();
+        direction(&Repository::of(&files)).into_iter().map(|found| found.message).collect()
+    }
+
+    #[test]
+    fn direction_when_as_designed_then_nothing_is_found() {
+        let uses = [(STORE, CORE), (NODE, STORE), (FUSE, NODE), (FUSE, WIRE), (BINARY, FUSE)];
+        assert!(found(&uses).is_empty());
+        assert!(found(&[("forebay-tests", NODE), (SIM, CORE)]).is_empty());
+    }
+
+    #[test]
+    fn direction_when_rooms_beside_above_or_tools_are_used_then_found() {
+        let wrong = [
+            (META, STORE),
+            (CORE, META),
+            (FUSE, STORE),
+            (WIRE, CORE),
+            (SIM, NODE),
+            (BINARY, SIM),
+            (NODE, "forebay-tests"),
+        ];
+        for (user, used) in wrong {
+            assert_eq!(found(&[(user, used)]), [format!("{user} must not use {used}")]);
+        }
+    }
+
+    #[test]
+    fn direction_when_a_crate_is_unknown_then_its_place_is_asked_for() {
+        let repository = Repository::of(&[("x/Cargo.toml", "[package]\nname = \"forebay-x\"\n")]);
+        assert!(direction(&repository)[0].message.contains("where `forebay-x` belongs"));
+    }
+
+    #[test]
+    fn tests_of_a_room_when_they_use_what_lies_deeper_then_fine() {
+        let fuse = ROOMS.iter().find(|room| room.name == FUSE);
+        assert!(may_use(fuse, STORE, true) && !may_use(fuse, STORE, false));
+        let core = ROOMS.iter().find(|room| room.name == CORE);
+        assert!(!may_use(core, STORE, true));
+    }
+}
