@@ -1,14 +1,13 @@
-//! The seam between the command line and the file system: what a node must offer to be mounted,
-//! checked and simulated. The binary passes one [`Engine`] to [`crate::run`].
+//! The seam between the command line and the file system: what a node must offer to be mounted
+//! and checked. The binary passes one [`Engine`] to [`crate::run`].
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::{MountConfig, TierConfig};
-use crate::control::{Control, ControlError, ControlResult, ErrorKind, OnProgress};
+use crate::control::{Control, ControlResult, OnProgress};
 
 /// Something that can serve a mount.
 pub trait Engine: Sync {
@@ -25,15 +24,6 @@ pub trait Engine: Sync {
     /// Names of the fail points that this build has, for tests.
     fn fail_points(&self) -> Vec<&'static str> {
         Vec::new()
-    }
-
-    /// Runs a simulation with its arguments as typed; returns the exit code.
-    fn simulate(&self, what: &str, args: &[OsString]) -> ControlResult<u8> {
-        let _ = args;
-        Err(ControlError::new(
-            ErrorKind::Unsupported,
-            format!("this build of forebay has no simulation called {what}"),
-        ))
     }
 }
 

@@ -124,10 +124,13 @@ fn dirty(status: &Status, line: Line<'_>) {
     }
     let backlog = &status.backlog;
     line(format_args!(
-        "  backlog      {} changes of names and attributes, oldest {}",
+        "  backlog      {} names to bring in line, oldest {}",
         format_count(backlog.entries),
         format_seconds(backlog.oldest_s)
     ));
+    for path in backlog.list.iter().take(ROWS_MAX) {
+        line(format_args!("               {path}  (name or attributes)"));
+    }
     if let Some(error) = &backlog.last_error {
         line(format_args!("               last attempt failed: {error}"));
     }
@@ -205,7 +208,7 @@ pub fn outcome(verb: &str, outcome: &Outcome) -> String {
 /// What a drain did not reach.
 pub fn remaining(outcome: &Outcome) -> String {
     let mut out = format!(
-        "not yet in the backing store: {} files, {}, and {} changes of names and attributes\n",
+        "not yet in the backing store: data of {} files, {}; {} names to bring in line\n",
         format_count(outcome.remaining_files),
         format_bytes(outcome.remaining_bytes),
         format_count(outcome.remaining_backlog)

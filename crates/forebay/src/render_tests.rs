@@ -35,7 +35,12 @@ fn troubled() -> Status {
                 last_error: Some("No space left on device".into()),
             }],
         },
-        backlog: Backlog { entries: 3, oldest_s: 2, last_error: Some("timed out".into()) },
+        backlog: Backlog {
+            entries: 3,
+            oldest_s: 2,
+            list: vec!["new-name".into()],
+            last_error: Some("timed out".into()),
+        },
         hits: 900,
         misses: 100,
         passthrough: Passthrough {
@@ -66,7 +71,8 @@ fn status_when_there_are_troubles_then_all_are_told() {
   dirty        12 files, 10.0 MiB, oldest 7 s
                a/\u{1b}[2Jb  (4.00 KiB, 7 s, open): No space left on device
                and 11 more
-  backlog      3 changes of names and attributes, oldest 2 s
+  backlog      3 names to bring in line, oldest 2 s
+               new-name  (name or attributes)
                last attempt failed: timed out
   errors       2 given to programs; see the log
   conflict     c was also changed in the backing store; your version is c.conflict-1

@@ -69,11 +69,12 @@ impl Deferred {
         true
     }
 
-    /// Answers when it is time.
-    fn check(&self) {
+    /// Answers when it is time; says whether the time limit was the reason.
+    fn check(&self) -> bool {
         let waiting = self.since.elapsed();
         if self.signalled.load(Ordering::Acquire) && waiting >= HANDLED_SIGNAL {
             self.give_up(libc::EINTR);
+            false
         } else if waiting >= self.limit && self.give_up(libc::EIO) {
             let Header { opcode, node, pid, .. } = self.header;
             tracing::warn!(
@@ -83,6 +84,9 @@ impl Deferred {
                 seconds = waiting.as_secs(),
                 "the backing store does not answer: check it, or raise --backing-timeout"
             );
+            true
+        } else {
+            false
         }
     }
 
@@ -101,6 +105,7 @@ impl Deferred {
 /// The watch over all deferred requests of a mount. Their number is bounded by the slow pool.
 pub struct Watch {
     limit: Duration,
+    on_timeout: Box<dyn Fn(&Header, Duration) + Send + Sync>,
     deferred: Mutex<HashMap<u64, Arc<Deferred>>>,
     next: AtomicU64,
     wake: Condvar,
@@ -121,10 +126,15 @@ impl Drop for Watched {
 }
 
 impl Watch {
-    /// A watch that gives ordinary operations `limit`. Its thread ends with it.
-    pub fn new(limit: Duration) -> std::io::Result<Arc<Self>> {
+    /// A watch that gives ordinary operations `limit` and tells `on_timeout` of each that it gave
+    /// up, and how long it had waited. Its thread ends with it.
+    pub fn new(
+        limit: Duration,
+        on_timeout: impl Fn(&Header, Duration) + Send + Sync + 'static,
+    ) -> std::io::Result<Arc<Self>> {
         let watch = Arc::new(Watch {
             limit,
+            on_timeout: Box::new(on_timeout),
             deferred: Mutex::default(),
             next: AtomicU64::new(0),
             wake: Condvar::new(),
@@ -195,7 +205,9 @@ fn keep(watch: &Weak<Watch>) {
         let all: Vec<_> = deferred.values().cloned().collect();
         drop(deferred);
         for deferred in &all {
-            deferred.check();
+            if deferred.check() {
+                (watch.on_timeout)(&deferred.header, deferred.since.elapsed());
+            }
         }
         drop((all, watch));
         thread::sleep(TICK);
@@ -232,7 +244,7 @@ mod tests {
 
     #[test]
     fn watch_when_dropped_then_its_thread_ends() {
-        let watch = Watch::new(Duration::from_secs(1)).expect("a thread");
+        let watch = Watch::new(Duration::from_secs(1), |_, _| {}).expect("a thread");
         assert!(watch.stuck(Duration::ZERO).is_empty());
         let weak = Arc::downgrade(&watch);
         drop(watch);

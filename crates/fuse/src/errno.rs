@@ -1,6 +1,6 @@
 //! What each failure of the node is to a program.
 
-use forebay_node::{ErrorClass, MetaError, NodeError, StoreError};
+use forebay_node::{ErrorClass, MetaError, NodeConfig, NodeError, StoreError, metrics};
 
 /// The errno that answers a failed request.
 #[must_use]
@@ -14,6 +14,34 @@ pub fn errno(error: &NodeError) -> i32 {
         // for failures that this table has yet to learn about.
         _ => libc::EIO,
     }
+}
+
+/// The class under which a failure is counted that is not the program's own doing; `None` for
+/// ordinary refusals.
+#[must_use]
+pub fn error_class(error: &NodeError, config: &NodeConfig) -> Option<metrics::ErrorClass> {
+    use metrics::ErrorClass as Class;
+    Some(match error {
+        NodeError::Posix(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) => Class::NoSpace,
+        NodeError::Posix(rustix::io::Errno::IO) => Class::Backing,
+        NodeError::Posix(rustix::io::Errno::NFILE) | NodeError::Busy => Class::Busy,
+        NodeError::BackingTimeout { .. } => Class::BackingTimeout,
+        NodeError::Meta(MetaError::Corrupt { .. } | MetaError::NewerFormat { .. }) => {
+            Class::Corrupt
+        }
+        NodeError::Meta(error) if meta(error) == libc::EIO => Class::Meta,
+        NodeError::Store(error) => match (error.class(), error) {
+            (ErrorClass::NoSpace, _) => Class::NoSpace,
+            (ErrorClass::Descriptors, _) => Class::Busy,
+            (_, StoreError::Damaged { .. }) => Class::Corrupt,
+            (ErrorClass::Io, StoreError::Io { path, .. }) if store(error) == libc::EIO => {
+                let on_tier = config.tiers.iter().any(|tier| path.starts_with(&tier.dir));
+                if on_tier { Class::Tier } else { Class::Backing }
+            }
+            _ => return None,
+        },
+        _ => return None,
+    })
 }
 
 fn meta(error: &MetaError) -> i32 {
@@ -74,6 +102,28 @@ mod tests {
         ];
         for (error, expected) in table {
             assert_eq!(errno(&error), expected, "{error}");
+        }
+    }
+
+    #[test]
+    fn class_when_a_device_fails_then_which_one() {
+        use metrics::ErrorClass as Class;
+        let tier = forebay_node::TierConfig { dir: "/t".into(), size_bytes: 1 };
+        let config = NodeConfig::new("/b".into(), vec![tier]);
+        let store = |path, errno| NodeError::Store(StoreError::errno_of("read", path, errno));
+        let table = [
+            (store("/t/files/1", libc::EIO), Some(Class::Tier)),
+            (store("/b/1", libc::EIO), Some(Class::Backing)),
+            (store("/b/1", libc::ENOSPC), Some(Class::NoSpace)),
+            (store("/b/1", libc::ENOENT), None),
+            (NodeError::Busy, Some(Class::Busy)),
+            (NodeError::Meta(MetaError::NotEmpty), None),
+            (NodeError::Meta(MetaError::XattrsUnknown(Ino(7))), Some(Class::Meta)),
+            (NodeError::BackingTimeout { limit_s: 30 }, Some(Class::BackingTimeout)),
+            (NodeError::Posix(Errno::EXIST), None),
+        ];
+        for (error, expected) in table {
+            assert_eq!(error_class(&error, &config), expected, "{error}");
         }
     }
 

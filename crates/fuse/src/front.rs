@@ -5,13 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use forebay_node::metrics::ErrorClass;
 use forebay_node::{Context, Node, NodeError, Result, Urgency};
 use fusewire::{Connection, Handler, Header, Reply, Request};
 
 use crate::answer::Answer;
 use crate::deferred::{Stuck, Watch};
-use crate::errno::errno;
+use crate::errno::{errno, error_class};
 use crate::kernel::Notifier;
+use crate::names::class;
 use crate::serve::{Serve, patience};
 use crate::wire::Manner;
 
@@ -30,7 +32,12 @@ impl Front {
     pub fn new(node: Arc<Node>) -> std::io::Result<Self> {
         let config = node.config();
         let manner = Manner::new(config);
-        let watch = Watch::new(config.backing_timeout)?;
+        let counted = Arc::clone(&node);
+        let watch = Watch::new(config.backing_timeout, move |header, waiting| {
+            let metrics = counted.metrics();
+            metrics.op_seconds.of(class(header.opcode)).observe(waiting);
+            metrics.errors.of(ErrorClass::BackingTimeout).inc();
+        })?;
         let complaints = Complaints::new();
         Ok(Front(Arc::new(Shared { node, manner, watch, notifier: OnceLock::new(), complaints })))
     }
@@ -41,11 +48,12 @@ impl Front {
     }
 
     /// Hands a request that must wait to the slow pool.
-    fn defer(&self, request: Request, reply: Reply) {
+    fn defer(&self, request: Request, reply: Reply, began: Instant) {
         let Ok(patience) = request.operation().map(|operation| patience(&operation)) else {
             return reply.error(libc::EIO);
         };
         let shared = Arc::clone(&self.0);
+        let header = *request.header();
         let watched = self.0.watch.enter(request, reply, patience);
         let deferred = Arc::clone(&watched.deferred);
         let taken = self.0.node.slow_pool().run(Urgency::Demand, move || {
@@ -54,7 +62,7 @@ impl Front {
             let outcome = catch_unwind(AssertUnwindSafe(|| shared.serve(&request, true)))
                 .unwrap_or(Err(NodeError::Posix(rustix::io::Errno::IO)));
             match watched.deferred.reply() {
-                Some(reply) => shared.answer(request.header(), outcome, reply),
+                Some(reply) => shared.answer(request.header(), outcome, reply, began),
                 // Nobody waits any more, and nobody else would close what was opened.
                 None => shared.undo(outcome),
             }
@@ -62,7 +70,7 @@ impl Front {
         if taken.is_err()
             && let Some(reply) = deferred.reply()
         {
-            reply.error(errno(&NodeError::Busy));
+            self.0.answer(&header, Err(NodeError::Busy), reply, began);
         }
     }
 }
@@ -80,11 +88,16 @@ impl Shared {
             .serve(operation)
     }
 
-    fn answer(&self, header: &Header, outcome: Result<Answer>, reply: Reply) {
+    fn answer(&self, header: &Header, outcome: Result<Answer>, reply: Reply, began: Instant) {
+        let metrics = self.node.metrics();
+        metrics.op_seconds.of(class(header.opcode)).observe(began.elapsed());
         match outcome {
             Ok(answer) => answer.send(reply),
             Err(error) => {
                 let errno = errno(&error);
+                if let Some(class) = error_class(&error, self.node.config()) {
+                    metrics.errors.of(class).inc();
+                }
                 if errno == libc::EIO {
                     self.complaints.hear(header, &error);
                 }
@@ -114,9 +127,10 @@ impl Handler for Front {
     }
 
     fn handle(&self, request: Request, reply: Reply) {
+        let began = Instant::now();
         match self.0.serve(&request, false) {
-            Err(NodeError::MustWait) => self.defer(request, reply),
-            outcome => self.0.answer(request.header(), outcome, reply),
+            Err(NodeError::MustWait) => self.defer(request, reply, began),
+            outcome => self.0.answer(request.header(), outcome, reply, began),
         }
     }
 

@@ -12,8 +12,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
+use forebay_node::metrics::RefusalReason;
 use forebay_node::{Kernel, NodeConfig, Passthrough};
 use fusewire::{Connection, Features};
+use parking_lot::Mutex;
+use rustix::thread::CapabilitySet;
 
 /// Notifications that may wait to be sent.
 const QUEUE: usize = 16 << 10;
@@ -27,7 +30,9 @@ enum Notice {
 /// The kernel as the node sees it.
 pub struct Notifier {
     connection: Connection,
-    passthrough: bool,
+    /// Why no file can be registered; `None` while one can.
+    refusal: Mutex<Option<RefusalReason>>,
+    passthrough: AtomicBool,
     notices: SyncSender<Notice>,
     overflowed: Arc<AtomicBool>,
 }
@@ -36,12 +41,21 @@ impl Notifier {
     /// Starts the thread; it ends with the notifier or the mount.
     pub fn new(connection: Connection, config: &NodeConfig) -> io::Result<Self> {
         let negotiated = connection.negotiated().features.contains(Features::PASSTHROUGH);
-        let passthrough = negotiated && config.passthrough != Passthrough::Off;
+        let refusal = if config.passthrough == Passthrough::Off {
+            Some(RefusalReason::Off)
+        } else if !negotiated {
+            Some(RefusalReason::NoKernel)
+        } else if !has_privilege() {
+            Some(RefusalReason::NoPrivilege)
+        } else {
+            None
+        };
+        let passthrough = AtomicBool::new(refusal.is_none());
         let (notices, queue) = sync_channel(QUEUE);
         let overflowed = Arc::new(AtomicBool::new(false));
         let sender = Sender { connection: connection.clone(), overflowed: overflowed.clone() };
         thread::Builder::new().name("fuse-notify".into()).spawn(move || sender.run(&queue))?;
-        Ok(Notifier { connection, passthrough, notices, overflowed })
+        Ok(Notifier { connection, refusal: Mutex::new(refusal), passthrough, notices, overflowed })
     }
 
     fn post(&self, notice: Notice) {
@@ -53,11 +67,21 @@ impl Notifier {
 
 impl Kernel for Notifier {
     fn passthrough(&self) -> bool {
-        self.passthrough
+        self.passthrough.load(Ordering::Relaxed)
+    }
+
+    fn refusal(&self) -> RefusalReason {
+        self.refusal.lock().unwrap_or(RefusalReason::NoKernel)
     }
 
     fn register(&self, fd: BorrowedFd<'_>) -> io::Result<u32> {
-        self.connection.backing_open(fd)
+        let registered = self.connection.backing_open(fd);
+        // The capability was there, but not where the kernel looks for it: in a container.
+        if registered.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)) {
+            *self.refusal.lock() = Some(RefusalReason::NoPrivilege);
+            self.passthrough.store(false, Ordering::Relaxed);
+        }
+        registered
     }
 
     fn unregister(&self, id: u32) {
@@ -79,6 +103,12 @@ impl Kernel for Notifier {
     fn forget_entry(&self, parent: u64, name: &[u8]) {
         self.post(Notice::Entry(parent, name.into()));
     }
+}
+
+/// Whether this process has the capability that registrations need.
+fn has_privilege() -> bool {
+    rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
 struct Sender {

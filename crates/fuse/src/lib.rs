@@ -10,9 +10,11 @@ mod errno;
 mod front;
 mod kernel;
 mod mount;
+mod names;
 mod serve;
 mod wire;
 
 pub use deferred::Stuck;
 pub use errno::errno;
 pub use mount::{MountOptions, Mounted, mount};
+pub use names::operation_name;

@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use forebay_meta::{Ino, Queue, Record, XattrState};
 use forebay_store::backing::{Access, SetAttributes};
@@ -67,6 +68,16 @@ impl Node {
     /// and the answer is `Busy`, except for a file that is kept open for writing (a drain takes it
     /// as it is, and it stays dirty).
     pub(crate) fn flush_data(&self, record: &Arc<Record>, target: &Target<'_>) -> Result<Flushed> {
+        let began = Instant::now();
+        let flushed = self.flush_now(record, target)?;
+        if matches!(flushed, Flushed::Done { .. }) {
+            self.metrics.flushes.inc();
+            self.metrics.flush_seconds.observe(began.elapsed());
+        }
+        Ok(flushed)
+    }
+
+    fn flush_now(&self, record: &Arc<Record>, target: &Target<'_>) -> Result<Flushed> {
         let file = self.files.get(record.ino);
         let _one = file.flushing.lock();
         self.load(&file)?;
@@ -105,7 +116,6 @@ impl Node {
         };
         let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
         fail_at!("node.flush.published");
-        self.metrics.flushes.add(1);
         let clean = self.settle_flush(&file, fingerprint, seen)?;
         Ok(Flushed::Done { fingerprint, clean })
     }

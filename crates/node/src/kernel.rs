@@ -3,10 +3,17 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use crate::metrics::RefusalReason;
+
 /// The kernel as seen through the front.
 pub trait Kernel: Send + Sync {
     /// Whether files can be registered for passthrough.
     fn passthrough(&self) -> bool;
+
+    /// Why no file can be registered, where none can.
+    fn refusal(&self) -> RefusalReason {
+        RefusalReason::NoKernel
+    }
 
     /// Registers a file for passthrough and returns its id.
     ///

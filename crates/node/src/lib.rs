@@ -8,6 +8,7 @@
 //! [`NodeError::MustWait`] on a thread that must not wait ([`Context::may_wait`]), without having
 //! changed anything; the caller then makes the same call on a thread that may.
 
+mod busiest;
 mod check;
 mod config;
 mod context;
@@ -56,7 +57,7 @@ pub use node::Node;
 pub use paths::{Residency, Whereabouts};
 pub use pool::{Pool, Refused, Urgency};
 pub use reconcile::{Conflict, Remaining};
-pub use report::{DirtyFile, TierReport};
+pub use report::{BusyFile, DirtyFile, LongWork, TierReport};
 
 /// Policies that a mount can use: those that need no knowledge of the future, the default first.
 pub const ONLINE_POLICIES: &[&str] =

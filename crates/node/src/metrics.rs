@@ -281,6 +281,8 @@ label! {
         MixedOpen = "mixed-open",
         /// The file has set-id bits or capabilities that writing must clear.
         SetId = "set-id",
+        /// Writers wait for the backing store at close.
+        WriteThrough = "write-through",
         /// The tier's file system lies too deep in a stack of file systems.
         StackDepth = "stack-depth",
         /// The kernel refused for another reason.
@@ -293,30 +295,30 @@ label! {
     ErrorClass = "class" {
         /// The backing store failed.
         Backing = "backing",
-        /// The backing store did not answer in time.
-        BackingTimeout = "backing-timeout",
         /// A tier failed.
         Tier = "tier",
+        /// The backing store did not answer in time.
+        BackingTimeout = "backing-timeout",
         /// Neither tier nor backing store has room.
         NoSpace = "no-space",
         /// The metadata engine failed.
         Meta = "meta",
         /// Stored state was found damaged.
         Corrupt = "corrupt",
+        /// Too much waits for the backing store, too many files are open.
+        Busy = "busy",
     }
 }
 
 label! {
-    /// What the worker pool does.
+    /// What the worker pools do.
     Queue = "queue" {
         /// Somebody waits for it.
         Demand = "demand",
         /// Writing back.
         WriteBack = "write-back",
-        /// Reading ahead.
-        Prefetch = "prefetch",
-        /// The backlog.
-        Backlog = "backlog",
+        /// Reading ahead, evictions and the like.
+        Background = "background",
     }
 }
 
@@ -421,7 +423,7 @@ metrics! {
     dirty_oldest_seconds: Gauge = "forebay_dirty_oldest_seconds", "seconds", Stable,
         "Age of the oldest file that is not yet in the backing store.";
     backlog_entries: Gauge = "forebay_backlog_entries", "entries", Stable,
-        "Changes of names and attributes that are not yet in the backing store.";
+        "Files, directories and links of which names, attributes or data are not yet in the backing store.";
     backlog_oldest_seconds: Gauge = "forebay_backlog_oldest_seconds", "seconds", Stable,
         "Age of the oldest entry of the backlog.";
     evictions: Counter = "forebay_evictions_total", "files", Stable,
@@ -440,11 +442,11 @@ metrics! {
         "Files that were changed on both sides and kept in both versions.";
     passthrough_opens: Counter = "forebay_passthrough_opens_total", "opens", Stable,
         "Opens that were handed to the kernel.";
-    passthrough_refusals: Family<RefusalReason, Counter, 9> = "forebay_passthrough_refusals_total", "opens", Stable,
+    passthrough_refusals: Family<RefusalReason, Counter, 10> = "forebay_passthrough_refusals_total", "opens", Stable,
         "Opens that the daemon served itself, by reason.";
-    errors: Family<ErrorClass, Counter, 6> = "forebay_errors_total", "errors", Stable,
+    errors: Family<ErrorClass, Counter, 7> = "forebay_errors_total", "errors", Stable,
         "Errors given to programs that were not their own doing, by class.";
-    pool_queued: Family<Queue, Gauge, 4> = "forebay_pool_queued", "jobs", Experimental,
+    pool_queued: Family<Queue, Gauge, 3> = "forebay_pool_queued", "jobs", Experimental,
         "Jobs that wait for a worker, by purpose.";
     stuck: Gauge = "forebay_stuck_operations", "operations", Stable,
         "Operations that wait for the backing store longer than they should.";

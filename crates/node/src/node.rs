@@ -60,6 +60,7 @@ pub struct Node {
     pub(crate) copies: Limits,
     pub(crate) names: Namespace,
     pub(crate) metrics: Metrics,
+    pub(crate) busiest: crate::busiest::Busiest,
     pub(crate) kernel: OnceLock<Arc<dyn Kernel>>,
     pub(crate) stopping: AtomicBool,
     /// This node, for the jobs that it hands to its pools.
@@ -171,6 +172,7 @@ impl Node {
             },
             names: Namespace::default(),
             metrics: Metrics::default(),
+            busiest: Default::default(),
             kernel: OnceLock::new(),
             stopping: AtomicBool::new(false),
             this: this.clone(),

@@ -180,6 +180,7 @@ impl Node {
         fail_at!("node.open.attach");
         let residence = file.residence.read();
         let mut opens = file.opens.lock();
+        self.busiest.count(file.ino.0);
         let (mode, promised) = self.choose_mode(file, &residence, &mut opens, record, write);
         let handle = Handle::new(file.clone(), write, mode, promised);
         let Some(fh) = self.handles.insert(handle) else {
@@ -235,23 +236,25 @@ impl Node {
                 return (OpenMode::PassthroughDirect { id }, None);
             }
             return match self.promise_to_writer(file, residence) {
-                Some(promised) => (OpenMode::Passthrough { id }, Some(promised)),
-                None => (OpenMode::PassthroughDirect { id }, None),
+                Ok(promised) => (OpenMode::Passthrough { id }, Some(promised)),
+                Err(_) => (OpenMode::PassthroughDirect { id }, None),
             };
         }
-        let able = self.config.passthrough != Passthrough::Off
-            && self.kernel.get().is_some_and(|kernel| kernel.passthrough());
-        if !able || opens.cached > 0 {
-            return (self.served(able, write), None);
+        if let Some(reason) = self.passthrough_refusal() {
+            return (self.served(reason, false, write), None);
+        }
+        if opens.cached > 0 {
+            return (self.served(RefusalReason::MixedOpen, true, write), None);
         }
         // A daemon that writes may have to move extents away from under a passthrough reader.
         let serves_writer = opens.writers > 0;
         match &residence.place {
             Some(place) if place.presence.is_none() && !serves_writer => {
-                let promised = if write { self.promise_to_writer(file, residence) } else { None };
-                if write && promised.is_none() {
-                    return (OpenMode::Direct, None);
-                }
+                let promised = match write.then(|| self.promise_to_writer(file, residence)) {
+                    None => None,
+                    Some(Ok(promised)) => Some(promised),
+                    Some(Err(reason)) => return (self.served(reason, true, true), None),
+                };
                 match place.object.fd().map(|fd| self.register(fd)) {
                     Some(Ok(id)) => {
                         opens.registered = Some(Registered { id, opens: 0, bypass: None });
@@ -268,7 +271,8 @@ impl Node {
             None if !write && !serves_writer && record.attr.size > 0 => {
                 self.bypass(residence, opens, record)
             }
-            _ => (self.served(able, write || serves_writer), None),
+            _ if serves_writer => (self.served(RefusalReason::MixedOpen, true, true), None),
+            _ => (self.served(RefusalReason::NotResident, true, write), None),
         }
     }
 
@@ -279,49 +283,62 @@ impl Node {
         opens: &mut Opens,
         record: &Record,
     ) -> (OpenMode, Option<(u8, u64)>) {
-        let refused = (OpenMode::Cached { keep: true }, None);
+        let refused = || (self.served(RefusalReason::NotResident, true, false), None);
         if !matches!(residence.base, Base::Backing(_)) || self.config.throttle.is_some() {
-            return refused;
+            return refused();
         }
-        let Ok(backing) = self.open_backing(record, Access::Read) else { return refused };
+        let Ok(backing) = self.open_backing(record, Access::Read) else { return refused() };
         match backing.fd().map(|fd| self.register(fd)) {
             Some(Ok(id)) => {
                 opens.registered = Some(Registered { id, opens: 0, bypass: Some(backing) });
                 (OpenMode::Passthrough { id }, None)
             }
-            _ => refused,
+            // Counted already, with the kernel's own reason.
+            _ => (OpenMode::Cached { keep: true }, None),
         }
     }
 
     /// The mode of an open that the daemon serves. Where passthrough may come later, direct leaves
     /// the way open for it; elsewhere the kernel's page cache serves readers better.
-    fn served(&self, passthrough_able: bool, write: bool) -> OpenMode {
+    fn served(&self, reason: RefusalReason, passthrough_able: bool, write: bool) -> OpenMode {
+        self.metrics.passthrough_refusals.of(reason).inc();
         if write && passthrough_able { OpenMode::Direct } else { OpenMode::Cached { keep: true } }
     }
 
     /// Room for a passthrough writer to grow into, if there is plenty.
-    fn promise_to_writer(&self, file: &File, residence: &Residence) -> Option<(u8, u64)> {
-        let place = residence.place.as_ref()?;
-        if file.privileged.load(Ordering::Relaxed) || self.config.writeback == Writeback::Through {
-            return None;
+    fn promise_to_writer(
+        &self,
+        file: &File,
+        residence: &Residence,
+    ) -> std::result::Result<(u8, u64), RefusalReason> {
+        let place = residence.place.as_ref().ok_or(RefusalReason::NotResident)?;
+        if file.privileged.load(Ordering::Relaxed) {
+            return Err(RefusalReason::SetId);
+        }
+        if self.config.writeback == Writeback::Through {
+            return Err(RefusalReason::WriteThrough);
         }
         let slot = &self.tiers[usize::from(place.tier)];
         if self.config.passthrough == Passthrough::ReadWrite {
-            return Some((place.tier, 0));
+            return Ok((place.tier, 0));
         }
         let bytes = self.config.passthrough_reserve_bytes;
         let physically = slot.tier.usage().is_ok_and(|usage| usage.free >= 2 * bytes);
         if physically && slot.room.promise(bytes) {
-            return Some((place.tier, bytes));
+            return Ok((place.tier, bytes));
         }
-        self.metrics.passthrough_refusals.of(RefusalReason::NoReservation).inc();
-        None
+        Err(RefusalReason::NoReservation)
     }
 
     fn register(&self, fd: BorrowedFd<'_>) -> Result<u32> {
         let kernel = self.kernel.get().ok_or(NodeError::Posix(Errno::NOTCONN))?;
         kernel.register(fd).map_err(|error| {
-            self.metrics.passthrough_refusals.of(RefusalReason::Refused).inc();
+            let reason = match error.raw_os_error() {
+                Some(libc::EPERM) => RefusalReason::NoPrivilege,
+                Some(libc::ELOOP) => RefusalReason::StackDepth,
+                _ => RefusalReason::Refused,
+            };
+            self.metrics.passthrough_refusals.of(reason).inc();
             tracing::debug!(%error, "the kernel refused a passthrough registration");
             error.into()
         })

@@ -110,6 +110,15 @@ impl Pool {
         queues.demand.len() + queues.background.len()
     }
 
+    /// Jobs of one urgency that wait for a thread.
+    pub fn queued_as(&self, urgency: Urgency) -> usize {
+        let queues = self.shared.queues.lock();
+        match urgency {
+            Urgency::Demand => queues.demand.len(),
+            Urgency::Background => queues.background.len(),
+        }
+    }
+
     /// Takes no more jobs and waits up to `limit` for those under way. Says whether all ended.
     pub fn close(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;

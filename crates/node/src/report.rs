@@ -1,11 +1,15 @@
 //! What a node tells about itself.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use forebay_meta::Ino;
+use forebay_meta::{Ino, Record, Seq};
 
-use crate::metrics::{Metrics, Queue};
+use crate::convert;
+use crate::metrics::{Metrics, Queue, RefusalReason};
 use crate::node::Node;
+use crate::pool::Urgency;
 
 /// One tier.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -39,6 +43,42 @@ pub struct DirtyFile {
     pub bytes: u64,
     /// Whether a program has it open.
     pub open: bool,
+    /// Seconds since its last change.
+    pub age_s: u64,
+    /// Why the last attempt to write it back failed.
+    pub last_error: Option<String>,
+}
+
+/// A file and how often it was opened lately.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BusyFile {
+    /// Its path from the root.
+    pub path: Vec<u8>,
+    /// Opens.
+    pub opens: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Whether all of it is on a tier.
+    pub resident: bool,
+}
+
+/// Work on the backing store that takes long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LongWork {
+    /// The path concerned.
+    pub path: Vec<u8>,
+    /// For how long it has been under way.
+    pub since: Duration,
+}
+
+/// Files looked at for those that are dirty longest; more are only counted.
+const LOOKED_AT: usize = 2000;
+
+/// Seconds since the last change of what is in the backlog. What is not there yet is being written
+/// right now.
+fn age_s(record: &Record) -> u64 {
+    let age = convert::now().sec - record.attr.ctime.sec;
+    if record.queued.is_some() { u64::try_from(age).unwrap_or(0) } else { 0 }
 }
 
 impl Node {
@@ -65,6 +105,9 @@ impl Node {
                 }
             }
         });
+        for (report, tier) in reports.iter_mut().zip(self.steward.lock().snapshot()) {
+            report.pinned = tier.pinned.0;
+        }
         reports
     }
 
@@ -94,29 +137,114 @@ impl Node {
         metrics.dirty_bytes.set(signed(dirty_bytes));
         metrics.dirty_files.set(signed(dirty_files));
         metrics.backlog_entries.set(signed(self.backlog_len()));
-        let queued = signed(self.slow.queued() as u64);
+        let (dirty, backlog) = self.oldest();
+        metrics.dirty_oldest_seconds.set(signed(dirty));
+        metrics.backlog_oldest_seconds.set(signed(backlog));
+        let queued = signed(self.slow.queued_as(Urgency::Demand) as u64);
         metrics.pool_queued.of(Queue::Demand).set(queued);
+        let background = signed(self.slow.queued_as(Urgency::Background) as u64);
+        metrics.pool_queued.of(Queue::Background).set(background);
         let flushing = signed(self.flushers.queued() as u64);
         metrics.pool_queued.of(Queue::WriteBack).set(flushing);
         metrics.render()
     }
 
-    /// Files whose bytes are not in the backing store, at most `most` of them.
+    /// As [`Node::is_open`], but never waits: a status must come also while a store hangs. Where
+    /// somebody opens or closes the file right now, it counts as open.
+    fn seems_open(&self, ino: Ino) -> bool {
+        let Some(file) = self.files.peek(ino) else { return false };
+        file.opens.try_lock().is_none_or(|opens| opens.count > 0)
+    }
+
+    /// Ages in seconds of the oldest file whose bytes are not in the backing store, and of the
+    /// oldest entry of the backlog, among those that came to it first.
+    pub fn oldest(&self) -> (u64, u64) {
+        let (mut dirty, mut backlog) = (0, 0);
+        for (_, ino) in self.meta.backlog(Seq(0), LOOKED_AT).unwrap_or_default() {
+            let Ok(record) = self.meta.get(ino) else { continue };
+            let age = age_s(&record);
+            backlog = backlog.max(age);
+            if record.dirty || record.spilled {
+                dirty = dirty.max(age);
+            }
+        }
+        (dirty, backlog)
+    }
+
+    /// Paths of what only lacks names or attributes in the backing store, oldest first, at most
+    /// `most`. What was removed and is still there counts by the path that it had.
+    pub fn unwritten_names(&self, most: usize) -> Vec<Vec<u8>> {
+        let backlog = self.meta.backlog(Seq(0), LOOKED_AT).unwrap_or_default();
+        let only_names = backlog.into_iter().filter(|(_, ino)| {
+            self.meta.get(*ino).is_ok_and(|record| !record.dirty && !record.spilled)
+        });
+        let path = |ino| match self.meta.path(ino).ok().flatten() {
+            Some(path) => Some(path),
+            None => self.meta.backing_path(ino).ok().flatten(),
+        };
+        only_names.filter_map(|(_, ino)| path(ino)).take(most).collect()
+    }
+
+    /// Files whose bytes are not in the backing store, oldest first, at most `most` of them.
     pub fn dirty_files(&self, most: usize) -> Vec<DirtyFile> {
-        let mut inodes = Vec::new();
+        let mut inodes: BTreeSet<u64> = self
+            .meta
+            .backlog(Seq(0), LOOKED_AT)
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(_, ino)| ino.0)
+            .collect();
         self.residents.for_each(|ino, resident| {
-            if resident.dirty && inodes.len() < most {
-                inodes.push((Ino(ino), resident.charged));
+            if resident.dirty && inodes.len() < 2 * LOOKED_AT {
+                inodes.insert(ino);
             }
         });
-        inodes
+        let mut files: Vec<_> = inodes
             .into_iter()
-            .map(|(ino, bytes)| DirtyFile {
-                path: self.path_of(ino),
-                bytes,
-                open: self.is_open(ino),
+            .filter_map(|ino| {
+                let record = self.meta.get(Ino(ino)).ok()?;
+                let resident = self.residents.get(ino).filter(|resident| resident.dirty);
+                let dirty = record.dirty || record.spilled || resident.is_some();
+                dirty.then(|| (age_s(&record), record, resident))
+            })
+            .collect();
+        files.sort_by_key(|(age, ..)| std::cmp::Reverse(*age));
+        files.truncate(most);
+        files
+            .into_iter()
+            .map(|(age_s, record, resident)| DirtyFile {
+                path: self.path_of(record.ino),
+                bytes: resident.map_or(record.attr.size, |resident| resident.charged),
+                open: self.seems_open(record.ino),
+                age_s,
+                last_error: self.write_error(record.ino),
             })
             .collect()
+    }
+
+    /// The files that programs opened most often lately, busiest first.
+    pub fn busiest_files(&self, most: usize) -> Vec<BusyFile> {
+        let list = self.busiest.list(2 * most).into_iter();
+        list.filter_map(|(ino, opens)| {
+            let record = self.meta.get(Ino(ino)).ok()?;
+            let path = self.meta.path(Ino(ino)).ok().flatten()?;
+            let resident = self.residents.get(ino).is_some_and(|resident| resident.whole);
+            Some(BusyFile { path, opens, bytes: record.attr.size, resident })
+        })
+        .take(most)
+        .collect()
+    }
+
+    /// Work on the backing store that has been under way for at least `least`, longest first.
+    pub fn long_work(&self, least: Duration) -> Vec<LongWork> {
+        let mut work: Vec<_> = self
+            .owned_since()
+            .into_iter()
+            .filter(|(_, since)| *since >= least)
+            .map(|(ino, since)| LongWork { path: self.path_of(ino), since })
+            .collect();
+        work.sort_by_key(|work| std::cmp::Reverse(work.since));
+        work
     }
 
     /// What the policy says about itself: names and values.
@@ -139,8 +267,14 @@ impl Node {
         figures
     }
 
-    /// Whether the kernel can be handed files for passthrough.
-    pub fn passthrough_works(&self) -> bool {
-        self.kernel.get().is_some_and(|kernel| kernel.passthrough())
+    /// Why the kernel can't be handed files for passthrough; `None` when it can.
+    pub fn passthrough_refusal(&self) -> Option<RefusalReason> {
+        if self.config.passthrough == crate::Passthrough::Off {
+            return Some(RefusalReason::Off);
+        }
+        match self.kernel.get() {
+            None => Some(RefusalReason::NoKernel),
+            Some(kernel) => (!kernel.passthrough()).then(|| kernel.refusal()),
+        }
     }
 }

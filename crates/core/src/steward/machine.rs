@@ -243,9 +243,16 @@ impl Steward {
             used: shelf.used,
             leaving: shelf.leaving,
             incoming: shelf.incoming,
+            pinned: Bytes::ZERO,
             policy: shelf.policy.snapshot(),
         };
-        self.shelves.iter().map(tier).collect()
+        let mut tiers: Vec<_> = self.shelves.iter().map(tier).collect();
+        for entry in self.entries.values().filter(|entry| entry.pinned) {
+            if let Some(tier) = entry.home.and_then(|home| tiers.get_mut(usize::from(home.0))) {
+                tier.pinned += entry.bytes;
+            }
+        }
+        tiers
     }
 
     /// Changes what is remembered of an object, which need not be resident.

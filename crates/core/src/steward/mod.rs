@@ -116,6 +116,8 @@ pub struct TierSnapshot {
     pub leaving: Bytes,
     /// Bytes promised to what is on its way in.
     pub incoming: Bytes,
+    /// Bytes that may not leave because they are pinned.
+    pub pinned: Bytes,
     /// The policy's counters.
     pub policy: Snapshot,
 }

@@ -58,7 +58,7 @@ pub enum Command {
     #[command(long_about = help::SYNC)]
     Sync(PathArgs),
     /// Tell which files a job will read, in which order
-    #[command(long_about = help::HINT, after_long_help = help::HINT_EXAMPLES)]
+    #[command(hide = true, long_about = help::HINT, after_long_help = help::HINT_EXAMPLES)]
     Hint(HintArgs),
     /// Check the state on tiers that are not mounted
     #[command(long_about = help::FSCK, after_long_help = help::FSCK_EXAMPLES)]
@@ -70,7 +70,8 @@ pub enum Command {
     #[command(long_about = help::DOCTOR)]
     Doctor(DoctorArgs),
     /// Simulations and the papers' experiments
-    Sim(SimArgs),
+    #[command(subcommand)]
+    Sim(forebay_sim::SimCommand),
     /// Show the settings that a mount would have, and where each comes from
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -214,17 +215,6 @@ pub struct DoctorArgs {
     /// Print JSON: a list of checks
     #[arg(long)]
     pub json: bool,
-}
-
-/// Arguments of `sim`.
-#[derive(Debug, Args)]
-pub struct SimArgs {
-    /// What to simulate
-    #[arg(value_parser = ["cache", "streams", "schedule", "migrate", "cluster"])]
-    pub what: String,
-    /// Its own arguments; `--help` lists them
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub args: Vec<OsString>,
 }
 
 /// What to do with the configuration.

@@ -64,7 +64,7 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Fsck(args) => fsck::run(&args, engine),
         Command::Top(args) => top::run(&args).map(|()| ok),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Sim(args) => Ok(engine.simulate(&args.what, &args.args)?),
+        Command::Sim(command) => simulate(&command).map(|()| ok),
         Command::Config(ConfigCommand::Show(args)) => mount::show(&args, engine).map(|()| ok),
         Command::Debug(command) => debug(command, engine).map(|()| ok),
         Command::Daemon(args) => {
@@ -81,6 +81,18 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
                 .map_err(Error::io(dir.display().to_string()))?;
             Ok(ok)
         }
+    }
+}
+
+/// Runs a simulation. A reader of its results that went away is no error.
+fn simulate(command: &forebay_sim::SimCommand) -> Result<(), Error> {
+    use forebay_sim::SimError;
+    match forebay_sim::run(command, &mut io::stdout().lock()) {
+        Err(SimError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error @ (SimError::Usage(_) | SimError::Policy(_) | SimError::Trace { .. })) => {
+            Err(Error::Usage(error.to_string()))
+        }
+        other => other.map_err(|error| Error::Failed(error.to_string())),
     }
 }
 

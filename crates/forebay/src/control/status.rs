@@ -88,7 +88,7 @@ pub struct Status {
     pub tiers: Vec<TierStatus>,
     /// What is not yet in the backing store: data.
     pub dirty: Dirty,
-    /// What is not yet in the backing store: changes of names and attributes.
+    /// What is not yet in the backing store in any way: data, names or attributes.
     pub backlog: Backlog,
     /// Opens that found the file resident.
     pub hits: u64,
@@ -179,7 +179,7 @@ pub struct DirtyFile {
     pub last_error: Option<String>,
 }
 
-/// Changes of names and attributes that are not yet in the backing store.
+/// Files, directories and links whose names, attributes or data are not yet in the backing store.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Backlog {
@@ -187,6 +187,8 @@ pub struct Backlog {
     pub entries: u64,
     /// Age of the oldest entry in seconds.
     pub oldest_s: u64,
+    /// Paths of some of them that are not in the list of dirty files, oldest first.
+    pub list: Vec<WirePath>,
     /// Why the last attempt failed.
     pub last_error: Option<String>,
 }

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use forebay::config::MountConfig;
 use forebay::control::{
-    Backlog, BytesBySource, Conflict, Control, ControlError, ControlResult, Dirty, DirtyFile,
-    ErrorKind, Location, OnProgress, Outcome, Passthrough, PolicySnapshot, Progress, Refusal,
-    Residency, Shutdown, Status, StuckOperation, TierStatus, WirePath,
+    Backlog, BusyFile, BytesBySource, Conflict, Control, ControlError, ControlResult, Dirty,
+    DirtyFile, ErrorKind, Location, OnProgress, Outcome, Passthrough, PolicySnapshot, Progress,
+    Refusal, Residency, Shutdown, Status, StuckOperation, TierStatus, WirePath,
 };
 use forebay_fuse::Mounted;
-use forebay_node::metrics::{RefusalReason, Source};
-use forebay_node::{FileKind, Node};
+use forebay_node::metrics::{ErrorClass, RefusalReason, Source};
+use forebay_node::{FileKind, Ino, Node};
 use parking_lot::Mutex;
 
 use super::Exclusive;
@@ -21,6 +21,10 @@ use super::walk::{Done, each_file};
 
 /// Entries of lists in a status.
 const LISTED: usize = 100;
+/// Files in the list of the busiest.
+const BUSIEST: usize = 20;
+/// A request that waits longer than this is worth a look.
+const SLOW: Duration = Duration::from_secs(2);
 
 /// The control of one mount.
 pub struct NodeControl {
@@ -74,27 +78,35 @@ impl NodeControl {
             path: wire_path(file.path),
             bytes: file.bytes,
             open: file.open,
-            ..DirtyFile::default()
+            age_s: file.age_s,
+            last_error: file.last_error,
         });
-        Dirty { files, bytes, oldest_s: 0, list: list.collect() }
+        let (oldest_s, _) = self.node.oldest();
+        Dirty { files, bytes, oldest_s, list: list.collect() }
+    }
+
+    fn backlog(&self) -> Backlog {
+        let list = self.node.unwritten_names(LISTED).into_iter().map(wire_path);
+        Backlog {
+            entries: self.node.backlog_len(),
+            oldest_s: self.node.oldest().1,
+            list: list.collect(),
+            last_error: self.node.last_backlog_error(),
+        }
     }
 
     fn passthrough(&self) -> Passthrough {
         let counts = self.node.metrics();
-        let works = self.node.passthrough_works();
-        let asked = self.config.passthrough;
-        let mode = match asked {
-            _ if !works => "off",
+        let refusal = self.node.passthrough_refusal();
+        let mode = match self.config.passthrough {
+            _ if refusal.is_some() => "off",
             forebay::config::Passthrough::Off => "off",
             forebay::config::Passthrough::Read => "read",
             forebay::config::Passthrough::ReadWrite => "readwrite",
         };
-        let wanted = asked != forebay::config::Passthrough::Off;
         Passthrough {
             mode: mode.into(),
-            reason: (wanted && !works).then(|| {
-                "the kernel allows it from Linux 6.9 on and to daemons with CAP_SYS_ADMIN; run `forebay doctor`".into()
-            }),
+            reason: refusal.and_then(why_off).map(Into::into),
             opens: counts.passthrough_opens.get(),
             refusals: RefusalReason::ALL
                 .iter()
@@ -105,6 +117,46 @@ impl NodeControl {
                 .filter(|refusal| refusal.opens > 0)
                 .collect(),
         }
+    }
+
+    /// What waits for the backing store longer than it should: requests of programs, and files
+    /// being written back.
+    fn stuck(&self) -> Vec<StuckOperation> {
+        let requests = self.front.stuck(SLOW).into_iter().map(|stuck| {
+            let given_up = if stuck.given_up { ", given up" } else { "" };
+            let name = forebay_fuse::operation_name(stuck.opcode);
+            StuckOperation {
+                what: format!("{name} (process {}{given_up})", stuck.pid),
+                path: wire_path(self.node.path_of(Ino(stuck.ino))),
+                waiting_s: stuck.waiting.as_secs(),
+            }
+        });
+        let writes = self.node.long_work(self.config.backing_timeout).into_iter().map(|work| {
+            StuckOperation {
+                what: "write-back".into(),
+                path: wire_path(work.path),
+                waiting_s: work.since.as_secs(),
+            }
+        });
+        requests.chain(writes).take(LISTED).collect()
+    }
+
+    /// Errors given to programs that were not their own doing.
+    fn errors(&self) -> u64 {
+        let errors = &self.node.metrics().errors;
+        ErrorClass::ALL.iter().map(|&class| errors.of(class).get()).sum()
+    }
+
+    fn busiest(&self) -> Vec<BusyFile> {
+        let files = self.node.busiest_files(BUSIEST).into_iter();
+        files
+            .map(|file| BusyFile {
+                path: wire_path(file.path),
+                opens: file.opens,
+                bytes: file.bytes,
+                resident: file.resident,
+            })
+            .collect()
     }
 
     fn location(&self, path: &WirePath) -> ControlResult<Location> {
@@ -152,9 +204,19 @@ impl NodeControl {
     ) -> ControlResult<Outcome> {
         each_file(&self.node, paths, true, progress, &mut |ino| {
             self.node.pin(ino, pinned)?;
-            let bytes = if pinned { self.node.warm_file(ino)? } else { 0 };
-            Ok(Done::Bytes(bytes))
+            if pinned { self.node.warm_file(ino).map(Done::Bytes) } else { Ok(Done::Bytes(0)) }
         })
+    }
+}
+
+/// Why passthrough is off though it was asked for.
+fn why_off(refusal: RefusalReason) -> Option<&'static str> {
+    match refusal {
+        RefusalReason::Off => None,
+        RefusalReason::NoPrivilege => {
+            Some("the daemon lacks CAP_SYS_ADMIN: passthrough needs a mount made by root")
+        }
+        _ => Some("the kernel lacks FUSE passthrough: it came with Linux 6.9"),
     }
 }
 
@@ -180,11 +242,7 @@ impl Control for NodeControl {
             uptime_s: self.started.elapsed().as_secs(),
             tiers: self.tiers(),
             dirty: self.dirty(),
-            backlog: Backlog {
-                entries: self.node.backlog_len(),
-                oldest_s: 0,
-                last_error: self.node.last_backlog_error(),
-            },
+            backlog: self.backlog(),
             hits: counts.hits.get(),
             misses: counts.misses.get(),
             bytes: BytesBySource {
@@ -206,22 +264,15 @@ impl Control for NodeControl {
                     path: wire_path(conflict.path),
                 })
                 .collect(),
-            stuck: self
-                .front
-                .stuck(Duration::from_secs(2))
-                .into_iter()
-                .map(|stuck| StuckOperation {
-                    what: format!("request {} of process {}", stuck.opcode, stuck.pid),
-                    path: wire_path(self.node.path_of(forebay_node::Ino(stuck.ino))),
-                    waiting_s: stuck.waiting.as_secs(),
-                })
-                .collect(),
+            stuck: self.stuck(),
+            errors: self.errors(),
+            busiest: self.busiest(),
             policy: PolicySnapshot {
                 name: self.config.policy.clone(),
                 figures: self.node.policy_figures(),
             },
             rss_bytes: resident_memory(),
-            ..Status::default()
+            peers: Vec::new(),
         }
     }
 
@@ -290,8 +341,8 @@ impl Control for NodeControl {
 
     fn hint(&self, _job: &str, _paths: &[WirePath], _last: bool) -> ControlResult<()> {
         Err(ControlError::new(
-            ErrorKind::Unsupported,
-            "the policies of this version use no reference sequences",
+            ErrorKind::Failed,
+            "hint: the policies of this version use no reference sequences",
         ))
     }
 
@@ -328,6 +379,8 @@ impl Control for NodeControl {
     }
 
     fn metrics(&self) -> String {
+        let stuck = i64::try_from(self.stuck().len()).unwrap_or(i64::MAX);
+        self.node.metrics().stuck.set(stuck);
         self.node.render_metrics()
     }
 

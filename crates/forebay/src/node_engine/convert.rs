@@ -111,9 +111,3 @@ pub fn wire_path(bytes: Vec<u8>) -> forebay::control::WirePath {
     let path: PathBuf = <OsString as std::os::unix::ffi::OsStringExt>::from_vec(bytes).into();
     path.into()
 }
-
-/// Runs a simulation by name.
-pub fn simulate(what: &str, args: &[OsString]) -> ControlResult<u8> {
-    let _ = args;
-    Err(ControlError::new(ErrorKind::Usage, format!("there is no simulation called {what}")))
-}

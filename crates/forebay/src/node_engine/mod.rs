@@ -4,7 +4,6 @@ mod control;
 mod convert;
 mod walk;
 
-use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,10 +78,6 @@ impl Engine for NodeEngine {
 
     fn fail_points(&self) -> Vec<&'static str> {
         forebay_node::fail_points()
-    }
-
-    fn simulate(&self, what: &str, args: &[OsString]) -> ControlResult<u8> {
-        convert::simulate(what, args)
     }
 }
 

@@ -149,6 +149,7 @@ impl Node {
             "conflict with a change made by others in the backing store"
         );
         let conflict = Conflict { path, ours, when: convert::now(), why };
+        self.metrics.conflicts.inc();
         self.reconciler.conflicts.lock().add(conflict);
     }
 }

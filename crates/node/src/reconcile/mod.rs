@@ -43,6 +43,8 @@ pub struct Reconciler {
     queue: queue::Waiting,
     conflicts: Mutex<conflict::Conflicts>,
     last_error: Mutex<Option<String>>,
+    /// Why the last attempt failed, by inode.
+    failures: Mutex<std::collections::HashMap<u64, String>>,
     /// Files that must be written so that they can make room.
     pub(crate) wanted: Mutex<std::collections::HashSet<u64>>,
     /// Directories whose entries a worker changed since their times were set.
@@ -66,6 +68,9 @@ const MOST_PARENTS: usize = 2000;
 /// Removed directories within removed directories that one worker follows; the others have their
 /// own turn.
 const MOST_NESTED: usize = 32;
+
+/// Inodes whose last failure is remembered.
+const MOST_FAILURES: usize = 1000;
 
 /// Passes over one inode that changes all the time.
 const MOST_PASSES: usize = 16;
@@ -93,7 +98,10 @@ impl Node {
                     self.note_failure(ino, &error);
                     return Err(error);
                 }
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.note_success(ino);
+                    return Ok(());
+                }
             }
         }
     }
@@ -232,5 +240,22 @@ impl Node {
         let path = String::from_utf8_lossy(&path).into_owned();
         let mut last = self.reconciler.last_error.lock();
         *last = Some(format!("/{path}: {error}"));
+        drop(last);
+        if self.meta.get(ino).is_ok_and(|record| record.dirty || record.spilled) {
+            self.metrics.flush_failures.inc();
+        }
+        let mut failures = self.reconciler.failures.lock();
+        if failures.len() < MOST_FAILURES || failures.contains_key(&ino.0) {
+            failures.insert(ino.0, error.to_string());
+        }
+    }
+
+    fn note_success(&self, ino: Ino) {
+        self.reconciler.failures.lock().remove(&ino.0);
+    }
+
+    /// Why the last attempt to bring the backing store in line with `ino` failed.
+    pub(crate) fn write_error(&self, ino: Ino) -> Option<String> {
+        self.reconciler.failures.lock().get(&ino.0).cloned()
     }
 }

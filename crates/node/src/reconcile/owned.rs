@@ -1,6 +1,6 @@
 //! Who works on which inode.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use forebay_meta::Ino;
@@ -10,14 +10,17 @@ use crate::node::Node;
 
 const SHARDS: usize = 32;
 
+/// Inodes, and since when somebody works on each.
+type Shard = (Mutex<HashMap<u64, Instant>>, Condvar);
+
 /// The inodes that somebody works on.
 #[derive(Default)]
 pub(super) struct Owners {
-    shards: [(Mutex<HashSet<u64>>, Condvar); SHARDS],
+    shards: [Shard; SHARDS],
 }
 
 impl Owners {
-    fn shard(&self, ino: Ino) -> &(Mutex<HashSet<u64>>, Condvar) {
+    fn shard(&self, ino: Ino) -> &Shard {
         &self.shards[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % SHARDS]
     }
 }
@@ -42,6 +45,17 @@ impl Node {
         self.reconciler.owners.shards.iter().all(|(owned, _)| owned.lock().is_empty())
     }
 
+    /// The inodes that somebody works on, and for how long.
+    pub(crate) fn owned_since(&self) -> Vec<(Ino, Duration)> {
+        let shards = self.reconciler.owners.shards.iter();
+        shards
+            .flat_map(|(owned, _)| {
+                let owned = owned.lock();
+                owned.iter().map(|(&ino, since)| (Ino(ino), since.elapsed())).collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
     /// Becomes the owner of an inode; `None` if somebody else is for longer than `patience`.
     ///
     /// Whoever owns inodes already may only wait for one with a larger number than all of them, so
@@ -51,11 +65,12 @@ impl Node {
         let until = Instant::now() + patience;
         let (owned, freed) = owners.shard(ino);
         let mut owned = owned.lock();
-        while !owned.insert(ino.0) {
+        while owned.contains_key(&ino.0) {
             if patience.is_zero() || freed.wait_until(&mut owned, until).timed_out() {
                 return None;
             }
         }
+        owned.insert(ino.0, Instant::now());
         Some(Owned { owners, ino })
     }
 }

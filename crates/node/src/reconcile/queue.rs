@@ -264,7 +264,10 @@ impl Node {
         }
         for (ino, failures) in done {
             match &finished {
-                Ok(()) => told(ino, Turn::Done),
+                Ok(()) => {
+                    self.note_success(ino);
+                    told(ino, Turn::Done);
+                }
                 Err(error) => {
                     self.turn_failed(ino, failures, error);
                     told(ino, Turn::Failed);
