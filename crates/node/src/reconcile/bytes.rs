@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_meta::{FileKind, Link};
+use forebay_meta::{FileKind, Link, Record};
 use forebay_store::backing::SetAttributes;
 use forebay_store::{Commit, Dir, Expect, Fingerprint};
 
