@@ -52,6 +52,9 @@ impl Node {
             return Err(NodeError::Posix(Errno::OPNOTSUPP));
         }
         let file = self.handle(fh)?.file.clone();
+        if !context.may_wait && file.residence.try_write().is_none() {
+            return Err(NodeError::MustWait);
+        }
         self.drop_privileges(context, &file)?;
         let record = self.meta.get(file.ino)?;
         let simple = {
@@ -152,7 +155,7 @@ impl Node {
             _ => return Err(NodeError::Posix(Errno::INVAL)),
         };
         let file = self.handle(fh)?.file.clone();
-        let residence = file.residence.read();
+        let residence = file.residence_for(context)?;
         let Some(place) = &residence.place else {
             let found = match &residence.base {
                 Base::Zeros => None,

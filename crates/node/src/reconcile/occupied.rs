@@ -15,6 +15,7 @@ use crate::import::LIMBO;
 use crate::node::Node;
 
 /// What is under a name that is wanted.
+#[expect(clippy::large_enum_variant, reason = "lives on the stack for a moment")]
 pub(super) enum Room<'a> {
     /// Nothing, as far as is known here.
     Free,

@@ -188,6 +188,7 @@ fn node_on(
         reconciler: super::Reconciler { stub, ..Default::default() },
         copies: forebay_store::copy::Limits::plain(forebay_store::copy::Priority::Demand),
         names: Default::default(),
+        busiest: Default::default(),
         metrics: Default::default(),
         kernel: OnceLock::new(),
         stopping: Default::default(),
