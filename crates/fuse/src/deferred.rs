@@ -102,10 +102,13 @@ impl Deferred {
     }
 }
 
+/// Hears of a request that was given up, and how long it had waited.
+type OnTimeout = Box<dyn Fn(&Header, Duration) + Send + Sync>;
+
 /// The watch over all deferred requests of a mount. Their number is bounded by the slow pool.
 pub struct Watch {
     limit: Duration,
-    on_timeout: Box<dyn Fn(&Header, Duration) + Send + Sync>,
+    on_timeout: OnTimeout,
     deferred: Mutex<HashMap<u64, Arc<Deferred>>>,
     next: AtomicU64,
     wake: Condvar,
