@@ -27,8 +27,14 @@ seconds() {
     awk "BEGIN { printf \"%.4f\", ($end - $start) / 1e9 }"
 }
 
-# Ends a mount whatever its state; only for cleaning up after a failure.
+# Ends a mount whatever its state, and Forebay's daemon with it; only for cleaning up after a
+# failure: what is dirty stays on the tiers.
 clear_mount() {
+    mountpoint -q "$1" 2>/dev/null || return 0
+    local pid
+    if pid=$(timeout 5 "$FOREBAY" debug pid "$1" 2>/dev/null); then
+        timeout 40 "$FOREBAY" umount --no-drain --detach --quiet "$1" 2>/dev/null || kill -9 "$pid" 2>/dev/null || true
+    fi
     mountpoint -q "$1" 2>/dev/null || return 0
     fusermount3 -uz "$1" 2>/dev/null || umount -l "$1" 2>/dev/null || true
 }

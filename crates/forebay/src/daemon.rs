@@ -123,6 +123,8 @@ fn detach(settings: &Settings, engine: &dyn Engine) -> Result<(MountConfig, std:
         .map_err(|e| Error::io("report pipe")(e.into()))?;
     let mut pipe = std::fs::File::from(pipe);
     let prepared = MountConfig::from_settings(settings, engine.policies()).and_then(|config| {
+        // Before the log, which lies in a tier.
+        engine.check_tiers(&config)?;
         let log = config.log_file.as_deref().map(logging::open_file).transpose()?;
         let null = || {
             std::fs::File::options().write(true).open("/dev/null").map_err(Error::io("/dev/null"))
@@ -147,6 +149,7 @@ fn detach(settings: &Settings, engine: &dyn Engine) -> Result<(MountConfig, std:
 
 /// Serves in the foreground, and tells a waiting service manager when the mount can be used.
 pub fn run_foreground(config: &MountConfig, engine: &dyn Engine) -> Result<(), Error> {
+    engine.check_tiers(config)?;
     if let Some(path) = &config.log_file {
         let log = logging::open_file(path)?;
         rustix::stdio::dup2_stderr(&log).map_err(|e| Error::io("standard error")(e.into()))?;

@@ -14,6 +14,12 @@ pub trait Engine: Sync {
     /// Names of the replacement policies that it offers, the default first.
     fn policies(&self) -> &[&str];
 
+    /// Checks that the tiers' directories can be used, without touching them.
+    fn check_tiers(&self, config: &MountConfig) -> ControlResult<()> {
+        let _ = config;
+        Ok(())
+    }
+
     /// Takes the tiers, recovers what an earlier daemon left and mounts; returns when programs
     /// can use the mount. Errors of kind `Locked`, `BadState` and `Unsupported` become exit codes.
     fn mount(&self, config: &MountConfig) -> ControlResult<Box<dyn Mounted>>;

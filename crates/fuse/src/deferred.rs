@@ -102,7 +102,7 @@ impl Deferred {
     }
 }
 
-/// Hears of requests whose time ran out, and how long they had waited.
+/// Hears of a request that was given up, and how long it had waited.
 type OnTimeout = Box<dyn Fn(&Header, Duration) + Send + Sync>;
 
 /// The watch over all deferred requests of a mount. Their number is bounded by the slow pool.

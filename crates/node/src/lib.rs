@@ -47,7 +47,8 @@ pub use config::{Coherence, Durability, NodeConfig, Passthrough, TierConfig, Wri
 pub use context::Context;
 pub use error::{NodeError, Result};
 pub use failpoints::{arm_fail_points, fail_points};
-pub use forebay_meta::{Attr, Error as MetaError, FileKind, Ino, Timestamp};
+pub use forebay_meta::{Attr, EngineError, Error as MetaError, FileKind, Ino, Timestamp};
+pub use forebay_store::tier::check_dir as check_tier_dir;
 pub use forebay_store::{ErrorClass, StoreError};
 pub use handle::{OpenMode, Opened};
 

@@ -174,6 +174,15 @@ fn open_dir(path: &Path) -> Result<OwnedFd> {
     retry(|| fs::open(path, flags, Mode::empty())).map_err(|e| StoreError::io("open", path, e))
 }
 
+/// Checks that a directory is a tier or can become one, without touching it. A directory that is
+/// not there can.
+///
+/// # Errors
+/// [`StoreError::Foreign`], an unknown version, a damaged label.
+pub fn check_dir(path: &Path) -> Result<()> {
+    if path.exists() { read_label(path).map(drop) } else { Ok(()) }
+}
+
 /// The identity of a tier, or `None` for a directory that may become one.
 pub(crate) fn read_label(path: &Path) -> Result<Option<TierId>> {
     let label = path.join(LABEL);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::{Bytes, Header, Presence, Result};
 
-pub use crate::dir_tier::DirTier;
+pub use crate::dir_tier::{DirTier, check_dir};
 
 /// Identity of a tier, made at random when it is formatted; it survives renames of the directory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

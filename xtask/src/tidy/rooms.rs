@@ -154,7 +154,7 @@ mod tests {
             (FUSE, STORE),
             (WIRE, CORE),
             (SIM, NODE),
-            (BINARY, SIM),
+            (NODE, SIM),
             (NODE, "forebay-tests"),
         ];
         for (user, used) in wrong {

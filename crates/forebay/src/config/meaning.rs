@@ -362,6 +362,11 @@ fn parse_log_level(text: &str) -> Result<String, String> {
     parsed.map(|_| text.to_owned()).map_err(|error| format!("'{text}': {error}"))
 }
 
+fn parse_address(text: &str) -> Result<Option<SocketAddr>, String> {
+    let wrong = |_| format!("'{text}' is not ADDRESS:PORT, such as 127.0.0.1:9464");
+    (!text.is_empty()).then(|| text.parse().map_err(wrong)).transpose()
+}
+
 fn parse_throttle(text: &str) -> Result<Option<Throttle>, String> {
     if text.is_empty() {
         return Ok(None);
@@ -429,14 +434,7 @@ impl MountConfig {
             suid: reader.auto_switch("suid")?,
             dev: reader.auto_switch("dev")?,
             exec: reader.auto_switch("exec")?,
-            metrics: reader.parse("metrics", |text| {
-                let address = || {
-                    text.parse().map_err(|_| {
-                        format!("'{text}' is not ADDRESS:PORT, such as 127.0.0.1:9464")
-                    })
-                };
-                (!text.is_empty()).then(address).transpose()
-            })?,
+            metrics: reader.parse("metrics", parse_address)?,
             log_level: reader.parse("log-level", parse_log_level)?,
             log_format: reader
                 .word("log-format", &[("text", LogFormat::Text), ("json", LogFormat::Json)])?,

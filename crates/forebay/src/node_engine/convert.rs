@@ -88,13 +88,18 @@ pub fn tier_size(tier: &config::TierConfig) -> ControlResult<u64> {
 
 /// A node's error as it is told to whoever asked.
 pub fn control_error(error: &NodeError) -> ControlError {
-    use forebay_node::{MetaError, StoreError};
+    use forebay_node::{EngineError, MetaError, StoreError};
     let kind = match error {
-        NodeError::Store(StoreError::Locked { .. }) => ErrorKind::Locked,
+        NodeError::Store(StoreError::Locked { .. })
+        | NodeError::Meta(MetaError::Engine(EngineError::InUse { .. })) => ErrorKind::Locked,
         NodeError::Store(
             StoreError::Foreign { .. } | StoreError::Version { .. } | StoreError::Damaged { .. },
         )
-        | NodeError::Meta(MetaError::Corrupt { .. } | MetaError::NewerFormat { .. })
+        | NodeError::Meta(
+            MetaError::Corrupt { .. }
+            | MetaError::NewerFormat { .. }
+            | MetaError::Engine(EngineError::Damaged { .. }),
+        )
         | NodeError::Config(_) => ErrorKind::BadState,
         _ => ErrorKind::Failed,
     };

@@ -24,6 +24,14 @@ impl Engine for NodeEngine {
         forebay_node::ONLINE_POLICIES
     }
 
+    fn check_tiers(&self, config: &MountConfig) -> ControlResult<()> {
+        for tier in &config.tiers {
+            forebay_node::check_tier_dir(&tier.dir)
+                .map_err(|error| convert::control_error(&error.into()))?;
+        }
+        Ok(())
+    }
+
     fn mount(&self, config: &MountConfig) -> ControlResult<Box<dyn Mounted>> {
         forebay_node::arm_fail_points();
         let node_config = convert::node_config(config)?;

@@ -1,5 +1,7 @@
 //! Work on many files, with progress and without ending at the first failure.
 
+use std::time::{Duration, Instant};
+
 use forebay::control::{ControlResult, OnProgress, Outcome, Progress, WirePath};
 use forebay_node::{FileKind, Ino, Node, NodeError};
 
@@ -15,6 +17,9 @@ pub enum Done {
     Refused(&'static str),
 }
 
+/// How often whoever waits is told how far it is, and may stop it.
+const TELL_EVERY: Duration = Duration::from_millis(100);
+
 /// Failures that are listed; more are only counted.
 const LISTED: usize = 50;
 
@@ -29,6 +34,7 @@ pub fn each_file(
     let mut outcome = Outcome { complete: true, ..Outcome::default() };
     let mut told = Progress::default();
     let mut go_on = true;
+    let mut last_told = Instant::now();
     for path in paths {
         let ino = match node.find_path(path.as_path()) {
             Ok(ino) => ino,
@@ -60,7 +66,8 @@ pub fn each_file(
                 }
             }
             told.files_done += 1;
-            if told.files_done % 64 == 1 {
+            if last_told.elapsed() >= TELL_EVERY {
+                last_told = Instant::now();
                 told.current = Some(wire_path(node.path_of(record.ino)));
                 go_on = progress(told.clone());
             }

@@ -105,10 +105,7 @@ impl Embedded {
 
 impl Opened {
     fn open(directory: &Path, options: &EmbeddedOptions) -> Result<Self, EngineError> {
-        let failed = |source: fjall::Error| EngineError::Open {
-            path: directory.to_path_buf(),
-            source: Box::new(source),
-        };
+        let failed = |error| open_error(directory, error);
         let database = Database::builder(directory)
             .cache_size(options.block_cache_mib * MIB)
             .max_journaling_size(options.journal_mib.max(64) * MIB)
@@ -245,6 +242,27 @@ impl Engine for Embedded {
         self.reopen()?;
         self.with(persist)
     }
+}
+
+/// Why a store can't be opened: in use, a failing device, or damaged files.
+fn open_error(directory: &Path, error: fjall::Error) -> EngineError {
+    use std::io::ErrorKind;
+    let path = directory.to_path_buf();
+    if matches!(error, fjall::Error::Locked) {
+        return EngineError::InUse { path };
+    }
+    let mut cause = Some(&error as &dyn std::error::Error);
+    while let Some(at) = cause {
+        if let Some(io) = at.downcast_ref::<std::io::Error>() {
+            let lacking = [ErrorKind::NotFound, ErrorKind::UnexpectedEof, ErrorKind::InvalidData];
+            if lacking.contains(&io.kind()) {
+                break;
+            }
+            return EngineError::Open { path, source: Box::new(error) };
+        }
+        cause = at.source();
+    }
+    EngineError::Damaged { path, source: Box::new(error) }
 }
 
 fn io(error: fjall::Error) -> EngineError {

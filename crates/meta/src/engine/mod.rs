@@ -162,11 +162,29 @@ pub struct Page {
 #[non_exhaustive]
 pub enum EngineError {
     /// The store can't be opened.
-    #[error("can't open the metadata store in {path}: {source}; is another mount using it?")]
+    #[error("can't open the metadata store in {path}: {source}")]
     Open {
         /// Its directory.
         path: PathBuf,
         /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Another process has the store open.
+    #[error("the metadata store in {path} is in use by another daemon")]
+    InUse {
+        /// Its directory.
+        path: PathBuf,
+    },
+    /// The store's files make no sense.
+    #[error(
+        "the metadata store in {path} is damaged ({source}); `forebay fsck --rebuild` makes it \
+         anew from the tiers and the backing store"
+    )]
+    Damaged {
+        /// Its directory.
+        path: PathBuf,
+        /// What is wrong.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
