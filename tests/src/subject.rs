@@ -139,6 +139,9 @@ pub struct MountOptions {
     pub backing: Option<PathBuf>,
     /// The tiers, fastest first, with their sizes in bytes; empty makes one in shared memory.
     pub tiers: Vec<(PathBuf, u64)>,
+    /// Without `tiers`: the sizes in bytes of those made in shared memory; empty makes one of
+    /// [`DEFAULT_TIER_BYTES`].
+    pub tier_sizes: Vec<u64>,
     /// `--passthrough`; None leaves the default.
     pub passthrough: Option<Passthrough>,
     /// `--writeback`, as written there; None leaves the default.
@@ -256,7 +259,13 @@ impl ForebayMount {
             options.backing = Some(backing);
         }
         if options.tiers.is_empty() {
-            options.tiers.push((shared_memory.path().join("tier"), DEFAULT_TIER_BYTES));
+            if options.tier_sizes.is_empty() {
+                options.tier_sizes.push(DEFAULT_TIER_BYTES);
+            }
+            let sizes = options.tier_sizes.iter().enumerate();
+            let made =
+                sizes.map(|(at, size)| (shared_memory.path().join(format!("tier{at}")), *size));
+            options.tiers = made.collect();
         }
         for (dir, _) in &options.tiers {
             std::fs::create_dir_all(dir).map_err(io_error("tier directory"))?;
