@@ -425,12 +425,15 @@ impl Node {
         if record.attr.kind != FileKind::File {
             return;
         }
+        // Also while no tier has any of its bytes.
+        if let Some(file) = self.files.peek(record.ino) {
+            file.privileged.store(is_privileged(record), Ordering::Relaxed);
+        }
         let Some(resident) = self.residents.get(record.ino.0) else { return };
-        let file = self.files.get(record.ino);
-        file.privileged.store(is_privileged(record), Ordering::Relaxed);
         if !resident.dirty || times == Times::default() {
             return;
         }
+        let file = self.files.get(record.ino);
         let set = self.load(&file).map(|()| {
             let residence = file.residence.read();
             residence.place.as_ref().map(|place| {

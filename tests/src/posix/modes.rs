@@ -16,8 +16,21 @@ checks!("modes":
     write_by_root_keeps_setuid, truncate_clears_setuid_for_others, open_trunc_clears_setuid,
     fallocate_clears_setuid, setgid_without_group_execute_stays, write_clears_setuid_of_owner,
     mmap_and_read_keep_setuid, append_clears_setuid, chmod_of_missing, chmod_through_descriptor_path,
-    mode_is_kept_through_rename_and_link,
+    mode_is_kept_through_rename_and_link, first_write_after_chmod_clears_setuid,
 );
+
+fn first_write_after_chmod_clears_setuid(ctx: &Ctx) -> Outcome {
+    ctx.need_root()?;
+    let path = ctx.file("f", b"")?;
+    os::chown(&path, Some(BOB.uid), Some(BOB.gid))?;
+    as_user(BOB, || {
+        let fd = os::open(&path, OFlags::RDWR, 0)?;
+        os::chmod(&path, 0o6755)?;
+        os::write_at(&fd, 0, b"first bytes")?;
+        equal!(os::permissions(&path)?, 0o755);
+        Ok(())
+    })
+}
 
 fn umask_applies_to_every_creation(ctx: &Ctx) -> Outcome {
     in_child(|| {
