@@ -110,7 +110,8 @@ impl Node {
 
     /// Whether a version in the backing store is what a flush of the file made, and could not report.
     pub(crate) fn is_own_version(&self, ino: Ino, found: &Attributes) -> Result<bool> {
-        let Some(file) = self.files.peek(ino) else { return Ok(false) };
+        let file = self.files.get(ino);
+        self.load(&file)?;
         let residence = file.residence.read();
         let Some(place) = &residence.place else { return Ok(false) };
         let header = place.object.header()?;
