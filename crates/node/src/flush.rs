@@ -98,13 +98,13 @@ impl Node {
             _ => None,
         };
         drop(residence);
-        if absent && spill.is_none() && !beneath && record.attr.size > 0 {
-            tracing::error!(ino = %record.ino, "the bytes of a file are gone from the tiers");
-            return Err(rustix::io::Errno::IO.into());
-        }
         // What the backing store has under the name may be another file, which this one replaces.
         let own = target.expect.is_some()
             && target.expect == record.backing.fingerprint.map(convert::store_fingerprint);
+        if absent && spill.is_none() && record.attr.size > 0 && !(beneath && own) {
+            tracing::error!(ino = %record.ino, "the bytes of a file are gone from the tiers");
+            return Err(rustix::io::Errno::IO.into());
+        }
         let in_place = target.in_place || beneath && (partial || absent);
         let flushed = match spill {
             Some(spill) if target.in_place && own => {
@@ -118,6 +118,17 @@ impl Node {
         fail_at!("node.flush.published");
         let clean = self.settle_flush(&file, fingerprint, seen)?;
         Ok(Flushed::Done { fingerprint, clean })
+    }
+
+    /// Whether a version in the backing store is what a flush of the file made, and could not report.
+    pub(crate) fn is_own_version(&self, ino: Ino, found: &Attributes) -> Result<bool> {
+        let file = self.files.get(ino);
+        self.load(&file)?;
+        let residence = file.residence.read();
+        let Some(place) = &residence.place else { return Ok(false) };
+        let header = place.object.header()?;
+        let found = found.fingerprint();
+        Ok([header.pending, header.base].iter().flatten().any(|own| own.same_content(&found)))
     }
 
     /// After the backing store has the bytes: the object is clean if nobody has written since and
@@ -243,14 +254,15 @@ impl Node {
         let flushed = self.publish_file(file, &mut fresh, target)?;
         if matches!(flushed, Flushed::Done { .. }) {
             fail_at!("node.flush.spill_published");
-            self.forget_spill(file)?;
+            let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
+            self.forget_spill(file, fingerprint)?;
             fail_at!("node.flush.spill_noted");
         }
         Ok(flushed)
     }
 
     /// What was spilled is in the backing store's file now: what the tier lacks is read from there.
-    fn forget_spill(&self, file: &FileRef) -> Result<()> {
+    fn forget_spill(&self, file: &FileRef, fingerprint: Fingerprint) -> Result<()> {
         let mut residence = file.residence.write();
         residence.base = Base::backing();
         if let Some(place) = &residence.place {
@@ -261,10 +273,15 @@ impl Node {
                 presence.write().rebase()?;
             }
         }
+        // Not left to the report of the worker: from here on nothing but this record knows it.
+        let on_tier = residence.place.is_some();
         self.meta.update(file.ino, None, |record| {
             record.spilled = false;
-            Queue::No
+            record.dirty &= on_tier;
+            record.backing.fingerprint = Some(convert::fingerprint(fingerprint));
+            Queue::Yes
         })?;
+        drop(residence);
         self.drop_spill(file.ino)
     }
 
@@ -297,12 +314,7 @@ impl Node {
         backing.sync(false)?;
         let fingerprint = backing.stat()?.fingerprint();
         // As one step for a restart: the spill file is not needed any more.
-        self.meta.update(file.ino, None, |record| {
-            record.spilled = false;
-            record.backing.fingerprint = Some(convert::fingerprint(fingerprint));
-            Queue::No
-        })?;
-        self.forget_spill(file)?;
+        self.forget_spill(file, fingerprint)?;
         self.meta.remove_setting(&half_setting(file.ino))?;
         Ok(Flushed::Done { fingerprint, clean: false })
     }
@@ -361,6 +373,25 @@ impl Node {
         Ok(Flushed::Done { fingerprint, clean: false })
     }
 
+    /// Takes off what a truncation took from the file, before anything is put there anew. From then
+    /// on the base has all of the file's length, with zeros where it was cut.
+    fn cut_before_flush(&self, file: &FileRef, to: &dyn BackingFile) -> Result<()> {
+        let residence = file.residence.read();
+        let presence = residence.place.as_ref().and_then(|place| place.presence.as_ref());
+        let Some(presence) = presence else { return Ok(()) };
+        let mut presence = presence.write();
+        let (limit, size) = (presence.base_limit(), presence.size());
+        if limit < size {
+            if to.len()? > limit {
+                to.set_len(limit)?;
+            }
+            to.set_len(size)?;
+            to.sync(true)?;
+            presence.rebase()?;
+        }
+        Ok(())
+    }
+
     /// Copies what the tier has and `to` lacks, and the length. The modification time, if there is
     /// an object.
     fn flush_extents(
@@ -369,6 +400,7 @@ impl Node {
         to: &dyn BackingFile,
     ) -> Result<Option<forebay_meta::Timestamp>> {
         let limits = self.limits(Priority::WriteBack);
+        self.cut_before_flush(file, to)?;
         loop {
             let residence = file.residence.read();
             let Some(place) = &residence.place else { return Ok(None) };
@@ -379,10 +411,6 @@ impl Node {
                 to.set_len(stat.size)?;
                 return Ok(Some(convert::time(stat.mtime)));
             };
-            if to.len()? > presence.read().base_limit() {
-                // A truncation cut the base: nothing beyond may show again.
-                to.set_len(presence.read().base_limit())?;
-            }
             let Some(flush) = presence.write().take_flush(PIECE) else {
                 to.set_len(stat.size)?;
                 return Ok(Some(convert::time(stat.mtime)));
