@@ -205,6 +205,7 @@ pub fn fail_point_round(options: MountOptions, point: &str, seed: u64) -> Outcom
     let settled = recover(&mut mount, &load, &Snapshot::new())
         .map_err(|why| Failure::Failed(format!("fail point {point}, seed {seed}: {why}")))?;
     drained(&mut mount, &settled)
+        .map_err(|why| Failure::Failed(format!("fail point {point}, seed {seed}: {why}")))
 }
 
 #[cfg(test)]

@@ -268,7 +268,11 @@ impl ForebayMount {
 
     /// Mounts again after [`ForebayMount::unmount`] or [`ForebayMount::kill_daemon`].
     pub fn mount(&mut self) -> Result<(), SubjectError> {
-        let log = File::create(self.log_path()).map_err(io_error("daemon log"))?;
+        let log = File::options()
+            .append(true)
+            .create(true)
+            .open(self.log_path())
+            .map_err(io_error("daemon log"))?;
         let mut command = Command::new(binary()?);
         command.arg("mount").arg(self.backing()).arg(&self.mountpoint).arg("--foreground");
         for (dir, size) in &self.options.tiers {
@@ -428,6 +432,10 @@ impl Drop for ForebayMount {
             eprintln!("end of the daemon's log:\n{}", self.log_tail());
         }
         self.kill_daemon();
+        if let Some(dir) = std::env::var_os("FOREBAY_KEEP_LOGS") {
+            let name = self.place.path().file_name().unwrap_or_default();
+            let _ = std::fs::copy(self.log_path(), Path::new(&dir).join(name));
+        }
     }
 }
 

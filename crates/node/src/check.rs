@@ -228,6 +228,7 @@ fn rebuild(
         NodeConfig { state_dir: request.state_dir.clone(), ..NodeConfig::new(backing, tiers) };
     let node = Node::start_for_rebuild(config)?;
     let mut checked = Checked::default();
+    node.number_above_objects()?;
     for index in 0..node.tiers.len() {
         node.rebuild_tier(index, &mut checked, progress)?;
     }
@@ -239,6 +240,18 @@ fn rebuild(
 }
 
 impl Node {
+    /// A new inode must not get the number of an object that waits to be brought back.
+    fn number_above_objects(&self) -> Result<()> {
+        let mut highest = 0;
+        for slot in &self.tiers {
+            slot.tier.list(&mut |ino, _| {
+                highest = highest.max(ino & 0xffff_ffff_ffff);
+                ControlFlow::Continue(())
+            })?;
+        }
+        Ok(self.meta.number_above(Ino(highest))?)
+    }
+
     fn rebuild_tier(
         &self,
         index: usize,

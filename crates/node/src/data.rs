@@ -23,6 +23,9 @@ use crate::node::Node;
 use crate::place::{Base, Charge, Place};
 use crate::residents::Resident;
 
+/// How long `stat` waits for whoever changes where a file's bytes are; then the record counts.
+const ATTRIBUTES_WAIT: std::time::Duration = std::time::Duration::from_millis(50);
+
 /// Allocation grain that charges are rounded to.
 pub(crate) const BLOCK: u64 = 4096;
 
@@ -325,8 +328,10 @@ impl Node {
             return (attr, blocks);
         }
         let mut blocks = attr.size.div_ceil(512);
-        if let Some(file) = self.files.peek(record.ino) {
-            let residence = file.residence.read();
+        if let Some(file) = self.files.peek(record.ino)
+            // Whoever has the file in hand for long waits for a slow device, and may hang there.
+            && let Some(residence) = file.residence.try_read_for(ATTRIBUTES_WAIT)
+        {
             let stat = match (&residence.place, &residence.base) {
                 (Some(place), _) if place.dirty.load(Ordering::Acquire) => place.object.stat().ok(),
                 (None, Base::Spill(spill)) => spill.file().stat().ok(),

@@ -13,12 +13,16 @@ use parking_lot::Mutex;
 
 use crate::error::Result;
 use crate::failpoints::fail_at;
-use crate::node::Node;
+use crate::node::{Node, TierSlot};
 use crate::place::{Base, Charge, Place};
 use crate::pool::Urgency;
 
 /// A writer waits this long for the next byte of room before it goes past the tiers.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A thirty-second part of a tier's file system is not filled with objects, within these bounds.
+const KEPT_LEAST: u64 = 2 << 20;
+const KEPT_MOST: u64 = 32 << 20;
 
 impl Node {
     pub(crate) fn tick(&self) -> Tick {
@@ -99,13 +103,34 @@ impl Node {
         }
     }
 
+    /// Charges `bytes` to a tier if both its configured size and its file system have them. The last
+    /// bytes of the file system are left to the metadata, whoever took the others.
+    #[must_use]
+    pub(crate) fn take_room(&self, tier: u8, bytes: u64) -> bool {
+        bytes == 0 || self.free_on_disk(tier) >= bytes && self.slot(tier).room.take(bytes)
+    }
+
+    fn free_on_disk(&self, tier: u8) -> u64 {
+        let Ok(usage) = self.slot(tier).tier.usage() else { return 0 };
+        usage.free.saturating_sub((usage.total / 32).clamp(KEPT_LEAST, KEPT_MOST))
+    }
+
+    /// Bytes that may still be charged to a tier.
+    fn free_on(&self, tier: u8) -> u64 {
+        self.slot(tier).room.free().min(self.free_on_disk(tier))
+    }
+
+    fn slot(&self, tier: u8) -> &TierSlot {
+        &self.tiers[usize::from(tier)]
+    }
+
     /// Makes `need` bytes free on a tier if that is possible: evicts and demotes, and waits for
     /// flushes as long as they bring something.
     pub(crate) fn free_room(&self, tier: u8, need: u64) -> bool {
         let room = &self.tiers[usize::from(tier)].room;
         let limit = Instant::now() + self.config.backing_timeout;
         loop {
-            if room.free() >= need {
+            if self.free_on(tier) >= need {
                 return true;
             }
             if need > room.size() || Instant::now() >= limit {
@@ -113,7 +138,7 @@ impl Node {
             }
             let before = room.used();
             let mut actions = Vec::new();
-            let missing = need - room.free();
+            let missing = need.saturating_sub(self.free_on(tier)).max(1);
             self.step(
                 Event::Pressure { tier: unit::Tier(tier), need: Bytes(missing) },
                 &mut actions,
@@ -127,10 +152,10 @@ impl Node {
                 continue;
             }
             if !flushing && self.reconciler_is_idle() {
-                return room.free() >= need;
+                return self.free_on(tier) >= need;
             }
             if !room.wait(PATIENCE) && room.used() >= before {
-                return room.free() >= need;
+                return self.free_on(tier) >= need;
             }
         }
     }
@@ -238,7 +263,7 @@ impl Node {
         }
         let target = &self.tiers[usize::from(to)];
         let (charged, dirty) = (place.charge.bytes(), place.dirty.load(Ordering::Acquire));
-        if !target.room.take(charged) {
+        if !self.take_room(to, charged) {
             return Ok(false);
         }
         let (object, size) = match self.copy_to_tier(ino, place, to, dirty) {

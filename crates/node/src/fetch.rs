@@ -75,6 +75,10 @@ impl Node {
         Ok(())
     }
 
+    fn make_room(&self, tier: u8, bytes: u64) -> bool {
+        self.take_room(tier, bytes) || self.free_room(tier, bytes) && self.take_room(tier, bytes)
+    }
+
     /// Gives an object up that was made for a file which was written meanwhile.
     fn abandon(&self, ino: Ino, place: &Place, remove: bool) -> Result<()> {
         let slot = &self.tiers[usize::from(place.tier)];
@@ -98,7 +102,7 @@ impl Node {
         let size = record.attr.size;
         let slot = &self.tiers[usize::from(tier)];
         let charge = size.next_multiple_of(BLOCK) + BLOCK;
-        if !slot.room.take(charge) && !(self.free_room(tier, charge) && slot.room.take(charge)) {
+        if !self.make_room(tier, charge) {
             return Ok(None);
         }
         let ino = file.ino.0;
@@ -179,7 +183,7 @@ impl Node {
             return Ok(());
         };
         let slot = &self.tiers[usize::from(tier)];
-        if !slot.room.take(BLOCK) {
+        if !self.take_room(tier, BLOCK) {
             self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
             return Ok(());
         }
@@ -351,7 +355,7 @@ impl Node {
         let room = &self.tiers[usize::from(tier)].room;
         for run in runs {
             let len = run.end - run.start;
-            if !room.take(len) && !(self.free_room(tier, len) && room.take(len)) {
+            if !self.make_room(tier, len) {
                 return Ok(false);
             }
             self.prefetch_gate();

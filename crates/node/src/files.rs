@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use forebay_meta::Ino;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+
+use crate::context::Context;
+use crate::error::{NodeError, Result};
 
 use crate::fetch::Filler;
 use crate::open::Opens;
@@ -56,6 +59,18 @@ impl File {
             around: AtomicBool::new(false),
             privileged: AtomicBool::new(false),
         }
+    }
+
+    /// Where the bytes are, for a transfer. A thread that may not wait does not queue behind one that
+    /// waits for a slow device with the file in its hands.
+    ///
+    /// # Errors
+    /// `MustWait`.
+    pub fn residence_for(&self, context: &Context) -> Result<RwLockReadGuard<'_, Residence>> {
+        if context.may_wait {
+            return Ok(self.residence.read());
+        }
+        self.residence.try_read().ok_or(NodeError::MustWait)
     }
 
     /// Whether a program has it open, or is about to.

@@ -34,7 +34,7 @@ impl Node {
     ) -> Result<usize> {
         let handle = self.handle(fh)?;
         let file = &handle.file;
-        let residence = file.residence.read();
+        let residence = file.residence_for(context)?;
         let end = offset + buffer.len() as u64;
         if let Some(place) = &residence.place {
             let there = match &place.presence {
@@ -147,7 +147,7 @@ impl Node {
             .filter(|&end| end <= i64::MAX as u64)
             .ok_or(NodeError::Posix(Errno::FBIG))?;
         self.drop_privileges(context, file)?;
-        if let Some(written) = self.write_to_tier(file, offset, data)? {
+        if let Some(written) = self.write_to_tier(context, file, offset, data)? {
             self.metrics.bytes.of(Source::Tier).add(written as u64);
             return Ok(written);
         }
@@ -158,8 +158,14 @@ impl Node {
     }
 
     /// The short way: the object is there with all extents concerned, and has or gets the room.
-    fn write_to_tier(&self, file: &FileRef, offset: u64, data: &[u8]) -> Result<Option<usize>> {
-        let mut residence = file.residence.read();
+    fn write_to_tier(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Option<usize>> {
+        let mut residence = file.residence_for(context)?;
         if residence.place.is_none() {
             if !matches!(residence.base, Base::Zeros) {
                 return Ok(None);
@@ -169,7 +175,7 @@ impl Node {
             if !self.ensure_place(file, &record)? {
                 return Ok(None);
             }
-            residence = file.residence.read();
+            residence = file.residence_for(context)?;
         }
         let Some(place) = &residence.place else { return Ok(None) };
         let end = offset + data.len() as u64;
@@ -221,12 +227,11 @@ impl Node {
         if end <= paid {
             return true;
         }
-        let room = &self.tiers[usize::from(place.tier)].room;
         if offset > paid {
             // A write beyond a gap: only itself is charged, and again if it is repeated; the
             // excess goes when the file is settled.
             let bytes = (end - offset).next_multiple_of(BLOCK) + BLOCK;
-            if !room.take(bytes) {
+            if !self.take_room(place.tier, bytes) {
                 return false;
             }
             charge.bytes.fetch_add(bytes, Ordering::AcqRel);
@@ -234,11 +239,11 @@ impl Node {
         }
         let step = if end <= SMALL { BLOCK } else { STEP };
         let wanted = end.next_multiple_of(step);
-        let grow_to = if room.take(wanted - paid) {
+        let grow_to = if self.take_room(place.tier, wanted - paid) {
             wanted
         } else {
             let least = end.next_multiple_of(BLOCK);
-            if !room.take(least - paid) {
+            if !self.take_room(place.tier, least - paid) {
                 return false;
             }
             least

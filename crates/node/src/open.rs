@@ -83,6 +83,7 @@ impl Node {
                 return Err(error.into());
             }
         };
+        drop(file.residence_for(context)?);
         if flags & libc::O_TRUNC != 0 {
             self.truncate(context, &record, 0)?;
             record = self.meta.get(ino)?;
@@ -376,8 +377,20 @@ impl Node {
         if let Some((tier, bytes)) = handle.promised {
             self.tiers[usize::from(tier)].room.unpromise(bytes);
         }
-        if last_writer && let Err(error) = self.settle(&file) {
-            tracing::error!(ino = file.ino.0, %error, "can't record a closed file's size");
+        if last_writer {
+            // What was written past the tiers is looked at where waiting is allowed.
+            let at_hand = file.residence.try_read().is_some_and(|found| found.place.is_some());
+            let settle = |node: &Node, file: &FileRef| {
+                if let Err(error) = node.settle(file) {
+                    tracing::error!(ino = file.ino.0, %error, "can't record a closed file's size");
+                }
+            };
+            if at_hand {
+                settle(self, &file);
+            } else {
+                let file = file.clone();
+                self.later(move |node| settle(node, &file));
+            }
         }
         if last {
             self.decide(Event::Idle { object: forebay_core::unit::Ino(file.ino.0) });

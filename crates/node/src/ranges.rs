@@ -52,6 +52,9 @@ impl Node {
             return Err(NodeError::Posix(Errno::OPNOTSUPP));
         }
         let file = self.handle(fh)?.file.clone();
+        if !context.may_wait && file.residence.try_write().is_none() {
+            return Err(NodeError::MustWait);
+        }
         self.drop_privileges(context, &file)?;
         let record = self.meta.get(file.ino)?;
         let simple = {
@@ -108,11 +111,10 @@ impl Node {
         self.mark_dirty(file, place)?;
         let len = place.object.len()?;
         let whole = place.presence.is_none();
-        let room = &self.tiers[usize::from(place.tier)].room;
         let paid = place.charge.paid_end.load(Ordering::Acquire);
         let wanted = if whole { end.saturating_sub(paid.max(offset)) } else { 0 };
         let mode = if keep { AllocateMode::KeepSize } else { AllocateMode::Extend };
-        if whole && wanted > 0 && room.take(wanted) {
+        if whole && wanted > 0 && self.take_room(place.tier, wanted) {
             place.charge.bytes.fetch_add(wanted, Ordering::AcqRel);
             match place.object.allocate(offset, end - offset, mode) {
                 Ok(()) => return Ok(()),
@@ -153,7 +155,7 @@ impl Node {
             _ => return Err(NodeError::Posix(Errno::INVAL)),
         };
         let file = self.handle(fh)?.file.clone();
-        let residence = file.residence.read();
+        let residence = file.residence_for(context)?;
         let Some(place) = &residence.place else {
             let found = match &residence.base {
                 Base::Zeros => None,

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use forebay_core::steward::Event;
 use forebay_core::unit;
 use forebay_meta::{Ino, Queue, Record};
-use forebay_store::{ErrorClass, Header, Object};
+use forebay_store::{Header, Object};
 
 use crate::convert;
 use crate::error::{NodeError, Result};
@@ -248,22 +248,19 @@ impl Node {
         Ok(())
     }
 
+    /// The version in the backing store that a flush of this object made, if it is there: the one
+    /// about to appear, or the last one that did.
     fn published_meanwhile(
         &self,
         record: &Record,
         header: &Header,
     ) -> Result<Option<forebay_meta::Fingerprint>> {
-        use std::os::unix::ffi::OsStrExt;
-        let Some(pending) = header.pending.or(header.base) else { return Ok(None) };
-        for link in record.backing.links.iter().chain(&record.links) {
-            let Ok(dir) = self.backing_dir(link.parent) else { continue };
-            match self.backing.stat(&dir, std::ffi::OsStr::from_bytes(&link.name)) {
-                Ok(found) if found.fingerprint().same_content(&pending) => {
-                    return Ok(Some(convert::fingerprint(found.fingerprint())));
-                }
-                Ok(_) => {}
-                Err(error) if error.class() == ErrorClass::NotFound => {}
-                Err(error) => return Err(error.into()),
+        for link in &record.backing.links {
+            let Some(found) = self.found_under(record, link)? else { continue };
+            let found = found.fingerprint();
+            let own = [header.pending, header.base];
+            if own.iter().flatten().any(|version| version.same_content(&found)) {
+                return Ok(Some(convert::fingerprint(found)));
             }
         }
         Ok(None)

@@ -42,11 +42,11 @@ impl Node {
             return Ok(false);
         }
         for (index, slot) in self.tiers.iter().enumerate() {
-            if !slot.room.take(BEGIN) {
+            let tier = u8::try_from(index).unwrap_or(u8::MAX);
+            if !self.take_room(tier, BEGIN) {
                 continue;
             }
             let header = self.header_for(record, true, true);
-            let tier = u8::try_from(index).unwrap_or(u8::MAX);
             let object = match self.create_object(tier, file.ino.0, &header) {
                 Ok(object) => object,
                 Err(error) => {
@@ -120,10 +120,9 @@ impl Node {
         let Some(presence) = &place.presence else { return Ok(true) };
         let mut runs = Vec::new();
         presence.read().fill_before_write(offset..end, &mut runs);
-        let room = &self.tiers[usize::from(place.tier)].room;
         for run in runs {
             let len = run.end - run.start;
-            if !room.take(len) {
+            if !self.take_room(place.tier, len) {
                 return Ok(false);
             }
             place.charge.bytes.fetch_add(len, Ordering::AcqRel);
@@ -164,8 +163,7 @@ impl Node {
         };
         let absent: u64 = missing.iter().map(|run| run.end - run.start).sum();
         let grown = end.next_multiple_of(extent).saturating_sub(size.next_multiple_of(extent));
-        let room = &self.tiers[usize::from(place.tier)].room;
-        if !room.take(absent + grown) {
+        if !self.take_room(place.tier, absent + grown) {
             return Ok(None);
         }
         place.charge.bytes.fetch_add(absent + grown, Ordering::AcqRel);

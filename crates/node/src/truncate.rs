@@ -28,6 +28,12 @@ impl Node {
         }
         let file = self.files.get(record.ino);
         self.load(&file)?;
+        if !context.may_wait {
+            let residence = file.residence.try_write().ok_or(NodeError::MustWait)?;
+            if matches!(residence.base, Base::Spill(_)) {
+                return Err(NodeError::MustWait);
+            }
+        }
         self.drop_privileges(context, &file)?;
         let needs_base = {
             let residence = file.residence.read();

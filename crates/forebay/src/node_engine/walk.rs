@@ -45,7 +45,8 @@ pub fn each_file(
         };
         let walked = node.walk(ino, &mut |record| {
             let is_file = record.attr.kind == FileKind::File;
-            if !is_file && !(directories_too && record.attr.kind == FileKind::Directory) {
+            let wanted = is_file || directories_too && record.attr.kind == FileKind::Directory;
+            if !wanted {
                 return true;
             }
             told.files_total += 1;

@@ -1,12 +1,13 @@
 //! The engine on a local disk, on fjall (a log-structured merge tree with a write-ahead log).
 
 use std::ops::Bound;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fjall::config::{BlockSizePolicy, CompressionPolicy};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
+use super::ballast::Ballast;
 use super::{Engine, EngineError, Key, MiniTransaction, Outcome, Page, Write};
 
 const MIB: u64 = 1 << 20;
@@ -37,12 +38,24 @@ impl Default for EmbeddedOptions {
 /// `execute` returns, so the death of the process loses nothing; [`Engine::sync`] makes it survive
 /// the loss of power. A half-written transaction at the end of the log is dropped at recovery by
 /// its checksum.
+///
+/// The database under it refuses everything after one failed write. When that happens, most likely
+/// because somebody filled the disk, it is opened anew, and a file kept for that, the ballast,
+/// makes room first. The ballast comes back when the disk has room again.
 pub struct Embedded {
-    database: Database,
-    keys: Keyspace,
+    directory: PathBuf,
+    options: EmbeddedOptions,
+    /// `None` while it can't be opened again; every use tries.
+    opened: RwLock<Option<Opened>>,
     /// Held from the comparisons to the end of the commit: makes transactions serial. Readers
     /// use snapshots instead.
     commit: Mutex<()>,
+    ballast: Mutex<Ballast>,
+}
+
+struct Opened {
+    database: Database,
+    keys: Keyspace,
 }
 
 impl Embedded {
@@ -51,6 +64,47 @@ impl Embedded {
     /// # Errors
     /// If the directory can't be used, or another process has it open.
     pub fn open(directory: &Path, options: &EmbeddedOptions) -> Result<Self, EngineError> {
+        let mut ballast = Ballast::beside(directory);
+        let opened = match Opened::open(directory, options) {
+            Err(_) if ballast.drop_to_make_room() => Opened::open(directory, options)?,
+            other => other?,
+        };
+        ballast.keep();
+        Ok(Embedded {
+            directory: directory.to_path_buf(),
+            options: options.clone(),
+            opened: RwLock::new(Some(opened)),
+            commit: Mutex::new(()),
+            ballast: Mutex::new(ballast),
+        })
+    }
+
+    fn with<T>(
+        &self,
+        work: impl FnOnce(&Opened) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        if self.opened.read().is_none() {
+            self.reopen()?;
+        }
+        match &*self.opened.read() {
+            Some(opened) => work(opened),
+            None => Err(EngineError::Io("the metadata could not be opened again".into())),
+        }
+    }
+
+    /// Opens the database anew after a failed write.
+    fn reopen(&self) -> Result<(), EngineError> {
+        let mut opened = self.opened.write();
+        self.ballast.lock().drop_to_make_room();
+        // The old one first: it holds the lock of the directory.
+        *opened = None;
+        *opened = Some(Opened::open(&self.directory, &self.options)?);
+        Ok(())
+    }
+}
+
+impl Opened {
+    fn open(directory: &Path, options: &EmbeddedOptions) -> Result<Self, EngineError> {
         let failed = |error| open_error(directory, error);
         let database = Database::builder(directory)
             .cache_size(options.block_cache_mib * MIB)
@@ -66,7 +120,7 @@ impl Embedded {
                     .data_block_compression_policy(CompressionPolicy::disabled())
             })
             .map_err(failed)?;
-        Ok(Embedded { database, keys, commit: Mutex::new(()) })
+        Ok(Opened { database, keys })
     }
 
     fn check_and_read(&self, t: &MiniTransaction) -> fjall::Result<Outcome> {
@@ -83,23 +137,16 @@ impl Embedded {
         Ok(Outcome::Committed(reads))
     }
 
-    fn commit(&self, t: &MiniTransaction) -> fjall::Result<Outcome> {
-        let _serial = self.commit.lock();
-        let outcome = self.check_and_read(t)?;
-        if outcome != Outcome::Conflict {
-            // `batch()` persists to the operating system's buffers on commit.
-            let mut batch = self.database.batch();
-            for write in &t.write {
-                match write {
-                    Write::Put(key, value) => {
-                        batch.insert(&self.keys, key.raw(), value.as_slice());
-                    }
-                    Write::Delete(key) => batch.remove(&self.keys, key.raw()),
-                }
+    fn apply(&self, t: &MiniTransaction) -> fjall::Result<()> {
+        // `batch()` persists to the operating system's buffers on commit.
+        let mut batch = self.database.batch();
+        for write in &t.write {
+            match write {
+                Write::Put(key, value) => batch.insert(&self.keys, key.raw(), value.as_slice()),
+                Write::Delete(key) => batch.remove(&self.keys, key.raw()),
             }
-            batch.commit()?;
         }
-        Ok(outcome)
+        batch.commit()
     }
 
     fn read(&self, t: &MiniTransaction) -> fjall::Result<Outcome> {
@@ -121,9 +168,21 @@ impl Embedded {
 impl Engine for Embedded {
     fn execute(&self, transaction: &MiniTransaction) -> Result<Outcome, EngineError> {
         if transaction.write.is_empty() {
-            return self.read(transaction).map_err(io);
+            return self.with(|opened| opened.read(transaction).map_err(io));
         }
-        self.commit(transaction).map_err(io)
+        let _serial = self.commit.lock();
+        self.ballast.lock().keep_now_and_then();
+        let outcome = self.with(|opened| opened.check_and_read(transaction).map_err(io))?;
+        if outcome == Outcome::Conflict {
+            return Ok(outcome);
+        }
+        let applied = self.with(|opened| opened.apply(transaction).map_err(io));
+        if applied.is_err() {
+            // No other writer is here, so it does no harm if the log had kept the first attempt.
+            self.reopen()?;
+            self.with(|opened| opened.apply(transaction).map_err(io))?;
+        }
+        Ok(outcome)
     }
 
     fn scan(
@@ -141,27 +200,32 @@ impl Engine for Embedded {
             _ => Bound::Included(start.raw().to_vec()),
         };
         let end = successor(start.raw()).map_or(Bound::Unbounded, Bound::Excluded);
-        let mut page = Page::default();
-        for guard in self.database.snapshot().range(&self.keys, (from, end)) {
-            if page.items.len() == limit {
-                page.more = true;
-                break;
+        self.with(|opened| {
+            let mut page = Page::default();
+            for guard in opened.database.snapshot().range(&opened.keys, (from, end)) {
+                if page.items.len() == limit {
+                    page.more = true;
+                    break;
+                }
+                let (key, value) = guard.into_inner().map_err(io)?;
+                page.items.push((key[2..].to_vec(), value.to_vec()));
             }
-            let (key, value) = guard.into_inner().map_err(io)?;
-            page.items.push((key[2..].to_vec(), value.to_vec()));
-        }
-        Ok(page)
+            Ok(page)
+        })
     }
 
     fn sweep(&self, after: Option<&Key>, limit: usize) -> Result<Vec<(Key, Vec<u8>)>, EngineError> {
         let from = after.map_or(Bound::Unbounded, |key| Bound::Excluded(key.raw().to_vec()));
         let range = (from, Bound::Unbounded);
-        let mut items = Vec::new();
-        for guard in self.database.snapshot().range::<Vec<u8>, _>(&self.keys, range).take(limit) {
-            let (key, value) = guard.into_inner().map_err(io)?;
-            items.extend(Key::from_raw(&key).map(|key| (key, value.to_vec())));
-        }
-        Ok(items)
+        self.with(|opened| {
+            let mut items = Vec::new();
+            let snapshot = opened.database.snapshot();
+            for guard in snapshot.range::<Vec<u8>, _>(&opened.keys, range).take(limit) {
+                let (key, value) = guard.into_inner().map_err(io)?;
+                items.extend(Key::from_raw(&key).map(|key| (key, value.to_vec())));
+            }
+            Ok(items)
+        })
     }
 
     fn spans_partitions(&self) -> bool {
@@ -169,7 +233,14 @@ impl Engine for Embedded {
     }
 
     fn sync(&self) -> Result<(), EngineError> {
-        self.database.persist(PersistMode::SyncAll).map_err(io)
+        let persist = |opened: &Opened| opened.database.persist(PersistMode::SyncAll).map_err(io);
+        if self.with(persist).is_ok() {
+            return Ok(());
+        }
+        // All that was committed is in the log, which opening reads back.
+        let _serial = self.commit.lock();
+        self.reopen()?;
+        self.with(persist)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The narrow interface below the namespace: keys in partitions and mini-transactions on them.
 
+mod ballast;
 mod embedded;
 mod memory;
 

@@ -432,6 +432,26 @@ impl MetaStore {
         Ok(Ino(u64::from(dir.entries_partition()) << Ino::SEQUENCE_BITS | sequence))
     }
 
+    /// Sees to it that inode numbers given from now on have a higher sequence than this one's, for
+    /// a namespace that is made anew beside objects of an earlier one.
+    pub fn number_above(&self, ino: Ino) -> Result<()> {
+        let mut block = self.inos.lock();
+        let sequence = ino.0 & ((1 << Ino::SEQUENCE_BITS) - 1);
+        while block.next <= sequence {
+            if block.end <= sequence {
+                let key = keys::setting(HIGH_WATER);
+                let value = codec::encode_bytes(&(sequence + 1).to_be_bytes());
+                let transaction =
+                    MiniTransaction { write: vec![Write::Put(key, value)], ..Default::default() };
+                self.execute(&transaction)?.ok_or(Error::Conflict(1))?;
+                *block = self.next_block()?;
+            } else {
+                block.next = sequence + 1;
+            }
+        }
+        Ok(())
+    }
+
     fn next_block(&self) -> Result<InoBlock> {
         let key = keys::setting(HIGH_WATER);
         let old = self.read_one(key.clone())?;

@@ -56,6 +56,14 @@ impl Node {
         }
     }
 
+    /// Lets go of all replaced files at once.
+    pub(crate) fn let_go_of_replaced(&self) {
+        let waiting = std::mem::take(&mut self.names.lingering.0.lock().files);
+        for (_, ino) in waiting {
+            self.let_go(ino);
+        }
+    }
+
     fn attend(&self) -> bool {
         let this = self.this.clone();
         let attend = move || {

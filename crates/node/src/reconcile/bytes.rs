@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_meta::{FileKind, Link};
+use forebay_meta::{FileKind, Link, Record};
 use forebay_store::backing::SetAttributes;
 use forebay_store::{Commit, Dir, Expect, Fingerprint};
 
@@ -41,6 +41,7 @@ impl Node {
                 replaced = Some((owned, other));
             }
             Room::Taken(found) => return self.yield_name(work, at, &found),
+            Room::Unreported => return Ok(Step::Again),
         }
         let target =
             Target { parent: at.parent, dir: &dir, name: &at.name, expect, in_place: false };
@@ -148,6 +149,10 @@ impl Node {
                 if clean { Ok(Step::Done) } else { Err(NodeError::Busy) }
             }
             Flushed::Busy => Err(NodeError::Busy),
+            Flushed::Conflict(Some(found)) if is_empty_claim(&work.record, &found) => {
+                work.print(convert::fingerprint(found.fingerprint()));
+                Ok(Step::Again)
+            }
             Flushed::Conflict(found) => self.settle_conflict(work, &link, &dir, found),
         }
     }
@@ -175,6 +180,15 @@ impl Node {
             }
         }
     }
+}
+
+/// Whether what stands under a claimed name is an empty file: that which was published when the
+/// file had no bytes yet, and not reported because the daemon ended. Were it another's, nothing
+/// would be lost with it.
+fn is_empty_claim(record: &Record, found: &forebay_store::Attributes) -> bool {
+    record.backing.fingerprint.is_none()
+        && convert::kind(found.kind) == FileKind::File
+        && found.size == 0
 }
 
 /// The backing store has this version: bytes, attributes and extended attributes.

@@ -58,11 +58,19 @@ impl Node {
         self.discard_data(ino);
     }
 
+    /// Bytes that are to be written to the backing store.
     pub(super) fn unwritten_bytes(&self) -> u64 {
         #[cfg(test)]
         if self.stub().is_some() {
             return 0;
         }
-        self.dirty_bytes()
+        // Nobody will write the bytes of removed files that are still in use.
+        let orphans = match self.meta.counts().orphans {
+            0 => Vec::new(),
+            _ => self.meta.orphans().unwrap_or_default(),
+        };
+        let removed = orphans.iter().filter_map(|ino| self.residents.get(ino.0));
+        let removed: u64 = removed.filter(|found| found.dirty).map(|found| found.charged).sum();
+        self.dirty_bytes().saturating_sub(removed)
     }
 }

@@ -155,6 +155,7 @@ impl Node {
         until: Instant,
         progress: &mut dyn FnMut(Remaining) -> bool,
     ) -> Result<Remaining> {
+        self.let_go_of_replaced();
         self.settle_all();
         self.sweep(until, progress, |node, sweep| {
             let mut after = Seq(0);

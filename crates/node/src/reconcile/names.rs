@@ -93,6 +93,11 @@ impl Node {
         }
     }
 
+    /// What the backing store has under a name of `record`, if anything.
+    pub(crate) fn found_under(&self, record: &Record, link: &Link) -> Result<Option<Attributes>> {
+        Ok(self.look_at(record, link)?.map(|(_, _, found)| found))
+    }
+
     /// Gives the inode the names that it should have in the backing store, and takes the others.
     pub(super) fn place<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
         loop {
@@ -136,6 +141,7 @@ impl Node {
             }
             Room::Replace(owned, other) => Some((owned, other)),
             Room::Taken(found) => return self.yield_name(work, to, &found),
+            Room::Unreported => return Ok(Step::Again),
         };
         let mode = if replaced.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
         match self.rename_in_backing(work, from, to, &to_dir, mode) {
@@ -203,6 +209,7 @@ impl Node {
             // No link replaces a name: the removed file goes first.
             Room::Replace(owned, other) => self.clear(work, to, &to_dir, owned, other)?,
             Room::Taken(found) => return self.yield_name(work, to, &found),
+            Room::Unreported => return Ok(Step::Again),
         }
         fail_at!("node.reconcile.before_link");
         let made = self.own_change(&[(to.parent, &to_dir)], || {
@@ -260,6 +267,7 @@ impl Node {
             Room::Free => {}
             Room::Replace(owned, other) => self.clear(work, at, &dir, owned, other)?,
             Room::Taken(found) => return self.take_or_yield(work, at, &dir, &found),
+            Room::Unreported => return Ok(Step::Again),
         }
         match self.own_change(&[(at.parent, &dir)], || self.make_special(&work.record, at, &dir)) {
             Ok(()) => {

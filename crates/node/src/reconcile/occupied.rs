@@ -15,6 +15,7 @@ use crate::import::LIMBO;
 use crate::node::Node;
 
 /// What is under a name that is wanted.
+#[expect(clippy::large_enum_variant, reason = "lives on the stack for a moment")]
 pub(super) enum Room<'a> {
     /// Nothing, as far as is known here.
     Free,
@@ -22,6 +23,9 @@ pub(super) enum Room<'a> {
     Replace(Owned<'a>, Work<'a>),
     /// Something of others.
     Taken(Attributes),
+    /// An inode that was taken from another name for the sake of the one in hand: what was done to
+    /// it has to be reported before more is.
+    Unreported,
 }
 
 /// The place of an inode in limbo.
@@ -39,9 +43,12 @@ impl Node {
         depth: usize,
     ) -> Result<Room<'a>> {
         let ghost = self.meta.ghost(link.parent, &link.name)?;
-        let Some(ghost) = ghost.filter(|ino| *ino != work.ino() && !work.has_other(*ino)) else {
+        let Some(ghost) = ghost.filter(|ino| *ino != work.ino()) else {
             return Ok(Room::Free);
         };
+        if work.has_other(ghost) {
+            return Ok(Room::Unreported);
+        }
         // Two workers may want each other's inode: only one of them waits, and not for long.
         let patience = if ghost > work.ino() { Duration::from_millis(200) } else { Duration::ZERO };
         let Some(owned) = self.own(ghost, patience) else { return Err(NodeError::Busy) };

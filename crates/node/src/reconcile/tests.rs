@@ -182,11 +182,13 @@ fn node_on(
         residents: Default::default(),
         handles: sharded_slab::Slab::new(),
         steward: Mutex::new(Steward::new(&steward).expect("a sound configuration")),
+        put_off: Mutex::default(),
         started: Instant::now(),
         imports: Default::default(),
         reconciler: super::Reconciler { stub, ..Default::default() },
         copies: forebay_store::copy::Limits::plain(forebay_store::copy::Priority::Demand),
         names: Default::default(),
+        busiest: Default::default(),
         metrics: Default::default(),
         kernel: OnceLock::new(),
         stopping: Default::default(),
@@ -409,6 +411,27 @@ fn rename_over_when_drained_then_replaced_and_the_old_one_forgotten() {
     assert_eq!(bench.names(""), ["target"]);
     assert_eq!(bench.node.meta.counts().ghosts, 0);
     assert_eq!(bench.node.meta.counts().inodes, 2);
+}
+
+#[test]
+fn both_names_of_a_removed_file_when_another_has_them_now_then_no_conflict() {
+    for kind in [FileKind::Fifo, FileKind::File] {
+        let bench = Bench::new();
+        let link = |ino: Ino| {
+            let linked = bench.node.meta.link(ino, Ino::ROOT, b"two", convert::now());
+            linked.expect("it can be linked");
+        };
+        link(bench.write("one", b"old"));
+        bench.drained();
+        bench.unlink("one");
+        bench.unlink("two");
+        link(bench.make("one", kind, 0o600));
+        bench.drained();
+        assert_eq!(bench.node.conflicts(), (0, vec![]), "{kind:?}");
+        assert_eq!(bench.names(""), ["one", "two"], "{kind:?}");
+        let number = |name: &str| fs::metadata(bench.root.join(name)).expect("it is there").ino();
+        assert_eq!(number("one"), number("two"), "{kind:?}");
+    }
 }
 
 #[test]

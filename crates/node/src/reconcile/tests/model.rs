@@ -92,6 +92,7 @@ impl World {
         all[choice as usize % all.len()]
     }
 
+    #[expect(clippy::too_many_lines, reason = "one arm for each action")]
     fn apply(&mut self, action: &Action) {
         let meta = &self.node.meta;
         let name = |index: u8| NAMES[index as usize].as_bytes();
