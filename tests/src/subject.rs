@@ -268,7 +268,11 @@ impl ForebayMount {
 
     /// Mounts again after [`ForebayMount::unmount`] or [`ForebayMount::kill_daemon`].
     pub fn mount(&mut self) -> Result<(), SubjectError> {
-        let log = File::options().append(true).create(true).open(self.log_path()).map_err(io_error("daemon log"))?;
+        let log = File::options()
+            .append(true)
+            .create(true)
+            .open(self.log_path())
+            .map_err(io_error("daemon log"))?;
         let mut command = Command::new(binary()?);
         command.arg("mount").arg(self.backing()).arg(&self.mountpoint).arg("--foreground");
         for (dir, size) in &self.options.tiers {

@@ -125,7 +125,7 @@ fn check_tier(
     let mut failed = None;
     tier.list(&mut |ino, header| {
         checked.objects += 1;
-        if checked.objects % 256 == 0 && !progress(checked.objects) {
+        if checked.objects.is_multiple_of(256) && !progress(checked.objects) {
             return ControlFlow::Break(());
         }
         match check_object(tier, meta, Ino(ino), header, checked) {

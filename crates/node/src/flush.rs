@@ -138,10 +138,11 @@ impl Node {
         if quiet {
             self.mark_clean(file, place, Some(base))?;
         } else {
-            let mut header = place.object.header()?;
-            header.base = Some(base);
-            header.pending = None;
-            place.object.set_header(&header)?;
+            self.edit_header(place, |header| {
+                header.base = Some(base);
+                header.pending = None;
+                Ok(())
+            })?;
         }
         Ok(quiet)
     }
@@ -194,9 +195,10 @@ impl Node {
         target: &Target<'_>,
     ) -> Result<Flushed> {
         if let Some(place) = &file.residence.read().place {
-            let mut header = place.object.header()?;
-            header.pending = Some(temporary.pending()?);
-            place.object.set_header(&header)?;
+            self.edit_header(place, |header| {
+                header.pending = Some(temporary.pending()?);
+                Ok(())
+            })?;
         }
         let expect = match target.expect {
             None => Expect::Absent,
@@ -275,7 +277,8 @@ impl Node {
         let found = backing.stat()?;
         let half = self.meta.setting(&half_setting(file.ino))?;
         let interrupted = half.as_deref() == Some(&found.ino.to_le_bytes()[..]);
-        if !interrupted && !target.expect.is_some_and(|print| print.same_content(&found.fingerprint()))
+        if !interrupted
+            && !target.expect.is_some_and(|print| print.same_content(&found.fingerprint()))
         {
             return Ok(Flushed::Conflict(Some(found)));
         }
@@ -322,9 +325,10 @@ impl Node {
             return Ok(Flushed::Conflict(Some(found)));
         }
         if let Some(place) = &file.residence.read().place {
-            let mut header = place.object.header()?;
-            header.pending = Some(found.fingerprint());
-            place.object.set_header(&header)?;
+            self.edit_header(place, |header| {
+                header.pending = Some(found.fingerprint());
+                Ok(())
+            })?;
         }
         fail_at!("node.flush.in_place");
         let mtime = match self.flush_extents(file, &*backing)? {

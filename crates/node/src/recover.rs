@@ -194,8 +194,7 @@ impl Node {
         if !header.whole && map.is_none() {
             return Ok(None);
         }
-        let mut dirty =
-            header.dirty || map.as_ref().is_some_and(forebay_store::Presence::is_dirty);
+        let mut dirty = header.dirty || map.as_ref().is_some_and(forebay_store::Presence::is_dirty);
         let mut current = record.backing.fingerprint.map(convert::store_fingerprint);
         if !dirty && record.dirty {
             // It was flushed, but that was not reported any more.

@@ -36,7 +36,10 @@ impl Node {
         if needs_base {
             context.wait()?;
             self.begin_partial(&file, record)?;
-        } else if size > 0 && file.residence.read().place.is_none() && !self.ensure_place(&file, record)? {
+        } else if size > 0
+            && file.residence.read().place.is_none()
+            && !self.ensure_place(&file, record)?
+        {
             context.wait()?;
         }
         {

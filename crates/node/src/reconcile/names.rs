@@ -11,8 +11,8 @@ use super::occupied::Room;
 use super::work::{Step, Work};
 use crate::convert;
 use crate::error::Result;
-use crate::import::LIMBO;
 use crate::failpoints::fail_at;
+use crate::import::LIMBO;
 use crate::node::Node;
 
 pub(super) fn os(name: &[u8]) -> &OsStr {

@@ -309,8 +309,7 @@ impl Node {
         let has_bytes = record.attr.kind == FileKind::File
             && record.attr.nlink > 0
             && (record.dirty || record.spilled);
-        all || !has_bytes
-            || self.is_due(record.ino) && !self.in_use(record.ino)
+        all || !has_bytes || self.is_due(record.ino) && !self.in_use(record.ino)
     }
 
     /// Whether a file's bytes are to be written when nobody asks: always, except that some mounts
