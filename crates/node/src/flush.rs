@@ -150,10 +150,11 @@ impl Node {
         if quiet {
             self.mark_clean(file, place, Some(base))?;
         } else {
-            let mut header = place.object.header()?;
-            header.base = Some(base);
-            header.pending = None;
-            place.object.set_header(&header)?;
+            self.edit_header(place, |header| {
+                header.base = Some(base);
+                header.pending = None;
+                Ok(())
+            })?;
         }
         Ok(quiet)
     }
@@ -208,6 +209,7 @@ impl Node {
         let name = OsStr::from_bytes(target.name);
         let mut expect = target.expect;
         if let Some(place) = &file.residence.read().place {
+<<<<<<< HEAD
             let mut header = place.object.header()?;
             // An earlier flush may have got this far without being able to say so.
             match self.backing.stat(target.dir, name) {
@@ -225,6 +227,12 @@ impl Node {
             }
             header.pending = Some(temporary.pending()?);
             place.object.set_header(&header)?;
+=======
+            self.edit_header(place, |header| {
+                header.pending = Some(temporary.pending()?);
+                Ok(())
+            })?;
+>>>>>>> p2
         }
         let expect = expect.map_or(Expect::Absent, Expect::Version);
         fail_at!("node.flush.publish");
@@ -347,9 +355,10 @@ impl Node {
             return Ok(Flushed::Conflict(Some(found)));
         }
         if let Some(place) = &file.residence.read().place {
-            let mut header = place.object.header()?;
-            header.pending = Some(found.fingerprint());
-            place.object.set_header(&header)?;
+            self.edit_header(place, |header| {
+                header.pending = Some(found.fingerprint());
+                Ok(())
+            })?;
         }
         fail_at!("node.flush.in_place");
         let mtime = match self.flush_extents(file, &*backing)? {

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use forebay_node::{
     CheckRequest, Context, Ino, Node, NodeConfig, NodeError, SetAttr, TierConfig, Writeback,
 };
+use forebay_store::backing::BackingStore;
 use forebay_store::decorators::{
     Flaky, InterceptedBacking, Interceptor, Operation, Rule, Stuck, Transparent, Verdict,
 };
 use forebay_store::tier::DirTier;
-use forebay_store::backing::BackingStore;
 use forebay_store::{DirBacking, StoreError, Tier};
 
 const KIB: u64 = 1 << 10;
@@ -59,7 +59,8 @@ impl Rig {
         std::fs::create_dir_all(tier).unwrap();
         let owner = DirTier::open(tier).unwrap().id().to_string();
         let inner = Arc::new(DirBacking::open(self.backing(), &owner).unwrap());
-        let backing: Arc<dyn BackingStore> = Arc::new(InterceptedBacking::new(inner, self.by.clone()));
+        let backing: Arc<dyn BackingStore> =
+            Arc::new(InterceptedBacking::new(inner, self.by.clone()));
         let until = Instant::now() + Duration::from_secs(10);
         self.node = Some(loop {
             match Node::start_on(self.config.clone(), backing.clone()) {
