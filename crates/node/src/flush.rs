@@ -209,12 +209,14 @@ impl Node {
         let name = OsStr::from_bytes(target.name);
         let mut expect = target.expect;
         if let Some(place) = &file.residence.read().place {
-<<<<<<< HEAD
-            let mut header = place.object.header()?;
             // An earlier flush may have got this far without being able to say so.
-            match self.backing.stat(target.dir, name) {
-                Ok(found) => {
-                    let found = found.fingerprint();
+            let found = match self.backing.stat(target.dir, name) {
+                Ok(found) => Some(found.fingerprint()),
+                Err(error) if error.class() == ErrorClass::NotFound => None,
+                Err(error) => return Err(error.into()),
+            };
+            self.edit_header(place, |header| {
+                if let Some(found) = found {
                     let own = header.pending.is_some_and(|pending| pending.same_content(&found))
                         || header.base == Some(found);
                     if own && expect != Some(found) {
@@ -222,17 +224,9 @@ impl Node {
                         header.base = expect;
                     }
                 }
-                Err(error) if error.class() == ErrorClass::NotFound => {}
-                Err(error) => return Err(error.into()),
-            }
-            header.pending = Some(temporary.pending()?);
-            place.object.set_header(&header)?;
-=======
-            self.edit_header(place, |header| {
                 header.pending = Some(temporary.pending()?);
                 Ok(())
             })?;
->>>>>>> p2
         }
         let expect = expect.map_or(Expect::Absent, Expect::Version);
         fail_at!("node.flush.publish");
