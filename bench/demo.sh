@@ -74,8 +74,8 @@ unpack() {
 # New files go to a directory of their own for each subject: write SUBJECT DIRECTORY
 write() {
     mkdir -p "$2/out.$1"
-    add "unpack $FILES files, sync" "$1" "$(seconds unpack "$2/out.$1")"
-    add "checkpoint $LARGE MiB, fsync" "$1" \
+    add "unpack $FILES files and sync" "$1" "$(seconds unpack "$2/out.$1")"
+    add "checkpoint $LARGE MiB and fsync" "$1" \
         "$(seconds dd if="$NATIVE/large1" of="$2/out.$1/checkpoint" bs=1M conv=fsync status=none)"
 }
 
@@ -100,7 +100,7 @@ work native "$NATIVE"
 write native "$NATIVE"
 
 say "unmounting, which writes everything to the slow disk"
-add "umount, with drain" forebay "$(seconds "$FOREBAY" umount "$MNT")"
+add "umount with drain" forebay "$(seconds "$FOREBAY" umount "$MNT")"
 
 say "comparing the slow disk with what was written"
 diff -r "$NATIVE/tree" "$SLOW/tree"
@@ -111,7 +111,6 @@ extra=$(cd "$SLOW" && find . -maxdepth 1 -mindepth 1 ! -name lost+found ! -name 
 [ -z "$extra" ] || { say "left in the backing store: $extra"; exit 1; }
 say "the slow disk holds $(find "$SLOW" -type f | wc -l) plain files, all equal to what was written"
 
-"$BENCH" plot "$CSV" --title "The same work: slow disk, Forebay, the tier itself" --out "$RESULTS/demo" >/dev/null
 awk -F, 'NR > 1 { if (!($1 in seen)) { seen[$1]; order[++n] = $1 } value[$1, $2] = $5 }
     function show(test, subject) { return (test, subject) in value ? sprintf("%10.3f s", value[test, subject]) : "           -" }
     BEGIN { printf "%-28s %12s %12s %12s %12s   %s\n", "", "slow disk", "cold", "Forebay", "tier itself", "Forebay against the slow disk" }
@@ -121,4 +120,6 @@ awk -F, 'NR > 1 { if (!($1 in seen)) { seen[$1]; order[++n] = $1 } value[$1, $2]
         times = value[test, subject] > 0 && (test, "slow") in value ? sprintf("%.1f times as fast", value[test, "slow"] / value[test, subject]) : ""
         printf "%-28s %s %s %s %s   %s\n", test, show(test, "slow"), show(test, "cold"), show(test, subject), show(test, "native"), times
     } }' "$CSV"
+# Writes the CSV again, with its names quoted: the table comes first.
+"$BENCH" plot "$CSV" --title "The same work: slow disk, Forebay, the tier itself" --out "$RESULTS/demo" >/dev/null
 say "results: $RESULTS/demo.csv, $RESULTS/demo.svg"
