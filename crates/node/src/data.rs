@@ -294,6 +294,19 @@ impl Node {
         }
     }
 
+    /// Changes the header of an object. Others may want to at the same time, under the read lock of
+    /// the residence as well, and neither change may be lost.
+    pub(crate) fn edit_header(
+        &self,
+        place: &Place,
+        edit: impl FnOnce(&mut Header) -> Result<()>,
+    ) -> Result<()> {
+        let _one_at_a_time = place.charge.growing.lock();
+        let mut header = place.object.header()?;
+        edit(&mut header)?;
+        Ok(place.object.set_header(&header)?)
+    }
+
     /// The object equals the backing store's version (`base`, or the one it had before).
     pub(crate) fn mark_clean(
         &self,
@@ -301,12 +314,14 @@ impl Node {
         place: &Place,
         base: Option<forebay_store::Fingerprint>,
     ) -> Result<()> {
+        let _one_at_a_time = place.charge.growing.lock();
         let mut header = place.object.header()?;
         header.dirty = false;
         header.writing = false;
-        header.pending = None;
         if base.is_some() {
             header.base = base;
+            // Only now: a flush under way may be about to publish what it announced there.
+            header.pending = None;
         }
         fail_at!("node.clean.before_header");
         place.object.set_header(&header)?;
