@@ -231,7 +231,7 @@ fn the_reserve_is_kept_free() {
     assert_eq!(tier["size_bytes"], 32 << 20);
     assert!(tier["used_bytes"].as_u64().unwrap() <= 16 << 20, "{tier}");
     site.umount();
-    let args = ["mount", &backing, &mnt, "--tier", &args[4].to_owned(), "--reserve", "100%"];
+    let args = ["mount", &backing, &mnt, "--tier", args[4], "--reserve", "100%"];
     let (code, text) = site.run(&args);
     assert_eq!(code, 2, "{text}");
     assert!(text.contains("leaves nothing"), "{text}");

@@ -385,7 +385,6 @@ fn parse_throttle(text: &str) -> Result<Option<Throttle>, String> {
 impl MountConfig {
     /// Gives the settings their meaning. Relative paths start at the current directory; nothing
     /// is touched and no directory is looked at ([`super::validate`] does that).
-    #[expect(clippy::too_many_lines, reason = "one line for each setting")]
     pub fn from_settings(settings: &Settings, policies: &[&str]) -> Result<Self, Error> {
         let cwd = std::env::current_dir().map_err(Error::io("current directory"))?;
         let reader = Reader { settings, cwd };
