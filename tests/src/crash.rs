@@ -196,8 +196,20 @@ pub fn fail_point_round(options: MountOptions, point: &str, seed: u64) -> Outcom
     let mut mount = ForebayMount::new(options)?;
     let _guard = watchdog::guard(ROUND_LIMIT, format!("fail point {point}"));
     let dir = mount.dir().join("round");
-    os::mkdir(&dir, 0o755)?;
-    let mut load = Load::start(&dir, seed, WRITERS)?;
+    if let Err(error) = os::mkdir(&dir, 0o755) {
+        ensure!(!mount.daemon_runs(), "mkdir: {error}");
+    }
+    let mut load = match Load::start(&dir, seed, WRITERS) {
+        Err(_) if !mount.daemon_runs() => {
+            // The point was reached before the load began.
+            mount.kill_daemon();
+            mount.options_mut().environment.retain(|(name, _)| name != "FAILPOINTS");
+            mount.fsck_tiers()?;
+            mount.mount()?;
+            return Ok(mount.unmount()?);
+        }
+        started => started?,
+    };
     load.expect_death();
     eventually(Duration::from_secs(2), || !mount.daemon_runs());
     mount.kill_daemon();

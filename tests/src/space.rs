@@ -73,8 +73,15 @@ fn check(path: &Path, tag: u64, len: u64) -> Outcome {
     let size = os::size(path)?;
     ensure!(size == len, "{} has {size} bytes, not {len}", path.display());
     for at in (0..len).step_by(MIB as usize) {
-        let same = os::read_at(&fd, at, MIB as usize)? == pattern(tag + at, MIB as usize);
-        ensure!(same, "{} differs in the MiB at {at}", path.display());
+        let (found, wanted) =
+            (os::read_at(&fd, at, MIB as usize)?, pattern(tag + at, MIB as usize));
+        let first = found.iter().zip(&wanted).position(|(found, wanted)| found != wanted);
+        ensure!(
+            found == wanted,
+            "{} differs in the MiB at {at}, {} bytes long, first at {first:?}",
+            path.display(),
+            found.len()
+        );
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
-use forebay_meta::{Attr, FileKind, Ino, Queue, Record};
+use forebay_meta::{Attr, FileKind, Ino, Queue, Record, Times};
 use forebay_store::{ErrorClass, Header};
 use rustix::io::Errno;
 
@@ -19,6 +19,7 @@ use crate::convert;
 use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
+use crate::namespace::without_set_ids;
 use crate::node::Node;
 use crate::place::{Base, Charge, Place};
 use crate::residents::Resident;
@@ -293,6 +294,19 @@ impl Node {
         }
     }
 
+    /// Changes the header of an object. Others may want to at the same time, under the read lock of
+    /// the residence as well, and neither change may be lost.
+    pub(crate) fn edit_header(
+        &self,
+        place: &Place,
+        edit: impl FnOnce(&mut Header) -> Result<()>,
+    ) -> Result<()> {
+        let _one_at_a_time = place.charge.growing.lock();
+        let mut header = place.object.header()?;
+        edit(&mut header)?;
+        Ok(place.object.set_header(&header)?)
+    }
+
     /// The object equals the backing store's version (`base`, or the one it had before).
     pub(crate) fn mark_clean(
         &self,
@@ -300,12 +314,14 @@ impl Node {
         place: &Place,
         base: Option<forebay_store::Fingerprint>,
     ) -> Result<()> {
+        let _one_at_a_time = place.charge.growing.lock();
         let mut header = place.object.header()?;
         header.dirty = false;
         header.writing = false;
-        header.pending = None;
         if base.is_some() {
             header.base = base;
+            // Only now: a flush under way may be about to publish what it announced there.
+            header.pending = None;
         }
         fail_at!("node.clean.before_header");
         place.object.set_header(&header)?;
@@ -327,7 +343,6 @@ impl Node {
             }
             return (attr, blocks);
         }
-        let mut blocks = attr.size.div_ceil(512);
         if let Some(file) = self.files.peek(record.ino)
             // Whoever has the file in hand for long waits for a slow device, and may hang there.
             && let Some(residence) = file.residence.try_read_for(ATTRIBUTES_WAIT)
@@ -346,9 +361,15 @@ impl Node {
                 attr.atime = attr.atime.max(convert::time(stat.atime));
                 attr.ctime = attr.ctime.max(attr.mtime);
                 let whole = residence.place.as_ref().is_some_and(|place| place.presence.is_none());
-                blocks = if whole { stat.blocks } else { stat.size.div_ceil(512) };
+                let blocks = if whole { stat.blocks } else { stat.size.div_ceil(512) };
+                return (attr, blocks);
             }
         }
+        // Settled since the record was read, perhaps: a close is not waited for.
+        if let Ok(settled) = self.meta.get(record.ino) {
+            attr = settled.attr.clone();
+        }
+        let blocks = attr.size.div_ceil(512);
         (attr, blocks)
     }
 
@@ -414,22 +435,22 @@ impl Node {
         self.forget_resident(ino);
     }
 
-    /// A file's times, mode or owner were set: the object on the tier follows.
-    pub(crate) fn attributes_changed(&self, record: &Record) {
+    /// A file's mode or owner were set, and perhaps times, which the object on the tier follows in.
+    pub(crate) fn attributes_changed(&self, record: &Record, times: Times) {
         if record.attr.kind != FileKind::File {
             return;
         }
         let Some(resident) = self.residents.get(record.ino.0) else { return };
         let file = self.files.get(record.ino);
         file.privileged.store(is_privileged(record), Ordering::Relaxed);
-        if !resident.dirty {
+        if !resident.dirty || times == Times::default() {
             return;
         }
         let set = self.load(&file).map(|()| {
             let residence = file.residence.read();
             residence.place.as_ref().map(|place| {
-                let times = [record.attr.atime, record.attr.mtime].map(convert::store_time);
-                place.object.set_times(Some(times[0]), Some(times[1]))
+                let [atime, mtime] = [times.atime, times.mtime].map(|t| t.map(convert::store_time));
+                place.object.set_times(atime, mtime)
             })
         });
         if let Ok(Some(Err(error))) = set {
@@ -444,7 +465,7 @@ impl Node {
         }
         let now = convert::now();
         let record = self.meta.update(file.ino, Some(now), |record| {
-            record.attr.perm = without_set_id(record.attr.perm);
+            record.attr.perm = without_set_ids(record.attr.perm);
             record.backing.attrs_differ = true;
             Queue::Yes
         })?;
@@ -471,15 +492,8 @@ impl Node {
     }
 }
 
-/// A mode after a write by somebody without privilege: no setuid bit, and no setgid bit where the
-/// group may execute (without that it means mandatory locking).
-pub(crate) fn without_set_id(perm: u32) -> u32 {
-    let kept = perm & !libc::S_ISUID;
-    if kept & libc::S_IXGRP != 0 { kept & !libc::S_ISGID } else { kept }
-}
-
 /// Whether a write by somebody without privilege changes the mode. (File capabilities are the
 /// kernel's to notice: it asks for them and sends a SETATTR.)
 fn is_privileged(record: &Record) -> bool {
-    without_set_id(record.attr.perm) != record.attr.perm
+    without_set_ids(record.attr.perm) != record.attr.perm
 }

@@ -98,13 +98,13 @@ impl Node {
             _ => None,
         };
         drop(residence);
-        if absent && spill.is_none() && !beneath && record.attr.size > 0 {
-            tracing::error!(ino = %record.ino, "the bytes of a file are gone from the tiers");
-            return Err(rustix::io::Errno::IO.into());
-        }
         // What the backing store has under the name may be another file, which this one replaces.
         let own = target.expect.is_some()
             && target.expect == record.backing.fingerprint.map(convert::store_fingerprint);
+        if absent && spill.is_none() && record.attr.size > 0 && !(beneath && own) {
+            tracing::error!(ino = %record.ino, "the bytes of a file are gone from the tiers");
+            return Err(rustix::io::Errno::IO.into());
+        }
         let in_place = target.in_place || beneath && (partial || absent);
         let flushed = match spill {
             Some(spill) if target.in_place && own => {
@@ -118,6 +118,17 @@ impl Node {
         fail_at!("node.flush.published");
         let clean = self.settle_flush(&file, fingerprint, seen)?;
         Ok(Flushed::Done { fingerprint, clean })
+    }
+
+    /// Whether a version in the backing store is what a flush of the file made, and could not report.
+    pub(crate) fn is_own_version(&self, ino: Ino, found: &Attributes) -> Result<bool> {
+        let file = self.files.get(ino);
+        self.load(&file)?;
+        let residence = file.residence.read();
+        let Some(place) = &residence.place else { return Ok(false) };
+        let header = place.object.header()?;
+        let found = found.fingerprint();
+        Ok([header.pending, header.base].iter().flatten().any(|own| own.same_content(&found)))
     }
 
     /// After the backing store has the bytes: the object is clean if nobody has written since and
@@ -139,10 +150,11 @@ impl Node {
         if quiet {
             self.mark_clean(file, place, Some(base))?;
         } else {
-            let mut header = place.object.header()?;
-            header.base = Some(base);
-            header.pending = None;
-            place.object.set_header(&header)?;
+            self.edit_header(place, |header| {
+                header.base = Some(base);
+                header.pending = None;
+                Ok(())
+            })?;
         }
         Ok(quiet)
     }
@@ -197,11 +209,14 @@ impl Node {
         let name = OsStr::from_bytes(target.name);
         let mut expect = target.expect;
         if let Some(place) = &file.residence.read().place {
-            let mut header = place.object.header()?;
             // An earlier flush may have got this far without being able to say so.
-            match self.backing.stat(target.dir, name) {
-                Ok(found) => {
-                    let found = found.fingerprint();
+            let found = match self.backing.stat(target.dir, name) {
+                Ok(found) => Some(found.fingerprint()),
+                Err(error) if error.class() == ErrorClass::NotFound => None,
+                Err(error) => return Err(error.into()),
+            };
+            self.edit_header(place, |header| {
+                if let Some(found) = found {
                     let own = header.pending.is_some_and(|pending| pending.same_content(&found))
                         || header.base == Some(found);
                     if own && expect != Some(found) {
@@ -209,11 +224,9 @@ impl Node {
                         header.base = expect;
                     }
                 }
-                Err(error) if error.class() == ErrorClass::NotFound => {}
-                Err(error) => return Err(error.into()),
-            }
-            header.pending = Some(temporary.pending()?);
-            place.object.set_header(&header)?;
+                header.pending = Some(temporary.pending()?);
+                Ok(())
+            })?;
         }
         let expect = expect.map_or(Expect::Absent, Expect::Version);
         fail_at!("node.flush.publish");
@@ -243,14 +256,15 @@ impl Node {
         let flushed = self.publish_file(file, &mut fresh, target)?;
         if matches!(flushed, Flushed::Done { .. }) {
             fail_at!("node.flush.spill_published");
-            self.forget_spill(file)?;
+            let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
+            self.forget_spill(file, fingerprint)?;
             fail_at!("node.flush.spill_noted");
         }
         Ok(flushed)
     }
 
     /// What was spilled is in the backing store's file now: what the tier lacks is read from there.
-    fn forget_spill(&self, file: &FileRef) -> Result<()> {
+    fn forget_spill(&self, file: &FileRef, fingerprint: Fingerprint) -> Result<()> {
         let mut residence = file.residence.write();
         residence.base = Base::backing();
         if let Some(place) = &residence.place {
@@ -261,10 +275,15 @@ impl Node {
                 presence.write().rebase()?;
             }
         }
+        // Not left to the report of the worker: from here on nothing but this record knows it.
+        let on_tier = residence.place.is_some();
         self.meta.update(file.ino, None, |record| {
             record.spilled = false;
-            Queue::No
+            record.dirty &= on_tier;
+            record.backing.fingerprint = Some(convert::fingerprint(fingerprint));
+            Queue::Yes
         })?;
+        drop(residence);
         self.drop_spill(file.ino)
     }
 
@@ -297,12 +316,7 @@ impl Node {
         backing.sync(false)?;
         let fingerprint = backing.stat()?.fingerprint();
         // As one step for a restart: the spill file is not needed any more.
-        self.meta.update(file.ino, None, |record| {
-            record.spilled = false;
-            record.backing.fingerprint = Some(convert::fingerprint(fingerprint));
-            Queue::No
-        })?;
-        self.forget_spill(file)?;
+        self.forget_spill(file, fingerprint)?;
         self.meta.remove_setting(&half_setting(file.ino))?;
         Ok(Flushed::Done { fingerprint, clean: false })
     }
@@ -335,9 +349,10 @@ impl Node {
             return Ok(Flushed::Conflict(Some(found)));
         }
         if let Some(place) = &file.residence.read().place {
-            let mut header = place.object.header()?;
-            header.pending = Some(found.fingerprint());
-            place.object.set_header(&header)?;
+            self.edit_header(place, |header| {
+                header.pending = Some(found.fingerprint());
+                Ok(())
+            })?;
         }
         fail_at!("node.flush.in_place");
         let mtime = match self.flush_extents(file, &*backing)? {
@@ -361,6 +376,25 @@ impl Node {
         Ok(Flushed::Done { fingerprint, clean: false })
     }
 
+    /// Takes off what a truncation took from the file, before anything is put there anew. From then
+    /// on the base has all of the file's length, with zeros where it was cut.
+    fn cut_before_flush(&self, file: &FileRef, to: &dyn BackingFile) -> Result<()> {
+        let residence = file.residence.read();
+        let presence = residence.place.as_ref().and_then(|place| place.presence.as_ref());
+        let Some(presence) = presence else { return Ok(()) };
+        let mut presence = presence.write();
+        let (limit, size) = (presence.base_limit(), presence.size());
+        if limit < size {
+            if to.len()? > limit {
+                to.set_len(limit)?;
+            }
+            to.set_len(size)?;
+            to.sync(true)?;
+            presence.rebase()?;
+        }
+        Ok(())
+    }
+
     /// Copies what the tier has and `to` lacks, and the length. The modification time, if there is
     /// an object.
     fn flush_extents(
@@ -369,6 +403,7 @@ impl Node {
         to: &dyn BackingFile,
     ) -> Result<Option<forebay_meta::Timestamp>> {
         let limits = self.limits(Priority::WriteBack);
+        self.cut_before_flush(file, to)?;
         loop {
             let residence = file.residence.read();
             let Some(place) = &residence.place else { return Ok(None) };
@@ -379,10 +414,6 @@ impl Node {
                 to.set_len(stat.size)?;
                 return Ok(Some(convert::time(stat.mtime)));
             };
-            if to.len()? > presence.read().base_limit() {
-                // A truncation cut the base: nothing beyond may show again.
-                to.set_len(presence.read().base_limit())?;
-            }
             let Some(flush) = presence.write().take_flush(PIECE) else {
                 to.set_len(stat.size)?;
                 return Ok(Some(convert::time(stat.mtime)));

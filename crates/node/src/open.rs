@@ -129,7 +129,9 @@ impl Node {
         flags: i32,
     ) -> Result<(Stat, Opened)> {
         let record = self.make_unnamed(context, dir, mode, umask)?;
-        let opened = self.open_new(&record, flags)?;
+        let opened = self.open_new(&record, flags).inspect_err(|_| {
+            self.last_close(&self.files.get(record.ino));
+        })?;
         Ok((self.stat(&record), opened))
     }
 
@@ -203,17 +205,20 @@ impl Node {
             OpenMode::Cached { .. } => opens.cached += 1,
             OpenMode::Direct => {}
         }
+        let mut marked = Ok(());
         if write {
             file.count_write();
             if let (OpenMode::Passthrough { .. }, Some(place)) = (mode, &residence.place) {
                 // From here on the kernel writes without asking: dirty before the reply.
-                self.mark_dirty_for_passthrough(file, place)?;
+                marked = self.mark_dirty_for_passthrough(file, place);
             }
         }
         if opens.count == 1 {
             self.decide(Event::Busy { object: forebay_core::unit::Ino(file.ino.0) });
         }
-        Ok(Opened { fh: fh as u64, mode })
+        drop((opens, residence));
+        let opened = Opened { fh: fh as u64, mode };
+        marked.map(|()| opened).inspect_err(|_| self.release(opened.fh))
     }
 
     /// The mode of a new open beside those that live. The kernel's rules: cached and passthrough
@@ -400,19 +405,22 @@ impl Node {
 
     /// What is due when nobody has the file open any more.
     fn last_close(&self, file: &FileRef) {
-        let Ok(record) = self.meta.get(file.ino) else {
-            return self.discard_data(file.ino);
-        };
-        if record.orphan {
-            if let Err(error) = self.meta.release_orphan(file.ino, convert::now()) {
-                tracing::warn!(ino = file.ino.0, %error, "can't release a removed file");
-            }
-            if record.links.is_empty() {
-                self.discard_data(file.ino);
-            }
+        let record = self.meta.get(file.ino).ok();
+        // Opened again since: the record that counts was read before, and whoever opened it comes
+        // by here too.
+        if file.is_open() {
             return;
         }
-        self.note_access_time(file, &record);
+        let Some(record) = record else { return self.discard_data(file.ino) };
+        if !record.orphan {
+            return self.note_access_time(file, &record);
+        }
+        if let Err(error) = self.meta.release_orphan(file.ino, convert::now()) {
+            tracing::warn!(ino = file.ino.0, %error, "can't release a removed file");
+        }
+        if record.links.is_empty() && !file.is_open() {
+            self.discard_data(file.ino);
+        }
     }
 
     /// Access times follow reads as `relatime` does: when older than the last change or a day.

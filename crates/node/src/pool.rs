@@ -4,6 +4,7 @@
 //! busy, up to a limit, and end after idling. The queue is bounded: what does not fit is refused.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -149,7 +150,10 @@ impl Shared {
             };
             if let Some(job) = job {
                 queues.background_running += usize::from(background);
-                parking_lot::MutexGuard::unlocked(&mut queues, job);
+                // A defect in a job does not cost the pool a thread; the panic was reported.
+                parking_lot::MutexGuard::unlocked(&mut queues, || {
+                    drop(catch_unwind(AssertUnwindSafe(job)));
+                });
                 queues.background_running -= usize::from(background);
                 continue;
             }
@@ -190,6 +194,18 @@ mod tests {
         }
         assert!(pool.close(Duration::from_secs(5)));
         assert_eq!(done.load(Ordering::SeqCst), 200);
+    }
+
+    #[test]
+    fn a_job_that_panics_leaves_its_thread() {
+        let pool = Pool::new(2, 100);
+        for _ in 0..10 {
+            pool.run(Urgency::Background, || panic!("a defect")).expect("room");
+        }
+        let (send, receive) = std::sync::mpsc::channel();
+        pool.run(Urgency::Background, move || drop(send.send(()))).expect("room");
+        receive.recv_timeout(Duration::from_secs(5)).expect("the pool works on");
+        assert!(pool.close(Duration::from_secs(5)), "every thread is accounted for");
     }
 
     #[test]

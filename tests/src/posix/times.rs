@@ -9,7 +9,7 @@ use crate::os::{self, AtFlags, CWD, OFlags};
 checks!("times":
     nanoseconds_are_kept, before_1970, beyond_2038, omit_leaves_a_time, now_is_now,
     futimens_equals_utimensat, nofollow_sets_the_symlink, bad_nanoseconds, write_moves_mtime_and_ctime,
-    read_leaves_mtime_and_ctime, chmod_moves_ctime_only, create_moves_the_directory,
+    read_leaves_mtime_and_ctime, chmod_moves_ctime_only, stat_right_after_close_shows_the_write, create_moves_the_directory,
     mkdir_and_symlink_move_the_directory, new_file_has_now, times_never_run_backwards,
     explicit_time_survives_close, explicit_time_survives_later_reads, stat_equals_fstat,
     statx_birth_time_if_present, atime_can_be_set_alone, write_of_nothing_moves_nothing,
@@ -122,6 +122,18 @@ fn read_leaves_mtime_and_ctime(ctx: &Ctx) -> Outcome {
     os::read_all(&path)?;
     let after = stat(&path)?;
     equal!((os::mtime(&after), os::ctime(&after)), (os::mtime(&before), os::ctime(&before)));
+    Ok(())
+}
+
+fn stat_right_after_close_shows_the_write(ctx: &Ctx) -> Outcome {
+    for i in 1..300_usize {
+        let path = ctx.file("f", &vec![7; i])?;
+        let first = stat(&path)?;
+        equal!(first.st_size as usize, i);
+        os::chmod(&path, 0o600)?;
+        let second = stat(&path)?;
+        equal!((second.st_size as usize, os::mtime(&second)), (i, os::mtime(&first)));
+    }
     Ok(())
 }
 

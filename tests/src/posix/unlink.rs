@@ -13,7 +13,7 @@ checks!("unlink":
     open_file_can_grow_and_shrink, open_file_has_extended_attributes, open_file_can_be_mapped,
     two_descriptors_share_the_nameless_file, new_file_of_same_name_is_another,
     open_directory_after_rmdir, symlink_target_stays, updates_directory_times,
-    parent_becomes_removable_while_open, many_open_unlinked_files, reopened_through_proc,
+    parent_becomes_removable_while_open, many_open_unlinked_files, opened_right_after_close_then_removed, reopened_through_proc,
 );
 
 fn name_is_gone(ctx: &Ctx) -> Outcome {
@@ -226,6 +226,18 @@ fn parent_becomes_removable_while_open(ctx: &Ctx) -> Outcome {
     equal!(os::names(&dir)?.len(), 0);
     rmdir(&dir)?;
     equal!(os::read_at(&fd, 0, 9)?, b"x");
+    Ok(())
+}
+
+fn opened_right_after_close_then_removed(ctx: &Ctx) -> Outcome {
+    // A close may be worked off while the next open and the removal are.
+    for i in 0..300_u32 {
+        let fd = ctx.open_new("same-name", &i.to_le_bytes())?;
+        unlink(ctx.path("same-name"))?;
+        equal!(os::read_at(&fd, 0, 9)?, i.to_le_bytes());
+        os::write_at(&fd, 4, b"more")?;
+        equal!(os::read_at(&fd, 4, 9)?, b"more");
+    }
     Ok(())
 }
 

@@ -120,7 +120,10 @@ impl MetaStore {
             }
             record.listed = true;
             record.backing.fingerprint = Some(fingerprint);
-            record.attr.nlink = record.subdirs.saturating_add(2);
+            // A directory that was removed while it was read stays removed.
+            if dir == Ino::ROOT || !record.links.is_empty() {
+                record.attr.nlink = record.subdirs.saturating_add(2);
+            }
             Ok(())
         })
     }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use forebay_meta::{Error as MetaError, FileKind, Ino, Queue, Record, Timestamp, XattrState};
+use forebay_meta::{
+    Error as MetaError, FileKind, Ino, Queue, Record, Times, Timestamp, XattrState,
+};
 use rustix::io::Errno;
 
 use crate::config::Durability;
@@ -119,7 +121,12 @@ impl Node {
             record.backing.attrs_differ = true;
             Queue::Yes
         })?;
-        self.attributes_changed(&record);
+        let times = Times {
+            atime: set.atime.map(|_| record.attr.atime),
+            mtime: set.mtime.map(|_| record.attr.mtime),
+            ..Times::default()
+        };
+        self.attributes_changed(&record, times);
         self.queue(&record);
         Ok(self.stat(&record))
     }
@@ -141,7 +148,7 @@ impl Node {
             record.backing.attrs_differ = true;
             Queue::Yes
         })?;
-        self.attributes_changed(&record);
+        self.attributes_changed(&record, Times::default());
         self.queue(&record);
         Ok(())
     }
@@ -235,7 +242,7 @@ fn apply(context: &Context, set: &SetAttr, record: &mut Record, now: Timestamp) 
 
 /// Permission bits after somebody without privilege wrote the file or gave it away. A set-group-id
 /// bit without group execute meant mandatory locking once, and stays.
-pub(super) fn without_set_ids(perm: u32) -> u32 {
+pub(crate) fn without_set_ids(perm: u32) -> u32 {
     let perm = perm & !libc::S_ISUID;
     if perm & libc::S_IXGRP != 0 { perm & !libc::S_ISGID } else { perm }
 }

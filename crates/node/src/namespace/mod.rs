@@ -29,6 +29,7 @@ use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 
+pub(crate) use attributes::without_set_ids;
 pub use attributes::{SetAttr, SetTime};
 pub use listing::DirEntry;
 pub use statfs::Statfs;

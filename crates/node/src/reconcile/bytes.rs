@@ -149,7 +149,10 @@ impl Node {
                 if clean { Ok(Step::Done) } else { Err(NodeError::Busy) }
             }
             Flushed::Busy => Err(NodeError::Busy),
-            Flushed::Conflict(Some(found)) if is_empty_claim(&work.record, &found) => {
+            Flushed::Conflict(Some(found))
+                if is_empty_claim(&work.record, &found)
+                    || self.is_own_version(work.ino(), &found)? =>
+            {
                 work.print(convert::fingerprint(found.fingerprint()));
                 Ok(Step::Again)
             }

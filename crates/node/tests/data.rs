@@ -1,0 +1,572 @@
+//! The data side of a real node over directories, with faulty devices under it: what was written is
+//! read back, whatever was full, failed or died meanwhile.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_node::{
+    CheckRequest, Context, Ino, Node, NodeConfig, NodeError, SetAttr, TierConfig, Writeback,
+};
+use forebay_store::backing::BackingStore;
+use forebay_store::decorators::{
+    Flaky, InterceptedBacking, Interceptor, Operation, Rule, Stuck, Transparent, Verdict,
+};
+use forebay_store::tier::DirTier;
+use forebay_store::{DirBacking, StoreError, Tier};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const CONTEXT: Context = Context::DAEMON;
+
+/// A node with its directories, which outlive it and go with the rig.
+struct Rig {
+    dir: PathBuf,
+    config: NodeConfig,
+    by: Arc<dyn Interceptor>,
+    node: Option<Arc<Node>>,
+}
+
+impl Rig {
+    fn new(tiers: &[u64], by: Arc<dyn Interceptor>, change: impl FnOnce(&mut NodeConfig)) -> Self {
+        static NUMBER: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let shm = Path::new("/dev/shm");
+        let base = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+        let dir = base.join(format!("forebay-data-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(dir.join("backing")).unwrap();
+        let tiers = tiers.iter().enumerate().map(|(index, &size_bytes)| TierConfig {
+            dir: dir.join(format!("tier{index}")),
+            size_bytes,
+        });
+        let mut config = NodeConfig::new(dir.join("backing"), tiers.collect());
+        config.writeback = Writeback::After(Duration::from_secs(3600));
+        config.extent_bytes = 64 * KIB;
+        config.fetch_on_open_bytes = 32 * KIB;
+        config.backing_timeout = Duration::from_secs(5);
+        change(&mut config);
+        let mut rig = Rig { dir, config, by, node: None };
+        rig.start();
+        rig
+    }
+
+    fn small(tier: u64) -> Self {
+        Self::new(&[tier], Arc::new(Transparent), |_| {})
+    }
+
+    fn start(&mut self) {
+        let tier = &self.config.tiers[0].dir;
+        std::fs::create_dir_all(tier).unwrap();
+        let owner = DirTier::open(tier).unwrap().id().to_string();
+        let inner = Arc::new(DirBacking::open(self.backing(), &owner).unwrap());
+        let backing: Arc<dyn BackingStore> =
+            Arc::new(InterceptedBacking::new(inner, self.by.clone()));
+        let until = Instant::now() + Duration::from_secs(10);
+        self.node = Some(loop {
+            match Node::start_on(self.config.clone(), backing.clone()) {
+                // A thread of the one before is at its last breath.
+                Err(NodeError::Store(StoreError::Locked { .. })) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                started => break started.unwrap(),
+            }
+        });
+    }
+
+    fn node(&self) -> &Arc<Node> {
+        self.node.as_ref().unwrap()
+    }
+
+    fn backing(&self) -> PathBuf {
+        self.dir.join("backing")
+    }
+
+    /// Lets go of the node without stopping it: nothing is settled or noted, as in a crash.
+    fn crash(&mut self) {
+        let node = self.node.take().unwrap();
+        let gone = Arc::downgrade(&node);
+        drop(node);
+        let until = Instant::now() + Duration::from_secs(20);
+        while gone.strong_count() > 0 {
+            assert!(Instant::now() < until, "a thread keeps the node");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn create(&self, name: &str) -> u64 {
+        let made = self.node().create_and_open(
+            &CONTEXT,
+            Ino::ROOT,
+            name.as_bytes(),
+            (0o644, 0o022),
+            libc::O_RDWR,
+        );
+        made.unwrap().1.fh
+    }
+
+    fn ino(&self, name: &str) -> Ino {
+        self.node().lookup(&CONTEXT, Ino::ROOT, name.as_bytes()).unwrap().expect("it exists").ino
+    }
+
+    fn open(&self, name: &str, flags: i32) -> u64 {
+        self.node().open(&CONTEXT, self.ino(name), flags).unwrap().fh
+    }
+
+    fn write(&self, fh: u64, at: u64, data: &[u8]) {
+        assert_eq!(self.node().write(&CONTEXT, fh, at, data).unwrap(), data.len());
+    }
+
+    fn put(&self, name: &str, data: &[u8]) {
+        let fh = self.create(name);
+        for (index, piece) in data.chunks(100_000).enumerate() {
+            self.write(fh, index as u64 * 100_000, piece);
+        }
+        self.node().release(fh);
+    }
+
+    fn get(&self, name: &str) -> Vec<u8> {
+        let fh = self.open(name, libc::O_RDONLY);
+        let data = self.read_all(fh);
+        self.node().release(fh);
+        data
+    }
+
+    fn read_all(&self, fh: u64) -> Vec<u8> {
+        let mut data = Vec::new();
+        let mut buffer = vec![0; 90_000];
+        loop {
+            let read = self.node().read(&CONTEXT, fh, data.len() as u64, &mut buffer).unwrap();
+            if read == 0 {
+                return data;
+            }
+            data.extend_from_slice(&buffer[..read]);
+        }
+    }
+
+    fn size(&self, name: &str) -> u64 {
+        self.node().getattr(&CONTEXT, self.ino(name)).unwrap().attr.size
+    }
+
+    fn drain(&self) {
+        let until = Instant::now() + Duration::from_secs(20);
+        let left = self.node().drain(until, &mut |_| true).unwrap();
+        assert_eq!((left.entries, left.bytes), (0, 0), "{:?}", self.node().last_backlog_error());
+    }
+
+    fn used(&self) -> u64 {
+        self.node().tier_reports().iter().map(|tier| tier.used).sum()
+    }
+
+    fn plain(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.backing().join(name)).unwrap()
+    }
+
+    fn check(&self, rebuild: bool) -> forebay_node::Checked {
+        let request = CheckRequest {
+            tiers: self.config.tiers.iter().map(|tier| tier.dir.clone()).collect(),
+            backing: Some(self.backing()),
+            rebuild,
+            ..CheckRequest::default()
+        };
+        forebay_node::check(&request, &mut |_| true).unwrap()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if let Some(node) = self.node.take() {
+            node.stop(Duration::from_secs(5));
+        }
+        drop(std::fs::remove_dir_all(&self.dir));
+    }
+}
+
+/// Bytes that look random, the same for the same seed.
+fn noise(seed: u64, len: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len as usize + 8);
+    while bytes.len() < len as usize {
+        bytes.extend_from_slice(&random(&mut state).to_le_bytes());
+    }
+    bytes.truncate(len as usize);
+    bytes
+}
+
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// Compares without printing megabytes.
+fn same(found: &[u8], wanted: &[u8], what: &str) {
+    let first = found.iter().zip(wanted).position(|(a, b)| a != b);
+    assert!(
+        found == wanted,
+        "{what}: {} bytes, not {}, first difference at {first:?}",
+        found.len(),
+        wanted.len()
+    );
+}
+
+#[test]
+fn file_larger_than_the_tier_when_written_then_whole_before_and_after_the_drain() {
+    let rig = Rig::small(MIB);
+    let data = noise(1, 5 * MIB + 77);
+    rig.put("large", &data);
+    assert!(rig.used() <= MIB, "used {}", rig.used());
+    same(&rig.get("large"), &data, "before the drain");
+    rig.drain();
+    same(&rig.plain("large"), &data, "in the backing store");
+    same(&rig.get("large"), &data, "after the drain");
+}
+
+#[test]
+fn sixteen_writers_when_nothing_can_be_flushed_then_all_is_kept() {
+    let rig = Rig::small(2 * MIB);
+    std::thread::scope(|scope| {
+        for id in 0..16 {
+            let rig = &rig;
+            scope.spawn(move || rig.put(&format!("w{id}"), &noise(id, 400_000)));
+        }
+        for _ in 0..50 {
+            assert!(rig.used() <= 2 * MIB, "used {}", rig.used());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    });
+    for id in 0..16 {
+        same(&rig.get(&format!("w{id}")), &noise(id, 400_000), "on the mount");
+    }
+    rig.drain();
+    for id in 0..16 {
+        same(&rig.plain(&format!("w{id}")), &noise(id, 400_000), "in the backing store");
+    }
+}
+
+#[test]
+fn existing_file_when_rewritten_on_a_full_tier_then_no_conflict_and_all_bytes() {
+    let mut rig = Rig::small(MIB);
+    let mut data = noise(3, 3 * MIB);
+    std::fs::write(rig.backing().join("old"), &data).unwrap();
+    let fh = rig.open("old", libc::O_RDWR);
+    for (index, piece) in noise(4, 3 * MIB).chunks(150_000).enumerate() {
+        let at = index * 150_000;
+        if index % 3 != 2 {
+            rig.write(fh, at as u64, piece);
+            data[at..at + piece.len()].copy_from_slice(piece);
+        }
+    }
+    same(&rig.read_all(fh), &data, "while open");
+    rig.node().release(fh);
+    rig.crash();
+    rig.start();
+    same(&rig.get("old"), &data, "after a crash");
+    rig.drain();
+    same(&rig.plain("old"), &data, "in the backing store");
+    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(std::fs::read_dir(rig.backing()).unwrap().count(), 1, "only the file");
+}
+
+#[test]
+fn backing_store_when_full_then_enospc_and_what_was_written_stays() {
+    let flaky = Arc::new(Flaky::new(1));
+    let rig = Rig::new(&[MIB], flaky.clone(), |_| {});
+    flaky.set_rules([Rule::always(Operation::Write, libc::EDQUOT)]);
+    let fh = rig.create("file");
+    let data = noise(5, 3 * MIB);
+    let mut written = 0;
+    let error = loop {
+        let piece = &data[written..written + 50_000];
+        match rig.node().write(&CONTEXT, fh, written as u64, piece) {
+            Ok(done) => written += done,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, NodeError::Posix(rustix::io::Errno::NOSPC)), "{error}");
+    assert!(written as u64 >= MIB / 2, "the tier was used: {written}");
+    rig.node().release(fh);
+    same(&rig.get("file")[..written], &data[..written], "after the refusal");
+    flaky.set_rules([]);
+    rig.drain();
+    same(&rig.plain("file")[..written], &data[..written], "in the backing store");
+}
+
+#[test]
+fn flush_when_the_backing_store_fails_then_it_is_repeated_and_nothing_is_lost() {
+    let flaky = Arc::new(Flaky::new(7));
+    let rig = Rig::new(&[4 * MIB], flaky.clone(), |_| {});
+    let torn = Verdict::Torn { bytes: 1000, errno: libc::EIO };
+    let rule = |operation, fault| Rule { fault, per_mille: 300, ..Rule::always(operation, 0) };
+    flaky.set_rules([
+        rule(Operation::Write, torn),
+        rule(Operation::Commit, Verdict::Fail(libc::EIO)),
+        rule(Operation::Sync, Verdict::Fail(libc::EIO)),
+    ]);
+    for id in 0..10 {
+        rig.put(&format!("f{id}"), &noise(id, 100_000 + id));
+        drop(rig.node().reconcile(rig.ino(&format!("f{id}"))));
+    }
+    assert!(flaky.faults() > 0);
+    flaky.set_rules([]);
+    rig.drain();
+    for id in 0..10 {
+        same(&rig.plain(&format!("f{id}")), &noise(id, 100_000 + id), "in the backing store");
+    }
+    assert_eq!(rig.node().conflicts().0, 0);
+}
+
+#[test]
+fn spilled_file_when_the_daemon_dies_then_it_has_its_size_and_bytes() {
+    let mut rig = Rig::small(MIB);
+    rig.put("filler", &noise(1, MIB - 100 * KIB));
+    let data = noise(2, 900_000);
+    let fh = rig.create("spilled");
+    rig.write(fh, 0, &data);
+    rig.crash();
+    rig.start();
+    assert_eq!(rig.size("spilled"), data.len() as u64);
+    same(&rig.get("spilled"), &data, "after the crash");
+    rig.drain();
+    same(&rig.plain("spilled"), &data, "in the backing store");
+    rig.node.take().unwrap().stop(Duration::from_secs(5));
+    let found = rig.check(false);
+    assert_eq!(found.problems, 0, "{found:?}");
+}
+
+#[test]
+fn metadata_when_lost_then_the_mount_refuses_and_a_rebuild_brings_all_back() {
+    let mut rig = Rig::small(4 * MIB);
+    for id in 1..5 {
+        rig.put(&format!("d{id}"), &noise(id, 70_000 * id));
+    }
+    // Open, so that it is not written back to make room.
+    let large = rig.create("large");
+    for (index, piece) in noise(9, 5 * MIB).chunks(100_000).enumerate() {
+        rig.write(large, index as u64 * 100_000, piece);
+    }
+    rig.crash();
+    std::fs::remove_dir_all(rig.config.tiers[0].dir.join("state/meta")).unwrap();
+    let refused = Node::start(rig.config.clone()).err().expect("it must not start");
+    assert!(refused.to_string().contains("--rebuild"), "{refused}");
+    let found = rig.check(true);
+    assert_eq!(found.problems, found.repaired, "{found:?}");
+    rig.start();
+    for id in 1..5 {
+        same(&rig.get(&format!("d{id}")), &noise(id, 70_000 * id), "after the rebuild");
+    }
+    same(&rig.get("large"), &noise(9, 5 * MIB), "partly spilled, after the rebuild");
+}
+
+#[test]
+fn backing_store_when_stuck_then_residents_are_served_and_stop_returns() {
+    let stuck = Arc::new(Stuck::default());
+    let rig = Rig::new(&[8 * MIB], stuck.clone(), |_| {});
+    rig.put("resident", &noise(1, 300_000));
+    let kinds = [Operation::Read, Operation::Write, Operation::Stat, Operation::Commit];
+    stuck.hang(&[&kinds[..], &[Operation::Sync, Operation::Create, Operation::Open]].concat());
+    let began = Instant::now();
+    same(&rig.get("resident"), &noise(1, 300_000), "while stuck");
+    rig.put("other", &noise(2, 200_000));
+    assert!(began.elapsed() < Duration::from_secs(3), "took {:?}", began.elapsed());
+    let began = Instant::now();
+    rig.node().stop(Duration::from_secs(1));
+    let took = began.elapsed();
+    stuck.release();
+    assert!(took < Duration::from_secs(4), "stop took {took:?}");
+}
+
+#[test]
+fn two_tiers_when_the_first_is_full_then_objects_move_down_and_sizes_hold() {
+    let rig = Rig::new(&[MIB, 4 * MIB], Arc::new(Transparent), |_| {});
+    for id in 0..12 {
+        rig.put(&format!("f{id}"), &noise(id, 300_000));
+    }
+    let until = Instant::now() + Duration::from_secs(5);
+    while rig.node().tier_reports()[1].objects == 0 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let reports = rig.node().tier_reports();
+    assert!(reports[1].objects > 0, "{reports:?}");
+    assert!(reports.iter().all(|tier| tier.used <= tier.size), "{reports:?}");
+    for id in 0..12 {
+        same(&rig.get(&format!("f{id}")), &noise(id, 300_000), "on either tier");
+    }
+    rig.drain();
+    for id in 0..12 {
+        same(&rig.plain(&format!("f{id}")), &noise(id, 300_000), "in the backing store");
+    }
+}
+
+#[test]
+fn pinned_file_when_others_need_room_then_it_stays() {
+    let rig = Rig::small(MIB);
+    rig.put("pinned", &noise(1, 200_000));
+    rig.node().pin(rig.ino("pinned"), true).unwrap();
+    rig.drain();
+    for id in 0..10 {
+        rig.put(&format!("f{id}"), &noise(id, 300_000));
+        rig.drain();
+    }
+    let place = rig.node().whereabouts(rig.ino("pinned")).unwrap();
+    assert!(format!("{place:?}").contains("tier"), "{place:?}");
+    assert!(!rig.node().evict_file(rig.ino("pinned")).unwrap());
+}
+
+#[test]
+fn write_on_eviction_when_room_is_needed_then_files_are_written_back() {
+    let change = |config: &mut NodeConfig| config.writeback = Writeback::OnEviction;
+    let rig = Rig::new(&[2 * MIB], Arc::new(Transparent), change);
+    for id in 0..8 {
+        rig.put(&format!("f{id}"), &noise(id, 300_000));
+    }
+    let until = Instant::now() + Duration::from_secs(10);
+    let whole = |id: u64| {
+        let path = rig.backing().join(format!("f{id}"));
+        std::fs::metadata(path).is_ok_and(|found| found.len() == 300_000)
+    };
+    while !(0..8).any(whole) {
+        assert!(Instant::now() < until, "nothing was written back");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(!(0..8).all(whole), "only what must make room is written");
+}
+
+/// Random work on a few files larger than the tier, compared with bytes in memory.
+#[test]
+fn random_work_when_compared_with_memory_then_the_same_at_every_step() {
+    for seed in 1..=12 {
+        Work::new(seed).run(120);
+    }
+}
+
+struct Work {
+    rig: Rig,
+    state: u64,
+    model: Vec<Option<Vec<u8>>>,
+    open: Vec<Option<u64>>,
+    log: Vec<String>,
+}
+
+impl Work {
+    fn new(seed: u64) -> Self {
+        let rig = Rig::new(&[MIB], Arc::new(Transparent), |config| {
+            config.high_percent = 70;
+            config.low_percent = 50;
+        });
+        let old = noise(seed, 700_000);
+        std::fs::write(rig.backing().join("0"), &old).unwrap();
+        let model = vec![Some(old), None, None];
+        Work { rig, state: seed * 7919, model, open: vec![None; 3], log: Vec::new() }
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        random(&mut self.state) % end
+    }
+
+    fn run(mut self, steps: usize) {
+        for step in 0..steps {
+            let file = self.below(3) as usize;
+            self.step(file);
+            let report = &self.rig.node().tier_reports()[0];
+            assert!(report.used <= report.size, "{report:?} after {:#?}", self.log);
+            if step % 10 == 0 {
+                (0..3).for_each(|file| self.compare(file));
+            }
+        }
+        (0..3).for_each(|file| self.close(file));
+        self.rig.drain();
+        for (file, model) in self.model.iter().enumerate() {
+            if let Some(model) = model {
+                let what = format!("{file} in the backing store after {:#?}", self.log);
+                same(&self.rig.plain(&file.to_string()), model, &what);
+            }
+        }
+        assert_eq!(self.rig.node().conflicts().0, 0, "after {:#?}", self.log);
+    }
+
+    fn close(&mut self, file: usize) {
+        if let Some(fh) = self.open[file].take() {
+            self.rig.node().release(fh);
+        }
+    }
+
+    fn compare(&mut self, file: usize) {
+        let Some(model) = self.model[file].clone() else { return };
+        let name = file.to_string();
+        let what = format!("{file} after {:#?}", self.log);
+        same(&self.rig.get(&name), &model, &what);
+        assert_eq!(self.rig.size(&name), model.len() as u64, "the size of {what}");
+    }
+
+    fn step(&mut self, file: usize) {
+        let name = file.to_string();
+        if self.model[file].is_none() {
+            self.log.push(format!("create {file}"));
+            self.open[file] = Some(self.rig.create(&name));
+            self.model[file] = Some(Vec::new());
+            return;
+        }
+        let len = self.model[file].as_ref().map_or(0, Vec::len) as u64;
+        match self.below(20) {
+            0..9 => self.write(file, len),
+            9..11 => self.truncate(file, len),
+            11..13 => {
+                self.log.push(format!("close {file}"));
+                self.close(file);
+            }
+            13..15 => {
+                self.log.push(format!("flush {file}"));
+                // Refused while it is open or busy: another time.
+                drop(self.rig.node().reconcile(self.rig.ino(&name)));
+            }
+            15 => {
+                self.log.push(format!("evict {file}"));
+                self.rig.node().evict_file(self.rig.ino(&name)).unwrap();
+            }
+            16 => {
+                self.log.push(format!("warm {file}"));
+                drop(self.rig.node().warm_file(self.rig.ino(&name)));
+            }
+            17 => {
+                self.log.push("crash".into());
+                (0..3).for_each(|file| self.open[file] = None);
+                self.rig.crash();
+                self.rig.start();
+                (0..3).for_each(|file| self.compare(file));
+            }
+            18 => {
+                self.log.push(format!("sync {file}"));
+                if let Some(fh) = self.open[file] {
+                    self.rig.node().fsync(&CONTEXT, fh, false).unwrap();
+                }
+            }
+            _ => self.compare(file),
+        }
+    }
+
+    fn write(&mut self, file: usize, len: u64) {
+        let at = self.below(len + 100_000);
+        let count = self.below(200_000) + 1;
+        let data = noise(self.state, count);
+        self.log.push(format!("write {file} {at}+{count}"));
+        let fh = match self.open[file] {
+            Some(fh) => fh,
+            None => self.rig.open(&file.to_string(), libc::O_RDWR),
+        };
+        self.open[file] = Some(fh);
+        self.rig.write(fh, at, &data);
+        let model = self.model[file].get_or_insert_default();
+        let end = (at + count) as usize;
+        model.resize(model.len().max(end), 0);
+        model[at as usize..end].copy_from_slice(&data);
+    }
+
+    fn truncate(&mut self, file: usize, len: u64) {
+        let size = if self.below(3) == 0 { 0 } else { self.below(len + 50_000) };
+        self.log.push(format!("truncate {file} to {size}"));
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        self.rig.node().setattr(&CONTEXT, self.rig.ino(&file.to_string()), &set).unwrap();
+        self.model[file].get_or_insert_default().resize(size as usize, 0);
+    }
+}
