@@ -1,6 +1,7 @@
 //! The program as users have it: real daemons, real mounts, in directories of their own.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -207,7 +208,14 @@ fn passthrough_refusals_have_their_real_reason() {
         return site.umount();
     }
     assert_eq!(state["mode"], "read", "the default");
+    let began = Instant::now();
     fs::write(site.path("mnt/file"), b"changed").unwrap();
+    let mut kept_open = fs::File::create(site.path("mnt/new")).unwrap();
+    kept_open.write_all(b"first").unwrap();
+    kept_open.sync_all().unwrap();
+    assert_eq!(fs::read(site.path("backing/new")).unwrap(), b"first", "fsync waits");
+    drop(kept_open);
+    assert!(began.elapsed() < Duration::from_secs(10), "took {:?}", began.elapsed());
     assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"changed", "close waits");
     let reasons = site.status()["passthrough"]["refusals"].to_string();
     assert!(reasons.contains("write-through") || reasons.contains("not-resident"), "{reasons}");
@@ -231,7 +239,7 @@ fn the_reserve_is_kept_free() {
     assert_eq!(tier["size_bytes"], 32 << 20);
     assert!(tier["used_bytes"].as_u64().unwrap() <= 16 << 20, "{tier}");
     site.umount();
-    let args = ["mount", &backing, &mnt, "--tier", &args[4].to_owned(), "--reserve", "100%"];
+    let args = ["mount", &backing, &mnt, "--tier", args[4], "--reserve", "100%"];
     let (code, text) = site.run(&args);
     assert_eq!(code, 2, "{text}");
     assert!(text.contains("leaves nothing"), "{text}");

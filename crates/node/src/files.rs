@@ -31,6 +31,10 @@ pub struct File {
     /// Counts writes that the daemon served, opens for writing and truncations: a flush during
     /// which it moved has a torn copy.
     pub writes: AtomicU64,
+    /// Numbers the flushes of this file.
+    pub flush_begun: AtomicU64,
+    /// The number of the latest flush that the backing store has.
+    pub flush_done: AtomicU64,
     /// Opens that are being made.
     pub opening: AtomicU32,
     /// What is copied from the backing store ahead of its readers.
@@ -53,6 +57,8 @@ impl File {
             fetching: Mutex::new(()),
             flushing: Mutex::new(()),
             writes: AtomicU64::new(0),
+            flush_begun: AtomicU64::new(0),
+            flush_done: AtomicU64::new(0),
             opening: AtomicU32::new(0),
             filler: Mutex::default(),
             durable_change: AtomicU64::new(0),

@@ -81,6 +81,7 @@ impl Node {
         let file = self.files.get(record.ino);
         let _one = file.flushing.lock();
         self.load(&file)?;
+        let number = file.flush_begun.fetch_add(1, Ordering::AcqRel) + 1;
         let seen = file.writes.load(Ordering::Acquire);
         let kept_open = file.opens.lock().writers > 0;
         fail_at!("node.flush.begin");
@@ -116,6 +117,7 @@ impl Node {
         };
         let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
         fail_at!("node.flush.published");
+        file.flush_done.store(number, Ordering::Release);
         let clean = self.settle_flush(&file, fingerprint, seen)?;
         Ok(Flushed::Done { fingerprint, clean })
     }

@@ -265,7 +265,7 @@ impl Node {
             || self.config.writeback == Writeback::Through
         {
             self.settle(&file)?;
-            self.reconcile(file.ino)?;
+            self.reconcile_open(&file)?;
         }
         Ok(())
     }
@@ -324,7 +324,7 @@ impl Node {
         let file = self.handle(fh)?.file.clone();
         context.wait()?;
         self.settle(&file)?;
-        self.reconcile(file.ino)
+        self.reconcile_open(&file)
     }
 }
 

@@ -24,12 +24,14 @@ mod remove;
 mod tests;
 mod work;
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Error as MetaError, Ino};
 use parking_lot::Mutex;
 
 use crate::error::{NodeError, Result};
+use crate::files::File;
 use crate::node::Node;
 
 pub use conflict::Conflict;
@@ -85,12 +87,28 @@ impl Node {
     /// # Errors
     /// [`NodeError::Busy`] while programs change it all the time; what the backing store says.
     pub fn reconcile(&self, ino: Ino) -> Result<()> {
+        self.reconcile_until(ino, &|| false)
+    }
+
+    /// As [`Node::reconcile`], for a file whose caller has it open: what was written before the
+    /// call is enough. A file that can still be written never counts as equal, but a flush that
+    /// began after the call has all that the caller means.
+    pub(crate) fn reconcile_open(&self, file: &File) -> Result<()> {
+        let begun = file.flush_begun.load(Ordering::Acquire);
+        self.reconcile_until(file.ino, &|| file.flush_done.load(Ordering::Acquire) > begun)
+    }
+
+    fn reconcile_until(&self, ino: Ino, enough: &dyn Fn() -> bool) -> Result<()> {
         let until = Instant::now() + self.config.backing_timeout;
         loop {
             let mut batch = Batch::new(self);
             let done = self.reconcile_in(ino, &mut batch);
             // What was done is reported also when the rest failed.
-            match done.and(batch.finish()) {
+            let outcome = match (done, batch.finish()) {
+                (Err(NodeError::Busy), Ok(())) if enough() => Ok(()),
+                (done, finished) => done.and(finished),
+            };
+            match outcome {
                 Err(NodeError::Busy) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
