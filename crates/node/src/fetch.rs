@@ -355,7 +355,8 @@ impl Node {
         let room = &self.tiers[usize::from(tier)].room;
         for run in runs {
             let len = run.end - run.start;
-            if !self.make_room(tier, len) {
+            let charge = len.next_multiple_of(BLOCK);
+            if !self.make_room(tier, charge) {
                 return Ok(false);
             }
             self.prefetch_gate();
@@ -363,7 +364,7 @@ impl Node {
             let read = match base.read_at(bytes, run.start) {
                 Ok(read) => read,
                 Err(error) => {
-                    room.give(len);
+                    room.give(charge);
                     return Err(error.into());
                 }
             };
@@ -377,21 +378,21 @@ impl Node {
                     .then_some((place, presence))
             });
             let Some((place, presence)) = still else {
-                room.give(len);
+                room.give(charge);
                 return Ok(true);
             };
             match place.object.write_at(bytes, run.start) {
                 Ok(written) if written == bytes.len() => {}
                 Ok(_) => {
-                    room.give(len);
+                    room.give(charge);
                     return Ok(false);
                 }
                 Err(error) => {
-                    room.give(len);
+                    room.give(charge);
                     return if no_room(&error) { Ok(false) } else { Err(error.into()) };
                 }
             }
-            place.charge.bytes.fetch_add(len, Ordering::AcqRel);
+            place.charge.bytes.fetch_add(charge, Ordering::AcqRel);
             fail_at!("node.fill.written");
             presence.write().mark_clean(run)?;
             self.metrics.bytes.of(Source::Fill).add(len);

@@ -226,9 +226,13 @@ impl Node {
         self.stopping.store(true, Ordering::Release);
         self.stop_reconciler();
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
-        let ended = self.flushers.close(left(until)) & self.slow.close(left(until));
+        let mut ended = self.flushers.close(left(until)) & self.slow.close(left(until));
         for handle in self.threads.lock().drain(..) {
-            drop(handle.join());
+            // One that hangs in the backing store is left behind.
+            while !handle.is_finished() && Instant::now() < until {
+                thread::sleep(Duration::from_millis(5));
+            }
+            ended &= handle.is_finished();
         }
         if ended && let Err(error) = self.backing.tidy() {
             tracing::debug!(%error, "the private area stays in the backing store");

@@ -122,10 +122,11 @@ impl Node {
         presence.read().fill_before_write(offset..end, &mut runs);
         for run in runs {
             let len = run.end - run.start;
-            if !self.take_room(place.tier, len) {
+            let charge = len.next_multiple_of(BLOCK);
+            if !self.take_room(place.tier, charge) {
                 return Ok(false);
             }
-            place.charge.bytes.fetch_add(len, Ordering::AcqRel);
+            place.charge.bytes.fetch_add(charge, Ordering::AcqRel);
             let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
             let read = self.read_base(file, &residence.base, run.start, &mut bytes)?;
             bytes[read..].fill(0);
@@ -161,7 +162,8 @@ impl Node {
             presence.missing_runs(offset..end, &mut missing);
             (presence.extent_size(), presence.size())
         };
-        let absent: u64 = missing.iter().map(|run| run.end - run.start).sum();
+        let absent: u64 =
+            missing.iter().map(|run| run.end.next_multiple_of(extent) - run.start).sum();
         let grown = end.next_multiple_of(extent).saturating_sub(size.next_multiple_of(extent));
         if !self.take_room(place.tier, absent + grown) {
             return Ok(None);

@@ -105,7 +105,8 @@ impl Rig {
     }
 
     fn ino(&self, name: &str) -> Ino {
-        self.node().lookup(&CONTEXT, Ino::ROOT, name.as_bytes()).unwrap().expect("it exists").ino
+        let found = self.node().lookup(&CONTEXT, Ino::ROOT, name.as_bytes()).unwrap();
+        found.unwrap_or_else(|| panic!("{name} is gone")).ino
     }
 
     fn open(&self, name: &str, flags: i32) -> u64 {
@@ -168,7 +169,16 @@ impl Rig {
             rebuild,
             ..CheckRequest::default()
         };
-        forebay_node::check(&request, &mut |_| true).unwrap()
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            match forebay_node::check(&request, &mut |_| true) {
+                // A thread of the node before is at its last breath.
+                Err(NodeError::Store(StoreError::Locked { .. })) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                checked => return checked.unwrap(),
+            }
+        }
     }
 }
 
