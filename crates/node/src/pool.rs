@@ -203,7 +203,8 @@ mod tests {
             pool.run(Urgency::Background, || panic!("a defect")).expect("room");
         }
         let (send, receive) = std::sync::mpsc::channel();
-        pool.run(Urgency::Background, move || drop(send.send(()))).expect("room");
+        pool.run(Urgency::Background, move || send.send(()).expect("the test waits"))
+            .expect("room");
         receive.recv_timeout(Duration::from_secs(5)).expect("the pool works on");
         assert!(pool.close(Duration::from_secs(5)), "every thread is accounted for");
     }
