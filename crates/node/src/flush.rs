@@ -137,6 +137,10 @@ impl Node {
     /// nobody can.
     fn settle_flush(&self, file: &FileRef, fingerprint: Fingerprint, seen: u64) -> Result<bool> {
         let residence = file.residence.write();
+        // What was opened of the backing store may be the version that was replaced.
+        if let Base::Backing(opened) = &residence.base {
+            *opened.lock() = None;
+        }
         let base = fingerprint;
         let Some(place) = &residence.place else {
             // All its bytes are in the backing store, also those of writers that are still at it.
@@ -152,9 +156,11 @@ impl Node {
         if quiet {
             self.mark_clean(file, place, Some(base))?;
         } else {
+            // A writer for whom the tier has no room goes on changing the published file in place.
+            let goes_on = place.presence.is_some() && matches!(residence.base, Base::Backing(_));
             self.edit_header(place, |header| {
                 header.base = Some(base);
-                header.pending = None;
+                header.pending = goes_on.then_some(base);
                 Ok(())
             })?;
         }

@@ -361,7 +361,7 @@ impl Node {
         }
         let known = self.meta.get(file.ino)?.backing.fingerprint;
         let known = known.map(crate::convert::store_fingerprint);
-        if !known.is_some_and(|known| known.same_content(&found)) {
+        if ![known, header.base].iter().flatten().any(|known| known.same_content(&found)) {
             // Others changed it: their version must not be mixed with this one.
             return Err(NodeError::Posix(Errno::NOSPC));
         }

@@ -357,7 +357,15 @@ fn metadata_when_lost_then_the_mount_refuses_and_a_rebuild_brings_all_back() {
     }
     rig.crash();
     std::fs::remove_dir_all(rig.config.tiers[0].dir.join("state/meta")).unwrap();
-    let refused = Node::start(rig.config.clone()).err().expect("it must not start");
+    let refused = loop {
+        match Node::start(rig.config.clone()).err().expect("it must not start") {
+            // A thread of the node before is at its last breath.
+            NodeError::Store(StoreError::Locked { .. }) => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            refused => break refused,
+        }
+    };
     assert!(refused.to_string().contains("--rebuild"), "{refused}");
     let found = rig.check(true);
     assert_eq!(found.problems, found.repaired, "{found:?}");
@@ -373,6 +381,8 @@ fn backing_store_when_stuck_then_residents_are_served_and_stop_returns() {
     let stuck = Arc::new(Stuck::default());
     let rig = Rig::new(&[8 * MIB], stuck.clone(), |_| {});
     rig.put("resident", &noise(1, 300_000));
+    // Names of a directory that is not listed yet have to be looked up in the backing store.
+    rig.node().walk(Ino::ROOT, &mut |_| true).unwrap();
     let kinds = [Operation::Read, Operation::Write, Operation::Stat, Operation::Commit];
     stuck.hang(&[&kinds[..], &[Operation::Sync, Operation::Create, Operation::Open]].concat());
     let began = Instant::now();
@@ -443,10 +453,13 @@ fn write_on_eviction_when_room_is_needed_then_files_are_written_back() {
 }
 
 /// Random work on a few files larger than the tier, compared with bytes in memory.
+/// With `FOREBAY_TIER_KIB` the tier may be made so small that existing files are written past it while
+/// they are open.
 #[test]
 fn random_work_when_compared_with_memory_then_the_same_at_every_step() {
-    for seed in 1..=12 {
-        Work::new(seed).run(120);
+    let kib = std::env::var("FOREBAY_TIER_KIB").ok().and_then(|kib| kib.parse().ok());
+    for seed in 1..=4 {
+        Work::new(seed, kib.unwrap_or(6 * 1024) * KIB).run(80);
     }
 }
 
@@ -459,8 +472,8 @@ struct Work {
 }
 
 impl Work {
-    fn new(seed: u64) -> Self {
-        let rig = Rig::new(&[MIB], Arc::new(Transparent), |config| {
+    fn new(seed: u64, tier: u64) -> Self {
+        let rig = Rig::new(&[tier], Arc::new(Transparent), |config| {
             config.high_percent = 70;
             config.low_percent = 50;
         });
