@@ -1,8 +1,8 @@
 //! Every decision Forebay takes, as pure state machines: no I/O, clock, thread or hidden randomness.
 //!
-//! - [`unit`]: inode numbers, bytes, ticks.
+//! - [`mod@unit`]: inode numbers, bytes, ticks.
 //! - [`policy`]: replacement policies behind one trait, one file each.
-//! - [`reference`]: what jobs are going to access.
+//! - [`mod@reference`]: what jobs are going to access.
 //! - [`steward`]: the machine that ties the residency decisions of a node's tiers together.
 #![forbid(unsafe_code)]
 
