@@ -131,8 +131,8 @@ impl MetaStore {
 /// Whether something would be lost with the record: bytes that are only here, or names the backing
 /// store doesn't have yet. Changed attributes of a file alone don't count: its bytes are gone.
 fn must_stay(record: &Record) -> bool {
-    // Claimed and never seen there: nobody can have removed it.
-    let unconfirmed = record.backing.fingerprint.is_none();
+    // Claimed and never seen there: nobody can have removed it. (What was imported is not queued.)
+    let unconfirmed = record.backing.fingerprint.is_none() && record.queued.is_some();
     let names_differ = unconfirmed || !same_links(&record.links, &record.backing.links);
     match record.attr.kind {
         FileKind::File => record.dirty || record.spilled || names_differ,
