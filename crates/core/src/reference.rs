@@ -4,16 +4,16 @@
 //! Several jobs run at once. Each has a cursor into its own sequence; accesses are matched against
 //! the cursors. A job may depart from its sequence: what it takes a little early is struck off, an
 //! access far from the object's next reference is one that the sequence does not have, and what is
-//! skipped is given up once it is farther behind than the job's references usually are. A job whose references come true less
-//! often than not, or that is not heard of for long, has no credit until that changes: its objects
-//! count as unknown.
+//! skipped is given up once it is farther behind than the job's references usually are. A job whose
+//! references come true less often than not, or that is not heard of for long, has no credit until
+//! that changes: its objects count as unknown.
 //!
 //! Time is counted in references consumed, over all jobs. With one job it is its cursor, so that
 //! next uses are exact positions; with several, a job's distance is stretched by its pace.
 
 use std::collections::VecDeque;
 
-use crate::policy::{Hint, Map};
+use crate::policy::{Hint, Slab};
 
 /// The most references that a job may run ahead of its oldest expected one, and the farthest that an
 /// access out of order may be from its reference to count as this job's.
@@ -78,7 +78,7 @@ struct Job {
     place: u64,
     /// How late references come, in 1/16 of a position: about their third quartile.
     disorder: u64,
-    named: Map<Ahead>,
+    named: Slab<Ahead>,
     closed: bool,
     /// Clock ticks for each of its references, in 1/256.
     pace: u64,
@@ -96,7 +96,7 @@ impl Job {
             cursor: 0,
             place: 0,
             disorder: 0,
-            named: Map::default(),
+            named: Slab::default(),
             closed: false,
             pace: UNIT,
             matched: now,
@@ -105,14 +105,15 @@ impl Job {
         }
     }
 
+    fn ahead(&self, object: u64) -> Option<&Ahead> {
+        self.named.find(object).map(|slot| &self.named[slot])
+    }
+
     fn append(&mut self, object: u64) {
         let position = self.cursor + self.sequence.len() as u64;
-        let ahead = self.named.entry(object).or_insert(Ahead {
-            first: NONE,
-            last: NONE,
-            count: 0,
-            used: NONE,
-        });
+        let fresh = Ahead { first: NONE, last: NONE, count: 0, used: NONE };
+        let slot = self.named.find(object).unwrap_or_else(|| self.named.insert(object, fresh));
+        let ahead = &mut self.named[slot];
         if ahead.count == 0 {
             ahead.first = position;
         } else {
@@ -126,7 +127,8 @@ impl Job {
 
     /// Strikes off the object's first reference ahead; returns its position.
     fn consume(&mut self, object: u64) -> Option<u64> {
-        let ahead = self.named.get_mut(&object)?;
+        let slot = self.named.find(object)?;
+        let ahead = &mut self.named[slot];
         let first = ahead.first;
         let at = (ahead.first - self.cursor) as usize;
         self.sequence[at].done = true;
@@ -135,7 +137,7 @@ impl Job {
         ahead.count -= 1;
         // A complete sequence remembers what it named: it is dead now. Another may name it again.
         if ahead.count == 0 && !self.closed {
-            self.named.remove(&object);
+            self.named.remove(slot);
         }
         Some(first)
     }
@@ -184,7 +186,7 @@ impl Job {
         if self.sequence.front().is_some_and(|front| front.object == object) {
             return true;
         }
-        self.named.get(&object).is_some_and(|ahead| {
+        self.ahead(object).is_some_and(|ahead| {
             let early = ahead.first.saturating_sub(self.place / 16);
             let fresh = ahead.used == NONE;
             ahead.count > 0
@@ -199,7 +201,7 @@ impl Job {
         let wrong = WRONG.max(self.disorder / 2);
         let early = |ahead: &Ahead| ahead.first.saturating_sub(self.place / 16) > wrong;
         // Named for much later, or not any more.
-        if self.named.get(&object).is_some_and(|ahead| ahead.count == 0 || early(ahead)) {
+        if self.ahead(object).is_some_and(|ahead| ahead.count == 0 || early(ahead)) {
             self.credit = self.credit.saturating_sub(1);
         }
     }
@@ -257,7 +259,9 @@ impl References {
     /// Matches an access against the sequences; returns whether a job expected it. One access is
     /// one reference: of several jobs that expect the object, the one that is nearest to it.
     pub fn observe(&mut self, object: u64) -> bool {
-        let distance = |job: &&Job| job.named[&object].first.abs_diff(job.place / 16);
+        let distance = |job: &&Job| {
+            job.ahead(object).map_or(NONE, |ahead| ahead.first.abs_diff(job.place / 16))
+        };
         let expecting = |job: &&Job| job.expects(object);
         let nearest = match &self.jobs[..] {
             // The common case, without looking for the reference once more.
@@ -295,7 +299,7 @@ impl References {
     pub fn future(&self, object: u64) -> Future {
         let mut future = Future::Unknown;
         for job in &self.jobs {
-            let Some(ahead) = job.named.get(&object) else { continue };
+            let Some(ahead) = job.ahead(object) else { continue };
             if !job.trusted() {
                 continue;
             }
@@ -317,7 +321,7 @@ impl References {
     /// How often an object is named from now on, over all jobs.
     #[must_use]
     pub fn uses(&self, object: u64) -> u64 {
-        self.jobs.iter().filter_map(|job| job.named.get(&object)).map(|ahead| ahead.count).sum()
+        self.jobs.iter().filter_map(|job| job.ahead(object)).map(|ahead| ahead.count).sum()
     }
 
     /// The next `count` references of a job, in order.
