@@ -52,8 +52,8 @@ pub enum Future {
 #[derive(Debug, Clone, Copy)]
 struct Reference {
     object: u64,
-    /// The position of the object's next reference in the same sequence, or [`NONE`].
-    next: u64,
+    /// How many positions on the object's next reference in the same sequence comes; 0 if none does.
+    gap: u32,
     done: bool,
 }
 
@@ -109,7 +109,8 @@ impl Job {
         self.named.find(object).map(|slot| &self.named[slot])
     }
 
-    fn append(&mut self, object: u64) {
+    /// Appends a reference; whether it is the next to its object.
+    fn append(&mut self, object: u64) -> bool {
         let position = self.cursor + self.sequence.len() as u64;
         let fresh = Ahead { first: NONE, last: NONE, count: 0, used: NONE };
         let slot = self.named.find(object).unwrap_or_else(|| self.named.insert(object, fresh));
@@ -118,11 +119,14 @@ impl Job {
             ahead.first = position;
         } else {
             let last = (ahead.last - self.cursor) as usize;
-            self.sequence[last].next = position;
+            let gap = u32::try_from(position - ahead.last);
+            self.sequence[last].gap = gap.expect("fewer than 2^32 references ahead");
         }
         ahead.last = position;
         ahead.count += 1;
-        self.sequence.push_back(Reference { object, next: NONE, done: false });
+        let only = ahead.count == 1;
+        self.sequence.push_back(Reference { object, gap: 0, done: false });
+        only
     }
 
     /// Strikes off the object's first reference ahead; returns its position.
@@ -133,7 +137,7 @@ impl Job {
         let at = (ahead.first - self.cursor) as usize;
         self.sequence[at].done = true;
         ahead.used = ahead.first;
-        ahead.first = self.sequence[at].next;
+        ahead.first += u64::from(self.sequence[at].gap);
         ahead.count -= 1;
         // A complete sequence remembers what it named: it is dead now. Another may name it again.
         if ahead.count == 0 && !self.closed {
@@ -239,17 +243,23 @@ impl References {
 
     /// Takes news in.
     pub fn hint(&mut self, hint: &Hint<'_>) {
+        self.hint_each(hint, |_, _, _| {});
+    }
+
+    /// Takes news in, and says after each appended reference which object it is to, and whether it is
+    /// the job's next one to it: otherwise the object's next use is as it was.
+    pub fn hint_each(&mut self, hint: &Hint<'_>, mut each: impl FnMut(&Self, u64, bool)) {
         match *hint {
             Hint::Append { job, objects } => {
-                let now = self.now;
-                let job = self.job(job, now);
+                let at = self.place(job);
                 for &object in objects {
-                    job.append(object);
+                    let next = self.jobs[at].append(object);
+                    each(self, object, next);
                 }
             }
             Hint::Close { job } => {
-                let now = self.now;
-                self.job(job, now).closed = true;
+                let at = self.place(job);
+                self.jobs[at].closed = true;
             }
             Hint::Advance { job, by } => self.skip(job, by),
             Hint::Withdraw { job } => self.jobs.retain(|known| known.id != job),
@@ -331,15 +341,12 @@ impl References {
         sequence.filter(|reference| !reference.done).take(count).map(|reference| reference.object)
     }
 
-    fn job(&mut self, id: u64, now: u64) -> &mut Job {
-        let at = match self.jobs.binary_search_by_key(&id, |job| job.id) {
-            Ok(at) => at,
-            Err(at) => {
-                self.jobs.insert(at, Job::new(id, now));
-                at
-            }
-        };
-        &mut self.jobs[at]
+    /// The place of a job, which may be new.
+    fn place(&mut self, id: u64) -> usize {
+        self.jobs.binary_search_by_key(&id, |job| job.id).unwrap_or_else(|at| {
+            self.jobs.insert(at, Job::new(id, self.now));
+            at
+        })
     }
 
     fn skip(&mut self, id: u64, by: u64) {

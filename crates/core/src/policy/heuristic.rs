@@ -91,8 +91,7 @@ impl Heuristic {
         match named {
             Some(slot) => {
                 self.named.resize(slot, bytes);
-                self.named.rekey(slot, key, ());
-                self.named.bring_back(slot, key);
+                self.named.place(slot, key);
             }
             None => {
                 self.unnamed.remove(object);

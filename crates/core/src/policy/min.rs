@@ -104,11 +104,16 @@ impl<O: NextUseOrder> Shelf<O> {
     /// An object was accessed; a resident one changes its class if more or less is known of it now.
     pub fn touch(&mut self, access: &Access, outlook: Outlook<'_>) {
         let object = access.object;
+        let next = outlook.next_use(object);
+        if next.is_some_and(|next| self.known.reschedule(object, next)) {
+            return;
+        }
         if let Some(bytes) = self.known.bytes_of(object) {
+            // Nothing is known of it any more.
             return self.file(object, bytes, outlook);
         }
         self.unknown.touch(access);
-        if let Some(next) = outlook.next_use(object)
+        if let Some(next) = next
             && let Some(bytes) = self.unknown.bytes_of(object)
         {
             self.unknown.remove(object);
@@ -119,13 +124,18 @@ impl<O: NextUseOrder> Shelf<O> {
     /// Puts a resident object into the class that its future says.
     pub fn file(&mut self, object: u64, bytes: u64, outlook: Outlook<'_>) {
         if let Some(next) = outlook.next_use(object) {
-            if self.known.bytes_of(object).is_none() {
-                self.unknown.remove(object);
-            }
+            self.unknown.remove(object);
             self.known.set(Known { object, bytes, next });
         } else {
             self.known.remove(object);
             self.unknown.insert(object, bytes);
+        }
+    }
+
+    /// Looks at the future of an object again, if it is resident.
+    pub fn refile(&mut self, object: u64, outlook: Outlook<'_>) {
+        if let Some(bytes) = self.bytes_of(object) {
+            self.file(object, bytes, outlook);
         }
     }
 
@@ -324,12 +334,6 @@ impl<O: NextUseOrder> Min<O> {
         (&mut self.shelf, outlook)
     }
 
-    fn refile(&mut self, object: u64) {
-        let (shelf, outlook) = self.parts();
-        if let Some(bytes) = shelf.bytes_of(object) {
-            shelf.file(object, bytes, outlook);
-        }
-    }
 }
 
 impl<O: NextUseOrder> Order for Min<O> {
@@ -345,11 +349,13 @@ impl<O: NextUseOrder> Order for Min<O> {
     }
 
     fn hint(&mut self, hint: &Hint<'_>) {
-        self.references.hint(hint);
-        for &object in hint.objects() {
-            self.refile(object);
-            self.trial.refile(object, &self.references);
-        }
+        let Self { references, shelf, trial } = self;
+        references.hint_each(hint, |references, object, next| {
+            if next {
+                shelf.refile(object, Outlook { references, believed: trial.believed() });
+                trial.refile(object, references);
+            }
+        });
     }
 
     fn insert(&mut self, object: u64, bytes: u64) {

@@ -30,6 +30,9 @@ pub(super) trait NextUseOrder: Send + std::fmt::Debug {
     /// Adds the object or changes it; brings it back if it was set aside.
     fn set(&mut self, known: Known);
 
+    /// Gives the object another next use and brings it back if it was set aside; whether it is there.
+    fn reschedule(&mut self, object: u64, next: u64) -> bool;
+
     /// Takes the object off; gives back its bytes.
     fn remove(&mut self, object: u64) -> Option<u64>;
 
@@ -69,11 +72,16 @@ impl NextUseOrder for Farthest {
         match self.0.find(object) {
             Some(slot) => {
                 self.0.resize(slot, bytes);
-                self.0.rekey(slot, Reverse(next), ());
-                self.0.bring_back(slot, Reverse(next));
+                self.0.place(slot, Reverse(next));
             }
             None => self.0.add(object, bytes, Reverse(next), ()),
         }
+    }
+
+    fn reschedule(&mut self, object: u64, next: u64) -> bool {
+        let slot = self.0.find(object);
+        slot.into_iter().for_each(|slot| self.0.place(slot, Reverse(next)));
+        slot.is_some()
     }
 
     fn remove(&mut self, object: u64) -> Option<u64> {
@@ -149,6 +157,12 @@ impl Weighted {
 impl NextUseOrder for Weighted {
     fn set(&mut self, known: Known) {
         self.tournament.set(self.contestant(known));
+    }
+
+    fn reschedule(&mut self, object: u64, next: u64) -> bool {
+        let bytes = self.bytes_of(object);
+        bytes.into_iter().for_each(|bytes| self.set(Known { object, bytes, next }));
+        bytes.is_some()
     }
 
     fn remove(&mut self, object: u64) -> Option<u64> {

@@ -91,6 +91,16 @@ impl<K: Ord + Copy, T: Copy> Ranking<K, T> {
         }
     }
 
+    /// Gives an object this key, and a place in the order if it was set aside.
+    pub fn place(&mut self, slot: u32, key: K) {
+        let Entry { place, tag, .. } = self.slab[slot];
+        if place == ASIDE {
+            self.enter(slot, key);
+        } else if self.heap[place as usize].0 != key {
+            self.rekey(slot, key, tag);
+        }
+    }
+
     /// Changes the bytes of an object.
     pub fn resize(&mut self, slot: u32, bytes: u64) {
         let entry = &mut self.slab[slot];

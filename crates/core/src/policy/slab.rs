@@ -3,8 +3,8 @@
 //!
 //! The table is open addressing with linear probing (Knuth, The Art of Computer Programming 3, 6.4,
 //! algorithms L and R: removal without tombstones). It holds eight bytes for an object, a part of its
-//! hash and its slot, so that a look-up touches one cache line of the table and one of the slots.
-//! Eight consecutive numbers share a line: inodes made one after the other are used together.
+//! hash and its slot, so that a look-up touches one cache line of the table and one of the slots, and
+//! nothing but the table when it grows or an object leaves.
 
 use std::ops::{Index, IndexMut};
 
@@ -12,8 +12,6 @@ use std::ops::{Index, IndexMut};
 pub(crate) const NIL: u32 = u32::MAX;
 
 const EMPTY: u64 = u64::MAX;
-/// Numbers that share a line of the table.
-const GROUP: u64 = 8;
 
 /// From hash tags to slots.
 #[derive(Debug, Clone)]
@@ -30,14 +28,13 @@ impl Table {
         Self { cells: vec![EMPTY; 1 << bits], bits, len: 0 }
     }
 
-    /// The group's hash above the place within the group.
     fn tag(object: u64) -> u64 {
-        (mix(object / GROUP) >> 32 & !(GROUP - 1)) | object % GROUP
+        mix(object) >> 32
     }
 
-    /// Where a tag belongs: the upper bits choose the line.
+    /// Where a tag belongs.
     fn home(&self, tag: u64) -> usize {
-        ((tag >> (35 - self.bits) << 3) | tag % GROUP) as usize
+        (tag >> (32 - self.bits)) as usize
     }
 
     fn after(&self, at: usize) -> usize {

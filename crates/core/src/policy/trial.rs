@@ -78,10 +78,8 @@ impl<O: NextUseOrder> Trial<O> {
     /// More is known of an object now.
     pub fn refile(&mut self, object: u64, references: &References) {
         self.hinted = true;
-        if self.is_sampled(object)
-            && let Some(bytes) = self.believing.bytes_of(object)
-        {
-            self.believing.file(object, bytes, Outlook { references, believed: true });
+        if self.is_sampled(object) {
+            self.believing.refile(object, Outlook { references, believed: true });
         }
     }
 
