@@ -103,8 +103,7 @@ impl Order for Arc {
     fn evict(&mut self, busy: &dyn Fn(u64) -> bool) -> Option<Victim> {
         // What is busy goes to the front of T2, so that two rounds see everything.
         for _ in 0..2 * (self.queues.len(ONCE) + self.queues.len(AGAIN)) {
-            let from_once =
-                self.queues.bytes(ONCE) > self.target || self.queues.len(AGAIN) == 0;
+            let from_once = self.queues.bytes(ONCE) > self.target || self.queues.len(AGAIN) == 0;
             let first = self.queues.oldest(ONCE).filter(|_| from_once);
             let slot = first.or(self.queues.oldest(AGAIN)).or(self.queues.oldest(ONCE))?;
             let victim = self.queues.victim(slot);

@@ -333,7 +333,6 @@ impl<O: NextUseOrder> Min<O> {
         let outlook = Outlook { references: &self.references, believed: self.trial.believed() };
         (&mut self.shelf, outlook)
     }
-
 }
 
 impl<O: NextUseOrder> Order for Min<O> {

@@ -1,9 +1,7 @@
 //! Policies that are an order of leaving and nothing else: what is common to LRU, LFU, S3-FIFO and
 //! their like is written once here, and each of them is one short file.
 
-use super::{
-    Access, Admission, Candidate, Demand, Hint, Policy, Room, Snapshot, Tally, Victim,
-};
+use super::{Access, Admission, Candidate, Demand, Hint, Policy, Room, Snapshot, Tally, Victim};
 
 /// Who leaves next. A new policy is one type with this trait, wrapped into [`Ordered`].
 pub trait Order: Send + std::fmt::Debug {

@@ -2,8 +2,8 @@
 //! from one list to another without a look-up. The first lists are of resident objects, the rest of
 //! ghosts, which left and are remembered.
 
-use super::{Snapshot, Victim};
 use super::slab::{NIL, Slab};
+use super::{Snapshot, Victim};
 
 /// An object of one of the lists.
 #[derive(Debug, Clone, Copy)]

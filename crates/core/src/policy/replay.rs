@@ -2,8 +2,8 @@
 //! The simulator and the golden tests share it.
 
 use super::{
-    Access, AccessKind, Admission, Candidate, Policy, PolicyConfig, Room, Slab, UnknownPolicy, Victim,
-    by_name,
+    Access, AccessKind, Admission, Candidate, Policy, PolicyConfig, Room, Slab, UnknownPolicy,
+    Victim, by_name,
 };
 
 /// What a replay counts.

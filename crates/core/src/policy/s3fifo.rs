@@ -126,7 +126,11 @@ impl Order for S3Fifo {
         if let Some(ghost) = self.queues.find(object) {
             self.queues.remove(ghost);
         }
-        let spills = !self.warm && self.queues.bytes(SMALL) >= self.small_capacity;
+        // In a tier of its own the main queue fills before the first eviction and stays full: an
+        // eviction takes it from above its capacity of 0.9 C to no less than 0.1 C below. Where others
+        // share the tier (MIN's known objects) it may have lost its room, and gets it back.
+        let hollow = !self.warm || self.queues.bytes(MAIN) < self.main_capacity / 8 * 7;
+        let spills = hollow && self.queues.bytes(SMALL) >= self.small_capacity;
         let to_main = self.recalled.take(object) || spills || bytes > self.small_capacity;
         self.queues.add(if to_main { MAIN } else { SMALL }, object, bytes, 0);
     }

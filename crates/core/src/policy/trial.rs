@@ -124,7 +124,8 @@ impl<O: NextUseOrder> Trial<O> {
         self.shift += 1;
         self.excess /= 2;
         let PolicyConfig { capacity, chunk, .. } = self.config;
-        self.config = PolicyConfig { capacity: capacity / 2, chunk: (chunk / 2).max(1), ..self.config };
+        self.config =
+            PolicyConfig { capacity: capacity / 2, chunk: (chunk / 2).max(1), ..self.config };
         self.believing = shadow(&self.config, self.chunked, self.make);
         self.doubting = shadow(&self.config, self.chunked, self.make);
     }
