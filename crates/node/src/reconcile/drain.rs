@@ -156,7 +156,7 @@ impl Node {
         progress: &mut dyn FnMut(Remaining) -> bool,
     ) -> Result<Remaining> {
         self.let_go_of_replaced();
-        self.settle_all();
+        let _unsettled = self.settle_all(until);
         self.sweep(until, progress, |node, sweep| {
             let mut after = Seq(0);
             let mut kept = 0;
@@ -185,7 +185,7 @@ impl Node {
         until: Instant,
         progress: &mut dyn FnMut(Remaining) -> bool,
     ) -> Result<Remaining> {
-        self.settle_all();
+        let _unsettled = self.settle_all(until);
         self.sweep(until, progress, |node, sweep| {
             node.add_if_behind(root, sweep)?;
             let mut way = vec![(root, 0)];

@@ -8,7 +8,8 @@ use crate::backing::{
     Access, Cleaned, Entry, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
 };
 use crate::{
-    Attributes, BackingFile, BackingStore, Commit, Dir, Expect, Result, StoreError, Temporary,
+    Attributes, BackingFile, BackingStore, Commit, Dir, Expect, Presence, Result, StoreError,
+    Temporary,
 };
 
 /// A backing store whose operations an [`Interceptor`] decides about.
@@ -93,6 +94,8 @@ impl BackingStore for InterceptedBacking {
         Usage: fn statfs(&self) -> Result<FileSystemUsage>, "";
         Sync: fn sync_dirs(&self, dirs: &[Dir]) -> Result<()>, "";
         Sync: fn sync(&self) -> Result<()>, "";
+        Create: fn spill_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence>, "";
+        Open: fn open_spill_map(&self, ino: u64) -> Result<Option<Presence>>, "";
         Remove: fn remove_spill(&self, ino: u64) -> Result<()>, "";
         List: fn list_spills(&self) -> Result<Vec<u64>>, "";
         Commit: fn commit(&self, temporary: &mut Temporary, dir: &Dir, name: &OsStr, expect: Expect) -> Result<Commit>, name;
