@@ -494,6 +494,8 @@ impl Work {
         let rig = Rig::new(&[tier], Arc::new(Transparent), |config| {
             config.high_percent = 70;
             config.low_percent = 50;
+            // So long a write-back of a file that stays open is repeated.
+            config.backing_timeout = Duration::from_millis(200);
         });
         let old = noise(seed, 700_000);
         std::fs::write(rig.backing().join("0"), &old).unwrap();
