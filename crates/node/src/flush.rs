@@ -126,7 +126,7 @@ impl Node {
             // What the caller decided upon was overtaken.
             return Ok(Flushed::Busy);
         }
-        let (absent, beneath, spill) = self.open_layers(&file)?;
+        let (absent, beneath, mapped, spill) = self.open_layers(&file)?;
         // What the backing store has under the name may be another file, which this one replaces.
         let own = target.expect.is_some()
             && target.expect == record.backing.fingerprint.map(convert::store_fingerprint);
@@ -146,14 +146,14 @@ impl Node {
         let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
         fail_at!("node.flush.published");
         file.flush_done.store(number, Ordering::Release);
-        let clean = self.settle_flush(&file, fingerprint, seen)?;
+        let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
         Ok(Flushed::Done { fingerprint, clean })
     }
 
     /// What a flush has to put together: whether no tier has bytes of the file, whether the backing
-    /// store has, and its spill file. A published version that shows through is opened now, so that
+    /// store has, whether somebody may have it mapped, and its spill file. A published version that shows through is opened now, so that
     /// it can be read even if others put another one in its place.
-    fn open_layers(&self, file: &FileRef) -> Result<(bool, bool, Option<Arc<Spill>>)> {
+    fn open_layers(&self, file: &FileRef) -> Result<(bool, bool, bool, Option<Arc<Spill>>)> {
         let residence = file.residence.read();
         let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
         let spill = match &residence.base {
@@ -165,7 +165,8 @@ impl Node {
             Base::Backing(_) | Base::Zeros => None,
         };
         let beneath = matches!(residence.base, Base::Backing(_));
-        Ok((residence.place.is_none(), beneath, spill))
+        let mapped = residence.place.as_ref().is_some_and(|place| self.maybe_mapped(place));
+        Ok((residence.place.is_none(), beneath, mapped, spill))
     }
 
     /// Whether a version in the backing store is what a flush of the file made, and could not report.
@@ -186,9 +187,16 @@ impl Node {
         Ok(half.as_deref() == Some(&found.ino.to_le_bytes()[..]))
     }
 
-    /// After the backing store has the bytes: the object is clean if nobody has written since and
-    /// nobody can.
-    fn settle_flush(&self, file: &FileRef, fingerprint: Fingerprint, seen: u64) -> Result<bool> {
+    /// After the backing store has the bytes: the object is clean if nobody has written since the
+    /// copy began and nobody can. `mapped`: a mapping may have lived then; it may have gone since,
+    /// and what it stored with it.
+    fn settle_flush(
+        &self,
+        file: &FileRef,
+        fingerprint: Fingerprint,
+        seen: u64,
+        mapped: bool,
+    ) -> Result<bool> {
         let residence = file.residence.write();
         // What was opened of the backing store may be the version that was replaced.
         if let Base::Backing(opened) = &residence.base {
@@ -199,7 +207,8 @@ impl Node {
             // Whoever has written since has begun another spill file.
             return Ok(!matches!(residence.base, Base::Spill(_)));
         };
-        let quiet = unwritten && file.opens.lock().writers == 0 && !self.maybe_mapped(place);
+        let quiet =
+            unwritten && file.opens.lock().writers == 0 && !mapped && !self.maybe_mapped(place);
         if !quiet {
             self.edit_header(place, |header| {
                 header.base = Some(fingerprint);
@@ -236,16 +245,23 @@ impl Node {
         target: &Target<'_>,
         seen: Option<u64>,
     ) -> Result<Flushed> {
-        let mut temporary = self.backing.temporary(record.ino.0)?;
-        let mtime = match self.copy_layers(file, &**temporary.file())? {
-            Copied::Empty => record.attr.mtime,
-            Copied::As(mtime) => mtime,
-            Copied::Overtaken => return Ok(Flushed::Busy),
+        let mut temporary = match file.take_staged(record) {
+            Some(staged) => staged,
+            None => {
+                let mut temporary = self.backing.temporary(record.ino.0)?;
+                let mtime = match self.copy_layers(file, &**temporary.file())? {
+                    Copied::Empty => record.attr.mtime,
+                    Copied::As(mtime) => mtime,
+                    Copied::Overtaken => return Ok(Flushed::Busy),
+                };
+                fail_at!("node.flush.copied");
+                self.copy_attributes(record, mtime, &**temporary.file())?;
+                // Before the commit: the copy is long, and the moment between the check and the
+                // rename short.
+                temporary.seal()?;
+                temporary
+            }
         };
-        fail_at!("node.flush.copied");
-        self.copy_attributes(record, mtime, &**temporary.file())?;
-        // Sync first: the copy is long, and the moment between the check and the rename short.
-        temporary.file().sync(false)?;
         if seen.is_some_and(|seen| file.writes.load(Ordering::Acquire) != seen) {
             return Ok(Flushed::Busy);
         }
@@ -571,7 +587,7 @@ impl Node {
     }
 
     /// Mode, owner, times and extended attributes of a file that is about to be published.
-    fn copy_attributes(
+    pub(crate) fn copy_attributes(
         &self,
         record: &Record,
         mtime: forebay_meta::Timestamp,
