@@ -241,6 +241,7 @@ impl Node {
                 threads_left = !ended,
                 "the backing store did not answer in time; the next start goes on from the tiers"
             );
+            ended = false;
         }
         if ended && let Err(error) = self.backing.tidy() {
             tracing::debug!(%error, "the private area stays in the backing store");
