@@ -2,8 +2,10 @@
 //! mount, nothing torn, nothing left over, and after the drain in the backing store as plain files.
 
 mod load;
+mod points;
 
 pub use load::{BLOCK, Plan, Progress, Step};
+pub use points::{Tally, fail_point_round, fail_points};
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,9 +15,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::failure::{Failure, Outcome};
 use crate::os::{self, FileType};
-use crate::process::{Child, End, eventually};
+use crate::process::{Child, End};
 use crate::random::Random;
-use crate::subject::{ForebayMount, MountOptions, Subject, run_checked};
+use crate::subject::{ForebayMount, MountOptions, Subject};
 use crate::watchdog;
 
 /// Longer than a round takes.
@@ -162,7 +164,6 @@ pub fn kill_rounds(options: MountOptions, seed: u64, rounds: usize) -> Outcome {
 
 /// Checks the tiers, mounts again, verifies the load and that older rounds have not changed.
 fn recover(mount: &mut ForebayMount, load: &Load, settled: &Snapshot) -> Outcome<Snapshot> {
-    mount.options_mut().environment.retain(|(name, _)| name != "FAILPOINTS");
     mount.fsck_tiers()?;
     mount.mount()?;
     load.verify()?;
@@ -179,50 +180,10 @@ fn drained(mount: &mut ForebayMount, settled: &Snapshot) -> Outcome {
     same_tree(&snapshot(mount.backing())?, settled, "the backing store after the drain")
 }
 
-/// The fail points that the binary was built with, by its own word; empty without any.
-pub fn fail_points(mount: &ForebayMount) -> Outcome<Vec<String>> {
-    let text = run_checked(mount.command("debug").arg("failpoints"), ROUND_LIMIT)?;
-    Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect())
-}
-
-/// Lets the daemon die at one fail point under load and checks everything after the next mount.
-///
-/// The daemon must be built so that a panic aborts it. A point that the load does not reach within
-/// two seconds is followed by a kill, so that the round is a plain crash round.
-pub fn fail_point_round(options: MountOptions, point: &str, seed: u64) -> Outcome {
-    let mut options = options;
-    let skip = Random::new(seed).below(20);
-    options.environment.push(("FAILPOINTS".into(), format!("{point}={skip}*off->panic")));
-    let mut mount = ForebayMount::new(options)?;
-    let _guard = watchdog::guard(ROUND_LIMIT, format!("fail point {point}"));
-    let dir = mount.dir().join("round");
-    if let Err(error) = os::mkdir(&dir, 0o755) {
-        ensure!(!mount.daemon_runs(), "mkdir: {error}");
-    }
-    let mut load = match Load::start(&dir, seed, WRITERS) {
-        Err(_) if !mount.daemon_runs() => {
-            // The point was reached before the load began.
-            mount.kill_daemon();
-            mount.options_mut().environment.retain(|(name, _)| name != "FAILPOINTS");
-            mount.fsck_tiers()?;
-            mount.mount()?;
-            return Ok(mount.unmount()?);
-        }
-        started => started?,
-    };
-    load.expect_death();
-    eventually(Duration::from_secs(2), || !mount.daemon_runs());
-    mount.kill_daemon();
-    load.wait()?;
-    let settled = recover(&mut mount, &load, &Snapshot::new())
-        .map_err(|why| Failure::Failed(format!("fail point {point}, seed {seed}: {why}")))?;
-    drained(&mut mount, &settled)
-        .map_err(|why| Failure::Failed(format!("fail point {point}, seed {seed}: {why}")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::eventually;
     use crate::subject::NativeDir;
 
     /// A load on a native directory, stopped at some moment as by a crash.

@@ -215,14 +215,16 @@ impl Node {
         target: &Target<'_>,
     ) -> Result<Flushed> {
         let name = OsStr::from_bytes(target.name);
-        let mut expect = target.expect;
+        // An earlier flush may have got this far without being able to say so.
+        let found = match self.backing.stat(target.dir, name) {
+            Ok(found) => Some(found),
+            Err(error) if error.class() == ErrorClass::NotFound => None,
+            Err(error) => return Err(error.into()),
+        };
+        let pending = temporary.pending()?;
+        let mut expect = self.intend(file.ino, target.expect, found.as_ref(), pending)?;
+        let found = found.map(|found| found.fingerprint());
         if let Some(place) = &file.residence.read().place {
-            // An earlier flush may have got this far without being able to say so.
-            let found = match self.backing.stat(target.dir, name) {
-                Ok(found) => Some(found.fingerprint()),
-                Err(error) if error.class() == ErrorClass::NotFound => None,
-                Err(error) => return Err(error.into()),
-            };
             self.edit_header(place, |header| {
                 if let Some(found) = found {
                     let own = header.pending.is_some_and(|pending| pending.same_content(&found))
@@ -232,7 +234,7 @@ impl Node {
                         header.base = expect;
                     }
                 }
-                header.pending = Some(temporary.pending()?);
+                header.pending = Some(pending);
                 Ok(())
             })?;
         }

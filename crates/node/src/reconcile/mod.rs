@@ -15,6 +15,7 @@ mod bytes;
 mod conflict;
 mod data_side;
 mod drain;
+mod identity;
 mod names;
 mod occupied;
 mod owned;

@@ -57,8 +57,6 @@ pub(crate) struct Contents {
     bytes: Mutex<HashMap<u64, Vec<u8>>>,
     open: Mutex<HashSet<u64>>,
     stale: Mutex<HashSet<u64>>,
-    /// Versions that commits may have published, as the data side notes them before a commit.
-    pending: Mutex<HashMap<u64, Vec<forebay_store::Fingerprint>>>,
 }
 
 impl Stub for Contents {
@@ -76,6 +74,8 @@ impl Stub for Contents {
             if found.fingerprint() != expect {
                 return Ok(Flushed::Conflict(Some(found)));
             }
+            let pending = forebay_store::Fingerprint { size: bytes.len() as u64, ..expect };
+            node.intend(record.ino, Some(expect), Some(&found), pending)?;
             let file = node.backing.open_file(
                 target.dir,
                 name,
@@ -89,19 +89,12 @@ impl Stub for Contents {
         let mut temporary = node.backing.temporary(record.ino.0)?;
         temporary.file().write_at(&bytes, 0)?;
         temporary.file().set_attributes(&attributes(record))?;
-        let mut expect = target.expect;
         let found = match node.backing.stat(target.dir, name) {
             Err(error) if error.class() == forebay_store::ErrorClass::NotFound => None,
             found => Some(found?),
         };
-        if let Some(found) = found
-            && let Some(pending) = self.pending.lock().get(&record.ino.0)
-            && pending.iter().any(|pending| found.fingerprint().same_content(pending))
-        {
-            // An earlier flush got this far without being able to say so.
-            expect = Some(found.fingerprint());
-        }
-        self.pending.lock().entry(record.ino.0).or_default().push(temporary.pending()?);
+        let pending = temporary.pending()?;
+        let expect = node.intend(record.ino, target.expect, found.as_ref(), pending)?;
         let expect = expect.map_or(Expect::Absent, Expect::Version);
         node.own_change(&[(target.parent, target.dir)], || {
             Ok(match node.backing.commit(&mut temporary, target.dir, name, expect)? {

@@ -29,6 +29,8 @@ pub(super) enum Step {
 struct Facts {
     gone: Vec<Link>,
     fingerprint: Option<Fingerprint>,
+    /// That is what a worker intended, or what it found: nothing is under way.
+    settled: bool,
     /// The object under the old names is not this inode's any more.
     disowned: bool,
     attributes: bool,
@@ -44,6 +46,9 @@ impl Facts {
         }
         if self.fingerprint.is_some() {
             record.backing.fingerprint = self.fingerprint;
+        }
+        if self.settled {
+            record.backing.pending = None;
         }
         if record.change == seen_change {
             record.backing.attrs_differ &= !self.attributes;
@@ -112,6 +117,13 @@ impl<'a> Work<'a> {
         if !self.dirs.iter().any(|(known, _)| *known == ino) {
             self.dirs.push((ino, dir.clone()));
         }
+    }
+
+    /// What stands in the backing store is this version, and nothing is under way.
+    pub(super) fn settled(&mut self, print: Fingerprint) {
+        self.print(print);
+        self.record.backing.pending = None;
+        self.facts.settled = true;
     }
 
     pub(super) fn print(&mut self, print: Fingerprint) {
@@ -242,7 +254,8 @@ impl<'a> Batch<'a> {
             fail_at!("node.reconcile.before_sync");
             if let Err(error) = self.node.backing.sync_dirs(&handles) {
                 for done in &finished {
-                    let facts = Facts { fingerprint: done.facts.fingerprint, ..Facts::default() };
+                    let Facts { fingerprint, settled, .. } = done.facts;
+                    let facts = Facts { fingerprint, settled, ..Facts::default() };
                     self.node.report(&done.owned, u64::MAX, &facts)?;
                 }
                 return Err(error.into());
