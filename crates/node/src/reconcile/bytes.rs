@@ -6,7 +6,7 @@ use forebay_meta::{FileKind, Link, Record};
 use forebay_store::backing::SetAttributes;
 use forebay_store::{Attributes, Commit, Dir, ErrorClass, Expect, Fingerprint};
 
-use super::identity::is_own;
+use super::identity::{is_own, is_pending};
 use super::names::os;
 use super::occupied::Room;
 use super::work::{Step, Work};
@@ -45,6 +45,7 @@ impl Node {
         }
         let target =
             Target { parent: at.parent, dir: &dir, name: &at.name, expect, in_place: false };
+        work.unsettled();
         let flushed = match has_bytes {
             true => self.flush_bytes(&Arc::new(work.record.clone()), &target)?,
             false => self.publish_empty(work, &target)?,
@@ -148,7 +149,9 @@ impl Node {
             expect: record.backing.fingerprint.map(convert::store_fingerprint),
             in_place: record.attr.nlink > 1 || record.links.len() > 1,
         };
-        match self.flush_bytes(&Arc::new(record.clone()), &target)? {
+        let record = Arc::new(record.clone());
+        work.unsettled();
+        match self.flush_bytes(&record, &target)? {
             Flushed::Done { fingerprint, clean } => {
                 work.touched(link.parent, &dir);
                 all_written(work, fingerprint, clean);
@@ -171,9 +174,7 @@ impl Node {
         // What was intended is noted in the record as it is now.
         let own = self.known(work.ino())?.is_some_and(|record| {
             record.backing.fingerprint.is_some() && is_own(&record, found)
-                || record.backing.pending.is_some_and(|print| {
-                    convert::store_fingerprint(print).same_content(&found.fingerprint())
-                })
+                || is_pending(&record, found)
         });
         Ok(own || self.made_by(work.ino(), found)?)
     }

@@ -12,17 +12,23 @@ use crate::error::Result;
 use crate::import::LIMBO;
 use crate::node::Node;
 
+/// Whether `found` is the version that an interrupted worker was about to publish.
+pub(super) fn is_pending(record: &Record, found: &Attributes) -> bool {
+    record.backing.pending.is_some_and(|pending| {
+        convert::store_fingerprint(pending).same_content(&found.fingerprint())
+    })
+}
+
 /// Whether `found` may be the object of this record: by its inode number if one is known, else by
 /// what a worker would have made. Its contents may have been changed by others.
 pub(super) fn may_be_ours(record: &Record, found: &Attributes) -> bool {
     if convert::kind(found.kind) != record.attr.kind {
         return false;
     }
-    let (known, pending) = (record.backing.fingerprint, record.backing.pending);
-    if pending.is_some_and(|print| print.ino == found.ino) {
+    if is_pending(record, found) {
         return true;
     }
-    match known {
+    match record.backing.fingerprint {
         Some(print) if print.ino != 0 => print.ino == found.ino,
         _ => match record.attr.kind {
             // The times of files are set before they get their name.
@@ -44,12 +50,11 @@ pub(super) fn is_own(record: &Record, found: &Attributes) -> bool {
     let Some(known) = record.backing.fingerprint.filter(|_| !record.is_directory()) else {
         return true;
     };
-    let now = found.fingerprint();
-    let same = |print: &Print| convert::store_fingerprint(*print).same_content(&now);
-    same(&known) || record.backing.pending.is_some_and(|pending| {
-        // Any part of a change in place may be done.
-        same(&pending) || pending.ino == known.ino && known.ino == found.ino
-    })
+    // Of a change in place any part may be done.
+    let in_place = record.backing.pending.is_some_and(|pending| pending.ino == known.ino);
+    convert::store_fingerprint(known).same_content(&found.fingerprint())
+        || is_pending(record, found)
+        || in_place && known.ino == found.ino
 }
 
 impl Node {
@@ -105,7 +110,8 @@ impl Node {
 
     /// Notes that the attributes of a file in the backing store are about to be changed in place,
     /// and its times with them.
-    pub(super) fn intend_in_place(&self, work: &Work<'_>) -> Result<()> {
+    pub(super) fn intend_in_place(&self, work: &mut Work<'_>) -> Result<()> {
+        work.unsettled();
         let Some(known) = work.record.backing.fingerprint else { return Ok(()) };
         let pending = Print { mtime: work.record.attr.mtime, ..known };
         match self.meta.intend(work.ino(), None, pending) {

@@ -7,7 +7,7 @@ use forebay_meta::{FileKind, Link, Record};
 use forebay_store::backing::{Node as Special, RenameMode};
 use forebay_store::{Attributes, Dir, ErrorClass};
 
-use super::identity::may_be_ours;
+use super::identity::{is_pending, may_be_ours};
 use super::occupied::Room;
 use super::work::{Step, Work};
 use crate::convert;
@@ -20,13 +20,6 @@ pub(super) fn os(name: &[u8]) -> &OsStr {
     OsStr::from_bytes(name)
 }
 
-/// Whether `found` is the version that an interrupted worker was about to publish.
-fn is_pending(work: &Work<'_>, found: &Attributes) -> bool {
-    work.record.backing.pending.is_some_and(|pending| {
-        convert::store_fingerprint(pending).same_content(&found.fingerprint())
-    })
-}
-
 impl Node {
     /// Looks which of the names that the record claims are there, if that is in doubt: a worker
     /// was interrupted, or could not report.
@@ -37,9 +30,11 @@ impl Node {
         let in_doubt = record.backing.links.len() > 1
             || record.backing.fingerprint.is_none()
             || was_published_empty;
-        // What publishes its bytes looks by itself.
+        // What publishes its bytes looks by itself, if it is all that there is to do.
         let bytes_tell = record.dirty
-            && matches!(record.backing.links.as_slice(), [link] if record.links.contains(link));
+            && record.backing.pending.is_none()
+            && record.backing.links.len() == 1
+            && record.backing.links == record.links;
         if !in_doubt || bytes_tell {
             return Ok(());
         }
@@ -50,10 +45,10 @@ impl Node {
                 work.went(&link);
                 continue;
             };
-            let sure = work.record.backing.fingerprint.is_some() || is_pending(work, &found);
+            let sure = work.record.backing.fingerprint.is_some() || is_pending(&work.record, &found);
             if !sure && self.is_anothers(work, &link, &found)? {
                 work.went(&link);
-            } else if is_pending(work, &found) {
+            } else if is_pending(&work.record, &found) {
                 work.settled(convert::fingerprint(found.fingerprint()));
             }
         }
@@ -359,7 +354,8 @@ impl Node {
     }
 
     /// Notes that the inode may be under `link` from now on.
-    pub(super) fn claim(&self, work: &Work<'_>, link: &Link) -> Result<()> {
+    pub(super) fn claim(&self, work: &mut Work<'_>, link: &Link) -> Result<()> {
+        work.claimed(link);
         self.meta.claim(work.ino(), link)?;
         Ok(())
     }

@@ -95,9 +95,14 @@ impl<'a> Work<'a> {
         self.record.ino
     }
 
+    /// The inode may be under `link` from now on, even if it was found not to be before: whatever
+    /// becomes of it, that is not reported any more.
+    pub(super) fn claimed(&mut self, link: &Link) {
+        self.facts.gone.retain(|gone| gone != link);
+    }
+
     /// The backing store has the inode under `link` now; it was claimed before.
     pub(super) fn came(&mut self, link: &Link, dir: &Dir) {
-        self.facts.gone.retain(|gone| gone != link);
         if !self.record.backing.links.contains(link) {
             self.record.backing.links.push(link.clone());
         }
@@ -124,6 +129,11 @@ impl<'a> Work<'a> {
         self.print(print);
         self.record.backing.pending = None;
         self.facts.settled = true;
+    }
+
+    /// Another version is about to be made.
+    pub(super) fn unsettled(&mut self) {
+        self.facts.settled = false;
     }
 
     pub(super) fn print(&mut self, print: Fingerprint) {
