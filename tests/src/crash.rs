@@ -24,7 +24,7 @@ use crate::watchdog;
 const ROUND_LIMIT: Duration = Duration::from_secs(120);
 /// How long writers may take to notice that the daemon is gone.
 const WRITER_LIMIT: Duration = Duration::from_secs(20);
-/// Writer processes at a time.
+/// Writer processes at a time; those of large files come first.
 const WRITERS: usize = 6;
 
 /// The number of rounds: `FOREBAY_CRASH_ROUNDS`, else 5.
@@ -41,13 +41,15 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts `writers` processes, each in its own directory below `dir`.
-    pub fn start(dir: &Path, seed: u64, writers: usize) -> Outcome<Self> {
+    /// Starts `writers` processes, each in its own directory below `dir`; `large` of them write files
+    /// that fill a small tier.
+    pub fn start(dir: &Path, seed: u64, writers: usize, large: usize) -> Outcome<Self> {
         let progress = Progress::new(writers)?;
         let mut load =
             Self { dir: dir.to_owned(), plans: Vec::new(), children: Vec::new(), progress };
         for id in 0..writers {
             let plan = Plan::new(seed, id);
+            let plan = if id < large { plan.large() } else { plan };
             os::mkdir(load.home(id), 0o755)?;
             let home = load.home(id);
             let progress = &load.progress;
@@ -137,6 +139,12 @@ pub fn same_tree(got: &Snapshot, want: &Snapshot, what: &str) -> Outcome {
     Ok(())
 }
 
+/// Two, if the tiers are as small as they must be for large files to fill them.
+fn large_writers(options: &MountOptions) -> usize {
+    let bytes: u64 = options.tiers.iter().map(|(_, bytes)| bytes).sum();
+    if bytes < 100 << 20 { 2 } else { 0 }
+}
+
 /// Kills the daemon `rounds` times at random moments under load, and checks everything each time.
 pub fn kill_rounds(options: MountOptions, seed: u64, rounds: usize) -> Outcome {
     let mut random = Random::new(seed);
@@ -147,8 +155,9 @@ pub fn kill_rounds(options: MountOptions, seed: u64, rounds: usize) -> Outcome {
         let guard = watchdog::guard(ROUND_LIMIT, format!("crash round {round} of seed {seed}"));
         let dir = mount.dir().join(format!("round{round}"));
         os::mkdir(&dir, 0o755)?;
-        let mut load = Load::start(&dir, random.bits(), WRITERS)?;
-        std::thread::sleep(Duration::from_millis(random.between(30, 1500)));
+        let mut load =
+            Load::start(&dir, random.bits(), WRITERS, large_writers(mount.options_mut()))?;
+        std::thread::sleep(Duration::from_millis(random.between(30, 3000)));
         ensure!(!load.any_ended(), "a writer ended before the kill: {:?}", load.wait());
         load.expect_death();
         mount.kill_daemon();
@@ -188,7 +197,7 @@ mod tests {
 
     /// A load on a native directory, stopped at some moment as by a crash.
     fn stopped_load(dir: &Path) -> Load {
-        let mut load = Load::start(dir, 77, 3).unwrap();
+        let mut load = Load::start(dir, 77, 3, 1).unwrap();
         assert!(eventually(Duration::from_secs(20), || load.acknowledged() > 300));
         load.progress.stop();
         load.wait().unwrap();

@@ -18,6 +18,18 @@ fn options(passthrough: Passthrough, writeback: &str) -> MountOptions {
     }
 }
 
+/// Two tiers that a few large files overfill.
+fn small(passthrough: Passthrough) -> MountOptions {
+    MountOptions { tier_sizes: vec![3 << 20, 4 << 20], ..options(passthrough, "20ms") }
+}
+
+/// Full tiers where a point needs them.
+fn options_for(point: &str, passthrough: Passthrough) -> MountOptions {
+    const FULL: [&str; 7] = ["presence", "fetch", "partial", "fill", "spill", "evict", "node.move"];
+    let is_of_full_tiers = FULL.iter().any(|part| point.contains(part));
+    if is_of_full_tiers { small(passthrough) } else { options(passthrough, "20ms") }
+}
+
 fn survives(passthrough: Passthrough, writeback: &str) {
     let _one = ONE.lock();
     let seed = seed_from_env("FOREBAY_SEED");
@@ -64,7 +76,7 @@ fn fail_points_when_each_kills_the_daemon_then_everything_acknowledged_is_there(
             }
             let seed = seed.wrapping_add(index as u64);
             let began = std::time::Instant::now();
-            let round = fail_point_round(options(passthrough, "20ms"), point, seed);
+            let round = fail_point_round(options_for(point, passthrough), point, seed);
             eprintln!("{point} {} {round:?} {:?}", passthrough.as_str(), began.elapsed());
             match round {
                 Ok(fired) => tally.count(point, fired),

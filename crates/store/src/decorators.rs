@@ -114,9 +114,13 @@ macro_rules! intercept_bytes {
             fn read_at(&self, buffer: &mut [u8], offset: u64) -> crate::Result<usize> {
                 match self.by.before(Operation::Read, buffer.len() as u64) {
                     Verdict::Pass => self.inner.read_at(buffer, offset),
-                    Verdict::Fail(errno) | Verdict::Lost(errno) | Verdict::Torn { errno, .. } => Err(
-                        StoreError::errno_of("(injected fault) read", self.inner.label(), errno),
-                    ),
+                    Verdict::Fail(errno) | Verdict::Lost(errno) | Verdict::Torn { errno, .. } => {
+                        Err(StoreError::errno_of(
+                            "(injected fault) read",
+                            self.inner.label(),
+                            errno,
+                        ))
+                    }
                 }
             }
             fn write_at(&self, data: &[u8], offset: u64) -> crate::Result<usize> {
@@ -133,7 +137,9 @@ macro_rules! intercept_bytes {
                 Err(StoreError::errno_of("(injected fault) write", self.inner.label(), errno))
             }
             fn sync(&self, data_only: bool) -> crate::Result<()> {
-                ask_and(&self.by, Operation::Sync, self.inner.label(), || self.inner.sync(data_only))
+                ask_and(&self.by, Operation::Sync, self.inner.label(), || {
+                    self.inner.sync(data_only)
+                })
             }
             fn set_len(&self, len: u64) -> crate::Result<()> {
                 ask_and(&self.by, Operation::SetLen, self.inner.label(), || self.inner.set_len(len))
@@ -142,23 +148,33 @@ macro_rules! intercept_bytes {
                 ask_and(&self.by, Operation::Stat, self.inner.label(), || self.inner.stat())
             }
             fn allocate(&self, at: u64, len: u64, mode: crate::AllocateMode) -> crate::Result<()> {
-                ask_and(&self.by, Operation::Allocate, self.inner.label(), || self.inner.allocate(at, len, mode))
+                ask_and(&self.by, Operation::Allocate, self.inner.label(), || {
+                    self.inner.allocate(at, len, mode)
+                })
             }
             fn punch(&self, offset: u64, len: u64) -> crate::Result<()> {
-                ask_and(&self.by, Operation::Allocate, self.inner.label(), || self.inner.punch(offset, len))
+                ask_and(&self.by, Operation::Allocate, self.inner.label(), || {
+                    self.inner.punch(offset, len)
+                })
             }
             fn seek_data(&self, offset: u64) -> crate::Result<Option<u64>> {
-                ask_and(&self.by, Operation::Seek, self.inner.label(), || self.inner.seek_data(offset))
+                ask_and(&self.by, Operation::Seek, self.inner.label(), || {
+                    self.inner.seek_data(offset)
+                })
             }
             fn seek_hole(&self, offset: u64) -> crate::Result<Option<u64>> {
-                ask_and(&self.by, Operation::Seek, self.inner.label(), || self.inner.seek_hole(offset))
+                ask_and(&self.by, Operation::Seek, self.inner.label(), || {
+                    self.inner.seek_hole(offset)
+                })
             }
             fn set_times(
                 &self,
                 atime: Option<crate::Timestamp>,
                 mtime: Option<crate::Timestamp>,
             ) -> crate::Result<()> {
-                ask_and(&self.by, Operation::SetAttributes, self.inner.label(), || self.inner.set_times(atime, mtime))
+                ask_and(&self.by, Operation::SetAttributes, self.inner.label(), || {
+                    self.inner.set_times(atime, mtime)
+                })
             }
             fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
                 None

@@ -11,10 +11,10 @@ use crate::random::Random;
 use crate::subject::{ForebayMount, MountOptions, Subject, run_checked};
 use crate::watchdog;
 
-use super::{Load, ROUND_LIMIT, Snapshot, WRITERS, drained, recover};
+use super::{Load, ROUND_LIMIT, Snapshot, WRITERS, drained, large_writers, recover};
 
 /// How long the load runs when it does not reach the point.
-const LONGEST_LOAD: Duration = Duration::from_secs(4);
+const LONGEST_LOAD: Duration = Duration::from_secs(5);
 
 /// The fail points that the binary was built with, by its own word; empty without any.
 pub fn fail_points(mount: &ForebayMount) -> Outcome<Vec<String>> {
@@ -27,7 +27,9 @@ pub fn fail_points(mount: &ForebayMount) -> Outcome<Vec<String>> {
 ///
 /// The daemon must be built so that a panic aborts it.
 pub fn fail_point_round(options: MountOptions, point: &str, seed: u64) -> Outcome<bool> {
-    let skip = Random::new(seed).below(20);
+    let mut random = Random::new(seed);
+    let most = *random.pick(&[1, 20, 400]);
+    let skip = random.below(most);
     let fired = one_round(options.clone(), point, skip, seed)?;
     // Rarely reached: at the first time, then.
     if fired || skip == 0 { Ok(fired) } else { one_round(options, point, 0, seed) }
@@ -45,7 +47,7 @@ fn one_round(options: MountOptions, point: &str, skip: u64, seed: u64) -> Outcom
     let told = |why: Failure| {
         Failure::Failed(format!("fail point {point} after {skip} times, seed {seed}: {why}"))
     };
-    let mut load = match Load::start(&dir, seed, WRITERS) {
+    let mut load = match Load::start(&dir, seed, WRITERS, large_writers(mount.options_mut())) {
         Err(_) if !mount.daemon_runs() => {
             // The point was reached before the load began.
             mount.kill_daemon();

@@ -159,8 +159,7 @@ impl Node {
             }
             Flushed::Busy => Err(NodeError::Busy),
             Flushed::Conflict(Some(found))
-                if is_empty_claim(&work.record, &found)
-                    || self.is_unreported(work, &found)? =>
+                if is_empty_claim(&work.record, &found) || self.is_unreported(work, &found)? =>
             {
                 work.settled(convert::fingerprint(found.fingerprint()));
                 Ok(Step::Again)

@@ -243,6 +243,11 @@ impl Node {
         self.meta.backlog_len()
     }
 
+    /// Files without a name that count as in use.
+    pub fn removed_in_use(&self) -> u64 {
+        self.meta.counts().orphans
+    }
+
     /// The latest failure to write to the backing store since all was well.
     pub fn last_backlog_error(&self) -> Option<String> {
         self.reconciler.last_error.lock().clone()

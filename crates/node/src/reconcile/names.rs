@@ -45,7 +45,8 @@ impl Node {
                 work.went(&link);
                 continue;
             };
-            let sure = work.record.backing.fingerprint.is_some() || is_pending(&work.record, &found);
+            let sure =
+                work.record.backing.fingerprint.is_some() || is_pending(&work.record, &found);
             if !sure && self.is_anothers(work, &link, &found)? {
                 work.went(&link);
             } else if is_pending(&work.record, &found) {

@@ -7,8 +7,8 @@ use forebay_store::{Dir, ErrorClass};
 use std::ops::ControlFlow;
 
 use super::MOST_NESTED;
-use super::names::os;
 use super::identity::is_own;
+use super::names::os;
 use super::occupied::limbo_link;
 use super::work::{Step, Work};
 use crate::error::{NodeError, Result};

@@ -698,6 +698,21 @@ fn a_second_name_when_the_first_is_only_claimed_then_not_made_of_what_stands_the
 }
 
 #[test]
+fn a_file_that_only_claims_its_name_when_another_clears_its_old_one_then_still_made() {
+    let bench = Bench::new();
+    let empty = bench.make("here", FileKind::File, 0o600);
+    let meta = &bench.node.meta;
+    let link = |name: &str| forebay_meta::Link::new(Ino::ROOT, name.as_bytes());
+    // As an interrupted worker leaves it: nothing was made under either name.
+    meta.claim(empty, &link("there")).expect("claimed");
+    meta.claim(empty, &link("here")).expect("claimed");
+    let other = bench.make("there", FileKind::Symlink, 0o777);
+    bench.node.reconcile(other).expect("made");
+    bench.drained();
+    assert_eq!(bench.names(""), ["here", "there"]);
+}
+
+#[test]
 fn two_removed_claimants_of_a_name_when_a_third_takes_it_then_no_conflict() {
     let (bench, flaky) = losing();
     bench.write("name", b"first");

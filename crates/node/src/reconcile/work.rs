@@ -14,6 +14,9 @@ use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
 
+/// No record has this count of changes: one that is reported with it stays in the backlog.
+const NEVER: u64 = u64::MAX;
+
 /// How a pass over an inode ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
@@ -159,7 +162,11 @@ impl<'a> Work<'a> {
     }
 
     /// What was done to another inode, to be reported together with this one.
-    pub(super) fn also(&mut self, owned: Owned<'a>, other: Work<'a>) {
+    ///
+    /// That was not all there is to do for it: a name that it claims may not be there, so that it
+    /// must not leave the backlog before its own turn.
+    pub(super) fn also(&mut self, owned: Owned<'a>, mut other: Work<'a>) {
+        other.seen_change = NEVER;
         self.others.push((owned, other));
     }
 
@@ -228,8 +235,8 @@ impl<'a> Batch<'a> {
         let done = pass(&mut work);
         if !matches!(done, Ok(Step::Done)) {
             // A name may be claimed and not there: the record must not leave the backlog, as it
-            // would with nothing left that differs. No record has this count of changes.
-            work.seen_change = u64::MAX;
+            // would with nothing left that differs.
+            work.seen_change = NEVER;
         }
         self.keep(owned, work);
         done
@@ -266,7 +273,7 @@ impl<'a> Batch<'a> {
                 for done in &finished {
                     let Facts { fingerprint, settled, .. } = done.facts;
                     let facts = Facts { fingerprint, settled, ..Facts::default() };
-                    self.node.report(&done.owned, u64::MAX, &facts)?;
+                    self.node.report(&done.owned, NEVER, &facts)?;
                 }
                 return Err(error.into());
             }

@@ -45,11 +45,15 @@ intercept_bytes!(InterceptedFile);
 
 impl BackingFile for InterceptedFile {
     fn set_attributes(&self, attributes: &SetAttributes) -> Result<()> {
-        ask_and(&self.by, Operation::SetAttributes, self.inner.label(), || self.inner.set_attributes(attributes))
+        ask_and(&self.by, Operation::SetAttributes, self.inner.label(), || {
+            self.inner.set_attributes(attributes)
+        })
     }
 
     fn set_xattr(&self, attribute: &OsStr, value: &[u8]) -> Result<()> {
-        ask_and(&self.by, Operation::Xattr, self.inner.label(), || self.inner.set_xattr(attribute, value))
+        ask_and(&self.by, Operation::Xattr, self.inner.label(), || {
+            self.inner.set_xattr(attribute, value)
+        })
     }
 }
 

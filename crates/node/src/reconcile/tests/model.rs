@@ -167,8 +167,7 @@ impl World {
             Action::Restart => self.restart(),
             Action::Faults(seed) => {
                 let lost = seed / 240 % 2 == 1;
-                let fault =
-                    if lost { Verdict::Lost(libc::EIO) } else { Verdict::Fail(libc::EIO) };
+                let fault = if lost { Verdict::Lost(libc::EIO) } else { Verdict::Fail(libc::EIO) };
                 let (skip, times) = (u64::from(seed % 40), u64::from(seed / 40 % 6));
                 let rule = Rule { operation: None, fault, skip, times, per_mille: 1000 };
                 self.flaky.set_rules(vec![rule]);
