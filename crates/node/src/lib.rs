@@ -40,6 +40,7 @@ mod report;
 mod residents;
 mod room;
 mod spill;
+mod staging;
 mod truncate;
 
 pub use check::{CheckRequest, Checked, check};
