@@ -295,6 +295,9 @@ impl ForebayMount {
         if let Some(writeback) = &self.options.writeback {
             command.args(["--writeback", writeback]);
         }
+        if let Ok(level) = std::env::var("FOREBAY_LOG_LEVEL") {
+            command.args(["--log-level", &level]);
+        }
         command.args(&self.options.arguments).envs(self.options.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let daemon = command.spawn().map_err(io_error("starting forebay"))?;
