@@ -1,8 +1,9 @@
 //! What wrong hints cost Forebay-MIN: at most a few per cent more bytes than S3-FIFO misses without
 //! any, on every kind of trace; and right ones still give the optimum.
 
+use forebay_sim::cache::bounds::foo;
 use forebay_sim::cache::generate::{Kind, generate};
-use forebay_sim::cache::run::{Options, Oracle, count, count_told, lower_bound};
+use forebay_sim::cache::run::{Options, Oracle, count, count_told};
 use forebay_sim::cache::trace::Trace;
 use forebay_sim::rng::Rng;
 
@@ -102,7 +103,7 @@ fn right_hints_then_within_two_per_cent_of_the_bound() {
             let capacity = trace.footprint() / share;
             let missed =
                 count(&trace, &Options::new("min", capacity)).expect("a policy").miss_bytes;
-            let bound = lower_bound(&trace, capacity);
+            let bound = foo(&trace, capacity);
             let ratio = missed as f64 / bound as f64;
             assert!(ratio <= 1.02, "{kind:?}, 1/{share}: {ratio}");
         }
@@ -122,7 +123,7 @@ fn hints_wrong_at_first_and_right_later_then_believed_again() {
     let told = count_told(&trace, &options, &mut Oracle::of(hints)).expect("a policy").miss_bytes;
     let alone = Options { window: Some(0), ..options.clone() };
     let fallback = count(&trace, &alone).expect("a policy").miss_bytes;
-    let bound = lower_bound(&trace, capacity);
+    let bound = foo(&trace, capacity);
     let won = (fallback - told) as f64 / (fallback - bound) as f64;
     assert!(won > 0.5, "{won}: {bound} {told} {fallback}");
 }

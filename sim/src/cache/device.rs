@@ -26,6 +26,33 @@ pub struct Device {
     pub prefetch: u64,
 }
 
+/// Devices with a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Model {
+    /// RAM disk above one hard disk: 10 GB/s; 100 MB/s, 5 ms a request (HyCache+, section III-B).
+    Disk,
+    /// NVMe above a parallel file system shared by many: 3 GB/s; 500 MB/s, 1 ms a request.
+    Parallel,
+    /// NVMe above an object store: 3 GB/s; 200 MB/s, 50 ms a request.
+    Objects,
+    /// RAM disk above NVMe: 10 GB/s; 3 GB/s, 0.1 ms a request.
+    Nvme,
+}
+
+impl Model {
+    /// The device: cache and disk bandwidth in bytes a second, seconds a request.
+    #[must_use]
+    pub fn device(self) -> Device {
+        let (cache_bandwidth, disk_bandwidth, request_time) = match self {
+            Self::Disk => (10e9, 100e6, 0.005),
+            Self::Parallel => (3e9, 500e6, 0.001),
+            Self::Objects => (3e9, 200e6, 0.05),
+            Self::Nvme => (10e9, 3e9, 0.0001),
+        };
+        Device { cache_bandwidth, disk_bandwidth, request_time, ..Device::default() }
+    }
+}
+
 impl Default for Device {
     /// 10 GB/s above 100 MB/s, 5 ms a request, as HyCache+ assumes of its times (section III-B).
     fn default() -> Self {

@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn every_format_that_can_be_written_then_read_as_it_was() {
         let dir = tempfile::tempdir().expect("a directory");
-        let requests = (0..500u64).map(|at| request(at * at % 37 << 35, 1 + at * at % 37));
+        let requests = (0..500u64).map(|at| request((at * at % 37) << 35, 1 + at * at % 37));
         let trace = Trace::new(requests.collect());
         for format in [Format::Csv, Format::Forebay, Format::Oracle] {
             let path = dir.path().join("t.bin");

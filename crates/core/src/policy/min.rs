@@ -128,6 +128,8 @@ impl<O: NextUseOrder> Shelf<O> {
             self.known.set(Known { object, bytes, next });
         } else {
             self.known.remove(object);
+            // Where hints are not believed, S3-FIFO has the tier for itself again.
+            self.unknown.set_refills(!outlook.believed);
             self.unknown.insert(object, bytes);
         }
     }

@@ -28,6 +28,7 @@ pub struct S3Fifo {
     admit_large: bool,
     /// Before the first eviction a full small queue spills into the main one.
     warm: bool,
+    refills: bool,
     recalled: Recalled,
 }
 
@@ -44,6 +45,7 @@ impl S3Fifo {
             ghost_capacity: (config.capacity as f64 * 0.9) as u64,
             admit_large: config.admit_large,
             warm: false,
+            refills: false,
             recalled: Recalled::default(),
         }
     }
@@ -97,6 +99,13 @@ impl S3Fifo {
         None
     }
 
+    /// Whether a main queue that has lost its room to others is filled again as before the first
+    /// eviction. In a tier of its own that makes no difference: the main queue stays full, as an
+    /// eviction takes it from above its capacity of 0.9 C to no less than 0.1 C below.
+    pub(super) fn set_refills(&mut self, refills: bool) {
+        self.refills = refills;
+    }
+
     /// Bytes resident of an object on its books.
     pub(super) fn bytes_of(&self, object: u64) -> Option<u64> {
         self.queues.bytes_of(object)
@@ -126,10 +135,8 @@ impl Order for S3Fifo {
         if let Some(ghost) = self.queues.find(object) {
             self.queues.remove(ghost);
         }
-        // In a tier of its own the main queue fills before the first eviction and stays full: an
-        // eviction takes it from above its capacity of 0.9 C to no less than 0.1 C below. Where others
-        // share the tier (MIN's known objects) it may have lost its room, and gets it back.
-        let hollow = !self.warm || self.queues.bytes(MAIN) < self.main_capacity / 8 * 7;
+        let lost = self.refills && self.queues.bytes(MAIN) < self.main_capacity / 8 * 7;
+        let hollow = !self.warm || lost;
         let spills = hollow && self.queues.bytes(SMALL) >= self.small_capacity;
         let to_main = self.recalled.take(object) || spills || bytes > self.small_capacity;
         self.queues.add(if to_main { MAIN } else { SMALL }, object, bytes, 0);
