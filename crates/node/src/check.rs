@@ -396,21 +396,32 @@ impl Node {
             return Ok(());
         }
         let spill = self.backing.open_spill(old.ino())?;
-        let file = match &spill {
-            Some(spill) => spill.file().clone(),
-            None => self.open_backing(record, forebay_store::backing::Access::Read)?,
+        let map = self.backing.open_spill_map(old.ino())?;
+        let published = || self.open_backing(record, forebay_store::backing::Access::Read);
+        let read = |from: &dyn forebay_store::BackingFile, at: u64, part: &mut [u8]| {
+            let read = from.read_at(part, at)?;
+            part[read..].fill(0);
+            Ok(())
         };
         let mut buffer = vec![0; 1 << 20];
         for run in missing {
             let mut at = run.start;
             while at < run.end {
                 let want = usize::try_from(run.end - at).unwrap_or(usize::MAX).min(buffer.len());
-                let read = file.read_at(&mut buffer[..want], at)?;
-                if read == 0 {
-                    break;
+                let part = &mut buffer[..want];
+                match (&spill, &map) {
+                    (None, _) => read(&*published()?, at, part)?,
+                    (Some(spill), None) => read(&**spill.file(), at, part)?,
+                    (Some(spill), Some(map)) => {
+                        let mut absent = Vec::new();
+                        map.missing_runs(at..at + want as u64, &mut absent);
+                        let upper = |at, part: &mut [u8]| read(&**spill.file(), at, part);
+                        let lower = |at, part: &mut [u8]| read(&*published()?, at, part);
+                        crate::io::compose(&absent, at, part, upper, lower)?;
+                    }
                 }
-                crate::spill::write_all(old, &buffer[..read], at)?;
-                at += read as u64;
+                crate::spill::write_all(old, part, at)?;
+                at += want as u64;
             }
         }
         Ok(())

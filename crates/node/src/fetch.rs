@@ -10,9 +10,10 @@ use forebay_core::unit;
 use forebay_meta::{Ino, Record};
 use forebay_store::backing::Access;
 use forebay_store::copy::{self, Cancel, Limits, Pass, Priority};
-use forebay_store::{BackingFile, ErrorClass, Object};
+use forebay_store::{BackingFile, ErrorClass, Object, Presence};
 use parking_lot::{Mutex, RwLock};
 
+use crate::context::Context;
 use crate::convert;
 use crate::data::BLOCK;
 use crate::error::Result;
@@ -54,7 +55,7 @@ impl Node {
     pub(crate) fn fetch_whole(&self, file: &FileRef, record: &Arc<Record>) -> Result<()> {
         let _one = file.fetching.lock();
         let seen = file.writes.load(Ordering::Acquire);
-        if file.residence.read().place.is_some() || file.around.load(Ordering::Acquire) {
+        if file.residence.read().place.is_some() {
             return Ok(());
         }
         let size = record.attr.size;
@@ -144,6 +145,7 @@ impl Node {
                     charge: Charge::new(charge, charge - BLOCK),
                     dirty: AtomicBool::new(false),
                     clean_as: Mutex::new(None),
+                    passed: AtomicBool::new(false),
                 }))
             }
             failed => {
@@ -181,7 +183,7 @@ impl Node {
     /// Gives a large file an object without any extent, to be filled behind its readers.
     pub(crate) fn begin_partial(&self, file: &FileRef, record: &Arc<Record>) -> Result<()> {
         let _one = file.fetching.lock();
-        if file.residence.read().place.is_some() || file.around.load(Ordering::Acquire) {
+        if file.residence.read().place.is_some() {
             return Ok(());
         }
         let seen = file.writes.load(Ordering::Acquire);
@@ -190,7 +192,8 @@ impl Node {
             return Ok(());
         };
         let slot = &self.tiers[usize::from(tier)];
-        if !self.take_room(tier, BLOCK) {
+        let charge = BLOCK + Presence::sidecar_bytes_for(self.config.extent_bytes, size);
+        if !self.take_room(tier, charge) {
             self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
             return Ok(());
         }
@@ -209,15 +212,16 @@ impl Node {
                 tier,
                 object,
                 presence: Some(RwLock::new(presence)),
-                charge: Charge::new(BLOCK, 0),
+                charge: Charge::new(charge, 0),
                 dirty: AtomicBool::new(false),
                 clean_as: Mutex::new(None),
+                passed: AtomicBool::new(false),
             })
         })();
         let place = match made {
             Ok(place) => place,
             Err(error) => {
-                slot.room.give(BLOCK);
+                slot.room.give(charge);
                 self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
                 drop(slot.tier.remove_map(file.ino.0));
                 drop(slot.tier.remove(file.ino.0));
@@ -444,8 +448,7 @@ impl Node {
         fail_at!("node.fill.whole");
         self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
         place.presence = None;
-        let end = place.object.len()?.min(place.charge.bytes());
-        place.charge.paid_end.store(end, Ordering::Release);
+        place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
         self.set_resident(file.ino, place);
         Ok(())
     }
@@ -472,7 +475,7 @@ impl Node {
             return Ok(0);
         }
         let file = self.files.get(ino);
-        self.load(&file)?;
+        self.load(&Context::DAEMON, &file)?;
         if file.residence.read().place.is_none() {
             if record.dirty {
                 return Ok(0);

@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use forebay_core::steward::Event;
 use forebay_meta::{FileKind, Ino, Record};
@@ -162,7 +163,7 @@ impl Node {
     fn open_new(&self, record: &Arc<Record>, flags: i32) -> Result<Opened> {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let file = self.files.get(record.ino);
-        self.load(&file)?;
+        self.load(&Context::DAEMON, &file)?;
         self.attach(&file, record, write)
     }
 
@@ -175,7 +176,7 @@ impl Node {
         record: &Arc<Record>,
         write: bool,
     ) -> Result<()> {
-        self.load(file)?;
+        self.load(context, file)?;
         let size = record.attr.size;
         self.decide(Event::Access {
             object: forebay_core::unit::Ino(file.ino.0),
@@ -188,7 +189,7 @@ impl Node {
                 self.metrics.hits.add(1);
                 return Ok(());
             }
-            if size == 0 || matches!(residence.base, Base::Zeros) {
+            if size == 0 || !matches!(residence.base, Base::Backing(_)) {
                 return Ok(());
             }
         }
@@ -286,6 +287,7 @@ impl Node {
                 };
                 match place.object.fd().map(|fd| self.register(fd)) {
                     Some(Ok(id)) => {
+                        place.passed.store(true, Ordering::Release);
                         opens.registered = Some(Registered { id, opens: 0, bypass: None });
                         (OpenMode::Passthrough { id }, promised)
                     }
@@ -406,18 +408,17 @@ impl Node {
             self.tiers[usize::from(tier)].room.unpromise(bytes);
         }
         if last_writer {
-            // What was written past the tiers is looked at where waiting is allowed.
-            let at_hand = file.residence.try_read().is_some_and(|found| found.place.is_some());
-            let settle = |node: &Node, file: &FileRef| {
-                if let Err(error) = node.settle(file) {
-                    tracing::error!(ino = file.ino.0, %error, "can't record a closed file's size");
-                }
-            };
-            if at_hand {
-                settle(self, &file);
-            } else {
+            let settled = self.settle_by(&file, Some(Instant::now())).unwrap_or_else(|error| {
+                tracing::error!(ino = file.ino.0, %error, "can't record a closed file's size");
+                true
+            });
+            if !settled {
                 let file = file.clone();
-                self.later(move |node| settle(node, &file));
+                self.later(move |node| {
+                    if let Err(error) = node.settle(&file) {
+                        tracing::error!(ino = file.ino.0, %error, "can't record a closed file's size");
+                    }
+                });
             }
         }
         if last {
@@ -434,7 +435,7 @@ impl Node {
         if file.is_open() {
             return;
         }
-        let Some(record) = record else { return self.discard_data(file.ino) };
+        let Some(record) = record else { return self.discard_at_hand(file) };
         if !record.orphan {
             return self.note_access_time(file, &record);
         }
@@ -442,14 +443,23 @@ impl Node {
             tracing::warn!(ino = file.ino.0, %error, "can't release a removed file");
         }
         if record.links.is_empty() && !file.is_open() {
-            self.discard_data(file.ino);
+            self.discard_at_hand(file);
+        }
+    }
+
+    /// Drops the bytes of a file; on another thread if one of those that wait has it in hand.
+    fn discard_at_hand(&self, file: &FileRef) {
+        let ino = file.ino;
+        if file.residence.try_write().is_some() || !self.later(move |node| node.discard_data(ino)) {
+            self.discard_data(ino);
         }
     }
 
     /// Access times follow reads as `relatime` does: when older than the last change or a day.
     fn note_access_time(&self, file: &File, record: &Record) {
         const DAY: i64 = 24 * 3600;
-        let residence = file.residence.read();
+        // Whoever has it in hand for long waits for a slow device; an access time is not worth that.
+        let Some(residence) = file.residence.try_read() else { return };
         let Some(place) = &residence.place else { return };
         let Ok(stat) = place.object.stat() else { return };
         let (known, seen) = (record.attr.atime, convert::time(stat.atime));

@@ -7,7 +7,7 @@ use forebay_core::policy::UnknownPolicy;
 use forebay_core::policy::replay::Cache;
 
 use super::run::{Options, Oracle};
-use super::trace::Trace;
+use super::trace::{Request, Trace};
 
 /// The devices and the program.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -79,7 +79,7 @@ pub fn play(trace: &Trace, options: &Options, device: &Device) -> Result<Timing,
     let mut run = Run {
         trace,
         device,
-        cache: Cache::new(&options.policy, &options.config)?,
+        cache: Cache::new(&options.policy, &options.config)?.numbered(trace.numbers().ids.len()),
         timing: Timing::default(),
         free: 0.0,
         arrival: HashMap::new(),
@@ -105,6 +105,11 @@ pub fn play(trace: &Trace, options: &Options, device: &Device) -> Result<Timing,
 }
 
 impl Run<'_> {
+    /// A request, with the number of its file for its id.
+    fn request(&self, t: usize) -> Request {
+        Request { id: self.trace.numbers().of[t].into(), size: self.trace.requests[t].size }
+    }
+
     /// One fetch from the disk; returns when it is complete.
     fn fetch(&mut self, now: f64, bytes: u64, evicted: u64) -> f64 {
         let moved = bytes as f64 + evicted as f64 * self.device.write_back;
@@ -117,7 +122,7 @@ impl Run<'_> {
 
     /// Serves request `t`; returns when the program has its bytes.
     fn serve(&mut self, t: usize, now: f64) -> f64 {
-        let request = self.trace.requests[t];
+        let request = self.request(t);
         if self.ahead <= t {
             self.ahead = t + 1;
         } else {
@@ -145,7 +150,7 @@ impl Run<'_> {
     fn fetch_ahead(&mut self, t: usize, known: usize, now: f64, until: f64, room: u64) {
         let last = t.saturating_add(known).min(self.trace.requests.len() - 1);
         while self.free.max(now) < until && self.ahead <= last {
-            let request = self.trace.requests[self.ahead];
+            let request = self.request(self.ahead);
             if self.outstanding + request.size > self.device.prefetch {
                 break;
             }

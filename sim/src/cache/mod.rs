@@ -40,9 +40,12 @@ pub struct CacheArgs {
     /// Seed of everything random.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Write the trace in our own format.
+    /// Write the trace to a file, and without --size do nothing else.
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
+    /// The format of the saved trace.
+    #[arg(long, value_name = "FORMAT", default_value = "forebay")]
+    pub save_format: trace::Format,
     /// Bytes of the cache (K, M, G, T for powers of 1024); several for a curve.
     #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = bytes)]
     pub size: Vec<u64>,
@@ -208,7 +211,7 @@ pub fn run_cli(args: &CacheArgs, out: &mut dyn Write) -> Result<(), SimError> {
         (None, None) => return Err(SimError::Usage("give --trace FILE or --generate KIND")),
     };
     if let Some(path) = &args.save {
-        trace.write(path)?;
+        trace.write(path, args.save_format)?;
     }
     if args.size.is_empty() {
         if args.save.is_some() {

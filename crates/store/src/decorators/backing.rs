@@ -8,8 +8,8 @@ use crate::backing::{
     Access, Cleaned, Entry, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
 };
 use crate::{
-    Attributes, BackingFile, BackingStore, Commit, Dir, Expect, Group, Result, StoreError, Synced,
-    Temporary,
+    Attributes, BackingFile, BackingStore, Commit, Dir, Expect, Group, Presence, Result,
+    StoreError, Synced, Temporary,
 };
 
 /// A backing store whose operations an [`Interceptor`] decides about.
@@ -100,6 +100,8 @@ impl BackingStore for InterceptedBacking {
         Usage: fn statfs(&self) -> Result<FileSystemUsage>, "";
         Sync: fn sync_dirs(&self, dirs: &[Dir]) -> Result<()>, "";
         Sync: fn sync(&self) -> Result<()>, "";
+        Create: fn spill_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence>, "";
+        Open: fn open_spill_map(&self, ino: u64) -> Result<Option<Presence>>, "";
         Sync: fn sync_group(&self, group: &Group) -> Result<Synced>, "";
         Remove: fn remove_spill(&self, ino: u64) -> Result<()>, "";
         List: fn list_spills(&self) -> Result<Vec<u64>>, "";
