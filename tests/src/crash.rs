@@ -106,6 +106,21 @@ impl Load {
     }
 }
 
+impl Load {
+    /// As [`Load::verify`], for contents alone, under whatever names they are in a tree: after a
+    /// rebuild of the index names may be older.
+    pub fn verify_contents(&self, tree: &Snapshot) -> Outcome {
+        let found = tree.values().map(|(_, hash)| *hash).collect();
+        for (id, plan) in self.plans.iter().enumerate() {
+            let (begun, done) = self.progress.read(id);
+            load::verify_contents(&found, plan, begun, done).map_err(|why| {
+                Failure::Failed(format!("writer {id}, {done} of {begun} steps done: {why}"))
+            })?;
+        }
+        Ok(())
+    }
+}
+
 /// Every path below a directory with its type and a hash of its content.
 pub type Snapshot = BTreeMap<PathBuf, (u32, u64)>;
 
@@ -169,6 +184,31 @@ pub fn kill_rounds(options: MountOptions, seed: u64, rounds: usize) -> Outcome {
     }
     ensure!(acknowledged > 0, "no step was acknowledged in {rounds} rounds: nothing was tested");
     drained(&mut mount, &settled)
+}
+
+/// Kills the daemon under load, throws its index away and has it rebuilt from the tiers: all contents
+/// that were acknowledged must be there, and in the backing store after the drain.
+pub fn rebuild_rounds(options: &MountOptions, seed: u64, rounds: usize) -> Outcome {
+    let mut random = Random::new(seed);
+    for round in 0..rounds {
+        let _guard = watchdog::guard(ROUND_LIMIT, format!("rebuild round {round} of seed {seed}"));
+        let mut mount = ForebayMount::new(options.clone())?;
+        let mut load = Load::start(mount.dir(), random.bits(), WRITERS, 0)?;
+        std::thread::sleep(Duration::from_millis(random.between(30, 3000)));
+        load.expect_death();
+        mount.kill_daemon();
+        load.wait()?;
+        let told = |why: Failure| Failure::Failed(format!("seed {seed}, round {round}: {why}"));
+        mount.lose_index()?;
+        mount.rebuild_index()?;
+        mount.fsck_tiers()?;
+        mount.mount()?;
+        load.verify_contents(&snapshot(mount.dir())?).map_err(told)?;
+        mount.unmount()?;
+        load.verify_contents(&snapshot(mount.backing())?).map_err(told)?;
+        ensure!(load.acknowledged() > 0, "no step was acknowledged: nothing was tested");
+    }
+    Ok(())
 }
 
 /// Checks the tiers, mounts again, verifies the load and that older rounds have not changed.

@@ -396,6 +396,22 @@ impl ForebayMount {
         run_checked(&mut command, COMMAND_LIMIT).map(drop)
     }
 
+    /// Removes the index of the unmounted tiers, as a lost or damaged device of it would.
+    pub fn lose_index(&self) -> Result<(), SubjectError> {
+        let Some((first, _)) = self.options.tiers.first() else { return Ok(()) };
+        std::fs::remove_dir_all(first.join("state")).map_err(io_error("index"))
+    }
+
+    /// `forebay fsck --rebuild`. What it brings back it reports as problems that were repaired.
+    pub fn rebuild_index(&self) -> Result<(), SubjectError> {
+        let mut command = self.command("fsck");
+        command.arg("--rebuild").arg("--backing").arg(self.backing());
+        for (dir, _) in &self.options.tiers {
+            command.arg(dir);
+        }
+        run_checked(&mut command, COMMAND_LIMIT).map(drop)
+    }
+
     /// Where it is mounted.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint

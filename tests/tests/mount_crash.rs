@@ -1,6 +1,8 @@
 //! kill -9 of the daemon, at random moments and at every fail point.
 
-use forebay_tests::crash::{Tally, fail_point_round, fail_points, kill_rounds, rounds};
+use forebay_tests::crash::{
+    Tally, fail_point_round, fail_points, kill_rounds, rebuild_rounds, rounds,
+};
 use forebay_tests::random::seed_from_env;
 use forebay_tests::subject::{ForebayMount, MountOptions, Passthrough};
 
@@ -50,6 +52,24 @@ fn kill_when_passthrough_reads_and_writes_then_everything_acknowledged_is_there(
 #[test]
 fn kill_when_nothing_was_flushed_then_everything_acknowledged_is_there() {
     survives(Passthrough::Read, "1h");
+}
+
+#[test]
+fn kill_when_tiers_are_full_then_everything_acknowledged_is_there() {
+    let _one = ONE.lock();
+    kill_rounds(small(Passthrough::Off), seed_from_env("FOREBAY_SEED"), rounds())
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn kill_when_the_index_is_lost_then_a_rebuild_brings_all_contents_back() {
+    let _one = ONE.lock();
+    let seed = seed_from_env("FOREBAY_SEED");
+    let rounds = rounds().div_ceil(2);
+    for writeback in ["50ms", "1h"] {
+        rebuild_rounds(&options(Passthrough::Read, writeback), seed, rounds)
+            .unwrap_or_else(|failure| panic!("{failure}"));
+    }
 }
 
 #[test]

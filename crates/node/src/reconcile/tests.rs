@@ -712,6 +712,56 @@ fn a_file_that_only_claims_its_name_when_another_clears_its_old_one_then_still_m
     assert_eq!(bench.names(""), ["here", "there"]);
 }
 
+/// Fails every commit and notes when it was asked for.
+#[derive(Default)]
+struct Refusing {
+    at: Mutex<Vec<Instant>>,
+    works: std::sync::atomic::AtomicBool,
+}
+
+impl Interceptor for Refusing {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        if operation != Operation::Commit || self.works.load(Ordering::Acquire) {
+            return Verdict::Pass;
+        }
+        self.at.lock().push(Instant::now());
+        Verdict::Fail(libc::EIO)
+    }
+}
+
+#[test]
+fn a_publish_that_fails_when_nobody_waits_then_shown_and_tried_again_with_pauses() {
+    let refusing = Arc::new(Refusing::default());
+    let bench = Bench::with(refusing.clone(), |config| {
+        config.writeback = Writeback::After(Duration::from_millis(1));
+    });
+    let ino = bench.write("file", b"bytes");
+    bench.node.start_reconciler();
+    bench.node.reconcile_later(ino, Duration::ZERO);
+    let wait_for = |what: &dyn Fn() -> bool| {
+        let until = Instant::now() + Duration::from_secs(10);
+        while !what() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    wait_for(&|| refusing.at.lock().len() >= 4);
+    let pauses: Vec<Duration> = refusing.at.lock().windows(2).map(|at| at[1] - at[0]).collect();
+    assert!(pauses.iter().all(|pause| *pause >= Duration::from_millis(100)), "{pauses:?}");
+    wait_for(&|| bench.node.write_error(ino).is_some());
+    let error = bench.node.write_error(ino).expect("shown for the file");
+    assert!(error.contains("file"), "{error}");
+    assert!(bench.node.last_backlog_error().expect("shown").starts_with("/file: "));
+    assert!(bench.node.metrics.flush_failures.get() >= 3);
+    refusing.works.store(true, Ordering::Release);
+    wait_for(&|| bench.node.backlog_len() == 0 && bench.node.write_error(ino).is_none());
+    assert_eq!(bench.read("file"), b"bytes");
+    assert_eq!((bench.node.write_error(ino), bench.node.last_backlog_error()), (None, None));
+    bench.node.stop_reconciler();
+    for thread in bench.node.threads.lock().drain(..) {
+        thread.join().expect("it ends");
+    }
+}
+
 #[test]
 fn two_removed_claimants_of_a_name_when_a_third_takes_it_then_no_conflict() {
     let (bench, flaky) = losing();
