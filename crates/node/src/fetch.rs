@@ -10,9 +10,10 @@ use forebay_core::unit;
 use forebay_meta::{Ino, Record};
 use forebay_store::backing::Access;
 use forebay_store::copy::{self, Cancel, Limits, Pass, Priority};
-use forebay_store::{BackingFile, ErrorClass, Object};
+use forebay_store::{BackingFile, ErrorClass, Object, Presence};
 use parking_lot::{Mutex, RwLock};
 
+use crate::context::Context;
 use crate::convert;
 use crate::data::BLOCK;
 use crate::error::Result;
@@ -33,21 +34,28 @@ pub struct Filler {
     next: u64,
     /// Where it ends.
     until: u64,
+    /// Nobody is known to want what it copies.
+    speculative: bool,
     /// Extents that a random reader has missed once.
     touched: Vec<u64>,
 }
 
 /// Random misses remembered for a file.
 const TOUCHED: usize = 64;
-/// How far a sequential reader is run ahead of.
+/// How far a sequential reader is run ahead of, at most.
 const AHEAD: u64 = 16 << 20;
+
+/// As far as a reader has come it is likely to go on; so far and further is run ahead of it.
+fn ahead_of(sequence: u64) -> u64 {
+    sequence.saturating_mul(4).min(AHEAD)
+}
 
 impl Node {
     /// Copies a small file to a tier before its open returns.
     pub(crate) fn fetch_whole(&self, file: &FileRef, record: &Arc<Record>) -> Result<()> {
         let _one = file.fetching.lock();
         let seen = file.writes.load(Ordering::Acquire);
-        if file.residence.read().place.is_some() || file.around.load(Ordering::Acquire) {
+        if file.residence.read().place.is_some() {
             return Ok(());
         }
         let size = record.attr.size;
@@ -137,6 +145,7 @@ impl Node {
                     charge: Charge::new(charge, charge - BLOCK),
                     dirty: AtomicBool::new(false),
                     clean_as: Mutex::new(None),
+                    passed: AtomicBool::new(false),
                 }))
             }
             failed => {
@@ -174,7 +183,7 @@ impl Node {
     /// Gives a large file an object without any extent, to be filled behind its readers.
     pub(crate) fn begin_partial(&self, file: &FileRef, record: &Arc<Record>) -> Result<()> {
         let _one = file.fetching.lock();
-        if file.residence.read().place.is_some() || file.around.load(Ordering::Acquire) {
+        if file.residence.read().place.is_some() {
             return Ok(());
         }
         let seen = file.writes.load(Ordering::Acquire);
@@ -183,7 +192,8 @@ impl Node {
             return Ok(());
         };
         let slot = &self.tiers[usize::from(tier)];
-        if !self.take_room(tier, BLOCK) {
+        let charge = BLOCK + Presence::sidecar_bytes_for(self.config.extent_bytes, size);
+        if !self.take_room(tier, charge) {
             self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
             return Ok(());
         }
@@ -202,15 +212,16 @@ impl Node {
                 tier,
                 object,
                 presence: Some(RwLock::new(presence)),
-                charge: Charge::new(BLOCK, 0),
+                charge: Charge::new(charge, 0),
                 dirty: AtomicBool::new(false),
                 clean_as: Mutex::new(None),
+                passed: AtomicBool::new(false),
             })
         })();
         let place = match made {
             Ok(place) => place,
             Err(error) => {
-                slot.room.give(BLOCK);
+                slot.room.give(charge);
                 self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
                 drop(slot.tier.remove_map(file.ino.0));
                 drop(slot.tier.remove(file.ino.0));
@@ -265,11 +276,12 @@ impl Node {
 
     /// A reader missed: a sequential one is run ahead of, a random one gets an extent that it
     /// misses twice.
-    pub(crate) fn fill_after_miss(&self, file: &FileRef, read: Range<u64>, sequential: bool) {
+    pub(crate) fn fill_after_miss(&self, file: &FileRef, read: Range<u64>, sequence: u64) {
         if file.residence.read().place.is_none() || read.is_empty() {
             return;
         }
         let extent = self.config.extent_bytes;
+        let sequential = sequence > 0;
         let mut filler = file.filler.lock();
         let first = read.start - read.start % extent;
         if !sequential {
@@ -282,15 +294,17 @@ impl Node {
                 return;
             }
         }
-        let until = if sequential { read.end + AHEAD } else { first + extent };
+        let until = if sequential { read.end + ahead_of(sequence) } else { first + extent };
         if filler.active {
             if sequential {
                 filler.until = filler.until.max(until);
+                filler.speculative = false;
             }
             return;
         }
         filler.next = first;
         filler.until = until;
+        filler.speculative = !sequential;
         filler.active = true;
         drop(filler);
         let job = file.clone();
@@ -315,7 +329,7 @@ impl Node {
         let mut buffer = vec![0; usize::try_from(extent).unwrap_or(1 << 20)];
         let mut filled = 0;
         loop {
-            let at = {
+            let (at, speculative) = {
                 let mut filler = file.filler.lock();
                 let size = file.residence.read().place.as_ref().map_or(0, |place| {
                     place.presence.as_ref().map_or(0, |presence| presence.read().size())
@@ -325,9 +339,15 @@ impl Node {
                     break;
                 }
                 filler.next = at + extent;
-                at
+                (at, filler.speculative)
             };
-            if !self.fill_extent(file, at..at + extent, &mut buffer)? {
+            let range = at..at + extent;
+            let gate = self.copies.gate.as_ref().filter(|_| speculative);
+            let copied = match gate {
+                Some(gate) => gate.speculate(|| self.fill_extent(file, range, &mut buffer)),
+                None => Some(self.fill_extent(file, range, &mut buffer)),
+            };
+            if !copied.unwrap_or(Ok(false))? {
                 break;
             }
             filled += 1;
@@ -428,8 +448,7 @@ impl Node {
         fail_at!("node.fill.whole");
         self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
         place.presence = None;
-        let end = place.object.len()?.min(place.charge.bytes());
-        place.charge.paid_end.store(end, Ordering::Release);
+        place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
         self.set_resident(file.ino, place);
         Ok(())
     }
@@ -456,7 +475,7 @@ impl Node {
             return Ok(0);
         }
         let file = self.files.get(ino);
-        self.load(&file)?;
+        self.load(&Context::DAEMON, &file)?;
         if file.residence.read().place.is_none() {
             if record.dirty {
                 return Ok(0);

@@ -30,6 +30,7 @@ pub mod metrics;
 mod namespace;
 mod node;
 mod open;
+mod overlay;
 mod paths;
 mod place;
 mod pool;
