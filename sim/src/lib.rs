@@ -20,10 +20,30 @@ use std::path::PathBuf;
 use forebay_core::policy::UnknownPolicy;
 use forebay_core::steward::log::LogError;
 
+const CACHE_EXAMPLES: &str = "\
+Examples:
+  A miss ratio curve of five policies on a made-up trace, as a table and a chart:
+    forebay sim cache --generate zipf --size 64M,256M,1G --policy lru,s3fifo,arc,gdsf,min --plot-misses m.svg
+  One run in full, for scripts:
+    forebay sim cache --trace t.csv --size 100M --policy min --json
+  How long a program takes with and without prefetch, on two kinds of storage:
+    forebay sim cache --trace t.csv --size 1G,4G --policy lru,min --time --device disk,objects --prefetch 0,256M
+  A trace for libCacheSim:
+    forebay sim cache --generate epochs --save t.oracleGeneral --save-format oracle";
+
 /// The simulations.
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum SimCommand {
-    /// Replay traces against replacement policies.
+    /// Replay traces against replacement policies
+    ///
+    /// Reads or makes up a trace, and replays it for every policy at every size of the cache. Prints
+    /// for each the share of requests and of bytes missed, the bytes missed, and how many times the
+    /// lower bound (FOO, the fractional optimum) they are; with --time also how long a program takes
+    /// on each --device. One policy at one size with --json gives every hit and eviction.
+    ///
+    /// Policies that look ahead (heuristic, belady, belady-size, min, min-whole, portfolio) are told
+    /// the trace in advance: all of it, or --window requests; --displaced and --missing spoil it.
+    #[command(after_long_help = CACHE_EXAMPLES)]
     Cache(Box<cache::CacheArgs>),
     /// Reproduce the 29X experiment of HyCache+, with the curve around it.
     #[command(name = "paper-29x")]
