@@ -4,16 +4,16 @@
 //! Several jobs run at once. Each has a cursor into its own sequence; accesses are matched against
 //! the cursors. A job may depart from its sequence: what it takes a little early is struck off, an
 //! access far from the object's next reference is one that the sequence does not have, and what is
-//! skipped is given up once it is farther behind than the job's references usually are. A job whose references come true less
-//! often than not, or that is not heard of for long, has no credit until that changes: its objects
-//! count as unknown.
+//! skipped is given up once it is farther behind than the job's references usually are. A job whose
+//! references come true less often than not, or that is not heard of for long, has no credit until
+//! that changes: its objects count as unknown.
 //!
 //! Time is counted in references consumed, over all jobs. With one job it is its cursor, so that
 //! next uses are exact positions; with several, a job's distance is stretched by its pace.
 
 use std::collections::VecDeque;
 
-use crate::policy::{Hint, Map};
+use crate::policy::{Hint, Slab};
 
 /// The most references that a job may run ahead of its oldest expected one, and the farthest that an
 /// access out of order may be from its reference to count as this job's.
@@ -52,8 +52,8 @@ pub enum Future {
 #[derive(Debug, Clone, Copy)]
 struct Reference {
     object: u64,
-    /// The position of the object's next reference in the same sequence, or [`NONE`].
-    next: u64,
+    /// How many positions on the object's next reference in the same sequence comes; 0 if none does.
+    gap: u32,
     done: bool,
 }
 
@@ -78,7 +78,7 @@ struct Job {
     place: u64,
     /// How late references come, in 1/16 of a position: about their third quartile.
     disorder: u64,
-    named: Map<Ahead>,
+    named: Slab<Ahead>,
     closed: bool,
     /// Clock ticks for each of its references, in 1/256.
     pace: u64,
@@ -96,7 +96,7 @@ impl Job {
             cursor: 0,
             place: 0,
             disorder: 0,
-            named: Map::default(),
+            named: Slab::default(),
             closed: false,
             pace: UNIT,
             matched: now,
@@ -105,37 +105,43 @@ impl Job {
         }
     }
 
-    fn append(&mut self, object: u64) {
+    fn ahead(&self, object: u64) -> Option<&Ahead> {
+        self.named.find(object).map(|slot| &self.named[slot])
+    }
+
+    /// Appends a reference; whether it is the next to its object.
+    fn append(&mut self, object: u64) -> bool {
         let position = self.cursor + self.sequence.len() as u64;
-        let ahead = self.named.entry(object).or_insert(Ahead {
-            first: NONE,
-            last: NONE,
-            count: 0,
-            used: NONE,
-        });
+        let fresh = Ahead { first: NONE, last: NONE, count: 0, used: NONE };
+        let slot = self.named.find(object).unwrap_or_else(|| self.named.insert(object, fresh));
+        let ahead = &mut self.named[slot];
         if ahead.count == 0 {
             ahead.first = position;
         } else {
             let last = (ahead.last - self.cursor) as usize;
-            self.sequence[last].next = position;
+            let gap = u32::try_from(position - ahead.last);
+            self.sequence[last].gap = gap.expect("fewer than 2^32 references ahead");
         }
         ahead.last = position;
         ahead.count += 1;
-        self.sequence.push_back(Reference { object, next: NONE, done: false });
+        let only = ahead.count == 1;
+        self.sequence.push_back(Reference { object, gap: 0, done: false });
+        only
     }
 
     /// Strikes off the object's first reference ahead; returns its position.
     fn consume(&mut self, object: u64) -> Option<u64> {
-        let ahead = self.named.get_mut(&object)?;
+        let slot = self.named.find(object)?;
+        let ahead = &mut self.named[slot];
         let first = ahead.first;
         let at = (ahead.first - self.cursor) as usize;
         self.sequence[at].done = true;
         ahead.used = ahead.first;
-        ahead.first = self.sequence[at].next;
+        ahead.first += u64::from(self.sequence[at].gap);
         ahead.count -= 1;
         // A complete sequence remembers what it named: it is dead now. Another may name it again.
         if ahead.count == 0 && !self.closed {
-            self.named.remove(&object);
+            self.named.remove(slot);
         }
         Some(first)
     }
@@ -184,7 +190,7 @@ impl Job {
         if self.sequence.front().is_some_and(|front| front.object == object) {
             return true;
         }
-        self.named.get(&object).is_some_and(|ahead| {
+        self.ahead(object).is_some_and(|ahead| {
             let early = ahead.first.saturating_sub(self.place / 16);
             let fresh = ahead.used == NONE;
             ahead.count > 0
@@ -199,7 +205,7 @@ impl Job {
         let wrong = WRONG.max(self.disorder / 2);
         let early = |ahead: &Ahead| ahead.first.saturating_sub(self.place / 16) > wrong;
         // Named for much later, or not any more.
-        if self.named.get(&object).is_some_and(|ahead| ahead.count == 0 || early(ahead)) {
+        if self.ahead(object).is_some_and(|ahead| ahead.count == 0 || early(ahead)) {
             self.credit = self.credit.saturating_sub(1);
         }
     }
@@ -237,17 +243,23 @@ impl References {
 
     /// Takes news in.
     pub fn hint(&mut self, hint: &Hint<'_>) {
+        self.hint_each(hint, |_, _, _| {});
+    }
+
+    /// Takes news in, and says after each appended reference which object it is to, and whether it is
+    /// the job's next one to it: otherwise the object's next use is as it was.
+    pub fn hint_each(&mut self, hint: &Hint<'_>, mut each: impl FnMut(&Self, u64, bool)) {
         match *hint {
             Hint::Append { job, objects } => {
-                let now = self.now;
-                let job = self.job(job, now);
+                let at = self.place(job);
                 for &object in objects {
-                    job.append(object);
+                    let next = self.jobs[at].append(object);
+                    each(self, object, next);
                 }
             }
             Hint::Close { job } => {
-                let now = self.now;
-                self.job(job, now).closed = true;
+                let at = self.place(job);
+                self.jobs[at].closed = true;
             }
             Hint::Advance { job, by } => self.skip(job, by),
             Hint::Withdraw { job } => self.jobs.retain(|known| known.id != job),
@@ -257,7 +269,9 @@ impl References {
     /// Matches an access against the sequences; returns whether a job expected it. One access is
     /// one reference: of several jobs that expect the object, the one that is nearest to it.
     pub fn observe(&mut self, object: u64) -> bool {
-        let distance = |job: &&Job| job.named[&object].first.abs_diff(job.place / 16);
+        let distance = |job: &&Job| {
+            job.ahead(object).map_or(NONE, |ahead| ahead.first.abs_diff(job.place / 16))
+        };
         let expecting = |job: &&Job| job.expects(object);
         let nearest = match &self.jobs[..] {
             // The common case, without looking for the reference once more.
@@ -295,7 +309,7 @@ impl References {
     pub fn future(&self, object: u64) -> Future {
         let mut future = Future::Unknown;
         for job in &self.jobs {
-            let Some(ahead) = job.named.get(&object) else { continue };
+            let Some(ahead) = job.ahead(object) else { continue };
             if !job.trusted() {
                 continue;
             }
@@ -317,7 +331,7 @@ impl References {
     /// How often an object is named from now on, over all jobs.
     #[must_use]
     pub fn uses(&self, object: u64) -> u64 {
-        self.jobs.iter().filter_map(|job| job.named.get(&object)).map(|ahead| ahead.count).sum()
+        self.jobs.iter().filter_map(|job| job.ahead(object)).map(|ahead| ahead.count).sum()
     }
 
     /// The next `count` references of a job, in order.
@@ -327,15 +341,12 @@ impl References {
         sequence.filter(|reference| !reference.done).take(count).map(|reference| reference.object)
     }
 
-    fn job(&mut self, id: u64, now: u64) -> &mut Job {
-        let at = match self.jobs.binary_search_by_key(&id, |job| job.id) {
-            Ok(at) => at,
-            Err(at) => {
-                self.jobs.insert(at, Job::new(id, now));
-                at
-            }
-        };
-        &mut self.jobs[at]
+    /// The place of a job, which may be new.
+    fn place(&mut self, id: u64) -> usize {
+        self.jobs.binary_search_by_key(&id, |job| job.id).unwrap_or_else(|at| {
+            self.jobs.insert(at, Job::new(id, self.now));
+            at
+        })
     }
 
     fn skip(&mut self, id: u64, by: u64) {

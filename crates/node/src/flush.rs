@@ -265,7 +265,7 @@ impl Node {
         if seen.is_some_and(|seen| file.writes.load(Ordering::Acquire) != seen) {
             return Ok(Flushed::Busy);
         }
-        self.publish_file(file.residence.read().place.as_ref(), &mut temporary, target)
+        self.publish_file(file.ino, file.residence.read().place.as_ref(), &mut temporary, target)
     }
 
     /// Copies all bytes of a file: those on the tier from there, the others from the version that
@@ -320,19 +320,22 @@ impl Node {
     /// Notes what is about to appear, and lets it.
     fn publish_file(
         &self,
+        ino: Ino,
         place: Option<&Place>,
         temporary: &mut Temporary,
         target: &Target<'_>,
     ) -> Result<Flushed> {
         let name = OsStr::from_bytes(target.name);
-        let mut expect = target.expect;
+        // An earlier flush may have got this far without being able to say so.
+        let found = match self.backing.stat(target.dir, name) {
+            Ok(found) => Some(found),
+            Err(error) if error.class() == ErrorClass::NotFound => None,
+            Err(error) => return Err(error.into()),
+        };
+        let pending = temporary.pending()?;
+        let mut expect = self.intend(ino, target.expect, found.as_ref(), pending)?;
+        let found = found.map(|found| found.fingerprint());
         if let Some(place) = place {
-            // An earlier flush may have got this far without being able to say so.
-            let found = match self.backing.stat(target.dir, name) {
-                Ok(found) => Some(found.fingerprint()),
-                Err(error) if error.class() == ErrorClass::NotFound => None,
-                Err(error) => return Err(error.into()),
-            };
             self.edit_header(place, |header| {
                 if let Some(found) = found.filter(|found| is_announced(header, found))
                     && expect != Some(found)
@@ -340,7 +343,7 @@ impl Node {
                     expect = Some(found);
                     header.base = expect;
                 }
-                header.pending = Some(temporary.pending()?);
+                header.pending = Some(pending);
                 Ok(())
             })?;
         }
@@ -377,7 +380,7 @@ impl Node {
         if !same || !spill.is_complete() {
             return Ok(Flushed::Busy);
         }
-        let flushed = self.publish_file(residence.place.as_ref(), &mut fresh, target)?;
+        let flushed = self.publish_file(file.ino, residence.place.as_ref(), &mut fresh, target)?;
         if let Flushed::Done { fingerprint, .. } = flushed {
             fail_at!("node.flush.spill_published");
             self.forget_spill(file, &mut residence, fingerprint)?;

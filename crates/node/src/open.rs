@@ -61,7 +61,6 @@ impl Node {
     /// `MustWait` when the file is not on a tier and the caller may not wait; whatever the tier or
     /// the backing store says.
     pub fn open(&self, context: &Context, ino: Ino, flags: i32) -> Result<Opened> {
-        let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let mut record = self.meta.get(ino)?;
         if record.attr.kind != FileKind::File {
             let is_dir = record.attr.kind == FileKind::Directory;
@@ -84,13 +83,31 @@ impl Node {
                 return Err(error.into());
             }
         };
+        let opened = self.open_known(context, &file, record, flags);
+        drop(presence);
+        // Removed meanwhile, it was left to this open to let go of it.
+        if opened.is_err() && self.meta.get(ino).is_ok_and(|record| record.orphan) {
+            self.last_close(&file);
+        }
+        opened
+    }
+
+    /// Opens a file of which this open counts as a user already.
+    fn open_known(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        mut record: Arc<Record>,
+        flags: i32,
+    ) -> Result<Opened> {
+        let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         drop(file.residence_for(context)?);
         if flags & libc::O_TRUNC != 0 {
             self.truncate(context, &record, 0)?;
-            record = self.meta.get(ino)?;
+            record = self.meta.get(file.ino)?;
         }
-        self.prepare(context, &file, &record, write)?;
-        self.attach(&file, &record, write)
+        self.prepare(context, file, &record, write)?;
+        self.attach(file, &record, write)
     }
 
     /// `open` with `O_CREAT`: makes the file if there is none.
@@ -105,9 +122,15 @@ impl Node {
         (mode, umask): (u32, u32),
         flags: i32,
     ) -> Result<(Stat, Opened)> {
-        match self.find_or_make(context, dir, name, &NewName::file(mode, umask))? {
+        // Others may find the file, and remove it, before it is open: it is in use from the start.
+        let mut made = None;
+        let announce = &mut |ino| made = Some(Announced::new(self.files.get(ino)));
+        match self.find_or_make(context, dir, name, &NewName::file(mode, umask), announce)? {
             Found::Created(record) => {
-                let opened = self.open_new(&record, flags)?;
+                let opened = self.open_new(&record, flags);
+                drop(made);
+                let opened =
+                    opened.inspect_err(|_| self.last_close(&self.files.get(record.ino)))?;
                 Ok((self.stat(&record), opened))
             }
             Found::Existing(_) if flags & libc::O_EXCL != 0 => Err(Errno::EXIST.into()),
@@ -452,6 +475,22 @@ impl Node {
 
     pub(crate) fn handle(&self, fh: u64) -> Result<sharded_slab::Entry<'_, Handle>> {
         self.handles.get(fh as usize).ok_or(NodeError::Posix(Errno::BADF))
+    }
+}
+
+/// As [`Presence`], of a file that is being made.
+struct Announced(FileRef);
+
+impl Announced {
+    fn new(file: FileRef) -> Self {
+        file.opening.fetch_add(1, Ordering::AcqRel);
+        Announced(file)
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        self.0.opening.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

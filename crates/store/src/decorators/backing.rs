@@ -3,7 +3,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Interceptor, Operation, Verdict, ask, intercept_bytes};
+use super::{Interceptor, Operation, Verdict, ask, ask_and, intercept_bytes};
 use crate::backing::{
     Access, Cleaned, Entry, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
 };
@@ -46,13 +46,15 @@ intercept_bytes!(InterceptedFile);
 
 impl BackingFile for InterceptedFile {
     fn set_attributes(&self, attributes: &SetAttributes) -> Result<()> {
-        ask(&self.by, Operation::SetAttributes, self.inner.label())?;
-        self.inner.set_attributes(attributes)
+        ask_and(&self.by, Operation::SetAttributes, self.inner.label(), || {
+            self.inner.set_attributes(attributes)
+        })
     }
 
     fn set_xattr(&self, attribute: &OsStr, value: &[u8]) -> Result<()> {
-        ask(&self.by, Operation::Xattr, self.inner.label())?;
-        self.inner.set_xattr(attribute, value)
+        ask_and(&self.by, Operation::Xattr, self.inner.label(), || {
+            self.inner.set_xattr(attribute, value)
+        })
     }
 
     fn start_writing_out(&self) {
@@ -64,8 +66,8 @@ impl BackingFile for InterceptedFile {
 macro_rules! pass_on {
     ($($kind:ident: fn $method:ident(&self $(, $arg:ident: $type:ty)*) -> $result:ty, $name:expr;)*) => {
         $(fn $method(&self $(, $arg: $type)*) -> $result {
-            self.ask(Operation::$kind, $name.as_ref())?;
-            self.inner.$method($($arg),*)
+            let label = Path::new::<OsStr>($name.as_ref());
+            ask_and(&self.by, Operation::$kind, label, || self.inner.$method($($arg),*))
         })*
     };
 }
