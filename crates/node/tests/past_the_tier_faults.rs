@@ -260,10 +260,25 @@ fn write_past_the_tier_when_each_point_fails_later_then_nothing_is_lost_or_torn(
     POINTS.into_iter().for_each(|point| one_round(point, 2, false, false));
 }
 
+/// Whether a point lies on the way to the backing store.
+fn in_write_back(point: &str) -> bool {
+    ["node.flush", "node.settle", "node.clean", "store.commit"]
+        .into_iter()
+        .any(|part| point.starts_with(part))
+}
+
 #[test]
-fn write_past_the_tier_when_the_daemon_dies_at_each_point_then_nothing_is_lost_or_torn() {
+fn write_past_the_tier_when_the_daemon_dies_in_it_then_nothing_is_lost_or_torn() {
     let _one = ONE.lock();
-    POINTS.into_iter().for_each(|point| one_round(point, 0, true, false));
+    let points = POINTS.into_iter().filter(|point| !in_write_back(point));
+    points.for_each(|point| one_round(point, 0, true, false));
+}
+
+#[test]
+fn write_past_the_tier_when_the_daemon_dies_in_its_write_back_then_nothing_is_lost_or_torn() {
+    let _one = ONE.lock();
+    let points = POINTS.into_iter().filter(|point| in_write_back(point));
+    points.for_each(|point| one_round(point, 0, true, false));
 }
 
 #[test]

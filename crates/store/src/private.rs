@@ -4,7 +4,7 @@
 //! - `tmp/x.OWNER.INO.SELF.INODE.SIZE.SECONDS.NANOS`: a file that is about to be swapped with a
 //!   published one. SELF is its own inode number in the backing file system and the rest tells the
 //!   version that it replaces, so that a later daemon can tell which of the two it finds;
-//! - `tmp/y.` likewise for a file out of the spill area, which must not be lost;
+//! - `spill/y.` likewise for a file of the spill area, which must not be lost;
 //! - `spill/OWNER.INO`, beside it `spill/OWNER.INO.map` where the spill file has only some of the
 //!   extents, and `limbo/OWNER.KEY`.
 //!
@@ -276,22 +276,25 @@ impl DirBacking {
 
     pub(crate) fn clean(&self, owner: &str) -> Result<Cleaned> {
         let mut cleaned = Cleaned::default();
-        let Some(tmp) = self.existing_area(Area::Tmp)? else { return Ok(cleaned) };
-        let mut names = Vec::new();
-        self.list(&tmp, &mut |batch| {
-            let own = batch.iter().filter(|entry| {
-                entry.name.to_str().is_some_and(|name| name.split('.').nth(1) == Some(owner))
-            });
-            names.extend(own.map(|entry| entry.name.clone()));
-            ControlFlow::Continue(())
-        })?;
-        for name in names {
-            self.clean_one(&tmp, &name, owner, &mut cleaned)?;
+        // A spill file is swapped from where it stands.
+        for area in [Area::Tmp, Area::Spill] {
+            let Some(dir) = self.existing_area(area)? else { continue };
+            let mut names = Vec::new();
+            self.list(&dir, &mut |batch| {
+                let own = batch.iter().filter(|entry| {
+                    entry.name.to_str().is_some_and(|name| name.split('.').nth(1) == Some(owner))
+                });
+                names.extend(own.map(|entry| entry.name.clone()));
+                ControlFlow::Continue(())
+            })?;
+            for name in names {
+                self.clean_one(&dir, &name, owner, &mut cleaned)?;
+            }
         }
         Ok(cleaned)
     }
 
-    /// Decides about one name in `tmp/`: the only bytes that nobody else has are a spill file's and
+    /// Decides about one name of an unfinished commit: the only bytes that nobody else has are a spill file's and
     /// those of a foreign file that a swap displaced.
     fn clean_one(&self, tmp: &Dir, name: &OsStr, owner: &str, cleaned: &mut Cleaned) -> Result<()> {
         let Some(found) = self.stat_if(tmp, name)? else { return Ok(()) };
