@@ -50,6 +50,7 @@ impl Load {
         for id in 0..writers {
             let plan = Plan::new(seed, id);
             let plan = if id < large { plan.large() } else { plan };
+            let plan = if id + 1 == writers { plan.with_two_names() } else { plan };
             os::mkdir(load.home(id), 0o755)?;
             let home = load.home(id);
             let progress = &load.progress;
@@ -226,7 +227,10 @@ fn recover(mount: &mut ForebayMount, load: &Load, settled: &Snapshot) -> Outcome
 fn drained(mount: &mut ForebayMount, settled: &Snapshot) -> Outcome {
     mount.unmount()?;
     mount.fsck_tiers()?;
-    same_tree(&snapshot(mount.backing())?, settled, "the backing store after the drain")
+    let left = snapshot(mount.backing())?;
+    let private: Vec<_> = left.keys().filter(|path| path.starts_with(".forebay")).collect();
+    ensure!(private.is_empty(), "left in the backing store after the drain: {private:?}");
+    same_tree(&left, settled, "the backing store after the drain")
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::flush::is_announced;
 use crate::node::Node;
+use crate::reconcile::is_pending;
 use crate::residents::Resident;
 
 /// What a recovery found.
@@ -209,6 +210,9 @@ impl Node {
                     })?;
                     current = Some(convert::store_fingerprint(found));
                 }
+                // Fetched again, and not even whole: nothing in it is newer than what is below, and
+                // its length is not the file's.
+                None if !header.whole => return Ok(None),
                 None => dirty = true,
             }
         }
@@ -259,9 +263,9 @@ impl Node {
     ) -> Result<Option<forebay_meta::Fingerprint>> {
         for link in &record.backing.links {
             let Some(found) = self.found_under(record, link)? else { continue };
-            let found = found.fingerprint();
-            if is_announced(header, &found) {
-                return Ok(Some(convert::fingerprint(found)));
+            let print = found.fingerprint();
+            if is_announced(header, &print) || is_pending(record, &found) {
+                return Ok(Some(convert::fingerprint(print)));
             }
         }
         Ok(None)

@@ -100,12 +100,35 @@ pub enum Step {
 pub struct Plan {
     seed: u64,
     block: usize,
+    /// Steps with which it begins, each at rest before the next.
+    first: &'static [Step],
 }
+
+/// What happens to a file with two names while both are in the backing store.
+const TWO_NAMES: &[Step] = &[
+    Step::Replace { file: 0, blocks: 8 },
+    Step::Link { from: 0, to: 1 },
+    Step::Overwrite { file: 1, block: 3 },
+    Step::Unlink { file: 1 },
+];
+
+/// Longer than changes of names and, in the suites that write back soon, of contents are put off.
+const AT_REST: Duration = Duration::from_millis(1400);
 
 impl Plan {
     /// The plan of writer `id` of a load.
     pub fn new(seed: u64, id: usize) -> Self {
-        Self { seed: seed ^ (id as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15), block: BLOCK }
+        Self {
+            seed: seed ^ (id as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            block: BLOCK,
+            first: &[],
+        }
+    }
+
+    /// The same plan after some steps with a file that has two names.
+    #[must_use]
+    pub fn with_two_names(self) -> Self {
+        Self { first: TWO_NAMES, ..self }
     }
 
     /// The same plan with blocks so large that a few files fill a small tier.
@@ -116,6 +139,9 @@ impl Plan {
 
     /// Step number `number`.
     pub fn step(&self, number: u64) -> Step {
+        if let Some(step) = usize::try_from(number).ok().and_then(|number| self.first.get(number)) {
+            return *step;
+        }
         let mut random = Random::new(self.seed.wrapping_add(number.wrapping_mul(0x1_0001)));
         random.bits();
         let file = random.below(10) as u8;
@@ -303,6 +329,9 @@ pub fn work(home: &Path, plan: &Plan, progress: &Progress, id: usize) -> Outcome
         state.apply(step, number);
         progress.set(at + 8, number + 1)?;
         number += 1;
+        if (2..=plan.first.len() as u64).contains(&number) {
+            std::thread::sleep(AT_REST);
+        }
         if number.is_multiple_of(STEPS_BETWEEN_PAUSES) {
             std::thread::sleep(Duration::from_millis(Random::new(plan.seed ^ number).below(1500)));
         }

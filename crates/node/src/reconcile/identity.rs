@@ -13,7 +13,7 @@ use crate::import::LIMBO;
 use crate::node::Node;
 
 /// Whether `found` is the version that an interrupted worker was about to publish.
-pub(super) fn is_pending(record: &Record, found: &Attributes) -> bool {
+pub(crate) fn is_pending(record: &Record, found: &Attributes) -> bool {
     record.backing.pending.is_some_and(|pending| {
         convert::store_fingerprint(pending).same_content(&found.fingerprint())
     })
