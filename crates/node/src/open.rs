@@ -140,6 +140,7 @@ impl Node {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let file = self.files.get(record.ino);
         self.load(&file)?;
+        self.tracer.note(file.ino, 0, true);
         self.attach(&file, record, write)
     }
 
@@ -159,6 +160,7 @@ impl Node {
             size: forebay_core::unit::Bytes(size),
             write,
         });
+        self.tracer.note(file.ino, size, write);
         {
             let residence = file.residence.read();
             if residence.place.is_some() {
