@@ -33,6 +33,8 @@ pub struct Filler {
     next: u64,
     /// Where it ends.
     until: u64,
+    /// Nobody is known to want what it copies.
+    speculative: bool,
     /// Extents that a random reader has missed once.
     touched: Vec<u64>,
 }
@@ -64,7 +66,7 @@ impl Haste<'_> {
 
 /// Random misses remembered for a file.
 const TOUCHED: usize = 64;
-/// How far a sequential reader is run ahead of.
+/// How far a sequential reader is run ahead of, at most.
 const AHEAD: u64 = 16 << 20;
 
 /// The count of writes of a file that no tier has and that is not being written past the tiers:
@@ -73,6 +75,11 @@ fn absent(file: &File) -> Option<u64> {
     let seen = file.writes.load(Ordering::Acquire);
     let absent = file.residence.read().place.is_none() && !file.around.load(Ordering::Acquire);
     absent.then_some(seen)
+}
+
+/// As far as a reader has come it is likely to go on; so far and further is run ahead of it.
+fn ahead_of(sequence: u64) -> u64 {
+    sequence.saturating_mul(4).min(AHEAD)
 }
 
 impl Node {
@@ -349,11 +356,12 @@ impl Node {
 
     /// A reader missed: a sequential one is run ahead of, a random one gets an extent that it
     /// misses twice.
-    pub(crate) fn fill_after_miss(&self, file: &FileRef, read: Range<u64>, sequential: bool) {
+    pub(crate) fn fill_after_miss(&self, file: &FileRef, read: Range<u64>, sequence: u64) {
         if file.residence.read().place.is_none() || read.is_empty() {
             return;
         }
         let extent = self.config.extent_bytes;
+        let sequential = sequence > 0;
         let mut filler = file.filler.lock();
         let first = read.start - read.start % extent;
         if !sequential {
@@ -366,15 +374,17 @@ impl Node {
                 return;
             }
         }
-        let until = if sequential { read.end + AHEAD } else { first + extent };
+        let until = if sequential { read.end + ahead_of(sequence) } else { first + extent };
         if filler.active {
             if sequential {
                 filler.until = filler.until.max(until);
+                filler.speculative = false;
             }
             return;
         }
         filler.next = first;
         filler.until = until;
+        filler.speculative = !sequential;
         filler.active = true;
         drop(filler);
         let job = file.clone();
@@ -399,7 +409,7 @@ impl Node {
         let mut buffer = vec![0; usize::try_from(extent).unwrap_or(1 << 20)];
         let mut filled = 0;
         loop {
-            let at = {
+            let (at, speculative) = {
                 let mut filler = file.filler.lock();
                 let size = file.residence.read().place.as_ref().map_or(0, |place| {
                     place.presence.as_ref().map_or(0, |presence| presence.read().size())
@@ -409,9 +419,17 @@ impl Node {
                     break;
                 }
                 filler.next = at + extent;
-                at
+                (at, filler.speculative)
             };
-            if !self.fill_extent(file, at..at + extent, &mut buffer, Haste::Now)? {
+            let range = at..at + extent;
+            let gate = self.copies.gate.as_ref().filter(|_| speculative);
+            let copied = match gate {
+                Some(gate) => {
+                    gate.speculate(|| self.fill_extent(file, range, &mut buffer, Haste::Now))
+                }
+                None => Some(self.fill_extent(file, range, &mut buffer, Haste::Now)),
+            };
+            if !copied.unwrap_or(Ok(false))? {
                 break;
             }
             filled += 1;

@@ -14,6 +14,7 @@ use crate::error::{NodeError, Result};
 use crate::fetch::Filler;
 use crate::open::Opens;
 use crate::place::Residence;
+use crate::staging::Staged;
 
 /// A regular file in use. Its bytes are reached through [`File::residence`].
 pub struct File {
@@ -28,6 +29,8 @@ pub struct File {
     pub fetching: Mutex<()>,
     /// One at a time copies it to the backing store.
     pub flushing: Mutex<()>,
+    /// A copy that is ready to be published.
+    pub staged: Mutex<Option<Staged>>,
     /// Counts writes that the daemon served, opens for writing and truncations: a flush during
     /// which it moved has a torn copy.
     pub writes: AtomicU64,
@@ -56,6 +59,7 @@ impl File {
             opens: Mutex::default(),
             fetching: Mutex::new(()),
             flushing: Mutex::new(()),
+            staged: Mutex::default(),
             writes: AtomicU64::new(0),
             flush_begun: AtomicU64::new(0),
             flush_done: AtomicU64::new(0),

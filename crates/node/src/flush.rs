@@ -94,6 +94,7 @@ impl Node {
         let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
         let beneath = matches!(residence.base, Base::Backing(_));
         let absent = residence.place.is_none();
+        let mapped = residence.place.as_ref().is_some_and(|place| self.maybe_mapped(place));
         let spill = match &residence.base {
             Base::Spill(spill) => Some(spill.clone()),
             _ => None,
@@ -118,7 +119,7 @@ impl Node {
         let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
         fail_at!("node.flush.published");
         file.flush_done.store(number, Ordering::Release);
-        let clean = self.settle_flush(&file, fingerprint, seen)?;
+        let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
         Ok(Flushed::Done { fingerprint, clean })
     }
 
@@ -133,9 +134,16 @@ impl Node {
         Ok([header.pending, header.base].iter().flatten().any(|own| own.same_content(&found)))
     }
 
-    /// After the backing store has the bytes: the object is clean if nobody has written since and
-    /// nobody can.
-    fn settle_flush(&self, file: &FileRef, fingerprint: Fingerprint, seen: u64) -> Result<bool> {
+    /// After the backing store has the bytes: the object is clean if nobody has written since the
+    /// copy began and nobody can. `mapped`: a mapping may have lived then; it may have gone since,
+    /// and what it stored with it.
+    fn settle_flush(
+        &self,
+        file: &FileRef,
+        fingerprint: Fingerprint,
+        seen: u64,
+        mapped: bool,
+    ) -> Result<bool> {
         let residence = file.residence.write();
         // What was opened of the backing store may be the version that was replaced.
         if let Base::Backing(opened) = &residence.base {
@@ -152,7 +160,8 @@ impl Node {
         };
         let quiet = file.writes.load(Ordering::Acquire) == seen
             && file.opens.lock().writers == 0
-            && (!self.maybe_mapped(place));
+            && !mapped
+            && !self.maybe_mapped(place);
         if quiet {
             self.mark_clean(file, place, Some(base))?;
         } else {
@@ -184,23 +193,18 @@ impl Node {
         target: &Target<'_>,
         seen: Option<u64>,
     ) -> Result<Flushed> {
-        let mut temporary = self.backing.temporary(record.ino.0)?;
-        let object = file.residence.read().place.as_ref().map(|place| place.object.clone());
-        let mut mtime = record.attr.mtime;
-        if let Some(object) = &object {
-            let stat = object.stat()?;
-            mtime = convert::time(stat.mtime);
-            let limits = self.limits(Priority::WriteBack);
-            let to = &**temporary.file();
-            copy::copy_range(&**object, to, 0..stat.size, &limits, &Cancel::default())?;
-            temporary.file().set_len(stat.size)?;
-            self.metrics.bytes.of(Source::Flush).add(stat.size);
-        }
-        drop(object);
-        fail_at!("node.flush.copied");
-        self.copy_attributes(record, mtime, &**temporary.file())?;
-        // Sync first: the copy is long, and the moment between the check and the rename short.
-        temporary.file().sync(false)?;
+        let mut temporary = match file.take_staged(record) {
+            Some(staged) => staged,
+            None => {
+                let object = file.residence.read().place.as_ref().map(|place| place.object.clone());
+                let mut temporary = self.copy_to_temporary(record, object.as_deref())?;
+                fail_at!("node.flush.copied");
+                // Before the commit: the copy is long, and the moment between the check and the
+                // rename short.
+                temporary.seal()?;
+                temporary
+            }
+        };
         if seen.is_some_and(|seen| file.writes.load(Ordering::Acquire) != seen) {
             return Ok(Flushed::Busy);
         }
@@ -446,7 +450,7 @@ impl Node {
     }
 
     /// Mode, owner, times and extended attributes of a file that is about to be published.
-    fn copy_attributes(
+    pub(crate) fn copy_attributes(
         &self,
         record: &Record,
         mtime: forebay_meta::Timestamp,

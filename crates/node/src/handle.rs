@@ -44,6 +44,8 @@ pub struct Handle {
     pub(crate) promised: Option<(u8, u64)>,
     /// Where a sequential reader reads next.
     expected: AtomicU64,
+    /// Bytes read since it last jumped.
+    run: AtomicU64,
 }
 
 impl Handle {
@@ -53,19 +55,25 @@ impl Handle {
         mode: OpenMode,
         promised: Option<(u8, u64)>,
     ) -> Self {
-        Handle { file, write, mode, promised, expected: AtomicU64::new(0) }
+        Handle { file, write, mode, promised, expected: AtomicU64::new(0), run: AtomicU64::new(0) }
     }
 
-    /// Notes a read and says whether it goes on where the one before ended. Reads of a read-ahead
-    /// that come out of order count as sequential within a window.
-    pub(crate) fn is_sequential(&self, offset: u64, len: u64) -> bool {
+    /// Notes a read and says how many bytes its reader has read in sequence: 0 for a read that
+    /// stands alone. Reads of a read-ahead come out of order; those that come close to where the
+    /// reader is count, too, but only a number of them makes a sequence, as random ones do so by
+    /// chance.
+    pub(crate) fn sequence(&self, offset: u64, len: u64) -> u64 {
         const WINDOW: u64 = 2 << 20;
+        const CONVINCING: u64 = 128 << 10;
         let expected = self.expected.load(Ordering::Relaxed);
-        self.expected.store(expected.max(offset + len), Ordering::Relaxed);
-        if offset + WINDOW < expected {
+        let near = offset <= expected + WINDOW && expected <= offset + WINDOW;
+        if !near {
             self.expected.store(offset + len, Ordering::Relaxed);
-            return false;
+            self.run.store(len, Ordering::Relaxed);
+            return 0;
         }
-        offset <= expected + WINDOW
+        self.expected.store(expected.max(offset + len), Ordering::Relaxed);
+        let run = self.run.fetch_add(len, Ordering::Relaxed) + len;
+        if offset == expected || run >= CONVINCING { run } else { 0 }
     }
 }

@@ -53,8 +53,8 @@ impl Node {
         let _demand = self.demand_gate();
         let read = self.read_with_gaps(file, &residence, offset, buffer)?;
         drop(residence);
-        let sequential = handle.is_sequential(offset, read as u64);
-        self.fill_after_miss(file, offset..offset + read as u64, sequential);
+        let sequence = handle.sequence(offset, read as u64);
+        self.fill_after_miss(file, offset..offset + read as u64, sequence);
         Ok(read)
     }
 

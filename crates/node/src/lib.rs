@@ -42,6 +42,7 @@ mod report;
 mod residents;
 mod room;
 mod spill;
+mod staging;
 mod trace;
 mod truncate;
 

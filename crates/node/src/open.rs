@@ -155,23 +155,27 @@ impl Node {
     ) -> Result<()> {
         self.load(file)?;
         let size = record.attr.size;
+        let (resident, nothing) = {
+            let residence = file.residence.read();
+            let zeros = size == 0 || matches!(residence.base, Base::Zeros);
+            (residence.place.is_some(), zeros)
+        };
+        // Before anything is told: who has to wait comes by here once more.
+        if !resident && !nothing {
+            context.wait()?;
+        }
         self.decide(Event::Access {
             object: forebay_core::unit::Ino(file.ino.0),
             size: forebay_core::unit::Bytes(size),
             write,
         });
         self.tracer.note(file.ino, size, write);
-        {
-            let residence = file.residence.read();
-            if residence.place.is_some() {
-                self.metrics.hits.add(1);
-                return Ok(());
-            }
-            if size == 0 || matches!(residence.base, Base::Zeros) {
-                return Ok(());
-            }
+        if resident {
+            self.metrics.hits.add(1);
         }
-        context.wait()?;
+        if resident || nothing {
+            return Ok(());
+        }
         self.metrics.misses.add(1);
         if size <= self.config.fetch_on_open_bytes {
             self.fetch_whole(file, record)

@@ -305,6 +305,18 @@ fn event_log_of_a_node_when_replayed_then_every_action_is_the_same() {
 }
 
 #[test]
+fn open_that_has_to_wait_when_made_again_then_counts_once() {
+    let rig = Rig::new(2, 4 * KIB, MIB, Duration::ZERO, |_| {});
+    let ino = rig.ino(1);
+    rig.node.start_trace().unwrap();
+    let hasty = Context { may_wait: false, ..CONTEXT };
+    let refused = rig.node.open(&hasty, ino, libc::O_RDONLY).unwrap_err();
+    assert!(matches!(refused, forebay_node::NodeError::MustWait), "{refused}");
+    rig.read(1);
+    assert_eq!(rig.node.take_trace(10, true).unwrap().opens.len(), 1);
+}
+
+#[test]
 fn opens_when_traced_then_each_is_there_once_with_its_path() {
     let rig = Rig::new(5, 4 * KIB, MIB, Duration::ZERO, |_| {});
     rig.read(0);

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 pub use crate::dir_backing::DirBacking;
+use crate::group::{Group, Synced};
 use crate::{Attributes, Bytes, FileKind, Fingerprint, Result, Timestamp};
 
 /// Name of the private area in the root of a backing store: reserved, to be hidden from programs.
@@ -158,6 +159,10 @@ pub trait BackingFile: Bytes {
 
     /// Sets an extended attribute.
     fn set_xattr(&self, attribute: &OsStr, value: &[u8]) -> Result<()>;
+
+    /// Begins to bring the bytes to the device and does not wait for it, so that the syncs of many
+    /// files that follow share their commits. Says nothing about success: a sync does.
+    fn start_writing_out(&self);
 }
 
 /// A file that is not published yet: in `.forebay/tmp` (removed on drop) or in `.forebay/spill`
@@ -165,6 +170,8 @@ pub trait BackingFile: Bytes {
 pub struct Temporary {
     pub(crate) file: Arc<dyn BackingFile>,
     pub(crate) place: crate::private::Place,
+    /// Synced, and not changed since.
+    pub(crate) sealed: bool,
 }
 
 impl Temporary {
@@ -172,6 +179,22 @@ impl Temporary {
     #[must_use]
     pub fn file(&self) -> &Arc<dyn BackingFile> {
         &self.file
+    }
+
+    /// Syncs the file, so that its commit need not. It must not be changed afterwards.
+    ///
+    /// # Errors
+    /// What the sync says. The file may then lack what was written: it must be given up.
+    pub fn seal(&mut self) -> Result<()> {
+        self.file.sync(false)?;
+        self.sealed = true;
+        Ok(())
+    }
+
+    /// As [`Self::seal`], for a file in `.forebay/tmp` that was made and written since a group
+    /// began, which was synced now.
+    pub fn seal_in(&mut self, _group: &Synced) {
+        self.sealed = true;
     }
 
     /// The version that a commit will publish, but for the ctime. Store it (durably) as
@@ -272,6 +295,16 @@ pub trait BackingStore: Send + Sync {
 
     /// Makes the whole file system durable.
     fn sync(&self) -> Result<()>;
+
+    /// Begins a group of files that share one sync; `None` where each must be synced by itself.
+    fn begin_group(&self) -> Option<Group>;
+
+    /// Makes durable what was written to the group's file system since it began, by anybody.
+    ///
+    /// # Errors
+    /// When something could not be written, perhaps to a file that is not the caller's: sync each
+    /// file to know.
+    fn sync_group(&self, group: &Group) -> Result<Synced>;
 
     /// A new file in `.forebay/tmp`, mode 0600.
     fn temporary(&self, ino: u64) -> Result<Temporary>;

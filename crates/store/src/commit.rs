@@ -35,7 +35,9 @@ impl DirBacking {
             return Err(self.err("publish again", dir, name, Errno::STALE));
         }
         fail_at!("store.commit.before_sync", &self.path);
-        temporary.file.sync(false)?;
+        if !temporary.sealed {
+            temporary.file.sync(false)?;
+        }
         fail_at!("store.commit.before_rename", &self.path);
         let mut before = temporary.file.stat()?.fingerprint();
         let mut attempt = self.attempt(temporary, dir, name, expect)?;

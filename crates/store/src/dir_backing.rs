@@ -19,6 +19,7 @@ use crate::backing::{
     RenameMode, SetAttributes, TEMPORARY_PREFIX, Temporary, XattrMode,
 };
 use crate::failpoints::fail_at;
+use crate::group::{Group, Synced};
 use crate::local::{LocalFile, retry, timestamps};
 use crate::private::Areas;
 use crate::{AllocateMode, Attributes, Bytes, FileKind, Result, StoreError, Timestamp};
@@ -263,6 +264,13 @@ impl BackingFile for DirFile {
         fs::fsetxattr(self.0.descriptor(), attribute, value, XattrFlags::empty())
             .map_err(|e| StoreError::io("set an extended attribute of", self.0.label(), e))
     }
+
+    fn start_writing_out(&self) {
+        let fd = self.0.descriptor().as_raw_fd();
+        // SAFETY: only integers are passed, and the descriptor is open. A file system that does not
+        // know the call writes at the sync.
+        unsafe { libc::sync_file_range(fd, 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+    }
 }
 
 impl BackingStore for DirBacking {
@@ -457,7 +465,12 @@ impl BackingStore for DirBacking {
 
     fn sync_dirs(&self, dirs: &[Dir]) -> Result<()> {
         fail_at!("store.sync_dirs.before", &self.path);
-        dirs.iter().try_for_each(|dir| {
+        let group = (dirs.len() > 1).then(|| self.begin_group()).flatten();
+        let together = |dir: &Dir| group.as_ref().is_some_and(|group| group.covers(dir));
+        if let Some(group) = &group {
+            group.sync()?;
+        }
+        dirs.iter().filter(|dir| !together(dir)).try_for_each(|dir| {
             with_readable(dir, |fd| fs::fsync(fd))
                 .map_err(|e| self.err("sync", dir, OsStr::new(""), e))
         })
@@ -466,6 +479,14 @@ impl BackingStore for DirBacking {
     fn sync(&self) -> Result<()> {
         with_readable(&self.root, |fd| fs::syncfs(fd))
             .map_err(|e| StoreError::io("sync", &self.path, e))
+    }
+
+    fn begin_group(&self) -> Option<Group> {
+        Group::begin(&self.root)
+    }
+
+    fn sync_group(&self, group: &Group) -> Result<Synced> {
+        group.sync()
     }
 
     fn temporary(&self, ino: u64) -> Result<Temporary> {

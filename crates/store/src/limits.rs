@@ -88,10 +88,25 @@ pub(crate) fn sleep(wait: Duration, cancel: &Cancel) -> Result<()> {
 /// more urgent work is under way, but never longer than a bound, so that it always advances.
 #[derive(Debug)]
 pub struct Gate {
-    active: Mutex<[usize; Priority::COUNT]>,
+    state: Mutex<GateState>,
     changed: Condvar,
     longest_wait: Duration,
 }
+
+#[derive(Debug, Default)]
+struct GateState {
+    active: [usize; Priority::COUNT],
+    /// When a program last had what it waited for.
+    demand_ended: Option<Instant>,
+    /// Until when what nobody asked for has had its share of a busy device.
+    spent_until: Option<Instant>,
+}
+
+/// A program that asks again within this time is still at it.
+const QUIET: Duration = Duration::from_millis(20);
+
+/// What nobody asked for may take this part of the time of a device that is never quiet.
+const SHARE: u32 = 32;
 
 /// Work under way in a class; ends on drop.
 #[derive(Debug)]
@@ -104,14 +119,51 @@ impl Gate {
     /// `longest_wait` bounds the wait before each chunk.
     #[must_use]
     pub fn new(longest_wait: Duration) -> Self {
-        Self { active: Mutex::default(), changed: Condvar::new(), longest_wait }
+        Self { state: Mutex::default(), changed: Condvar::new(), longest_wait }
+    }
+
+    /// Does something that nobody asked for, which may or may not pay off: when no program has
+    /// waited for the device for a while, or else if what was done before took no more than a
+    /// small share of the time since. Waits for such a moment, at most the gate's bound; `None` if
+    /// there was none.
+    pub fn speculate<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        let end = Instant::now() + self.longest_wait;
+        let quiet = loop {
+            let mut state = self.state.lock();
+            let now = Instant::now();
+            let quiet = state.quiet_from().is_some_and(|from| from <= now);
+            let has_share = state.spent_until.is_none_or(|until| until <= now);
+            if quiet || has_share {
+                break quiet;
+            }
+            if now >= end {
+                return None;
+            }
+            let soon = [state.quiet_from(), state.spent_until].into_iter().flatten().min();
+            self.changed.wait_until(&mut state, soon.unwrap_or(end).clamp(now, end));
+        };
+        let began = Instant::now();
+        let done = work();
+        if !quiet {
+            let now = Instant::now();
+            self.state.lock().spent_until = Some(now + (now - began) * SHARE);
+        }
+        Some(done)
     }
 
     /// Announces work of a class. Never blocks.
     #[must_use]
     pub fn enter(&self, priority: Priority) -> Pass<'_> {
-        self.active.lock()[priority as usize] += 1;
+        self.state.lock().active[priority as usize] += 1;
         Pass { gate: self, priority }
+    }
+}
+
+impl GateState {
+    /// From when on the device counts as quiet; `None` while a program waits for it.
+    fn quiet_from(&self) -> Option<Instant> {
+        let waiting = self.active[Priority::Demand as usize] > 0;
+        (!waiting).then(|| self.demand_ended.map_or_else(Instant::now, |ended| ended + QUIET))
     }
 }
 
@@ -120,8 +172,8 @@ impl Pass<'_> {
     /// free (as opposed to the bound having passed).
     pub fn wait(&self, cancel: &Cancel) -> Result<bool> {
         let end = Instant::now() + self.gate.longest_wait;
-        let mut active = self.gate.active.lock();
-        while active[..self.priority as usize].iter().any(|count| *count > 0) {
+        let mut state = self.gate.state.lock();
+        while state.active[..self.priority as usize].iter().any(|count| *count > 0) {
             if cancel.is_cancelled() {
                 return Err(StoreError::Cancelled);
             }
@@ -129,7 +181,7 @@ impl Pass<'_> {
             if now >= end {
                 return Ok(false);
             }
-            self.gate.changed.wait_until(&mut active, end.min(now + SLICE));
+            self.gate.changed.wait_until(&mut state, end.min(now + SLICE));
         }
         Ok(true)
     }
@@ -137,7 +189,12 @@ impl Pass<'_> {
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        self.gate.active.lock()[self.priority as usize] -= 1;
+        let mut state = self.gate.state.lock();
+        state.active[self.priority as usize] -= 1;
+        if self.priority == Priority::Demand {
+            state.demand_ended = Some(Instant::now());
+        }
+        drop(state);
         self.gate.changed.notify_all();
     }
 }

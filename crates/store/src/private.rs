@@ -160,7 +160,7 @@ impl DirBacking {
         let name = OsString::from(format!("{prefix}{}.{ino:x}.{random:x}", self.owner));
         let file = self.open_private(dir, &name, OFlags::CREATE | OFlags::EXCL)?;
         let place = Place { dir: dir.clone(), name, ino, spill: false, published: false };
-        Ok(Temporary { file, place })
+        Ok(Temporary { file, place, sealed: false })
     }
 
     pub(crate) fn make_temporary(&self, ino: u64) -> Result<Temporary> {
@@ -179,7 +179,7 @@ impl DirBacking {
         let name = self.spill_name(ino);
         let file = self.open_private(dir, &name, flags)?;
         let place = Place { dir: dir.clone(), name, ino, spill: true, published: false };
-        Ok(Temporary { file, place })
+        Ok(Temporary { file, place, sealed: false })
     }
 
     pub(crate) fn make_spill(&self, ino: u64) -> Result<Temporary> {

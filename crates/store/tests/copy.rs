@@ -217,6 +217,33 @@ fn gate_holds_less_urgent_work_back_but_not_for_ever() {
 }
 
 #[test]
+fn speculation_on_a_busy_device_takes_a_small_share_of_its_time() {
+    let gate = Gate::new(Duration::from_millis(5));
+    let nap = Duration::from_millis(2);
+    let demand = gate.enter(Priority::Demand);
+    let (began, mut spent, mut done) = (Instant::now(), Duration::ZERO, 0);
+    while began.elapsed() < Duration::from_millis(500) {
+        let work = || {
+            let began = Instant::now();
+            std::thread::sleep(nap);
+            began.elapsed()
+        };
+        if let Some(took) = gate.speculate(work) {
+            spent += took;
+            done += 1;
+        }
+    }
+    assert!(done >= 2, "it is not starved: {done}");
+    // The first is on credit.
+    assert!(spent < began.elapsed() / 16 + nap, "{spent:?} in {:?}", began.elapsed());
+    drop(demand);
+    std::thread::sleep(Duration::from_millis(25));
+    for _ in 0..20 {
+        assert!(gate.speculate(|| ()).is_some(), "a quiet device is free to use");
+    }
+}
+
+#[test]
 fn copy_onto_a_full_target_fails_as_no_space() {
     let bench = Bench::new();
     let flaky = Arc::new(Flaky::new(1));

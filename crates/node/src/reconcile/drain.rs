@@ -7,13 +7,12 @@ use forebay_meta::{Ino, Seq};
 use parking_lot::{Condvar, Mutex};
 
 use super::Remaining;
-use super::queue::{Turn, is_hidden_orphan};
+use super::queue::{Turn, batch_size, is_hidden_orphan};
 use crate::error::Result;
 use crate::node::Node;
 use crate::pool::Urgency;
 
 const PAGE: usize = 1000;
-const BATCH: usize = 32;
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
 /// Files that programs keep changing are given up after this long without any progress.
@@ -42,6 +41,7 @@ struct Sweep<'a, 'p> {
     node: &'a Node,
     shared: Arc<Shared>,
     pending: Vec<(Ino, u32)>,
+    batch: usize,
     until: Instant,
     told: Instant,
     progress: Progress<'p>,
@@ -52,7 +52,9 @@ impl<'a, 'p> Sweep<'a, 'p> {
     fn new(node: &'a Node, until: Instant, progress: Progress<'p>) -> Self {
         let told = Instant::now() - TELL_EVERY;
         let shared = Arc::default();
-        Sweep { node, shared, pending: Vec::new(), until, told, progress, stopped: false }
+        let backlog = usize::try_from(node.meta.backlog_len()).unwrap_or(usize::MAX);
+        let batch = batch_size(backlog, node.config.flush_threads);
+        Sweep { node, shared, pending: Vec::new(), batch, until, told, progress, stopped: false }
     }
 
     fn over(&self) -> bool {
@@ -61,7 +63,7 @@ impl<'a, 'p> Sweep<'a, 'p> {
 
     fn add(&mut self, ino: Ino) {
         self.pending.push((ino, 0));
-        if self.pending.len() >= BATCH {
+        if self.pending.len() >= self.batch {
             self.submit();
         }
     }
@@ -155,6 +157,7 @@ impl Node {
         until: Instant,
         progress: &mut dyn FnMut(Remaining) -> bool,
     ) -> Result<Remaining> {
+        let _alone = self.reconciler.queue.pause();
         self.let_go_of_replaced();
         self.settle_all();
         self.sweep(until, progress, |node, sweep| {

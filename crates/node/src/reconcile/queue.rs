@@ -24,10 +24,14 @@ use crate::pool::Urgency;
 /// temporary never gets there.
 pub(crate) const NAMES_DELAY: Duration = Duration::from_secs(1);
 
+/// Times are rounded up to this, so that what changes in quick succession is one batch.
+const TICK: Duration = Duration::from_millis(250);
+
 const MOST_WAITING: usize = 65_536;
 
 /// Inodes that one worker brings in line with one sync of directories.
-const MOST_IN_BATCH: usize = 64;
+const MOST_IN_BATCH: usize = 256;
+const LEAST_IN_BATCH: usize = 8;
 
 /// A file larger than this does not keep others waiting for their report.
 const LARGE_FILE: u64 = 1 << 20;
@@ -52,6 +56,9 @@ struct State {
     waiting: HashMap<u64, Due>,
     /// Batches in the hands of the flushers.
     running: usize,
+    /// Callers that go through the whole backlog themselves.
+    paused: usize,
+    first_tick: Option<Instant>,
     stopped: bool,
 }
 
@@ -62,7 +69,32 @@ pub(super) struct Waiting {
     wake: Condvar,
 }
 
+/// While it lives, nothing is handed out because its time has come.
+pub(super) struct Paused<'a>(&'a Waiting);
+
+impl Waiting {
+    /// For a caller that goes through the whole backlog: two at it would spoil each other's
+    /// batches.
+    pub(super) fn pause(&self) -> Paused<'_> {
+        self.state.lock().paused += 1;
+        Paused(self)
+    }
+}
+
+impl Drop for Paused<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().paused -= 1;
+        self.0.wake.notify_all();
+    }
+}
+
 impl State {
+    fn tick_after(&mut self, at: Instant) -> Instant {
+        let first = *self.first_tick.get_or_insert(at);
+        let over = at.saturating_duration_since(first).as_nanos() % TICK.as_nanos();
+        at + Duration::from_nanos(((TICK.as_nanos() - over) % TICK.as_nanos()) as u64)
+    }
+
     fn set(&mut self, ino: Ino, due: Due) -> bool {
         let known = self.waiting.get(&ino.0).copied();
         if known.is_none() && self.waiting.len() >= MOST_WAITING {
@@ -114,8 +146,8 @@ impl Node {
         let latest = first + (delay * 10).max(Duration::from_secs(30));
         let at = match known {
             _ if delay.is_zero() => now,
-            Some(due) => due.at.max(now + delay).min(latest.max(now)),
-            None => now + delay,
+            Some(due) => due.at.max(state.tick_after(now + delay)).min(latest.max(now)),
+            None => state.tick_after(now + delay),
         };
         let failures = known.map_or(0, |due| due.failures);
         if state.set(ino, Due { at, first, failures }) {
@@ -164,7 +196,8 @@ impl Node {
             if state.stopped || self.stopping.load(Ordering::Relaxed) {
                 return false;
             }
-            let room = (2 * threads).saturating_sub(state.running);
+            let paused = state.paused > 0;
+            let room = if paused { 0 } else { (2 * threads).saturating_sub(state.running) };
             let due = state.take_due(room * MOST_IN_BATCH);
             if due.is_empty() {
                 let next = state.order.first().map(|(at, _)| *at).filter(|_| room > 0);
@@ -178,7 +211,7 @@ impl Node {
             self.restore_times_when_idle();
             return true;
         }
-        let each = due.len().div_ceil(threads).clamp(1, MOST_IN_BATCH);
+        let each = batch_size(due.len(), threads);
         for batch in due.chunks(each) {
             self.hand_to_flushers(batch.to_vec());
         }
@@ -234,6 +267,8 @@ impl Node {
         all: bool,
         told: &mut dyn FnMut(Ino, Turn),
     ) {
+        let writable = due.iter().map(|(ino, _)| *ino).filter(|ino| self.has_turn(*ino, all));
+        let _stage = self.stage(&writable.collect::<Vec<_>>());
         let mut batch = Batch::new(self);
         let mut done = Vec::with_capacity(due.len());
         for &(ino, failures) in due {
@@ -274,6 +309,10 @@ impl Node {
                 }
             }
         }
+    }
+
+    fn has_turn(&self, ino: Ino, all: bool) -> bool {
+        matches!(self.known(ino), Ok(Some(record)) if self.may_be_written(&record, all))
     }
 
     fn take_turn<'a>(&'a self, ino: Ino, all: bool, batch: &mut Batch<'a>) -> Result<Turn> {
@@ -368,6 +407,12 @@ impl Node {
         let age = convert::now().sec - changed.sec;
         age < 0 || age.unsigned_abs() > delay.as_secs()
     }
+}
+
+/// How many of so many inodes each of the threads takes at once: few enough to keep all of them
+/// busy, and enough to be worth a sync.
+pub(super) fn batch_size(inodes: usize, threads: usize) -> usize {
+    inodes.div_ceil(threads.max(1)).clamp(LEAST_IN_BATCH, MOST_IN_BATCH)
 }
 
 /// A removed file that is in use: its bytes wait in limbo for the last close.

@@ -8,7 +8,8 @@ use crate::backing::{
     Access, Cleaned, Entry, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
 };
 use crate::{
-    Attributes, BackingFile, BackingStore, Commit, Dir, Expect, Result, StoreError, Temporary,
+    Attributes, BackingFile, BackingStore, Commit, Dir, Expect, Group, Result, StoreError, Synced,
+    Temporary,
 };
 
 /// A backing store whose operations an [`Interceptor`] decides about.
@@ -32,7 +33,7 @@ impl InterceptedBacking {
     }
 
     fn wrap_temporary(&self, temporary: Temporary) -> Temporary {
-        Temporary { file: self.wrap(temporary.file), place: temporary.place }
+        Temporary { file: self.wrap(temporary.file), ..temporary }
     }
 }
 
@@ -52,6 +53,10 @@ impl BackingFile for InterceptedFile {
     fn set_xattr(&self, attribute: &OsStr, value: &[u8]) -> Result<()> {
         ask(&self.by, Operation::Xattr, self.inner.label())?;
         self.inner.set_xattr(attribute, value)
+    }
+
+    fn start_writing_out(&self) {
+        self.inner.start_writing_out();
     }
 }
 
@@ -93,6 +98,7 @@ impl BackingStore for InterceptedBacking {
         Usage: fn statfs(&self) -> Result<FileSystemUsage>, "";
         Sync: fn sync_dirs(&self, dirs: &[Dir]) -> Result<()>, "";
         Sync: fn sync(&self) -> Result<()>, "";
+        Sync: fn sync_group(&self, group: &Group) -> Result<Synced>, "";
         Remove: fn remove_spill(&self, ino: u64) -> Result<()>, "";
         List: fn list_spills(&self) -> Result<Vec<u64>>, "";
         Commit: fn commit(&self, temporary: &mut Temporary, dir: &Dir, name: &OsStr, expect: Expect) -> Result<Commit>, name;
@@ -101,6 +107,10 @@ impl BackingStore for InterceptedBacking {
         Limbo: fn list_limbo(&self) -> Result<Vec<u64>>, "";
         Clean: fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>, "";
         Clean: fn tidy(&self) -> Result<()>, "";
+    }
+
+    fn begin_group(&self) -> Option<Group> {
+        self.inner.begin_group()
     }
 
     fn open_file(&self, dir: &Dir, name: &OsStr, access: Access) -> Result<Arc<dyn BackingFile>> {

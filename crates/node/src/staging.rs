@@ -1,0 +1,148 @@
+//! Small files that are due at the same time are copied and synced together before they are
+//! published one by one: a sync of one file makes a journalling file system commit what was done to
+//! all of them, so that the syncs after the first cost next to nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_meta::{FileKind, Ino, Record, Timestamp};
+use forebay_store::copy::{self, Cancel, Priority};
+use forebay_store::{Synced, Temporary};
+
+use crate::convert;
+use crate::error::Result;
+use crate::files::{File, FileRef};
+use crate::metrics::Source;
+use crate::node::Node;
+use crate::place::Base;
+
+/// Larger files are bound by their bytes, not by their syncs.
+const SMALL_FILE: u64 = 1 << 20;
+
+/// A copy of a file that only lacks its name.
+pub struct Staged {
+    temporary: Temporary,
+    /// [`File::writes`] and the record's change count before the copy.
+    writes: u64,
+    change: u64,
+}
+
+impl Staged {
+    fn seal(&mut self, synced: Option<&Synced>) -> bool {
+        match synced {
+            Some(synced) => {
+                self.temporary.seal_in(synced);
+                true
+            }
+            None => self.temporary.seal().is_ok(),
+        }
+    }
+}
+
+/// The staged copies of a batch. Those that were not published go when it is dropped.
+#[derive(Default)]
+pub(crate) struct Stage {
+    files: Vec<FileRef>,
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for file in &self.files {
+            file.staged.lock().take();
+        }
+    }
+}
+
+impl File {
+    /// The staged copy, if the file is still as it was copied.
+    pub(crate) fn take_staged(&self, record: &Record) -> Option<Temporary> {
+        let staged = self.staged.lock().take()?;
+        let same =
+            staged.change == record.change && staged.writes == self.writes.load(Ordering::Acquire);
+        same.then_some(staged.temporary)
+    }
+}
+
+impl Node {
+    /// Stages the small ones among files that are due. What can't be staged, for whatever reason,
+    /// is left to its turn.
+    pub(crate) fn stage(&self, due: &[Ino]) -> Stage {
+        let mut stage = Stage::default();
+        if due.len() < 2 {
+            return stage;
+        }
+        let group = self.backing.begin_group();
+        for &ino in due {
+            let Ok(record) = self.meta.get(ino) else { continue };
+            if may_be_staged(&record) {
+                let file = self.files.get(ino);
+                match self.stage_file(&file, &record) {
+                    Ok(true) => stage.files.push(file),
+                    Ok(false) => {}
+                    Err(error) => tracing::debug!(%ino, %error, "not staged"),
+                }
+            }
+        }
+        let synced = group.and_then(|group| self.backing.sync_group(&group).ok());
+        for file in &stage.files {
+            let mut staged = file.staged.lock();
+            if !staged.as_mut().is_some_and(|staged| staged.seal(synced.as_ref())) {
+                *staged = None;
+            }
+        }
+        stage
+    }
+
+    fn stage_file(&self, file: &FileRef, record: &Arc<Record>) -> Result<bool> {
+        let Some(_one) = file.flushing.try_lock() else { return Ok(false) };
+        self.load(file)?;
+        let writes = file.writes.load(Ordering::Acquire);
+        if file.opens.lock().writers > 0 || file.staged.lock().is_some() {
+            return Ok(false);
+        }
+        let residence = file.residence.read();
+        let Some(place) = &residence.place else { return Ok(false) };
+        if place.presence.is_some()
+            || matches!(residence.base, Base::Spill(_))
+            || self.maybe_mapped(place)
+        {
+            return Ok(false);
+        }
+        let object = place.object.clone();
+        drop(residence);
+        let temporary = self.copy_to_temporary(record, Some(&*object))?;
+        temporary.file().start_writing_out();
+        *file.staged.lock() = Some(Staged { temporary, writes, change: record.change });
+        Ok(true)
+    }
+
+    /// A temporary with a file's bytes, attributes and extended attributes.
+    pub(crate) fn copy_to_temporary(
+        &self,
+        record: &Record,
+        object: Option<&dyn forebay_store::Object>,
+    ) -> Result<Temporary> {
+        let temporary = self.backing.temporary(record.ino.0)?;
+        let mut mtime: Timestamp = record.attr.mtime;
+        if let Some(object) = object {
+            let stat = object.stat()?;
+            mtime = convert::time(stat.mtime);
+            let limits = self.limits(Priority::WriteBack);
+            let to = &**temporary.file();
+            copy::copy_range(object, to, 0..stat.size, &limits, &Cancel::default())?;
+            to.set_len(stat.size)?;
+            self.metrics.bytes.of(Source::Flush).add(stat.size);
+        }
+        self.copy_attributes(record, mtime, &**temporary.file())?;
+        Ok(temporary)
+    }
+}
+
+fn may_be_staged(record: &Record) -> bool {
+    record.attr.kind == FileKind::File
+        && record.dirty
+        && !record.spilled
+        && record.links.len() == 1
+        && record.attr.nlink == 1
+        && record.attr.size <= SMALL_FILE
+}
