@@ -24,7 +24,7 @@ use forebay_core::steward::log::LogError;
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum SimCommand {
     /// Replay traces against replacement policies.
-    Cache(cache::CacheArgs),
+    Cache(Box<cache::CacheArgs>),
     /// Reproduce the 29X experiment of HyCache+, with the curve around it.
     #[command(name = "paper-29x")]
     Paper29x(paper_29x::Paper29xArgs),

@@ -96,7 +96,7 @@ fn loop_over(sizes: &[u64], volume: u64) -> Trace {
         requests.push(Request { id: id as u64, size: size * MB });
         read += size;
     }
-    Trace { requests }
+    Trace::new(requests)
 }
 
 fn add(sum: &mut Counts, more: Counts) {

@@ -71,6 +71,41 @@ fn cache_with_many_policies_and_sizes_then_table_csv_and_plot() {
 }
 
 #[test]
+fn cache_on_many_devices_and_depths_then_a_row_each_and_every_chart() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = |name: &str| dir.path().join(name).to_str().expect("a name").to_owned();
+    let (bytes, misses, time) = (file("b.svg"), file("m.svg"), file("t.svg"));
+    let words = "cache --generate workflow --files 100 --requests 2000 --size 1M,4M,16M \
+                 --policy lru,min --bounds --time --device disk,objects --prefetch 0,1M --json";
+    let files = ["--plot", &bytes, "--plot-misses", &misses, "--plot-time", &time];
+    let words: Vec<&str> = words.split_whitespace().chain(files).collect();
+    let rows: Value = serde_json::from_str(&call(&words).expect("runs")).expect("JSON");
+    let rows = rows.as_array().expect("a list");
+    // 3 sizes x (2 policies x 2 devices x 2 depths + 3 bounds).
+    assert_eq!(rows.len(), 3 * (2 * 2 * 2 + 3));
+    for row in rows {
+        let bound = row["lower_bound_bytes"].as_u64().expect("bytes");
+        let missed = row["miss_bytes"].as_u64().expect("bytes");
+        assert!(missed >= bound || row["policy"] == "(pfoo-l)", "{row}");
+    }
+    let lines =
+        |path: &str| std::fs::read_to_string(path).expect("written").matches("<polyline").count();
+    assert_eq!((lines(&bytes), lines(&misses), lines(&time)), (6, 2, 8));
+}
+
+#[test]
+fn cache_saved_as_oracle_general_then_the_same_results_when_read() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("t.oracleGeneral");
+    let path = path.to_str().expect("a plain name");
+    let made = ["cache", "--generate", "zipf", "--files", "200", "--requests", "5000"];
+    call(&[&made[..], &["--save", path, "--save-format", "oracle"]].concat()).expect("written");
+    let run = ["--size", "1M", "--policy", "s3fifo", "--json"];
+    let from_file = call(&[&["cache", "--trace", path], &run[..]].concat()).expect("runs");
+    assert_eq!(from_file, call(&[&made[..], &run[..]].concat()).expect("runs"));
+}
+
+#[test]
 fn cache_with_a_wrong_name_then_the_names_that_there_are() {
     let error = call(&["cache", "--generate", "zipf", "--size", "1M", "--policy", "nope"]);
     let text = error.expect_err("no such policy").to_string();

@@ -2,8 +2,10 @@
 //! mount, nothing torn, nothing left over, and after the drain in the backing store as plain files.
 
 mod load;
+mod points;
 
 pub use load::{BLOCK, Plan, Progress, Step};
+pub use points::{Tally, fail_point_round, fail_points};
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,16 +15,16 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::failure::{Failure, Outcome};
 use crate::os::{self, FileType};
-use crate::process::{Child, End, eventually};
+use crate::process::{Child, End};
 use crate::random::Random;
-use crate::subject::{ForebayMount, MountOptions, Subject, run_checked};
+use crate::subject::{ForebayMount, MountOptions, Subject};
 use crate::watchdog;
 
 /// Longer than a round takes.
 const ROUND_LIMIT: Duration = Duration::from_secs(120);
 /// How long writers may take to notice that the daemon is gone.
 const WRITER_LIMIT: Duration = Duration::from_secs(20);
-/// Writer processes at a time.
+/// Writer processes at a time; those of large files come first.
 const WRITERS: usize = 6;
 
 /// The number of rounds: `FOREBAY_CRASH_ROUNDS`, else 5.
@@ -39,13 +41,15 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts `writers` processes, each in its own directory below `dir`.
-    pub fn start(dir: &Path, seed: u64, writers: usize) -> Outcome<Self> {
+    /// Starts `writers` processes, each in its own directory below `dir`; `large` of them write files
+    /// that fill a small tier.
+    pub fn start(dir: &Path, seed: u64, writers: usize, large: usize) -> Outcome<Self> {
         let progress = Progress::new(writers)?;
         let mut load =
             Self { dir: dir.to_owned(), plans: Vec::new(), children: Vec::new(), progress };
         for id in 0..writers {
             let plan = Plan::new(seed, id);
+            let plan = if id < large { plan.large() } else { plan };
             os::mkdir(load.home(id), 0o755)?;
             let home = load.home(id);
             let progress = &load.progress;
@@ -102,6 +106,21 @@ impl Load {
     }
 }
 
+impl Load {
+    /// As [`Load::verify`], for contents alone, under whatever names they are in a tree: after a
+    /// rebuild of the index names may be older.
+    pub fn verify_contents(&self, tree: &Snapshot) -> Outcome {
+        let found = tree.values().map(|(_, hash)| *hash).collect();
+        for (id, plan) in self.plans.iter().enumerate() {
+            let (begun, done) = self.progress.read(id);
+            load::verify_contents(&found, plan, begun, done).map_err(|why| {
+                Failure::Failed(format!("writer {id}, {done} of {begun} steps done: {why}"))
+            })?;
+        }
+        Ok(())
+    }
+}
+
 /// Every path below a directory with its type and a hash of its content.
 pub type Snapshot = BTreeMap<PathBuf, (u32, u64)>;
 
@@ -135,6 +154,12 @@ pub fn same_tree(got: &Snapshot, want: &Snapshot, what: &str) -> Outcome {
     Ok(())
 }
 
+/// Two, if the tiers are as small as they must be for large files to fill them.
+fn large_writers(options: &MountOptions) -> usize {
+    let bytes: u64 = options.tiers.iter().map(|(_, bytes)| bytes).sum();
+    if bytes < 100 << 20 { 2 } else { 0 }
+}
+
 /// Kills the daemon `rounds` times at random moments under load, and checks everything each time.
 pub fn kill_rounds(options: MountOptions, seed: u64, rounds: usize) -> Outcome {
     let mut random = Random::new(seed);
@@ -145,8 +170,9 @@ pub fn kill_rounds(options: MountOptions, seed: u64, rounds: usize) -> Outcome {
         let guard = watchdog::guard(ROUND_LIMIT, format!("crash round {round} of seed {seed}"));
         let dir = mount.dir().join(format!("round{round}"));
         os::mkdir(&dir, 0o755)?;
-        let mut load = Load::start(&dir, random.bits(), WRITERS)?;
-        std::thread::sleep(Duration::from_millis(random.between(30, 1500)));
+        let mut load =
+            Load::start(&dir, random.bits(), WRITERS, large_writers(mount.options_mut()))?;
+        std::thread::sleep(Duration::from_millis(random.between(30, 3000)));
         ensure!(!load.any_ended(), "a writer ended before the kill: {:?}", load.wait());
         load.expect_death();
         mount.kill_daemon();
@@ -160,9 +186,33 @@ pub fn kill_rounds(options: MountOptions, seed: u64, rounds: usize) -> Outcome {
     drained(&mut mount, &settled)
 }
 
+/// Kills the daemon under load, throws its index away and has it rebuilt from the tiers: all contents
+/// that were acknowledged must be there, and in the backing store after the drain.
+pub fn rebuild_rounds(options: &MountOptions, seed: u64, rounds: usize) -> Outcome {
+    let mut random = Random::new(seed);
+    for round in 0..rounds {
+        let _guard = watchdog::guard(ROUND_LIMIT, format!("rebuild round {round} of seed {seed}"));
+        let mut mount = ForebayMount::new(options.clone())?;
+        let mut load = Load::start(mount.dir(), random.bits(), WRITERS, 0)?;
+        std::thread::sleep(Duration::from_millis(random.between(30, 3000)));
+        load.expect_death();
+        mount.kill_daemon();
+        load.wait()?;
+        let told = |why: Failure| Failure::Failed(format!("seed {seed}, round {round}: {why}"));
+        mount.lose_index()?;
+        mount.rebuild_index()?;
+        mount.fsck_tiers()?;
+        mount.mount()?;
+        load.verify_contents(&snapshot(mount.dir())?).map_err(told)?;
+        mount.unmount()?;
+        load.verify_contents(&snapshot(mount.backing())?).map_err(told)?;
+        ensure!(load.acknowledged() > 0, "no step was acknowledged: nothing was tested");
+    }
+    Ok(())
+}
+
 /// Checks the tiers, mounts again, verifies the load and that older rounds have not changed.
 fn recover(mount: &mut ForebayMount, load: &Load, settled: &Snapshot) -> Outcome<Snapshot> {
-    mount.options_mut().environment.retain(|(name, _)| name != "FAILPOINTS");
     mount.fsck_tiers()?;
     mount.mount()?;
     load.verify()?;
@@ -179,55 +229,15 @@ fn drained(mount: &mut ForebayMount, settled: &Snapshot) -> Outcome {
     same_tree(&snapshot(mount.backing())?, settled, "the backing store after the drain")
 }
 
-/// The fail points that the binary was built with, by its own word; empty without any.
-pub fn fail_points(mount: &ForebayMount) -> Outcome<Vec<String>> {
-    let text = run_checked(mount.command("debug").arg("failpoints"), ROUND_LIMIT)?;
-    Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect())
-}
-
-/// Lets the daemon die at one fail point under load and checks everything after the next mount.
-///
-/// The daemon must be built so that a panic aborts it. A point that the load does not reach within
-/// two seconds is followed by a kill, so that the round is a plain crash round.
-pub fn fail_point_round(options: MountOptions, point: &str, seed: u64) -> Outcome {
-    let mut options = options;
-    let skip = Random::new(seed).below(20);
-    options.environment.push(("FAILPOINTS".into(), format!("{point}={skip}*off->panic")));
-    let mut mount = ForebayMount::new(options)?;
-    let _guard = watchdog::guard(ROUND_LIMIT, format!("fail point {point}"));
-    let dir = mount.dir().join("round");
-    if let Err(error) = os::mkdir(&dir, 0o755) {
-        ensure!(!mount.daemon_runs(), "mkdir: {error}");
-    }
-    let mut load = match Load::start(&dir, seed, WRITERS) {
-        Err(_) if !mount.daemon_runs() => {
-            // The point was reached before the load began.
-            mount.kill_daemon();
-            mount.options_mut().environment.retain(|(name, _)| name != "FAILPOINTS");
-            mount.fsck_tiers()?;
-            mount.mount()?;
-            return Ok(mount.unmount()?);
-        }
-        started => started?,
-    };
-    load.expect_death();
-    eventually(Duration::from_secs(2), || !mount.daemon_runs());
-    mount.kill_daemon();
-    load.wait()?;
-    let settled = recover(&mut mount, &load, &Snapshot::new())
-        .map_err(|why| Failure::Failed(format!("fail point {point}, seed {seed}: {why}")))?;
-    drained(&mut mount, &settled)
-        .map_err(|why| Failure::Failed(format!("fail point {point}, seed {seed}: {why}")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::eventually;
     use crate::subject::NativeDir;
 
     /// A load on a native directory, stopped at some moment as by a crash.
     fn stopped_load(dir: &Path) -> Load {
-        let mut load = Load::start(dir, 77, 3).unwrap();
+        let mut load = Load::start(dir, 77, 3, 1).unwrap();
         assert!(eventually(Duration::from_secs(20), || load.acknowledged() > 300));
         load.progress.stop();
         load.wait().unwrap();

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::failure::{Failure, Outcome};
@@ -93,17 +94,39 @@ fn usage(dir: &Path) -> u64 {
     text.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// The share of a tier's size that it may exceed by metadata and what is in flight.
-const TIER_RESERVE: u64 = 16 * MIB;
+/// The bytes that the objects of a tier occupy, with their maps.
+fn occupied(tier: &Path) -> u64 {
+    usage(&tier.join("objects"))
+}
+
+/// Runs `work` and looks all the while whether the objects of any tier occupy more than its size.
+fn sizes_hold(tiers: &[(PathBuf, u64)], work: impl FnOnce() -> Outcome) -> Outcome {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                for (tier, size) in tiers {
+                    let found = occupied(tier);
+                    ensure!(found <= *size, "a tier of {size} bytes holds {found}");
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Ok(())
+        });
+        let worked = work();
+        over.store(true, Ordering::Release);
+        let watched = watch.join().unwrap_or_else(|_| Err(Failure::at("the watch panicked")));
+        worked.and(watched)
+    })
+}
 
 /// One file of four times the tier's size is written, read back, and drained.
 pub fn file_larger_than_the_tier(passthrough: Passthrough) -> Outcome {
     let disk = SmallDisk::new(256 * MIB)?;
-    let mut mount = mounted((disk.path().join("tier"), 32 * MIB), passthrough)?;
+    let tier = (disk.path().join("tier"), 32 * MIB);
+    let mut mount = mounted(tier.clone(), passthrough)?;
     let _guard = watchdog::guard(LIMIT * 3, "file larger than the tier");
-    write_and_check(&mount.dir().join("large"), 1, 128 * MIB)?;
-    let used = usage(&disk.path().join("tier"));
-    ensure!(used <= 32 * MIB + TIER_RESERVE, "a tier of 32 MiB holds {used} bytes");
+    sizes_hold(&[tier], || write_and_check(&mount.dir().join("large"), 1, 128 * MIB))?;
     mount.unmount()?;
     check(&mount.backing().join("large"), 1, 128 * MIB)
 }
@@ -111,22 +134,87 @@ pub fn file_larger_than_the_tier(passthrough: Passthrough) -> Outcome {
 /// Sixteen writers at once exceed the tier twice over while nothing is flushed for age.
 pub fn sixteen_writers_exceed_the_tier(passthrough: Passthrough) -> Outcome {
     let disk = SmallDisk::new(256 * MIB)?;
-    let mut mount = mounted((disk.path().join("tier"), 64 * MIB), passthrough)?;
+    let tier = (disk.path().join("tier"), 64 * MIB);
+    let mut mount = mounted(tier.clone(), passthrough)?;
     let _guard = watchdog::guard(LIMIT * 3, "sixteen writers");
-    let dir = mount.dir().to_owned();
+    sizes_hold(&[tier], || write_files(mount.dir(), 16, 8 * MIB))?;
+    mount.unmount()?;
+    (0..16_u64).try_for_each(|id| check(&mount.backing().join(format!("w{id}")), id << 32, 8 * MIB))
+}
+
+/// Writes files at once, one thread each.
+fn write_files(dir: &Path, count: u64, len: u64) -> Outcome {
     std::thread::scope(|scope| {
-        let writers: Vec<_> = (0..16_u64)
+        let writers: Vec<_> = (0..count)
             .map(|id| {
                 let path = dir.join(format!("w{id}"));
-                scope.spawn(move || write_and_check(&path, id << 32, 8 * MIB))
+                scope.spawn(move || write_and_check(&path, id << 32, len))
             })
             .collect();
         writers.into_iter().try_for_each(|writer| {
             writer.join().unwrap_or_else(|_| Err(Failure::at("a writer panicked")))
         })
+    })
+}
+
+/// Two tiers fill up and objects move down from the first to the second, then past both.
+pub fn two_tiers_fill_and_demote(passthrough: Passthrough) -> Outcome {
+    let disk = SmallDisk::new(256 * MIB)?;
+    let tiers = vec![(disk.path().join("fast"), 16 * MIB), (disk.path().join("slow"), 32 * MIB)];
+    let mut mount = ForebayMount::new(MountOptions {
+        tiers: tiers.clone(),
+        passthrough: Some(passthrough),
+        writeback: Some("1h".into()),
+        ..MountOptions::default()
     })?;
+    let _guard = watchdog::guard(LIMIT * 3, "two tiers");
+    sizes_hold(&tiers, || {
+        for round in 0..5_u64 {
+            let dir = mount.dir().join(format!("d{round}"));
+            std::fs::create_dir(&dir)?;
+            write_files(&dir, 4, 4 * MIB)?;
+        }
+        let demoted = crate::process::eventually(LIMIT, || occupied(&tiers[1].0) > 0);
+        ensure!(demoted, "nothing has moved to the second tier");
+        Ok(())
+    })?;
+    let all = |root: &Path| {
+        (0..20_u64).try_for_each(|file| {
+            let (round, id) = (file / 4, file % 4);
+            check(&root.join(format!("d{round}/w{id}")), id << 32, 4 * MIB)
+        })
+    };
+    all(mount.dir())?;
     mount.unmount()?;
-    (0..16_u64).try_for_each(|id| check(&mount.backing().join(format!("w{id}")), id << 32, 8 * MIB))
+    all(mount.backing())
+}
+
+/// A file grows on a full tier while a program has it open to read, by passthrough where there is
+/// any: nobody sees ENOSPC, and the reader sees every byte.
+pub fn file_grows_under_a_reader(passthrough: Passthrough) -> Outcome {
+    let disk = SmallDisk::new(64 * MIB)?;
+    let mut mount = mounted((disk.path().join("tier"), 16 * MIB), passthrough)?;
+    let _guard = watchdog::guard(LIMIT * 3, "file grows under a reader");
+    let path = mount.dir().join("read");
+    write_and_check(&path, 1, 6 * MIB)?;
+    let reader = os::open(&path, OFlags::RDONLY, 0)?;
+    os::read_at(&reader, 0, 4096)?;
+    // Open, so that nothing of it can be written back to make room.
+    let filler = os::open(mount.dir().join("filler"), OFlags::CREATE | OFlags::RDWR, 0o644)?;
+    for at in (0..24 * MIB).step_by(MIB as usize) {
+        os::write_at(&filler, at, &pattern(at, MIB as usize))?;
+    }
+    let writer = os::open(&path, OFlags::WRONLY, 0)?;
+    for at in (0..12 * MIB).step_by(MIB as usize) {
+        os::write_at(&writer, at, &pattern(77 + at, MIB as usize))?;
+        let found = os::read_at(&reader, at, MIB as usize)?;
+        ensure!(found == pattern(77 + at, MIB as usize), "the reader sees other bytes at {at}");
+    }
+    drop((reader, writer, filler));
+    check(&path, 77, 12 * MIB)?;
+    mount.unmount()?;
+    check(&mount.backing().join("read"), 77, 12 * MIB)?;
+    check(&mount.backing().join("filler"), 0, 24 * MIB)
 }
 
 /// The tier's disk is filled by somebody else: writers go on, and what was written stays.

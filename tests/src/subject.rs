@@ -295,6 +295,9 @@ impl ForebayMount {
         if let Some(writeback) = &self.options.writeback {
             command.args(["--writeback", writeback]);
         }
+        if let Ok(level) = std::env::var("FOREBAY_LOG_LEVEL") {
+            command.args(["--log-level", &level]);
+        }
         command.args(&self.options.arguments).envs(self.options.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let daemon = command.spawn().map_err(io_error("starting forebay"))?;
@@ -387,6 +390,22 @@ impl ForebayMount {
     /// `forebay fsck` of the unmounted tiers; a finding is an error.
     pub fn fsck_tiers(&self) -> Result<(), SubjectError> {
         let mut command = self.command("fsck");
+        for (dir, _) in &self.options.tiers {
+            command.arg(dir);
+        }
+        run_checked(&mut command, COMMAND_LIMIT).map(drop)
+    }
+
+    /// Removes the index of the unmounted tiers, as a lost or damaged device of it would.
+    pub fn lose_index(&self) -> Result<(), SubjectError> {
+        let Some((first, _)) = self.options.tiers.first() else { return Ok(()) };
+        std::fs::remove_dir_all(first.join("state")).map_err(io_error("index"))
+    }
+
+    /// `forebay fsck --rebuild`. What it brings back it reports as problems that were repaired.
+    pub fn rebuild_index(&self) -> Result<(), SubjectError> {
+        let mut command = self.command("fsck");
+        command.arg("--rebuild").arg("--backing").arg(self.backing());
         for (dir, _) in &self.options.tiers {
             command.arg(dir);
         }

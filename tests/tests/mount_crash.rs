@@ -1,6 +1,8 @@
 //! kill -9 of the daemon, at random moments and at every fail point.
 
-use forebay_tests::crash::{fail_point_round, fail_points, kill_rounds, rounds};
+use forebay_tests::crash::{
+    Tally, fail_point_round, fail_points, kill_rounds, rebuild_rounds, rounds,
+};
 use forebay_tests::random::seed_from_env;
 use forebay_tests::subject::{ForebayMount, MountOptions, Passthrough};
 
@@ -16,6 +18,18 @@ fn options(passthrough: Passthrough, writeback: &str) -> MountOptions {
         writeback: Some(writeback.into()),
         ..MountOptions::default()
     }
+}
+
+/// Two tiers that a few large files overfill.
+fn small(passthrough: Passthrough) -> MountOptions {
+    MountOptions { tier_sizes: vec![3 << 20, 4 << 20], ..options(passthrough, "20ms") }
+}
+
+/// Full tiers where a point needs them.
+fn options_for(point: &str, passthrough: Passthrough) -> MountOptions {
+    const FULL: [&str; 7] = ["presence", "fetch", "partial", "fill", "spill", "evict", "node.move"];
+    let is_of_full_tiers = FULL.iter().any(|part| point.contains(part));
+    if is_of_full_tiers { small(passthrough) } else { options(passthrough, "20ms") }
 }
 
 fn survives(passthrough: Passthrough, writeback: &str) {
@@ -41,22 +55,57 @@ fn kill_when_nothing_was_flushed_then_everything_acknowledged_is_there() {
 }
 
 #[test]
-fn fail_points_when_each_kills_the_daemon_then_everything_acknowledged_is_there() {
-    // Many minutes: on request.
-    if std::env::var_os("FOREBAY_FAIL_POINTS").is_none() {
-        return eprintln!(
-            "skipped: set FOREBAY_FAIL_POINTS=1 to kill the daemon at each fail point"
-        );
-    }
+fn kill_when_tiers_are_full_then_everything_acknowledged_is_there() {
     let _one = ONE.lock();
+    kill_rounds(small(Passthrough::Off), seed_from_env("FOREBAY_SEED"), rounds())
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn kill_when_the_index_is_lost_then_a_rebuild_brings_all_contents_back() {
+    let _one = ONE.lock();
+    let seed = seed_from_env("FOREBAY_SEED");
+    let rounds = rounds().div_ceil(2);
+    for writeback in ["50ms", "1h"] {
+        rebuild_rounds(&options(Passthrough::Read, writeback), seed, rounds)
+            .unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+#[test]
+fn fail_points_when_each_kills_the_daemon_then_everything_acknowledged_is_there() {
+    let _one = ONE.lock();
+    let seed = seed_from_env("FOREBAY_SEED");
     let mount = ForebayMount::new(MountOptions::default()).unwrap_or_else(|e| panic!("{e}"));
     let points = fail_points(&mount).unwrap_or_else(|failure| panic!("{failure}"));
     drop(mount);
     assert!(!points.is_empty(), "build the binary with its feature `failpoints` for this test");
+    let wanted = std::env::var("FOREBAY_FAIL_POINTS").unwrap_or_default();
+    let modes = [Passthrough::Off, Passthrough::ReadWrite];
+    let mut tally = Tally::default();
+    let mut failures = Vec::new();
     for (index, point) in points.iter().enumerate() {
-        for passthrough in [Passthrough::Off, Passthrough::ReadWrite] {
-            fail_point_round(options(passthrough, "20ms"), point, index as u64)
-                .unwrap_or_else(|failure| panic!("{failure}"));
+        for (turn, passthrough) in modes.into_iter().enumerate() {
+            let chosen = match wanted.as_str() {
+                "" => (index + turn * 3) as u64 % 6 == seed % 6,
+                "all" => true,
+                names => names.split(',').any(|name| point.contains(name)),
+            };
+            if !chosen {
+                continue;
+            }
+            let seed = seed.wrapping_add(index as u64);
+            let began = std::time::Instant::now();
+            let round = fail_point_round(options_for(point, passthrough), point, seed);
+            eprintln!("{point} {} {round:?} {:?}", passthrough.as_str(), began.elapsed());
+            match round {
+                Ok(fired) => tally.count(point, fired),
+                Err(failure) => failures.push(failure.to_string()),
+            }
         }
     }
+    let never = tally.never();
+    eprintln!("{} of {} points killed the daemon", tally.len() - never.len(), tally.len());
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert!(never.is_empty(), "never reached: {never:?}");
 }

@@ -32,3 +32,13 @@ fn tier_when_filled_by_somebody_else_then_writers_go_on() {
 fn backing_store_when_full_then_enospc_is_clean_and_nothing_is_lost() {
     in_every_mode(space::backing_store_full);
 }
+
+#[test]
+fn two_tiers_when_they_fill_then_objects_move_down_and_each_keeps_its_size() {
+    in_every_mode(space::two_tiers_fill_and_demote);
+}
+
+#[test]
+fn file_when_it_grows_on_a_full_tier_under_a_reader_then_no_enospc_and_the_reader_sees_it() {
+    in_every_mode(space::file_grows_under_a_reader);
+}

@@ -13,6 +13,7 @@ use forebay_core::policy::{
 const OBJECTS: u64 = 1_000_000;
 const SIZE: u64 = 4096;
 const STREAM: usize = 1 << 20;
+const BATCH: usize = 1 << 10;
 
 struct Counting;
 
@@ -89,6 +90,8 @@ fn policies(criterion: &mut Criterion) {
         "heuristic",
         "min",
         "min-whole",
+        "belady",
+        "belady-size",
     ] {
         let before = HELD.load(Ordering::Relaxed);
         let config = PolicyConfig { admit_large: true, ..PolicyConfig::new(OBJECTS * SIZE) };
@@ -100,25 +103,24 @@ fn policies(criterion: &mut Criterion) {
         }
         let held = HELD.load(Ordering::Relaxed) - before - resident.len();
         println!("{name}: {} bytes an object", held as u64 / OBJECTS);
-        let mut next = 0;
-        let ahead = matches!(name, "heuristic" | "min" | "min-whole");
+        let ahead = matches!(name, "heuristic" | "min" | "min-whole" | "belady" | "belady-size");
         if ahead {
-            for job in 0..1 {
-                policy.hint(&Hint::Append { job, objects: &stream });
-            }
+            policy.hint(&Hint::Append { job: 0, objects: &stream });
         }
+        // The stream goes round, and what was consumed is hinted again a thousand at a time.
+        let (mut next, mut told) = (0, 0);
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
-                if next == STREAM {
-                    next = 0;
-                    if ahead {
-                        policy.hint(&Hint::Append { job: 0, objects: &stream });
-                    }
-                }
                 request(&mut *policy, &mut resident, &mut victims, &mut used, stream[next]);
                 next += 1;
+                if ahead && next == told + BATCH {
+                    policy.hint(&Hint::Append { job: 0, objects: &stream[told..next] });
+                    told = next % STREAM;
+                }
+                next %= STREAM;
             });
         });
+        println!("{name}: {:?}", policy.snapshot());
     }
     group.finish();
 }

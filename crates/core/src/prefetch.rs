@@ -376,7 +376,7 @@ impl Prefetcher {
             return None;
         }
         let room = ((*budget + track.bytes).saturating_sub(*bytes) / 2).saturating_sub(track.bytes);
-        track.scan = track.scan.max(references.place(job));
+        track.scan = track.scan.max(references.whereabouts(job));
         while *left > 0 {
             *left -= 1;
             let position = track.scan;

@@ -4,17 +4,17 @@
 //! Several jobs run at once. Each has a cursor into its own sequence; accesses are matched against
 //! the cursors. A job may depart from its sequence: what it takes a little early is struck off, an
 //! access far from the object's next reference is one that the sequence does not have, and what is
-//! skipped is given up once it is farther behind than the job's references usually are. A job whose references come true less
-//! often than not, or that is not heard of for long, has no credit until that changes: its objects
-//! count as unknown. A job that leaps (it starts in the middle, or leaves a part out) is found again
-//! by a run of accesses that lie close together, far ahead of where it was.
+//! skipped is given up once it is farther behind than the job's references usually are. A job whose
+//! references come true less often than not, or that is not heard of for long, has no credit until
+//! that changes: its objects count as unknown. A job that leaps (it starts in the middle, or leaves a
+//! part out) is found again by a run of accesses that lie close together, far ahead of where it was.
 //!
 //! Time is counted in references consumed, over all jobs. With one job it is its cursor, so that
 //! next uses are exact positions; with several, a job's distance is stretched by its pace.
 
 use std::collections::VecDeque;
 
-use crate::policy::{Hint, Map};
+use crate::policy::{Hint, Slab};
 
 /// The most references that a job may run ahead of its oldest expected one, and the farthest that an
 /// access out of order may be from its reference to count as this job's.
@@ -60,8 +60,8 @@ pub enum Future {
 #[derive(Debug, Clone, Copy)]
 struct Reference {
     object: u64,
-    /// The position of the object's next reference in the same sequence, or [`NONE`].
-    next: u64,
+    /// How many positions on the object's next reference in the same sequence comes; 0 if none does.
+    gap: u32,
     done: bool,
 }
 
@@ -109,7 +109,7 @@ struct Job {
     place: u64,
     /// How late references come, in 1/16 of a position: about their third quartile.
     disorder: u64,
-    named: Map<Ahead>,
+    named: Slab<Ahead>,
     closed: bool,
     /// Clock ticks for each of its references, in 1/256.
     pace: u64,
@@ -131,7 +131,7 @@ impl Job {
             cursor: 0,
             place: 0,
             disorder: 0,
-            named: Map::default(),
+            named: Slab::default(),
             closed: false,
             pace: UNIT,
             matched: now,
@@ -144,38 +144,44 @@ impl Job {
         }
     }
 
-    fn append(&mut self, object: u64) {
+    fn ahead(&self, object: u64) -> Option<&Ahead> {
+        self.named.find(object).map(|slot| &self.named[slot])
+    }
+
+    /// Appends a reference; whether it is the next to its object.
+    fn append(&mut self, object: u64) -> bool {
         let position = self.cursor + self.sequence.len() as u64;
-        let ahead = self.named.entry(object).or_insert(Ahead {
-            first: NONE,
-            last: NONE,
-            count: 0,
-            used: NONE,
-        });
+        let fresh = Ahead { first: NONE, last: NONE, count: 0, used: NONE };
+        let slot = self.named.find(object).unwrap_or_else(|| self.named.insert(object, fresh));
+        let ahead = &mut self.named[slot];
         if ahead.count == 0 {
             ahead.first = position;
         } else {
             let last = (ahead.last - self.cursor) as usize;
-            self.sequence[last].next = position;
+            let gap = u32::try_from(position - ahead.last);
+            self.sequence[last].gap = gap.expect("fewer than 2^32 references ahead");
         }
         ahead.last = position;
         ahead.count += 1;
         self.given += 1;
-        self.sequence.push_back(Reference { object, next: NONE, done: false });
+        let only = ahead.count == 1;
+        self.sequence.push_back(Reference { object, gap: 0, done: false });
+        only
     }
 
     /// Strikes off the object's first reference ahead; returns its position.
     fn consume(&mut self, object: u64) -> Option<u64> {
-        let ahead = self.named.get_mut(&object)?;
+        let slot = self.named.find(object)?;
+        let ahead = &mut self.named[slot];
         let first = ahead.first;
         let at = (ahead.first - self.cursor) as usize;
         self.sequence[at].done = true;
         ahead.used = ahead.first;
-        ahead.first = self.sequence[at].next;
+        ahead.first += u64::from(self.sequence[at].gap);
         ahead.count -= 1;
         // A complete sequence remembers what it named: it is dead now. Another may name it again.
         if ahead.count == 0 && !self.closed {
-            self.named.remove(&object);
+            self.named.remove(slot);
         }
         Some(first)
     }
@@ -240,7 +246,7 @@ impl Job {
     /// leapt, skips what lies between, at no cost to its credit, and returns by how much its cursor
     /// moved.
     fn leap(&mut self, object: u64) -> u64 {
-        let Some(first) = self.named.get(&object).filter(|ahead| ahead.count > 0) else { return 0 };
+        let Some(first) = self.ahead(object).filter(|ahead| ahead.count > 0) else { return 0 };
         let first = first.first;
         let near = NEAR.max(self.disorder / 8);
         if first <= self.place / 16 + near {
@@ -270,7 +276,7 @@ impl Job {
         if self.sequence.front().is_some_and(|front| front.object == object) {
             return true;
         }
-        self.named.get(&object).is_some_and(|ahead| {
+        self.ahead(object).is_some_and(|ahead| {
             let early = ahead.first.saturating_sub(self.place / 16);
             let fresh = ahead.used == NONE;
             ahead.count > 0
@@ -285,7 +291,7 @@ impl Job {
         let wrong = WRONG.max(self.disorder / 2);
         let early = |ahead: &Ahead| ahead.first.saturating_sub(self.place / 16) > wrong;
         // Named for much later, or not any more.
-        if self.named.get(&object).is_some_and(|ahead| ahead.count == 0 || early(ahead)) {
+        if self.ahead(object).is_some_and(|ahead| ahead.count == 0 || early(ahead)) {
             self.credit = self.credit.saturating_sub(1);
         }
     }
@@ -323,17 +329,23 @@ impl References {
 
     /// Takes news in.
     pub fn hint(&mut self, hint: &Hint<'_>) {
+        self.hint_each(hint, |_, _, _| {});
+    }
+
+    /// Takes news in, and says after each appended reference which object it is to, and whether it is
+    /// the job's next one to it: otherwise the object's next use is as it was.
+    pub fn hint_each(&mut self, hint: &Hint<'_>, mut each: impl FnMut(&Self, u64, bool)) {
         match *hint {
             Hint::Append { job, objects } => {
-                let now = self.now;
-                let job = self.job(job, now);
+                let at = self.place(job);
                 for &object in objects {
-                    job.append(object);
+                    let next = self.jobs[at].append(object);
+                    each(self, object, next);
                 }
             }
             Hint::Close { job } => {
-                let now = self.now;
-                self.job(job, now).closed = true;
+                let at = self.place(job);
+                self.jobs[at].closed = true;
             }
             Hint::Advance { job, by } => self.skip(job, by),
             Hint::Withdraw { job } => self.jobs.retain(|known| known.id != job),
@@ -355,7 +367,9 @@ impl References {
                 self.now += job.leap(object);
             }
         }
-        let distance = |job: &&Job| job.named[&object].first.abs_diff(job.place / 16);
+        let distance = |job: &&Job| {
+            job.ahead(object).map_or(NONE, |ahead| ahead.first.abs_diff(job.place / 16))
+        };
         let expecting = |job: &&Job| job.expects(object);
         let nearest = match &self.jobs[..] {
             // The common case, without looking for the reference once more.
@@ -393,7 +407,7 @@ impl References {
     pub fn future(&self, object: u64) -> Future {
         let mut future = Future::Unknown;
         for job in &self.jobs {
-            let Some(ahead) = job.named.get(&object) else { continue };
+            let Some(ahead) = job.ahead(object) else { continue };
             if !job.trusted() {
                 continue;
             }
@@ -415,7 +429,7 @@ impl References {
     /// How often an object is named from now on, over all jobs.
     #[must_use]
     pub fn uses(&self, object: u64) -> u64 {
-        self.jobs.iter().filter_map(|job| job.named.get(&object)).map(|ahead| ahead.count).sum()
+        self.jobs.iter().filter_map(|job| job.ahead(object)).map(|ahead| ahead.count).sum()
     }
 
     /// The next `count` references of a job, in order.
@@ -447,7 +461,7 @@ impl References {
     /// Where a job's next accesses are to be expected, counted as [`Self::cursor`] is: what it has left
     /// out before this position is hardly still to come.
     #[must_use]
-    pub fn place(&self, job: u64) -> u64 {
+    pub fn whereabouts(&self, job: u64) -> u64 {
         let known = self.known(job);
         known.map_or(0, |job| job.cursor.max(job.place.saturating_sub(job.disorder) / 16))
     }
@@ -464,14 +478,14 @@ impl References {
     /// The position of a job's next reference to an object.
     #[must_use]
     pub fn position(&self, job: u64, object: u64) -> Option<u64> {
-        let ahead = self.known(job)?.named.get(&object)?;
+        let ahead = self.known(job)?.ahead(object)?;
         (ahead.count > 0).then_some(ahead.first)
     }
 
     /// References and objects remembered, over all jobs: what memory grows with.
     #[must_use]
     pub fn remembered(&self) -> u64 {
-        self.jobs.iter().map(|job| (job.sequence.len() + job.named.len()) as u64).sum()
+        self.jobs.iter().map(|job| job.sequence.len() as u64 + job.named.len()).sum()
     }
 
     fn known(&self, id: u64) -> Option<&Job> {
@@ -479,15 +493,12 @@ impl References {
         self.jobs.get(at)
     }
 
-    fn job(&mut self, id: u64, now: u64) -> &mut Job {
-        let at = match self.jobs.binary_search_by_key(&id, |job| job.id) {
-            Ok(at) => at,
-            Err(at) => {
-                self.jobs.insert(at, Job::new(id, now));
-                at
-            }
-        };
-        &mut self.jobs[at]
+    /// The place of a job, which may be new.
+    fn place(&mut self, id: u64) -> usize {
+        self.jobs.binary_search_by_key(&id, |job| job.id).unwrap_or_else(|at| {
+            self.jobs.insert(at, Job::new(id, self.now));
+            at
+        })
     }
 
     fn skip(&mut self, id: u64, by: u64) {

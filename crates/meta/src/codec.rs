@@ -86,6 +86,8 @@ struct PbRecord {
     queued: Option<u64>,
     #[prost(uint64, optional, tag = "20")]
     hard_link: Option<u64>,
+    #[prost(message, optional, tag = "21")]
+    pending: Option<PbFingerprint>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -156,6 +158,24 @@ fn time_in(time: PbTime) -> Timestamp {
     Timestamp { sec: time.sec, nsec: time.nsec }
 }
 
+fn print_out(print: Fingerprint) -> PbFingerprint {
+    PbFingerprint {
+        size: print.size,
+        mtime: Some(time_out(print.mtime)),
+        ctime: Some(time_out(print.ctime)),
+        ino: print.ino,
+    }
+}
+
+fn print_in(print: PbFingerprint) -> Fingerprint {
+    Fingerprint {
+        size: print.size,
+        mtime: print.mtime.map_or(Timestamp::default(), time_in),
+        ctime: print.ctime.map_or(Timestamp::default(), time_in),
+        ino: print.ino,
+    }
+}
+
 fn links_out(links: &[Link]) -> Vec<PbLink> {
     links.iter().map(|link| PbLink { parent: link.parent.0, name: link.name.to_vec() }).collect()
 }
@@ -212,16 +232,12 @@ pub(crate) fn encode_record(record: &Record) -> Vec<u8> {
         backing_links: links_out(backing_links),
         target: record.target.as_deref().map(<[u8]>::to_vec),
         flags,
-        fingerprint: record.backing.fingerprint.map(|print| PbFingerprint {
-            size: print.size,
-            mtime: Some(time_out(print.mtime)),
-            ctime: Some(time_out(print.ctime)),
-            ino: print.ino,
-        }),
+        fingerprint: record.backing.fingerprint.map(print_out),
         subdirs: record.subdirs,
         change: record.change,
         queued: record.queued.map(|seq| seq.0),
         hard_link: record.hard_link,
+        pending: record.backing.pending.map(print_out),
     };
     let mut value = Vec::with_capacity(9 + message.encoded_len());
     value.push(VERSION);
@@ -285,12 +301,8 @@ pub(crate) fn decode_record(ino: Ino, value: &[u8]) -> Result<Record> {
         },
         backing: Backing {
             links: backing_links,
-            fingerprint: message.fingerprint.map(|print| Fingerprint {
-                size: print.size,
-                mtime: print.mtime.map_or(Timestamp::default(), time_in),
-                ctime: print.ctime.map_or(Timestamp::default(), time_in),
-                ino: print.ino,
-            }),
+            fingerprint: message.fingerprint.map(print_in),
+            pending: message.pending.map(print_in),
             attrs_differ: has(flag::ATTRS_DIFFER),
             xattrs_differ: has(flag::XATTRS_DIFFER),
         },
@@ -398,6 +410,7 @@ mod tests {
                 backing: Backing {
                     links: if same { links.clone() } else { backing_links },
                     fingerprint: print.map(|(size, ino)| Fingerprint { size, mtime: t, ctime: t, ino }),
+                    pending: print.filter(|_| bit(7)).map(|(ino, size)| Fingerprint { size, mtime: t, ctime: t, ino }),
                     attrs_differ: bit(0), xattrs_differ: bit(1),
                 },
                 links, target: target.map(Vec::into_boxed_slice),

@@ -159,6 +159,10 @@ pub struct Backing {
     pub links: Links,
     /// The backing object as it was when it was last known to be equal to the contents here.
     pub fingerprint: Option<Fingerprint>,
+    /// The version that a worker is about to make and has not reported (its change time is not
+    /// known yet). With the inode number of `fingerprint` it announces a change in place, of which
+    /// any part may be done.
+    pub pending: Option<Fingerprint>,
     /// Mode, owner or explicitly set times differ.
     pub attrs_differ: bool,
     /// Extended attributes differ.

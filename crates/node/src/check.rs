@@ -264,6 +264,11 @@ impl Node {
             known.push((ino, header));
             ControlFlow::Continue(())
         })?;
+        // Of several that were written under one name the latest gets it.
+        let written = |header: &forebay_store::Result<Header>| {
+            header.as_ref().map_or((0, 0), |header| (header.mtime.seconds, header.mtime.nanos))
+        };
+        known.sort_by_key(|(_, header)| std::cmp::Reverse(written(header)));
         for (ino, header) in known {
             checked.objects += 1;
             if !progress(checked.objects) {
@@ -298,6 +303,7 @@ impl Node {
         let old = tier.open(ino)?;
         let dir = self.directory_for(parent)?;
         let record = self.record_for(dir, name.as_bytes(), header)?;
+        let found = self.meta.path(record.ino)?.unwrap_or_default();
         let stat = old.stat()?;
         self.adopt_bytes(tier, &record, &*old, header)?;
         self.meta.update(record.ino, None, |record| {
@@ -308,7 +314,7 @@ impl Node {
         })?;
         self.meta.sync()?;
         tier.remove(ino)?;
-        Ok(Some(path.display().to_string()))
+        Ok(Some(String::from_utf8_lossy(&found).into_owned()))
     }
 
     /// The directory at a path, made where it is missing.
@@ -327,12 +333,25 @@ impl Node {
         Ok(at)
     }
 
+    /// The file that an object belongs to: what has its name, if the object says that it is a newer
+    /// version of that. Else something was renamed or made under this name since, and both are
+    /// kept.
     fn record_for(&self, dir: Ino, name: &[u8], header: &Header) -> Result<Arc<Record>> {
-        if let Some(record) = self.find(&Context::DAEMON, dir, name)? {
-            return Ok(record);
+        let mut name = name.to_vec();
+        if let Some(record) = self.find(&Context::DAEMON, dir, &name)? {
+            let found = record.backing.fingerprint.map(convert::store_fingerprint);
+            let own = [header.base, header.pending];
+            let is_newer =
+                own.iter().flatten().any(|own| found.is_some_and(|found| own.ino == found.ino));
+            if is_newer && !record.dirty && record.attr.kind == FileKind::File {
+                return Ok(record);
+            }
+            let suffix = format!(".forebay-recovered-{:x}", header.ino);
+            name.truncate(255 - suffix.len());
+            name.extend_from_slice(suffix.as_bytes());
         }
         let new = NewInode::new(FileKind::File, header.mode, header.uid, header.gid);
-        Ok(self.meta.create(dir, name, new, convert::now())?)
+        Ok(self.meta.create(dir, &name, new, convert::now())?)
     }
 
     fn adopt_bytes(
@@ -377,21 +396,32 @@ impl Node {
             return Ok(());
         }
         let spill = self.backing.open_spill(old.ino())?;
-        let file = match &spill {
-            Some(spill) => spill.file().clone(),
-            None => self.open_backing(record, forebay_store::backing::Access::Read)?,
+        let map = self.backing.open_spill_map(old.ino())?;
+        let published = || self.open_backing(record, forebay_store::backing::Access::Read);
+        let read = |from: &dyn forebay_store::BackingFile, at: u64, part: &mut [u8]| {
+            let read = from.read_at(part, at)?;
+            part[read..].fill(0);
+            Ok(())
         };
         let mut buffer = vec![0; 1 << 20];
         for run in missing {
             let mut at = run.start;
             while at < run.end {
                 let want = usize::try_from(run.end - at).unwrap_or(usize::MAX).min(buffer.len());
-                let read = file.read_at(&mut buffer[..want], at)?;
-                if read == 0 {
-                    break;
+                let part = &mut buffer[..want];
+                match (&spill, &map) {
+                    (None, _) => read(&*published()?, at, part)?,
+                    (Some(spill), None) => read(&**spill.file(), at, part)?,
+                    (Some(spill), Some(map)) => {
+                        let mut absent = Vec::new();
+                        map.missing_runs(at..at + want as u64, &mut absent);
+                        let upper = |at, part: &mut [u8]| read(&**spill.file(), at, part);
+                        let lower = |at, part: &mut [u8]| read(&*published()?, at, part);
+                        crate::io::compose(&absent, at, part, upper, lower)?;
+                    }
                 }
-                crate::spill::write_all(old, &buffer[..read], at)?;
-                at += read as u64;
+                crate::spill::write_all(old, part, at)?;
+                at += want as u64;
             }
         }
         Ok(())

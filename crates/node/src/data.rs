@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
@@ -21,6 +22,7 @@ use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::namespace::without_set_ids;
 use crate::node::Node;
+use crate::overlay::Spill;
 use crate::place::{Base, Charge, Place};
 use crate::residents::Resident;
 
@@ -31,16 +33,24 @@ const ATTRIBUTES_WAIT: std::time::Duration = std::time::Duration::from_millis(50
 pub(crate) const BLOCK: u64 = 4096;
 
 impl Node {
-    /// Looks up where the bytes of a file are, once while it is in use.
-    pub(crate) fn load(&self, file: &File) -> Result<()> {
-        if file.residence.read().loaded {
+    /// Looks up where the bytes of a file are, once while it is in use. A spill file is looked up in
+    /// the backing store.
+    ///
+    /// # Errors
+    /// `MustWait` if it has one and the caller may not wait.
+    pub(crate) fn load(&self, context: &Context, file: &File) -> Result<()> {
+        if file.residence_for(context)?.loaded {
             return Ok(());
+        }
+        // As it is now: the caller's may be older than the last use of the file.
+        let record = self.meta.get(file.ino)?;
+        if record.spilled {
+            context.wait()?;
         }
         let mut residence = file.residence.write();
         if residence.loaded {
             return Ok(());
         }
-        // As it is now: the caller's may be older than the last use of the file.
         let record = self.meta.get(file.ino)?;
         if let Some(resident) = self.residents.get(file.ino.0) {
             residence.place = self.open_place(file.ino, resident)?;
@@ -64,29 +74,31 @@ impl Node {
             Ok(object) => object,
             Err(error) if error.class() == ErrorClass::NotFound && !resident.dirty => {
                 tracing::warn!(%ino, "a clean copy has vanished from its tier");
-                self.forget_resident(ino);
+                self.forget_resident(ino, None);
                 return Ok(None);
             }
             Err(error) => return Err(error.into()),
         };
         let presence =
             if resident.whole { None } else { tier.open_map(ino.0, false)?.map(RwLock::new) };
-        let end = if presence.is_none() { object.len()? } else { 0 };
-        let paid = if end <= resident.charged { end } else { 0 };
-        Ok(Some(Place {
+        let place = Place {
             tier: resident.tier,
             object,
             presence,
-            charge: Charge::new(resident.charged, paid),
+            charge: Charge::new(resident.charged, 0),
             dirty: AtomicBool::new(resident.dirty),
             clean_as: Mutex::new(None),
-        }))
+            passed: AtomicBool::new(false),
+        };
+        place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
+        Ok(Some(place))
     }
 
     /// The spill file of a file, or what became of it.
     fn spill_base(&self, record: &Record) -> Result<Base> {
         if let Some(spill) = self.backing.open_spill(record.ino.0)? {
-            return Ok(Base::Spill(Arc::new(spill)));
+            let map = self.backing.open_spill_map(record.ino.0)?;
+            return Ok(Base::Spill(Arc::new(Spill::new(spill, map)?)));
         }
         match self.published_spill(record)? {
             Some(found) => {
@@ -100,10 +112,12 @@ impl Node {
         }
     }
 
-    /// Takes an object out of the residency index and gives its room back.
-    pub(crate) fn forget_resident(&self, ino: Ino) {
+    /// Takes an object out of the residency index and gives its room back: what it is charged now,
+    /// if the file is in use.
+    pub(crate) fn forget_resident(&self, ino: Ino, place: Option<&Place>) {
         if let Some(resident) = self.residents.remove(ino.0) {
-            self.tiers[usize::from(resident.tier)].room.give(resident.charged);
+            let charged = place.map_or(resident.charged, |place| place.charge.bytes());
+            self.tiers[usize::from(resident.tier)].room.give_all(charged);
             self.decide(Event::Removed { object: unit::Ino(ino.0) });
         }
     }
@@ -181,21 +195,20 @@ impl Node {
         self.residents.set(ino.0, resident);
     }
 
-    /// Corrects a charge to what the object really takes up.
+    /// Corrects a charge to what the object really takes up. The caller has the residence for
+    /// itself: a writer that has paid and not written yet would lose its charge.
     pub(crate) fn true_up(&self, file: &File, place: &Place) -> Result<()> {
         let _growing = place.charge.growing.lock();
-        let real = place.object.allocated_bytes()?;
+        let real = place.allocated_bytes()?;
         let charged = place.charge.bytes.swap(real, Ordering::AcqRel);
         let room = &self.tiers[usize::from(place.tier)].room;
         if real > charged {
+            // Only a passthrough writer can do that.
             room.force(real - charged);
         } else {
             room.give(charged - real);
         }
-        let end = if place.presence.is_none() { place.object.len()? } else { 0 };
-        // Where there are holes, nobody knows which bytes are paid for.
-        let paid = if end <= real { end } else { 0 };
-        place.charge.paid_end.store(paid, Ordering::Release);
+        place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
         self.set_resident(file.ino, place);
         self.decide(Event::Resident {
             object: unit::Ino(file.ino.0),
@@ -208,21 +221,41 @@ impl Node {
     /// The last writer has closed (or a sync asks): size and times go into the record, and the file
     /// into the backlog.
     pub(crate) fn settle(&self, file: &FileRef) -> Result<()> {
-        let residence = file.residence.read();
-        let Some(place) = &residence.place else {
-            return self.settle_written_around(file, &residence.base);
+        self.settle_by(file, None).map(drop)
+    }
+
+    /// As [`Node::settle`], but if a deadline is given, gives up at it when somebody waits for a slow
+    /// device with the file in hand; false then.
+    pub(crate) fn settle_by(&self, file: &FileRef, deadline: Option<Instant>) -> Result<bool> {
+        if let Some(residence) = file.residence.try_write()
+            && let Some(place) = &residence.place
+            && place.dirty.load(Ordering::Acquire)
+        {
+            self.true_up(file, place)?;
+        }
+        let residence = match deadline {
+            None => file.residence.read(),
+            Some(deadline) => match file.residence.try_read_until(deadline) {
+                Some(residence) => residence,
+                None => return Ok(false),
+            },
         };
-        if !place.dirty.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let stat = place.object.stat()?;
-        self.true_up(file, place)?;
-        let unchanged = place.clean_as.lock().take() == Some((stat.size, stat.mtime));
-        let mapped = || !matches!(place.object.exclusive(), Ok(Some(_)));
-        if unchanged && file.opens.lock().writers == 0 && !mapped() {
-            return self.mark_clean(file, place, None);
-        }
-        let (size, mtime) = (stat.size, convert::time(stat.mtime));
+        let (size, mtime) = match (&residence.place, &residence.base) {
+            (Some(place), _) if place.dirty.load(Ordering::Acquire) => {
+                let stat = place.object.stat()?;
+                let unchanged = place.clean_as.lock().take() == Some((stat.size, stat.mtime));
+                let mapped = || !matches!(place.object.exclusive(), Ok(Some(_)));
+                if unchanged && file.opens.lock().writers == 0 && !mapped() {
+                    return self.mark_clean(file, place, None).map(|()| true);
+                }
+                (stat.size, convert::time(stat.mtime))
+            }
+            (None, Base::Spill(spill)) => {
+                let (size, mtime) = spill.size_and_mtime();
+                (size, convert::time(mtime))
+            }
+            _ => return Ok(true),
+        };
         fail_at!("node.settle.before_record");
         let settled = self.meta.update(file.ino, None, |record| {
             if !record.dirty || record.attr.size != size || record.attr.mtime != mtime {
@@ -239,37 +272,7 @@ impl Node {
             Err(forebay_meta::Error::Stale(_)) => {}
             Err(error) => return Err(error.into()),
         }
-        Ok(())
-    }
-
-    /// A file all of whose bytes lie in the backing store, and were written there.
-    fn settle_written_around(&self, file: &File, base: &Base) -> Result<()> {
-        let stat = match base {
-            Base::Spill(spill) => spill.file().stat()?,
-            // A reader's file says nothing: others may have changed it.
-            Base::Backing(_) if !file.around.load(Ordering::Acquire) => return Ok(()),
-            Base::Backing(opened) => self.opened_base(file, opened)?.stat()?,
-            Base::Zeros => return Ok(()),
-        };
-        let spilled = matches!(base, Base::Spill(_));
-        let record = self.meta.update(file.ino, None, |record| {
-            record.attr.size = stat.size;
-            record.attr.mtime = convert::time(stat.mtime);
-            record.attr.ctime = record.attr.ctime.max(record.attr.mtime);
-            if spilled {
-                record.dirty = true;
-                Queue::Yes
-            } else {
-                record.backing.fingerprint = Some(convert::fingerprint(stat.fingerprint()));
-                Queue::No
-            }
-        })?;
-        if spilled {
-            self.written_back_in(record.ino);
-        } else if file.opens.lock().writers == 0 {
-            file.around.store(false, Ordering::Release);
-        }
-        Ok(())
+        Ok(true)
     }
 
     /// Asks for the write-back of a file that was closed just now.
@@ -283,15 +286,19 @@ impl Node {
         }
     }
 
-    /// Settles every file in use that has unsettled changes, for a sync or a drain.
-    pub(crate) fn settle_all(&self) {
+    /// Settles every file in use that has unsettled changes, for a sync or a drain. Says how many
+    /// could not be until the deadline, because somebody waits for a slow device with them in hand:
+    /// the next start takes their sizes and times from the tiers.
+    pub(crate) fn settle_all(&self, deadline: Instant) -> usize {
+        let mut left = 0;
         for ino in self.files.in_use() {
-            if let Some(file) = self.files.peek(ino)
-                && let Err(error) = self.settle(&file)
-            {
-                tracing::warn!(%ino, %error, "can't settle a file");
+            let Some(file) = self.files.peek(ino) else { continue };
+            match self.settle_by(&file, Some(deadline)) {
+                Ok(settled) => left += usize::from(!settled),
+                Err(error) => tracing::warn!(%ino, %error, "can't settle a file"),
             }
         }
+        left
     }
 
     /// Changes the header of an object. Others may want to at the same time, under the read lock of
@@ -349,9 +356,12 @@ impl Node {
         {
             let stat = match (&residence.place, &residence.base) {
                 (Some(place), _) if place.dirty.load(Ordering::Acquire) => place.object.stat().ok(),
-                (None, Base::Spill(spill)) => spill.file().stat().ok(),
-                (None, Base::Backing(opened)) if file.around.load(Ordering::Acquire) => {
-                    opened.lock().as_ref().and_then(|backing| backing.stat().ok())
+                (None, Base::Spill(spill)) => {
+                    let (size, mtime) = spill.size_and_mtime();
+                    attr.size = size;
+                    attr.mtime = convert::time(mtime);
+                    attr.ctime = attr.ctime.max(attr.mtime);
+                    return (attr, size.div_ceil(512));
                 }
                 _ => None,
             };
@@ -382,7 +392,7 @@ impl Node {
     pub(crate) fn discard_data(&self, ino: Ino) {
         let file = self.files.get(ino);
         let mut residence = file.residence.write();
-        residence.place = None;
+        let place = residence.place.take();
         let spilled = matches!(std::mem::take(&mut residence.base), Base::Spill(_))
             || self.meta.get(ino).is_ok_and(|record| record.spilled);
         residence.loaded = true;
@@ -394,7 +404,7 @@ impl Node {
             {
                 tracing::warn!(%ino, %error, "can't remove an object");
             }
-            self.forget_resident(ino);
+            self.forget_resident(ino, place.as_ref());
         }
         if spilled {
             let dropped = self.later(move |node| {
@@ -425,14 +435,14 @@ impl Node {
         let Some(resident) = self.residents.get(ino.0).filter(|resident| !resident.dirty) else {
             return;
         };
-        residence.place = None;
+        let place = residence.place.take();
         residence.base = Base::backing();
         residence.loaded = true;
         let tier = &self.tiers[usize::from(resident.tier)].tier;
         if let Err(error) = tier.remove(ino.0) {
             tracing::debug!(%ino, %error, "a stale copy was gone already");
         }
-        self.forget_resident(ino);
+        self.forget_resident(ino, place.as_ref());
     }
 
     /// A file's mode or owner were set, and perhaps times, which the object on the tier follows in.
@@ -448,15 +458,11 @@ impl Node {
         if !resident.dirty || times == Times::default() {
             return;
         }
-        let file = self.files.get(record.ino);
-        let set = self.load(&file).map(|()| {
-            let residence = file.residence.read();
-            residence.place.as_ref().map(|place| {
-                let [atime, mtime] = [times.atime, times.mtime].map(|t| t.map(convert::store_time));
-                place.object.set_times(atime, mtime)
-            })
-        });
-        if let Ok(Some(Err(error))) = set {
+        // The object itself: whoever has the residence in hand may wait for the backing store.
+        let [atime, mtime] = [times.atime, times.mtime].map(|t| t.map(convert::store_time));
+        let tier = &self.tiers[usize::from(resident.tier)].tier;
+        let set = tier.open(record.ino.0).and_then(|object| object.set_times(atime, mtime));
+        if let Err(error) = set {
             tracing::warn!(ino = %record.ino, %error, "times not set on the tier");
         }
     }

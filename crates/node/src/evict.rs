@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use forebay_core::steward::{Action, Event, Placement};
 use forebay_core::unit::{self, Bytes, Tick};
 use forebay_meta::Ino;
-use forebay_store::Object;
 use forebay_store::copy::{self, Cancel, Priority};
+use forebay_store::{Object, Presence};
 use parking_lot::Mutex;
 
+use crate::context::Context;
 use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::node::{Node, TierSlot};
@@ -139,7 +140,8 @@ impl Node {
     }
 
     /// Makes `need` bytes free on a tier if that is possible: evicts and demotes, and waits for
-    /// flushes as long as they bring something.
+    /// flushes as long as they bring something. Where they do not (all is open, or the backing store
+    /// is too slow), only the first writer waits, and those after it go past the tier at once.
     pub(crate) fn free_room(&self, tier: u8, need: u64) -> bool {
         let room = &self.tiers[usize::from(tier)].room;
         let limit = Instant::now() + self.config.backing_timeout;
@@ -165,10 +167,12 @@ impl Node {
             if room.used() < before {
                 continue;
             }
-            if !flushing && self.reconciler_is_idle() {
+            let may_come = flushing || !self.reconciler_is_idle();
+            if !may_come || !room.is_worth_waiting() {
                 return self.free_on(tier) >= need;
             }
             if !room.wait(PATIENCE) && room.used() >= before {
+                room.waited_in_vain();
                 return self.free_on(tier) >= need;
             }
         }
@@ -209,12 +213,12 @@ impl Node {
         fail_at!("node.evict.before_remove");
         slot.tier.remove(ino.0)?;
         fail_at!("node.evict.after_remove");
-        residence.place = None;
+        let place = residence.place.take();
         residence.loaded = false;
         drop(residence);
         self.metrics.evictions.inc();
         self.metrics.evicted_bytes.add(resident.charged);
-        self.forget_resident(ino);
+        self.forget_resident(ino, place.as_ref());
         Ok(true)
     }
 
@@ -228,7 +232,7 @@ impl Node {
             return self.evict(ino, tier);
         }
         let file = self.files.get(ino);
-        self.load(&file)?;
+        self.load(&Context::DAEMON, &file)?;
         let mut residence = file.residence.write();
         if file.is_open() || record.dirty || record.pinned {
             return Ok(false);
@@ -240,6 +244,11 @@ impl Node {
             return Ok(false);
         }
         if place.presence.is_none() {
+            let map = Presence::sidecar_bytes_for(extent, record.attr.size);
+            if !self.take_room(tier, map) {
+                return Ok(false);
+            }
+            place.charge.bytes.fetch_add(map, Ordering::AcqRel);
             let slot = &self.tiers[usize::from(tier)].tier;
             let mut presence = slot.create_map(ino.0, extent, record.attr.size)?;
             presence.mark_clean(0..record.attr.size)?;
@@ -265,7 +274,7 @@ impl Node {
     /// Moves an object that nobody uses to another tier, dirty or not.
     fn move_object(&self, ino: Ino, from: u8, to: u8) -> Result<bool> {
         let file = self.files.get(ino);
-        self.load(&file)?;
+        self.load(&Context::DAEMON, &file)?;
         let mut residence = file.residence.write();
         let Some(place) = residence.place.as_ref().filter(|place| place.tier == from) else {
             return Ok(false);
@@ -294,7 +303,7 @@ impl Node {
             drop(target.tier.remove(ino.0));
             return Err(error.into());
         }
-        old.room.give(charged);
+        old.room.give_all(charged);
         let place = Place {
             tier: to,
             object,
@@ -302,6 +311,7 @@ impl Node {
             charge: Charge::new(charged, if size <= charged { size } else { 0 }),
             dirty: dirty.into(),
             clean_as: Mutex::new(None),
+            passed: false.into(),
         };
         self.set_resident(ino, &place);
         self.announce_resident(ino, &place);

@@ -10,9 +10,10 @@ use forebay_core::unit;
 use forebay_meta::{Ino, Record};
 use forebay_store::backing::Access;
 use forebay_store::copy::{self, Cancel, Limits, Pass, Priority};
-use forebay_store::{BackingFile, ErrorClass, Object};
+use forebay_store::{BackingFile, ErrorClass, Object, Presence};
 use parking_lot::{Mutex, RwLock};
 
+use crate::context::Context;
 use crate::convert;
 use crate::data::BLOCK;
 use crate::error::Result;
@@ -69,12 +70,10 @@ const TOUCHED: usize = 64;
 /// How far a sequential reader is run ahead of, at most.
 const AHEAD: u64 = 16 << 20;
 
-/// The count of writes of a file that no tier has and that is not being written past the tiers:
-/// while the count stays, what is fetched is what the record says. The caller holds `fetching`.
+/// The count of writes of a file that no tier has: while the count stays, what is fetched is what the record says. The caller holds `fetching`.
 fn absent(file: &File) -> Option<u64> {
     let seen = file.writes.load(Ordering::Acquire);
-    let absent = file.residence.read().place.is_none() && !file.around.load(Ordering::Acquire);
-    absent.then_some(seen)
+    file.residence.read().place.is_none().then_some(seen)
 }
 
 /// As far as a reader has come it is likely to go on; so far and further is run ahead of it.
@@ -205,6 +204,7 @@ impl Node {
                     charge: Charge::new(charge, charge - BLOCK),
                     dirty: AtomicBool::new(false),
                     clean_as: Mutex::new(None),
+                    passed: AtomicBool::new(false),
                 }))
             }
             failed => {
@@ -274,7 +274,8 @@ impl Node {
     ) -> Result<()> {
         let size = record.attr.size;
         let slot = &self.tiers[usize::from(tier)];
-        if !self.take_room(tier, BLOCK) {
+        let charge = BLOCK + Presence::sidecar_bytes_for(self.config.extent_bytes, size);
+        if !self.take_room(tier, charge) {
             self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
             return Ok(());
         }
@@ -293,15 +294,16 @@ impl Node {
                 tier,
                 object,
                 presence: Some(RwLock::new(presence)),
-                charge: Charge::new(BLOCK, 0),
+                charge: Charge::new(charge, 0),
                 dirty: AtomicBool::new(false),
                 clean_as: Mutex::new(None),
+                passed: AtomicBool::new(false),
             })
         })();
         let place = match made {
             Ok(place) => place,
             Err(error) => {
-                slot.room.give(BLOCK);
+                slot.room.give(charge);
                 self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
                 drop(slot.tier.remove_map(file.ino.0));
                 drop(slot.tier.remove(file.ino.0));
@@ -536,8 +538,7 @@ impl Node {
         fail_at!("node.fill.whole");
         self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
         place.presence = None;
-        let end = place.object.len()?.min(place.charge.bytes());
-        place.charge.paid_end.store(end, Ordering::Release);
+        place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
         self.set_resident(file.ino, place);
         Ok(())
     }
@@ -564,7 +565,7 @@ impl Node {
             return Ok(0);
         }
         let file = self.files.get(ino);
-        self.load(&file)?;
+        self.load(&Context::DAEMON, &file)?;
         if file.residence.read().place.is_none() {
             if record.dirty {
                 return Ok(0);

@@ -44,9 +44,6 @@ pub struct File {
     pub filler: Mutex<Filler>,
     /// The record's `change` when the namespace was last made durable for this file, plus one.
     pub durable_change: AtomicU64,
-    /// Bytes were written to the file in the backing store itself, past the tiers, and the record
-    /// does not say so yet.
-    pub around: AtomicBool,
     /// The setuid or setgid bit or file capabilities must go at the next write.
     pub privileged: AtomicBool,
 }
@@ -66,7 +63,6 @@ impl File {
             opening: AtomicU32::new(0),
             filler: Mutex::default(),
             durable_change: AtomicU64::new(0),
-            around: AtomicBool::new(false),
             privileged: AtomicBool::new(false),
         }
     }

@@ -1,8 +1,20 @@
-//! From a tier to the backing store: a file's bytes, written under a temporary name and published
-//! at once, or in place where the file in the backing store must keep its inode or is too large to
-//! be written anew.
+//! From a tier to the backing store: a file's bytes, put together under another name and published at
+//! once, so that a name in the backing store shows the old or the new version at every moment. Only a
+//! file with several names is written in place, for it must keep its inode.
+//!
+//! What makes a version in the backing store *ours* (all others are changes by others):
+//! - it is the one in the record (`backing.fingerprint`), or the object's header knows it as `base`;
+//! - it is what the header announces as `pending`: written durably right before the version appears,
+//!   taken back when the object is clean;
+//! - it is the inode that is being written in place: the announced version is then one of the base's
+//!   own inode, or, for a file with nothing on a tier, the inode is noted in `half.INO`.
+//!
+//! The record follows once the version is there, and the header's `base` with or before it. A crash
+//! before the announcement leaves the old version; one after it either version, both known as ours;
+//! one in the middle of writing in place a mixture, also known, and written again.
 
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,16 +24,18 @@ use forebay_meta::{Ino, Queue, Record, XattrState};
 use forebay_store::backing::{Access, SetAttributes};
 use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{
-    Attributes, BackingFile, Commit, Dir, ErrorClass, Expect, Fingerprint, Temporary,
+    Attributes, BackingFile, Bytes, Commit, Dir, ErrorClass, Expect, Fingerprint, Header, Temporary,
 };
 
+use crate::context::Context;
 use crate::convert;
 use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::files::FileRef;
 use crate::metrics::Source;
 use crate::node::Node;
-use crate::place::{Base, Place};
+use crate::overlay::Spill;
+use crate::place::{Base, Place, Residence};
 
 /// How a flush of a file's bytes ended.
 pub(crate) enum Flushed {
@@ -60,6 +74,28 @@ fn half_setting(ino: Ino) -> String {
     format!("half.{:x}", ino.0)
 }
 
+/// How a copy of all bytes of a file ended.
+enum Copied {
+    /// There are none.
+    Empty,
+    /// All are there, of this modification time.
+    As(forebay_meta::Timestamp),
+    /// Some went elsewhere meanwhile.
+    Overtaken,
+}
+
+/// Whether the header of an object knows a version as its own: the last one, the announced one, or
+/// the inode that is being written in place.
+pub(crate) fn is_announced(header: &Header, found: &Fingerprint) -> bool {
+    let in_place = |pending: &Fingerprint| {
+        pending.ino == found.ino && header.base.is_some_and(|base| base.ino == pending.ino)
+    };
+    header.base.is_some_and(|base| base.same_content(found))
+        || header
+            .pending
+            .is_some_and(|announced| announced.same_content(found) || in_place(&announced))
+}
+
 impl Node {
     /// Copies a dirty file's bytes, mode, owner, times and extended attributes to the backing store
     /// and publishes them there. On a thread that may wait.
@@ -80,7 +116,7 @@ impl Node {
     fn flush_now(&self, record: &Arc<Record>, target: &Target<'_>) -> Result<Flushed> {
         let file = self.files.get(record.ino);
         let _one = file.flushing.lock();
-        self.load(&file)?;
+        self.load(&Context::DAEMON, &file)?;
         let number = file.flush_begun.fetch_add(1, Ordering::AcqRel) + 1;
         let seen = file.writes.load(Ordering::Acquire);
         let kept_open = file.opens.lock().writers > 0;
@@ -90,16 +126,7 @@ impl Node {
             // What the caller decided upon was overtaken.
             return Ok(Flushed::Busy);
         }
-        let residence = file.residence.read();
-        let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
-        let beneath = matches!(residence.base, Base::Backing(_));
-        let absent = residence.place.is_none();
-        let mapped = residence.place.as_ref().is_some_and(|place| self.maybe_mapped(place));
-        let spill = match &residence.base {
-            Base::Spill(spill) => Some(spill.clone()),
-            _ => None,
-        };
-        drop(residence);
+        let (absent, beneath, mapped, spill) = self.open_layers(&file)?;
         // What the backing store has under the name may be another file, which this one replaces.
         let own = target.expect.is_some()
             && target.expect == record.backing.fingerprint.map(convert::store_fingerprint);
@@ -107,7 +134,7 @@ impl Node {
             tracing::error!(ino = %record.ino, "the bytes of a file are gone from the tiers");
             return Err(rustix::io::Errno::IO.into());
         }
-        let in_place = target.in_place || beneath && (partial || absent);
+        let in_place = target.in_place || beneath && absent;
         let flushed = match spill {
             Some(spill) if target.in_place && own => {
                 self.flush_spill_in_place(&file, record, target, &spill)?
@@ -123,15 +150,41 @@ impl Node {
         Ok(Flushed::Done { fingerprint, clean })
     }
 
+    /// What a flush has to put together: whether no tier has bytes of the file, whether the backing
+    /// store has, whether somebody may have it mapped, and its spill file. A published version that shows through is opened now, so that
+    /// it can be read even if others put another one in its place.
+    fn open_layers(&self, file: &FileRef) -> Result<(bool, bool, bool, Option<Arc<Spill>>)> {
+        let residence = file.residence.read();
+        let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let spill = match &residence.base {
+            Base::Spill(spill) => Some(spill.clone()),
+            Base::Backing(opened) if partial => {
+                self.opened_base(file, opened)?;
+                None
+            }
+            Base::Backing(_) | Base::Zeros => None,
+        };
+        let beneath = matches!(residence.base, Base::Backing(_));
+        let mapped = residence.place.as_ref().is_some_and(|place| self.maybe_mapped(place));
+        Ok((residence.place.is_none(), beneath, mapped, spill))
+    }
+
     /// Whether a version in the backing store is what a flush of the file made, and could not report.
     pub(crate) fn is_own_version(&self, ino: Ino, found: &Attributes) -> Result<bool> {
         let file = self.files.get(ino);
-        self.load(&file)?;
+        self.load(&Context::DAEMON, &file)?;
+        if self.is_half_written(ino, found)? {
+            return Ok(true);
+        }
         let residence = file.residence.read();
         let Some(place) = &residence.place else { return Ok(false) };
-        let header = place.object.header()?;
-        let found = found.fingerprint();
-        Ok([header.pending, header.base].iter().flatten().any(|own| own.same_content(&found)))
+        Ok(is_announced(&place.object.header()?, &found.fingerprint()))
+    }
+
+    /// Whether a file of which no tier has anything was being written in place.
+    fn is_half_written(&self, ino: Ino, found: &Attributes) -> Result<bool> {
+        let half = self.meta.setting(&half_setting(ino))?;
+        Ok(half.as_deref() == Some(&found.ino.to_le_bytes()[..]))
     }
 
     /// After the backing store has the bytes: the object is clean if nobody has written since the
@@ -149,31 +202,30 @@ impl Node {
         if let Base::Backing(opened) = &residence.base {
             *opened.lock() = None;
         }
-        let base = fingerprint;
+        let unwritten = file.writes.load(Ordering::Acquire) == seen;
         let Some(place) = &residence.place else {
-            // All its bytes are in the backing store, also those of writers that are still at it.
-            let quiet = file.writes.load(Ordering::Acquire) == seen;
-            if !quiet || file.opens.lock().writers > 0 {
-                file.around.store(true, Ordering::Release);
-            }
-            return Ok(true);
+            // Whoever has written since has begun another spill file.
+            return Ok(!matches!(residence.base, Base::Spill(_)));
         };
-        let quiet = file.writes.load(Ordering::Acquire) == seen
-            && file.opens.lock().writers == 0
-            && !mapped
-            && !self.maybe_mapped(place);
-        if quiet {
-            self.mark_clean(file, place, Some(base))?;
-        } else {
-            // A writer for whom the tier has no room goes on changing the published file in place.
-            let goes_on = place.presence.is_some() && matches!(residence.base, Base::Backing(_));
+        let quiet =
+            unwritten && file.opens.lock().writers == 0 && !mapped && !self.maybe_mapped(place);
+        if !quiet {
             self.edit_header(place, |header| {
-                header.base = Some(base);
-                header.pending = goes_on.then_some(base);
+                header.base = Some(fingerprint);
+                header.pending = None;
                 Ok(())
             })?;
+            return Ok(false);
         }
-        Ok(quiet)
+        if let Some(presence) = &place.presence {
+            let mut presence = presence.write();
+            while let Some(flush) = presence.take_flush(u64::MAX) {
+                presence.finish_flush(flush)?;
+            }
+            presence.rebase()?;
+        }
+        self.mark_clean(file, place, Some(fingerprint))?;
+        Ok(true)
     }
 
     /// Whether a mapping of the object may live that outlasted its open file.
@@ -196,9 +248,14 @@ impl Node {
         let mut temporary = match file.take_staged(record) {
             Some(staged) => staged,
             None => {
-                let object = file.residence.read().place.as_ref().map(|place| place.object.clone());
-                let mut temporary = self.copy_to_temporary(record, object.as_deref())?;
+                let mut temporary = self.backing.temporary(record.ino.0)?;
+                let mtime = match self.copy_layers(file, &**temporary.file())? {
+                    Copied::Empty => record.attr.mtime,
+                    Copied::As(mtime) => mtime,
+                    Copied::Overtaken => return Ok(Flushed::Busy),
+                };
                 fail_at!("node.flush.copied");
+                self.copy_attributes(record, mtime, &**temporary.file())?;
                 // Before the commit: the copy is long, and the moment between the check and the
                 // rename short.
                 temporary.seal()?;
@@ -208,35 +265,85 @@ impl Node {
         if seen.is_some_and(|seen| file.writes.load(Ordering::Acquire) != seen) {
             return Ok(Flushed::Busy);
         }
-        self.publish_file(file, &mut temporary, target)
+        self.publish_file(file.ino, file.residence.read().place.as_ref(), &mut temporary, target)
+    }
+
+    /// Copies all bytes of a file: those on the tier from there, the others from the version that
+    /// the backing store has. Piece by piece, for a writer may have to change what lies where; it
+    /// begins by making a spill file.
+    fn copy_layers(&self, file: &FileRef, to: &dyn BackingFile) -> Result<Copied> {
+        let limits = self.limits(Priority::WriteBack);
+        let copy = |from: &dyn Bytes, range: Range<u64>| -> Result<()> {
+            if !range.is_empty() {
+                self.metrics.bytes.of(Source::Flush).add(range.end - range.start);
+                copy::copy_range(from, to, range, &limits, &Cancel::default())?;
+            }
+            Ok(())
+        };
+        let mut at = 0;
+        loop {
+            let residence = file.residence.read();
+            if matches!(residence.base, Base::Spill(_)) {
+                return Ok(Copied::Overtaken);
+            }
+            let Some(place) = &residence.place else {
+                return Ok(if at == 0 { Copied::Empty } else { Copied::Overtaken });
+            };
+            let stat = place.object.stat()?;
+            if at >= stat.size {
+                to.set_len(stat.size)?;
+                return Ok(Copied::As(convert::time(stat.mtime)));
+            }
+            let end = stat.size.min(at + PIECE);
+            let mut absent = Vec::new();
+            if let Some(presence) = &place.presence {
+                presence.read().missing_runs(at..end, &mut absent);
+            }
+            for run in absent {
+                let run = run.start.max(at)..run.end.min(end);
+                if run.is_empty() {
+                    continue;
+                }
+                copy(&*place.object, at..run.start)?;
+                if let Base::Backing(opened) = &residence.base {
+                    let base = self.opened_base(file, opened)?;
+                    let there = run.start..run.end.min(base.len()?).max(run.start);
+                    copy(&*base, there)?;
+                }
+                at = run.end;
+            }
+            copy(&*place.object, at..end)?;
+            at = end;
+        }
     }
 
     /// Notes what is about to appear, and lets it.
     fn publish_file(
         &self,
-        file: &FileRef,
+        ino: Ino,
+        place: Option<&Place>,
         temporary: &mut Temporary,
         target: &Target<'_>,
     ) -> Result<Flushed> {
         let name = OsStr::from_bytes(target.name);
-        let mut expect = target.expect;
-        if let Some(place) = &file.residence.read().place {
-            // An earlier flush may have got this far without being able to say so.
-            let found = match self.backing.stat(target.dir, name) {
-                Ok(found) => Some(found.fingerprint()),
-                Err(error) if error.class() == ErrorClass::NotFound => None,
-                Err(error) => return Err(error.into()),
-            };
+        // An earlier flush may have got this far without being able to say so.
+        let found = match self.backing.stat(target.dir, name) {
+            Ok(found) => Some(found),
+            Err(error) if error.class() == ErrorClass::NotFound => None,
+            Err(error) => return Err(error.into()),
+        };
+        let pending = temporary.pending()?;
+        let mut expect = self.intend(ino, target.expect, found.as_ref(), pending)?;
+        let found = found.map(|found| found.fingerprint());
+        if let Some(place) = place {
             self.edit_header(place, |header| {
-                if let Some(found) = found {
-                    let own = header.pending.is_some_and(|pending| pending.same_content(&found))
-                        || header.base == Some(found);
-                    if own && expect != Some(found) {
-                        expect = Some(found);
-                        header.base = expect;
-                    }
+                if let Some(found) = found.filter(|found| is_announced(header, found))
+                    && expect != Some(found)
+                {
+                    expect = Some(found);
+                    header.base = expect;
                 }
-                header.pending = Some(temporary.pending()?);
+                header.pending = Some(pending);
                 Ok(())
             })?;
         }
@@ -251,51 +358,80 @@ impl Node {
         })
     }
 
-    /// Completes a spill file with what is still on the tier, and publishes it.
+    /// Completes a spill file with what shows through it and what is still on the tier, and
+    /// publishes it.
     fn flush_spilled(
         &self,
         file: &FileRef,
         record: &Arc<Record>,
         target: &Target<'_>,
-        spill: &Arc<Temporary>,
+        spill: &Arc<Spill>,
     ) -> Result<Flushed> {
-        let mtime = self.flush_extents(file, &**spill.file())?.unwrap_or(record.attr.mtime);
+        let mtime = self.fill_spill(file, record, spill)?;
         let mut fresh = match self.backing.open_spill(record.ino.0)? {
             Some(fresh) => fresh,
             None => return Ok(Flushed::Busy),
         };
         self.copy_attributes(record, mtime, &**fresh.file())?;
-        let flushed = self.publish_file(file, &mut fresh, target)?;
-        if matches!(flushed, Flushed::Done { .. }) {
+        fresh.file().sync(false)?;
+        // From here on nobody may write to what is going to be a published file.
+        let mut residence = file.residence.write();
+        let same = matches!(&residence.base, Base::Spill(now) if Arc::ptr_eq(now, spill));
+        if !same || !spill.is_complete() {
+            return Ok(Flushed::Busy);
+        }
+        let flushed = self.publish_file(file.ino, residence.place.as_ref(), &mut fresh, target)?;
+        if let Flushed::Done { fingerprint, .. } = flushed {
             fail_at!("node.flush.spill_published");
-            let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
-            self.forget_spill(file, fingerprint)?;
+            self.forget_spill(file, &mut residence, fingerprint)?;
             fail_at!("node.flush.spill_noted");
         }
         Ok(flushed)
     }
 
+    /// Gives a spill file all bytes of its file; their modification time.
+    fn fill_spill(
+        &self,
+        file: &FileRef,
+        record: &Record,
+        spill: &Arc<Spill>,
+    ) -> Result<forebay_meta::Timestamp> {
+        self.complete_spill(file, spill, PIECE)?;
+        let set_len = |len| spill.set_len(len);
+        let from_tier = self.flush_extents(file, &**spill.file(), &set_len)?;
+        Ok(from_tier.unwrap_or(record.attr.mtime))
+    }
+
     /// What was spilled is in the backing store's file now: what the tier lacks is read from there.
-    fn forget_spill(&self, file: &FileRef, fingerprint: Fingerprint) -> Result<()> {
-        let mut residence = file.residence.write();
-        residence.base = Base::backing();
+    fn forget_spill(
+        &self,
+        file: &FileRef,
+        residence: &mut Residence,
+        fingerprint: Fingerprint,
+    ) -> Result<()> {
+        let Base::Spill(spill) = std::mem::replace(&mut residence.base, Base::backing()) else {
+            return Ok(());
+        };
         if let Some(place) = &residence.place {
-            let mut header = place.object.header()?;
-            header.spilled = false;
-            place.object.set_header(&header)?;
-            if let Some(presence) = &place.presence {
-                presence.write().rebase()?;
-            }
+            self.edit_header(place, |header| {
+                header.spilled = false;
+                header.base = Some(fingerprint);
+                Ok(())
+            })?;
         }
         // Not left to the report of the worker: from here on nothing but this record knows it.
         let on_tier = residence.place.is_some();
+        let (size, _) = spill.size_and_mtime();
         self.meta.update(file.ino, None, |record| {
             record.spilled = false;
             record.dirty &= on_tier;
+            if !on_tier {
+                record.attr.size = size;
+                record.attr.mtime = convert::time(fingerprint.mtime);
+            }
             record.backing.fingerprint = Some(convert::fingerprint(fingerprint));
             Queue::Yes
         })?;
-        drop(residence);
         self.drop_spill(file.ino)
     }
 
@@ -305,20 +441,26 @@ impl Node {
         file: &FileRef,
         record: &Arc<Record>,
         target: &Target<'_>,
-        spill: &Arc<Temporary>,
+        spill: &Arc<Spill>,
     ) -> Result<Flushed> {
-        let mtime = self.flush_extents(file, &**spill.file())?.unwrap_or(record.attr.mtime);
+        let mtime = self.fill_spill(file, record, spill)?;
+        // What showed through is about to change.
+        spill.sync(false)?;
+        let mut residence = file.residence.write();
+        let same = matches!(&residence.base, Base::Spill(now) if Arc::ptr_eq(now, spill));
+        if !same || !spill.is_complete() {
+            return Ok(Flushed::Busy);
+        }
         let name = OsStr::from_bytes(target.name);
         let backing = self.backing.open_file(target.dir, name, Access::ReadWrite)?;
         let found = backing.stat()?;
-        let half = self.meta.setting(&half_setting(file.ino))?;
-        let interrupted = half.as_deref() == Some(&found.ino.to_le_bytes()[..]);
-        if !interrupted
+        if !self.is_half_written(file.ino, &found)?
             && !target.expect.is_some_and(|print| print.same_content(&found.fingerprint()))
         {
             return Ok(Flushed::Conflict(Some(found)));
         }
         self.meta.set_setting(&half_setting(file.ino), &found.ino.to_le_bytes())?;
+        fail_at!("node.flush.half");
         let size = spill.file().len()?;
         let limits = self.limits(Priority::WriteBack);
         copy::copy_range(&**spill.file(), &*backing, 0..size, &limits, &Cancel::default())?;
@@ -328,7 +470,7 @@ impl Node {
         backing.sync(false)?;
         let fingerprint = backing.stat()?.fingerprint();
         // As one step for a restart: the spill file is not needed any more.
-        self.forget_spill(file, fingerprint)?;
+        self.forget_spill(file, &mut residence, fingerprint)?;
         self.meta.remove_setting(&half_setting(file.ino))?;
         Ok(Flushed::Done { fingerprint, clean: false })
     }
@@ -345,29 +487,26 @@ impl Node {
         let backing = self.backing.open_file(target.dir, name, Access::ReadWrite)?;
         let found = backing.stat()?;
         let expected = target.expect;
-        let interrupted = {
-            let residence = file.residence.read();
-            match &residence.place {
-                Some(place) => {
-                    place.object.header()?.pending.map(|print| print.ino) == Some(found.ino)
-                }
-                None => false,
-            }
+        let announced = match &file.residence.read().place {
+            Some(place) => is_announced(&place.object.header()?, &found.fingerprint()),
+            None => false,
         };
-        let same = expected.is_some_and(|print| {
-            print.same_content(&found.fingerprint()) || interrupted && print.ino == found.ino
-        });
+        let same =
+            announced || expected.is_some_and(|print| print.same_content(&found.fingerprint()));
         if !same {
             return Ok(Flushed::Conflict(Some(found)));
         }
         if let Some(place) = &file.residence.read().place {
             self.edit_header(place, |header| {
-                header.pending = Some(found.fingerprint());
+                // The base and the announced version are of one inode: it changes in place.
+                header.base = Some(found.fingerprint());
+                header.pending = header.base;
                 Ok(())
             })?;
         }
         fail_at!("node.flush.in_place");
-        let mtime = match self.flush_extents(file, &*backing)? {
+        let set_len = |len| Ok(backing.set_len(len)?);
+        let mtime = match self.flush_extents(file, &*backing, &set_len)? {
             Some(mtime) => mtime,
             None => {
                 if record.attr.size == 0 {
@@ -379,18 +518,18 @@ impl Node {
         fail_at!("node.flush.in_place_copied");
         self.copy_attributes(record, mtime, &*backing)?;
         backing.sync(false)?;
-        if let Some(place) = &file.residence.read().place
-            && let Some(presence) = &place.presence
-        {
-            presence.write().rebase()?;
-        }
         let fingerprint = backing.stat()?.fingerprint();
         Ok(Flushed::Done { fingerprint, clean: false })
     }
 
     /// Takes off what a truncation took from the file, before anything is put there anew. From then
     /// on the base has all of the file's length, with zeros where it was cut.
-    fn cut_before_flush(&self, file: &FileRef, to: &dyn BackingFile) -> Result<()> {
+    fn cut_before_flush(
+        &self,
+        file: &FileRef,
+        to: &dyn BackingFile,
+        set_len: &dyn Fn(u64) -> Result<()>,
+    ) -> Result<()> {
         let residence = file.residence.read();
         let presence = residence.place.as_ref().and_then(|place| place.presence.as_ref());
         let Some(presence) = presence else { return Ok(()) };
@@ -398,9 +537,9 @@ impl Node {
         let (limit, size) = (presence.base_limit(), presence.size());
         if limit < size {
             if to.len()? > limit {
-                to.set_len(limit)?;
+                set_len(limit)?;
             }
-            to.set_len(size)?;
+            set_len(size)?;
             to.sync(true)?;
             presence.rebase()?;
         }
@@ -413,9 +552,10 @@ impl Node {
         &self,
         file: &FileRef,
         to: &dyn BackingFile,
+        set_len: &dyn Fn(u64) -> Result<()>,
     ) -> Result<Option<forebay_meta::Timestamp>> {
         let limits = self.limits(Priority::WriteBack);
-        self.cut_before_flush(file, to)?;
+        self.cut_before_flush(file, to, set_len)?;
         loop {
             let residence = file.residence.read();
             let Some(place) = &residence.place else { return Ok(None) };
@@ -423,11 +563,11 @@ impl Node {
             let Some(presence) = &place.presence else {
                 copy::copy_range(&*place.object, to, 0..stat.size, &limits, &Cancel::default())?;
                 self.metrics.bytes.of(Source::Flush).add(stat.size);
-                to.set_len(stat.size)?;
+                set_len(stat.size)?;
                 return Ok(Some(convert::time(stat.mtime)));
             };
             let Some(flush) = presence.write().take_flush(PIECE) else {
-                to.set_len(stat.size)?;
+                set_len(stat.size)?;
                 return Ok(Some(convert::time(stat.mtime)));
             };
             let copied = flush.runs().iter().try_for_each(|run| {

@@ -1,5 +1,6 @@
 //! Reading and writing open files.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use forebay_store::{ErrorClass, Presence, StoreError};
@@ -80,33 +81,20 @@ impl Node {
         let Some(presence) = &place.presence else {
             return Ok(place.object.read_at(buffer, offset)?);
         };
-        let (mut absent, limit) = (Vec::new(), presence.read().base_limit());
-        presence.read().missing_runs(range.clone(), &mut absent);
-        let mut done = offset;
-        let from_tier = |from: u64, to: u64, buffer: &mut [u8]| -> Result<()> {
-            let part = &mut buffer[(from - offset) as usize..(to - offset) as usize];
+        let mut absent = Vec::new();
+        presence.read().missing_runs(range, &mut absent);
+        let from_tier = |from: u64, part: &mut [u8]| {
             let read = place.object.read_at(part, from)?;
             part[read..].fill(0);
             self.metrics.bytes.of(Source::Tier).add(part.len() as u64);
             Ok(())
         };
-        for run in &absent {
-            let (start, end) = (run.start.max(offset), run.end.min(range.end));
-            if start >= end {
-                continue;
-            }
-            if done < start {
-                from_tier(done, start, buffer)?;
-            }
-            let part = &mut buffer[(start - offset) as usize..(end - offset) as usize];
-            let inside = end.min(limit).saturating_sub(start) as usize;
-            let read = self.read_base(file, &residence.base, start, &mut part[..inside])?;
+        let from_base = |from: u64, part: &mut [u8]| {
+            let read = self.read_base(file, &residence.base, from, part)?;
             part[read..].fill(0);
-            done = end;
-        }
-        if done < range.end {
-            from_tier(done, range.end, buffer)?;
-        }
+            Ok(())
+        };
+        compose(&absent, offset, buffer, from_tier, from_base)?;
         Ok(want)
     }
 
@@ -121,7 +109,7 @@ impl Node {
         match base {
             Base::Zeros => Ok(0),
             Base::Spill(spill) => {
-                let read = spill.file().read_at(buffer, offset)?;
+                let read = self.read_spill(file, spill, offset, buffer)?;
                 self.metrics.bytes.of(Source::Backing).add(read as u64);
                 Ok(read)
             }
@@ -227,15 +215,13 @@ impl Node {
         if end <= paid {
             return true;
         }
-        if offset > paid {
-            // A write beyond a gap: only itself is charged, and again if it is repeated; the
-            // excess goes when the file is settled.
-            let bytes = (end - offset).next_multiple_of(BLOCK) + BLOCK;
-            if !self.take_room(place.tier, bytes) {
-                return false;
+        if offset > paid || place.presence.is_some() {
+            let bytes = blocks_of_gap_write(place, offset, end);
+            let taken = self.take_room(place.tier, bytes);
+            if taken {
+                charge.bytes.fetch_add(bytes, Ordering::AcqRel);
             }
-            charge.bytes.fetch_add(bytes, Ordering::AcqRel);
-            return true;
+            return taken;
         }
         let step = if end <= SMALL { BLOCK } else { STEP };
         let wanted = end.next_multiple_of(step);
@@ -280,15 +266,8 @@ impl Node {
                 }
             }
             match &residence.base {
-                Base::Spill(spill) => spill.file().sync(data_only)?,
-                Base::Backing(opened) => {
-                    if let Some(backing) = &*opened.lock()
-                        && file.writes.load(Ordering::Relaxed) > 0
-                    {
-                        backing.sync(data_only)?;
-                    }
-                }
-                Base::Zeros => {}
+                Base::Spill(spill) => spill.sync(data_only)?,
+                Base::Backing(_) | Base::Zeros => {}
             }
         }
         // A name that is durable already needs no second journal write.
@@ -326,6 +305,50 @@ impl Node {
         self.settle(&file)?;
         self.reconcile_open(&file)
     }
+}
+
+/// What a write beyond the paid bytes of an object, or into one with a map, is charged: its blocks,
+/// unless the object has them all, and what the map grows by. One that is repeated before its bytes
+/// are there is charged again; the excess goes when the charge is trued up.
+pub(crate) fn blocks_of_gap_write(place: &Place, offset: u64, end: u64) -> u64 {
+    let map = place.presence.as_ref().map_or(0, |presence| {
+        let presence = presence.read();
+        let grown = Presence::sidecar_bytes_for(presence.extent_size(), end.max(presence.size()));
+        grown - presence.sidecar_bytes()
+    });
+    if place.has_blocks(offset, end) {
+        return map;
+    }
+    map + end.next_multiple_of(BLOCK) - offset / BLOCK * BLOCK
+}
+
+/// Fills `buffer`, which begins at `offset`, from two layers: the `absent` runs from the `lower`
+/// one, the rest from the `upper` one.
+pub(crate) fn compose(
+    absent: &[Range<u64>],
+    offset: u64,
+    buffer: &mut [u8],
+    mut upper: impl FnMut(u64, &mut [u8]) -> Result<()>,
+    mut lower: impl FnMut(u64, &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    let end = offset + buffer.len() as u64;
+    let part = |from: u64, to: u64| (from - offset) as usize..(to - offset) as usize;
+    let mut done = offset;
+    for run in absent {
+        let (from, to) = (run.start.max(offset), run.end.min(end));
+        if from >= to {
+            continue;
+        }
+        if done < from {
+            upper(done, &mut buffer[part(done, from)])?;
+        }
+        lower(from, &mut buffer[part(from, to)])?;
+        done = to;
+    }
+    if done < end {
+        upper(done, &mut buffer[part(done, end)])?;
+    }
+    Ok(())
 }
 
 /// Whether a write needs nothing but present extents.

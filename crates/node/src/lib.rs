@@ -31,6 +31,7 @@ pub mod metrics;
 mod namespace;
 mod node;
 mod open;
+mod overlay;
 mod paths;
 mod place;
 mod pool;

@@ -241,10 +241,11 @@ impl Node {
     }
 
     /// Ends all work that is in hand and makes the state durable. What is not in the backing store
-    /// stays on the tiers for the next start. Waits at most `limit`; says whether all ended.
+    /// stays on the tiers for the next start. Waits at most `limit`; says whether all ended. What did
+    /// not is logged.
     pub fn stop(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
-        self.settle_all();
+        let unsettled = self.settle_all(until);
         self.stopping.store(true, Ordering::Release);
         self.stop_reconciler();
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
@@ -258,6 +259,14 @@ impl Node {
         }
         if let Some(log) = &self.event_log {
             log.write_out();
+        }
+        if !ended || unsettled > 0 {
+            tracing::warn!(
+                files_in_use = unsettled,
+                threads_left = !ended,
+                "the backing store did not answer in time; the next start goes on from the tiers"
+            );
+            ended = false;
         }
         if ended && let Err(error) = self.backing.tidy() {
             tracing::debug!(%error, "the private area stays in the backing store");

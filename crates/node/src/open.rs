@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use forebay_core::steward::Event;
 use forebay_meta::{FileKind, Ino, Record};
@@ -60,7 +61,6 @@ impl Node {
     /// `MustWait` when the file is not on a tier and the caller may not wait; whatever the tier or
     /// the backing store says.
     pub fn open(&self, context: &Context, ino: Ino, flags: i32) -> Result<Opened> {
-        let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let mut record = self.meta.get(ino)?;
         if record.attr.kind != FileKind::File {
             let is_dir = record.attr.kind == FileKind::Directory;
@@ -83,13 +83,31 @@ impl Node {
                 return Err(error.into());
             }
         };
+        let opened = self.open_known(context, &file, record, flags);
+        drop(presence);
+        // Removed meanwhile, it was left to this open to let go of it.
+        if opened.is_err() && self.meta.get(ino).is_ok_and(|record| record.orphan) {
+            self.last_close(&file);
+        }
+        opened
+    }
+
+    /// Opens a file of which this open counts as a user already.
+    fn open_known(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        mut record: Arc<Record>,
+        flags: i32,
+    ) -> Result<Opened> {
+        let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         drop(file.residence_for(context)?);
         if flags & libc::O_TRUNC != 0 {
             self.truncate(context, &record, 0)?;
-            record = self.meta.get(ino)?;
+            record = self.meta.get(file.ino)?;
         }
-        self.prepare(context, &file, &record, write)?;
-        self.attach(&file, &record, write)
+        self.prepare(context, file, &record, write)?;
+        self.attach(file, &record, write)
     }
 
     /// `open` with `O_CREAT`: makes the file if there is none.
@@ -104,9 +122,15 @@ impl Node {
         (mode, umask): (u32, u32),
         flags: i32,
     ) -> Result<(Stat, Opened)> {
-        match self.find_or_make(context, dir, name, &NewName::file(mode, umask))? {
+        // Others may find the file, and remove it, before it is open: it is in use from the start.
+        let mut made = None;
+        let announce = &mut |ino| made = Some(Announced::new(self.files.get(ino)));
+        match self.find_or_make(context, dir, name, &NewName::file(mode, umask), announce)? {
             Found::Created(record) => {
-                let opened = self.open_new(&record, flags)?;
+                let opened = self.open_new(&record, flags);
+                drop(made);
+                let opened =
+                    opened.inspect_err(|_| self.last_close(&self.files.get(record.ino)))?;
                 Ok((self.stat(&record), opened))
             }
             Found::Existing(_) if flags & libc::O_EXCL != 0 => Err(Errno::EXIST.into()),
@@ -139,7 +163,7 @@ impl Node {
     fn open_new(&self, record: &Arc<Record>, flags: i32) -> Result<Opened> {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let file = self.files.get(record.ino);
-        self.load(&file)?;
+        self.load(&Context::DAEMON, &file)?;
         self.tracer.note(file.ino, 0, true);
         self.attach(&file, record, write)
     }
@@ -153,11 +177,11 @@ impl Node {
         record: &Arc<Record>,
         write: bool,
     ) -> Result<()> {
-        self.load(file)?;
+        self.load(context, file)?;
         let size = record.attr.size;
         let (resident, nothing) = {
             let residence = file.residence.read();
-            let zeros = size == 0 || matches!(residence.base, Base::Zeros);
+            let zeros = size == 0 || !matches!(residence.base, Base::Backing(_));
             (residence.place.is_some(), zeros)
         };
         // Before anything is told: who has to wait comes by here once more.
@@ -269,6 +293,7 @@ impl Node {
                 };
                 match place.object.fd().map(|fd| self.register(fd)) {
                     Some(Ok(id)) => {
+                        place.passed.store(true, Ordering::Release);
                         opens.registered = Some(Registered { id, opens: 0, bypass: None });
                         (OpenMode::Passthrough { id }, promised)
                     }
@@ -389,18 +414,17 @@ impl Node {
             self.tiers[usize::from(tier)].room.unpromise(bytes);
         }
         if last_writer {
-            // What was written past the tiers is looked at where waiting is allowed.
-            let at_hand = file.residence.try_read().is_some_and(|found| found.place.is_some());
-            let settle = |node: &Node, file: &FileRef| {
-                if let Err(error) = node.settle(file) {
-                    tracing::error!(ino = file.ino.0, %error, "can't record a closed file's size");
-                }
-            };
-            if at_hand {
-                settle(self, &file);
-            } else {
+            let settled = self.settle_by(&file, Some(Instant::now())).unwrap_or_else(|error| {
+                tracing::error!(ino = file.ino.0, %error, "can't record a closed file's size");
+                true
+            });
+            if !settled {
                 let file = file.clone();
-                self.later(move |node| settle(node, &file));
+                self.later(move |node| {
+                    if let Err(error) = node.settle(&file) {
+                        tracing::error!(ino = file.ino.0, %error, "can't record a closed file's size");
+                    }
+                });
             }
         }
         if last {
@@ -417,7 +441,7 @@ impl Node {
         if file.is_open() {
             return;
         }
-        let Some(record) = record else { return self.discard_data(file.ino) };
+        let Some(record) = record else { return self.discard_at_hand(file) };
         if !record.orphan {
             return self.note_access_time(file, &record);
         }
@@ -425,14 +449,23 @@ impl Node {
             tracing::warn!(ino = file.ino.0, %error, "can't release a removed file");
         }
         if record.links.is_empty() && !file.is_open() {
-            self.discard_data(file.ino);
+            self.discard_at_hand(file);
+        }
+    }
+
+    /// Drops the bytes of a file; on another thread if one of those that wait has it in hand.
+    fn discard_at_hand(&self, file: &FileRef) {
+        let ino = file.ino;
+        if file.residence.try_write().is_some() || !self.later(move |node| node.discard_data(ino)) {
+            self.discard_data(ino);
         }
     }
 
     /// Access times follow reads as `relatime` does: when older than the last change or a day.
     fn note_access_time(&self, file: &File, record: &Record) {
         const DAY: i64 = 24 * 3600;
-        let residence = file.residence.read();
+        // Whoever has it in hand for long waits for a slow device; an access time is not worth that.
+        let Some(residence) = file.residence.try_read() else { return };
         let Some(place) = &residence.place else { return };
         let Ok(stat) = place.object.stat() else { return };
         let (known, seen) = (record.attr.atime, convert::time(stat.atime));
@@ -448,6 +481,22 @@ impl Node {
 
     pub(crate) fn handle(&self, fh: u64) -> Result<sharded_slab::Entry<'_, Handle>> {
         self.handles.get(fh as usize).ok_or(NodeError::Posix(Errno::BADF))
+    }
+}
+
+/// As [`Presence`], of a file that is being made.
+struct Announced(FileRef);
+
+impl Announced {
+    fn new(file: FileRef) -> Self {
+        file.opening.fetch_add(1, Ordering::AcqRel);
+        Announced(file)
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        self.0.opening.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -3,8 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_store::{BackingFile, Object, Presence, Temporary, Timestamp};
+use forebay_store::{BackingFile, Object, Presence, Timestamp};
 use parking_lot::{Mutex, RwLock};
+
+use crate::data::BLOCK;
+use crate::error::Result;
+use crate::overlay::Spill;
 
 /// Where the bytes of one file are.
 #[derive(Default)]
@@ -33,9 +37,41 @@ pub struct Place {
     /// Size and modification time when a passthrough writer came to a clean object: if they are the
     /// same when it has left, it wrote nothing.
     pub clean_as: Mutex<Option<(u64, Timestamp)>>,
+    /// Whether the kernel was given the object for passthrough since it is in use: programs may
+    /// read it, or have it mapped, without asking.
+    pub passed: AtomicBool,
+}
+
+impl Place {
+    /// Bytes that the object and its map take up.
+    ///
+    /// # Errors
+    /// What the tier says.
+    pub fn allocated_bytes(&self) -> Result<u64> {
+        let map = self.presence.as_ref().map_or(0, |presence| presence.read().sidecar_bytes());
+        Ok(self.object.allocated_bytes()? + map)
+    }
+
+    /// Whether a write from `offset` to `end` needs no block that the object does not have.
+    pub fn has_blocks(&self, offset: u64, end: u64) -> bool {
+        let hole = self.object.seek_hole(offset);
+        matches!(hole, Ok(Some(hole)) if end <= hole.next_multiple_of(BLOCK))
+    }
+
+    /// The end of the blocks that a whole object has without a gap.
+    pub fn end_of_blocks(&self) -> u64 {
+        match (&self.presence, self.object.seek_hole(0)) {
+            (None, Ok(Some(hole))) => hole.next_multiple_of(BLOCK),
+            _ => 0,
+        }
+    }
 }
 
 /// What an object is charged, kept so that a write inside charged bytes asks nobody.
+///
+/// The charge is never below what the object and its map take up, but for what a passthrough writer
+/// does behind the daemon's back: it grows before the bytes are written, in whole blocks, and shrinks
+/// only while nobody writes ([`Node::true_up`](crate::Node)).
 #[derive(Default)]
 pub struct Charge {
     /// Writes that end here or before are paid for.
@@ -70,8 +106,9 @@ pub enum Base {
     Zeros,
     /// The file in the backing store; opened at the first use.
     Backing(Mutex<Option<Arc<dyn BackingFile>>>),
-    /// A spill file in the backing store: bytes for which no tier had room.
-    Spill(Arc<Temporary>),
+    /// A spill file in the backing store: bytes for which no tier had room, over the published
+    /// version if there is one.
+    Spill(Arc<Spill>),
 }
 
 impl Base {

@@ -10,6 +10,7 @@ use forebay_meta::{FileKind, Ino};
 use forebay_store::copy::Cancel;
 use parking_lot::Mutex;
 
+use crate::context::Context;
 use crate::error::Result;
 use crate::fetch::Haste;
 use crate::node::Node;
@@ -65,7 +66,7 @@ impl Node {
         if file.is_open() {
             return Ok(());
         }
-        self.load(&file)?;
+        self.load(&Context::DAEMON, &file)?;
         if file.residence.read().place.is_none() {
             if size <= self.config.fetch_on_open_bytes {
                 let whole = bytes >= size;

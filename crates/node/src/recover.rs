@@ -9,6 +9,7 @@ use forebay_store::{Header, Object};
 
 use crate::convert;
 use crate::error::{NodeError, Result};
+use crate::flush::is_announced;
 use crate::node::Node;
 use crate::residents::Resident;
 
@@ -188,12 +189,13 @@ impl Node {
             return Ok(None);
         }
         let object = slot.tier.open(ino.0)?;
-        let charged = object.allocated_bytes()?;
         let tier = u8::try_from(index).unwrap_or(u8::MAX);
         let map = if header.whole { None } else { slot.tier.open_map(ino.0, header.dirty)? };
         if !header.whole && map.is_none() {
             return Ok(None);
         }
+        let map_bytes = map.as_ref().map_or(0, forebay_store::Presence::sidecar_bytes);
+        let charged = object.allocated_bytes()? + map_bytes;
         let mut dirty = header.dirty || map.as_ref().is_some_and(forebay_store::Presence::is_dirty);
         let mut current = record.backing.fingerprint.map(convert::store_fingerprint);
         if !dirty && record.dirty {
@@ -258,8 +260,7 @@ impl Node {
         for link in &record.backing.links {
             let Some(found) = self.found_under(record, link)? else { continue };
             let found = found.fingerprint();
-            let own = [header.pending, header.base];
-            if own.iter().flatten().any(|version| version.same_content(&found)) {
+            if is_announced(header, &found) {
                 return Ok(Some(convert::fingerprint(found)));
             }
         }

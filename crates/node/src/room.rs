@@ -14,6 +14,9 @@ pub struct Room {
     /// Promised to passthrough writers beyond what their files take up.
     promised: AtomicU64,
     freed: (Mutex<u64>, Condvar),
+    /// Objects that went, and how many had gone when somebody waited for the next in vain.
+    gone: AtomicU64,
+    vain: AtomicU64,
 }
 
 impl Room {
@@ -24,6 +27,8 @@ impl Room {
             used: AtomicU64::new(0),
             promised: AtomicU64::new(0),
             freed: (Mutex::new(0), Condvar::new()),
+            gone: AtomicU64::new(0),
+            vain: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -75,6 +80,23 @@ impl Room {
         let before = self.used.fetch_sub(bytes, Ordering::AcqRel);
         debug_assert!(before >= bytes, "more room given back than was taken");
         self.announce();
+    }
+
+    /// As [`Room::give`], of an object that went.
+    pub fn give_all(&self, bytes: u64) {
+        self.gone.fetch_add(1, Ordering::AcqRel);
+        self.give(bytes);
+    }
+
+    /// Whether it is worth while to wait for room: not after somebody did in vain, until an object
+    /// has gone since.
+    pub fn is_worth_waiting(&self) -> bool {
+        self.vain.load(Ordering::Acquire) != self.gone.load(Ordering::Acquire)
+    }
+
+    /// Somebody has waited in vain.
+    pub fn waited_in_vain(&self) {
+        self.vain.store(self.gone.load(Ordering::Acquire), Ordering::Release);
     }
 
     /// Promises `bytes` to a passthrough writer if they fit.
@@ -133,6 +155,17 @@ mod tests {
         assert_eq!(room.free(), 0);
         room.give(100);
         assert_eq!(room.used(), 0);
+    }
+
+    #[test]
+    fn waiting_in_vain_is_not_repeated_until_an_object_goes() {
+        let room = Room::new(100);
+        assert!(room.take(100) && room.is_worth_waiting());
+        room.waited_in_vain();
+        room.give(10);
+        assert!(!room.is_worth_waiting(), "a correction is no sign that more will come");
+        room.give_all(90);
+        assert!(room.is_worth_waiting());
     }
 
     #[test]

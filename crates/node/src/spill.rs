@@ -1,17 +1,13 @@
-//! Writes that no tier has room for: room is made, and where that fails the bytes go to the
-//! backing store at once, so that a full tier is never the writer's problem.
+//! Writes that no tier has room for: room is made, and where that fails the bytes go to a spill file
+//! in the backing store at once, so that a full tier is never the writer's problem.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_core::steward::Event;
-use forebay_core::unit;
 use forebay_meta::{Ino, Queue, Record};
-use forebay_store::backing::Access;
-use forebay_store::copy::{self, Cancel};
-use forebay_store::{Attributes, BackingFile, Bytes, ErrorClass};
+use forebay_store::{Attributes, Bytes, ErrorClass, Presence, StoreError};
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
@@ -19,9 +15,10 @@ use crate::data::BLOCK;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
-use crate::io::no_room;
+use crate::io::{blocks_of_gap_write, no_room};
 use crate::metrics::Source;
 use crate::node::Node;
+use crate::overlay::Spill;
 use crate::place::{Base, Charge, Place, Residence};
 
 /// An object is begun on a tier only if this much can be charged at once: a block for its header,
@@ -66,6 +63,7 @@ impl Node {
                 charge: Charge::new(BEGIN, BLOCK),
                 dirty: true.into(),
                 clean_as: Mutex::new(None),
+                passed: false.into(),
             };
             self.set_resident(file.ino, &place);
             self.announce_resident(file.ino, &place);
@@ -96,11 +94,14 @@ impl Node {
                 self.ensure_place(file, &record)?;
             }
             let residence = file.residence.write();
-            if let Some(place) = &residence.place
-                && self.fetch_edges(file, &residence, place, offset, end)?
-                && let Some(written) = self.write_exclusively(file, place, offset, data)?
-            {
-                return Ok(written);
+            if let Some(place) = &residence.place {
+                // Charges of writes that were repeated go, for nobody else writes now.
+                self.true_up(file, place)?;
+                if self.fetch_edges(file, &residence, place, offset, end)?
+                    && let Some(written) = self.write_exclusively(file, place, offset, data)?
+                {
+                    return Ok(written);
+                }
             }
         }
         let mut residence = file.residence.write();
@@ -147,38 +148,20 @@ impl Node {
         data: &[u8],
     ) -> Result<Option<usize>> {
         let end = offset + data.len() as u64;
-        let Some(presence) = &place.presence else {
-            if !self.pay(place, offset, end) {
-                return Ok(None);
-            }
-            self.mark_dirty(file, place)?;
-            file.count_write();
-            return write_all(&*place.object, data, offset);
-        };
-        // Whole extents are charged: a later write inside them needs no room.
-        let mut missing = Vec::new();
-        let (extent, size) = {
-            let presence = presence.read();
-            presence.missing_runs(offset..end, &mut missing);
-            (presence.extent_size(), presence.size())
-        };
-        let absent: u64 =
-            missing.iter().map(|run| run.end.next_multiple_of(extent) - run.start).sum();
-        let grown = end.next_multiple_of(extent).saturating_sub(size.next_multiple_of(extent));
-        if !self.take_room(place.tier, absent + grown) {
+        if !self.pay(place, offset, end) {
             return Ok(None);
         }
-        place.charge.bytes.fetch_add(absent + grown, Ordering::AcqRel);
         self.mark_dirty(file, place)?;
         file.count_write();
         let Some(written) = write_all(&*place.object, data, offset)? else { return Ok(None) };
-        presence.write().mark_dirty(offset..end)?;
+        if let Some(presence) = &place.presence {
+            presence.write().mark_dirty(offset..end)?;
+        }
         Ok(Some(written))
     }
 
-    /// Sends a write past the tiers: to the spill file of a file that the backing store does not
-    /// have yet, else to the backing file itself. Extents on the tier that it touches move there
-    /// first.
+    /// Sends a write past the tiers, to the file's spill file. Extents on the tier that it touches
+    /// move there first.
     fn write_around(
         &self,
         file: &FileRef,
@@ -187,21 +170,25 @@ impl Node {
         offset: u64,
         data: &[u8],
     ) -> Result<usize> {
-        if residence.place.is_some() && file.opens.lock().passes_to_object() {
-            // Programs read the object without asking us: its bytes can't move.
-            return Err(NodeError::Posix(Errno::NOSPC));
+        if let Some(place) = &residence.place
+            && self.is_read_by_the_kernel(file, place)
+        {
+            return self.write_under_readers(file, place, offset, data);
         }
-        self.ensure_base(file, residence)?;
-        let base = self.base_for_writing(file, record, residence)?;
+        if let Some(place) = &residence.place {
+            // First: a clean object may go at any time, and its bytes with it.
+            self.mark_dirty(file, place)?;
+        }
+        let spill = self.ensure_spill(file, record, residence)?;
         let end = offset + data.len() as u64;
         if residence.place.is_some() {
-            match self.yield_range(file, record, residence, &*base, offset, end) {
-                Err(error) if is_no_room(&error) => self.evacuate(file, residence, &*base)?,
+            match self.yield_range(file, record, residence, &spill, offset, end) {
+                Err(error) if is_no_room(&error) => self.evacuate(file, residence, &spill)?,
                 other => other?,
             }
         }
         file.count_write();
-        let Some(written) = write_all(&*base, data, offset)? else {
+        let Some(written) = self.write_spill(file, &spill, offset, data)? else {
             return Err(NodeError::Posix(Errno::NOSPC));
         };
         fail_at!("node.spill.written");
@@ -223,160 +210,142 @@ impl Node {
         Ok(written)
     }
 
+    /// Whether programs may read the object without asking the daemon, so that its bytes can't move:
+    /// a passthrough open lives, or a mapping that outlasted one.
+    fn is_read_by_the_kernel(&self, file: &File, place: &Place) -> bool {
+        file.opens.lock().passes_to_object()
+            || place.passed.load(Ordering::Acquire) && self.maybe_mapped(place)
+    }
+
+    /// Writes for which no room could be made into an object that the kernel reads by itself. The
+    /// kernel gives up a passthrough file only at its last close, and what it reads until then is
+    /// the object: so the bytes go there, over the tier's size by what the file grows, and only a
+    /// full device refuses them. What is overwritten needs no room.
+    fn write_under_readers(
+        &self,
+        file: &File,
+        place: &Place,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<usize> {
+        let end = offset + data.len() as u64;
+        if !self.pay(place, offset, end) {
+            let bytes = blocks_of_gap_write(place, offset, end);
+            self.tiers[usize::from(place.tier)].room.force(bytes);
+            place.charge.bytes.fetch_add(bytes, Ordering::AcqRel);
+        }
+        self.mark_dirty(file, place)?;
+        file.count_write();
+        write_all(&*place.object, data, offset)?.ok_or(NodeError::Posix(Errno::NOSPC))
+    }
+
     /// Prepares an object for bytes of a range that will be in the base.
     fn yield_range(
         &self,
         file: &FileRef,
         record: &Record,
         residence: &mut Residence,
-        base: &dyn BackingFile,
+        spill: &Spill,
         offset: u64,
         end: u64,
     ) -> Result<()> {
-        let spilled = matches!(residence.base, Base::Spill(_));
         let Some(place) = &mut residence.place else { return Ok(()) };
-        self.mark_dirty(file, place)?;
-        self.make_partial(file, record, place, spilled)?;
-        self.cut_base(place, base)?;
-        self.move_out(file, place, base, offset, end)
+        self.make_partial(file, record, place)?;
+        cut_base(place, spill)?;
+        self.move_out(file, place, spill, offset, end)
     }
 
-    /// The tier has not even room to note which bytes it has: all of them go to the base, and the
-    /// object goes.
-    fn evacuate(
+    /// The tier has not even room to note which bytes it has: all of them go to the spill file, and
+    /// the object goes.
+    pub(crate) fn evacuate(
         &self,
-        file: &FileRef,
+        file: &File,
         residence: &mut Residence,
-        base: &dyn BackingFile,
+        spill: &Spill,
     ) -> Result<()> {
         let Some(place) = &residence.place else { return Ok(()) };
         let stat = place.object.stat()?;
-        let limits = self.limits(forebay_store::copy::Priority::Demand);
-        let mut runs = Vec::new();
-        match &place.presence {
-            None => runs.push(0..stat.size),
-            Some(presence) => {
-                let presence = presence.read();
-                if base.len()? > presence.base_limit() {
-                    base.set_len(presence.base_limit())?;
+        cut_base(place, spill)?;
+        let mut absent = Vec::new();
+        if let Some(presence) = &place.presence {
+            presence.read().missing_runs(0..stat.size, &mut absent);
+        }
+        let mut buffer = vec![0; 1 << 20];
+        let mut at = 0;
+        absent.push(stat.size..stat.size);
+        for run in absent {
+            while at < run.start {
+                let want = buffer.len().min(usize::try_from(run.start - at).unwrap_or(usize::MAX));
+                let read = place.object.read_at(&mut buffer[..want], at)?;
+                buffer[read..want].fill(0);
+                if self.write_spill(file, spill, at, &buffer[..want])?.is_none() {
+                    return Err(NodeError::Posix(Errno::NOSPC));
                 }
-                let mut missing = Vec::new();
-                presence.missing_runs(0..stat.size, &mut missing);
-                let mut at = 0;
-                for run in missing {
-                    runs.push(at..run.start);
-                    at = run.end;
-                }
-                runs.push(at..stat.size);
+                at += want as u64;
             }
+            at = run.end;
         }
-        for run in runs.into_iter().filter(|run| !run.is_empty()) {
-            copy::copy_range(&*place.object, base, run, &limits, &Cancel::default())?;
-        }
-        base.set_len(stat.size)?;
-        base.set_times(None, Some(stat.mtime))?;
-        base.sync(false)?;
-        let stat = base.stat()?;
-        let spilled = matches!(residence.base, Base::Spill(_));
+        spill.set_len(stat.size)?;
+        spill.sync(false)?;
         // The record first: until the object is gone, a restart finds all bytes in it as well.
         self.meta.update(file.ino, None, |record| {
             record.attr.size = stat.size;
             record.attr.mtime = crate::convert::time(stat.mtime);
-            record.spilled = spilled;
-            record.dirty = spilled;
-            if !spilled {
-                record.backing.fingerprint = Some(crate::convert::fingerprint(stat.fingerprint()));
-            }
+            record.spilled = true;
+            record.dirty = true;
             Queue::Yes
         })?;
-        let tier = place.tier;
-        residence.place = None;
-        self.tiers[usize::from(tier)].tier.remove(file.ino.0)?;
-        self.forget_resident(file.ino);
-        if !spilled {
-            file.around.store(true, Ordering::Release);
-        }
+        fail_at!("node.spill.evacuated");
+        self.tiers[usize::from(place.tier)].tier.remove(file.ino.0)?;
+        self.forget_resident(file.ino, residence.place.take().as_ref());
         Ok(())
     }
 
-    /// A file of which the backing store has nothing gets a spill file, noted first.
-    pub(crate) fn ensure_base(&self, file: &File, residence: &mut Residence) -> Result<()> {
-        if !matches!(residence.base, Base::Zeros) {
-            return Ok(());
-        }
-        let spill = self.backing.spill(file.ino.0)?;
-        fail_at!("node.spill.made");
+    /// The spill file of a file, made and noted if there is none yet. A version that the backing
+    /// store has stays as it is and shows through.
+    pub(crate) fn ensure_spill(
+        &self,
+        file: &File,
+        record: &Record,
+        residence: &mut Residence,
+    ) -> Result<Arc<Spill>> {
+        let over = match &residence.base {
+            Base::Spill(spill) => return Ok(spill.clone()),
+            Base::Zeros => None,
+            Base::Backing(_) => match &residence.place {
+                // Every byte is in the object.
+                Some(place) if place.presence.is_none() => None,
+                Some(Place { presence: Some(presence), .. }) => Some(presence.read().base_limit()),
+                _ => Some(record.attr.size),
+            },
+        };
         // What an earlier use may have left there is not this file's.
-        spill.file().set_len(0)?;
-        self.meta.set_setting(&spill_setting(file.ino), &spill.file().stat()?.ino.to_le_bytes())?;
+        self.backing.remove_spill(file.ino.0)?;
+        let map = match over {
+            None => None,
+            Some(size) => {
+                Some(self.backing.spill_map(file.ino.0, self.config.extent_bytes, size)?)
+            }
+        };
+        let made = self.backing.spill(file.ino.0)?;
+        fail_at!("node.spill.made");
+        made.file().set_len(over.unwrap_or(0))?;
+        self.meta.set_setting(&spill_setting(file.ino), &made.file().stat()?.ino.to_le_bytes())?;
+        let spill = Arc::new(Spill::new(made, map)?);
+        if let Some(place) = &residence.place {
+            self.edit_header(place, |header| {
+                header.spilled = true;
+                Ok(())
+            })?;
+        }
         self.meta.update(file.ino, None, |record| {
             record.spilled = true;
             record.dirty = true;
             Queue::Yes
         })?;
         fail_at!("node.spill.noted");
-        residence.base = Base::Spill(Arc::new(spill));
-        Ok(())
-    }
-
-    fn base_for_writing(
-        &self,
-        file: &File,
-        record: &Arc<Record>,
-        residence: &Residence,
-    ) -> Result<Arc<dyn BackingFile>> {
-        match &residence.base {
-            Base::Spill(spill) => Ok(spill.file().clone()),
-            Base::Backing(opened) => {
-                let mut opened = opened.lock();
-                let backing = match &*opened {
-                    Some(backing) if file.around.load(Ordering::Acquire) => backing.clone(),
-                    _ => self.open_backing(record, Access::ReadWrite)?,
-                };
-                if let Some(place) = &residence.place {
-                    self.announce_changes(file, place, &*backing)?;
-                }
-                if residence.place.is_none() {
-                    file.around.store(true, Ordering::Release);
-                }
-                *opened = Some(backing.clone());
-                Ok(backing)
-            }
-            Base::Zeros => Err(NodeError::Posix(Errno::NOSPC)),
-        }
-    }
-
-    /// Notes at an object that the file in the backing store is about to change by our hand: the
-    /// flush that completes it must not take that for a change by others.
-    fn announce_changes(
-        &self,
-        file: &File,
-        place: &Place,
-        backing: &dyn BackingFile,
-    ) -> Result<()> {
-        let mut header = place.object.header()?;
-        let found = backing.stat()?.fingerprint();
-        if header.pending.is_some_and(|print| print.ino == found.ino) {
-            return Ok(());
-        }
-        let known = self.meta.get(file.ino)?.backing.fingerprint;
-        let known = known.map(crate::convert::store_fingerprint);
-        if ![known, header.base].iter().flatten().any(|known| known.same_content(&found)) {
-            // Others changed it: their version must not be mixed with this one.
-            return Err(NodeError::Posix(Errno::NOSPC));
-        }
-        header.pending = Some(found);
-        header.dirty = true;
-        header.writing = true;
-        place.object.set_header(&header)?;
-        place.dirty.store(true, Ordering::Release);
-        self.set_resident(file.ino, place);
-        self.decide(Event::Dirty { object: unit::Ino(file.ino.0) });
-        self.meta.update(file.ino, None, |record| {
-            record.dirty = true;
-            Queue::Yes
-        })?;
-        Ok(())
+        residence.base = Base::Spill(spill.clone());
+        Ok(spill)
     }
 
     /// The version in the backing store that the spill file of a file has become, if its
@@ -421,19 +390,19 @@ impl Node {
         Ok(self.meta.remove_setting(&spill_setting(ino))?)
     }
 
-    /// Gives a whole object a presence map, all dirty.
-    fn make_partial(
-        &self,
-        file: &File,
-        record: &Record,
-        place: &mut Place,
-        spilled: bool,
-    ) -> Result<()> {
+    /// Gives a whole object of a spilled file a presence map, all dirty.
+    fn make_partial(&self, file: &File, record: &Record, place: &mut Place) -> Result<()> {
         if place.presence.is_some() {
             return Ok(());
         }
         let tier = &self.tiers[usize::from(place.tier)].tier;
         let size = place.object.len()?;
+        let map = Presence::sidecar_bytes_for(self.config.extent_bytes, size);
+        if !self.take_room(place.tier, map) {
+            let source = StoreError::errno_of("make a map on", tier.path(), libc::ENOSPC);
+            return Err(source.into());
+        }
+        place.charge.bytes.fetch_add(map, Ordering::AcqRel);
         let mut presence = tier.create_map(file.ino.0, self.config.extent_bytes, size)?;
         if size > 0 {
             presence.mark_dirty(0..size)?;
@@ -441,7 +410,7 @@ impl Node {
         fail_at!("node.spill.mapped");
         let pending = place.object.header()?.pending;
         let mut header = self.header_for(record, false, true);
-        header.spilled = spilled;
+        header.spilled = true;
         header.pending = pending;
         place.object.set_header(&header)?;
         place.dirty.store(true, Ordering::Release);
@@ -451,24 +420,12 @@ impl Node {
         Ok(())
     }
 
-    /// Cuts what a truncation took from the file off its base, so that growing it again shows
-    /// zeros.
-    fn cut_base(&self, place: &Place, base: &dyn BackingFile) -> Result<()> {
-        if let Some(presence) = &place.presence {
-            let limit = presence.read().base_limit();
-            if base.len()? > limit {
-                base.set_len(limit)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Moves the present extents that a range touches to the base, and gives their room back.
+    /// Moves the present extents that a range touches to the spill file, and gives their room back.
     fn move_out(
         &self,
         file: &File,
         place: &Place,
-        base: &dyn BackingFile,
+        spill: &Spill,
         offset: u64,
         end: u64,
     ) -> Result<()> {
@@ -483,7 +440,7 @@ impl Node {
             if presence.is_present(at..stop) {
                 buffer.resize(usize::try_from(stop - at).unwrap_or(0), 0);
                 let read = place.object.read_at(&mut buffer, at)?;
-                if write_all(base, &buffer[..read], at)?.is_none() {
+                if self.write_spill(file, spill, at, &buffer[..read])?.is_none() {
                     return Err(NodeError::Posix(Errno::NOSPC));
                 }
                 fail_at!("node.spill.moved");
@@ -499,6 +456,17 @@ impl Node {
         drop(presence);
         self.true_up(file, place)
     }
+}
+
+/// Cuts what a truncation took from the file off its base, so that growing it again shows zeros.
+fn cut_base(place: &Place, spill: &Spill) -> Result<()> {
+    if let Some(presence) = &place.presence {
+        let limit = presence.read().base_limit();
+        if spill.size_and_mtime().0 > limit {
+            spill.set_len(limit)?;
+        }
+    }
+    Ok(())
 }
 
 /// Where the inode number of a file's spill file is noted: by it a restart knows the file again

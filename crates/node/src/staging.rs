@@ -5,10 +5,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_meta::{FileKind, Ino, Record, Timestamp};
+use forebay_meta::{FileKind, Ino, Record};
 use forebay_store::copy::{self, Cancel, Priority};
-use forebay_store::{Synced, Temporary};
+use forebay_store::{Object, Synced, Temporary};
 
+use crate::context::Context;
 use crate::convert;
 use crate::error::Result;
 use crate::files::{File, FileRef};
@@ -95,7 +96,7 @@ impl Node {
 
     fn stage_file(&self, file: &FileRef, record: &Arc<Record>) -> Result<bool> {
         let Some(_one) = file.flushing.try_lock() else { return Ok(false) };
-        self.load(file)?;
+        self.load(&Context::DAEMON, file)?;
         let writes = file.writes.load(Ordering::Acquire);
         if file.opens.lock().writers > 0 || file.staged.lock().is_some() {
             return Ok(false);
@@ -110,30 +111,22 @@ impl Node {
         }
         let object = place.object.clone();
         drop(residence);
-        let temporary = self.copy_to_temporary(record, Some(&*object))?;
+        let temporary = self.copy_to_temporary(record, &*object)?;
         temporary.file().start_writing_out();
         *file.staged.lock() = Some(Staged { temporary, writes, change: record.change });
         Ok(true)
     }
 
-    /// A temporary with a file's bytes, attributes and extended attributes.
-    pub(crate) fn copy_to_temporary(
-        &self,
-        record: &Record,
-        object: Option<&dyn forebay_store::Object>,
-    ) -> Result<Temporary> {
+    /// A temporary with a whole object's bytes, attributes and extended attributes.
+    fn copy_to_temporary(&self, record: &Record, object: &dyn Object) -> Result<Temporary> {
         let temporary = self.backing.temporary(record.ino.0)?;
-        let mut mtime: Timestamp = record.attr.mtime;
-        if let Some(object) = object {
-            let stat = object.stat()?;
-            mtime = convert::time(stat.mtime);
-            let limits = self.limits(Priority::WriteBack);
-            let to = &**temporary.file();
-            copy::copy_range(object, to, 0..stat.size, &limits, &Cancel::default())?;
-            to.set_len(stat.size)?;
-            self.metrics.bytes.of(Source::Flush).add(stat.size);
-        }
-        self.copy_attributes(record, mtime, &**temporary.file())?;
+        let stat = object.stat()?;
+        let limits = self.limits(Priority::WriteBack);
+        let to = &**temporary.file();
+        copy::copy_range(object, to, 0..stat.size, &limits, &Cancel::default())?;
+        to.set_len(stat.size)?;
+        self.metrics.bytes.of(Source::Flush).add(stat.size);
+        self.copy_attributes(record, convert::time(stat.mtime), to)?;
         Ok(temporary)
     }
 }

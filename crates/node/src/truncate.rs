@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_meta::{Queue, Record};
-use forebay_store::backing::Access;
+use forebay_store::Presence;
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -27,7 +27,7 @@ impl Node {
             return Err(NodeError::Posix(Errno::FBIG));
         }
         let file = self.files.get(record.ino);
-        self.load(&file)?;
+        self.load(context, &file)?;
         if !context.may_wait {
             let residence = file.residence.try_write().ok_or(NodeError::MustWait)?;
             if matches!(residence.base, Base::Spill(_)) {
@@ -59,18 +59,14 @@ impl Node {
             }
         }
         let now = convert::now();
-        let in_place = {
-            let residence = file.residence.read();
-            if let Some(place) = &residence.place {
-                place.object.set_times(None, Some(convert::store_time(now)))?;
-            }
-            residence.place.is_none() && matches!(residence.base, Base::Backing(_))
-        };
+        if let Some(place) = &file.residence.read().place {
+            place.object.set_times(None, Some(convert::store_time(now)))?;
+        }
         fail_at!("node.truncate.before_record");
         self.meta.update(record.ino, Some(now), |record| {
             record.attr.size = size;
             record.attr.mtime = now;
-            record.dirty |= !in_place;
+            record.dirty = true;
             Queue::Yes
         })?;
         if !file.is_open() {
@@ -91,14 +87,16 @@ impl Node {
                 place.object.set_header(&header)?;
                 self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
             }
-            place.charge.paid_end.store(0, Ordering::Release);
             self.true_up(file, place)?;
         }
         if matches!(std::mem::take(&mut residence.base), Base::Spill(_)) {
             let ino = file.ino;
+            // Also the length: without the spill file, an older version would show.
             self.meta.update(ino, None, |record| {
                 record.spilled = false;
-                Queue::No
+                record.attr.size = 0;
+                record.dirty = true;
+                Queue::Yes
             })?;
             self.drop_spill(ino)?;
         }
@@ -113,29 +111,27 @@ impl Node {
         record: &Record,
     ) -> Result<()> {
         let Some(place) = &mut residence.place else {
-            return match &residence.base {
-                Base::Spill(spill) => Ok(spill.file().set_len(size)?),
-                Base::Backing(opened) => {
-                    let backing = self.open_backing(record, Access::ReadWrite)?;
-                    backing.set_len(size)?;
-                    *opened.lock() = Some(backing);
-                    file.around.store(true, Ordering::Release);
-                    Ok(())
-                }
-                // No tier has room for it.
-                Base::Zeros => {
-                    self.ensure_base(file, residence)?;
-                    self.resize(file, residence, size, record)
-                }
-            };
+            // No tier has room for it.
+            return self.ensure_spill(file, record, residence)?.set_len(size);
         };
         self.mark_dirty(file, place)?;
+        let map = place.presence.as_ref().map_or(0, |presence| {
+            let presence = presence.read();
+            Presence::sidecar_bytes_for(presence.extent_size(), size.max(presence.size()))
+                - presence.sidecar_bytes()
+        });
+        if !self.take_room(place.tier, map) {
+            let spill = self.ensure_spill(file, record, residence)?;
+            self.evacuate(file, residence, &spill)?;
+            return spill.set_len(size);
+        }
+        place.charge.bytes.fetch_add(map, Ordering::AcqRel);
+        let before = place.object.len()?;
         if let Some(presence) = &place.presence {
             presence.write().set_len(size)?;
         }
         place.object.set_len(size)?;
-        place.charge.paid_end.fetch_min(size, Ordering::AcqRel);
-        if size < record.attr.size {
+        if size < before {
             self.true_up(file, place)?;
         }
         Ok(())

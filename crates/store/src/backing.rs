@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 pub use crate::dir_backing::DirBacking;
 use crate::group::{Group, Synced};
-use crate::{Attributes, Bytes, FileKind, Fingerprint, Result, Timestamp};
+use crate::{Attributes, Bytes, FileKind, Fingerprint, Presence, Result, Timestamp};
 
 /// Name of the private area in the root of a backing store: reserved, to be hidden from programs.
 pub const PRIVATE: &str = ".forebay";
@@ -320,7 +320,15 @@ pub trait BackingStore: Send + Sync {
     /// The spill file of an inode if there is one.
     fn open_spill(&self, ino: u64) -> Result<Option<Temporary>>;
 
-    /// Removes the spill file of an inode; no error if there is none.
+    /// A new map beside the spill file of an inode, all absent: the spill file has only the extents
+    /// that are marked in it, and the version that the backing store has under the file's name has
+    /// the others. Made before the spill file counts; one without a map has all bytes.
+    fn spill_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence>;
+
+    /// The map of an inode's spill file if there is one.
+    fn open_spill_map(&self, ino: u64) -> Result<Option<Presence>>;
+
+    /// Removes the spill file of an inode, and its map; no error if there is none.
     fn remove_spill(&self, ino: u64) -> Result<()>;
 
     /// Inodes with a spill file of this owner.

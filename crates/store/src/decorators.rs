@@ -54,6 +54,9 @@ pub enum Verdict {
     Pass,
     /// It fails with this errno and does nothing.
     Fail(i32),
+    /// It is done, and its answer is lost on the way: it fails with this errno all the same. Where
+    /// nothing would remain of it, and on tiers, it just fails.
+    Lost(i32),
     /// A write puts down its first bytes only and then fails with the errno, as when power or
     /// space end in the middle; any other operation just fails.
     Torn {
@@ -83,10 +86,25 @@ impl Interceptor for Transparent {
 fn ask(by: &Arc<dyn Interceptor>, operation: Operation, label: &Path) -> Result<()> {
     match by.before(operation, 0) {
         Verdict::Pass => Ok(()),
-        Verdict::Fail(errno) | Verdict::Torn { errno, .. } => {
+        Verdict::Fail(errno) | Verdict::Lost(errno) | Verdict::Torn { errno, .. } => {
             Err(StoreError::errno_of("(injected fault)", label, errno))
         }
     }
+}
+
+/// Asks about an operation and does it, unless it is to fail before.
+fn ask_and<T>(
+    by: &Arc<dyn Interceptor>,
+    operation: Operation,
+    label: &Path,
+    carry_out: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let errno = match by.before(operation, 0) {
+        Verdict::Pass => return carry_out(),
+        Verdict::Lost(errno) => carry_out().map(|_| errno)?,
+        Verdict::Fail(errno) | Verdict::Torn { errno, .. } => errno,
+    };
+    Err(StoreError::errno_of("(injected fault)", label, errno))
 }
 
 /// Implements [`crate::Bytes`] for a type with fields `inner` (any `Bytes`) and `by`.
@@ -96,15 +114,20 @@ macro_rules! intercept_bytes {
             fn read_at(&self, buffer: &mut [u8], offset: u64) -> crate::Result<usize> {
                 match self.by.before(Operation::Read, buffer.len() as u64) {
                     Verdict::Pass => self.inner.read_at(buffer, offset),
-                    Verdict::Fail(errno) | Verdict::Torn { errno, .. } => Err(
-                        StoreError::errno_of("(injected fault) read", self.inner.label(), errno),
-                    ),
+                    Verdict::Fail(errno) | Verdict::Lost(errno) | Verdict::Torn { errno, .. } => {
+                        Err(StoreError::errno_of(
+                            "(injected fault) read",
+                            self.inner.label(),
+                            errno,
+                        ))
+                    }
                 }
             }
             fn write_at(&self, data: &[u8], offset: u64) -> crate::Result<usize> {
                 let errno = match self.by.before(Operation::Write, data.len() as u64) {
                     Verdict::Pass => return self.inner.write_at(data, offset),
                     Verdict::Fail(errno) => errno,
+                    Verdict::Lost(errno) => self.inner.write_at(data, offset).map(|_| errno)?,
                     Verdict::Torn { bytes, errno } => {
                         let len = data.len().min(bytes as usize);
                         self.inner.write_at(&data[..len], offset)?;
@@ -114,40 +137,44 @@ macro_rules! intercept_bytes {
                 Err(StoreError::errno_of("(injected fault) write", self.inner.label(), errno))
             }
             fn sync(&self, data_only: bool) -> crate::Result<()> {
-                ask(&self.by, Operation::Sync, self.inner.label())?;
-                self.inner.sync(data_only)
+                ask_and(&self.by, Operation::Sync, self.inner.label(), || {
+                    self.inner.sync(data_only)
+                })
             }
             fn set_len(&self, len: u64) -> crate::Result<()> {
-                ask(&self.by, Operation::SetLen, self.inner.label())?;
-                self.inner.set_len(len)
+                ask_and(&self.by, Operation::SetLen, self.inner.label(), || self.inner.set_len(len))
             }
             fn stat(&self) -> crate::Result<crate::Attributes> {
-                ask(&self.by, Operation::Stat, self.inner.label())?;
-                self.inner.stat()
+                ask_and(&self.by, Operation::Stat, self.inner.label(), || self.inner.stat())
             }
             fn allocate(&self, at: u64, len: u64, mode: crate::AllocateMode) -> crate::Result<()> {
-                ask(&self.by, Operation::Allocate, self.inner.label())?;
-                self.inner.allocate(at, len, mode)
+                ask_and(&self.by, Operation::Allocate, self.inner.label(), || {
+                    self.inner.allocate(at, len, mode)
+                })
             }
             fn punch(&self, offset: u64, len: u64) -> crate::Result<()> {
-                ask(&self.by, Operation::Allocate, self.inner.label())?;
-                self.inner.punch(offset, len)
+                ask_and(&self.by, Operation::Allocate, self.inner.label(), || {
+                    self.inner.punch(offset, len)
+                })
             }
             fn seek_data(&self, offset: u64) -> crate::Result<Option<u64>> {
-                ask(&self.by, Operation::Seek, self.inner.label())?;
-                self.inner.seek_data(offset)
+                ask_and(&self.by, Operation::Seek, self.inner.label(), || {
+                    self.inner.seek_data(offset)
+                })
             }
             fn seek_hole(&self, offset: u64) -> crate::Result<Option<u64>> {
-                ask(&self.by, Operation::Seek, self.inner.label())?;
-                self.inner.seek_hole(offset)
+                ask_and(&self.by, Operation::Seek, self.inner.label(), || {
+                    self.inner.seek_hole(offset)
+                })
             }
             fn set_times(
                 &self,
                 atime: Option<crate::Timestamp>,
                 mtime: Option<crate::Timestamp>,
             ) -> crate::Result<()> {
-                ask(&self.by, Operation::SetAttributes, self.inner.label())?;
-                self.inner.set_times(atime, mtime)
+                ask_and(&self.by, Operation::SetAttributes, self.inner.label(), || {
+                    self.inner.set_times(atime, mtime)
+                })
             }
             fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
                 None

@@ -505,6 +505,14 @@ impl BackingStore for DirBacking {
         self.find_spill(ino)
     }
 
+    fn spill_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<crate::Presence> {
+        self.make_spill_map(ino, extent_size, size)
+    }
+
+    fn open_spill_map(&self, ino: u64) -> Result<Option<crate::Presence>> {
+        self.find_spill_map(ino)
+    }
+
     fn remove_spill(&self, ino: u64) -> Result<()> {
         self.drop_spill(ino)
     }

@@ -525,6 +525,18 @@ impl Presence {
         self.save()
     }
 
+    /// Bytes that the sidecar file of a map takes up for a file of `size` bytes, in blocks of 4 KiB.
+    #[must_use]
+    pub fn sidecar_bytes_for(extent_size: u64, size: u64) -> u64 {
+        (HEADER_LEN as u64 + size.div_ceil(extent_size)).next_multiple_of(4096)
+    }
+
+    /// Bytes that the sidecar file takes up now.
+    #[must_use]
+    pub fn sidecar_bytes(&self) -> u64 {
+        Self::sidecar_bytes_for(self.extent_size(), self.size)
+    }
+
     /// Bytes present.
     #[must_use]
     pub fn present_bytes(&self) -> u64 {

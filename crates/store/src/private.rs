@@ -5,13 +5,14 @@
 //!   published one. SELF is its own inode number in the backing file system and the rest tells the
 //!   version that it replaces, so that a later daemon can tell which of the two it finds;
 //! - `tmp/y.` likewise for a file out of the spill area, which must not be lost;
-//! - `spill/OWNER.INO` and `limbo/OWNER.KEY`.
+//! - `spill/OWNER.INO`, beside it `spill/OWNER.INO.map` where the spill file has only some of the
+//!   extents, and `limbo/OWNER.KEY`.
 //!
 //! Numbers are hexadecimal.
 
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -23,7 +24,11 @@ use crate::dir_backing::{DirBacking, DirFile, open_beneath, rename_no_replace};
 use crate::dir_tier::random;
 use crate::failpoints::fail_at;
 use crate::local::{LocalFile, retry};
+use crate::presence::{MapFile, Presence};
 use crate::{Attributes, FileKind, Fingerprint, Result, StoreError, Timestamp};
+
+/// What follows the name of a spill file in that of its map.
+const MAP_SUFFIX: &str = ".map";
 
 /// A subdirectory of the private area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,11 +152,14 @@ impl DirBacking {
         }
     }
 
-    fn open_private(&self, dir: &Dir, name: &OsStr, flags: OFlags) -> Result<Arc<DirFile>> {
+    fn open_private_fd(&self, dir: &Dir, name: &OsStr, flags: OFlags) -> Result<OwnedFd> {
         let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let mode = Mode::RUSR | Mode::WUSR;
-        let fd = retry(|| fs::openat(dir, name, flags, mode))
-            .map_err(|e| self.err("create", dir, name, e))?;
+        retry(|| fs::openat(dir, name, flags, mode)).map_err(|e| self.err("create", dir, name, e))
+    }
+
+    fn open_private(&self, dir: &Dir, name: &OsStr, flags: OFlags) -> Result<Arc<DirFile>> {
+        let fd = self.open_private_fd(dir, name, flags)?;
         Ok(Arc::new(DirFile(LocalFile::new(fd, self.describe(dir, name)))))
     }
 
@@ -195,13 +203,41 @@ impl DirBacking {
         }
     }
 
+    fn spill_map_name(&self, ino: u64) -> OsString {
+        format!("{}.{ino:x}{MAP_SUFFIX}", self.owner).into()
+    }
+
+    pub(crate) fn make_spill_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence> {
+        let name = self.spill_map_name(ino);
+        self.in_area(Area::Spill, |dir| {
+            let fd = self.open_private_fd(dir, &name, OFlags::CREATE | OFlags::TRUNC)?;
+            Presence::create(MapFile::new(fd, self.describe(dir, &name)), ino, extent_size, size)
+        })
+    }
+
+    pub(crate) fn find_spill_map(&self, ino: u64) -> Result<Option<Presence>> {
+        let Some(dir) = self.existing_area(Area::Spill)? else { return Ok(None) };
+        let name = self.spill_map_name(ino);
+        match self.open_private_fd(&dir, &name, OFlags::empty()) {
+            Ok(fd) => {
+                let file = MapFile::new(fd, self.describe(&dir, &name));
+                Presence::load(file, ino, true).map(Some)
+            }
+            Err(e) if e.errno() == libc::ENOENT => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
     pub(crate) fn drop_spill(&self, ino: u64) -> Result<()> {
         let Some(dir) = self.existing_area(Area::Spill)? else { return Ok(()) };
-        let name = self.spill_name(ino);
-        match fs::unlinkat(&dir, &name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(e) => Err(self.err("remove", &dir, &name, e)),
+        // The file goes first: without its map it would count as complete.
+        for name in [self.spill_name(ino), self.spill_map_name(ino)] {
+            match fs::unlinkat(&dir, &name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(e) => return Err(self.err("remove", &dir, &name, e)),
+            }
         }
+        Ok(())
     }
 
     pub(crate) fn numbers_in(&self, area: Area) -> Result<Vec<u64>> {
@@ -210,9 +246,12 @@ impl DirBacking {
         let prefix = format!("{}.", self.owner);
         self.list(&dir, &mut |batch| {
             let names = batch.iter().filter_map(|entry| entry.name.to_str()?.strip_prefix(&prefix));
-            numbers.extend(names.filter_map(|hex| u64::from_str_radix(hex, 16).ok()));
+            let numbered = names.map(|name| name.strip_suffix(MAP_SUFFIX).unwrap_or(name));
+            numbers.extend(numbered.filter_map(|hex| u64::from_str_radix(hex, 16).ok()));
             ControlFlow::Continue(())
         })?;
+        numbers.sort_unstable();
+        numbers.dedup();
         Ok(numbers)
     }
 

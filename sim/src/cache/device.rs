@@ -7,7 +7,7 @@ use forebay_core::policy::UnknownPolicy;
 use forebay_core::policy::replay::Cache;
 
 use super::run::{Options, Oracle};
-use super::trace::Trace;
+use super::trace::{Request, Trace};
 
 /// The devices and the program.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,6 +24,33 @@ pub struct Device {
     pub compute: f64,
     /// Bytes that may be fetched and not yet used. 0 fetches on demand only.
     pub prefetch: u64,
+}
+
+/// Devices with a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Model {
+    /// RAM disk above one hard disk: 10 GB/s; 100 MB/s, 5 ms a request (HyCache+, section III-B).
+    Disk,
+    /// NVMe above a parallel file system shared by many: 3 GB/s; 500 MB/s, 1 ms a request.
+    Parallel,
+    /// NVMe above an object store: 3 GB/s; 200 MB/s, 50 ms a request.
+    Objects,
+    /// RAM disk above NVMe: 10 GB/s; 3 GB/s, 0.1 ms a request.
+    Nvme,
+}
+
+impl Model {
+    /// The device: cache and disk bandwidth in bytes a second, seconds a request.
+    #[must_use]
+    pub fn device(self) -> Device {
+        let (cache_bandwidth, disk_bandwidth, request_time) = match self {
+            Self::Disk => (10e9, 100e6, 0.005),
+            Self::Parallel => (3e9, 500e6, 0.001),
+            Self::Objects => (3e9, 200e6, 0.05),
+            Self::Nvme => (10e9, 3e9, 0.0001),
+        };
+        Device { cache_bandwidth, disk_bandwidth, request_time, ..Device::default() }
+    }
 }
 
 impl Default for Device {
@@ -79,7 +106,7 @@ pub fn play(trace: &Trace, options: &Options, device: &Device) -> Result<Timing,
     let mut run = Run {
         trace,
         device,
-        cache: Cache::new(&options.policy, &options.config)?,
+        cache: Cache::new(&options.policy, &options.config)?.numbered(trace.numbers().ids.len()),
         timing: Timing::default(),
         free: 0.0,
         arrival: HashMap::new(),
@@ -105,6 +132,11 @@ pub fn play(trace: &Trace, options: &Options, device: &Device) -> Result<Timing,
 }
 
 impl Run<'_> {
+    /// A request, with the number of its file for its id.
+    fn request(&self, t: usize) -> Request {
+        Request { id: self.trace.numbers().of[t].into(), size: self.trace.requests[t].size }
+    }
+
     /// One fetch from the disk; returns when it is complete.
     fn fetch(&mut self, now: f64, bytes: u64, evicted: u64) -> f64 {
         let moved = bytes as f64 + evicted as f64 * self.device.write_back;
@@ -117,7 +149,7 @@ impl Run<'_> {
 
     /// Serves request `t`; returns when the program has its bytes.
     fn serve(&mut self, t: usize, now: f64) -> f64 {
-        let request = self.trace.requests[t];
+        let request = self.request(t);
         if self.ahead <= t {
             self.ahead = t + 1;
         } else {
@@ -145,7 +177,7 @@ impl Run<'_> {
     fn fetch_ahead(&mut self, t: usize, known: usize, now: f64, until: f64, room: u64) {
         let last = t.saturating_add(known).min(self.trace.requests.len() - 1);
         while self.free.max(now) < until && self.ahead <= last {
-            let request = self.trace.requests[self.ahead];
+            let request = self.request(self.ahead);
             if self.outstanding + request.size > self.device.prefetch {
                 break;
             }

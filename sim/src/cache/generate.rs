@@ -31,7 +31,7 @@ pub fn generate(kind: Kind, files: u64, requests: u64, seed: u64) -> Trace {
         Kind::Epochs => epochs(&mut rng, files, requests),
         Kind::Workflow => workflow(&mut rng, files, requests),
     };
-    Trace { requests }
+    Trace::new(requests)
 }
 
 fn round_robin(rng: &mut Rng, files: u64, requests: u64) -> Vec<Request> {

@@ -1,5 +1,6 @@
 //! Replacement policies on traces: `forebay sim cache`.
 
+pub mod bounds;
 pub mod device;
 pub mod generate;
 pub mod run;
@@ -15,7 +16,8 @@ use serde::Serialize;
 
 use crate::SimError;
 use crate::plot::{Chart, Line};
-use device::{Device, Timing};
+use bounds::Bounds;
+use device::{Device, Model, Timing};
 use run::Options;
 use trace::Trace;
 
@@ -40,9 +42,12 @@ pub struct CacheArgs {
     /// Seed of everything random.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Write the trace in our own format.
+    /// Write the trace to a file, and without --size do nothing else.
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
+    /// The format of the saved trace.
+    #[arg(long, value_name = "FORMAT", default_value = "forebay")]
+    pub save_format: trace::Format,
     /// Bytes of the cache (K, M, G, T for powers of 1024); several for a curve.
     #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = bytes)]
     pub size: Vec<u64>,
@@ -76,9 +81,18 @@ pub struct CacheArgs {
     /// Write all runs as CSV.
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
-    /// Write the bytes missed over the cache's size as an SVG chart.
+    /// Draw the share of bytes missed over the cache's size, with the lower bound (SVG).
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
+    /// Draw the miss ratio curve: the share of requests missed over the cache's size (SVG).
+    #[arg(long, value_name = "FILE")]
+    pub plot_misses: Option<PathBuf>,
+    /// Draw the elapsed time over the cache's size; needs --time (SVG).
+    #[arg(long, value_name = "FILE", requires = "time")]
+    pub plot_time: Option<PathBuf>,
+    /// Also compute PFOO-L and PFOO-U, and show them with FOO as rows of their own.
+    #[arg(long)]
+    pub bounds: bool,
     /// Devices, if elapsed time is wanted.
     #[command(flatten)]
     pub device: DeviceArgs,
@@ -90,36 +104,49 @@ pub struct DeviceArgs {
     /// Also play the trace against the clock.
     #[arg(long)]
     pub time: bool,
+    /// Devices to compare; what follows changes single figures of each.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "disk")]
+    pub device: Vec<Model>,
     /// Bytes a second from the cache.
-    #[arg(long, default_value_t = 10e9)]
-    pub cache_bandwidth: f64,
+    #[arg(long, value_name = "RATE")]
+    pub cache_bandwidth: Option<f64>,
     /// Bytes a second from the disk.
-    #[arg(long, default_value_t = 100e6)]
-    pub disk_bandwidth: f64,
+    #[arg(long, value_name = "RATE")]
+    pub disk_bandwidth: Option<f64>,
     /// Seconds of a request to the disk besides its bytes.
-    #[arg(long, default_value_t = 0.005)]
-    pub request_time: f64,
-    /// Times that an evicted byte is written to the disk.
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, value_name = "SECONDS")]
+    pub request_time: Option<f64>,
+    /// Times that an evicted byte is written to the disk: 1 where what is evicted is dirty.
+    #[arg(long, value_name = "TIMES", default_value_t = 0.0)]
     pub write_back: f64,
     /// Seconds of computing on a byte.
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     pub compute: f64,
-    /// Bytes that may be fetched ahead of their use.
-    #[arg(long, default_value = "0", value_parser = bytes)]
-    pub prefetch: u64,
+    /// Bytes that may be fetched ahead of their use; several to compare.
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "0", value_parser = bytes)]
+    pub prefetch: Vec<u64>,
 }
 
 impl DeviceArgs {
-    fn device(&self) -> Device {
-        Device {
-            cache_bandwidth: self.cache_bandwidth,
-            disk_bandwidth: self.disk_bandwidth,
-            request_time: self.request_time,
-            write_back: self.write_back,
-            compute: self.compute,
-            prefetch: self.prefetch,
+    /// Every device with every depth of prefetch, and how a row is named after them.
+    fn devices(&self) -> Vec<(String, Device)> {
+        let mut devices = Vec::new();
+        for model in &self.device {
+            for &prefetch in &self.prefetch {
+                let device = model.device();
+                let device = Device {
+                    cache_bandwidth: self.cache_bandwidth.unwrap_or(device.cache_bandwidth),
+                    disk_bandwidth: self.disk_bandwidth.unwrap_or(device.disk_bandwidth),
+                    request_time: self.request_time.unwrap_or(device.request_time),
+                    write_back: self.write_back,
+                    compute: self.compute,
+                    prefetch,
+                };
+                let name = format!("{model:?}").to_lowercase();
+                devices.push((format!("{name}+{prefetch}"), device));
+            }
         }
+        devices
     }
 }
 
@@ -174,7 +201,10 @@ pub struct Row {
     pub miss_bytes: u64,
     /// Bytes that no cache of this size can avoid to read.
     pub lower_bound_bytes: u64,
-    /// The clock, if it was asked for.
+    /// The device and the bytes fetched ahead, as `disk+0`, if the clock was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// What the clock said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timing: Option<Timing>,
 }
@@ -193,7 +223,7 @@ pub fn report(trace: &Trace, options: &Options) -> Result<Report, SimError> {
         miss_bytes,
         hit_vector: record.hit_vector,
         evictions: record.evictions,
-        lower_bound_bytes: run::lower_bound(trace, options.config.capacity),
+        lower_bound_bytes: bounds::foo(trace, options.config.capacity),
     })
 }
 
@@ -208,7 +238,7 @@ pub fn run_cli(args: &CacheArgs, out: &mut dyn Write) -> Result<(), SimError> {
         (None, None) => return Err(SimError::Usage("give --trace FILE or --generate KIND")),
     };
     if let Some(path) = &args.save {
-        trace.write(path)?;
+        trace.write(path, args.save_format)?;
     }
     if args.size.is_empty() {
         if args.save.is_some() {
@@ -233,8 +263,15 @@ pub fn run_cli(args: &CacheArgs, out: &mut dyn Write) -> Result<(), SimError> {
     if let Some(path) = &args.csv {
         std::fs::write(path, to_csv(&rows)).map_err(SimError::file(path))?;
     }
-    if let Some(path) = &args.plot {
-        std::fs::write(path, chart(&rows).to_svg()).map_err(SimError::file(path))?;
+    let charts = [
+        (&args.plot, Axis::Bytes),
+        (&args.plot_misses, Axis::Misses),
+        (&args.plot_time, Axis::Time),
+    ];
+    for (path, axis) in charts {
+        if let Some(path) = path {
+            std::fs::write(path, chart(&rows, axis).to_svg()).map_err(SimError::file(path))?;
+        }
     }
     Ok(())
 }
@@ -254,35 +291,55 @@ fn options(args: &CacheArgs, policy: &str, size: u64) -> Options {
     }
 }
 
-/// All sizes against all policies, on all threads.
+/// All sizes against all policies and devices, on all threads.
 fn rows(trace: &Trace, args: &CacheArgs) -> Result<Vec<Row>, SimError> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or(processors);
-    let bounds = parallel(threads, &args.size, |size| run::lower_bound(trace, *size));
-    let mut jobs = Vec::new();
-    for (size, bound) in args.size.iter().zip(bounds) {
-        jobs.extend(args.policy.iter().map(|policy| (policy, *size, bound)));
-    }
-    let device = args.device.time.then(|| args.device.device());
-    let results = parallel(threads, &jobs, |&(policy, size, lower_bound_bytes)| {
-        let options = options(args, policy, size);
-        let Counts { hits, misses, hit_bytes, miss_bytes, .. } = run::count(trace, &options)?;
-        let timing = device.map(|device| device::play(trace, &options, &device)).transpose()?;
-        let policy = policy.clone();
-        let counted = (hits, misses, hit_bytes, miss_bytes);
-        Ok(row(policy, size, counted, lower_bound_bytes, timing))
+    let bounds = parallel(threads, &args.size, |size| {
+        if args.bounds {
+            Bounds::of(trace, *size)
+        } else {
+            Bounds { pfoo_l: 0, foo: bounds::foo(trace, *size), pfoo_u: 0 }
+        }
     });
-    results.into_iter().collect()
+    let mut jobs = Vec::new();
+    for (size, bounds) in args.size.iter().zip(&bounds) {
+        jobs.extend(args.policy.iter().map(|policy| (policy, *size, bounds.foo)));
+    }
+    let devices = if args.device.time { args.device.devices() } else { Vec::new() };
+    let results = parallel(threads, &jobs, |&(policy, size, bound)| {
+        let options = options(args, policy, size);
+        let row = row(policy, size, run::count(trace, &options)?, bound);
+        let timed = devices.iter().map(|(name, device)| {
+            let timing = Some(device::play(trace, &options, device)?);
+            Ok(Row { device: Some(name.clone()), timing, ..row.clone() })
+        });
+        let timed: Result<Vec<Row>, SimError> = timed.collect();
+        timed.map(|timed| if timed.is_empty() { vec![row] } else { timed })
+    });
+    let mut rows = Vec::new();
+    for result in results {
+        rows.extend(result?);
+    }
+    if args.bounds {
+        let total: u64 = trace.requests.iter().map(|request| request.size).sum();
+        for (size, bounds) in args.size.iter().zip(bounds) {
+            let named =
+                [("(pfoo-l)", bounds.pfoo_l), ("(foo)", bounds.foo), ("(pfoo-u)", bounds.pfoo_u)];
+            rows.extend(named.map(|(name, miss_bytes)| {
+                let hit_bytes = total - miss_bytes;
+                row(name, *size, Counts { hit_bytes, miss_bytes, ..Counts::default() }, bounds.foo)
+            }));
+        }
+    }
+    Ok(rows)
 }
 
-fn row(
-    policy: String,
-    size: u64,
-    (hits, misses, hit_bytes, miss_bytes): (u64, u64, u64, u64),
-    lower_bound_bytes: u64,
-    timing: Option<Timing>,
-) -> Row {
-    Row { policy, size, hits, misses, hit_bytes, miss_bytes, lower_bound_bytes, timing }
+fn row(policy: &str, size: u64, counts: Counts, lower_bound_bytes: u64) -> Row {
+    let Counts { hits, misses, hit_bytes, miss_bytes, .. } = counts;
+    let policy = policy.to_owned();
+    let (device, timing) = (None, None);
+    Row { policy, size, hits, misses, hit_bytes, miss_bytes, lower_bound_bytes, device, timing }
 }
 
 /// Does the jobs on so many threads; the results are in the order of the jobs.
@@ -321,20 +378,29 @@ fn ratio(part: u64, whole: u64) -> f64 {
 fn print_table(rows: &[Row], out: &mut dyn Write) -> Result<(), SimError> {
     writeln!(
         out,
-        "{:<18} {:>16} {:>10} {:>10} {:>18} {:>8} {:>12}",
-        "policy", "size", "miss", "byte miss", "bytes missed", "/bound", "elapsed s"
+        "{:<18} {:>16} {:>10} {:>10} {:>18} {:>8} {:>12} {:>12}  device",
+        "policy", "size", "miss", "byte miss", "bytes missed", "/bound", "elapsed s", "stalled s"
     )?;
     for row in rows {
-        let elapsed = row.timing.map_or(String::from("-"), |t| format!("{:.3}", t.elapsed));
+        let seconds = |of: fn(&Timing) -> f64| {
+            row.timing.as_ref().map_or(String::from("-"), |timing| format!("{:.3}", of(timing)))
+        };
+        // The bounds are about bytes; they have no requests.
+        let misses = match row.hits + row.misses {
+            0 => String::from("-"),
+            requests => format!("{:.4}", ratio(row.misses, requests)),
+        };
         writeln!(
             out,
-            "{:<18} {:>16} {:>10.4} {:>10.4} {:>18} {:>8.3} {elapsed:>12}",
+            "{:<18} {:>16} {misses:>10} {:>10.4} {:>18} {:>8.3} {:>12} {:>12}  {}",
             row.policy,
             row.size,
-            ratio(row.misses, row.hits + row.misses),
             ratio(row.miss_bytes, row.hit_bytes + row.miss_bytes),
             row.miss_bytes,
             ratio(row.miss_bytes, row.lower_bound_bytes),
+            seconds(|timing| timing.elapsed),
+            seconds(|timing| timing.stalled),
+            row.device.as_deref().unwrap_or("-"),
         )?;
     }
     Ok(())
@@ -342,12 +408,13 @@ fn print_table(rows: &[Row], out: &mut dyn Write) -> Result<(), SimError> {
 
 fn to_csv(rows: &[Row]) -> String {
     let mut csv = String::from(
-        "policy,size,hits,misses,hit_bytes,miss_bytes,lower_bound_bytes,elapsed,stalled,disk_bytes,\
-         disk_requests\n",
+        "policy,size,hits,misses,hit_bytes,miss_bytes,lower_bound_bytes,device,elapsed,\
+         stalled,disk_bytes,disk_requests\n",
     );
     for row in rows {
-        let timing = row.timing.map_or(String::from(",,,"), |t| {
-            format!("{},{},{},{}", t.elapsed, t.stalled, t.disk_bytes, t.disk_requests)
+        let device = row.device.as_deref().unwrap_or("");
+        let timing = row.timing.map_or(String::from(",,,,"), |t| {
+            format!("{device},{},{},{},{}", t.elapsed, t.stalled, t.disk_bytes, t.disk_requests)
         });
         let Row { policy, size, hits, misses, hit_bytes, miss_bytes, lower_bound_bytes, .. } = row;
         csv.push_str(&format!(
@@ -357,10 +424,18 @@ fn to_csv(rows: &[Row]) -> String {
     csv
 }
 
-fn chart(rows: &[Row]) -> Chart {
+/// What a chart shows over the size of the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Axis {
+    Bytes,
+    Misses,
+    Time,
+}
+
+fn chart(rows: &[Row], axis: Axis) -> Chart {
     let mut lines: Vec<Line> = Vec::new();
-    let mut add = |name: &str, size: u64, missed: f64| {
-        let point = (size as f64, missed);
+    let mut add = |name: &str, size: u64, value: f64| {
+        let point = (size as f64, value);
         match lines.iter_mut().find(|line| line.name == name) {
             Some(line) if line.points.last().is_some_and(|last| last.0 == point.0) => {}
             Some(line) => line.points.push(point),
@@ -368,18 +443,29 @@ fn chart(rows: &[Row]) -> Chart {
         }
     };
     for row in rows {
-        let total = row.hit_bytes + row.miss_bytes;
-        add(&row.policy, row.size, ratio(row.miss_bytes, total));
-        add("lower bound", row.size, ratio(row.lower_bound_bytes, total));
+        let (bytes, requests) = (row.hit_bytes + row.miss_bytes, row.hits + row.misses);
+        match axis {
+            Axis::Bytes => {
+                add(&row.policy, row.size, ratio(row.miss_bytes, bytes));
+                add("lower bound", row.size, ratio(row.lower_bound_bytes, bytes));
+            }
+            Axis::Misses if requests > 0 => add(&row.policy, row.size, ratio(row.misses, requests)),
+            Axis::Misses => {}
+            Axis::Time => {
+                if let (Some(device), Some(timing)) = (&row.device, &row.timing) {
+                    add(&format!("{} {device}", row.policy), row.size, timing.elapsed);
+                }
+            }
+        }
     }
     for line in &mut lines {
         line.points.sort_by(|one, other| one.0.total_cmp(&other.0));
     }
-    Chart {
-        title: "Bytes missed".into(),
-        x_label: "cache size in bytes".into(),
-        y_label: "share of bytes missed".into(),
-        log_x: true,
-        lines,
-    }
+    let (title, y_label) = match axis {
+        Axis::Bytes => ("Bytes missed", "share of bytes missed"),
+        Axis::Misses => ("Requests missed", "miss ratio"),
+        Axis::Time => ("Elapsed time", "seconds"),
+    };
+    let x_label = "cache size in bytes".into();
+    Chart { title: title.into(), x_label, y_label: y_label.into(), log_x: true, lines }
 }

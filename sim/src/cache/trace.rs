@@ -1,7 +1,9 @@
 //! Traces: what was asked for, in order. Read from CSV, libCacheSim's oracleGeneral, our own binary
 //! format, and the event log of a node.
 
+use std::collections::HashMap;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use crate::SimError;
 
@@ -15,10 +17,50 @@ pub struct Request {
 }
 
 /// Requests in their order.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Trace {
     /// The requests.
     pub requests: Vec<Request>,
+    numbers: OnceLock<Numbers>,
+}
+
+impl PartialEq for Trace {
+    fn eq(&self, other: &Self) -> bool {
+        self.requests == other.requests
+    }
+}
+
+/// The files of a trace numbered from 0 in the order of their ids, so that a replay finds them in
+/// arrays and ties go to the smaller id as they do without.
+#[derive(Debug, Clone)]
+pub struct Numbers {
+    /// The number of each request's file.
+    pub of: Vec<u32>,
+    /// The id behind each number.
+    pub ids: Vec<u64>,
+}
+
+impl Numbers {
+    fn new(requests: &[Request]) -> Self {
+        let mut first_seen: HashMap<u64, u32> = HashMap::new();
+        let mut ids = Vec::new();
+        let mut of: Vec<u32> = Vec::with_capacity(requests.len());
+        for request in requests {
+            of.push(*first_seen.entry(request.id).or_insert_with(|| {
+                ids.push(request.id);
+                u32::try_from(ids.len() - 1).expect("fewer than 2^32 files fit into memory")
+            }));
+        }
+        let mut order: Vec<u32> = (0..ids.len() as u32).collect();
+        order.sort_unstable_by_key(|number| ids[*number as usize]);
+        let mut rank = vec![0u32; ids.len()];
+        for (at, number) in order.iter().enumerate() {
+            rank[*number as usize] = at as u32;
+        }
+        of.iter_mut().for_each(|number| *number = rank[*number as usize]);
+        ids.sort_unstable();
+        Self { of, ids }
+    }
 }
 
 /// How a trace is stored.
@@ -58,6 +100,29 @@ impl Format {
 }
 
 impl Trace {
+    /// A trace of these requests.
+    #[must_use]
+    pub fn new(requests: Vec<Request>) -> Self {
+        Self { requests, numbers: OnceLock::new() }
+    }
+
+    /// Its files numbered; counted once, at the first call.
+    pub fn numbers(&self) -> &Numbers {
+        self.numbers.get_or_init(|| Numbers::new(&self.requests))
+    }
+
+    /// The position of the next request for the same file, for each request; `None` if there is none.
+    #[must_use]
+    pub fn next_requests(&self) -> Vec<Option<usize>> {
+        let numbers = self.numbers();
+        let mut later = vec![None; numbers.ids.len()];
+        let mut next = vec![None; self.requests.len()];
+        for (at, number) in numbers.of.iter().enumerate().rev() {
+            next[at] = later[*number as usize].replace(at);
+        }
+        next
+    }
+
     /// Reads a file.
     ///
     /// # Errors
@@ -69,17 +134,51 @@ impl Trace {
             .map_err(|what| SimError::Trace { what: format!("{}: {what}", path.display()) })
     }
 
-    /// Writes a file in our own format.
+    /// Writes a file.
     ///
     /// # Errors
-    /// [`SimError::File`].
-    pub fn write(&self, path: &Path) -> Result<(), SimError> {
-        let mut content = MAGIC.to_vec();
-        for request in &self.requests {
-            content.extend_from_slice(&request.id.to_le_bytes());
-            content.extend_from_slice(&request.size.to_le_bytes());
-        }
+    /// [`SimError::File`] if it cannot be written, [`SimError::Trace`] if the format cannot hold it.
+    pub fn write(&self, path: &Path, format: Format) -> Result<(), SimError> {
+        let content = self
+            .to_bytes(format)
+            .map_err(|what| SimError::Trace { what: format!("{}: {what}", path.display()) })?;
         std::fs::write(path, content).map_err(SimError::file(path))
+    }
+
+    fn to_bytes(&self, format: Format) -> Result<Vec<u8>, String> {
+        let mut content = Vec::new();
+        match format {
+            Format::Csv => {
+                content.extend_from_slice(b"id,size\n");
+                for Request { id, size } in &self.requests {
+                    content.extend_from_slice(format!("{id},{size}\n").as_bytes());
+                }
+            }
+            Format::Forebay => {
+                content.extend_from_slice(MAGIC);
+                for Request { id, size } in &self.requests {
+                    content.extend_from_slice(&id.to_le_bytes());
+                    content.extend_from_slice(&size.to_le_bytes());
+                }
+            }
+            Format::Oracle => {
+                let next = self.next_requests();
+                for (at, (Request { id, size }, next)) in self.requests.iter().zip(next).enumerate()
+                {
+                    let short = u32::try_from(*size).map_err(|_| {
+                        format!("request {at}: oracleGeneral holds sizes below 4 GiB, not {size}")
+                    })?;
+                    // The requests of a trace without times are one second apart.
+                    content.extend_from_slice(&u32::try_from(at).unwrap_or(u32::MAX).to_le_bytes());
+                    content.extend_from_slice(&id.to_le_bytes());
+                    content.extend_from_slice(&short.to_le_bytes());
+                    let next = next.map_or(-1, |next| next as i64);
+                    content.extend_from_slice(&next.to_le_bytes());
+                }
+            }
+            Format::Log => return Err("an event log is written by a node, not from a trace".into()),
+        }
+        Ok(content)
     }
 
     /// Reads the content of a file; the error says where it is wrong.
@@ -99,18 +198,19 @@ impl Trace {
                 })
             }
         }?;
-        Ok(Self { requests })
+        Ok(Self::new(requests))
     }
 
     /// Bytes of the distinct files, each at its largest.
     #[must_use]
     pub fn footprint(&self) -> u64 {
-        let mut sizes = std::collections::HashMap::new();
-        for request in &self.requests {
-            let size: &mut u64 = sizes.entry(request.id).or_default();
+        let numbers = self.numbers();
+        let mut sizes = vec![0; numbers.ids.len()];
+        for (request, number) in self.requests.iter().zip(&numbers.of) {
+            let size: &mut u64 = &mut sizes[*number as usize];
             *size = request.size.max(*size);
         }
-        sizes.values().sum()
+        sizes.iter().sum()
     }
 }
 
@@ -202,9 +302,41 @@ mod tests {
     fn own_format_written_and_read_then_equal() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("t.trace");
-        let trace = Trace { requests: vec![request(3, 9), request(u64::MAX, 1 << 50)] };
-        trace.write(&path).expect("written");
+        let trace = Trace::new(vec![request(3, 9), request(u64::MAX, 1 << 50)]);
+        trace.write(&path, Format::Forebay).expect("written");
         assert_eq!(Trace::read(&path, None).expect("read"), trace);
+        let error = trace.write(&path, Format::Oracle).expect_err("too large for a u32");
+        assert!(error.to_string().contains("request 1"), "{error}");
+    }
+
+    #[test]
+    fn every_format_that_can_be_written_then_read_as_it_was() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let requests = (0..500u64).map(|at| request((at * at % 37) << 35, 1 + at * at % 37));
+        let trace = Trace::new(requests.collect());
+        for format in [Format::Csv, Format::Forebay, Format::Oracle] {
+            let path = dir.path().join("t.bin");
+            trace.write(&path, format).expect("written");
+            let content = std::fs::read(&path).expect("read");
+            assert_eq!(Format::guess(&path, &content), format);
+            assert_eq!(Trace::read(&path, None).expect("read"), trace);
+        }
+    }
+
+    #[test]
+    fn oracle_general_written_then_each_record_names_the_next_request() {
+        let trace = Trace::new([7, 8, 7, 7].map(|id| request(id, 1)).to_vec());
+        let content = trace.to_bytes(Format::Oracle).expect("small sizes");
+        let next: Vec<i64> =
+            content.chunks_exact(24).map(|record| little_endian(&record[16..]) as i64).collect();
+        assert_eq!(next, [2, -1, 3, -1]);
+    }
+
+    #[test]
+    fn numbers_of_any_ids_then_dense_and_in_their_order() {
+        let trace = Trace::new([1 << 60, 5, 9, 5].map(|id| request(id, 1)).to_vec());
+        assert_eq!(trace.numbers().of, [2, 0, 1, 0]);
+        assert_eq!(trace.numbers().ids, [5, 9, 1 << 60]);
     }
 
     #[test]

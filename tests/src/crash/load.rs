@@ -4,16 +4,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
-use rustix::fs::{fdatasync, fsync, rename, rmdir, unlink};
+use rustix::fs::{RenameFlags, fdatasync, fsync, link, rename, renameat_with, rmdir, unlink};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::failure::{Failure, Outcome};
 use crate::os::{self, Call, FileType, Map, OFlags};
 use crate::random::{Random, pattern};
 
-/// The unit of content; every block says who wrote it, in which step, and carries a checksum.
+/// The smallest unit of content; every block says who wrote it, in which step, and carries a
+/// checksum.
 pub const BLOCK: usize = 512;
+
+/// The unit of content of a writer of large files.
+const LARGE_BLOCK: usize = 128 * BLOCK;
+
+/// After so many steps a writer pauses, often for longer than the second after which what rests is
+/// written back.
+const STEPS_BETWEEN_PAUSES: u64 = 24;
 
 /// The writer's own temporary name, as a program that saves safely uses one.
 const TEMPORARY: &str = "new";
@@ -60,18 +69,49 @@ pub enum Step {
     Rmdir {
         dir: u8,
     },
+    /// Cut a file to so many blocks, if it has more.
+    Truncate {
+        file: u8,
+        blocks: u8,
+    },
+    /// Give a file a second name, if that is free.
+    Link {
+        from: u8,
+        to: u8,
+    },
+    /// Swap two files' names.
+    Exchange {
+        one: u8,
+        other: u8,
+    },
+    Chmod {
+        file: u8,
+        mode: u16,
+    },
+    /// Read some blocks, or all, and compare them.
+    Read {
+        file: u8,
+        block: u8,
+    },
 }
 
 /// The steps of one writer.
 #[derive(Clone, Debug)]
 pub struct Plan {
     seed: u64,
+    block: usize,
 }
 
 impl Plan {
     /// The plan of writer `id` of a load.
     pub fn new(seed: u64, id: usize) -> Self {
-        Self { seed: seed ^ (id as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) }
+        Self { seed: seed ^ (id as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15), block: BLOCK }
+    }
+
+    /// The same plan with blocks so large that a few files fill a small tier.
+    #[must_use]
+    pub fn large(self) -> Self {
+        Self { block: LARGE_BLOCK, ..self }
     }
 
     /// Step number `number`.
@@ -82,25 +122,30 @@ impl Plan {
         let block = random.below(40) as u8;
         let blocks = random.between(1, 40) as u8;
         match random.below(100) {
-            0..25 => Step::Replace { file, blocks },
-            25..45 => Step::Append { file, blocks: blocks % 5 + 1 },
-            45..57 => Step::Overwrite { file, block },
-            57..65 => Step::MapWrite { file, block },
-            65..75 => Step::Rewrite { file, blocks },
-            75..83 => Step::Rename { from: file, to: random.below(10) as u8 },
-            83..90 => Step::Unlink { file },
-            90..96 => Step::Mkdir { dir: file },
-            _ => Step::Rmdir { dir: file },
+            0..16 => Step::Replace { file, blocks },
+            16..29 => Step::Append { file, blocks: blocks % 5 + 1 },
+            29..40 => Step::Overwrite { file, block },
+            40..47 => Step::MapWrite { file, block },
+            47..54 => Step::Rewrite { file, blocks },
+            54..61 => Step::Rename { from: file, to: random.below(10) as u8 },
+            61..67 => Step::Unlink { file },
+            67..72 => Step::Mkdir { dir: file },
+            72..76 => Step::Rmdir { dir: file },
+            76..80 => Step::Truncate { file, blocks },
+            80..87 => Step::Link { from: file, to: random.below(10) as u8 },
+            87..90 => Step::Exchange { one: file, other: random.below(10) as u8 },
+            90..93 => Step::Chmod { file, mode: 0o600 | (blocks as u16 & 0o77) },
+            _ => Step::Read { file, block },
         }
     }
 
     /// The content of block `index` as step `step` writes it.
     fn block(&self, step: u64, index: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(BLOCK);
+        let mut bytes = Vec::with_capacity(self.block);
         for word in [self.seed, step, index as u64] {
             bytes.extend_from_slice(&word.to_le_bytes());
         }
-        bytes.extend(pattern(self.seed ^ step ^ ((index as u64) << 40), BLOCK - 32));
+        bytes.extend(pattern(self.seed ^ step ^ ((index as u64) << 40), self.block - 32));
         bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
         bytes
     }
@@ -110,10 +155,12 @@ impl Plan {
     }
 }
 
-/// What a writer's directory holds: per file the step that wrote each block.
+/// What a writer's directory holds: which file each name leads to, and per file the step that wrote
+/// each block. A file is known by the step that made it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct State {
-    files: BTreeMap<u8, Vec<u64>>,
+    names: BTreeMap<u8, u64>,
+    contents: BTreeMap<u64, Vec<u64>>,
     dirs: BTreeSet<u8>,
 }
 
@@ -125,34 +172,74 @@ impl State {
         state
     }
 
+    fn has(&self, file: u8) -> bool {
+        self.names.contains_key(&file)
+    }
+
+    /// The number of blocks of a file.
+    fn length(&self, file: u8) -> usize {
+        self.blocks_of(file).map_or(0, Vec::len)
+    }
+
+    fn blocks_of(&self, file: u8) -> Option<&Vec<u64>> {
+        self.contents.get(self.names.get(&file)?)
+    }
+
+    /// The content behind a name, made if there is none.
+    fn content_of(&mut self, file: u8, number: u64) -> &mut Vec<u64> {
+        let id = *self.names.entry(file).or_insert(number);
+        self.contents.entry(id).or_default()
+    }
+
+    fn same_file(&self, one: u8, other: u8) -> bool {
+        self.has(one) && self.names.get(&one) == self.names.get(&other)
+    }
+
     fn apply(&mut self, step: Step, number: u64) {
         match step {
-            Step::Replace { file, blocks } | Step::Rewrite { file, blocks } => {
-                self.files.insert(file, vec![number; blocks.into()]);
+            Step::Replace { file, blocks } => {
+                self.names.insert(file, number);
+                self.contents.insert(number, vec![number; blocks.into()]);
+            }
+            Step::Rewrite { file, blocks } => {
+                *self.content_of(file, number) = vec![number; blocks.into()];
             }
             Step::Append { file, blocks } => {
-                let content = self.files.entry(file).or_default();
+                let content = self.content_of(file, number);
                 content.resize(content.len() + usize::from(blocks), number);
             }
-            Step::Overwrite { file, block } | Step::MapWrite { file, block } => {
-                if let Some(content) = self.files.get_mut(&file).filter(|c| !c.is_empty()) {
-                    let index = usize::from(block) % content.len();
-                    content[index] = number;
-                }
+            Step::Overwrite { file, block } | Step::MapWrite { file, block }
+                if self.length(file) > 0 =>
+            {
+                let content = self.content_of(file, number);
+                let index = usize::from(block) % content.len();
+                content[index] = number;
             }
-            Step::Rename { from, to } => {
-                if let Some(content) = self.files.remove(&from) {
-                    self.files.insert(to, content);
-                }
+            Step::Rename { from, to } if self.has(from) && !self.same_file(from, to) => {
+                let id = self.names.remove(&from).expect("the guard has seen it");
+                self.names.insert(to, id);
             }
-            Step::Unlink { file } => drop(self.files.remove(&file)),
+            Step::Unlink { file } => drop(self.names.remove(&file)),
             Step::Mkdir { dir } => drop(self.dirs.insert(dir)),
             Step::Rmdir { dir } => drop(self.dirs.remove(&dir)),
+            Step::Truncate { file, blocks } if self.has(file) => {
+                self.content_of(file, number).truncate(blocks.into());
+            }
+            Step::Link { from, to } if self.has(from) && !self.has(to) => {
+                self.names.insert(to, self.names[&from]);
+            }
+            Step::Exchange { one, other } if self.has(one) && self.has(other) => {
+                let (a, b) = (self.names[&one], self.names[&other]);
+                self.names.extend([(one, b), (other, a)]);
+            }
+            _ => {}
         }
+        let State { names, contents, .. } = self;
+        contents.retain(|id, _| names.values().any(|named| named == id));
     }
 
     fn content(&self, plan: &Plan, file: u8) -> Option<Vec<u8>> {
-        let blocks = self.files.get(&file)?.iter().enumerate();
+        let blocks = self.blocks_of(file)?.iter().enumerate();
         Some(blocks.flat_map(|(index, step)| plan.block(*step, index)).collect())
     }
 }
@@ -207,16 +294,35 @@ pub fn work(home: &Path, plan: &Plan, progress: &Progress, id: usize) -> Outcome
     while progress.get(STOPPING) == 0 {
         progress.set(at, number + 1)?;
         let step = plan.step(number);
-        if let Err(errno) = carry_out(home, plan, &state, step, number) {
+        if let Err(failure) = carry_out(home, plan, &state, step, number) {
             // The flag is set before the daemon is killed, so an error without it is its fault.
-            ensure!(progress.get(DYING) != 0, "step {number} {step:?} failed with {errno:?}");
+            let errno = matches!(failure, Failed::Call(_));
+            ensure!(errno && progress.get(DYING) != 0, "step {number} {step:?}: {failure:?}");
             return Ok(());
         }
         state.apply(step, number);
         progress.set(at + 8, number + 1)?;
         number += 1;
+        if number.is_multiple_of(STEPS_BETWEEN_PAUSES) {
+            std::thread::sleep(Duration::from_millis(Random::new(plan.seed ^ number).below(1500)));
+        }
     }
     Ok(())
+}
+
+/// Why a step did not succeed.
+#[derive(Debug)]
+enum Failed {
+    /// A call failed, as calls do when the daemon dies.
+    Call(#[allow(dead_code, reason = "shown by Debug")] os::Errno),
+    /// It succeeded with wrong bytes.
+    Wrong(#[allow(dead_code, reason = "shown by Debug")] String),
+}
+
+impl From<os::Errno> for Failed {
+    fn from(errno: os::Errno) -> Self {
+        Self::Call(errno)
+    }
 }
 
 fn file_name(file: u8) -> String {
@@ -227,19 +333,47 @@ fn dir_name(dir: u8) -> String {
     format!("dir{dir}")
 }
 
-fn carry_out(home: &Path, plan: &Plan, state: &State, step: Step, number: u64) -> Call {
-    let path = |file: u8| home.join(file_name(file));
-    let length = |file: u8| state.files.get(&file).map_or(0, Vec::len);
-    match step {
-        Step::Replace { file, blocks } => {
-            let temporary = home.join(TEMPORARY);
-            let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY;
-            let fd = os::open(&temporary, flags, 0o644)?;
-            os::write_all(&fd, &plan.blocks(number, 0..blocks.into()))?;
-            fsync(&fd)?;
-            drop(fd);
-            rename(&temporary, path(file))
+fn carry_out(
+    home: &Path,
+    plan: &Plan,
+    state: &State,
+    step: Step,
+    number: u64,
+) -> Result<(), Failed> {
+    if let Step::Read { file, block } = step {
+        return read_and_compare(home, plan, state, file, block);
+    }
+    Ok(change(home, plan, state, step, number)?)
+}
+
+/// One block at random, then all when the number of the block says so.
+fn read_and_compare(
+    home: &Path,
+    plan: &Plan,
+    state: &State,
+    file: u8,
+    block: u8,
+) -> Result<(), Failed> {
+    let Some(steps) = state.blocks_of(file).filter(|steps| !steps.is_empty()) else {
+        return Ok(());
+    };
+    let fd = os::open(home.join(file_name(file)), OFlags::RDONLY, 0)?;
+    let first = usize::from(block) % steps.len();
+    let rest = if block.is_multiple_of(4) { 0..steps.len() } else { 0..0 };
+    for index in std::iter::once(first).chain(rest) {
+        let read = os::read_at(&fd, (index * plan.block) as u64, plan.block)?;
+        if read != plan.block(steps[index], index) {
+            return Err(Failed::Wrong(format!("block {index} of {}", steps.len())));
         }
+    }
+    Ok(())
+}
+
+fn change(home: &Path, plan: &Plan, state: &State, step: Step, number: u64) -> Call {
+    let path = |file: u8| home.join(file_name(file));
+    let length = |file: u8| state.length(file);
+    match step {
+        Step::Replace { file, blocks } => replace(home, plan, file, blocks, number),
         Step::Append { file, blocks } => {
             let flags = OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY;
             let fd = os::open(path(file), flags, 0o644)?;
@@ -250,14 +384,14 @@ fn carry_out(home: &Path, plan: &Plan, state: &State, step: Step, number: u64) -
         Step::Overwrite { file, block } if length(file) > 0 => {
             let index = usize::from(block) % length(file);
             let fd = os::open(path(file), OFlags::WRONLY, 0)?;
-            os::write_at(&fd, (index * BLOCK) as u64, &plan.block(number, index))?;
+            os::write_at(&fd, (index * plan.block) as u64, &plan.block(number, index))?;
             fdatasync(&fd)
         }
         Step::MapWrite { file, block } if length(file) > 0 => {
             let index = usize::from(block) % length(file);
             let fd = os::open(path(file), OFlags::RDWR, 0)?;
-            let mut map = Map::new(fd.as_fd(), 0, length(file) * BLOCK, true, true)?;
-            map.write(index * BLOCK, &plan.block(number, index));
+            let mut map = Map::new(fd.as_fd(), 0, length(file) * plan.block, true, true)?;
+            map.write(index * plan.block, &plan.block(number, index));
             map.sync()
         }
         Step::Rewrite { file, blocks } => {
@@ -266,14 +400,38 @@ fn carry_out(home: &Path, plan: &Plan, state: &State, step: Step, number: u64) -
             os::write_all(&fd, &plan.blocks(number, 0..blocks.into()))?;
             close(fd)
         }
-        Step::Rename { from, to } if state.files.contains_key(&from) => {
-            rename(path(from), path(to))
+        Step::Truncate { file, blocks } if length(file) > usize::from(blocks) => {
+            os::truncate(path(file), (usize::from(blocks) * plan.block) as i64)
         }
-        Step::Unlink { file } if state.files.contains_key(&file) => unlink(path(file)),
+        _ => change_names(home, state, step),
+    }
+}
+
+fn replace(home: &Path, plan: &Plan, file: u8, blocks: u8, number: u64) -> Call {
+    let temporary = home.join(TEMPORARY);
+    let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY;
+    let fd = os::open(&temporary, flags, 0o644)?;
+    os::write_all(&fd, &plan.blocks(number, 0..blocks.into()))?;
+    fsync(&fd)?;
+    drop(fd);
+    rename(&temporary, home.join(file_name(file)))
+}
+
+fn change_names(home: &Path, state: &State, step: Step) -> Call {
+    let path = |file: u8| home.join(file_name(file));
+    match step {
+        Step::Rename { from, to } if state.has(from) => rename(path(from), path(to)),
+        Step::Unlink { file } if state.has(file) => unlink(path(file)),
         Step::Mkdir { dir } if !state.dirs.contains(&dir) => {
             os::mkdir(home.join(dir_name(dir)), 0o755)
         }
         Step::Rmdir { dir } if state.dirs.contains(&dir) => rmdir(home.join(dir_name(dir))),
+        Step::Link { from, to } if state.has(from) && !state.has(to) => link(path(from), path(to)),
+        Step::Exchange { one, other } if state.has(one) && state.has(other) => {
+            let flags = RenameFlags::EXCHANGE;
+            renameat_with(rustix::fs::CWD, path(one), rustix::fs::CWD, path(other), flags)
+        }
+        Step::Chmod { file, mode } if state.has(file) => os::chmod(path(file), mode.into()),
         _ => Ok(()),
     }
 }
@@ -308,17 +466,46 @@ pub fn verify(home: &Path, plan: &Plan, begun: u64, done: u64) -> Outcome {
         let found = names.remove(std::ffi::OsStr::new(&name));
         let content = if found { Some(read_file(&home.join(&name))?) } else { None };
         let allowed = [before.content(plan, file), after.content(plan, file)];
-        if !allowed.contains(&content) && !is_partial(pending, file, content.as_deref(), &allowed) {
-            return Err(Failure::Failed(differs(&name, content.as_deref(), &allowed, pending)));
+        let partial = pending.is_some_and(|step| {
+            let of = written_by(step).filter(|of| *of == file || before.same_file(*of, file));
+            of.is_some() && is_partial(step, content.as_deref(), &allowed, plan.block > BLOCK)
+        });
+        if !allowed.contains(&content) && !partial {
+            let block = plan.block;
+            return Err(Failure::Failed(differs(
+                &name,
+                content.as_deref(),
+                &allowed,
+                pending,
+                block,
+            )));
         }
     }
     ensure!(names.is_empty(), "left over: {names:?}");
     if let Some(Step::Rename { from, to }) = pending {
         // Never neither: a rename moves a file, it does not lose it.
-        let moved = before.files.contains_key(&from);
+        let moved = before.has(from);
         let there =
             os::exists(home.join(file_name(from)))? || os::exists(home.join(file_name(to)))?;
         ensure!(!moved || there, "a pending rename lost file{from}");
+    }
+    Ok(())
+}
+
+/// Compares the contents below `root`, under whatever names, with those that a writer's files had
+/// after `done` steps. What the step that had perhaps begun changes is left out.
+pub fn verify_contents(found: &BTreeSet<u64>, plan: &Plan, begun: u64, done: u64) -> Outcome {
+    let state = State::after(plan, done);
+    let mut after = state.clone();
+    if begun > done {
+        after.apply(plan.step(done), done);
+    }
+    for file in 0..10 {
+        let Some(content) = state.content(plan, file).filter(|content| !content.is_empty()) else {
+            continue;
+        };
+        let settled = after.content(plan, file).as_ref() == Some(&content);
+        ensure!(!settled || found.contains(&xxh3_64(&content)), "{} is lost", file_name(file));
     }
     Ok(())
 }
@@ -328,22 +515,33 @@ fn read_file(path: &Path) -> Outcome<Vec<u8>> {
     Ok(os::read_all(path)?)
 }
 
+/// The file whose content a step changes in place.
+fn written_by(step: Step) -> Option<u8> {
+    match step {
+        Step::Append { file, .. }
+        | Step::Rewrite { file, .. }
+        | Step::Overwrite { file, .. }
+        | Step::MapWrite { file, .. } => Some(file),
+        _ => None,
+    }
+}
+
 /// States that only a step cut off in the middle may leave.
 fn is_partial(
-    pending: Option<Step>,
-    file: u8,
+    step: Step,
     content: Option<&[u8]>,
     [before, after]: &[Option<Vec<u8>>; 2],
+    is_large: bool,
 ) -> bool {
-    let (Some(step), Some(content), Some(after)) = (pending, content, after) else { return false };
+    let (Some(content), Some(after)) = (content, after) else { return false };
     let old = before.as_deref().unwrap_or_default();
     match step {
-        Step::Append { file: f, .. } if f == file => {
-            content.len() >= old.len() && after.starts_with(content)
-        }
-        Step::Rewrite { file: f, .. } if f == file => after.starts_with(content),
+        Step::Append { .. } => content.len() >= old.len() && after.starts_with(content),
+        Step::Rewrite { .. } => after.starts_with(content),
+        // Only a small write is one step for the device.
+        Step::Overwrite { .. } if !is_large => false,
         // Stores through a mapping reach the file in any order.
-        Step::MapWrite { file: f, .. } if f == file => {
+        Step::Overwrite { .. } | Step::MapWrite { .. } => {
             content.len() == after.len()
                 && content
                     .iter()
@@ -360,10 +558,11 @@ fn differs(
     content: Option<&[u8]>,
     allowed: &[Option<Vec<u8>>; 2],
     pending: Option<Step>,
+    block: usize,
 ) -> String {
     let lengths = allowed.each_ref().map(|bytes| bytes.as_ref().map(Vec::len));
     let first = allowed[0].as_ref().zip(content).and_then(|(want, got)| {
-        want.chunks(BLOCK).zip(got.chunks(BLOCK)).position(|(want, got)| want != got)
+        want.chunks(block).zip(got.chunks(block)).position(|(want, got)| want != got)
     });
     format!(
         "{name} has {:?} bytes, allowed are {lengths:?}; first wrong block {first:?}; pending {pending:?}",

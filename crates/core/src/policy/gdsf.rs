@@ -4,7 +4,7 @@
 //! first to leave.
 
 use super::rank::Ranking;
-use super::{Access, Admission, Candidate, Demand, Policy, Room, Snapshot, Tally, Victim};
+use super::{Access, Admission, Candidate, Demand, Order, Room, Snapshot, Victim};
 
 /// Scales uses / size away from zero. The value is libCacheSim's, so that ties and roundings agree.
 const SCALE: f64 = 1e6;
@@ -13,76 +13,62 @@ const SCALE: f64 = 1e6;
 type Key = (u64, u64);
 
 /// Greedy-dual-size-frequency.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Gdsf {
+    /// Accesses since it came in.
     ranking: Ranking<Key, u32>,
     inflation: f64,
     now: u64,
-    tally: Tally,
 }
 
 impl Gdsf {
-    /// An empty one.
-    #[must_use]
-    pub fn new() -> Self {
-        Self { ranking: Ranking::new(), inflation: 0.0, now: 0, tally: Tally::default() }
-    }
-
     fn key(&self, uses: u32, bytes: u64) -> Key {
         let priority = self.inflation + f64::from(uses) * SCALE / bytes.max(1) as f64;
         (priority.to_bits(), self.now)
     }
-
-    fn give_up(&mut self, demand: &Demand<'_>, out: &mut Vec<Victim>) -> u64 {
-        let before = out.len();
-        let inflation = &mut self.inflation;
-        let freed =
-            self.ranking.give_up(demand, out, |first| *inflation = f64::from_bits(first.key.0));
-        self.tally.victims += (out.len() - before) as u64;
-        freed
-    }
 }
 
-impl Default for Gdsf {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Policy for Gdsf {
+impl Order for Gdsf {
     fn name(&self) -> &'static str {
         "gdsf"
     }
 
-    fn observe(&mut self, accesses: &[Access]) {
-        for access in accesses {
-            self.now += 1;
-            if let Some((bytes, uses)) = self.ranking.get(access.object) {
-                let uses = uses.saturating_add(1);
-                self.ranking.update(access.object, self.key(uses, bytes), uses);
+    fn touch(&mut self, access: &Access) {
+        self.now += 1;
+        if let Some(slot) = self.ranking.find(access.object) {
+            let uses = self.ranking.tag(slot).saturating_add(1);
+            self.ranking.rekey(slot, self.key(uses, self.ranking.bytes_at(slot)), uses);
+        }
+    }
+
+    fn insert(&mut self, object: u64, bytes: u64) {
+        match self.ranking.find(object) {
+            Some(slot) => {
+                self.resize(object, bytes);
+                self.ranking.bring_back(slot, self.key(self.ranking.tag(slot), bytes));
             }
+            None => self.ranking.add(object, bytes, self.key(1, bytes), 1),
         }
     }
 
-    fn inserted(&mut self, object: u64, bytes: u64) {
-        match self.ranking.get(object) {
-            Some((before, _)) if before == bytes && !self.ranking.is_aside(object) => {}
-            known => {
-                let uses = known.map_or(1, |(_, uses)| uses);
-                self.ranking.set(object, bytes, self.key(uses, bytes), uses);
-            }
+    fn resize(&mut self, object: u64, bytes: u64) {
+        if let Some(slot) = self.ranking.find(object)
+            && self.ranking.bytes_at(slot) != bytes
+        {
+            let uses = self.ranking.tag(slot);
+            self.ranking.resize(slot, bytes);
+            self.ranking.rekey(slot, self.key(uses, bytes), uses);
         }
     }
 
-    fn resized(&mut self, object: u64, bytes: u64) {
-        if let Some((_, uses)) = self.ranking.get(object) {
-            self.ranking.resize(object, bytes);
-            self.ranking.update(object, self.key(uses, bytes), uses);
-        }
+    fn remove(&mut self, object: u64) {
+        self.ranking.forget(object);
     }
 
-    fn removed(&mut self, object: u64) {
-        self.ranking.remove(object);
+    fn evict(&mut self, busy: &dyn Fn(u64) -> bool) -> Option<Victim> {
+        let (victim, key) = self.ranking.evict(busy)?;
+        self.inflation = f64::from_bits(key.0);
+        Some(victim)
     }
 
     fn admit(
@@ -91,36 +77,27 @@ impl Policy for Gdsf {
         room: &Room<'_>,
         out: &mut Vec<Victim>,
     ) -> Admission {
-        let Candidate { object, size, resident, .. } = *candidate;
+        let Candidate { object, size, .. } = *candidate;
+        let need = room.lacking(candidate.incoming());
         if size > room.capacity {
-            return self.tally.admission(Admission::Bypass);
+            return Admission::Bypass;
         }
-        let need = room.lacking(size.saturating_sub(resident));
         if need == 0 {
-            return self.tally.admission(Admission::Whole);
+            return Admission::Whole;
         }
         // On the books before anything leaves, at the inflation of now: it competes.
         let first = out.len();
-        self.inserted(object, size);
+        self.insert(object, size);
         let busy = |other: u64| other != object && (room.busy)(other);
-        let freed = self.give_up(&Demand { busy: &busy, ..room.demand(need) }, out);
-        let gone = out[first..].iter().any(|victim| victim.object == object);
-        if gone || freed < need {
-            self.removed(object);
-            return self.tally.admission(Admission::Bypass);
+        let freed = self.make_room(&Demand { busy: &busy, ..room.demand(need) }, out);
+        if freed < need || out[first..].iter().any(|victim| victim.object == object) {
+            self.remove(object);
+            return Admission::Bypass;
         }
-        self.tally.admission(Admission::Whole)
+        Admission::Whole
     }
 
-    fn victims(&mut self, demand: &Demand<'_>, out: &mut Vec<Victim>) -> u64 {
-        self.give_up(demand, out)
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        Snapshot {
-            objects: self.ranking.len(),
-            bytes: self.ranking.bytes(),
-            ..self.tally.snapshot()
-        }
+    fn books(&self) -> Snapshot {
+        self.ranking.books()
     }
 }

@@ -23,7 +23,7 @@
 
 use super::lru::Lru;
 use super::rank::Ranking;
-use super::{Access, Admission, Candidate, Demand, Hint, Policy, Room, Snapshot, Tally, Victim};
+use super::{Access, Admission, Candidate, Demand, Hint, Order, Room, Snapshot, Victim};
 use crate::reference::{Future, References};
 
 /// Cost, then number (D12).
@@ -41,7 +41,6 @@ pub struct Heuristic {
     /// The access being served is the first of all.
     first: bool,
     discard: Vec<Victim>,
-    tally: Tally,
 }
 
 impl Heuristic {
@@ -61,17 +60,20 @@ impl Heuristic {
         Self {
             printed,
             references: References::new(),
-            named: Ranking::new(),
-            unnamed: Lru::new(),
+            named: Ranking::default(),
+            unnamed: Lru::default(),
             started: false,
             first: false,
             discard: Vec::new(),
-            tally: Tally::default(),
         }
     }
 
     fn key(&self, object: u64, bytes: u64) -> Key {
         (self.references.uses(object).saturating_mul(bytes), object)
+    }
+
+    fn bytes_of(&self, object: u64) -> Option<u64> {
+        self.named.bytes_of(object).or_else(|| self.unnamed.bytes_of(object))
     }
 
     fn is_named(&self, object: u64) -> bool {
@@ -80,12 +82,21 @@ impl Heuristic {
 
     /// Puts a resident object where its future says.
     fn file(&mut self, object: u64, bytes: u64) {
-        if self.is_named(object) {
-            self.unnamed.removed(object);
-            self.named.set(object, bytes, self.key(object, bytes), ());
-        } else {
-            self.named.remove(object);
-            self.unnamed.inserted(object, bytes);
+        let named = self.named.find(object);
+        if !self.is_named(object) {
+            named.into_iter().for_each(|slot| self.named.remove(slot));
+            return self.unnamed.insert(object, bytes);
+        }
+        let key = self.key(object, bytes);
+        match named {
+            Some(slot) => {
+                self.named.resize(slot, bytes);
+                self.named.place(slot, key);
+            }
+            None => {
+                self.unnamed.remove(object);
+                self.named.add(object, bytes, key, ());
+            }
         }
     }
 
@@ -115,18 +126,19 @@ impl Heuristic {
         // Running out of files counts as success in print (D5).
         successful &= freed >= need || self.printed;
         if successful {
-            self.tally.victims += self.discard.len() as u64;
             out.extend_from_slice(&self.discard);
         } else {
-            for victim in std::mem::take(&mut self.discard) {
+            let mut kept = std::mem::take(&mut self.discard);
+            for victim in kept.drain(..) {
                 self.file(victim.object, victim.bytes);
             }
+            self.discard = kept;
         }
         successful
     }
 
     fn decide(&mut self, candidate: &Candidate, room: &Room<'_>, out: &mut Vec<Victim>) -> bool {
-        let Candidate { object, size, resident, .. } = *candidate;
+        let Candidate { object, size, .. } = *candidate;
         if self.printed && self.first {
             return false; // D4
         }
@@ -139,63 +151,62 @@ impl Heuristic {
         if named && uses == 0 {
             return false; // Algorithm 2, line 2.
         }
-        let need = room.lacking(size.saturating_sub(resident));
-        let spare = self.unnamed.snapshot().bytes.min(need);
+        let need = room.lacking(candidate.incoming());
+        let spare = self.unnamed.books().bytes.min(need);
         let demand = Demand { bytes: spare, ..room.demand(spare) };
         if !named {
-            return fits && spare == need && self.unnamed.victims(&demand, out) >= need;
+            return fits && spare == need && self.unnamed.make_room(&demand, out) >= need;
         }
         if need > spare && !self.discard(need - spare, uses.saturating_mul(size), room, out) {
             return false;
         }
-        (spare == 0 || self.unnamed.victims(&demand, out) >= spare) && fits
+        (spare == 0 || self.unnamed.make_room(&demand, out) >= spare) && fits
     }
 }
 
-impl Policy for Heuristic {
+impl Order for Heuristic {
     fn name(&self) -> &'static str {
         if self.printed { "heuristic-printed" } else { "heuristic" }
     }
 
-    fn observe(&mut self, accesses: &[Access]) {
-        for access in accesses {
-            self.first = !self.started;
-            self.started = true;
-            self.references.observe(access.object);
-            self.unnamed.observe(std::slice::from_ref(access));
-            if let Some((bytes, ())) = self.named.get(access.object) {
-                self.file(access.object, bytes);
-            }
+    fn touch(&mut self, access: &Access) {
+        self.first = !self.started;
+        self.started = true;
+        self.references.observe(access.object);
+        match self.named.bytes_of(access.object) {
+            Some(bytes) => self.file(access.object, bytes),
+            None => self.unnamed.touch(access),
         }
     }
 
     fn hint(&mut self, hint: &Hint<'_>) {
         self.references.hint(hint);
-        if let Hint::Append { objects, .. } = *hint {
-            for &object in objects {
-                let bytes = self.named.get(object).map(|(bytes, ())| bytes);
-                if let Some(bytes) = bytes.or(self.unnamed.bytes_of(object)) {
-                    self.file(object, bytes);
-                }
+        for &object in hint.objects() {
+            if let Some(bytes) = self.bytes_of(object) {
+                self.file(object, bytes);
             }
         }
     }
 
-    fn inserted(&mut self, object: u64, bytes: u64) {
+    fn insert(&mut self, object: u64, bytes: u64) {
         self.file(object, bytes);
     }
 
-    fn resized(&mut self, object: u64, bytes: u64) {
-        if self.named.get(object).is_some() {
-            self.named.resize(object, bytes);
-            self.named.update(object, self.key(object, bytes), ());
+    fn resize(&mut self, object: u64, bytes: u64) {
+        if self.bytes_of(object).is_some() {
+            self.file(object, bytes);
         }
-        self.unnamed.resized(object, bytes);
     }
 
-    fn removed(&mut self, object: u64) {
-        self.named.remove(object);
-        self.unnamed.removed(object);
+    fn remove(&mut self, object: u64) {
+        if self.named.forget(object).is_none() {
+            self.unnamed.remove(object);
+        }
+    }
+
+    fn evict(&mut self, busy: &dyn Fn(u64) -> bool) -> Option<Victim> {
+        let unnamed = self.unnamed.evict(busy);
+        unnamed.or_else(|| self.named.evict(busy).map(|(victim, _)| victim))
     }
 
     fn admit(
@@ -205,30 +216,16 @@ impl Policy for Heuristic {
         out: &mut Vec<Victim>,
     ) -> Admission {
         let admitted = self.decide(candidate, room, out);
-        self.tally.admission(if admitted { Admission::Whole } else { Admission::Bypass })
+        if admitted { Admission::Whole } else { Admission::Bypass }
     }
 
-    fn victims(&mut self, demand: &Demand<'_>, out: &mut Vec<Victim>) -> u64 {
-        let before = out.len();
-        let mut freed = self.unnamed.victims(demand, out);
-        let given = out.len() - before;
-        let rest = Demand {
-            bytes: demand.bytes.saturating_sub(freed),
-            limit: demand.limit - given,
-            busy: demand.busy,
-        };
-        freed += self.named.give_up(&rest, out, |_| {});
-        self.tally.victims += (out.len() - before) as u64;
-        freed
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        let unnamed = self.unnamed.snapshot();
+    fn books(&self) -> Snapshot {
+        let (named, unnamed) = (self.named.books(), self.unnamed.books());
         Snapshot {
-            objects: self.named.len() + unnamed.objects,
-            bytes: self.named.bytes() + unnamed.bytes,
+            objects: named.objects + unnamed.objects,
+            bytes: named.bytes + unnamed.bytes,
             ahead: self.references.ahead(),
-            ..self.tally.snapshot()
+            ..unnamed
         }
     }
 }

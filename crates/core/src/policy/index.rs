@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use super::slab::mix;
+
 /// Objects to whatever is kept for them.
 pub(crate) type Map<V> = HashMap<u64, V, BuildHasherDefault<Mix>>;
 
@@ -25,12 +27,4 @@ impl Hasher for Mix {
     fn write_u64(&mut self, value: u64) {
         self.0 = mix(self.0 ^ value);
     }
-}
-
-/// Scrambles a number, one to one.
-pub(crate) fn mix(value: u64) -> u64 {
-    let mut x = value;
-    x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    x ^ (x >> 33)
 }

@@ -2,9 +2,9 @@
 //! tournament (Basch, Guibas, Hershberger: "Data structures for mobile data", 1997). Every match of
 //! a binary tree remembers its winner and when the earliest match below it turns.
 
-use super::index::Map;
+use super::Snapshot;
+use super::slab::{NIL, Slab};
 
-const NIL: u32 = u32::MAX;
 const NEVER: u64 = u64::MAX;
 
 /// A contestant: its value at a moment is weight x (next - moment).
@@ -41,74 +41,85 @@ impl Contestant {
     }
 }
 
+/// What the slot of a contestant holds.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    bytes: u64,
+    /// 0 for a slot that takes no part: free, or set aside.
+    weight: u64,
+    next: u64,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Match {
     winner: u32,
     turns: u64,
 }
 
+const EMPTY: Match = Match { winner: NIL, turns: NEVER };
+
 /// The tournament.
 #[derive(Debug)]
 pub(crate) struct Tournament {
-    index: Map<u32>,
-    slots: Vec<Contestant>,
-    free: Vec<u32>,
-    /// A heap-shaped tree over `leaves` slots; the root is at 1, the leaves follow the matches.
+    slab: Slab<Entry>,
+    /// A heap-shaped tree of as many matches as there can be slots; the final is at 1, and the slots
+    /// follow as leaves.
     matches: Vec<Match>,
-    leaves: usize,
     now: u64,
     bytes: u64,
 }
 
+impl Default for Tournament {
+    fn default() -> Self {
+        Self { slab: Slab::default(), matches: vec![EMPTY; 2], now: 0, bytes: 0 }
+    }
+}
+
 impl Tournament {
-    pub fn new() -> Self {
-        let empty = Match { winner: NIL, turns: NEVER };
-        Self {
-            index: Map::default(),
-            slots: Vec::new(),
-            free: Vec::new(),
-            matches: vec![empty; 2],
-            leaves: 1,
-            now: 0,
-            bytes: 0,
+    /// What is on the books.
+    pub fn books(&self) -> Snapshot {
+        Snapshot { objects: self.slab.len(), bytes: self.bytes, ..Snapshot::default() }
+    }
+
+    pub fn bytes_of(&self, object: u64) -> Option<u64> {
+        self.slab.find(object).map(|slot| self.slab[slot].bytes)
+    }
+
+    /// Adds or changes a contestant; brings it back if it was set aside. Its weight is not 0.
+    pub fn set(&mut self, contestant: Contestant) {
+        let Contestant { object, bytes, weight, next } = contestant;
+        let entry = Entry { bytes, weight, next };
+        let slot = match self.slab.find(object) {
+            Some(slot) => {
+                let before = std::mem::replace(&mut self.slab[slot], entry);
+                self.bytes -= before.bytes;
+                slot
+            }
+            None => self.slab.insert(object, entry),
+        };
+        self.bytes += bytes;
+        if slot as usize >= self.matches.len() {
+            self.grow();
+        }
+        self.replay(slot);
+    }
+
+    /// Leaves a contestant out until it is [`Self::set`] again.
+    pub fn set_aside(&mut self, object: u64) {
+        if let Some(slot) = self.slab.find(object) {
+            self.slab[slot].weight = 0;
+            self.replay(slot);
         }
     }
 
-    pub fn len(&self) -> u64 {
-        self.index.len() as u64
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    pub fn get(&self, object: u64) -> Option<&Contestant> {
-        self.index.get(&object).map(|slot| &self.slots[*slot as usize])
-    }
-
-    /// Adds or changes a contestant.
-    pub fn set(&mut self, contestant: Contestant) {
-        let slot = match self.index.get(&contestant.object) {
-            Some(&slot) => {
-                self.bytes -= self.slots[slot as usize].bytes;
-                self.slots[slot as usize] = contestant;
-                slot
-            }
-            None => self.add(contestant),
-        };
-        self.bytes += contestant.bytes;
-        self.matches[self.leaves + slot as usize].winner = slot;
+    /// Takes a contestant off; gives back its bytes.
+    pub fn remove(&mut self, object: u64) -> Option<u64> {
+        let slot = self.slab.find(object)?;
+        self.slab[slot].weight = 0;
         self.replay(slot);
-    }
-
-    pub fn remove(&mut self, object: u64) -> Option<Contestant> {
-        let slot = self.index.remove(&object)?;
-        self.matches[self.leaves + slot as usize].winner = NIL;
-        self.replay(slot);
-        self.free.push(slot);
-        let gone = self.slots[slot as usize];
+        let gone = self.slab.remove(slot);
         self.bytes -= gone.bytes;
-        Some(gone)
+        Some(gone.bytes)
     }
 
     /// The contestant of the largest value at a moment, which must not lie before the last one.
@@ -118,41 +129,24 @@ impl Tournament {
             self.refresh(1);
         }
         let winner = self.matches[1].winner;
-        (winner != NIL).then(|| self.slots[winner as usize])
+        (winner != NIL).then(|| self.contestant(winner))
     }
 
-    fn add(&mut self, contestant: Contestant) -> u32 {
-        let slot = match self.free.pop() {
-            Some(slot) => {
-                self.slots[slot as usize] = contestant;
-                slot
-            }
-            None => {
-                self.slots.push(contestant);
-                (self.slots.len() - 1) as u32
-            }
-        };
-        if slot as usize >= self.leaves {
-            self.grow();
-        }
-        self.index.insert(contestant.object, slot);
-        slot
+    fn contestant(&self, slot: u32) -> Contestant {
+        let Entry { bytes, weight, next } = self.slab[slot];
+        Contestant { object: self.slab.object(slot), bytes, weight, next }
     }
 
     fn grow(&mut self) {
-        let empty = Match { winner: NIL, turns: NEVER };
-        let mut matches = vec![empty; 4 * self.leaves];
-        matches[2 * self.leaves..3 * self.leaves].copy_from_slice(&self.matches[self.leaves..]);
-        self.matches = matches;
-        self.leaves *= 2;
-        for at in (1..self.leaves).rev() {
+        self.matches = vec![EMPTY; 2 * self.matches.len()];
+        for at in (1..self.matches.len()).rev() {
             self.matches[at] = self.play(at);
         }
     }
 
-    /// Plays the matches from a slot up to the root again.
+    /// Plays the matches from a slot up to the final again.
     fn replay(&mut self, slot: u32) {
-        let mut at = (self.leaves + slot as usize) / 2;
+        let mut at = (self.matches.len() + slot as usize) / 2;
         while at > 0 {
             self.matches[at] = self.play(at);
             at /= 2;
@@ -161,7 +155,7 @@ impl Tournament {
 
     /// Plays those matches at and below a place again whose time has come.
     fn refresh(&mut self, at: usize) {
-        if at >= self.leaves || self.matches[at].turns > self.now {
+        if at >= self.matches.len() || self.matches[at].turns > self.now {
             return;
         }
         self.refresh(2 * at);
@@ -169,20 +163,30 @@ impl Tournament {
         self.matches[at] = self.play(at);
     }
 
+    /// What comes out of a place: a match, or a slot that takes part or not.
+    fn outcome(&self, at: usize) -> Match {
+        if let Some(played) = self.matches.get(at) {
+            return *played;
+        }
+        let slot = (at - self.matches.len()) as u32;
+        let present = self.slab.get(slot).is_some_and(|entry| entry.weight > 0);
+        Match { winner: if present { slot } else { NIL }, turns: NEVER }
+    }
+
     fn play(&self, at: usize) -> Match {
-        let (left, right) = (self.matches[2 * at], self.matches[2 * at + 1]);
+        let (left, right) = (self.outcome(2 * at), self.outcome(2 * at + 1));
         let turns = left.turns.min(right.turns);
         if left.winner == NIL || right.winner == NIL {
             let winner = if left.winner == NIL { right.winner } else { left.winner };
             return Match { winner, turns };
         }
-        let (one, other) = (&self.slots[left.winner as usize], &self.slots[right.winner as usize]);
-        let (winner, won, lost) = if one.beats(other, self.now) {
+        let (one, other) = (self.contestant(left.winner), self.contestant(right.winner));
+        let (winner, won, lost) = if one.beats(&other, self.now) {
             (left.winner, one, other)
         } else {
             (right.winner, other, one)
         };
-        Match { winner, turns: turns.min(won.overtaken_by(lost)) }
+        Match { winner, turns: turns.min(won.overtaken_by(&lost)) }
     }
 }
 
@@ -197,7 +201,7 @@ mod tests {
         fn best_any_history_then_the_maximum_of_a_scan(
             steps in prop::collection::vec((0..30u64, 0..60u64, 0..50u64, 0..4u64), 1..200),
         ) {
-            let mut tournament = Tournament::new();
+            let mut tournament = Tournament::default();
             let mut model: BTreeMap<u64, Contestant> = BTreeMap::new();
             let mut now = 0;
             for (object, weight, ahead, pass) in steps {
@@ -213,7 +217,7 @@ mod tests {
                 let best = model.values().max_by_key(|c| (c.value(now), std::cmp::Reverse(c.object)));
                 let found = tournament.best(now);
                 prop_assert_eq!(found.map(|c| c.object), best.map(|c| c.object));
-                prop_assert_eq!(tournament.bytes(), model.values().map(|c| c.bytes).sum::<u64>());
+                prop_assert_eq!(tournament.books().bytes, model.values().map(|c| c.bytes).sum::<u64>());
             }
         }
     }

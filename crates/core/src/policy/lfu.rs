@@ -2,7 +2,7 @@
 //! least recently touched.
 
 use super::rank::Ranking;
-use super::{Access, Admission, Candidate, Demand, Policy, Room, Snapshot, Tally, Victim};
+use super::{Access, Order, Snapshot, Victim};
 
 /// Accesses in the upper bits, the moment of the last touch in the lower 40.
 fn key(uses: u64, touched: u64) -> u64 {
@@ -10,77 +10,51 @@ fn key(uses: u64, touched: u64) -> u64 {
 }
 
 /// Least frequently used while resident.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Lfu {
+    /// Accesses since it came in.
     ranking: Ranking<u64, u32>,
     now: u64,
-    tally: Tally,
 }
 
-impl Lfu {
-    /// An empty one.
-    #[must_use]
-    pub fn new() -> Self {
-        Self { ranking: Ranking::new(), now: 0, tally: Tally::default() }
-    }
-}
-
-impl Default for Lfu {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Policy for Lfu {
+impl Order for Lfu {
     fn name(&self) -> &'static str {
         "lfu"
     }
 
-    fn observe(&mut self, accesses: &[Access]) {
-        for access in accesses {
-            self.now += 1;
-            if let Some((_, uses)) = self.ranking.get(access.object) {
-                let uses = uses.saturating_add(1);
-                self.ranking.update(access.object, key(uses.into(), self.now), uses);
+    fn touch(&mut self, access: &Access) {
+        self.now += 1;
+        if let Some(slot) = self.ranking.find(access.object) {
+            let uses = self.ranking.tag(slot).saturating_add(1);
+            self.ranking.rekey(slot, key(uses.into(), self.now), uses);
+        }
+    }
+
+    fn insert(&mut self, object: u64, bytes: u64) {
+        match self.ranking.find(object) {
+            Some(slot) => {
+                self.ranking.resize(slot, bytes);
+                self.ranking.bring_back(slot, key(self.ranking.tag(slot).into(), self.now));
             }
+            None => self.ranking.add(object, bytes, key(1, self.now), 1),
         }
     }
 
-    fn inserted(&mut self, object: u64, bytes: u64) {
-        let uses = self.ranking.get(object).map_or(1, |(_, uses)| uses);
-        self.ranking.set(object, bytes, key(uses.into(), self.now), uses);
-    }
-
-    fn resized(&mut self, object: u64, bytes: u64) {
-        self.ranking.resize(object, bytes);
-    }
-
-    fn removed(&mut self, object: u64) {
-        self.ranking.remove(object);
-    }
-
-    fn admit(
-        &mut self,
-        candidate: &Candidate,
-        room: &Room<'_>,
-        out: &mut Vec<Victim>,
-    ) -> Admission {
-        let admission = super::make_room(self, candidate, room, out);
-        self.tally.admission(admission)
-    }
-
-    fn victims(&mut self, demand: &Demand<'_>, out: &mut Vec<Victim>) -> u64 {
-        let before = out.len();
-        let freed = self.ranking.give_up(demand, out, |_| {});
-        self.tally.victims += (out.len() - before) as u64;
-        freed
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        Snapshot {
-            objects: self.ranking.len(),
-            bytes: self.ranking.bytes(),
-            ..self.tally.snapshot()
+    fn resize(&mut self, object: u64, bytes: u64) {
+        if let Some(slot) = self.ranking.find(object) {
+            self.ranking.resize(slot, bytes);
         }
+    }
+
+    fn remove(&mut self, object: u64) {
+        self.ranking.forget(object);
+    }
+
+    fn evict(&mut self, busy: &dyn Fn(u64) -> bool) -> Option<Victim> {
+        self.ranking.evict(busy).map(|(victim, _)| victim)
+    }
+
+    fn books(&self) -> Snapshot {
+        self.ranking.books()
     }
 }

@@ -9,60 +9,56 @@
 //!
 //! Three classes of objects, in the order in which they leave: *dead* (a complete sequence named
 //! them and is past them), *unknown* (no sequence names them; S3-FIFO among themselves), *known*
-//! (farthest next use first). What is unknown never displaces what is known; a sequence that the
-//! accesses do not follow loses its credit, and its objects become unknown.
+//! (farthest next use first). What is unknown never displaces what is known.
 //!
 //! The whole-file variant takes the farthest until there is room, then gives back what was not
 //! needed, nearest use first, and passes the newcomer by if there is no room among those used later.
-//! Where requests cost time besides their bytes, see [`super::MinCost`].
+//! Where requests cost time besides their bytes, it follows [`Weighted::by_cost`].
+//!
+//! Sequences may be wrong. A job that departs from its own loses its credit ([`crate::reference`]),
+//! and what is left of the danger the [`Trial`] bounds: if following the hints costs more than
+//! S3-FIFO without them would, nothing is known until that changes.
 
-use std::cmp::Reverse;
-
-use super::rank::{Ranked, Ranking};
+use super::next_use::{Farthest, Known, NEVER, NextUseOrder, Weighted};
 use super::s3fifo::S3Fifo;
+use super::trial::Trial;
 use super::{
-    Access, Admission, Candidate, Demand, Hint, Policy, PolicyConfig, Room, Snapshot, Tally, Victim,
+    Access, Admission, Candidate, Demand, Hint, Order, Ordered, Policy, PolicyConfig, Room,
+    Snapshot, Victim,
 };
 use crate::reference::{Future, References};
 
-/// The next use of what is dead.
-const NEVER: u64 = u64::MAX;
 /// Stale places that one search for a victim corrects; more come right in later searches.
 const CORRECTIONS: usize = 32;
 
-/// Forebay-MIN.
-#[derive(Debug)]
-pub struct Min {
-    references: References,
-    known: Ranking<Reverse<u64>, ()>,
-    unknown: S3Fifo,
-    /// Grain of partial residency; `None` keeps files whole.
-    chunk: Option<u64>,
-    later: Vec<Ranked<Reverse<u64>>>,
-    tally: Tally,
+/// Partial residency in chunks of `config.chunk` bytes.
+#[must_use]
+pub fn min(config: &PolicyConfig) -> Box<dyn Policy> {
+    Box::new(Ordered::new(Min::new(*config, Some(config.chunk.max(1)), |_| Farthest::default())))
 }
 
-impl Min {
-    /// Partial residency in chunks of `config.chunk` bytes.
-    #[must_use]
-    pub fn chunked(config: &PolicyConfig) -> Self {
-        Self { chunk: Some(config.chunk.max(1)), ..Self::whole(config) }
+/// Whole files only; weighs what requests cost if `config.request_cost` says so.
+#[must_use]
+pub fn min_whole(config: &PolicyConfig) -> Box<dyn Policy> {
+    if config.request_cost > 0 {
+        Box::new(Ordered::new(Min::new(*config, None, Weighted::by_cost)))
+    } else {
+        Box::new(Ordered::new(Min::new(*config, None, |_| Farthest::default())))
     }
+}
 
-    /// Whole files only.
-    #[must_use]
-    pub fn whole(config: &PolicyConfig) -> Self {
-        Self {
-            references: References::new(),
-            known: Ranking::new(),
-            unknown: S3Fifo::new(&PolicyConfig { admit_large: true, ..*config }),
-            chunk: None,
-            later: Vec::new(),
-            tally: Tally::default(),
-        }
-    }
+/// What is known of the future: the references, unless they are not believed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Outlook<'a> {
+    pub references: &'a References,
+    pub believed: bool,
+}
 
+impl Outlook<'_> {
     fn next_use(&self, object: u64) -> Option<u64> {
+        if !self.believed {
+            return None;
+        }
         match self.references.future(object) {
             Future::At(at) => Some(at),
             Future::Dead => Some(NEVER),
@@ -70,81 +66,152 @@ impl Min {
         }
     }
 
-    /// Puts a resident object into the class that its future says.
-    fn file(&mut self, object: u64, bytes: u64) {
-        if let Some(next) = self.next_use(object) {
-            self.unknown.removed(object);
-            self.known.set(object, bytes, Reverse(next), ());
-        } else {
-            self.known.remove(object);
-            self.unknown.inserted(object, bytes);
+    /// The reference being served has been consumed; distances count from it.
+    fn now(&self) -> u64 {
+        self.references.now().saturating_sub(1)
+    }
+}
+
+/// The residents of one tier, by what is known of them, and the decisions among them.
+#[derive(Debug)]
+pub(super) struct Shelf<O> {
+    known: O,
+    unknown: S3Fifo,
+    /// Grain of partial residency; `None` keeps files whole.
+    chunk: Option<u64>,
+    later: Vec<Known>,
+}
+
+impl<O: NextUseOrder> Shelf<O> {
+    pub fn new(config: &PolicyConfig, chunk: Option<u64>, known: O) -> Self {
+        let unknown = S3Fifo::new(&PolicyConfig { admit_large: true, ..*config });
+        Self { known, unknown, chunk, later: Vec::new() }
+    }
+
+    pub fn bytes_of(&self, object: u64) -> Option<u64> {
+        self.known.bytes_of(object).or_else(|| self.unknown.bytes_of(object))
+    }
+
+    pub fn books(&self) -> Snapshot {
+        let (known, unknown) = (self.known.books(), self.unknown.books());
+        Snapshot {
+            objects: known.objects + unknown.objects,
+            bytes: known.bytes + unknown.bytes,
+            ..unknown
         }
     }
 
-    /// The known object of the farthest next use that is not busy. Places that have gone stale since
+    /// An object was accessed; a resident one changes its class if more or less is known of it now.
+    pub fn touch(&mut self, access: &Access, outlook: Outlook<'_>) {
+        let object = access.object;
+        let next = outlook.next_use(object);
+        if next.is_some_and(|next| self.known.reschedule(object, next)) {
+            return;
+        }
+        if let Some(bytes) = self.known.bytes_of(object) {
+            // Nothing is known of it any more.
+            return self.file(object, bytes, outlook);
+        }
+        self.unknown.touch(access);
+        if let Some(next) = next
+            && let Some(bytes) = self.unknown.bytes_of(object)
+        {
+            self.unknown.remove(object);
+            self.known.set(Known { object, bytes, next });
+        }
+    }
+
+    /// Puts a resident object into the class that its future says.
+    pub fn file(&mut self, object: u64, bytes: u64, outlook: Outlook<'_>) {
+        if let Some(next) = outlook.next_use(object) {
+            self.unknown.remove(object);
+            self.known.set(Known { object, bytes, next });
+        } else {
+            self.known.remove(object);
+            // Where hints are not believed, S3-FIFO has the tier for itself again.
+            self.unknown.set_refills(!outlook.believed);
+            self.unknown.insert(object, bytes);
+        }
+    }
+
+    /// Looks at the future of an object again, if it is resident.
+    pub fn refile(&mut self, object: u64, outlook: Outlook<'_>) {
+        if let Some(bytes) = self.bytes_of(object) {
+            self.file(object, bytes, outlook);
+        }
+    }
+
+    pub fn remove(&mut self, object: u64) {
+        if self.known.remove(object).is_none() {
+            self.unknown.remove(object);
+        }
+    }
+
+    /// The known object that is the first to leave and not busy. Places that have gone stale since
     /// they were taken (another pace, a withdrawn job) are corrected on the way.
-    fn farthest(&mut self, busy: &dyn Fn(u64) -> bool) -> Option<Ranked<Reverse<u64>>> {
+    fn first(&mut self, busy: &dyn Fn(u64) -> bool, outlook: Outlook<'_>) -> Option<Known> {
         let mut corrections = 0;
         loop {
-            let first = self.known.first()?;
-            if busy(first.object) {
-                self.known.set_first_aside();
-                continue;
-            }
-            let fresh = self.next_use(first.object).map(Reverse) == Some(first.key);
+            let first = self.known.first_free(outlook.now(), busy)?;
+            let fresh = !outlook.believed || outlook.next_use(first.object) == Some(first.next);
             if fresh || corrections == CORRECTIONS {
                 return Some(first);
             }
             corrections += 1;
-            self.file(first.object, first.bytes);
+            self.file(first.object, first.bytes, outlook);
         }
     }
 
-    /// Takes the dead until `need` is met.
-    fn bury(&mut self, need: u64, room: &Room<'_>, out: &mut Vec<Victim>) -> u64 {
+    /// Takes what is of no use until `need` is met: the dead, and everything that was kept for hints
+    /// which are not believed any more.
+    fn bury(
+        &mut self,
+        need: u64,
+        room: &Room<'_>,
+        outlook: Outlook<'_>,
+        out: &mut Vec<Victim>,
+    ) -> u64 {
         let mut freed = 0;
         while freed < need && out.len() < room.limit {
-            match self.farthest(room.busy) {
-                Some(first) if first.key.0 == NEVER => {
-                    self.known.pop();
-                    out.push(Victim { dead: true, ..Victim::whole(first.object, first.bytes) });
-                    freed += first.bytes;
-                }
-                _ => break,
+            let Some(first) = self.first(room.busy, outlook) else { break };
+            if first.next != NEVER && outlook.believed {
+                break;
             }
+            self.known.remove(first.object);
+            out.push(first.victim());
+            freed += first.bytes;
         }
         freed
     }
 
     /// Takes the unknown until `need` is met.
-    fn unknown_victims(&mut self, need: u64, room: &Room<'_>, out: &mut Vec<Victim>) -> u64 {
-        if need == 0 {
-            return 0;
-        }
+    fn take_unknown(&mut self, need: u64, room: &Room<'_>, out: &mut Vec<Victim>) -> u64 {
         let limit = room.limit.saturating_sub(out.len());
-        self.unknown.victims(&Demand { bytes: need, limit, busy: room.busy }, out)
+        self.unknown.make_room(&Demand { bytes: need, limit, busy: room.busy }, out)
     }
 
-    /// Cuts the tails of what is used later than `next`, farthest first, until `need` is met.
+    /// Cuts the tails of what leaves before the newcomer (of anything, if there is none) until
+    /// `need` is met.
     fn cut(
         &mut self,
         need: u64,
-        next: u64,
-        chunk: u64,
+        newcomer: Option<&Known>,
         room: &Room<'_>,
+        outlook: Outlook<'_>,
         out: &mut Vec<Victim>,
     ) -> u64 {
-        let mut freed = 0;
+        let (mut freed, now) = (0, outlook.now());
+        let chunk = self.chunk.unwrap_or(u64::MAX);
         while freed < need && out.len() < room.limit {
-            let Some(first) = self.farthest(room.busy) else { break };
-            if first.key.0 <= next {
+            let Some(first) = self.first(room.busy, outlook) else { break };
+            if newcomer.is_some_and(|newcomer| !self.known.leaves_before(&first, newcomer, now)) {
                 break;
             }
             let keep = first.bytes.saturating_sub(need - freed) / chunk * chunk;
             if keep == 0 {
-                self.known.pop();
+                self.known.remove(first.object);
             } else {
-                self.known.resize(first.object, keep);
+                self.known.set(Known { bytes: keep, ..first });
             }
             let bytes = first.bytes - keep;
             out.push(Victim { object: first.object, bytes, keep, dead: false });
@@ -153,116 +220,169 @@ impl Min {
         freed
     }
 
-    /// Takes whole files used later than `next` until `need` is met, and gives back what was not
-    /// needed; all of them if there are not enough.
-    fn swap(&mut self, need: u64, next: u64, room: &Room<'_>, out: &mut Vec<Victim>) -> bool {
-        let mut freed = 0;
+    /// Takes whole files that leave before the newcomer until `need` is met, and gives back what was
+    /// not needed; all of them if there are not enough.
+    fn swap(
+        &mut self,
+        need: u64,
+        newcomer: &Known,
+        room: &Room<'_>,
+        outlook: Outlook<'_>,
+        out: &mut Vec<Victim>,
+    ) -> bool {
+        let (mut freed, now) = (0, outlook.now());
         self.later.clear();
         while freed < need && out.len() + self.later.len() < room.limit {
-            let Some(first) = self.farthest(room.busy) else { break };
-            if first.key.0 <= next {
+            let Some(first) = self.first(room.busy, outlook) else { break };
+            if !self.known.leaves_before(&first, newcomer, now) {
                 break;
             }
-            self.known.pop();
+            self.known.remove(first.object);
             self.later.push(first);
             freed += first.bytes;
         }
         let enough = freed >= need;
-        // Nearest use first. One pass is enough: what is needed now is needed when less is left.
+        // The last to leave first. One pass is enough: what is needed now is needed when less is
+        // left.
         self.later.reverse();
         let known = &mut self.known;
         self.later.retain(|one| {
             let needed = enough && freed - one.bytes < need;
             if !needed {
                 freed -= one.bytes;
-                known.set(one.object, one.bytes, one.key, ());
+                known.set(*one);
             }
             needed
         });
-        out.extend(self.later.iter().rev().map(|gone| Victim::whole(gone.object, gone.bytes)));
+        out.extend(self.later.iter().rev().map(Known::victim));
         enough
     }
 
-    fn decide(
+    /// Decides on a newcomer: see [`Order::admit`].
+    pub fn admit(
         &mut self,
         candidate: &Candidate,
         room: &Room<'_>,
+        outlook: Outlook<'_>,
         out: &mut Vec<Victim>,
     ) -> Admission {
         let Candidate { object, size, resident, .. } = *candidate;
-        let next = self.next_use(object);
+        let next = outlook.next_use(object);
         if next == Some(NEVER) || (self.chunk.is_none() && size > room.capacity) {
             return Admission::Bypass;
         }
-        let incoming = size.saturating_sub(resident);
-        let need = room.lacking(incoming);
+        let need = room.lacking(candidate.incoming());
         if need == 0 {
             return Admission::Whole;
         }
-        let mut freed = self.bury(need, room, out);
-        // The unknown would be taken for nothing if that does not make room for a whole file.
-        let Some(next) = next else {
-            let rest = need.saturating_sub(freed);
-            let enough = size <= room.capacity && self.unknown.snapshot().bytes >= rest;
-            let done = enough && self.unknown_victims(rest, room, out) >= rest;
-            return if done { Admission::Whole } else { Admission::Bypass };
-        };
+        let freed = self.bury(need, room, outlook, out);
         let rest = need.saturating_sub(freed);
-        let Some(chunk) = self.chunk else {
-            let spare = self.unknown.snapshot().bytes.min(rest);
-            let done = self.swap(rest - spare, next, room, out)
-                && self.unknown_victims(spare, room, out) >= spare;
+        let spare = self.unknown.books().bytes.min(rest);
+        let Some(next) = next else {
+            // The unknown would be taken for nothing if that does not make room for a whole file.
+            let enough = size <= room.capacity && spare == rest;
+            let done = enough && self.take_unknown(rest, room, out) >= rest;
             return if done { Admission::Whole } else { Admission::Bypass };
         };
-        freed += self.unknown_victims(rest, room, out);
-        freed += self.cut(need.saturating_sub(freed), next, chunk, room, out);
+        let newcomer = Known { object, bytes: size, next };
+        let Some(chunk) = self.chunk else {
+            let done = self.swap(rest - spare, &newcomer, room, outlook, out)
+                && self.take_unknown(spare, room, out) >= spare;
+            return if done { Admission::Whole } else { Admission::Bypass };
+        };
+        let mut freed = freed + self.take_unknown(rest, room, out);
+        freed += self.cut(need.saturating_sub(freed), Some(&newcomer), room, outlook, out);
         if freed >= need {
             return Admission::Whole;
         }
         let head = size.saturating_sub(need - freed) / chunk * chunk;
         if head > resident { Admission::Head(head) } else { Admission::Bypass }
     }
+
+    /// Makes room for nobody in particular: see [`Order::make_room`].
+    fn make_room(
+        &mut self,
+        demand: &Demand<'_>,
+        outlook: Outlook<'_>,
+        out: &mut Vec<Victim>,
+    ) -> u64 {
+        let limit = demand.limit.saturating_add(out.len());
+        let room = Room { capacity: 0, used: 0, limit, busy: demand.busy };
+        let mut freed = self.bury(demand.bytes, &room, outlook, out);
+        freed += self.take_unknown(demand.bytes.saturating_sub(freed), &room, out);
+        freed + self.cut(demand.bytes.saturating_sub(freed), None, &room, outlook, out)
+    }
 }
 
-impl Policy for Min {
-    fn name(&self) -> &'static str {
-        if self.chunk.is_some() { "min" } else { "min-whole" }
+/// Forebay-MIN.
+#[derive(Debug)]
+struct Min<O> {
+    references: References,
+    shelf: Shelf<O>,
+    trial: Trial<O>,
+}
+
+impl<O: NextUseOrder> Min<O> {
+    fn new(config: PolicyConfig, chunk: Option<u64>, known: fn(&PolicyConfig) -> O) -> Self {
+        Self {
+            references: References::new(),
+            shelf: Shelf::new(&config, chunk, known(&config)),
+            trial: Trial::new(config, chunk.is_some(), known),
+        }
     }
 
-    fn observe(&mut self, accesses: &[Access]) {
-        for access in accesses {
-            self.references.observe(access.object);
-            self.unknown.observe(std::slice::from_ref(access));
-            if let Some((bytes, ())) = self.known.get(access.object) {
-                self.file(access.object, bytes);
-            }
-        }
+    fn parts(&mut self) -> (&mut Shelf<O>, Outlook<'_>) {
+        let outlook = Outlook { references: &self.references, believed: self.trial.believed() };
+        (&mut self.shelf, outlook)
+    }
+}
+
+impl<O: NextUseOrder> Order for Min<O> {
+    fn name(&self) -> &'static str {
+        if self.shelf.chunk.is_some() { "min" } else { "min-whole" }
+    }
+
+    fn touch(&mut self, access: &Access) {
+        self.references.observe(access.object);
+        self.trial.watch(access, &self.references);
+        let (shelf, outlook) = self.parts();
+        shelf.touch(access, outlook);
     }
 
     fn hint(&mut self, hint: &Hint<'_>) {
-        self.references.hint(hint);
-        if let Hint::Append { objects, .. } = *hint {
-            for &object in objects {
-                let known = self.known.get(object).map(|(bytes, ())| bytes);
-                if let Some(bytes) = known.or_else(|| self.unknown.bytes_of(object)) {
-                    self.file(object, bytes);
-                }
+        let Self { references, shelf, trial } = self;
+        references.hint_each(hint, |references, object, next| {
+            if next {
+                shelf.refile(object, Outlook { references, believed: trial.believed() });
+                trial.refile(object, references);
             }
+        });
+    }
+
+    fn insert(&mut self, object: u64, bytes: u64) {
+        let (shelf, outlook) = self.parts();
+        shelf.file(object, bytes, outlook);
+    }
+
+    fn resize(&mut self, object: u64, bytes: u64) {
+        if self.shelf.bytes_of(object).is_some() {
+            self.insert(object, bytes);
         }
     }
 
-    fn inserted(&mut self, object: u64, bytes: u64) {
-        self.file(object, bytes);
+    fn remove(&mut self, object: u64) {
+        self.shelf.remove(object);
     }
 
-    fn resized(&mut self, object: u64, bytes: u64) {
-        self.known.resize(object, bytes);
-        self.unknown.resized(object, bytes);
+    fn evict(&mut self, busy: &dyn Fn(u64) -> bool) -> Option<Victim> {
+        let mut out = Vec::new();
+        self.make_room(&Demand { bytes: 1, limit: 1, busy }, &mut out);
+        out.pop()
     }
 
-    fn removed(&mut self, object: u64) {
-        self.known.remove(object);
-        self.unknown.removed(object);
+    fn make_room(&mut self, demand: &Demand<'_>, out: &mut Vec<Victim>) -> u64 {
+        let (shelf, outlook) = self.parts();
+        shelf.make_room(demand, outlook, out)
     }
 
     fn admit(
@@ -271,32 +391,11 @@ impl Policy for Min {
         room: &Room<'_>,
         out: &mut Vec<Victim>,
     ) -> Admission {
-        let before = out.len();
-        let admission = self.decide(candidate, room, out);
-        self.tally.victims += (out.len() - before) as u64;
-        self.tally.admission(admission)
+        let (shelf, outlook) = self.parts();
+        shelf.admit(candidate, room, outlook, out)
     }
 
-    fn victims(&mut self, demand: &Demand<'_>, out: &mut Vec<Victim>) -> u64 {
-        let before = out.len();
-        let limit = demand.limit.saturating_add(before);
-        let room = Room { capacity: 0, used: 0, limit, busy: demand.busy };
-        let mut freed = self.bury(demand.bytes, &room, out);
-        freed += self.unknown_victims(demand.bytes.saturating_sub(freed), &room, out);
-        let chunk = self.chunk.unwrap_or(u64::MAX);
-        freed += self.cut(demand.bytes.saturating_sub(freed), 0, chunk, &room, out);
-        self.tally.victims += (out.len() - before) as u64;
-        freed
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        let unknown = self.unknown.snapshot();
-        Snapshot {
-            objects: self.known.len() + unknown.objects,
-            bytes: self.known.bytes() + unknown.bytes,
-            ghosts: unknown.ghosts,
-            ahead: self.references.ahead(),
-            ..self.tally.snapshot()
-        }
+    fn books(&self) -> Snapshot {
+        Snapshot { ahead: self.references.ahead(), ..self.shelf.books() }
     }
 }

@@ -18,38 +18,40 @@
 
 mod arc;
 mod belady;
-mod belady_size;
 mod gdsf;
 mod ghost;
 mod heuristic;
 mod index;
 mod kinetic;
 mod lfu;
-mod list;
 mod lru;
 mod min;
-mod min_cost;
+mod next_use;
+mod order;
 mod portfolio;
+mod queues;
 mod rank;
 pub mod replay;
 mod s3fifo;
 mod sieve;
 mod sketch;
+mod slab;
+mod trial;
 mod wtinylfu;
 
 pub use arc::Arc;
-pub use belady::Belady;
-pub use belady_size::BeladySize;
+pub use belady::{belady, belady_size};
 pub use gdsf::Gdsf;
 pub use heuristic::Heuristic;
 pub(crate) use index::Map;
 pub use lfu::Lfu;
 pub use lru::Lru;
-pub use min::Min;
-pub use min_cost::MinCost;
+pub use min::{min, min_whole};
+pub use order::{Order, Ordered};
 pub use portfolio::Portfolio;
 pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;
+pub(crate) use slab::Slab;
 pub use wtinylfu::WTinyLfu;
 
 /// Names that [`by_name`] accepts, in the order in which documentation lists them.
@@ -121,6 +123,14 @@ impl std::fmt::Debug for Demand<'_> {
             .field("bytes", &self.bytes)
             .field("limit", &self.limit)
             .finish_non_exhaustive()
+    }
+}
+
+impl Candidate {
+    /// Bytes that come in if all of it is kept.
+    #[must_use]
+    pub fn incoming(&self) -> u64 {
+        self.size.saturating_sub(self.resident)
     }
 }
 
@@ -221,6 +231,17 @@ pub enum Hint<'a> {
     },
 }
 
+impl Hint<'_> {
+    /// The objects that it names.
+    #[must_use]
+    pub fn objects(&self) -> &[u64] {
+        match self {
+            Hint::Append { objects, .. } => objects,
+            Hint::Close { .. } | Hint::Advance { .. } | Hint::Withdraw { .. } => &[],
+        }
+    }
+}
+
 /// Counters of a policy for status and tests.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Snapshot {
@@ -312,41 +333,26 @@ pub struct UnknownPolicy {
 /// # Errors
 /// [`UnknownPolicy`] for a name that is not in [`NAMES`].
 pub fn by_name(name: &str, config: &PolicyConfig) -> Result<Box<dyn Policy>, UnknownPolicy> {
+    fn ordered(order: impl Order + 'static) -> Box<dyn Policy> {
+        Box::new(Ordered::new(order))
+    }
     Ok(match name {
-        "lru" => Box::new(Lru::new()),
-        "lfu" => Box::new(Lfu::new()),
-        "heuristic" => Box::new(Heuristic::corrected()),
-        "heuristic-printed" => Box::new(Heuristic::printed()),
-        "belady" => Box::new(Belady::new()),
-        "belady-size" => Box::new(BeladySize::new()),
-        "min" => Box::new(Min::chunked(config)),
-        "min-whole" if config.request_cost > 0 => Box::new(MinCost::new(config)),
-        "min-whole" => Box::new(Min::whole(config)),
-        "s3fifo" => Box::new(S3Fifo::new(config)),
-        "sieve" => Box::new(Sieve::new()),
+        "lru" => ordered(Lru::default()),
+        "lfu" => ordered(Lfu::default()),
+        "heuristic" => ordered(Heuristic::corrected()),
+        "heuristic-printed" => ordered(Heuristic::printed()),
+        "s3fifo" => ordered(S3Fifo::new(config)),
+        "sieve" => ordered(Sieve::default()),
+        "gdsf" => ordered(Gdsf::default()),
+        "wtinylfu" => ordered(WTinyLfu::new(config)),
+        "arc" => ordered(Arc::new(config)),
+        "belady" => ordered(belady()),
+        "belady-size" => ordered(belady_size()),
+        "min" => min(config),
+        "min-whole" => min_whole(config),
         "portfolio" => Box::new(Portfolio::new(config)),
-        "arc" => Box::new(Arc::new(config)),
-        "wtinylfu" => Box::new(WTinyLfu::new(config)),
-        "gdsf" => Box::new(Gdsf::new()),
         _ => return Err(UnknownPolicy { name: name.to_owned() }),
     })
-}
-
-/// Admits whatever can fit at all, as the classical policies do.
-fn make_room<P: Policy + ?Sized>(
-    policy: &mut P,
-    candidate: &Candidate,
-    room: &Room<'_>,
-    out: &mut Vec<Victim>,
-) -> Admission {
-    if candidate.size > room.capacity {
-        return Admission::Bypass;
-    }
-    let need = room.lacking(candidate.size.saturating_sub(candidate.resident));
-    if need > 0 && policy.victims(&room.demand(need), out) < need {
-        return Admission::Bypass;
-    }
-    Admission::Whole
 }
 
 /// The counters that every policy keeps alike.
@@ -358,17 +364,19 @@ struct Tally {
 }
 
 impl Tally {
-    /// Counts the answer and gives it back.
-    fn admission(&mut self, admission: Admission) -> Admission {
+    /// Counts an answer with its victims, and gives it back.
+    fn decided(&mut self, admission: Admission, victims: usize) -> Admission {
         match admission {
             Admission::Bypass => self.bypassed += 1,
             Admission::Whole | Admission::Head(_) => self.admitted += 1,
         }
+        self.victims += victims as u64;
         admission
     }
 
-    fn snapshot(&self) -> Snapshot {
+    /// The counters beside what is on the books.
+    fn with(&self, books: Snapshot) -> Snapshot {
         let &Self { admitted, bypassed, victims } = self;
-        Snapshot { admitted, bypassed, victims, ..Snapshot::default() }
+        Snapshot { admitted, bypassed, victims, ..books }
     }
 }

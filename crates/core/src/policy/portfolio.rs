@@ -9,7 +9,7 @@ use super::replay::Cache;
 use super::{
     Access, Admission, Candidate, Demand, Hint, Policy, PolicyConfig, Room, Snapshot, Victim,
 };
-use super::{Heuristic, Min};
+use super::{Heuristic, Ordered, min_whole};
 
 /// Missed bytes count half after so many accesses.
 const HALF_LIFE: u64 = 256;
@@ -28,7 +28,7 @@ impl Portfolio {
     #[must_use]
     pub fn new(config: &PolicyConfig) -> Self {
         let members = || -> [Box<dyn Policy>; 2] {
-            [Box::new(Heuristic::corrected()), Box::new(Min::whole(config))]
+            [Box::new(Ordered::new(Heuristic::corrected())), min_whole(config)]
         };
         let shadows = members().map(|policy| Cache::with(policy, config.capacity));
         Self { members: members(), shadows, missed: [0; 2], accesses: 0 }

@@ -1,19 +1,17 @@
 //! Objects in order of a key: a four-ary heap whose entries know their places, so that a key can
 //! change (Johnson, 1975, d-heaps; four children share a cache line).
 
-use super::index::Map;
-use super::{Demand, Victim};
+use super::slab::Slab;
+use super::{Snapshot, Victim};
 
 const ARITY: usize = 4;
-const NIL: u32 = u32::MAX;
 /// The object has no place in the heap: it could not leave when its turn came.
-const ASIDE: u32 = u32::MAX - 1;
+const ASIDE: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy)]
-struct Slot<T> {
-    object: u64,
+struct Entry<T> {
     bytes: u64,
-    /// Place in the heap, [`ASIDE`], or the next free slot.
+    /// Place in the heap, or [`ASIDE`].
     place: u32,
     tag: T,
 }
@@ -21,14 +19,12 @@ struct Slot<T> {
 /// Objects with their bytes, a tag, and a key; the smallest key is the first to leave.
 #[derive(Debug)]
 pub(crate) struct Ranking<K, T> {
-    index: Map<u32>,
-    slots: Vec<Slot<T>>,
-    free: u32,
+    slab: Slab<Entry<T>>,
     heap: Vec<(K, u32)>,
     bytes: u64,
 }
 
-/// An object taken off a [`Ranking`].
+/// An object of a [`Ranking`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ranked<K> {
     pub object: u64,
@@ -36,149 +32,134 @@ pub(crate) struct Ranked<K> {
     pub key: K,
 }
 
+impl<K, T> Default for Ranking<K, T> {
+    fn default() -> Self {
+        Self { slab: Slab::default(), heap: Vec::new(), bytes: 0 }
+    }
+}
+
 impl<K: Ord + Copy, T: Copy> Ranking<K, T> {
-    pub fn new() -> Self {
-        Self { index: Map::default(), slots: Vec::new(), free: NIL, heap: Vec::new(), bytes: 0 }
+    /// What is on the books.
+    pub fn books(&self) -> Snapshot {
+        Snapshot { objects: self.slab.len(), bytes: self.bytes, ..Snapshot::default() }
     }
 
-    pub fn len(&self) -> u64 {
-        self.index.len() as u64
+    /// The slot of an object.
+    pub fn find(&self, object: u64) -> Option<u32> {
+        self.slab.find(object)
     }
 
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+    pub fn bytes_at(&self, slot: u32) -> u64 {
+        self.slab[slot].bytes
     }
 
-    /// The bytes and the tag of an object.
-    pub fn get(&self, object: u64) -> Option<(u64, T)> {
-        let slot = self.slots[*self.index.get(&object)? as usize];
-        Some((slot.bytes, slot.tag))
+    pub fn bytes_of(&self, object: u64) -> Option<u64> {
+        self.find(object).map(|slot| self.slab[slot].bytes)
     }
 
-    /// Whether the object is known but set aside.
-    pub fn is_aside(&self, object: u64) -> bool {
-        self.index.get(&object).is_some_and(|slot| self.slots[*slot as usize].place == ASIDE)
+    pub fn tag(&self, slot: u32) -> T {
+        self.slab[slot].tag
     }
 
-    /// Adds the object, or gives it these bytes, this key and this tag; brings it back if it was
-    /// set aside.
-    pub fn set(&mut self, object: u64, bytes: u64, key: K, tag: T) {
-        let slot = match self.index.get(&object) {
-            Some(&slot) => slot,
-            None => self.add(object, tag),
-        };
-        let entry = &mut self.slots[slot as usize];
-        self.bytes = self.bytes - entry.bytes + bytes;
-        entry.bytes = bytes;
-        entry.tag = tag;
-        let place = entry.place;
-        if place == ASIDE {
-            self.heap.push((key, slot));
-            self.rise(self.heap.len() - 1);
-        } else {
-            self.rekey(place as usize, key);
-        }
+    /// Whether the object is set aside.
+    pub fn is_aside(&self, slot: u32) -> bool {
+        self.slab[slot].place == ASIDE
     }
 
-    /// Gives a ranked object another key and tag; what is unknown or set aside keeps its place.
-    pub fn update(&mut self, object: u64, key: K, tag: T) {
-        let Some(&slot) = self.index.get(&object) else { return };
-        let entry = &mut self.slots[slot as usize];
+    /// Adds an object that is not there yet.
+    pub fn add(&mut self, object: u64, bytes: u64, key: K, tag: T) {
+        let slot = self.slab.insert(object, Entry { bytes, place: ASIDE, tag });
+        self.bytes += bytes;
+        self.enter(slot, key);
+    }
+
+    /// Gives an object this key and this tag; what was set aside stays there.
+    pub fn rekey(&mut self, slot: u32, key: K, tag: T) {
+        let entry = &mut self.slab[slot];
         entry.tag = tag;
         if entry.place != ASIDE {
             let place = entry.place as usize;
-            self.rekey(place, key);
+            self.heap[place].0 = key;
+            self.settle(place);
         }
     }
 
-    /// Changes the bytes of a known object.
-    pub fn resize(&mut self, object: u64, bytes: u64) {
-        if let Some(&slot) = self.index.get(&object) {
-            let entry = &mut self.slots[slot as usize];
-            self.bytes = self.bytes - entry.bytes + bytes;
-            entry.bytes = bytes;
+    /// Brings an object back that was set aside.
+    pub fn bring_back(&mut self, slot: u32, key: K) {
+        if self.is_aside(slot) {
+            self.enter(slot, key);
         }
     }
 
-    /// Takes objects off from the first on until the demand is met, tells `each` of them, and
-    /// returns the bytes freed. What is busy is set aside.
-    pub fn give_up(
-        &mut self,
-        demand: &Demand<'_>,
-        out: &mut Vec<Victim>,
-        mut each: impl FnMut(&Ranked<K>),
-    ) -> u64 {
-        let mut freed = 0;
-        let mut given = 0;
-        while freed < demand.bytes && given < demand.limit {
-            let Some(first) = self.first() else { break };
-            if (demand.busy)(first.object) {
-                self.set_first_aside();
-                continue;
-            }
-            self.remove(first.object);
-            each(&first);
-            out.push(Victim::whole(first.object, first.bytes));
-            freed += first.bytes;
-            given += 1;
+    /// Gives an object this key, and a place in the order if it was set aside.
+    pub fn place(&mut self, slot: u32, key: K) {
+        let Entry { place, tag, .. } = self.slab[slot];
+        if place == ASIDE {
+            self.enter(slot, key);
+        } else if self.heap[place as usize].0 != key {
+            self.rekey(slot, key, tag);
         }
-        freed
     }
 
-    /// Takes the object off, wherever it is.
-    pub fn remove(&mut self, object: u64) -> Option<T> {
-        let slot = self.index.remove(&object)?;
-        let entry = self.slots[slot as usize];
-        if entry.place != ASIDE {
-            self.take(entry.place as usize);
+    /// Changes the bytes of an object.
+    pub fn resize(&mut self, slot: u32, bytes: u64) {
+        let entry = &mut self.slab[slot];
+        self.bytes = self.bytes - entry.bytes + bytes;
+        entry.bytes = bytes;
+    }
+
+    /// Takes an object off, wherever it is.
+    pub fn remove(&mut self, slot: u32) {
+        let place = self.slab[slot].place;
+        if place != ASIDE {
+            self.take(place as usize);
         }
-        self.release(slot);
-        Some(entry.tag)
+        self.bytes -= self.slab.remove(slot).bytes;
+    }
+
+    /// Takes an object off if it is there; gives back its bytes.
+    pub fn forget(&mut self, object: u64) -> Option<u64> {
+        let slot = self.find(object)?;
+        let bytes = self.bytes_at(slot);
+        self.remove(slot);
+        Some(bytes)
     }
 
     /// The first to leave.
     pub fn first(&self) -> Option<Ranked<K>> {
         let &(key, slot) = self.heap.first()?;
-        let Slot { object, bytes, .. } = self.slots[slot as usize];
-        Some(Ranked { object, bytes, key })
+        Some(Ranked { object: self.slab.object(slot), bytes: self.slab[slot].bytes, key })
     }
 
     /// Takes the first to leave off.
     pub fn pop(&mut self) -> Option<Ranked<K>> {
         let first = self.first()?;
-        self.remove(first.object);
+        self.remove(self.heap[0].1);
         Some(first)
     }
 
-    /// Sets the first to leave aside until it is [`Self::set`] again.
+    /// Sets the first to leave aside until it is brought back.
     pub fn set_first_aside(&mut self) {
         if let Some(&(_, slot)) = self.heap.first() {
             self.take(0);
-            self.slots[slot as usize].place = ASIDE;
+            self.slab[slot].place = ASIDE;
         }
     }
 
-    fn add(&mut self, object: u64, tag: T) -> u32 {
-        let entry = Slot { object, bytes: 0, place: ASIDE, tag };
-        let slot = if self.free == NIL {
-            let slot = u32::try_from(self.slots.len()).expect("fewer than 2^32 objects");
-            self.slots.push(entry);
-            slot
-        } else {
-            let slot = self.free;
-            self.free = self.slots[slot as usize].place;
-            self.slots[slot as usize] = entry;
-            slot
-        };
-        self.index.insert(object, slot);
-        slot
+    /// Takes the first that is not busy off; what is busy is set aside.
+    pub fn evict(&mut self, busy: &dyn Fn(u64) -> bool) -> Option<(Victim, K)> {
+        while busy(self.first()?.object) {
+            self.set_first_aside();
+        }
+        self.pop().map(|first| (Victim::whole(first.object, first.bytes), first.key))
     }
 
-    fn release(&mut self, slot: u32) {
-        let entry = &mut self.slots[slot as usize];
-        self.bytes -= entry.bytes;
-        entry.place = self.free;
-        self.free = slot;
+    fn enter(&mut self, slot: u32, key: K) {
+        if self.heap.len() == self.heap.capacity() {
+            self.heap.reserve_exact(self.heap.len() / 4 + 16);
+        }
+        self.heap.push((key, slot));
+        self.rise(self.heap.len() - 1);
     }
 
     /// Takes the entry at a place out of the heap.
@@ -186,14 +167,8 @@ impl<K: Ord + Copy, T: Copy> Ranking<K, T> {
         let last = self.heap.len() - 1;
         self.heap.swap_remove(place);
         if place < last {
-            self.slots[self.heap[place].1 as usize].place = place as u32;
             self.settle(place);
         }
-    }
-
-    fn rekey(&mut self, place: usize, key: K) {
-        self.heap[place].0 = key;
-        self.settle(place);
     }
 
     fn settle(&mut self, place: usize) {
@@ -204,7 +179,7 @@ impl<K: Ord + Copy, T: Copy> Ranking<K, T> {
 
     fn put(&mut self, place: usize, entry: (K, u32)) {
         self.heap[place] = entry;
-        self.slots[entry.1 as usize].place = place as u32;
+        self.slab[entry.1].place = place as u32;
     }
 
     fn rise(&mut self, mut place: usize) -> usize {
@@ -265,7 +240,7 @@ mod tests {
     proptest! {
         #[test]
         fn ranking_any_steps_then_like_a_sorted_map(steps in prop::collection::vec(step(), 0..300)) {
-            let mut ranking: Ranking<(u64, u64), ()> = Ranking::new();
+            let mut ranking: Ranking<(u64, u64), ()> = Ranking::default();
             let mut model: BTreeMap<u64, Option<u64>> = BTreeMap::new();
             let first = |model: &BTreeMap<u64, Option<u64>>| {
                 model.iter().filter_map(|(o, k)| k.map(|k| (k, *o))).min()
@@ -273,17 +248,23 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Set(o, k) => {
-                        ranking.set(o, 7, (k, o), ());
+                        match ranking.find(o) {
+                            Some(slot) if ranking.is_aside(slot) => ranking.bring_back(slot, (k, o)),
+                            Some(slot) => ranking.rekey(slot, (k, o), ()),
+                            None => ranking.add(o, 7, (k, o), ()),
+                        }
                         model.insert(o, Some(k));
                     }
                     Step::Update(o, k) => {
-                        ranking.update(o, (k, o), ());
+                        if let Some(slot) = ranking.find(o) {
+                            ranking.rekey(slot, (k, o), ());
+                        }
                         if let Some(Some(key)) = model.get_mut(&o) {
                             *key = k;
                         }
                     }
                     Step::Remove(o) => {
-                        prop_assert_eq!(ranking.remove(o).is_some(), model.remove(&o).is_some());
+                        prop_assert_eq!(ranking.forget(o).is_some(), model.remove(&o).is_some());
                     }
                     Step::Pop => {
                         let expected = first(&model);
@@ -298,8 +279,9 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(ranking.first().map(|r| r.key), first(&model));
-                prop_assert_eq!(ranking.len(), model.len() as u64);
-                prop_assert_eq!(ranking.bytes(), 7 * model.len() as u64);
+                let books = ranking.books();
+                prop_assert_eq!(books.objects, model.len() as u64);
+                prop_assert_eq!(books.bytes, 7 * model.len() as u64);
             }
         }
     }

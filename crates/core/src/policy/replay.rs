@@ -2,7 +2,7 @@
 //! The simulator and the golden tests share it.
 
 use super::{
-    Access, AccessKind, Admission, Candidate, Map, Policy, PolicyConfig, Room, UnknownPolicy,
+    Access, AccessKind, Admission, Candidate, Policy, PolicyConfig, Room, Slab, UnknownPolicy,
     Victim, by_name,
 };
 
@@ -38,13 +38,45 @@ impl Outcome {
     }
 }
 
+/// Bytes resident by object: a plain array for objects with small numbers, a table for others.
+#[derive(Debug, Default)]
+struct Residency {
+    /// `NONE` or the bytes; an empty file may be resident.
+    numbered: Vec<u64>,
+    others: Slab<u64>,
+}
+
+const NONE: u64 = u64::MAX;
+
+impl Residency {
+    fn get(&self, object: u64) -> Option<u64> {
+        match self.numbered.get(object as usize) {
+            Some(&bytes) => (bytes != NONE).then_some(bytes),
+            None => self.others.find(object).map(|slot| self.others[slot]),
+        }
+    }
+
+    fn set(&mut self, object: u64, bytes: Option<u64>) {
+        if let Some(held) = self.numbered.get_mut(object as usize) {
+            *held = bytes.unwrap_or(NONE);
+            return;
+        }
+        match (self.others.find(object), bytes) {
+            (Some(slot), Some(bytes)) => self.others[slot] = bytes,
+            (Some(slot), None) => _ = self.others.remove(slot),
+            (None, Some(bytes)) => _ = self.others.insert(object, bytes),
+            (None, None) => {}
+        }
+    }
+}
+
 /// A tier and its policy.
 #[derive(Debug)]
 pub struct Cache {
     policy: Box<dyn Policy>,
     capacity: u64,
     used: u64,
-    resident: Map<u64>,
+    resident: Residency,
     victims: Vec<Victim>,
     counts: Counts,
 }
@@ -65,10 +97,18 @@ impl Cache {
             policy,
             capacity,
             used: 0,
-            resident: Map::default(),
+            resident: Residency::default(),
             victims: Vec::new(),
             counts: Counts::default(),
         }
+    }
+
+    /// The same, made for objects numbered from 0 to below `objects`, which it finds fastest.
+    #[must_use]
+    pub fn numbered(mut self, objects: usize) -> Self {
+        debug_assert_eq!(self.used, 0, "numbered before its first request");
+        self.resident.numbered = vec![NONE; objects];
+        self
     }
 
     /// The policy, to give it hints.
@@ -91,7 +131,7 @@ impl Cache {
     /// Bytes of an object that are resident.
     #[must_use]
     pub fn resident(&self, object: u64) -> u64 {
-        self.resident.get(&object).copied().unwrap_or(0)
+        self.resident.get(object).unwrap_or(0)
     }
 
     /// What left for the last request, whole objects and tails.
@@ -104,7 +144,7 @@ impl Cache {
     pub fn request(&mut self, object: u64, size: u64) -> Outcome {
         self.victims.clear();
         self.policy.observe(&[Access { object, size, kind: AccessKind::Read }]);
-        let held = self.resident.get(&object).copied();
+        let held = self.resident.get(object);
         let resident = held.unwrap_or(0).min(size);
         let outcome = Outcome { hit_bytes: resident, miss_bytes: size - resident };
         self.counts.hit_bytes += outcome.hit_bytes;
@@ -137,14 +177,11 @@ impl Cache {
         let admission = self.policy.admit(candidate, &room, &mut self.victims);
         for victim in &self.victims {
             // The newcomer itself may be the first to leave; nothing of it is there yet.
-            let Some(bytes) = self.resident.get_mut(&victim.object) else { continue };
-            let freed = *bytes - victim.keep.min(*bytes);
-            *bytes -= freed;
-            self.used -= freed;
-            self.counts.evicted_bytes += freed;
-            if *bytes == 0 {
-                self.resident.remove(&victim.object);
-            }
+            let Some(bytes) = self.resident.get(victim.object) else { continue };
+            let keep = victim.keep.min(bytes);
+            self.used -= bytes - keep;
+            self.counts.evicted_bytes += bytes - keep;
+            self.resident.set(victim.object, (keep > 0).then_some(keep));
         }
         let bytes = match admission {
             Admission::Whole => candidate.size,
@@ -157,8 +194,8 @@ impl Cache {
                 return;
             }
         };
-        let before = self.resident.insert(candidate.object, bytes).unwrap_or(0);
-        self.used = self.used - before + bytes;
+        self.used = self.used - self.resident(candidate.object) + bytes;
+        self.resident.set(candidate.object, Some(bytes));
         debug_assert!(self.used <= self.capacity, "{} overfilled", self.policy.name());
         self.policy.inserted(candidate.object, bytes);
     }

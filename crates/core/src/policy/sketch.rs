@@ -1,7 +1,7 @@
 //! How often objects were used lately, in half a byte each: a count-min sketch with aging
 //! (Einziger, Friedman, Manes: "TinyLFU: A Highly Efficient Cache Admission Policy", ACM TOS 2017).
 
-use super::index::mix;
+use super::slab::mix;
 
 const ROWS: u64 = 4;
 const MOST: u64 = 15;

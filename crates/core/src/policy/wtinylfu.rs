@@ -3,29 +3,21 @@
 //! order (four fifths protected), and a sketch of recent uses by which what falls out of the window
 //! contests with what would leave the main part.
 
-use super::list::{Arena, List};
+use super::queues::Queues;
 use super::sketch::Sketch;
-use super::{
-    Access, Admission, Candidate, Demand, Policy, PolicyConfig, Room, Snapshot, Tally, Victim,
-};
+use super::{Access, Order, PolicyConfig, Snapshot, Victim};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Segment {
-    Window = 0,
-    Probation = 1,
-    Protected = 2,
-}
-use Segment::{Probation, Protected, Window};
+const WINDOW: u8 = 0;
+const PROBATION: u8 = 1;
+const PROTECTED: u8 = 2;
 
 /// W-TinyLFU.
 #[derive(Debug)]
 pub struct WTinyLfu {
-    arena: Arena<Segment>,
-    lists: [List; 3],
+    queues: Queues<3, 3, ()>,
     sketch: Sketch,
     window_capacity: u64,
     main_capacity: u64,
-    tally: Tally,
 }
 
 impl WTinyLfu {
@@ -34,68 +26,45 @@ impl WTinyLfu {
     pub fn new(config: &PolicyConfig) -> Self {
         let window_capacity = (config.capacity / 100).max(1);
         Self {
-            arena: Arena::new(),
-            lists: [List::EMPTY; 3],
+            queues: Queues::default(),
             sketch: Sketch::new(),
             window_capacity,
             main_capacity: config.capacity - window_capacity.min(config.capacity),
-            tally: Tally::default(),
         }
-    }
-
-    fn list(&self, segment: Segment) -> &List {
-        &self.lists[segment as usize]
-    }
-
-    fn len(&self) -> u64 {
-        self.lists.iter().map(|list| list.len).sum()
-    }
-
-    fn shift(&mut self, slot: u32, to: Segment) {
-        let from = self.arena.node(slot).tag;
-        self.arena.unlink(&mut self.lists[from as usize], slot);
-        *self.arena.tag(slot) = to;
-        self.arena.push_front(&mut self.lists[to as usize], slot);
-    }
-
-    fn forget(&mut self, slot: u32) {
-        let from = self.arena.node(slot).tag;
-        self.arena.unlink(&mut self.lists[from as usize], slot);
-        self.arena.forget(slot);
     }
 
     /// What the window cannot hold goes to the main part while there is room.
     fn spill(&mut self) {
-        while self.list(Window).bytes > self.window_capacity {
-            let Some(slot) = self.list(Window).back() else { break };
-            let main = self.list(Probation).bytes + self.list(Protected).bytes;
-            if main + self.arena.node(slot).bytes > self.main_capacity {
+        while self.queues.bytes(WINDOW) > self.window_capacity {
+            let Some(slot) = self.queues.oldest(WINDOW) else { break };
+            let main = self.queues.bytes(PROBATION) + self.queues.bytes(PROTECTED);
+            if main + self.queues.node(slot).bytes > self.main_capacity {
                 break;
             }
-            self.shift(slot, Probation);
+            self.queues.shift(slot, PROBATION);
         }
     }
 
     /// Protects an object of the main part, and moves down what is too much then.
     fn protect(&mut self, slot: u32) {
-        self.shift(slot, Protected);
-        while self.list(Protected).bytes > self.main_capacity / 5 * 4
-            && self.list(Protected).len > 1
+        self.queues.shift(slot, PROTECTED);
+        while self.queues.bytes(PROTECTED) > self.main_capacity / 5 * 4
+            && self.queues.len(PROTECTED) > 1
         {
-            let Some(oldest) = self.list(Protected).back() else { break };
-            self.shift(oldest, Probation);
+            let Some(oldest) = self.queues.oldest(PROTECTED) else { break };
+            self.queues.shift(oldest, PROBATION);
         }
     }
 
     /// The slot that leaves next; the winner of a contest enters the main part.
     fn loser(&mut self) -> Option<u32> {
-        let main = self.list(Probation).back().or(self.list(Protected).back());
-        let overflows = self.list(Window).bytes > self.window_capacity || main.is_none();
-        let window = self.list(Window).back().filter(|_| overflows);
+        let main = self.queues.oldest(PROBATION).or(self.queues.oldest(PROTECTED));
+        let overflows = self.queues.bytes(WINDOW) > self.window_capacity || main.is_none();
+        let window = self.queues.oldest(WINDOW).filter(|_| overflows);
         let (Some(candidate), Some(victim)) = (window, main) else { return window.or(main) };
-        let uses = |slot: u32| self.sketch.estimate(self.arena.node(slot).object);
+        let uses = |slot: u32| self.sketch.estimate(self.queues.object(slot));
         if uses(candidate) > uses(victim) {
-            self.shift(candidate, Probation);
+            self.queues.shift(candidate, PROBATION);
             Some(victim)
         } else {
             Some(candidate)
@@ -103,80 +72,51 @@ impl WTinyLfu {
     }
 }
 
-impl Policy for WTinyLfu {
+impl Order for WTinyLfu {
     fn name(&self) -> &'static str {
         "wtinylfu"
     }
 
-    fn observe(&mut self, accesses: &[Access]) {
-        for access in accesses {
-            self.sketch.count(access.object);
-            let Some(slot) = self.arena.find(access.object) else { continue };
-            match self.arena.node(slot).tag {
-                Window => self.shift(slot, Window),
-                Probation | Protected => self.protect(slot),
-            }
+    fn touch(&mut self, access: &Access) {
+        self.sketch.count(access.object);
+        match self.queues.find(access.object) {
+            Some(slot) if self.queues.node(slot).queue == WINDOW => self.queues.shift(slot, WINDOW),
+            Some(slot) => self.protect(slot),
+            None => {}
         }
     }
 
-    fn inserted(&mut self, object: u64, bytes: u64) {
-        if self.arena.find(object).is_some() {
-            return self.resized(object, bytes);
-        }
-        let slot = self.arena.add(object, bytes, Window);
-        self.arena.push_front(&mut self.lists[Window as usize], slot);
-        self.sketch.fit(self.len());
-        self.spill();
-    }
-
-    fn resized(&mut self, object: u64, bytes: u64) {
-        if let Some(slot) = self.arena.find(object) {
-            let segment = self.arena.node(slot).tag as usize;
-            self.arena.resize(&mut self.lists[segment], slot, bytes);
+    fn insert(&mut self, object: u64, bytes: u64) {
+        if !self.queues.resize(object, bytes) {
+            self.queues.add(WINDOW, object, bytes, ());
+            self.sketch.fit(self.queues.books().objects);
+            self.spill();
         }
     }
 
-    fn removed(&mut self, object: u64) {
-        if let Some(slot) = self.arena.find(object) {
-            self.forget(slot);
-        }
+    fn resize(&mut self, object: u64, bytes: u64) {
+        self.queues.resize(object, bytes);
     }
 
-    fn admit(
-        &mut self,
-        candidate: &Candidate,
-        room: &Room<'_>,
-        out: &mut Vec<Victim>,
-    ) -> Admission {
-        let admission = super::make_room(self, candidate, room, out);
-        self.tally.admission(admission)
+    fn remove(&mut self, object: u64) {
+        self.queues.remove_resident(object);
     }
 
-    fn victims(&mut self, demand: &Demand<'_>, out: &mut Vec<Victim>) -> u64 {
-        let mut freed = 0;
-        let mut given = 0;
+    fn evict(&mut self, busy: &dyn Fn(u64) -> bool) -> Option<Victim> {
         // What is busy is as good as used: two rounds see everything.
-        for _ in 0..2 * self.len() {
-            if freed >= demand.bytes || given == demand.limit {
-                break;
+        for _ in 0..2 * self.queues.books().objects {
+            let slot = self.loser()?;
+            let victim = self.queues.victim(slot);
+            if !busy(victim.object) {
+                self.queues.remove(slot);
+                return Some(victim);
             }
-            let Some(slot) = self.loser() else { break };
-            let node = *self.arena.node(slot);
-            if (demand.busy)(node.object) {
-                self.protect(slot);
-                continue;
-            }
-            self.forget(slot);
-            out.push(Victim::whole(node.object, node.bytes));
-            freed += node.bytes;
-            given += 1;
+            self.protect(slot);
         }
-        self.tally.victims += given as u64;
-        freed
+        None
     }
 
-    fn snapshot(&self) -> Snapshot {
-        let bytes = self.lists.iter().map(|list| list.bytes).sum();
-        Snapshot { objects: self.len(), bytes, ..self.tally.snapshot() }
+    fn books(&self) -> Snapshot {
+        self.queues.books()
     }
 }

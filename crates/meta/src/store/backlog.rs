@@ -12,7 +12,7 @@ use crate::codec;
 use crate::engine::Key;
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{Ino, Link, Record, Seq, Timestamp};
+use crate::types::{Fingerprint, Ino, Link, Record, Seq, Timestamp};
 
 /// Hands out places in the backlog, and knows which of them are not committed yet: readers see
 /// only what lies before those, so that a cursor never passes a place that is filled later.
@@ -169,6 +169,26 @@ impl MetaStore {
         })
     }
 
+    /// Notes the version that a worker is about to make in the backing store, so that whoever comes
+    /// after an interruption knows it again; `found`, if given, is what stands there now. Call it
+    /// before making the version.
+    ///
+    /// # Errors
+    /// `Stale` if the record is gone.
+    pub fn intend(
+        &self,
+        ino: Ino,
+        found: Option<Fingerprint>,
+        pending: Fingerprint,
+    ) -> Result<Arc<Record>> {
+        self.edit_one(ino, |draft, _| {
+            let backing = &mut draft.edit(ino)?.backing;
+            backing.fingerprint = found.or(backing.fingerprint);
+            backing.pending = Some(pending);
+            draft.enqueue(ino)
+        })
+    }
+
     /// Puts a record at the end of the backlog.
     ///
     /// # Errors
@@ -196,14 +216,15 @@ impl MetaStore {
         ghosts.collect()
     }
 
-    /// The inode that holds a backing name which logically it no longer has.
+    /// The inodes that hold, or after an interruption may hold, a backing name which logically they
+    /// no longer have.
     ///
     /// # Errors
     /// If the engine fails.
-    pub fn ghost(&self, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
-        let page = self.scan(&keys::ghosts_of_name(dir, name), None, 64)?;
+    pub fn ghosts_of(&self, dir: Ino, name: &[u8]) -> Result<Vec<Ino>> {
+        let page = self.scan(&keys::ghosts_of_name(dir, name), None, usize::MAX)?;
         let ghosts = page.items.iter().filter_map(|(key, _)| keys::ghost_name(key));
-        Ok(ghosts.into_iter().find(|(found, _)| *found == name).map(|(_, ino)| ino))
+        Ok(ghosts.filter(|(found, _)| *found == name).map(|(_, ino)| ino).collect())
     }
 
     /// Inodes without a name that were in use.

@@ -53,7 +53,7 @@ impl MetaStore {
         }
         for ((found, taken), known) in batch.iter().zip(taken).zip(known) {
             let name = &*found.name;
-            let is_ghost = has_ghosts && self.ghost(dir, name)?.is_some();
+            let is_ghost = has_ghosts && !self.ghosts_of(dir, name)?.is_empty();
             if taken.is_some() || is_ghost || !names.insert(name) {
                 continue;
             }

@@ -22,6 +22,23 @@ impl MetaStore {
         new: NewInode,
         now: Timestamp,
     ) -> Result<Arc<Record>> {
+        self.create_announced(dir, name, new, now, &mut |_| {})
+    }
+
+    /// As [`MetaStore::create`]; `announce` hears the number before anybody can find the inode, so
+    /// that whoever makes it can be counted as its user before others remove it. It may hear
+    /// several: the last one counts.
+    ///
+    /// # Errors
+    /// As [`MetaStore::create`].
+    pub fn create_announced(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        new: NewInode,
+        now: Timestamp,
+        announce: &mut dyn FnMut(Ino),
+    ) -> Result<Arc<Record>> {
         check_name(name)?;
         let mut conflicts = false;
         self.retry(|| {
@@ -42,6 +59,7 @@ impl MetaStore {
                 parent.add_subdirs(1);
             }
             let ino = self.new_ino(dir)?;
+            announce(ino);
             let mut record = new_record(ino, &new, now);
             record.links.push(Link::new(dir, name));
             record.attr.nlink = if is_directory { 2 } else { 1 };

@@ -118,8 +118,8 @@ impl Node {
                 Ok(self.backing.stat(handle, OsStr::new(""))?.ino == print.ino)
             }
             _ => {
-                let other = self.meta.ghost(link.parent, &link.name)?;
-                Ok(other.is_none_or(|ino| ino == record.ino))
+                let others = self.meta.ghosts_of(link.parent, &link.name)?;
+                Ok(others.iter().all(|ino| *ino == record.ino))
             }
         }
     }

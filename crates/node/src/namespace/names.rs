@@ -73,26 +73,27 @@ impl Node {
         name: &[u8],
         new: &NewName<'_>,
     ) -> Result<Arc<Record>> {
-        match self.find_or_make(context, dir, name, new)? {
+        match self.find_or_make(context, dir, name, new, &mut |_| {})? {
             Found::Created(record) => Ok(record),
             Found::Existing(_) => Err(Errno::EXIST.into()),
         }
     }
 
-    /// Finds a name or makes an inode under it.
+    /// Finds a name or makes an inode under it, whose number `announce` hears before anybody else.
     pub(crate) fn find_or_make(
         &self,
         context: &Context,
         dir: Ino,
         name: &[u8],
         new: &NewName<'_>,
+        announce: &mut dyn FnMut(Ino),
     ) -> Result<Found> {
         check_new_name(dir, name)?;
         if let Some(record) = self.find(context, dir, name)? {
             return Ok(Found::Existing(record));
         }
         let inode = self.new_inode(context, dir, new)?;
-        let record = self.meta.create(dir, name, inode, convert::now())?;
+        let record = self.meta.create_announced(dir, name, inode, convert::now(), announce)?;
         self.queue(&record);
         Ok(Found::Created(record))
     }

@@ -7,6 +7,7 @@ use forebay_meta::{Error as MetaError, FileKind, Ino, Record};
 use forebay_store::backing::{SetAttributes, XattrMode};
 use forebay_store::{Attributes, Dir, ErrorClass, StoreError};
 
+use super::identity::is_own;
 use super::names::os;
 use super::work::Work;
 use crate::convert;
@@ -33,6 +34,9 @@ impl Node {
         let changed: Vec<(Ino, &Dir)> =
             itself.as_ref().map(|dir| (work.ino(), dir)).into_iter().collect();
         let record = work.record.clone();
+        if attributes && itself.is_none() && convert::time(before.mtime) != record.attr.mtime {
+            self.intend_in_place(work)?;
+        }
         self.own_change(&changed, || {
             if attributes {
                 self.set_owner_and_mode(&record, &dir, &name, &before)?;
@@ -45,18 +49,17 @@ impl Node {
             }
             Ok(())
         })?;
+        let known = work.record.backing.fingerprint;
+        let unchanged = known.is_none() || is_own(&work.record, &before);
         work.attributes_done();
         if xattrs {
             work.xattrs_done();
         }
-        let known = work.record.backing.fingerprint;
         if let Some(dir) = itself {
             work.touched(work.ino(), &dir);
-        } else if known.is_none_or(|known| {
-            convert::store_fingerprint(known).same_content(&before.fingerprint())
-        }) {
+        } else if unchanged {
             let after = self.backing.stat(&dir, os(&name))?;
-            work.print(convert::fingerprint(after.fingerprint()));
+            work.settled(convert::fingerprint(after.fingerprint()));
         }
         Ok(())
     }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use forebay_meta::{FileKind, Link, Record};
 use forebay_store::backing::SetAttributes;
-use forebay_store::{Commit, Dir, Expect, Fingerprint};
+use forebay_store::{Attributes, Commit, Dir, ErrorClass, Expect, Fingerprint};
 
+use super::identity::{is_own, is_pending};
 use super::names::os;
 use super::occupied::Room;
 use super::work::{Step, Work};
@@ -40,11 +41,11 @@ impl Node {
                 expect = Some(self.backing.stat(&dir, os(&at.name))?.fingerprint());
                 replaced = Some((owned, other));
             }
-            Room::Taken(found) => return self.yield_name(work, at, &found),
             Room::Unreported => return Ok(Step::Again),
         }
         let target =
             Target { parent: at.parent, dir: &dir, name: &at.name, expect, in_place: false };
+        work.unsettled();
         let flushed = match has_bytes {
             true => self.flush_bytes(&Arc::new(work.record.clone()), &target)?,
             false => self.publish_empty(work, &target)?,
@@ -108,11 +109,17 @@ impl Node {
             mtime: Some(convert::store_time(attr.mtime)),
             ..SetAttributes::default()
         })?;
-        // Should the commit not say how it ended, this tells the file from one of others.
-        work.print(convert::fingerprint(temporary.pending()?));
-        let expect = target.expect.map_or(Expect::Absent, Expect::Version);
+        let name = os(target.name);
+        let found = match self.backing.stat(target.dir, name) {
+            Ok(found) => Some(found),
+            Err(error) if error.class() == ErrorClass::NotFound => None,
+            Err(error) => return Err(error.into()),
+        };
+        let pending = temporary.pending()?;
+        let expect = self.intend(work.ino(), target.expect, found.as_ref(), pending)?;
+        let expect = expect.map_or(Expect::Absent, Expect::Version);
         let committed = self.own_change(&[(target.parent, target.dir)], || {
-            Ok(self.backing.commit(&mut temporary, target.dir, os(target.name), expect)?)
+            Ok(self.backing.commit(&mut temporary, target.dir, name, expect)?)
         })?;
         Ok(match committed {
             Commit::Done(fingerprint) => Flushed::Done { fingerprint, clean: true },
@@ -142,7 +149,9 @@ impl Node {
             expect: record.backing.fingerprint.map(convert::store_fingerprint),
             in_place: record.attr.nlink > 1 || record.links.len() > 1,
         };
-        match self.flush_bytes(&Arc::new(record.clone()), &target)? {
+        let record = Arc::new(record.clone());
+        work.unsettled();
+        match self.flush_bytes(&record, &target)? {
             Flushed::Done { fingerprint, clean } => {
                 work.touched(link.parent, &dir);
                 all_written(work, fingerprint, clean);
@@ -150,14 +159,23 @@ impl Node {
             }
             Flushed::Busy => Err(NodeError::Busy),
             Flushed::Conflict(Some(found))
-                if is_empty_claim(&work.record, &found)
-                    || self.is_own_version(work.ino(), &found)? =>
+                if is_empty_claim(&work.record, &found) || self.is_unreported(work, &found)? =>
             {
-                work.print(convert::fingerprint(found.fingerprint()));
+                work.settled(convert::fingerprint(found.fingerprint()));
                 Ok(Step::Again)
             }
             Flushed::Conflict(found) => self.settle_conflict(work, &link, &dir, found),
         }
+    }
+
+    /// Whether what stands under a name is what an interrupted worker of the same inode made.
+    fn is_unreported(&self, work: &Work<'_>, found: &Attributes) -> Result<bool> {
+        // What was intended is noted in the record as it is now.
+        let own = self.known(work.ino())?.is_some_and(|record| {
+            record.backing.fingerprint.is_some() && is_own(&record, found)
+                || is_pending(&record, found)
+        });
+        Ok(own || self.made_by(work.ino(), found)?)
     }
 
     fn settle_conflict(
@@ -196,7 +214,7 @@ fn is_empty_claim(record: &Record, found: &forebay_store::Attributes) -> bool {
 
 /// The backing store has this version: bytes, attributes and extended attributes.
 fn all_written(work: &mut Work<'_>, print: Fingerprint, clean: bool) {
-    work.print(convert::fingerprint(print));
+    work.settled(convert::fingerprint(print));
     if clean {
         work.bytes_done();
     }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use forebay_meta::{Ino, Record};
+use forebay_store::Attributes;
 
 use crate::data::{Flushed, Target};
 use crate::error::Result;
@@ -39,6 +40,15 @@ impl Node {
             return stub.flush(self, record, target);
         }
         self.flush_data(record, target)
+    }
+
+    /// Whether the file on a tier says that it made what stands in the backing store.
+    pub(super) fn made_by(&self, ino: Ino, found: &Attributes) -> Result<bool> {
+        #[cfg(test)]
+        if self.stub().is_some() {
+            return Ok(false);
+        }
+        self.is_own_version(ino, found)
     }
 
     /// The copy of a clean file is stale.

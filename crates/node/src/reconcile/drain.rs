@@ -159,7 +159,7 @@ impl Node {
     ) -> Result<Remaining> {
         let _alone = self.reconciler.queue.pause();
         self.let_go_of_replaced();
-        self.settle_all();
+        let _unsettled = self.settle_all(until);
         self.sweep(until, progress, |node, sweep| {
             let mut after = Seq(0);
             let mut kept = 0;
@@ -188,7 +188,7 @@ impl Node {
         until: Instant,
         progress: &mut dyn FnMut(Remaining) -> bool,
     ) -> Result<Remaining> {
-        self.settle_all();
+        let _unsettled = self.settle_all(until);
         self.sweep(until, progress, |node, sweep| {
             node.add_if_behind(root, sweep)?;
             let mut way = vec![(root, 0)];

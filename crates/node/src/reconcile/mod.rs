@@ -15,6 +15,7 @@ mod bytes;
 mod conflict;
 mod data_side;
 mod drain;
+mod identity;
 mod names;
 mod occupied;
 mod owned;
@@ -240,6 +241,11 @@ impl Node {
     /// Inodes whose changes are not in the backing store.
     pub fn backlog_len(&self) -> u64 {
         self.meta.backlog_len()
+    }
+
+    /// Files without a name that count as in use.
+    pub fn removed_in_use(&self) -> u64 {
+        self.meta.counts().orphans
     }
 
     /// The latest failure to write to the backing store since all was well.

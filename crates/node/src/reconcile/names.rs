@@ -7,6 +7,7 @@ use forebay_meta::{FileKind, Link, Record};
 use forebay_store::backing::{Node as Special, RenameMode};
 use forebay_store::{Attributes, Dir, ErrorClass};
 
+use super::identity::{is_pending, may_be_ours};
 use super::occupied::Room;
 use super::work::{Step, Work};
 use crate::convert;
@@ -19,24 +20,6 @@ pub(super) fn os(name: &[u8]) -> &OsStr {
     OsStr::from_bytes(name)
 }
 
-/// Whether `found` is what a worker of this record may have made before it could report: the times
-/// of files are set before they get their name.
-pub(super) fn may_be_ours(record: &Record, found: &Attributes) -> bool {
-    if convert::kind(found.kind) != record.attr.kind {
-        return false;
-    }
-    match record.backing.fingerprint {
-        Some(print) if print.ino != 0 => print.ino == found.ino,
-        _ => match record.attr.kind {
-            FileKind::File => {
-                found.size == record.attr.size && convert::time(found.mtime) == record.attr.mtime
-            }
-            FileKind::CharDevice | FileKind::BlockDevice => found.rdev == record.attr.rdev,
-            _ => true,
-        },
-    }
-}
-
 impl Node {
     /// Looks which of the names that the record claims are there, if that is in doubt: a worker
     /// was interrupted, or could not report.
@@ -47,28 +30,30 @@ impl Node {
         let in_doubt = record.backing.links.len() > 1
             || record.backing.fingerprint.is_none()
             || was_published_empty;
-        // What publishes its bytes looks by itself.
+        // What publishes its bytes looks by itself, if it is all that there is to do.
         let bytes_tell = record.dirty
-            && matches!(record.backing.links.as_slice(), [link] if record.links.contains(link));
+            && record.backing.pending.is_none()
+            && record.backing.links.len() == 1
+            && record.backing.links == record.links;
         if !in_doubt || bytes_tell {
             return Ok(());
         }
         for link in record.backing.links.clone() {
-            let found = self.look_at(&work.record, &link)?;
-            let ours = found.is_some_and(|(_, _, found)| may_be_ours(&work.record, &found));
-            if !ours || self.may_be_anothers(work, &link)? {
+            let found = self.found_under(&work.record, &link)?;
+            let ours = found.filter(|found| may_be_ours(&work.record, found));
+            let Some(found) = ours else {
                 work.went(&link);
+                continue;
+            };
+            let sure =
+                work.record.backing.fingerprint.is_some() || is_pending(&work.record, &found);
+            if !sure && self.is_anothers(work, &link, &found)? {
+                work.went(&link);
+            } else if is_pending(&work.record, &found) {
+                work.settled(convert::fingerprint(found.fingerprint()));
             }
         }
         Ok(())
-    }
-
-    /// Whether what stands under a name that was claimed may be what stood there before: another
-    /// inode of ours, not yet out of the way.
-    fn may_be_anothers(&self, work: &Work<'_>, link: &Link) -> Result<bool> {
-        let unconfirmed = work.record.backing.fingerprint.is_none();
-        Ok(unconfirmed
-            && self.meta.ghost(link.parent, &link.name)?.is_some_and(|ino| ino != work.ino()))
     }
 
     /// What the backing store has under a name of `record`, and where.
@@ -140,7 +125,6 @@ impl Node {
                 None
             }
             Room::Replace(owned, other) => Some((owned, other)),
-            Room::Taken(found) => return self.yield_name(work, to, &found),
             Room::Unreported => return Ok(Step::Again),
         };
         let mode = if replaced.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
@@ -208,7 +192,6 @@ impl Node {
             Room::Free => {}
             // No link replaces a name: the removed file goes first.
             Room::Replace(owned, other) => self.clear(work, to, &to_dir, owned, other)?,
-            Room::Taken(found) => return self.yield_name(work, to, &found),
             Room::Unreported => return Ok(Step::Again),
         }
         fail_at!("node.reconcile.before_link");
@@ -248,7 +231,7 @@ impl Node {
                 Ok(self.backing.unlink(&dir, os(&name))?)
             })?;
             work.touched(link.parent, &dir);
-        } else {
+        } else if !self.is_anothers(work, link, &found)? {
             work.foreign(link);
         }
         work.went(link);
@@ -266,7 +249,6 @@ impl Node {
         match self.clear_name(work, at, &dir, depth)? {
             Room::Free => {}
             Room::Replace(owned, other) => self.clear(work, at, &dir, owned, other)?,
-            Room::Taken(found) => return self.take_or_yield(work, at, &dir, &found),
             Room::Unreported => return Ok(Step::Again),
         }
         match self.own_change(&[(at.parent, &dir)], || self.make_special(&work.record, at, &dir)) {
@@ -373,7 +355,8 @@ impl Node {
     }
 
     /// Notes that the inode may be under `link` from now on.
-    pub(super) fn claim(&self, work: &Work<'_>, link: &Link) -> Result<()> {
+    pub(super) fn claim(&self, work: &mut Work<'_>, link: &Link) -> Result<()> {
+        work.claimed(link);
         self.meta.claim(work.ino(), link)?;
         Ok(())
     }

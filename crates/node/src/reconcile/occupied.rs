@@ -1,15 +1,14 @@
 //! A name that is wanted is taken: by an inode that logically is elsewhere, or by others.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{FileKind, Ino, Link, Record};
-use forebay_store::{Attributes, Dir, ErrorClass};
+use forebay_meta::{Ino, Link};
+use forebay_store::{Dir, ErrorClass};
 
-use super::names::{may_be_ours, os};
+use super::identity::is_own;
+use super::names::os;
 use super::owned::Owned;
 use super::work::Work;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::import::LIMBO;
 use crate::node::Node;
@@ -17,12 +16,10 @@ use crate::node::Node;
 /// What is under a name that is wanted.
 #[expect(clippy::large_enum_variant, reason = "lives on the stack for a moment")]
 pub(super) enum Room<'a> {
-    /// Nothing, as far as is known here.
+    /// Nothing of ours.
     Free,
     /// A removed file, unchanged: replace it, then report that its name is gone.
     Replace(Owned<'a>, Work<'a>),
-    /// Something of others.
-    Taken(Attributes),
     /// An inode that was taken from another name for the sake of the one in hand: what was done to
     /// it has to be reported before more is.
     Unreported,
@@ -42,60 +39,66 @@ impl Node {
         dir: &Dir,
         depth: usize,
     ) -> Result<Room<'a>> {
-        let ghost = self.meta.ghost(link.parent, &link.name)?;
-        let Some(ghost) = ghost.filter(|ino| *ino != work.ino()) else {
-            return Ok(Room::Free);
-        };
-        if work.has_other(ghost) {
-            return Ok(Room::Unreported);
+        for ghost in self.meta.ghosts_of(link.parent, &link.name)? {
+            if ghost == work.ino() {
+                continue;
+            }
+            if work.has_other(ghost) {
+                return Ok(Room::Unreported);
+            }
+            if let Some(room) = self.clear_of(ghost, work, link, dir, depth)? {
+                return Ok(room);
+            }
         }
+        Ok(Room::Free)
+    }
+
+    /// Clears a name of one inode that claims it; `None` if it is not its object that stands there.
+    fn clear_of<'a>(
+        &'a self,
+        ghost: Ino,
+        work: &mut Work<'a>,
+        link: &Link,
+        dir: &Dir,
+        depth: usize,
+    ) -> Result<Option<Room<'a>>> {
         // Two workers may want each other's inode: only one of them waits, and not for long.
         let patience = if ghost > work.ino() { Duration::from_millis(200) } else { Duration::ZERO };
         let Some(owned) = self.own(ghost, patience) else { return Err(NodeError::Busy) };
-        let Some(record) = self.known(ghost)? else { return Ok(Room::Free) };
+        let Some(record) = self.known(ghost)? else { return Ok(None) };
         if !record.backing.links.contains(link) {
-            return Ok(Room::Free);
+            return Ok(None);
         }
         let mut other = Work::new(&record);
         let found = match self.backing.stat(dir, os(&link.name)) {
-            Ok(found) => found,
-            Err(error) if error.class() == ErrorClass::NotFound => {
-                other.went(link);
-                work.also(owned, other);
-                return Ok(Room::Free);
-            }
+            Ok(found) => Some(found),
+            Err(error) if error.class() == ErrorClass::NotFound => None,
             Err(error) => return Err(error.into()),
         };
-        let is_file = record.attr.kind != FileKind::Directory;
-        let removed = record.links.is_empty() && !(record.orphan && is_file);
-        if removed && !is_file {
+        if !found.is_some_and(|found| is_own(&record, &found)) {
+            // Interrupted workers left the claim, or others changed what is there. Whoever makes
+            // the name looks at what it is.
+            other.went(link);
+            work.also(owned, other);
+            return Ok(None);
+        }
+        let is_directory = record.is_directory();
+        let removed = record.links.is_empty() && (!record.orphan || is_directory);
+        if removed && is_directory {
             let done = self.remove(&mut other, depth + 1);
             work.also(owned, other);
             done?;
-            return self.still_taken(link, dir);
+            // The next one made here may get the same inode number.
+            return Ok(Some(Room::Unreported));
         }
-        if is_unchanged(&record, &found) {
-            if removed {
-                return self.replace_or_remove(work, link, dir, owned, other);
-            }
-            let aside = self.put_aside(&mut other, link, dir);
-            work.followers.extend((!record.links.is_empty()).then_some(ghost));
-            work.also(owned, other);
-            aside?;
-            return Ok(Room::Free);
+        if removed {
+            return self.replace_or_remove(work, link, dir, owned, other).map(Some);
         }
-        // Not what was known: others put it there, or changed it.
-        other.went(link);
+        let aside = self.put_aside(&mut other, link, dir);
+        work.followers.extend((!record.links.is_empty()).then_some(ghost));
         work.also(owned, other);
-        Ok(Room::Taken(found))
-    }
-
-    fn still_taken<'a>(&self, link: &Link, dir: &Dir) -> Result<Room<'a>> {
-        match self.backing.stat(dir, os(&link.name)) {
-            Ok(found) => Ok(Room::Taken(found)),
-            Err(error) if error.class() == ErrorClass::NotFound => Ok(Room::Free),
-            Err(error) => Err(error.into()),
-        }
+        aside?;
+        Ok(Some(Room::Free))
     }
 
     /// Removes what a removed inode still has under a name that can't be replaced in one step.
@@ -145,15 +148,5 @@ impl Node {
         work.came(&limbo, &self.backing_dir(LIMBO)?);
         work.touched(link.parent, dir);
         Ok(())
-    }
-}
-
-/// Whether the object under a name of `record` is as it was known. The change time is left out: our
-/// own renames alter it.
-pub(super) fn is_unchanged(record: &Arc<Record>, found: &Attributes) -> bool {
-    match record.backing.fingerprint {
-        _ if record.is_directory() => may_be_ours(record, found),
-        Some(print) => convert::store_fingerprint(print).same_content(&found.fingerprint()),
-        None => may_be_ours(record, found),
     }
 }

@@ -156,7 +156,7 @@ impl Node {
     }
 
     fn retry_later(&self, ino: Ino, failures: u32, longest: Duration) {
-        let delay = (FIRST_RETRY * 2_u32.pow(failures.min(12))).min(longest);
+        let delay = pause_after(failures, longest);
         let now = Instant::now();
         let due = Due { at: now + delay, first: now, failures: failures + 1 };
         if self.reconciler.queue.state.lock().set(ino, due) {
@@ -409,6 +409,11 @@ impl Node {
     }
 }
 
+/// The pause before an inode is tried again that has failed so often before.
+fn pause_after(failures: u32, longest: Duration) -> Duration {
+    (FIRST_RETRY * 2_u32.pow(failures.min(12))).min(longest)
+}
+
 /// How many of so many inodes each of the threads takes at once: few enough to keep all of them
 /// busy, and enough to be worth a sync.
 pub(super) fn batch_size(inodes: usize, threads: usize) -> usize {
@@ -436,6 +441,14 @@ mod tests {
 
     fn due(at: Instant) -> Due {
         Due { at, first: at, failures: 0 }
+    }
+
+    #[test]
+    fn pause_when_failures_go_on_then_doubles_up_to_the_limit() {
+        let pauses: Vec<u64> = [0, 1, 2, 9, 10, u32::MAX]
+            .map(|n| pause_after(n, LAST_RETRY).as_millis() as u64)
+            .into();
+        assert_eq!(pauses, [100, 200, 400, 51_200, 60_000, 60_000]);
     }
 
     #[test]

@@ -5,11 +5,11 @@ use std::time::Duration;
 use forebay_meta::{FileKind, Link};
 use forebay_store::{Dir, ErrorClass};
 use std::ops::ControlFlow;
-use std::sync::Arc;
 
 use super::MOST_NESTED;
+use super::identity::is_own;
 use super::names::os;
-use super::occupied::{is_unchanged, limbo_link};
+use super::occupied::limbo_link;
 use super::work::{Step, Work};
 use crate::error::{NodeError, Result};
 use crate::import::LIMBO;
@@ -35,16 +35,18 @@ impl Node {
             }
             match self.look_at(&work.record, &link)? {
                 None => work.went(&link),
-                Some((dir, name, _)) if work.record.is_directory() => {
+                Some((dir, name, found))
+                    if work.record.is_directory() && is_own(&work.record, &found) =>
+                {
                     self.remove_directory(work, &link, &dir, &name, depth)?;
                 }
                 Some((dir, name, found)) => {
-                    if is_unchanged(&Arc::new(work.record.clone()), &found) {
+                    if is_own(&work.record, &found) {
                         self.own_change(&[(link.parent, &dir)], || {
                             Ok(self.backing.unlink(&dir, os(&name))?)
                         })?;
                         work.touched(link.parent, &dir);
-                    } else {
+                    } else if !self.is_anothers(work, &link, &found)? {
                         self.keep_foreign(work, &link, "removed here, changed by others");
                     }
                     work.went(&link);
@@ -65,8 +67,10 @@ impl Node {
                 work.went(&link);
                 continue;
             };
-            if !is_unchanged(&Arc::new(work.record.clone()), &found) {
-                self.keep_foreign(work, &link, "removed here, changed by others");
+            if !is_own(&work.record, &found) {
+                if !self.is_anothers(work, &link, &found)? {
+                    self.keep_foreign(work, &link, "removed here, changed by others");
+                }
                 work.went(&link);
             } else if work.record.backing.links.contains(&limbo) {
                 self.own_change(&[(link.parent, &dir)], || {

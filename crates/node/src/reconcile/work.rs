@@ -14,6 +14,9 @@ use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
 
+/// No record has this count of changes: one that is reported with it stays in the backlog.
+const NEVER: u64 = u64::MAX;
+
 /// How a pass over an inode ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
@@ -29,6 +32,8 @@ pub(super) enum Step {
 struct Facts {
     gone: Vec<Link>,
     fingerprint: Option<Fingerprint>,
+    /// That is what a worker intended, or what it found: nothing is under way.
+    settled: bool,
     /// The object under the old names is not this inode's any more.
     disowned: bool,
     attributes: bool,
@@ -44,6 +49,9 @@ impl Facts {
         }
         if self.fingerprint.is_some() {
             record.backing.fingerprint = self.fingerprint;
+        }
+        if self.settled {
+            record.backing.pending = None;
         }
         if record.change == seen_change {
             record.backing.attrs_differ &= !self.attributes;
@@ -90,9 +98,14 @@ impl<'a> Work<'a> {
         self.record.ino
     }
 
+    /// The inode may be under `link` from now on, even if it was found not to be before: whatever
+    /// becomes of it, that is not reported any more.
+    pub(super) fn claimed(&mut self, link: &Link) {
+        self.facts.gone.retain(|gone| gone != link);
+    }
+
     /// The backing store has the inode under `link` now; it was claimed before.
     pub(super) fn came(&mut self, link: &Link, dir: &Dir) {
-        self.facts.gone.retain(|gone| gone != link);
         if !self.record.backing.links.contains(link) {
             self.record.backing.links.push(link.clone());
         }
@@ -112,6 +125,18 @@ impl<'a> Work<'a> {
         if !self.dirs.iter().any(|(known, _)| *known == ino) {
             self.dirs.push((ino, dir.clone()));
         }
+    }
+
+    /// What stands in the backing store is this version, and nothing is under way.
+    pub(super) fn settled(&mut self, print: Fingerprint) {
+        self.print(print);
+        self.record.backing.pending = None;
+        self.facts.settled = true;
+    }
+
+    /// Another version is about to be made.
+    pub(super) fn unsettled(&mut self) {
+        self.facts.settled = false;
     }
 
     pub(super) fn print(&mut self, print: Fingerprint) {
@@ -137,7 +162,11 @@ impl<'a> Work<'a> {
     }
 
     /// What was done to another inode, to be reported together with this one.
-    pub(super) fn also(&mut self, owned: Owned<'a>, other: Work<'a>) {
+    ///
+    /// That was not all there is to do for it: a name that it claims may not be there, so that it
+    /// must not leave the backlog before its own turn.
+    pub(super) fn also(&mut self, owned: Owned<'a>, mut other: Work<'a>) {
+        other.seen_change = NEVER;
         self.others.push((owned, other));
     }
 
@@ -206,8 +235,8 @@ impl<'a> Batch<'a> {
         let done = pass(&mut work);
         if !matches!(done, Ok(Step::Done)) {
             // A name may be claimed and not there: the record must not leave the backlog, as it
-            // would with nothing left that differs. No record has this count of changes.
-            work.seen_change = u64::MAX;
+            // would with nothing left that differs.
+            work.seen_change = NEVER;
         }
         self.keep(owned, work);
         done
@@ -242,8 +271,9 @@ impl<'a> Batch<'a> {
             fail_at!("node.reconcile.before_sync");
             if let Err(error) = self.node.backing.sync_dirs(&handles) {
                 for done in &finished {
-                    let facts = Facts { fingerprint: done.facts.fingerprint, ..Facts::default() };
-                    self.node.report(&done.owned, u64::MAX, &facts)?;
+                    let Facts { fingerprint, settled, .. } = done.facts;
+                    let facts = Facts { fingerprint, settled, ..Facts::default() };
+                    self.node.report(&done.owned, NEVER, &facts)?;
                 }
                 return Err(error.into());
             }

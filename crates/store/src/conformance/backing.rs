@@ -282,7 +282,15 @@ fn private_area(store: &dyn BackingStore) {
     assert_eq!(read(store, &root, "big"), b"spilled");
     assert_eq!(store.list_spills().expect(OK), []);
     store.spill(4).expect(OK);
+    assert!(store.open_spill_map(4).expect(OK).is_none(), "without a map it has all bytes");
+    let mut map = store.spill_map(4, 4096, 10_000).expect(OK);
+    map.mark_dirty(0..5000).expect(OK);
+    drop(map);
+    let map = store.open_spill_map(4).expect(OK).expect("a map outlives its handle");
+    assert!(map.is_present(0..8192) && !map.is_present(8192..10_000));
+    assert_eq!(store.list_spills().expect(OK), [4], "the map is no spill file of its own");
     store.remove_spill(4).expect(OK);
+    assert!(store.open_spill_map(4).expect(OK).is_none(), "it goes with its file");
     store.remove_spill(4).expect(OK);
 
     store.mkdir(&root, os("d"), 0o755).expect(OK);

@@ -3,13 +3,13 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Interceptor, Operation, Verdict, ask, intercept_bytes};
+use super::{Interceptor, Operation, Verdict, ask, ask_and, intercept_bytes};
 use crate::backing::{
     Access, Cleaned, Entry, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
 };
 use crate::{
-    Attributes, BackingFile, BackingStore, Commit, Dir, Expect, Group, Result, StoreError, Synced,
-    Temporary,
+    Attributes, BackingFile, BackingStore, Commit, Dir, Expect, Group, Presence, Result,
+    StoreError, Synced, Temporary,
 };
 
 /// A backing store whose operations an [`Interceptor`] decides about.
@@ -46,13 +46,15 @@ intercept_bytes!(InterceptedFile);
 
 impl BackingFile for InterceptedFile {
     fn set_attributes(&self, attributes: &SetAttributes) -> Result<()> {
-        ask(&self.by, Operation::SetAttributes, self.inner.label())?;
-        self.inner.set_attributes(attributes)
+        ask_and(&self.by, Operation::SetAttributes, self.inner.label(), || {
+            self.inner.set_attributes(attributes)
+        })
     }
 
     fn set_xattr(&self, attribute: &OsStr, value: &[u8]) -> Result<()> {
-        ask(&self.by, Operation::Xattr, self.inner.label())?;
-        self.inner.set_xattr(attribute, value)
+        ask_and(&self.by, Operation::Xattr, self.inner.label(), || {
+            self.inner.set_xattr(attribute, value)
+        })
     }
 
     fn start_writing_out(&self) {
@@ -64,8 +66,8 @@ impl BackingFile for InterceptedFile {
 macro_rules! pass_on {
     ($($kind:ident: fn $method:ident(&self $(, $arg:ident: $type:ty)*) -> $result:ty, $name:expr;)*) => {
         $(fn $method(&self $(, $arg: $type)*) -> $result {
-            self.ask(Operation::$kind, $name.as_ref())?;
-            self.inner.$method($($arg),*)
+            let label = Path::new::<OsStr>($name.as_ref());
+            ask_and(&self.by, Operation::$kind, label, || self.inner.$method($($arg),*))
         })*
     };
 }
@@ -98,6 +100,8 @@ impl BackingStore for InterceptedBacking {
         Usage: fn statfs(&self) -> Result<FileSystemUsage>, "";
         Sync: fn sync_dirs(&self, dirs: &[Dir]) -> Result<()>, "";
         Sync: fn sync(&self) -> Result<()>, "";
+        Create: fn spill_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence>, "";
+        Open: fn open_spill_map(&self, ino: u64) -> Result<Option<Presence>>, "";
         Sync: fn sync_group(&self, group: &Group) -> Result<Synced>, "";
         Remove: fn remove_spill(&self, ino: u64) -> Result<()>, "";
         List: fn list_spills(&self) -> Result<Vec<u64>>, "";

@@ -34,7 +34,7 @@ fn action() -> impl Strategy<Value = Action> {
         6 => any::<u16>().prop_map(Action::Reconcile),
         1 => Just(Action::Drain),
         1 => Just(Action::Restart),
-        1 => any::<u16>().prop_map(Action::Faults),
+        2 => any::<u16>().prop_map(Action::Faults),
     ]
 }
 
@@ -166,7 +166,8 @@ impl World {
             }
             Action::Restart => self.restart(),
             Action::Faults(seed) => {
-                let fault = Verdict::Fail(libc::EIO);
+                let lost = seed / 240 % 2 == 1;
+                let fault = if lost { Verdict::Lost(libc::EIO) } else { Verdict::Fail(libc::EIO) };
                 let (skip, times) = (u64::from(seed % 40), u64::from(seed / 40 % 6));
                 let rule = Rule { operation: None, fault, skip, times, per_mille: 1000 };
                 self.flaky.set_rules(vec![rule]);
@@ -234,19 +235,6 @@ impl World {
         }
     }
 
-    /// Every file's bytes are in the backing store under some name.
-    fn check_nothing_is_lost(&self) {
-        let (mut logical, mut physical) = (BTreeMap::new(), BTreeMap::new());
-        self.logical(Ino::ROOT, Path::new(""), &mut logical);
-        self.physical(Path::new(""), &mut physical);
-        let contents = self.contents.bytes.lock();
-        for (path, (_, ino)) in &logical {
-            let Some(bytes) = contents.get(ino) else { continue };
-            let shown = format!("{bytes:?}");
-            assert!(physical.values().any(|(what, _)| what.ends_with(&shown)), "{path:?} is lost");
-        }
-    }
-
     fn check(&self) {
         let (mut logical, mut physical) = (BTreeMap::new(), BTreeMap::new());
         self.logical(Ino::ROOT, Path::new(""), &mut logical);
@@ -280,19 +268,16 @@ fn run(actions: &[Action]) {
         paths.into_iter().map(|path| String::from_utf8(path).expect("ASCII")).collect::<Vec<_>>()
     });
     assert_eq!(remaining, Remaining::default(), "{error:?} {left:?}");
-    if world.node.conflicts().0 > 0
-        && actions.iter().any(|action| matches!(action, Action::Faults(_)))
-    {
-        // A store that fails after it did what it was asked for may have what a worker made taken
-        // for another's: then both are kept, and nothing is lost.
-        world.check_nothing_is_lost();
-    } else {
-        world.check();
-    }
+    world.check();
+}
+
+/// The number of runs of each test: `FOREBAY_MODEL_CASES`, else 48.
+fn cases() -> u32 {
+    std::env::var("FOREBAY_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(48)
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn random_operations_without_faults_when_drained_then_nothing_conflicts(

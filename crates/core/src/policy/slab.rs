@@ -1,0 +1,228 @@
+//! Objects in slots: the book-keeping under every policy. An object is looked up once and then
+//! addressed by its slot, a `u32` that stays its own until it is removed.
+//!
+//! The table is open addressing with linear probing (Knuth, The Art of Computer Programming 3, 6.4,
+//! algorithms L and R: removal without tombstones). It holds eight bytes for an object, a part of its
+//! hash and its slot, so that a look-up touches one cache line of the table and one of the slots, and
+//! nothing but the table when it grows or an object leaves.
+
+use std::ops::{Index, IndexMut};
+
+/// No slot.
+pub(crate) const NIL: u32 = u32::MAX;
+
+const EMPTY: u64 = u64::MAX;
+
+/// From hash tags to slots.
+#[derive(Debug, Clone)]
+struct Table {
+    /// A tag above a slot, or [`EMPTY`]; a power of two of them.
+    cells: Vec<u64>,
+    bits: u32,
+    len: usize,
+}
+
+impl Table {
+    fn new() -> Self {
+        let bits = 5;
+        Self { cells: vec![EMPTY; 1 << bits], bits, len: 0 }
+    }
+
+    fn tag(object: u64) -> u64 {
+        mix(object) >> 32
+    }
+
+    /// Where a tag belongs.
+    fn home(&self, tag: u64) -> usize {
+        (tag >> (32 - self.bits)) as usize
+    }
+
+    fn after(&self, at: usize) -> usize {
+        (at + 1) & (self.cells.len() - 1)
+    }
+
+    fn find(&self, tag: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
+        let mut at = self.home(tag);
+        loop {
+            let cell = self.cells[at];
+            if cell >> 32 == tag && cell != EMPTY && is(cell as u32) {
+                return Some(cell as u32);
+            }
+            if cell == EMPTY {
+                return None;
+            }
+            at = self.after(at);
+        }
+    }
+
+    fn insert(&mut self, tag: u64, slot: u32) {
+        if (self.len + 1) * 8 > self.cells.len() * 5 {
+            self.grow();
+        }
+        self.put(tag << 32 | u64::from(slot));
+        self.len += 1;
+    }
+
+    fn put(&mut self, cell: u64) {
+        let mut at = self.home(cell >> 32);
+        while self.cells[at] != EMPTY {
+            at = self.after(at);
+        }
+        self.cells[at] = cell;
+    }
+
+    fn grow(&mut self) {
+        self.bits += 1;
+        let cells = std::mem::replace(&mut self.cells, vec![EMPTY; 1 << self.bits]);
+        for cell in cells.into_iter().filter(|cell| *cell != EMPTY) {
+            self.put(cell);
+        }
+    }
+
+    /// Takes a cell out and closes the gap with those that it had displaced.
+    fn remove(&mut self, tag: u64, slot: u32) {
+        let mut gap = self.home(tag);
+        while self.cells[gap] != tag << 32 | u64::from(slot) {
+            gap = self.after(gap);
+        }
+        let mask = self.cells.len() - 1;
+        let mut at = self.after(gap);
+        while self.cells[at] != EMPTY {
+            let home = self.home(self.cells[at] >> 32);
+            if at.wrapping_sub(home) & mask >= at.wrapping_sub(gap) & mask {
+                self.cells[gap] = self.cells[at];
+                gap = at;
+            }
+            at = self.after(at);
+        }
+        self.cells[gap] = EMPTY;
+        self.len -= 1;
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry<T> {
+    /// The object, or the next free slot.
+    object: u64,
+    value: T,
+}
+
+/// Objects with a value each.
+#[derive(Debug, Clone)]
+pub(crate) struct Slab<T> {
+    table: Table,
+    entries: Vec<Entry<T>>,
+    free: u32,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self { table: Table::new(), entries: Vec::new(), free: NIL }
+    }
+}
+
+impl<T: Copy> Slab<T> {
+    pub fn len(&self) -> u64 {
+        self.table.len as u64
+    }
+
+    pub fn find(&self, object: u64) -> Option<u32> {
+        self.table.find(Table::tag(object), |slot| self.entries[slot as usize].object == object)
+    }
+
+    /// The value of a slot, if there is one of that number; free slots keep their last one.
+    pub fn get(&self, slot: u32) -> Option<&T> {
+        self.entries.get(slot as usize).map(|entry| &entry.value)
+    }
+
+    pub fn object(&self, slot: u32) -> u64 {
+        self.entries[slot as usize].object
+    }
+
+    /// A slot for an object that has none.
+    pub fn insert(&mut self, object: u64, value: T) -> u32 {
+        debug_assert!(self.find(object).is_none(), "{object} has a slot");
+        let entry = Entry { object, value };
+        let slot = if self.free == NIL {
+            let slot = u32::try_from(self.entries.len()).expect("fewer than 2^32 objects");
+            if self.entries.len() == self.entries.capacity() {
+                // By a quarter, not by half: memory counts more than copying here.
+                self.entries.reserve_exact(self.entries.len() / 4 + 16);
+            }
+            self.entries.push(entry);
+            slot
+        } else {
+            let slot = self.free;
+            self.free = self.entries[slot as usize].object as u32;
+            self.entries[slot as usize] = entry;
+            slot
+        };
+        self.table.insert(Table::tag(object), slot);
+        slot
+    }
+
+    /// Frees a slot; gives back what it held.
+    pub fn remove(&mut self, slot: u32) -> T {
+        let entry = &mut self.entries[slot as usize];
+        self.table.remove(Table::tag(entry.object), slot);
+        entry.object = u64::from(self.free);
+        self.free = slot;
+        entry.value
+    }
+}
+
+impl<T> Index<u32> for Slab<T> {
+    type Output = T;
+    fn index(&self, slot: u32) -> &T {
+        &self.entries[slot as usize].value
+    }
+}
+
+impl<T> IndexMut<u32> for Slab<T> {
+    fn index_mut(&mut self, slot: u32) -> &mut T {
+        &mut self.entries[slot as usize].value
+    }
+}
+
+/// The finalizer of MurmurHash3 (Appleby, 2011): scrambles a number, one to one.
+pub(crate) fn mix(value: u64) -> u64 {
+    let mut x = value;
+    x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    x ^ (x >> 33)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    proptest! {
+        #[test]
+        fn slab_any_history_then_like_a_map(
+            steps in prop::collection::vec((0..300u64, any::<bool>(), 0..3u64), 0..600),
+        ) {
+            let mut slab: Slab<u64> = Slab::default();
+            let mut model = BTreeMap::new();
+            for (at, (low, insert, stride)) in steps.into_iter().enumerate() {
+                // Neighbours, multiples of a power of two, and numbers near the end.
+                let object = [low, low << 40, u64::MAX - low][stride as usize];
+                match slab.find(object) {
+                    Some(slot) if insert => slab[slot] = at as u64,
+                    Some(slot) => prop_assert_eq!(Some(slab.remove(slot)), model.remove(&object)),
+                    None if insert => { slab.insert(object, at as u64); }
+                    None => {}
+                }
+                if insert {
+                    model.insert(object, at as u64);
+                }
+                prop_assert_eq!(slab.len(), model.len() as u64);
+            }
+            for (object, value) in &model {
+                let slot = slab.find(*object).expect("known");
+                prop_assert_eq!((slab.object(slot), slab[slot]), (*object, *value));
+            }
+        }
+    }
+}

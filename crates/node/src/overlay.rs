@@ -1,0 +1,209 @@
+//! Spill files: bytes in the backing store for which no tier had room.
+//!
+//! Nothing is ever written to a published file for lack of room on a tier. What has no room goes to
+//! a spill file in the private area; if the backing store has a version of the file, the spill file
+//! is laid over it: a map beside it says which extents it has, and the published version shows
+//! through where it has none. A write-back completes the spill file and publishes it at once. So a
+//! name in the backing store shows the old version until it shows the new one, and a crash at any
+//! point leaves either of these:
+//!
+//! | the last thing done | after a restart |
+//! |---|---|
+//! | the spill file and its map are made | the record does not say *spilled*: both are removed |
+//! | the record says *spilled* | spill file, map and published version together are the base |
+//! | extents written there, not marked in the map | the published version, or the object, has them still |
+//! | the commit | the inode number noted before tells that the published file is the spill file |
+//! | the record does not say *spilled* any more | the rest of the spill area's entry is removed |
+
+use std::sync::Arc;
+
+use forebay_store::backing::Access;
+use forebay_store::copy::{self, Cancel, Priority};
+use forebay_store::{BackingFile, Presence, Temporary, Timestamp};
+use parking_lot::{Mutex, RwLock};
+
+use crate::convert;
+use crate::error::Result;
+use crate::files::File;
+use crate::io::compose;
+use crate::node::Node;
+use crate::spill::write_all;
+
+/// The spill file of a file in use.
+pub struct Spill {
+    file: Arc<Temporary>,
+    over: Option<Over>,
+    /// Length and modification time: nobody asks the slow store for them.
+    seen: Mutex<(u64, Timestamp)>,
+}
+
+/// What shows through a spill file that has only some of the extents.
+struct Over {
+    has: RwLock<Presence>,
+    /// The published version, opened at the first use.
+    below: Mutex<Option<Arc<dyn BackingFile>>>,
+}
+
+impl Spill {
+    /// A spill file as it is now. Without a map it has all bytes.
+    ///
+    /// # Errors
+    /// What the backing store says.
+    pub fn new(file: Temporary, map: Option<Presence>) -> Result<Self> {
+        let stat = file.file().stat()?;
+        let over = map.map(|has| Over { has: RwLock::new(has), below: Mutex::new(None) });
+        let size = over.as_ref().map_or(stat.size, |over| over.has.read().size());
+        Ok(Spill { file: Arc::new(file), over, seen: Mutex::new((size, stat.mtime)) })
+    }
+
+    /// The spill file itself.
+    pub fn file(&self) -> &Arc<dyn BackingFile> {
+        self.file.file()
+    }
+
+    /// Length in bytes and modification time, without asking the backing store.
+    pub fn size_and_mtime(&self) -> (u64, Timestamp) {
+        *self.seen.lock()
+    }
+
+    /// Sets the length; what is beyond the old one reads as zeros.
+    ///
+    /// # Errors
+    /// What the backing store says.
+    pub fn set_len(&self, len: u64) -> Result<()> {
+        self.file().set_len(len)?;
+        if let Some(over) = &self.over {
+            over.has.write().set_len(len)?;
+        }
+        *self.seen.lock() = (len, convert::store_time(convert::now()));
+        Ok(())
+    }
+
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// What the backing store says.
+    pub fn sync(&self, data_only: bool) -> Result<()> {
+        match &self.over {
+            Some(over) => over.has.write().sync(&**self.file())?,
+            None => self.file().sync(data_only)?,
+        }
+        Ok(())
+    }
+
+    /// Whether nothing shows through.
+    pub fn is_complete(&self) -> bool {
+        self.over.as_ref().is_none_or(|over| over.has.read().is_whole())
+    }
+}
+
+impl Node {
+    /// The version that shows through a spill file.
+    fn below(&self, file: &File, over: &Over) -> Result<Arc<dyn BackingFile>> {
+        let mut below = over.below.lock();
+        if let Some(opened) = &*below {
+            return Ok(opened.clone());
+        }
+        let record = self.meta.get(file.ino)?;
+        let opened = self.open_backing(&record, Access::Read)?;
+        let found = opened.stat()?.fingerprint();
+        let known = record.backing.fingerprint.map(convert::store_fingerprint);
+        if !known.is_some_and(|known| known.same_content(&found)) {
+            tracing::error!(
+                ino = %file.ino,
+                "the version in the backing store that a spill file builds upon was changed by others"
+            );
+        }
+        *below = Some(opened.clone());
+        Ok(opened)
+    }
+
+    /// Reads from a spill file and what shows through it.
+    pub(crate) fn read_spill(
+        &self,
+        file: &File,
+        spill: &Spill,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize> {
+        let Some(over) = &spill.over else { return Ok(spill.file().read_at(buffer, offset)?) };
+        let has = over.has.read();
+        let left = has.size().saturating_sub(offset);
+        let want = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let mut absent = Vec::new();
+        has.missing_runs(offset..offset + want as u64, &mut absent);
+        let upper = |at, part: &mut [u8]| {
+            let read = spill.file().read_at(part, at)?;
+            part[read..].fill(0);
+            Ok(())
+        };
+        let lower = |at, part: &mut [u8]| {
+            let read = self.below(file, over)?.read_at(part, at)?;
+            part[read..].fill(0);
+            Ok(())
+        };
+        compose(&absent, offset, &mut buffer[..want], upper, lower)?;
+        Ok(want)
+    }
+
+    /// Writes to a spill file; `None` when the backing store has no room. The caller has the
+    /// residence for itself.
+    pub(crate) fn write_spill(
+        &self,
+        file: &File,
+        spill: &Spill,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Option<usize>> {
+        let end = offset + data.len() as u64;
+        let mut has = spill.over.as_ref().map(|over| (over, over.has.write()));
+        if let Some((over, has)) = &mut has {
+            let mut runs = Vec::new();
+            has.fill_before_write(offset..end, &mut runs);
+            for run in runs.into_iter().filter(|run| !run.is_empty()) {
+                let mut bytes = vec![0; usize::try_from(run.end - run.start).unwrap_or(0)];
+                let read = self.below(file, over)?.read_at(&mut bytes, run.start)?;
+                bytes[read..].fill(0);
+                if write_all(&**spill.file(), &bytes, run.start)?.is_none() {
+                    return Ok(None);
+                }
+                has.mark_clean(run)?;
+            }
+        }
+        let Some(written) = write_all(&**spill.file(), data, offset)? else { return Ok(None) };
+        if let Some((_, has)) = &mut has {
+            has.mark_dirty(offset..end)?;
+        }
+        let mut seen = spill.seen.lock();
+        *seen = (seen.0.max(end), convert::store_time(convert::now()));
+        Ok(Some(written))
+    }
+
+    /// Copies what shows through a spill file into it, piece by piece: a writer comes in between,
+    /// and its bytes are newer.
+    pub(crate) fn complete_spill(&self, file: &File, spill: &Spill, piece: u64) -> Result<()> {
+        let Some(over) = &spill.over else { return Ok(()) };
+        let limits = self.limits(Priority::WriteBack);
+        let mut at = 0;
+        loop {
+            let _no_writer = file.residence.read();
+            let size = over.has.read().size();
+            if at >= size {
+                return Ok(());
+            }
+            let mut runs = Vec::new();
+            over.has.read().missing_runs(at..at + piece, &mut runs);
+            for run in runs.into_iter().filter(|run| !run.is_empty()) {
+                let below = self.below(file, over)?;
+                // Should others have shortened it, there is nothing to copy from.
+                let there = run.start..run.end.min(below.len()?).max(run.start);
+                if !there.is_empty() {
+                    let to = &**spill.file();
+                    copy::copy_range(&*below, to, there, &limits, &Cancel::default())?;
+                }
+                over.has.write().mark_clean(run)?;
+            }
+            at += piece;
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Whose an object in the backing store is: what was known of it, and what workers intended.
+//!
+//! After an interruption several inodes may claim one name. At most one of them has it, and only
+//! the object that stands there tells which.
+
+use forebay_meta::{Error as MetaError, FileKind, Fingerprint as Print, Ino, Link, Record};
+use forebay_store::{Attributes, Fingerprint};
+
+use super::work::Work;
+use crate::convert;
+use crate::error::Result;
+use crate::import::LIMBO;
+use crate::node::Node;
+
+/// Whether `found` is the version that an interrupted worker was about to publish.
+pub(super) fn is_pending(record: &Record, found: &Attributes) -> bool {
+    record.backing.pending.is_some_and(|pending| {
+        convert::store_fingerprint(pending).same_content(&found.fingerprint())
+    })
+}
+
+/// Whether `found` may be the object of this record: by its inode number if one is known, else by
+/// what a worker would have made. Its contents may have been changed by others.
+pub(super) fn may_be_ours(record: &Record, found: &Attributes) -> bool {
+    if convert::kind(found.kind) != record.attr.kind {
+        return false;
+    }
+    if is_pending(record, found) {
+        return true;
+    }
+    match record.backing.fingerprint {
+        Some(print) if print.ino != 0 => print.ino == found.ino,
+        _ => match record.attr.kind {
+            // The times of files are set before they get their name.
+            FileKind::File => {
+                found.size == record.attr.size && convert::time(found.mtime) == record.attr.mtime
+            }
+            FileKind::CharDevice | FileKind::BlockDevice => found.rdev == record.attr.rdev,
+            _ => true,
+        },
+    }
+}
+
+/// Whether `found` is the object of this record as it was known, or as a worker was about to make
+/// it: nothing of others is in it. The change time is left out, for our own renames alter it.
+pub(super) fn is_own(record: &Record, found: &Attributes) -> bool {
+    if !may_be_ours(record, found) {
+        return false;
+    }
+    let Some(known) = record.backing.fingerprint.filter(|_| !record.is_directory()) else {
+        return true;
+    };
+    // Of a change in place any part may be done.
+    let in_place = record.backing.pending.is_some_and(|pending| pending.ino == known.ino);
+    convert::store_fingerprint(known).same_content(&found.fingerprint())
+        || is_pending(record, found)
+        || in_place && known.ino == found.ino
+}
+
+impl Node {
+    /// Whether what stands under a name that `work` claims belongs to another inode of ours.
+    pub(super) fn is_anothers(
+        &self,
+        work: &Work<'_>,
+        link: &Link,
+        found: &Attributes,
+    ) -> Result<bool> {
+        let mut claimants = self.meta.ghosts_of(link.parent, &link.name)?;
+        if link.parent != LIMBO {
+            match self.meta.lookup(link.parent, &link.name) {
+                Ok(heir) => claimants.extend(heir.map(|heir| heir.ino)),
+                // With its directory it has no heir.
+                Err(MetaError::Stale(_) | MetaError::NotDirectory) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        for ino in claimants.into_iter().filter(|ino| *ino != work.ino()) {
+            if let Some(record) = self.known(ino)?
+                && record.backing.links.contains(link)
+                && is_own(&record, found)
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Notes that `pending` is about to appear under a name where `found` stands now, so that it is
+    /// known again after a failure or a crash. Gives the version that may be replaced: `expect`,
+    /// or one of our own that an interrupted worker could not report.
+    ///
+    /// # Errors
+    /// If the namespace can't be written.
+    pub(crate) fn intend(
+        &self,
+        ino: Ino,
+        expect: Option<Fingerprint>,
+        found: Option<&Attributes>,
+        pending: Fingerprint,
+    ) -> Result<Option<Fingerprint>> {
+        let record = self.meta.get(ino)?;
+        let unreported = |found: &&Attributes| {
+            let known = record.backing.fingerprint.is_some() || record.backing.pending.is_some();
+            expect != Some(found.fingerprint()) && known && is_own(&record, found)
+        };
+        let own = found.filter(unreported).map(Attributes::fingerprint);
+        self.meta.intend(ino, own.map(convert::fingerprint), convert::fingerprint(pending))?;
+        Ok(own.or(expect))
+    }
+
+    /// Notes that the attributes of a file in the backing store are about to be changed in place,
+    /// and its times with them.
+    pub(super) fn intend_in_place(&self, work: &mut Work<'_>) -> Result<()> {
+        work.unsettled();
+        let Some(known) = work.record.backing.fingerprint else { return Ok(()) };
+        let pending = Print { mtime: work.record.attr.mtime, ..known };
+        match self.meta.intend(work.ino(), None, pending) {
+            Ok(_) | Err(MetaError::Stale(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Removals at the very moment of an open.
+#![cfg(feature = "failpoints")]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use forebay_node::{Context, Ino, Node, NodeConfig, TierConfig};
+
+const CONTEXT: Context = Context::DAEMON;
+const WRITE: i32 = libc::O_RDWR | libc::O_CREAT;
+
+/// A node and its directories.
+struct Rig {
+    node: Arc<Node>,
+    dir: PathBuf,
+}
+
+impl Rig {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("forebay-races-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("backing")).unwrap();
+        std::fs::write(dir.join("backing/old"), b"imported").unwrap();
+        let tier = TierConfig { dir: dir.join("tier"), size_bytes: 16 << 20 };
+        std::fs::create_dir_all(&tier.dir).unwrap();
+        let node = Node::start(NodeConfig::new(dir.join("backing"), vec![tier])).unwrap();
+        Rig { node, dir }
+    }
+
+    /// Inodes without a name that count as in use.
+    fn orphans(&self) -> u64 {
+        self.node.removed_in_use()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.node.stop(std::time::Duration::from_secs(10));
+        std::fs::remove_dir_all(&self.dir).ok();
+    }
+}
+
+/// Removes a name when the fail point is reached.
+fn unlink_at(point: &str, node: &Arc<Node>, name: &'static [u8]) {
+    let node = Arc::downgrade(node);
+    let unlink = move || {
+        if let Some(node) = node.upgrade() {
+            node.unlink(&CONTEXT, Ino::ROOT, name).ok();
+        }
+    };
+    fail::cfg_callback(point, unlink).unwrap();
+}
+
+#[test]
+fn created_when_removed_before_it_is_open_then_usable_until_the_close() {
+    let _scenario = fail::FailScenario::setup();
+    let rig = Rig::new("created");
+    unlink_at("node.open.attach", &rig.node, b"new");
+    let made = rig.node.create_and_open(&CONTEXT, Ino::ROOT, b"new", (0o600, 0), WRITE);
+    let (stat, opened) = made.unwrap();
+    fail::remove("node.open.attach");
+    assert!(rig.node.lookup(&CONTEXT, Ino::ROOT, b"new").unwrap().is_none(), "it was removed");
+    assert_eq!(rig.node.write(&CONTEXT, opened.fh, 0, b"bytes").unwrap(), 5);
+    assert_eq!(rig.node.getattr(&CONTEXT, stat.ino).unwrap().attr.nlink, 0);
+    rig.node.release(opened.fh);
+    assert_eq!(rig.orphans(), 0);
+}
+
+#[test]
+fn created_when_removed_and_the_open_fails_then_nothing_stays() {
+    let _scenario = fail::FailScenario::setup();
+    let rig = Rig::new("failed");
+    fail::cfg("node.open.attach", "return").unwrap();
+    let made = rig.node.create_and_open(&CONTEXT, Ino::ROOT, b"new", (0o600, 0), WRITE);
+    assert!(made.is_err());
+    rig.node.unlink(&CONTEXT, Ino::ROOT, b"new").unwrap();
+    assert_eq!(rig.orphans(), 0);
+}
+
+#[test]
+fn open_when_the_file_is_removed_and_the_open_fails_then_nothing_stays() {
+    let _scenario = fail::FailScenario::setup();
+    let rig = Rig::new("opened");
+    let ino = rig.node.lookup(&CONTEXT, Ino::ROOT, b"old").unwrap().unwrap().ino;
+    unlink_at("node.fetch.copied", &rig.node, b"old");
+    fail::cfg("node.open.attach", "return").unwrap();
+    assert!(rig.node.open(&CONTEXT, ino, libc::O_RDONLY).is_err());
+    assert!(rig.node.lookup(&CONTEXT, Ino::ROOT, b"old").unwrap().is_none(), "it was removed");
+    assert_eq!(rig.orphans(), 0);
+}

@@ -1,0 +1,241 @@
+//! Writes that no tier has room for: what programs and the backing store see of them.
+
+mod rig;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_node::{Coherence, Context, NodeConfig, SetAttr};
+use forebay_store::decorators::{Stuck, Transparent};
+use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
+
+/// A thread that reads requests.
+const READER: Context = Context { may_wait: false, ..CONTEXT };
+
+fn truncate(rig: &Rig, name: &str, size: u64) {
+    let set = SetAttr { size: Some(size), ..SetAttr::default() };
+    rig.node().setattr(&CONTEXT, rig.ino(name), &set).unwrap();
+}
+
+/// Writes a file that is larger than the tier in pieces of which every third is left out.
+fn rewrite(rig: &Rig, fh: u64, data: &mut [u8], seed: u64, mut between: impl FnMut()) {
+    for (index, piece) in noise(seed, data.len() as u64).chunks(150_000).enumerate() {
+        let at = index * 150_000;
+        if index % 3 != 2 {
+            rig.write(fh, at as u64, piece);
+            data[at..at + piece.len()].copy_from_slice(piece);
+            between();
+        }
+    }
+}
+
+#[test]
+fn published_file_when_written_past_the_tier_then_its_name_shows_the_old_version_until_the_new() {
+    let mut rig = Rig::small(MIB);
+    let old = noise(3, 3 * MIB);
+    std::fs::write(rig.backing().join("old"), &old).unwrap();
+    let mut data = old.clone();
+    let fh = rig.open("old", libc::O_RDWR);
+    rewrite(&rig, fh, &mut data, 4, || same(&rig.plain("old"), &old, "while it is written"));
+    assert!(rig.backing().join(".forebay/spill").is_dir(), "some of it went past the tier");
+    truncate(&rig, "old", 2 * MIB + 77);
+    data.truncate(2 * MIB as usize + 77);
+    truncate(&rig, "old", 3 * MIB);
+    data.resize(3 * MIB as usize, 0);
+    same(&rig.plain("old"), &old, "truncated");
+    same(&rig.read_all(fh), &data, "while open");
+    rig.crash();
+    rig.start();
+    same(&rig.plain("old"), &old, "after a crash");
+    same(&rig.get("old"), &data, "on the mount after a crash");
+    rig.drain();
+    same(&rig.plain("old"), &data, "after the drain");
+    assert_eq!(rig.node().conflicts().0, 0);
+}
+
+#[test]
+fn partly_resident_file_when_written_back_then_its_name_shows_the_old_version_until_the_new() {
+    let rig = Rig::small(8 * MIB);
+    let old = noise(3, 2 * MIB);
+    std::fs::write(rig.backing().join("old"), &old).unwrap();
+    let kept = std::fs::File::open(rig.backing().join("old")).unwrap();
+    let mut data = old.clone();
+    let fh = rig.open("old", libc::O_RDWR);
+    rig.write(fh, MIB, &[7; 1000]);
+    data[MIB as usize..][..1000].fill(7);
+    rig.node().release(fh);
+    rig.drain();
+    same(&rig.plain("old"), &data, "written back");
+    let mut seen = Vec::new();
+    std::io::Read::read_to_end(&mut &kept, &mut seen).unwrap();
+    same(&seen, &old, "to whoever opened it before");
+    assert_eq!(rig.node().conflicts().0, 0);
+}
+
+#[test]
+fn spilled_file_when_flushed_and_written_again_then_there_is_no_conflict() {
+    let mut rig = Rig::new(&[MIB], Arc::new(Transparent), |config| {
+        config.backing_timeout = Duration::from_millis(200);
+    });
+    let mut data = noise(3, 900_000);
+    std::fs::write(rig.backing().join("old"), &data).unwrap();
+    rig.put("filler", &noise(1, MIB - 200 * KIB));
+    for round in 5..9 {
+        let fh = rig.open("old", libc::O_RDWR);
+        rewrite(&rig, fh, &mut data, round, || {});
+        truncate(&rig, "old", 700_000);
+        data.truncate(700_000);
+        // It stays open: the flush leaves it dirty.
+        drop(rig.node().reconcile(rig.ino("old")));
+        truncate(&rig, "old", 900_000);
+        data.resize(900_000, 0);
+        rewrite(&rig, fh, &mut data, round + 10, || {});
+        if round % 2 == 0 {
+            rig.crash();
+            rig.start();
+        } else {
+            rig.node().release(fh);
+        }
+        same(&rig.get("old"), &data, "on the mount");
+    }
+    rig.drain();
+    same(&rig.plain("old"), &data, "in the backing store");
+    assert_eq!(rig.node().conflicts().0, 0);
+}
+
+#[test]
+fn writers_past_the_tier_when_a_drain_runs_beside_them_then_no_byte_is_lost() {
+    let rig = Rig::new(&[MIB], Arc::new(Transparent), |config| {
+        config.backing_timeout = Duration::from_millis(500);
+    });
+    for id in 0..3 {
+        std::fs::write(rig.backing().join(id.to_string()), noise(id, 600_000)).unwrap();
+    }
+    let over = AtomicBool::new(false);
+    let written = std::thread::scope(|scope| {
+        let drainer = scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                let until = Instant::now() + Duration::from_millis(100);
+                rig.node().drain(until, &mut |_| true).unwrap();
+            }
+        });
+        let writers: Vec<_> = (0..3)
+            .map(|id| {
+                let rig = &rig;
+                scope.spawn(move || {
+                    let mut data = noise(id, 600_000);
+                    for round in 1..4 {
+                        let fh = rig.open(&id.to_string(), libc::O_RDWR);
+                        rewrite(rig, fh, &mut data, id * 100 + round, || {});
+                        same(&rig.read_all(fh), &data, "while open");
+                        rig.node().release(fh);
+                    }
+                    data
+                })
+            })
+            .collect();
+        let written: Vec<_> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+        over.store(true, Ordering::Release);
+        drainer.join().unwrap();
+        written
+    });
+    for (id, data) in written.iter().enumerate() {
+        same(&rig.get(&id.to_string()), data, "on the mount");
+    }
+    rig.drain();
+    for (id, data) in written.iter().enumerate() {
+        same(&rig.plain(&id.to_string()), data, "in the backing store");
+    }
+    assert_eq!(rig.node().conflicts().0, 0);
+}
+
+#[test]
+fn file_larger_than_all_tiers_when_written_then_whole_and_every_tier_keeps_its_size() {
+    let rig = Rig::new(&[MIB, 2 * MIB], Arc::new(Transparent), |_| {});
+    let data = noise(1, 6 * MIB + 77);
+    rig.watch_sizes(|| rig.put("large", &data));
+    same(&rig.get("large"), &data, "on the mount");
+    rig.drain();
+    same(&rig.plain("large"), &data, "in the backing store");
+}
+
+#[test]
+fn sparse_file_when_its_holes_are_written_then_the_tier_keeps_its_size() {
+    let rig = Rig::small(MIB);
+    let mut data = vec![0; 2 * MIB as usize];
+    rig.watch_sizes(|| {
+        let fh = rig.create("sparse");
+        truncate(&rig, "sparse", 2 * MIB);
+        for index in (0..32_u64).map(|index| index * 13 % 32) {
+            let (at, piece) = (index * 64 * KIB + 100, noise(index, 50_000));
+            rig.write(fh, at, &piece);
+            data[at as usize..][..piece.len()].copy_from_slice(&piece);
+        }
+        same(&rig.read_all(fh), &data, "while open");
+        rig.node().release(fh);
+    });
+    rig.drain();
+    same(&rig.plain("sparse"), &data, "in the backing store");
+}
+
+/// A node whose tier is full and whose file `spilled` is open and lies past it, wholly or in part.
+fn spilled(stuck: &Arc<Stuck>) -> (Rig, u64) {
+    let change = |config: &mut NodeConfig| {
+        config.backing_timeout = Duration::from_secs(3);
+        // Or a flush that came before would let the file be compared with the backing store.
+        config.coherence = Coherence::Exclusive;
+    };
+    let rig = Rig::new(&[MIB], stuck.clone(), change);
+    rig.put("filler", &noise(1, MIB - 100 * KIB));
+    rig.node().walk(forebay_node::Ino::ROOT, &mut |_| true).unwrap();
+    let fh = rig.create("spilled");
+    for (index, piece) in noise(2, 900_000).chunks(100_000).enumerate() {
+        rig.write(fh, index as u64 * 100_000, piece);
+    }
+    (rig, fh)
+}
+
+#[test]
+fn spilled_file_when_the_store_hangs_then_attributes_and_close_do_not_wait() {
+    let stuck = Arc::new(Stuck::default());
+    let (rig, fh) = spilled(&stuck);
+    let ino = rig.ino("spilled");
+    stuck.hang(&[]);
+    let began = Instant::now();
+    assert_eq!(rig.node().getattr(&READER, ino).unwrap().attr.size, 900_000);
+    rig.node().release(fh);
+    assert_eq!(rig.node().getattr(&READER, ino).unwrap().attr.size, 900_000);
+    let took = began.elapsed();
+    // Workers may be at the store and hang there; these calls may not.
+    stuck.release();
+    assert!(took < Duration::from_millis(500), "took {took:?}");
+    same(&rig.get("spilled"), &noise(2, 900_000), "later");
+}
+
+#[test]
+fn stop_when_a_writer_hangs_past_the_tier_then_it_keeps_its_time_limit_and_nothing_is_lost() {
+    let stuck = Arc::new(Stuck::default());
+    let (mut rig, fh) = spilled(&stuck);
+    stuck.hang(&[]);
+    let node = rig.node().clone();
+    let writer = std::thread::spawn(move || drop(node.write(&CONTEXT, fh, 890_000, &[1; 5])));
+    let until = Instant::now() + Duration::from_secs(10);
+    while stuck.waiting() == 0 {
+        assert!(Instant::now() < until, "the writer does not get to the store");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let began = Instant::now();
+    assert_eq!(rig.node().getattr(&READER, rig.ino("spilled")).unwrap().ino, rig.ino("spilled"));
+    let ended = rig.node().stop(Duration::from_secs(1));
+    let took = began.elapsed();
+    stuck.release();
+    assert!(took < Duration::from_secs(3), "stop took {took:?}");
+    assert!(!ended, "a file in use remains");
+    writer.join().unwrap();
+    rig.crash();
+    rig.start();
+    let found = rig.get("spilled");
+    assert_eq!(found.len(), 900_000);
+    same(&found[..890_000], &noise(2, 900_000)[..890_000], "after the next start");
+}

@@ -1,0 +1,107 @@
+//! An index that is lost is rebuilt from what the objects say of themselves.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_node::{CheckRequest, Context, Ino, Node, NodeConfig, TierConfig, Writeback};
+
+const CONTEXT: Context = Context::DAEMON;
+const WRITE: i32 = libc::O_RDWR | libc::O_CREAT;
+
+/// A node and its directories.
+struct Rig {
+    config: NodeConfig,
+    node: Option<Arc<Node>>,
+    dir: PathBuf,
+}
+
+impl Rig {
+    fn new(name: &str) -> Self {
+        let dir =
+            std::env::temp_dir().join(format!("forebay-rebuild-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("backing")).unwrap();
+        let tier = TierConfig { dir: dir.join("tier"), size_bytes: 16 << 20 };
+        std::fs::create_dir_all(&tier.dir).unwrap();
+        let mut config = NodeConfig::new(dir.join("backing"), vec![tier]);
+        config.writeback = Writeback::OnEviction;
+        let node = Some(Node::start(config.clone()).unwrap());
+        Rig { config, node, dir }
+    }
+
+    fn node(&self) -> &Arc<Node> {
+        self.node.as_ref().expect("it runs")
+    }
+
+    /// As programs save safely: a new file, renamed over the old one.
+    fn save(&self, name: &str, bytes: &[u8]) {
+        let node = self.node();
+        let (_, opened) =
+            node.create_and_open(&CONTEXT, Ino::ROOT, b"new", (0o600, 0), WRITE).unwrap();
+        node.write(&CONTEXT, opened.fh, 0, bytes).unwrap();
+        node.release(opened.fh);
+        node.rename(&CONTEXT, (Ino::ROOT, b"new"), (Ino::ROOT, name.as_bytes()), 0).unwrap();
+    }
+
+    /// Stops without a drain, loses the index and rebuilds it.
+    fn rebuild(&mut self) {
+        assert!(self.node.take().expect("it runs").stop(Duration::from_secs(10)));
+        let tier = &self.config.tiers[0].dir;
+        std::fs::remove_dir_all(tier.join("state")).unwrap();
+        let request = CheckRequest {
+            tiers: vec![tier.clone()],
+            backing: Some(self.config.backing.clone()),
+            rebuild: true,
+            ..CheckRequest::default()
+        };
+        let checked = forebay_node::check(&request, &mut |_| true).unwrap();
+        assert_eq!(checked.problems, checked.repaired, "{:?}", checked.details);
+        self.node = Some(Node::start(self.config.clone()).unwrap());
+    }
+
+    /// The contents of all files, read back.
+    fn contents(&self) -> Vec<Vec<u8>> {
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        let left = self.node().drain(until, &mut |_| true).unwrap();
+        assert_eq!(left.entries, 0);
+        let entries = std::fs::read_dir(&self.config.backing).unwrap();
+        let files = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
+        let mut contents: Vec<_> = files.map(|path| std::fs::read(path).unwrap()).collect();
+        contents.sort();
+        contents
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if let Some(node) = self.node.take() {
+            node.stop(Duration::from_secs(10));
+        }
+        std::fs::remove_dir_all(&self.dir).ok();
+    }
+}
+
+#[test]
+fn files_written_under_one_name_when_the_index_is_lost_then_all_come_back() {
+    let mut rig = Rig::new("one-name");
+    for name in ["a", "b", "c"] {
+        rig.save(name, name.as_bytes());
+    }
+    rig.rebuild();
+    assert_eq!(rig.contents(), [b"a", b"b", b"c"]);
+}
+
+#[test]
+fn a_file_whose_name_another_has_now_when_the_index_is_lost_then_both_come_back() {
+    let mut rig = Rig::new("two-names");
+    rig.save("first", b"published");
+    assert_eq!(rig.contents(), [b"published"]);
+    let node = rig.node();
+    node.rename(&CONTEXT, (Ino::ROOT, b"first"), (Ino::ROOT, b"moved"), 0).unwrap();
+    let (_, opened) =
+        node.create_and_open(&CONTEXT, Ino::ROOT, b"first", (0o600, 0), WRITE).unwrap();
+    node.write(&CONTEXT, opened.fh, 0, b"newer").unwrap();
+    node.release(opened.fh);
+    rig.rebuild();
+    assert_eq!(rig.contents(), [b"newer".to_vec(), b"published".to_vec()]);
+}

@@ -1,0 +1,270 @@
+//! A node over directories, with faulty devices under it, and what its tests compare with.
+
+// Each test program uses a part of it.
+#![allow(dead_code)]
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_node::{
+    CheckRequest, Context, Ino, Node, NodeConfig, NodeError, TierConfig, Writeback,
+};
+use forebay_store::backing::BackingStore;
+use forebay_store::decorators::{InterceptedBacking, Interceptor, Transparent};
+use forebay_store::tier::DirTier;
+use forebay_store::{DirBacking, StoreError, Tier};
+
+pub const KIB: u64 = 1 << 10;
+pub const MIB: u64 = 1 << 20;
+pub const CONTEXT: Context = Context::DAEMON;
+
+/// A node with its directories, which outlive it and go with the rig.
+pub struct Rig {
+    pub dir: PathBuf,
+    pub config: NodeConfig,
+    by: Arc<dyn Interceptor>,
+    pub node: Option<Arc<Node>>,
+}
+
+impl Rig {
+    pub fn new(
+        tiers: &[u64],
+        by: Arc<dyn Interceptor>,
+        change: impl FnOnce(&mut NodeConfig),
+    ) -> Self {
+        static NUMBER: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let shm = Path::new("/dev/shm");
+        let base = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+        let dir = base.join(format!("forebay-data-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(dir.join("backing")).unwrap();
+        let tiers = tiers.iter().enumerate().map(|(index, &size_bytes)| TierConfig {
+            dir: dir.join(format!("tier{index}")),
+            size_bytes,
+        });
+        let mut config = NodeConfig::new(dir.join("backing"), tiers.collect());
+        config.writeback = Writeback::After(Duration::from_secs(3600));
+        config.extent_bytes = 64 * KIB;
+        config.fetch_on_open_bytes = 32 * KIB;
+        config.backing_timeout = Duration::from_secs(5);
+        change(&mut config);
+        let mut rig = Rig { dir, config, by, node: None };
+        rig.start();
+        rig
+    }
+
+    pub fn small(tier: u64) -> Self {
+        Self::new(&[tier], Arc::new(Transparent), |_| {})
+    }
+
+    pub fn start(&mut self) {
+        let tier = &self.config.tiers[0].dir;
+        std::fs::create_dir_all(tier).unwrap();
+        let owner = DirTier::open(tier).unwrap().id().to_string();
+        let inner = Arc::new(DirBacking::open(self.backing(), &owner).unwrap());
+        let backing: Arc<dyn BackingStore> =
+            Arc::new(InterceptedBacking::new(inner, self.by.clone()));
+        let until = Instant::now() + Duration::from_secs(10);
+        self.node = Some(loop {
+            match Node::start_on(self.config.clone(), backing.clone()) {
+                // A thread of the one before is at its last breath.
+                Err(NodeError::Store(StoreError::Locked { .. })) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                started => break started.unwrap(),
+            }
+        });
+    }
+
+    pub fn node(&self) -> &Arc<Node> {
+        self.node.as_ref().unwrap()
+    }
+
+    pub fn backing(&self) -> PathBuf {
+        self.dir.join("backing")
+    }
+
+    /// Lets go of the node without stopping it: nothing is settled or noted, as in a crash.
+    pub fn crash(&mut self) {
+        let node = self.node.take().unwrap();
+        let gone = Arc::downgrade(&node);
+        drop(node);
+        let until = Instant::now() + Duration::from_secs(20);
+        while gone.strong_count() > 0 {
+            assert!(Instant::now() < until, "a thread keeps the node");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn create(&self, name: &str) -> u64 {
+        let made = self.node().create_and_open(
+            &CONTEXT,
+            Ino::ROOT,
+            name.as_bytes(),
+            (0o644, 0o022),
+            libc::O_RDWR,
+        );
+        made.unwrap().1.fh
+    }
+
+    pub fn ino(&self, name: &str) -> Ino {
+        let found = self.node().lookup(&CONTEXT, Ino::ROOT, name.as_bytes()).unwrap();
+        found.unwrap_or_else(|| panic!("{name} is gone")).ino
+    }
+
+    pub fn open(&self, name: &str, flags: i32) -> u64 {
+        self.node().open(&CONTEXT, self.ino(name), flags).unwrap().fh
+    }
+
+    pub fn write(&self, fh: u64, at: u64, data: &[u8]) {
+        assert_eq!(self.node().write(&CONTEXT, fh, at, data).unwrap(), data.len());
+    }
+
+    pub fn put(&self, name: &str, data: &[u8]) {
+        let fh = self.create(name);
+        for (index, piece) in data.chunks(100_000).enumerate() {
+            self.write(fh, index as u64 * 100_000, piece);
+        }
+        self.node().release(fh);
+    }
+
+    pub fn get(&self, name: &str) -> Vec<u8> {
+        let fh = self.open(name, libc::O_RDONLY);
+        let data = self.read_all(fh);
+        self.node().release(fh);
+        data
+    }
+
+    pub fn read_all(&self, fh: u64) -> Vec<u8> {
+        let mut data = Vec::new();
+        let mut buffer = vec![0; 90_000];
+        loop {
+            let read = self.node().read(&CONTEXT, fh, data.len() as u64, &mut buffer).unwrap();
+            if read == 0 {
+                return data;
+            }
+            data.extend_from_slice(&buffer[..read]);
+        }
+    }
+
+    pub fn size(&self, name: &str) -> u64 {
+        self.node().getattr(&CONTEXT, self.ino(name)).unwrap().attr.size
+    }
+
+    pub fn drain(&self) {
+        let until = Instant::now() + Duration::from_secs(20);
+        let left = self.node().drain(until, &mut |_| true).unwrap();
+        assert_eq!((left.entries, left.bytes), (0, 0), "{:?}", self.node().last_backlog_error());
+    }
+
+    pub fn used(&self) -> u64 {
+        self.node().tier_reports().iter().map(|tier| tier.used).sum()
+    }
+
+    /// Runs `work` and looks all the while whether any tier holds more than its size, both as the
+    /// node counts it and as its files occupy it.
+    pub fn watch_sizes(&self, work: impl FnOnce()) {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                let mut looks = 0;
+                while looks == 0 || !over.load(Ordering::Acquire) {
+                    looks += 1;
+                    for (index, tier) in self.node().tier_reports().iter().enumerate() {
+                        assert!(tier.used <= tier.size, "{tier:?}");
+                        let occupied = self.occupied(index);
+                        assert!(occupied <= tier.size, "{occupied} bytes in {tier:?}");
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let end = SetOnDrop(&over);
+            work();
+            drop(end);
+            watch.join().unwrap();
+        });
+    }
+
+    /// Bytes that the objects of a tier and their maps occupy.
+    pub fn occupied(&self, tier: usize) -> u64 {
+        let fans = std::fs::read_dir(self.config.tiers[tier].dir.join("objects"));
+        let files = fans.into_iter().flatten().flatten().flat_map(|fan| {
+            std::fs::read_dir(fan.path()).into_iter().flatten().flatten().collect::<Vec<_>>()
+        });
+        // What goes while it is looked at occupies nothing.
+        files.filter_map(|file| file.metadata().ok()).map(|found| found.blocks() * 512).sum()
+    }
+
+    pub fn plain(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.backing().join(name)).unwrap()
+    }
+
+    pub fn check(&self, rebuild: bool) -> forebay_node::Checked {
+        let request = CheckRequest {
+            tiers: self.config.tiers.iter().map(|tier| tier.dir.clone()).collect(),
+            backing: Some(self.backing()),
+            rebuild,
+            ..CheckRequest::default()
+        };
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            match forebay_node::check(&request, &mut |_| true) {
+                // A thread of the node before is at its last breath.
+                Err(NodeError::Store(StoreError::Locked { .. })) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                checked => return checked.unwrap(),
+            }
+        }
+    }
+}
+
+/// Ends a watch, also when the work that it watches panics.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if let Some(node) = self.node.take() {
+            node.stop(Duration::from_secs(5));
+        }
+        drop(std::fs::remove_dir_all(&self.dir));
+    }
+}
+
+/// Bytes that look random, the same for the same seed.
+pub fn noise(seed: u64, len: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len as usize + 8);
+    while bytes.len() < len as usize {
+        bytes.extend_from_slice(&random(&mut state).to_le_bytes());
+    }
+    bytes.truncate(len as usize);
+    bytes
+}
+
+pub fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// Compares without printing megabytes.
+pub fn same(found: &[u8], wanted: &[u8], what: &str) {
+    let first = found.iter().zip(wanted).position(|(a, b)| a != b);
+    assert!(
+        found == wanted,
+        "{what}: {} bytes, not {}, first difference at {first:?}",
+        found.len(),
+        wanted.len()
+    );
+}
