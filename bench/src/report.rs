@@ -16,7 +16,7 @@ pub struct Series {
     pub subject: String,
     /// The unit of the samples.
     pub unit: &'static str,
-    /// Whether a smaller number is better: times.
+    /// Whether a smaller number is better: times, and bytes moved.
     pub less_is_better: bool,
     /// One sample for each round.
     pub samples: Vec<f64>,
@@ -63,7 +63,7 @@ impl Report {
                 test: test.into(),
                 subject: subject.into(),
                 unit,
-                less_is_better: unit == "ms" || unit == "s",
+                less_is_better: ["ms", "s", "MiB"].contains(&unit),
                 samples: vec![sample],
             }),
         }
@@ -146,7 +146,7 @@ impl Report {
             let fields: Vec<&str> =
                 line.rsplitn(5, ',').map(|field| field.trim_matches('"')).collect();
             let [value, _, unit, subject, test] = fields[..] else { return Err(wrong()) };
-            let unit = ["s", "ms", "op/s", "MB/s"].into_iter().find(|known| *known == unit);
+            let unit = ["s", "ms", "op/s", "MB/s", "MiB"].into_iter().find(|known| *known == unit);
             report.add(test, subject, unit.ok_or_else(wrong)?, value.parse().map_err(|_| wrong())?);
         }
         Ok(report)

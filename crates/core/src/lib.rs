@@ -2,11 +2,13 @@
 //!
 //! - [`mod@unit`]: inode numbers, bytes, ticks.
 //! - [`policy`]: replacement policies behind one trait, one file each.
+//! - [`prefetch`]: what to fetch ahead along reference sequences.
 //! - [`mod@reference`]: what jobs are going to access.
 //! - [`steward`]: the machine that ties the residency decisions of a node's tiers together.
 #![forbid(unsafe_code)]
 
 pub mod policy;
+pub mod prefetch;
 pub mod reference;
 pub mod steward;
 pub mod unit;

@@ -6,7 +6,8 @@
 //! access far from the object's next reference is one that the sequence does not have, and what is
 //! skipped is given up once it is farther behind than the job's references usually are. A job whose
 //! references come true less often than not, or that is not heard of for long, has no credit until
-//! that changes: its objects count as unknown.
+//! that changes: its objects count as unknown. A job that leaps (it starts in the middle, or leaves a
+//! part out) is found again by a run of accesses that lie close together, far ahead of where it was.
 //!
 //! Time is counted in references consumed, over all jobs. With one job it is its cursor, so that
 //! next uses are exact positions; with several, a job's distance is stretched by its pace.
@@ -31,6 +32,13 @@ const CREDIT: (u32, u32, u32) = (64, 16, 128);
 
 /// Accesses without one of a job's after which it loses its credit, at its usual pace.
 const PATIENCE: u64 = 4096;
+
+/// Farther than this from a job's place, and farther than its references usually are, an access may be
+/// part of a leap.
+const NEAR: u64 = 64;
+
+/// Accesses, and how far they may be from each other, that show that a job has leapt.
+const LEAP: (u32, u64) = (8, 32);
 
 /// Pace 1, in the fixed point of [`Job::pace`].
 const UNIT: u64 = 1 << 8;
@@ -67,6 +75,29 @@ struct Ahead {
     used: u64,
 }
 
+/// How a job goes along its sequence.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// References that it was given.
+    pub given: u64,
+    /// Those that came true.
+    pub followed: u64,
+    /// Those that were given up, because the job went past them.
+    pub skipped: u64,
+    /// Those that are still expected.
+    pub ahead: u64,
+    /// Whether enough of them come true that it is believed.
+    pub trusted: bool,
+}
+
+/// A run of accesses far ahead of a job's place.
+#[derive(Debug, Default, Clone, Copy)]
+struct Leap {
+    /// The position after the farthest of them.
+    next: u64,
+    run: u32,
+}
+
 #[derive(Debug)]
 struct Job {
     id: u64,
@@ -86,6 +117,10 @@ struct Job {
     matched: u64,
     strays: u64,
     credit: u32,
+    leap: Leap,
+    given: u64,
+    followed: u64,
+    skipped: u64,
 }
 
 impl Job {
@@ -102,6 +137,10 @@ impl Job {
             matched: now,
             strays: 0,
             credit: CREDIT.0,
+            leap: Leap::default(),
+            given: 0,
+            followed: 0,
+            skipped: 0,
         }
     }
 
@@ -124,6 +163,7 @@ impl Job {
         }
         ahead.last = position;
         ahead.count += 1;
+        self.given += 1;
         let only = ahead.count == 1;
         self.sequence.push_back(Reference { object, gap: 0, done: false });
         only
@@ -161,6 +201,7 @@ impl Job {
             self.disorder.saturating_sub(step)
         };
         self.strays = 0;
+        self.followed += 1;
         self.credit = (self.credit + 1).min(CREDIT.2);
     }
 
@@ -175,6 +216,7 @@ impl Job {
                     break;
                 }
                 self.consume(object);
+                self.skipped += 1;
                 self.credit = self.credit.saturating_sub(1);
             }
             self.sequence.pop_front();
@@ -182,6 +224,50 @@ impl Job {
         }
         self.place = self.place.max(16 * self.cursor);
         self.cursor - before
+    }
+
+    /// Drops so many references from the front, done or not; returns how many there were.
+    fn skip(&mut self, by: u64) -> u64 {
+        let by = by.min(self.sequence.len() as u64);
+        for _ in 0..by {
+            let front = self.sequence[0];
+            if !front.done {
+                self.consume(front.object);
+                self.skipped += 1;
+            }
+            self.sequence.pop_front();
+            self.cursor += 1;
+        }
+        self.place = self.place.max(16 * self.cursor);
+        by
+    }
+
+    /// Looks whether an access is part of a run far ahead; if so many are that the job must have
+    /// leapt, skips what lies between, at no cost to its credit, and returns by how much its cursor
+    /// moved.
+    fn leap(&mut self, object: u64) -> u64 {
+        let Some(first) = self.ahead(object).filter(|ahead| ahead.count > 0) else { return 0 };
+        let first = first.first;
+        let near = NEAR.max(self.disorder / 8);
+        if first <= self.place / 16 + near {
+            self.leap.run = self.leap.run.saturating_sub(2);
+            return 0;
+        }
+        let close = first + LEAP.1 >= self.leap.next && first <= self.leap.next + LEAP.1;
+        self.leap = if close && self.leap.run > 0 {
+            Leap { next: self.leap.next.max(first + 1), run: self.leap.run + 1 }
+        } else {
+            Leap { next: first + 1, run: 1 }
+        };
+        if self.leap.run < LEAP.0 {
+            return 0;
+        }
+        // What a run in some disorder has left out so far may still come.
+        let to = (self.leap.next - 1).saturating_sub(LEAP.1);
+        let by = self.skip(to.saturating_sub(self.cursor));
+        self.place = self.place.max(16 * first);
+        self.leap = Leap::default();
+        by
     }
 
     /// Whether an access to the object is one of this job's: its next reference is due or overdue,
@@ -266,9 +352,21 @@ impl References {
         }
     }
 
-    /// Matches an access against the sequences; returns whether a job expected it. One access is
-    /// one reference: of several jobs that expect the object, the one that is nearest to it.
+    /// Matches an access against the sequences; returns whether a job expected it.
     pub fn observe(&mut self, object: u64) -> bool {
+        self.follow(object).is_some()
+    }
+
+    /// Matches an access against the sequences; returns the job that expected it. One access is one
+    /// reference: of several jobs that expect the object, the one that is nearest to it.
+    pub fn follow(&mut self, object: u64) -> Option<u64> {
+        for job in &mut self.jobs {
+            if job.sequence.front().is_some_and(|front| front.object == object) {
+                job.leap.run = job.leap.run.saturating_sub(2);
+            } else {
+                self.now += job.leap(object);
+            }
+        }
         let distance = |job: &&Job| {
             job.ahead(object).map_or(NONE, |ahead| ahead.first.abs_diff(job.place / 16))
         };
@@ -282,7 +380,7 @@ impl References {
             for job in &mut self.jobs {
                 job.stray(object);
             }
-            return false;
+            return None;
         };
         let alone = self.jobs.len() == 1;
         for job in &mut self.jobs {
@@ -301,7 +399,7 @@ impl References {
             }
             job.matched = self.now;
         }
-        true
+        Some(id)
     }
 
     /// What is known of an object's future.
@@ -341,6 +439,60 @@ impl References {
         sequence.filter(|reference| !reference.done).take(count).map(|reference| reference.object)
     }
 
+    /// How far a job has come.
+    #[must_use]
+    pub fn progress(&self, job: u64) -> Option<Progress> {
+        self.known(job).map(|job| Progress {
+            given: job.given,
+            followed: job.followed,
+            skipped: job.skipped,
+            ahead: job.given - job.followed - job.skipped,
+            trusted: job.trusted(),
+        })
+    }
+
+    /// The position of the first reference that a job is still expected to come to, counted from the
+    /// first one that it was given.
+    #[must_use]
+    pub fn cursor(&self, job: u64) -> u64 {
+        self.known(job).map_or(0, |job| job.cursor)
+    }
+
+    /// Where a job's next accesses are to be expected, counted as [`Self::cursor`] is: what it has left
+    /// out before this position is hardly still to come.
+    #[must_use]
+    pub fn whereabouts(&self, job: u64) -> u64 {
+        let known = self.known(job);
+        known.map_or(0, |job| job.cursor.max(job.place.saturating_sub(job.disorder) / 16))
+    }
+
+    /// The object of a job's reference at a position from [`Self::cursor`] on, and whether it is
+    /// still ahead; nothing past the end of its sequence.
+    #[must_use]
+    pub fn reference(&self, job: u64, position: u64) -> Option<(u64, bool)> {
+        let job = self.known(job)?;
+        let at = usize::try_from(position.checked_sub(job.cursor)?).ok()?;
+        job.sequence.get(at).map(|reference| (reference.object, !reference.done))
+    }
+
+    /// The position of a job's next reference to an object.
+    #[must_use]
+    pub fn position(&self, job: u64, object: u64) -> Option<u64> {
+        let ahead = self.known(job)?.ahead(object)?;
+        (ahead.count > 0).then_some(ahead.first)
+    }
+
+    /// References and objects remembered, over all jobs: what memory grows with.
+    #[must_use]
+    pub fn remembered(&self) -> u64 {
+        self.jobs.iter().map(|job| job.sequence.len() as u64 + job.named.len()).sum()
+    }
+
+    fn known(&self, id: u64) -> Option<&Job> {
+        let at = self.jobs.binary_search_by_key(&id, |job| job.id).ok()?;
+        self.jobs.get(at)
+    }
+
     /// The place of a job, which may be new.
     fn place(&mut self, id: u64) -> usize {
         self.jobs.binary_search_by_key(&id, |job| job.id).unwrap_or_else(|at| {
@@ -350,17 +502,9 @@ impl References {
     }
 
     fn skip(&mut self, id: u64, by: u64) {
-        let Some(job) = self.jobs.iter_mut().find(|job| job.id == id) else { return };
-        for _ in 0..by.min(job.sequence.len() as u64) {
-            let front = job.sequence[0];
-            if !front.done {
-                job.consume(front.object);
-            }
-            job.sequence.pop_front();
-            job.cursor += 1;
-            self.now += 1;
+        if let Some(job) = self.jobs.iter_mut().find(|job| job.id == id) {
+            self.now += job.skip(by);
         }
-        job.place = job.place.max(16 * job.cursor);
     }
 }
 
@@ -485,5 +629,63 @@ mod tests {
         references.hint(&Hint::Withdraw { job: 1 });
         assert_eq!(references.future(3), Future::Unknown);
         assert_eq!(references.ahead(), 0);
+    }
+
+    #[test]
+    fn job_that_leaps_far_ahead_then_is_followed_there_and_keeps_its_credit() {
+        for (to, disorder) in [(300, 1), (5_000, 1), (5_000, 8)] {
+            let objects: Vec<u64> = (0..10_000).collect();
+            let mut references = references(&objects);
+            for object in 0..100 {
+                references.observe(object);
+            }
+            let mut after: Vec<u64> = (to..to + 200).collect();
+            for block in after.chunks_mut(disorder) {
+                block.reverse();
+            }
+            let followed = after.iter().filter(|object| references.observe(**object)).count();
+            assert!(followed >= 190, "leap to {to}: {followed} of 200");
+            let progress = references.progress(1).expect("a job");
+            assert!(progress.trusted && progress.skipped >= to - 140, "{progress:?}");
+            assert!(references.cursor(1) >= to + 100, "{}", references.cursor(1));
+            assert_eq!(references.future(50), Future::Dead);
+        }
+    }
+
+    #[test]
+    fn two_readers_of_the_halves_of_a_sequence_then_neither_is_given_up() {
+        let objects: Vec<u64> = (0..10_000).collect();
+        let mut references = references(&objects);
+        for object in 0..1_000 {
+            references.observe(object);
+            references.observe(object + 5_000);
+        }
+        assert_eq!(references.progress(1).expect("a job").skipped, 0);
+    }
+
+    #[test]
+    fn accesses_far_ahead_here_and_there_then_no_leap() {
+        let objects: Vec<u64> = (0..10_000).collect();
+        let mut references = references(&objects);
+        for object in 0..400 {
+            references.observe(object);
+            references.observe((object * 7_919) % 9_000 + 1_000);
+        }
+        let cursor = references.cursor(1);
+        assert!((390..=400).contains(&cursor), "{cursor}");
+    }
+
+    #[test]
+    fn progress_along_the_way_then_every_reference_is_counted_once() {
+        let mut references = references(&[1, 2, 3, 4, 5]);
+        references.observe(1);
+        references.observe(3);
+        references.hint(&Hint::Advance { job: 1, by: 3 });
+        let progress = references.progress(1).expect("a job");
+        let expected =
+            Progress { given: 5, followed: 2, skipped: 2, ahead: 1, trusted: progress.trusted };
+        assert_eq!(progress, expected);
+        assert_eq!(references.reference(1, references.cursor(1)), Some((5, true)));
+        assert_eq!((references.position(1, 5), references.position(1, 1)), (Some(4), None));
     }
 }

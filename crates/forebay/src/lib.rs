@@ -8,12 +8,14 @@ pub mod control;
 mod daemon;
 mod engine;
 mod error;
+mod glob;
 mod logging;
 mod metrics_http;
 pub mod mountinfo;
 mod render;
 mod signals;
 mod top;
+mod trace_file;
 pub mod units;
 
 pub use commands::run;

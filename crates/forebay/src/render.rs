@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::control::{Location, Outcome, Progress, Residency, Status, TierStatus};
+use crate::control::{HintState, Location, Outcome, Progress, Residency, Status, TierStatus};
 use crate::engine::FsckReport;
 use crate::units::{format_bytes, format_count, format_seconds};
 
@@ -47,6 +47,7 @@ pub fn status(status: &Status) -> String {
     for (name, value) in &status.policy.figures {
         line(format_args!("               {name}: {value}"));
     }
+    hints(status, &mut line);
     passthrough(status, &mut line);
     if status.is_drained() {
         line(format_args!("  dirty        nothing; the backing store has everything"));
@@ -83,6 +84,45 @@ fn tier_line(tier: &TierStatus) -> String {
         let _ = write!(text, "\n               others use its file system: only {free} are free");
     }
     text
+}
+
+fn hints(status: &Status, line: Line<'_>) {
+    for hint in status.hints.iter().take(ROWS_MAX) {
+        let state = match hint.state {
+            HintState::Waiting => "has not begun",
+            HintState::Following => "under way",
+            HintState::Done => "done",
+            HintState::Silent => "does not follow its hints: nothing is fetched ahead for it",
+        };
+        let past = hint.references - hint.ahead.min(hint.references);
+        line(format_args!(
+            "  hint         {}  [{}] {:.0} %  {} of {} files, {state}",
+            hint.job,
+            bar(past, hint.references, 20),
+            percent(past, hint.references),
+            format_count(past),
+            format_count(hint.references)
+        ));
+        line(format_args!(
+            "               fetched ahead {}, {}; {} used, {} for nothing; {} waiting",
+            format_count(hint.fetched),
+            format_bytes(hint.fetched_bytes),
+            format_count(hint.used),
+            format_count(hint.wasted),
+            format_bytes(hint.outstanding_bytes)
+        ));
+        if hint.skipped + hint.refused > 0 {
+            line(format_args!(
+                "               left out {}; {} paths were not taken",
+                format_count(hint.skipped),
+                format_count(hint.refused)
+            ));
+        }
+    }
+    let more = status.hints.len().saturating_sub(ROWS_MAX);
+    if more > 0 {
+        line(format_args!("               and {more} more jobs"));
+    }
 }
 
 fn passthrough(status: &Status, line: Line<'_>) {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
 use crate::error::Error;
 
@@ -28,6 +29,24 @@ pub fn block() -> Result<(), Error> {
         Ok(())
     } else {
         Err(Error::io("blocking signals")(io::Error::from_raw_os_error(code)))
+    }
+}
+
+/// Waits for one of them up to `limit`; says whether one came.
+pub fn wait_for(limit: Duration) -> io::Result<bool> {
+    let limit = libc::timespec {
+        tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(limit.subsec_nanos()),
+    };
+    // SAFETY: the set and the limit are valid for the call; nobody wants to know more of the signal.
+    let number = unsafe { libc::sigtimedwait(&set(), std::ptr::null_mut(), &limit) };
+    if number > 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EINTR) => Ok(false),
+        _ => Err(error),
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fake::FakeControl;
 use forebay::control::{
-    Client, Control, Reply, Request, Residency, Server, ServerLimits, Shutdown, Status,
+    Client, Control, HintPart, Reply, Request, Residency, Server, ServerLimits, Shutdown, Status,
 };
 
 struct Site {
@@ -61,9 +61,14 @@ fn client_when_it_asks_many_things_on_one_connection_then_each_is_answered() {
     assert_eq!(client.metrics().unwrap(), "forebay_hits_total 3\n");
     let places = client.locate(vec!["a".into(), "b/c".into()]).unwrap();
     assert_eq!((places.len(), places[1].residency), (2, Residency::Whole));
-    let hint = Request::Hint { job: "j".into(), paths: vec!["x".into()], last: true };
-    client.order(hint, Duration::from_secs(5)).unwrap();
-    assert_eq!(site.control.hints.lock().unwrap().len(), 1);
+    let part = HintPart { job: "j".into(), paths: vec!["x".into()], ..HintPart::default() };
+    let outcome = client.work(Request::Hint(part), None, &mut |_| {}).unwrap();
+    assert_eq!((outcome.files, site.control.hints.lock().unwrap().len()), (1, 1));
+    let withdraw = Request::Withdraw { job: "j".into() };
+    client.order(withdraw, Duration::from_secs(5)).unwrap();
+    assert_eq!(site.control.hints.lock().unwrap().len(), 0);
+    client.order(Request::TraceStart, Duration::from_secs(5)).unwrap();
+    assert_eq!(client.trace(10, true).unwrap().lost, 7);
     assert_eq!(client.pid(), std::process::id() as i32);
 }
 

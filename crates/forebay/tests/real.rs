@@ -444,8 +444,6 @@ fn whole_trees_are_warmed_pinned_evicted_and_synced() {
     let (code, text) = site.run(&["sync", "--quiet", &tree]);
     assert_eq!(code, 0, "{text}");
     assert_eq!(fs::read(site.path("backing/tree/d1/e1/f1")).unwrap(), b"new");
-    let (code, text) = site.run(&["hint", &site.text("mnt"), "--job", "j", "/dev/null"]);
-    assert_eq!(code, 1, "{text}");
     site.umount();
 }
 
@@ -603,4 +601,114 @@ fn units_of_systemd_name_what_exists() {
         }
     }
     assert!(seen >= 2);
+}
+
+/// Reads files of the mount one after the other, as fast as a program with something to do.
+fn read_in_order(site: &Site, files: &[usize]) {
+    for file in files {
+        std::thread::sleep(Duration::from_millis(10));
+        let bytes = fs::read(site.path(&format!("mnt/f{file}"))).unwrap();
+        assert!(bytes.len() == 64 << 10 && bytes.iter().all(|byte| *byte == *file as u8));
+    }
+}
+
+#[test]
+fn a_recorded_run_is_hinted_followed_and_its_decisions_replay() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    for file in 0..60 {
+        fs::write(site.path(&format!("backing/f{file}")), vec![file as u8; 64 << 10]).unwrap();
+    }
+    let (mnt, tier) = (site.text("mnt"), format!("{}=2M", site.text("tier")));
+    let (backing, events, trace) = (site.text("backing"), site.text("events"), site.text("trace"));
+    let (code, text) = site.run(&[
+        "mount",
+        &backing,
+        &mnt,
+        "--tier",
+        &tier,
+        "--policy",
+        "min",
+        "--event-log",
+        &events,
+    ]);
+    assert_eq!(code, 0, "{text}");
+    // Two epochs over twice the tier, each in its own order.
+    let order: Vec<usize> = (0..120).map(|at| at % 60 * (7 + at / 60 * 4) % 60).collect();
+    let mut recording = site.command(env!("CARGO_BIN_EXE_forebay"));
+    let recording = recording.args(["trace", "record", &mnt, "-o", &trace, "--seconds", "60"]);
+    let recording = recording.stdout(Stdio::piped()).spawn().unwrap();
+    assert!(wait_for(Duration::from_secs(10), || fs::metadata(&trace).is_ok_and(|m| m.len() > 0)));
+    read_in_order(&site, &order);
+    signal(recording.id().try_into().unwrap(), rustix::process::Signal::TERM);
+    let ended = recording.wait_with_output().unwrap();
+    assert!(String::from_utf8_lossy(&ended.stdout).contains("120 opens"), "{ended:?}");
+    let (code, text) = site.run(&["trace", "show", "--json", &trace]);
+    let summary: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, &summary["files"], &summary["repeated"]), (0, &60.into(), &60.into()));
+    let (code, text) =
+        site.run(&["sim", "cache", "--trace", &trace, "--policy", "lru", "--size", "2097152"]);
+    assert_eq!(code, 0, "a trace is one for the simulator: {text}");
+
+    let (code, text) = site.run(&["hint", &mnt, "--job", "train", "--trace", &trace, "--json"]);
+    assert!(code == 0 && text.contains("\"files\":120"), "{text}");
+    let before = site.status();
+    read_in_order(&site, &order);
+    let status = site.status();
+    let hint = &status["hints"][0];
+    assert_eq!((&hint["job"], &hint["followed"]), (&"train".into(), &120.into()), "{hint}");
+    assert_eq!((&hint["state"], &hint["ahead"]), (&"done".into(), &0.into()), "{hint}");
+    let misses = |status: &serde_json::Value| status["misses"].as_u64().unwrap();
+    assert!(misses(&status) - misses(&before) <= 12, "{status}");
+    let (code, metrics) = site.run(&["debug", "metrics", &mnt]);
+    assert!(code == 0 && metrics.contains("forebay_hint_jobs 1\n"), "{metrics}");
+    let (_, text) = site.run(&["status", &mnt]);
+    assert!(text.contains("120 of 120 files, done"), "{text}");
+    site.umount();
+    let (code, text) = site.run(&["sim", "replay", &events]);
+    assert!(code == 0 && text.contains("all the same"), "{text}");
+    let log = fs::read_to_string(&events).unwrap();
+    assert!(log.contains("> fetch ") && log.contains("> evict "), "nothing was decided");
+}
+
+#[test]
+fn hints_from_lists_permutations_and_patterns_are_taken_and_withdrawn() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    plant_tree(&site.path("backing/set"), 30);
+    site.mount(&[]);
+    let (mnt, list) = (site.text("mnt"), site.text("list"));
+    fs::write(&list, "set/d1/e1/f1\nset/d2/e2/f2\nset/nothing\n").unwrap();
+    let given = |job: &str| {
+        let status = site.status();
+        let hints = status["hints"].as_array().unwrap().clone();
+        hints.into_iter().find(|hint| hint["job"] == job).map(|hint| hint["references"].clone())
+    };
+    let (code, text) = site.run(&["hint", &mnt, "--job", "list", &list]);
+    assert!(code == 1 && text.contains("set/nothing"), "{text}");
+    assert_eq!(given("list"), Some(2.into()), "what is there was taken");
+    let (code, text) = site.run(&["hint", &mnt, "--job", "list", "--append", "set/d3/e0/f3"]);
+    assert_eq!((code, given("list")), (0, Some(3.into())), "{text}");
+    fs::write(&list, "set/d1/e1/f1\nset/d2/e2/f2\n").unwrap();
+    let order = site.text("order");
+    fs::write(&order, "[1, 0, 1]").unwrap();
+    let by_order = ["hint", &mnt, "--job", "order", "--permutation", &order, "--files", &list];
+    let (code, text) = site.run(&by_order);
+    assert_eq!((code, given("order")), (0, Some(3.into())), "{text}");
+    let (code, text) =
+        site.run(&["hint", &mnt, "--job", "glob", "set/d[12]/**/f*", "--expires", "1h"]);
+    assert_eq!((code, given("glob")), (0, Some(9.into())), "{text}");
+    fs::write(&order, "[2]").unwrap();
+    let (code, text) = site.run(&by_order);
+    assert!(code == 2 && text.contains("entries 0 to 1"), "{text}");
+    assert_eq!(site.run(&["hint", &mnt, "--job", "glob", "--withdraw"]).0, 0);
+    let (code, text) = site.run(&["hint", &mnt, "--job", "glob", "--withdraw"]);
+    assert!(code == 1 && text.contains("no job"), "{text}");
+    let (code, text) = site.run(&["hint", &mnt, "--job", "none"]);
+    assert!(code == 2 && text.contains("--from"), "{text}");
+    site.umount();
 }

@@ -96,13 +96,16 @@ pub struct NodeConfig {
     /// Limits for a backing store that can't be throttled otherwise: bytes a second and operations
     /// a second.
     pub throttle: Option<(u64, u64)>,
-    /// Where the event log of the steward is recorded, if anywhere.
+    /// Bytes that may be fetched ahead along hints and not be used yet; 0 for no fetches ahead.
+    pub prefetch_bytes: u64,
+    /// Where the event log of the steward is recorded, if anywhere. Begins with the start of the node.
     pub event_log: Option<PathBuf>,
 }
 
 impl NodeConfig {
     /// The defaults for `backing` with `tiers`.
     pub fn new(backing: PathBuf, tiers: Vec<TierConfig>) -> Self {
+        let prefetch_bytes = tiers.first().map_or(0, |tier| tier.size_bytes / 4);
         NodeConfig {
             backing,
             tiers,
@@ -123,6 +126,7 @@ impl NodeConfig {
             slow_threads: 32,
             flush_threads: 8,
             throttle: None,
+            prefetch_bytes,
             event_log: None,
         }
     }

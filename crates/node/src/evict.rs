@@ -42,6 +42,11 @@ impl Node {
                     placement = Some(Placement::Tier(tier, bytes));
                 }
                 Action::Bypass { .. } => placement = Some(Placement::Bypass),
+                Action::Cancel { object } => self.fetches.cancel(object.0),
+                Action::Fetch { object, .. } => {
+                    self.fetches.expect(object.0);
+                    self.perform_later(action);
+                }
                 other => self.perform_later(other),
             }
         }
@@ -50,7 +55,13 @@ impl Node {
 
     fn step(&self, event: Event, actions: &mut Vec<Action>) {
         let now = self.tick();
-        self.steward.lock().step(now, &event, actions);
+        let before = actions.len();
+        let mut steward = self.steward.lock();
+        steward.step(now, &event, actions);
+        // Under the steward's lock: the log has the order of its decisions.
+        if let Some(log) = &self.event_log {
+            log.record(now, &event, &actions[before..]);
+        }
     }
 
     /// Has a decision carried out by a thread that may wait. The steward waits for an answer to
@@ -90,7 +101,10 @@ impl Node {
                 self.reconcile_later(Ino(object.0), Duration::ZERO);
                 (object, Ok(true))
             }
-            Action::Place { .. } | Action::Bypass { .. } => return,
+            Action::Fetch { object, tier, bytes } => {
+                return self.fetch_ahead(Ino(object.0), tier.0, bytes.0);
+            }
+            Action::Place { .. } | Action::Bypass { .. } | Action::Cancel { .. } => return,
         };
         match done {
             Ok(true) => {}
@@ -211,11 +225,9 @@ impl Node {
     /// Keeps only the first bytes of a clean object.
     fn evict_tail(&self, ino: Ino, tier: u8, keep: u64) -> Result<bool> {
         let extent = self.config.extent_bytes;
-        let keep = keep.next_multiple_of(extent);
         let record = self.meta.get(ino)?;
-        if keep >= record.attr.size {
-            return Ok(false);
-        }
+        // Whole extents, and at least one goes: what is asked for is not there otherwise.
+        let keep = keep.min(record.attr.size.saturating_sub(1)) / extent * extent;
         if keep == 0 {
             return self.evict(ino, tier);
         }

@@ -40,10 +40,41 @@ pub struct Filler {
     touched: Vec<u64>,
 }
 
+/// How a file is brought in.
+#[derive(Clone, Copy)]
+pub(crate) enum Haste<'a> {
+    /// Somebody waits for it, or asked for it: room is made where there is none.
+    Now,
+    /// Ahead of its use, into room that is there, until it is cancelled.
+    Ahead(&'a Cancel),
+}
+
+impl Haste<'_> {
+    fn priority(self) -> Priority {
+        match self {
+            Haste::Now => Priority::Demand,
+            Haste::Ahead(_) => Priority::Prefetch,
+        }
+    }
+
+    fn cancel(self) -> Cancel {
+        match self {
+            Haste::Now => Cancel::default(),
+            Haste::Ahead(cancel) => cancel.clone(),
+        }
+    }
+}
+
 /// Random misses remembered for a file.
 const TOUCHED: usize = 64;
 /// How far a sequential reader is run ahead of, at most.
 const AHEAD: u64 = 16 << 20;
+
+/// The count of writes of a file that no tier has: while the count stays, what is fetched is what the record says. The caller holds `fetching`.
+fn absent(file: &File) -> Option<u64> {
+    let seen = file.writes.load(Ordering::Acquire);
+    file.residence.read().place.is_none().then_some(seen)
+}
 
 /// As far as a reader has come it is likely to go on; so far and further is run ahead of it.
 fn ahead_of(sequence: u64) -> u64 {
@@ -54,15 +85,39 @@ impl Node {
     /// Copies a small file to a tier before its open returns.
     pub(crate) fn fetch_whole(&self, file: &FileRef, record: &Arc<Record>) -> Result<()> {
         let _one = file.fetching.lock();
-        let seen = file.writes.load(Ordering::Acquire);
-        if file.residence.read().place.is_some() {
-            return Ok(());
-        }
+        let Some(seen) = absent(file) else { return Ok(()) };
         let size = record.attr.size;
         let Some(tier) = self.admit(file.ino, size, size) else { return Ok(()) };
         let _demand = self.demand_gate();
-        let backing = self.open_backing(record, Access::Read)?;
-        let fetched = self.fetch_into(file, record, tier, &*backing);
+        self.fetch_admitted(file, record, (tier, seen), Haste::Now)
+    }
+
+    /// Copies a small file to a tier that has taken it already.
+    pub(crate) fn fetch_to(
+        &self,
+        file: &FileRef,
+        record: &Arc<Record>,
+        tier: u8,
+        haste: Haste<'_>,
+    ) -> Result<()> {
+        let _one = file.fetching.lock();
+        match absent(file) {
+            Some(seen) => self.fetch_admitted(file, record, (tier, seen), haste),
+            None => Ok(()),
+        }
+    }
+
+    /// The caller holds the file's `fetching`.
+    fn fetch_admitted(
+        &self,
+        file: &FileRef,
+        record: &Arc<Record>,
+        (tier, seen): (u8, u64),
+        haste: Haste<'_>,
+    ) -> Result<()> {
+        let fetched = self
+            .open_backing(record, Access::Read)
+            .and_then(|backing| self.fetch_into(file, record, tier, &*backing, haste));
         let place = match fetched {
             Ok(Some(place)) => place,
             other => {
@@ -83,8 +138,11 @@ impl Node {
         Ok(())
     }
 
-    fn make_room(&self, tier: u8, bytes: u64) -> bool {
-        self.take_room(tier, bytes) || self.free_room(tier, bytes) && self.take_room(tier, bytes)
+    fn make_room(&self, tier: u8, bytes: u64, haste: Haste<'_>) -> bool {
+        self.take_room(tier, bytes)
+            || matches!(haste, Haste::Now)
+                && self.free_room(tier, bytes)
+                && self.take_room(tier, bytes)
     }
 
     /// Gives an object up that was made for a file which was written meanwhile.
@@ -106,11 +164,12 @@ impl Node {
         record: &Arc<Record>,
         tier: u8,
         backing: &dyn BackingFile,
+        haste: Haste<'_>,
     ) -> Result<Option<Place>> {
         let size = record.attr.size;
         let slot = &self.tiers[usize::from(tier)];
         let charge = size.next_multiple_of(BLOCK) + BLOCK;
-        if !self.make_room(tier, charge) {
+        if !self.make_room(tier, charge, haste) {
             return Ok(None);
         }
         let ino = file.ino.0;
@@ -118,8 +177,8 @@ impl Node {
             // Neither whole nor with a map: should the daemon die now, it is nothing.
             let mut header = self.header_for(record, false, false);
             let object = self.create_object(tier, ino, &header)?;
-            let limits = self.limits(Priority::Demand);
-            copy::copy_range(backing, &*object, 0..size, &limits, &Cancel::default())?;
+            let limits = self.limits(haste.priority());
+            copy::copy_range(backing, &*object, 0..size, &limits, &haste.cancel())?;
             fail_at!("node.fetch.copied");
             let stat = backing.stat()?;
             if record.backing.fingerprint != Some(convert::fingerprint(stat.fingerprint())) {
@@ -183,14 +242,37 @@ impl Node {
     /// Gives a large file an object without any extent, to be filled behind its readers.
     pub(crate) fn begin_partial(&self, file: &FileRef, record: &Arc<Record>) -> Result<()> {
         let _one = file.fetching.lock();
-        if file.residence.read().place.is_some() {
-            return Ok(());
-        }
-        let seen = file.writes.load(Ordering::Acquire);
+        let Some(seen) = absent(file) else { return Ok(()) };
         let size = record.attr.size;
-        let Some(tier) = self.admit(file.ino, size, size.min(self.config.extent_bytes)) else {
-            return Ok(());
-        };
+        match self.admit(file.ino, size, size.min(self.config.extent_bytes)) {
+            Some(tier) => self.begin_admitted(file, record, tier, seen),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Node::begin_partial`], on a tier that has taken the file already.
+    pub(crate) fn begin_partial_on(
+        &self,
+        file: &FileRef,
+        record: &Arc<Record>,
+        tier: u8,
+    ) -> Result<()> {
+        let _one = file.fetching.lock();
+        match absent(file) {
+            Some(seen) => self.begin_admitted(file, record, tier, seen),
+            None => Ok(()),
+        }
+    }
+
+    /// The caller holds the file's `fetching`.
+    fn begin_admitted(
+        &self,
+        file: &FileRef,
+        record: &Arc<Record>,
+        tier: u8,
+        seen: u64,
+    ) -> Result<()> {
+        let size = record.attr.size;
         let slot = &self.tiers[usize::from(tier)];
         let charge = BLOCK + Presence::sidecar_bytes_for(self.config.extent_bytes, size);
         if !self.take_room(tier, charge) {
@@ -344,8 +426,10 @@ impl Node {
             let range = at..at + extent;
             let gate = self.copies.gate.as_ref().filter(|_| speculative);
             let copied = match gate {
-                Some(gate) => gate.speculate(|| self.fill_extent(file, range, &mut buffer)),
-                None => Some(self.fill_extent(file, range, &mut buffer)),
+                Some(gate) => {
+                    gate.speculate(|| self.fill_extent(file, range, &mut buffer, Haste::Now))
+                }
+                None => Some(self.fill_extent(file, range, &mut buffer, Haste::Now)),
             };
             if !copied.unwrap_or(Ok(false))? {
                 break;
@@ -359,7 +443,13 @@ impl Node {
     }
 
     /// Copies one extent if it is absent; false when its tier has no room.
-    fn fill_extent(&self, file: &FileRef, range: Range<u64>, buffer: &mut [u8]) -> Result<bool> {
+    pub(crate) fn fill_extent(
+        &self,
+        file: &FileRef,
+        range: Range<u64>,
+        buffer: &mut [u8],
+        haste: Haste<'_>,
+    ) -> Result<bool> {
         let mut runs = Vec::new();
         let (tier, base) = {
             let residence = file.residence.read();
@@ -376,7 +466,7 @@ impl Node {
         for run in runs {
             let len = run.end - run.start;
             let charge = len.next_multiple_of(BLOCK);
-            if !self.make_room(tier, charge) {
+            if !self.make_room(tier, charge, haste) {
                 return Ok(false);
             }
             self.prefetch_gate();
@@ -490,7 +580,7 @@ impl Node {
         let mut buffer = vec![0; usize::try_from(extent).unwrap_or(1 << 20)];
         let mut at = 0;
         while at < record.attr.size {
-            if !self.fill_extent(&file, at..at + extent, &mut buffer)? {
+            if !self.fill_extent(&file, at..at + extent, &mut buffer, Haste::Now)? {
                 break;
             }
             at += extent;

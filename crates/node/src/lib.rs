@@ -21,6 +21,7 @@ mod fetch;
 mod files;
 mod flush;
 mod handle;
+mod hints;
 #[cfg(test)]
 mod hot_path_tests;
 mod import;
@@ -34,6 +35,7 @@ mod overlay;
 mod paths;
 mod place;
 mod pool;
+mod prefetch;
 mod ranges;
 mod reconcile;
 mod recover;
@@ -42,6 +44,7 @@ mod residents;
 mod room;
 mod spill;
 mod staging;
+mod trace;
 mod truncate;
 
 pub use check::{CheckRequest, Checked, check};
@@ -54,6 +57,7 @@ pub use forebay_store::tier::check_dir as check_tier_dir;
 pub use forebay_store::{ErrorClass, StoreError};
 pub use handle::{OpenMode, Opened};
 
+pub use hints::{HintPart, HintReport, Hinted, MOST_JOBS, MOST_REFERENCES};
 pub use kernel::Kernel;
 pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Stat, Statfs};
 pub use node::Node;
@@ -61,6 +65,7 @@ pub use paths::{Residency, Whereabouts};
 pub use pool::{Pool, Refused, Urgency};
 pub use reconcile::{Conflict, Remaining};
 pub use report::{BusyFile, DirtyFile, LongWork, TierReport};
+pub use trace::{Opening, Recorded};
 
 /// Policies that a mount can use: those that need no knowledge of the future, the default first.
 pub const ONLINE_POLICIES: &[&str] =

@@ -72,6 +72,11 @@ impl Counter {
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
+
+    /// Takes over what was counted elsewhere; never goes back.
+    pub fn raise(&self, value: u64) {
+        self.0.fetch_max(value, Ordering::Relaxed);
+    }
 }
 
 /// A number that goes up and down.
@@ -448,6 +453,24 @@ metrics! {
         "Errors given to programs that were not their own doing, by class.";
     pool_queued: Family<Queue, Gauge, 3> = "forebay_pool_queued", "jobs", Experimental,
         "Jobs that wait for a worker, by purpose.";
+    hint_jobs: Gauge = "forebay_hint_jobs", "jobs", Stable,
+        "Jobs that have given reference sequences.";
+    hint_references: Gauge = "forebay_hint_references", "references", Stable,
+        "References of all jobs that are still ahead.";
+    prefetched: Counter = "forebay_prefetched_files_total", "files", Stable,
+        "Files fetched ahead along hints.";
+    prefetched_bytes: Counter = "forebay_prefetched_bytes_total", "bytes", Stable,
+        "Bytes fetched ahead along hints.";
+    prefetch_used: Counter = "forebay_prefetch_used_total", "files", Stable,
+        "Files fetched ahead that were opened afterwards.";
+    prefetch_late: Counter = "forebay_prefetch_late_total", "files", Stable,
+        "Files fetched ahead that were opened before they had arrived.";
+    prefetch_wasted: Counter = "forebay_prefetch_wasted_total", "files", Stable,
+        "Files fetched ahead for nothing.";
+    prefetch_wasted_bytes: Counter = "forebay_prefetch_wasted_bytes_total", "bytes", Stable,
+        "Bytes fetched ahead for nothing.";
+    prefetch_waiting_bytes: Gauge = "forebay_prefetch_waiting_bytes", "bytes", Stable,
+        "Bytes fetched ahead, or being fetched, that are not used yet.";
     stuck: Gauge = "forebay_stuck_operations", "operations", Stable,
         "Operations that wait for the backing store longer than they should.";
 }

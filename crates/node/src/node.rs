@@ -20,14 +20,17 @@ use crate::config::NodeConfig;
 use crate::error::{NodeError, Result};
 use crate::files::Files;
 use crate::handle::Handle;
+use crate::hints::Hints;
 use crate::import::Imports;
 use crate::kernel::Kernel;
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::pool::Pool;
+use crate::prefetch::Fetches;
 use crate::reconcile::Reconciler;
 use crate::residents::Residents;
 use crate::room::Room;
+use crate::trace::{EventLog, Tracer};
 
 /// One tier in use.
 pub struct TierSlot {
@@ -50,6 +53,14 @@ pub struct Node {
     pub(crate) steward: Mutex<Steward>,
     /// Decisions of the steward for which the pool had no place.
     pub(crate) put_off: Mutex<Vec<Action>>,
+    /// The reference sequences that were given.
+    pub(crate) hints: Hints,
+    /// Fetches ahead that the steward waits for.
+    pub(crate) fetches: Fetches,
+    /// Who is told of opens.
+    pub(crate) tracer: Tracer,
+    /// Where the steward's decisions are recorded.
+    pub(crate) event_log: Option<EventLog>,
     pub(crate) started: Instant,
     /// Threads that wait for slow devices.
     pub(crate) slow: Pool,
@@ -147,8 +158,11 @@ impl Node {
         };
         let meta = open_meta(&state_dir.join(METADATA))?;
         bind_to_backing(&meta, &config.backing)?;
-        let steward = Steward::new(&steward_config(&config))
-            .map_err(|error| NodeError::Config(error.to_string()))?;
+        let decisions = steward_config(&config);
+        let steward =
+            Steward::new(&decisions).map_err(|error| NodeError::Config(error.to_string()))?;
+        let event_log = config.event_log.as_deref();
+        let event_log = event_log.map(|path| EventLog::create(path, &decisions)).transpose()?;
         let flush_threads = config.flush_threads;
         let slow_threads = config.slow_threads;
         Ok(Arc::new_cyclic(|this| Node {
@@ -161,6 +175,10 @@ impl Node {
             handles: Slab::new(),
             steward: Mutex::new(steward),
             put_off: Mutex::default(),
+            hints: Hints::default(),
+            fetches: Fetches::default(),
+            tracer: Tracer::default(),
+            event_log,
             started: Instant::now(),
             slow: Pool::new(slow_threads, 4096),
             flushers: Pool::new(flush_threads, 1024),
@@ -208,6 +226,10 @@ impl Node {
                 }
                 node.decide(Event::Tick);
                 node.perform_put_off();
+                node.expire_hints();
+                if let Some(log) = &node.event_log {
+                    log.write_out();
+                }
                 drop(node);
                 thread::sleep(Duration::from_millis(100));
             }
@@ -234,6 +256,9 @@ impl Node {
                 thread::sleep(Duration::from_millis(5));
             }
             ended &= handle.is_finished();
+        }
+        if let Some(log) = &self.event_log {
+            log.write_out();
         }
         if !ended || unsettled > 0 {
             tracing::warn!(
@@ -303,5 +328,9 @@ fn steward_config(config: &NodeConfig) -> StewardConfig {
             low: share(tier.size_bytes, config.low_percent),
         })
         .collect();
-    StewardConfig::new(tiers, &config.policy)
+    let mut decisions = StewardConfig::new(tiers, &config.policy);
+    decisions.prefetch = Bytes(config.prefetch_bytes);
+    // Parts of files come and go in whole extents.
+    decisions.options.chunk = decisions.options.chunk.next_multiple_of(config.extent_bytes.max(1));
+    decisions
 }

@@ -164,6 +164,7 @@ impl Node {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let file = self.files.get(record.ino);
         self.load(&Context::DAEMON, &file)?;
+        self.tracer.note(file.ino, 0, true);
         self.attach(&file, record, write)
     }
 
@@ -178,22 +179,27 @@ impl Node {
     ) -> Result<()> {
         self.load(context, file)?;
         let size = record.attr.size;
+        let (resident, nothing) = {
+            let residence = file.residence.read();
+            let zeros = size == 0 || !matches!(residence.base, Base::Backing(_));
+            (residence.place.is_some(), zeros)
+        };
+        // Before anything is told: who has to wait comes by here once more.
+        if !resident && !nothing {
+            context.wait()?;
+        }
         self.decide(Event::Access {
             object: forebay_core::unit::Ino(file.ino.0),
             size: forebay_core::unit::Bytes(size),
             write,
         });
-        {
-            let residence = file.residence.read();
-            if residence.place.is_some() {
-                self.metrics.hits.add(1);
-                return Ok(());
-            }
-            if size == 0 || !matches!(residence.base, Base::Backing(_)) {
-                return Ok(());
-            }
+        self.tracer.note(file.ino, size, write);
+        if resident {
+            self.metrics.hits.add(1);
         }
-        context.wait()?;
+        if resident || nothing {
+            return Ok(());
+        }
         self.metrics.misses.add(1);
         if size <= self.config.fetch_on_open_bytes {
             self.fetch_whole(file, record)

@@ -146,7 +146,28 @@ impl Node {
         metrics.pool_queued.of(Queue::Background).set(background);
         let flushing = signed(self.flushers.queued() as u64);
         metrics.pool_queued.of(Queue::WriteBack).set(flushing);
+        self.count_hints();
         metrics.render()
+    }
+
+    /// Takes over what the steward counted of hints and fetches ahead.
+    fn count_hints(&self) {
+        let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let (jobs, counts) = {
+            let steward = self.steward.lock();
+            (steward.jobs(), steward.fetches_ahead())
+        };
+        let metrics = &self.metrics;
+        metrics.hint_jobs.set(signed(jobs.len() as u64));
+        metrics.hint_references.set(signed(jobs.iter().map(|job| job.progress.ahead).sum()));
+        let waiting = jobs.iter().map(|job| job.outstanding.0).sum();
+        metrics.prefetch_waiting_bytes.set(signed(waiting));
+        metrics.prefetched.raise(counts.fetched);
+        metrics.prefetched_bytes.raise(counts.fetched_bytes);
+        metrics.prefetch_used.raise(counts.used);
+        metrics.prefetch_late.raise(counts.late);
+        metrics.prefetch_wasted.raise(counts.wasted);
+        metrics.prefetch_wasted_bytes.raise(counts.wasted_bytes);
     }
 
     /// As [`Node::is_open`], but never waits: a status must come also while a store hangs. Where

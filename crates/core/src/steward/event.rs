@@ -88,15 +88,30 @@ pub enum Event {
         /// The news.
         change: HintChange,
     },
+    /// A fetch ahead that was asked for has ended, well or not: what came of it was said before, by
+    /// `Resident` or `Removed`.
+    Fetched {
+        /// The object.
+        object: Ino,
+    },
     /// Nothing but that time has passed.
     Tick,
+}
+
+/// A reference that a job is going to make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reference {
+    /// The object.
+    pub object: Ino,
+    /// Its whole size now.
+    pub size: Bytes,
 }
 
 /// News about a reference sequence, owned so that it can be queued and recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HintChange {
     /// More references at its end.
-    Append(Vec<u64>),
+    Append(Vec<Reference>),
     /// It is complete.
     Close,
     /// The job has gone past so many references.
@@ -155,6 +170,21 @@ pub enum Action {
         tier: Tier,
         /// How many bytes, from its head.
         bytes: Bytes,
+    },
+    /// Bring the object to the tier ahead of its use, until `bytes` of it are there from its head:
+    /// the room is promised. Nobody waits for it.
+    Fetch {
+        /// The object.
+        object: Ino,
+        /// Where to.
+        tier: Tier,
+        /// How many bytes, from its head.
+        bytes: Bytes,
+    },
+    /// What is being fetched ahead is not worth it any more: the fetch may end early.
+    Cancel {
+        /// The object.
+        object: Ino,
     },
     /// Serve the wanted object from the backing store.
     Bypass {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! forebay-steward 1
-//! policy lru chunk 4096 request-cost 0 admit-large 1 batch 64 refusal-pause 1000000000
+//! policy lru chunk 4096 request-cost 0 admit-large 1 batch 64 refusal-pause 1000000000 prefetch 0
 //! tier 1048576 996148 943719
 //! 17 access 12 4096 0
 //! > evict 9 0
@@ -13,7 +13,9 @@
 
 use std::fmt::Write as _;
 
-use super::{Action, ConfigError, Event, HintChange, Steward, StewardConfig, TierConfig};
+use super::{
+    Action, ConfigError, Event, HintChange, Reference, Steward, StewardConfig, TierConfig,
+};
 use crate::policy::PolicyConfig;
 use crate::unit::{Bytes, Ino, Tick, Tier};
 
@@ -42,13 +44,15 @@ pub fn write_head(config: &StewardConfig, out: &mut String) {
     let options = &config.options;
     writeln!(
         out,
-        "{MAGIC}\npolicy {} chunk {} request-cost {} admit-large {} batch {} refusal-pause {}",
+        "{MAGIC}\npolicy {} chunk {} request-cost {} admit-large {} batch {} refusal-pause {} \
+         prefetch {}",
         config.policy,
         options.chunk,
         options.request_cost,
         u8::from(options.admit_large),
         config.batch,
         config.refusal_pause,
+        config.prefetch,
     )
     .expect("a String takes everything");
     for tier in &config.tiers {
@@ -87,10 +91,10 @@ fn write_event(now: Tick, event: &Event, out: &mut String) -> std::fmt::Result {
         Event::Pressure { tier, need } => writeln!(out, "pressure {tier} {need}"),
         Event::Refused { object } => writeln!(out, "refused {object}"),
         Event::Hint { job, change } => match change {
-            HintChange::Append(objects) => {
+            HintChange::Append(references) => {
                 write!(out, "append {job}")?;
-                for object in objects {
-                    write!(out, " {object}")?;
+                for Reference { object, size } in references {
+                    write!(out, " {object} {size}")?;
                 }
                 writeln!(out)
             }
@@ -98,6 +102,7 @@ fn write_event(now: Tick, event: &Event, out: &mut String) -> std::fmt::Result {
             HintChange::Advance(by) => writeln!(out, "advance {job} {by}"),
             HintChange::Withdraw => writeln!(out, "withdraw {job}"),
         },
+        Event::Fetched { object } => writeln!(out, "fetched {object}"),
         Event::Tick => writeln!(out, "tick"),
     }
 }
@@ -112,6 +117,8 @@ fn write_action(action: &Action, out: &mut String) -> std::fmt::Result {
         Action::Promote { object, from, to } => writeln!(out, "> promote {object} {from} {to}"),
         Action::Flush { object } => writeln!(out, "> flush {object}"),
         Action::Place { object, tier, bytes } => writeln!(out, "> place {object} {tier} {bytes}"),
+        Action::Fetch { object, tier, bytes } => writeln!(out, "> fetch {object} {tier} {bytes}"),
+        Action::Cancel { object } => writeln!(out, "> cancel {object}"),
         Action::Bypass { object } => writeln!(out, "> bypass {object}"),
     }
 }
@@ -187,9 +194,12 @@ fn read_event(line: usize, text: &str) -> Result<(Tick, Event), LogError> {
         "refused" => Event::Refused { object: w.object()? },
         "append" => {
             let job = w.number("a job")?;
-            let objects: Result<Vec<u64>, _> = w.rest.by_ref().map(str::parse).collect();
-            let objects = objects.map_err(|_| w.wrong("inode numbers"))?;
-            Event::Hint { job, change: HintChange::Append(objects) }
+            let mut references = Vec::new();
+            while let Some(object) = w.rest.next() {
+                let object = object.parse().map(Ino).map_err(|_| w.wrong("an inode number"))?;
+                references.push(Reference { object, size: w.bytes()? });
+            }
+            Event::Hint { job, change: HintChange::Append(references) }
         }
         "close" => Event::Hint { job: w.number("a job")?, change: HintChange::Close },
         "advance" => Event::Hint {
@@ -197,6 +207,7 @@ fn read_event(line: usize, text: &str) -> Result<(Tick, Event), LogError> {
             change: HintChange::Advance(w.number("a number of references")?),
         },
         "withdraw" => Event::Hint { job: w.number("a job")?, change: HintChange::Withdraw },
+        "fetched" => Event::Fetched { object: w.object()? },
         "tick" => Event::Tick,
         _ => return Err(w.wrong("an event")),
     };
@@ -225,6 +236,8 @@ fn read_head<'a>(
     let batch = usize::try_from(w.number("a count")?).unwrap_or(usize::MAX);
     w.label("refusal-pause")?;
     let refusal_pause = w.number("nanoseconds")?;
+    w.label("prefetch")?;
+    let prefetch = w.bytes()?;
     let mut tiers = Vec::new();
     while let Some((line, text)) = lines.next_if(|(_, text)| text.starts_with("tier ")) {
         let mut w = Words::new(line, text);
@@ -232,7 +245,7 @@ fn read_head<'a>(
         tiers.push(TierConfig { capacity: w.bytes()?, high: w.bytes()?, low: w.bytes()? });
     }
     let options = PolicyConfig { capacity: 0, chunk, request_cost, admit_large };
-    Ok(StewardConfig { tiers, policy, options, batch, refusal_pause })
+    Ok(StewardConfig { tiers, policy, options, batch, refusal_pause, prefetch })
 }
 
 /// A line where a replay decided otherwise than the recorded steward.

@@ -1,5 +1,7 @@
 //! The machine: residency by object, one policy for each tier, and what is in flight.
 
+mod ahead;
+
 use std::collections::VecDeque;
 
 use super::{
@@ -9,6 +11,7 @@ use crate::policy::{
     Access, AccessKind, Admission, Candidate, Demand, Hint, Map, Policy, PolicyConfig, Room,
     Victim, by_name,
 };
+use crate::prefetch::Prefetcher;
 use crate::unit::{Bytes, Ino, Tick, Tier};
 
 /// Accesses that an object on a slower tier must have had there before it moves up.
@@ -126,6 +129,8 @@ pub struct Steward {
     refusal_pause: u64,
     deadline: Option<Tick>,
     victims: Vec<Victim>,
+    prefetch: Prefetcher,
+    last_access: Option<Ino>,
 }
 
 impl Steward {
@@ -162,6 +167,8 @@ impl Steward {
             refusal_pause: config.refusal_pause.max(1),
             deadline: None,
             victims: Vec::new(),
+            prefetch: Prefetcher::new(config.prefetch),
+            last_access: None,
         })
     }
 
@@ -187,6 +194,7 @@ impl Steward {
             Event::Clean { object } => self.clean(now, *object, actions),
             Event::Busy { object } => self.change(*object, |entry| entry.busy = true),
             Event::Idle { object } => {
+                self.prefetch.stir();
                 self.change(*object, |entry| entry.busy = false);
                 self.reconsider(now, *object);
                 self.promote(now, *object, actions);
@@ -203,7 +211,14 @@ impl Steward {
             }
             Event::Refused { object } => self.refused(now, *object),
             Event::Hint { job, change } => self.hint(*job, change),
+            Event::Fetched { object } => self.fetched(*object),
             Event::Tick => {}
+        }
+        // What is being opened is not held yet, and who waits for room comes first.
+        let waits =
+            matches!(event, Event::Access { .. } | Event::Wanted { .. } | Event::Pressure { .. });
+        if !waits {
+            self.fetch_ahead(now, actions);
         }
         self.relieve(now, actions);
     }
@@ -299,16 +314,26 @@ impl Steward {
         let kind = if write { AccessKind::Write } else { AccessKind::Read };
         let access = [Access { object: object.0, size: size.0, kind }];
         // Every policy sees every access: frequencies and sequences know no tiers, and an object
-        // that is not on a policy's books costs it one look-up.
-        for shelf in &mut self.shelves {
-            shelf.policy.observe(&access);
+        // that is not on a policy's books costs it one look-up. A program that opens a file twice in
+        // a row makes one reference (correlated references, O'Neil et al., SIGMOD 1993).
+        if self.last_access != Some(object) {
+            for shelf in &mut self.shelves {
+                shelf.policy.observe(&access);
+            }
         }
+        self.last_access = Some(object);
+        self.prefetch.access(object, size);
         self.promote(now, object, actions);
     }
 
     fn hint(&mut self, job: u64, change: &HintChange) {
+        self.prefetch.hint(job, change);
+        let objects: Vec<u64>;
         let hint = match change {
-            HintChange::Append(objects) => Hint::Append { job, objects },
+            HintChange::Append(references) => {
+                objects = references.iter().map(|reference| reference.object.0).collect();
+                Hint::Append { job, objects: &objects }
+            }
             HintChange::Close => Hint::Close { job },
             HintChange::Advance(by) => Hint::Advance { job, by: *by },
             HintChange::Withdraw => Hint::Withdraw { job },
@@ -319,12 +344,14 @@ impl Steward {
     }
 
     /// Asks the policy of a tier for a newcomer, and sets its victims moving. `Some(bytes)` when it
-    /// takes that many more bytes and they fit beside everything that is still there.
+    /// takes that many more bytes and they fit beside everything that is still there. A newcomer
+    /// that may do `no_harm` is turned away if any of its victims is needed sooner.
     fn ask(
         &mut self,
         now: Tick,
         tier: Tier,
         candidate: Candidate,
+        no_harm: bool,
         actions: &mut Vec<Action>,
     ) -> Option<Bytes> {
         let entries = &self.entries;
@@ -341,11 +368,18 @@ impl Steward {
         };
         let mut victims = std::mem::take(&mut self.victims);
         victims.clear();
-        let admission = shelf.policy.admit(&candidate, &room, &mut victims);
-        for victim in &victims {
-            if victim.object != candidate.object {
-                self.dispatch(now, tier, victim, actions);
+        let mut admission = shelf.policy.admit(&candidate, &room, &mut victims);
+        victims.retain(|victim| victim.object != candidate.object);
+        let newcomer = Ino(candidate.object);
+        let harm = |victim: &Victim| self.prefetch.harms(newcomer, Ino(victim.object));
+        if no_harm && (admission == Admission::Bypass || victims.iter().any(harm)) {
+            for victim in victims.drain(..) {
+                self.reconsider(now, Ino(victim.object));
             }
+            admission = Admission::Bypass;
+        }
+        for victim in &victims {
+            self.dispatch(now, tier, victim, actions);
         }
         self.victims = victims;
         let bytes = match admission {
@@ -373,6 +407,14 @@ impl Steward {
         actions: &mut Vec<Action>,
     ) -> Placement {
         let known = self.entries.get(&object.0).copied().unwrap_or(Entry::NEW);
+        if let Flight::Arriving { on, promised } = known.flight
+            && self.prefetch.is_flying(object)
+            && !prefetch
+        {
+            // Who waits takes over what was promised to the fetch ahead.
+            self.prefetch.overtaken(object);
+            return Placement::Tier(on, known.bytes + promised);
+        }
         if known.flight != Flight::Settled {
             // On its way out, or promised already to whoever asked first.
             return Placement::Bypass;
@@ -390,12 +432,16 @@ impl Steward {
             None => 0..=(self.shelves.len() - 1) as u8,
         };
         for on in tiers.map(Tier) {
-            let Some(promised) = self.ask(now, on, candidate, actions) else { continue };
-            self.shelves[on.index()].incoming += promised;
-            self.change(object, |entry| entry.flight = Flight::Arriving { on, promised });
+            let Some(promised) = self.ask(now, on, candidate, false, actions) else { continue };
+            self.promise(object, on, promised);
             return Placement::Tier(on, known.bytes + promised);
         }
         Placement::Bypass
+    }
+
+    fn promise(&mut self, object: Ino, on: Tier, promised: Bytes) {
+        self.shelves[on.index()].incoming += promised;
+        self.change(object, |entry| entry.flight = Flight::Arriving { on, promised });
     }
 
     /// Ends what is under way with an object: promises and departures are taken off the books.
@@ -478,6 +524,7 @@ impl Steward {
     }
 
     fn removed(&mut self, object: Ino) {
+        self.prefetch.left(object);
         self.settle(object);
         self.depart(object);
         // Who holds it open or pinned holds it still.
@@ -543,7 +590,7 @@ impl Steward {
         let candidate =
             Candidate { object: object.0, size: promised.0, resident: 0, prefetch: true };
         let scratch = std::mem::take(&mut self.victims);
-        let taken = self.ask(now, to, candidate, actions);
+        let taken = self.ask(now, to, candidate, false, actions);
         self.victims = scratch;
         if taken != Some(promised) {
             return false;
@@ -577,7 +624,12 @@ impl Steward {
         let candidate =
             Candidate { object: object.0, size: promised.0, resident: 0, prefetch: true };
         self.change(object, |entry| entry.heat = 0);
-        if self.ask(now, to, candidate, actions) != Some(promised) {
+        if self.ask(now, to, candidate, false, actions) != Some(promised) {
+            return;
+        }
+        if self.entries.get(&object.0).is_none_or(|entry| entry.flight != Flight::Settled) {
+            // What had to come down for it was given its own place.
+            self.shelves[to.index()].policy.removed(object.0);
             return;
         }
         self.shelves[to.index()].incoming += promised;

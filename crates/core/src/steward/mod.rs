@@ -9,7 +9,8 @@
 //! | `Demote`, `Promote` | `Resident` on the new tier, `Removed`, or `Refused` |
 //! | `Flush` | `Clean`, `Removed`, or `Refused` |
 //! | `Place` | `Resident`, or `Removed` when the fetch failed |
-//! | `Place` of what is there already, `Bypass` | none |
+//! | `Fetch` | `Resident` or `Removed`, then `Fetched` |
+//! | `Place` of what is there already, `Bypass`, `Cancel` | none |
 //!
 //! Any `Resident` of the object on that tier answers a `Place`, and a `Truncate` if no more is left
 //! than was to be kept: also one that a writer caused.
@@ -20,12 +21,17 @@
 //! promised bytes fit into the capacity beside everything that is still there, so the capacity
 //! holds even when no victim leaves. Growing files (`Resident` with more bytes) may lift a tier
 //! above the high mark; then room is made in the background down to the low mark.
+//!
+//! # Fetching ahead
+//! Along the reference sequences of hints ([`crate::prefetch`]). The policies decide what a fetch
+//! ahead may replace; the steward passes a fetch by that would cost an object which is needed
+//! sooner, whatever the policy.
 
 mod event;
 pub mod log;
 mod machine;
 
-pub use event::{Action, Event, HintChange};
+pub use event::{Action, Event, HintChange, Reference};
 pub use machine::Steward;
 
 use crate::policy::{PolicyConfig, Snapshot, UnknownPolicy};
@@ -67,6 +73,8 @@ pub struct StewardConfig {
     pub batch: usize,
     /// Nanoseconds for which an object that could not leave is left alone.
     pub refusal_pause: u64,
+    /// Most bytes that may be fetched ahead along hints and not be used yet; 0 for no fetches ahead.
+    pub prefetch: Bytes,
 }
 
 impl StewardConfig {
@@ -80,6 +88,7 @@ impl StewardConfig {
             options: PolicyConfig { admit_large: true, ..PolicyConfig::new(largest) },
             batch: 64,
             refusal_pause: Tick::SECOND,
+            prefetch: Bytes::ZERO,
         }
     }
 }

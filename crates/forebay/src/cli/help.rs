@@ -141,15 +141,53 @@ now and waits for it. With a mount point as PATH, everything.";
 
 /// `hint`.
 pub const HINT: &str = "\
-Gives the reference sequence of a job: the files that it will read, in order, one path a line. \
-Paths are absolute below the mount point, or relative to it. The policy keeps what is needed soon \
-and fetches ahead along the list.";
+Tells which files a job will use, in which order: its reference sequence. Files are fetched ahead of \
+their use within a budget (`mount --prefetch`), what is needed sooner is never given up for what is \
+needed later, and with `mount --policy min` what stays on the tiers is decided by the sequence, which \
+is as good as can be.
+
+The sequence comes from a list with one path a line, from a recorded earlier run (--trace), from the \
+permutation of a training sampler (--permutation with --files), or from files, directories and \
+patterns on the command line. Paths are absolute, or relative to the mount point. Paths that the \
+mount does not have, and what is no regular file, are reported and left out.
+
+Several jobs may have sequences at once. A job may depart from its sequence: what it repeats, \
+reorders or leaves out is noticed. One that does not follow it at all is not fetched for any more, so \
+that a wrong hint costs little. `forebay status` shows how far each job is. Hints live as long as the \
+mount, until --expires, or until the job is withdrawn.
+
+At most 64 jobs, and 4194304 references and distinct files of them, are remembered at a time; each \
+takes about 100 bytes of memory with one tier, and 50 more with each further one.";
 
 /// Examples of `hint`.
 pub const HINT_EXAMPLES: &str = "\
 Examples:
   forebay hint /data --job train-7 epoch.list
-  find /data/set -type f -print0 | sort -z | forebay hint /data --job scan -0 -";
+  find /data/set -type f -print0 | sort -z | forebay hint /data --job scan -0 -
+  forebay hint /data --job stage2 /data/stage1 '/data/ref/**/*.idx'
+  forebay hint /data --job nightly --trace nightly.trace
+  forebay hint /data --job train-7 --permutation epoch3.json --files set.list --append
+  forebay hint /data --job train-7 --withdraw
+
+Exit codes: 0 all paths were taken; 1 some were not, or the limits are reached; 2 wrong arguments or \
+a list that can't be understood; 3 not a Forebay mount.";
+
+/// `trace record`.
+pub const TRACE_RECORD: &str = "\
+Records which files programs open on a mount, in which order and when, until it is interrupted, asked \
+to end by SIGTERM, or --seconds are over. It costs the programs next to nothing. One recording at a \
+time for each mount.
+
+The trace is a text file, one line for each open: inode number, size in bytes, nanoseconds since the \
+start, read, write or create, and the path. `forebay hint --trace` gives it to a later run of the same \
+job; `forebay sim cache` tries policies and tier sizes on it.";
+
+/// Examples of `trace`.
+pub const TRACE_EXAMPLES: &str = "\
+Examples:
+  forebay trace record /data -o nightly.trace --seconds 3600
+  forebay trace show nightly.trace
+  forebay hint /data --job nightly --trace nightly.trace";
 
 /// `fsck`.
 pub const FSCK: &str = "\

@@ -57,9 +57,12 @@ pub enum Command {
     /// Write files to the backing store now
     #[command(long_about = help::SYNC)]
     Sync(PathArgs),
-    /// Tell which files a job will read, in which order
-    #[command(hide = true, long_about = help::HINT, after_long_help = help::HINT_EXAMPLES)]
+    /// Tell which files a job will use, in which order
+    #[command(long_about = help::HINT, after_long_help = help::HINT_EXAMPLES)]
     Hint(HintArgs),
+    /// Record and show what programs open
+    #[command(subcommand)]
+    Trace(TraceCommand),
     /// Check the state on tiers that are not mounted
     #[command(long_about = help::FSCK, after_long_help = help::FSCK_EXAMPLES)]
     Fsck(FsckArgs),
@@ -152,18 +155,90 @@ pub struct PathArgs {
 
 /// Arguments of `hint`.
 #[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("source").args(["paths", "from", "trace", "permutation", "withdraw"])))]
 pub struct HintArgs {
     /// The mount point
     pub mountpoint: PathBuf,
     /// A name for the job; a later hint with the same name replaces this one
     #[arg(long, value_name = "ID")]
     pub job: String,
-    /// A file with one path a line, in the order of reading; `-` reads standard input
-    pub list: PathBuf,
-    /// Paths in the list end with NUL instead of a newline, as `find -print0` writes them
+    /// A file that lies elsewhere with one path a line, in the order of use (`-` reads standard
+    /// input); or files on the mount, directories for all files below them, and patterns
+    #[arg(value_name = "LIST|PATH|PATTERN")]
+    pub paths: Vec<PathBuf>,
+    /// Read the paths from this list, wherever it lies; `-` reads standard input
+    #[arg(long, value_name = "LIST")]
+    pub from: Option<PathBuf>,
+    /// Take the opens of an earlier run, as `forebay trace record` wrote them
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Take the entries of --files in the order of these numbers, from 0 on, as samplers of training
+    /// programs give them
+    #[arg(long, value_name = "FILE", requires = "files")]
+    pub permutation: Option<PathBuf>,
+    /// The list of paths that --permutation counts in
+    #[arg(long, value_name = "LIST", requires = "permutation")]
+    pub files: Option<PathBuf>,
+    /// Add to what the job was given before
+    #[arg(long)]
+    pub append: bool,
+    /// More will be appended: files that were used and are not named again yet may still be needed
+    #[arg(long)]
+    pub open: bool,
+    /// Forget what the job was given
+    #[arg(long, conflicts_with_all = ["append", "open"])]
+    pub withdraw: bool,
+    /// When the job is forgotten by itself
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = crate::units::parse_duration)]
+    pub expires: std::time::Duration,
+    /// Paths in lists end with NUL instead of a newline, as `find -print0` writes them
     #[arg(long, short = '0')]
     pub null: bool,
     /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What to do with traces.
+#[derive(Debug, Subcommand)]
+pub enum TraceCommand {
+    /// Record which files programs open on a mount, until interrupted
+    #[command(long_about = help::TRACE_RECORD, after_long_help = help::TRACE_EXAMPLES)]
+    Record(TraceRecordArgs),
+    /// Show what is in a trace
+    Show(TraceShowArgs),
+}
+
+/// Arguments of `trace record`.
+#[derive(Debug, Args)]
+pub struct TraceRecordArgs {
+    /// The mount point
+    pub mountpoint: PathBuf,
+    /// Where the trace goes; a file that is there is replaced
+    #[arg(long, short, value_name = "FILE")]
+    pub output: PathBuf,
+    /// End after so many seconds
+    #[arg(long, value_name = "N", value_parser = seconds)]
+    pub seconds: Option<f64>,
+    /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds > 0.0);
+    seconds.ok_or_else(|| format!("'{text}' is not a number of seconds above 0"))
+}
+
+/// Arguments of `trace show`.
+#[derive(Debug, Args)]
+pub struct TraceShowArgs {
+    /// The trace; `-` reads standard input
+    pub trace: PathBuf,
+    /// Print the paths of all opens in their order, and nothing else
+    #[arg(long, conflicts_with = "json")]
+    pub paths: bool,
+    /// Print the summary as JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -2,10 +2,13 @@
 
 mod doctor;
 mod fsck;
+mod hint;
 mod mount;
 mod paths;
 mod progress;
+mod sequence;
 mod status;
+mod trace;
 mod umount;
 
 use std::ffi::{OsStr, OsString};
@@ -60,7 +63,8 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Pin(args) => paths::work(paths::Work::Pin, &args),
         Command::Unpin(args) => paths::work(paths::Work::Unpin, &args),
         Command::Sync(args) => paths::work(paths::Work::Sync, &args),
-        Command::Hint(args) => paths::hint(&args).map(|()| ok),
+        Command::Hint(args) => hint::run(&args),
+        Command::Trace(command) => trace::run(&command).map(|()| ok),
         Command::Fsck(args) => fsck::run(&args, engine),
         Command::Top(args) => top::run(&args).map(|()| ok),
         Command::Doctor(args) => doctor::run(&args),

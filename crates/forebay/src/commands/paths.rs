@@ -1,24 +1,16 @@
-//! Commands on paths: `where`, `warm`, `evict`, `pin`, `unpin`, `sync`, and `hint`.
+//! Commands on paths: `where`, `warm`, `evict`, `pin`, `unpin`, `sync`.
 
-use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
-use std::os::unix::ffi::OsStringExt;
-use std::path::{Component, Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use super::progress::Meter;
 use super::{print, print_json};
-use crate::cli::{HintArgs, PathArgs, QueryArgs};
+use crate::cli::{PathArgs, QueryArgs};
 use crate::control::{Client, Outcome, Request, WirePath};
 use crate::error::{Error, Exit};
 use crate::{mountinfo, render};
 
 /// Bytes of paths in one request; JSON makes them up to four times as long.
-const REQUEST_PATH_BYTES: usize = 200 << 10;
-
-/// The longest path in a list, beyond PATH_MAX.
-const LIST_PATH_MAX: u64 = 16 << 10;
+pub(super) const REQUEST_PATH_BYTES: usize = 200 << 10;
 
 /// An operation on paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +131,7 @@ pub fn work(work: Work, args: &PathArgs) -> Result<u8, Error> {
     Ok(exit.code())
 }
 
-fn add(total: &mut Outcome, part: Outcome) {
+pub(super) fn add(total: &mut Outcome, part: Outcome) {
     total.files += part.files;
     total.bytes += part.bytes;
     total.skipped += part.skipped;
@@ -149,114 +141,9 @@ fn add(total: &mut Outcome, part: Outcome) {
     total.failures.truncate(1000);
 }
 
-/// Sends the reference sequence of a job.
-pub fn hint(args: &HintArgs) -> Result<(), Error> {
-    if args.job.is_empty() || args.job.len() > 255 || args.job.chars().any(char::is_control) {
-        return Err(Error::Usage("--job: give a name of 1 to 255 printable bytes".into()));
-    }
-    let mut client = Client::for_path(&args.mountpoint)?;
-    let input: Box<dyn Read> = if args.list == Path::new("-") {
-        Box::new(io::stdin())
-    } else {
-        let open = File::open(&args.list);
-        Box::new(open.map_err(|source| Error::File { path: args.list.clone(), source })?)
-    };
-    let end = if args.null { 0 } else { b'\n' };
-    let mut list = BufReader::new(input);
-    let (mut portion, mut bytes, mut count) = (Vec::new(), 0, 0u64);
-    while let Some(path) = next_path(&mut list, end, count + 1)? {
-        count += 1;
-        let below = below(&path, client.mountpoint()).map_err(|why| {
-            Error::Usage(format!(
-                "{}: entry {count}: {}: {why}",
-                args.list.display(),
-                path.display()
-            ))
-        })?;
-        bytes += below.0.as_os_str().len() + 4;
-        portion.push(below);
-        if bytes >= REQUEST_PATH_BYTES {
-            send(&mut client, &args.job, std::mem::take(&mut portion), false)?;
-            bytes = 0;
-        }
-    }
-    send(&mut client, &args.job, portion, true)?;
-    if args.json {
-        print_json(&serde_json::json!({ "job": args.job, "paths": count }))
-    } else {
-        print(&format!("job {}: {count} paths\n", args.job))
-    }
-}
-
-fn send(client: &mut Client, job: &str, paths: Vec<WirePath>, last: bool) -> Result<(), Error> {
-    let request = Request::Hint { job: job.to_owned(), paths, last };
-    client.order(request, Duration::from_secs(60))
-}
-
-/// The next path of a list; empty ones are left out.
-fn next_path(list: &mut impl BufRead, end: u8, number: u64) -> Result<Option<PathBuf>, Error> {
-    loop {
-        let mut text = Vec::new();
-        let read = list.by_ref().take(LIST_PATH_MAX).read_until(end, &mut text);
-        if read.map_err(Error::io("reading the list"))? == 0 {
-            return Ok(None);
-        }
-        if text.last() == Some(&end) {
-            text.pop();
-        } else if text.len() as u64 == LIST_PATH_MAX {
-            return Err(Error::Usage(format!(
-                "entry {number} of the list is longer than a path can be; is it separated by NUL? then give -0"
-            )));
-        }
-        if !text.is_empty() {
-            return Ok(Some(OsString::from_vec(text).into()));
-        }
-    }
-}
-
-/// A path of a list as the daemon knows it.
-fn below(path: &Path, mountpoint: &Path) -> Result<WirePath, &'static str> {
-    let inside = if path.is_absolute() {
-        path.strip_prefix(mountpoint).map_err(|_| "is not below the mount point")?
-    } else {
-        path
-    };
-    let mut plain = PathBuf::new();
-    for component in inside.components() {
-        match component {
-            Component::Normal(name) => plain.push(name),
-            Component::CurDir => {}
-            _ => return Err("must not contain '..'"),
-        }
-    }
-    if plain.as_os_str().is_empty() { Err("is the mount point itself") } else { Ok(plain.into()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn below_when_absolute_or_relative_then_the_same_path() {
-        let mount = Path::new("/mnt/x");
-        assert_eq!(below(Path::new("/mnt/x/a/b"), mount), Ok("a/b".into()));
-        assert_eq!(below(Path::new("./a//b"), mount), Ok("a/b".into()));
-        assert!(below(Path::new("/mnt/xy/a"), mount).is_err());
-        assert!(below(Path::new("../a"), mount).is_err());
-        assert!(below(Path::new("/mnt/x"), mount).is_err());
-    }
-
-    #[test]
-    fn next_path_when_separators_differ_then_both_are_read_and_long_ones_refused() {
-        let mut list = &b"a\n\nb"[..];
-        assert_eq!(next_path(&mut list, b'\n', 1).unwrap(), Some("a".into()));
-        assert_eq!(next_path(&mut list, b'\n', 2).unwrap(), Some("b".into()));
-        assert_eq!(next_path(&mut list, b'\n', 3).unwrap(), None);
-        let mut list = &b"a\nb\0c\0"[..];
-        assert_eq!(next_path(&mut list, 0, 1).unwrap(), Some("a\nb".into()));
-        let long = vec![b'x'; 20 << 10];
-        assert!(next_path(&mut &long[..], b'\n', 1).is_err());
-    }
 
     #[test]
     fn portions_when_the_list_is_long_then_all_paths_are_in_order_and_requests_small() {

@@ -177,6 +177,8 @@ pub struct MountConfig {
     pub extent_size: u64,
     /// Space of each tier that files leave free.
     pub reserve: SpaceSize,
+    /// What may be fetched ahead, of the fastest tier.
+    pub prefetch: SpaceSize,
     /// The longest wait for the backing store.
     pub backing_timeout: Duration,
     /// The longest drain at umount.
@@ -205,6 +207,8 @@ pub struct MountConfig {
     pub log_format: LogFormat,
     /// Where the log goes; nothing for standard error.
     pub log_file: Option<PathBuf>,
+    /// Where the policy's events are recorded.
+    pub event_log: Option<PathBuf>,
     /// Whether to stay in the foreground.
     pub foreground: bool,
     /// An artificial limit on the backing store.
@@ -425,6 +429,7 @@ impl MountConfig {
             low_mark: reader.parse("low-mark", parse_percent)?,
             extent_size: reader.parse("extent-size", parse_extent_size)?,
             reserve: reader.parse("reserve", SpaceSize::parse)?,
+            prefetch: reader.parse("prefetch", SpaceSize::parse)?,
             backing_timeout: reader.limit("backing-timeout")?,
             drain_timeout: reader.limit("drain-timeout")?,
             threads: reader.threads()?,
@@ -442,6 +447,7 @@ impl MountConfig {
             state_dir,
             state_dir_given,
             log_file,
+            event_log: reader.path("event-log")?,
             foreground,
         };
         if config.low_mark >= config.high_mark {
@@ -482,6 +488,7 @@ mod tests {
         assert_eq!(config.writeback, Writeback::After(Duration::from_secs(5)));
         assert_eq!(config.passthrough, Passthrough::Read);
         assert_eq!(config.extent_size, 1 << 20);
+        assert_eq!((config.prefetch.of(100), config.event_log), (25, None));
         assert_eq!(config.state_dir, PathBuf::from("/t/state"));
         assert_eq!(config.log_file, Some("/t/state/forebay.log".into()));
         assert!(config.threads >= 1 && !config.foreground);

@@ -140,6 +140,12 @@ pub const SETTINGS: &[Setting] = &[
         "Space of each tier that files leave free, so that its file system is never filled to the brim: a size or a percentage of the tier.",
     ),
     one(
+        "prefetch",
+        "SIZE",
+        Some("25%"),
+        "How much may be fetched ahead along hints (`forebay hint`) and not be used yet: a size, a percentage of the fastest tier, or 0 for none. One job gets at most half of it.",
+    ),
+    one(
         "backing-timeout",
         "TIME",
         Some("30s"),
@@ -199,6 +205,12 @@ pub const SETTINGS: &[Setting] = &[
         "FILE",
         Some(""),
         "Where the daemon logs. Empty means forebay.log in the state directory, or standard error with --foreground.",
+    ),
+    one(
+        "event-log",
+        "FILE",
+        Some(""),
+        "Record everything that the tiers' policy is told and decides, from the mount on, for `forebay sim replay`. For those who work on policies; ends at 1 GiB. Empty means not at all.",
     ),
     switch(
         "foreground",

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::wire::{Envelope, read_line, write_line};
 use super::{
-    Address, ControlError, ErrorKind, Location, Outcome, PROTOCOL_VERSION, Progress, Reply,
-    Request, Status,
+    Address, ControlError, ErrorKind, Location, Outcome, PROTOCOL_VERSION, Progress, Recorded,
+    Reply, Request, Status,
 };
 use crate::error::Error;
 use crate::mountinfo::{self, Mount};
@@ -156,6 +156,14 @@ impl Client {
     pub fn locate(&mut self, paths: Vec<super::WirePath>) -> Result<Vec<Location>, Error> {
         match self.question(Request::Locate { paths })? {
             Reply::Locations(locations) => Ok(locations),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// What was recorded of opens since the last call.
+    pub fn trace(&mut self, most: usize, stop: bool) -> Result<Recorded, Error> {
+        match self.question(Request::TraceTake { most, stop })? {
+            Reply::Recorded(recorded) => Ok(recorded),
             other => Err(unexpected(&other)),
         }
     }

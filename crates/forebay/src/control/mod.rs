@@ -13,11 +13,11 @@ pub use address::{Address, mount_id, record_of, runtime_dir};
 pub use client::Client;
 pub use server::{Server, ServerLimits};
 pub use status::{
-    Backlog, BusyFile, BytesBySource, Conflict, Dirty, DirtyFile, Location, Outcome, Passthrough,
-    Peer, PolicySnapshot, Progress, Refusal, Residency, Status, StuckOperation, TierStatus,
-    WirePath,
+    Backlog, BusyFile, BytesBySource, Conflict, Dirty, DirtyFile, HintState, HintStatus, Location,
+    Opening, Outcome, Passthrough, Peer, PolicySnapshot, Progress, Recorded, Refusal, Residency,
+    Status, StuckOperation, TierStatus, WirePath,
 };
-pub use wire::{PROTOCOL_VERSION, Reply, Request};
+pub use wire::{HintPart, PROTOCOL_VERSION, Reply, Request};
 
 use std::time::Duration;
 
@@ -101,8 +101,16 @@ pub trait Control: Send + Sync {
     fn unpin(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome>;
     /// Writes dirty files and the backlog that concerns them to the backing store.
     fn sync(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome>;
-    /// Takes a part of the reference sequence of a job, in order; `last` closes the sequence.
-    fn hint(&self, job: &str, paths: &[WirePath], last: bool) -> ControlResult<()>;
+    /// Takes a part of the reference sequence of a job. The outcome counts the paths that were taken
+    /// and names those that were not.
+    fn hint(&self, part: &HintPart, progress: OnProgress<'_>) -> ControlResult<Outcome>;
+    /// Forgets the reference sequence of a job.
+    fn withdraw(&self, job: &str) -> ControlResult<()>;
+    /// Begins to record the opens of programs.
+    fn trace_start(&self) -> ControlResult<()>;
+    /// At most `most` of the opens that were recorded since the last call; with `stop` the recording
+    /// ends when nothing is left.
+    fn trace_take(&self, most: usize, stop: bool) -> ControlResult<Recorded>;
     /// Writes everything dirty and the whole backlog to the backing store within the limit, or
     /// within the mount's own (`--drain-timeout`) if none is given. What could not be written is
     /// told in [`Outcome::remaining`].

@@ -250,7 +250,12 @@ fn answer(shared: &Shared, request: Request, stream: &mut UnixStream) -> Reply {
         Request::Pin { paths } => outcome(control.pin(&paths, progress)),
         Request::Unpin { paths } => outcome(control.unpin(&paths, progress)),
         Request::Sync { paths } => outcome(control.sync(&paths, progress)),
-        Request::Hint { job, paths, last } => done(control.hint(&job, &paths, last)),
+        Request::Hint(part) => outcome(control.hint(&part, progress)),
+        Request::Withdraw { job } => done(control.withdraw(&job)),
+        Request::TraceStart => done(control.trace_start()),
+        Request::TraceTake { most, stop } => {
+            control.trace_take(most, stop).map_or_else(Reply::Error, Reply::Recorded)
+        }
         Request::Drain { limit_ms } => {
             outcome(control.drain(limit_ms.map(Duration::from_millis), progress))
         }

@@ -110,6 +110,10 @@ pub struct Status {
     pub policy: PolicySnapshot,
     /// Resident memory of the daemon in bytes.
     pub rss_bytes: u64,
+    /// Bytes that may be fetched ahead along hints and not be used yet.
+    pub prefetch_budget_bytes: u64,
+    /// The jobs that have given reference sequences, oldest first.
+    pub hints: Vec<HintStatus>,
     /// Other nodes of the cluster; empty on a single node.
     pub peers: Vec<Peer>,
 }
@@ -279,6 +283,83 @@ pub struct PolicySnapshot {
     pub name: String,
     /// Named figures, in the policy's own order.
     pub figures: Vec<(String, String)>,
+}
+
+/// How much a job's reference sequence is believed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HintState {
+    /// Nothing of it has come true yet.
+    #[default]
+    Waiting,
+    /// The job goes along it.
+    Following,
+    /// It has come to its end.
+    Done,
+    /// The job does not go along it: nothing is fetched ahead for it until it does again.
+    Silent,
+}
+
+/// A job and how far it is along its reference sequence.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HintStatus {
+    /// Its name.
+    pub job: String,
+    /// How much it is believed.
+    pub state: HintState,
+    /// References that it was given.
+    pub references: u64,
+    /// Those that came true.
+    pub followed: u64,
+    /// Those that it has left out.
+    pub skipped: u64,
+    /// Those that are still ahead.
+    pub ahead: u64,
+    /// Paths that could not be taken: they were no regular files on the mount.
+    pub refused: u64,
+    /// Files fetched ahead.
+    pub fetched: u64,
+    /// Their bytes.
+    pub fetched_bytes: u64,
+    /// Those that were opened afterwards.
+    pub used: u64,
+    /// Those of the used ones that were still on their way when they were opened.
+    pub late: u64,
+    /// Those that were fetched for nothing.
+    pub wasted: u64,
+    /// Their bytes.
+    pub wasted_bytes: u64,
+    /// Bytes fetched ahead, or being fetched, that are not used yet.
+    pub outstanding_bytes: u64,
+    /// Seconds until it is forgotten.
+    pub expires_s: u64,
+}
+
+/// An open of a file by a program.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Opening {
+    /// When, in nanoseconds since the recording began.
+    pub at_ns: u64,
+    /// The inode number.
+    pub ino: u64,
+    /// The file's size in bytes; 0 for one that was made by this open.
+    pub size: u64,
+    /// Whether it may be written to.
+    pub write: bool,
+    /// Its path below the mount point; empty if it has none any more.
+    pub path: WirePath,
+}
+
+/// Opens that were recorded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Recorded {
+    /// The opens in their order.
+    pub opens: Vec<Opening>,
+    /// Opens that were lost because nobody asked for them in time.
+    pub lost: u64,
 }
 
 /// Another node of the cluster.

@@ -8,10 +8,26 @@ use std::io::{self, BufRead, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
-use super::{ControlError, Location, Outcome, Progress, Shutdown, Status, WirePath};
+use super::{ControlError, Location, Outcome, Progress, Recorded, Shutdown, Status, WirePath};
 
 /// The version that both sides must speak.
 pub const PROTOCOL_VERSION: u32 = 1;
+
+/// One part of the reference sequence of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HintPart {
+    /// Name of the job.
+    pub job: String,
+    /// Paths below the mount point, in the order of their use.
+    pub paths: Vec<WirePath>,
+    /// Whether what the job was given before is forgotten first.
+    pub replace: bool,
+    /// Whether nothing follows, so that what was named and is past is not needed any more.
+    pub last: bool,
+    /// When the job is forgotten by itself, in milliseconds from now.
+    pub expires_ms: u64,
+}
 
 /// What a client asks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,13 +68,20 @@ pub enum Request {
         paths: Vec<WirePath>,
     },
     /// [`super::Control::hint`].
-    Hint {
+    Hint(HintPart),
+    /// [`super::Control::withdraw`].
+    Withdraw {
         /// Name of the job.
         job: String,
-        /// The next part of its sequence, below the mount point.
-        paths: Vec<WirePath>,
-        /// Whether this part is the last.
-        last: bool,
+    },
+    /// [`super::Control::trace_start`].
+    TraceStart,
+    /// [`super::Control::trace_take`].
+    TraceTake {
+        /// The most opens that are wanted.
+        most: usize,
+        /// Whether to end the recording.
+        stop: bool,
     },
     /// [`super::Control::drain`].
     Drain {
@@ -89,6 +112,8 @@ pub enum Reply {
     Status(Box<Status>),
     /// To [`Request::Locate`].
     Locations(Vec<Location>),
+    /// To [`Request::TraceTake`].
+    Recorded(Recorded),
     /// To [`Request::Metrics`].
     Text(String),
     /// The request was carried out and has no other answer.
@@ -138,7 +163,9 @@ mod tests {
     #[test]
     fn request_when_sent_and_read_then_equal_even_with_odd_names() {
         let odd = WirePath(OsStr::from_bytes(b"a\xff\n").into());
-        let request = Request::Hint { job: "j".into(), paths: vec!["x/y".into(), odd], last: true };
+        let paths = vec!["x/y".into(), odd];
+        let part = HintPart { job: "j".into(), paths, last: true, ..HintPart::default() };
+        let request = Request::Hint(part);
         let mut line = Vec::new();
         write_line(&mut line, &Envelope { v: 1, request: request.clone() }).unwrap();
         assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use forebay::config::MountConfig;
 use forebay::control::{
     Backlog, BusyFile, BytesBySource, Conflict, Control, ControlError, ControlResult, Dirty,
-    DirtyFile, ErrorKind, Location, OnProgress, Outcome, Passthrough, PolicySnapshot, Progress,
-    Refusal, Residency, Shutdown, Status, StuckOperation, TierStatus, WirePath,
+    DirtyFile, ErrorKind, HintPart, Location, OnProgress, Outcome, Passthrough, PolicySnapshot,
+    Progress, Recorded, Refusal, Residency, Shutdown, Status, StuckOperation, TierStatus, WirePath,
 };
 use forebay_fuse::Mounted;
 use forebay_node::metrics::{ErrorClass, RefusalReason, Source};
@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 
 use super::Exclusive;
 use super::convert::{control_error, wire_path};
+use super::hints;
 use super::walk::{Done, each_file};
 
 /// Entries of lists in a status.
@@ -272,6 +273,8 @@ impl Control for NodeControl {
                 figures: self.node.policy_figures(),
             },
             rss_bytes: resident_memory(),
+            prefetch_budget_bytes: self.node.config().prefetch_bytes,
+            hints: hints::status(&self.node),
             peers: Vec::new(),
         }
     }
@@ -339,11 +342,20 @@ impl Control for NodeControl {
         Ok(outcome)
     }
 
-    fn hint(&self, _job: &str, _paths: &[WirePath], _last: bool) -> ControlResult<()> {
-        Err(ControlError::new(
-            ErrorKind::Failed,
-            "hint: the policies of this version use no reference sequences",
-        ))
+    fn hint(&self, part: &HintPart, progress: OnProgress<'_>) -> ControlResult<Outcome> {
+        hints::take(&self.node, part, progress)
+    }
+
+    fn withdraw(&self, job: &str) -> ControlResult<()> {
+        hints::withdraw(&self.node, job)
+    }
+
+    fn trace_start(&self) -> ControlResult<()> {
+        hints::start_trace(&self.node)
+    }
+
+    fn trace_take(&self, most: usize, stop: bool) -> ControlResult<Recorded> {
+        hints::take_trace(&self.node, most, stop)
     }
 
     fn drain(&self, limit: Option<Duration>, progress: OnProgress<'_>) -> ControlResult<Outcome> {

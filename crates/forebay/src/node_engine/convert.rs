@@ -14,6 +14,7 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
     let tiers =
         config.tiers.iter().map(|tier| usable(tier, config)).collect::<ControlResult<Vec<_>>>()?;
     let largest = tiers.iter().map(|tier| tier.size_bytes).max().unwrap_or(0);
+    let fastest = tiers.first().map_or(0, |tier| tier.size_bytes);
     let defaults = NodeConfig::new(config.backing.clone(), tiers);
     Ok(NodeConfig {
         state_dir: config.state_dir_given.then(|| config.state_dir.clone()),
@@ -42,6 +43,8 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
         high_percent: percent(config.high_mark),
         low_percent: percent(config.low_mark),
         extent_bytes: config.extent_size,
+        prefetch_bytes: config.prefetch.of(fastest).min(fastest),
+        event_log: config.event_log.clone(),
         backing_timeout: config.backing_timeout,
         passthrough_reserve_bytes: defaults.passthrough_reserve_bytes.min(largest / 8).max(1 << 20),
         throttle: config

@@ -2,6 +2,7 @@
 
 mod control;
 mod convert;
+mod hints;
 mod walk;
 
 use std::sync::Arc;

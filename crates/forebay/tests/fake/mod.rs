@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use forebay::config::MountConfig;
 use forebay::control::{
-    Control, ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, Location, OnProgress,
-    Outcome, Progress, Residency, Shutdown, Status, WirePath,
+    Control, ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location,
+    OnProgress, Outcome, Progress, Recorded, Residency, Shutdown, Status, WirePath,
 };
 use forebay::{Engine, FsckReport, FsckRequest, Mounted};
 
@@ -25,7 +25,7 @@ pub struct FakeEngine;
 pub struct FakeControl {
     pub status: Mutex<Status>,
     pub dirty: AtomicU64,
-    pub hints: Mutex<Vec<(String, Vec<WirePath>, bool)>>,
+    pub hints: Mutex<Vec<HintPart>>,
     pub worked: Mutex<Vec<String>>,
     pub cancelled: AtomicU64,
     pub busy: bool,
@@ -103,9 +103,22 @@ impl Control for FakeControl {
         self.work("sync", paths, progress)
     }
 
-    fn hint(&self, job: &str, paths: &[WirePath], last: bool) -> ControlResult<()> {
-        self.hints.lock().unwrap().push((job.to_owned(), paths.to_vec(), last));
+    fn hint(&self, part: &HintPart, _: OnProgress<'_>) -> ControlResult<Outcome> {
+        self.hints.lock().unwrap().push(part.clone());
+        Ok(Outcome { files: part.paths.len() as u64, complete: true, ..Outcome::default() })
+    }
+
+    fn withdraw(&self, job: &str) -> ControlResult<()> {
+        self.hints.lock().unwrap().retain(|part| part.job != job);
         Ok(())
+    }
+
+    fn trace_start(&self) -> ControlResult<()> {
+        Ok(())
+    }
+
+    fn trace_take(&self, _: usize, _: bool) -> ControlResult<Recorded> {
+        Ok(Recorded { lost: 7, ..Recorded::default() })
     }
 
     fn drain(&self, limit: Option<Duration>, progress: OnProgress<'_>) -> ControlResult<Outcome> {

@@ -1,0 +1,85 @@
+//! Fetching ahead: what the prefetcher wishes for is given room where that does no harm.
+
+use super::super::Action;
+use super::{Entry, Flight, Steward};
+use crate::policy::Candidate;
+use crate::prefetch::{Counts, FLIGHTS, JobSnapshot, Wish};
+use crate::unit::{Ino, Tick, Tier};
+
+impl Steward {
+    /// The jobs that have given reference sequences.
+    #[must_use]
+    pub fn jobs(&self) -> Vec<JobSnapshot> {
+        self.prefetch.jobs()
+    }
+
+    /// What came of fetches ahead, over all jobs that ever were.
+    #[must_use]
+    pub fn fetches_ahead(&self) -> Counts {
+        self.prefetch.counts()
+    }
+
+    /// References and objects of hints remembered, in each of as many places as there are tiers and
+    /// one more: what memory grows with.
+    #[must_use]
+    pub fn remembered(&self) -> u64 {
+        self.prefetch.remembered()
+    }
+
+    /// Begins fetches ahead, as many as there is room for and any use in.
+    pub(super) fn fetch_ahead(&mut self, now: Tick, actions: &mut Vec<Action>) {
+        for _ in 0..FLIGHTS {
+            let entries = &self.entries;
+            // What is in use or on its way is not for this to touch.
+            let missing = |object: u64, size: u64| match entries.get(&object) {
+                None => size,
+                Some(entry) if entry.dirty || entry.busy || entry.paused > now => 0,
+                Some(entry) if entry.flight != Flight::Settled => 0,
+                Some(entry) => size.saturating_sub(entry.bytes.0),
+            };
+            let Some(wish) = self.prefetch.next(missing) else { break };
+            if let Some(fetch) = self.place_ahead(now, &wish, actions) {
+                actions.push(fetch);
+            }
+        }
+        actions.extend(self.prefetch.cancelled().map(|object| Action::Cancel { object }));
+    }
+
+    /// Finds room for a fetch ahead, if there is any without harm.
+    fn place_ahead(&mut self, now: Tick, wish: &Wish, actions: &mut Vec<Action>) -> Option<Action> {
+        let object = wish.object;
+        let known = self.entries.get(&object.0).copied().unwrap_or(Entry::NEW);
+        let candidate = Candidate {
+            object: object.0,
+            size: known.bytes.0 + wish.more.0,
+            resident: known.bytes.0,
+            prefetch: true,
+        };
+        let tiers = match known.home {
+            Some(home) => home.0..=home.0,
+            None => 0..=(self.shelves.len() - 1) as u8,
+        };
+        for tier in tiers.clone().map(Tier) {
+            let Some(promised) = self.ask(now, tier, candidate, true, actions) else { continue };
+            self.promise(object, tier, promised);
+            self.prefetch.begun(wish, promised);
+            return Some(Action::Fetch { object, tier, bytes: known.bytes + promised });
+        }
+        let never = |tier: u8| candidate.size > self.shelves[usize::from(tier)].config.high.0;
+        let never = tiers.into_iter().all(never);
+        self.prefetch.declined(wish, never);
+        None
+    }
+
+    /// A fetch ahead has ended.
+    pub(super) fn fetched(&mut self, object: Ino) {
+        let entry = self.entries.get(&object.0);
+        let well = entry.is_some_and(|entry| entry.home.is_some());
+        let arriving = entry.is_some_and(|entry| matches!(entry.flight, Flight::Arriving { .. }));
+        if arriving && self.prefetch.is_flying(object) && !self.prefetch.is_waited_for(object) {
+            self.settle(object);
+            self.change(object, |_| {});
+        }
+        self.prefetch.landed(object, well);
+    }
+}
