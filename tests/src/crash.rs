@@ -47,11 +47,14 @@ impl Load {
         let progress = Progress::new(writers)?;
         let mut load =
             Self { dir: dir.to_owned(), plans: Vec::new(), children: Vec::new(), progress };
+        // All before the first writer makes the daemon die.
+        for id in 0..writers {
+            os::mkdir(load.home(id), 0o755)?;
+        }
         for id in 0..writers {
             let plan = Plan::new(seed, id);
             let plan = if id < large { plan.large() } else { plan };
             let plan = if id + 1 == writers { plan.with_two_names() } else { plan };
-            os::mkdir(load.home(id), 0o755)?;
             let home = load.home(id);
             let progress = &load.progress;
             let worker = plan.clone();
