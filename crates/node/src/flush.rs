@@ -556,6 +556,7 @@ impl Node {
     ) -> Result<Option<forebay_meta::Timestamp>> {
         let limits = self.limits(Priority::WriteBack);
         self.cut_before_flush(file, to, set_len)?;
+        let mut length = to.len()?;
         loop {
             let residence = file.residence.read();
             let Some(place) = &residence.place else { return Ok(None) };
@@ -570,6 +571,12 @@ impl Node {
                 set_len(stat.size)?;
                 return Ok(Some(convert::time(stat.mtime)));
             };
+            // A restart takes what lies beyond the length of a spill file for nothing.
+            let end = flush.runs().last().map_or(0, |run| run.end.min(stat.size));
+            if end > length {
+                set_len(stat.size)?;
+                length = stat.size;
+            }
             let copied = flush.runs().iter().try_for_each(|run| {
                 let run = run.start..run.end.min(stat.size);
                 if run.is_empty() {
