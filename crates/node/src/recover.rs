@@ -56,6 +56,8 @@ impl Node {
                 self.refuse_orphaned_tier(index)?;
             }
             self.recover_tier(index, trusted, &mut recovered)?;
+            // Not among those at which a mounted daemon dies: it is not mounted yet.
+            fail::fail_point!("node.recover.tier");
         }
         self.recover_spills()?;
         if !known {

@@ -186,7 +186,7 @@ fn carry_out(rig: &Rig, model: &Model, index: usize, step: Step) {
             match step {
                 Step::Truncate { size, .. } => {
                     let set = SetAttr { size: Some(size), ..SetAttr::default() };
-                    drop(node.setattr(&CONTEXT, ino, &set).unwrap());
+                    let _cut = node.setattr(&CONTEXT, ino, &set).unwrap();
                 }
                 Step::Read { .. } => {
                     let data = read(rig, ino);
@@ -202,7 +202,7 @@ fn carry_out(rig: &Rig, model: &Model, index: usize, step: Step) {
                 }
                 Step::Link { to, .. } if found(node, to).is_none() => {
                     let to = file_name(to);
-                    drop(node.link(&CONTEXT, ino, Ino::ROOT, to.as_bytes()).unwrap());
+                    let _linked = node.link(&CONTEXT, ino, Ino::ROOT, to.as_bytes()).unwrap();
                 }
                 _ => {}
             }
