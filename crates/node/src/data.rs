@@ -393,8 +393,9 @@ impl Node {
         let file = self.files.get(ino);
         let mut residence = file.residence.write();
         let place = residence.place.take();
+        // By what was noted: the record may be gone already, and nobody has looked at the spill file.
         let spilled = matches!(std::mem::take(&mut residence.base), Base::Spill(_))
-            || self.meta.get(ino).is_ok_and(|record| record.spilled);
+            || self.has_spill_noted(ino);
         residence.loaded = true;
         fail::fail_point!("node.discard.before_object");
         if let Some(resident) = self.residents.get(ino.0) {

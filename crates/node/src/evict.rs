@@ -53,6 +53,13 @@ impl Node {
         placement
     }
 
+    /// Tells the steward what happened; what it decides is carried out after the next tick.
+    pub(crate) fn decide_later(&self, event: Event) {
+        let mut actions = Vec::new();
+        self.step(event, &mut actions);
+        self.put_off.lock().append(&mut actions);
+    }
+
     fn step(&self, event: Event, actions: &mut Vec<Action>) {
         let now = self.tick();
         let before = actions.len();

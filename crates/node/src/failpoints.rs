@@ -40,6 +40,7 @@ const OWN: &[&str] = &[
     "node.move.copied",
     "node.move.before_remove",
     "node.truncate.before_object",
+    "node.truncate.object_cut",
     "node.truncate.before_record",
     "node.reconcile.before_rename",
     "node.reconcile.after_rename",

@@ -229,6 +229,8 @@ impl Node {
         header: &forebay_store::Header,
     ) -> Result<Arc<dyn Object>> {
         let tier = &self.tiers[usize::from(tier)].tier;
+        // A map that outlived its object: it would say of this one what is there.
+        tier.remove_map(ino)?;
         match tier.create(ino, header) {
             Err(error) if error.class() == ErrorClass::Exists => {
                 // The rest of a fetch that failed: the residency index does not know it.
@@ -281,9 +283,15 @@ impl Node {
         }
         let made = (|| -> Result<Place> {
             let header = self.header_for(record, false, false);
+            match slot.tier.remove(file.ino.0) {
+                Err(error) if error.class() != ErrorClass::NotFound => return Err(error.into()),
+                // The rest of a fetch that failed, or nothing.
+                _ => {}
+            }
+            // Before the object, which must never be without one.
             let presence = slot.tier.create_map(file.ino.0, self.config.extent_bytes, size)?;
             fail_at!("node.partial.mapped");
-            let object = self.create_object(tier, file.ino.0, &header)?;
+            let object = slot.tier.create(file.ino.0, &header)?;
             fail_at!("node.partial.made");
             object.set_len(size)?;
             object.set_times(

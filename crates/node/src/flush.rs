@@ -6,8 +6,9 @@
 //! - it is the one in the record (`backing.fingerprint`), or the object's header knows it as `base`;
 //! - it is what the header announces as `pending`: written durably right before the version appears,
 //!   taken back when the object is clean;
-//! - it is the inode that is being written in place: the announced version is then one of the base's
-//!   own inode, or, for a file with nothing on a tier, the inode is noted in `half.INO`.
+//! - it is the inode that is being written in place: the version announced in the record, and in the
+//!   header if there is one, is then of the inode that was known before. A spill file that is written
+//!   in place notes the inode in `half.INO`.
 //!
 //! The record follows once the version is there, and the header's `base` with or before it. A crash
 //! before the announcement leaves the old version; one after it either version, both known as ours;
@@ -36,6 +37,7 @@ use crate::metrics::Source;
 use crate::node::Node;
 use crate::overlay::Spill;
 use crate::place::{Base, Place, Residence};
+use crate::reconcile::is_own;
 
 /// How a flush of a file's bytes ended.
 pub(crate) enum Flushed {
@@ -491,11 +493,14 @@ impl Node {
             Some(place) => is_announced(&place.object.header()?, &found.fingerprint()),
             None => false,
         };
-        let same =
-            announced || expected.is_some_and(|print| print.same_content(&found.fingerprint()));
+        let same = announced
+            || expected.is_some_and(|print| print.same_content(&found.fingerprint()))
+            || is_own(&*self.meta.get(file.ino)?, &found);
         if !same {
             return Ok(Flushed::Conflict(Some(found)));
         }
+        // Also for a file of which no tier has anything.
+        self.intend(file.ino, expected, Some(&found), found.fingerprint())?;
         if let Some(place) = &file.residence.read().place {
             self.edit_header(place, |header| {
                 // The base and the announced version are of one inode: it changes in place.
@@ -556,6 +561,7 @@ impl Node {
     ) -> Result<Option<forebay_meta::Timestamp>> {
         let limits = self.limits(Priority::WriteBack);
         self.cut_before_flush(file, to, set_len)?;
+        let mut length = to.len()?;
         loop {
             let residence = file.residence.read();
             let Some(place) = &residence.place else { return Ok(None) };
@@ -570,6 +576,12 @@ impl Node {
                 set_len(stat.size)?;
                 return Ok(Some(convert::time(stat.mtime)));
             };
+            // A restart takes what lies beyond the length of a spill file for nothing.
+            let end = flush.runs().last().map_or(0, |run| run.end.min(stat.size));
+            if end > length {
+                set_len(stat.size)?;
+                length = stat.size;
+            }
             let copied = flush.runs().iter().try_for_each(|run| {
                 let run = run.start..run.end.min(stat.size);
                 if run.is_empty() {

@@ -268,7 +268,11 @@ impl Node {
             );
             ended = false;
         }
-        if ended && let Err(error) = self.backing.tidy() {
+        let tidied = || {
+            self.wanted_spills()?;
+            Ok::<_, NodeError>(self.backing.tidy()?)
+        };
+        if ended && let Err(error) = tidied() {
             tracing::debug!(%error, "the private area stays in the backing store");
         }
         if let Err(error) =

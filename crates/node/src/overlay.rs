@@ -51,8 +51,19 @@ impl Spill {
     /// What the backing store says.
     pub fn new(file: Temporary, map: Option<Presence>) -> Result<Self> {
         let stat = file.file().stat()?;
+        let mut size = stat.size;
+        let mut map = map;
+        if let Some(has) = &mut map {
+            // A change of length was interrupted: what was cut is cut, and what a write added counts
+            // only if it was marked.
+            if has.size() > size {
+                has.set_len(size)?;
+            } else if has.size() < size {
+                size = has.size();
+                file.file().set_len(size)?;
+            }
+        }
         let over = map.map(|has| Over { has: RwLock::new(has), below: Mutex::new(None) });
-        let size = over.as_ref().map_or(stat.size, |over| over.has.read().size());
         Ok(Spill { file: Arc::new(file), over, seen: Mutex::new((size, stat.mtime)) })
     }
 

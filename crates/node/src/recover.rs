@@ -11,6 +11,7 @@ use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::flush::is_announced;
 use crate::node::Node;
+use crate::overlay::Spill;
 use crate::reconcile::is_pending;
 use crate::residents::Resident;
 
@@ -29,6 +30,12 @@ const CLEAN_END: &str = "clean-end";
 /// Set when a namespace has seen its tiers.
 pub(crate) const RECOVERED: &str = "recovered";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Whether nobody can reach a file any more. One without a name here may have others in directories
+/// that are not imported.
+fn is_removed(record: &Record) -> bool {
+    record.links.is_empty() && record.attr.nlink == 0
+}
 
 impl Node {
     /// Brings the residency index in line with the tiers, and the namespace with what was written.
@@ -49,6 +56,8 @@ impl Node {
                 self.refuse_orphaned_tier(index)?;
             }
             self.recover_tier(index, trusted, &mut recovered)?;
+            // Not among those at which a mounted daemon dies: it is not mounted yet.
+            fail::fail_point!("node.recover.tier");
         }
         self.recover_spills()?;
         if !known {
@@ -149,15 +158,17 @@ impl Node {
         failed.map_or(Ok(()), Err)
     }
 
+    /// Its decisions wait until all is read: an object that moves to a tier before that one is looked
+    /// at would be taken for the rest of a move.
     fn tell_steward(&self, ino: u64, resident: Resident) {
         let object = unit::Ino(ino);
         let tier = unit::Tier(resident.tier);
-        self.decide(Event::Resident { object, tier, bytes: unit::Bytes(resident.charged) });
+        self.decide_later(Event::Resident { object, tier, bytes: unit::Bytes(resident.charged) });
         if resident.dirty {
-            self.decide(Event::Dirty { object });
+            self.decide_later(Event::Dirty { object });
         }
         if self.meta.get(Ino(ino)).is_ok_and(|record| record.pinned) {
-            self.decide(Event::Pinned { object });
+            self.decide_later(Event::Pinned { object });
         }
     }
 
@@ -186,14 +197,18 @@ impl Node {
             Err(forebay_meta::Error::Stale(_)) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        if record.links.is_empty() {
+        if is_removed(&record) {
             return Ok(None);
         }
         let object = slot.tier.open(ino.0)?;
         let tier = u8::try_from(index).unwrap_or(u8::MAX);
-        let map = if header.whole { None } else { slot.tier.open_map(ino.0, header.dirty)? };
+        let mut map = if header.whole { None } else { slot.tier.open_map(ino.0, header.dirty)? };
         if !header.whole && map.is_none() {
             return Ok(None);
+        }
+        if let Some(map) = &mut map {
+            // The last change of length was interrupted, and is as far as the object says.
+            map.set_len(object.len()?)?;
         }
         let map_bytes = map.as_ref().map_or(0, forebay_store::Presence::sidecar_bytes);
         let charged = object.allocated_bytes()? + map_bytes;
@@ -228,7 +243,9 @@ impl Node {
                 (Some(base), Some(current)) => base.same_content(&current),
                 _ => false,
             };
-            if !same || !trusted {
+            // Of a fetch that had not come to give it its length nothing counts.
+            let complete = current.is_some_and(|current| current.size == object.len().unwrap_or(0));
+            if !same || !complete || !trusted {
                 return Ok(None);
             }
         }
@@ -271,24 +288,32 @@ impl Node {
         Ok(None)
     }
 
+    /// The files that have a spill file; spill files of others are removed.
+    pub(crate) fn wanted_spills(&self) -> Result<Vec<Ino>> {
+        let mut wanted = Vec::new();
+        for ino in self.backing.list_spills()?.into_iter().map(Ino) {
+            match self.meta.get(ino) {
+                Ok(record) if record.spilled && !is_removed(&record) => wanted.push(ino),
+                Ok(_) | Err(forebay_meta::Error::Stale(_)) => self.drop_spill(ino)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(wanted)
+    }
+
     /// Spill files: those of files that are gone or were flushed go; of a file that has nothing on a
     /// tier the spill file alone knows the size.
     fn recover_spills(&self) -> Result<()> {
-        for ino in self.backing.list_spills()? {
-            let ino = Ino(ino);
-            let wanted = self.meta.get(ino).is_ok_and(|record| record.spilled);
-            if !wanted {
-                self.drop_spill(ino)?;
-                continue;
-            }
+        for ino in self.wanted_spills()? {
             if self.residents.get(ino.0).is_some() {
                 continue;
             }
             let Some(spill) = self.backing.open_spill(ino.0)? else { continue };
-            let stat = spill.file().stat()?;
+            let (size, mtime) =
+                Spill::new(spill, self.backing.open_spill_map(ino.0)?)?.size_and_mtime();
             self.meta.update(ino, None, |record| {
-                record.attr.size = stat.size;
-                record.attr.mtime = convert::time(stat.mtime);
+                record.attr.size = size;
+                record.attr.mtime = convert::time(mtime);
                 record.attr.ctime = record.attr.ctime.max(record.attr.mtime);
                 record.dirty = true;
                 Queue::Yes

@@ -381,10 +381,16 @@ impl Node {
             record.backing.fingerprint = Some(crate::convert::fingerprint(found.fingerprint()));
             Queue::Yes
         })?;
-        Ok(self.meta.remove_setting(&spill_setting(ino))?)
+        // Its map stands where it stood.
+        self.drop_spill(ino)
     }
 
-    /// Removes the spill file of a file, and what was noted about it.
+    /// Whether a spill file of a file may be in the backing store. What can't be read may be so.
+    pub(crate) fn has_spill_noted(&self, ino: Ino) -> bool {
+        self.meta.setting(&spill_setting(ino)).map_or(true, |noted| noted.is_some())
+    }
+
+    /// Removes the spill file of a file, its map, and what was noted about it.
     pub(crate) fn drop_spill(&self, ino: Ino) -> Result<()> {
         self.backing.remove_spill(ino.0)?;
         Ok(self.meta.remove_setting(&spill_setting(ino))?)

@@ -127,10 +127,13 @@ impl Node {
         }
         place.charge.bytes.fetch_add(map, Ordering::AcqRel);
         let before = place.object.len()?;
+        // The object first: a restart cuts the map to it, and what the map forgets too early would
+        // read as zeros.
+        place.object.set_len(size)?;
+        fail_at!("node.truncate.object_cut");
         if let Some(presence) = &place.presence {
             presence.write().set_len(size)?;
         }
-        place.object.set_len(size)?;
         if size < before {
             self.true_up(file, place)?;
         }

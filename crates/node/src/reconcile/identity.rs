@@ -43,7 +43,7 @@ pub(super) fn may_be_ours(record: &Record, found: &Attributes) -> bool {
 
 /// Whether `found` is the object of this record as it was known, or as a worker was about to make
 /// it: nothing of others is in it. The change time is left out, for our own renames alter it.
-pub(super) fn is_own(record: &Record, found: &Attributes) -> bool {
+pub(crate) fn is_own(record: &Record, found: &Attributes) -> bool {
     if !may_be_ours(record, found) {
         return false;
     }

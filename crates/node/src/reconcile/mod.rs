@@ -36,7 +36,7 @@ use crate::files::File;
 use crate::node::Node;
 
 pub use conflict::Conflict;
-pub(crate) use identity::is_pending;
+pub(crate) use identity::{is_own, is_pending};
 pub(crate) use queue::NAMES_DELAY;
 use work::{Batch, Step, Work};
 

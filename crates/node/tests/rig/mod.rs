@@ -40,6 +40,18 @@ impl Rig {
         let shm = Path::new("/dev/shm");
         let base = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
         let dir = base.join(format!("forebay-data-{}-{number}", std::process::id()));
+        let mut rig = Self::at(dir, tiers, by, change);
+        rig.start();
+        rig
+    }
+
+    /// A rig in a directory, perhaps that of another, that is not started.
+    pub fn at(
+        dir: PathBuf,
+        tiers: &[u64],
+        by: Arc<dyn Interceptor>,
+        change: impl FnOnce(&mut NodeConfig),
+    ) -> Self {
         std::fs::create_dir_all(dir.join("backing")).unwrap();
         let tiers = tiers.iter().enumerate().map(|(index, &size_bytes)| TierConfig {
             dir: dir.join(format!("tier{index}")),
@@ -51,9 +63,7 @@ impl Rig {
         config.fetch_on_open_bytes = 32 * KIB;
         config.backing_timeout = Duration::from_secs(5);
         change(&mut config);
-        let mut rig = Rig { dir, config, by, node: None };
-        rig.start();
-        rig
+        Rig { dir, config, by, node: None }
     }
 
     pub fn small(tier: u64) -> Self {

@@ -1,0 +1,100 @@
+//! What a death at one certain moment leaves, and what the next start makes of it.
+#![cfg(feature = "failpoints")]
+
+mod rig;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_node::{Ino, SetAttr};
+use forebay_store::decorators::Transparent;
+use parking_lot::Mutex;
+use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
+
+/// Fail points are the process's.
+static ONE: Mutex<()> = Mutex::new(());
+
+fn spilled_names(rig: &Rig) -> Vec<std::ffi::OsString> {
+    let found = std::fs::read_dir(rig.backing().join(".forebay/spill"));
+    found.into_iter().flatten().flatten().map(|entry| entry.file_name()).collect()
+}
+
+fn truncate(rig: &Rig, name: &str, size: u64) {
+    let set = SetAttr { size: Some(size), ..SetAttr::default() };
+    rig.node().setattr(&CONTEXT, rig.ino(name), &set).unwrap();
+}
+
+#[test]
+fn start_when_the_first_tier_is_over_its_mark_then_nothing_moves_before_all_tiers_are_read() {
+    let _one = ONE.lock();
+    let mut rig = Rig::new(&[8 * MIB, 8 * MIB], Arc::new(Transparent), |_| {});
+    let names: Vec<String> = (0..40).map(|index| format!("file{index}")).collect();
+    for (index, name) in names.iter().enumerate() {
+        rig.put(name, &noise(index as u64, 150_000));
+    }
+    rig.crash();
+    rig.config.tiers[0].size_bytes = 2 * MIB;
+    fail::cfg("node.recover.tier", "sleep(300)").unwrap();
+    rig.start();
+    fail::remove("node.recover.tier");
+    for (index, name) in names.iter().enumerate() {
+        same(&rig.get(name), &noise(index as u64, 150_000), name);
+    }
+}
+
+#[test]
+fn spilled_file_when_removed_while_nobody_uses_it_then_its_spill_file_goes() {
+    let _one = ONE.lock();
+    let rig = Rig::small(MIB);
+    rig.put("new", &noise(4, 3 * MIB));
+    assert!(!spilled_names(&rig).is_empty(), "some of it went past the tier");
+    rig.node().unlink(&CONTEXT, Ino::ROOT, b"new").unwrap();
+    let until = Instant::now() + Duration::from_secs(10);
+    while !spilled_names(&rig).is_empty() {
+        assert!(Instant::now() < until, "{:?}", spilled_names(&rig));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn spill_file_when_published_right_before_the_death_then_its_map_goes() {
+    let _one = ONE.lock();
+    let mut rig = Rig::small(MIB);
+    let mut data = noise(3, 3 * MIB);
+    std::fs::write(rig.backing().join("old"), &data).unwrap();
+    let fh = rig.open("old", libc::O_RDWR);
+    let piece = noise(5, 2 * MIB);
+    rig.write(fh, 0, &piece);
+    data[..piece.len()].copy_from_slice(&piece);
+    rig.node().release(fh);
+    assert_eq!(spilled_names(&rig).len(), 2, "a spill file and its map");
+    fail::cfg("node.flush.spill_published", "1*return->off").unwrap();
+    assert!(rig.node().reconcile(rig.ino("old")).is_err());
+    fail::remove("node.flush.spill_published");
+    rig.crash();
+    rig.start();
+    same(&rig.get("old"), &data, "after the death");
+    rig.drain();
+    same(&rig.plain("old"), &data, "after the drain");
+    assert_eq!(spilled_names(&rig).len(), 0);
+    assert_eq!(rig.node().conflicts().0, 0);
+}
+
+#[test]
+fn file_with_two_names_when_the_death_comes_after_it_was_emptied_below_then_that_is_no_conflict() {
+    let _one = ONE.lock();
+    let mut rig = Rig::small(8 * MIB);
+    std::fs::write(rig.backing().join("file"), noise(3, 300 * KIB)).unwrap();
+    std::fs::hard_link(rig.backing().join("file"), rig.backing().join("link")).unwrap();
+    rig.ino("link");
+    truncate(&rig, "file", 0);
+    fail::cfg("node.flush.in_place_copied", "1*return->off").unwrap();
+    assert!(rig.node().reconcile(rig.ino("file")).is_err());
+    fail::remove("node.flush.in_place_copied");
+    assert_eq!(rig.plain("link").len(), 0);
+    rig.crash();
+    rig.start();
+    rig.drain();
+    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.size("link"), 0);
+}
