@@ -42,7 +42,7 @@ subjects=("native=$DIR/native")
 "$FOREBAY" mount "$DIR/forebay/store" "$DIR/forebay/mnt" --tier "$DIR/forebay/cache=4G"
 subjects+=("forebay=$DIR/forebay/mnt")
 
-mergerfs -o cache.files=auto-full,cache.entry=60,cache.attr=60,cache.readdir=true \
+mergerfs -o minfreespace=64M,cache.files=auto-full,cache.entry=60,cache.attr=60,cache.readdir=true \
     "$DIR/mergerfs/store" "$DIR/mergerfs/mnt"
 wait_for "$DIR/mergerfs/mnt"
 subjects+=("mergerfs=$DIR/mergerfs/mnt")

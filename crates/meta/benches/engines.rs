@@ -28,11 +28,11 @@ fn main() {
     let directory = tempfile::tempdir_in(place).expect("a directory for the store");
     println!("engine {engine}, {files} files, {PER_DIRECTORY} per directory");
     let before = resident_mib();
-    let dirs = fill(&open(engine, directory.path()), files);
+    let dirs = fill(&open(engine, &directory.path().join("meta")), files);
     println!("resident after creates: {:.0} MiB (at start {before:.0})", resident_mib());
-    look_up(&open(engine, directory.path()), &dirs, files);
+    look_up(&open(engine, &directory.path().join("meta")), &dirs, files);
     println!("resident after lookups: {:.0} MiB", resident_mib());
-    let size: u64 = walk(directory.path());
+    let size: u64 = walk(&directory.path().join("meta"));
     println!("disk: {} MiB", size >> 20);
 }
 

@@ -47,7 +47,7 @@ fn process_killed_at_random_moments_then_all_it_acknowledged_is_there_and_the_ch
     for round in 0..5u64 {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child_works_until_killed", "--nocapture", "--test-threads=1"])
-            .env(CHILD, directory.path())
+            .env(CHILD, &directory.path().join("meta"))
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -60,7 +60,7 @@ fn process_killed_at_random_moments_then_all_it_acknowledged_is_there_and_the_ch
         child.wait().unwrap();
         acknowledged.extend(reader.join().unwrap());
 
-        let store = open(directory.path());
+        let store = open(&directory.path().join("meta"));
         for (moved, n) in &acknowledged {
             let old = store.lookup(Ino::ROOT, format!("file-{n}").as_bytes()).unwrap();
             let new = store.lookup(Ino::ROOT, format!("moved-{n}").as_bytes()).unwrap();

@@ -14,7 +14,7 @@ fn each_engine(test: impl Fn(Arc<dyn Engine>)) {
     test(Arc::new(Memory::new()));
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let options = EmbeddedOptions { write_buffer_mib: 1, ..EmbeddedOptions::default() };
-    test(Arc::new(Embedded::open(directory.path(), &options).unwrap()));
+    test(Arc::new(Embedded::open(&directory.path().join("meta"), &options).unwrap()));
 }
 
 fn key(partition: u16, bytes: &str) -> Key {
@@ -210,7 +210,7 @@ proptest! {
     ) {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let options = EmbeddedOptions { workers: 1, ..EmbeddedOptions::default() };
-        let embedded = Embedded::open(directory.path(), &options).unwrap();
+        let embedded = Embedded::open(&directory.path().join("meta"), &options).unwrap();
         let memory = Memory::new();
         for (partition, a, b, what) in steps {
             let (a, b) = (Key::new(partition, &[a]), Key::new(partition, &[b, 1]));

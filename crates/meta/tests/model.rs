@@ -385,8 +385,9 @@ proptest! {
             kinds: HashMap::from([(Ino::ROOT, FileKind::Directory)]),
             ..Model::default()
         };
-        let store = Some(open(directory.path()));
-        let mut world = World { path: directory.path(), store, model, clock: 0 };
+        let path = directory.path().join("meta");
+        let store = Some(open(&path));
+        let mut world = World { path: &path, store, model, clock: 0 };
         world.store().set_listed(Ino::ROOT, forebay_meta::Fingerprint {
             size: 0, mtime: Timestamp::default(), ctime: Timestamp::default(), ino: 1,
         }).unwrap();
