@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::{Entry, EntryPlus, MetaStore, corrupt};
 use crate::codec;
-use crate::error::{Error, Result};
 use crate::engine::Key;
+use crate::error::{Error, Result};
 use crate::keys;
 use crate::types::{Ino, Record};
 
