@@ -47,7 +47,7 @@ fn process_killed_at_random_moments_then_all_it_acknowledged_is_there_and_the_ch
     for round in 0..5u64 {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child_works_until_killed", "--nocapture", "--test-threads=1"])
-            .env(CHILD, &directory.path().join("meta"))
+            .env(CHILD, directory.path().join("meta"))
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
