@@ -40,6 +40,9 @@ const NEAR: u64 = 64;
 /// Accesses, and how far they may be from each other, that show that a job has leapt.
 const LEAP: (u32, u64) = (8, 32);
 
+/// The most credit that a leap costs.
+const LEAP_COST: u32 = 40;
+
 /// Pace 1, in the fixed point of [`Job::pace`].
 const UNIT: u64 = 1 << 8;
 
@@ -243,7 +246,7 @@ impl Job {
     }
 
     /// Looks whether an access is part of a run far ahead; if so many are that the job must have
-    /// leapt, skips what lies between, at no cost to its credit, and returns by how much its cursor
+    /// leapt, skips what lies between, at a bounded cost to its credit, and returns by how much its cursor
     /// moved.
     fn leap(&mut self, object: u64) -> u64 {
         let Some(first) = self.ahead(object).filter(|ahead| ahead.count > 0) else { return 0 };
@@ -265,6 +268,10 @@ impl Job {
         // What a run in some disorder has left out so far may still come.
         let to = (self.leap.next - 1).saturating_sub(LEAP.1);
         let by = self.skip(to.saturating_sub(self.cursor));
+        // A job in good credit can afford one; who leaps again and again is not skipping, its sequence
+        // has what is never accessed.
+        self.credit =
+            self.credit.saturating_sub(u32::try_from(by).unwrap_or(u32::MAX).min(LEAP_COST));
         self.place = self.place.max(16 * first);
         self.leap = Leap::default();
         by
