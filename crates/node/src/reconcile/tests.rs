@@ -608,6 +608,7 @@ fn sync_subtree_when_asked_for_one_directory_then_leaves_the_others() {
 
 mod imports;
 mod model;
+mod stale;
 
 /// The rule with which the `n`th operation of a kind is done and its answer is lost.
 fn lost(operation: Operation, n: u64) -> Rule {
