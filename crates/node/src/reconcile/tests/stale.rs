@@ -211,9 +211,9 @@ fn entry_removed_between_the_listing_and_its_comparison_then_the_listing_goes_on
         let found = bench.node.backing.stat(&handle, name.as_ref()).expect("there");
         let found = bench.node.found(&handle, name.as_bytes(), &found).expect("there");
         if record.is_directory() {
-            bench.rmdir(name)
+            bench.rmdir(name);
         } else {
-            bench.unlink(name)
+            bench.unlink(name);
         }
         bench.drained();
         assert!(bench.node.meta.get(ino).is_err(), "nothing is left of it");
