@@ -221,6 +221,65 @@ fn entry_removed_between_the_listing_and_its_comparison_then_the_listing_goes_on
     }
 }
 
+/// What became of an inode in a turn of its own.
+fn turn(bench: &Bench, ino: Ino) -> Option<super::super::queue::Turn> {
+    let mut became = None;
+    bench.node.take_turns(&[(ino, 0)], false, &mut |_, turn| became = Some(turn));
+    became
+}
+
+fn told_of_a_failure(bench: &Bench, ino: Ino) -> bool {
+    let node = &bench.node;
+    node.write_error(ino).is_some()
+        || node.last_backlog_error().is_some()
+        || node.metrics.flush_failures.get() > 0
+}
+
+#[test]
+fn file_removed_with_its_directory_during_its_turn_then_no_failure_and_no_retry() {
+    let (bench, meanwhile) = bench();
+    let dir = bench.mkdir("dir");
+    bench.drained();
+    let file = bench.write("dir/file", b"x");
+    let program = bench.clone();
+    meanwhile.set(Operation::Commit, ABSENT, move || {
+        let (meta, now) = (&program.node.meta, convert::now());
+        meta.unlink(dir, b"file", now, false).expect("unlinked");
+        meta.rmdir(Ino::ROOT, b"dir", now, false).expect("removed");
+    });
+    assert_eq!(turn(&bench, file), Some(super::super::queue::Turn::Done));
+    assert!(meanwhile.is_done() && !told_of_a_failure(&bench, file));
+    assert!(bench.node.meta.get(file).is_err(), "nothing is left to be tried again");
+    bench.drained();
+    assert!(bench.names("").is_empty());
+}
+
+#[test]
+fn file_whose_directory_is_another_than_the_handle_says_then_written_in_the_same_turn() {
+    let (bench, meanwhile) = bench();
+    let dir = bench.mkdir("dir");
+    bench.drained();
+    bench.node.backing_dir(dir).expect("there");
+    // Removed and made again by others: the handle leads to what is gone.
+    fs::remove_dir(bench.root.join("dir")).expect("removed");
+    fs::create_dir(bench.root.join("dir")).expect("made");
+    let file = bench.write_unseen(dir, "file", b"x");
+    assert_eq!(turn(&bench, file), Some(super::super::queue::Turn::Done));
+    assert!(meanwhile.is_done() && !told_of_a_failure(&bench, file));
+    assert_eq!(bench.read("dir/file"), b"x");
+}
+
+#[test]
+fn file_that_is_there_when_its_turn_fails_then_told_and_tried_again() {
+    let (bench, meanwhile) = bench();
+    let file = bench.write("file", b"x");
+    meanwhile.set(Operation::Commit, ABSENT, || {});
+    assert_eq!(turn(&bench, file), Some(super::super::queue::Turn::Failed));
+    assert!(meanwhile.is_done() && told_of_a_failure(&bench, file));
+    bench.drained();
+    assert_eq!(bench.read("file"), b"x");
+}
+
 #[test]
 fn directory_removed_by_others_when_compared_then_goes() {
     let (bench, _) = bench();
