@@ -319,6 +319,38 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
 }
 
 #[test]
+fn user_who_comes_while_a_name_is_removed_then_is_counted_or_finds_it_removed() {
+    let store = store();
+    let ino = create(&store, ROOT, "x").ino;
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let unlinked = std::thread::scope(|scope| {
+        let mut late = None;
+        let come = std::sync::Mutex::new(&mut late);
+        let in_use = |of: Ino| {
+            // Too late to be counted.
+            let user = scope.spawn(|| {
+                let found = store.get_settled(ino);
+                ended.store(true, std::sync::atomic::Ordering::Release);
+                found.map(drop)
+            });
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert!(!ended.load(std::sync::atomic::Ordering::Acquire), "it waits");
+            **come.lock().unwrap() = Some(user);
+            of != ino
+        };
+        let unlinked = store.unlink_asking(ROOT, b"x", LATER, &in_use).unwrap();
+        let found = late.expect("somebody came").join().unwrap();
+        assert!(matches!(found, Err(Error::Stale(_))), "{found:?}");
+        unlinked
+    });
+    assert!(unlinked.gone);
+    let used = create(&store, ROOT, "y").ino;
+    let unlinked = store.unlink_asking(ROOT, b"y", LATER, &|ino| ino == used).unwrap();
+    assert!(!unlinked.gone && unlinked.record.orphan);
+    clean(&store);
+}
+
+#[test]
 fn extended_attributes_then_follow_their_flags_and_states() {
     let store = store();
     let ino = create(&store, ROOT, "x").ino;
