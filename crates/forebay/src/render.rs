@@ -294,6 +294,13 @@ pub fn fsck(report: &FsckReport) -> String {
         format_bytes(report.bytes),
         format_count(report.dirty)
     );
+    if report.leftovers > 0 {
+        let leftovers = format_count(report.leftovers);
+        let _ = writeln!(
+            out,
+            "{leftovers} left by a daemon that was killed: the next mount removes them"
+        );
+    }
     for detail in &report.details {
         let _ = writeln!(out, "  {detail}");
     }

@@ -81,6 +81,7 @@ impl Engine for NodeEngine {
             dirty: found.dirty,
             problems: found.problems,
             repaired: found.repaired,
+            leftovers: found.leftovers,
             details: found.details,
         })
     }
