@@ -673,27 +673,3 @@ fn a_publish_that_fails_when_nobody_waits_then_shown_and_tried_again_with_pauses
         thread.join().expect("it ends");
     }
 }
-
-#[test]
-fn two_removed_claimants_of_a_name_when_a_third_takes_it_then_no_conflict() {
-    let (bench, flaky) = losing();
-    bench.write("name", b"first");
-    bench.drained();
-    let second = bench.write("other", b"the second");
-    bench.rename("other", "name", false);
-    // Replaced, and neither the one nor the other could be reported.
-    for nth in 1..6 {
-        flaky.set_rules(vec![Rule::nth(Operation::Sync, nth, libc::EIO)]);
-        if bench.node.reconcile(second).is_err() && bench.read("name") == b"the second" {
-            break;
-        }
-    }
-    flaky.set_rules(vec![]);
-    assert_eq!(bench.node.meta.ghosts_of(Ino::ROOT, b"name").expect("ghosts").len(), 1);
-    bench.write("newest", b"the third one");
-    bench.rename("newest", "name", false);
-    assert_eq!(bench.node.meta.ghosts_of(Ino::ROOT, b"name").expect("ghosts").len(), 2);
-    bench.drained();
-    assert_eq!(bench.read("name"), b"the third one");
-    assert_eq!((bench.node.conflicts().0, bench.names("")), (0, vec!["name".to_owned()]));
-}
