@@ -126,6 +126,7 @@ fn hints(status: &Status, line: Line<'_>) {
 }
 
 fn passthrough(status: &Status, line: Line<'_>) {
+    line(format_args!("  transport    {}", status.transport));
     let state = &status.passthrough;
     line(format_args!("  passthrough  {}, {} opens", state.mode, format_count(state.opens)));
     if let Some(reason) = &state.reason {

@@ -16,5 +16,6 @@ mod wire;
 
 pub use deferred::Stuck;
 pub use errno::errno;
+pub use fusewire::Transport;
 pub use mount::{MountOptions, Mounted, mount};
 pub use names::operation_name;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_node::{Node, Passthrough};
-use fusewire::{Connection, End, Error, Features, Mount, Options, Result, Running, Session};
+use fusewire::{
+    Connection, End, Error, Features, Mount, Options, Result, Running, Session, Transport,
+};
 
 use rustix::fs::StatVfsMountFlags;
 
@@ -29,6 +31,8 @@ pub struct MountOptions {
     pub noexec: bool,
     /// Threads that read requests; 0: one for each CPU.
     pub threads: usize,
+    /// How requests come from the kernel.
+    pub transport: Transport,
 }
 
 impl MountOptions {
@@ -62,6 +66,7 @@ impl Default for MountOptions {
             dev: false,
             noexec: false,
             threads: 0,
+            transport: Transport::Auto,
         }
     }
 }
@@ -101,6 +106,7 @@ fn transport_options(node: &Node, options: &MountOptions) -> Options {
         nodev: !options.dev,
         noexec: options.noexec,
         threads: options.threads,
+        transport: options.transport,
         features: features(config.passthrough),
         max_stack_depth: 1,
         ..Options::default()

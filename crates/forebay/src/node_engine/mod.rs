@@ -42,6 +42,7 @@ impl Engine for NodeEngine {
         let usual = MountOptions::like(&config.backing);
         let options = MountOptions {
             threads: config.threads,
+            transport: convert::transport(config),
             read_only: config.read_only,
             allow_other: config.allow_other.unwrap_or(usual.allow_other),
             suid: config.suid.unwrap_or(usual.suid),
