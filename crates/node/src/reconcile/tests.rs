@@ -264,15 +264,6 @@ impl Bench {
         ino
     }
 
-    /// A new file with these bytes, made without a look at the backing store.
-    fn write_unseen(&self, dir: Ino, name: &str, bytes: &[u8]) -> Ino {
-        let new = NewInode::new(FileKind::File, 0o644, 0, 0);
-        let made = self.node.meta.create(dir, name.as_bytes(), new, convert::now());
-        let ino = made.expect("it can be made").ino;
-        self.fill(ino, bytes);
-        ino
-    }
-
     fn fill(&self, ino: Ino, bytes: &[u8]) {
         self.contents.bytes.lock().insert(ino.0, bytes.to_vec());
         let size = bytes.len() as u64;
