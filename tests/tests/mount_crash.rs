@@ -51,6 +51,7 @@ const UNREACHED: &[(&str, &str)] = &[
     ("store.commit.before_copy_beside", "only with another mount inside the backing store"),
     ("store.presence.after_clear", "only for pieces that were synced before the rest arrived"),
     ("node.flush.half", "only for a file with two names that was written past full tiers"),
+    ("node.flush.half_done", "only for a file with two names that was written past full tiers"),
     ("node.spill.evacuated", "only while a tier has not even room for the map of a file"),
 ];
 

@@ -316,6 +316,7 @@ impl Node {
             },
         };
         // What an earlier use may have left there is not this file's.
+        self.forget_half_written(file.ino)?;
         self.backing.remove_spill(file.ino.0)?;
         let map = match over {
             None => None,
