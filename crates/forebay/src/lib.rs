@@ -13,11 +13,13 @@ mod logging;
 mod metrics_http;
 pub mod mountinfo;
 mod render;
+mod service;
 mod signals;
+mod succession;
 mod top;
 mod trace_file;
 pub mod units;
 
 pub use commands::run;
-pub use engine::{Engine, FsckReport, FsckRequest, Mounted};
+pub use engine::{Bequest, Ended, Engine, FsckReport, FsckRequest, Mounted};
 pub use error::{Error, Exit};

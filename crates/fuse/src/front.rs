@@ -47,6 +47,11 @@ impl Front {
         self.0.watch.stuck(least)
     }
 
+    /// Invalidations that the kernel was not told of yet.
+    pub fn unsent_notices(&self) -> usize {
+        self.0.notifier.get().map_or(0, |notifier| notifier.unsent())
+    }
+
     /// Hands a request that must wait to the slow pool.
     fn defer(&self, request: Request, reply: Reply, began: Instant) {
         let Ok(patience) = request.operation().map(|operation| patience(&operation)) else {

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
@@ -34,6 +34,7 @@ pub struct Notifier {
     refusal: Mutex<Option<RefusalReason>>,
     passthrough: AtomicBool,
     notices: SyncSender<Notice>,
+    unsent: Arc<AtomicUsize>,
     overflowed: Arc<AtomicBool>,
 }
 
@@ -53,13 +54,26 @@ impl Notifier {
         let passthrough = AtomicBool::new(refusal.is_none());
         let (notices, queue) = sync_channel(QUEUE);
         let overflowed = Arc::new(AtomicBool::new(false));
-        let sender = Sender { connection: connection.clone(), overflowed: overflowed.clone() };
+        let unsent = Arc::new(AtomicUsize::new(0));
+        let sender = Sender {
+            connection: connection.clone(),
+            unsent: unsent.clone(),
+            overflowed: overflowed.clone(),
+        };
         thread::Builder::new().name("fuse-notify".into()).spawn(move || sender.run(&queue))?;
-        Ok(Notifier { connection, refusal: Mutex::new(refusal), passthrough, notices, overflowed })
+        let refusal = Mutex::new(refusal);
+        Ok(Notifier { connection, refusal, passthrough, notices, unsent, overflowed })
+    }
+
+    /// How many notices were not sent yet.
+    pub fn unsent(&self) -> usize {
+        self.unsent.load(Ordering::Acquire)
     }
 
     fn post(&self, notice: Notice) {
+        self.unsent.fetch_add(1, Ordering::AcqRel);
         if self.notices.try_send(notice).is_err() {
+            self.unsent.fetch_sub(1, Ordering::AcqRel);
             self.overflowed.store(true, Ordering::Release);
         }
     }
@@ -113,6 +127,7 @@ fn has_privilege() -> bool {
 
 struct Sender {
     connection: Connection,
+    unsent: Arc<AtomicUsize>,
     overflowed: Arc<AtomicBool>,
 }
 
@@ -120,7 +135,10 @@ impl Sender {
     fn run(&self, queue: &Receiver<Notice>) {
         loop {
             match queue.recv_timeout(Duration::from_secs(1)) {
-                Ok(notice) => self.send(&notice),
+                Ok(notice) => {
+                    self.send(&notice);
+                    self.unsent.fetch_sub(1, Ordering::AcqRel);
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }

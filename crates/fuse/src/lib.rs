@@ -8,6 +8,7 @@ mod answer;
 mod deferred;
 mod errno;
 mod front;
+mod hand_over;
 mod kernel;
 mod mount;
 mod names;
@@ -16,5 +17,6 @@ mod wire;
 
 pub use deferred::Stuck;
 pub use errno::errno;
-pub use mount::{MountOptions, Mounted, mount};
+pub use hand_over::{STATE_VERSION, State, StateError};
+pub use mount::{MountOptions, Mounted, adopt, mount};
 pub use names::operation_name;

@@ -1,11 +1,14 @@
 //! Mounting a node.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_node::{Node, Passthrough};
-use fusewire::{Connection, End, Error, Features, Mount, Options, Result, Running, Session};
+use fusewire::{
+    Connection, End, Error, Features, Mount, Negotiated, Options, Parts, Result, Running, Session,
+};
 
 use rustix::fs::StatVfsMountFlags;
 
@@ -82,6 +85,34 @@ pub fn mount(
     let mount = Mount::new(mountpoint, &options)?;
     let running = Session::new(mount, &options, Arc::clone(&front))?.spawn()?;
     Ok(Mounted { running, front })
+}
+
+/// Goes on with a live mount that another daemon has given away; `node` has inherited what that
+/// one's node left. `negotiated` is what was agreed with the kernel when it was mounted.
+///
+/// With `resend`, requests that the other daemon took and did not answer come again: it did not come
+/// to rest.
+///
+/// # Errors
+/// When threads can't be started. The mount stays and its users wait.
+pub fn adopt(
+    node: Arc<Node>,
+    mountpoint: &Path,
+    (device, negotiated): (OwnedFd, Negotiated),
+    options: &MountOptions,
+    resend: bool,
+) -> Result<Mounted> {
+    let options = transport_options(&node, options);
+    let front =
+        Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;
+    let front = Arc::new(front);
+    let parts = Parts { device, negotiated, mountpoint: Some(mountpoint.into()) };
+    let session = Session::from_parts(parts, &options, Arc::clone(&front))?;
+    // Before anything is read: what we have taken must not come twice.
+    if resend && let Err(error) = session.connection().notify_resend() {
+        tracing::error!(%error, "requests under way when the last daemon died stay unanswered");
+    }
+    Ok(Mounted { running: session.spawn()?, front })
 }
 
 fn transport_options(node: &Node, options: &MountOptions) -> Options {
@@ -172,6 +203,55 @@ impl Mounted {
     /// The session, to park it or to hand it on to a successor.
     pub fn running(&self) -> &Running {
         &self.running
+    }
+
+    /// Brings the front to rest: no request is under way afterwards, and new ones wait. Users wait
+    /// for a second at most in one go: requests that take longer are let out again, and another
+    /// attempt is made until `limit` has passed.
+    ///
+    /// # Errors
+    /// How many requests were still waiting for the backing store; the front serves on.
+    pub fn park(&self, limit: Duration) -> std::result::Result<(), usize> {
+        const ATTEMPT: Duration = Duration::from_secs(1);
+        const PAUSE: Duration = Duration::from_millis(200);
+        let until = Instant::now() + limit;
+        loop {
+            let left = match self.running.park(ATTEMPT) {
+                Ok(()) => self.running.drain(ATTEMPT),
+                Err(_) => self.running.connection().in_flight().max(1),
+            };
+            if left == 0 {
+                return Ok(());
+            }
+            self.running.resume();
+            if Instant::now() + PAUSE + ATTEMPT >= until {
+                return Err(left);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Serves on after [`Mounted::park`].
+    pub fn resume(&self) {
+        self.running.resume();
+    }
+
+    /// Waits up to `limit` until the kernel has been told of all invalidations.
+    pub fn send_notices(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        while self.front.unsent_notices() > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Gives the connection away after [`Mounted::park`]; requests wait for whoever takes it over,
+    /// and the mount lives as long as the descriptor. Invalidations that were not sent yet still are.
+    ///
+    /// # Errors
+    /// When the system lacks descriptors; the front then serves on.
+    pub fn release(&self) -> Result<(OwnedFd, Negotiated)> {
+        let Parts { device, negotiated, .. } = self.running.release(Duration::from_secs(1))?;
+        Ok((device, negotiated))
     }
 
     /// Operations that have been waiting for a slow device for at least `least`, longest first.

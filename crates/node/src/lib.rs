@@ -25,6 +25,7 @@ mod hints;
 #[cfg(test)]
 mod hot_path_tests;
 mod import;
+mod inherit;
 mod io;
 mod kernel;
 pub mod metrics;
@@ -58,6 +59,7 @@ pub use forebay_store::{ErrorClass, StoreError};
 pub use handle::{OpenMode, Opened};
 
 pub use hints::{HintPart, HintReport, Hinted, MOST_JOBS, MOST_REFERENCES};
+pub use inherit::{DepartedInode, HandleMode, Inheritance, OpenHandle, ResidentObject};
 pub use kernel::Kernel;
 pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Stat, Statfs};
 pub use node::Node;

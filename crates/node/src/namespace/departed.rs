@@ -34,6 +34,16 @@ impl Departed {
         }
     }
 
+    /// Calls `each` for all that is remembered, oldest first.
+    pub fn for_each(&self, mut each: impl FnMut(u64, &Attr)) {
+        let inner = self.0.lock();
+        for ino in &inner.order {
+            if let Some(attr) = inner.attrs.get(ino) {
+                each(*ino, attr);
+            }
+        }
+    }
+
     /// What the inode's attributes were, with no link left.
     pub fn recall(&self, ino: Ino) -> Option<Attr> {
         self.0.lock().attrs.get(&ino.0).cloned()
