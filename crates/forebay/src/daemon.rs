@@ -6,13 +6,15 @@ use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
+use crate::cli::DaemonArgs;
 use crate::config::{MountConfig, Origin, Setting, Settings};
 use crate::control::{ControlError, ErrorKind};
 use crate::engine::Engine;
 use crate::error::{Error, Exit};
 use crate::service::Plan;
 use crate::succession::Predecessor;
-use crate::{logging, service};
+use crate::supervisor::Link;
+use crate::{logging, service, supervisor};
 
 /// What a daemon tells the `mount` that waits for it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -25,6 +27,10 @@ struct Report {
 pub fn launch(settings: &Settings) -> Result<(), Error> {
     let mut command = Command::new("/proc/self/exe");
     command.arg("daemon").args(arguments(settings));
+    let alone = settings.get("no-supervisor").is_some_and(|value| value.texts == ["true"]);
+    if !alone {
+        command.arg("--supervise");
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(Error::io("starting the daemon"))?;
     let mut text = String::new();
@@ -91,12 +97,36 @@ pub fn settings_from(pairs: &[OsString]) -> Result<Settings, Error> {
     Ok(settings)
 }
 
+/// One of the processes of a mount in the background.
+pub fn run(args: &DaemonArgs, engine: &dyn Engine) -> Result<(), Error> {
+    let settings = settings_from(&args.settings)?;
+    if args.supervise {
+        let config = MountConfig::from_settings(&settings, engine.policies())?;
+        return supervisor::run(arguments(&settings), config.restart_limit);
+    }
+    if args.successor {
+        return run_successor(&settings, engine);
+    }
+    let link = args.supervised.then(Link::from_stdin).transpose();
+    let link = link.map_err(|_| Error::Usage("only a supervisor starts such a daemon".into()))?;
+    run_detached(&settings, engine, link, args.revived)
+}
+
 /// The daemon process that `launch` started: leaves the terminal, serves, and reports on its
 /// standard output whether it can be used.
-pub fn run_detached(settings: &Settings, engine: &dyn Engine) -> Result<(), Error> {
+fn run_detached(
+    settings: &Settings,
+    engine: &dyn Engine,
+    supervisor: Option<Link>,
+    revived: bool,
+) -> Result<(), Error> {
     let mut told = false;
     let result = detach(settings, engine).and_then(|(config, mut pipe)| {
-        let plan = Plan { arguments: arguments(settings), config: &config, engine };
+        let arguments = arguments(settings);
+        let plan = Plan { arguments, config: &config, engine, supervisor };
+        if revived {
+            return service::serve_revived(plan);
+        }
         service::serve(plan, &mut || {
             told = true;
             report(&mut pipe, Exit::Ok, String::new())
@@ -164,7 +194,7 @@ pub fn run_foreground(
         let log = logging::open_file(path)?;
         rustix::stdio::dup2_stderr(&log).map_err(|e| Error::io("standard error")(e.into()))?;
     }
-    let plan = Plan { arguments: arguments(settings), config, engine };
+    let plan = Plan { arguments: arguments(settings), config, engine, supervisor: None };
     service::serve(plan, &mut || {
         service::notify_service_manager("READY=1\n");
         Ok(())
@@ -172,7 +202,7 @@ pub fn run_foreground(
 }
 
 /// The daemon that another one has started to take its mount over.
-pub fn run_successor(settings: &Settings, engine: &dyn Engine) -> Result<(), Error> {
+fn run_successor(settings: &Settings, engine: &dyn Engine) -> Result<(), Error> {
     let predecessor = Predecessor::from_stdin().map_err(|_| {
         Error::Usage("only a daemon starts a successor: use `forebay upgrade`".into())
     })?;
@@ -186,7 +216,7 @@ pub fn run_successor(settings: &Settings, engine: &dyn Engine) -> Result<(), Err
         // Fails only for a process group leader, which is on its own already.
         let _ = rustix::process::setsid();
     }
-    let plan = Plan { arguments: arguments(settings), config: &config, engine };
+    let plan = Plan { arguments: arguments(settings), config: &config, engine, supervisor: None };
     let result = service::serve_after(plan, &predecessor);
     if let Err(error) = &result {
         tracing::error!(%error, "daemon ends");

@@ -1,7 +1,7 @@
 //! The seam between the command line and the file system: what a node must offer to be mounted
 //! and checked. The binary passes one [`Engine`] to [`crate::run`].
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +24,13 @@ pub trait Engine: Sync {
 
     /// Takes the tiers, recovers what an earlier daemon left and mounts; returns when programs
     /// can use the mount. Errors of kind `Locked`, `BadState` and `Unsupported` become exit codes.
-    fn mount(&self, config: &MountConfig) -> ControlResult<Arc<dyn Mounted>>;
+    ///
+    /// With a `keeper`, the mount can be [revived](Engine::revive) if this process dies.
+    fn mount(
+        &self,
+        config: &MountConfig,
+        keeper: Option<Keeper<'_>>,
+    ) -> ControlResult<Arc<dyn Mounted>>;
 
     /// The version of the state that a mount of this engine hands on, and the only one that it
     /// takes over; 0 if it can do neither.
@@ -34,8 +40,25 @@ pub trait Engine: Sync {
 
     /// Goes on with a mount that was given away ([`Mounted::give_away`]), by another process or by
     /// this one. Takes the tiers; they are free again if this fails.
-    fn adopt(&self, config: &MountConfig, bequest: &Bequest) -> ControlResult<Arc<dyn Mounted>> {
-        let _ = (config, bequest);
+    fn adopt(
+        &self,
+        config: &MountConfig,
+        bequest: &Bequest,
+        keeper: Option<Keeper<'_>>,
+    ) -> ControlResult<Arc<dyn Mounted>> {
+        let _ = (config, bequest, keeper);
+        Err(cannot_hand_over())
+    }
+
+    /// Goes on with a mount whose daemon has died, from what it had left with the keeper.
+    fn revive(
+        &self,
+        config: &MountConfig,
+        device: OwnedFd,
+        ledger: OwnedFd,
+        keeper: Keeper<'_>,
+    ) -> ControlResult<Arc<dyn Mounted>> {
+        let _ = (config, device, ledger, keeper);
         Err(cannot_hand_over())
     }
 
@@ -87,6 +110,10 @@ pub enum Ended {
     /// Somebody else serves it.
     GivenAway,
 }
+
+/// Takes what must outlive the daemon: the connection to the kernel, and a ledger of what it must
+/// not forget. It returns when both are safe.
+pub type Keeper<'a> = &'a dyn Fn(BorrowedFd<'_>, BorrowedFd<'_>) -> std::io::Result<()>;
 
 /// A live mount on its way from one daemon to the next.
 #[derive(Debug)]

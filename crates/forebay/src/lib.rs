@@ -16,10 +16,11 @@ mod render;
 mod service;
 mod signals;
 mod succession;
+mod supervisor;
 mod top;
 mod trace_file;
 pub mod units;
 
 pub use commands::run;
-pub use engine::{Bequest, Ended, Engine, FsckReport, FsckRequest, Mounted};
+pub use engine::{Bequest, Ended, Engine, FsckReport, FsckRequest, Keeper, Mounted};
 pub use error::{Error, Exit};

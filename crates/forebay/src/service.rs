@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::Path;
 use std::sync::Arc;
@@ -15,14 +16,15 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::config::MountConfig;
 use crate::control::{
-    Address, Control, ControlResult, Current, ErrorKind, Server, ServerLimits, Shutdown,
-    UpgradeCall, Upgraded,
+    Address, Control, ControlError, ControlResult, Current, ErrorKind, Server, ServerLimits,
+    Shutdown, UpgradeCall, Upgraded,
 };
-use crate::engine::{Bequest, Ended, Engine, Mounted};
+use crate::engine::{Bequest, Ended, Engine, Keeper, Mounted};
 use crate::error::Error;
 use crate::metrics_http::Endpoint;
 use crate::succession::{Estate, Predecessor, Successor};
-use crate::{logging, metrics_http, signals};
+use crate::supervisor::{Kept, Link};
+use crate::{logging, metrics_http, signals, supervisor};
 
 /// How long an upgrade waits for other commands on the same mount.
 const OTHERS_LIMIT: Duration = Duration::from_secs(2);
@@ -37,6 +39,21 @@ pub struct Plan<'a> {
     pub config: &'a MountConfig,
     /// Who serves.
     pub engine: &'a dyn Engine,
+    /// Who restarts the daemon when it dies.
+    pub supervisor: Option<Link>,
+}
+
+impl Plan<'_> {
+    /// Calls `work` with somebody who keeps what must outlive this daemon, if there is anybody.
+    fn kept<T>(
+        &self,
+        lock: BorrowedFd<'_>,
+        listener: BorrowedFd<'_>,
+        work: impl FnOnce(Option<Keeper<'_>>) -> T,
+    ) -> T {
+        let Some(supervisor) = &self.supervisor else { return work(None) };
+        work(Some(&|device, ledger| supervisor.leave(device, ledger, lock, listener)))
+    }
 }
 
 /// Mounts, serves until the mount is gone or somebody else's, and cleans up.
@@ -46,7 +63,8 @@ pub fn serve(plan: Plan<'_>, ready: &mut dyn FnMut() -> Result<(), Error>) -> Re
     let address = Address::claim(&config.mountpoint, &config.backing)?;
     let listener = address.listen()?;
     let metrics = config.metrics.map(metrics_http::listen).transpose()?;
-    let mounted = plan.engine.mount(config)?;
+    let mounted =
+        plan.kept(address.lock(), listener.as_fd(), |keeper| plan.engine.mount(config, keeper))?;
     let service = Service::start(plan, address, listener, metrics, mounted)?;
     if let Err(error) = ready() {
         service.abandon();
@@ -57,13 +75,41 @@ pub fn serve(plan: Plan<'_>, ready: &mut dyn FnMut() -> Result<(), Error>) -> Re
 }
 
 /// Goes on where another daemon ends.
-pub fn serve_after(plan: Plan<'_>, predecessor: &Predecessor) -> Result<(), Error> {
+pub fn serve_after(mut plan: Plan<'_>, predecessor: &Predecessor) -> Result<(), Error> {
     let config = plan.config;
     begin(config)?;
-    let Estate { bequest, lock, listener } = predecessor.take()?;
-    let mounted = plan.engine.adopt(config, &bequest)?;
+    let Estate { bequest, lock, listener, supervisor } = predecessor.take()?;
+    plan.supervisor = supervisor.map(Link::inherited);
+    let mounted = plan.kept(lock.as_fd(), listener.as_fd(), |keeper| {
+        plan.engine.adopt(config, &bequest, keeper)
+    })?;
     predecessor.serving();
     drop(bequest);
+    go_on(plan, lock, listener, mounted)
+}
+
+/// Goes on where a daemon of the same supervisor died.
+pub fn serve_revived(plan: Plan<'_>) -> Result<(), Error> {
+    begin(plan.config)?;
+    let Kept { device, ledger, lock, listener } =
+        supervisor::kept().map_err(Error::io("what the last daemon left"))?;
+    let mounted = plan.kept(lock.as_fd(), listener.as_fd(), |keeper| {
+        let keeper = keeper.ok_or_else(|| {
+            ControlError::new(ErrorKind::Usage, "only a supervisor revives a daemon")
+        })?;
+        plan.engine.revive(plan.config, device, ledger, keeper)
+    })?;
+    go_on(plan, lock, listener.into(), mounted)
+}
+
+/// Serves a mount that was another daemon's.
+fn go_on(
+    plan: Plan<'_>,
+    lock: OwnedFd,
+    listener: UnixListener,
+    mounted: Arc<dyn Mounted>,
+) -> Result<(), Error> {
+    let config = plan.config;
     // From here on a failure is that of a daemon that serves.
     let address = Address::inherit(&config.mountpoint, lock);
     address.sign(&config.mountpoint, &config.backing)?;
@@ -233,7 +279,9 @@ impl<'a> Service<'a> {
             }
         };
         self.metrics = None;
-        if let Err(error) = successor.take(&bequest, self.address.lock(), self.server.listener()) {
+        let supervisor = self.plan.supervisor.as_ref().map(Link::socket);
+        let (lock, listener) = (self.address.lock(), self.server.listener());
+        if let Err(error) = successor.take(&bequest, lock, listener, supervisor) {
             self.take_back(&bequest)?;
             return Err(error);
         }
@@ -249,7 +297,11 @@ impl<'a> Service<'a> {
     /// The successor failed: this daemon serves on.
     fn take_back(&mut self, bequest: &Bequest) -> ControlResult<()> {
         let config = self.plan.config;
-        self.mounted = self.plan.engine.adopt(config, bequest).inspect_err(|error| {
+        let (lock, listener) = (self.address.lock(), self.server.listener());
+        let adopted = self
+            .plan
+            .kept(lock, listener, |keeper| self.plan.engine.adopt(config, bequest, keeper));
+        self.mounted = adopted.inspect_err(|error| {
             tracing::error!(%error, "the mount is lost: mount again to continue");
         })?;
         self.shared.current.set(self.mounted.control());

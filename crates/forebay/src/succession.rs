@@ -37,8 +37,9 @@ const REST_LIMIT: Duration = Duration::from_secs(3600);
 const MESSAGE_MAX: usize = 64 << 10;
 /// The largest state that is read: some ten million open files.
 const STATE_MAX: u64 = 1 << 30;
-/// Descriptors of a message: the connection, the state, the lock and the socket of the address.
-const DESCRIPTORS: usize = 4;
+/// Descriptors of a message: the connection, the state, the lock and the socket of the address, and
+/// the supervisor if there is one.
+const DESCRIPTORS: usize = 5;
 
 /// What the two say to each other, one message each.
 #[derive(Debug, Serialize, Deserialize)]
@@ -120,9 +121,11 @@ impl Successor {
         bequest: &Bequest,
         lock: BorrowedFd<'_>,
         listener: BorrowedFd<'_>,
+        supervisor: Option<BorrowedFd<'_>>,
     ) -> ControlResult<()> {
         let state = in_memory(&bequest.state).map_err(|error| failed("the state", &error))?;
-        let descriptors = [bequest.device.as_fd(), state.as_fd(), lock, listener];
+        let mut descriptors = vec![bequest.device.as_fd(), state.as_fd(), lock, listener];
+        descriptors.extend(supervisor);
         let answer = send(self.socket.as_fd(), &Word::Take, &descriptors)
             .and_then(|()| receive(self.socket.as_fd(), TAKE_LIMIT));
         let error = match answer {
@@ -173,6 +176,8 @@ pub struct Estate {
     pub lock: OwnedFd,
     /// The control socket.
     pub listener: UnixListener,
+    /// The socket to the supervisor.
+    pub supervisor: Option<OwnedFd>,
 }
 
 impl Predecessor {
@@ -209,11 +214,13 @@ impl Predecessor {
         let (word, descriptors) = receive(self.socket.as_fd(), REST_LIMIT).map_err(lost)?;
         let since = Instant::now();
         let Word::Take = word else { return Err(unexpected()) };
-        let [device, state, lock, listener] =
-            <[OwnedFd; DESCRIPTORS]>::try_from(descriptors).map_err(|_| unexpected())?;
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or_else(unexpected);
+        let (device, state, lock, listener) = (next()?, next()?, next()?, next()?);
+        let supervisor = descriptors.next();
         let state = out_of_memory(&File::from(state)).map_err(lost)?;
         let bequest = Bequest { device, state, open_files: 0, since };
-        Ok(Estate { bequest, lock, listener: listener.into() })
+        Ok(Estate { bequest, lock, listener: listener.into(), supervisor })
     }
 
     /// Tells why not.

@@ -13,10 +13,12 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_node::metrics::RefusalReason;
-use forebay_node::{Kernel, NodeConfig, Passthrough};
+use forebay_node::{DepartedInode, Kernel, NodeConfig, Passthrough};
 use fusewire::{Connection, Features};
 use parking_lot::Mutex;
 use rustix::thread::CapabilitySet;
+
+use crate::ledger::Ledger;
 
 /// Notifications that may wait to be sent.
 const QUEUE: usize = 16 << 10;
@@ -34,13 +36,18 @@ pub struct Notifier {
     refusal: Mutex<Option<RefusalReason>>,
     passthrough: AtomicBool,
     notices: SyncSender<Notice>,
+    ledger: Option<Arc<Ledger>>,
     unsent: Arc<AtomicUsize>,
     overflowed: Arc<AtomicBool>,
 }
 
 impl Notifier {
     /// Starts the thread; it ends with the notifier or the mount.
-    pub fn new(connection: Connection, config: &NodeConfig) -> io::Result<Self> {
+    pub fn new(
+        connection: Connection,
+        config: &NodeConfig,
+        ledger: Option<Arc<Ledger>>,
+    ) -> io::Result<Self> {
         let negotiated = connection.negotiated().features.contains(Features::PASSTHROUGH);
         let refusal = if config.passthrough == Passthrough::Off {
             Some(RefusalReason::Off)
@@ -62,7 +69,7 @@ impl Notifier {
         };
         thread::Builder::new().name("fuse-notify".into()).spawn(move || sender.run(&queue))?;
         let refusal = Mutex::new(refusal);
-        Ok(Notifier { connection, refusal, passthrough, notices, unsent, overflowed })
+        Ok(Notifier { connection, refusal, passthrough, notices, ledger, unsent, overflowed })
     }
 
     /// How many notices were not sent yet.
@@ -112,6 +119,12 @@ impl Kernel for Notifier {
 
     fn forget_attributes(&self, ino: u64) {
         self.post(Notice::Attributes(ino));
+    }
+
+    fn note_departed(&self, departed: &DepartedInode) {
+        if let Some(ledger) = &self.ledger {
+            ledger.note_departed(departed);
+        }
     }
 
     fn forget_entry(&self, parent: u64, name: &[u8]) {

@@ -10,13 +10,16 @@ mod errno;
 mod front;
 mod hand_over;
 mod kernel;
+mod ledger;
 mod mount;
 mod names;
+mod resent;
 mod serve;
 mod wire;
 
 pub use deferred::Stuck;
 pub use errno::errno;
 pub use hand_over::{STATE_VERSION, State, StateError};
-pub use mount::{MountOptions, Mounted, adopt, mount};
+pub use ledger::{Before, Call, Ledger};
+pub use mount::{Keeper, MountOptions, Mounted, Takeover, adopt, mount};
 pub use names::operation_name;

@@ -1,11 +1,12 @@
 //! Mounting a node.
 
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_node::{Node, Passthrough};
+use forebay_node::{Inheritance, Node, Passthrough};
 use fusewire::{
     Connection, End, Error, Features, Mount, Negotiated, Options, Parts, Result, Running, Session,
 };
@@ -14,6 +15,8 @@ use rustix::fs::StatVfsMountFlags;
 
 use crate::deferred::Stuck;
 use crate::front::Front;
+use crate::hand_over::State;
+use crate::ledger::{Before, Ledger};
 
 /// How a node is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,39 +80,92 @@ pub fn mount(
     node: Arc<Node>,
     mountpoint: impl AsRef<Path>,
     options: &MountOptions,
+    keeper: Option<Keeper<'_>>,
 ) -> Result<Mounted> {
     let options = transport_options(&node, options);
+    let generation = node.handle_generation();
     let front =
         Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;
     let front = Arc::new(front);
     let mount = Mount::new(mountpoint, &options)?;
-    let running = Session::new(mount, &options, Arc::clone(&front))?.spawn()?;
-    Ok(Mounted { running, front })
+    let session = Session::new(mount, &options, Arc::clone(&front))?;
+    if let Some(keeper) = keeper {
+        let negotiated = *session.connection().negotiated();
+        let node = Inheritance { generation: generation.into(), ..Inheritance::default() };
+        let state = State { negotiated, node };
+        keep(&front, session.connection().as_fd(), &state, Before::default(), keeper)?;
+    }
+    Ok(Mounted { running: session.spawn()?, front })
+}
+
+/// Takes what must outlive the daemon: the connection and the ledger. It answers when both are safe.
+pub type Keeper<'a> = &'a dyn Fn(BorrowedFd<'_>, BorrowedFd<'_>) -> io::Result<()>;
+
+fn keep(
+    front: &Front,
+    device: BorrowedFd<'_>,
+    state: &State,
+    before: Before,
+    keeper: Keeper<'_>,
+) -> Result<()> {
+    if !state.negotiated.features.contains(Features::HAS_RESEND) {
+        tracing::warn!(
+            "no restart after a crash: the kernel can't send requests again (Linux 6.9)"
+        );
+        return Ok(());
+    }
+    let failed = |source| Error::Io { what: "leaving the mount with the supervisor", source };
+    let ledger = Ledger::new(state, &before).map_err(failed)?;
+    keeper(device, ledger.file()).map_err(failed)?;
+    front.keep(Arc::new(ledger), before);
+    Ok(())
+}
+
+/// What another daemon has left of a mount.
+pub struct Takeover<'a> {
+    /// The connection to the kernel.
+    pub device: OwnedFd,
+    /// What was agreed, and what its node had in memory.
+    pub state: &'a State,
+    /// What it had begun, if it died.
+    pub before: Before,
 }
 
 /// Goes on with a live mount that another daemon has given away; `node` has inherited what that
-/// one's node left. `negotiated` is what was agreed with the kernel when it was mounted.
-///
-/// With `resend`, requests that the other daemon took and did not answer come again: it did not come
-/// to rest.
+/// one's node left. If that one did not come to rest, the requests that it took and did not answer
+/// come again.
 ///
 /// # Errors
 /// When threads can't be started. The mount stays and its users wait.
 pub fn adopt(
     node: Arc<Node>,
     mountpoint: &Path,
-    (device, negotiated): (OwnedFd, Negotiated),
+    Takeover { device, state, before }: Takeover<'_>,
     options: &MountOptions,
-    resend: bool,
+    keeper: Option<Keeper<'_>>,
 ) -> Result<Mounted> {
     let options = transport_options(&node, options);
+    let generation = node.handle_generation();
     let front =
         Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;
     let front = Arc::new(front);
+    let negotiated = state.negotiated;
+    if let Some(keeper) = keeper {
+        let node = Inheritance {
+            generation: generation.into(),
+            handles: state.node.handles.clone(),
+            departed: state.node.departed.clone(),
+            ..Inheritance::default()
+        };
+        keep(&front, device.as_fd(), &State { negotiated, node }, before, keeper)?;
+    }
+    // From here on a failure unmounts: nobody would serve.
     let parts = Parts { device, negotiated, mountpoint: Some(mountpoint.into()) };
     let session = Session::from_parts(parts, &options, Arc::clone(&front))?;
     // Before anything is read: what we have taken must not come twice.
-    if resend && let Err(error) = session.connection().notify_resend() {
+    if !state.node.at_rest
+        && let Err(error) = session.connection().notify_resend()
+    {
         tracing::error!(%error, "requests under way when the last daemon died stay unanswered");
     }
     Ok(Mounted { running: session.spawn()?, front })

@@ -151,7 +151,7 @@ impl Inheritance {
 }
 
 impl DepartedInode {
-    fn new(ino: u64, attr: &Attr) -> Self {
+    pub(crate) fn new(ino: u64, attr: &Attr) -> Self {
         let times = [attr.atime, attr.mtime, attr.ctime, attr.btime];
         DepartedInode {
             ino,
@@ -205,7 +205,9 @@ impl OpenHandle {
         }
     }
 
-    fn open_mode(&self) -> OpenMode {
+    /// How the kernel treats it.
+    #[must_use]
+    pub fn open_mode(&self) -> OpenMode {
         let id = self.registration;
         match self.mode() {
             HandleMode::Direct => OpenMode::Direct,
@@ -305,6 +307,26 @@ impl Node {
         Ok(inheritance)
     }
 
+    /// An open file, as a successor must know it.
+    #[must_use]
+    pub fn open_handle(&self, fh: u64) -> Option<OpenHandle> {
+        let handle = self.handles.get(fh)?;
+        let bypass = handle.file.opens.lock().registered.as_ref().is_some_and(|file| file.bypass);
+        Some(OpenHandle::new(fh, &handle, bypass))
+    }
+
+    /// The generation of the numbers of this node's own handles.
+    #[must_use]
+    pub fn handle_generation(&self) -> u16 {
+        self.handles.generation()
+    }
+
+    /// The inode behind a name, as far as the namespace knows it. Asks nobody else.
+    #[must_use]
+    pub fn known_name(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
+        self.meta.lookup(dir, name).ok().flatten().map(|record| record.ino)
+    }
+
     /// All open files as the kernel knows them.
     fn open_handles(&self) -> Vec<OpenHandle> {
         let mut open = Vec::new();
@@ -330,7 +352,10 @@ impl Node {
                 self.take_over_object(object)?;
             }
         } else {
-            self.recover(&open)?;
+            // Removed files may still be opened by whoever has looked them up.
+            let orphans = self.meta.orphans()?;
+            self.recover(&orphans.iter().copied().collect())?;
+            orphans.into_iter().filter(|ino| !open.contains(ino)).for_each(|ino| self.linger(ino));
         }
         let mut adopted = Vec::with_capacity(inheritance.handles.len());
         for open in &inheritance.handles {

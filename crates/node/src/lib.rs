@@ -51,6 +51,7 @@ mod truncate;
 pub use check::{CheckRequest, Checked, check};
 pub use config::{Coherence, Durability, NodeConfig, Passthrough, TierConfig, Writeback};
 pub use context::Context;
+pub use convert::now;
 pub use error::{NodeError, Result};
 pub use failpoints::{arm_fail_points, fail_points};
 pub use forebay_meta::{Attr, EngineError, Error as MetaError, FileKind, Ino, Timestamp};

@@ -355,6 +355,15 @@ pub struct DaemonArgs {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub settings: Vec<OsString>,
     /// Take a mount over from the daemon at the other end of standard input
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["supervise", "supervised"])]
     pub successor: bool,
+    /// Be the supervisor of a daemon
+    #[arg(long, conflicts_with = "supervised")]
+    pub supervise: bool,
+    /// Be the daemon of the supervisor at the other end of standard input
+    #[arg(long)]
+    pub supervised: bool,
+    /// Go on where a daemon of the same supervisor died
+    #[arg(long, requires = "supervised")]
+    pub revived: bool,
 }

@@ -73,11 +73,7 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Sim(command) => simulate(&command).map(|()| ok),
         Command::Config(ConfigCommand::Show(args)) => mount::show(&args, engine).map(|()| ok),
         Command::Debug(command) => debug(command, engine).map(|()| ok),
-        Command::Daemon(args) => {
-            let settings = daemon::settings_from(&args.settings)?;
-            let run = if args.successor { daemon::run_successor } else { daemon::run_detached };
-            run(&settings, engine).map(|()| ok)
-        }
+        Command::Daemon(args) => daemon::run(&args, engine).map(|()| ok),
         Command::Completions { shell } => {
             let mut out = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "forebay", &mut out);

@@ -216,6 +216,17 @@ pub const SETTINGS: &[Setting] = &[
         "foreground",
         "Stay in the foreground and log to standard error. For systemd and debugging.",
     ),
+    switch(
+        "no-supervisor",
+        "Leave no supervisor behind that restarts a daemon which dies. Without one, the death of the daemon leaves a mount that answers with errors until it is mounted again. So it is always with --foreground.",
+    ),
+    Setting {
+        key: "restart-limit",
+        kind: ValueKind::One("N"),
+        default: Some("5"),
+        help: "How often within a minute the supervisor restarts a daemon before it gives up, 0 to 10000. More than 5 is for tests: restarts are not slowed down then.",
+        hidden: true,
+    },
     Setting {
         key: "throttle",
         kind: ValueKind::One("RATE"),

@@ -5,14 +5,14 @@ mod convert;
 mod hints;
 mod walk;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay::config::MountConfig;
 use forebay::control::{Control, ControlError, ControlResult, ErrorKind, OnProgress, Progress};
-use forebay::{Bequest, Ended, Engine, FsckReport, FsckRequest, Mounted};
-use forebay_fuse::{MountOptions, STATE_VERSION, State};
+use forebay::{Bequest, Ended, Engine, FsckReport, FsckRequest, Keeper, Mounted};
+use forebay_fuse::{Before, Ledger, MountOptions, STATE_VERSION, State, Takeover};
 use forebay_node::Node;
 use fusewire::End;
 use parking_lot::Mutex;
@@ -35,12 +35,17 @@ impl Engine for NodeEngine {
         Ok(())
     }
 
-    fn mount(&self, config: &MountConfig) -> ControlResult<Arc<dyn Mounted>> {
+    fn mount(
+        &self,
+        config: &MountConfig,
+        keeper: Option<Keeper<'_>>,
+    ) -> ControlResult<Arc<dyn Mounted>> {
         forebay_node::arm_fail_points();
         let node_config = convert::node_config(config)?;
         let sizes = tier_sizes(config)?;
         let node = Node::start(node_config).map_err(|error| convert::control_error(&error))?;
-        match forebay_fuse::mount(node.clone(), &config.mountpoint, &mount_options(config)) {
+        let options = mount_options(config);
+        match forebay_fuse::mount(node.clone(), &config.mountpoint, &options, keeper) {
             Ok(front) => Ok(NodeMount::served(config, sizes, node, front)),
             Err(error) => {
                 node.stop(Duration::from_secs(10));
@@ -53,27 +58,31 @@ impl Engine for NodeEngine {
         STATE_VERSION
     }
 
-    fn adopt(&self, config: &MountConfig, bequest: &Bequest) -> ControlResult<Arc<dyn Mounted>> {
-        forebay_node::arm_fail_points();
-        let failed = |error: &dyn std::fmt::Display| {
-            ControlError::new(ErrorKind::BadState, error.to_string())
-        };
-        let state = State::decode(&bequest.state).map_err(|error| failed(&error))?;
-        let device = bequest.device.try_clone().map_err(|error| failed(&error))?;
-        let node_config = convert::node_config(config)?;
-        let sizes = tier_sizes(config)?;
-        let node = Node::start_after(node_config, Some(&state.node))
-            .map_err(|error| convert::control_error(&error))?;
-        let connection = (device, state.negotiated);
-        let options = mount_options(config);
-        let resend = !state.node.at_rest;
-        match forebay_fuse::adopt(node.clone(), &config.mountpoint, connection, &options, resend) {
-            Ok(front) => Ok(NodeMount::served(config, sizes, node, front)),
-            Err(error) => {
-                node.stop(Duration::from_secs(10));
-                Err(convert::mount_error(&error))
-            }
-        }
+    fn adopt(
+        &self,
+        config: &MountConfig,
+        bequest: &Bequest,
+        keeper: Option<Keeper<'_>>,
+    ) -> ControlResult<Arc<dyn Mounted>> {
+        let state = State::decode(&bequest.state).map_err(|error| unusable(&error))?;
+        let device = bequest.device.try_clone().map_err(|error| unusable(&error))?;
+        go_on(config, Takeover { device, state: &state, before: Before::default() }, keeper)
+    }
+
+    fn revive(
+        &self,
+        config: &MountConfig,
+        device: OwnedFd,
+        ledger: OwnedFd,
+        keeper: Keeper<'_>,
+    ) -> ControlResult<Arc<dyn Mounted>> {
+        let (state, before) = Ledger::read(&ledger).map_err(|error| unusable(&error))?;
+        tracing::info!(
+            open = state.node.handles.len(),
+            under_way = before.calls.len(),
+            "the last daemon died"
+        );
+        go_on(config, Takeover { device, state: &state, before }, Some(keeper))
     }
 
     fn fsck(&self, request: &FsckRequest, progress: OnProgress<'_>) -> ControlResult<FsckReport> {
@@ -101,6 +110,31 @@ impl Engine for NodeEngine {
 
     fn fail_points(&self) -> Vec<&'static str> {
         forebay_node::fail_points()
+    }
+}
+
+fn unusable(error: &dyn std::fmt::Display) -> ControlError {
+    ControlError::new(ErrorKind::BadState, error.to_string())
+}
+
+/// Goes on where another daemon has ended.
+fn go_on(
+    config: &MountConfig,
+    takeover: Takeover<'_>,
+    keeper: Option<Keeper<'_>>,
+) -> ControlResult<Arc<dyn Mounted>> {
+    forebay_node::arm_fail_points();
+    let node_config = convert::node_config(config)?;
+    let sizes = tier_sizes(config)?;
+    let node = Node::start_after(node_config, Some(&takeover.state.node))
+        .map_err(|error| convert::control_error(&error))?;
+    let options = mount_options(config);
+    match forebay_fuse::adopt(node.clone(), &config.mountpoint, takeover, &options, keeper) {
+        Ok(front) => Ok(NodeMount::served(config, sizes, node, front)),
+        Err(error) => {
+            node.stop(Duration::from_secs(10));
+            Err(convert::mount_error(&error))
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use forebay::control::{
     Control, ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location,
     OnProgress, Outcome, Progress, Recorded, Residency, Shutdown, Status, WirePath,
 };
-use forebay::{Ended, Engine, FsckReport, FsckRequest, Mounted};
+use forebay::{Ended, Engine, FsckReport, FsckRequest, Keeper, Mounted};
 
 fn chosen(name: &str) -> String {
     std::env::var(name).unwrap_or_default()
@@ -190,7 +190,11 @@ impl Engine for FakeEngine {
         &["lru", "lfu", "s3-fifo"]
     }
 
-    fn mount(&self, config: &MountConfig) -> ControlResult<Arc<dyn Mounted>> {
+    fn mount(
+        &self,
+        config: &MountConfig,
+        _: Option<Keeper<'_>>,
+    ) -> ControlResult<Arc<dyn Mounted>> {
         match chosen("FAKE_MOUNT").as_str() {
             "locked" => {
                 return Err(ControlError::new(
