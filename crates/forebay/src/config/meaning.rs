@@ -227,8 +227,17 @@ pub struct MountConfig {
     pub event_log: Option<PathBuf>,
     /// Whether to stay in the foreground.
     pub foreground: bool,
+    /// Whether nobody restarts the daemon when it dies.
+    pub no_supervisor: bool,
+    /// Restarts within a minute before the supervisor gives up.
+    pub restart_limit: usize,
     /// An artificial limit on the backing store.
     pub throttle: Option<Throttle>,
+}
+
+fn restart_limit(text: &str) -> Result<usize, String> {
+    let limit = text.parse().ok().filter(|limit| *limit <= 10_000);
+    limit.ok_or_else(|| "needs a number from 0 to 10000".into())
 }
 
 /// The words of a switch.
@@ -466,6 +475,8 @@ impl MountConfig {
             log_file,
             event_log: reader.path("event-log")?,
             foreground,
+            no_supervisor: reader.switch("no-supervisor")?,
+            restart_limit: reader.parse("restart-limit", restart_limit)?,
         };
         if config.low_mark >= config.high_mark {
             return Err(reader.wrong(

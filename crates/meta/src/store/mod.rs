@@ -337,6 +337,12 @@ impl MetaStore {
         Ok(self.engine.sync()?)
     }
 
+    /// Lets go of the engine's files for ever, so that another process can open them. All later
+    /// changes fail, and all reads of what is not cached.
+    pub fn close(&self) {
+        self.engine.close();
+    }
+
     fn execute(&self, transaction: &MiniTransaction) -> Result<Option<Vec<Option<Vec<u8>>>>> {
         self.executes.fetch_add(1, Ordering::Relaxed);
         match self.engine.execute(transaction)? {

@@ -39,6 +39,18 @@ impl Departed {
         }
     }
 
+    /// Calls `each` for all that is remembered, oldest first, directories before all else.
+    pub fn for_each(&self, mut each: impl FnMut(u64, &Attr)) {
+        for inner in [&self.directories, &self.others] {
+            let inner = inner.lock();
+            for ino in &inner.order {
+                if let Some(attr) = inner.attrs.get(ino) {
+                    each(*ino, attr);
+                }
+            }
+        }
+    }
+
     /// What the inode's attributes were, with no link left.
     pub fn recall(&self, ino: Ino) -> Option<Attr> {
         let recall = |inner: &Mutex<Inner>| inner.lock().attrs.get(&ino.0).cloned();

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
+use crate::inherit::DepartedInode;
 use crate::node::Node;
 
 use super::acl::{self, Acl};
@@ -278,6 +279,9 @@ impl Node {
 
     fn after_removal(&self, before: Stat, unlinked: &Unlinked) {
         if unlinked.record.links.is_empty() {
+            if let Some(kernel) = self.kernel.get() {
+                kernel.note_departed(&DepartedInode::new(before.ino.0, &before.attr));
+            }
             self.names.departed.remember(before.ino, before.attr);
         }
         // Opened at the last moment: whoever did has its record, and discards the data at the end.

@@ -191,6 +191,11 @@ impl Node {
         self.reconciler.queue.wake.notify_all();
     }
 
+    /// Lets that thread be started again.
+    pub(crate) fn restart_reconciler(&self) {
+        self.reconciler.queue.state.lock().stopped = false;
+    }
+
     /// One round of the thread: false when it is to end.
     fn hand_out(&self, scan: &mut Scan) -> bool {
         let threads = self.config.flush_threads.max(1);

@@ -173,7 +173,7 @@ fn node_on(
         backing,
         files: Arc::default(),
         residents: Default::default(),
-        handles: sharded_slab::Slab::new(),
+        handles: crate::handle::Handles::new(0),
         steward: Mutex::new(Steward::new(&steward).expect("a sound configuration")),
         put_off: Mutex::default(),
         hints: Default::default(),
