@@ -234,6 +234,12 @@ pub trait Engine: Send + Sync {
     /// Whether one transaction may touch several partitions.
     fn spans_partitions(&self) -> bool;
 
+    /// Whether nobody but the holder of this engine changes what it keeps. Then what was read under
+    /// the holder's own locks is as it was, and comparing it again would only cost.
+    fn exclusive(&self) -> bool {
+        false
+    }
+
     /// Returns when all that was committed before survives the loss of power.
     ///
     /// # Errors
@@ -266,6 +272,11 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
 
     fn spans_partitions(&self) -> bool {
         (**self).spans_partitions()
+    }
+
+    fn exclusive(&self) -> bool {
+        // Others may hold it as well.
+        false
     }
 
     fn sync(&self) -> Result<(), EngineError> {

@@ -3,6 +3,7 @@
 mod api;
 mod attrs;
 mod backlog;
+mod changes;
 mod check;
 mod draft;
 mod entries;
@@ -19,6 +20,7 @@ use quick_cache::sync::Cache;
 use smallvec::SmallVec;
 
 pub use api::*;
+pub use changes::Moment;
 
 use crate::codec;
 use crate::engine::{Engine, Expect, Key, MiniTransaction, Outcome, Page, Write};
@@ -26,6 +28,7 @@ use crate::error::{Error, Result};
 use crate::keys;
 use crate::types::{Attr, Backing, FileKind, Ino, Link, Links, Record, Timestamp, XattrState};
 use backlog::Places;
+use changes::Changes;
 use draft::Draft;
 
 /// Locks are striped by inode number.
@@ -44,11 +47,11 @@ const FORMAT_VERSION: u32 = 1;
 const HIGH_WATER: &str = "forebay.ino-high-water";
 const COUNTS: &str = "forebay.counts";
 
-/// An entry in the cache.
+/// What is known of a name, in the cache.
 struct Dentry {
     name: Box<[u8]>,
-    ino: Ino,
-    kind: FileKind,
+    /// `None`: there is no such entry.
+    found: Option<(Ino, FileKind)>,
 }
 
 /// Inode sequence numbers at hand.
@@ -63,10 +66,13 @@ struct InoBlock {
 ///
 /// Every operation locks the inodes it changes (striped locks, always in the order of stripes), so
 /// operations of one process never conflict in the engine. Comparisons in the mini-transactions
-/// protect against other processes. The caches are filled only under a lock and changed only by
+/// protect against other processes, where there can be any. The caches are filled only under a lock and changed only by
 /// the holder of the exclusive lock, after its commit.
 pub struct MetaStore {
     engine: Box<dyn Engine>,
+    /// Nobody else changes what the engine keeps: names that are missing can be cached, and what was
+    /// read under a lock need not be compared at the commit.
+    exclusive: bool,
     records: Cache<Ino, Arc<Record>>,
     dentries: Cache<(Ino, u64), Arc<Dentry>>,
     stripes: Vec<RwLock<()>>,
@@ -74,6 +80,7 @@ pub struct MetaStore {
     tree: Mutex<()>,
     inos: Mutex<InoBlock>,
     places: Places,
+    changes: Changes,
     /// Written with every transaction that changes it, hence locked over its commit.
     counts: Mutex<Counts>,
     /// A copy of `counts` for readers, who must not wait for a commit.
@@ -112,6 +119,7 @@ impl MetaStore {
             return Err(Error::Unsupported("it can't commit across partitions"));
         }
         let store = MetaStore {
+            exclusive: engine.exclusive(),
             engine,
             records: Cache::new(options.cached_records.max(16)),
             dentries: Cache::new(options.cached_records.max(16)),
@@ -119,6 +127,7 @@ impl MetaStore {
             tree: Mutex::new(()),
             inos: Mutex::default(),
             places: Places::default(),
+            changes: Changes::default(),
             counts: Mutex::default(),
             shown: ShownCounts::default(),
             executes: AtomicU64::new(0),
@@ -201,7 +210,7 @@ impl MetaStore {
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Option<Arc<Record>>> {
         for _ in 0..ATTEMPTS {
             let found = match self.cached_entry(dir, name) {
-                Some(found) => Some(found),
+                Some(found) => found,
                 None => {
                     let _shared = self.stripe(dir).read();
                     self.find_locked(dir, name)?
@@ -304,6 +313,14 @@ impl MetaStore {
     pub fn setting(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let value = self.read_one(keys::setting(name))?;
         value.map(|value| codec::decode_bytes(name, &value)).transpose()
+    }
+
+    /// Whether there is a free-form setting whose name begins so.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn has_setting_like(&self, beginning: &str) -> Result<bool> {
+        Ok(!self.scan(&keys::setting(beginning), None, 1)?.items.is_empty())
     }
 
     /// Stores a free-form setting. Names that begin with `forebay.` belong to the store.
@@ -411,15 +428,16 @@ impl MetaStore {
         self.records.insert(record.ino, record.clone());
     }
 
-    fn cached_entry(&self, dir: Ino, name: &[u8]) -> Option<(Ino, FileKind)> {
+    /// What the cache knows of a name; `Some(None)` that it is not there.
+    fn cached_entry(&self, dir: Ino, name: &[u8]) -> Option<Option<(Ino, FileKind)>> {
         let dentry = self.dentries.get(&(dir, keys::name_hash(name)))?;
-        (*dentry.name == *name).then_some((dentry.ino, dentry.kind))
+        (*dentry.name == *name).then_some(dentry.found)
     }
 
     /// An entry without a lock: as of now, not cached.
     fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
         if let Some(found) = self.cached_entry(dir, name) {
-            return Ok(Some(found));
+            return Ok(found);
         }
         let value = self.read_one(keys::entry(dir, name))?;
         value.map(|value| codec::decode_entry(name, &value)).transpose()
@@ -427,16 +445,21 @@ impl MetaStore {
 
     /// An entry of a directory whose lock (shared or exclusive) is held.
     fn find_locked(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
-        let found = self.find(dir, name)?;
-        if let Some((ino, kind)) = found {
-            self.cache_entry(dir, name, ino, kind);
+        if let Some(found) = self.cached_entry(dir, name) {
+            return Ok(found);
         }
+        let found = self.find(dir, name)?;
+        self.cache_entry(dir, name, found);
         Ok(found)
     }
 
-    fn cache_entry(&self, dir: Ino, name: &[u8], ino: Ino, kind: FileKind) {
-        let dentry = Arc::new(Dentry { name: name.into(), ino, kind });
-        self.dentries.insert((dir, keys::name_hash(name)), dentry);
+    fn cache_entry(&self, dir: Ino, name: &[u8], found: Option<(Ino, FileKind)>) {
+        let key = (dir, keys::name_hash(name));
+        if found.is_some() || self.exclusive {
+            self.dentries.insert(key, Arc::new(Dentry { name: name.into(), found }));
+        } else {
+            self.dentries.remove(&key);
+        }
     }
 
     /// A number for an inode created in a directory.
