@@ -194,6 +194,9 @@ pub enum EngineError {
     /// A transaction over several partitions on an engine that can't do that.
     #[error("the transaction spans partitions, which this engine can't commit atomically")]
     SpansPartitions,
+    /// The store was closed by [`Engine::close`].
+    #[error("the metadata store is closed: another daemon goes on with it")]
+    Closed,
 }
 
 /// A partitioned ordered key-value store with mini-transactions. All calls block.
@@ -236,6 +239,10 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// When the engine fails.
     fn sync(&self) -> Result<(), EngineError>;
+
+    /// Lets go of the store for ever, so that another process can open it: waits for calls under
+    /// way; all later ones fail. An engine that nobody else can open has nothing to do.
+    fn close(&self) {}
 }
 
 impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
@@ -263,5 +270,9 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
 
     fn sync(&self) -> Result<(), EngineError> {
         (**self).sync()
+    }
+
+    fn close(&self) {
+        (**self).close();
     }
 }
