@@ -141,7 +141,7 @@ fn titles(load: &Load, rate: &Rate, rng: &mut Rng) -> Result<Vec<Layout>, SimErr
     let titles = (0..load.titles.0).map(|at| {
         let seconds = SHORTEST + (LONGEST - SHORTEST) * rng.unit();
         let bytes = rate.bytes_at((seconds * 1e9) as u64);
-        partition(at * part, part.min(bytes), bytes)
+        partition(at * part, part.min(bytes), bytes, part)
     });
     let mut titles: Vec<Layout> = titles.collect::<Result<_, _>>()?;
     rng.shuffle(&mut titles);
@@ -156,6 +156,14 @@ fn popularity((titles, exponent): (u64, f64)) -> Vec<f64> {
         sum
     });
     sums.collect()
+}
+
+/// Seconds that clients waited, until the end if they still do.
+fn waits(driver: &Driver, arrived: &[Tick], waiting: &[Tick], end: Tick) -> Vec<f64> {
+    let seconds = |from: Tick, to: Tick| (to.0 - from.0) as f64 / 1e9;
+    let started = driver.outcome.startups.iter();
+    let started = started.map(|(stream, at, _)| seconds(arrived[stream.0 as usize], *at));
+    started.chain(waiting.iter().map(|from| seconds(*from, end))).collect()
 }
 
 /// Runs a load.
@@ -198,8 +206,7 @@ pub fn run(load: &Load) -> Result<Report, SimError> {
         while next <= now {
             driver.run_until(next);
             let stream = arrived.len() as u64;
-            let place = rng.unit() * all;
-            let title = sums.partition_point(|sum| *sum <= place).min(titles.len() - 1);
+            let title = sums.partition_point(|sum| *sum <= rng.unit() * all).min(titles.len() - 1);
             arrived.push(next);
             wanted.push(title);
             let before = driver.outcome.refused;
@@ -216,12 +223,8 @@ pub fn run(load: &Load) -> Result<Report, SimError> {
         }
         driver.run_until(now);
     }
-    let waited = |at: Tick, stream: u64| (at.0 - arrived[stream as usize].0) as f64 / 1e9;
-    let started = driver.outcome.startups.iter();
-    let mut startups: Vec<f64> = started
-        .map(|(stream, at, _)| waited(*at, stream.0))
-        .chain(queue.iter().map(|stream| waited(end, *stream)))
-        .collect();
+    let waiting: Vec<Tick> = queue.iter().map(|stream| arrived[*stream as usize]).collect();
+    let mut startups = waits(&driver, &arrived, &waiting, end);
     startups.sort_by(f64::total_cmp);
     Ok(Report {
         places,
