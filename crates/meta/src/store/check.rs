@@ -53,6 +53,8 @@ impl MetaStore {
         // What is cached must not hide what is stored.
         self.records.clear();
         self.dentries.clear();
+        // Nor must half of a transaction be taken for damage: it is finished, or undone.
+        self.engine.recover()?;
         let mut check =
             Check { store: self, repair, report: Report::default(), counts: Counts::default() };
         let mut after: Option<Key> = None;

@@ -13,6 +13,7 @@ mod vanish;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use quick_cache::sync::Cache;
@@ -21,7 +22,7 @@ use smallvec::SmallVec;
 pub use api::*;
 
 use crate::codec;
-use crate::engine::{Engine, Expect, Key, MiniTransaction, Outcome, Page, Write};
+use crate::engine::{Engine, Expect, Key, MiniTransaction, Outcome, Page, Spanning, Write};
 use crate::error::{Error, Result};
 use crate::keys;
 use crate::types::{Attr, Backing, FileKind, Ino, Link, Links, Record, Timestamp, XattrState};
@@ -38,6 +39,10 @@ const INO_BLOCK: u64 = 4096;
 const MAX_DEPTH: usize = 1 << 16;
 /// Longest name in bytes.
 const NAME_MAX: usize = 255;
+
+/// How long another process's transaction over several partitions may stand still, with no sign that
+/// it was committed, before it is given up.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 const FORMAT: &str = "forebay.format";
 const FORMAT_VERSION: u32 = 1;
@@ -102,15 +107,17 @@ impl ShownCounts {
 type Guards<'a> = SmallVec<[RwLockWriteGuard<'a, ()>; 4]>;
 
 impl MetaStore {
-    /// Opens the namespace kept by an engine. A new one gets a root directory (mode 0755, owner 0,
+    /// Opens the namespace kept by an engine; one that commits only within a partition is put under
+    /// [`Spanning`]. A new one gets a root directory (mode 0755, owner 0,
     /// neither listed nor queued); call [`MetaStore::refresh`] with the backing root's attributes.
     ///
     /// # Errors
-    /// If the engine fails, can't span partitions, or holds a newer format.
+    /// If the engine fails or holds a newer format.
     pub fn open(engine: Box<dyn Engine>, options: &Options) -> Result<Self> {
-        if !engine.spans_partitions() {
-            return Err(Error::Unsupported("it can't commit across partitions"));
-        }
+        let engine = match engine.spans_partitions() {
+            true => engine,
+            false => Box::new(Spanning::new(Arc::<dyn Engine>::from(engine), PATIENCE)?),
+        };
         let store = MetaStore {
             engine,
             records: Cache::new(options.cached_records.max(16)),
