@@ -204,6 +204,10 @@ impl Servers {
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
+    pub fn unused_port(&self) -> u16 {
+        free_port()
+    }
+
     pub fn port(&self, at: usize) -> u16 {
         self.servers[at].port
     }

@@ -253,7 +253,7 @@ impl Cluster {
         nodes.arg("NODES");
         let unreachable = |reason: String| EngineError::Unreachable { reason };
         match self.server(address).call(Request::new(&nodes, false)) {
-            Ok(reply) => view(&reply.value, address, self.dial.url.tls).map_err(unreachable),
+            Ok(reply) => view(&reply.value, address, self.dial.url.tls),
             Err(LinkError::Refused(reason)) => Err(refused(address, reason)),
             Err(LinkError::NotSent(reason) | LinkError::Lost(reason)) => Err(unreachable(reason)),
         }
@@ -350,20 +350,25 @@ impl LogState {
 }
 
 /// The answer to `CLUSTER NODES`.
-pub(super) fn view(value: &Value, asked: &Address, tls: bool) -> Result<Topology, String> {
+pub(super) fn view(value: &Value, asked: &Address, tls: bool) -> Result<Topology, EngineError> {
+    let unreachable = |reason: String| EngineError::Unreachable { reason };
     let text = match value {
         Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
         Value::VerbatimString { text, .. } | Value::SimpleString(text) => text.clone(),
         Value::ServerError(error) => {
             let detail = error.details().unwrap_or_default();
-            return match detail.contains("cluster support disabled") {
-                true => Ok(Topology::single(asked.clone())),
-                false => Err(format!("{asked}: {} {detail}", error.code())),
+            return match error.code() {
+                _ if detail.contains("cluster support disabled") => {
+                    Ok(Topology::single(asked.clone()))
+                }
+                "NOAUTH" | "NOPERM" => Err(refused(asked, format!("{} {detail}", error.code()))),
+                code => Err(unreachable(format!("{asked}: {code} {detail}"))),
             };
         }
-        _ => return Err(format!("{asked} answers nonsense")),
+        _ => return Err(unreachable(format!("{asked} answers nonsense"))),
     };
-    Topology::parse(&text, asked, tls).ok_or_else(|| format!("{asked}: its list makes no sense"))
+    Topology::parse(&text, asked, tls)
+        .ok_or_else(|| unreachable(format!("{asked}: its list of servers makes no sense")))
 }
 
 pub(super) fn refused(server: &Address, reason: String) -> EngineError {

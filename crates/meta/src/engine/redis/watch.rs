@@ -170,7 +170,8 @@ impl State {
         while !self.stopped() {
             let asked = Instant::now();
             let answer = self.ask(&mut connection, &beat)?;
-            let view = route::view(&answer, address, dial.url.tls)?;
+            let view =
+                route::view(&answer, address, dial.url.tls).map_err(|error| error.to_string())?;
             if !self.heard(address, asked, view) {
                 return Ok(());
             }
