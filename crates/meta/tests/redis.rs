@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_meta::{
-    Compare, Engine, EngineError, Expect, Key, MiniTransaction, Outcome, Redis, RedisOptions, Write,
+    Compare, Engine, EngineError, Expect, FileKind, Ino, Key, MetaStore, MiniTransaction, NewInode,
+    Options, Outcome, Queue, Redis, RedisOptions, RenameFlags, Timestamp, Write,
 };
 use linearize::{Event, Op, is_linearizable};
 use parking_lot::Mutex;
@@ -385,6 +386,52 @@ fn operations_then_take_one_round_trip_each() {
         assert_eq!(read(&engine, partition, b"a").unwrap(), b"1");
         assert_eq!(engine.requests() - before, 3);
     }
+}
+
+#[test]
+fn operations_on_files_of_a_namespace_then_take_one_round_trip_each() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::cluster(3, 0, &[]);
+    let engine = Arc::new(servers.open("t", &RedisOptions::default()));
+    let store = MetaStore::open(Box::new(engine.clone()), &Options::default()).unwrap();
+    let now = Timestamp::new(1, 0);
+    let new = |kind| NewInode::new(kind, 0o755, 1, 1);
+    let dir = store.create(Ino::ROOT, b"d", new(FileKind::Directory), now).unwrap().ino;
+    let cost = |operation: &dyn Fn()| {
+        let before = engine.requests();
+        operation();
+        engine.requests() - before
+    };
+    let file =
+        |name: &str| drop(store.create(dir, name.as_bytes(), new(FileKind::File), now).unwrap());
+    file("a");
+    assert_eq!(cost(&|| file("b")), 1);
+    let ino = store.lookup(dir, b"b").unwrap().unwrap().ino;
+    let change = || {
+        drop(store.update(ino, Some(now), |record| {
+            record.attr.perm = 0o600;
+            Queue::Yes
+        }));
+    };
+    assert_eq!(cost(&change), 1);
+    assert_eq!(cost(&|| assert!(store.lookup(dir, b"none").unwrap().is_none())), 1);
+    let flags = RenameFlags::default();
+    let rename = || drop(store.rename(dir, b"b", dir, b"c", flags, now, &|_| false).unwrap());
+    // The new name is looked for first.
+    assert!(cost(&rename) <= 3);
+    assert_eq!(cost(&|| drop(store.unlink(dir, b"c", now, false).unwrap())), 1);
+    // With nothing in the caches.
+    drop(store);
+    let store = MetaStore::open(Box::new(engine.clone()), &Options::default()).unwrap();
+    assert_eq!(cost(&|| drop(store.get(dir).unwrap())), 1);
+    assert_eq!(cost(&|| assert!(store.lookup(dir, b"a").unwrap().is_some())), 2);
+    assert_eq!(cost(&|| drop(store.lookup(dir, b"a").unwrap())), 0);
+    let report = store.check(false).unwrap();
+    assert!(report.is_clean(), "{report:#?}");
+    assert_eq!((report.inodes, report.entries), (3, 2));
+    assert_eq!(store.backlog_len(), 2);
 }
 
 #[test]

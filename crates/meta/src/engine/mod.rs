@@ -16,6 +16,9 @@ pub use memory::Memory;
 pub use redis::{Redis, RedisOptions};
 pub use spanning::Spanning;
 
+/// Nearly no key is greater than one of so many bytes, all ones.
+const KEY_MAX: usize = 64;
+
 /// A key: a partition and bytes within it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(SmallVec<[u8; 48]>);
@@ -313,6 +316,34 @@ pub trait Engine: Send + Sync {
     /// Whether one transaction may touch several partitions.
     fn spans_partitions(&self) -> bool;
 
+    /// Whether a transaction within one partition costs much less than one over several.
+    fn prefers_one_partition(&self) -> bool {
+        !self.spans_partitions()
+    }
+
+    /// The first partition from `from` on that has keys.
+    ///
+    /// # Errors
+    /// When the engine fails.
+    fn next_partition(&self, from: u16) -> Result<Option<u16>, EngineError> {
+        let mut after = from.checked_sub(1).map(|before| Key::new(before, &[u8::MAX; KEY_MAX]));
+        loop {
+            let step = self.sweep(after.as_ref(), 1)?;
+            match step.into_iter().next() {
+                Some((key, _)) if key.partition() < from => after = Some(key),
+                found => return Ok(found.map(|(key, _)| key.partition())),
+            }
+        }
+    }
+
+    /// How many keys of a partition begin with `prefix`.
+    ///
+    /// # Errors
+    /// When the engine fails.
+    fn count(&self, partition: u16, prefix: &[u8]) -> Result<u64, EngineError> {
+        Ok(self.scan(partition, prefix, None, usize::MAX)?.items.len() as u64)
+    }
+
     /// Returns when all that was committed before survives the loss of power.
     ///
     /// # Errors
@@ -372,6 +403,18 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
 
     fn recover(&self) -> Result<u64, EngineError> {
         (**self).recover()
+    }
+
+    fn prefers_one_partition(&self) -> bool {
+        (**self).prefers_one_partition()
+    }
+
+    fn next_partition(&self, from: u16) -> Result<Option<u16>, EngineError> {
+        (**self).next_partition(from)
+    }
+
+    fn count(&self, partition: u16, prefix: &[u8]) -> Result<u64, EngineError> {
+        (**self).count(partition, prefix)
     }
 
     fn sweep(&self, after: Option<&Key>, limit: usize) -> Result<Vec<(Key, Vec<u8>)>, EngineError> {

@@ -343,6 +343,19 @@ impl<E: Engine> Engine for Spanning<E> {
         true
     }
 
+    fn prefers_one_partition(&self) -> bool {
+        self.engine.prefers_one_partition()
+    }
+
+    fn next_partition(&self, from: u16) -> Result<Option<u16>, EngineError> {
+        self.engine.next_partition(from)
+    }
+
+    /// Of keys that others are about to change, it may be the number before or after.
+    fn count(&self, partition: u16, prefix: &[u8]) -> Result<u64, EngineError> {
+        self.engine.count(partition, prefix)
+    }
+
     fn sync(&self) -> Result<(), EngineError> {
         self.engine.sync()
     }

@@ -85,8 +85,11 @@ impl MetaStore {
     /// If the engine fails.
     pub fn backlog(&self, after: Seq, limit: usize) -> Result<Vec<(Seq, Ino)>> {
         let (from, end) = self.places.bounds(after);
+        if self.is_gathered() {
+            return self.marked(from..end, limit);
+        }
         let prefix = Key::new(keys::GLOBAL, &[keys::QUEUE]);
-        let start = keys::queue(Seq(from - 1));
+        let start = self.layout.queue(Ino::ROOT, Seq(from - 1));
         let page = self.scan(&prefix, Some(start.bytes()), limit)?;
         let mut queued = Vec::with_capacity(page.items.len());
         for (key, value) in &page.items {
@@ -207,7 +210,7 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn ghosts(&self, dir: Ino) -> Result<Vec<(Box<[u8]>, Ino)>> {
-        let page = self.scan(&keys::ghosts(dir), None, usize::MAX)?;
+        let page = self.scan(&self.layout.ghosts(dir), None, usize::MAX)?;
         let ghosts = page.items.iter().map(|(key, _)| {
             let ghost = keys::ghost_name(key);
             let (name, ino) = ghost.ok_or_else(|| corrupt("a ghost", "short key"))?;
@@ -222,7 +225,7 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn ghosts_of(&self, dir: Ino, name: &[u8]) -> Result<Vec<Ino>> {
-        let page = self.scan(&keys::ghosts_of_name(dir, name), None, usize::MAX)?;
+        let page = self.scan(&self.layout.ghosts_of_name(dir, name), None, usize::MAX)?;
         let ghosts = page.items.iter().filter_map(|(key, _)| keys::ghost_name(key));
         Ok(ghosts.filter(|(found, _)| *found == name).map(|(_, ino)| ino).collect())
     }
@@ -232,6 +235,9 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn orphans(&self) -> Result<Vec<Ino>> {
+        if self.is_gathered() {
+            return self.collect_orphans();
+        }
         let prefix = Key::new(keys::GLOBAL, &[keys::ORPHAN]);
         let page = self.scan(&prefix, None, usize::MAX)?;
         Ok(page.items.iter().filter_map(|(key, _)| keys::number(key).map(Ino)).collect())

@@ -131,7 +131,7 @@ impl<'a> Draft<'a> {
 
     /// Makes an entry where there is none.
     pub fn add_entry(&mut self, dir: Ino, name: &[u8], ino: Ino, kind: FileKind) {
-        let key = keys::entry(dir, name);
+        let key = self.store.layout.entry(dir, name);
         self.transaction.compare.push(compare(key.clone(), Expect::Absent));
         self.put(key, codec::encode_entry(ino, kind));
         self.entries.push(EntryChange { dir, name: name.into(), now: Some((ino, kind)) });
@@ -145,7 +145,7 @@ impl<'a> Draft<'a> {
         was: (Ino, FileKind),
         now: Option<(Ino, FileKind)>,
     ) {
-        let key = keys::entry(dir, name);
+        let key = self.store.layout.entry(dir, name);
         let expect = Expect::Value(codec::encode_entry(was.0, was.1));
         self.transaction.compare.push(compare(key.clone(), expect));
         match now {
@@ -172,6 +172,9 @@ impl<'a> Draft<'a> {
         if !matches!(committed, Ok(true)) {
             self.forget(&edits);
         }
+        if committed.is_err() {
+            self.store.marks.doubt(edits.iter().map(|edit| edit.after.ino));
+        }
         if !committed? {
             return Err(Error::Conflict(1));
         }
@@ -180,6 +183,15 @@ impl<'a> Draft<'a> {
 
     fn execute_with_counts(&mut self) -> Result<bool> {
         let store = self.store;
+        if store.is_gathered() {
+            let committed = store.execute(&self.transaction)?.is_some();
+            if committed {
+                let mut counts = store.counts.lock();
+                *counts = self.delta.apply(&counts);
+                store.shown.show(&counts);
+            }
+            return Ok(committed);
+        }
         let mut counts = store.counts.lock();
         let next = self.delta.apply(&counts);
         self.put(keys::setting(COUNTS), codec::encode_counts(&next, store.places.next()));
@@ -217,9 +229,11 @@ impl<'a> Draft<'a> {
 
     fn derive_marks(&mut self, ino: Ino, before: Option<&Record>, after: Option<&Record>) {
         let queued = |record: Option<&Record>| record.and_then(|record| record.queued);
-        self.replace(queued(before).map(keys::queue), queued(after).map(keys::queue), ino);
+        let layout = self.store.layout;
+        let queue_key = |record| queued(record).map(|seq| layout.queue(ino, seq));
+        self.replace(queue_key(before), queue_key(after), ino);
         let orphan = |record: Option<&Record>| record.is_some_and(|record| record.orphan);
-        let orphan_key = |record| orphan(record).then(|| keys::orphan(ino));
+        let orphan_key = |record| orphan(record).then(|| layout.orphan(ino));
         self.replace(orphan_key(before), orphan_key(after), ino);
         let hard_link = |record: Option<&Record>| record?.hard_link.map(keys::hard_link);
         self.replace(hard_link(before), hard_link(after), ino);
@@ -246,12 +260,13 @@ impl<'a> Draft<'a> {
         }
         let Some(ino) = before.or(after).map(|record| record.ino) else { return };
         let (old, new) = (ghosts(before), ghosts(after));
+        let layout = self.store.layout;
         for link in old.iter().filter(|link| !new.contains(link)) {
-            self.delete(keys::ghost(link.parent, &link.name, ino));
+            self.delete(layout.ghost(link.parent, &link.name, ino));
             self.delta.ghosts -= 1;
         }
         for link in new.iter().filter(|link| !old.contains(link)) {
-            self.put(keys::ghost(link.parent, &link.name, ino), codec::encode_ino(ino));
+            self.put(layout.ghost(link.parent, &link.name, ino), codec::encode_ino(ino));
             self.delta.ghosts += 1;
         }
     }
@@ -288,6 +303,11 @@ impl<'a> Draft<'a> {
         }
         let mut committed = Committed::new();
         for edit in edits {
+            if store.is_gathered() {
+                let before = edit.before.as_ref().and_then(|record| record.queued);
+                let after = edit.after.queued.filter(|_| !edit.after.is_dead());
+                store.marks.moved(edit.after.ino, before, after);
+            }
             let record = Arc::new(edit.after);
             if record.is_dead() {
                 store.records.remove(&record.ino);

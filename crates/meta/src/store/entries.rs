@@ -27,7 +27,7 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails. A directory that doesn't exist has no entries.
     pub fn entries(&self, dir: Ino, after: u64, limit: usize) -> Result<Vec<Entry>> {
-        let prefix = keys::entries(dir);
+        let prefix = self.layout.entries(dir);
         let mut entries: Vec<Entry> = Vec::new();
         // No key ends right after the hash, as names are not empty: the next hash is a bound
         // between all keys of `after` and all keys behind.
@@ -139,6 +139,6 @@ impl MetaStore {
         if !record.is_directory() {
             return Err(Error::NotDirectory);
         }
-        Ok(self.scan(&keys::entries(dir), None, 1)?.items.is_empty())
+        Ok(self.scan(&self.layout.entries(dir), None, 1)?.items.is_empty())
     }
 }

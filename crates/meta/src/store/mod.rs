@@ -6,6 +6,7 @@ mod backlog;
 mod check;
 mod draft;
 mod entries;
+mod gathered;
 mod import;
 mod names;
 mod rename;
@@ -24,10 +25,11 @@ pub use api::*;
 use crate::codec;
 use crate::engine::{Engine, Expect, Key, MiniTransaction, Outcome, Page, Spanning, Write};
 use crate::error::{Error, Result};
-use crate::keys;
+use crate::keys::{self, Layout};
 use crate::types::{Attr, Backing, FileKind, Ino, Link, Links, Record, Timestamp, XattrState};
 use backlog::Places;
 use draft::Draft;
+use gathered::Marks;
 
 /// Locks are striped by inode number.
 const STRIPES: usize = 256;
@@ -45,7 +47,6 @@ const NAME_MAX: usize = 255;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 const FORMAT: &str = "forebay.format";
-const FORMAT_VERSION: u32 = 1;
 const HIGH_WATER: &str = "forebay.ino-high-water";
 const COUNTS: &str = "forebay.counts";
 
@@ -72,6 +73,7 @@ struct InoBlock {
 /// the holder of the exclusive lock, after its commit.
 pub struct MetaStore {
     engine: Box<dyn Engine>,
+    layout: Layout,
     records: Cache<Ino, Arc<Record>>,
     dentries: Cache<(Ino, u64), Arc<Dentry>>,
     stripes: Vec<RwLock<()>>,
@@ -79,6 +81,8 @@ pub struct MetaStore {
     tree: Mutex<()>,
     inos: Mutex<InoBlock>,
     places: Places,
+    /// Places in the backlog, where they lie scattered.
+    marks: Marks,
     /// Written with every transaction that changes it, hence locked over its commit.
     counts: Mutex<Counts>,
     /// A copy of `counts` for readers, who must not wait for a commit.
@@ -118,14 +122,20 @@ impl MetaStore {
             true => engine,
             false => Box::new(Spanning::new(Arc::<dyn Engine>::from(engine), PATIENCE)?),
         };
+        let layout = match engine.prefers_one_partition() {
+            true => Layout::Gathered,
+            false => Layout::Central,
+        };
         let store = MetaStore {
             engine,
+            layout,
             records: Cache::new(options.cached_records.max(16)),
             dentries: Cache::new(options.cached_records.max(16)),
             stripes: (0..STRIPES).map(|_| RwLock::new(())).collect(),
             tree: Mutex::new(()),
             inos: Mutex::default(),
             places: Places::default(),
+            marks: Marks::default(),
             counts: Mutex::default(),
             shown: ShownCounts::default(),
             executes: AtomicU64::new(0),
@@ -142,12 +152,16 @@ impl MetaStore {
         };
         let version = <[u8; 4]>::try_from(format.as_slice()).map(u32::from_be_bytes);
         match version {
-            Ok(FORMAT_VERSION) => {}
-            Ok(found) if found > FORMAT_VERSION => {
-                let what = "the metadata store".to_string();
-                return Err(Error::NewerFormat { what, found, known: FORMAT_VERSION });
+            Ok(found) if found == self.layout.version() => {}
+            Ok(found) if found > Layout::Gathered.version() => {
+                let (what, known) = ("the metadata store".into(), Layout::Gathered.version());
+                return Err(Error::NewerFormat { what, found, known });
             }
-            _ => return Err(corrupt(FORMAT, "no valid version")),
+            Ok(_) => return Err(Error::Unsupported("the store was made for another engine")),
+            Err(_) => return Err(corrupt(FORMAT, "no valid version")),
+        }
+        if self.is_gathered() {
+            return self.collect();
         }
         let value = self.read_one(keys::setting(COUNTS))?;
         let value = value.ok_or_else(|| corrupt(COUNTS, "missing"))?;
@@ -170,9 +184,12 @@ impl MetaStore {
         let put = |key, value| Write::Put(key, value);
         transaction.write.extend([
             put(keys::record(Ino::ROOT), codec::encode_record(&root)),
-            put(keys::setting(FORMAT), codec::encode_bytes(&FORMAT_VERSION.to_be_bytes())),
-            put(keys::setting(COUNTS), codec::encode_counts(&counts, 1)),
+            put(keys::setting(FORMAT), codec::encode_bytes(&self.layout.version().to_be_bytes())),
         ]);
+        if !self.is_gathered() {
+            let counts = codec::encode_counts(&counts, 1);
+            transaction.write.push(put(keys::setting(COUNTS), counts));
+        }
         self.execute(&transaction)?;
         self.begin()
     }
@@ -410,7 +427,7 @@ impl MetaStore {
         if let Some(found) = self.cached_entry(dir, name) {
             return Ok(Some(found));
         }
-        let value = self.read_one(keys::entry(dir, name))?;
+        let value = self.read_one(self.layout.entry(dir, name))?;
         value.map(|value| codec::decode_entry(name, &value)).transpose()
     }
 
@@ -429,14 +446,15 @@ impl MetaStore {
     }
 
     /// A number for an inode created in a directory.
-    fn new_ino(&self, dir: Ino) -> Result<Ino> {
+    fn new_ino(&self, dir: Ino, kind: FileKind) -> Result<Ino> {
         let mut block = self.inos.lock();
         if block.next == block.end {
             *block = self.retry(|| self.next_block())?;
         }
         let sequence = block.next;
         block.next += 1;
-        Ok(Ino(u64::from(dir.entries_partition()) << Ino::SEQUENCE_BITS | sequence))
+        let partition = self.layout.birthplace(dir, kind, sequence);
+        Ok(Ino(u64::from(partition) << Ino::SEQUENCE_BITS | sequence))
     }
 
     /// Sees to it that inode numbers given from now on have a higher sequence than this one's, for

@@ -58,7 +58,7 @@ impl MetaStore {
             if is_directory {
                 parent.add_subdirs(1);
             }
-            let ino = self.new_ino(dir)?;
+            let ino = self.new_ino(dir, new.kind)?;
             announce(ino);
             let mut record = new_record(ino, &new, now);
             record.links.push(Link::new(dir, name));
@@ -87,7 +87,7 @@ impl MetaStore {
         if parent.links.is_empty() && dir != Ino::ROOT {
             return Err(Error::NotFound);
         }
-        let ino = self.new_ino(dir)?;
+        let ino = self.new_ino(dir, new.kind)?;
         let _locked = self.lock(&[ino]);
         let mut draft = Draft::new(self);
         let mut record = new_record(ino, &new, now);

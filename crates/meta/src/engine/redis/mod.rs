@@ -195,26 +195,6 @@ impl Redis {
         let confirm = self.options.replicas > 0;
         page(self.cluster.call(slot_of(partition), confirm, &|_| command.clone())?)
     }
-
-    /// The first partition from `from` on that has keys.
-    fn next_partition(&self, from: u16) -> Result<Option<u16>, EngineError> {
-        let mut from = Some(from);
-        while let Some(first) = from {
-            let last = first.saturating_add(PROBES - 1);
-            let probe = |partition: u16| {
-                let mut exists = redis::cmd("EXISTS");
-                exists.arg(self.values_key(partition));
-                (slot_of(partition), exists)
-            };
-            let probes: Vec<(u16, Cmd)> = (first..=last).map(probe).collect();
-            let found = self.cluster.call_each(&probes)?;
-            if let Some(at) = found.iter().position(|value| *value == Value::Int(1)) {
-                return Ok(Some(first + at as u16));
-            }
-            from = last.checked_add(1);
-        }
-        Ok(None)
-    }
 }
 
 impl Engine for Redis {
@@ -291,6 +271,36 @@ impl Engine for Redis {
 
     fn spans_partitions(&self) -> bool {
         false
+    }
+
+    fn next_partition(&self, from: u16) -> Result<Option<u16>, EngineError> {
+        let mut from = Some(from);
+        while let Some(first) = from {
+            let last = first.saturating_add(PROBES - 1);
+            let probe = |partition: u16| {
+                let mut exists = redis::cmd("EXISTS");
+                exists.arg(self.values_key(partition));
+                (slot_of(partition), exists)
+            };
+            let probes: Vec<(u16, Cmd)> = (first..=last).map(probe).collect();
+            let found = self.cluster.call_each(&probes)?;
+            if let Some(at) = found.iter().position(|value| *value == Value::Int(1)) {
+                return Ok(Some(first + at as u16));
+            }
+            from = last.checked_add(1);
+        }
+        Ok(None)
+    }
+
+    fn count(&self, partition: u16, prefix: &[u8]) -> Result<u64, EngineError> {
+        let bounds = Bounds::new(prefix, None, 0);
+        let mut count = redis::cmd("ZLEXCOUNT");
+        count.arg(self.order_key(partition)).arg(&bounds.low).arg(&bounds.high);
+        let confirm = self.options.replicas > 0;
+        match self.cluster.call(slot_of(partition), confirm, &|_| count.clone())? {
+            Value::Int(count) => Ok(u64::try_from(count).unwrap_or(0)),
+            _ => Err(nonsense()),
+        }
     }
 
     /// What this can promise depends on how the servers keep their log:

@@ -94,8 +94,8 @@ fn named(place: &str, tls: bool, asked: &Address) -> Option<Address> {
 /// The server of a redirection, `slot host:port`; without a host it is the one that was `asked`.
 pub(super) fn redirection(detail: &str, asked: &Address) -> Option<Address> {
     let (_, place) = detail.split_once(' ')?;
-    match place.strip_prefix(':') {
-        Some(port) => Some(Address { host: asked.host.clone(), port: port.parse().ok()? }),
+    match place.strip_prefix(':').and_then(|port| port.parse().ok()) {
+        Some(port) => Some(Address { host: asked.host.clone(), port }),
         None => {
             // An address of version 6 comes without brackets.
             let (host, port) = place.rsplit_once(':')?;
