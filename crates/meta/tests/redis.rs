@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_meta::{
-    Compare, Engine, EngineError, Expect, FileKind, Ino, Key, MetaStore, MiniTransaction, NewInode,
-    Options, Outcome, Queue, Redis, RedisOptions, RenameFlags, Timestamp, Write,
+    Compare, Engine, EngineError, Error, Expect, FileKind, Ino, Key, MetaStore, MiniTransaction,
+    NewInode, Options, Outcome, Queue, Redis, RedisOptions, RenameFlags, Timestamp, Write,
 };
 use linearize::{Event, Op, is_linearizable};
 use parking_lot::Mutex;
@@ -419,12 +419,13 @@ fn operations_on_files_of_a_namespace_then_take_one_round_trip_each() {
     assert_eq!(cost(&|| assert!(store.lookup(dir, b"none").unwrap().is_none())), 1);
     let flags = RenameFlags::default();
     let rename = || drop(store.rename(dir, b"b", dir, b"c", flags, now, &|_| false).unwrap());
-    // The new name is looked for first.
-    assert!(cost(&rename) <= 3);
+    // The new name is looked for first, then both names once more under their locks.
+    assert!(cost(&rename) <= 4);
     assert_eq!(cost(&|| drop(store.unlink(dir, b"c", now, false).unwrap())), 1);
     // With nothing in the caches.
     drop(store);
     let store = MetaStore::open(Box::new(engine.clone()), &Options::default()).unwrap();
+    wait_for(|| engine.watch(dir.partition()).is_some());
     assert_eq!(cost(&|| drop(store.get(dir).unwrap())), 1);
     assert_eq!(cost(&|| assert!(store.lookup(dir, b"a").unwrap().is_some())), 2);
     assert_eq!(cost(&|| drop(store.lookup(dir, b"a").unwrap())), 0);
@@ -432,6 +433,80 @@ fn operations_on_files_of_a_namespace_then_take_one_round_trip_each() {
     assert!(report.is_clean(), "{report:#?}");
     assert_eq!((report.inodes, report.entries), (3, 2));
     assert_eq!(store.backlog_len(), 2);
+}
+
+/// One process's share of the work in directories that two processes use.
+fn work_in(store: &MetaStore, dirs: &[Ino; 2], seed: usize) {
+    let mut random = seed;
+    for n in 0..150 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040);
+        let pick = random >> 33;
+        let (from, to) = (dirs[pick % 2], dirs[pick / 2 % 2]);
+        let name = |n: usize| format!("n{}", n % 7);
+        let (a, b) = (name(pick / 4), name(pick / 28));
+        let (a, b) = (a.as_bytes(), b.as_bytes());
+        let kind =
+            if (pick / 196).is_multiple_of(4) { FileKind::Directory } else { FileKind::File };
+        let now = Timestamp::new(n, 0);
+        let done = match pick / 800 % 5 {
+            0 | 1 => store.create(from, a, NewInode::new(kind, 0o755, 1, 1), now).map(drop),
+            2 => store.unlink(from, a, now, false).map(drop),
+            3 => store.rmdir(from, a, now, false).map(drop),
+            _ => store.rename(from, a, to, b, RenameFlags::default(), now, &|_| false).map(drop),
+        };
+        match done {
+            Ok(()) | Err(Error::NotFound | Error::Exists | Error::NotEmpty) => {}
+            Err(Error::IsDirectory | Error::NotDirectory | Error::Stale(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn processes_when_two_change_one_tree_then_it_stays_sound_and_each_sees_the_other() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::cluster(3, 0, &[]);
+    let open = || {
+        let engine = Arc::new(servers.open("t", &RedisOptions::default()));
+        let store = MetaStore::open(Box::new(engine.clone()), &Options::default()).unwrap();
+        (engine, store)
+    };
+    let ((one_engine, one), (two_engine, two)) = (open(), open());
+    let now = Timestamp::new(1, 0);
+    let dirs = [b"a", b"b"].map(|name| {
+        one.create(Ino::ROOT, name, NewInode::new(FileKind::Directory, 0o755, 1, 1), now)
+            .unwrap()
+            .ino
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| work_in(&one, &dirs, 1));
+        scope.spawn(|| work_in(&two, &dirs, 2));
+    });
+    let (_, fresh) = open();
+    let report = fresh.check(false).unwrap();
+    assert!(report.is_clean(), "{report:#?}");
+    // What one has cached, it gives up when the other changes it.
+    let file = one.create(dirs[0], b"shared", NewInode::new(FileKind::File, 0o644, 1, 1), now);
+    let ino = file.unwrap().ino;
+    for perm in [0o600, 0o640, 0o755] {
+        wait_for(|| two_engine.watch(ino.partition()).is_some());
+        sleep_ms(20);
+        two.get(ino).unwrap();
+        let before = two_engine.requests();
+        two.get(ino).unwrap();
+        assert_eq!(two_engine.requests(), before, "what nobody changes is cached");
+        let change = |record: &mut forebay_meta::Record| {
+            record.attr.perm = perm;
+            Queue::Yes
+        };
+        one.update(ino, Some(now), change).unwrap();
+        wait_for(|| two.get(ino).unwrap().attr.perm == perm);
+    }
+    two.unlink(dirs[0], b"shared", now, false).unwrap();
+    wait_for(|| one.lookup(dirs[0], b"shared").unwrap().is_none());
+    assert!(one_engine.requests() > 100);
 }
 
 #[test]

@@ -24,11 +24,13 @@ struct PlacesState {
     in_flight: BTreeSet<u64>,
     /// Nothing in the backlog is older. Spares scans the long way over what was removed.
     oldest: u64,
+    /// From one place to the next: those between are other processes'.
+    step: u64,
 }
 
 impl Default for PlacesState {
     fn default() -> Self {
-        PlacesState { next: 1, in_flight: BTreeSet::new(), oldest: 0 }
+        PlacesState { next: 1, in_flight: BTreeSet::new(), oldest: 0, step: 1 }
     }
 }
 
@@ -44,6 +46,14 @@ impl Places {
         self.0.lock().next = next.max(1);
     }
 
+    /// Shares places with other processes: this one gets those that are `number` modulo `step`,
+    /// after `last`.
+    pub fn share(&self, last: u64, number: u64, step: u64) {
+        let mut state = self.0.lock();
+        let next = (last / step + 1) * step + number % step;
+        (state.step, state.next) = (step, state.next.max(next));
+    }
+
     pub fn next(&self) -> u64 {
         self.0.lock().next
     }
@@ -51,7 +61,7 @@ impl Places {
     pub fn allot(&self) -> Seq {
         let mut state = self.0.lock();
         let seq = state.next;
-        state.next += 1;
+        state.next += state.step;
         state.in_flight.insert(seq);
         Seq(seq)
     }

@@ -229,7 +229,7 @@ impl Check<'_> {
         );
         let values = match marks.is_empty() {
             true => Vec::new(),
-            false => self.store.read(marks.iter().map(|(key, _)| key.clone()).collect())?,
+            false => self.store.read_each(marks.iter().map(|(key, _)| key.clone()).collect())?,
         };
         for ((key, what), value) in marks.into_iter().zip(values) {
             if value != Some(codec::encode_ino(ino)) {
@@ -364,12 +364,13 @@ impl Check<'_> {
             }
             self.counts = self.recount()?;
         }
-        if kept != self.counts {
+        if self.store.is_gathered() {
+            // Each process has its own, which know nothing of what others did.
+            *self.store.counts.lock() = self.counts;
+            self.store.shown.show(&self.counts);
+        } else if kept != self.counts {
             let value = codec::encode_counts(&self.counts, self.store.places.next());
-            let repaired = match self.store.is_gathered() {
-                true => self.repair,
-                false => self.write(Write::Put(keys::setting(COUNTS), value))?,
-            };
+            let repaired = self.write(Write::Put(keys::setting(COUNTS), value))?;
             if repaired {
                 *self.store.counts.lock() = self.counts;
                 self.store.shown.show(&self.counts);

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::{COUNTS, Counts, MetaStore, compare};
 use crate::codec;
-use crate::engine::{Expect, Key, MiniTransaction, Write};
+use crate::engine::{Expect, Key, MiniTransaction, Stamp, Write};
 use crate::error::{Error, Result};
 use crate::keys;
 use crate::types::{FileKind, Ino, Link, Record, Seq, XattrState};
@@ -16,12 +16,16 @@ use crate::types::{FileKind, Ino, Link, Record, Seq, XattrState};
 struct Edit {
     before: Option<Arc<Record>>,
     after: Record,
+    /// From before the commit.
+    stamp: Option<Stamp>,
 }
 
 struct EntryChange {
     dir: Ino,
     name: Box<[u8]>,
     now: Option<(Ino, FileKind)>,
+    /// From before the commit.
+    stamp: Option<Stamp>,
 }
 
 /// Changes of the counts.
@@ -74,8 +78,9 @@ impl<'a> Draft<'a> {
         let at = match self.edits.iter().position(|edit| edit.after.ino == ino) {
             Some(at) => at,
             None => {
-                let before = self.store.load_locked(ino)?.ok_or(Error::Stale(ino))?;
-                self.edits.push(Edit { after: (*before).clone(), before: Some(before) });
+                let before = self.store.load_to_change(ino)?.ok_or(Error::Stale(ino))?;
+                let after = (*before).clone();
+                self.edits.push(Edit { after, before: Some(before), stamp: None });
                 self.edits.len() - 1
             }
         };
@@ -96,7 +101,7 @@ impl<'a> Draft<'a> {
 
     /// A new record.
     pub fn add(&mut self, record: Record) {
-        self.edits.push(Edit { before: None, after: record });
+        self.edits.push(Edit { before: None, after: record, stamp: None });
     }
 
     /// Puts an edited record into the backlog; one that is there keeps its place.
@@ -125,6 +130,11 @@ impl<'a> Draft<'a> {
         self.transaction.write.push(Write::Put(key, value));
     }
 
+    /// Makes the commit fail unless a key is as expected.
+    pub fn expect(&mut self, key: Key, expect: Expect) {
+        self.transaction.compare.push(compare(key, expect));
+    }
+
     pub fn delete(&mut self, key: Key) {
         self.transaction.write.push(Write::Delete(key));
     }
@@ -134,7 +144,7 @@ impl<'a> Draft<'a> {
         let key = self.store.layout.entry(dir, name);
         self.transaction.compare.push(compare(key.clone(), Expect::Absent));
         self.put(key, codec::encode_entry(ino, kind));
-        self.entries.push(EntryChange { dir, name: name.into(), now: Some((ino, kind)) });
+        self.entry_changes(dir, name, Some((ino, kind)));
     }
 
     /// Makes an entry lead elsewhere, or nowhere.
@@ -152,7 +162,12 @@ impl<'a> Draft<'a> {
             Some((ino, kind)) => self.put(key, codec::encode_entry(ino, kind)),
             None => self.delete(key),
         }
-        self.entries.push(EntryChange { dir, name: name.into(), now });
+        self.entry_changes(dir, name, now);
+    }
+
+    fn entry_changes(&mut self, dir: Ino, name: &[u8], now: Option<(Ino, FileKind)>) {
+        let stamp = self.store.stamp(self.store.layout.entries_partition(dir));
+        self.entries.push(EntryChange { dir, name: name.into(), now, stamp });
     }
 
     /// Commits. Fails with `Conflict` if somebody else changed what this draft builds on; what is
@@ -206,10 +221,13 @@ impl<'a> Draft<'a> {
     /// Adds the writes that follow from an edit.
     fn derive(&mut self, edit: &mut Edit) -> Result<()> {
         let before = edit.before.as_deref();
-        if before == Some(&edit.after) {
+        let ino = edit.after.ino;
+        edit.stamp = self.store.stamp(ino.partition());
+        // Other processes must notice that entries changed, also where the times don't.
+        let entries_changed = self.store.is_gathered() && self.entries.iter().any(|e| e.dir == ino);
+        if before == Some(&edit.after) && !entries_changed {
             return Ok(());
         }
-        let ino = edit.after.ino;
         if let Some(before) = before {
             let expect = Expect::Prefix(codec::record_prefix(before.revision));
             self.transaction.compare.push(compare(keys::record(ino), expect));
@@ -287,7 +305,7 @@ impl<'a> Draft<'a> {
             self.store.records.remove(&edit.after.ino);
         }
         for entry in &self.entries {
-            self.store.dentries.remove(&(entry.dir, keys::name_hash(&entry.name)));
+            self.store.forget_entry(entry.dir, &entry.name);
         }
     }
 
@@ -295,10 +313,8 @@ impl<'a> Draft<'a> {
         let store = self.store;
         for entry in &self.entries {
             match entry.now {
-                Some((ino, kind)) => store.cache_entry(entry.dir, &entry.name, ino, kind),
-                None => {
-                    store.dentries.remove(&(entry.dir, keys::name_hash(&entry.name)));
-                }
+                Some(now) => store.cache_entry(entry.dir, &entry.name, now, entry.stamp),
+                None => store.forget_entry(entry.dir, &entry.name),
             }
         }
         let mut committed = Committed::new();
@@ -312,7 +328,7 @@ impl<'a> Draft<'a> {
             if record.is_dead() {
                 store.records.remove(&record.ino);
             } else {
-                store.cache_record(&record);
+                store.cache_record(&record, edit.stamp);
             }
             committed.push(record);
         }

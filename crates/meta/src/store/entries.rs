@@ -78,7 +78,7 @@ impl MetaStore {
         let mut records = HashMap::with_capacity(entries.len());
         let mut missing = Vec::new();
         for entry in entries {
-            match self.records.peek(&entry.ino) {
+            match self.cached_record(entry.ino) {
                 Some(record) => {
                     records.insert(entry.ino, record);
                 }
@@ -97,7 +97,7 @@ impl MetaStore {
                 single.extend_from_slice(run);
             }
         }
-        let values = self.read(single.iter().map(|ino| keys::record(*ino)).collect())?;
+        let values = self.read_each(single.iter().map(|ino| keys::record(*ino)).collect())?;
         for (ino, value) in single.into_iter().zip(values) {
             if let Some(value) = value {
                 records.insert(ino, Arc::new(codec::decode_record(ino, &value)?));

@@ -7,16 +7,21 @@ use std::ops::Range;
 
 use parking_lot::Mutex;
 
-use super::{Counts, MetaStore, corrupt};
+use super::{Counts, MetaStore, compare, corrupt};
 use crate::codec;
-use crate::engine::Key;
-use crate::error::Result;
+use crate::engine::{Expect, Key, MiniTransaction, Write};
+use crate::error::{Error, Result};
 use crate::keys::{self, Layout};
 use crate::types::{Ino, Seq};
 
 /// Partitions are looked through by so many threads at once: their requests share round trips.
 const THREADS: u32 = 8;
 const PARTITIONS: u32 = 1 << 16;
+
+/// Places in the backlog are handed out among so many processes without meeting: far more than have
+/// opened the store between any two that are alive.
+const PROCESSES: u64 = 1 << 16;
+const OPENED: &str = "forebay.opened";
 
 /// The places of the backlog.
 #[derive(Default)]
@@ -63,12 +68,39 @@ impl MetaStore {
     /// Collects places and counts from all partitions.
     pub(super) fn collect(&self) -> Result<()> {
         let census = self.census()?;
-        let next = census.places.last_key_value().map_or(1, |(seq, _)| seq + 1);
-        self.places.start_at(next.max(self.places.next()));
         self.shown.show(&census.counts);
         *self.counts.lock() = census.counts;
         *self.marks.0.lock() = MarksState { places: census.places, doubtful: Vec::new() };
         Ok(())
+    }
+
+    /// Takes places that no other process takes, and collects those that are taken.
+    pub(super) fn join(&self) -> Result<()> {
+        let number = self.retry(|| self.next_process())?;
+        self.collect()?;
+        let last = self.marks.0.lock().places.last_key_value().map_or(0, |(seq, _)| *seq);
+        self.places.share(last, number, PROCESSES);
+        Ok(())
+    }
+
+    /// Counts the processes that have opened the store.
+    fn next_process(&self) -> Result<u64> {
+        let key = keys::setting(OPENED);
+        let old = self.read_one(key.clone())?;
+        let number = match &old {
+            None => 0,
+            Some(value) => {
+                let bytes = codec::decode_bytes(OPENED, value)?;
+                let bytes = bytes.try_into().map_err(|_| corrupt(OPENED, "no number"))?;
+                u64::from_be_bytes(bytes)
+            }
+        };
+        let mut transaction = MiniTransaction::default();
+        transaction.compare.push(compare(key.clone(), old.map_or(Expect::Absent, Expect::Value)));
+        let next = codec::encode_bytes(&number.wrapping_add(1).to_be_bytes());
+        transaction.write.push(Write::Put(key, next));
+        self.execute(&transaction)?.ok_or(Error::Conflict(1))?;
+        Ok(number)
     }
 
     /// Inodes without a name that were in use, in ascending order.

@@ -3,6 +3,7 @@
 mod api;
 mod attrs;
 mod backlog;
+mod cached;
 mod check;
 mod draft;
 mod entries;
@@ -28,6 +29,7 @@ use crate::error::{Error, Result};
 use crate::keys::{self, Layout};
 use crate::types::{Attr, Backing, FileKind, Ino, Link, Links, Record, Timestamp, XattrState};
 use backlog::Places;
+use cached::{Cached, Dentry};
 use draft::Draft;
 use gathered::Marks;
 
@@ -50,13 +52,6 @@ const FORMAT: &str = "forebay.format";
 const HIGH_WATER: &str = "forebay.ino-high-water";
 const COUNTS: &str = "forebay.counts";
 
-/// An entry in the cache.
-struct Dentry {
-    name: Box<[u8]>,
-    ino: Ino,
-    kind: FileKind,
-}
-
 /// Inode sequence numbers at hand.
 #[derive(Default)]
 struct InoBlock {
@@ -70,12 +65,13 @@ struct InoBlock {
 /// Every operation locks the inodes it changes (striped locks, always in the order of stripes), so
 /// operations of one process never conflict in the engine. Comparisons in the mini-transactions
 /// protect against other processes. The caches are filled only under a lock and changed only by
-/// the holder of the exclusive lock, after its commit.
+/// the holder of the exclusive lock, after its commit; what others changed since, the engine's
+/// stamps tell.
 pub struct MetaStore {
     engine: Box<dyn Engine>,
     layout: Layout,
-    records: Cache<Ino, Arc<Record>>,
-    dentries: Cache<(Ino, u64), Arc<Dentry>>,
+    records: Cache<Ino, Cached<Arc<Record>>>,
+    dentries: Cache<(Ino, u64), Cached<Arc<Dentry>>>,
     stripes: Vec<RwLock<()>>,
     /// Held while a directory moves to another parent, so that ancestry can be checked.
     tree: Mutex<()>,
@@ -161,7 +157,7 @@ impl MetaStore {
             Err(_) => return Err(corrupt(FORMAT, "no valid version")),
         }
         if self.is_gathered() {
-            return self.collect();
+            return self.join();
         }
         let value = self.read_one(keys::setting(COUNTS))?;
         let value = value.ok_or_else(|| corrupt(COUNTS, "missing"))?;
@@ -199,7 +195,7 @@ impl MetaStore {
     /// # Errors
     /// `Stale` if there is none.
     pub fn get(&self, ino: Ino) -> Result<Arc<Record>> {
-        if let Some(record) = self.records.get(&ino) {
+        if let Some(record) = self.cached_record(ino) {
             return Ok(record);
         }
         let _shared = self.stripe(ino).read();
@@ -220,7 +216,7 @@ impl MetaStore {
                 }
             };
             let Some((ino, _)) = found else {
-                let parent = self.get(dir)?;
+                let parent = self.believed(dir).map_or_else(|| self.get(dir), Ok)?;
                 return if parent.is_directory() { Ok(None) } else { Err(Error::NotDirectory) };
             };
             match self.get(ino) {
@@ -393,56 +389,6 @@ impl MetaStore {
             }
         }
         Err(Error::Conflict(ATTEMPTS))
-    }
-
-    /// A record without a lock: as of now, not cached.
-    fn load(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
-        if let Some(record) = self.records.get(&ino) {
-            return Ok(Some(record));
-        }
-        let value = self.read_one(keys::record(ino))?;
-        value.map(|value| codec::decode_record(ino, &value).map(Arc::new)).transpose()
-    }
-
-    /// A record whose lock (shared or exclusive) is held.
-    fn load_locked(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
-        let record = self.load(ino)?;
-        if let Some(record) = &record {
-            self.cache_record(record);
-        }
-        Ok(record)
-    }
-
-    fn cache_record(&self, record: &Arc<Record>) {
-        self.records.insert(record.ino, record.clone());
-    }
-
-    fn cached_entry(&self, dir: Ino, name: &[u8]) -> Option<(Ino, FileKind)> {
-        let dentry = self.dentries.get(&(dir, keys::name_hash(name)))?;
-        (*dentry.name == *name).then_some((dentry.ino, dentry.kind))
-    }
-
-    /// An entry without a lock: as of now, not cached.
-    fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
-        if let Some(found) = self.cached_entry(dir, name) {
-            return Ok(Some(found));
-        }
-        let value = self.read_one(self.layout.entry(dir, name))?;
-        value.map(|value| codec::decode_entry(name, &value)).transpose()
-    }
-
-    /// An entry of a directory whose lock (shared or exclusive) is held.
-    fn find_locked(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
-        let found = self.find(dir, name)?;
-        if let Some((ino, kind)) = found {
-            self.cache_entry(dir, name, ino, kind);
-        }
-        Ok(found)
-    }
-
-    fn cache_entry(&self, dir: Ino, name: &[u8], ino: Ino, kind: FileKind) {
-        let dentry = Arc::new(Dentry { name: name.into(), ino, kind });
-        self.dentries.insert((dir, keys::name_hash(name)), dentry);
     }
 
     /// A number for an inode created in a directory.
