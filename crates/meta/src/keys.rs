@@ -20,6 +20,10 @@ use crate::types::{FileKind, Ino, Seq};
 /// The partition of what belongs to no inode.
 pub(crate) const GLOBAL: u16 = 0;
 
+/// Partitions of [`Layout::Gathered`]: as many as a cluster has slots, as more would spread nothing
+/// further.
+pub(crate) const GATHERED: u16 = 1 << 14;
+
 /// Cursors below this are left to callers (for `.` and `..`).
 pub(crate) const MIN_HASH: u64 = 16;
 
@@ -66,7 +70,7 @@ impl Layout {
     pub fn birthplace(self, dir: Ino, kind: FileKind, sequence: u64) -> u16 {
         match (self, kind) {
             (Layout::Gathered, FileKind::Directory) => {
-                xxhash_rust::xxh3::xxh3_64(&sequence.to_be_bytes()) as u16
+                xxhash_rust::xxh3::xxh3_64(&sequence.to_be_bytes()) as u16 % GATHERED
             }
             _ => self.entries_partition(dir),
         }

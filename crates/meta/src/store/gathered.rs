@@ -16,7 +16,6 @@ use crate::types::{Ino, Seq};
 
 /// Partitions are looked through by so many threads at once: their requests share round trips.
 const THREADS: u32 = 8;
-const PARTITIONS: u32 = 1 << 16;
 
 /// Places in the backlog are handed out among so many processes without meeting: far more than have
 /// opened the store between any two that are alive.
@@ -111,7 +110,7 @@ impl MetaStore {
     }
 
     fn census(&self) -> Result<Census> {
-        let share = PARTITIONS / THREADS;
+        let share = u32::from(keys::GATHERED) / THREADS;
         let part = |n: u32| n * share..(n + 1) * share;
         let parts = std::thread::scope(|scope| {
             let threads: Vec<_> =

@@ -135,7 +135,7 @@ impl Request {
 struct Call {
     request: Request,
     answer: Mutex<Option<Result<Reply, LinkError>>>,
-    /// Rung when there is an answer, or a connection to be taken.
+    /// Rung when there is an answer, or a connection to be taken; waits with the lock of the state.
     bell: Condvar,
 }
 
@@ -174,26 +174,29 @@ impl Server {
     pub fn call(&self, request: Request) -> Result<Reply, LinkError> {
         let (answer, bell) = (Mutex::new(None), Condvar::new());
         let call = Arc::new(Call { request, answer, bell });
-        self.state.lock().waiting.push_back(call.clone());
+        let mut state = self.state.lock();
+        state.waiting.push_back(call.clone());
         loop {
-            if let Some((batch, connection)) = self.lead(&call) {
-                self.run(&batch, connection);
-            }
-            let mut answer = call.answer.lock();
-            if let Some(answer) = answer.take() {
+            if let Some(answer) = call.answer.lock().take() {
                 return answer;
             }
-            // The time limit only guards against a bell rung a moment before.
-            call.bell.wait_for(&mut answer, Duration::from_millis(1));
-            if let Some(answer) = answer.take() {
-                return answer;
+            match self.lead(&mut state, &call) {
+                Some((batch, connection)) => {
+                    drop(state);
+                    self.run(&batch, connection);
+                    state = self.state.lock();
+                }
+                None => call.bell.wait(&mut state),
             }
         }
     }
 
     /// The first waiting requests and a connection for them, if there is one and `mine` waits.
-    fn lead(&self, mine: &Arc<Call>) -> Option<(Vec<Arc<Call>>, Option<Connection>)> {
-        let mut state = self.state.lock();
+    fn lead(
+        &self,
+        state: &mut State,
+        mine: &Arc<Call>,
+    ) -> Option<(Vec<Arc<Call>>, Option<Connection>)> {
         if !state.waiting.iter().any(|call| Arc::ptr_eq(call, mine)) {
             return None;
         }
@@ -228,9 +231,12 @@ impl Server {
             Some(connection) => state.idle.push(connection),
             None => state.open -= 1,
         }
-        if let Some(next) = state.waiting.front() {
-            next.bell.notify_one();
-        }
+        let next = state.waiting.front().cloned();
+        drop(state);
+        // Whoever looked for an answer before the lock was taken waits for the bell by now.
+        batch.iter().chain(&next).for_each(|call| {
+            call.bell.notify_one();
+        });
     }
 
     /// Sends a batch and settles every call of it. An error makes the connection useless.
@@ -307,7 +313,6 @@ impl Server {
 impl Call {
     fn settle(&self, answer: Result<Reply, LinkError>) {
         *self.answer.lock() = Some(answer);
-        self.bell.notify_one();
     }
 }
 
