@@ -63,7 +63,7 @@ impl Lab {
         adapt(&mut config);
         let node = start(config).expect("the node starts");
         let options = MountOptions { allow_other: false, ..MountOptions::default() };
-        let mounted = mount(Arc::clone(&node), home.path().join("mnt"), &options);
+        let mounted = mount(Arc::clone(&node), home.path().join("mnt"), &options, None);
         Some(Lab { mounted: Some(mounted.expect("mounted")), node, home })
     }
 

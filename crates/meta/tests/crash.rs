@@ -76,7 +76,7 @@ fn kill_at_random_moments(place: &str, rounds: u64) {
         let (begun, first) = std::sync::mpsc::channel();
         let reader = std::thread::spawn(move || {
             let steps = lines.map_while(Result::ok).filter_map(|line| parse(&line));
-            steps.inspect(|_| drop(begun.send(()))).collect::<Vec<_>>()
+            steps.inspect(|_| _ = begun.send(())).collect::<Vec<_>>()
         });
         // To open takes its time; what counts is the time at work.
         first.recv_timeout(Duration::from_secs(20)).unwrap();

@@ -10,6 +10,7 @@ mod sequence;
 mod status;
 mod trace;
 mod umount;
+mod upgrade;
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -56,6 +57,7 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
     match command {
         Command::Mount(args) => mount::run(&args, engine).map(|()| ok),
         Command::Umount(args) => umount::run(&args).map(|()| ok),
+        Command::Upgrade(args) => upgrade::run(&args).map(|()| ok),
         Command::Status(args) => status::run(&args),
         Command::Where(args) => paths::locate(&args).map(|()| ok),
         Command::Warm(args) => paths::work(paths::Work::Warm, &args),
@@ -71,9 +73,7 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Sim(command) => simulate(&command).map(|()| ok),
         Command::Config(ConfigCommand::Show(args)) => mount::show(&args, engine).map(|()| ok),
         Command::Debug(command) => debug(command, engine).map(|()| ok),
-        Command::Daemon(args) => {
-            daemon::run_detached(&daemon::settings_from(&args.settings)?, engine).map(|()| ok)
-        }
+        Command::Daemon(args) => daemon::run(&args, engine).map(|()| ok),
         Command::Completions { shell } => {
             let mut out = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "forebay", &mut out);
@@ -93,9 +93,13 @@ fn simulate(command: &forebay_sim::SimCommand) -> Result<(), Error> {
     use forebay_sim::SimError;
     match forebay_sim::run(command, &mut io::stdout().lock()) {
         Err(SimError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        Err(error @ (SimError::Usage(_) | SimError::Policy(_) | SimError::Trace { .. })) => {
-            Err(Error::Usage(error.to_string()))
-        }
+        Err(
+            error @ (SimError::Usage(_)
+            | SimError::Policy(_)
+            | SimError::Model(_)
+            | SimError::Machine(_)
+            | SimError::Trace { .. }),
+        ) => Err(Error::Usage(error.to_string())),
         other => other.map_err(|error| Error::Failed(error.to_string())),
     }
 }

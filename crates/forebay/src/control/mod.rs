@@ -11,13 +11,13 @@ mod wire;
 
 pub use address::{Address, mount_id, record_of, runtime_dir};
 pub use client::Client;
-pub use server::{Server, ServerLimits};
+pub use server::{Current, OnUpgrade, Server, ServerLimits, UpgradeCall};
 pub use status::{
     Backlog, BusyFile, BytesBySource, Conflict, Dirty, DirtyFile, HintState, HintStatus, Location,
     Opening, Outcome, Passthrough, Peer, PolicySnapshot, Progress, Recorded, Refusal, Residency,
     Status, StuckOperation, TierStatus, WirePath,
 };
-pub use wire::{HintPart, PROTOCOL_VERSION, Reply, Request};
+pub use wire::{HintPart, PROTOCOL_VERSION, Reply, Request, Upgraded};
 
 use std::time::Duration;
 

@@ -2,6 +2,7 @@
 
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fjall::config::{BlockSizePolicy, CompressionPolicy};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
@@ -51,6 +52,8 @@ pub struct Embedded {
     /// use snapshots instead.
     commit: Mutex<()>,
     ballast: Mutex<Ballast>,
+    /// Never to be opened again. Changed under the exclusive lock of `opened`.
+    closed: AtomicBool,
 }
 
 struct Opened {
@@ -76,6 +79,7 @@ impl Embedded {
             opened: RwLock::new(Some(opened)),
             commit: Mutex::new(()),
             ballast: Mutex::new(ballast),
+            closed: AtomicBool::new(false),
         })
     }
 
@@ -95,6 +99,9 @@ impl Embedded {
     /// Opens the database anew after a failed write.
     fn reopen(&self) -> Result<(), EngineError> {
         let mut opened = self.opened.write();
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(EngineError::Closed);
+        }
         self.ballast.lock().drop_to_make_room();
         // The old one first: it holds the lock of the directory.
         *opened = None;
@@ -241,6 +248,14 @@ impl Engine for Embedded {
         let _serial = self.commit.lock();
         self.reopen()?;
         self.with(persist)
+    }
+
+    fn close(&self) {
+        // In the order of a commit: none is under way when the last handle goes.
+        let _serial = self.commit.lock();
+        let mut opened = self.opened.write();
+        self.closed.store(true, Ordering::Relaxed);
+        *opened = None;
     }
 }
 

@@ -259,6 +259,9 @@ pub enum EngineError {
     /// A transaction over several partitions on an engine that can't do that.
     #[error("the transaction spans partitions, which this engine can't commit atomically")]
     SpansPartitions,
+    /// The store was closed by [`Engine::close`].
+    #[error("the metadata store is closed: another daemon goes on with it")]
+    Closed,
 }
 
 /// A partitioned ordered key-value store with mini-transactions. All calls block.
@@ -370,6 +373,10 @@ pub trait Engine: Send + Sync {
         let _ = partition;
         Some(Stamp { generation: 0, change: 0 })
     }
+
+    /// Lets go of the store for ever, so that another process can open it: waits for calls under
+    /// way; all later ones fail. An engine that nobody else can open has nothing to do.
+    fn close(&self) {}
 }
 
 impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
@@ -427,5 +434,9 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
 
     fn sync(&self) -> Result<(), EngineError> {
         (**self).sync()
+    }
+
+    fn close(&self) {
+        (**self).close();
     }
 }

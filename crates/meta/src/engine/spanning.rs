@@ -360,6 +360,10 @@ impl<E: Engine> Engine for Spanning<E> {
         self.engine.sync()
     }
 
+    fn close(&self) {
+        self.engine.close();
+    }
+
     fn watch(&self, partition: u16) -> Option<Stamp> {
         self.engine.watch(partition)
     }

@@ -202,6 +202,18 @@ impl MetaStore {
         self.load_locked(ino)?.ok_or(Error::Stale(ino))
     }
 
+    /// As [`MetaStore::get`], after all changes of the inode that are under way.
+    ///
+    /// # Errors
+    /// `Stale` if there is none.
+    pub fn get_settled(&self, ino: Ino) -> Result<Arc<Record>> {
+        let _shared = self.stripe(ino).read();
+        if let Some(record) = self.cached_record(ino) {
+            return Ok(record);
+        }
+        self.load_locked(ino)?.ok_or(Error::Stale(ino))
+    }
+
     /// The record behind a name, if any.
     ///
     /// # Errors
@@ -343,6 +355,12 @@ impl MetaStore {
     /// If the engine fails.
     pub fn sync(&self) -> Result<()> {
         Ok(self.engine.sync()?)
+    }
+
+    /// Lets go of the engine's files for ever, so that another process can open them. All later
+    /// changes fail, and all reads of what is not cached.
+    pub fn close(&self) {
+        self.engine.close();
     }
 
     fn execute(&self, transaction: &MiniTransaction) -> Result<Option<Vec<Option<Vec<u8>>>>> {

@@ -67,9 +67,9 @@ impl Stat {
 /// What the namespace keeps in memory beside the records.
 #[derive(Default)]
 pub struct Namespace {
-    departed: departed::Departed,
+    pub(crate) departed: departed::Departed,
     statfs: statfs::Cached,
-    lingering: linger::Lingering,
+    pub(crate) lingering: linger::Lingering,
 }
 
 impl Node {
