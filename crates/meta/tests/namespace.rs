@@ -417,6 +417,85 @@ fn warm_operations_then_take_at_most_one_round_trip() {
 }
 
 #[test]
+fn names_when_the_engine_is_exclusive_then_missing_ones_are_known_without_a_round_trip() {
+    let place = tempfile::tempdir().unwrap();
+    let engine = forebay_meta::Embedded::open(&place.path().join("meta"), &Default::default());
+    let store = MetaStore::open(Box::new(engine.unwrap()), &Options::default()).unwrap();
+    let dir = mkdir(&store, ROOT, "d").ino;
+    create(&store, dir, "warm");
+    let cost = |operation: &dyn Fn()| {
+        let before = store.round_trips().executes;
+        operation();
+        store.round_trips().executes - before
+    };
+    let missing = |name: &'static [u8]| {
+        let store = &store;
+        move || assert!(store.lookup(dir, name).unwrap().is_none())
+    };
+    assert_eq!(cost(&missing(b"x")), 1);
+    assert_eq!(cost(&missing(b"x")), 0);
+    assert_eq!(cost(&|| drop(create(&store, dir, "x"))), 1);
+    assert_eq!(store.lookup(dir, b"x").unwrap().map(|found| found.attr.nlink), Some(1));
+    assert_eq!(cost(&missing(b"y")), 1);
+    let rename = || {
+        let flags = forebay_meta::RenameFlags::default();
+        store.rename(dir, b"x", dir, b"y", flags, NOW, &|_| false).unwrap();
+    };
+    assert_eq!(cost(&rename), 1);
+    assert_eq!(cost(&missing(b"x")), 0);
+    assert_eq!(cost(&|| drop(store.unlink(dir, b"y", NOW, false).unwrap())), 1);
+    assert_eq!(cost(&missing(b"y")), 0);
+    assert_eq!(cost(&|| drop(create(&store, dir, "y"))), 1);
+    assert!(store.lookup(dir, b"y").unwrap().is_some());
+    clean(&store);
+}
+
+#[test]
+fn records_when_changed_since_a_moment_then_told_apart_from_others() {
+    let store = store();
+    let changed = create(&store, ROOT, "changed").ino;
+    let removed = create(&store, ROOT, "removed").ino;
+    let same = create(&store, ROOT, "same").ino;
+    let moment = store.moment();
+    for ino in [changed, removed, same] {
+        assert!(!store.changed_since(ino, moment));
+    }
+    store
+        .update(changed, None, |record| {
+            record.attr.perm = 0;
+            Queue::Yes
+        })
+        .unwrap();
+    store.unlink(ROOT, b"removed", NOW, false).unwrap();
+    assert!(store.changed_since(changed, moment) && store.changed_since(removed, moment));
+    assert!(!store.changed_since(same, moment));
+    assert!(!store.changed_since(changed, store.moment()));
+}
+
+#[test]
+fn access_times_when_moved_together_then_in_one_round_trip_and_never_over_one_that_was_set() {
+    use forebay_meta::{Accessed, Times};
+
+    let store = store();
+    let inos: Vec<Ino> = (0..8).map(|n| create(&store, ROOT, &format!("f{n}")).ino).collect();
+    let accessed: Vec<_> =
+        inos.iter().map(|&ino| Accessed { ino, known: NOW, seen: LATER }).collect();
+    let set = Timestamp::new(5, 5);
+    store.touch_times(inos[3], Times { atime: Some(set), ..Times::default() }).unwrap();
+    store.unlink(ROOT, b"f4", NOW, false).unwrap();
+    let (before, backlog) = (store.round_trips().executes, store.backlog_len());
+    store.touch_accessed(&accessed).unwrap();
+    // One of them finds that the removed one is gone.
+    assert_eq!(store.round_trips().executes - before, 2);
+    assert_eq!(store.backlog_len(), backlog, "an access is nothing for the backing store");
+    for (at, ino) in inos.iter().enumerate().filter(|(at, _)| *at != 4) {
+        let atime = store.get(*ino).unwrap().attr.atime;
+        assert_eq!(atime, if at == 3 { set } else { LATER }, "{at}");
+    }
+    clean(&store);
+}
+
+#[test]
 fn listing_while_others_insert_and_remove_then_shows_every_lasting_entry_once() {
     let store = store();
     for n in 0..3000 {

@@ -280,6 +280,8 @@ impl Node {
                 return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });
             }
         }
+        self.discard_removed();
+        self.write_accesses();
         let mut inheritance = Inheritance {
             handles: self.open_handles(),
             generation: self.handles.generation().into(),

@@ -8,6 +8,7 @@
 //! [`NodeError::MustWait`] on a thread that must not wait ([`Context::may_wait`]), without having
 //! changed anything; the caller then makes the same call on a thread that may.
 
+mod access;
 mod busiest;
 mod check;
 mod config;
@@ -40,6 +41,7 @@ mod prefetch;
 mod ranges;
 mod reconcile;
 mod recover;
+mod removals;
 mod report;
 mod residents;
 mod room;

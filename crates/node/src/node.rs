@@ -16,6 +16,7 @@ use forebay_store::decorators::{InterceptedBacking, Throttled};
 use forebay_store::{DirBacking, Tier, TierLock};
 use parking_lot::Mutex;
 
+use crate::access::Accesses;
 use crate::config::NodeConfig;
 use crate::error::{NodeError, Result};
 use crate::files::Files;
@@ -29,6 +30,7 @@ use crate::namespace::Namespace;
 use crate::pool::Pool;
 use crate::prefetch::Fetches;
 use crate::reconcile::Reconciler;
+use crate::removals::Removals;
 use crate::residents::Residents;
 use crate::room::Room;
 use crate::trace::{EventLog, Tracer};
@@ -50,6 +52,10 @@ pub struct Node {
     pub(crate) backing: Arc<dyn BackingStore>,
     pub(crate) files: Arc<Files>,
     pub(crate) residents: Residents,
+    pub(crate) removals: Removals,
+    pub(crate) accesses: Accesses,
+    /// A spill file has been noted, now or by an earlier daemon.
+    pub(crate) spills_noted: AtomicBool,
     pub(crate) handles: Handles,
     pub(crate) steward: Mutex<Steward>,
     /// Decisions of the steward for which the pool had no place.
@@ -174,6 +180,7 @@ impl Node {
         };
         let meta = open_meta(&state_dir.join(METADATA))?;
         bind_to_backing(&meta, &config.backing)?;
+        let spills_noted = meta.has_setting_like(crate::spill::SETTING)?;
         let decisions = steward_config(&config);
         let steward =
             Steward::new(&decisions).map_err(|error| NodeError::Config(error.to_string()))?;
@@ -188,6 +195,9 @@ impl Node {
             backing,
             files: Arc::default(),
             residents: Residents::default(),
+            removals: Removals::default(),
+            accesses: Accesses::default(),
+            spills_noted: AtomicBool::new(spills_noted),
             handles: Handles::new(generation),
             steward: Mutex::new(steward),
             put_off: Mutex::default(),
@@ -243,6 +253,7 @@ impl Node {
                 node.decide(Event::Tick);
                 node.perform_put_off();
                 node.expire_hints();
+                node.expire_listings();
                 if let Some(log) = &node.event_log {
                     log.write_out();
                 }
@@ -271,8 +282,12 @@ impl Node {
     pub fn stop(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let unsettled = self.settle_all(until);
+        // While the reconciler can still take away what they had spilled.
+        self.discard_removed();
         self.stopping.store(true, Ordering::Release);
         self.stop_reconciler();
+        self.discard_removed();
+        self.write_accesses();
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let mut ended = self.flushers.close(left(until)) & self.slow.close(left(until));
         for handle in self.threads.lock().drain(..) {

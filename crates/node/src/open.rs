@@ -476,10 +476,7 @@ impl Node {
         let stale =
             known <= record.attr.mtime || known <= record.attr.ctime || seen.sec - known.sec >= DAY;
         if seen > known && stale {
-            let times = forebay_meta::Times { atime: Some(seen), ..Default::default() };
-            if let Err(error) = self.meta.touch_times(file.ino, times) {
-                tracing::debug!(ino = file.ino.0, %error, "access time not kept");
-            }
+            self.note_access(file.ino, known, seen);
         }
     }
 

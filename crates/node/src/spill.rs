@@ -327,6 +327,7 @@ impl Node {
         let made = self.backing.spill(file.ino.0)?;
         fail_at!("node.spill.made");
         made.file().set_len(over.unwrap_or(0))?;
+        self.spills_noted.store(true, Ordering::Release);
         self.meta.set_setting(&spill_setting(file.ino), &made.file().stat()?.ino.to_le_bytes())?;
         let spill = Arc::new(Spill::new(made, map)?);
         if let Some(place) = &residence.place {
@@ -384,7 +385,8 @@ impl Node {
 
     /// Whether a spill file of a file may be in the backing store. What can't be read may be so.
     pub(crate) fn has_spill_noted(&self, ino: Ino) -> bool {
-        self.meta.setting(&spill_setting(ino)).map_or(true, |noted| noted.is_some())
+        self.spills_noted.load(Ordering::Acquire)
+            && self.meta.setting(&spill_setting(ino)).map_or(true, |noted| noted.is_some())
     }
 
     /// Removes the spill file of a file, its map, and what was noted about it.
@@ -470,10 +472,13 @@ fn cut_base(place: &Place, spill: &Spill) -> Result<()> {
     Ok(())
 }
 
+/// What the names of those settings begin with.
+pub(crate) const SETTING: &str = "spill.";
+
 /// Where the inode number of a file's spill file is noted: by it a restart knows the file again
 /// that the spill file has become.
 fn spill_setting(ino: Ino) -> String {
-    format!("spill.{:x}", ino.0)
+    format!("{SETTING}{:x}", ino.0)
 }
 
 fn is_no_room(error: &NodeError) -> bool {

@@ -239,6 +239,11 @@ impl Engine for Embedded {
         true
     }
 
+    /// The directory is locked against other processes, and this is its only handle.
+    fn exclusive(&self) -> bool {
+        true
+    }
+
     fn sync(&self) -> Result<(), EngineError> {
         let persist = |opened: &Opened| opened.database.persist(PersistMode::SyncAll).map_err(io);
         if self.with(persist).is_ok() {

@@ -347,6 +347,12 @@ pub trait Engine: Send + Sync {
         Ok(self.scan(partition, prefix, None, usize::MAX)?.items.len() as u64)
     }
 
+    /// Whether nobody but the holder of this engine changes what it keeps. Then what was read under
+    /// the holder's own locks is as it was, and comparing it again would only cost.
+    fn exclusive(&self) -> bool {
+        false
+    }
+
     /// Returns when all that was committed before survives the loss of power.
     ///
     /// # Errors
@@ -430,6 +436,11 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
 
     fn spans_partitions(&self) -> bool {
         (**self).spans_partitions()
+    }
+
+    fn exclusive(&self) -> bool {
+        // Others may hold it as well.
+        false
     }
 
     fn sync(&self) -> Result<(), EngineError> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::draft::committed_record;
-use super::{Draft, MetaStore, Queue, Times, XattrFlags};
+use super::{Accessed, Draft, MetaStore, Queue, Times, XattrFlags};
 use crate::codec;
 use crate::engine::Key;
 use crate::error::{Error, Result};
@@ -51,6 +51,25 @@ impl MetaStore {
             attr.mtime = times.mtime.unwrap_or(attr.mtime);
             attr.ctime = times.ctime.unwrap_or(attr.ctime);
             Ok(())
+        })
+    }
+
+    /// Moves access times in one transaction. Inodes that are gone, or whose access time was set
+    /// otherwise since it was `known`, are left out. As [`MetaStore::touch_times`] else.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn touch_accessed(&self, accessed: &[Accessed]) -> Result<()> {
+        let inos: Vec<Ino> = accessed.iter().map(|one| one.ino).collect();
+        self.retry(|| {
+            let _locked = self.lock(&inos);
+            let mut draft = Draft::new(self);
+            for Accessed { ino, known, seen } in accessed {
+                if self.load_locked(*ino)?.is_some_and(|record| record.attr.atime == *known) {
+                    draft.edit(*ino)?.attr.atime = *seen;
+                }
+            }
+            draft.commit().map(drop)
         })
     }
 

@@ -12,11 +12,11 @@ use crate::error::Result;
 use crate::keys;
 use crate::types::{FileKind, Ino, Record};
 
-/// An entry in the cache.
+/// What is known of a name, in the cache.
 pub(super) struct Dentry {
     name: Box<[u8]>,
-    ino: Ino,
-    kind: FileKind,
+    /// `None`: there is no such entry.
+    found: Option<(Ino, FileKind)>,
 }
 
 /// Something cached, with the stamp that its partition had before it was read.
@@ -89,19 +89,19 @@ impl MetaStore {
         self.records.insert(record.ino, Cached { value: record.clone(), stamp });
     }
 
-    /// A cached entry that still holds.
-    pub(super) fn cached_entry(&self, dir: Ino, name: &[u8]) -> Option<(Ino, FileKind)> {
+    /// What the cache knows of a name, and still holds; `Some(None)` that it is not there.
+    pub(super) fn cached_entry(&self, dir: Ino, name: &[u8]) -> Option<Option<(Ino, FileKind)>> {
         let cached = self.dentries.get(&(dir, keys::name_hash(name)))?;
         let dentry = &cached.value;
         let holds = *dentry.name == *name
             && self.is_current(self.layout.entries_partition(dir), cached.stamp);
-        holds.then_some((dentry.ino, dentry.kind))
+        holds.then_some(dentry.found)
     }
 
     /// An entry without a lock: as of now, not cached.
     pub(super) fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
         match self.cached_entry(dir, name) {
-            Some(found) => Ok(Some(found)),
+            Some(found) => Ok(found),
             None => self.read_entry(dir, name),
         }
     }
@@ -114,21 +114,18 @@ impl MetaStore {
     /// An entry of a directory whose lock (shared or exclusive) is held.
     pub(super) fn find_locked(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
         if let Some(found) = self.cached_entry(dir, name) {
-            return Ok(Some(found));
+            return Ok(found);
         }
         let stamp = self.stamp(self.layout.entries_partition(dir));
         let found = self.read_entry(dir, name)?;
-        match found {
-            Some((ino, kind)) => self.cache_entry(dir, name, (ino, kind), stamp),
-            None => self.forget_entry(dir, name),
-        }
+        self.cache_entry(dir, name, found, stamp);
         Ok(found)
     }
 
     /// An entry to be changed by a transaction that compares it, as [`Self::load_to_change`].
     pub(super) fn find_to_change(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
         match self.dentries.get(&(dir, keys::name_hash(name))).map(|cached| cached.value) {
-            Some(dentry) if *dentry.name == *name => Ok(Some((dentry.ino, dentry.kind))),
+            Some(dentry) if *dentry.name == *name && dentry.found.is_some() => Ok(dentry.found),
             _ => self.find(dir, name),
         }
     }
@@ -137,11 +134,15 @@ impl MetaStore {
         &self,
         dir: Ino,
         name: &[u8],
-        (ino, kind): (Ino, FileKind),
+        found: Option<(Ino, FileKind)>,
         stamp: Option<Stamp>,
     ) {
-        let value = Arc::new(Dentry { name: name.into(), ino, kind });
-        self.dentries.insert((dir, keys::name_hash(name)), Cached { value, stamp });
+        if found.is_some() || self.exclusive {
+            let value = Arc::new(Dentry { name: name.into(), found });
+            self.dentries.insert((dir, keys::name_hash(name)), Cached { value, stamp });
+        } else {
+            self.forget_entry(dir, name);
+        }
     }
 
     pub(super) fn forget_entry(&self, dir: Ino, name: &[u8]) {

@@ -4,6 +4,7 @@ mod api;
 mod attrs;
 mod backlog;
 mod cached;
+mod changes;
 mod check;
 mod draft;
 mod entries;
@@ -22,6 +23,7 @@ use quick_cache::sync::Cache;
 use smallvec::SmallVec;
 
 pub use api::*;
+pub use changes::Moment;
 
 use crate::codec;
 use crate::engine::{Engine, Expect, Key, MiniTransaction, Outcome, Page, Spanning, Write};
@@ -30,6 +32,7 @@ use crate::keys::{self, Layout};
 use crate::types::{Attr, Backing, FileKind, Ino, Link, Links, Record, Timestamp, XattrState};
 use backlog::Places;
 use cached::{Cached, Dentry};
+use changes::Changes;
 use draft::Draft;
 use gathered::Marks;
 
@@ -64,12 +67,15 @@ struct InoBlock {
 ///
 /// Every operation locks the inodes it changes (striped locks, always in the order of stripes), so
 /// operations of one process never conflict in the engine. Comparisons in the mini-transactions
-/// protect against other processes. The caches are filled only under a lock and changed only by
-/// the holder of the exclusive lock, after its commit; what others changed since, the engine's
-/// stamps tell.
+/// protect against other processes, where there can be any. The caches are filled only under a lock
+/// and changed only by the holder of the exclusive lock, after its commit; what others changed
+/// since, the engine's stamps tell.
 pub struct MetaStore {
     engine: Box<dyn Engine>,
     layout: Layout,
+    /// Nobody else changes what the engine keeps: names that are missing can be cached, and what was
+    /// read under a lock need not be compared at the commit.
+    exclusive: bool,
     records: Cache<Ino, Cached<Arc<Record>>>,
     dentries: Cache<(Ino, u64), Cached<Arc<Dentry>>>,
     stripes: Vec<RwLock<()>>,
@@ -79,6 +85,7 @@ pub struct MetaStore {
     places: Places,
     /// Places in the backlog, where they lie scattered.
     marks: Marks,
+    changes: Changes,
     /// Written with every transaction that changes it, hence locked over its commit.
     counts: Mutex<Counts>,
     /// A copy of `counts` for readers, who must not wait for a commit.
@@ -123,6 +130,7 @@ impl MetaStore {
             false => Layout::Central,
         };
         let store = MetaStore {
+            exclusive: engine.exclusive(),
             engine,
             layout,
             records: Cache::new(options.cached_records.max(16)),
@@ -132,6 +140,7 @@ impl MetaStore {
             inos: Mutex::default(),
             places: Places::default(),
             marks: Marks::default(),
+            changes: Changes::default(),
             counts: Mutex::default(),
             shown: ShownCounts::default(),
             executes: AtomicU64::new(0),
@@ -221,7 +230,7 @@ impl MetaStore {
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Option<Arc<Record>>> {
         for _ in 0..ATTEMPTS {
             let found = match self.cached_entry(dir, name) {
-                Some(found) => Some(found),
+                Some(found) => found,
                 None => {
                     let _shared = self.stripe(dir).read();
                     self.find_locked(dir, name)?
@@ -324,6 +333,14 @@ impl MetaStore {
     pub fn setting(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let value = self.read_one(keys::setting(name))?;
         value.map(|value| codec::decode_bytes(name, &value)).transpose()
+    }
+
+    /// Whether there is a free-form setting whose name begins so.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn has_setting_like(&self, beginning: &str) -> Result<bool> {
+        Ok(!self.scan(&keys::setting(beginning), None, 1)?.items.is_empty())
     }
 
     /// Stores a free-form setting. Names that begin with `forebay.` belong to the store.

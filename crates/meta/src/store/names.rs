@@ -43,10 +43,11 @@ impl MetaStore {
         let mut conflicts = false;
         self.retry(|| {
             let _locked = self.lock(&[dir]);
-            let taken = if std::mem::replace(&mut conflicts, true) {
+            // Elsewhere the commit finds out: the first attempt spares a round trip.
+            let taken = if self.exclusive || std::mem::replace(&mut conflicts, true) {
                 self.find_locked(dir, name)?
             } else {
-                self.cached_entry(dir, name)
+                self.cached_entry(dir, name).flatten()
             };
             if taken.is_some() {
                 return Err(Error::Exists);

@@ -250,7 +250,7 @@ fn change_shape(draft: &mut Draft<'_>, shape: Option<Shape>) -> Result<()> {
             u64::from_be_bytes(bytes)
         }
     };
-    draft.expect(keys::setting(TREE), shape.map_or(Expect::Absent, Expect::Value));
+    draft.expect(&keys::setting(TREE), shape.map_or(Expect::Absent, Expect::Value));
     let next = number.wrapping_add(1).to_be_bytes();
     draft.put(keys::setting(TREE), codec::encode_bytes(&next));
     Ok(())

@@ -286,7 +286,7 @@ impl Node {
         }
         // Opened at the last moment: whoever did has its record, and discards the data at the end.
         if unlinked.gone && !self.is_open(before.ino) {
-            self.discard_data(before.ino);
+            self.discard_soon(before.ino);
         }
         self.queue(&unlinked.record);
     }
