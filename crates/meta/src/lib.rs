@@ -21,7 +21,7 @@ mod types;
 
 pub use engine::{
     Compare, Embedded, EmbeddedOptions, Engine, EngineError, Expect, Key, Memory, MiniTransaction,
-    Outcome, Page, Write,
+    Outcome, Page, Redis, RedisOptions, Spanning, Stamp, Write,
 };
 pub use error::{Error, Result};
 pub use store::{

@@ -1,18 +1,28 @@
-//! The store's rules one by one, on the engine in memory.
+//! The store's rules one by one, on the engine in memory. `namespace_partitioned.rs` runs them on
+//! one that commits only within a partition.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_meta::{
     Attr, Error, FileKind, Fingerprint, Found, Ino, Link, Memory, MetaStore, NewInode, Options,
-    Queue, Record, Refreshed, RenameFlags, Seq, Timestamp, Vanished, XattrFlags, XattrState,
+    Queue, Record, Refreshed, RenameFlags, Seq, Spanning, Timestamp, Vanished, XattrFlags,
+    XattrState,
 };
 
 const ROOT: Ino = Ino::ROOT;
 const NOW: Timestamp = Timestamp { sec: 100, nsec: 5 };
 const LATER: Timestamp = Timestamp { sec: 200, nsec: 0 };
 
+fn memory() -> Memory {
+    match module_path!().starts_with("namespace_partitioned") {
+        true => Memory::partitioned(),
+        false => Memory::new(),
+    }
+}
+
 fn store() -> MetaStore {
-    MetaStore::open(Box::new(Memory::new()), &Options::default()).unwrap()
+    MetaStore::open(Box::new(memory()), &Options::default()).unwrap()
 }
 
 fn file() -> NewInode {
@@ -595,7 +605,7 @@ fn backlog_read_beside_writers_then_a_cursor_misses_nothing() {
 fn damage_when_checked_then_is_named_and_repaired() {
     use forebay_meta::{Engine, Key, MiniTransaction, Write};
 
-    let engine = Arc::new(Memory::new());
+    let engine = Arc::new(Spanning::new(memory(), Duration::from_secs(1)).unwrap());
     let store = MetaStore::open(Box::new(engine.clone()), &Options::default()).unwrap();
     let dir = mkdir(&store, ROOT, "d").ino;
     create(&store, dir, "f");

@@ -9,7 +9,7 @@ use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
 use parking_lot::{Mutex, RwLock};
 
 use super::ballast::Ballast;
-use super::{Engine, EngineError, Key, MiniTransaction, Outcome, Page, Write};
+use super::{Engine, EngineError, Key, MiniTransaction, Outcome, Page, Write, successor};
 
 const MIB: u64 = 1 << 20;
 
@@ -287,12 +287,4 @@ fn open_error(directory: &Path, error: fjall::Error) -> EngineError {
 
 fn io(error: fjall::Error) -> EngineError {
     EngineError::Io(Box::new(error))
-}
-
-/// The smallest byte string greater than all that begin with `prefix`.
-fn successor(prefix: &[u8]) -> Option<Vec<u8>> {
-    let last = prefix.iter().rposition(|&byte| byte != u8::MAX)?;
-    let mut end = prefix[..=last].to_vec();
-    end[last] += 1;
-    Some(end)
 }

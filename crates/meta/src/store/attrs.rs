@@ -92,7 +92,7 @@ impl MetaStore {
     ) -> Result<Arc<Record>> {
         self.retry(|| {
             let _locked = self.lock(&[ino]);
-            let before = self.load_locked(ino)?.ok_or(Error::Stale(ino))?;
+            let before = self.load_to_change(ino)?.ok_or(Error::Stale(ino))?;
             let mut draft = Draft::new(self);
             draft.edit(ino)?;
             edit(&mut draft, &before)?;
@@ -148,6 +148,8 @@ impl MetaStore {
         flags: XattrFlags,
         now: Timestamp,
     ) -> Result<Arc<Record>> {
+        // What it answers may depend on it.
+        self.get(ino)?;
         self.edit_one(ino, |draft, before| {
             let state = known(before)?;
             if flags != XattrFlags::Either {
@@ -169,6 +171,7 @@ impl MetaStore {
     /// # Errors
     /// `NoXattr` if there is none; as [`MetaStore::xattr_get`].
     pub fn xattr_remove(&self, ino: Ino, name: &[u8], now: Timestamp) -> Result<Arc<Record>> {
+        self.get(ino)?;
         self.edit_one(ino, |draft, before| {
             if known(before)? == XattrState::None || self.read_xattr(ino, name)?.is_none() {
                 return Err(Error::NoXattr);

@@ -31,7 +31,7 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails. A directory that doesn't exist has no entries.
     pub fn entries(&self, dir: Ino, after: u64, limit: usize) -> Result<Vec<Entry>> {
-        let prefix = keys::entries(dir);
+        let prefix = self.layout.entries(dir);
         let mut entries: Vec<Entry> = Vec::new();
         // No key ends right after the hash, as names are not empty: the next hash is a bound
         // between all keys of `after` and all keys behind.
@@ -78,7 +78,7 @@ impl MetaStore {
         let mut records = HashMap::with_capacity(entries.len());
         let mut missing = Vec::new();
         for entry in entries {
-            match self.records.peek(&entry.ino) {
+            match self.cached_record(entry.ino) {
                 Some(record) => {
                     records.insert(entry.ino, record);
                 }
@@ -100,7 +100,7 @@ impl MetaStore {
             }
         }
         for part in single.chunks(PAGE) {
-            let values = self.read(part.iter().map(|ino| keys::record(*ino)).collect())?;
+            let values = self.read_each(part.iter().map(|ino| keys::record(*ino)).collect())?;
             for (ino, value) in part.iter().zip(values) {
                 if let Some(value) = value {
                     records.insert(*ino, Arc::new(codec::decode_record(*ino, &value)?));
@@ -143,7 +143,7 @@ impl MetaStore {
         if !record.is_directory() {
             return Err(Error::NotDirectory);
         }
-        Ok(self.scan(&keys::entries(dir), None, 1)?.items.is_empty())
+        Ok(self.scan(&self.layout.entries(dir), None, 1)?.items.is_empty())
     }
 }
 

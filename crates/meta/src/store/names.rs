@@ -59,7 +59,7 @@ impl MetaStore {
             if is_directory {
                 parent.add_subdirs(1);
             }
-            let ino = self.new_ino(dir)?;
+            let ino = self.new_ino(dir, new.kind)?;
             announce(ino);
             let mut record = new_record(ino, &new, now);
             record.links.push(Link::new(dir, name));
@@ -88,7 +88,7 @@ impl MetaStore {
         if parent.links.is_empty() && dir != Ino::ROOT {
             return Err(Error::NotFound);
         }
-        let ino = self.new_ino(dir)?;
+        let ino = self.new_ino(dir, new.kind)?;
         let _locked = self.lock(&[ino]);
         let mut draft = Draft::new(self);
         let mut record = new_record(ino, &new, now);
@@ -185,10 +185,19 @@ impl MetaStore {
         in_use: &dyn Fn(Ino) -> bool,
         may: impl Fn(Ino, FileKind) -> Result<()>,
     ) -> Result<Unlinked> {
+        // What others may have changed is believed until it is a reason to refuse.
+        let mut believe = self.is_gathered();
         self.retry(|| {
-            let (_locked, found) = self.lock_entry(dir, name)?;
+            let (_locked, found) = match believe {
+                true => self.lock_believed(dir, name)?,
+                false => self.lock_entry(dir, name)?,
+            };
+            let allowed = found.ok_or(Error::NotFound).and_then(|(ino, kind)| may(ino, kind));
+            if allowed.is_err() && std::mem::replace(&mut believe, false) {
+                return Err(Error::Conflict(1));
+            }
+            allowed?;
             let (ino, kind) = found.ok_or(Error::NotFound)?;
-            may(ino, kind)?;
             let mut draft = Draft::new(self);
             let parent = draft.edit(dir)?;
             parent.entries_changed(now);
@@ -201,6 +210,21 @@ impl MetaStore {
             let record = committed_record(&draft.commit()?, ino)?;
             Ok(Unlinked { gone: is_gone(&record), record })
         })
+    }
+
+    /// As [`MetaStore::lock_entry`], by what is cached: a transaction must compare it.
+    #[allow(clippy::type_complexity)]
+    fn lock_believed(
+        &self,
+        dir: Ino,
+        name: &[u8],
+    ) -> Result<(super::Guards<'_>, Option<(Ino, FileKind)>)> {
+        let found = self.find_to_change(dir, name)?;
+        let locked = match found {
+            Some((ino, _)) => self.lock(&[dir, ino]),
+            None => self.lock(&[dir]),
+        };
+        Ok((locked, found))
     }
 
     /// Locks a directory and the inode behind one of its names.
