@@ -13,6 +13,7 @@ pub mod paper_29x;
 pub mod plot;
 pub mod replay;
 pub mod rng;
+pub mod streams;
 
 use std::io::Write;
 use std::path::PathBuf;

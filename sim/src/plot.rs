@@ -140,12 +140,38 @@ impl Chart {
         )
     }
 
+    /// Round values from `low` to `high`, which are places on the x axis.
+    fn marks(&self, low: f64, high: f64) -> Vec<f64> {
+        let evenly = |low: f64, high: f64| {
+            let step = step(high - low);
+            let (first, last) = ((low / step).ceil(), ((high / step) + 1e-9).floor());
+            let mut marks = vec![];
+            let mut at = first;
+            while at <= last {
+                marks.push(at * step);
+                at += 1.0;
+            }
+            marks
+        };
+        if !self.log_x {
+            return evenly(low, high);
+        }
+        for factors in [&[1.0][..], &[1.0, 2.0, 5.0], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]] {
+            let decades = (low.floor() as i32)..=(high.ceil() as i32);
+            let marks: Vec<f64> = decades
+                .flat_map(|decade| factors.iter().map(move |factor| factor * 10f64.powi(decade)))
+                .filter(|mark| (low - 1e-9..=high + 1e-9).contains(&mark.log10()))
+                .collect();
+            if (4..=10).contains(&marks.len()) {
+                return marks;
+            }
+        }
+        evenly(10f64.powf(low), 10f64.powf(high))
+    }
+
     fn draw_x_axis(&self, svg: &mut String, low: f64, high: f64, across: f64) -> std::fmt::Result {
-        let step = step(high - low);
-        let mut at = (low / step).ceil() * step;
-        while at <= high + 1e-9 {
-            let value = if self.log_x { 10f64.powf(at) } else { at };
-            let mark = LEFT + (at - low) * across;
+        for value in self.marks(low, high) {
+            let mark = LEFT + (self.place(value) - low) * across;
             writeln!(
                 svg,
                 "<path d=\"M{mark:.1} {}v5\" stroke=\"black\"/>\
@@ -154,7 +180,6 @@ impl Chart {
                 HEIGHT - BOTTOM + 19.0,
                 short(value)
             )?;
-            at += step;
         }
         Ok(())
     }
@@ -187,6 +212,20 @@ mod tests {
             Chart { title: none(), x_label: none(), y_label: none(), log_x: false, lines: vec![] };
         let svg = chart.to_svg();
         assert!(svg.starts_with("<svg") && !svg.contains("NaN") && !svg.contains("inf"));
+    }
+
+    #[test]
+    fn marks_of_a_logarithmic_axis_then_round_values() {
+        let none = String::new;
+        let chart =
+            Chart { title: none(), x_label: none(), y_label: none(), log_x: true, lines: vec![] };
+        let places = |low: f64, high: f64| chart.marks(low.log10(), high.log10());
+        assert_eq!(places(1.0, 1e5), [1.0, 1e1, 1e2, 1e3, 1e4, 1e5]);
+        assert_eq!(places(1e8, 1e9), [1e8, 2e8, 5e8, 1e9]);
+        assert_eq!(places(3.0, 7.0), [3.0, 4.0, 5.0, 6.0, 7.0]);
+        let narrow: Vec<String> = places(100.0, 104.0).into_iter().map(short).collect();
+        assert_eq!(narrow, ["100", "101", "102", "103", "104"]);
+        assert_eq!(chart.marks(2.0, 2.0).len(), 1);
     }
 
     #[test]
