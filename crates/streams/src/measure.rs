@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::model::{AccessTime, DeviceProfile, PROFILE_VERSION, Throttle, Zone};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use crate::device::{CHUNKS_MAX, Completion, Device, Read};
+use crate::device::{Completion, Device, Read};
 use crate::error::Error;
 use crate::media::Media;
 use crate::pool::{ALIGNMENT, Pool};
@@ -219,7 +219,7 @@ impl<'a> Bench<'a> {
         progress: &'a mut dyn FnMut(Progress),
     ) -> Result<Self, Error> {
         let small = Pool::new(16 * SMALL as u64, SMALL).map_err(Error::Memory)?;
-        let large = Pool::new(2 * LARGE as u64, LARGE / CHUNKS_MAX).map_err(Error::Memory)?;
+        let large = Pool::new(2 * LARGE as u64, LARGE / 16).map_err(Error::Memory)?;
         // As many replies as reads are under way, which is a few.
         let (reply, replies) = unbounded();
         let begun = Instant::now();

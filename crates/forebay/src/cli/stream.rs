@@ -47,14 +47,14 @@ pub struct StreamServeArgs {
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_bytes)]
     pub memory: u64,
     /// Memory is handed out in pieces of this size
-    #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "16K", value_parser = parse_bytes)]
     pub chunk: u64,
     /// Take as long for each read as such a device would, whatever the files really lie on: a file
     /// of `forebay stream profile`, or table1, disk, ssd or object
     #[arg(long, value_name = "FILE|NAME")]
     pub emulate: Option<String>,
     /// How sure admission is
-    #[arg(long, value_enum, default_value = "statistical")]
+    #[arg(long, value_enum, default_value = "deterministic")]
     pub assurance: Assurance,
     /// The rate of files of which none is known, in bits a second [default: none, they are served
     /// beside the admitted streams]

@@ -36,7 +36,7 @@ pub struct Read {
 }
 
 /// Chunks of one read, at most.
-pub const CHUNKS_MAX: usize = 16;
+pub const CHUNKS_MAX: usize = 65;
 
 /// How a read ended.
 #[derive(Debug)]

@@ -37,7 +37,7 @@ fn content(title: usize, bytes: usize) -> Vec<u8> {
 impl Stage {
     /// `titles` files of `bytes` each on the disk of Table 1.
     fn new(titles: usize, bytes: usize) -> Self {
-        Self::with(titles, bytes, 16 << 20, Assurance::Statistical(4.0))
+        Self::with(titles, bytes, 16 << 20, Assurance::Deterministic)
     }
 
     fn with(titles: usize, bytes: usize, memory: u64, assurance: Assurance) -> Self {
@@ -50,7 +50,7 @@ impl Stage {
         let device = Emulated::start(model, 1).unwrap();
         let control = device.control();
         let library = dir.path().to_path_buf();
-        let config = ServiceConfig { library, memory, chunk: 64 << 10, assurance };
+        let config = ServiceConfig { library, memory, chunk: 16 << 10, assurance };
         let service = Service::start(config, Arc::new(device), profile).unwrap();
         Self { service, control, dir }
     }
