@@ -63,8 +63,8 @@ pub struct Glitch {
 pub struct Outcome {
     /// In order.
     pub glitches: Vec<Glitch>,
-    /// Nanoseconds from request to playback.
-    pub startups: Vec<u64>,
+    /// Streams that began to play: which, when, and nanoseconds since its request.
+    pub startups: Vec<(StreamId, Tick, u64)>,
     /// Streams that were admitted but began later than they were told: by how many nanoseconds.
     pub broken_promises: Vec<u64>,
     /// Requests that were refused.
@@ -239,10 +239,11 @@ impl Driver {
                 }
             }
             Event::Resume(stream) => {
-                if let Some(player) = self.players.get_mut(&stream.0) {
-                    if !player.waiting && player.clock.is_none() {
-                        player.clock = Some((now, player.rate.time_of(player.offset)));
-                    }
+                if let Some(player) = self.players.get_mut(&stream.0)
+                    && !player.waiting
+                    && player.clock.is_none()
+                {
+                    player.clock = Some((now, player.rate.time_of(player.offset)));
                 }
                 self.next_report(stream.0);
             }
@@ -361,7 +362,8 @@ impl Driver {
         let Some(player) = self.players.get_mut(&stream) else { return };
         player.clock = Some((now.0, player.rate.time_of(player.offset)));
         if std::mem::take(&mut player.waiting) {
-            self.outcome.startups.push(now.0 - player.joined);
+            let waited = now.0 - player.joined;
+            self.outcome.startups.push((StreamId(stream), now, waited));
         }
         if let Some(promise) = self.promises.remove(&stream).filter(|by| *by < now) {
             self.outcome.broken_promises.push(now.0 - promise.0);
