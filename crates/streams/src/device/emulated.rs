@@ -287,8 +287,8 @@ impl Arm {
                 },
             }
             while self.pending.peek().is_some_and(|first| first.ends <= Instant::now()) {
-                if let Some(Pending { read, started, .. }) = self.pending.pop() {
-                    self.finish(read, started);
+                if let Some(pending) = self.pending.pop() {
+                    self.finish(pending);
                 }
             }
         }
@@ -309,7 +309,8 @@ impl Arm {
         self.pending.push(Pending { ends, order: self.order, started, read });
     }
 
-    fn finish(&mut self, mut read: Read, started: Instant) {
+    fn finish(&mut self, pending: Pending) {
+        let Pending { ends, started, mut read, .. } = pending;
         self.control.reads.fetch_add(1, Ordering::Relaxed);
         let failing = |left: u64| left.checked_sub(1);
         let failed =
@@ -320,7 +321,7 @@ impl Arm {
             read.perform()
         };
         self.control.bytes.fetch_add(*result.as_ref().unwrap_or(&0) as u64, Ordering::Relaxed);
-        read.complete(result, started);
+        read.complete_at(result, started, ends);
     }
 
     /// How long a head works on a read that it begins at `now`.

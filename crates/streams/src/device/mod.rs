@@ -55,7 +55,11 @@ pub struct Completion {
 
 impl Read {
     /// Tells its sender how it ended. A sender that is gone does not care.
-    fn complete(mut self, result: io::Result<usize>, started: Instant) {
+    fn complete(self, result: io::Result<usize>, started: Instant) {
+        self.complete_at(result, started, Instant::now());
+    }
+
+    fn complete_at(mut self, result: io::Result<usize>, started: Instant, ended: Instant) {
         let came = *result.as_ref().unwrap_or(&0);
         let mut left = came;
         for chunk in &mut self.chunks {
@@ -67,7 +71,6 @@ impl Read {
             self.media.forget(self.offset, came);
         }
         let Self { token, chunks, reply, .. } = self;
-        let ended = Instant::now();
         let _ = reply.send(Completion { token, chunks, result, started, ended });
     }
 

@@ -23,6 +23,10 @@ use crate::priority::ask_for_promptness;
 const FAILURES_MAX: u32 = 5;
 /// The driver looks at the clock at least so often.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
+/// How long it is remembered that this host kept the device waiting.
+const DELAYS_KEPT: Duration = Duration::from_secs(2);
+/// Less than this in that time is no reason for a glitch.
+const NOTICEABLE: Duration = Duration::from_millis(20);
 /// Commands that are taken in before the device is looked at again.
 const BATCH: usize = 256;
 
@@ -143,6 +147,9 @@ pub(super) struct Driver {
     crowds: HashMap<Crowd, (StreamId, Vec<Joining>)>,
     pub(super) best_effort: BestEffort,
     pub(super) tally: Status,
+    /// What this host has cost the device lately: when, and how long.
+    delays: VecDeque<(Instant, Duration)>,
+    delays_sum: Duration,
     stopped: bool,
 }
 
@@ -175,6 +182,8 @@ impl Driver {
             crowds: HashMap::new(),
             best_effort: BestEffort::new(spare),
             tally,
+            delays: VecDeque::new(),
+            delays_sum: Duration::ZERO,
             stopped: false,
         }
     }
@@ -283,11 +292,12 @@ impl Driver {
                 }
             }
             Action::Glitch { stream, cause, late } => {
-                *self.tally.glitches.entry(cause_word(*cause).into()).or_default() += 1;
+                let cause = self.cause(*cause, Duration::from_nanos(*late));
+                *self.tally.glitches.entry(cause.into()).or_default() += 1;
                 self.tally.glitch_seconds += Duration::from_nanos(*late).as_secs_f64();
                 if let Some(entry) = self.streams.get_mut(stream) {
                     entry.glitches += 1;
-                    let (path, cause) = (&entry.path, cause_word(*cause));
+                    let path = &entry.path;
                     tracing::warn!(stream = stream.0, %path, cause, late_ms = late / 1_000_000, "glitch");
                 }
             }
@@ -302,6 +312,31 @@ impl Driver {
             Action::BestEffort { id } => self.best_effort_turn(*id),
             Action::Declined { id } => self.best_effort.declined(*id),
         }
+    }
+
+    /// Between the end of a read and now the device had nothing to do: this machine was busy.
+    fn delayed(&mut self, delay: Duration) {
+        self.tally.hand_over.observe(delay);
+        let now = Instant::now();
+        self.delays.push_back((now, delay));
+        self.delays_sum += delay;
+        while let Some((at, delay)) = self.delays.front().copied() {
+            if now.duration_since(at) < DELAYS_KEPT {
+                break;
+            }
+            self.delays.pop_front();
+            self.delays_sum -= delay;
+        }
+    }
+
+    /// The cause of a glitch: the machine's, unless the processors of this host have cost the device
+    /// more time lately than the stream was late.
+    fn cause(&self, cause: GlitchCause, late: Duration) -> &'static str {
+        let theirs = matches!(cause, GlitchCause::SlowDevice | GlitchCause::Late);
+        if theirs && self.delays_sum > late.max(NOTICEABLE) {
+            return "host-busy";
+        }
+        cause_word(cause)
     }
 
     fn set_degraded(&mut self, stream: StreamId, degraded: bool) {
@@ -664,7 +699,7 @@ impl Driver {
         let took = completion.ended.saturating_duration_since(completion.started);
         let service = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.tally.service.observe(took);
-        self.tally.hand_over.observe(completion.ended.elapsed());
+        self.delayed(completion.ended.elapsed());
         match self.flying.remove(&completion.token) {
             Some(Flying::Machine { read, chunks, start }) => {
                 let (id, title, end) = (read.read, read.title, read.offset + read.bytes);
