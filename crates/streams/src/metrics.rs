@@ -56,8 +56,15 @@ impl Page {
 /// All metrics of a service.
 pub fn render(status: &Status) -> String {
     let mut page = Page(String::new());
-    let (gauge, counter) = ("gauge", "counter");
-    let s = status;
+    gauges(&mut page, status);
+    refusals_and_glitches(&mut page, status);
+    work(&mut page, status);
+    times(&mut page, status);
+    page.0
+}
+
+fn gauges(page: &mut Page, s: &Status) {
+    let gauge = "gauge";
     page.number(
         "forebay_stream_guaranteed",
         gauge,
@@ -113,6 +120,10 @@ pub fn render(status: &Status) -> String {
         "The limit of the memory.",
         s.memory_limit,
     );
+}
+
+fn refusals_and_glitches(page: &mut Page, s: &Status) {
+    let counter = "counter";
     page.number("forebay_stream_opened_total", counter, "Streams that were opened.", s.opened);
     page.family(
         "forebay_stream_refused_total",
@@ -152,6 +163,10 @@ pub fn render(status: &Status) -> String {
         "Streams that broke off because their file could not be read.",
         s.broken,
     );
+}
+
+fn work(page: &mut Page, s: &Status) {
+    let counter = "counter";
     page.number(
         "forebay_stream_read_bytes_total",
         counter,
@@ -189,6 +204,10 @@ pub fn render(status: &Status) -> String {
         s.shared,
     );
     page.number("forebay_stream_read_errors_total", counter, "Reads that failed.", s.read_errors);
+}
+
+fn times(page: &mut Page, s: &Status) {
+    let counter = "counter";
     page.histogram(
         "forebay_stream_startup_seconds",
         "Time from the wish for a stream to its first bytes.",
@@ -210,7 +229,6 @@ pub fn render(status: &Status) -> String {
         "Processor time of the thread that decides.",
         s.driver_seconds,
     );
-    page.0
 }
 
 #[cfg(test)]

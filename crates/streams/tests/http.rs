@@ -258,7 +258,7 @@ fn client_that_takes_nothing_for_too_long_then_its_connection_is_closed() {
 #[test]
 fn thousand_connections_then_all_get_their_bytes_in_time() {
     const CONNECTIONS: usize = 1000;
-    const BYTES: usize = 60_000;
+    const BYTES: usize = 300_000;
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if maximum.is_some_and(|maximum| maximum < 4 * CONNECTIONS as u64) {
@@ -266,15 +266,15 @@ fn thousand_connections_then_all_get_their_bytes_in_time() {
         return;
     }
     setrlimit(Resource::Nofile, Rlimit { current: Some(4 * CONNECTIONS as u64), maximum }).unwrap();
-    let names: Vec<String> = (0..40).map(|at| format!("f{at}")).collect();
+    let names: Vec<String> = (0..4).map(|at| format!("f{at}")).collect();
     let files: Vec<(&str, usize)> = names.iter().map(|name| (&name[..], BYTES)).collect();
-    let site = site("ssd", 256 << 20, Limits::default(), &files);
+    let site = site("disk", 256 << 20, Limits::default(), &files);
     let address = site.server.address();
     let expected = content(BYTES);
     let mut streams: Vec<TcpStream> = (0..CONNECTIONS).map(|_| connect(address)).collect();
     for (at, stream) in streams.iter_mut().enumerate() {
         let name = &names[at % names.len()];
-        write!(stream, "GET /{name}?rate=160000 HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        write!(stream, "GET /{name}?rate=800K HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     }
     for stream in &mut streams {
         let answer = receive(stream);
@@ -283,7 +283,7 @@ fn thousand_connections_then_all_get_their_bytes_in_time() {
     }
     let status = site.service.status();
     assert_eq!(status.opened, CONNECTIONS as u64);
-    assert!(undisturbed(&status), "{status:?}");
+    assert!(status.shared > 900 && undisturbed(&status), "{status:?}");
 }
 
 /// Whether a program is there; says so if not.

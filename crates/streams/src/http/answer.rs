@@ -18,7 +18,7 @@ use super::range::{self, Wanted};
 use super::{Activity, Shared};
 use crate::media::{FileKey, Media};
 use crate::rate::parse_rate;
-use crate::service::{Class, OpenError, Rejected, StreamRequest};
+use crate::service::{Class, OpenError, Rejected, StreamRequest, Wish};
 
 /// What the query of a request says.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -111,32 +111,39 @@ pub(super) async fn answer(
         }
     };
     let (head, _) = request.into_parts();
-    let work = move || respond(&shared, activity, &head.uri, &head.headers, head_only);
-    let response = tokio::task::spawn_blocking(work).await;
-    Ok(response.unwrap_or_else(|error| {
-        tracing::error!(%error, "a request was not answered");
-        short(StatusCode::INTERNAL_SERVER_ERROR, "internal error; see the server's log")
-    }))
+    // Files and ffprobe may take their time; then only this request waits.
+    let at_work = Arc::clone(&shared);
+    let work = move || respond(&at_work, &head.uri, &head.headers, head_only);
+    Ok(match tokio::task::spawn_blocking(work).await {
+        Ok(Prepared::Done(response)) => response,
+        Ok(Prepared::Stream(wish, class, response)) => {
+            open(&shared, activity, wish, class, response).await
+        }
+        Err(error) => {
+            tracing::error!(%error, "a request was not answered");
+            short(StatusCode::INTERNAL_SERVER_ERROR, "internal error; see the server's log")
+        }
+    })
 }
 
-fn respond(
-    shared: &Arc<Shared>,
-    activity: Arc<Activity>,
-    uri: &hyper::Uri,
-    headers: &HeaderMap,
-    head_only: bool,
-) -> Response<Body> {
+/// An answer before the service was asked for a stream.
+enum Prepared {
+    Done(Response<Body>),
+    Stream(Box<Wish>, Class, Response<Body>),
+}
+
+fn respond(shared: &Shared, uri: &hyper::Uri, headers: &HeaderMap, head_only: bool) -> Prepared {
     let query = match parse_query(uri.query().unwrap_or("")) {
         Ok(query) => query,
-        Err(why) => return short(StatusCode::BAD_REQUEST, why),
+        Err(why) => return Prepared::Done(short(StatusCode::BAD_REQUEST, why)),
     };
     let Some(path) = relative(uri.path()) else {
-        return short(StatusCode::NOT_FOUND, "no such file");
+        return Prepared::Done(short(StatusCode::NOT_FOUND, "no such file"));
     };
     let opened = shared.service.library().file(&path);
     let (file, key) = match opened.and_then(|file| Media::key_of(&file).map(|key| (file, key))) {
         Ok(opened) => opened,
-        Err(error) => return refused_file(&error),
+        Err(error) => return Prepared::Done(refused_file(&error)),
     };
     let wanted = wanted(headers, key);
     let (status, part) = match wanted {
@@ -152,10 +159,10 @@ fn respond(
     fields.insert(header::ETAG, text(tag(key)));
     let size = key.size();
     match status {
-        StatusCode::NOT_MODIFIED => return response,
+        StatusCode::NOT_MODIFIED => return Prepared::Done(response),
         StatusCode::RANGE_NOT_SATISFIABLE => {
             fields.insert(header::CONTENT_RANGE, text(format!("bytes */{size}")));
-            return response;
+            return Prepared::Done(response);
         }
         StatusCode::PARTIAL_CONTENT => {
             let range = format!("bytes {}-{}/{size}", part.start, part.end - 1);
@@ -169,10 +176,13 @@ fn respond(
         fields.insert(header::CONTENT_LENGTH, text(bytes));
     }
     if head_only || bytes == 0 {
-        return response;
+        return Prepared::Done(response);
     }
-    let wish = wish(shared, &query, &file, key, part);
-    open(shared, activity, (file, &path), &wish, response)
+    let request = wish(shared, &query, &file, key, part);
+    match shared.service.wish(file, &path, &request) {
+        Ok(wish) => Prepared::Stream(Box::new(wish), request.class, response),
+        Err(error) => Prepared::Done(not_opened(error)),
+    }
 }
 
 /// What is asked of the service for a part of a file.
@@ -195,36 +205,40 @@ fn wish(
     StreamRequest { class, start: part.start, length, max_startup_ms: query.max_startup_ms }
 }
 
-fn open(
+async fn open(
     shared: &Arc<Shared>,
     activity: Arc<Activity>,
-    (file, path): (File, &Path),
-    wish: &StreamRequest,
+    wish: Box<Wish>,
+    class: Class,
     mut response: Response<Body>,
 ) -> Response<Body> {
-    match shared.service.open_file(file, path, wish) {
-        Ok(stream) => {
-            let fields = response.headers_mut();
-            match wish.class {
-                Class::Guaranteed { rate } => {
-                    fields.insert("forebay-rate-bytes-per-second", text(rate));
-                    let bound = stream.first_byte_within().as_millis();
-                    fields.insert("forebay-first-byte-within-ms", text(bound));
-                }
-                Class::BestEffort => {
-                    let class = HeaderValue::from_static("best-effort");
-                    fields.insert("forebay-class", class);
-                }
-            }
-            let left = wish.length.unwrap_or(0);
-            let (stream, shared) = (Box::new(stream), Arc::clone(shared));
-            *response.body_mut() = Body::Stream { stream, left, activity, shared };
-            response
+    let left = wish.end - wish.start;
+    let stream = match shared.service.open(*wish).await {
+        Ok(stream) => stream,
+        Err(rejected) => return turned_away(&rejected),
+    };
+    let fields = response.headers_mut();
+    match class {
+        Class::Guaranteed { rate } => {
+            fields.insert("forebay-rate-bytes-per-second", text(rate));
+            let bound = stream.first_byte_within().as_millis();
+            fields.insert("forebay-first-byte-within-ms", text(bound));
         }
-        Err(OpenError::Rejected(rejected)) => turned_away(&rejected),
-        Err(OpenError::Failed(error)) => {
+        Class::BestEffort => {
+            fields.insert("forebay-class", HeaderValue::from_static("best-effort"));
+        }
+    }
+    let (stream, shared) = (Box::new(stream), Arc::clone(shared));
+    *response.body_mut() = Body::Stream { stream, left, activity, shared };
+    response
+}
+
+fn not_opened(error: OpenError) -> Response<Body> {
+    match error {
+        OpenError::Rejected(rejected) => turned_away(&rejected),
+        OpenError::Failed(error) => {
             tracing::warn!(%error, "a stream could not be opened");
-            short(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+            short(StatusCode::INTERNAL_SERVER_ERROR, "the file could not be opened")
         }
     }
 }

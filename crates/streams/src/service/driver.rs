@@ -13,7 +13,7 @@ use forebay_core::unit::Tick;
 use super::best_effort::BestEffort;
 use super::status::{LINES_MAX, Status, StreamLine};
 use super::stream::{Core, Piece, Stream, StreamError};
-use super::{Answer, Command, Rejected};
+use super::{Answer, Command, OpenReply, Rejected};
 use crate::device::{Completion, Device, Read};
 use crate::media::{FileKey, Media};
 use crate::pool::{ALIGNMENT, Chunk, Pool, Span};
@@ -44,7 +44,7 @@ pub(super) struct Parts {
 }
 
 /// A wish for a stream, its file open.
-pub(super) struct Wish {
+pub(crate) struct Wish {
     pub media: Arc<Media>,
     pub path: String,
     /// None without a guarantee.
@@ -100,7 +100,7 @@ struct Joining {
     wish: Box<Wish>,
     core: Arc<Core>,
     title: Title,
-    reply: Sender<Result<Stream, Rejected>>,
+    reply: OpenReply,
 }
 
 /// What a chunk of the machine holds.
@@ -386,14 +386,14 @@ impl Driver {
         }
     }
 
-    fn open(&mut self, wish: Wish, reply: Sender<Result<Stream, Rejected>>) {
+    fn open(&mut self, wish: Wish, reply: OpenReply) {
         let stream = StreamId(self.next_id);
         self.next_id += 1;
         let core = Core::new(stream, self.commands.clone());
         let Some(rate) = wish.rate.clone() else {
             self.tally.opened += 1;
             self.best_effort.open(&core, wish.media, wish.path, wish.start, wish.end);
-            let _ = reply.send(Ok(Stream { core, first_byte_within: Duration::ZERO }));
+            reply(Ok(Stream { core, first_byte_within: Duration::ZERO }));
             return;
         };
         let title = self.title(&wish);
@@ -417,7 +417,7 @@ impl Driver {
             self.dissolve(stream);
             self.release(title);
             let why = Rejected::senseless("the stream would be empty".into());
-            let _ = joining.reply.send(Err(why));
+            (joining.reply)(Err(why));
             return;
         };
         self.asked.insert(stream, Asked::Open(joining));
@@ -478,7 +478,7 @@ impl Driver {
                         format!("it would start in {} ms at the latest", bound.as_millis());
                     let refusal = Rejected::plain("startup", message);
                     self.count_refusal(&refusal);
-                    let _ = reply.send(Err(refusal));
+                    reply(Err(refusal));
                     return;
                 }
                 self.tally.opened += 1;
@@ -503,7 +503,7 @@ impl Driver {
                 };
                 self.streams.insert(stream, entry);
                 // If nobody waits any more, dropping it makes the stream leave.
-                let _ = reply.send(Ok(Stream { core, first_byte_within: bound }));
+                reply(Ok(Stream { core, first_byte_within: bound }));
             }
             Asked::Seek { offset, reply } => {
                 if let Some(entry) = self.streams.get_mut(&stream) {
@@ -531,7 +531,7 @@ impl Driver {
             Asked::Open(Joining { title, reply, .. }) => {
                 self.dissolve(stream);
                 self.release(title);
-                let _ = reply.send(Err(rejected));
+                reply(Err(rejected));
             }
             Asked::Seek { reply, .. } => {
                 // Goes on where it was: what was taken out of the queue is given again.

@@ -24,6 +24,7 @@ use crate::error::Error;
 use crate::media::{Library, Media};
 use crate::pool::Pool;
 use driver::Driver;
+pub(crate) use driver::Wish;
 pub use status::{Histogram, Status, StreamLine};
 pub use stream::{Stream, StreamError};
 
@@ -138,11 +139,13 @@ pub enum OpenError {
     Failed(#[from] Error),
 }
 
+/// Called once with the answer. A stream that nobody takes out of it is closed.
+type OpenReply = Box<dyn FnOnce(Result<Stream, Rejected>) + Send>;
 type Answer = Sender<Result<Duration, Rejected>>;
 
 /// What the driver is asked for.
 enum Command {
-    Open { wish: driver::Wish, reply: Sender<Result<Stream, Rejected>> },
+    Open { wish: driver::Wish, reply: OpenReply },
     Consumed { stream: StreamId, bytes: u64 },
     Leave(StreamId),
     Pause(StreamId),
@@ -246,6 +249,32 @@ impl Service {
         path: &Path,
         request: &StreamRequest,
     ) -> Result<Stream, OpenError> {
+        let wish = self.wish(file, path, request)?;
+        let (sender, replies) = bounded(1);
+        // Whoever has stopped waiting has no use for the answer.
+        self.ask(wish, Box::new(move |answer| drop(sender.send(answer))))?;
+        Ok(replies.recv_timeout(ANSWER_LIMIT).map_err(|_| Rejected::stopped())??)
+    }
+
+    /// As [`Service::open_file`], without blocking.
+    pub(crate) async fn open(&self, wish: driver::Wish) -> Result<Stream, Rejected> {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        self.ask(wish, Box::new(move |answer| drop(sender.send(answer))))?;
+        receiver.await.unwrap_or_else(|_| Err(Rejected::stopped()))
+    }
+
+    fn ask(&self, wish: driver::Wish, reply: OpenReply) -> Result<(), Rejected> {
+        let sent = self.handle.commands.send(Command::Open { wish, reply });
+        sent.map_err(|_| Rejected::stopped())
+    }
+
+    /// What an open file and a request come to. Asks the file system, and so may take its time.
+    pub(crate) fn wish(
+        &self,
+        file: File,
+        path: &Path,
+        request: &StreamRequest,
+    ) -> Result<driver::Wish, OpenError> {
         let at = |source| Error::File { path: path.to_path_buf(), source };
         let key = Media::key_of(&file).map_err(at)?;
         let layout = self.device.layout(&file, key);
@@ -263,19 +292,14 @@ impl Service {
             }
             Class::BestEffort => None,
         };
-        let wish = driver::Wish {
+        Ok(driver::Wish {
             media,
             path: path.display().to_string(),
             rate,
             start: request.start,
             end,
             max_startup: request.max_startup_ms.map(Duration::from_millis),
-        };
-        let (reply, replies) = bounded(1);
-        let sent = self.handle.commands.send(Command::Open { wish, reply });
-        sent.map_err(|_| Rejected::stopped())?;
-        let answer = replies.recv_timeout(ANSWER_LIMIT).map_err(|_| Rejected::stopped())?;
-        Ok(answer?)
+        })
     }
 
     /// What it does and has done. Empty if it has stopped.
