@@ -6,6 +6,7 @@ mod hit;
 mod meta;
 mod procs;
 mod report;
+mod streams;
 mod svg;
 
 use std::path::PathBuf;
@@ -129,6 +130,32 @@ enum Command {
         #[arg(long, default_value_t = 1000)]
         reads: u64,
     },
+    /// Play titles at a rate, from a server or straight from files, and print what the players saw
+    Streams {
+        /// The directory of the titles
+        dir: PathBuf,
+        /// A server of this directory, such as http://127.0.0.1:8480; else the files are read
+        #[arg(long)]
+        url: Option<String>,
+        /// Added to each address, such as `?rate=8M`
+        #[arg(long, default_value = "")]
+        query: String,
+        /// Bytes a second of each player
+        #[arg(long, default_value_t = 1_000_000)]
+        rate_bytes: u64,
+        /// Players
+        #[arg(long, default_value_t = 10)]
+        players: usize,
+        /// Milliseconds between the starts of two players
+        #[arg(long, default_value_t = 200)]
+        apart_ms: u64,
+        /// Seconds that each plays
+        #[arg(long, default_value_t = 20)]
+        seconds: u64,
+        /// Milliseconds of media that a player gathers before it begins
+        #[arg(long, default_value_t = 500)]
+        buffer_ms: u64,
+    },
     /// Make table, JSON and plot from a CSV file of the form that --out writes
     Plot {
         /// The file
@@ -166,6 +193,25 @@ pub struct Plan {
     pub procs: Vec<usize>,
 }
 
+/// Runs the players, if that is what is asked for.
+fn play(command: &Command) -> Option<Result<streams::Outcome, Error>> {
+    let Command::Streams { dir, url, query, rate_bytes, players, apart_ms, seconds, buffer_ms } =
+        command
+    else {
+        return None;
+    };
+    Some(streams::run(&streams::Load {
+        url: url.clone(),
+        dir: dir.clone(),
+        query: query.clone(),
+        rate: (*rate_bytes).max(1),
+        players: *players,
+        apart: Duration::from_millis(*apart_ms),
+        length: Duration::from_secs(*seconds),
+        buffer: Duration::from_millis(*buffer_ms),
+    }))
+}
+
 fn run(cli: &Cli) -> Result<Report, Error> {
     if cli.procs.iter().any(|count| !(1..=256).contains(count)) {
         return Err(Error::Usage("--procs: give numbers from 1 to 256".into()));
@@ -190,6 +236,7 @@ fn run(cli: &Cli) -> Result<Report, Error> {
             report.add("probe", &file.display().to_string(), "s", hit::probe(file, *reads)?);
             Ok(report)
         }
+        Command::Streams { .. } => Err(Error::Usage("players have no table".into())),
         Command::Plot { csv, title } => {
             let text =
                 std::fs::read_to_string(csv).map_err(Error::io(csv.display().to_string()))?;
@@ -200,6 +247,18 @@ fn run(cli: &Cli) -> Result<Report, Error> {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Some(played) = play(&cli.command) {
+        return match played {
+            Ok(outcome) => {
+                println!("{}", serde_json::json!(outcome));
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("forebay-bench: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let written = run(&cli).and_then(|report| {
         match &cli.command {
             Command::Probe { .. } => {

@@ -19,12 +19,17 @@ static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
 
 /// Starts logging to standard error. The daemon has made that its log file before.
 pub fn start(config: &MountConfig) -> Result<(), Error> {
-    let filter = EnvFilter::try_new(&config.log_level)
+    start_with(&config.log_level, config.log_format)
+}
+
+/// Starts logging to standard error by this filter.
+pub fn start_with(filter: &str, format: LogFormat) -> Result<(), Error> {
+    let filter = EnvFilter::try_new(filter)
         .map_err(|error| Error::Usage(format!("--log-level: {error}")))?;
     let (filter, handle) = reload::Layer::new(filter);
     let base = tracing_subscriber::registry().with(filter);
     let layer = fmt::layer().with_writer(std::io::stderr).with_ansi(false);
-    let started = match config.log_format {
+    let started = match format {
         LogFormat::Text => base.with(layer).try_init(),
         LogFormat::Json => base.with(layer.json()).try_init(),
     };

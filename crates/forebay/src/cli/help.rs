@@ -233,3 +233,35 @@ Keys: q or Esc quits, p pauses, + and - change the interval.";
 pub const DOCTOR: &str = "\
 Checks the kernel, /dev/fuse, privileges, limits and, if named, the directories that are meant as \
 tiers and backing store, and says what to do about each finding. Changes nothing.";
+
+/// `stream serve`.
+pub const STREAM_SERVE: &str = "\
+Serves the files below DIR over HTTP/1.1, with ranges. A player asks for a stream with its rate \
+(http://HOST:PORT/PATH?rate=2M, bits a second), or ffprobe finds the rate if it is installed. A \
+stream that the device or the memory can't carry beside the others is refused with 503, \
+Retry-After, the reason and the rate that would fit; one that is admitted gets its bytes in time. \
+Files of unknown rate, and ?class=best-effort, get what is left over.
+
+There is no encryption and no check of who asks: listen where only your players are, or behind a \
+proxy. Ends on SIGINT and SIGTERM.";
+
+/// Examples of `stream serve`.
+pub const STREAM_SERVE_EXAMPLES: &str = "\
+Examples:
+  forebay stream profile /srv/films -o films.json
+  forebay stream serve /srv/films --profile films.json --listen 0.0.0.0:8480 --memory 1G
+  ffplay 'http://localhost:8480/night.mp4?rate=4M'
+  forebay stream serve /srv/films --emulate table1 --memory 16M
+      Behaves as if the files lay on an old disk.";
+
+/// `stream profile`.
+pub const STREAM_PROFILE: &str = "\
+Measures how long a device takes to get to a place, by distance, and how fast it reads there, and \
+writes it as JSON. Only reads: of a directory the large files below it, at the places where they \
+really lie. Measure while nothing else uses the device.";
+
+/// Examples of `stream profile`.
+pub const STREAM_PROFILE_EXAMPLES: &str = "\
+Examples:
+  forebay stream profile /dev/sdb -o sdb.json
+  forebay stream profile /srv/films --time 30s -o films.json";

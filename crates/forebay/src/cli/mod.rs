@@ -2,6 +2,7 @@
 
 pub mod help;
 mod mount_args;
+pub mod stream;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -75,6 +76,9 @@ pub enum Command {
     /// Check whether this machine is fit for Forebay
     #[command(long_about = help::DOCTOR)]
     Doctor(DoctorArgs),
+    /// Streams of media: served at their rates, never more of them than the device carries
+    #[command(subcommand)]
+    Stream(stream::StreamCommand),
     /// Simulations and the papers' experiments
     #[command(subcommand)]
     Sim(forebay_sim::SimCommand),

@@ -8,6 +8,7 @@ mod paths;
 mod progress;
 mod sequence;
 mod status;
+mod stream;
 mod trace;
 mod umount;
 mod upgrade;
@@ -70,6 +71,7 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Fsck(args) => fsck::run(&args, engine),
         Command::Top(args) => top::run(&args).map(|()| ok),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Stream(command) => stream::run(&command),
         Command::Sim(command) => simulate(&command).map(|()| ok),
         Command::Config(ConfigCommand::Show(args)) => mount::show(&args, engine).map(|()| ok),
         Command::Debug(command) => debug(command, engine).map(|()| ok),

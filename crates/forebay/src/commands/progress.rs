@@ -25,14 +25,19 @@ impl Meter {
 
     /// Shows the progress, if it is time to.
     pub fn show(&mut self, progress: &Progress) {
+        let elapsed = self.started.elapsed().as_secs_f64().max(1e-3);
+        self.show_line(|| render::progress(progress, progress.bytes_done as f64 / elapsed));
+    }
+
+    /// Shows a line, if it is time to.
+    pub fn show_line(&mut self, line: impl FnOnce() -> String) {
         let interval =
             if self.terminal { Duration::from_millis(200) } else { Duration::from_secs(5) };
         if self.quiet || self.shown.unwrap_or(self.started).elapsed() < interval {
             return;
         }
         self.shown = Some(Instant::now());
-        let elapsed = self.started.elapsed().as_secs_f64().max(1e-3);
-        let line = render::progress(progress, progress.bytes_done as f64 / elapsed);
+        let line = line();
         // Standard error that went away must not stop the work.
         let _ = if self.terminal {
             self.drawn = true;

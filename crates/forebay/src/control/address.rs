@@ -234,7 +234,7 @@ fn write_all(mut file: &File, text: &[u8]) -> io::Result<()> {
 
 /// Makes the runtime directory, which must belong to the user and be closed to others: /tmp is
 /// open to everybody.
-fn make_private_dir(dir: &Path, uid: u32) -> Result<(), Error> {
+pub(crate) fn make_private_dir(dir: &Path, uid: u32) -> Result<(), Error> {
     let mode = if uid == 0 { 0o755 } else { 0o700 };
     DirBuilder::new()
         .recursive(true)

@@ -9,6 +9,7 @@ mod server;
 mod status;
 mod wire;
 
+pub(crate) use address::make_private_dir;
 pub use address::{Address, mount_id, record_of, runtime_dir};
 pub use client::Client;
 pub use server::{Current, OnUpgrade, Server, ServerLimits, UpgradeCall};

@@ -1,0 +1,102 @@
+//! Arguments of `forebay stream`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::help;
+use crate::units::{parse_bytes, parse_duration};
+
+/// What to do with streams.
+#[derive(Debug, Subcommand)]
+pub enum StreamCommand {
+    /// Serve the files of a directory to players, each at its rate, no more than the device carries
+    #[command(long_about = help::STREAM_SERVE, after_long_help = help::STREAM_SERVE_EXAMPLES)]
+    Serve(Box<StreamServeArgs>),
+    /// Measure a device into a profile, by which streams are admitted
+    #[command(long_about = help::STREAM_PROFILE, after_long_help = help::STREAM_PROFILE_EXAMPLES)]
+    Profile(StreamProfileArgs),
+    /// Show the streams of the running servers and every glitch with its cause
+    Status(StreamStatusArgs),
+}
+
+/// How sure admission is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Assurance {
+    /// Room for the longest access times: no glitch as long as the profile is true
+    Deterministic,
+    /// Room for the mean and four standard deviations: more streams
+    Statistical,
+}
+
+/// Arguments of `stream serve`.
+#[derive(Debug, Args)]
+pub struct StreamServeArgs {
+    /// The directory whose files are served, and everything below it
+    pub dir: PathBuf,
+    /// Where to listen
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8480")]
+    pub listen: SocketAddr,
+    /// The device: a file of `forebay stream profile`, or table1, disk, ssd or object [default: a
+    /// measurement of some seconds]
+    #[arg(long, value_name = "FILE|NAME")]
+    pub profile: Option<String>,
+    /// Memory for what is read ahead
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_bytes)]
+    pub memory: u64,
+    /// Memory is handed out in pieces of this size
+    #[arg(long, value_name = "SIZE", default_value = "16K", value_parser = parse_bytes)]
+    pub chunk: u64,
+    /// Take as long for each read as such a device would, whatever the files really lie on: a file
+    /// of `forebay stream profile`, or table1, disk, ssd or object
+    #[arg(long, value_name = "FILE|NAME")]
+    pub emulate: Option<String>,
+    /// How sure admission is
+    #[arg(long, value_enum, default_value = "deterministic")]
+    pub assurance: Assurance,
+    /// The rate of files of which none is known, in bits a second [default: none, they are served
+    /// beside the admitted streams]
+    #[arg(long, value_name = "RATE", value_parser = forebay_streams::parse_rate)]
+    pub rate: Option<u64>,
+    /// Connections at once
+    #[arg(long, value_name = "N", default_value = "4096")]
+    pub connections: u32,
+    /// Close the connection of a client that has taken nothing for so long
+    #[arg(long, value_name = "TIME", default_value = "5min", value_parser = parse_duration)]
+    pub idle: Duration,
+    /// Serve metrics for Prometheus here
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<SocketAddr>,
+    /// What to log: error, warn, info, debug, or a filter
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    pub log_level: String,
+}
+
+/// Arguments of `stream profile`.
+#[derive(Debug, Args)]
+pub struct StreamProfileArgs {
+    /// A block device, a large file, or a directory: then the large files below it are measured in
+    #[arg(value_name = "DEVICE|DIR")]
+    pub target: PathBuf,
+    /// Where the profile goes [default: standard output]
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// How long to measure
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    pub time: Duration,
+    /// Print no progress
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// Arguments of `stream status`.
+#[derive(Debug, Args)]
+pub struct StreamStatusArgs {
+    /// The address that the server listens on; all servers if left out
+    pub listen: Option<SocketAddr>,
+    /// Print JSON: a list
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,320 @@
+//! From a request to its answer.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use percent_encoding::percent_decode_str;
+
+use super::body::{Body, Broken};
+use super::range::{self, Wanted};
+use super::{Activity, Shared};
+use crate::media::{FileKey, Media};
+use crate::rate::parse_rate;
+use crate::service::{Class, OpenError, Rejected, StreamRequest, Wish};
+
+/// What the query of a request says.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Query {
+    rate: Option<u64>,
+    best_effort: bool,
+    max_startup_ms: Option<u64>,
+}
+
+fn parse_query(text: &str) -> Result<Query, String> {
+    let mut query = Query::default();
+    for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let value = percent_decode_str(value).decode_utf8_lossy();
+        match name {
+            "rate" => query.rate = Some(parse_rate(&value)?),
+            "class" if value == "best-effort" => query.best_effort = true,
+            "class" if value == "guaranteed" => query.best_effort = false,
+            "class" => {
+                return Err(format!("class '{value}': write guaranteed or best-effort"));
+            }
+            "max_startup_ms" => {
+                let limit =
+                    value.parse().map_err(|_| format!("max_startup_ms '{value}': a number"))?;
+                query.max_startup_ms = Some(limit);
+            }
+            // Others belong to the player, such as a version that keeps caches apart.
+            _ => {}
+        }
+    }
+    Ok(query)
+}
+
+/// The path below the root that a URL names.
+fn relative(path: &str) -> Option<PathBuf> {
+    let bytes: Vec<u8> = percent_decode_str(path.strip_prefix('/')?).collect();
+    let sound = !bytes.is_empty() && !bytes.contains(&0);
+    sound.then(|| PathBuf::from(OsStr::from_bytes(&bytes)))
+}
+
+/// Media types by the endings of names, for players that go by them.
+fn media_type(path: &Path) -> &'static str {
+    let ending = path.extension().and_then(OsStr::to_str).unwrap_or("").to_ascii_lowercase();
+    match ending.as_str() {
+        "mp4" | "m4v" => "video/mp4",
+        "webm" => "video/webm",
+        "mkv" => "video/x-matroska",
+        "mov" => "video/quicktime",
+        "avi" => "video/x-msvideo",
+        "mpg" | "mpeg" => "video/mpeg",
+        "ts" => "video/mp2t",
+        "ogv" => "video/ogg",
+        "mp3" => "audio/mpeg",
+        "m4a" => "audio/mp4",
+        "ogg" | "oga" | "opus" => "audio/ogg",
+        "flac" => "audio/flac",
+        "wav" => "audio/wav",
+        "m3u8" => "application/vnd.apple.mpegurl",
+        "mpd" => "application/dash+xml",
+        _ => "application/octet-stream",
+    }
+}
+
+fn short(status: StatusCode, text: impl Into<String>) -> Response<Body> {
+    let mut response = Response::new(Body::Short(Bytes::from(text.into() + "\n")));
+    *response.status_mut() = status;
+    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, plain);
+    response
+}
+
+fn text(value: impl std::fmt::Display) -> HeaderValue {
+    HeaderValue::from_str(&value.to_string()).expect("numbers and tags are visible ASCII")
+}
+
+/// Answers one request.
+pub(super) async fn answer(
+    shared: Arc<Shared>,
+    activity: Arc<Activity>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Broken> {
+    activity.note(shared.begun);
+    let head_only = match *request.method() {
+        Method::GET => false,
+        Method::HEAD => true,
+        _ => {
+            let mut response = short(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD");
+            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return Ok(response);
+        }
+    };
+    let (head, _) = request.into_parts();
+    // Files and ffprobe may take their time; then only this request waits.
+    let at_work = Arc::clone(&shared);
+    let work = move || respond(&at_work, &head.uri, &head.headers, head_only);
+    Ok(match tokio::task::spawn_blocking(work).await {
+        Ok(Prepared::Done(response)) => response,
+        Ok(Prepared::Stream(wish, class, response)) => {
+            open(&shared, activity, wish, class, response).await
+        }
+        Err(error) => {
+            tracing::error!(%error, "a request was not answered");
+            short(StatusCode::INTERNAL_SERVER_ERROR, "internal error; see the server's log")
+        }
+    })
+}
+
+/// An answer before the service was asked for a stream.
+enum Prepared {
+    Done(Response<Body>),
+    Stream(Box<Wish>, Class, Response<Body>),
+}
+
+fn respond(shared: &Shared, uri: &hyper::Uri, headers: &HeaderMap, head_only: bool) -> Prepared {
+    let query = match parse_query(uri.query().unwrap_or("")) {
+        Ok(query) => query,
+        Err(why) => return Prepared::Done(short(StatusCode::BAD_REQUEST, why)),
+    };
+    let Some(path) = relative(uri.path()) else {
+        return Prepared::Done(short(StatusCode::NOT_FOUND, "no such file"));
+    };
+    let opened = shared.service.library().file(&path);
+    let (file, key) = match opened.and_then(|file| Media::key_of(&file).map(|key| (file, key))) {
+        Ok(opened) => opened,
+        Err(error) => return Prepared::Done(refused_file(&error)),
+    };
+    let wanted = wanted(headers, key);
+    let (status, part) = match wanted {
+        _ if not_changed(headers, key) => (StatusCode::NOT_MODIFIED, 0..0),
+        Wanted::Whole => (StatusCode::OK, 0..key.size()),
+        Wanted::Part(part) => (StatusCode::PARTIAL_CONTENT, part),
+        Wanted::Unsatisfiable => (StatusCode::RANGE_NOT_SATISFIABLE, 0..0),
+    };
+    let mut response = Response::new(Body::Short(Bytes::new()));
+    *response.status_mut() = status;
+    let fields = response.headers_mut();
+    fields.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    fields.insert(header::ETAG, text(tag(key)));
+    let size = key.size();
+    match status {
+        StatusCode::NOT_MODIFIED => return Prepared::Done(response),
+        StatusCode::RANGE_NOT_SATISFIABLE => {
+            fields.insert(header::CONTENT_RANGE, text(format!("bytes */{size}")));
+            return Prepared::Done(response);
+        }
+        StatusCode::PARTIAL_CONTENT => {
+            let range = format!("bytes {}-{}/{size}", part.start, part.end - 1);
+            fields.insert(header::CONTENT_RANGE, text(range));
+        }
+        _ => {}
+    }
+    fields.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type(&path)));
+    let bytes = part.end - part.start;
+    if head_only {
+        fields.insert(header::CONTENT_LENGTH, text(bytes));
+    }
+    if head_only || bytes == 0 {
+        return Prepared::Done(response);
+    }
+    let request = wish(shared, &query, &file, key, part);
+    match shared.service.wish(file, &path, &request) {
+        Ok(wish) => Prepared::Stream(Box::new(wish), request.class, response),
+        Err(error) => Prepared::Done(not_opened(error)),
+    }
+}
+
+/// What is asked of the service for a part of a file.
+fn wish(
+    shared: &Shared,
+    query: &Query,
+    file: &File,
+    key: FileKey,
+    part: std::ops::Range<u64>,
+) -> StreamRequest {
+    let rate = query.rate.or_else(|| {
+        let found = (!query.best_effort).then(|| shared.probe.rate(file, key)).flatten();
+        found.or(shared.limits.default_rate)
+    });
+    let class = match rate {
+        Some(rate) if !query.best_effort => Class::Guaranteed { rate },
+        _ => Class::BestEffort,
+    };
+    let length = Some(part.end - part.start);
+    StreamRequest { class, start: part.start, length, max_startup_ms: query.max_startup_ms }
+}
+
+async fn open(
+    shared: &Arc<Shared>,
+    activity: Arc<Activity>,
+    wish: Box<Wish>,
+    class: Class,
+    mut response: Response<Body>,
+) -> Response<Body> {
+    let left = wish.end - wish.start;
+    let stream = match shared.service.open(*wish).await {
+        Ok(stream) => stream,
+        Err(rejected) => return turned_away(&rejected),
+    };
+    let fields = response.headers_mut();
+    match class {
+        Class::Guaranteed { rate } => {
+            fields.insert("forebay-rate-bytes-per-second", text(rate));
+            let bound = stream.first_byte_within().as_millis();
+            fields.insert("forebay-first-byte-within-ms", text(bound));
+        }
+        Class::BestEffort => {
+            fields.insert("forebay-class", HeaderValue::from_static("best-effort"));
+        }
+    }
+    let (stream, shared) = (Box::new(stream), Arc::clone(shared));
+    *response.body_mut() = Body::Stream { stream, left, activity, shared };
+    response
+}
+
+fn not_opened(error: OpenError) -> Response<Body> {
+    match error {
+        OpenError::Rejected(rejected) => turned_away(&rejected),
+        OpenError::Failed(error) => {
+            tracing::warn!(%error, "a stream could not be opened");
+            short(StatusCode::INTERNAL_SERVER_ERROR, "the file could not be opened")
+        }
+    }
+}
+
+/// 503, with what a client needs to do better next time.
+fn turned_away(rejected: &Rejected) -> Response<Body> {
+    let body = serde_json::to_string(rejected).unwrap_or_default();
+    let mut response = short(StatusCode::SERVICE_UNAVAILABLE, body);
+    let fields = response.headers_mut();
+    fields.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    fields.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let seconds = rejected.retry_after_ms.div_ceil(1000).max(1);
+    fields.insert(header::RETRY_AFTER, text(seconds));
+    response
+}
+
+fn refused_file(error: &io::Error) -> Response<Body> {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::InvalidFilename => {
+            short(StatusCode::NOT_FOUND, "no such file")
+        }
+        io::ErrorKind::PermissionDenied => {
+            short(StatusCode::FORBIDDEN, "the server may not read this file")
+        }
+        _ => {
+            tracing::warn!(%error, "opening a file");
+            short(StatusCode::INTERNAL_SERVER_ERROR, "the file could not be opened")
+        }
+    }
+}
+
+fn tag(key: FileKey) -> String {
+    format!("\"{:016x}\"", key.version())
+}
+
+/// A range counts only for the version that `If-Range` names. A date there is never a match: the
+/// tag is what this server gives out.
+fn wanted(headers: &HeaderMap, key: FileKey) -> Wanted {
+    let value = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    match (value(header::RANGE), value(header::IF_RANGE)) {
+        (Some(_), Some(version)) if version != tag(key) => Wanted::Whole,
+        (Some(range), _) => range::parse(range, key.size()),
+        (None, _) => Wanted::Whole,
+    }
+}
+
+fn not_changed(headers: &HeaderMap, key: FileKey) -> bool {
+    let value = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
+    let ours = tag(key);
+    value.is_some_and(|tags| {
+        tags.split(',').map(str::trim).any(|tag| tag == "*" || tag.trim_start_matches("W/") == ours)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn query_when_read_then_known_words_count_and_others_do_not() {
+        let query = parse_query("v=3&rate=2M&max_startup_ms=500&class=guaranteed").unwrap();
+        let expected = Query { rate: Some(250_000), best_effort: false, max_startup_ms: Some(500) };
+        assert_eq!(query, expected);
+        assert_eq!(parse_query("").unwrap(), Query::default());
+        assert!(parse_query("class=best%2Deffort&x").unwrap().best_effort);
+        for wrong in ["rate=", "rate=fast", "class=royal", "max_startup_ms=soon"] {
+            assert!(parse_query(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn path_when_decoded_then_relative_or_nothing() {
+        assert_eq!(relative("/a/b%20c.mp4"), Some("a/b c.mp4".into()));
+        assert_eq!(relative("/..%2f..%2fetc/passwd"), Some("../../etc/passwd".into()));
+        for wrong in ["/", "", "a", "/a%00b", "*"] {
+            assert_eq!(relative(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! A stream as its reader has it.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use crate::model::{Rate, StreamId};
+use bytes::Bytes;
+use crossbeam_channel::{Sender, bounded};
+use parking_lot::{Condvar, Mutex};
+
+use super::{ANSWER_LIMIT, Command, Rejected};
+use crate::pool::{Chunk, Span};
+
+/// Why a stream ended before its time.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// The device could not read the file, again and again.
+    #[error("the file can't be read: {0}")]
+    Device(String),
+    /// The service was stopped.
+    #[error("the service was stopped")]
+    Stopped,
+    /// Nothing came within the time that the reader gave.
+    #[error("nothing came within {} ms", .0.as_millis())]
+    TimedOut(Duration),
+}
+
+/// Bytes on their way to the reader.
+pub(super) enum Piece {
+    /// In the machine's memory.
+    Guaranteed(Span),
+    /// In memory of their own: a chunk, and which of its bytes.
+    BestEffort(Chunk, std::ops::Range<usize>),
+}
+
+impl Piece {
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Guaranteed(span) => span.as_ref().len(),
+            Self::BestEffort(_, range) => range.len(),
+        }
+    }
+}
+
+/// What passes from the driver to the reader.
+#[derive(Default)]
+pub(super) struct Queue {
+    /// Bytes to be taken, in the order of the file.
+    pub ready: VecDeque<Piece>,
+    /// No more will come.
+    pub ended: bool,
+    pub failed: Option<StreamError>,
+    waker: Option<Waker>,
+}
+
+/// What reader and driver share. The stream leaves the machine when the last of its holders is
+/// gone: the reader, and every piece of memory that it was given.
+pub(super) struct Core {
+    pub id: StreamId,
+    queue: Mutex<Queue>,
+    filled: Condvar,
+    commands: Sender<Command>,
+}
+
+impl Core {
+    pub fn new(id: StreamId, commands: Sender<Command>) -> Arc<Self> {
+        Arc::new(Self { id, queue: Mutex::default(), filled: Condvar::new(), commands })
+    }
+
+    /// Changes the queue and wakes the reader.
+    pub fn update(&self, change: impl FnOnce(&mut Queue)) {
+        let waker = {
+            let mut queue = self.queue.lock();
+            change(&mut queue);
+            queue.waker.take()
+        };
+        self.filled.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // A driver that is gone needs no telling.
+        let _ = self.commands.send(Command::Leave(self.id));
+    }
+}
+
+/// Bytes that were given to a reader. The driver is told when the reader is done with them, and
+/// keeps the machine's memory until then.
+struct Given {
+    piece: Piece,
+    core: Arc<Core>,
+}
+
+impl Given {
+    fn bytes(piece: Piece, core: &Arc<Core>) -> Bytes {
+        Bytes::from_owner(Self { piece, core: Arc::clone(core) })
+    }
+}
+
+impl AsRef<[u8]> for Given {
+    fn as_ref(&self) -> &[u8] {
+        match &self.piece {
+            Piece::Guaranteed(span) => span.as_ref(),
+            Piece::BestEffort(chunk, range) => &chunk.as_ref()[range.clone()],
+        }
+    }
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        let bytes = self.as_ref().len() as u64;
+        let _ = self.core.commands.send(Command::Consumed { stream: self.core.id, bytes });
+    }
+}
+
+/// An open stream. Dropping it closes it, once all bytes that it gave are dropped as well: memory
+/// is limited, so use them soon.
+pub struct Stream {
+    pub(super) core: Arc<Core>,
+    pub(super) first_byte_within: Duration,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({})", self.core.id.0)
+    }
+}
+
+impl Stream {
+    /// Its number, as `forebay stream status` shows it.
+    pub fn id(&self) -> u64 {
+        self.core.id.0
+    }
+
+    /// The bound on its start-up that was given at admission: the first byte is there within this
+    /// time. Zero if it has no guarantee.
+    pub fn first_byte_within(&self) -> Duration {
+        self.first_byte_within
+    }
+
+    /// The next bytes, as soon as there are some; `None` at the end. A reader that takes them faster
+    /// than the stream's rate waits for the rate.
+    ///
+    /// # Errors
+    /// [`StreamError`] says why there is no more.
+    pub fn read(&mut self, limit: Duration) -> Result<Option<Bytes>, StreamError> {
+        let deadline = Instant::now() + limit;
+        let mut queue = self.core.queue.lock();
+        loop {
+            if let Some(piece) = queue.ready.pop_front() {
+                return Ok(Some(Given::bytes(piece, &self.core)));
+            }
+            if let Some(error) = &queue.failed {
+                return Err(error.clone());
+            }
+            if queue.ended {
+                return Ok(None);
+            }
+            if self.core.filled.wait_until(&mut queue, deadline).timed_out() {
+                return match queue.ready.pop_front() {
+                    Some(piece) => Ok(Some(Given::bytes(piece, &self.core))),
+                    None => Err(StreamError::TimedOut(limit)),
+                };
+            }
+        }
+    }
+
+    /// As [`Stream::read`], for asynchronous readers.
+    pub fn poll_read(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, StreamError>>> {
+        let mut queue = self.core.queue.lock();
+        if let Some(piece) = queue.ready.pop_front() {
+            return Poll::Ready(Some(Ok(Given::bytes(piece, &self.core))));
+        }
+        if let Some(error) = &queue.failed {
+            return Poll::Ready(Some(Err(error.clone())));
+        }
+        if queue.ended {
+            return Poll::Ready(None);
+        }
+        queue.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    fn ask(
+        &self,
+        command: impl FnOnce(Sender<Result<Duration, Rejected>>) -> Command,
+    ) -> Result<Duration, Rejected> {
+        let (reply, replies) = bounded(1);
+        self.core.commands.send(command(reply)).map_err(|_| Rejected::stopped())?;
+        replies.recv_timeout(ANSWER_LIMIT).unwrap_or_else(|_| Err(Rejected::stopped()))
+    }
+
+    /// Goes on at another byte of the file: an admission in place, which keeps the stream's share of
+    /// the device. All bytes that were read must have been dropped. What was read ahead is dropped.
+    /// Returns the bound on the time until the first byte from there.
+    ///
+    /// # Errors
+    /// [`Rejected`]: the stream goes on where it was.
+    pub fn seek(&mut self, offset: u64) -> Result<Duration, Rejected> {
+        let stream = self.core.id;
+        self.ask(|reply| Command::Seek { stream, offset, reply })
+    }
+
+    /// Takes nothing for a while; what is read ahead is kept.
+    pub fn pause(&mut self) {
+        let _ = self.core.commands.send(Command::Pause(self.core.id));
+    }
+
+    /// Goes on after a pause.
+    ///
+    /// # Errors
+    /// [`Rejected`] if its share of the device was given away meanwhile; it stays paused.
+    pub fn resume(&mut self) -> Result<(), Rejected> {
+        let stream = self.core.id;
+        self.ask(|reply| Command::Resume { stream, reply }).map(drop)
+    }
+
+    /// Takes at another rate from now on, in bytes a second.
+    ///
+    /// # Errors
+    /// [`Rejected`]: the old rate holds.
+    pub fn set_rate(&mut self, rate: u64) -> Result<(), Rejected> {
+        let rate = Rate::constant(rate).map_err(|error| Rejected::senseless(error.to_string()))?;
+        let stream = self.core.id;
+        self.ask(|reply| Command::SetRate { stream, rate, reply }).map(drop)
+    }
+}

@@ -1,0 +1,355 @@
+//! The HTTP server, asked by real clients and by plain sockets.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_core::streams::admission::Assurance;
+use forebay_streams::device::{Emulated, Model};
+use forebay_streams::http::{Limits, Server};
+use forebay_streams::{Service, ServiceConfig, Status};
+
+const RATE: u64 = 250_000;
+
+struct Site {
+    service: Service,
+    server: Server,
+    _dir: tempfile::TempDir,
+}
+
+fn content(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at / 100 + at / 65_536) as u8).collect()
+}
+
+fn site(model: &str, memory: u64, limits: Limits, files: &[(&str, usize)]) -> Site {
+    let memory_dir = Path::new("/dev/shm");
+    let dir = if memory_dir.is_dir() {
+        tempfile::tempdir_in(memory_dir).unwrap()
+    } else {
+        tempfile::tempdir().unwrap()
+    };
+    let library = dir.path().join("library");
+    std::fs::create_dir_all(library.join("sub dir")).unwrap();
+    for (name, bytes) in files {
+        std::fs::write(library.join(name), content(*bytes)).unwrap();
+    }
+    std::fs::write(dir.path().join("secret"), "secret").unwrap();
+    std::os::unix::fs::symlink("../secret", library.join("link")).unwrap();
+    let model = Model::named(model).unwrap();
+    let profile = model.profile("emulated");
+    let device = Arc::new(Emulated::start(model, 1).unwrap());
+    let assurance = Assurance::Deterministic;
+    let config = ServiceConfig { library, memory, chunk: 16 << 10, assurance };
+    let service = Service::start(config, device, profile).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = Server::start(service.clone(), listener, limits).unwrap();
+    Site { service, server, _dir: dir }
+}
+
+/// An answer as it came over the wire.
+struct Answer {
+    status: u16,
+    head: String,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    fn field(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| {
+            let (found, value) = line.split_once(':')?;
+            found.eq_ignore_ascii_case(name).then(|| value.trim())
+        })
+    }
+}
+
+/// Reads one answer to a request other than HEAD; the connection may go on.
+fn receive(stream: &mut TcpStream) -> Answer {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") {
+        assert!(stream.read(&mut byte).unwrap() == 1, "the connection ended in the head");
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    let mut answer = Answer { status, head, body: Vec::new() };
+    let length = answer.field("content-length").map_or(0, |length| length.parse().unwrap());
+    answer.body = vec![0; length];
+    stream.read_exact(&mut answer.body).unwrap();
+    answer
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
+    stream
+}
+
+fn get(address: SocketAddr, target: &str, fields: &str) -> Answer {
+    let mut stream = connect(address);
+    write!(stream, "GET {target} HTTP/1.1\r\nHost: x\r\n{fields}\r\n").unwrap();
+    receive(&mut stream)
+}
+
+fn undisturbed(status: &Status) -> bool {
+    status.glitches.keys().all(|cause| cause == "host-busy")
+}
+
+#[test]
+fn ranges_when_asked_for_then_the_right_bytes_and_headers() {
+    let site = site("ssd", 16 << 20, Limits::default(), &[("a.mp4", 300_007), ("empty", 0)]);
+    let (address, all) = (site.server.address(), content(300_007));
+    let whole = get(address, "/a.mp4?rate=80M", "");
+    assert_eq!((whole.status, whole.field("content-type")), (200, Some("video/mp4")));
+    assert!(whole.body == all && whole.field("accept-ranges") == Some("bytes"));
+    assert_eq!(whole.field("forebay-rate-bytes-per-second"), Some("10000000"));
+    for (range, from, to) in [
+        ("0-0", 0, 1),
+        ("299999-", 299_999, 300_007),
+        ("-7", 300_000, 300_007),
+        ("65535-65537", 65_535, 65_538),
+        ("1-999999999", 1, 300_007),
+    ] {
+        let part = get(address, "/a.mp4?rate=80M", &format!("Range: bytes={range}\r\n"));
+        assert_eq!(part.status, 206, "{range}");
+        let expected = format!("bytes {from}-{}/300007", to - 1);
+        assert_eq!(part.field("content-range"), Some(&expected[..]));
+        assert!(part.body == all[from..to], "{range}");
+    }
+    let beyond = get(address, "/a.mp4", "Range: bytes=300007-\r\n");
+    assert_eq!((beyond.status, beyond.field("content-range")), (416, Some("bytes */300007")));
+    let several = get(address, "/a.mp4?rate=80M", "Range: bytes=0-1,5-6\r\n");
+    assert_eq!((several.status, several.body.len()), (200, 300_007));
+    assert_eq!(get(address, "/empty?rate=1M", "").status, 200);
+    assert_eq!(get(address, "/empty", "Range: bytes=0-\r\n").status, 416);
+
+    let tag = whole.field("etag").unwrap();
+    let fields = format!("Range: bytes=0-4\r\nIf-Range: {tag}\r\n");
+    assert_eq!(get(address, "/a.mp4?rate=80M", &fields).status, 206);
+    let fields = "Range: bytes=0-4\r\nIf-Range: \"other\"\r\n";
+    assert_eq!(get(address, "/a.mp4?rate=80M", fields).status, 200);
+    let fields = format!("If-None-Match: \"x\", {tag}\r\n");
+    assert_eq!(get(address, "/a.mp4", &fields).status, 304);
+}
+
+#[test]
+fn requests_when_wrong_or_hostile_then_refused_and_nothing_outside_is_served() {
+    let site = site("ssd", 16 << 20, Limits::default(), &[("a", 1000), ("sub dir/b", 10)]);
+    let address = site.server.address();
+    for target in [
+        "/../secret",
+        "/%2e%2e/secret",
+        "/sub%20dir/../../secret",
+        "/link",
+        "//etc/passwd",
+        "/%2fetc/passwd",
+        "/none",
+        "/",
+        "/sub%20dir",
+        "/a%00",
+    ] {
+        let answer = get(address, target, "");
+        assert_eq!(answer.status, 404, "{target}: {}", answer.head);
+    }
+    assert_eq!(get(address, "/sub%20dir/b", "").body, content(10));
+    for target in ["/a?rate=fast", "/a?rate=0", "/a?class=royal"] {
+        assert_eq!(get(address, target, "").status, 400, "{target}");
+    }
+    let mut stream = connect(address);
+    stream.write_all(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").unwrap();
+    assert_eq!(receive(&mut stream).status, 405);
+    for noise in [&b"\x16\x03\x01\x02\x00\x01\x00"[..], b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"] {
+        let mut stream = connect(address);
+        stream.write_all(noise).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"), "{answer:?}");
+    }
+    assert_eq!(get(address, "/a?rate=1M", "").status, 200, "it goes on");
+}
+
+#[test]
+fn connection_when_kept_alive_then_it_serves_one_request_after_the_other() {
+    let site = site("ssd", 16 << 20, Limits::default(), &[("a", 50_000)]);
+    let mut stream = connect(site.server.address());
+    for from in [0, 10, 49_999] {
+        let fields = format!("Host: x\r\nRange: bytes={from}-\r\n");
+        write!(stream, "GET /a?rate=80M HTTP/1.1\r\n{fields}\r\n").unwrap();
+        let answer = receive(&mut stream);
+        assert!(answer.status == 206 && answer.body == content(50_000)[from..]);
+    }
+}
+
+#[test]
+fn streams_beyond_what_the_device_carries_then_503_with_advice_and_room_again_later() {
+    let site = site("table1", 8 << 20, Limits::default(), &[("a", 4_000_000)]);
+    let address = site.server.address();
+    let mut admitted = Vec::new();
+    let refused = loop {
+        // Each from another place of the file, so that they share nothing.
+        let mut stream = connect(address);
+        let from = admitted.len() * 50_000;
+        let target = "/a?rate=8M";
+        write!(stream, "GET {target} HTTP/1.1\r\nHost: x\r\nRange: bytes={from}-\r\n\r\n").unwrap();
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).unwrap();
+        if head.ends_with(b"503") {
+            break get(address, target, "Range: bytes=3999999-\r\n");
+        }
+        assert!(head.ends_with(b"206") && admitted.len() < 30);
+        admitted.push(stream);
+    };
+    assert!(!admitted.is_empty());
+    assert_eq!(refused.status, 503, "{}", refused.head);
+    let after: u64 = refused.field("retry-after").unwrap().parse().unwrap();
+    assert!(after >= 1);
+    let why: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
+    assert!(["device", "memory"].contains(&why["reason"].as_str().unwrap()), "{why}");
+    assert!(why["retry_after_ms"].as_u64().unwrap() > 0 && why["message"].is_string());
+    // Whoever vanishes gives its place to others.
+    drop(admitted);
+    let begun = Instant::now();
+    while get(address, "/a?rate=8M", "Range: bytes=3999999-\r\n").status != 206 {
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", site.service.status());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn connections_beyond_the_limit_then_told_to_come_again() {
+    let limits = Limits { connections: 2, ..Limits::default() };
+    let site = site("ssd", 16 << 20, limits, &[("a", 1000)]);
+    let address = site.server.address();
+    let held: Vec<TcpStream> = (0..2)
+        .map(|_| {
+            let mut stream = connect(address);
+            stream.write_all(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            assert_eq!(receive(&mut stream).status, 200);
+            stream
+        })
+        .collect();
+    let answer = receive(&mut connect(address));
+    assert_eq!((answer.status, answer.field("retry-after")), (503, Some("2")));
+    drop(held);
+    let begun = Instant::now();
+    while get(address, "/a", "").status != 200 {
+        assert!(begun.elapsed() < Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn client_that_takes_nothing_for_too_long_then_its_connection_is_closed() {
+    let limits = Limits { idle: Duration::from_secs(2), ..Limits::default() };
+    let site = site("ssd", 64 << 20, limits, &[("a", 40_000_000)]);
+    let mut stream = connect(site.server.address());
+    stream.write_all(b"GET /a?rate=80M HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let begun = Instant::now();
+    while site.service.status().opened == 0 || site.service.status().guaranteed > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", site.service.status());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(undisturbed(&site.service.status()));
+}
+
+#[test]
+fn thousand_connections_then_all_get_their_bytes_in_time() {
+    const CONNECTIONS: usize = 1000;
+    const BYTES: usize = 300_000;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if maximum.is_some_and(|maximum| maximum < 4 * CONNECTIONS as u64) {
+        eprintln!("skipped: only {maximum:?} open files allowed");
+        return;
+    }
+    setrlimit(Resource::Nofile, Rlimit { current: Some(4 * CONNECTIONS as u64), maximum }).unwrap();
+    let names: Vec<String> = (0..4).map(|at| format!("f{at}")).collect();
+    let files: Vec<(&str, usize)> = names.iter().map(|name| (&name[..], BYTES)).collect();
+    let site = site("disk", 256 << 20, Limits::default(), &files);
+    let address = site.server.address();
+    let expected = content(BYTES);
+    let mut streams: Vec<TcpStream> = (0..CONNECTIONS).map(|_| connect(address)).collect();
+    for (at, stream) in streams.iter_mut().enumerate() {
+        let name = &names[at % names.len()];
+        write!(stream, "GET /{name}?rate=800K HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    }
+    for stream in &mut streams {
+        let answer = receive(stream);
+        assert_eq!(answer.status, 200, "{}", answer.head);
+        assert!(answer.body == expected);
+    }
+    let status = site.service.status();
+    assert_eq!(status.opened, CONNECTIONS as u64);
+    assert!(status.shared > 900 && undisturbed(&status), "{status:?}");
+}
+
+/// Whether a program is there; says so if not.
+fn installed(program: &str) -> bool {
+    let there = Command::new(program).arg("-version").output().is_ok();
+    if !there {
+        eprintln!("skipped: {program} is not installed");
+    }
+    there
+}
+
+#[test]
+fn curl_when_it_asks_for_ranges_and_resumes_then_the_file() {
+    if !installed("curl") {
+        return;
+    }
+    let site = site("table1", 16 << 20, Limits::default(), &[("a b.bin", 700_001)]);
+    let out = tempfile::tempdir().unwrap();
+    let path = out.path().join("got");
+    let url = format!("http://{}/a%20b.bin?rate=16M", site.server.address());
+    let curl = |args: &[&str]| {
+        let limits = ["-sS", "--max-time", "15", "-o", path.to_str().unwrap()];
+        let output = Command::new("curl").args(limits).args(args).arg(&url).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        std::fs::read(&path).unwrap()
+    };
+    let all = content(700_001);
+    assert!(curl(&[]) == all);
+    assert!(curl(&["-r", "1000-1999"]) == all[1000..2000]);
+    assert!(curl(&["-r", "-5"]) == all[700_001 - 5..]);
+    std::fs::write(&path, &all[..300_000]).unwrap();
+    assert!(curl(&["-C", "-"]) == all);
+    let head = Command::new("curl").args(["-sSI", "--max-time", "15", &url]).output().unwrap();
+    let head = String::from_utf8(head.stdout).unwrap().to_ascii_lowercase();
+    assert!(head.contains("200 ok") && head.contains("content-length: 700001"), "{head}");
+}
+
+#[test]
+fn player_at_native_rate_when_it_plays_a_film_then_it_never_waits() {
+    if !installed("ffmpeg") || !installed("ffprobe") {
+        return;
+    }
+    let site = site("table1", 16 << 20, Limits::default(), &[("filler", 1)]);
+    let library = site.service.library().path().to_path_buf();
+    let film = library.join("film.mp4");
+    let made = Command::new("ffmpeg")
+        .args(["-v", "error", "-f", "lavfi", "-i", "testsrc2=size=320x180:rate=24", "-t", "4"])
+        .args(["-c:v", "mpeg4", "-b:v", "1500k", "-minrate", "1500k", "-maxrate", "1500k"])
+        .args(["-bufsize", "400k", "-movflags", "+faststart"])
+        .arg(&film)
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    // Without a rate: ffprobe finds it.
+    let url = format!("http://{}/film.mp4", site.server.address());
+    let begun = Instant::now();
+    let played = Command::new("timeout")
+        .args(["15", "ffmpeg", "-v", "error", "-re", "-i", &url, "-f", "null", "-"])
+        .output()
+        .unwrap();
+    let took = begun.elapsed();
+    assert!(played.status.success(), "{}", String::from_utf8_lossy(&played.stderr));
+    assert!((3.5..9.0).contains(&took.as_secs_f64()), "{took:?}");
+    let status = site.service.status();
+    assert!(undisturbed(&status) && status.opened >= 1, "{status:?}");
+    let head = get(site.server.address(), "/film.mp4", "Range: bytes=0-99\r\n");
+    let rate: u64 = head.field("forebay-rate-bytes-per-second").unwrap().parse().unwrap();
+    assert!((RATE / 4..RATE * 2).contains(&rate), "{rate}");
+}
