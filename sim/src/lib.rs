@@ -2,6 +2,7 @@
 //!
 //! - [`cache`]: replacement policies on traces: miss ratios, bytes, elapsed time, lower bounds.
 //! - [`paper_29x`]: the caching experiment of HyCache+ (section IV-E), with the curve around it.
+//! - [`streams`]: continuous media: the paper's schemes and the elastic ring on modelled devices.
 //! - [`replay`]: a node's recorded event log through the same steward again.
 //! - [`plot`]: line charts as SVG.
 //!
@@ -13,6 +14,7 @@ pub mod paper_29x;
 pub mod plot;
 pub mod replay;
 pub mod rng;
+pub mod streams;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -31,6 +33,18 @@ Examples:
   A trace for libCacheSim:
     forebay sim cache --generate epochs --save t.oracleGeneral --save-format oracle";
 
+const STREAMS_EXAMPLES: &str = "\
+Examples:
+  The paper's example, 28 streams where Sweep has 25:
+    forebay sim streams --closed-form --overhead-ms 15 --rate-bytes 10e6 --stream-bytes 250000 \\
+      --round-s 1 --disk-cache-bytes 2e6 --policy sp --json
+  How much Sweep & Prefetch gains at each stream rate, as a table and a chart:
+    forebay sim streams --figure gains --csv gains.csv --plot gains.svg
+  The elastic ring at 38 streams in 7 MB, five placements, 4,000 sweeps each:
+    forebay sim streams --figure ring --streams 38 --cycle-s 1 --memory 7e6
+  An evening on a disk of today:
+    forebay sim streams --device disk --policy ring --stream-bytes 1e6 --arrivals-per-hour 60";
+
 /// The simulations.
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum SimCommand {
@@ -48,6 +62,14 @@ pub enum SimCommand {
     /// Reproduce the 29X experiment of HyCache+, with the curve around it.
     #[command(name = "paper-29x")]
     Paper29x(paper_29x::Paper29xArgs),
+    /// Serve continuous media from modelled devices
+    ///
+    /// Runs the round machine that also serves real streams, in virtual time, with one of four
+    /// devices, titles by popularity (Zipf), requests at random (Poisson) and sessions of 90 to 120
+    /// minutes. --figure repeats a result of the paper, with the elastic ring beside it;
+    /// --closed-form does its arithmetic alone.
+    #[command(after_long_help = STREAMS_EXAMPLES)]
+    Streams(Box<streams::StreamsArgs>),
     /// Replay a node's event log and check that the same actions come out.
     Replay(replay::ReplayArgs),
 }
@@ -60,6 +82,7 @@ pub fn run(command: &SimCommand, out: &mut dyn Write) -> Result<(), SimError> {
     match command {
         SimCommand::Cache(args) => cache::run_cli(args, out),
         SimCommand::Paper29x(args) => paper_29x::run_cli(args, out),
+        SimCommand::Streams(args) => streams::run_cli(args, out),
         SimCommand::Replay(args) => replay::run_cli(args, out),
     }
 }
@@ -90,6 +113,12 @@ pub enum SimError {
     /// There is nothing to do.
     #[error("{0}")]
     Usage(&'static str),
+    /// Numbers that make no system.
+    #[error(transparent)]
+    Model(#[from] forebay_core::streams::closed_form::BadModel),
+    /// A machine that cannot be.
+    #[error(transparent)]
+    Machine(#[from] forebay_core::streams::machine::BadConfig),
     /// No such policy.
     #[error(transparent)]
     Policy(#[from] UnknownPolicy),

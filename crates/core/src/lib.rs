@@ -5,10 +5,12 @@
 //! - [`prefetch`]: what to fetch ahead along reference sequences.
 //! - [`mod@reference`]: what jobs are going to access.
 //! - [`steward`]: the machine that ties the residency decisions of a node's tiers together.
+//! - [`streams`]: continuous media: device profiles, admission, rounds with deadlines.
 #![forbid(unsafe_code)]
 
 pub mod policy;
 pub mod prefetch;
 pub mod reference;
 pub mod steward;
+pub mod streams;
 pub mod unit;

@@ -157,6 +157,8 @@ pub struct FsckReport {
     pub problems: u64,
     /// Number of problems repaired.
     pub repaired: u64,
+    /// Objects that the next mount removes by itself: what a daemon that was killed left.
+    pub leftovers: u64,
     /// Some of the problems, in words.
     pub details: Vec<String>,
 }

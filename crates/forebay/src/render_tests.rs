@@ -43,6 +43,7 @@ fn troubled() -> Status {
         },
         hits: 900,
         misses: 100,
+        transport: "classic".into(),
         passthrough: Passthrough {
             mode: "off".into(),
             reason: Some("needs CAP_SYS_ADMIN".into()),
@@ -65,6 +66,7 @@ fn status_when_there_are_troubles_then_all_are_told() {
                others use its file system: only 512 MiB are free
   hits         90.0 %  (900 hits, 100 misses)  policy lru
                files: 12
+  transport    classic
   passthrough  off, 0 opens
                needs CAP_SYS_ADMIN
                1,000 opens served by the daemon: no-privilege

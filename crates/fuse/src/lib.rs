@@ -19,6 +19,7 @@ mod wire;
 
 pub use deferred::Stuck;
 pub use errno::errno;
+pub use fusewire::Transport;
 pub use hand_over::{STATE_VERSION, State, StateError};
 pub use ledger::{Before, Call, Ledger};
 pub use mount::{Keeper, MountOptions, Mounted, Takeover, adopt, mount};

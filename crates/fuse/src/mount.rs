@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_node::{Inheritance, Node, Passthrough};
 use fusewire::{
     Connection, End, Error, Features, Mount, Negotiated, Options, Parts, Result, Running, Session,
+    Transport,
 };
 
 use rustix::fs::StatVfsMountFlags;
@@ -35,6 +36,8 @@ pub struct MountOptions {
     pub noexec: bool,
     /// Threads that read requests; 0: one for each CPU.
     pub threads: usize,
+    /// How requests come from the kernel.
+    pub transport: Transport,
 }
 
 impl MountOptions {
@@ -68,6 +71,7 @@ impl Default for MountOptions {
             dev: false,
             noexec: false,
             threads: 0,
+            transport: Transport::Auto,
         }
     }
 }
@@ -82,7 +86,11 @@ pub fn mount(
     options: &MountOptions,
     keeper: Option<Keeper<'_>>,
 ) -> Result<Mounted> {
-    let options = transport_options(&node, options);
+    let mut options = transport_options(&node, options);
+    if keeper.is_some() && options.transport == Transport::Auto {
+        // What is on its way in a ring fails when the daemon dies.
+        options.transport = Transport::Classic;
+    }
     let generation = node.handle_generation();
     let front =
         Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;
@@ -108,6 +116,10 @@ fn keep(
     before: Before,
     keeper: Keeper<'_>,
 ) -> Result<()> {
+    if state.negotiated.features.contains(Features::OVER_IO_URING) {
+        tracing::warn!("no restart after a crash: requests come by io_uring");
+        return Ok(());
+    }
     if !state.negotiated.features.contains(Features::HAS_RESEND) {
         tracing::warn!(
             "no restart after a crash: the kernel can't send requests again (Linux 6.9)"
@@ -144,7 +156,8 @@ pub fn adopt(
     options: &MountOptions,
     keeper: Option<Keeper<'_>>,
 ) -> Result<Mounted> {
-    let options = transport_options(&node, options);
+    // Only what is read from the device is handed over.
+    let options = Options { transport: Transport::Classic, ..transport_options(&node, options) };
     let generation = node.handle_generation();
     let front =
         Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;
@@ -188,6 +201,7 @@ fn transport_options(node: &Node, options: &MountOptions) -> Options {
         nodev: !options.dev,
         noexec: options.noexec,
         threads: options.threads,
+        transport: options.transport,
         features: features(config.passthrough),
         max_stack_depth: 1,
         ..Options::default()

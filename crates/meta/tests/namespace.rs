@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_meta::{
     Attr, Error, FileKind, Fingerprint, Found, Ino, Link, Memory, MetaStore, NewInode, Options,
-    Queue, Record, Refreshed, RenameFlags, Seq, Timestamp, XattrFlags, XattrState,
+    Queue, Record, Refreshed, RenameFlags, Seq, Timestamp, Vanished, XattrFlags, XattrState,
 };
 
 const ROOT: Ino = Ino::ROOT;
@@ -300,19 +300,53 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     let mut gone = Vec::new();
     // Nothing pending: all goes.
     let fresh = create(&store, dir, "fresh").ino;
-    let result = store.vanished(ROOT, b"d", LATER, &mut |ino| gone.push(ino)).unwrap();
+    let result = store.vanished(ROOT, b"d", dir, LATER, &mut |ino| gone.push(ino)).unwrap();
     assert_eq!((result.removed, gone.len()), (602, 602));
     assert_eq!(result.kept, [fresh, dir]);
     let kept = store.get(dir).unwrap();
     assert!(kept.queued.is_some() && kept.backing.links.is_empty() && kept.listed);
     assert_eq!(store.path(fresh).unwrap().unwrap(), b"d/fresh");
     clean(&store);
+    // A name that means another inode by now is not the one that vanished.
+    assert_eq!(store.vanished(ROOT, b"d", fresh, LATER, &mut |_| ()).unwrap(), Vanished::default());
     // A name the backing store never had can't vanish.
-    assert_eq!(store.vanished(dir, b"fresh", LATER, &mut |_| ()).unwrap().removed, 0);
+    assert_eq!(store.vanished(dir, b"fresh", fresh, LATER, &mut |_| ()).unwrap().removed, 0);
     reconcile_all(&store);
-    let result = store.vanished(ROOT, b"d", LATER, &mut |_| ()).unwrap();
+    let result = store.vanished(ROOT, b"d", dir, LATER, &mut |_| ()).unwrap();
     assert_eq!((result.removed, result.kept.len()), (2, 0));
     assert_eq!(store.counts().inodes, 1);
+    clean(&store);
+}
+
+#[test]
+fn user_who_comes_while_a_name_is_removed_then_is_counted_or_finds_it_removed() {
+    let store = store();
+    let ino = create(&store, ROOT, "x").ino;
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let unlinked = std::thread::scope(|scope| {
+        let mut late = None;
+        let come = std::sync::Mutex::new(&mut late);
+        let in_use = |of: Ino| {
+            // Too late to be counted.
+            let user = scope.spawn(|| {
+                let found = store.get_settled(ino);
+                ended.store(true, std::sync::atomic::Ordering::Release);
+                found.map(drop)
+            });
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert!(!ended.load(std::sync::atomic::Ordering::Acquire), "it waits");
+            **come.lock().unwrap() = Some(user);
+            of != ino
+        };
+        let unlinked = store.unlink_asking(ROOT, b"x", LATER, &in_use).unwrap();
+        let found = late.expect("somebody came").join().unwrap();
+        assert!(matches!(found, Err(Error::Stale(_))), "{found:?}");
+        unlinked
+    });
+    assert!(unlinked.gone);
+    let used = create(&store, ROOT, "y").ino;
+    let unlinked = store.unlink_asking(ROOT, b"y", LATER, &|ino| ino == used).unwrap();
+    assert!(!unlinked.gone && unlinked.record.orphan);
     clean(&store);
 }
 

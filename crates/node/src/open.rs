@@ -73,8 +73,9 @@ impl Node {
         let file = self.files.get(ino);
         // Counted before anything is decided, so that an eviction that comes now gives way.
         let presence = Presence::new(&file);
-        // And before the record counts: who removes a file looks for openers after that.
-        record = match self.meta.get(ino) {
+        // And before the record counts: who removes a file asks for openers with its lock held, and
+        // either sees this one or has removed it when the record comes.
+        record = match self.meta.get_settled(ino) {
             Ok(record) => record,
             Err(error) => {
                 drop(presence);

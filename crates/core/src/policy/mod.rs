@@ -35,7 +35,7 @@ pub mod replay;
 mod s3fifo;
 mod sieve;
 mod sketch;
-mod slab;
+pub(crate) mod slab;
 mod trial;
 mod wtinylfu;
 

@@ -93,9 +93,13 @@ fn simulate(command: &forebay_sim::SimCommand) -> Result<(), Error> {
     use forebay_sim::SimError;
     match forebay_sim::run(command, &mut io::stdout().lock()) {
         Err(SimError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        Err(error @ (SimError::Usage(_) | SimError::Policy(_) | SimError::Trace { .. })) => {
-            Err(Error::Usage(error.to_string()))
-        }
+        Err(
+            error @ (SimError::Usage(_)
+            | SimError::Policy(_)
+            | SimError::Model(_)
+            | SimError::Machine(_)
+            | SimError::Trace { .. }),
+        ) => Err(Error::Usage(error.to_string())),
         other => other.map_err(|error| Error::Failed(error.to_string())),
     }
 }

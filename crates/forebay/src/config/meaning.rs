@@ -119,6 +119,20 @@ pub enum Passthrough {
     ReadWrite,
 }
 
+/// How requests come from the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// By io_uring where that is possible.
+    Auto,
+    /// By reading `/dev/fuse`.
+    Classic,
+    /// By io_uring, or not at all.
+    Uring,
+}
+
+const TRANSPORTS: &[(&str, Transport)] =
+    &[("auto", Transport::Auto), ("classic", Transport::Classic), ("uring", Transport::Uring)];
+
 /// Who else changes the backing store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coherence {
@@ -185,6 +199,8 @@ pub struct MountConfig {
     pub drain_timeout: Duration,
     /// Threads that read requests; at least one.
     pub threads: usize,
+    /// How requests come from the kernel.
+    pub transport: Transport,
     /// Whether changes through the mount are refused.
     pub read_only: bool,
     /// Whether other users may use the mount; nothing: if it is root's.
@@ -442,6 +458,7 @@ impl MountConfig {
             backing_timeout: reader.limit("backing-timeout")?,
             drain_timeout: reader.limit("drain-timeout")?,
             threads: reader.threads()?,
+            transport: reader.word("transport", TRANSPORTS)?,
             read_only: reader.switch("read-only")?,
             allow_other: reader.auto_switch("allow-other")?,
             suid: reader.auto_switch("suid")?,

@@ -163,7 +163,16 @@ pub const SETTINGS: &[Setting] = &[
         Some("0"),
         "Threads that read requests from the kernel; 0 means one for each CPU.",
     ),
-    switch("single-thread", "Serve one request after the other. For debugging."),
+    one(
+        "transport",
+        "HOW",
+        Some("auto"),
+        "How requests come from the kernel: `classic` (by reading /dev/fuse), `uring` (by io_uring, faster for names; Linux 6.14 with /sys/module/fuse/parameters/enable_uring set to Y) or `auto` (io_uring where that is possible, else classic). Served by io_uring, a mount has a thread for every possible CPU, unless --threads is 1.",
+    ),
+    switch(
+        "single-thread",
+        "Serve one request after the other, as --transport classic --threads 1. For debugging.",
+    ),
     switch("read-only", "Refuse every change through this mount."),
     auto(
         "allow-other",

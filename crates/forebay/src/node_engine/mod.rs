@@ -104,6 +104,7 @@ impl Engine for NodeEngine {
             dirty: found.dirty,
             problems: found.problems,
             repaired: found.repaired,
+            leftovers: found.leftovers,
             details: found.details,
         })
     }
@@ -146,6 +147,7 @@ fn mount_options(config: &MountConfig) -> MountOptions {
     let usual = MountOptions::like(&config.backing);
     MountOptions {
         threads: config.threads,
+        transport: convert::transport(config),
         read_only: config.read_only,
         allow_other: config.allow_other.unwrap_or(usual.allow_other),
         suid: config.suid.unwrap_or(usual.suid),
@@ -198,6 +200,13 @@ impl Mounted for NodeMount {
 
     fn give_away(&self, limit: Duration) -> ControlResult<Bequest> {
         let until = Instant::now() + limit;
+        if self.front.running().is_on_rings() {
+            return Err(ControlError::new(
+                ErrorKind::Unsupported,
+                "requests come by io_uring, which can't be handed over: unmount and mount with the \
+                 new program, and with --transport classic for upgrades to come",
+            ));
+        }
         self.node.rest(limit).map_err(|error| convert::control_error(&error))?;
         let go_on = |error: ControlError| {
             self.front.resume();

@@ -182,6 +182,18 @@ impl MetaStore {
         self.load_locked(ino)?.ok_or(Error::Stale(ino))
     }
 
+    /// As [`MetaStore::get`], after all changes of the inode that are under way.
+    ///
+    /// # Errors
+    /// `Stale` if there is none.
+    pub fn get_settled(&self, ino: Ino) -> Result<Arc<Record>> {
+        let _shared = self.stripe(ino).read();
+        if let Some(record) = self.records.get(&ino) {
+            return Ok(record);
+        }
+        self.load_locked(ino)?.ok_or(Error::Stale(ino))
+    }
+
     /// The record behind a name, if any.
     ///
     /// # Errors

@@ -140,6 +140,22 @@ impl MetaStore {
     /// # Errors
     /// `NotFound`; `IsDirectory`; `NotDirectory`.
     pub fn unlink(&self, dir: Ino, name: &[u8], now: Timestamp, in_use: bool) -> Result<Unlinked> {
+        self.unlink_asking(dir, name, now, &|_| in_use)
+    }
+
+    /// As [`MetaStore::unlink`]; `in_use` is asked about the inode that the name turns out to mean,
+    /// with its lock held: who counts as a user and then gets the record by
+    /// [`MetaStore::get_settled`] is either seen by it or finds the inode removed.
+    ///
+    /// # Errors
+    /// As [`MetaStore::unlink`].
+    pub fn unlink_asking(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        now: Timestamp,
+        in_use: &dyn Fn(Ino) -> bool,
+    ) -> Result<Unlinked> {
         self.remove(dir, name, now, in_use, |_, kind| match kind {
             FileKind::Directory => Err(Error::IsDirectory),
             _ => Ok(()),
@@ -152,7 +168,7 @@ impl MetaStore {
     /// # Errors
     /// `NotFound`; `NotDirectory`; `NotEmpty`.
     pub fn rmdir(&self, dir: Ino, name: &[u8], now: Timestamp, in_use: bool) -> Result<Unlinked> {
-        self.remove(dir, name, now, in_use, |ino, kind| {
+        self.remove(dir, name, now, &|_| in_use, |ino, kind| {
             if kind != FileKind::Directory {
                 return Err(Error::NotDirectory);
             }
@@ -165,7 +181,7 @@ impl MetaStore {
         dir: Ino,
         name: &[u8],
         now: Timestamp,
-        in_use: bool,
+        in_use: &dyn Fn(Ino) -> bool,
         may: impl Fn(Ino, FileKind) -> Result<()>,
     ) -> Result<Unlinked> {
         self.retry(|| {
@@ -178,7 +194,7 @@ impl MetaStore {
             if kind == FileKind::Directory {
                 parent.add_subdirs(-1);
             }
-            detach(draft.edit(ino)?, dir, name, now, in_use);
+            detach(draft.edit(ino)?, dir, name, now, in_use(ino));
             draft.settle(ino)?;
             draft.change_entry(dir, name, (ino, kind), None);
             let record = committed_record(&draft.commit()?, ino)?;

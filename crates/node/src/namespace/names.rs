@@ -250,9 +250,13 @@ impl Node {
         if record.is_directory() {
             return Err(Errno::ISDIR.into());
         }
-        let before = self.stat(&record);
-        let in_use = self.is_open(record.ino);
-        let unlinked = self.meta.unlink(dir, name, convert::now(), in_use)?;
+        let mut before = self.stat(&record);
+        let in_use = |ino| self.is_open(ino);
+        let unlinked = self.meta.unlink_asking(dir, name, convert::now(), &in_use)?;
+        if before.ino != unlinked.record.ino {
+            // Somebody else was quicker, and it is another file of that name that was removed.
+            before = self.stat(&unlinked.record);
+        }
         self.after_removal(before, &unlinked);
         Ok(())
     }

@@ -260,6 +260,20 @@ impl Bench {
             Some(record) => record.ino,
             None => self.make(path, FileKind::File, 0o644),
         };
+        self.fill(ino, bytes);
+        ino
+    }
+
+    /// A new file with these bytes, made without a look at the backing store.
+    fn write_unseen(&self, dir: Ino, name: &str, bytes: &[u8]) -> Ino {
+        let new = NewInode::new(FileKind::File, 0o644, 0, 0);
+        let made = self.node.meta.create(dir, name.as_bytes(), new, convert::now());
+        let ino = made.expect("it can be made").ino;
+        self.fill(ino, bytes);
+        ino
+    }
+
+    fn fill(&self, ino: Ino, bytes: &[u8]) {
         self.contents.bytes.lock().insert(ino.0, bytes.to_vec());
         let size = bytes.len() as u64;
         let now = convert::now();
@@ -270,7 +284,6 @@ impl Bench {
             Queue::Yes
         };
         self.node.meta.update(ino, Some(now), update).expect("it is there");
-        ino
     }
 
     fn rename(&self, from: &str, to: &str, exchange: bool) {
@@ -608,6 +621,7 @@ fn sync_subtree_when_asked_for_one_directory_then_leaves_the_others() {
 
 mod imports;
 mod model;
+mod stale;
 
 /// The rule with which the `n`th operation of a kind is done and its answer is lost.
 fn lost(operation: Operation, n: u64) -> Rule {

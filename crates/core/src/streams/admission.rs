@@ -1,0 +1,556 @@
+//! Which streams a device carries: arithmetic on its profile and on where the files really are.
+//!
+//! The elastic ring visits every stream once in a sweep, in the order of position, and refills it to
+//! what it consumes in the cycle `P` and the headroom `H`. No visit begins before its stream is down
+//! to `H`, so visits of a stream are `P` apart unless something delays them; and what delays them is
+//! the difference between a sweep and the one before, `J` at most, and what is done out of turn, `B`
+//! at most in a cycle (a token bucket: the sporadic server of Sprunt, Sha, Lehoczky, "Aperiodic task
+//! scheduling for hard-real-time systems", Real-Time Systems 1, 1989). With `H = J + B` no stream
+//! runs dry if
+//!
+//! `sum of (access + bytes(P + H) / rate) + return stroke + B <= (1 - margin) P`.
+//!
+//! *Deterministic*: the longest access times, and seeks over equal gaps, which are the longest for a
+//! concave seek curve (Oyang, "A tight upper bound of the lumped disk seek time for the SCAN disk
+//! scheduling policy", IPL 54(6), 1995). *Statistical*: mean access times between the positions as
+//! they are, and `z` standard deviations of the sum; `J` is those deviations.
+//!
+//! Memory: visits exclude each other, so not all streams can be full at once. When the last one has
+//! been filled, stream `i` has consumed for as long as the later ones were read:
+//! `sum of c (H + P) - sum over pairs of c_i c_j P / (fastest rate)`, and two chunks for each stream.
+
+use super::layout::Layout;
+use super::profile::DeviceProfile;
+use super::rate::Rate;
+use crate::unit::Tick;
+
+/// Most cycles that can be tried.
+pub const MAX_CYCLES: usize = 8;
+/// Share of a throttle's rate that is given to streams.
+const THROTTLE_SHARE: f64 = 0.9;
+const BISECTIONS: u32 = 16;
+
+/// How sure admission is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Assurance {
+    /// Never a glitch, as far as the profile is true.
+    Deterministic,
+    /// A sweep takes longer than allowed for as rarely as a normal variable exceeds its mean by so
+    /// many standard deviations.
+    Statistical(f64),
+}
+
+/// What admission keeps to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdmissionConfig {
+    /// How sure it is.
+    pub assurance: Assurance,
+    /// Cycles to choose from, in nanoseconds, shortest first; [`MAX_CYCLES`] at most.
+    pub cycles: Vec<u64>,
+    /// Share of a cycle that stays unused.
+    pub margin: f64,
+    /// Share of a cycle for best-effort work.
+    pub reserve: f64,
+    /// Streams that can join in a cycle.
+    pub joins: u32,
+    /// Bytes of buffers on the host.
+    pub memory: u64,
+    /// Bytes of a chunk, the unit of buffers.
+    pub chunk: u64,
+}
+
+impl Default for AdmissionConfig {
+    /// Deterministic, cycles of 0.25 to 4 s, 5 % unused, 5 % for best effort, 256 MiB.
+    fn default() -> Self {
+        let cycles = [250, 500, 1_000, 2_000, 4_000].map(|millis| millis * 1_000_000);
+        Self {
+            assurance: Assurance::Deterministic,
+            cycles: cycles.to_vec(),
+            margin: 0.05,
+            reserve: 0.05,
+            joins: 1,
+            memory: 256 << 20,
+            chunk: 256 << 10,
+        }
+    }
+}
+
+/// What a stream needs in a cycle.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Need {
+    most: u64,
+    /// 0 unless the rate is constant.
+    fewest: u64,
+    boundaries: u64,
+}
+
+/// A stream as admission sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Demand {
+    needs: [Need; MAX_CYCLES],
+    /// Highest rate at any moment, in bytes a second.
+    peak: f64,
+    low: u64,
+    high: u64,
+    /// Where it reads next.
+    position: u64,
+    slowest: f64,
+    jump: u64,
+    /// Bytes that are kept for followers.
+    held: u64,
+}
+
+impl Demand {
+    /// What a file with this layout at this rate, read from `offset` on, needs of the device.
+    #[must_use]
+    pub fn new(
+        rate: &Rate,
+        layout: &Layout,
+        offset: u64,
+        profile: &DeviceProfile,
+        config: &AdmissionConfig,
+    ) -> Self {
+        let mut needs = [Need::default(); MAX_CYCLES];
+        for (need, cycle) in needs.iter_mut().zip(&config.cycles) {
+            let most = rate.most_in(*cycle);
+            let fewest = if rate.is_constant() { rate.fewest_in(*cycle) } else { 0 };
+            let boundaries = layout.most_boundaries_in(most.saturating_mul(2));
+            *need = Need { most, fewest, boundaries };
+        }
+        let ends = layout.extents().iter().map(|extent| extent.physical + extent.bytes);
+        let starts = layout.extents().iter().map(|extent| extent.physical);
+        let slowest = layout
+            .extents()
+            .iter()
+            .map(|extent| profile.slowest_in(extent.physical, extent.physical + extent.bytes - 1));
+        Self {
+            needs,
+            peak: rate.peak(),
+            low: starts.min().unwrap_or(0),
+            high: ends.max().unwrap_or(0),
+            position: layout.locate(offset).map_or(0, |place| place.0),
+            slowest: slowest.fold(f64::INFINITY, f64::min),
+            jump: layout.longest_jump(),
+            held: 0,
+        }
+    }
+
+    /// Tells how many bytes are kept for those who follow it.
+    pub fn hold(&mut self, bytes: u64) {
+        self.held = bytes;
+    }
+
+    /// Bytes that are kept for those who follow it.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// The slowest rate of the device within the file, in bytes a second.
+    #[must_use]
+    pub fn slowest(&self) -> f64 {
+        self.slowest
+    }
+
+    /// Tells where it reads next.
+    pub fn moved(&mut self, position: u64) {
+        self.position = position;
+    }
+}
+
+/// How a set of streams is carried.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Plan {
+    /// Nanoseconds between visits of a stream.
+    pub cycle: u64,
+    /// Nanoseconds of media that a stream has left when it is visited.
+    pub headroom: u64,
+    /// Nanoseconds in a cycle for what is done out of turn.
+    pub budget: u64,
+    /// Nanoseconds of a sweep, with all that admission allows for.
+    pub busy: u64,
+    /// Nanoseconds of getting to a stream, with all that admission allows for.
+    pub access: u64,
+    /// Most bytes of buffers in use at once.
+    pub memory: u64,
+}
+
+/// What there is too little of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shortage {
+    /// Time of the device.
+    Device,
+    /// Buffers on the host.
+    Memory,
+    /// Rate of the throttle in front of the device.
+    Throttle,
+    /// Even alone it is too fast for the device or the memory.
+    Alone,
+    /// Places: too many streams, or too many that wait for their first data.
+    Places,
+}
+
+/// Why a stream is not admitted, and what would help.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error("{}", self.explain())]
+pub struct Refusal {
+    /// What there is too little of.
+    pub shortage: Shortage,
+    /// Nanoseconds until the first of the streams ends; none if waiting does not help.
+    pub retry_after: Option<u64>,
+    /// The highest constant rate at which it would be admitted now, in bytes a second, if any.
+    pub fitting_rate: Option<u64>,
+}
+
+impl Refusal {
+    fn explain(&self) -> String {
+        let reason = match self.shortage {
+            Shortage::Device => "the device has no time left",
+            Shortage::Memory => "the buffers are taken",
+            Shortage::Throttle => "the throttle of the device lets no more through",
+            Shortage::Alone => "the stream is too fast for the device even alone",
+            Shortage::Places => "too many streams, or too many that wait to start",
+        };
+        let rate = self.fitting_rate.map(|rate| format!("; {rate} bytes a second would fit"));
+        let retry = self
+            .retry_after
+            .map(|nanos| format!("; try again in {} s", nanos.div_ceil(Tick::SECOND).max(1)));
+        format!("{reason}{}{}", rate.unwrap_or_default(), retry.unwrap_or_default())
+    }
+}
+
+/// Getting to all streams once, in seconds.
+#[derive(Debug, Clone, Copy, Default)]
+struct Approach {
+    /// Allowed for; without the deviations of a statistical sweep.
+    sum: f64,
+    variance: f64,
+    /// How much two sweeps can differ.
+    spread: f64,
+}
+
+/// Admission to one device.
+#[derive(Debug, Clone)]
+pub struct Admission {
+    profile: DeviceProfile,
+    config: AdmissionConfig,
+    /// Observed service times over those of the profile.
+    slowdown: f64,
+    positions: Vec<u64>,
+}
+
+fn nanos(seconds: f64) -> u64 {
+    (seconds * Tick::SECOND as f64).ceil() as u64
+}
+
+impl Admission {
+    /// Admission by this profile.
+    #[must_use]
+    pub fn new(profile: DeviceProfile, config: AdmissionConfig) -> Self {
+        Self { profile, config, slowdown: 1.0, positions: Vec::new() }
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn profile(&self) -> &DeviceProfile {
+        &self.profile
+    }
+
+    /// What it keeps to.
+    #[must_use]
+    pub fn config(&self) -> &AdmissionConfig {
+        &self.config
+    }
+
+    /// What a stream needs of this device.
+    #[must_use]
+    pub fn demand(&self, rate: &Rate, layout: &Layout, offset: u64) -> Demand {
+        Demand::new(rate, layout, offset, &self.profile, &self.config)
+    }
+
+    /// From now on the device takes so many times as long as its profile says; 1 at least.
+    pub fn slow_down(&mut self, factor: f64) {
+        self.slowdown = factor.max(1.0);
+    }
+
+    fn approach(&mut self, demands: &[Demand]) -> Approach {
+        let count = demands.len() as u64;
+        let low = demands.iter().map(|demand| demand.low).min().unwrap_or(0);
+        let high = demands.iter().map(|demand| demand.high).max().unwrap_or(0);
+        if count == 0 {
+            return Approach::default();
+        }
+        let back = self.profile.access(high - low);
+        if self.config.assurance == Assurance::Deterministic {
+            let each = self.profile.access((high - low) / count);
+            return Approach {
+                sum: each.worst * count as f64 + back.worst,
+                variance: 0.0,
+                spread: (each.worst - each.least) * count as f64 + back.worst - back.least,
+            };
+        }
+        self.positions.clear();
+        self.positions.extend(demands.iter().map(|demand| demand.position));
+        self.positions.sort_unstable();
+        let mut approach = Approach { sum: back.least, ..Approach::default() };
+        let mut last = self.positions[0];
+        for position in &self.positions {
+            let access = self.profile.access(position - last);
+            approach.sum += access.mean;
+            approach.variance += access.variance;
+            last = *position;
+        }
+        approach
+    }
+
+    /// The plan with the shortest cycle that carries these streams.
+    ///
+    /// # Errors
+    /// What there is too little of, for the longest cycle that suffices otherwise.
+    pub fn plan(&mut self, demands: &[Demand]) -> Result<Plan, Shortage> {
+        let approach = self.approach(demands);
+        let mut shortage = Shortage::Device;
+        for at in 0..self.config.cycles.len().min(MAX_CYCLES) {
+            match self.try_cycle(at, approach, demands) {
+                Ok(plan) => return Ok(plan),
+                // More memory is needed for every longer cycle.
+                Err(Shortage::Memory) => return Err(Shortage::Memory),
+                Err(other) => shortage = other,
+            }
+        }
+        Err(shortage)
+    }
+
+    /// The plan for the longest cycle, whether it suffices or not.
+    #[must_use]
+    pub fn unchecked(&mut self, demands: &[Demand]) -> Plan {
+        let approach = self.approach(demands);
+        let last = self.config.cycles.len().clamp(1, MAX_CYCLES) - 1;
+        self.plan_cycle(last, approach, demands)
+    }
+
+    /// The plan for one of the configured cycles, if it suffices.
+    fn try_cycle(
+        &self,
+        at: usize,
+        approach: Approach,
+        demands: &[Demand],
+    ) -> Result<Plan, Shortage> {
+        let plan = self.plan_cycle(at, approach, demands);
+        let cycle = plan.cycle as f64;
+        if (plan.busy + plan.budget) as f64 > (1.0 - self.config.margin) * cycle {
+            return Err(Shortage::Device);
+        }
+        if let Some(throttle) = self.profile.throttle {
+            let bytes: f64 = demands.iter().map(|demand| demand.needs[at].most as f64).sum();
+            if bytes * Tick::SECOND as f64 > THROTTLE_SHARE * throttle.rate * cycle {
+                return Err(Shortage::Throttle);
+            }
+        }
+        if plan.memory > self.config.memory { Err(Shortage::Memory) } else { Ok(plan) }
+    }
+
+    fn plan_cycle(&self, at: usize, approach: Approach, demands: &[Demand]) -> Plan {
+        let config = &self.config;
+        let cycle = config.cycles[at] as f64 / Tick::SECOND as f64;
+        let worst = config.assurance == Assurance::Deterministic;
+        // With every access allowed for, the reads of a visit are no less than this.
+        let (mut access, mut variance) = (approach.sum, approach.variance);
+        let (mut transfer, mut peaks, mut largest) = (0.0, 0.0, 0.0f64);
+        for demand in demands {
+            let need = demand.needs[at];
+            let jump = self.profile.access(demand.jump);
+            let jumps = if demand.jump == 0 { 0.0 } else { need.boundaries as f64 + 1.0 };
+            let over = jumps * if worst { jump.worst } else { jump.mean };
+            let read = need.most as f64 / demand.slowest;
+            access += over;
+            variance += jumps * jump.variance;
+            transfer += read;
+            peaks += demand.peak / demand.slowest;
+            let far = self.profile.access(demand.position.max(self.profile.capacity / 2));
+            largest = largest.max(read + over + if worst { far.worst } else { far.mean });
+        }
+        let (deviations, spread) = match config.assurance {
+            Assurance::Deterministic => (0.0, approach.spread),
+            Assurance::Statistical(z) => (z * variance.sqrt(), z * variance.sqrt()),
+        };
+        // A join costs its first filling and an early visit.
+        let budget = (config.reserve * cycle).max(2.0 * f64::from(config.joins) * largest);
+        let budget = budget * self.slowdown;
+        let headroom = spread * self.slowdown + budget;
+        let sweep = (access + deviations + transfer + peaks * headroom) * self.slowdown;
+        let lanes = f64::from(self.profile.parallel.max(1));
+        let busy = sweep / lanes + if lanes > 1.0 { largest } else { 0.0 };
+        let each = (access + deviations) * self.slowdown / demands.len().max(1) as f64 / lanes;
+        Plan {
+            cycle: config.cycles[at],
+            headroom: nanos(headroom),
+            budget: nanos(budget),
+            busy: nanos(busy),
+            access: nanos(each),
+            memory: self.memory(at, headroom, demands),
+        }
+    }
+
+    fn memory(&self, at: usize, headroom: f64, demands: &[Demand]) -> u64 {
+        let cycle = self.config.cycles[at] as f64 / Tick::SECOND as f64;
+        let (mut full, mut steady, mut squares, mut largest) = (0.0, 0.0, 0.0, 0.0f64);
+        for demand in demands {
+            let own = demand.needs[at].most as f64 + demand.peak * headroom;
+            let fewest = demand.needs[at].fewest as f64;
+            full += own + demand.held as f64;
+            largest = largest.max(own);
+            steady += fewest;
+            squares += fewest * fewest;
+        }
+        let serial = self.profile.parallel == 1;
+        let pairs = (steady * steady - squares) / 2.0;
+        let consumed = if serial { pairs / cycle / self.profile.fastest() } else { 0.0 };
+        (full - consumed + largest).ceil() as u64 + 2 * self.config.chunk * demands.len() as u64
+    }
+
+    /// The plan with one stream more, which is then the last of `demands`, or why not and what would
+    /// help. `ends` is when the first of the streams ends, in nanoseconds from now.
+    ///
+    /// # Errors
+    /// [`Refusal`]; the demands are as before.
+    pub fn admit(
+        &mut self,
+        demands: &mut Vec<Demand>,
+        layout: &Layout,
+        (rate, offset): (&Rate, u64),
+        ends: Option<u64>,
+    ) -> Result<Plan, Refusal> {
+        let demand = Demand::new(rate, layout, offset, &self.profile, &self.config);
+        demands.push(demand);
+        let shortage = match self.plan(demands) {
+            Ok(plan) => return Ok(plan),
+            Err(shortage) => shortage,
+        };
+        let alone = self.plan(&demands[demands.len() - 1..]).is_err();
+        demands.pop();
+        Err(Refusal {
+            shortage: if alone { Shortage::Alone } else { shortage },
+            retry_after: if alone { None } else { ends },
+            fitting_rate: self.fitting_rate(demands, layout, rate, offset),
+        })
+    }
+
+    /// The highest constant rate that fits, to one part in 2^16.
+    fn fitting_rate(
+        &mut self,
+        demands: &mut Vec<Demand>,
+        layout: &Layout,
+        rate: &Rate,
+        offset: u64,
+    ) -> Option<u64> {
+        let (mut low, mut high) = (0, nanos(rate.peak()) / Tick::SECOND);
+        for _ in 0..BISECTIONS {
+            let middle = low + (high - low) / 2;
+            let Ok(slower) = Rate::constant(middle) else { break };
+            let demand = Demand::new(&slower, layout, offset, &self.profile, &self.config);
+            demands.push(demand);
+            let fits = self.plan(demands).is_ok();
+            demands.pop();
+            if fits {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        (low > 0).then_some(low)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1_000_000;
+
+    fn spread(count: u64, rate: &Rate, admission: &Admission) -> Vec<Demand> {
+        let step = admission.profile.capacity / count;
+        let layout = |at| Layout::contiguous(at * step, 10 * MB).expect("a layout");
+        (0..count)
+            .map(|at| Demand::new(rate, &layout(at), 0, &admission.profile, &admission.config))
+            .collect()
+    }
+
+    fn most(config: AdmissionConfig, profile: &str) -> (u64, Plan) {
+        let mut admission = Admission::new(DeviceProfile::built_in(profile).expect("one"), config);
+        let rate = Rate::constant(250_000).expect("a rate");
+        let fits = |n: u64, admission: &mut Admission| {
+            let demands = spread(n, &rate, admission);
+            admission.plan(&demands)
+        };
+        let count = (1..).take_while(|n| fits(*n, &mut admission).is_ok()).last().expect("one");
+        (count, fits(count, &mut admission).expect("fits"))
+    }
+
+    #[test]
+    fn table_1_disk_then_statistical_admits_more_than_deterministic() {
+        let config = AdmissionConfig { memory: 40 * MB, chunk: 16_384, ..Default::default() };
+        let (sure, plan) = most(config.clone(), "table1");
+        let statistical = AdmissionConfig { assurance: Assurance::Statistical(4.0), ..config };
+        let (likely, _) = most(statistical, "table1");
+        assert!((25..=50).contains(&sure), "{sure} {plan:?}");
+        assert!(likely > sure && likely < 56, "{likely} against {sure}");
+    }
+
+    #[test]
+    fn little_memory_then_short_cycle_and_memory_is_what_lacks() {
+        let config = AdmissionConfig { memory: 3 * MB, chunk: 16_384, ..Default::default() };
+        let (few, plan) = most(config.clone(), "table1");
+        assert!(plan.memory <= 3 * MB && few < 25, "{few} {plan:?}");
+        let profile = DeviceProfile::built_in("table1").expect("one");
+        let mut admission = Admission::new(profile, config);
+        let rate = Rate::constant(250_000).expect("a rate");
+        let demands = spread(few + 1, &rate, &admission);
+        assert_eq!(admission.plan(&demands), Err(Shortage::Memory));
+    }
+
+    #[test]
+    fn refusal_then_its_rate_fits_and_a_higher_one_does_not() {
+        let config = AdmissionConfig { chunk: 16_384, ..Default::default() };
+        let mut admission = Admission::new(DeviceProfile::built_in("table1").expect("one"), config);
+        let rate = Rate::constant(250_000).expect("a rate");
+        let mut demands = spread(20, &rate, &admission);
+        let layout = Layout::contiguous(0, 100 * MB).expect("a layout");
+        let fast = Rate::constant(20 * MB).expect("a rate");
+        let refusal = admission
+            .admit(&mut demands, &layout, (&fast, 0), Some(90 * Tick::SECOND))
+            .expect_err("too fast");
+        assert_eq!((refusal.shortage, refusal.retry_after), (Shortage::Alone, None));
+        let fitting = refusal.fitting_rate.expect("room for a slower one");
+        let mut admit = |rate| {
+            let rate = Rate::constant(rate).expect("a rate");
+            admission.admit(&mut demands.clone(), &layout, (&rate, 0), None)
+        };
+        assert!(admit(fitting).is_ok() && admit(fitting + fitting / 100).is_err(), "{fitting}");
+        assert!(refusal.to_string().contains("would fit"), "{refusal}");
+    }
+
+    #[test]
+    fn throttle_then_no_more_than_its_share() {
+        let mut profile = DeviceProfile::built_in("ssd").expect("one");
+        profile.throttle = Some(super::super::profile::Throttle { rate: 10e6, burst: 1e6 });
+        let mut admission = Admission::new(profile, AdmissionConfig::default());
+        let rate = Rate::constant(MB).expect("a rate");
+        let demands = spread(10, &rate, &admission);
+        assert!(admission.plan(&demands[..9]).is_ok());
+        assert_eq!(admission.plan(&demands), Err(Shortage::Throttle));
+    }
+
+    #[test]
+    fn slow_device_then_fewer_streams() {
+        let config = AdmissionConfig { chunk: 16_384, ..Default::default() };
+        let profile = DeviceProfile::built_in("table1").expect("one");
+        let mut admission = Admission::new(profile, config);
+        let rate = Rate::constant(250_000).expect("a rate");
+        let demands = spread(30, &rate, &admission);
+        assert!(admission.plan(&demands).is_ok());
+        admission.slow_down(2.0);
+        assert_eq!(admission.plan(&demands), Err(Shortage::Device));
+        assert!(admission.plan(&demands[..10]).is_ok());
+    }
+}

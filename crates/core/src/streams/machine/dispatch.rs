@@ -1,0 +1,305 @@
+//! What the device does next.
+
+use super::super::sweep::NEVER;
+use super::reader::State;
+use super::{Action, Actions, Machine, Rounds, Scheme};
+use crate::unit::Tick;
+
+/// A device that takes so many times as long as its profile says has drifted.
+pub(super) const DRIFT: f64 = 1.1;
+/// The least part by which buffers grow in a sweep.
+const GROWTH: f64 = 1.0 / 64.0;
+
+/// Buffers that are filled to `target` grow so far in a sweep that it ends in time: by the part of
+/// the cycle that admission leaves unused.
+fn grown(target: u64, full: u64, margin: f64) -> u64 {
+    let step = (target as f64 * margin.max(GROWTH)) as u64;
+    full.min(target.saturating_add(step.max(1)))
+}
+
+/// Sweeps until buffers that are filled to `target` are filled to `full`.
+pub(super) fn ramp(target: u64, full: u64, margin: f64) -> u64 {
+    if target == 0 || full <= target {
+        return 0;
+    }
+    let growth = (1.0 + margin.max(GROWTH)).ln();
+    ((full as f64 / target as f64).ln() / growth).ceil() as u64
+}
+
+/// What there is to do.
+enum Choice {
+    Visit(u32),
+    BestEffort,
+    /// Nothing before that moment.
+    Wait(i64),
+}
+
+impl Machine {
+    /// Gives the device as much to do as it can do at a time.
+    pub(super) fn dispatch(&mut self, now: Tick, out: &mut Actions) {
+        self.wake = None;
+        self.refill(now);
+        while self.flying < self.config.depth {
+            let choice = match self.config.scheme {
+                Scheme::Elastic => self.choose_elastic(now, out),
+                Scheme::Rounds(rounds) => self.choose_in_round(now, rounds, out),
+            };
+            match choice {
+                Choice::Visit(at) if self.partial == Some(at) => {
+                    if !self.issue(at, out) {
+                        self.finish(now, at, out);
+                    }
+                    self.partial = None;
+                }
+                Choice::Visit(at) => {
+                    self.begin(now, at, out);
+                }
+                Choice::BestEffort => {
+                    if let Some((id, physical, bytes)) = self.requests.pop_front() {
+                        self.head = physical.saturating_add(bytes);
+                        self.granted += 1;
+                        self.flying += 1;
+                        out.push(Action::BestEffort { id });
+                    }
+                }
+                Choice::Wait(until) => {
+                    self.wake = (until < NEVER).then_some(Tick(until.max(0) as u64));
+                    break;
+                }
+            }
+        }
+        if let (Scheme::Rounds(_), None, false) = (self.config.scheme, self.wake, self.idle()) {
+            self.wake = Some(self.boundary.max(now.after(1)));
+        }
+    }
+
+    fn idle(&self) -> bool {
+        self.streams.len() == 0
+    }
+
+    fn refill(&mut self, now: Tick) {
+        let passed = now.0.saturating_sub(self.budget_at.0);
+        let earned =
+            u128::from(passed) * u128::from(self.plan.budget) / u128::from(self.plan.cycle.max(1));
+        let earned = i64::try_from(earned).unwrap_or(NEVER);
+        self.budget = self.budget.saturating_add(earned).min(self.plan.budget as i64);
+        self.budget_at = now;
+    }
+
+    /// The latest moment at which the sweep can go on in order.
+    pub(super) fn latest(&self) -> i64 {
+        let (total, this) = self.sweeps.outlook(self.current);
+        let (_, next) = self.sweeps.outlook(1 - self.current);
+        this.min(next.saturating_sub(total))
+    }
+
+    fn choose_elastic(&mut self, now: Tick, out: &mut Actions) -> Choice {
+        let clock = now.0 as i64;
+        if self.sweeps.is_empty(self.current) && !self.sweeps.is_empty(1 - self.current) {
+            self.current = 1 - self.current;
+            self.new_sweep(now, out);
+        }
+        let latest = self.latest();
+        let slack = latest.saturating_sub(clock);
+        if let Some(at) = self.partial.filter(|_| slack >= 0) {
+            return Choice::Visit(at);
+        }
+        if let Some(at) = self.partial.take() {
+            self.requeue(now, at);
+        }
+        let first = self.sweeps.first(self.current);
+        if slack < 0 {
+            let (_, this) = self.sweeps.outlook(self.current);
+            let late = if this <= latest { self.current } else { 1 - self.current };
+            let tightest = self.sweeps.tightest(late).filter(|at| self.hungry(now, *at));
+            if tightest.is_some() && self.pool.free() == 0 {
+                return Choice::Wait(NEVER);
+            }
+            if let Some(at) = tightest {
+                self.counters.early += u64::from(Some(at) != first);
+                return Choice::Visit(at);
+            }
+        }
+        let full = self.plan.cycle + self.plan.headroom;
+        if first.is_none() {
+            self.target = full;
+        }
+        if let Some(at) = self.starters.front().copied() {
+            let grown = self.target >= self.readers[at as usize].needs.min(full);
+            if let Some(paid) = self.afford(self.cost(at), slack)
+                && grown
+                && self.has_room(now, at)
+            {
+                self.budget -= 2 * paid;
+                return Choice::Visit(at);
+            }
+        }
+        let mut begin = NEVER;
+        if let Some(at) = first {
+            let release = self.readers[at as usize].release as i64;
+            let hurry = if self.hungry(now, at) { latest } else { NEVER };
+            begin = hurry.min(release).max(clock);
+            let last_moment = latest <= clock && self.pool.free() > 0;
+            if begin <= clock && (last_moment || self.has_room(now, at)) {
+                self.progress = self.readers[at as usize].order;
+                return Choice::Visit(at);
+            }
+            if begin <= clock {
+                // A chunk that is given back, or the last moment for less than a whole visit.
+                begin = latest.max(clock + 1);
+            }
+        }
+        self.out_of_turn(now, slack, begin)
+    }
+
+    /// Something without a guarantee, or nothing until `begin`.
+    fn out_of_turn(&mut self, now: Tick, slack: i64, begin: i64) -> Choice {
+        if let Some((_, physical, bytes)) = self.requests.front().copied() {
+            let profile = self.admission.profile();
+            let distance = self.head.abs_diff(physical);
+            let access = profile.access(distance).worst;
+            let transfer = bytes as f64 / profile.rate_at(physical);
+            let cost = ((access + transfer) * self.slowdown * 1e9) as i64;
+            if let Some(paid) = self.afford(cost, slack) {
+                self.budget -= paid;
+                return Choice::BestEffort;
+            }
+        }
+        if let Some(at) = self.sweeps.first(self.wheel)
+            && let Some(paid) = self.afford(self.cost(at), slack)
+            && self.has_room(now, at)
+        {
+            self.budget -= paid;
+            return Choice::Visit(at);
+        }
+        let waiting = !self.starters.is_empty() || !self.requests.is_empty();
+        let waiting = waiting || !self.sweeps.is_empty(self.wheel);
+        // What is out of turn waits for the budget, which grows all the time.
+        let soon = now.0 as i64 + (self.plan.cycle / 64).max(1_000_000) as i64;
+        Choice::Wait(if waiting { begin.min(soon) } else { begin })
+    }
+
+    /// What something out of turn costs of the budget, if no deadline suffers: nothing in the time in
+    /// which nobody is due.
+    fn afford(&self, cost: i64, slack: i64) -> Option<i64> {
+        if slack < cost {
+            return None;
+        }
+        if slack - cost >= self.plan.headroom as i64 || !self.config.enforce {
+            return Some(0);
+        }
+        (self.budget >= cost).then_some(cost)
+    }
+
+    fn new_sweep(&mut self, now: Tick, out: &mut Actions) {
+        self.counters.sweeps += 1;
+        (self.excess, self.progress) = (0, 0);
+        let full = self.plan.cycle + self.plan.headroom;
+        self.target = if full <= self.target {
+            full
+        } else {
+            grown(self.target, full, self.config.admission.margin)
+        };
+        self.adapt(now, out);
+    }
+
+    /// Follows a device that has become slower or faster: one guarantee taken or given in a sweep.
+    fn adapt(&mut self, now: Tick, out: &mut Actions) {
+        let drift = self.slowdown();
+        let seen = if drift > DRIFT { drift } else { 1.0 };
+        let changed = (seen / self.slowdown - 1.0).abs() > 0.05;
+        let degraded = !self.sweeps.is_empty(self.wheel);
+        if !self.config.enforce || !(changed || degraded || self.slowdown > 1.0) {
+            return;
+        }
+        if changed {
+            self.slowdown = seen;
+            self.admission.slow_down(seen);
+        }
+        match self.admission.plan(&self.demands) {
+            Ok(plan) => {
+                self.plan = plan;
+                self.restore(now, out);
+            }
+            Err(_) => self.degrade(now, out),
+        }
+    }
+
+    fn seniority(&self, at: u32) -> u64 {
+        let members = self.readers[at as usize].members.iter();
+        members.map(|slot| self.member(*slot).since).min().unwrap_or(u64::MAX)
+    }
+
+    fn tell(&self, at: u32, action: fn(super::StreamId) -> Action, out: &mut Actions) {
+        for slot in &self.readers[at as usize].members {
+            out.push(action(self.member(*slot).id));
+        }
+    }
+
+    fn degrade(&mut self, now: Tick, out: &mut Actions) {
+        let started = self.owners.iter().copied();
+        let started = started.filter(|at| self.readers[*at as usize].state == State::Waiting);
+        let Some(at) = started.max_by_key(|at| self.seniority(*at)) else { return };
+        self.revoke(at);
+        self.requeue(now, at);
+        self.tell(at, Action::Degraded, out);
+    }
+
+    fn restore(&mut self, now: Tick, out: &mut Actions) {
+        let waiting = (0..self.readers.len() as u32)
+            .filter(|at| self.sweeps.sweep_of(*at) == Some(self.wheel));
+        let Some(at) = waiting.min_by_key(|at| self.seniority(*at)) else { return };
+        let reader = &self.readers[at as usize];
+        let (rate, layout, filled) = (reader.rate.clone(), reader.layout.clone(), reader.filled);
+        if let Ok(plan) = self.admission.admit(&mut self.demands, &layout, (&rate, filled), None) {
+            self.plan = plan;
+            self.grant(at);
+            self.readers[at as usize].fresh = true;
+            self.requeue(now, at);
+            self.tell(at, Action::Restored, out);
+        }
+    }
+
+    fn choose_in_round(&mut self, now: Tick, rounds: Rounds, out: &mut Actions) -> Choice {
+        if let Some(at) = self.partial {
+            return Choice::Visit(at);
+        }
+        let over = self.sweeps.is_empty(self.current) && self.flying == 0;
+        let unused = (0..self.wheel).all(|sweep| self.sweeps.is_empty(sweep));
+        if unused && over && self.to_start.is_empty() && now > self.boundary {
+            // Rounds begin at multiples of their length, also after an idle time.
+            self.boundary = Tick(now.0.div_ceil(rounds.round) * rounds.round);
+        }
+        if over && now >= self.boundary && !self.idle() {
+            self.new_round(now, rounds, out);
+        }
+        if let Some(at) = self.sweeps.first(self.current) {
+            return if self.pool.free() > 0 { Choice::Visit(at) } else { Choice::Wait(NEVER) };
+        }
+        let boundary = self.boundary.0 as i64;
+        self.out_of_turn(now, boundary - now.0 as i64, if self.idle() { NEVER } else { boundary })
+    }
+
+    fn new_round(&mut self, now: Tick, rounds: Rounds, out: &mut Actions) {
+        self.counters.sweeps += 1;
+        self.excess = 0;
+        self.current = (self.current + 1) % self.wheel;
+        self.prefetched = 0;
+        self.staged_now -= std::mem::take(&mut self.staged[self.current]);
+        self.boundary = self.boundary.after(rounds.round);
+        let mut starting = std::mem::take(&mut self.to_start);
+        for slot in starting.drain(..) {
+            self.start(now, slot, out);
+        }
+        self.to_start = starting;
+        let mut visits = self.sweeps.len(self.current);
+        while visits < rounds.visits {
+            let Some(at) = self.starters.pop_front() else { break };
+            let order = self.readers[at as usize].order;
+            self.readers[at as usize].state = State::Waiting;
+            let cost = self.cost(at);
+            self.sweeps.insert(self.current, at, order, cost, NEVER);
+            visits += 1;
+        }
+    }
+}

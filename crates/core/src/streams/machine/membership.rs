@@ -1,0 +1,584 @@
+//! Streams that come, go, stop, and go elsewhere.
+
+use super::super::admission::{Demand, Refusal, Shortage};
+use super::super::layout::Layout;
+use super::super::rate::Rate;
+use super::super::sweep::NEVER;
+use super::dispatch::ramp;
+use super::reader::{Clock, Member, Reader, State};
+use super::{Action, Actions, Machine, Scheme, StreamId, Title};
+use crate::unit::Tick;
+
+const NO_PLACE: Refusal =
+    Refusal { shortage: Shortage::Places, retry_after: None, fitting_rate: None };
+
+impl Machine {
+    pub(super) fn join(
+        &mut self,
+        now: Tick,
+        (stream, title): (StreamId, Title),
+        (rate, layout): (Rate, Layout),
+        offset: u64,
+        out: &mut Actions,
+    ) {
+        let full = self.streams.len() >= u64::from(self.config.streams);
+        if full || self.slot(stream).is_some() || offset >= layout.bytes() {
+            self.refuse(stream, NO_PLACE, out);
+            return;
+        }
+        let since = self.since;
+        let mut clock = Clock::default();
+        clock.set(now, rate.time_of(offset));
+        let member = Member {
+            id: stream,
+            title,
+            rate,
+            layout,
+            offset,
+            clock,
+            reader: None,
+            started: false,
+            paused: false,
+            since,
+        };
+        let slot = self.streams.insert(stream.0, ());
+        if self.members.len() <= slot as usize {
+            self.members.resize(slot as usize + 1, None);
+        }
+        self.members[slot as usize] = Some(member);
+        self.since += 1;
+        if let Err(refusal) = self.place(now, slot, offset, out) {
+            self.forget(slot);
+            self.refuse(stream, refusal, out);
+        }
+    }
+
+    fn refuse(&mut self, stream: StreamId, refusal: Refusal, out: &mut Actions) {
+        self.counters.refused += 1;
+        out.push(Action::Refused { stream, refusal });
+    }
+
+    fn forget(&mut self, slot: u32) {
+        self.members[slot as usize] = None;
+        self.streams.remove(slot);
+    }
+
+    /// Finds a reader for a stream from `offset` on: one that has it in its buffers, or a new one.
+    fn place(
+        &mut self,
+        now: Tick,
+        slot: u32,
+        offset: u64,
+        out: &mut Actions,
+    ) -> Result<(), Refusal> {
+        let member = self.member(slot);
+        let stream = member.id;
+        let first_byte_by = if let Some(reader) = self.reader_within(slot, offset) {
+            self.share(reader, slot, offset)?;
+            now
+        } else {
+            let key = (member.title, member.layout.clone(), member.rate.clone());
+            let reader = self.new_reader(now, key, offset)?;
+            self.attach(reader, slot, offset);
+            self.first_byte_by(now)
+        };
+        let counted = &mut self.counters;
+        counted.admitted += 1;
+        out.push(Action::Admitted { stream, first_byte_by });
+        let reader = self.member(slot).reader.expect("it was just placed");
+        let filled = self.readers[reader as usize].filled;
+        let media = self.member(slot).rate.time_of(offset);
+        let ready = filled > offset;
+        let member = self.member_mut(slot);
+        (member.offset, member.started) = (offset, false);
+        member.clock.running = false;
+        member.clock.set(now, media);
+        if ready {
+            out.push(Action::Filled { stream, up_to: filled });
+            self.start_or_queue(now, slot, out);
+        }
+        self.choose_lead(now, reader);
+        self.reschedule(now, reader);
+        Ok(())
+    }
+
+    /// The latest start of a stream that is the last in the queue now.
+    fn first_byte_by(&self, now: Tick) -> Tick {
+        match self.config.scheme {
+            Scheme::Elastic => {
+                let full = self.plan.cycle + self.plan.headroom;
+                let sweeps = ramp(self.target, full, self.config.admission.margin);
+                let waits = 2 * (self.starters.len() as u64 / self.joins() + 1) + sweeps;
+                now.after(waits.saturating_mul(self.plan.cycle))
+            }
+            Scheme::Rounds(rounds) => {
+                let groups = u64::from(rounds.depth) + 1;
+                let ahead = self.starters.len() as u64 / u64::from(rounds.visits.max(1));
+                now.after((groups * (ahead + 1) + 1).saturating_mul(rounds.round))
+            }
+        }
+    }
+
+    fn joins(&self) -> u64 {
+        u64::from(self.config.admission.joins.max(1))
+    }
+
+    /// A reader of the same title at the same rate that has this byte in its buffers.
+    fn reader_within(&self, slot: u32, offset: u64) -> Option<u32> {
+        let member = self.member(slot);
+        if self.config.scheme != Scheme::Elastic || self.config.interval == 0 {
+            return None;
+        }
+        let number = offset / self.config.admission.chunk;
+        let readers = self.titles.get(&member.title)?;
+        let fits = |reader: &&u32| {
+            let reader = &self.readers[**reader as usize];
+            let there = number >= reader.ring.front() && offset < reader.filled;
+            let same = reader.rate == member.rate && reader.layout == member.layout;
+            there && same && reader.followed_by.is_none() && reader.state != State::Doomed
+        };
+        readers.iter().find(fits).copied()
+    }
+
+    /// Adds a stream to a reader that has its data, if the memory for what lies between suffices.
+    fn share(&mut self, reader: u32, slot: u32, offset: u64) -> Result<(), Refusal> {
+        let Reader { filled, demand, .. } = self.readers[reader as usize];
+        if let Some(at) = demand {
+            let lead = self.readers[reader as usize].lead;
+            let ahead = lead.map_or(filled, |lead| self.member(lead).offset);
+            let before = self.demands[at as usize].held();
+            self.demands[at as usize].hold(before.max(ahead.saturating_sub(offset)));
+            match self.admission.plan(&self.demands) {
+                Ok(plan) => self.plan = plan,
+                Err(shortage) if self.config.enforce => {
+                    self.demands[at as usize].hold(before);
+                    let retry_after = Some(self.plan.cycle);
+                    return Err(Refusal { shortage, retry_after, fitting_rate: None });
+                }
+                Err(_) => {}
+            }
+        }
+        self.attach(reader, slot, offset);
+        self.counters.shared += 1;
+        Ok(())
+    }
+
+    /// The stream reads through this reader from now on.
+    pub(super) fn attach(&mut self, reader: u32, slot: u32, offset: u64) {
+        let number = offset / self.config.admission.chunk;
+        let to = &mut self.readers[reader as usize];
+        to.ring.enter(number);
+        to.members.push(slot);
+        let member = self.member_mut(slot);
+        (member.reader, member.offset) = (Some(reader), offset);
+    }
+
+    fn new_reader(
+        &mut self,
+        now: Tick,
+        (title, layout, rate): (Title, Layout, Rate),
+        offset: u64,
+    ) -> Result<u32, Refusal> {
+        if self.starters.len() >= self.config.starters as usize {
+            let retry_after = Some(self.plan.cycle);
+            return Err(Refusal { retry_after, ..NO_PLACE });
+        }
+        let guaranteed = self.admit(now, &layout, &rate, offset)?;
+        let slot = self.free_readers.pop().unwrap_or_else(|| {
+            self.readers.push(Reader::unused(layout.clone(), rate.clone()));
+            self.sweeps.reserve(self.readers.len() as u32 - 1);
+            self.readers.len() as u32 - 1
+        });
+        let chunk = self.config.admission.chunk;
+        let ahead = self.plan.cycle.saturating_add(self.plan.headroom);
+        let chunks = rate.most_in(ahead) / chunk + 3;
+        let mut ring = std::mem::take(&mut self.readers[slot as usize].ring);
+        ring.reset(offset / chunk, chunks.min(self.pool.free()) as usize);
+        let filled = offset - offset % chunk;
+        let order = layout.locate(filled).map_or(0, |place| place.0);
+        let mut reader =
+            Reader { state: State::Starting, ring, order, ..Reader::unused(layout, rate) };
+        (reader.title, reader.filled, reader.visit_end) = (title, filled, filled);
+        reader.needs = self.plan.cycle + self.plan.headroom;
+        self.readers[slot as usize] = reader;
+        if guaranteed {
+            self.grant(slot);
+        }
+        let demand = self.demands.last().map_or(1.0, Demand::slowest);
+        self.readers[slot as usize].slowest = demand;
+        self.starters.push_back(slot);
+        self.follow(slot);
+        self.titles.entry(title).or_default().push(slot);
+        Ok(slot)
+    }
+
+    /// Adds a demand, which is the last one then, if there is room.
+    fn admit(
+        &mut self,
+        now: Tick,
+        layout: &Layout,
+        rate: &Rate,
+        offset: u64,
+    ) -> Result<bool, Refusal> {
+        if let Scheme::Rounds(rounds) = self.config.scheme
+            && self.demands.len() >= rounds.streams as usize
+        {
+            let (shortage, retry_after) = (Shortage::Device, self.first_end(now));
+            return Err(Refusal { shortage, retry_after, fitting_rate: None });
+        }
+        if !self.config.enforce || self.config.scheme != Scheme::Elastic {
+            self.demands.push(self.admission.demand(rate, layout, offset));
+            self.plan = self.admission.unchecked(&self.demands);
+            return Ok(true);
+        }
+        match self.admission.admit(&mut self.demands, layout, (rate, offset), None) {
+            Ok(plan) => {
+                self.plan = plan;
+                Ok(true)
+            }
+            Err(refusal) if refusal.shortage == Shortage::Alone => Err(refusal),
+            Err(refusal) => Err(Refusal { retry_after: self.first_end(now), ..refusal }),
+        }
+    }
+
+    /// The demand that was just added is this reader's.
+    pub(super) fn grant(&mut self, reader: u32) {
+        self.readers[reader as usize].demand = Some(self.demands.len() as u32 - 1);
+        self.owners.push(reader);
+    }
+
+    /// Takes a reader's guarantee away.
+    pub(super) fn revoke(&mut self, reader: u32) {
+        let Some(at) = self.readers[reader as usize].demand.take() else { return };
+        self.demands.swap_remove(at as usize);
+        self.owners.swap_remove(at as usize);
+        if let Some(moved) = self.owners.get(at as usize) {
+            self.readers[*moved as usize].demand = Some(at);
+        }
+    }
+
+    /// Nanoseconds until the first of the streams that play ends.
+    fn first_end(&self, now: Tick) -> Option<u64> {
+        let ends = self.members.iter().flatten().filter(|member| member.clock.running);
+        let left = ends.map(|member| {
+            member.rate.time_of(member.layout.bytes()).saturating_sub(member.clock.media(now))
+        });
+        left.min()
+    }
+
+    /// If another reader of the title is ahead within reach, it keeps its chunks for this one.
+    fn follow(&mut self, slot: u32) {
+        if self.config.scheme != Scheme::Elastic || self.config.interval == 0 {
+            return;
+        }
+        let chunk = self.config.admission.chunk;
+        let own = &self.readers[slot as usize];
+        let Some(readers) = self.titles.get(&own.title) else { return };
+        let from = own.filled;
+        let reach = own.rate.most_in(self.config.interval);
+        let nearest = readers.iter().copied().filter(|at| {
+            let other = &self.readers[*at as usize];
+            let apart = (other.ring.front() * chunk).checked_sub(from);
+            let same = other.rate == own.rate && other.layout == own.layout;
+            let free = other.followed_by.is_none() && other.state != State::Doomed;
+            same && free && apart.is_some_and(|apart| apart > 0 && apart <= reach)
+        });
+        let nearest = nearest.min_by_key(|at| self.readers[*at as usize].ring.front());
+        let Some(ahead) = nearest else { return };
+        let Some(at) = self.readers[ahead as usize].demand else { return };
+        let front = self.readers[ahead as usize].ring.front();
+        let gap = front * chunk - from;
+        let before = self.demands[at as usize].held();
+        self.demands[at as usize].hold(before + gap);
+        match self.admission.plan(&self.demands) {
+            Ok(plan) => self.plan = plan,
+            Err(_) => {
+                self.demands[at as usize].hold(before);
+                return;
+            }
+        }
+        self.readers[ahead as usize].ring.enter(front);
+        let other = &mut self.readers[ahead as usize];
+        (other.followed_by, other.kept) = (Some(slot), gap);
+        self.readers[slot as usize].follows = Some(ahead);
+    }
+
+    /// Ends the agreement that another reader keeps its chunks for this one.
+    pub(super) fn unfollow(&mut self, slot: u32) {
+        let Some(ahead) = self.readers[slot as usize].follows.take() else { return };
+        let other = &mut self.readers[ahead as usize];
+        other.followed_by = None;
+        other.ring.leave(other.ring.front());
+        other.ring.trim(&mut self.pool);
+        other.kept = 0;
+        self.rehold(ahead);
+    }
+
+    /// Tells admission what a reader keeps for those behind its first stream.
+    pub(super) fn rehold(&mut self, at: u32) {
+        let reader = &self.readers[at as usize];
+        let offsets = || reader.members.iter().map(|slot| self.member(*slot).offset);
+        let apart = offsets().max().unwrap_or(0) - offsets().min().unwrap_or(0);
+        let bytes = apart + reader.kept;
+        if let Some(demand) = reader.demand {
+            self.demands[demand as usize].hold(bytes);
+        }
+    }
+
+    /// Gives a reader back that no stream uses, once nothing is under way for it.
+    pub(super) fn retire(&mut self, slot: u32) {
+        self.unfollow(slot);
+        if let Some(behind) = self.readers[slot as usize].followed_by {
+            self.unfollow(behind);
+        }
+        self.revoke(slot);
+        self.sweeps.remove(slot);
+        self.starters.retain(|starter| *starter != slot);
+        let reader = &mut self.readers[slot as usize];
+        if let Some(readers) = self.titles.get_mut(&reader.title) {
+            readers.retain(|other| *other != slot);
+            if readers.is_empty() {
+                self.titles.remove(&reader.title);
+            }
+        }
+        if self.partial == Some(slot) {
+            self.partial = None;
+        }
+        if reader.state == State::Flying {
+            reader.state = State::Doomed;
+            return;
+        }
+        reader.state = State::Free;
+        reader.ring.trim(&mut self.pool);
+        self.free_readers.push(slot);
+    }
+
+    /// The stream reads through nobody any more.
+    pub(super) fn detach(&mut self, now: Tick, slot: u32) {
+        let number = self.member(slot).offset / self.config.admission.chunk;
+        let Some(at) = self.member_mut(slot).reader.take() else { return };
+        self.to_start.retain(|waiting| *waiting != slot);
+        let reader = &mut self.readers[at as usize];
+        reader.members.retain(|member| *member != slot);
+        reader.ring.leave(number);
+        if reader.members.is_empty() {
+            self.retire(at);
+            self.replan();
+        } else {
+            if reader.state != State::Flying {
+                reader.ring.trim(&mut self.pool);
+            }
+            self.choose_lead(now, at);
+            self.rehold(at);
+            self.reschedule(now, at);
+        }
+    }
+
+    /// Plans again for those that are left, or with a device that has changed.
+    pub(super) fn replan(&mut self) {
+        if !self.config.enforce || self.config.scheme != Scheme::Elastic {
+            self.plan = self.admission.unchecked(&self.demands);
+        } else if let Ok(plan) = self.admission.plan(&self.demands) {
+            self.plan = plan;
+        }
+    }
+
+    pub(super) fn leave(&mut self, now: Tick, stream: StreamId) {
+        if let Some(slot) = self.slot(stream) {
+            self.detach(now, slot);
+            self.forget(slot);
+        }
+    }
+
+    pub(super) fn pause(&mut self, now: Tick, stream: StreamId) {
+        let Some(slot) = self.slot(stream) else { return };
+        let member = self.member_mut(slot);
+        member.halt(now);
+        member.paused = true;
+        let Some(reader) = member.reader else { return };
+        if self.readers[reader as usize].members.len() > 1 {
+            // The others cannot keep what it does not take.
+            self.detach(now, slot);
+        } else {
+            self.choose_lead(now, reader);
+            self.reschedule(now, reader);
+        }
+    }
+
+    pub(super) fn resume(&mut self, now: Tick, stream: StreamId, out: &mut Actions) {
+        let Some(slot) = self.slot(stream).filter(|slot| self.member(*slot).paused) else { return };
+        if let Some(reader) = self.member(slot).reader {
+            let member = self.member_mut(slot);
+            member.paused = false;
+            if member.started {
+                let media = member.rate.time_of(member.offset);
+                member.clock.set(now, media);
+                member.clock.running = true;
+            }
+            self.choose_lead(now, reader);
+            self.reschedule(now, reader);
+            return;
+        }
+        let offset = self.member(slot).offset;
+        self.member_mut(slot).paused = false;
+        if let Err(refusal) = self.place(now, slot, offset, out) {
+            self.member_mut(slot).paused = true;
+            self.refuse(stream, refusal, out);
+        }
+    }
+
+    pub(super) fn seek(&mut self, now: Tick, stream: StreamId, offset: u64, out: &mut Actions) {
+        let Some(slot) = self.slot(stream) else { return };
+        let member = self.member(slot);
+        if offset >= member.layout.bytes() {
+            self.refuse(stream, NO_PLACE, out);
+            return;
+        }
+        let rate = member.rate.clone();
+        if !self.move_within(now, slot, offset, out) {
+            self.replace(now, slot, (offset, rate), out);
+        }
+    }
+
+    /// Moves a stream to a byte that its own reader has, if it has one to itself.
+    fn move_within(&mut self, now: Tick, slot: u32, offset: u64, out: &mut Actions) -> bool {
+        let chunk = self.config.admission.chunk;
+        let Some(at) = self.member(slot).reader else { return false };
+        let before = self.member(slot).offset;
+        let reader = &mut self.readers[at as usize];
+        let there = offset / chunk >= reader.ring.front() && offset < reader.filled;
+        if reader.members.len() > 1 || !there || !self.member(slot).started {
+            return false;
+        }
+        let reader = &mut self.readers[at as usize];
+        reader.ring.enter(offset / chunk);
+        reader.ring.leave(before / chunk);
+        reader.ring.trim(&mut self.pool);
+        let up_to = reader.filled;
+        let member = self.member_mut(slot);
+        let stream = member.id;
+        member.offset = offset;
+        let media = member.rate.time_of(offset);
+        member.clock.set(now, media);
+        self.counters.admitted += 1;
+        out.push(Action::Admitted { stream, first_byte_by: now });
+        out.push(Action::Filled { stream, up_to });
+        out.push(Action::Playing(stream));
+        self.reschedule(now, at);
+        true
+    }
+
+    pub(super) fn set_rate(&mut self, now: Tick, stream: StreamId, rate: Rate, out: &mut Actions) {
+        if let Some(slot) = self.slot(stream).filter(|slot| self.member(*slot).rate != rate) {
+            let offset = self.member(slot).offset;
+            self.replace(now, slot, (offset, rate), out);
+        }
+    }
+
+    /// Gives up the stream's place and takes another; the old one again if there is none.
+    fn replace(&mut self, now: Tick, slot: u32, to: (u64, Rate), out: &mut Actions) {
+        let member = self.member(slot);
+        let (stream, paused) = (member.id, member.paused);
+        let old = (member.offset, member.rate.clone());
+        // Would it be admitted? Asked before anything is given up.
+        if let Err(refusal) = self.would_place(now, slot, to.0, &to.1) {
+            self.refuse(stream, refusal, out);
+            return;
+        }
+        self.detach(now, slot);
+        self.member_mut(slot).rate = to.1;
+        let placed = self.place(now, slot, to.0, out);
+        if let Err(refusal) = placed {
+            self.refuse(stream, refusal, out);
+            self.member_mut(slot).rate = old.1;
+            if self.place(now, slot, old.0, out).is_err() {
+                self.member_mut(slot).paused = true;
+                return;
+            }
+        }
+        if paused {
+            let member = self.member_mut(slot);
+            member.halt(now);
+            member.paused = true;
+        }
+    }
+
+    /// Whether a stream would be admitted elsewhere if it gave its place up.
+    fn would_place(
+        &mut self,
+        now: Tick,
+        slot: u32,
+        offset: u64,
+        rate: &Rate,
+    ) -> Result<(), Refusal> {
+        if !self.config.enforce || self.config.scheme != Scheme::Elastic {
+            return Ok(());
+        }
+        let member = self.member(slot);
+        if *rate == member.rate && self.reader_within(slot, offset).is_some() {
+            return Ok(());
+        }
+        let layout = member.layout.clone();
+        let alone = member.reader.filter(|at| self.readers[*at as usize].members.len() == 1);
+        let own = alone.and_then(|at| self.readers[at as usize].demand);
+        let retry_after = self.first_end(now);
+        let demand = self.admission.demand(rate, &layout, offset);
+        let at = own.map_or(self.demands.len(), |at| at as usize);
+        if own.is_none() {
+            self.demands.push(demand.clone());
+        }
+        let kept = std::mem::replace(&mut self.demands[at], demand);
+        let plan = self.admission.plan(&self.demands);
+        if own.is_some() {
+            self.demands[at] = kept;
+        } else {
+            self.demands.pop();
+        }
+        plan.map(|_| ()).map_err(|shortage| Refusal { shortage, retry_after, fitting_rate: None })
+    }
+
+    pub(super) fn consumed(&mut self, now: Tick, stream: StreamId, bytes: u64) {
+        let Some(slot) = self.slot(stream) else { return };
+        let (lag, chunk) = (self.config.lag, self.config.admission.chunk);
+        let Some(at) = self.member(slot).reader else { return };
+        let filled = self.readers[at as usize].filled;
+        let member = self.member_mut(slot);
+        let before = member.offset;
+        member.offset = before.saturating_add(bytes).min(filled.max(before));
+        let after = member.offset;
+        member.forgive(now, lag);
+        self.counters.consumed += after - before;
+        if after / chunk != before / chunk {
+            let reader = &mut self.readers[at as usize];
+            reader.ring.leave(before / chunk);
+            reader.ring.enter(after / chunk);
+            reader.ring.trim(&mut self.pool);
+        }
+    }
+
+    /// Finds the stream whose clock is furthest on.
+    pub(super) fn choose_lead(&mut self, now: Tick, reader: u32) {
+        let members = &self.readers[reader as usize].members;
+        let running = members.iter().copied().filter(|slot| self.member(*slot).clock.running);
+        let lead = running.max_by_key(|slot| self.member(*slot).clock.media(now));
+        self.readers[reader as usize].lead = lead;
+    }
+
+    /// Its deadline has changed.
+    pub(super) fn reschedule(&mut self, now: Tick, reader: u32) {
+        let Some(sweep) = self.sweeps.sweep_of(reader) else {
+            if self.readers[reader as usize].state == State::Done {
+                self.requeue(now, reader);
+            }
+            return;
+        };
+        let (cost, deadline) = (self.cost(reader), self.deadline(reader));
+        let order = self.readers[reader as usize].order;
+        if deadline < NEVER {
+            let release = (deadline as u64).saturating_sub(self.plan.headroom);
+            let reader = &mut self.readers[reader as usize];
+            reader.release = reader.release.min(release);
+        }
+        self.sweeps.insert(sweep, reader, order, cost, deadline);
+    }
+}

@@ -1,0 +1,277 @@
+//! Continuous media: the core's round machine over modelled devices, and the paper's results.
+//!
+//! - [`device`], [`driver`]: devices, clients, and the machine between them, in virtual time.
+//! - [`paper`]: how many streams rounds of fixed length carry on the paper's disk.
+//! - [`figures`]: the paper's figures, with the elastic ring beside them.
+//! - [`ring`]: the elastic ring at its limits.
+//! - [`load`]: requests at random over hours.
+
+pub mod device;
+pub mod driver;
+pub mod figures;
+pub mod load;
+pub mod paper;
+pub mod ring;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use forebay_core::streams::closed_form::{Model, Outcome};
+
+use self::device::DeviceKind;
+use crate::SimError;
+use crate::plot::Chart;
+
+/// A scheme.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Scheme {
+    /// Every stream once a round, in the order of position
+    Sweep,
+    /// Sweep & Prefetch: some visits read a block more
+    Sp,
+    /// Gradual Prefetching: half of the visits do, from the start
+    Gradual,
+    /// Grouped Periodic Multiround Prefetching
+    Gpmp,
+    /// GPMP in groups that may differ by one stream
+    GpmpUnequal,
+    /// The elastic ring
+    Ring,
+}
+
+/// A result to repeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Figure {
+    /// Figure 2: Sweep against Sweep & Prefetch on the paper's simple device
+    Prefetch,
+    /// Figure 3: GPMP by the number of groups on the same device
+    Groups,
+    /// Figure 4: streams against memory on the disk of Table 1
+    Throughput,
+    /// Figure 5: start-up latency against load on the disk of Table 1
+    Startup,
+    /// Gain of Sweep & Prefetch over Sweep, by stream rate, round and disk cache
+    Gains,
+    /// The elastic ring at a number of streams, without admission: does a stream run dry?
+    Ring,
+}
+
+/// What to simulate.
+#[derive(Debug, Clone, clap::Args)]
+pub struct StreamsArgs {
+    /// Arithmetic alone, for a device with a constant overhead
+    #[arg(long, requires_all = ["overhead_ms", "rate_bytes", "stream_bytes", "round_s"])]
+    pub closed_form: bool,
+    /// Repeat a result of the paper
+    #[arg(long, value_enum, conflicts_with = "closed_form")]
+    pub figure: Option<Figure>,
+    /// Scheme
+    #[arg(long, value_enum, default_value = "ring")]
+    pub policy: Scheme,
+    /// Milliseconds to get to a block
+    #[arg(long, value_name = "MS")]
+    pub overhead_ms: Option<f64>,
+    /// Bytes a second that the device reads
+    #[arg(long, value_name = "BYTES")]
+    pub rate_bytes: Option<f64>,
+    /// Bytes a second of a stream [default: 250000, 2 Mb/s]
+    #[arg(long, value_name = "BYTES")]
+    pub stream_bytes: Option<f64>,
+    /// Seconds of a round [default: 1]
+    #[arg(long, value_name = "SECONDS")]
+    pub round_s: Option<f64>,
+    /// Bytes of the disk's own cache, for sp and gradual [default: as many as it can use]
+    #[arg(long, value_name = "BYTES")]
+    pub disk_cache_bytes: Option<f64>,
+    /// Rounds that a visit reads for: groups of gpmp, blocks of sp
+    #[arg(long)]
+    pub k: Option<u64>,
+    /// Device
+    #[arg(long, value_enum, default_value = "table1")]
+    pub device: DeviceKind,
+    /// Streams, for --figure ring
+    #[arg(long, default_value_t = 38)]
+    pub streams: u64,
+    /// Seconds of a sweep, for --figure ring
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
+    pub cycle_s: f64,
+    /// Sweeps, for --figure ring
+    #[arg(long, default_value_t = 4000)]
+    pub sweeps: u64,
+    /// Placements of the files, for --figure ring
+    #[arg(long, default_value_t = 5)]
+    pub placements: u64,
+    /// Bytes of memory
+    #[arg(long, default_value = "64e6", value_name = "BYTES")]
+    pub memory: f64,
+    /// Titles
+    #[arg(long, default_value_t = 100)]
+    pub titles: u64,
+    /// Exponent of their popularity
+    #[arg(long, default_value_t = 1.0)]
+    pub zipf: f64,
+    /// Requests an hour
+    #[arg(long, default_value_t = 15.0)]
+    pub arrivals_per_hour: f64,
+    /// Hours
+    #[arg(long, default_value_t = 6.0)]
+    pub hours: f64,
+    /// Standard deviations that admission of the ring allows for, instead of the longest times
+    #[arg(long, value_name = "DEVIATIONS")]
+    pub statistical: Option<f64>,
+    /// Seed of all random numbers
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Also write the rows to a file
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+    /// Also draw a chart, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+}
+
+impl StreamsArgs {
+    /// Bytes a second of a stream.
+    #[must_use]
+    pub fn stream_rate(&self) -> f64 {
+        self.stream_bytes.unwrap_or(250_000.0)
+    }
+
+    /// Seconds of a round.
+    #[must_use]
+    pub fn round(&self) -> f64 {
+        self.round_s.unwrap_or(1.0)
+    }
+}
+
+/// Rows under a heading, as they are printed, written and drawn.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Table {
+    /// Names of the columns.
+    pub columns: Vec<&'static str>,
+    /// As many fields as columns each.
+    pub rows: Vec<Vec<String>>,
+    /// What it says, in words.
+    pub notes: Vec<String>,
+    /// The same, drawn.
+    pub chart: Option<Chart>,
+}
+
+impl Table {
+    fn print(&self, out: &mut dyn Write) -> Result<(), SimError> {
+        let width = |at: usize| {
+            let fields = self.rows.iter().map(|row| row[at].len());
+            fields.chain([self.columns[at].len()]).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        let heading: Vec<String> = self.columns.iter().map(ToString::to_string).collect();
+        for row in std::iter::once(&heading).chain(&self.rows) {
+            let fields = row.iter().zip(&widths).map(|(field, width)| format!("{field:>width$}"));
+            writeln!(out, "{}", fields.collect::<Vec<_>>().join("  "))?;
+        }
+        for note in &self.notes {
+            writeln!(out, "{note}")?;
+        }
+        Ok(())
+    }
+
+    fn to_csv(&self) -> String {
+        let mut csv = self.columns.join(",") + "\n";
+        for row in &self.rows {
+            csv.push_str(&(row.join(",") + "\n"));
+        }
+        csv
+    }
+
+    fn to_json(&self) -> serde_json::Value {
+        let rows = self.rows.iter().map(|row| {
+            let fields = self.columns.iter().zip(row).map(|(name, field)| {
+                let number = field.parse::<f64>().ok().and_then(serde_json::Number::from_f64);
+                let value = number.map_or_else(|| field.as_str().into(), Into::into);
+                ((*name).to_owned(), value)
+            });
+            serde_json::Value::Object(fields.collect())
+        });
+        rows.collect()
+    }
+}
+
+/// The arithmetic of one scheme.
+///
+/// # Errors
+/// [`SimError`] for numbers that make no system, or the ring, for which there is no closed form.
+pub fn closed_form(args: &StreamsArgs) -> Result<Outcome, SimError> {
+    let need = "--closed-form needs --overhead-ms, --rate-bytes, --stream-bytes and --round-s";
+    let model = Model {
+        overhead: args.overhead_ms.ok_or(SimError::Usage(need))? / 1000.0,
+        device_rate: args.rate_bytes.ok_or(SimError::Usage(need))?,
+        stream_rate: args.stream_rate(),
+        round: args.round(),
+    };
+    let (cache, k) = (args.disk_cache_bytes, args.k);
+    if k == Some(0) {
+        return Err(SimError::Usage("--k must be 1 at least"));
+    }
+    Ok(match args.policy {
+        Scheme::Sweep => model.sweep()?,
+        Scheme::Sp => model.sweep_and_prefetch(k.unwrap_or(2) - 1, cache)?,
+        Scheme::Gradual => model.gradual(cache)?,
+        Scheme::Gpmp => model.gpmp(k.unwrap_or(1))?,
+        Scheme::GpmpUnequal => model.gpmp_unequal(k.unwrap_or(1))?,
+        Scheme::Ring => {
+            return Err(SimError::Usage(
+                "there is no closed form for ring; give --policy sweep|sp|gradual|gpmp",
+            ));
+        }
+    })
+}
+
+/// What the arguments ask for, done and printed.
+///
+/// # Errors
+/// [`SimError`]; its text tells the user what to do.
+pub fn run_cli(args: &StreamsArgs, out: &mut dyn Write) -> Result<(), SimError> {
+    if args.closed_form {
+        let outcome = closed_form(args)?;
+        if args.json {
+            serde_json::to_writer(&mut *out, &outcome)?;
+            writeln!(out)?;
+        } else {
+            let Outcome { streams, v, p, memory_bytes, startup_mean_s, startup_max_s } = outcome;
+            writeln!(out, "{streams} streams: {v} accesses and {p} prefetched blocks a round")?;
+            writeln!(out, "{memory_bytes} bytes of memory")?;
+            writeln!(out, "start-up {startup_mean_s} s on average, {startup_max_s} s at most")?;
+        }
+        return Ok(());
+    }
+    let positive = |value: f64| value.is_finite() && value > 0.0;
+    if ![args.stream_rate(), args.round(), args.memory, args.cycle_s].into_iter().all(positive) {
+        return Err(SimError::Usage("rates, times and memory must be more than 0"));
+    }
+    let table = match args.figure {
+        Some(Figure::Prefetch) => figures::prefetch()?,
+        Some(Figure::Groups) => figures::groups()?,
+        Some(Figure::Throughput) => figures::throughput(args)?,
+        Some(Figure::Startup) => figures::startup(args)?,
+        Some(Figure::Gains) => figures::gains(),
+        Some(Figure::Ring) => ring::table(args)?,
+        None => load::table(args)?,
+    };
+    if args.json {
+        writeln!(out, "{}", table.to_json())?;
+    } else {
+        table.print(out)?;
+    }
+    if let Some(path) = &args.csv {
+        std::fs::write(path, table.to_csv()).map_err(SimError::file(path))?;
+    }
+    if let Some(path) = &args.plot {
+        let chart =
+            table.chart.ok_or(SimError::Usage("there is no chart of this; leave --plot out"))?;
+        std::fs::write(path, chart.to_svg()).map_err(SimError::file(path))?;
+    }
+    Ok(())
+}
