@@ -219,7 +219,8 @@ impl Ledger {
             }
         }
         before.calls = map.calls.iter().filter_map(CallSlot::read).collect();
-        state.node.departed = map.departed.iter().flatten().filter_map(DepartedSlot::read).collect();
+        state.node.departed =
+            map.departed.iter().flatten().filter_map(DepartedSlot::read).collect();
         Ok((state, before))
     }
 
