@@ -155,3 +155,12 @@ fn bar_when_over_full_then_it_stays_within_its_width() {
     assert_eq!(bar(20, 10, 4), "####");
     assert_eq!(bar(0, 0, 4), "....");
 }
+
+#[test]
+fn fsck_when_a_daemon_was_killed_then_its_leftovers_are_told() {
+    let report = FsckReport { objects: 5, leftovers: 2, ..FsckReport::default() };
+    let text = fsck(&report);
+    assert!(text.contains("2 left by a daemon that was killed"), "{text}");
+    assert!(text.ends_with("no problems\n"), "{text}");
+    assert!(!fsck(&FsckReport::default()).contains("left by"));
+}

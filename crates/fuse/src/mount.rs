@@ -76,7 +76,8 @@ impl Default for MountOptions {
     }
 }
 
-/// Mounts `node` on `mountpoint` and starts to serve it.
+/// Mounts `node` on `mountpoint` and starts to serve it. With a keeper requests do not come by
+/// io_uring, whatever `options` say.
 ///
 /// # Errors
 /// When the mount point can't be used, `/dev/fuse` is out of reach, or the kernel is too old.
@@ -87,8 +88,8 @@ pub fn mount(
     keeper: Option<Keeper<'_>>,
 ) -> Result<Mounted> {
     let mut options = transport_options(&node, options);
-    if keeper.is_some() && options.transport == Transport::Auto {
-        // What is on its way in a ring fails when the daemon dies.
+    if keeper.is_some() {
+        // What a ring's requests were doing when a daemon dies can't be sent again.
         options.transport = Transport::Classic;
     }
     let generation = node.handle_generation();
@@ -116,10 +117,6 @@ fn keep(
     before: Before,
     keeper: Keeper<'_>,
 ) -> Result<()> {
-    if state.negotiated.features.contains(Features::OVER_IO_URING) {
-        tracing::warn!("no restart after a crash: requests come by io_uring");
-        return Ok(());
-    }
     if !state.negotiated.features.contains(Features::HAS_RESEND) {
         tracing::warn!(
             "no restart after a crash: the kernel can't send requests again (Linux 6.9)"
@@ -156,8 +153,7 @@ pub fn adopt(
     options: &MountOptions,
     keeper: Option<Keeper<'_>>,
 ) -> Result<Mounted> {
-    // Only what is read from the device is handed over.
-    let options = Options { transport: Transport::Classic, ..transport_options(&node, options) };
+    let options = transport_options(&node, options);
     let generation = node.handle_generation();
     let front =
         Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;

@@ -186,13 +186,8 @@ pub fn run(load: &Load) -> Result<Report, SimError> {
         {
             left = driver.outcome.ended;
             let before = driver.outcome.refused;
-            driver.join_at(
-                driver.now(),
-                stream,
-                wanted[stream as usize] as u64,
-                &rate,
-                &titles[wanted[stream as usize]],
-            );
+            let title = wanted[stream as usize];
+            driver.join_at(driver.now(), stream, title as u64, &rate, &titles[title]);
             driver.run_until(driver.now());
             if driver.outcome.refused > before {
                 queue.push_front(stream);
@@ -203,7 +198,8 @@ pub fn run(load: &Load) -> Result<Report, SimError> {
         while next <= now {
             driver.run_until(next);
             let stream = arrived.len() as u64;
-            let title = sums.partition_point(|sum| *sum <= rng.unit() * all).min(titles.len() - 1);
+            let place = rng.unit() * all;
+            let title = sums.partition_point(|sum| *sum <= place).min(titles.len() - 1);
             arrived.push(next);
             wanted.push(title);
             let before = driver.outcome.refused;
@@ -220,10 +216,11 @@ pub fn run(load: &Load) -> Result<Report, SimError> {
         }
         driver.run_until(now);
     }
+    let waited = |at: Tick, stream: u64| (at.0 - arrived[stream as usize].0) as f64 / 1e9;
     let started = driver.outcome.startups.iter();
     let mut startups: Vec<f64> = started
-        .map(|(stream, at, _)| (at.0 - arrived[stream.0 as usize].0) as f64 / 1e9)
-        .chain(queue.iter().map(|stream| (end.0 - arrived[*stream as usize].0) as f64 / 1e9))
+        .map(|(stream, at, _)| waited(*at, stream.0))
+        .chain(queue.iter().map(|stream| waited(end, *stream)))
         .collect();
     startups.sort_by(f64::total_cmp);
     Ok(Report {

@@ -39,9 +39,9 @@ impl Departed {
         }
     }
 
-    /// Calls `each` for all that is remembered, oldest first.
+    /// Calls `each` for all that is remembered, oldest first, directories before all else.
     pub fn for_each(&self, mut each: impl FnMut(u64, &Attr)) {
-        for inner in [&self.others, &self.directories] {
+        for inner in [&self.directories, &self.others] {
             let inner = inner.lock();
             for ino in &inner.order {
                 if let Some(attr) = inner.attrs.get(ino) {

@@ -35,6 +35,17 @@ impl Interceptor for Meanwhile {
     }
 }
 
+impl Bench {
+    /// A new file with these bytes, made without a look at the backing store.
+    fn write_unseen(&self, dir: Ino, name: &str, bytes: &[u8]) -> Ino {
+        let new = NewInode::new(FileKind::File, 0o644, 0, 0);
+        let made = self.node.meta.create(dir, name.as_bytes(), new, convert::now());
+        let ino = made.expect("it can be made").ino;
+        self.fill(ino, bytes);
+        ino
+    }
+}
+
 const ABSENT: Verdict = Verdict::Fail(libc::ENOENT);
 
 fn bench() -> (Arc<Bench>, Arc<Meanwhile>) {
