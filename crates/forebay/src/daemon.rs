@@ -99,13 +99,13 @@ pub fn settings_from(pairs: &[OsString]) -> Result<Settings, Error> {
 
 /// One of the processes of a mount in the background.
 pub fn run(args: &DaemonArgs, engine: &dyn Engine) -> Result<(), Error> {
+    if args.successor {
+        return run_successor(&args.settings, engine);
+    }
     let settings = settings_from(&args.settings)?;
     if args.supervise {
         let config = MountConfig::from_settings(&settings, engine.policies())?;
         return supervisor::run(arguments(&settings), config.restart_limit);
-    }
-    if args.successor {
-        return run_successor(&settings, engine);
     }
     let link = args.supervised.then(Link::from_stdin).transpose();
     let link = link.map_err(|_| Error::Usage("only a supervisor starts such a daemon".into()))?;
@@ -202,21 +202,21 @@ pub fn run_foreground(
 }
 
 /// The daemon that another one has started to take its mount over.
-fn run_successor(settings: &Settings, engine: &dyn Engine) -> Result<(), Error> {
+fn run_successor(given: &[OsString], engine: &dyn Engine) -> Result<(), Error> {
     let predecessor = Predecessor::from_stdin().map_err(|_| {
         Error::Usage("only a daemon starts a successor: use `forebay upgrade`".into())
     })?;
     let mut known = None;
     predecessor.accept(|version| {
-        known = Some(suited(settings, engine, version)?);
+        known = Some(suited(given, engine, version)?);
         Ok(())
     })?;
-    let config = known.ok_or_else(|| Error::Failed("no configuration".into()))?;
+    let (settings, config) = known.ok_or_else(|| Error::Failed("no configuration".into()))?;
     if !config.foreground {
         // Fails only for a process group leader, which is on its own already.
         let _ = rustix::process::setsid();
     }
-    let plan = Plan { arguments: arguments(settings), config: &config, engine, supervisor: None };
+    let plan = Plan { arguments: arguments(&settings), config: &config, engine, supervisor: None };
     let result = service::serve_after(plan, &predecessor);
     if let Err(error) = &result {
         tracing::error!(%error, "daemon ends");
@@ -227,10 +227,10 @@ fn run_successor(settings: &Settings, engine: &dyn Engine) -> Result<(), Error> 
 
 /// Whether this program can serve what another one hands on in this version with these settings.
 fn suited(
-    settings: &Settings,
+    given: &[OsString],
     engine: &dyn Engine,
     version: u32,
-) -> Result<MountConfig, ControlError> {
+) -> Result<(Settings, MountConfig), ControlError> {
     let own = engine.state_version();
     if version != own {
         return Err(ControlError::new(
@@ -244,10 +244,11 @@ fn suited(
         ));
     }
     let unfit = |message: String| ControlError::new(ErrorKind::Usage, message);
-    let config = MountConfig::from_settings(settings, engine.policies())
+    let settings = settings_from(given).map_err(|error| unfit(error.to_string()))?;
+    let config = MountConfig::from_settings(&settings, engine.policies())
         .map_err(|error| unfit(error.to_string()))?;
     engine.check_tiers(&config)?;
-    Ok(config)
+    Ok((settings, config))
 }
 
 #[cfg(test)]

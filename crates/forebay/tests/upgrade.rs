@@ -106,8 +106,10 @@ fn upgrade_when_the_new_program_can_not_then_the_old_daemon_serves_on() {
     }
     let log = fs::read_to_string(site.path("tier/state/forebay.log")).unwrap();
     assert_eq!(log.matches("forebay_node::inherit: taken over").count(), 2, "{log}");
-    // And then it still can be upgraded.
-    let (code, text) = upgrade(&site, &[]);
+    // And then it still can be upgraded, by the configuration that a service unit has.
+    let config = site.path("home/site.toml");
+    fs::write(&config, format!("mountpoint = {:?}\n", site.text("mnt"))).unwrap();
+    let (code, text) = site.run(&["upgrade", "--config", config.to_str().unwrap()]);
     assert_eq!(code, 0, "{text}");
     assert_ne!(site.daemon(), daemon);
     assert_unnoticed(load);

@@ -26,7 +26,7 @@ const MAGIC: u32 = u32::from_le_bytes(*b"FBLG");
 const HANDLES: usize = 1 << 20;
 /// Calls that are under way at one time at most: more than threads that carry them out.
 const CALLS: usize = 512;
-/// Removed inodes that are remembered.
+/// Removed directories that are remembered, and as many of all else.
 const DEPARTED: usize = 4096;
 const STATE_BYTES: usize = 2048;
 const DEPARTED_BYTES: usize = 124;
@@ -47,7 +47,7 @@ struct Layout {
     /// A [`State`] without handles.
     state: [AtomicU8; STATE_BYTES],
     calls: [CallSlot; CALLS],
-    departed: [DepartedSlot; DEPARTED],
+    departed: [[DepartedSlot; DEPARTED]; 2],
     handles: [HandleSlot; HANDLES],
 }
 
@@ -102,7 +102,7 @@ pub struct Ledger {
     map: Mapping,
     file: File,
     places: Mutex<Places>,
-    departed: AtomicU64,
+    departed: [AtomicU64; 2],
 }
 
 #[derive(Default)]
@@ -156,7 +156,7 @@ impl Ledger {
             map: Mapping::new(&file)?,
             file,
             places: Mutex::default(),
-            departed: AtomicU64::new(0),
+            departed: Default::default(),
         };
         let bare = State { negotiated: state.negotiated, node: Inheritance::default() }.encode();
         let length = u32::try_from(bare.len()).map_err(io::Error::other)?;
@@ -219,7 +219,8 @@ impl Ledger {
             }
         }
         before.calls = map.calls.iter().filter_map(CallSlot::read).collect();
-        state.node.departed = map.departed.iter().filter_map(DepartedSlot::read).collect();
+        state.node.departed =
+            map.departed.iter().flatten().filter_map(DepartedSlot::read).collect();
         Ok((state, before))
     }
 
@@ -261,8 +262,9 @@ impl Ledger {
     pub fn note_departed(&self, departed: &DepartedInode) {
         let bytes = departed.encode_to_vec();
         let Ok(length) = u32::try_from(bytes.len()) else { return };
-        let index = self.departed.fetch_add(1, Ordering::Relaxed) as usize % DEPARTED;
-        let slot = &self.map.departed[index];
+        let kind = usize::from(departed.mode & libc::S_IFMT == libc::S_IFDIR);
+        let index = self.departed[kind].fetch_add(1, Ordering::Relaxed) as usize % DEPARTED;
+        let slot = &self.map.departed[kind][index];
         if bytes.len() <= DEPARTED_BYTES {
             slot.length.store(0, Ordering::Release);
             store_bytes(&slot.bytes, &bytes);

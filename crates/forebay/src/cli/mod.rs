@@ -129,7 +129,11 @@ pub struct UmountArgs {
 #[derive(Debug, Args)]
 pub struct UpgradeArgs {
     /// The mount point
-    pub mountpoint: PathBuf,
+    #[arg(required_unless_present = "config")]
+    pub mountpoint: Option<PathBuf>,
+    /// Take the mount point from this configuration file
+    #[arg(long, value_name = "FILE", conflicts_with = "mountpoint")]
+    pub config: Option<PathBuf>,
     /// The program to take over [default: the one that this command is]
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,

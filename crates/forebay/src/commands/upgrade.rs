@@ -1,9 +1,11 @@
 //! `upgrade`: another program takes a mount over.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{print, print_json};
 use crate::cli::UpgradeArgs;
+use crate::config::{FileSource, Settings};
 use crate::control::{Client, Reply, Request};
 use crate::error::Error;
 
@@ -21,7 +23,7 @@ pub fn run(args: &UpgradeArgs) -> Result<(), Error> {
     let limit_ms = u64::try_from(args.timeout.as_millis()).unwrap_or(u64::MAX);
     let request = Request::Upgrade { program: program.into(), limit_ms };
     let patience = args.timeout.saturating_add(GRACE);
-    let mut client = Client::for_path(&args.mountpoint)?;
+    let mut client = Client::for_path(&mountpoint(args)?)?;
     match client.call(request, Some(patience), &mut |_| {})? {
         Reply::Upgraded(upgraded) if args.json => print_json(&upgraded),
         Reply::Upgraded(upgraded) => print(&format!(
@@ -33,4 +35,14 @@ pub fn run(args: &UpgradeArgs) -> Result<(), Error> {
         )),
         _ => Err(Error::Protocol("not an answer to an upgrade".into())),
     }
+}
+
+fn mountpoint(args: &UpgradeArgs) -> Result<PathBuf, Error> {
+    let mut settings = Settings::default();
+    if let Some(path) = &args.config {
+        FileSource::read(path)?.offer(&mut settings)?;
+    }
+    let configured = settings.get("mountpoint").and_then(|value| value.texts.first());
+    let found = args.mountpoint.clone().or_else(|| configured.map(PathBuf::from));
+    found.ok_or_else(|| Error::Usage("name the mount point, or a --config that has it".into()))
 }

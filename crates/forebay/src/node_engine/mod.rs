@@ -200,6 +200,13 @@ impl Mounted for NodeMount {
 
     fn give_away(&self, limit: Duration) -> ControlResult<Bequest> {
         let until = Instant::now() + limit;
+        if self.front.running().is_on_rings() {
+            return Err(ControlError::new(
+                ErrorKind::Unsupported,
+                "requests come by io_uring, which can't be handed over: unmount and mount with the \
+                 new program, and with --transport classic for upgrades to come",
+            ));
+        }
         self.node.rest(limit).map_err(|error| convert::control_error(&error))?;
         let go_on = |error: ControlError| {
             self.front.resume();
