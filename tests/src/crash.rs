@@ -1,6 +1,7 @@
 //! The kill -9 test: what was acknowledged before the daemon died must be there after the next
 //! mount, nothing torn, nothing left over, and after the drain in the backing store as plain files.
 
+mod cold;
 mod load;
 mod points;
 
@@ -38,6 +39,7 @@ pub struct Load {
     plans: Vec<Plan>,
     children: Vec<Child>,
     progress: Progress,
+    cold: Option<PathBuf>,
 }
 
 impl Load {
@@ -45,8 +47,13 @@ impl Load {
     /// that fill a small tier.
     pub fn start(dir: &Path, seed: u64, writers: usize, large: usize) -> Outcome<Self> {
         let progress = Progress::new(writers)?;
-        let mut load =
-            Self { dir: dir.to_owned(), plans: Vec::new(), children: Vec::new(), progress };
+        let mut load = Self {
+            dir: dir.to_owned(),
+            plans: Vec::new(),
+            children: Vec::new(),
+            progress,
+            cold: None,
+        };
         // All before the first writer makes the daemon die.
         for id in 0..writers {
             os::mkdir(load.home(id), 0o755)?;
@@ -62,6 +69,14 @@ impl Load {
             load.plans.push(plan);
         }
         Ok(load)
+    }
+
+    /// Starts a reader of the files that were laid into `dir` of the backing store.
+    pub fn read_cold(&mut self, dir: PathBuf, seed: u64) -> Outcome {
+        let (progress, home) = (&self.progress, dir.clone());
+        self.children.push(Child::start(move || cold::read(&home, progress, seed))?);
+        self.cold = Some(dir);
+        Ok(())
     }
 
     fn home(&self, id: usize) -> PathBuf {
@@ -106,7 +121,7 @@ impl Load {
                 Failure::Failed(format!("writer {id}, {done} of {begun} steps done: {why}"))
             })?;
         }
-        Ok(())
+        self.cold.as_deref().map_or(Ok(()), cold::verify)
     }
 }
 

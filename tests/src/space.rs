@@ -274,6 +274,100 @@ pub fn backing_store_full(passthrough: Passthrough) -> Outcome {
     kept.iter().try_for_each(|i| check(&backing.path().join(format!("f{i}")), *i, MIB))
 }
 
+/// A directory with a quota of the kernel's: a subvolume of Btrfs on a loop device. Needs root,
+/// a loop device and the tools of Btrfs; unmounted and removed on drop.
+struct QuotaDisk {
+    dir: tempfile::TempDir,
+}
+
+impl QuotaDisk {
+    fn new(quota: u64) -> Outcome<Self> {
+        let skipped = |what: &str, why: &dyn std::fmt::Display| {
+            Failure::Skipped(format!("no quota can be set here: {what}: {why}"))
+        };
+        if !os::is_root() {
+            return Err(skipped("mount", &"it needs root"));
+        }
+        let disk = Self { dir: tempfile::Builder::new().prefix("forebay-test-").tempdir()? };
+        let image = disk.dir.path().join("image");
+        std::fs::File::create(&image).and_then(|file| file.set_len(256 * MIB))?;
+        std::fs::create_dir(disk.mount())?;
+        let (image, mount, volume) = (image.as_os_str(), disk.mount(), disk.path());
+        let (quota, mount, volume) = (quota.to_string(), mount.as_os_str(), volume.as_os_str());
+        let steps: [(&str, &[&std::ffi::OsStr]); 5] = [
+            ("mkfs.btrfs", &["-q".as_ref(), image]),
+            ("mount", &["-o".as_ref(), "loop".as_ref(), image, mount]),
+            ("btrfs", &["quota".as_ref(), "enable".as_ref(), mount]),
+            ("btrfs", &["subvolume".as_ref(), "create".as_ref(), volume]),
+            ("btrfs", &["qgroup".as_ref(), "limit".as_ref(), quota.as_ref(), volume]),
+        ];
+        for (program, arguments) in steps {
+            run_checked(Command::new(program).args(arguments), LIMIT)
+                .map_err(|error| skipped(program, &error))?;
+        }
+        Ok(disk)
+    }
+
+    fn mount(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    fn path(&self) -> PathBuf {
+        self.mount().join("volume")
+    }
+
+    /// Takes the limit away.
+    fn lift(&self) -> Outcome {
+        let mut command = Command::new("btrfs");
+        command.args(["qgroup", "limit", "none"]).arg(self.path());
+        run_checked(&mut command, LIMIT)?;
+        Ok(())
+    }
+}
+
+impl Drop for QuotaDisk {
+    fn drop(&mut self) {
+        let _ = run_checked(Command::new("umount").arg("-l").arg(self.mount()), LIMIT);
+    }
+}
+
+/// A quota of the backing store's, used up while the tier is full: the writer gets `EDQUOT`, what was
+/// acknowledged is there, and reaches the backing store when the quota is raised.
+pub fn quota_used_up(passthrough: Passthrough) -> Outcome {
+    let backing = QuotaDisk::new(12 * MIB)?;
+    let tier = SmallDisk::new(64 * MIB)?;
+    let mut mount = ForebayMount::new(MountOptions {
+        backing: Some(backing.path()),
+        tiers: vec![(tier.path().join("tier"), 16 * MIB)],
+        passthrough: Some(passthrough),
+        writeback: Some("1h".into()),
+        ..MountOptions::default()
+    })?;
+    let _guard = watchdog::guard(LIMIT * 3, "quota used up");
+    let mut kept = Vec::new();
+    let refusal = (0..64_u64).find_map(|i| {
+        let path = mount.dir().join(format!("f{i}"));
+        match acknowledged(&path, i) {
+            Ok(()) => {
+                kept.push(i);
+                None
+            }
+            Err(errno) => Some((path, errno)),
+        }
+    });
+    let Some((path, errno)) = refusal else {
+        return Err(Failure::at("64 MiB fit into a tier of 16 and a quota of 12"));
+    };
+    ensure!(errno == Errno::DQUOT, "a used up quota gave {errno:?}");
+    for i in &kept {
+        check(&mount.dir().join(format!("f{i}")), *i, MIB)?;
+    }
+    rustix::fs::unlink(&path)?;
+    backing.lift()?;
+    mount.unmount()?;
+    kept.iter().try_for_each(|i| check(&backing.path().join(format!("f{i}")), *i, MIB))
+}
+
 fn acknowledged(path: &Path, tag: u64) -> os::Call {
     let fd = os::open(path, OFlags::CREATE | OFlags::WRONLY, 0o644)?;
     os::write_at(&fd, 0, &pattern(tag, MIB as usize))?;

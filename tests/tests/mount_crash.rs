@@ -32,13 +32,28 @@ fn needs_full_tiers(point: &str) -> bool {
     PARTS.iter().any(|part| point.contains(part))
 }
 
-fn options_for(point: &str, passthrough: Passthrough) -> MountOptions {
-    if needs_full_tiers(point) { small(passthrough) } else { options(passthrough, "20ms") }
+/// Whether only a policy that takes the end of a file and leaves the rest comes by a point.
+fn needs_partial_eviction(point: &str) -> bool {
+    ["node.evict.tail", "store.presence.after_clear"].contains(&point)
 }
 
-/// Fail points that these rounds don't reach, and why.
-const UNREACHED: &[(&str, &str)] =
-    &[("store.commit.before_copy_beside", "only with another mount inside the backing store")];
+fn options_for(point: &str, passthrough: Passthrough) -> MountOptions {
+    let mut options =
+        if needs_full_tiers(point) { small(passthrough) } else { options(passthrough, "20ms") };
+    if needs_partial_eviction(point) {
+        options.arguments.extend(["--policy".into(), "min".into()]);
+    }
+    options
+}
+
+/// Fail points that these rounds don't reach, or not for certain, and why.
+const UNREACHED: &[(&str, &str)] = &[
+    ("store.commit.before_copy_beside", "only with another mount inside the backing store"),
+    ("store.presence.after_clear", "only for pieces that were synced before the rest arrived"),
+    ("node.flush.half", "only for a file with two names that was written past full tiers"),
+    ("node.flush.half_done", "only for a file with two names that was written past full tiers"),
+    ("node.spill.evacuated", "only while a tier has not even room for the map of a file"),
+];
 
 fn survives(passthrough: Passthrough, writeback: &str) {
     let _one = ONE.lock();

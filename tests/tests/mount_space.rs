@@ -34,6 +34,11 @@ fn backing_store_when_full_then_enospc_is_clean_and_nothing_is_lost() {
 }
 
 #[test]
+fn quota_of_the_backing_store_when_used_up_then_edquot_is_clean_and_nothing_is_lost() {
+    in_every_mode(space::quota_used_up);
+}
+
+#[test]
 fn two_tiers_when_they_fill_then_objects_move_down_and_each_keeps_its_size() {
     in_every_mode(space::two_tiers_fill_and_demote);
 }

@@ -2,18 +2,19 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde::{Deserialize, Serialize};
 
+use crate::cli::DaemonArgs;
 use crate::config::{MountConfig, Origin, Setting, Settings};
-use crate::control::{Address, Control, ErrorKind, Server, ServerLimits, Shutdown};
+use crate::control::{ControlError, ErrorKind};
 use crate::engine::Engine;
 use crate::error::{Error, Exit};
-use crate::{logging, metrics_http, signals};
+use crate::service::Plan;
+use crate::succession::Predecessor;
+use crate::supervisor::Link;
+use crate::{logging, service, supervisor};
 
 /// What a daemon tells the `mount` that waits for it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -25,13 +26,10 @@ struct Report {
 /// Starts the daemon with these settings and waits until it can be used or has failed.
 pub fn launch(settings: &Settings) -> Result<(), Error> {
     let mut command = Command::new("/proc/self/exe");
-    command.arg("daemon");
-    for (setting, value) in settings.iter() {
-        for text in &value.texts {
-            let mut pair = OsString::from(format!("--set={}=", setting.key));
-            pair.push(text);
-            command.arg(pair);
-        }
+    command.arg("daemon").args(arguments(settings));
+    let alone = settings.get("no-supervisor").is_some_and(|value| value.texts == ["true"]);
+    if !alone {
+        command.arg("--supervise");
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(Error::io("starting the daemon"))?;
@@ -62,6 +60,19 @@ pub fn launch(settings: &Settings) -> Result<(), Error> {
     }
 }
 
+/// The settings as arguments of a daemon.
+fn arguments(settings: &Settings) -> Vec<OsString> {
+    let mut arguments = Vec::new();
+    for (setting, value) in settings.iter() {
+        for text in &value.texts {
+            let mut pair = OsString::from(format!("--set={}=", setting.key));
+            pair.push(text);
+            arguments.push(pair);
+        }
+    }
+    arguments
+}
+
 /// The settings that [`launch`] gave.
 pub fn settings_from(pairs: &[OsString]) -> Result<Settings, Error> {
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -86,12 +97,37 @@ pub fn settings_from(pairs: &[OsString]) -> Result<Settings, Error> {
     Ok(settings)
 }
 
+/// One of the processes of a mount in the background.
+pub fn run(args: &DaemonArgs, engine: &dyn Engine) -> Result<(), Error> {
+    let settings = settings_from(&args.settings)?;
+    if args.supervise {
+        let config = MountConfig::from_settings(&settings, engine.policies())?;
+        return supervisor::run(arguments(&settings), config.restart_limit);
+    }
+    if args.successor {
+        return run_successor(&settings, engine);
+    }
+    let link = args.supervised.then(Link::from_stdin).transpose();
+    let link = link.map_err(|_| Error::Usage("only a supervisor starts such a daemon".into()))?;
+    run_detached(&settings, engine, link, args.revived)
+}
+
 /// The daemon process that `launch` started: leaves the terminal, serves, and reports on its
 /// standard output whether it can be used.
-pub fn run_detached(settings: &Settings, engine: &dyn Engine) -> Result<(), Error> {
+fn run_detached(
+    settings: &Settings,
+    engine: &dyn Engine,
+    supervisor: Option<Link>,
+    revived: bool,
+) -> Result<(), Error> {
     let mut told = false;
     let result = detach(settings, engine).and_then(|(config, mut pipe)| {
-        serve(&config, engine, &mut || {
+        let arguments = arguments(settings);
+        let plan = Plan { arguments, config: &config, engine, supervisor };
+        if revived {
+            return service::serve_revived(plan);
+        }
+        service::serve(plan, &mut || {
             told = true;
             report(&mut pipe, Exit::Ok, String::new())
                 .map_err(Error::io("whoever ran `forebay mount` went away"))?;
@@ -148,149 +184,70 @@ fn detach(settings: &Settings, engine: &dyn Engine) -> Result<(MountConfig, std:
 }
 
 /// Serves in the foreground, and tells a waiting service manager when the mount can be used.
-pub fn run_foreground(config: &MountConfig, engine: &dyn Engine) -> Result<(), Error> {
+pub fn run_foreground(
+    settings: &Settings,
+    config: &MountConfig,
+    engine: &dyn Engine,
+) -> Result<(), Error> {
     engine.check_tiers(config)?;
     if let Some(path) = &config.log_file {
         let log = logging::open_file(path)?;
         rustix::stdio::dup2_stderr(&log).map_err(|e| Error::io("standard error")(e.into()))?;
     }
-    serve(config, engine, &mut || {
-        notify_service_manager("READY=1\n");
+    let plan = Plan { arguments: arguments(settings), config, engine, supervisor: None };
+    service::serve(plan, &mut || {
+        service::notify_service_manager("READY=1\n");
         Ok(())
     })
 }
 
-/// Mounts, serves until the mount is gone, and cleans up.
-fn serve(
-    config: &MountConfig,
+/// The daemon that another one has started to take its mount over.
+fn run_successor(settings: &Settings, engine: &dyn Engine) -> Result<(), Error> {
+    let predecessor = Predecessor::from_stdin().map_err(|_| {
+        Error::Usage("only a daemon starts a successor: use `forebay upgrade`".into())
+    })?;
+    let mut known = None;
+    predecessor.accept(|version| {
+        known = Some(suited(settings, engine, version)?);
+        Ok(())
+    })?;
+    let config = known.ok_or_else(|| Error::Failed("no configuration".into()))?;
+    if !config.foreground {
+        // Fails only for a process group leader, which is on its own already.
+        let _ = rustix::process::setsid();
+    }
+    let plan = Plan { arguments: arguments(settings), config: &config, engine, supervisor: None };
+    let result = service::serve_after(plan, &predecessor);
+    if let Err(error) = &result {
+        tracing::error!(%error, "daemon ends");
+        predecessor.refuse(&ControlError::new(ErrorKind::Failed, error.to_string()));
+    }
+    result
+}
+
+/// Whether this program can serve what another one hands on in this version with these settings.
+fn suited(
+    settings: &Settings,
     engine: &dyn Engine,
-    ready: &mut dyn FnMut() -> Result<(), Error>,
-) -> Result<(), Error> {
-    // Before any thread exists, so that all threads inherit it and only one receives signals.
-    signals::block()?;
-    logging::start(config)?;
-    logging::abort_on_panic();
-    let address = Address::claim(&config.mountpoint, &config.backing)?;
-    let listener = address.listen()?;
-    let metrics_listener = config.metrics.map(metrics_http::listen).transpose()?;
-    let mounted = engine.mount(config)?;
-    let control = mounted.control();
-    let server = Server::start(listener, Arc::clone(&control), ServerLimits::default())
-        .map_err(Error::io("control socket"));
-    let started = server.and_then(|server| {
-        let metrics = metrics_listener.map(|listener| {
-            let control = Arc::clone(&control);
-            metrics_http::Endpoint::start(listener, move || control.metrics())
-        });
-        let metrics = metrics.transpose().map_err(Error::io("metrics endpoint"))?;
-        end_on_signal(Arc::clone(&control))?;
-        ready()?;
-        Ok((server, metrics))
-    });
-    match started {
-        Ok((server, metrics)) => {
-            tracing::info!(backing = %config.backing.display(), mountpoint = %config.mountpoint.display(), "mounted");
-            let ended = mounted.wait();
-            drop(metrics);
-            server.stop();
-            drop(address);
-            tracing::info!("unmounted");
-            Ok(ended?)
-        }
-        Err(error) => {
-            let _ = control.shutdown(Shutdown::Detach);
-            let _ = mounted.wait();
-            Err(error)
-        }
+    version: u32,
+) -> Result<MountConfig, ControlError> {
+    let own = engine.state_version();
+    if version != own {
+        return Err(ControlError::new(
+            ErrorKind::Unsupported,
+            format!(
+                "the new program ({}) reads version {own} of the state that a daemon hands on, \
+                 the running daemon writes version {version}: nothing was changed; unmount and \
+                 mount with the new program instead",
+                env!("CARGO_PKG_VERSION")
+            ),
+        ));
     }
-}
-
-/// Starts the thread that ends the mount on SIGTERM or SIGINT, at once on the second one.
-fn end_on_signal(control: Arc<dyn Control>) -> Result<(), Error> {
-    let received = Arc::new(AtomicU32::new(0));
-    let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
-        std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
-    };
-    let body = move || {
-        while signals::wait().is_ok() {
-            match received.fetch_add(1, Ordering::SeqCst) {
-                0 => {
-                    let (control, received) = (Arc::clone(&control), Arc::clone(&received));
-                    let drain = move || drain_and_end(&*control, &received);
-                    if spawn("drain", Box::new(drain)).is_err() {
-                        return;
-                    }
-                }
-                1 => {
-                    tracing::warn!(
-                        "second signal: leaving at once; what is dirty stays on the tiers"
-                    );
-                    end(&*control, Shutdown::Detach);
-                }
-                _ => {}
-            }
-        }
-    };
-    std::thread::Builder::new()
-        .name("signals".into())
-        .spawn(body)
-        .map(drop)
-        .map_err(Error::io("signal thread"))
-}
-
-fn drain_and_end(control: &dyn Control, received: &AtomicU32) {
-    tracing::info!("signal: writing everything to the backing store");
-    notify_service_manager("STOPPING=1\n");
-    let drained = control.drain(None, &mut |progress| {
-        // The service manager is asked for ten more seconds as long as there is progress.
-        notify_service_manager("EXTEND_TIMEOUT_USEC=10000000\n");
-        tracing::debug!(?progress, "draining");
-        received.load(Ordering::SeqCst) < 2
-    });
-    match drained {
-        Ok(outcome) if outcome.complete => tracing::info!(files = outcome.files, "drained"),
-        Ok(outcome) => tracing::warn!(
-            files = outcome.remaining_files,
-            bytes = outcome.remaining_bytes,
-            "not drained; the rest stays on the tiers for the next mount"
-        ),
-        Err(error) => {
-            tracing::warn!(%error, "not drained; the rest stays on the tiers for the next mount");
-        }
-    }
-    if received.load(Ordering::SeqCst) < 2 {
-        end(control, Shutdown::IfIdle);
-    }
-}
-
-/// Ends the mount, also if files are open: whoever sent a signal wants this process gone.
-fn end(control: &dyn Control, how: Shutdown) {
-    match control.shutdown(how) {
-        Err(error) if error.kind == ErrorKind::Busy => {
-            tracing::warn!("files are open; detaching the mount");
-            end(control, Shutdown::Detach);
-        }
-        Err(error) => tracing::error!(%error, "unmount"),
-        Ok(()) => {}
-    }
-}
-
-/// Tells systemd, if it started this process with `Type=notify` (sd_notify(3)).
-fn notify_service_manager(state: &str) {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let send = || -> io::Result<()> {
-        use std::os::linux::net::SocketAddrExt;
-        use std::os::unix::ffi::OsStrExt;
-        use std::os::unix::net::SocketAddr;
-        let address = match path.as_bytes().strip_prefix(b"@") {
-            Some(name) => SocketAddr::from_abstract_name(name)?,
-            None => SocketAddr::from_pathname(&path)?,
-        };
-        UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(drop)
-    };
-    if let Err(error) = send() {
-        tracing::warn!(%error, "service manager can't be told");
-    }
+    let unfit = |message: String| ControlError::new(ErrorKind::Usage, message);
+    let config = MountConfig::from_settings(settings, engine.policies())
+        .map_err(|error| unfit(error.to_string()))?;
+    engine.check_tiers(&config)?;
+    Ok(config)
 }
 
 #[cfg(test)]

@@ -1,13 +1,15 @@
 //! The seam between the command line and the file system: what a node must offer to be mounted
 //! and checked. The binary passes one [`Engine`] to [`crate::run`].
 
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::{MountConfig, TierConfig};
-use crate::control::{Control, ControlResult, OnProgress};
+use crate::control::{Control, ControlError, ControlResult, ErrorKind, OnProgress};
 
 /// Something that can serve a mount.
 pub trait Engine: Sync {
@@ -22,7 +24,43 @@ pub trait Engine: Sync {
 
     /// Takes the tiers, recovers what an earlier daemon left and mounts; returns when programs
     /// can use the mount. Errors of kind `Locked`, `BadState` and `Unsupported` become exit codes.
-    fn mount(&self, config: &MountConfig) -> ControlResult<Box<dyn Mounted>>;
+    ///
+    /// With a `keeper`, the mount can be [revived](Engine::revive) if this process dies.
+    fn mount(
+        &self,
+        config: &MountConfig,
+        keeper: Option<Keeper<'_>>,
+    ) -> ControlResult<Arc<dyn Mounted>>;
+
+    /// The version of the state that a mount of this engine hands on, and the only one that it
+    /// takes over; 0 if it can do neither.
+    fn state_version(&self) -> u32 {
+        0
+    }
+
+    /// Goes on with a mount that was given away ([`Mounted::give_away`]), by another process or by
+    /// this one. Takes the tiers; they are free again if this fails.
+    fn adopt(
+        &self,
+        config: &MountConfig,
+        bequest: &Bequest,
+        keeper: Option<Keeper<'_>>,
+    ) -> ControlResult<Arc<dyn Mounted>> {
+        let _ = (config, bequest, keeper);
+        Err(cannot_hand_over())
+    }
+
+    /// Goes on with a mount whose daemon has died, from what it had left with the keeper.
+    fn revive(
+        &self,
+        config: &MountConfig,
+        device: OwnedFd,
+        ledger: OwnedFd,
+        keeper: Keeper<'_>,
+    ) -> ControlResult<Arc<dyn Mounted>> {
+        let _ = (config, device, ledger, keeper);
+        Err(cannot_hand_over())
+    }
 
     /// Checks the state on tiers that no daemon uses.
     fn fsck(&self, request: &FsckRequest, progress: OnProgress<'_>) -> ControlResult<FsckReport>;
@@ -34,14 +72,60 @@ pub trait Engine: Sync {
 }
 
 /// A mount that is being served.
-pub trait Mounted: Send {
+pub trait Mounted: Send + Sync {
     /// The handle through which it is controlled, also from other threads.
     fn control(&self) -> Arc<dyn Control>;
 
     /// Blocks until the kernel has let go of the mount, by [`Control::shutdown`] or by
-    /// somebody's umount(8); then stops all workers and leaves the state ready for the next
-    /// mount. Returns an error if the state could not be left so.
-    fn wait(self: Box<Self>) -> ControlResult<()>;
+    /// somebody's umount(8), or until it was given away.
+    fn wait(&self) -> Ended;
+
+    /// After the end: stops all workers and leaves the state ready for the next mount. Returns an
+    /// error if the state could not be left so.
+    fn finish(&self) -> ControlResult<()>;
+
+    /// Comes to rest and gives the live mount away: requests of programs wait until somebody has
+    /// adopted it, and the tiers are free. If it does not come to rest within the limit, or can't
+    /// be given away for another reason, it says so and serves on.
+    fn give_away(&self, limit: Duration) -> ControlResult<Bequest> {
+        let _ = limit;
+        Err(cannot_hand_over())
+    }
+
+    /// After it was given away and adopted: does what could not be done while requests waited.
+    fn farewell(&self, limit: Duration) {
+        let _ = limit;
+    }
+}
+
+fn cannot_hand_over() -> ControlError {
+    ControlError::new(ErrorKind::Unsupported, "this mount can't be handed over")
+}
+
+/// How the service of a mount ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The file system is gone.
+    Unmounted,
+    /// Somebody else serves it.
+    GivenAway,
+}
+
+/// Takes what must outlive the daemon: the connection to the kernel, and a ledger of what it must
+/// not forget. It returns when both are safe.
+pub type Keeper<'a> = &'a dyn Fn(BorrowedFd<'_>, BorrowedFd<'_>) -> std::io::Result<()>;
+
+/// A live mount on its way from one daemon to the next.
+#[derive(Debug)]
+pub struct Bequest {
+    /// The connection to the kernel. The mount lives as long as any copy of it is open.
+    pub device: OwnedFd,
+    /// What else the successor must know, in the form of [`Engine::state_version`].
+    pub state: Vec<u8>,
+    /// How many files are open.
+    pub open_files: usize,
+    /// Since when requests have been waiting.
+    pub since: Instant,
 }
 
 /// What to check.
@@ -73,6 +157,8 @@ pub struct FsckReport {
     pub problems: u64,
     /// Number of problems repaired.
     pub repaired: u64,
+    /// Objects that the next mount removes by itself: what a daemon that was killed left.
+    pub leftovers: u64,
     /// Some of the problems, in words.
     pub details: Vec<String>,
 }

@@ -13,11 +13,14 @@ mod logging;
 mod metrics_http;
 pub mod mountinfo;
 mod render;
+mod service;
 mod signals;
+mod succession;
+mod supervisor;
 mod top;
 mod trace_file;
 pub mod units;
 
 pub use commands::run;
-pub use engine::{Engine, FsckReport, FsckRequest, Mounted};
+pub use engine::{Bequest, Ended, Engine, FsckReport, FsckRequest, Keeper, Mounted};
 pub use error::{Error, Exit};

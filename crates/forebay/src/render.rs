@@ -126,6 +126,7 @@ fn hints(status: &Status, line: Line<'_>) {
 }
 
 fn passthrough(status: &Status, line: Line<'_>) {
+    line(format_args!("  transport    {}", status.transport));
     let state = &status.passthrough;
     line(format_args!("  passthrough  {}, {} opens", state.mode, format_count(state.opens)));
     if let Some(reason) = &state.reason {
@@ -294,6 +295,13 @@ pub fn fsck(report: &FsckReport) -> String {
         format_bytes(report.bytes),
         format_count(report.dirty)
     );
+    if report.leftovers > 0 {
+        let leftovers = format_count(report.leftovers);
+        let _ = writeln!(
+            out,
+            "{leftovers} left by a daemon that was killed: the next mount removes them"
+        );
+    }
     for detail in &report.details {
         let _ = writeln!(out, "  {detail}");
     }

@@ -43,6 +43,7 @@ fn troubled() -> Status {
         },
         hits: 900,
         misses: 100,
+        transport: "classic".into(),
         passthrough: Passthrough {
             mode: "off".into(),
             reason: Some("needs CAP_SYS_ADMIN".into()),
@@ -65,6 +66,7 @@ fn status_when_there_are_troubles_then_all_are_told() {
                others use its file system: only 512 MiB are free
   hits         90.0 %  (900 hits, 100 misses)  policy lru
                files: 12
+  transport    classic
   passthrough  off, 0 opens
                needs CAP_SYS_ADMIN
                1,000 opens served by the daemon: no-privilege
@@ -152,4 +154,13 @@ fn progress_when_half_done_then_the_bar_is_half_full() {
 fn bar_when_over_full_then_it_stays_within_its_width() {
     assert_eq!(bar(20, 10, 4), "####");
     assert_eq!(bar(0, 0, 4), "....");
+}
+
+#[test]
+fn fsck_when_a_daemon_was_killed_then_its_leftovers_are_told() {
+    let report = FsckReport { objects: 5, leftovers: 2, ..FsckReport::default() };
+    let text = fsck(&report);
+    assert!(text.contains("2 left by a daemon that was killed"), "{text}");
+    assert!(text.ends_with("no problems\n"), "{text}");
+    assert!(!fsck(&FsckReport::default()).contains("left by"));
 }

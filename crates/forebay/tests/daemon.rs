@@ -73,7 +73,17 @@ impl Drop for Site {
         // A test that failed must not leave its daemon behind.
         let mnt = self.path("mnt");
         let _ = self.command(&["umount", "--no-drain", "--detach", "--quiet", &mnt]).output();
+        // Nor a mount whose daemon is dead, which is no business of that command's if it failed.
+        if is_mounted(&mnt) {
+            let _ = Command::new("fusermount3").args(["-uz", &mnt]).output();
+        }
     }
+}
+
+/// By the kernel's own list, which a dead mount can't hang.
+fn is_mounted(place: &str) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().any(|line| line.split(' ').nth(4) == Some(place))
 }
 
 fn alive(pid: i32) -> bool {
@@ -186,6 +196,23 @@ fn dead_mount_when_left_by_a_daemon_then_it_is_told_and_umount_and_mount_remove_
     assert_eq!(code, 0, "{text}");
     assert!(text.contains("removing the mount of a daemon that died"), "{text}");
     assert_eq!(site.run(&["umount", &mnt]).0, 0);
+}
+
+#[test]
+fn dead_mount_when_the_test_that_made_it_fails_then_it_does_not_stay() {
+    let site = Site::new(&[]);
+    let mnt = site.path("mnt");
+    if !make_dead_mount(&mnt) {
+        assert_ne!(rustix::process::geteuid().as_raw(), 0, "root could not make a FUSE mount");
+        return;
+    }
+    assert!(is_mounted(&mnt));
+    let failed = std::thread::spawn(move || {
+        let _site = site;
+        std::panic::resume_unwind(Box::new("as a check that fails"));
+    });
+    assert!(failed.join().is_err());
+    assert!(!is_mounted(&mnt) && !Path::new(&mnt).exists());
 }
 
 #[test]

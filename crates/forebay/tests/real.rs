@@ -1,146 +1,15 @@
 //! The program as users have it: real daemons, real mounts, in directories of their own.
 
+mod site;
+
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// No single command may take longer; `timeout` ends it then.
-const COMMAND_LIMIT: &str = "90";
-
-/// Who must not be root.
-const NOBODY: &str = "65534";
-
-fn can_mount() -> bool {
-    let able = rustix::process::geteuid().is_root()
-        && fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
-    if !able {
-        eprintln!("skipped: needs root and /dev/fuse");
-    }
-    able
-}
-
-/// Directories of one test; ends all mounts in them when the test is over, however it ends.
-struct Site {
-    root: tempfile::TempDir,
-}
-
-impl Site {
-    fn new() -> Self {
-        let root = tempfile::tempdir().unwrap();
-        for dir in ["backing", "mnt", "run", "home"] {
-            fs::create_dir(root.path().join(dir)).unwrap();
-        }
-        Self { root }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        fs::canonicalize(self.root.path()).unwrap().join(name)
-    }
-
-    fn text(&self, name: &str) -> String {
-        self.path(name).to_str().unwrap().to_owned()
-    }
-
-    /// A command with nothing of this process's environment.
-    fn command(&self, program: &str) -> Command {
-        let mut command = Command::new("/usr/bin/timeout");
-        command
-            .args(["-k", "5", COMMAND_LIMIT, program])
-            .env_clear()
-            .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
-            .env("HOME", self.path("home"))
-            .env("FOREBAY_RUNTIME_DIR", self.path("run"))
-            .stdin(Stdio::null());
-        command
-    }
-
-    fn run(&self, args: &[&str]) -> (i32, String) {
-        outcome(self.command(env!("CARGO_BIN_EXE_forebay")).args(args))
-    }
-
-    fn mount_with(&self, more: &[&str]) -> (i32, String) {
-        let tier = format!("{}=256M", self.text("tier"));
-        let (backing, mnt) = (self.text("backing"), self.text("mnt"));
-        let mut args = vec!["mount", &backing, &mnt, "--tier", &tier];
-        args.extend(more);
-        self.run(&args)
-    }
-
-    fn mount(&self, more: &[&str]) {
-        let (code, text) = self.mount_with(more);
-        assert_eq!(code, 0, "{text}");
-    }
-
-    fn umount(&self) {
-        let (code, text) = self.run(&["umount", &self.text("mnt")]);
-        assert_eq!(code, 0, "{text}");
-    }
-
-    fn status(&self) -> serde_json::Value {
-        let (code, text) = self.run(&["status", "--json", &self.text("mnt")]);
-        assert_eq!(code, 0, "{text}");
-        serde_json::from_str(&text).unwrap()
-    }
-
-    fn daemon(&self) -> i32 {
-        self.status()["pid"].as_i64().unwrap().try_into().unwrap()
-    }
-
-    fn is_mounted(&self) -> bool {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        mounts.contains(&format!(" {} ", self.text("mnt")))
-    }
-}
-
-impl Drop for Site {
-    fn drop(&mut self) {
-        let mnt = self.text("mnt");
-        // The kernel lets go of a mount whose server is dead; a live one ends with its mount.
-        let _ = outcome(self.command("fusermount3").args(["-uz", &mnt]));
-        let mine = self.root.path().as_os_str().as_encoded_bytes();
-        for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let Ok(pid) = process.file_name().to_string_lossy().parse::<i32>() else { continue };
-            let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
-            let is_daemon = line.windows(mine.len()).any(|part| part == mine)
-                && line.split(|byte| *byte == 0).nth(1) == Some(b"daemon");
-            if is_daemon {
-                wait_for(Duration::from_secs(5), || !alive(pid));
-                if alive(pid) {
-                    signal(pid, rustix::process::Signal::KILL);
-                }
-            }
-        }
-    }
-}
-
-fn outcome(command: &mut Command) -> (i32, String) {
-    let output = command.output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&text).into_owned())
-}
-
-fn alive(pid: i32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    !stat.is_empty() && !stat.contains(") Z ")
-}
-
-fn signal(pid: i32, signal: rustix::process::Signal) {
-    let _ = rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal);
-}
-
-fn wait_for(limit: Duration, condition: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + limit;
-    while !condition() {
-        if Instant::now() > deadline {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    true
-}
+use site::*;
 
 /// Files of several sizes in nested directories.
 fn plant_tree(dir: &Path, files: usize) {

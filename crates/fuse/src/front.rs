@@ -6,14 +6,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_node::metrics::ErrorClass;
-use forebay_node::{Context, Node, NodeError, Result, Urgency};
-use fusewire::{Connection, Handler, Header, Reply, Request};
+use forebay_node::{Context, Ino, Node, NodeError, Result, Urgency};
+use fusewire::{Connection, Handler, Header, Operation, Reply, Request};
 
 use crate::answer::Answer;
 use crate::deferred::{Stuck, Watch};
 use crate::errno::{errno, error_class};
 use crate::kernel::Notifier;
+use crate::ledger::{Before, Begun, Ledger};
 use crate::names::class;
+use crate::resent;
 use crate::serve::{Serve, patience};
 use crate::wire::Manner;
 
@@ -25,7 +27,14 @@ struct Shared {
     manner: Manner,
     watch: Arc<Watch>,
     notifier: OnceLock<Arc<Notifier>>,
+    /// What a supervisor keeps for the next daemon, and what the last one left there.
+    kept: OnceLock<Kept>,
     complaints: Complaints,
+}
+
+struct Kept {
+    ledger: Arc<Ledger>,
+    before: Before,
 }
 
 impl Front {
@@ -39,12 +48,31 @@ impl Front {
             metrics.errors.of(ErrorClass::BackingTimeout).inc();
         })?;
         let complaints = Complaints::new();
-        Ok(Front(Arc::new(Shared { node, manner, watch, notifier: OnceLock::new(), complaints })))
+        Ok(Front(Arc::new(Shared {
+            node,
+            manner,
+            watch,
+            notifier: OnceLock::new(),
+            kept: OnceLock::new(),
+            complaints,
+        })))
+    }
+
+    /// Keeps a ledger for the next daemon. Before the first request.
+    pub fn keep(&self, ledger: Arc<Ledger>, before: Before) {
+        if self.0.kept.set(Kept { ledger, before }).is_err() {
+            tracing::error!("a second ledger was given; it is ignored");
+        }
     }
 
     /// Operations that have been waiting for a slow device for at least `least`.
     pub fn stuck(&self, least: Duration) -> Vec<Stuck> {
         self.0.watch.stuck(least)
+    }
+
+    /// Invalidations that the kernel was not told of yet.
+    pub fn unsent_notices(&self) -> usize {
+        self.0.notifier.get().map_or(0, |notifier| notifier.unsent())
     }
 
     /// Hands a request that must wait to the slow pool.
@@ -59,6 +87,7 @@ impl Front {
         let taken = self.0.node.slow_pool().run(Urgency::Demand, move || {
             let Some(request) = watched.deferred.begin() else { return };
             // A defect costs its request an EIO, not the pool a thread.
+            let _begun = shared.begin(&request);
             let outcome = catch_unwind(AssertUnwindSafe(|| shared.serve(&request, true)))
                 .unwrap_or(Err(NodeError::Posix(rustix::io::Errno::IO)));
             match watched.deferred.reply() {
@@ -84,8 +113,49 @@ impl Shared {
         })?;
         let context = Context { uid, gid, pid, may_wait };
         let notifier = self.notifier.get().map(|notifier| &**notifier);
-        Serve { node: &self.node, manner: &self.manner, notifier, request, context }
-            .serve(operation)
+        let serve = Serve { node: &self.node, manner: &self.manner, notifier, request, context };
+        match self.kept.get() {
+            None => serve.serve(operation),
+            Some(kept) => self.serve_kept(kept, &serve, operation),
+        }
+    }
+
+    /// Notes what the next daemon must know of a request before it is answered.
+    fn serve_kept(
+        &self,
+        Kept { ledger, before }: &Kept,
+        serve: &Serve<'_>,
+        operation: Operation<'_>,
+    ) -> Result<Answer> {
+        let resent = serve.request.is_resent();
+        if resent && let Some(answer) = serve.serve_resent(before, ledger, &operation)? {
+            return Ok(answer);
+        }
+        let outcome = match serve.serve(operation) {
+            Err(error) if resent && serve.is_own_trace(before, &operation, &error) => {
+                Ok(Answer::Done)
+            }
+            outcome => outcome,
+        };
+        if let Operation::Release { fh, .. } = operation {
+            ledger.note_closed(fh);
+        }
+        let opened = outcome.as_ref().ok().and_then(Answer::handle);
+        if let Some(handle) = opened.and_then(|fh| self.node.open_handle(fh)) {
+            ledger.note_open(&handle, resent::number(serve.request));
+        }
+        outcome
+    }
+
+    /// Notes a request that must not be carried out twice, until what is returned is dropped.
+    fn begin(&self, request: &Request) -> Option<Begun<'_>> {
+        let Kept { ledger, before } = self.kept.get()?;
+        let number = resent::number(request);
+        let operation = request.operation().ok()?;
+        let call = before.calls.get(&number).filter(|_| request.is_resent()).copied();
+        let call =
+            call.or_else(|| resent::call(&self.node, Ino(request.header().node), &operation))?;
+        Some(ledger.begin(number, call, request.is_resent()))
     }
 
     fn answer(&self, header: &Header, outcome: Result<Answer>, reply: Reply, began: Instant) {
@@ -109,6 +179,9 @@ impl Shared {
     fn undo(&self, outcome: Result<Answer>) {
         if let Some(fh) = outcome.ok().and_then(|answer| answer.handle()) {
             self.node.release(fh);
+            if let Some(kept) = self.kept.get() {
+                kept.ledger.note_closed(fh);
+            }
         }
     }
 }
@@ -116,7 +189,8 @@ impl Shared {
 impl Handler for Front {
     fn init(&self, connection: &Connection) {
         let config = self.0.node.config();
-        match Notifier::new(connection.clone(), config) {
+        let ledger = self.0.kept.get().map(|kept| Arc::clone(&kept.ledger));
+        match Notifier::new(connection.clone(), config, ledger) {
             Ok(notifier) => {
                 let notifier = Arc::new(notifier);
                 self.0.node.attach_kernel(notifier.clone());
@@ -128,8 +202,13 @@ impl Handler for Front {
 
     fn handle(&self, request: Request, reply: Reply) {
         let began = Instant::now();
+        let begun = self.0.begin(&request);
         match self.0.serve(&request, false) {
-            Err(NodeError::MustWait) => self.defer(request, reply, began),
+            Err(NodeError::MustWait) => {
+                // Nothing was changed, and it is noted anew when it is.
+                drop(begun);
+                self.defer(request, reply, began);
+            }
             outcome => self.0.answer(request.header(), outcome, reply, began),
         }
     }

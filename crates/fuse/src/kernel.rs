@@ -7,16 +7,18 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
 use forebay_node::metrics::RefusalReason;
-use forebay_node::{Kernel, NodeConfig, Passthrough};
+use forebay_node::{DepartedInode, Kernel, NodeConfig, Passthrough};
 use fusewire::{Connection, Features};
 use parking_lot::Mutex;
 use rustix::thread::CapabilitySet;
+
+use crate::ledger::Ledger;
 
 /// Notifications that may wait to be sent.
 const QUEUE: usize = 16 << 10;
@@ -34,12 +36,18 @@ pub struct Notifier {
     refusal: Mutex<Option<RefusalReason>>,
     passthrough: AtomicBool,
     notices: SyncSender<Notice>,
+    ledger: Option<Arc<Ledger>>,
+    unsent: Arc<AtomicUsize>,
     overflowed: Arc<AtomicBool>,
 }
 
 impl Notifier {
     /// Starts the thread; it ends with the notifier or the mount.
-    pub fn new(connection: Connection, config: &NodeConfig) -> io::Result<Self> {
+    pub fn new(
+        connection: Connection,
+        config: &NodeConfig,
+        ledger: Option<Arc<Ledger>>,
+    ) -> io::Result<Self> {
         let negotiated = connection.negotiated().features.contains(Features::PASSTHROUGH);
         let refusal = if config.passthrough == Passthrough::Off {
             Some(RefusalReason::Off)
@@ -53,13 +61,26 @@ impl Notifier {
         let passthrough = AtomicBool::new(refusal.is_none());
         let (notices, queue) = sync_channel(QUEUE);
         let overflowed = Arc::new(AtomicBool::new(false));
-        let sender = Sender { connection: connection.clone(), overflowed: overflowed.clone() };
+        let unsent = Arc::new(AtomicUsize::new(0));
+        let sender = Sender {
+            connection: connection.clone(),
+            unsent: unsent.clone(),
+            overflowed: overflowed.clone(),
+        };
         thread::Builder::new().name("fuse-notify".into()).spawn(move || sender.run(&queue))?;
-        Ok(Notifier { connection, refusal: Mutex::new(refusal), passthrough, notices, overflowed })
+        let refusal = Mutex::new(refusal);
+        Ok(Notifier { connection, refusal, passthrough, notices, ledger, unsent, overflowed })
+    }
+
+    /// How many notices were not sent yet.
+    pub fn unsent(&self) -> usize {
+        self.unsent.load(Ordering::Acquire)
     }
 
     fn post(&self, notice: Notice) {
+        self.unsent.fetch_add(1, Ordering::AcqRel);
         if self.notices.try_send(notice).is_err() {
+            self.unsent.fetch_sub(1, Ordering::AcqRel);
             self.overflowed.store(true, Ordering::Release);
         }
     }
@@ -100,6 +121,12 @@ impl Kernel for Notifier {
         self.post(Notice::Attributes(ino));
     }
 
+    fn note_departed(&self, departed: &DepartedInode) {
+        if let Some(ledger) = &self.ledger {
+            ledger.note_departed(departed);
+        }
+    }
+
     fn forget_entry(&self, parent: u64, name: &[u8]) {
         self.post(Notice::Entry(parent, name.into()));
     }
@@ -113,6 +140,7 @@ fn has_privilege() -> bool {
 
 struct Sender {
     connection: Connection,
+    unsent: Arc<AtomicUsize>,
     overflowed: Arc<AtomicBool>,
 }
 
@@ -120,7 +148,10 @@ impl Sender {
     fn run(&self, queue: &Receiver<Notice>) {
         loop {
             match queue.recv_timeout(Duration::from_secs(1)) {
-                Ok(notice) => self.send(&notice),
+                Ok(notice) => {
+                    self.send(&notice);
+                    self.unsent.fetch_sub(1, Ordering::AcqRel);
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }

@@ -1,16 +1,23 @@
 //! Mounting a node.
 
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use forebay_node::{Node, Passthrough};
-use fusewire::{Connection, End, Error, Features, Mount, Options, Result, Running, Session};
+use forebay_node::{Inheritance, Node, Passthrough};
+use fusewire::{
+    Connection, End, Error, Features, Mount, Negotiated, Options, Parts, Result, Running, Session,
+    Transport,
+};
 
 use rustix::fs::StatVfsMountFlags;
 
 use crate::deferred::Stuck;
 use crate::front::Front;
+use crate::hand_over::State;
+use crate::ledger::{Before, Ledger};
 
 /// How a node is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +36,8 @@ pub struct MountOptions {
     pub noexec: bool,
     /// Threads that read requests; 0: one for each CPU.
     pub threads: usize,
+    /// How requests come from the kernel.
+    pub transport: Transport,
 }
 
 impl MountOptions {
@@ -62,11 +71,13 @@ impl Default for MountOptions {
             dev: false,
             noexec: false,
             threads: 0,
+            transport: Transport::Auto,
         }
     }
 }
 
-/// Mounts `node` on `mountpoint` and starts to serve it.
+/// Mounts `node` on `mountpoint` and starts to serve it. With a keeper requests do not come by
+/// io_uring, whatever `options` say.
 ///
 /// # Errors
 /// When the mount point can't be used, `/dev/fuse` is out of reach, or the kernel is too old.
@@ -74,14 +85,99 @@ pub fn mount(
     node: Arc<Node>,
     mountpoint: impl AsRef<Path>,
     options: &MountOptions,
+    keeper: Option<Keeper<'_>>,
 ) -> Result<Mounted> {
-    let options = transport_options(&node, options);
+    let mut options = transport_options(&node, options);
+    if keeper.is_some() {
+        // What a ring's requests were doing when a daemon dies can't be sent again.
+        options.transport = Transport::Classic;
+    }
+    let generation = node.handle_generation();
     let front =
         Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;
     let front = Arc::new(front);
     let mount = Mount::new(mountpoint, &options)?;
-    let running = Session::new(mount, &options, Arc::clone(&front))?.spawn()?;
-    Ok(Mounted { running, front })
+    let session = Session::new(mount, &options, Arc::clone(&front))?;
+    if let Some(keeper) = keeper {
+        let negotiated = *session.connection().negotiated();
+        let node = Inheritance { generation: generation.into(), ..Inheritance::default() };
+        let state = State { negotiated, node };
+        keep(&front, session.connection().as_fd(), &state, Before::default(), keeper)?;
+    }
+    Ok(Mounted { running: session.spawn()?, front })
+}
+
+/// Takes what must outlive the daemon: the connection and the ledger. It answers when both are safe.
+pub type Keeper<'a> = &'a dyn Fn(BorrowedFd<'_>, BorrowedFd<'_>) -> io::Result<()>;
+
+fn keep(
+    front: &Front,
+    device: BorrowedFd<'_>,
+    state: &State,
+    before: Before,
+    keeper: Keeper<'_>,
+) -> Result<()> {
+    if !state.negotiated.features.contains(Features::HAS_RESEND) {
+        tracing::warn!(
+            "no restart after a crash: the kernel can't send requests again (Linux 6.9)"
+        );
+        return Ok(());
+    }
+    let failed = |source| Error::Io { what: "leaving the mount with the supervisor", source };
+    let ledger = Ledger::new(state, &before).map_err(failed)?;
+    keeper(device, ledger.file()).map_err(failed)?;
+    front.keep(Arc::new(ledger), before);
+    Ok(())
+}
+
+/// What another daemon has left of a mount.
+pub struct Takeover<'a> {
+    /// The connection to the kernel.
+    pub device: OwnedFd,
+    /// What was agreed, and what its node had in memory.
+    pub state: &'a State,
+    /// What it had begun, if it died.
+    pub before: Before,
+}
+
+/// Goes on with a live mount that another daemon has given away; `node` has inherited what that
+/// one's node left. If that one did not come to rest, the requests that it took and did not answer
+/// come again.
+///
+/// # Errors
+/// When threads can't be started. The mount stays and its users wait.
+pub fn adopt(
+    node: Arc<Node>,
+    mountpoint: &Path,
+    Takeover { device, state, before }: Takeover<'_>,
+    options: &MountOptions,
+    keeper: Option<Keeper<'_>>,
+) -> Result<Mounted> {
+    let options = transport_options(&node, options);
+    let generation = node.handle_generation();
+    let front =
+        Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;
+    let front = Arc::new(front);
+    let negotiated = state.negotiated;
+    if let Some(keeper) = keeper {
+        let node = Inheritance {
+            generation: generation.into(),
+            handles: state.node.handles.clone(),
+            departed: state.node.departed.clone(),
+            ..Inheritance::default()
+        };
+        keep(&front, device.as_fd(), &State { negotiated, node }, before, keeper)?;
+    }
+    // From here on a failure unmounts: nobody would serve.
+    let parts = Parts { device, negotiated, mountpoint: Some(mountpoint.into()) };
+    let session = Session::from_parts(parts, &options, Arc::clone(&front))?;
+    // Before anything is read: what we have taken must not come twice.
+    if !state.node.at_rest
+        && let Err(error) = session.connection().notify_resend()
+    {
+        tracing::error!(%error, "requests under way when the last daemon died stay unanswered");
+    }
+    Ok(Mounted { running: session.spawn()?, front })
 }
 
 fn transport_options(node: &Node, options: &MountOptions) -> Options {
@@ -101,6 +197,7 @@ fn transport_options(node: &Node, options: &MountOptions) -> Options {
         nodev: !options.dev,
         noexec: options.noexec,
         threads: options.threads,
+        transport: options.transport,
         features: features(config.passthrough),
         max_stack_depth: 1,
         ..Options::default()
@@ -172,6 +269,55 @@ impl Mounted {
     /// The session, to park it or to hand it on to a successor.
     pub fn running(&self) -> &Running {
         &self.running
+    }
+
+    /// Brings the front to rest: no request is under way afterwards, and new ones wait. Users wait
+    /// for a second at most in one go: requests that take longer are let out again, and another
+    /// attempt is made until `limit` has passed.
+    ///
+    /// # Errors
+    /// How many requests were still waiting for the backing store; the front serves on.
+    pub fn park(&self, limit: Duration) -> std::result::Result<(), usize> {
+        const ATTEMPT: Duration = Duration::from_secs(1);
+        const PAUSE: Duration = Duration::from_millis(200);
+        let until = Instant::now() + limit;
+        loop {
+            let left = match self.running.park(ATTEMPT) {
+                Ok(()) => self.running.drain(ATTEMPT),
+                Err(_) => self.running.connection().in_flight().max(1),
+            };
+            if left == 0 {
+                return Ok(());
+            }
+            self.running.resume();
+            if Instant::now() + PAUSE + ATTEMPT >= until {
+                return Err(left);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Serves on after [`Mounted::park`].
+    pub fn resume(&self) {
+        self.running.resume();
+    }
+
+    /// Waits up to `limit` until the kernel has been told of all invalidations.
+    pub fn send_notices(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        while self.front.unsent_notices() > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Gives the connection away after [`Mounted::park`]; requests wait for whoever takes it over,
+    /// and the mount lives as long as the descriptor. Invalidations that were not sent yet still are.
+    ///
+    /// # Errors
+    /// When the system lacks descriptors; the front then serves on.
+    pub fn release(&self) -> Result<(OwnedFd, Negotiated)> {
+        let Parts { device, negotiated, .. } = self.running.release(Duration::from_secs(1))?;
+        Ok((device, negotiated))
     }
 
     /// Operations that have been waiting for a slow device for at least `least`, longest first.

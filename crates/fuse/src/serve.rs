@@ -70,11 +70,11 @@ impl Serve<'_> {
         }
     }
 
-    fn ino(&self) -> Ino {
+    pub(crate) fn ino(&self) -> Ino {
         Ino(self.request.header().node)
     }
 
-    fn entry(&self, stat: &Stat) -> Answer {
+    pub(crate) fn entry(&self, stat: &Stat) -> Answer {
         Answer::Entry(self.manner.entry(stat))
     }
 
@@ -258,7 +258,7 @@ impl Serve<'_> {
         Ok(Answer::Opened(self.manner.opened(opened, flags)))
     }
 
-    fn created(&self, stat: &Stat, opened: Opened, flags: u32) -> Answer {
+    pub(crate) fn created(&self, stat: &Stat, opened: Opened, flags: u32) -> Answer {
         let mut entry = self.manner.entry(stat);
         if changes_unseen(opened, flags) {
             entry.attr_valid = entry.attr_valid.min(wire::OPEN);

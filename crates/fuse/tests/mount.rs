@@ -63,7 +63,7 @@ impl Lab {
         adapt(&mut config);
         let node = start(config).expect("the node starts");
         let options = MountOptions { allow_other: false, ..MountOptions::default() };
-        let mounted = mount(Arc::clone(&node), home.path().join("mnt"), &options);
+        let mounted = mount(Arc::clone(&node), home.path().join("mnt"), &options, None);
         Some(Lab { mounted: Some(mounted.expect("mounted")), node, home })
     }
 
@@ -283,6 +283,73 @@ fn xattrs_when_set_then_found_listed_and_removed() {
         listed.sort_unstable();
         assert_eq!(listed, [&b""[..], b"user.empty", b"user.large"]);
     });
+}
+
+/// Requests by operation since the last call that the kernel waited for, or sent behind a close.
+fn requests(lab: &Lab, before: &mut Vec<(&'static str, u64)>) -> Vec<(&'static str, u64)> {
+    use forebay_node::metrics::Op;
+    let operations = [
+        ("lookup", Op::Lookup),
+        ("getattr", Op::Getattr),
+        ("create", Op::Create),
+        ("open", Op::Open),
+        ("read", Op::Read),
+        ("flush", Op::Flush),
+        ("release", Op::Release),
+        ("rename", Op::Rename),
+        ("remove", Op::Remove),
+        ("xattr", Op::Xattr),
+    ];
+    // What follows a close is not waited for.
+    std::thread::sleep(Duration::from_millis(100));
+    let count = |op| lab.node.metrics().op_seconds.of(op).count();
+    let now: Vec<_> = operations.map(|(name, op)| (name, count(op))).to_vec();
+    let since = now.iter().zip(before.iter()).map(|((name, now), (_, then))| (*name, now - then));
+    let since = since.filter(|(_, count)| *count > 0).collect();
+    *before = now;
+    since
+}
+
+/// The kernel's share: before it looks into a directory that has changed, it asks for its
+/// attributes, as it has to know who may. Everything else here is the operation itself.
+#[test]
+fn names_when_used_then_cost_no_request_that_could_be_spared() {
+    let Some(lab) = Lab::new(Passthrough::Read) else { return };
+    fs::create_dir(lab.path("d")).expect("mkdir");
+    let path = |number: usize| lab.path("d").join(format!("f{number}"));
+    let mut before = Vec::new();
+    requests(&lab, &mut before);
+    for number in 0..10 {
+        File::create_new(path(number)).expect("created");
+    }
+    let once = |names: &[&'static str]| names.iter().map(|name| (*name, 10)).collect::<Vec<_>>();
+    let made = requests(&lab, &mut before);
+    assert_eq!(made, once(&["lookup", "getattr", "create", "release"]));
+    for number in 0..10 {
+        fs::write(path(number), [7; 100]).expect("written");
+    }
+    requests(&lab, &mut before);
+    for number in 0..10 {
+        let mut bytes = [0; 200];
+        let file = File::open(path(number)).expect("opened");
+        assert_eq!(file.read_at(&mut bytes, 0).expect("read"), 100);
+    }
+    let read = requests(&lab, &mut before);
+    assert!(read.iter().all(|(name, _)| ["open", "release", "read"].contains(name)), "{read:?}");
+    assert!(read.contains(&("open", 10)) && read.contains(&("release", 10)), "{read:?}");
+    for number in 0..10 {
+        fs::rename(path(number), path(number + 100)).expect("renamed");
+    }
+    let renamed = requests(&lab, &mut before);
+    let allowed = |names: &[&str], seen: &[(&str, u64)]| {
+        seen.iter().all(|(name, count)| names.contains(name) && *count <= 10)
+    };
+    assert!(allowed(&["lookup", "getattr", "rename"], &renamed), "{renamed:?}");
+    for number in 0..10 {
+        fs::remove_file(path(number + 100)).expect("removed");
+    }
+    let removed = requests(&lab, &mut before);
+    assert!(allowed(&["getattr", "remove"], &removed), "{removed:?}");
 }
 
 #[test]

@@ -253,7 +253,18 @@ wire! {
     }
     NotifyPruneOut = 16 { count: u32, padding: u32, spare: u64 }
     BackingMap = 16 { fd: i32, flags: u32, padding: u64 }
+    UringEntryInOut = 32 {
+        flags: u64, commit_id: u64, payload_sz: u32, padding: u32, reserved: u64,
+    }
+    UringCommand = 24 { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6] }
 }
+
+/// Where `struct fuse_uring_ent_in_out` has the size of the payload.
+pub(crate) const URING_PAYLOAD_SIZE_AT: usize = 16;
+/// `FUSE_IO_URING_CMD_REGISTER`.
+pub(crate) const URING_REGISTER: u32 = 1;
+/// `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`.
+pub(crate) const URING_COMMIT_AND_FETCH: u32 = 2;
 
 /// `FUSE_DEV_IOC_BACKING_OPEN`: `_IOW(229, 1, struct fuse_backing_map)`.
 pub(crate) const IOC_BACKING_OPEN: libc::c_ulong = 0x4010_e501;

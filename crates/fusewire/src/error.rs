@@ -68,6 +68,12 @@ pub enum Error {
         /// The limit that was given.
         limit: Duration,
     },
+    /// Requests were to come by io_uring, and cannot.
+    #[error("FUSE over io_uring is not possible: {0}; use the classic transport")]
+    Uring(#[source] io::Error),
+    /// Not possible while requests come by io_uring.
+    #[error("a connection served by io_uring cannot be handed over")]
+    UringHandOver,
     /// Any other system call failed.
     #[error("{what}: {source}")]
     Io {

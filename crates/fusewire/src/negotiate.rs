@@ -29,7 +29,7 @@ const ALWAYS: Features = Features::BIG_WRITES
     .with(Features::SETXATTR_EXT)
     .with(Features::HAS_RESEND);
 /// Never taken: this transport does not implement them.
-const NEVER: Features = Features::ALLOW_IDMAP.with(Features::OVER_IO_URING);
+const NEVER: Features = Features::ALLOW_IDMAP;
 
 /// What was agreed at INIT; fixed for the life of the mount, and handed on to a successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,8 @@ pub struct Negotiated {
     pub max_readahead: u32,
 }
 
-/// Reads INIT from a freshly mounted device and answers it.
+/// Reads INIT from a freshly mounted device and answers it. [`Features::OVER_IO_URING`] must be among
+/// the features only if rings are ready.
 pub(crate) fn handshake(device: BorrowedFd<'_>, options: &Options) -> Result<Negotiated> {
     let mut buffer = vec![0; abi_minimum_read()];
     // A kernel of a later major version sends INIT again once it knows ours.
@@ -174,7 +175,7 @@ mod tests {
     fn answer_when_kernel_is_new_then_takes_what_both_know() {
         let offered = Features::from_bits(u64::MAX);
         let options = Options {
-            features: Features::PASSTHROUGH | Features::OVER_IO_URING | Features::POSIX_ACL,
+            features: Features::PASSTHROUGH | Features::ALLOW_IDMAP | Features::POSIX_ACL,
             ..Options::default()
         };
         let (out, negotiated) = answer(&init(7, 99, offered), &options).expect("accepted");
@@ -183,7 +184,8 @@ mod tests {
         assert_eq!((negotiated.max_write, negotiated.max_pages), (1 << 20, 256));
         assert!(negotiated.features.contains(Features::PASSTHROUGH | Features::POSIX_ACL));
         assert!(negotiated.features.contains(ALWAYS));
-        assert!(!negotiated.features.contains(Features::OVER_IO_URING));
+        assert!(!negotiated.features.contains(Features::ALLOW_IDMAP));
+        assert!(!negotiated.features.contains(Features::OVER_IO_URING), "was not wanted");
         assert!(!negotiated.features.contains(Features::ASYNC_READ), "was not wanted");
         assert_eq!(u64::from(out.flags) | u64::from(out.flags2) << 32, negotiated.features.bits());
     }

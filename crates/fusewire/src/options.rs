@@ -1,6 +1,18 @@
 use crate::error::{Error, Result};
 use crate::flags::Features;
 
+/// How requests come from the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// By io_uring where the kernel offers it and all its queues can be set up; else by the device.
+    Auto,
+    /// By reading the device.
+    #[default]
+    Classic,
+    /// By io_uring; mounting fails where that is impossible.
+    Uring,
+}
+
 /// How to mount and what to negotiate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -35,6 +47,12 @@ pub struct Options {
     /// Requests above 4 KiB and [`Buffer`](crate::Buffer)s that handlers may hold at once before
     /// readers wait for one to be dropped. Bounds memory at about this number times `max_write`.
     pub large_requests: usize,
+    /// How requests come from the kernel. With io_uring `threads` does not count: there is one for
+    /// every possible CPU, and one for the device.
+    pub transport: Transport,
+    /// Bytes that the entries of all rings may take; they are touched only as far as they are used.
+    /// On machines with many CPUs `max_write` becomes smaller instead.
+    pub ring_memory: usize,
     /// Capabilities to ask for; what the kernel does not offer is left out.
     pub features: Features,
     /// With [`Features::PASSTHROUGH`]: how deep the backing files may be stacked, 1 or 2. With 2,
@@ -65,6 +83,8 @@ impl Default for Options {
             congestion_threshold: 48,
             threads: 0,
             large_requests: 64,
+            transport: Transport::default(),
+            ring_memory: 128 << 20,
             features: Features::ASYNC_READ
                 | Features::ASYNC_DIO
                 | Features::PARALLEL_DIROPS

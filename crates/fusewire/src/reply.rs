@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::abi::{self, Wire};
 use crate::connection::Connection;
 use crate::directory::DirectoryBuffer;
+use crate::ring::Slot;
 use crate::types::{Attr, Entry, Lock, Opened, Statfs, Statx};
 
 /// The right and duty to answer one request, from any thread. Which method belongs to which
@@ -18,6 +19,8 @@ pub struct Reply {
     connection: Connection,
     unique: u64,
     state: State,
+    /// Where the answer goes, if not to the device.
+    slot: Option<Slot>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -31,11 +34,15 @@ enum State {
 
 impl Reply {
     pub(crate) fn new(connection: Connection, unique: u64) -> Self {
-        Self { connection, unique, state: State::Open }
+        Self { connection, unique, state: State::Open, slot: None }
     }
 
     pub(crate) fn mute(connection: Connection, unique: u64) -> Self {
-        Self { connection, unique, state: State::Mute }
+        Self { connection, unique, state: State::Mute, slot: None }
+    }
+
+    pub(crate) fn on_ring(connection: Connection, unique: u64, slot: Slot) -> Self {
+        Self { connection, unique, state: State::Open, slot: Some(slot) }
     }
 
     /// The connection, for buffers, backing files and notifications.
@@ -48,21 +55,34 @@ impl Reply {
         if answered != State::Open {
             return;
         }
-        if let Err(failure) = self.connection.send(self.unique, error, parts) {
-            self.refused(&failure);
+        let mut taken = self.deliver(error, parts);
+        if let Err(failure) = &taken {
+            taken = self.refused(failure);
         }
-        // Last, so that nothing in flight means that every answer has reached the kernel.
-        self.connection.in_flight_table().remove(self.unique);
+        // Last, so that nothing in flight means that every answer has reached the kernel. A ring's
+        // thread does it when it has committed the answer.
+        if self.slot.is_none() || taken.is_err() {
+            self.connection.in_flight_table().remove(self.unique);
+        }
     }
 
-    fn refused(&self, failure: &io::Error) {
+    fn deliver(&self, error: i32, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        match &self.slot {
+            Some(slot) => slot.answer(self.unique, error, parts),
+            None => self.connection.send(self.unique, error, parts),
+        }
+    }
+
+    fn refused(&self, failure: &io::Error) -> io::Result<()> {
         match failure.raw_os_error() {
             // Aborted meanwhile, or the file system is gone.
-            Some(libc::ENOENT | libc::ENODEV | libc::ENOTCONN | libc::ECONNABORTED) => {}
+            Some(code @ (libc::ENOENT | libc::ENODEV | libc::ENOTCONN | libc::ECONNABORTED)) => {
+                Err(io::Error::from_raw_os_error(code))
+            }
             _ => {
                 tracing::warn!(unique = self.unique, %failure, "the kernel refused a reply");
                 // The client still waits for a proper answer.
-                let _ = self.connection.send(self.unique, -libc::EIO, &[]);
+                self.deliver(-libc::EIO, &[])
             }
         }
     }

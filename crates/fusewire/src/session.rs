@@ -1,27 +1,32 @@
 //! The life of a session.
 
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use crate::connection::Connection;
+use crate::dispatch::Dispatch;
 use crate::error::{Error, Result};
+use crate::flags::Features;
+use crate::gate::{Gate, install_signal};
 use crate::handler::Handler;
 use crate::mount::{Mount, MountPoint};
 use crate::negotiate::{Negotiated, handshake};
-use crate::options::Options;
-use crate::reader::{Gate, Reader, install_signal};
+use crate::options::{Options, Transport};
+use crate::reader::Reader;
+use crate::ring::{Queue, Ring, Rings, Worker};
 
 /// A negotiated connection with its handler, not yet served. Dropping it unmounts lazily.
 pub struct Session<H: Handler> {
     handler: Arc<H>,
     options: Options,
+    rings: Option<Rings>,
     mounted: Mounted,
 }
 
@@ -60,8 +65,11 @@ impl<H: Handler> Session<H> {
     pub fn new(mount: Mount, options: &Options, handler: Arc<H>) -> Result<Self> {
         options.validate()?;
         let (device, mut point) = mount.split()?;
-        match handshake(device.as_fd(), options) {
-            Ok(negotiated) => Ok(Self::assemble(device, negotiated, Some(point), options, handler)),
+        match greet(device.as_fd(), options) {
+            Ok((negotiated, rings)) => {
+                let session = Self::assemble(device, negotiated, Some(point), options, handler);
+                Ok(Self { rings, ..session })
+            }
             Err(error) => {
                 point.unmount_or_log(device.as_fd());
                 Err(error)
@@ -91,7 +99,7 @@ impl<H: Handler> Session<H> {
         let retain = options.large_requests + options.reader_count();
         let connection = Connection::new(device, negotiated, retain);
         let mounted = Mounted { connection, point: Mutex::new(point) };
-        Self { handler, options: options.clone(), mounted }
+        Self { handler, options: options.clone(), rings: None, mounted }
     }
 
     /// The connection.
@@ -99,36 +107,43 @@ impl<H: Handler> Session<H> {
         &self.mounted.connection
     }
 
-    /// Starts the readers.
+    /// Starts the threads.
     pub fn spawn(self) -> Result<Running> {
         let signal = libc::SIGRTMIN() + i32::from(self.options.park_signal);
         install_signal(signal).map_err(Error::io("installing the parking signal"))?;
-        let count = self.options.reader_count();
-        let gate = Gate::new(count, signal);
-        let destroyed = Arc::new(AtomicBool::new(false));
+        let readers = self.options.reader_count();
+        let queues = self.rings.map(Rings::into_queues).unwrap_or_default();
+        let gate = Gate::new(readers + queues.len(), signal);
         let connection = self.mounted.connection.clone();
+        let dispatch = Dispatch {
+            handler: Arc::clone(&self.handler),
+            connection: connection.clone(),
+            destroyed: Arc::new(AtomicBool::new(false)),
+        };
         self.handler.init(&connection);
         let running = Running {
             mounted: self.mounted,
             gate: Arc::clone(&gate),
-            threads: Mutex::new(Vec::with_capacity(count)),
+            threads: Mutex::new(Vec::with_capacity(readers + queues.len())),
             parking: Mutex::new(()),
+            rings: AtomicBool::new(false),
         };
-        for index in 0..count {
-            let reader = Reader {
-                handler: Arc::clone(&self.handler),
-                connection: connection.clone(),
-                gate: Arc::clone(&gate),
-                index,
-                buffer_limit: self.options.large_requests + count,
-                destroyed: Arc::clone(&destroyed),
-            };
-            // On failure `running` is dropped, which unmounts and so ends the readers before.
-            let thread = std::thread::Builder::new()
-                .name(format!("fuse-{index}"))
-                .spawn(move || reader.run())
-                .map_err(Error::io("starting a reader thread"))?;
-            running.threads.lock().push(thread);
+        let buffer_limit = self.options.large_requests + readers + queues.len();
+        // On failure `running` is dropped, which unmounts and so ends the threads before.
+        let on_rings = running.start_workers(&dispatch, readers, buffer_limit, queues)?;
+        if self.options.transport == Transport::Uring && !on_rings {
+            let source = std::io::Error::other("the kernel refused the rings");
+            return Err(Error::Uring(source));
+        }
+        // Forgets and interrupts come by the device in any case.
+        let readers = if on_rings { 1 } else { readers };
+        for _ in 0..readers {
+            gate.enter();
+        }
+        for index in 0..readers {
+            let reader =
+                Reader { dispatch: dispatch.clone(), gate: Arc::clone(&gate), index, buffer_limit };
+            running.start(format!("fuse-{index}"), move || reader.run())?;
         }
         Ok(running)
     }
@@ -166,9 +181,53 @@ pub struct Running {
     gate: Arc<Gate>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     parking: Mutex<()>,
+    /// Requests come by io_uring.
+    rings: AtomicBool,
 }
 
 impl Running {
+    fn start(&self, name: String, body: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = std::thread::Builder::new().name(name).spawn(body);
+        self.threads.lock().push(thread.map_err(Error::io("starting a thread"))?);
+        Ok(())
+    }
+
+    /// Starts the threads of the rings; whether the kernel took all of them. If it did not, requests
+    /// come by the device, all of them.
+    fn start_workers<H: Handler>(
+        &self,
+        dispatch: &Dispatch<H>,
+        first: usize,
+        buffer_limit: usize,
+        queues: Vec<(Arc<Queue>, Ring)>,
+    ) -> Result<bool> {
+        let count = queues.len();
+        let (sender, outcomes) = std::sync::mpsc::channel();
+        for (cpu, queue) in queues.into_iter().enumerate() {
+            let (gate, sender) = (Arc::clone(&self.gate), sender.clone());
+            let worker = Worker::new(dispatch.clone(), gate, first + cpu, buffer_limit, queue);
+            self.gate.enter();
+            let body = move || worker.run(|outcome| _ = sender.send(outcome));
+            self.start(format!("fuse-ring-{cpu}"), body)?;
+        }
+        drop(sender);
+        let mut registered = 0;
+        for outcome in outcomes.into_iter().take(count) {
+            match outcome {
+                Ok(()) => registered += 1,
+                Err(error) => tracing::warn!(%error, "the kernel refused a ring"),
+            }
+        }
+        let on_rings = count > 0 && registered == count;
+        self.rings.store(on_rings, Ordering::SeqCst);
+        Ok(on_rings)
+    }
+
+    /// Whether requests come by io_uring.
+    pub fn is_on_rings(&self) -> bool {
+        self.rings.load(Ordering::SeqCst)
+    }
+
     /// The connection.
     pub fn connection(&self) -> &Connection {
         &self.mounted.connection
@@ -221,8 +280,11 @@ impl Running {
     /// successor. Answers to requests still in flight can be sent on.
     ///
     /// # Errors
-    /// As [`Running::park`]; the session then goes on.
+    /// As [`Running::park`], and where requests come by io_uring; the session then goes on.
     pub fn release(&self, limit: Duration) -> Result<Parts> {
+        if self.is_on_rings() {
+            return Err(Error::UringHandOver);
+        }
         let device = self.mounted.connection.as_fd().try_clone_to_owned();
         let device = device.map_err(Error::io("duplicating the device"))?;
         self.park(limit)?;
@@ -251,4 +313,29 @@ impl Running {
         self.join_threads();
         self.gate.take_end().map_err(Error::io("reading requests"))
     }
+}
+
+/// Answers INIT, with rings if they are wanted and possible.
+fn greet(device: BorrowedFd<'_>, options: &Options) -> Result<(Negotiated, Option<Rings>)> {
+    let mut options = options.clone();
+    options.features = options.features.without(Features::OVER_IO_URING);
+    let mut rings = match options.transport {
+        Transport::Classic => None,
+        Transport::Uring => Some(Rings::prepare(&options).map_err(Error::Uring)?),
+        Transport::Auto => Rings::prepare(&options)
+            .inspect_err(|error| tracing::info!(%error, "requests are read from the device"))
+            .ok(),
+    };
+    if let Some(rings) = &rings {
+        options.features = options.features.with(Features::OVER_IO_URING);
+        options.max_write = options.max_write.min(rings.max_write);
+    }
+    let negotiated = handshake(device, &options)?;
+    if !negotiated.features.contains(Features::OVER_IO_URING) {
+        if options.transport == Transport::Uring {
+            return Err(Error::Uring(std::io::Error::other("the kernel does not offer it")));
+        }
+        rings = None;
+    }
+    Ok((negotiated, rings))
 }

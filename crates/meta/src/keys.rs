@@ -6,17 +6,23 @@
 //! inode           X ino name                           extended attribute
 //! directory       D dir hash(name) name                entry: inode, type
 //! directory       B dir hash(name) name ino            ghost: inode
-//! 0               Q seq                                backlog: inode
-//! 0               O ino                                orphan
+//! 0 or inode      Q seq                                backlog: inode
+//! 0 or inode      O ino                                orphan
 //! 0               H backing-inode-number               inode
 //! 0               S name                               setting
 //! ```
+//!
+//! The partitions of directories and marks are a matter of [`Layout`].
 
 use crate::engine::Key;
-use crate::types::{Ino, Seq};
+use crate::types::{FileKind, Ino, Seq};
 
 /// The partition of what belongs to no inode.
 pub(crate) const GLOBAL: u16 = 0;
+
+/// Partitions of [`Layout::Gathered`]: as many as a cluster has slots, as more would spread nothing
+/// further.
+pub(crate) const GATHERED: u16 = 1 << 14;
 
 /// Cursors below this are left to callers (for `.` and `..`).
 pub(crate) const MIN_HASH: u64 = 16;
@@ -29,6 +35,94 @@ pub(crate) const QUEUE: u8 = b'Q';
 pub(crate) const ORPHAN: u8 = b'O';
 pub(crate) const HARD_LINK: u8 = b'H';
 pub(crate) const SETTING: u8 = b'S';
+
+/// Where keys lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// For an engine that commits over any partitions at no more cost: the backlog and all marks in
+    /// partition 0, the entries of a directory, with the inodes created in it, in a partition by
+    /// the hash of its number.
+    Central,
+    /// For an engine to which one partition is one round trip: a directory has a partition of its
+    /// own with its record, its entries and the files created in it, and marks lie beside the
+    /// records from which they follow. Then what is done to a file concerns one partition.
+    Gathered,
+}
+
+impl Layout {
+    /// The version of the store's format.
+    pub fn version(self) -> u32 {
+        match self {
+            Layout::Central => 1,
+            Layout::Gathered => 2,
+        }
+    }
+
+    /// The partition in which a directory's entries, and the files created in it, live.
+    pub fn entries_partition(self, dir: Ino) -> u16 {
+        match self {
+            Layout::Central => xxhash_rust::xxh3::xxh3_64(&dir.0.to_be_bytes()) as u16,
+            Layout::Gathered => dir.partition(),
+        }
+    }
+
+    /// The partition of a new inode in a directory.
+    pub fn birthplace(self, dir: Ino, kind: FileKind, sequence: u64) -> u16 {
+        match (self, kind) {
+            (Layout::Gathered, FileKind::Directory) => {
+                xxhash_rust::xxh3::xxh3_64(&sequence.to_be_bytes()) as u16 % GATHERED
+            }
+            _ => self.entries_partition(dir),
+        }
+    }
+
+    pub fn entry(self, dir: Ino, name: &[u8]) -> Key {
+        let mut key = self.entries(dir);
+        key.push(&name_hash(name).to_be_bytes());
+        key.push(name);
+        key
+    }
+
+    /// The prefix of all entries of a directory.
+    pub fn entries(self, dir: Ino) -> Key {
+        numbered(self.entries_partition(dir), ENTRY, dir.0)
+    }
+
+    /// Several inodes may claim one backing name while workers are at it, so the key ends with the
+    /// inode.
+    pub fn ghost(self, dir: Ino, name: &[u8], ino: Ino) -> Key {
+        let mut key = self.ghosts_of_name(dir, name);
+        key.push(&ino.0.to_be_bytes());
+        key
+    }
+
+    /// The prefix of the ghosts of one name (and of longer names of the same hash).
+    pub fn ghosts_of_name(self, dir: Ino, name: &[u8]) -> Key {
+        let mut key = self.ghosts(dir);
+        key.push(&name_hash(name).to_be_bytes());
+        key.push(name);
+        key
+    }
+
+    pub fn ghosts(self, dir: Ino) -> Key {
+        numbered(self.entries_partition(dir), GHOST, dir.0)
+    }
+
+    fn marks_partition(self, ino: Ino) -> u16 {
+        match self {
+            Layout::Central => GLOBAL,
+            Layout::Gathered => ino.partition(),
+        }
+    }
+
+    pub fn queue(self, ino: Ino, seq: Seq) -> Key {
+        numbered(self.marks_partition(ino), QUEUE, seq.0)
+    }
+
+    pub fn orphan(self, ino: Ino) -> Key {
+        numbered(self.marks_partition(ino), ORPHAN, ino.0)
+    }
+}
 
 /// The stable 62-bit hash (XXH3) by which a directory's entries are ordered.
 pub(crate) fn name_hash(name: &[u8]) -> u64 {
@@ -50,46 +144,6 @@ pub(crate) fn xattr(ino: Ino, name: &[u8]) -> Key {
     let mut key = numbered(ino.partition(), XATTR, ino.0);
     key.push(name);
     key
-}
-
-pub(crate) fn entry(dir: Ino, name: &[u8]) -> Key {
-    let mut key = numbered(dir.entries_partition(), ENTRY, dir.0);
-    key.push(&name_hash(name).to_be_bytes());
-    key.push(name);
-    key
-}
-
-/// The prefix of all entries of a directory.
-pub(crate) fn entries(dir: Ino) -> Key {
-    numbered(dir.entries_partition(), ENTRY, dir.0)
-}
-
-/// Several inodes may claim one backing name while workers are at it, so the key ends with the
-/// inode.
-pub(crate) fn ghost(dir: Ino, name: &[u8], ino: Ino) -> Key {
-    let mut key = ghosts_of_name(dir, name);
-    key.push(&ino.0.to_be_bytes());
-    key
-}
-
-/// The prefix of the ghosts of one name (and of longer names of the same hash).
-pub(crate) fn ghosts_of_name(dir: Ino, name: &[u8]) -> Key {
-    let mut key = ghosts(dir);
-    key.push(&name_hash(name).to_be_bytes());
-    key.push(name);
-    key
-}
-
-pub(crate) fn ghosts(dir: Ino) -> Key {
-    numbered(dir.entries_partition(), GHOST, dir.0)
-}
-
-pub(crate) fn queue(seq: Seq) -> Key {
-    numbered(GLOBAL, QUEUE, seq.0)
-}
-
-pub(crate) fn orphan(ino: Ino) -> Key {
-    numbered(GLOBAL, ORPHAN, ino.0)
 }
 
 pub(crate) fn hard_link(backing_ino: u64) -> Key {
@@ -133,27 +187,31 @@ mod tests {
 
     #[test]
     fn entry_key_when_taken_apart_gives_directory_hash_and_name() {
-        let key = entry(Ino(77), b"a name");
-        assert_eq!(number(key.bytes()), Some(77));
-        assert_eq!(entry_name(key.bytes()), Some((name_hash(b"a name"), &b"a name"[..])));
-        assert!(key.raw().starts_with(entries(Ino(77)).raw()));
+        for layout in [Layout::Central, Layout::Gathered] {
+            let key = layout.entry(Ino(77), b"a name");
+            assert_eq!(number(key.bytes()), Some(77));
+            assert_eq!(entry_name(key.bytes()), Some((name_hash(b"a name"), &b"a name"[..])));
+            assert!(key.raw().starts_with(layout.entries(Ino(77)).raw()));
+        }
     }
 
     #[test]
     fn keys_of_different_things_never_meet() {
         let dir = Ino(5);
-        let all = [
-            record(dir),
-            xattr(dir, b""),
-            entry(dir, b""),
-            ghost(dir, b"", dir),
-            queue(Seq(5)),
-            orphan(dir),
-            hard_link(5),
-            setting("5"),
-        ];
-        for (i, a) in all.iter().enumerate() {
-            assert!(all[i + 1..].iter().all(|b| a != b));
+        for layout in [Layout::Central, Layout::Gathered] {
+            let all = [
+                record(dir),
+                xattr(dir, b""),
+                layout.entry(dir, b""),
+                layout.ghost(dir, b"", dir),
+                layout.queue(dir, Seq(5)),
+                layout.orphan(dir),
+                hard_link(5),
+                setting("5"),
+            ];
+            for (i, a) in all.iter().enumerate() {
+                assert!(all[i + 1..].iter().all(|b| a != b));
+            }
         }
     }
 }

@@ -21,12 +21,13 @@ mod types;
 
 pub use engine::{
     Compare, Embedded, EmbeddedOptions, Engine, EngineError, Expect, Key, Memory, MiniTransaction,
-    Outcome, Page, Write,
+    Outcome, Page, Redis, RedisOptions, Spanning, Stamp, Write,
 };
 pub use error::{Error, Result};
 pub use store::{
-    Counts, Entry, EntryPlus, Found, MetaStore, NewInode, Options, Queue, Refreshed, RenameFlags,
-    Renamed, Report, RoundTrips, Times, Unlinked, Vanished, Violation, XattrFlags,
+    Accessed, Counts, Entry, EntryPlus, Found, MetaStore, Moment, NewInode, Options, Queue,
+    Refreshed, RenameFlags, Renamed, Report, RoundTrips, Times, Unlinked, Vanished, Violation,
+    XattrFlags,
 };
 pub use types::{
     Attr, Backing, FileKind, Fingerprint, Ino, Link, Links, Record, Seq, Timestamp, XattrState,

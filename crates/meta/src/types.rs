@@ -21,12 +21,6 @@ impl Ino {
     pub fn partition(self) -> u16 {
         (self.0 >> Self::SEQUENCE_BITS) as u16
     }
-
-    /// The partition in which a directory's entries, and the inodes created in it, live.
-    #[must_use]
-    pub fn entries_partition(self) -> u16 {
-        xxhash_rust::xxh3::xxh3_64(&self.0.to_be_bytes()) as u16
-    }
 }
 
 impl fmt::Display for Ino {

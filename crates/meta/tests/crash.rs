@@ -1,4 +1,6 @@
-//! A process killed with -9 loses nothing that it acknowledged.
+//! A process killed with -9 loses nothing that it acknowledged, on any engine.
+
+mod servers;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -6,22 +8,29 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use forebay_meta::{
-    Embedded, EmbeddedOptions, FileKind, Ino, MetaStore, NewInode, Options, RenameFlags, Timestamp,
+    Embedded, EmbeddedOptions, FileKind, Ino, MetaStore, NewInode, Options, Redis, RedisOptions,
+    RenameFlags, Timestamp,
 };
+use servers::Servers;
 
 const CHILD: &str = "FOREBAY_META_CRASH_CHILD";
 
-fn open(path: &Path) -> MetaStore {
+/// `place` is a directory or the address of a cluster.
+fn open(place: &str) -> MetaStore {
+    if place.starts_with("redis://") {
+        let engine = Redis::open(place, &RedisOptions::default()).unwrap();
+        return MetaStore::open(Box::new(engine), &Options::default()).unwrap();
+    }
     let options = EmbeddedOptions { write_buffer_mib: 1, ..EmbeddedOptions::default() };
-    let engine = Embedded::open(path, &options).unwrap();
+    let engine = Embedded::open(Path::new(place), &options).unwrap();
     MetaStore::open(Box::new(engine), &Options::default()).unwrap()
 }
 
 /// Not a test by itself: what the killed process does. Acknowledges each step on standard output.
 #[test]
 fn child_works_until_killed() {
-    let Some(path) = std::env::var_os(CHILD) else { return };
-    let store = open(Path::new(&path));
+    let Ok(place) = std::env::var(CHILD) else { return };
+    let store = open(&place);
     let first = store.counts().inodes;
     let mut out = std::io::stdout();
     let now = Timestamp::new(1, 0);
@@ -43,24 +52,40 @@ fn child_works_until_killed() {
 #[test]
 fn process_killed_at_random_moments_then_all_it_acknowledged_is_there_and_the_check_is_clean() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    kill_at_random_moments(directory.path().join("meta").to_str().unwrap(), 5);
+}
+
+#[test]
+fn process_killed_at_random_moments_with_its_namespace_on_a_cluster_then_the_same_holds() {
+    if servers::installed() {
+        let servers = Servers::cluster(2, 0, &[]);
+        kill_at_random_moments(&servers.address("crash"), 3);
+    }
+}
+
+fn kill_at_random_moments(place: &str, rounds: u64) {
     let mut acknowledged = Vec::new();
-    for round in 0..5u64 {
+    for round in 0..rounds {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child_works_until_killed", "--nocapture", "--test-threads=1"])
-            .env(CHILD, directory.path().join("meta"))
+            .env(CHILD, place)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (begun, first) = std::sync::mpsc::channel();
         let reader = std::thread::spawn(move || {
-            lines.map_while(Result::ok).filter_map(|line| parse(&line)).collect::<Vec<_>>()
+            let steps = lines.map_while(Result::ok).filter_map(|line| parse(&line));
+            steps.inspect(|_| _ = begun.send(())).collect::<Vec<_>>()
         });
-        std::thread::sleep(Duration::from_millis(150 + 170 * round));
+        // To open takes its time; what counts is the time at work.
+        first.recv_timeout(Duration::from_secs(20)).unwrap();
+        std::thread::sleep(Duration::from_millis(50 + 120 * round));
         child.kill().unwrap();
         child.wait().unwrap();
         acknowledged.extend(reader.join().unwrap());
 
-        let store = open(&directory.path().join("meta"));
+        let store = open(place);
         for (moved, n) in &acknowledged {
             let old = store.lookup(Ino::ROOT, format!("file-{n}").as_bytes()).unwrap();
             let new = store.lookup(Ino::ROOT, format!("moved-{n}").as_bytes()).unwrap();

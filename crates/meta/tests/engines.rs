@@ -1,20 +1,50 @@
 //! The conformance suite of engines: every engine passes the same tests.
 
+mod servers;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use forebay_meta::{
-    Compare, Embedded, EmbeddedOptions, Engine, Expect, Key, Memory, MiniTransaction, Outcome,
-    Write,
+    Compare, Embedded, EmbeddedOptions, Engine, EngineError, Expect, Key, Memory, MiniTransaction,
+    Outcome, RedisOptions, Spanning, Write,
 };
 use proptest::prelude::*;
+use servers::Servers;
 
+/// Every engine, where a transaction may be refused for spanning partitions.
 fn each_engine(test: impl Fn(Arc<dyn Engine>)) {
     test(Arc::new(Memory::new()));
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let options = EmbeddedOptions { write_buffer_mib: 1, ..EmbeddedOptions::default() };
     test(Arc::new(Embedded::open(&directory.path().join("meta"), &options).unwrap()));
+    each_partitioned(&test);
+    each_partitioned(|engine| test(spanning(engine)));
+}
+
+/// Every engine that commits over several partitions.
+fn each_spanning(test: impl Fn(Arc<dyn Engine>)) {
+    each_engine(|engine| {
+        if engine.spans_partitions() {
+            test(engine);
+        }
+    });
+}
+
+fn each_partitioned(test: impl Fn(Arc<dyn Engine>)) {
+    test(Arc::new(Memory::partitioned()));
+    if servers::installed() {
+        let single = Servers::single(&[]);
+        test(Arc::new(single.open("conformance", &RedisOptions::default())));
+        let cluster = Servers::cluster(3, 0, &[]);
+        test(Arc::new(cluster.open("conformance", &RedisOptions::default())));
+    }
+}
+
+fn spanning(engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
+    Arc::new(Spanning::new(engine, Duration::from_millis(200)).unwrap())
 }
 
 fn key(partition: u16, bytes: &str) -> Key {
@@ -120,7 +150,7 @@ fn sweep_then_visits_every_key_once_in_order() {
 /// reader sees one counter without the other or time going backwards.
 #[test]
 fn concurrent_increments_then_none_is_lost_and_no_reader_sees_half() {
-    each_engine(|engine| {
+    each_spanning(|engine| {
         let (a, b) = (key(1, "counter"), key(9, "counter"));
         let number = |value: &Option<Vec<u8>>| -> u64 {
             value.as_ref().map_or(0, |v| u64::from_be_bytes(v.as_slice().try_into().unwrap()))
@@ -198,6 +228,40 @@ fn scan_beside_writers_then_shows_one_instant() {
                 assert!(page.items.len() != 1 && values.len() <= 1, "{page:?}");
             }
         });
+    });
+}
+
+#[test]
+fn transaction_over_partitions_when_the_engine_has_none_such_then_it_is_refused() {
+    each_partitioned(|engine| {
+        let mut transaction = put(&key(1, "a"), b"x");
+        transaction.read.push(key(2, "a"));
+        let refused = engine.execute(&transaction);
+        assert!(matches!(refused, Err(EngineError::SpansPartitions)), "{refused:?}");
+        assert_eq!(read(&*engine, &key(1, "a")), None);
+    });
+}
+
+#[test]
+fn values_of_any_bytes_then_come_back_as_they_were() {
+    each_engine(|engine| {
+        let all: Vec<u8> = (0..=255).collect();
+        let large = vec![b'x'; 1 << 20];
+        for value in [&b""[..], b"OK", b"\r\n", b"0", &all, &large] {
+            let key = Key::new(7, &[&b"k"[..], &all[..value.len().min(200)]].concat());
+            engine.execute(&put(&key, value)).unwrap();
+            assert_eq!(read(&*engine, &key).as_deref(), Some(value));
+            let page = engine.scan(7, key.bytes(), None, 1).unwrap();
+            assert_eq!(page.items[0], (key.bytes().to_vec(), value.to_vec()));
+        }
+        // More keys than a server-side function can take at once.
+        let keys: Vec<Key> = (0..3000).map(|n| key(8, &format!("n{n:05}"))).collect();
+        let write = keys.iter().map(|key| Write::Put(key.clone(), key.bytes().to_vec())).collect();
+        engine.execute(&MiniTransaction { write, ..Default::default() }).unwrap();
+        let values = keys.iter().map(|key| Some(key.bytes().to_vec())).collect();
+        let found = engine.execute(&MiniTransaction::reading(keys)).unwrap();
+        assert_eq!(found, Outcome::Committed(values));
+        assert_eq!(engine.scan(8, b"n", None, usize::MAX).unwrap().items.len(), 3000);
     });
 }
 

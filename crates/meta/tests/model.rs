@@ -1,11 +1,12 @@
 //! Random operations against a naive tree in memory, error by error, with a worker that reconciles
-//! and restarts of the embedded engine in between.
+//! and restarts in between: on the embedded engine, and on one that commits only within a partition.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 
 use forebay_meta::{
-    Embedded, EmbeddedOptions, Error, FileKind, Ino, MetaStore, NewInode, Options, Queue,
+    Embedded, EmbeddedOptions, Error, FileKind, Ino, Memory, MetaStore, NewInode, Options, Queue,
     RenameFlags, Seq, Timestamp,
 };
 use proptest::prelude::*;
@@ -165,15 +166,17 @@ fn errno<T>(result: Result<T, Error>) -> Result<T, &'static str> {
     })
 }
 
-fn open(path: &Path) -> MetaStore {
+/// A cache this small makes most reads go to the engine.
+const SMALL: Options = Options { cached_records: 16 };
+
+fn open_embedded(path: &Path) -> MetaStore {
     let small = EmbeddedOptions { write_buffer_mib: 1, workers: 1, ..EmbeddedOptions::default() };
     let engine = Embedded::open(path, &small).unwrap();
-    // A cache this small makes most reads go to the engine.
-    MetaStore::open(Box::new(engine), &Options { cached_records: 16 }).unwrap()
+    MetaStore::open(Box::new(engine), &SMALL).unwrap()
 }
 
 struct World<'a> {
-    path: &'a Path,
+    open: &'a dyn Fn() -> MetaStore,
     store: Option<MetaStore>,
     model: Model,
     clock: i64,
@@ -248,7 +251,7 @@ impl World<'_> {
             Op::Restart => {
                 let counts = self.store().counts();
                 self.store = None;
-                self.store = Some(open(self.path));
+                self.store = Some((self.open)());
                 assert_eq!(self.store().counts(), counts);
             }
         }
@@ -380,29 +383,48 @@ proptest! {
         ops in proptest::collection::vec(op(), 1..120)
     ) {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-        let model = Model {
-            dirs: vec![Ino::ROOT],
-            kinds: HashMap::from([(Ino::ROOT, FileKind::Directory)]),
-            ..Model::default()
-        };
-        let path = directory.path().join("meta");
-        let store = Some(open(&path));
-        let mut world = World { path: &path, store, model, clock: 0 };
-        world.store().set_listed(Ino::ROOT, forebay_meta::Fingerprint {
-            size: 0, mtime: Timestamp::default(), ctime: Timestamp::default(), ino: 1,
-        }).unwrap();
-        for op in &ops {
-            world.step(op);
-        }
-        world.verify();
-        // Drain: nothing but the tree and the orphans remains.
-        while let Some((_, ino)) = world.store().backlog_oldest().unwrap() {
-            reconcile(world.store(), ino);
-        }
-        world.verify();
-        let counts = world.store().counts();
-        let inodes = world.model.entries.values().collect::<BTreeSet<_>>().len() + 1;
-        prop_assert_eq!(counts.inodes, (inodes + world.model.orphans.len()) as u64);
-        prop_assert_eq!((counts.queued, counts.ghosts), (0, 0));
+        compare_with_model(&ops, &|| open_embedded(&directory.path().join("meta")));
     }
+
+    #[test]
+    fn random_operations_on_an_engine_of_partitions_when_compared_with_a_naive_tree_agree(
+        ops in proptest::collection::vec(op(), 1..120)
+    ) {
+        let engine = Arc::new(Memory::partitioned());
+        compare_with_model(&ops, &|| MetaStore::open(Box::new(engine.clone()), &SMALL).unwrap());
+    }
+}
+
+fn compare_with_model(ops: &[Op], open: &dyn Fn() -> MetaStore) {
+    let model = Model {
+        dirs: vec![Ino::ROOT],
+        kinds: HashMap::from([(Ino::ROOT, FileKind::Directory)]),
+        ..Model::default()
+    };
+    let mut world = World { open, store: Some(open()), model, clock: 0 };
+    world
+        .store()
+        .set_listed(
+            Ino::ROOT,
+            forebay_meta::Fingerprint {
+                size: 0,
+                mtime: Timestamp::default(),
+                ctime: Timestamp::default(),
+                ino: 1,
+            },
+        )
+        .unwrap();
+    for op in ops {
+        world.step(op);
+    }
+    world.verify();
+    // Drain: nothing but the tree and the orphans remains.
+    while let Some((_, ino)) = world.store().backlog_oldest().unwrap() {
+        reconcile(world.store(), ino);
+    }
+    world.verify();
+    let counts = world.store().counts();
+    let inodes = world.model.entries.values().collect::<BTreeSet<_>>().len() + 1;
+    assert_eq!(counts.inodes, (inodes + world.model.orphans.len()) as u64);
+    assert_eq!((counts.queued, counts.ghosts), (0, 0));
 }

@@ -1,18 +1,28 @@
-//! The store's rules one by one, on the engine in memory.
+//! The store's rules one by one, on the engine in memory. `namespace_partitioned.rs` runs them on
+//! one that commits only within a partition.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_meta::{
     Attr, Error, FileKind, Fingerprint, Found, Ino, Link, Memory, MetaStore, NewInode, Options,
-    Queue, Record, Refreshed, RenameFlags, Seq, Timestamp, XattrFlags, XattrState,
+    Queue, Record, Refreshed, RenameFlags, Seq, Spanning, Timestamp, Vanished, XattrFlags,
+    XattrState,
 };
 
 const ROOT: Ino = Ino::ROOT;
 const NOW: Timestamp = Timestamp { sec: 100, nsec: 5 };
 const LATER: Timestamp = Timestamp { sec: 200, nsec: 0 };
 
+fn memory() -> Memory {
+    match module_path!().starts_with("namespace_partitioned") {
+        true => Memory::partitioned(),
+        false => Memory::new(),
+    }
+}
+
 fn store() -> MetaStore {
-    MetaStore::open(Box::new(Memory::new()), &Options::default()).unwrap()
+    MetaStore::open(Box::new(memory()), &Options::default()).unwrap()
 }
 
 fn file() -> NewInode {
@@ -300,19 +310,53 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     let mut gone = Vec::new();
     // Nothing pending: all goes.
     let fresh = create(&store, dir, "fresh").ino;
-    let result = store.vanished(ROOT, b"d", LATER, &mut |ino| gone.push(ino)).unwrap();
+    let result = store.vanished(ROOT, b"d", dir, LATER, &mut |ino| gone.push(ino)).unwrap();
     assert_eq!((result.removed, gone.len()), (602, 602));
     assert_eq!(result.kept, [fresh, dir]);
     let kept = store.get(dir).unwrap();
     assert!(kept.queued.is_some() && kept.backing.links.is_empty() && kept.listed);
     assert_eq!(store.path(fresh).unwrap().unwrap(), b"d/fresh");
     clean(&store);
+    // A name that means another inode by now is not the one that vanished.
+    assert_eq!(store.vanished(ROOT, b"d", fresh, LATER, &mut |_| ()).unwrap(), Vanished::default());
     // A name the backing store never had can't vanish.
-    assert_eq!(store.vanished(dir, b"fresh", LATER, &mut |_| ()).unwrap().removed, 0);
+    assert_eq!(store.vanished(dir, b"fresh", fresh, LATER, &mut |_| ()).unwrap().removed, 0);
     reconcile_all(&store);
-    let result = store.vanished(ROOT, b"d", LATER, &mut |_| ()).unwrap();
+    let result = store.vanished(ROOT, b"d", dir, LATER, &mut |_| ()).unwrap();
     assert_eq!((result.removed, result.kept.len()), (2, 0));
     assert_eq!(store.counts().inodes, 1);
+    clean(&store);
+}
+
+#[test]
+fn user_who_comes_while_a_name_is_removed_then_is_counted_or_finds_it_removed() {
+    let store = store();
+    let ino = create(&store, ROOT, "x").ino;
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let unlinked = std::thread::scope(|scope| {
+        let mut late = None;
+        let come = std::sync::Mutex::new(&mut late);
+        let in_use = |of: Ino| {
+            // Too late to be counted.
+            let user = scope.spawn(|| {
+                let found = store.get_settled(ino);
+                ended.store(true, std::sync::atomic::Ordering::Release);
+                found.map(drop)
+            });
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert!(!ended.load(std::sync::atomic::Ordering::Acquire), "it waits");
+            **come.lock().unwrap() = Some(user);
+            of != ino
+        };
+        let unlinked = store.unlink_asking(ROOT, b"x", LATER, &in_use).unwrap();
+        let found = late.expect("somebody came").join().unwrap();
+        assert!(matches!(found, Err(Error::Stale(_))), "{found:?}");
+        unlinked
+    });
+    assert!(unlinked.gone);
+    let used = create(&store, ROOT, "y").ino;
+    let unlinked = store.unlink_asking(ROOT, b"y", LATER, &|ino| ino == used).unwrap();
+    assert!(!unlinked.gone && unlinked.record.orphan);
     clean(&store);
 }
 
@@ -370,6 +414,85 @@ fn warm_operations_then_take_at_most_one_round_trip() {
     assert_eq!(cost(&|| drop(store.update(ino, None, chmod))), (1, 0));
     assert_eq!(cost(&|| drop(store.unlink(dir, b"x", NOW, false))), (1, 0));
     assert_eq!(cost(&|| drop(store.entries_plus(dir, 0, 100))), (0, 1));
+}
+
+#[test]
+fn names_when_the_engine_is_exclusive_then_missing_ones_are_known_without_a_round_trip() {
+    let place = tempfile::tempdir().unwrap();
+    let engine = forebay_meta::Embedded::open(&place.path().join("meta"), &Default::default());
+    let store = MetaStore::open(Box::new(engine.unwrap()), &Options::default()).unwrap();
+    let dir = mkdir(&store, ROOT, "d").ino;
+    create(&store, dir, "warm");
+    let cost = |operation: &dyn Fn()| {
+        let before = store.round_trips().executes;
+        operation();
+        store.round_trips().executes - before
+    };
+    let missing = |name: &'static [u8]| {
+        let store = &store;
+        move || assert!(store.lookup(dir, name).unwrap().is_none())
+    };
+    assert_eq!(cost(&missing(b"x")), 1);
+    assert_eq!(cost(&missing(b"x")), 0);
+    assert_eq!(cost(&|| drop(create(&store, dir, "x"))), 1);
+    assert_eq!(store.lookup(dir, b"x").unwrap().map(|found| found.attr.nlink), Some(1));
+    assert_eq!(cost(&missing(b"y")), 1);
+    let rename = || {
+        let flags = forebay_meta::RenameFlags::default();
+        store.rename(dir, b"x", dir, b"y", flags, NOW, &|_| false).unwrap();
+    };
+    assert_eq!(cost(&rename), 1);
+    assert_eq!(cost(&missing(b"x")), 0);
+    assert_eq!(cost(&|| drop(store.unlink(dir, b"y", NOW, false).unwrap())), 1);
+    assert_eq!(cost(&missing(b"y")), 0);
+    assert_eq!(cost(&|| drop(create(&store, dir, "y"))), 1);
+    assert!(store.lookup(dir, b"y").unwrap().is_some());
+    clean(&store);
+}
+
+#[test]
+fn records_when_changed_since_a_moment_then_told_apart_from_others() {
+    let store = store();
+    let changed = create(&store, ROOT, "changed").ino;
+    let removed = create(&store, ROOT, "removed").ino;
+    let same = create(&store, ROOT, "same").ino;
+    let moment = store.moment();
+    for ino in [changed, removed, same] {
+        assert!(!store.changed_since(ino, moment));
+    }
+    store
+        .update(changed, None, |record| {
+            record.attr.perm = 0;
+            Queue::Yes
+        })
+        .unwrap();
+    store.unlink(ROOT, b"removed", NOW, false).unwrap();
+    assert!(store.changed_since(changed, moment) && store.changed_since(removed, moment));
+    assert!(!store.changed_since(same, moment));
+    assert!(!store.changed_since(changed, store.moment()));
+}
+
+#[test]
+fn access_times_when_moved_together_then_in_one_round_trip_and_never_over_one_that_was_set() {
+    use forebay_meta::{Accessed, Times};
+
+    let store = store();
+    let inos: Vec<Ino> = (0..8).map(|n| create(&store, ROOT, &format!("f{n}")).ino).collect();
+    let accessed: Vec<_> =
+        inos.iter().map(|&ino| Accessed { ino, known: NOW, seen: LATER }).collect();
+    let set = Timestamp::new(5, 5);
+    store.touch_times(inos[3], Times { atime: Some(set), ..Times::default() }).unwrap();
+    store.unlink(ROOT, b"f4", NOW, false).unwrap();
+    let (before, backlog) = (store.round_trips().executes, store.backlog_len());
+    store.touch_accessed(&accessed).unwrap();
+    // One of them finds that the removed one is gone.
+    assert_eq!(store.round_trips().executes - before, 2);
+    assert_eq!(store.backlog_len(), backlog, "an access is nothing for the backing store");
+    for (at, ino) in inos.iter().enumerate().filter(|(at, _)| *at != 4) {
+        let atime = store.get(*ino).unwrap().attr.atime;
+        assert_eq!(atime, if at == 3 { set } else { LATER }, "{at}");
+    }
+    clean(&store);
 }
 
 #[test]
@@ -482,7 +605,7 @@ fn backlog_read_beside_writers_then_a_cursor_misses_nothing() {
 fn damage_when_checked_then_is_named_and_repaired() {
     use forebay_meta::{Engine, Key, MiniTransaction, Write};
 
-    let engine = Arc::new(Memory::new());
+    let engine = Arc::new(Spanning::new(memory(), Duration::from_secs(1)).unwrap());
     let store = MetaStore::open(Box::new(engine.clone()), &Options::default()).unwrap();
     let dir = mkdir(&store, ROOT, "d").ino;
     create(&store, dir, "f");

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
-use forebay_meta::{Attr, FileKind, Ino, Queue, Record, Times};
+use forebay_meta::{Attr, FileKind, Ino, Moment, Queue, Record, Times};
 use forebay_store::{ErrorClass, Header};
 use rustix::io::Errno;
 
@@ -342,6 +342,11 @@ impl Node {
     /// The attributes of an inode as programs see them now, and its blocks of 512 bytes: those of
     /// the record, or of the object while that is newer.
     pub(crate) fn live_attr(&self, record: &Record) -> (Attr, u64) {
+        self.live_attr_since(record, None)
+    }
+
+    /// As [`Node::live_attr`]; the record was read after the moment.
+    pub(crate) fn live_attr_since(&self, record: &Record, moment: Option<Moment>) -> (Attr, u64) {
         let mut attr = record.attr.clone();
         if attr.kind != FileKind::File {
             let blocks = if attr.kind == FileKind::Directory { 8 } else { 0 };
@@ -376,9 +381,11 @@ impl Node {
             }
         }
         // Settled since the record was read, perhaps: a close is not waited for.
-        if let Ok(settled) = self.meta.get(record.ino) {
+        let unchanged = moment.is_some_and(|then| !self.meta.changed_since(record.ino, then));
+        if !unchanged && let Ok(settled) = self.meta.get(record.ino) {
             attr = settled.attr.clone();
         }
+        attr.atime = self.accesses.latest(record.ino, attr.atime);
         let blocks = attr.size.div_ceil(512);
         (attr, blocks)
     }

@@ -37,6 +37,14 @@ pub enum NodeError {
     /// The waiting room of the worker pool is full.
     #[error("too many operations wait for the backing store: try again")]
     Busy,
+    /// Work that must not be interrupted did not end within the time limit.
+    #[error("{what} did not end within {limit_s} s: try again later, or give it more time")]
+    NotAtRest {
+        /// What goes on.
+        what: String,
+        /// The limit that passed, in seconds.
+        limit_s: u64,
+    },
     /// The configuration can't work.
     #[error("{0}")]
     Config(String),

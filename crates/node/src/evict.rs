@@ -152,6 +152,7 @@ impl Node {
     pub(crate) fn free_room(&self, tier: u8, need: u64) -> bool {
         let room = &self.tiers[usize::from(tier)].room;
         let limit = Instant::now() + self.config.backing_timeout;
+        self.discard_removed();
         loop {
             if self.free_on(tier) >= need {
                 return true;

@@ -24,6 +24,7 @@ const OWN: &[&str] = &[
     "node.flush.publish",
     "node.flush.published",
     "node.flush.half",
+    "node.flush.half_done",
     "node.flush.in_place",
     "node.flush.in_place_copied",
     "node.flush.spill_published",

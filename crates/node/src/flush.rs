@@ -175,18 +175,29 @@ impl Node {
     pub(crate) fn is_own_version(&self, ino: Ino, found: &Attributes) -> Result<bool> {
         let file = self.files.get(ino);
         self.load(&Context::DAEMON, &file)?;
-        if self.is_half_written(ino, found)? {
+        let residence = file.residence.read();
+        // Done with the spill file, done with the writing.
+        if matches!(residence.base, Base::Spill(_)) && self.is_half_written(ino, found)? {
             return Ok(true);
         }
-        let residence = file.residence.read();
         let Some(place) = &residence.place else { return Ok(false) };
         Ok(is_announced(&place.object.header()?, &found.fingerprint()))
     }
 
-    /// Whether a file of which no tier has anything was being written in place.
+    /// Whether a file with a spill file was being written in place when the daemon died. Notes of
+    /// earlier spill files say nothing: see [`Node::forget_half_written`].
     fn is_half_written(&self, ino: Ino, found: &Attributes) -> Result<bool> {
         let half = self.meta.setting(&half_setting(ino))?;
         Ok(half.as_deref() == Some(&found.ino.to_le_bytes()[..]))
+    }
+
+    /// A daemon that died between the last two steps of [`Node::flush_spill_in_place`] left its note;
+    /// the next spill file must not inherit it.
+    pub(crate) fn forget_half_written(&self, ino: Ino) -> Result<()> {
+        if self.meta.setting(&half_setting(ino))?.is_some() {
+            self.meta.remove_setting(&half_setting(ino))?;
+        }
+        Ok(())
     }
 
     /// After the backing store has the bytes: the object is clean if nobody has written since the
@@ -473,6 +484,7 @@ impl Node {
         let fingerprint = backing.stat()?.fingerprint();
         // As one step for a restart: the spill file is not needed any more.
         self.forget_spill(file, &mut residence, fingerprint)?;
+        fail_at!("node.flush.half_done");
         self.meta.remove_setting(&half_setting(file.ino))?;
         Ok(Flushed::Done { fingerprint, clean: false })
     }

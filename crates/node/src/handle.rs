@@ -1,6 +1,10 @@
 //! Open files.
 
+use std::collections::HashMap;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use sharded_slab::{Entry, Slab};
 
 use crate::files::FileRef;
 
@@ -75,5 +79,109 @@ impl Handle {
         self.expected.store(expected.max(offset + len), Ordering::Relaxed);
         let run = self.run.fetch_add(len, Ordering::Relaxed) + len;
         if offset == expected || run >= CONVINCING { run } else { 0 }
+    }
+}
+
+/// How many generations of daemons are told apart by the numbers of their handles.
+pub(crate) const GENERATIONS: u16 = 1 << GENERATION_BITS;
+const GENERATION_BITS: u32 = 12;
+const KEY_BITS: u32 = u64::BITS - GENERATION_BITS;
+
+/// The layout of the slab's keys: the top bits stay free for the generation.
+pub(crate) struct Keys;
+
+impl sharded_slab::Config for Keys {
+    const MAX_PAGES: usize = 24;
+    const RESERVED_BITS: usize = GENERATION_BITS as usize;
+}
+
+/// The open handles by their numbers, which the kernel keeps over a change of daemons: those that
+/// a predecessor gave out mean the same files as before, and never anything else.
+pub(crate) struct Handles {
+    slab: Slab<Handle, Keys>,
+    generation: u16,
+    /// Where the handles of predecessors are.
+    adopted: OnceLock<HashMap<u64, usize>>,
+}
+
+impl Handles {
+    /// No handle yet. New ones get numbers of this generation.
+    pub fn new(generation: u16) -> Self {
+        let generation = generation % GENERATIONS;
+        Handles { slab: Slab::new_with_config::<Keys>(), generation, adopted: OnceLock::new() }
+    }
+
+    /// The generation of new numbers.
+    pub fn generation(&self) -> u16 {
+        self.generation
+    }
+
+    /// The generation that a number is of.
+    pub fn generation_of(fh: u64) -> u16 {
+        u16::try_from(fh >> KEY_BITS).expect("12 bits are left")
+    }
+
+    /// Enters a handle; its number, or `None` when there are too many.
+    pub fn insert(&self, handle: Handle) -> Option<u64> {
+        let key = self.slab.insert(handle)? as u64;
+        Some(u64::from(self.generation) << KEY_BITS | key)
+    }
+
+    /// Enters the handles of predecessors under the numbers that they have. At most once.
+    pub fn adopt(&self, handles: Vec<(u64, Handle)>) {
+        let place = |(fh, handle)| Some((fh, self.slab.insert(handle)?));
+        let adopted = handles.into_iter().filter_map(place).collect();
+        if self.adopted.set(adopted).is_err() {
+            tracing::error!("handles were adopted twice");
+        }
+    }
+
+    fn key(&self, fh: u64) -> Option<usize> {
+        if Self::generation_of(fh) == self.generation {
+            return Some((fh & (u64::MAX >> GENERATION_BITS)) as usize);
+        }
+        self.adopted.get()?.get(&fh).copied()
+    }
+
+    /// The handle with this number.
+    pub fn get(&self, fh: u64) -> Option<Entry<'_, Handle, Keys>> {
+        self.slab.get(self.key(fh)?)
+    }
+
+    /// Removes a handle.
+    pub fn take(&self, fh: u64) -> Option<Handle> {
+        self.slab.take(self.key(fh)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::Files;
+    use std::sync::Arc;
+
+    fn handle(files: &Arc<Files>, ino: u64) -> Handle {
+        Handle::new(files.get(forebay_meta::Ino(ino)), false, OpenMode::Direct, None)
+    }
+
+    #[test]
+    fn handles_when_adopted_over_generations_then_numbers_keep_their_meaning() {
+        let files = Arc::new(Files::default());
+        let first = Handles::new(0);
+        let one = first.insert(handle(&files, 1)).expect("room");
+        let second = Handles::new(1);
+        second.adopt(vec![(one, handle(&files, 1))]);
+        let two = second.insert(handle(&files, 2)).expect("room");
+        assert_ne!(one, two);
+        let third = Handles::new(2);
+        third.adopt(vec![(one, handle(&files, 1)), (two, handle(&files, 2))]);
+        let three = third.insert(handle(&files, 3)).expect("room");
+        let ino = |fh| third.get(fh).map(|handle| handle.file.ino.0);
+        assert_eq!([one, two, three].map(ino), [Some(1), Some(2), Some(3)]);
+        assert!(third.take(two).is_some());
+        let four = third.insert(handle(&files, 4)).expect("room");
+        assert_eq!([one, two, three, four].map(ino), [Some(1), None, Some(3), Some(4)]);
+        assert!(third.take(two).is_none());
+        assert!(third.get(u64::MAX).is_none());
     }
 }

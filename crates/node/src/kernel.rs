@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use crate::inherit::DepartedInode;
 use crate::metrics::RefusalReason;
 
 /// The kernel as seen through the front.
@@ -29,6 +30,11 @@ pub trait Kernel: Send + Sync {
 
     /// Drops the kernel's cached attributes of an inode, not its pages.
     fn forget_attributes(&self, ino: u64);
+
+    /// Hears of a removed inode that somebody may still use, so that it outlives the daemon.
+    fn note_departed(&self, departed: &DepartedInode) {
+        let _ = departed;
+    }
 
     /// Drops a name that the kernel cached.
     fn forget_entry(&self, parent: u64, name: &[u8]);

@@ -8,6 +8,7 @@
 //! [`NodeError::MustWait`] on a thread that must not wait ([`Context::may_wait`]), without having
 //! changed anything; the caller then makes the same call on a thread that may.
 
+mod access;
 mod busiest;
 mod check;
 mod config;
@@ -25,6 +26,7 @@ mod hints;
 #[cfg(test)]
 mod hot_path_tests;
 mod import;
+mod inherit;
 mod io;
 mod kernel;
 pub mod metrics;
@@ -39,6 +41,7 @@ mod prefetch;
 mod ranges;
 mod reconcile;
 mod recover;
+mod removals;
 mod report;
 mod residents;
 mod room;
@@ -50,6 +53,7 @@ mod truncate;
 pub use check::{CheckRequest, Checked, check};
 pub use config::{Coherence, Durability, NodeConfig, Passthrough, TierConfig, Writeback};
 pub use context::Context;
+pub use convert::now;
 pub use error::{NodeError, Result};
 pub use failpoints::{arm_fail_points, fail_points};
 pub use forebay_meta::{Attr, EngineError, Error as MetaError, FileKind, Ino, Timestamp};
@@ -58,6 +62,7 @@ pub use forebay_store::{ErrorClass, StoreError};
 pub use handle::{OpenMode, Opened};
 
 pub use hints::{HintPart, HintReport, Hinted, MOST_JOBS, MOST_REFERENCES};
+pub use inherit::{DepartedInode, HandleMode, Inheritance, OpenHandle, ResidentObject};
 pub use kernel::Kernel;
 pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Stat, Statfs};
 pub use node::Node;

@@ -1,5 +1,6 @@
 //! The node itself: its parts, its start and its end.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -14,20 +15,22 @@ use forebay_store::copy::{Gate, Limits, Priority};
 use forebay_store::decorators::{InterceptedBacking, Throttled};
 use forebay_store::{DirBacking, Tier, TierLock};
 use parking_lot::Mutex;
-use sharded_slab::Slab;
 
+use crate::access::Accesses;
 use crate::config::NodeConfig;
 use crate::error::{NodeError, Result};
 use crate::files::Files;
-use crate::handle::Handle;
+use crate::handle::Handles;
 use crate::hints::Hints;
 use crate::import::Imports;
+use crate::inherit::Inheritance;
 use crate::kernel::Kernel;
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::pool::Pool;
 use crate::prefetch::Fetches;
 use crate::reconcile::Reconciler;
+use crate::removals::Removals;
 use crate::residents::Residents;
 use crate::room::Room;
 use crate::trace::{EventLog, Tracer};
@@ -38,7 +41,7 @@ pub struct TierSlot {
     pub tier: Arc<dyn Tier>,
     /// Its room.
     pub room: Room,
-    _lock: TierLock,
+    lock: Mutex<Option<TierLock>>,
 }
 
 /// A node: one mount's namespace, tiers, backing store and workers.
@@ -49,7 +52,11 @@ pub struct Node {
     pub(crate) backing: Arc<dyn BackingStore>,
     pub(crate) files: Arc<Files>,
     pub(crate) residents: Residents,
-    pub(crate) handles: Slab<Handle>,
+    pub(crate) removals: Removals,
+    pub(crate) accesses: Accesses,
+    /// A spill file has been noted, now or by an earlier daemon.
+    pub(crate) spills_noted: AtomicBool,
+    pub(crate) handles: Handles,
     pub(crate) steward: Mutex<Steward>,
     /// Decisions of the steward for which the pool had no place.
     pub(crate) put_off: Mutex<Vec<Action>>,
@@ -98,6 +105,15 @@ impl Node {
     /// # Errors
     /// A tier in use by another daemon, damaged or newer state, a backing store that can't be read.
     pub fn start(config: NodeConfig) -> Result<Arc<Node>> {
+        Self::start_after(config, None)
+    }
+
+    /// As [`Node::start`], in place of a node that served the same programs until now: what they
+    /// have open stays open under the same numbers.
+    ///
+    /// # Errors
+    /// As [`Node::start`].
+    pub fn start_after(config: NodeConfig, inheritance: Option<&Inheritance>) -> Result<Arc<Node>> {
         let tiers = open_tiers(&config)?;
         let first = tiers.first().ok_or_else(|| {
             NodeError::Config("at least one tier is needed: give --tier DIR=SIZE".into())
@@ -111,7 +127,7 @@ impl Node {
                 Arc::new(InterceptedBacking::new(backing, Arc::new(throttle)))
             }
         };
-        Self::assemble(config, tiers, backing)
+        Self::assemble(config, tiers, backing, inheritance)
     }
 
     /// Starts a node on given parts, for tests with faulty ones.
@@ -120,7 +136,7 @@ impl Node {
     /// As [`Node::start`].
     pub fn start_on(config: NodeConfig, backing: Arc<dyn BackingStore>) -> Result<Arc<Node>> {
         let tiers = open_tiers(&config)?;
-        Self::assemble(config, tiers, backing)
+        Self::assemble(config, tiers, backing, None)
     }
 
     /// A node on an empty namespace whose tiers are not looked at, for a rebuild.
@@ -128,7 +144,7 @@ impl Node {
         let tiers = open_tiers(&config)?;
         let owner = tiers.first().map(|first| owner_of(&*first.tier)).unwrap_or_default();
         let backing = Arc::new(DirBacking::open(&config.backing, &owner)?);
-        let node = Self::build(config, tiers, backing)?;
+        let node = Self::build(config, tiers, backing, 0)?;
         node.import_root()?;
         Ok(node)
     }
@@ -137,10 +153,15 @@ impl Node {
         config: NodeConfig,
         tiers: Vec<TierSlot>,
         backing: Arc<dyn BackingStore>,
+        inheritance: Option<&Inheritance>,
     ) -> Result<Arc<Node>> {
-        let node = Self::build(config, tiers, backing)?;
+        let generation = inheritance.map_or(0, Inheritance::next_generation);
+        let node = Self::build(config, tiers, backing, generation)?;
         node.import_root()?;
-        node.recover()?;
+        match inheritance {
+            None => drop(node.recover(&HashSet::new())?),
+            Some(inheritance) => node.inherit(inheritance)?,
+        }
         node.start_reconciler();
         node.start_ticker();
         Ok(node)
@@ -150,6 +171,7 @@ impl Node {
         config: NodeConfig,
         tiers: Vec<TierSlot>,
         backing: Arc<dyn BackingStore>,
+        generation: u16,
     ) -> Result<Arc<Node>> {
         let state_dir = match (&config.state_dir, tiers.first()) {
             (Some(dir), _) => dir.clone(),
@@ -158,6 +180,7 @@ impl Node {
         };
         let meta = open_meta(&state_dir.join(METADATA))?;
         bind_to_backing(&meta, &config.backing)?;
+        let spills_noted = meta.has_setting_like(crate::spill::SETTING)?;
         let decisions = steward_config(&config);
         let steward =
             Steward::new(&decisions).map_err(|error| NodeError::Config(error.to_string()))?;
@@ -172,7 +195,10 @@ impl Node {
             backing,
             files: Arc::default(),
             residents: Residents::default(),
-            handles: Slab::new(),
+            removals: Removals::default(),
+            accesses: Accesses::default(),
+            spills_noted: AtomicBool::new(spills_noted),
+            handles: Handles::new(generation),
             steward: Mutex::new(steward),
             put_off: Mutex::default(),
             hints: Hints::default(),
@@ -217,7 +243,7 @@ impl Node {
     }
 
     /// A thread that lets the steward see time pass.
-    fn start_ticker(self: &Arc<Self>) {
+    pub(crate) fn start_ticker(self: &Arc<Self>) {
         let this = self.this.clone();
         let ticker = thread::Builder::new().name("steward".into()).spawn(move || {
             while let Some(node) = this.upgrade() {
@@ -227,6 +253,7 @@ impl Node {
                 node.decide(Event::Tick);
                 node.perform_put_off();
                 node.expire_hints();
+                node.expire_listings();
                 if let Some(log) = &node.event_log {
                     log.write_out();
                 }
@@ -240,14 +267,27 @@ impl Node {
         }
     }
 
+    /// Lets go of the namespace and the tiers, so that another node can take them over: nothing
+    /// that this one does later changes either.
+    pub(crate) fn let_go_of_state(&self) {
+        self.meta.close();
+        for slot in &self.tiers {
+            *slot.lock.lock() = None;
+        }
+    }
+
     /// Ends all work that is in hand and makes the state durable. What is not in the backing store
     /// stays on the tiers for the next start. Waits at most `limit`; says whether all ended. What did
     /// not is logged.
     pub fn stop(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let unsettled = self.settle_all(until);
+        // While the reconciler can still take away what they had spilled.
+        self.discard_removed();
         self.stopping.store(true, Ordering::Release);
         self.stop_reconciler();
+        self.discard_removed();
+        self.write_accesses();
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let mut ended = self.flushers.close(left(until)) & self.slow.close(left(until));
         for handle in self.threads.lock().drain(..) {
@@ -292,7 +332,7 @@ fn open_tiers(config: &NodeConfig) -> Result<Vec<TierSlot>> {
         tiers.push(TierSlot {
             tier: Arc::new(tier),
             room: Room::new(wanted.size_bytes),
-            _lock: lock,
+            lock: Mutex::new(Some(lock)),
         });
     }
     Ok(tiers)

@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use forebay_core::steward::Event;
 use forebay_meta::{FileKind, Ino, Record};
-use forebay_store::BackingFile;
 use forebay_store::backing::Access;
 use rustix::io::Errno;
 
@@ -17,7 +16,7 @@ use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
-use crate::handle::{Handle, OpenMode, Opened};
+use crate::handle::{Handle, Keys, OpenMode, Opened};
 use crate::metrics::RefusalReason;
 use crate::namespace::{Found, NewName, Stat};
 use crate::node::Node;
@@ -35,22 +34,24 @@ pub struct Opens {
     /// The registration that passthrough opens share. The kernel accepts only one for an inode
     /// while any of them lives.
     pub registered: Option<Registered>,
+    /// The numbers of all handles.
+    pub handles: Vec<u64>,
 }
 
-/// A file registered with the kernel for passthrough.
+/// A file registered with the kernel for passthrough. The kernel keeps it open.
 pub struct Registered {
     /// Its id.
     pub id: u32,
     /// Opens that use it.
     pub opens: u32,
-    /// The backing file, when the tiers were passed over; else it is the object.
-    pub bypass: Option<Arc<dyn BackingFile>>,
+    /// Whether it is the backing file, because the tiers were passed over; else it is the object.
+    pub bypass: bool,
 }
 
 impl Opens {
     /// Whether a passthrough open of the object lives.
     pub fn passes_to_object(&self) -> bool {
-        self.registered.as_ref().is_some_and(|registered| registered.bypass.is_none())
+        self.registered.as_ref().is_some_and(|registered| !registered.bypass)
     }
 }
 
@@ -72,8 +73,9 @@ impl Node {
         let file = self.files.get(ino);
         // Counted before anything is decided, so that an eviction that comes now gives way.
         let presence = Presence::new(&file);
-        // And before the record counts: who removes a file looks for openers after that.
-        record = match self.meta.get(ino) {
+        // And before the record counts: who removes a file asks for openers with its lock held, and
+        // either sees this one or has removed it when the record comes.
+        record = match self.meta.get_settled(ino) {
             Ok(record) => record,
             Err(error) => {
                 drop(presence);
@@ -225,6 +227,7 @@ impl Node {
         };
         opens.count += 1;
         opens.writers += u32::from(write);
+        opens.handles.push(fh);
         match mode {
             OpenMode::Passthrough { .. } | OpenMode::PassthroughDirect { .. } => {
                 if let Some(registered) = &mut opens.registered {
@@ -247,7 +250,7 @@ impl Node {
             self.decide(Event::Busy { object: forebay_core::unit::Ino(file.ino.0) });
         }
         drop((opens, residence));
-        let opened = Opened { fh: fh as u64, mode };
+        let opened = Opened { fh, mode };
         marked.map(|()| opened).inspect_err(|_| self.release(opened.fh))
     }
 
@@ -268,7 +271,7 @@ impl Node {
             if !write {
                 return (OpenMode::Passthrough { id }, None);
             }
-            if registered.bypass.is_some() {
+            if registered.bypass {
                 return (OpenMode::PassthroughDirect { id }, None);
             }
             return match self.promise_to_writer(file, residence) {
@@ -294,7 +297,7 @@ impl Node {
                 match place.object.fd().map(|fd| self.register(fd)) {
                     Some(Ok(id)) => {
                         place.passed.store(true, Ordering::Release);
-                        opens.registered = Some(Registered { id, opens: 0, bypass: None });
+                        opens.registered = Some(Registered { id, opens: 0, bypass: false });
                         (OpenMode::Passthrough { id }, promised)
                     }
                     _ => {
@@ -327,7 +330,7 @@ impl Node {
         let Ok(backing) = self.open_backing(record, Access::Read) else { return refused() };
         match backing.fd().map(|fd| self.register(fd)) {
             Some(Ok(id)) => {
-                opens.registered = Some(Registered { id, opens: 0, bypass: Some(backing) });
+                opens.registered = Some(Registered { id, opens: 0, bypass: true });
                 (OpenMode::Passthrough { id }, None)
             }
             // Counted already, with the kernel's own reason.
@@ -392,12 +395,13 @@ impl Node {
 
     /// Closes a handle: the kernel's last use of it.
     pub fn release(&self, fh: u64) {
-        let Some(handle) = self.handles.take(fh as usize) else { return };
+        let Some(handle) = self.handles.take(fh) else { return };
         let file = handle.file.clone();
         let (last, last_writer) = {
             let mut opens = file.opens.lock();
             opens.count -= 1;
             opens.writers -= u32::from(handle.write);
+            opens.handles.retain(|other| *other != fh);
             match handle.mode {
                 OpenMode::Passthrough { .. } | OpenMode::PassthroughDirect { .. } => {
                     if let Some(registered) = &mut opens.registered {
@@ -472,15 +476,12 @@ impl Node {
         let stale =
             known <= record.attr.mtime || known <= record.attr.ctime || seen.sec - known.sec >= DAY;
         if seen > known && stale {
-            let times = forebay_meta::Times { atime: Some(seen), ..Default::default() };
-            if let Err(error) = self.meta.touch_times(file.ino, times) {
-                tracing::debug!(ino = file.ino.0, %error, "access time not kept");
-            }
+            self.note_access(file.ino, known, seen);
         }
     }
 
-    pub(crate) fn handle(&self, fh: u64) -> Result<sharded_slab::Entry<'_, Handle>> {
-        self.handles.get(fh as usize).ok_or(NodeError::Posix(Errno::BADF))
+    pub(crate) fn handle(&self, fh: u64) -> Result<sharded_slab::Entry<'_, Handle, Keys>> {
+        self.handles.get(fh).ok_or(NodeError::Posix(Errno::BADF))
     }
 }
 

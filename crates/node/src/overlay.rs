@@ -27,7 +27,7 @@ use crate::error::Result;
 use crate::files::File;
 use crate::io::compose;
 use crate::node::Node;
-use crate::spill::write_all;
+use crate::spill::write_all_or_fail;
 
 /// The spill file of a file in use.
 pub struct Spill {
@@ -157,15 +157,17 @@ impl Node {
         Ok(want)
     }
 
-    /// Writes to a spill file; `None` when the backing store has no room. The caller has the
-    /// residence for itself.
+    /// Writes to a spill file. The caller has the residence for itself.
+    ///
+    /// # Errors
+    /// `ENOSPC` or `EDQUOT` when the backing store has no room, as it says itself; what it says.
     pub(crate) fn write_spill(
         &self,
         file: &File,
         spill: &Spill,
         offset: u64,
         data: &[u8],
-    ) -> Result<Option<usize>> {
+    ) -> Result<usize> {
         let end = offset + data.len() as u64;
         let mut has = spill.over.as_ref().map(|over| (over, over.has.write()));
         if let Some((over, has)) = &mut has {
@@ -175,19 +177,17 @@ impl Node {
                 let mut bytes = vec![0; usize::try_from(run.end - run.start).unwrap_or(0)];
                 let read = self.below(file, over)?.read_at(&mut bytes, run.start)?;
                 bytes[read..].fill(0);
-                if write_all(&**spill.file(), &bytes, run.start)?.is_none() {
-                    return Ok(None);
-                }
+                write_all_or_fail(&**spill.file(), &bytes, run.start)?;
                 has.mark_clean(run)?;
             }
         }
-        let Some(written) = write_all(&**spill.file(), data, offset)? else { return Ok(None) };
+        let written = write_all_or_fail(&**spill.file(), data, offset)?;
         if let Some((_, has)) = &mut has {
             has.mark_dirty(offset..end)?;
         }
         let mut seen = spill.seen.lock();
         *seen = (seen.0.max(end), convert::store_time(convert::now()));
-        Ok(Some(written))
+        Ok(written)
     }
 
     /// Copies what shows through a spill file into it, piece by piece: a writer comes in between,

@@ -120,6 +120,24 @@ impl Pool {
         }
     }
 
+    /// Waits up to `limit` for a moment at which nothing is queued or under way; says whether it
+    /// came. Jobs are taken as before.
+    pub fn rest(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let mut queues = self.shared.queues.lock();
+        while !queues.is_at_rest() {
+            if self.shared.ended.wait_until(&mut queues, until).timed_out() {
+                return queues.is_at_rest();
+            }
+        }
+        true
+    }
+
+    /// Whether nothing is queued or under way.
+    pub fn is_at_rest(&self) -> bool {
+        self.shared.queues.lock().is_at_rest()
+    }
+
     /// Takes no more jobs and waits up to `limit` for those under way. Says whether all ended.
     pub fn close(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
@@ -133,6 +151,12 @@ impl Pool {
             }
         }
         true
+    }
+}
+
+impl Queues {
+    fn is_at_rest(&self) -> bool {
+        self.demand.is_empty() && self.background.is_empty() && self.idle == self.threads
     }
 }
 
@@ -161,6 +185,9 @@ impl Shared {
                 break;
             }
             queues.idle += 1;
+            if queues.is_at_rest() {
+                self.ended.notify_all();
+            }
             let timed_out = self.wake.wait_for(&mut queues, IDLE).timed_out();
             queues.idle -= 1;
             if timed_out && queues.demand.is_empty() && queues.background.is_empty() {

@@ -1,5 +1,6 @@
 //! The start after an end of any kind: what lies on the tiers is compared with the namespace.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 use forebay_core::steward::Event;
@@ -34,12 +35,13 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Whether nobody can reach a file any more. One without a name here may have others in directories
 /// that are not imported.
 fn is_removed(record: &Record) -> bool {
-    record.links.is_empty() && record.attr.nlink == 0
+    record.links.is_empty() && record.attr.nlink == 0 && !record.orphan
 }
 
 impl Node {
     /// Brings the residency index in line with the tiers, and the namespace with what was written.
-    pub(crate) fn recover(&self) -> Result<Recovered> {
+    /// Files in `open` are in the hands of programs that were served by a daemon before.
+    pub(crate) fn recover(&self, open: &HashSet<Ino>) -> Result<Recovered> {
         let owner = self.tiers[0].tier.id().to_string();
         for kept in self.backing.clean_temporaries(&owner)?.kept {
             tracing::warn!(
@@ -47,7 +49,7 @@ impl Node {
                 "a file of others was displaced by an interrupted flush; it is in .forebay/limbo"
             );
         }
-        self.release_orphans()?;
+        self.release_orphans(open)?;
         let trusted = self.clean_copies_are_trusted()?;
         let known = self.meta.setting(RECOVERED)?.is_some();
         let mut recovered = Recovered::default();
@@ -73,8 +75,8 @@ impl Node {
     }
 
     /// Files that were open without a name when the daemon ended are gone.
-    fn release_orphans(&self) -> Result<()> {
-        for ino in self.meta.orphans()? {
+    pub(crate) fn release_orphans(&self, open: &HashSet<Ino>) -> Result<()> {
+        for ino in self.meta.orphans()?.into_iter().filter(|ino| !open.contains(ino)) {
             self.meta.release_orphan(ino, convert::now())?;
         }
         Ok(())
@@ -160,7 +162,7 @@ impl Node {
 
     /// Its decisions wait until all is read: an object that moves to a tier before that one is looked
     /// at would be taken for the rest of a move.
-    fn tell_steward(&self, ino: u64, resident: Resident) {
+    pub(crate) fn tell_steward(&self, ino: u64, resident: Resident) {
         let object = unit::Ino(ino);
         let tier = unit::Tier(resident.tier);
         self.decide_later(Event::Resident { object, tier, bytes: unit::Bytes(resident.charged) });

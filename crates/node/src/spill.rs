@@ -188,9 +188,7 @@ impl Node {
             }
         }
         file.count_write();
-        let Some(written) = self.write_spill(file, &spill, offset, data)? else {
-            return Err(NodeError::Posix(Errno::NOSPC));
-        };
+        let written = self.write_spill(file, &spill, offset, data)?;
         fail_at!("node.spill.written");
         if let Some(place) = &residence.place {
             if let Some(presence) = &place.presence {
@@ -236,7 +234,7 @@ impl Node {
         }
         self.mark_dirty(file, place)?;
         file.count_write();
-        write_all(&*place.object, data, offset)?.ok_or(NodeError::Posix(Errno::NOSPC))
+        write_all_or_fail(&*place.object, data, offset)
     }
 
     /// Prepares an object for bytes of a range that will be in the base.
@@ -278,9 +276,7 @@ impl Node {
                 let want = buffer.len().min(usize::try_from(run.start - at).unwrap_or(usize::MAX));
                 let read = place.object.read_at(&mut buffer[..want], at)?;
                 buffer[read..want].fill(0);
-                if self.write_spill(file, spill, at, &buffer[..want])?.is_none() {
-                    return Err(NodeError::Posix(Errno::NOSPC));
-                }
+                self.write_spill(file, spill, at, &buffer[..want])?;
                 at += want as u64;
             }
             at = run.end;
@@ -320,6 +316,7 @@ impl Node {
             },
         };
         // What an earlier use may have left there is not this file's.
+        self.forget_half_written(file.ino)?;
         self.backing.remove_spill(file.ino.0)?;
         let map = match over {
             None => None,
@@ -330,6 +327,7 @@ impl Node {
         let made = self.backing.spill(file.ino.0)?;
         fail_at!("node.spill.made");
         made.file().set_len(over.unwrap_or(0))?;
+        self.spills_noted.store(true, Ordering::Release);
         self.meta.set_setting(&spill_setting(file.ino), &made.file().stat()?.ino.to_le_bytes())?;
         let spill = Arc::new(Spill::new(made, map)?);
         if let Some(place) = &residence.place {
@@ -387,7 +385,8 @@ impl Node {
 
     /// Whether a spill file of a file may be in the backing store. What can't be read may be so.
     pub(crate) fn has_spill_noted(&self, ino: Ino) -> bool {
-        self.meta.setting(&spill_setting(ino)).map_or(true, |noted| noted.is_some())
+        self.spills_noted.load(Ordering::Acquire)
+            && self.meta.setting(&spill_setting(ino)).map_or(true, |noted| noted.is_some())
     }
 
     /// Removes the spill file of a file, its map, and what was noted about it.
@@ -446,9 +445,7 @@ impl Node {
             if presence.is_present(at..stop) {
                 buffer.resize(usize::try_from(stop - at).unwrap_or(0), 0);
                 let read = place.object.read_at(&mut buffer, at)?;
-                if self.write_spill(file, spill, at, &buffer[..read])?.is_none() {
-                    return Err(NodeError::Posix(Errno::NOSPC));
-                }
+                self.write_spill(file, spill, at, &buffer[..read])?;
                 fail_at!("node.spill.moved");
                 presence.leave_to_base(at..stop)?;
                 match place.object.punch(at, extent) {
@@ -475,10 +472,13 @@ fn cut_base(place: &Place, spill: &Spill) -> Result<()> {
     Ok(())
 }
 
+/// What the names of those settings begin with.
+pub(crate) const SETTING: &str = "spill.";
+
 /// Where the inode number of a file's spill file is noted: by it a restart knows the file again
 /// that the spill file has become.
 fn spill_setting(ino: Ino) -> String {
-    format!("spill.{:x}", ino.0)
+    format!("{SETTING}{:x}", ino.0)
 }
 
 fn is_no_room(error: &NodeError) -> bool {
@@ -491,14 +491,29 @@ pub(crate) fn write_all<B: Bytes + ?Sized>(
     data: &[u8],
     offset: u64,
 ) -> Result<Option<usize>> {
+    match write_all_or_fail(target, data, offset) {
+        Err(NodeError::Posix(Errno::NOSPC | Errno::DQUOT)) => Ok(None),
+        written => written.map(Some),
+    }
+}
+
+/// Writes all of `data`, where a device without room is the writer's affair: with the errno that
+/// the device gives.
+pub(crate) fn write_all_or_fail<B: Bytes + ?Sized>(
+    target: &B,
+    data: &[u8],
+    offset: u64,
+) -> Result<usize> {
     let mut done = 0;
     while done < data.len() {
         match target.write_at(&data[done..], offset + done as u64) {
             Ok(0) => return Err(NodeError::Posix(Errno::IO)),
             Ok(written) => done += written,
-            Err(error) if no_room(&error) => return Ok(None),
+            Err(error) if no_room(&error) => {
+                return Err(NodeError::Posix(Errno::from_raw_os_error(error.errno())));
+            }
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(Some(done))
+    Ok(done)
 }

@@ -87,3 +87,35 @@ fn open_when_the_file_is_removed_and_the_open_fails_then_nothing_stays() {
     assert!(rig.node.lookup(&CONTEXT, Ino::ROOT, b"old").unwrap().is_none(), "it was removed");
     assert_eq!(rig.orphans(), 0);
 }
+
+#[test]
+fn opened_while_it_is_removed_then_usable_or_refused() {
+    let _scenario = fail::FailScenario::setup();
+    let rig = Rig::new("raced");
+    let mut opened = 0;
+    for round in 0..400_u32 {
+        let (stat, made) =
+            rig.node.create_and_open(&CONTEXT, Ino::ROOT, b"file", (0o600, 0), WRITE).unwrap();
+        assert_eq!(rig.node.write(&CONTEXT, made.fh, 0, b"bytes").unwrap(), 5);
+        rig.node.release(made.fh);
+        let ready = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                ready.wait();
+                rig.node.unlink(&CONTEXT, Ino::ROOT, b"file").unwrap();
+            });
+            ready.wait();
+            (0..round % 40).for_each(|_| std::thread::yield_now());
+            let Ok(handle) = rig.node.open(&CONTEXT, stat.ino, libc::O_RDWR) else { return };
+            opened += 1;
+            assert_eq!(rig.node.write(&CONTEXT, handle.fh, 5, b" more").unwrap(), 5);
+            let mut read = [0; 16];
+            assert_eq!(rig.node.read(&CONTEXT, handle.fh, 0, &mut read).unwrap(), 10);
+            assert_eq!(&read[..10], b"bytes more");
+            assert_eq!(rig.node.getattr(&CONTEXT, stat.ino).unwrap().attr.size, 10);
+            rig.node.release(handle.fh);
+        });
+        assert_eq!(rig.orphans(), 0, "round {round}");
+    }
+    eprintln!("{opened} of 400 were in time");
+}

@@ -79,7 +79,7 @@ pub enum StoreError {
 }
 
 /// Coarse classes of errors, for decisions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorClass {
     /// No room: ENOSPC, EDQUOT.
     NoSpace,

@@ -24,6 +24,8 @@ struct Player {
     clock: Option<(u64, u64)>,
     joined: u64,
     waiting: bool,
+    /// The rate that it asked for; its own once that is admitted.
+    wanted: Option<Rate>,
     /// Reports that were planned before this count no more.
     generation: u32,
 }
@@ -216,6 +218,7 @@ impl Driver {
     fn client_does(&mut self, event: &Event) {
         let now = self.now.0;
         match event {
+            Event::Join { stream, .. } if self.players.contains_key(&stream.0) => {}
             Event::Join { stream, rate, layout, offset, .. } => {
                 let player = Player {
                     rate: rate.clone(),
@@ -225,6 +228,7 @@ impl Driver {
                     clock: None,
                     joined: now,
                     waiting: true,
+                    wanted: None,
                     generation: 0,
                 };
                 self.players.insert(stream.0, player);
@@ -247,7 +251,13 @@ impl Driver {
                 }
                 self.next_report(stream.0);
             }
-            Event::Seek { stream, .. } | Event::SetRate { stream, .. } => self.settle(stream.0),
+            Event::Seek { stream, .. } => self.settle(stream.0),
+            Event::SetRate { stream, rate } => {
+                self.settle(stream.0);
+                if let Some(player) = self.players.get_mut(&stream.0) {
+                    player.wanted = Some(rate.clone());
+                }
+            }
             Event::BestEffort { id, physical, bytes } => {
                 self.best_effort.insert(*id, (*physical, *bytes));
             }
@@ -314,6 +324,8 @@ impl Driver {
                 self.outcome.refused += 1;
                 if self.machine.status(*stream).is_none() {
                     self.players.remove(&stream.0);
+                } else if let Some(player) = self.players.get_mut(&stream.0) {
+                    player.wanted = None;
                 }
             }
             Action::Filled { stream, up_to } => self.fed(stream.0, *up_to),
@@ -336,19 +348,13 @@ impl Driver {
         let Some(status) = self.machine.status(stream) else { return };
         if let Some(player) = self.players.get_mut(&stream.0) {
             (player.offset, player.filled) = (status.offset, status.filled);
+            if let Some(rate) = player.wanted.take() {
+                player.rate = rate;
+            }
             player.clock = None;
             player.generation += 1;
             (player.waiting, player.joined) = (true, self.now.0);
         }
-    }
-
-    /// A new rate; the machine's admission follows.
-    pub fn set_rate_at(&mut self, moment: Tick, number: u64, rate: &Rate) {
-        let (stream, rate) = (StreamId(number), rate.clone());
-        if let Some(player) = self.players.get_mut(&number) {
-            player.rate = rate.clone();
-        }
-        self.at(moment, Event::SetRate { stream, rate });
     }
 
     fn fed(&mut self, stream: u64, up_to: u64) {

@@ -141,7 +141,7 @@ fn titles(load: &Load, rate: &Rate, rng: &mut Rng) -> Result<Vec<Layout>, SimErr
     let titles = (0..load.titles.0).map(|at| {
         let seconds = SHORTEST + (LONGEST - SHORTEST) * rng.unit();
         let bytes = rate.bytes_at((seconds * 1e9) as u64);
-        partition(at * part, part.min(bytes), bytes)
+        partition(at * part, part.min(bytes), bytes, part)
     });
     let mut titles: Vec<Layout> = titles.collect::<Result<_, _>>()?;
     rng.shuffle(&mut titles);
@@ -156,6 +156,14 @@ fn popularity((titles, exponent): (u64, f64)) -> Vec<f64> {
         sum
     });
     sums.collect()
+}
+
+/// Seconds that clients waited, until the end if they still do.
+fn waits(driver: &Driver, arrived: &[Tick], waiting: &[Tick], end: Tick) -> Vec<f64> {
+    let seconds = |from: Tick, to: Tick| (to.0 - from.0) as f64 / 1e9;
+    let started = driver.outcome.startups.iter();
+    let started = started.map(|(stream, at, _)| seconds(arrived[stream.0 as usize], *at));
+    started.chain(waiting.iter().map(|from| seconds(*from, end))).collect()
 }
 
 /// Runs a load.
@@ -186,13 +194,8 @@ pub fn run(load: &Load) -> Result<Report, SimError> {
         {
             left = driver.outcome.ended;
             let before = driver.outcome.refused;
-            driver.join_at(
-                driver.now(),
-                stream,
-                wanted[stream as usize] as u64,
-                &rate,
-                &titles[wanted[stream as usize]],
-            );
+            let title = wanted[stream as usize];
+            driver.join_at(driver.now(), stream, title as u64, &rate, &titles[title]);
             driver.run_until(driver.now());
             if driver.outcome.refused > before {
                 queue.push_front(stream);
@@ -220,11 +223,8 @@ pub fn run(load: &Load) -> Result<Report, SimError> {
         }
         driver.run_until(now);
     }
-    let started = driver.outcome.startups.iter();
-    let mut startups: Vec<f64> = started
-        .map(|(stream, at, _)| (at.0 - arrived[stream.0 as usize].0) as f64 / 1e9)
-        .chain(queue.iter().map(|stream| (end.0 - arrived[*stream as usize].0) as f64 / 1e9))
-        .collect();
+    let waiting: Vec<Tick> = queue.iter().map(|stream| arrived[*stream as usize]).collect();
+    let mut startups = waits(&driver, &arrived, &waiting, end);
     startups.sort_by(f64::total_cmp);
     Ok(Report {
         places,

@@ -13,7 +13,7 @@ use crate::SimError;
 use crate::rng::Rng;
 
 /// Deviations of a sweep for which streams have headroom.
-const DEVIATIONS: f64 = 4.0;
+const DEVIATIONS: f64 = 6.0;
 /// Bytes of a chunk: small, since many streams share little memory.
 const CHUNK: u64 = 4096;
 
@@ -52,21 +52,23 @@ pub struct Verdict {
 }
 
 /// A file that goes round and round in a part of the device: its next part is brought in from
-/// elsewhere whenever one has been played.
+/// elsewhere whenever one has been played. It begins `phase` bytes before the end of the part.
 ///
 /// # Errors
 /// [`SimError::Usage`] if it is too long for its part.
-pub fn partition(start: u64, part: u64, bytes: u64) -> Result<Layout, SimError> {
-    let pieces = bytes.div_ceil(part.max(1));
-    let extents: Vec<Extent> = (0..pieces)
-        .map(|at| Extent {
-            logical: at * part,
-            physical: start,
-            bytes: part.min(bytes - at * part),
-        })
-        .collect();
-    Layout::new(&extents)
-        .map_err(|_| SimError::Usage("too many or too long streams for the device"))
+pub fn partition(start: u64, part: u64, bytes: u64, phase: u64) -> Result<Layout, SimError> {
+    let wrong = SimError::Usage("too many or too long streams for the device");
+    if part == 0 || bytes / part > 100_000 {
+        return Err(wrong);
+    }
+    let mut extents = Vec::new();
+    let (mut logical, mut ahead) = (0, phase.clamp(1, part));
+    while logical < bytes {
+        let length = ahead.min(bytes - logical);
+        extents.push(Extent { logical, physical: start + part - ahead, bytes: length });
+        (logical, ahead) = (logical + length, part);
+    }
+    Layout::new(&extents).map_err(|_| wrong)
 }
 
 /// Runs one trial. Streams begin one after the other, as fast as the ring takes them.
@@ -91,13 +93,17 @@ pub fn run(trial: &Trial) -> Result<Verdict, SimError> {
     let mut driver = Driver::new(machine, Device::new(trial.device, trial.seed), CHUNK);
     let rate = Rate::constant(trial.rate).map_err(|_| SimError::Usage("a stream needs a rate"))?;
     let end = Tick(trial.cycle.saturating_mul(trial.sweeps));
-    // One sweep more than is played, in parts of twenty sweeps.
+    // One sweep more than is played, in parts that all streams together need half of the device for.
     let bytes = rate.bytes_at(end.0.saturating_add(trial.cycle));
-    let part = rate.most_in(trial.cycle.saturating_mul(20)).min(bytes);
+    let part = capacity / (2 * trial.streams.max(1)) / CHUNK * CHUNK;
     let mut places = Rng::new(trial.seed ^ 0x5eed);
-    for stream in 0..trial.streams {
-        let start = places.between(0, capacity.saturating_sub(part) / CHUNK) * CHUNK;
-        let layout = partition(start, part, bytes)?;
+    let mut place = |_| places.between(0, capacity.saturating_sub(part) / CHUNK) * CHUNK;
+    // Started in the order of position, the first fillings are the first sweep.
+    let mut starts: Vec<u64> = (0..trial.streams).map(&mut place).collect();
+    starts.sort_unstable();
+    for (stream, start) in (0..).zip(starts) {
+        let phase = places.between(1, part / CHUNK) * CHUNK;
+        let layout = partition(start, part, bytes, phase)?;
         driver.join_at(Tick(0), stream, stream, &rate, &layout);
     }
     driver.run_until(end);

@@ -305,6 +305,16 @@ impl Progress {
         self.set(STOPPING, 1).expect("memory of fixed size takes a number");
     }
 
+    /// Whether [`Progress::stop`] was called.
+    pub fn is_stopping(&self) -> bool {
+        self.get(STOPPING) != 0
+    }
+
+    /// Whether [`Progress::expect_death`] was called.
+    pub fn expects_death(&self) -> bool {
+        self.get(DYING) != 0
+    }
+
     /// (steps begun, steps done) of one writer.
     pub fn read(&self, id: usize) -> (u64, u64) {
         let at = 16 + 16 * id as u64;
@@ -317,13 +327,13 @@ pub fn work(home: &Path, plan: &Plan, progress: &Progress, id: usize) -> Outcome
     let at = 16 + 16 * id as u64;
     let mut state = State::default();
     let mut number = 0;
-    while progress.get(STOPPING) == 0 {
+    while !progress.is_stopping() {
         progress.set(at, number + 1)?;
         let step = plan.step(number);
         if let Err(failure) = carry_out(home, plan, &state, step, number) {
             // The flag is set before the daemon is killed, so an error without it is its fault.
             let errno = matches!(failure, Failed::Call(_));
-            ensure!(errno && progress.get(DYING) != 0, "step {number} {step:?}: {failure:?}");
+            ensure!(errno && progress.expects_death(), "step {number} {step:?}: {failure:?}");
             return Ok(());
         }
         state.apply(step, number);

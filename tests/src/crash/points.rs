@@ -8,10 +8,10 @@ use crate::failure::{Failure, Outcome};
 use crate::os;
 use crate::process::eventually;
 use crate::random::Random;
-use crate::subject::{ForebayMount, MountOptions, Subject, run_checked};
+use crate::subject::{ForebayMount, MountOptions, Subject, run_checked, run_command};
 use crate::watchdog;
 
-use super::{Load, ROUND_LIMIT, Snapshot, WRITERS, drained, large_writers, recover};
+use super::{Load, ROUND_LIMIT, Snapshot, WRITERS, cold, drained, large_writers, recover};
 
 /// How long the load runs when it does not reach the point.
 const LONGEST_LOAD: Duration = Duration::from_secs(5);
@@ -40,6 +40,11 @@ fn one_round(options: MountOptions, point: &str, skip: u64, seed: u64) -> Outcom
     options.environment.push(("FAILPOINTS".into(), format!("{point}={skip}*off->panic")));
     let mut mount = ForebayMount::new(options)?;
     let _guard = watchdog::guard(ROUND_LIMIT, format!("fail point {point}"));
+    let large = large_writers(mount.options_mut());
+    let cold = (large > 0).then_some("cold");
+    if let Some(dir) = cold {
+        cold::lay(&mount.backing().join(dir))?;
+    }
     let dir = mount.dir().join("round");
     if let Err(error) = os::mkdir(&dir, 0o755) {
         ensure!(!mount.daemon_runs(), "mkdir: {error}");
@@ -47,7 +52,7 @@ fn one_round(options: MountOptions, point: &str, skip: u64, seed: u64) -> Outcom
     let told = |why: Failure| {
         Failure::Failed(format!("fail point {point} after {skip} times, seed {seed}: {why}"))
     };
-    let mut load = match Load::start(&dir, seed, WRITERS, large_writers(mount.options_mut())) {
+    let mut load = match Load::start(&dir, seed, WRITERS, large) {
         Err(_) if !mount.daemon_runs() => {
             // The point was reached before the load began.
             mount.kill_daemon();
@@ -60,6 +65,13 @@ fn one_round(options: MountOptions, point: &str, skip: u64, seed: u64) -> Outcom
         started => started?,
     };
     load.expect_death();
+    if let Some(dir) = cold {
+        // What is known to be used again, a policy may keep a part of. The daemon may die of it.
+        let mut hint = mount.command("hint");
+        hint.arg(mount.dir()).args(["--job", "cold"]).args(cold::sequence(dir));
+        drop(run_command(&mut hint, ROUND_LIMIT)?);
+        load.read_cold(mount.dir().join(dir), seed)?;
+    }
     let fired = eventually(LONGEST_LOAD, || !mount.daemon_runs());
     mount.kill_daemon();
     load.wait().map_err(told)?;

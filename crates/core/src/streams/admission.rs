@@ -4,8 +4,8 @@
 //! what it consumes in the cycle `P` and the headroom `H`. No visit begins before its stream is down
 //! to `H`, so visits of a stream are `P` apart unless something delays them; and what delays them is
 //! the difference between a sweep and the one before, `J` at most, and what is done out of turn, `B`
-//! at most in a cycle (a token bucket: the sporadic server of Sprunt, Sha, Lehoczky, "Aperiodic task
-//! scheduling for hard-real-time systems", Real-Time Systems 1, 1989). With `H = J + B` no stream
+//! at most in a cycle; and then it is `V`, the longest visit, until the data are there (`B` is a token bucket: the sporadic server of Sprunt, Sha, Lehoczky, "Aperiodic task
+//! scheduling for hard-real-time systems", Real-Time Systems 1, 1989). With `H = J + B + V` no stream
 //! runs dry if
 //!
 //! `sum of (access + bytes(P + H) / rate) + return stroke + B <= (1 - margin) P`.
@@ -96,6 +96,8 @@ pub struct Demand {
     position: u64,
     slowest: f64,
     jump: u64,
+    /// Boundaries between extents in a byte, on average.
+    density: f64,
     /// Bytes that are kept for followers.
     held: u64,
 }
@@ -131,6 +133,7 @@ impl Demand {
             position: layout.locate(offset).map_or(0, |place| place.0),
             slowest: slowest.fold(f64::INFINITY, f64::min),
             jump: layout.longest_jump(),
+            density: (layout.extents().len() - 1) as f64 / layout.bytes() as f64,
             held: 0,
         }
     }
@@ -169,7 +172,9 @@ pub struct Plan {
     pub budget: u64,
     /// Nanoseconds of a sweep, with all that admission allows for.
     pub busy: u64,
-    /// Nanoseconds of getting to a stream, with all that admission allows for.
+    /// Nanoseconds by which two sweeps can differ.
+    pub spread: u64,
+    /// Nanoseconds of getting to a stream, on average.
     pub access: u64,
     /// Most bytes of buffers in use at once.
     pub memory: u64,
@@ -224,6 +229,7 @@ impl Refusal {
 struct Approach {
     /// Allowed for; without the deviations of a statistical sweep.
     sum: f64,
+    mean: f64,
     variance: f64,
     /// How much two sweeps can differ.
     spread: f64,
@@ -285,6 +291,7 @@ impl Admission {
             let each = self.profile.access((high - low) / count);
             return Approach {
                 sum: each.worst * count as f64 + back.worst,
+                mean: each.mean * count as f64 + back.mean,
                 variance: 0.0,
                 spread: (each.worst - each.least) * count as f64 + back.worst - back.least,
             };
@@ -300,6 +307,7 @@ impl Admission {
             approach.variance += access.variance;
             last = *position;
         }
+        approach.mean = approach.sum;
         approach
     }
 
@@ -356,14 +364,18 @@ impl Admission {
         let worst = config.assurance == Assurance::Deterministic;
         // With every access allowed for, the reads of a visit are no less than this.
         let (mut access, mut variance) = (approach.sum, approach.variance);
-        let (mut transfer, mut peaks, mut largest) = (0.0, 0.0, 0.0f64);
+        let (mut transfer, mut peaks, mut largest, mut mean) = (0.0, 0.0, 0.0f64, approach.mean);
         for demand in demands {
             let need = demand.needs[at];
             let jump = self.profile.access(demand.jump);
-            let jumps = if demand.jump == 0 { 0.0 } else { need.boundaries as f64 + 1.0 };
+            // A jump to another place in the order costs the way there and the way back.
+            let often = 2.0 * demand.density * need.most as f64;
+            let most = if demand.jump == 0 { 0.0 } else { need.boundaries as f64 + 1.0 };
+            let jumps = if worst { most } else { often };
             let over = jumps * if worst { jump.worst } else { jump.mean };
             let read = need.most as f64 / demand.slowest;
             access += over;
+            mean += often * jump.mean;
             variance += jumps * jump.variance;
             transfer += read;
             peaks += demand.peak / demand.slowest;
@@ -377,16 +389,17 @@ impl Admission {
         // A join costs its first filling and an early visit.
         let budget = (config.reserve * cycle).max(2.0 * f64::from(config.joins) * largest);
         let budget = budget * self.slowdown;
-        let headroom = spread * self.slowdown + budget;
+        let headroom = (spread + largest) * self.slowdown + budget;
         let sweep = (access + deviations + transfer + peaks * headroom) * self.slowdown;
         let lanes = f64::from(self.profile.parallel.max(1));
         let busy = sweep / lanes + if lanes > 1.0 { largest } else { 0.0 };
-        let each = (access + deviations) * self.slowdown / demands.len().max(1) as f64 / lanes;
+        let each = mean * self.slowdown / demands.len().max(1) as f64 / lanes;
         Plan {
             cycle: config.cycles[at],
             headroom: nanos(headroom),
             budget: nanos(budget),
             busy: nanos(busy),
+            spread: nanos(spread * self.slowdown),
             access: nanos(each),
             memory: self.memory(at, headroom, demands),
         }

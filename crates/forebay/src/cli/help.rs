@@ -98,6 +98,26 @@ Examples:
 Exit codes: 0 unmounted; 1 files are open; 3 not a Forebay mount; 4 not everything could be \
 written back in time.";
 
+/// `upgrade`.
+pub const UPGRADE: &str = "\
+Starts the new program, has it take the mount over from the running daemon, and ends that one. \
+Programs notice nothing but a pause of some milliseconds: open files stay open, also removed ones, \
+with their locks and mappings. Settings stay as they are.
+
+If the new program can't go on where the old one ends, or fails, the running daemon serves on, and \
+nothing has changed. So it is if the running daemon does not come to rest within the time limit, \
+because requests wait for the backing store or a large file is just being written back.";
+
+/// Examples of `upgrade`.
+pub const UPGRADE_EXAMPLES: &str = "\
+Examples:
+  forebay upgrade /data
+  forebay upgrade /data --program /opt/forebay-2/bin/forebay
+  forebay upgrade /data --json | jq .pause_us
+
+Exit codes: 0 taken over; 1 not, the old daemon serves on; 3 not a Forebay mount; 5 the new program \
+can't read the state of the old one.";
+
 /// `status`.
 pub const STATUS: &str = "\
 Shows for one mount or all: the tiers and how full they are, exactly what is not yet in the \

@@ -38,6 +38,9 @@ pub enum Command {
     /// Write everything to the backing store, unmount, and end the daemon
     #[command(visible_alias = "unmount", long_about = help::UMOUNT, after_long_help = help::UMOUNT_EXAMPLES)]
     Umount(UmountArgs),
+    /// Have the installed program take a mount over from the running daemon
+    #[command(long_about = help::UPGRADE, after_long_help = help::UPGRADE_EXAMPLES)]
+    Upgrade(UpgradeArgs),
     /// Show tiers, what is not yet in the backing store, hit ratio and troubles
     #[command(long_about = help::STATUS, after_long_help = help::STATUS_EXAMPLES)]
     Status(StatusArgs),
@@ -120,6 +123,22 @@ pub struct UmountArgs {
     /// Print no progress
     #[arg(long, short)]
     pub quiet: bool,
+}
+
+/// Arguments of `upgrade`.
+#[derive(Debug, Args)]
+pub struct UpgradeArgs {
+    /// The mount point
+    pub mountpoint: PathBuf,
+    /// The program to take over [default: the one that this command is]
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
+    /// How long the running daemon may take to come to rest
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::units::parse_duration)]
+    pub timeout: std::time::Duration,
+    /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `status`.
@@ -339,4 +358,16 @@ pub struct DaemonArgs {
     /// KEY=VALUE of a setting
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub settings: Vec<OsString>,
+    /// Take a mount over from the daemon at the other end of standard input
+    #[arg(long, conflicts_with_all = ["supervise", "supervised"])]
+    pub successor: bool,
+    /// Be the supervisor of a daemon
+    #[arg(long, conflicts_with = "supervised")]
+    pub supervise: bool,
+    /// Be the daemon of the supervisor at the other end of standard input
+    #[arg(long)]
+    pub supervised: bool,
+    /// Go on where a daemon of the same supervisor died
+    #[arg(long, requires = "supervised")]
+    pub revived: bool,
 }

@@ -11,6 +11,7 @@ mod status;
 mod stream;
 mod trace;
 mod umount;
+mod upgrade;
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -57,6 +58,7 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
     match command {
         Command::Mount(args) => mount::run(&args, engine).map(|()| ok),
         Command::Umount(args) => umount::run(&args).map(|()| ok),
+        Command::Upgrade(args) => upgrade::run(&args).map(|()| ok),
         Command::Status(args) => status::run(&args),
         Command::Where(args) => paths::locate(&args).map(|()| ok),
         Command::Warm(args) => paths::work(paths::Work::Warm, &args),
@@ -73,9 +75,7 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Sim(command) => simulate(&command).map(|()| ok),
         Command::Config(ConfigCommand::Show(args)) => mount::show(&args, engine).map(|()| ok),
         Command::Debug(command) => debug(command, engine).map(|()| ok),
-        Command::Daemon(args) => {
-            daemon::run_detached(&daemon::settings_from(&args.settings)?, engine).map(|()| ok)
-        }
+        Command::Daemon(args) => daemon::run(&args, engine).map(|()| ok),
         Command::Completions { shell } => {
             let mut out = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "forebay", &mut out);

@@ -33,10 +33,11 @@ fn mount(args: &MountArgs, engine: &dyn Engine, only_check: bool) -> Result<(), 
         return Ok(());
     }
     canonical(&mut config);
+    let settings = with_paths_of(&settings, &config);
     if config.foreground {
-        return daemon::run_foreground(&config, engine);
+        return daemon::run_foreground(&settings, &config, engine);
     }
-    daemon::launch(&with_paths_of(&settings, &config))
+    daemon::launch(&settings)
 }
 
 /// Errors about the machine have an exit code of their own, if they are the only ones.

@@ -119,6 +119,20 @@ pub enum Passthrough {
     ReadWrite,
 }
 
+/// How requests come from the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// By io_uring where that is possible.
+    Auto,
+    /// By reading `/dev/fuse`.
+    Classic,
+    /// By io_uring, or not at all.
+    Uring,
+}
+
+const TRANSPORTS: &[(&str, Transport)] =
+    &[("auto", Transport::Auto), ("classic", Transport::Classic), ("uring", Transport::Uring)];
+
 /// Who else changes the backing store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coherence {
@@ -185,6 +199,8 @@ pub struct MountConfig {
     pub drain_timeout: Duration,
     /// Threads that read requests; at least one.
     pub threads: usize,
+    /// How requests come from the kernel.
+    pub transport: Transport,
     /// Whether changes through the mount are refused.
     pub read_only: bool,
     /// Whether other users may use the mount; nothing: if it is root's.
@@ -211,8 +227,17 @@ pub struct MountConfig {
     pub event_log: Option<PathBuf>,
     /// Whether to stay in the foreground.
     pub foreground: bool,
+    /// Whether nobody restarts the daemon when it dies.
+    pub no_supervisor: bool,
+    /// Restarts within a minute before the supervisor gives up.
+    pub restart_limit: usize,
     /// An artificial limit on the backing store.
     pub throttle: Option<Throttle>,
+}
+
+fn restart_limit(text: &str) -> Result<usize, String> {
+    let limit = text.parse().ok().filter(|limit| *limit <= 10_000);
+    limit.ok_or_else(|| "needs a number from 0 to 10000".into())
 }
 
 /// The words of a switch.
@@ -433,6 +458,7 @@ impl MountConfig {
             backing_timeout: reader.limit("backing-timeout")?,
             drain_timeout: reader.limit("drain-timeout")?,
             threads: reader.threads()?,
+            transport: reader.word("transport", TRANSPORTS)?,
             read_only: reader.switch("read-only")?,
             allow_other: reader.auto_switch("allow-other")?,
             suid: reader.auto_switch("suid")?,
@@ -449,6 +475,8 @@ impl MountConfig {
             log_file,
             event_log: reader.path("event-log")?,
             foreground,
+            no_supervisor: reader.switch("no-supervisor")?,
+            restart_limit: reader.parse("restart-limit", restart_limit)?,
         };
         if config.low_mark >= config.high_mark {
             return Err(reader.wrong(

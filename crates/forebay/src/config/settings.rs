@@ -163,7 +163,16 @@ pub const SETTINGS: &[Setting] = &[
         Some("0"),
         "Threads that read requests from the kernel; 0 means one for each CPU.",
     ),
-    switch("single-thread", "Serve one request after the other. For debugging."),
+    one(
+        "transport",
+        "HOW",
+        Some("auto"),
+        "How requests come from the kernel: `classic` (by reading /dev/fuse), `uring` (by io_uring, faster for names; Linux 6.14 with /sys/module/fuse/parameters/enable_uring set to Y) or `auto` (io_uring where that is possible and there is no supervisor, else classic). A mount served by io_uring can be neither restarted after a crash nor upgraded. Served by io_uring, a mount has a thread for every possible CPU, unless --threads is 1.",
+    ),
+    switch(
+        "single-thread",
+        "Serve one request after the other, as --transport classic --threads 1. For debugging.",
+    ),
     switch("read-only", "Refuse every change through this mount."),
     auto(
         "allow-other",
@@ -216,6 +225,17 @@ pub const SETTINGS: &[Setting] = &[
         "foreground",
         "Stay in the foreground and log to standard error. For systemd and debugging.",
     ),
+    switch(
+        "no-supervisor",
+        "Leave no supervisor behind that restarts a daemon which dies. Without one, the death of the daemon leaves a mount that answers with errors until it is mounted again. So it is always with --foreground.",
+    ),
+    Setting {
+        key: "restart-limit",
+        kind: ValueKind::One("N"),
+        default: Some("5"),
+        help: "How often within a minute the supervisor restarts a daemon before it gives up, 0 to 10000. More than 5 is for tests: restarts are not slowed down then.",
+        hidden: true,
+    },
     Setting {
         key: "throttle",
         kind: ValueKind::One("RATE"),

@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::meaning::MountConfig;
+use super::meaning::{MountConfig, Transport};
 use crate::mountinfo::{self, Mount};
 use crate::units::format_bytes;
 
@@ -120,6 +120,7 @@ pub fn has_capability(number: u32) -> bool {
 pub fn validate(config: &MountConfig, facts: &dyn Facts) -> Vec<Finding> {
     let mut check = Check { config, facts, findings: Vec::new() };
     check.fuse();
+    check.transport();
     let backing = check.backing();
     let mountpoint = check.mountpoint();
     if let (Some(backing), Some(mountpoint)) = (&backing, &mountpoint) {
@@ -157,6 +158,17 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
+    fn transport(&mut self) {
+        let supervised = !self.config.no_supervisor && !self.config.foreground;
+        if self.config.transport == Transport::Uring && supervised {
+            self.error(
+                "--transport uring: a daemon served by io_uring cannot be restarted without errors \
+                 to programs; give --no-supervisor too, or leave the transport to `auto`"
+                    .into(),
+            );
+        }
+    }
+
     fn error(&mut self, message: String) {
         self.findings.push(Finding::Error(message));
     }

@@ -2,6 +2,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -65,6 +66,8 @@ pub struct Address {
     socket: PathBuf,
     record: PathBuf,
     lock: File,
+    /// Whether it is still ours to remove.
+    kept: bool,
 }
 
 impl Address {
@@ -90,15 +93,39 @@ impl Address {
                 pid.unwrap_or_default()
             ))
         })?;
+        let address = Self { socket, record, lock, kept: true };
+        address.sign(mountpoint, backing)?;
+        Ok(address)
+    }
+
+    /// Takes the address over from the daemon that had it until now, with its lock.
+    pub fn inherit(mountpoint: &Path, lock: OwnedFd) -> Self {
+        let dir = runtime_dir(rustix::process::geteuid().as_raw());
+        let id = mount_id(mountpoint);
+        let (socket, record) = (dir.join(format!("{id}.sock")), dir.join(format!("{id}.json")));
+        Self { socket, record, lock: lock.into(), kept: true }
+    }
+
+    /// Notes that this process is the daemon.
+    pub fn sign(&self, mountpoint: &Path, backing: &Path) -> Result<(), Error> {
         let content = Record {
             mountpoint: mountpoint.into(),
             backing: backing.into(),
             pid: std::process::id(),
         };
         let text = serde_json::to_vec(&content).map_err(io::Error::other);
-        text.and_then(|text| write_all(&lock, &text))
-            .map_err(Error::io(record.display().to_string()))?;
-        Ok(Self { socket, record, lock })
+        text.and_then(|text| write_all(&self.lock, &text))
+            .map_err(Error::io(self.record.display().to_string()))
+    }
+
+    /// The lock, for a successor.
+    pub fn lock(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
+    }
+
+    /// Leaves socket, record and lock to the successor, who has a copy of the lock.
+    pub fn leave(mut self) {
+        self.kept = false;
     }
 
     /// Starts to listen, in place of what a dead daemon may have left.
@@ -151,6 +178,9 @@ impl Address {
 
 impl Drop for Address {
     fn drop(&mut self) {
+        if !self.kept {
+            return;
+        }
         // The lock is held until the names are gone; a failure leaves a name that the next
         // daemon takes over.
         let _ = fs::remove_file(&self.socket);
@@ -194,8 +224,11 @@ fn lock_file(path: &Path) -> Result<Option<File>, Error> {
 }
 
 fn write_all(mut file: &File, text: &[u8]) -> io::Result<()> {
+    use std::io::Seek;
     use std::io::Write;
     file.set_len(0)?;
+    // A successor shares the position with its predecessor.
+    file.rewind()?;
     file.write_all(text)
 }
 

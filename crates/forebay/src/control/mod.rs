@@ -12,13 +12,13 @@ mod wire;
 pub(crate) use address::make_private_dir;
 pub use address::{Address, mount_id, record_of, runtime_dir};
 pub use client::Client;
-pub use server::{Server, ServerLimits};
+pub use server::{Current, OnUpgrade, Server, ServerLimits, UpgradeCall};
 pub use status::{
     Backlog, BusyFile, BytesBySource, Conflict, Dirty, DirtyFile, HintState, HintStatus, Location,
     Opening, Outcome, Passthrough, Peer, PolicySnapshot, Progress, Recorded, Refusal, Residency,
     Status, StuckOperation, TierStatus, WirePath,
 };
-pub use wire::{HintPart, PROTOCOL_VERSION, Reply, Request};
+pub use wire::{HintPart, PROTOCOL_VERSION, Reply, Request, Upgraded};
 
 use std::time::Duration;
 

@@ -3,19 +3,22 @@
 use std::collections::HashMap;
 use std::io::{self, BufReader};
 use std::net::Shutdown as Half;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::wire::{Envelope, read_line, write_line};
 use super::{
     Control, ControlError, ControlResult, ErrorKind, OnProgress, Outcome, PROTOCOL_VERSION,
-    Progress, Reply, Request,
+    Progress, Reply, Request, Upgraded,
 };
 
 /// Bounds of what clients may take.
@@ -48,15 +51,76 @@ impl Default for ServerLimits {
     }
 }
 
+/// The control of the mount as it is served now; nothing while it changes hands.
+#[derive(Default)]
+pub struct Current(RwLock<Option<Arc<dyn Control>>>);
+
+impl Current {
+    /// Sets it.
+    pub fn set(&self, control: Arc<dyn Control>) {
+        *self.0.write() = Some(control);
+    }
+
+    /// Works with it; fails while there is none. It can't be taken away meanwhile.
+    pub fn with<T>(&self, work: impl FnOnce(&dyn Control) -> T) -> ControlResult<T> {
+        match &*self.0.read() {
+            Some(control) => Ok(work(&**control)),
+            None => Err(ControlError::new(
+                ErrorKind::Busy,
+                "the mount is just being taken over by another daemon; try again",
+            )),
+        }
+    }
+
+    /// Takes it away as soon as nobody works with it, or gives up at the limit.
+    pub fn clear(&self, limit: Duration) -> ControlResult<()> {
+        let cleared = self.0.try_write_for(limit).map(|mut control| drop(control.take()));
+        cleared.ok_or_else(|| {
+            ControlError::new(
+                ErrorKind::Busy,
+                "another command works on this mount; try again when it has ended",
+            )
+        })
+    }
+}
+
+impl std::fmt::Debug for Current {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Current").finish_non_exhaustive()
+    }
+}
+
+/// The wish that another daemon takes over, and who waits for what came of it.
+#[derive(Debug)]
+pub struct UpgradeCall {
+    /// The program.
+    pub program: PathBuf,
+    /// How long the mount may take to come to rest.
+    pub limit: Duration,
+    /// Who waits.
+    pub done: SyncSender<ControlResult<Upgraded>>,
+}
+
+/// Hears of the wish, and sees to it elsewhere: the call is answered through its `done`.
+pub type OnUpgrade = Box<dyn Fn(UpgradeCall) + Send + Sync>;
+
 /// Answers for a [`Control`] on a socket, with a thread for each connection.
 pub struct Server {
     shared: Arc<Shared>,
     listener: Arc<UnixListener>,
-    acceptor: Option<JoinHandle<()>>,
+    acceptor: Option<Acceptor>,
+}
+
+/// The thread that accepts connections.
+struct Acceptor {
+    thread: JoinHandle<()>,
+    /// Ends it when it is dropped.
+    wake: OwnedFd,
 }
 
 struct Shared {
-    control: Arc<dyn Control>,
+    control: Arc<Current>,
+    upgrades: Option<OnUpgrade>,
     limits: ServerLimits,
     open: Mutex<HashMap<u64, UnixStream>>,
     closed: Condvar,
@@ -70,32 +134,64 @@ impl Server {
         control: Arc<dyn Control>,
         limits: ServerLimits,
     ) -> io::Result<Self> {
+        let current = Arc::new(Current::default());
+        current.set(control);
+        Self::start_with(listener, current, limits, None)
+    }
+
+    /// Starts to answer for what is current; whoever wants an upgrade is told to `upgrades`.
+    pub fn start_with(
+        listener: UnixListener,
+        control: Arc<Current>,
+        limits: ServerLimits,
+        upgrades: Option<OnUpgrade>,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             control,
+            upgrades,
             limits,
             open: Mutex::default(),
             closed: Condvar::new(),
             next: AtomicU64::new(0),
         });
-        let listener = Arc::new(listener);
-        let (for_thread, socket) = (Arc::clone(&shared), Arc::clone(&listener));
-        let acceptor = std::thread::Builder::new()
+        listener.set_nonblocking(true)?;
+        let mut server = Self { shared, listener: Arc::new(listener), acceptor: None };
+        server.go_on()?;
+        Ok(server)
+    }
+
+    /// The socket, for a successor.
+    pub fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// Accepts no more connections; who comes waits. Those that there are go on.
+    pub fn pause(&mut self) {
+        if let Some(Acceptor { thread, wake }) = self.acceptor.take() {
+            drop(wake);
+            let _ = thread.join();
+        }
+    }
+
+    /// Accepts connections again.
+    pub fn go_on(&mut self) -> io::Result<()> {
+        let (ours, wake) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let (for_thread, socket) = (Arc::clone(&self.shared), Arc::clone(&self.listener));
+        let thread = std::thread::Builder::new()
             .name("control".into())
-            .spawn(move || accept_all(&for_thread, &socket))?;
-        Ok(Self { shared, listener, acceptor: Some(acceptor) })
+            .spawn(move || accept_all(&for_thread, &socket, &ours))?;
+        self.acceptor = Some(Acceptor { thread, wake });
+        Ok(())
     }
 
     /// Stops to listen, lets the requests that are being served end within the limit, and cuts
-    /// off the rest.
+    /// off the rest. The socket itself may have passed to a successor and is not touched.
     pub fn stop(mut self) {
         self.close();
     }
 
     fn close(&mut self) {
-        let Some(acceptor) = self.acceptor.take() else { return };
-        // Wakes the accepting thread: accept(2) on a socket that was shut down fails at once.
-        let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
-        let _ = acceptor.join();
+        self.pause();
         let mut open = self.shared.open.lock();
         for stream in open.values() {
             let _ = stream.shutdown(Half::Read);
@@ -118,12 +214,20 @@ impl Drop for Server {
     }
 }
 
-fn accept_all(shared: &Arc<Shared>, listener: &UnixListener) {
+fn accept_all(shared: &Arc<Shared>, listener: &UnixListener, stop: &OwnedFd) {
     loop {
+        let mut polled =
+            [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::empty())];
+        if rustix::event::poll(&mut polled, None).is_ok() && !polled[1].revents().is_empty() {
+            return;
+        }
         match listener.accept() {
             Ok((stream, _)) => admit(shared, stream),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                ) => {}
             Err(error) => {
                 // Out of descriptors, mostly: others may give some back.
                 tracing::warn!(%error, "control socket can't accept");
@@ -226,7 +330,28 @@ fn serve(shared: &Shared, stream: UnixStream) -> io::Result<()> {
 }
 
 fn answer(shared: &Shared, request: Request, stream: &mut UnixStream) -> Reply {
-    let control = &*shared.control;
+    if let Request::Upgrade { program, limit_ms } = request {
+        let limit = Duration::from_millis(limit_ms);
+        return upgrade(shared, program.0, limit).map_or_else(Reply::Error, Reply::Upgraded);
+    }
+    let answered = shared.control.with(|control| answer_from(shared, control, request, stream));
+    answered.unwrap_or_else(Reply::Error)
+}
+
+fn upgrade(shared: &Shared, program: PathBuf, limit: Duration) -> ControlResult<Upgraded> {
+    let refused = || ControlError::new(ErrorKind::Unsupported, "this mount can't be handed over");
+    let upgrades = shared.upgrades.as_ref().ok_or_else(refused)?;
+    let (done, outcome) = std::sync::mpsc::sync_channel(1);
+    upgrades(UpgradeCall { program, limit, done });
+    outcome.recv().unwrap_or_else(|_| Err(refused()))
+}
+
+fn answer_from(
+    shared: &Shared,
+    control: &dyn Control,
+    request: Request,
+    stream: &mut UnixStream,
+) -> Reply {
     let mut last: Option<Instant> = None;
     let mut gone = false;
     let mut report = |progress: Progress| {
@@ -261,6 +386,10 @@ fn answer(shared: &Shared, request: Request, stream: &mut UnixStream) -> Reply {
         }
         Request::Shutdown { how } => done(control.shutdown(how)),
         Request::LogLevel { filter } => done(control.set_log_level(&filter)),
+        Request::Upgrade { .. } => Reply::Error(ControlError::new(
+            ErrorKind::Usage,
+            "an upgrade is not for the control of the mount",
+        )),
     }
 }
 

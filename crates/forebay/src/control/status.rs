@@ -98,6 +98,8 @@ pub struct Status {
     pub bytes: BytesBySource,
     /// Files that programs opened most often lately, busiest first.
     pub busiest: Vec<BusyFile>,
+    /// How requests come from the kernel: `uring` or `classic`.
+    pub transport: String,
     /// State of kernel passthrough.
     pub passthrough: Passthrough,
     /// Files that were changed on both sides; nothing of them was overwritten.

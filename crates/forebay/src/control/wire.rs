@@ -98,6 +98,27 @@ pub enum Request {
         /// The filter.
         filter: String,
     },
+    /// Another daemon shall take over.
+    Upgrade {
+        /// The program that it runs.
+        program: WirePath,
+        /// How long the mount may take to come to rest, in milliseconds.
+        limit_ms: u64,
+    },
+}
+
+/// What came of an upgrade.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Upgraded {
+    /// Process id of the daemon that serves the mount now.
+    pub pid: u32,
+    /// The version of its program.
+    pub version: String,
+    /// For how long requests of programs waited, in microseconds.
+    pub pause_us: u64,
+    /// Open files that were handed on.
+    pub open_files: u64,
 }
 
 /// What a daemon answers.
@@ -114,6 +135,8 @@ pub enum Reply {
     Locations(Vec<Location>),
     /// To [`Request::TraceTake`].
     Recorded(Recorded),
+    /// To [`Request::Upgrade`].
+    Upgraded(Upgraded),
     /// To [`Request::Metrics`].
     Text(String),
     /// The request was carried out and has no other answer.

@@ -96,6 +96,10 @@ impl NodeControl {
         }
     }
 
+    fn transport(&self) -> &'static str {
+        if self.front.running().is_on_rings() { "uring" } else { "classic" }
+    }
+
     fn passthrough(&self) -> Passthrough {
         let counts = self.node.metrics();
         let refusal = self.node.passthrough_refusal();
@@ -253,6 +257,7 @@ impl Control for NodeControl {
                 filled: counts.bytes.of(Source::Fill).get(),
                 flushed: counts.bytes.of(Source::Flush).get(),
             },
+            transport: self.transport().into(),
             passthrough: self.passthrough(),
             conflicts: self
                 .node

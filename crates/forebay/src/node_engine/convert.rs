@@ -5,9 +5,21 @@ use std::path::PathBuf;
 
 use forebay::config::{self, MountConfig, SpaceSize};
 use forebay::control::{ControlError, ControlResult, ErrorKind};
+use forebay_fuse::Transport;
 use forebay_node::{
     Coherence, Durability, NodeConfig, NodeError, Passthrough, TierConfig, Writeback,
 };
+
+/// How requests come from the kernel. The rings have a thread for each CPU, so one thread means that
+/// there are none.
+pub fn transport(config: &MountConfig) -> Transport {
+    match config.transport {
+        _ if config.threads == 1 => Transport::Classic,
+        config::Transport::Auto => Transport::Auto,
+        config::Transport::Classic => Transport::Classic,
+        config::Transport::Uring => Transport::Uring,
+    }
+}
 
 /// What the node is told.
 pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {

@@ -5,14 +5,16 @@ mod convert;
 mod hints;
 mod walk;
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay::config::MountConfig;
-use forebay::control::{Control, ControlResult, OnProgress, Progress};
-use forebay::{Engine, FsckReport, FsckRequest, Mounted};
-use forebay_fuse::MountOptions;
+use forebay::control::{Control, ControlError, ControlResult, ErrorKind, OnProgress, Progress};
+use forebay::{Bequest, Ended, Engine, FsckReport, FsckRequest, Keeper, Mounted};
+use forebay_fuse::{Before, Ledger, MountOptions, STATE_VERSION, State, Takeover};
 use forebay_node::Node;
+use fusewire::End;
 use parking_lot::Mutex;
 
 use control::NodeControl;
@@ -33,33 +35,54 @@ impl Engine for NodeEngine {
         Ok(())
     }
 
-    fn mount(&self, config: &MountConfig) -> ControlResult<Box<dyn Mounted>> {
+    fn mount(
+        &self,
+        config: &MountConfig,
+        keeper: Option<Keeper<'_>>,
+    ) -> ControlResult<Arc<dyn Mounted>> {
         forebay_node::arm_fail_points();
         let node_config = convert::node_config(config)?;
-        let sizes =
-            config.tiers.iter().map(convert::tier_size).collect::<ControlResult<Vec<_>>>()?;
+        let sizes = tier_sizes(config)?;
         let node = Node::start(node_config).map_err(|error| convert::control_error(&error))?;
-        let usual = MountOptions::like(&config.backing);
-        let options = MountOptions {
-            threads: config.threads,
-            read_only: config.read_only,
-            allow_other: config.allow_other.unwrap_or(usual.allow_other),
-            suid: config.suid.unwrap_or(usual.suid),
-            dev: config.dev.unwrap_or(usual.dev),
-            noexec: config.exec.map_or(usual.noexec, |exec| !exec),
-            ..usual
-        };
-        let front = forebay_fuse::mount(node.clone(), &config.mountpoint, &options);
-        let front = match front {
-            Ok(front) => Arc::new(front),
+        let options = mount_options(config);
+        match forebay_fuse::mount(node.clone(), &config.mountpoint, &options, keeper) {
+            Ok(front) => Ok(NodeMount::served(config, sizes, node, front)),
             Err(error) => {
                 node.stop(Duration::from_secs(10));
-                return Err(convert::mount_error(&error));
+                Err(convert::mount_error(&error))
             }
-        };
-        let control =
-            Arc::new(NodeControl::new(config.clone(), sizes, node.clone(), front.clone()));
-        Ok(Box::new(NodeMount { node, front, control, limit: config.drain_timeout }))
+        }
+    }
+
+    fn state_version(&self) -> u32 {
+        STATE_VERSION
+    }
+
+    fn adopt(
+        &self,
+        config: &MountConfig,
+        bequest: &Bequest,
+        keeper: Option<Keeper<'_>>,
+    ) -> ControlResult<Arc<dyn Mounted>> {
+        let state = State::decode(&bequest.state).map_err(|error| unusable(&error))?;
+        let device = bequest.device.try_clone().map_err(|error| unusable(&error))?;
+        go_on(config, Takeover { device, state: &state, before: Before::default() }, keeper)
+    }
+
+    fn revive(
+        &self,
+        config: &MountConfig,
+        device: OwnedFd,
+        ledger: OwnedFd,
+        keeper: Keeper<'_>,
+    ) -> ControlResult<Arc<dyn Mounted>> {
+        let (state, before) = Ledger::read(&ledger).map_err(|error| unusable(&error))?;
+        tracing::info!(
+            open = state.node.handles.len(),
+            under_way = before.calls.len(),
+            "the last daemon died"
+        );
+        go_on(config, Takeover { device, state: &state, before }, Some(keeper))
     }
 
     fn fsck(&self, request: &FsckRequest, progress: OnProgress<'_>) -> ControlResult<FsckReport> {
@@ -81,12 +104,56 @@ impl Engine for NodeEngine {
             dirty: found.dirty,
             problems: found.problems,
             repaired: found.repaired,
+            leftovers: found.leftovers,
             details: found.details,
         })
     }
 
     fn fail_points(&self) -> Vec<&'static str> {
         forebay_node::fail_points()
+    }
+}
+
+fn unusable(error: &dyn std::fmt::Display) -> ControlError {
+    ControlError::new(ErrorKind::BadState, error.to_string())
+}
+
+/// Goes on where another daemon has ended.
+fn go_on(
+    config: &MountConfig,
+    takeover: Takeover<'_>,
+    keeper: Option<Keeper<'_>>,
+) -> ControlResult<Arc<dyn Mounted>> {
+    forebay_node::arm_fail_points();
+    let node_config = convert::node_config(config)?;
+    let sizes = tier_sizes(config)?;
+    let node = Node::start_after(node_config, Some(&takeover.state.node))
+        .map_err(|error| convert::control_error(&error))?;
+    let options = mount_options(config);
+    match forebay_fuse::adopt(node.clone(), &config.mountpoint, takeover, &options, keeper) {
+        Ok(front) => Ok(NodeMount::served(config, sizes, node, front)),
+        Err(error) => {
+            node.stop(Duration::from_secs(10));
+            Err(convert::mount_error(&error))
+        }
+    }
+}
+
+fn tier_sizes(config: &MountConfig) -> ControlResult<Vec<u64>> {
+    config.tiers.iter().map(convert::tier_size).collect()
+}
+
+fn mount_options(config: &MountConfig) -> MountOptions {
+    let usual = MountOptions::like(&config.backing);
+    MountOptions {
+        threads: config.threads,
+        transport: convert::transport(config),
+        read_only: config.read_only,
+        allow_other: config.allow_other.unwrap_or(usual.allow_other),
+        suid: config.suid.unwrap_or(usual.suid),
+        dev: config.dev.unwrap_or(usual.dev),
+        noexec: config.exec.map_or(usual.noexec, |exec| !exec),
+        ..usual
     }
 }
 
@@ -98,17 +165,74 @@ struct NodeMount {
     limit: Duration,
 }
 
+impl NodeMount {
+    fn served(
+        config: &MountConfig,
+        sizes: Vec<u64>,
+        node: Arc<Node>,
+        front: forebay_fuse::Mounted,
+    ) -> Arc<dyn Mounted> {
+        let front = Arc::new(front);
+        let control =
+            Arc::new(NodeControl::new(config.clone(), sizes, node.clone(), front.clone()));
+        Arc::new(NodeMount { node, front, control, limit: config.drain_timeout })
+    }
+}
+
 impl Mounted for NodeMount {
     fn control(&self) -> Arc<dyn Control> {
         self.control.clone()
     }
 
-    fn wait(self: Box<Self>) -> ControlResult<()> {
-        if let Err(error) = self.front.join() {
-            tracing::warn!(%error, "the connection to the kernel ended badly");
+    fn wait(&self) -> Ended {
+        match self.front.join() {
+            Ok(End::Released) => return Ended::GivenAway,
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "the connection to the kernel ended badly"),
         }
+        Ended::Unmounted
+    }
+
+    fn finish(&self) -> ControlResult<()> {
         self.node.stop(self.limit.min(Duration::from_secs(30)));
         Ok(())
+    }
+
+    fn give_away(&self, limit: Duration) -> ControlResult<Bequest> {
+        let until = Instant::now() + limit;
+        self.node.rest(limit).map_err(|error| convert::control_error(&error))?;
+        let go_on = |error: ControlError| {
+            self.front.resume();
+            self.node.go_on();
+            error
+        };
+        let busy = |message: String| ControlError::new(ErrorKind::Busy, message);
+        let left = until.saturating_duration_since(Instant::now());
+        self.front.park(left).map_err(|count| {
+            go_on(busy(format!(
+                "{count} requests wait for the backing store: `forebay status` shows them; try \
+                 again later, or give it more time with --timeout"
+            )))
+        })?;
+        let since = Instant::now();
+        let device = self.front.connection().as_fd().try_clone_to_owned();
+        let device = device.map_err(|error| go_on(busy(error.to_string())))?;
+        let node = self
+            .node
+            .bequeath(Duration::from_secs(2))
+            .map_err(|error| go_on(convert::control_error(&error)))?;
+        let negotiated = *self.front.connection().negotiated();
+        // The readers rest: they need only be told to leave.
+        if let Err(error) = self.front.release() {
+            tracing::error!(%error, "the readers do not leave");
+        }
+        let open_files = node.handles.len();
+        let state = State { negotiated, node }.encode();
+        Ok(Bequest { device, state, open_files, since })
+    }
+
+    fn farewell(&self, limit: Duration) {
+        self.front.send_notices(limit);
     }
 }
 

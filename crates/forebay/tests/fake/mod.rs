@@ -13,7 +13,7 @@ use forebay::control::{
     Control, ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location,
     OnProgress, Outcome, Progress, Recorded, Residency, Shutdown, Status, WirePath,
 };
-use forebay::{Engine, FsckReport, FsckRequest, Mounted};
+use forebay::{Ended, Engine, FsckReport, FsckRequest, Keeper, Mounted};
 
 fn chosen(name: &str) -> String {
     std::env::var(name).unwrap_or_default()
@@ -172,11 +172,15 @@ impl Mounted for FakeMount {
         Arc::clone(&self.0) as Arc<dyn Control>
     }
 
-    fn wait(self: Box<Self>) -> ControlResult<()> {
+    fn wait(&self) -> Ended {
         let mut ended = self.0.ended.lock().unwrap();
         while !*ended {
             ended = self.0.end.wait(ended).unwrap();
         }
+        Ended::Unmounted
+    }
+
+    fn finish(&self) -> ControlResult<()> {
         Ok(())
     }
 }
@@ -186,7 +190,11 @@ impl Engine for FakeEngine {
         &["lru", "lfu", "s3-fifo"]
     }
 
-    fn mount(&self, config: &MountConfig) -> ControlResult<Box<dyn Mounted>> {
+    fn mount(
+        &self,
+        config: &MountConfig,
+        _: Option<Keeper<'_>>,
+    ) -> ControlResult<Arc<dyn Mounted>> {
         match chosen("FAKE_MOUNT").as_str() {
             "locked" => {
                 return Err(ControlError::new(
@@ -211,7 +219,7 @@ impl Engine for FakeEngine {
             misses: 1,
             ..Status::default()
         };
-        Ok(Box::new(FakeMount(Arc::new(FakeControl {
+        Ok(Arc::new(FakeMount(Arc::new(FakeControl {
             status: Mutex::new(status),
             dirty: AtomicU64::new(chosen("FAKE_DIRTY").parse().unwrap_or(0)),
             busy: !chosen("FAKE_BUSY").is_empty(),

@@ -2,13 +2,14 @@
 
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fjall::config::{BlockSizePolicy, CompressionPolicy};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
 use parking_lot::{Mutex, RwLock};
 
 use super::ballast::Ballast;
-use super::{Engine, EngineError, Key, MiniTransaction, Outcome, Page, Write};
+use super::{Engine, EngineError, Key, MiniTransaction, Outcome, Page, Write, successor};
 
 const MIB: u64 = 1 << 20;
 
@@ -51,6 +52,8 @@ pub struct Embedded {
     /// use snapshots instead.
     commit: Mutex<()>,
     ballast: Mutex<Ballast>,
+    /// Never to be opened again. Changed under the exclusive lock of `opened`.
+    closed: AtomicBool,
 }
 
 struct Opened {
@@ -76,6 +79,7 @@ impl Embedded {
             opened: RwLock::new(Some(opened)),
             commit: Mutex::new(()),
             ballast: Mutex::new(ballast),
+            closed: AtomicBool::new(false),
         })
     }
 
@@ -95,6 +99,9 @@ impl Embedded {
     /// Opens the database anew after a failed write.
     fn reopen(&self) -> Result<(), EngineError> {
         let mut opened = self.opened.write();
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(EngineError::Closed);
+        }
         self.ballast.lock().drop_to_make_room();
         // The old one first: it holds the lock of the directory.
         *opened = None;
@@ -232,6 +239,11 @@ impl Engine for Embedded {
         true
     }
 
+    /// The directory is locked against other processes, and this is its only handle.
+    fn exclusive(&self) -> bool {
+        true
+    }
+
     fn sync(&self) -> Result<(), EngineError> {
         let persist = |opened: &Opened| opened.database.persist(PersistMode::SyncAll).map_err(io);
         if self.with(persist).is_ok() {
@@ -241,6 +253,14 @@ impl Engine for Embedded {
         let _serial = self.commit.lock();
         self.reopen()?;
         self.with(persist)
+    }
+
+    fn close(&self) {
+        // In the order of a commit: none is under way when the last handle goes.
+        let _serial = self.commit.lock();
+        let mut opened = self.opened.write();
+        self.closed.store(true, Ordering::Relaxed);
+        *opened = None;
     }
 }
 
@@ -267,12 +287,4 @@ fn open_error(directory: &Path, error: fjall::Error) -> EngineError {
 
 fn io(error: fjall::Error) -> EngineError {
     EngineError::Io(Box::new(error))
-}
-
-/// The smallest byte string greater than all that begin with `prefix`.
-fn successor(prefix: &[u8]) -> Option<Vec<u8>> {
-    let last = prefix.iter().rposition(|&byte| byte != u8::MAX)?;
-    let mut end = prefix[..=last].to_vec();
-    end[last] += 1;
-    Some(end)
 }

@@ -11,6 +11,8 @@ use super::{Engine, EngineError, Key, MiniTransaction, Outcome, Page, Write};
 #[derive(Debug, Default)]
 pub struct Memory {
     map: Mutex<BTreeMap<Vec<u8>, Vec<u8>>>,
+    /// Refuses transactions over several partitions, as a cluster does.
+    partitioned: bool,
 }
 
 impl Memory {
@@ -19,10 +21,19 @@ impl Memory {
     pub fn new() -> Self {
         Self::default()
     }
+
+    /// An empty engine that commits only within one partition.
+    #[must_use]
+    pub fn partitioned() -> Self {
+        Memory { partitioned: true, ..Self::default() }
+    }
 }
 
 impl Engine for Memory {
     fn execute(&self, transaction: &MiniTransaction) -> Result<Outcome, EngineError> {
+        if self.partitioned && !transaction.in_one_partition() {
+            return Err(EngineError::SpansPartitions);
+        }
         let mut map = self.map.lock();
         for compare in &transaction.compare {
             let found = map.get(compare.key.raw()).map(Vec::as_slice);
@@ -84,7 +95,7 @@ impl Engine for Memory {
     }
 
     fn spans_partitions(&self) -> bool {
-        true
+        !self.partitioned
     }
 
     fn sync(&self) -> Result<(), EngineError> {

@@ -3,6 +3,8 @@
 mod ballast;
 mod embedded;
 mod memory;
+mod redis;
+mod spanning;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,6 +13,11 @@ use smallvec::SmallVec;
 
 pub use embedded::{Embedded, EmbeddedOptions};
 pub use memory::Memory;
+pub use redis::{Redis, RedisOptions};
+pub use spanning::Spanning;
+
+/// Nearly no key is greater than one of so many bytes, all ones.
+const KEY_MAX: usize = 64;
 
 /// A key: a partition and bytes within it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -106,6 +113,16 @@ pub enum Write {
     Delete(Key),
 }
 
+impl Write {
+    /// The key written.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        match self {
+            Write::Put(key, _) | Write::Delete(key) => key,
+        }
+    }
+}
+
 /// A mini-transaction (Aguilera et al., *Sinfonia: a new paradigm for building scalable
 /// distributed systems*, SOSP 2007, section 3.2): if all comparisons hold, the reads are done on
 /// the state before the writes, and the writes are applied, atomically.
@@ -129,13 +146,19 @@ impl MiniTransaction {
     /// Whether all keys lie in one partition.
     #[must_use]
     pub fn in_one_partition(&self) -> bool {
-        let mut keys = (self.compare.iter().map(|c| &c.key)).chain(&self.read).chain(
-            self.write.iter().map(|write| match write {
-                Write::Put(key, _) | Write::Delete(key) => key,
-            }),
-        );
-        let first = keys.next().map(Key::partition);
-        keys.all(|key| Some(key.partition()) == first)
+        let first = self.partition();
+        self.keys().all(|key| Some(key.partition()) == first)
+    }
+
+    /// The partition of the first key; `None` if there are no keys.
+    #[must_use]
+    pub fn partition(&self) -> Option<u16> {
+        self.keys().next().map(Key::partition)
+    }
+
+    fn keys(&self) -> impl Iterator<Item = &Key> {
+        let compared = self.compare.iter().map(|compare| &compare.key);
+        compared.chain(&self.read).chain(self.write.iter().map(Write::key))
     }
 }
 
@@ -155,6 +178,22 @@ pub struct Page {
     pub items: Vec<(Vec<u8>, Vec<u8>)>,
     /// Whether more may follow.
     pub more: bool,
+}
+
+/// Tells whether a partition may have been changed: what was read after a stamp was taken is still
+/// so as long as [`Engine::watch`] gives an equal one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    pub(crate) generation: u64,
+    pub(crate) change: u64,
+}
+
+/// The smallest byte string greater than all that begin with `prefix`.
+fn successor(prefix: &[u8]) -> Option<Vec<u8>> {
+    let last = prefix.iter().rposition(|&byte| byte != u8::MAX)?;
+    let mut end = prefix[..=last].to_vec();
+    end[last] += 1;
+    Some(end)
 }
 
 /// Why the engine failed.
@@ -191,9 +230,38 @@ pub enum EngineError {
     /// Reading or writing failed.
     #[error("{0}; check the file system that holds the metadata store")]
     Io(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The address of a cluster can't be understood.
+    #[error("not the address of a cluster: {0}; it is redis://[user:password@]host:port,.../name")]
+    Address(&'static str),
+    /// A server refuses the login, a command, or can't do what is needed.
+    #[error("{server} refuses: {reason}")]
+    Refused {
+        /// The server.
+        server: String,
+        /// What it says.
+        reason: String,
+    },
+    /// No server that could answer was reached in time; nothing was changed.
+    #[error("the metadata cluster does not answer ({reason}); nothing was changed")]
+    Unreachable {
+        /// What was met last.
+        reason: String,
+    },
+    /// The connection was lost, or too few replicas confirmed in time: the change may have been
+    /// made, and may get lost.
+    #[error(
+        "the metadata cluster did not confirm in time ({reason}): the change may be made or not"
+    )]
+    Unknown {
+        /// What was met last.
+        reason: String,
+    },
     /// A transaction over several partitions on an engine that can't do that.
     #[error("the transaction spans partitions, which this engine can't commit atomically")]
     SpansPartitions,
+    /// The store was closed by [`Engine::close`].
+    #[error("the metadata store is closed: another daemon goes on with it")]
+    Closed,
 }
 
 /// A partitioned ordered key-value store with mini-transactions. All calls block.
@@ -221,6 +289,26 @@ pub trait Engine: Send + Sync {
         limit: usize,
     ) -> Result<Page, EngineError>;
 
+    /// As [`Engine::scan`] in the partition of `guard`; `None` if there is a key `guard`, now or at
+    /// a moment since the call began, before which nothing of what would be returned changed.
+    ///
+    /// # Errors
+    /// As [`Engine::scan`].
+    fn scan_unless(
+        &self,
+        guard: &Key,
+        prefix: &[u8],
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Option<Page>, EngineError> {
+        match self.execute(&MiniTransaction::reading(vec![guard.clone()]))? {
+            Outcome::Committed(values) if values.iter().all(Option::is_none) => {
+                self.scan(guard.partition(), prefix, after, limit).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
     /// Up to `limit` keys over all partitions that are greater than `after`, in the order of
     /// [`Key::raw`]: for checks and recounts, never in the way of a request.
     ///
@@ -231,11 +319,70 @@ pub trait Engine: Send + Sync {
     /// Whether one transaction may touch several partitions.
     fn spans_partitions(&self) -> bool;
 
+    /// Whether a transaction within one partition costs much less than one over several.
+    fn prefers_one_partition(&self) -> bool {
+        !self.spans_partitions()
+    }
+
+    /// The first partition from `from` on that has keys.
+    ///
+    /// # Errors
+    /// When the engine fails.
+    fn next_partition(&self, from: u16) -> Result<Option<u16>, EngineError> {
+        let mut after = from.checked_sub(1).map(|before| Key::new(before, &[u8::MAX; KEY_MAX]));
+        loop {
+            let step = self.sweep(after.as_ref(), 1)?;
+            match step.into_iter().next() {
+                Some((key, _)) if key.partition() < from => after = Some(key),
+                found => return Ok(found.map(|(key, _)| key.partition())),
+            }
+        }
+    }
+
+    /// How many keys of a partition begin with `prefix`.
+    ///
+    /// # Errors
+    /// When the engine fails.
+    fn count(&self, partition: u16, prefix: &[u8]) -> Result<u64, EngineError> {
+        Ok(self.scan(partition, prefix, None, usize::MAX)?.items.len() as u64)
+    }
+
+    /// Whether nobody but the holder of this engine changes what it keeps. Then what was read under
+    /// the holder's own locks is as it was, and comparing it again would only cost.
+    fn exclusive(&self) -> bool {
+        false
+    }
+
     /// Returns when all that was committed before survives the loss of power.
     ///
     /// # Errors
     /// When the engine fails.
     fn sync(&self) -> Result<(), EngineError>;
+
+    /// Finishes, or gives up, what dead processes left half done; returns how many transactions that
+    /// concerned. It happens by itself where somebody meets it. Nobody else may use the store
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// When the engine fails.
+    fn recover(&self) -> Result<u64, EngineError> {
+        Ok(0)
+    }
+
+    /// A stamp of a partition, by which what is cached of it can be checked without a round trip;
+    /// `None` while changes by others might go unnoticed: then nothing that is cached may be
+    /// believed. A change by others may be noticed a moment (less than a millisecond, usually)
+    /// after it was acknowledged to them, and one at a primary that is cut off from us within the
+    /// engine's lease.
+    fn watch(&self, partition: u16) -> Option<Stamp> {
+        // Nobody else can change what a process has for itself.
+        let _ = partition;
+        Some(Stamp { generation: 0, change: 0 })
+    }
+
+    /// Lets go of the store for ever, so that another process can open it: waits for calls under
+    /// way; all later ones fail. An engine that nobody else can open has nothing to do.
+    fn close(&self) {}
 }
 
 impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
@@ -253,6 +400,36 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
         (**self).scan(partition, prefix, after, limit)
     }
 
+    fn scan_unless(
+        &self,
+        guard: &Key,
+        prefix: &[u8],
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Option<Page>, EngineError> {
+        (**self).scan_unless(guard, prefix, after, limit)
+    }
+
+    fn watch(&self, partition: u16) -> Option<Stamp> {
+        (**self).watch(partition)
+    }
+
+    fn recover(&self) -> Result<u64, EngineError> {
+        (**self).recover()
+    }
+
+    fn prefers_one_partition(&self) -> bool {
+        (**self).prefers_one_partition()
+    }
+
+    fn next_partition(&self, from: u16) -> Result<Option<u16>, EngineError> {
+        (**self).next_partition(from)
+    }
+
+    fn count(&self, partition: u16, prefix: &[u8]) -> Result<u64, EngineError> {
+        (**self).count(partition, prefix)
+    }
+
     fn sweep(&self, after: Option<&Key>, limit: usize) -> Result<Vec<(Key, Vec<u8>)>, EngineError> {
         (**self).sweep(after, limit)
     }
@@ -261,7 +438,16 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
         (**self).spans_partitions()
     }
 
+    fn exclusive(&self) -> bool {
+        // Others may hold it as well.
+        false
+    }
+
     fn sync(&self) -> Result<(), EngineError> {
         (**self).sync()
+    }
+
+    fn close(&self) {
+        (**self).close();
     }
 }

@@ -109,6 +109,17 @@ pub struct Entry {
     pub kind: FileKind,
 }
 
+/// A file that was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accessed {
+    /// The inode.
+    pub ino: Ino,
+    /// Its access time when that was noticed.
+    pub known: Timestamp,
+    /// Its access time now.
+    pub seen: Timestamp,
+}
+
 /// An entry with its inode's record.
 #[derive(Debug, Clone)]
 pub struct EntryPlus {

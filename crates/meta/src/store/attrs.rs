@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::draft::committed_record;
-use super::{Draft, MetaStore, Queue, Times, XattrFlags};
+use super::{Accessed, Draft, MetaStore, Queue, Times, XattrFlags};
 use crate::codec;
 use crate::engine::Key;
 use crate::error::{Error, Result};
@@ -54,6 +54,25 @@ impl MetaStore {
         })
     }
 
+    /// Moves access times in one transaction. Inodes that are gone, or whose access time was set
+    /// otherwise since it was `known`, are left out. As [`MetaStore::touch_times`] else.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn touch_accessed(&self, accessed: &[Accessed]) -> Result<()> {
+        let inos: Vec<Ino> = accessed.iter().map(|one| one.ino).collect();
+        self.retry(|| {
+            let _locked = self.lock(&inos);
+            let mut draft = Draft::new(self);
+            for Accessed { ino, known, seen } in accessed {
+                if self.load_locked(*ino)?.is_some_and(|record| record.attr.atime == *known) {
+                    draft.edit(*ino)?.attr.atime = *seen;
+                }
+            }
+            draft.commit().map(drop)
+        })
+    }
+
     /// Marks as to be kept on the tier, or not; not queued.
     ///
     /// # Errors
@@ -73,7 +92,7 @@ impl MetaStore {
     ) -> Result<Arc<Record>> {
         self.retry(|| {
             let _locked = self.lock(&[ino]);
-            let before = self.load_locked(ino)?.ok_or(Error::Stale(ino))?;
+            let before = self.load_to_change(ino)?.ok_or(Error::Stale(ino))?;
             let mut draft = Draft::new(self);
             draft.edit(ino)?;
             edit(&mut draft, &before)?;
@@ -129,6 +148,8 @@ impl MetaStore {
         flags: XattrFlags,
         now: Timestamp,
     ) -> Result<Arc<Record>> {
+        // What it answers may depend on it.
+        self.get(ino)?;
         self.edit_one(ino, |draft, before| {
             let state = known(before)?;
             if flags != XattrFlags::Either {
@@ -150,6 +171,7 @@ impl MetaStore {
     /// # Errors
     /// `NoXattr` if there is none; as [`MetaStore::xattr_get`].
     pub fn xattr_remove(&self, ino: Ino, name: &[u8], now: Timestamp) -> Result<Arc<Record>> {
+        self.get(ino)?;
         self.edit_one(ino, |draft, before| {
             if known(before)? == XattrState::None || self.read_xattr(ino, name)?.is_none() {
                 return Err(Error::NoXattr);

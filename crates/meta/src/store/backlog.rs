@@ -24,11 +24,13 @@ struct PlacesState {
     in_flight: BTreeSet<u64>,
     /// Nothing in the backlog is older. Spares scans the long way over what was removed.
     oldest: u64,
+    /// From one place to the next: those between are other processes'.
+    step: u64,
 }
 
 impl Default for PlacesState {
     fn default() -> Self {
-        PlacesState { next: 1, in_flight: BTreeSet::new(), oldest: 0 }
+        PlacesState { next: 1, in_flight: BTreeSet::new(), oldest: 0, step: 1 }
     }
 }
 
@@ -44,6 +46,14 @@ impl Places {
         self.0.lock().next = next.max(1);
     }
 
+    /// Shares places with other processes: this one gets those that are `number` modulo `step`,
+    /// after `last`.
+    pub fn share(&self, last: u64, number: u64, step: u64) {
+        let mut state = self.0.lock();
+        let next = (last / step + 1) * step + number % step;
+        (state.step, state.next) = (step, state.next.max(next));
+    }
+
     pub fn next(&self) -> u64 {
         self.0.lock().next
     }
@@ -51,7 +61,7 @@ impl Places {
     pub fn allot(&self) -> Seq {
         let mut state = self.0.lock();
         let seq = state.next;
-        state.next += 1;
+        state.next += state.step;
         state.in_flight.insert(seq);
         Seq(seq)
     }
@@ -85,8 +95,11 @@ impl MetaStore {
     /// If the engine fails.
     pub fn backlog(&self, after: Seq, limit: usize) -> Result<Vec<(Seq, Ino)>> {
         let (from, end) = self.places.bounds(after);
+        if self.is_gathered() {
+            return self.marked(from..end, limit);
+        }
         let prefix = Key::new(keys::GLOBAL, &[keys::QUEUE]);
-        let start = keys::queue(Seq(from - 1));
+        let start = self.layout.queue(Ino::ROOT, Seq(from - 1));
         let page = self.scan(&prefix, Some(start.bytes()), limit)?;
         let mut queued = Vec::with_capacity(page.items.len());
         for (key, value) in &page.items {
@@ -207,7 +220,7 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn ghosts(&self, dir: Ino) -> Result<Vec<(Box<[u8]>, Ino)>> {
-        let page = self.scan(&keys::ghosts(dir), None, usize::MAX)?;
+        let page = self.scan(&self.layout.ghosts(dir), None, usize::MAX)?;
         let ghosts = page.items.iter().map(|(key, _)| {
             let ghost = keys::ghost_name(key);
             let (name, ino) = ghost.ok_or_else(|| corrupt("a ghost", "short key"))?;
@@ -222,7 +235,7 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn ghosts_of(&self, dir: Ino, name: &[u8]) -> Result<Vec<Ino>> {
-        let page = self.scan(&keys::ghosts_of_name(dir, name), None, usize::MAX)?;
+        let page = self.scan(&self.layout.ghosts_of_name(dir, name), None, usize::MAX)?;
         let ghosts = page.items.iter().filter_map(|(key, _)| keys::ghost_name(key));
         Ok(ghosts.filter(|(found, _)| *found == name).map(|(_, ino)| ino).collect())
     }
@@ -232,6 +245,9 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn orphans(&self) -> Result<Vec<Ino>> {
+        if self.is_gathered() {
+            return self.collect_orphans();
+        }
         let prefix = Key::new(keys::GLOBAL, &[keys::ORPHAN]);
         let page = self.scan(&prefix, None, usize::MAX)?;
         Ok(page.items.iter().filter_map(|(key, _)| keys::number(key).map(Ino)).collect())

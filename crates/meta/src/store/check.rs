@@ -53,6 +53,8 @@ impl MetaStore {
         // What is cached must not hide what is stored.
         self.records.clear();
         self.dentries.clear();
+        // Nor must half of a transaction be taken for damage: it is finished, or undone.
+        self.engine.recover()?;
         let mut check =
             Check { store: self, repair, report: Report::default(), counts: Counts::default() };
         let mut after: Option<Key> = None;
@@ -65,6 +67,9 @@ impl MetaStore {
             }
         }
         check.counts()?;
+        if repair && self.is_gathered() {
+            self.collect()?;
+        }
         Ok(check.report)
     }
 }
@@ -193,7 +198,7 @@ impl Check<'_> {
                 return Ok(());
             }
         }
-        let entry = self.store.read_one(keys::entry(link.parent, &link.name))?;
+        let entry = self.store.read_one(self.store.layout.entry(link.parent, &link.name))?;
         let entry = entry.map(|value| codec::decode_entry(&link.name, &value)).transpose()?;
         match entry {
             Some(entry) if entry == (ino, record.attr.kind) => {}
@@ -203,8 +208,8 @@ impl Check<'_> {
             }
             _ => {
                 let value = codec::encode_entry(ino, record.attr.kind);
-                let repaired =
-                    self.write(Write::Put(keys::entry(link.parent, &link.name), value))?;
+                let repaired = self
+                    .write(Write::Put(self.store.layout.entry(link.parent, &link.name), value))?;
                 self.violation(format!("inode {ino}: its entry {name} is missing"), repaired);
             }
         }
@@ -214,16 +219,17 @@ impl Check<'_> {
     /// The keys derived from a record.
     fn check_marks(&mut self, record: &Record) -> Result<()> {
         let ino = record.ino;
+        let layout = self.store.layout;
         let mut marks: Vec<(Key, &str)> = Vec::new();
-        marks.extend(record.queued.map(|seq| (keys::queue(seq), "place in the backlog")));
-        marks.extend(record.orphan.then(|| (keys::orphan(ino), "orphan mark")));
+        marks.extend(record.queued.map(|seq| (layout.queue(ino, seq), "place in the backlog")));
+        marks.extend(record.orphan.then(|| (layout.orphan(ino), "orphan mark")));
         marks.extend(record.hard_link.map(|number| (keys::hard_link(number), "hard-link mark")));
         marks.extend(
-            record.ghosts().map(|link| (keys::ghost(link.parent, &link.name, ino), "ghost")),
+            record.ghosts().map(|link| (layout.ghost(link.parent, &link.name, ino), "ghost")),
         );
         let values = match marks.is_empty() {
             true => Vec::new(),
-            false => self.store.read(marks.iter().map(|(key, _)| key.clone()).collect())?,
+            false => self.store.read_each(marks.iter().map(|(key, _)| key.clone()).collect())?,
         };
         for ((key, what), value) in marks.into_iter().zip(values) {
             if value != Some(codec::encode_ino(ino)) {
@@ -273,7 +279,7 @@ impl Check<'_> {
         self.report.entries += 1;
         let (hash, name) = keys::entry_name(key.bytes()).unwrap_or((0, b""));
         let shown = name.escape_ascii().to_string();
-        if hash != keys::name_hash(name) || *key != keys::entry(dir, name) {
+        if hash != keys::name_hash(name) || *key != self.store.layout.entry(dir, name) {
             self.violation(format!("entry {shown} of {dir} lies in the wrong place"), false);
             return Ok(());
         }
@@ -328,13 +334,15 @@ impl Check<'_> {
         let Ok(ino) = codec::decode_ino("the backlog", value) else {
             return self.unreadable(key, value);
         };
-        let justified = self.record(ino)?.is_some_and(|record| record.queued == Some(seq));
+        let queued = self.record(ino)?.is_some_and(|record| record.queued == Some(seq));
+        let justified = queued && *key == self.store.layout.queue(ino, seq);
         let what = || format!("place {} of the backlog is not that of inode {ino}", seq.0);
         if justified { Ok(()) } else { self.stray(key, what()) }
     }
 
     fn check_orphan(&mut self, ino: Ino, key: &Key) -> Result<()> {
-        let justified = self.record(ino)?.is_some_and(|record| record.orphan);
+        let is_orphan = self.record(ino)?.is_some_and(|record| record.orphan);
+        let justified = is_orphan && *key == self.store.layout.orphan(ino);
         if justified { Ok(()) } else { self.stray(key, format!("inode {ino} is no orphan")) }
     }
 
@@ -356,7 +364,11 @@ impl Check<'_> {
             }
             self.counts = self.recount()?;
         }
-        if kept != self.counts {
+        if self.store.is_gathered() {
+            // Each process has its own, which know nothing of what others did.
+            *self.store.counts.lock() = self.counts;
+            self.store.shown.show(&self.counts);
+        } else if kept != self.counts {
             let value = codec::encode_counts(&self.counts, self.store.places.next());
             let repaired = self.write(Write::Put(keys::setting(COUNTS), value))?;
             if repaired {

@@ -8,20 +8,25 @@ use smallvec::SmallVec;
 
 use super::{COUNTS, Counts, MetaStore, compare};
 use crate::codec;
-use crate::engine::{Expect, Key, MiniTransaction, Write};
+use crate::engine::{Expect, Key, MiniTransaction, Stamp, Write};
 use crate::error::{Error, Result};
 use crate::keys;
 use crate::types::{FileKind, Ino, Link, Record, Seq, XattrState};
 
+#[derive(Debug)]
 struct Edit {
     before: Option<Arc<Record>>,
     after: Record,
+    /// From before the commit.
+    stamp: Option<Stamp>,
 }
 
 struct EntryChange {
     dir: Ino,
     name: Box<[u8]>,
     now: Option<(Ino, FileKind)>,
+    /// From before the commit.
+    stamp: Option<Stamp>,
 }
 
 /// Changes of the counts.
@@ -61,7 +66,7 @@ impl<'a> Draft<'a> {
     pub fn new(store: &'a MetaStore) -> Self {
         Draft {
             store,
-            transaction: MiniTransaction::default(),
+            transaction: MiniTransaction { write: Vec::with_capacity(8), ..Default::default() },
             edits: SmallVec::new(),
             entries: SmallVec::new(),
             seqs: SmallVec::new(),
@@ -74,8 +79,9 @@ impl<'a> Draft<'a> {
         let at = match self.edits.iter().position(|edit| edit.after.ino == ino) {
             Some(at) => at,
             None => {
-                let before = self.store.load_locked(ino)?.ok_or(Error::Stale(ino))?;
-                self.edits.push(Edit { after: (*before).clone(), before: Some(before) });
+                let before = self.store.load_to_change(ino)?.ok_or(Error::Stale(ino))?;
+                let after = (*before).clone();
+                self.edits.push(Edit { after, before: Some(before), stamp: None });
                 self.edits.len() - 1
             }
         };
@@ -96,7 +102,7 @@ impl<'a> Draft<'a> {
 
     /// A new record.
     pub fn add(&mut self, record: Record) {
-        self.edits.push(Edit { before: None, after: record });
+        self.edits.push(Edit { before: None, after: record, stamp: None });
     }
 
     /// Puts an edited record into the backlog; one that is there keeps its place.
@@ -129,12 +135,20 @@ impl<'a> Draft<'a> {
         self.transaction.write.push(Write::Delete(key));
     }
 
-    /// Makes an entry where there is none.
+    /// The commit depends on what was read under a lock. Where nobody else can have changed it, only
+    /// debug builds look again: to find an operation that takes too few locks.
+    pub fn expect(&mut self, key: &Key, expect: Expect) {
+        if !self.store.exclusive || cfg!(debug_assertions) {
+            self.transaction.compare.push(compare(key.clone(), expect));
+        }
+    }
+
+    /// Makes an entry where there is none, which was seen under the directory's lock.
     pub fn add_entry(&mut self, dir: Ino, name: &[u8], ino: Ino, kind: FileKind) {
-        let key = keys::entry(dir, name);
-        self.transaction.compare.push(compare(key.clone(), Expect::Absent));
+        let key = self.store.layout.entry(dir, name);
+        self.expect(&key, Expect::Absent);
         self.put(key, codec::encode_entry(ino, kind));
-        self.entries.push(EntryChange { dir, name: name.into(), now: Some((ino, kind)) });
+        self.entry_changes(dir, name, Some((ino, kind)));
     }
 
     /// Makes an entry lead elsewhere, or nowhere.
@@ -145,14 +159,18 @@ impl<'a> Draft<'a> {
         was: (Ino, FileKind),
         now: Option<(Ino, FileKind)>,
     ) {
-        let key = keys::entry(dir, name);
-        let expect = Expect::Value(codec::encode_entry(was.0, was.1));
-        self.transaction.compare.push(compare(key.clone(), expect));
+        let key = self.store.layout.entry(dir, name);
+        self.expect(&key, Expect::Value(codec::encode_entry(was.0, was.1)));
         match now {
             Some((ino, kind)) => self.put(key, codec::encode_entry(ino, kind)),
             None => self.delete(key),
         }
-        self.entries.push(EntryChange { dir, name: name.into(), now });
+        self.entry_changes(dir, name, now);
+    }
+
+    fn entry_changes(&mut self, dir: Ino, name: &[u8], now: Option<(Ino, FileKind)>) {
+        let stamp = self.store.stamp(self.store.layout.entries_partition(dir));
+        self.entries.push(EntryChange { dir, name: name.into(), now, stamp });
     }
 
     /// Commits. Fails with `Conflict` if somebody else changed what this draft builds on; what is
@@ -172,7 +190,11 @@ impl<'a> Draft<'a> {
         if !matches!(committed, Ok(true)) {
             self.forget(&edits);
         }
+        if committed.is_err() {
+            self.store.marks.doubt(edits.iter().map(|edit| edit.after.ino));
+        }
         if !committed? {
+            debug_assert!(!self.store.exclusive, "changed without its lock: {edits:?}");
             return Err(Error::Conflict(1));
         }
         Ok(self.publish(edits))
@@ -180,6 +202,15 @@ impl<'a> Draft<'a> {
 
     fn execute_with_counts(&mut self) -> Result<bool> {
         let store = self.store;
+        if store.is_gathered() {
+            let committed = store.execute(&self.transaction)?.is_some();
+            if committed {
+                let mut counts = store.counts.lock();
+                *counts = self.delta.apply(&counts);
+                store.shown.show(&counts);
+            }
+            return Ok(committed);
+        }
         let mut counts = store.counts.lock();
         let next = self.delta.apply(&counts);
         self.put(keys::setting(COUNTS), codec::encode_counts(&next, store.places.next()));
@@ -194,13 +225,15 @@ impl<'a> Draft<'a> {
     /// Adds the writes that follow from an edit.
     fn derive(&mut self, edit: &mut Edit) -> Result<()> {
         let before = edit.before.as_deref();
-        if before == Some(&edit.after) {
+        let ino = edit.after.ino;
+        edit.stamp = self.store.stamp(ino.partition());
+        // Other processes must notice that entries changed, also where the times don't.
+        let entries_changed = self.store.is_gathered() && self.entries.iter().any(|e| e.dir == ino);
+        if before == Some(&edit.after) && !entries_changed {
             return Ok(());
         }
-        let ino = edit.after.ino;
         if let Some(before) = before {
-            let expect = Expect::Prefix(codec::record_prefix(before.revision));
-            self.transaction.compare.push(compare(keys::record(ino), expect));
+            self.expect(&keys::record(ino), Expect::Prefix(codec::record_prefix(before.revision)));
             edit.after.revision = before.revision.wrapping_add(1);
         }
         let after = (!edit.after.is_dead()).then_some(&edit.after);
@@ -217,9 +250,11 @@ impl<'a> Draft<'a> {
 
     fn derive_marks(&mut self, ino: Ino, before: Option<&Record>, after: Option<&Record>) {
         let queued = |record: Option<&Record>| record.and_then(|record| record.queued);
-        self.replace(queued(before).map(keys::queue), queued(after).map(keys::queue), ino);
+        let layout = self.store.layout;
+        let queue_key = |record| queued(record).map(|seq| layout.queue(ino, seq));
+        self.replace(queue_key(before), queue_key(after), ino);
         let orphan = |record: Option<&Record>| record.is_some_and(|record| record.orphan);
-        let orphan_key = |record| orphan(record).then(|| keys::orphan(ino));
+        let orphan_key = |record| orphan(record).then(|| layout.orphan(ino));
         self.replace(orphan_key(before), orphan_key(after), ino);
         let hard_link = |record: Option<&Record>| record?.hard_link.map(keys::hard_link);
         self.replace(hard_link(before), hard_link(after), ino);
@@ -246,12 +281,13 @@ impl<'a> Draft<'a> {
         }
         let Some(ino) = before.or(after).map(|record| record.ino) else { return };
         let (old, new) = (ghosts(before), ghosts(after));
+        let layout = self.store.layout;
         for link in old.iter().filter(|link| !new.contains(link)) {
-            self.delete(keys::ghost(link.parent, &link.name, ino));
+            self.delete(layout.ghost(link.parent, &link.name, ino));
             self.delta.ghosts -= 1;
         }
         for link in new.iter().filter(|link| !old.contains(link)) {
-            self.put(keys::ghost(link.parent, &link.name, ino), codec::encode_ino(ino));
+            self.put(layout.ghost(link.parent, &link.name, ino), codec::encode_ino(ino));
             self.delta.ghosts += 1;
         }
     }
@@ -270,30 +306,33 @@ impl<'a> Draft<'a> {
     fn forget(&self, edits: &[Edit]) {
         for edit in edits {
             self.store.records.remove(&edit.after.ino);
+            // Whether an engine that failed has done it is unknown.
+            self.store.changes.note(edit.after.ino);
         }
         for entry in &self.entries {
-            self.store.dentries.remove(&(entry.dir, keys::name_hash(&entry.name)));
+            self.store.forget_entry(entry.dir, &entry.name);
         }
     }
 
     fn publish(&self, edits: SmallVec<[Edit; 4]>) -> Committed {
         let store = self.store;
         for entry in &self.entries {
-            match entry.now {
-                Some((ino, kind)) => store.cache_entry(entry.dir, &entry.name, ino, kind),
-                None => {
-                    store.dentries.remove(&(entry.dir, keys::name_hash(&entry.name)));
-                }
-            }
+            store.cache_entry(entry.dir, &entry.name, entry.now, entry.stamp);
         }
         let mut committed = Committed::new();
         for edit in edits {
+            if store.is_gathered() {
+                let before = edit.before.as_ref().and_then(|record| record.queued);
+                let after = edit.after.queued.filter(|_| !edit.after.is_dead());
+                store.marks.moved(edit.after.ino, before, after);
+            }
             let record = Arc::new(edit.after);
             if record.is_dead() {
                 store.records.remove(&record.ino);
             } else {
-                store.cache_record(&record);
+                store.cache_record(&record, edit.stamp);
             }
+            store.changes.note(record.ino);
             committed.push(record);
         }
         committed

@@ -41,8 +41,8 @@ impl MetaStore {
         if self.known_inodes(batch)? != known {
             return Err(Error::Conflict(1));
         }
-        let taken = self.read(batch.iter().map(|f| keys::entry(dir, &f.name)).collect())?;
-        let has_ghosts = !self.scan(&keys::ghosts(dir), None, 1)?.items.is_empty();
+        let taken = self.read(batch.iter().map(|f| self.layout.entry(dir, &f.name)).collect())?;
+        let has_ghosts = !self.scan(&self.layout.ghosts(dir), None, 1)?.items.is_empty();
         let mut draft = Draft::new(self);
         let mut names = HashSet::new();
         let mut inodes: Vec<(u64, Ino)> = Vec::new();
@@ -70,7 +70,8 @@ impl MetaStore {
                     ino
                 }
                 other => {
-                    let mut record = imported_record(self.new_ino(dir)?, found, link);
+                    let mut record =
+                        imported_record(self.new_ino(dir, found.attr.kind)?, found, link);
                     if may_have_names(found) && other.is_none() {
                         record.hard_link = Some(found.fingerprint.ino);
                         inodes.push((found.fingerprint.ino, record.ino));

@@ -3,9 +3,12 @@
 mod api;
 mod attrs;
 mod backlog;
+mod cached;
+mod changes;
 mod check;
 mod draft;
 mod entries;
+mod gathered;
 mod import;
 mod names;
 mod rename;
@@ -13,20 +16,25 @@ mod vanish;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use quick_cache::sync::Cache;
 use smallvec::SmallVec;
 
 pub use api::*;
+pub use changes::Moment;
 
 use crate::codec;
-use crate::engine::{Engine, Expect, Key, MiniTransaction, Outcome, Page, Write};
+use crate::engine::{Engine, Expect, Key, MiniTransaction, Outcome, Page, Spanning, Write};
 use crate::error::{Error, Result};
-use crate::keys;
+use crate::keys::{self, Layout};
 use crate::types::{Attr, Backing, FileKind, Ino, Link, Links, Record, Timestamp, XattrState};
 use backlog::Places;
+use cached::{Cached, Dentry};
+use changes::Changes;
 use draft::Draft;
+use gathered::Marks;
 
 /// Locks are striped by inode number.
 const STRIPES: usize = 256;
@@ -39,17 +47,13 @@ const MAX_DEPTH: usize = 1 << 16;
 /// Longest name in bytes.
 const NAME_MAX: usize = 255;
 
+/// How long another process's transaction over several partitions may stand still, with no sign that
+/// it was committed, before it is given up.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 const FORMAT: &str = "forebay.format";
-const FORMAT_VERSION: u32 = 1;
 const HIGH_WATER: &str = "forebay.ino-high-water";
 const COUNTS: &str = "forebay.counts";
-
-/// An entry in the cache.
-struct Dentry {
-    name: Box<[u8]>,
-    ino: Ino,
-    kind: FileKind,
-}
 
 /// Inode sequence numbers at hand.
 #[derive(Default)]
@@ -63,17 +67,25 @@ struct InoBlock {
 ///
 /// Every operation locks the inodes it changes (striped locks, always in the order of stripes), so
 /// operations of one process never conflict in the engine. Comparisons in the mini-transactions
-/// protect against other processes. The caches are filled only under a lock and changed only by
-/// the holder of the exclusive lock, after its commit.
+/// protect against other processes, where there can be any. The caches are filled only under a lock
+/// and changed only by the holder of the exclusive lock, after its commit; what others changed
+/// since, the engine's stamps tell.
 pub struct MetaStore {
     engine: Box<dyn Engine>,
-    records: Cache<Ino, Arc<Record>>,
-    dentries: Cache<(Ino, u64), Arc<Dentry>>,
+    layout: Layout,
+    /// Nobody else changes what the engine keeps: names that are missing can be cached, and what was
+    /// read under a lock need not be compared at the commit.
+    exclusive: bool,
+    records: Cache<Ino, Cached<Arc<Record>>>,
+    dentries: Cache<(Ino, u64), Cached<Arc<Dentry>>>,
     stripes: Vec<RwLock<()>>,
     /// Held while a directory moves to another parent, so that ancestry can be checked.
     tree: Mutex<()>,
     inos: Mutex<InoBlock>,
     places: Places,
+    /// Places in the backlog, where they lie scattered.
+    marks: Marks,
+    changes: Changes,
     /// Written with every transaction that changes it, hence locked over its commit.
     counts: Mutex<Counts>,
     /// A copy of `counts` for readers, who must not wait for a commit.
@@ -102,23 +114,33 @@ impl ShownCounts {
 type Guards<'a> = SmallVec<[RwLockWriteGuard<'a, ()>; 4]>;
 
 impl MetaStore {
-    /// Opens the namespace kept by an engine. A new one gets a root directory (mode 0755, owner 0,
+    /// Opens the namespace kept by an engine; one that commits only within a partition is put under
+    /// [`Spanning`]. A new one gets a root directory (mode 0755, owner 0,
     /// neither listed nor queued); call [`MetaStore::refresh`] with the backing root's attributes.
     ///
     /// # Errors
-    /// If the engine fails, can't span partitions, or holds a newer format.
+    /// If the engine fails or holds a newer format.
     pub fn open(engine: Box<dyn Engine>, options: &Options) -> Result<Self> {
-        if !engine.spans_partitions() {
-            return Err(Error::Unsupported("it can't commit across partitions"));
-        }
+        let engine = match engine.spans_partitions() {
+            true => engine,
+            false => Box::new(Spanning::new(Arc::<dyn Engine>::from(engine), PATIENCE)?),
+        };
+        let layout = match engine.prefers_one_partition() {
+            true => Layout::Gathered,
+            false => Layout::Central,
+        };
         let store = MetaStore {
+            exclusive: engine.exclusive(),
             engine,
+            layout,
             records: Cache::new(options.cached_records.max(16)),
             dentries: Cache::new(options.cached_records.max(16)),
             stripes: (0..STRIPES).map(|_| RwLock::new(())).collect(),
             tree: Mutex::new(()),
             inos: Mutex::default(),
             places: Places::default(),
+            marks: Marks::default(),
+            changes: Changes::default(),
             counts: Mutex::default(),
             shown: ShownCounts::default(),
             executes: AtomicU64::new(0),
@@ -135,12 +157,16 @@ impl MetaStore {
         };
         let version = <[u8; 4]>::try_from(format.as_slice()).map(u32::from_be_bytes);
         match version {
-            Ok(FORMAT_VERSION) => {}
-            Ok(found) if found > FORMAT_VERSION => {
-                let what = "the metadata store".to_string();
-                return Err(Error::NewerFormat { what, found, known: FORMAT_VERSION });
+            Ok(found) if found == self.layout.version() => {}
+            Ok(found) if found > Layout::Gathered.version() => {
+                let (what, known) = ("the metadata store".into(), Layout::Gathered.version());
+                return Err(Error::NewerFormat { what, found, known });
             }
-            _ => return Err(corrupt(FORMAT, "no valid version")),
+            Ok(_) => return Err(Error::Unsupported("the store was made for another engine")),
+            Err(_) => return Err(corrupt(FORMAT, "no valid version")),
+        }
+        if self.is_gathered() {
+            return self.join();
         }
         let value = self.read_one(keys::setting(COUNTS))?;
         let value = value.ok_or_else(|| corrupt(COUNTS, "missing"))?;
@@ -163,9 +189,12 @@ impl MetaStore {
         let put = |key, value| Write::Put(key, value);
         transaction.write.extend([
             put(keys::record(Ino::ROOT), codec::encode_record(&root)),
-            put(keys::setting(FORMAT), codec::encode_bytes(&FORMAT_VERSION.to_be_bytes())),
-            put(keys::setting(COUNTS), codec::encode_counts(&counts, 1)),
+            put(keys::setting(FORMAT), codec::encode_bytes(&self.layout.version().to_be_bytes())),
         ]);
+        if !self.is_gathered() {
+            let counts = codec::encode_counts(&counts, 1);
+            transaction.write.push(put(keys::setting(COUNTS), counts));
+        }
         self.execute(&transaction)?;
         self.begin()
     }
@@ -175,10 +204,22 @@ impl MetaStore {
     /// # Errors
     /// `Stale` if there is none.
     pub fn get(&self, ino: Ino) -> Result<Arc<Record>> {
-        if let Some(record) = self.records.get(&ino) {
+        if let Some(record) = self.cached_record(ino) {
             return Ok(record);
         }
         let _shared = self.stripe(ino).read();
+        self.load_locked(ino)?.ok_or(Error::Stale(ino))
+    }
+
+    /// As [`MetaStore::get`], after all changes of the inode that are under way.
+    ///
+    /// # Errors
+    /// `Stale` if there is none.
+    pub fn get_settled(&self, ino: Ino) -> Result<Arc<Record>> {
+        let _shared = self.stripe(ino).read();
+        if let Some(record) = self.cached_record(ino) {
+            return Ok(record);
+        }
         self.load_locked(ino)?.ok_or(Error::Stale(ino))
     }
 
@@ -189,14 +230,14 @@ impl MetaStore {
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Option<Arc<Record>>> {
         for _ in 0..ATTEMPTS {
             let found = match self.cached_entry(dir, name) {
-                Some(found) => Some(found),
+                Some(found) => found,
                 None => {
                     let _shared = self.stripe(dir).read();
                     self.find_locked(dir, name)?
                 }
             };
             let Some((ino, _)) = found else {
-                let parent = self.get(dir)?;
+                let parent = self.believed(dir).map_or_else(|| self.get(dir), Ok)?;
                 return if parent.is_directory() { Ok(None) } else { Err(Error::NotDirectory) };
             };
             match self.get(ino) {
@@ -294,6 +335,14 @@ impl MetaStore {
         value.map(|value| codec::decode_bytes(name, &value)).transpose()
     }
 
+    /// Whether there is a free-form setting whose name begins so.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn has_setting_like(&self, beginning: &str) -> Result<bool> {
+        Ok(!self.scan(&keys::setting(beginning), None, 1)?.items.is_empty())
+    }
+
     /// Stores a free-form setting. Names that begin with `forebay.` belong to the store.
     ///
     /// # Errors
@@ -323,6 +372,12 @@ impl MetaStore {
     /// If the engine fails.
     pub fn sync(&self) -> Result<()> {
         Ok(self.engine.sync()?)
+    }
+
+    /// Lets go of the engine's files for ever, so that another process can open them. All later
+    /// changes fail, and all reads of what is not cached.
+    pub fn close(&self) {
+        self.engine.close();
     }
 
     fn execute(&self, transaction: &MiniTransaction) -> Result<Option<Vec<Option<Vec<u8>>>>> {
@@ -371,65 +426,16 @@ impl MetaStore {
         Err(Error::Conflict(ATTEMPTS))
     }
 
-    /// A record without a lock: as of now, not cached.
-    fn load(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
-        if let Some(record) = self.records.get(&ino) {
-            return Ok(Some(record));
-        }
-        let value = self.read_one(keys::record(ino))?;
-        value.map(|value| codec::decode_record(ino, &value).map(Arc::new)).transpose()
-    }
-
-    /// A record whose lock (shared or exclusive) is held.
-    fn load_locked(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
-        let record = self.load(ino)?;
-        if let Some(record) = &record {
-            self.cache_record(record);
-        }
-        Ok(record)
-    }
-
-    fn cache_record(&self, record: &Arc<Record>) {
-        self.records.insert(record.ino, record.clone());
-    }
-
-    fn cached_entry(&self, dir: Ino, name: &[u8]) -> Option<(Ino, FileKind)> {
-        let dentry = self.dentries.get(&(dir, keys::name_hash(name)))?;
-        (*dentry.name == *name).then_some((dentry.ino, dentry.kind))
-    }
-
-    /// An entry without a lock: as of now, not cached.
-    fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
-        if let Some(found) = self.cached_entry(dir, name) {
-            return Ok(Some(found));
-        }
-        let value = self.read_one(keys::entry(dir, name))?;
-        value.map(|value| codec::decode_entry(name, &value)).transpose()
-    }
-
-    /// An entry of a directory whose lock (shared or exclusive) is held.
-    fn find_locked(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
-        let found = self.find(dir, name)?;
-        if let Some((ino, kind)) = found {
-            self.cache_entry(dir, name, ino, kind);
-        }
-        Ok(found)
-    }
-
-    fn cache_entry(&self, dir: Ino, name: &[u8], ino: Ino, kind: FileKind) {
-        let dentry = Arc::new(Dentry { name: name.into(), ino, kind });
-        self.dentries.insert((dir, keys::name_hash(name)), dentry);
-    }
-
     /// A number for an inode created in a directory.
-    fn new_ino(&self, dir: Ino) -> Result<Ino> {
+    fn new_ino(&self, dir: Ino, kind: FileKind) -> Result<Ino> {
         let mut block = self.inos.lock();
         if block.next == block.end {
             *block = self.retry(|| self.next_block())?;
         }
         let sequence = block.next;
         block.next += 1;
-        Ok(Ino(u64::from(dir.entries_partition()) << Ino::SEQUENCE_BITS | sequence))
+        let partition = self.layout.birthplace(dir, kind, sequence);
+        Ok(Ino(u64::from(partition) << Ino::SEQUENCE_BITS | sequence))
     }
 
     /// Sees to it that inode numbers given from now on have a higher sequence than this one's, for

@@ -43,10 +43,11 @@ impl MetaStore {
         let mut conflicts = false;
         self.retry(|| {
             let _locked = self.lock(&[dir]);
-            let taken = if std::mem::replace(&mut conflicts, true) {
+            // Elsewhere the commit finds out: the first attempt spares a round trip.
+            let taken = if self.exclusive || std::mem::replace(&mut conflicts, true) {
                 self.find_locked(dir, name)?
             } else {
-                self.cached_entry(dir, name)
+                self.cached_entry(dir, name).flatten()
             };
             if taken.is_some() {
                 return Err(Error::Exists);
@@ -58,7 +59,7 @@ impl MetaStore {
             if is_directory {
                 parent.add_subdirs(1);
             }
-            let ino = self.new_ino(dir)?;
+            let ino = self.new_ino(dir, new.kind)?;
             announce(ino);
             let mut record = new_record(ino, &new, now);
             record.links.push(Link::new(dir, name));
@@ -87,7 +88,7 @@ impl MetaStore {
         if parent.links.is_empty() && dir != Ino::ROOT {
             return Err(Error::NotFound);
         }
-        let ino = self.new_ino(dir)?;
+        let ino = self.new_ino(dir, new.kind)?;
         let _locked = self.lock(&[ino]);
         let mut draft = Draft::new(self);
         let mut record = new_record(ino, &new, now);
@@ -140,6 +141,22 @@ impl MetaStore {
     /// # Errors
     /// `NotFound`; `IsDirectory`; `NotDirectory`.
     pub fn unlink(&self, dir: Ino, name: &[u8], now: Timestamp, in_use: bool) -> Result<Unlinked> {
+        self.unlink_asking(dir, name, now, &|_| in_use)
+    }
+
+    /// As [`MetaStore::unlink`]; `in_use` is asked about the inode that the name turns out to mean,
+    /// with its lock held: who counts as a user and then gets the record by
+    /// [`MetaStore::get_settled`] is either seen by it or finds the inode removed.
+    ///
+    /// # Errors
+    /// As [`MetaStore::unlink`].
+    pub fn unlink_asking(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        now: Timestamp,
+        in_use: &dyn Fn(Ino) -> bool,
+    ) -> Result<Unlinked> {
         self.remove(dir, name, now, in_use, |_, kind| match kind {
             FileKind::Directory => Err(Error::IsDirectory),
             _ => Ok(()),
@@ -152,7 +169,7 @@ impl MetaStore {
     /// # Errors
     /// `NotFound`; `NotDirectory`; `NotEmpty`.
     pub fn rmdir(&self, dir: Ino, name: &[u8], now: Timestamp, in_use: bool) -> Result<Unlinked> {
-        self.remove(dir, name, now, in_use, |ino, kind| {
+        self.remove(dir, name, now, &|_| in_use, |ino, kind| {
             if kind != FileKind::Directory {
                 return Err(Error::NotDirectory);
             }
@@ -165,25 +182,49 @@ impl MetaStore {
         dir: Ino,
         name: &[u8],
         now: Timestamp,
-        in_use: bool,
+        in_use: &dyn Fn(Ino) -> bool,
         may: impl Fn(Ino, FileKind) -> Result<()>,
     ) -> Result<Unlinked> {
+        // What others may have changed is believed until it is a reason to refuse.
+        let mut believe = self.is_gathered();
         self.retry(|| {
-            let (_locked, found) = self.lock_entry(dir, name)?;
+            let (_locked, found) = match believe {
+                true => self.lock_believed(dir, name)?,
+                false => self.lock_entry(dir, name)?,
+            };
+            let allowed = found.ok_or(Error::NotFound).and_then(|(ino, kind)| may(ino, kind));
+            if allowed.is_err() && std::mem::replace(&mut believe, false) {
+                return Err(Error::Conflict(1));
+            }
+            allowed?;
             let (ino, kind) = found.ok_or(Error::NotFound)?;
-            may(ino, kind)?;
             let mut draft = Draft::new(self);
             let parent = draft.edit(dir)?;
             parent.entries_changed(now);
             if kind == FileKind::Directory {
                 parent.add_subdirs(-1);
             }
-            detach(draft.edit(ino)?, dir, name, now, in_use);
+            detach(draft.edit(ino)?, dir, name, now, in_use(ino));
             draft.settle(ino)?;
             draft.change_entry(dir, name, (ino, kind), None);
             let record = committed_record(&draft.commit()?, ino)?;
             Ok(Unlinked { gone: is_gone(&record), record })
         })
+    }
+
+    /// As [`MetaStore::lock_entry`], by what is cached: a transaction must compare it.
+    #[allow(clippy::type_complexity)]
+    fn lock_believed(
+        &self,
+        dir: Ino,
+        name: &[u8],
+    ) -> Result<(super::Guards<'_>, Option<(Ino, FileKind)>)> {
+        let found = self.find_to_change(dir, name)?;
+        let locked = match found {
+            Some((ino, _)) => self.lock(&[dir, ino]),
+            None => self.lock(&[dir]),
+        };
+        Ok((locked, found))
     }
 
     /// Locks a directory and the inode behind one of its names.

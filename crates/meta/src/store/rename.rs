@@ -2,8 +2,13 @@
 
 use super::draft::committed_record;
 use super::names::{detach, is_gone};
-use super::{Draft, Guards, MAX_DEPTH, MetaStore, RenameFlags, Renamed, Unlinked, check_name};
+use super::{
+    Draft, Guards, MAX_DEPTH, MetaStore, RenameFlags, Renamed, Unlinked, check_name, corrupt,
+};
+use crate::codec;
+use crate::engine::Expect;
 use crate::error::{Error, Result};
+use crate::keys;
 use crate::types::{FileKind, Ino, Link, Record, Timestamp};
 
 /// One end of a rename.
@@ -14,6 +19,12 @@ struct Place<'a> {
 }
 
 type Found = (Ino, FileKind);
+
+/// Counts the moves of directories to other parents, where several processes move them.
+const TREE: &str = "forebay.tree";
+
+/// The value of [`TREE`] before a move.
+type Shape = Option<Vec<u8>>;
 
 impl MetaStore {
     /// Renames. `in_use` says of a replaced inode whether it is open.
@@ -51,15 +62,25 @@ impl MetaStore {
         in_use: &dyn Fn(Ino) -> bool,
     ) -> Result<Renamed> {
         for dir in [from.dir, to.dir] {
-            if !self.load(dir)?.ok_or(Error::Stale(dir))?.is_directory() {
+            let record = match self.believed(dir) {
+                Some(record) => record,
+                None => self.load(dir)?.ok_or(Error::Stale(dir))?,
+            };
+            if !record.is_directory() {
                 return Err(Error::NotDirectory);
             }
         }
-        let moving = self.find(from.dir, from.name)?.ok_or(Error::NotFound)?;
-        let target = self.find(to.dir, to.name)?;
+        // These only tell what to lock, and are looked at again then.
+        let moving = self.find_to_change(from.dir, from.name)?.ok_or(Error::NotFound)?;
+        let target = self.find_to_change(to.dir, to.name)?;
         let moves_directory = from.dir != to.dir
             && (is_directory(moving) || flags.exchange && target.is_some_and(is_directory));
         let _tree = moves_directory.then(|| self.tree.lock());
+        // Directories that other processes move meanwhile could close a circle.
+        let shape = match moves_directory && self.is_gathered() {
+            true => Some(self.read_one(keys::setting(TREE))?),
+            false => None,
+        };
         let _locked = self.lock_rename(from, to, moving, target)?;
         match target {
             Some(_) if flags.noreplace => return Err(Error::Exists),
@@ -72,8 +93,8 @@ impl MetaStore {
                 let moved = self.load_locked(moving.0)?.ok_or(Error::Stale(moving.0))?;
                 Ok(Renamed { moved, replaced: None, exchanged: None })
             }
-            Some(target) if flags.exchange => self.exchange(from, to, moving, target, now),
-            target => self.replace(from, to, moving, target, now, in_use),
+            Some(target) if flags.exchange => self.exchange(from, to, moving, target, shape, now),
+            target => self.replace(from, to, moving, target, shape, now, in_use),
         }
     }
 
@@ -134,19 +155,22 @@ impl MetaStore {
                 None => return Ok(false),
             }
         }
-        Err(super::corrupt(&format!("directory {dir}"), "its ancestors form a circle"))
+        Err(corrupt(&format!("directory {dir}"), "its ancestors form a circle"))
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn replace(
         &self,
         from: Place<'_>,
         to: Place<'_>,
         moving: Found,
         target: Option<Found>,
+        shape: Option<Shape>,
         now: Timestamp,
         in_use: &dyn Fn(Ino) -> bool,
     ) -> Result<Renamed> {
         let mut draft = Draft::new(self);
+        change_shape(&mut draft, shape)?;
         draft.edit(from.dir)?.entries_changed(now);
         draft.edit_directory(to.dir)?.entries_changed(now);
         if let Some(target) = target {
@@ -188,9 +212,11 @@ impl MetaStore {
         to: Place<'_>,
         moving: Found,
         target: Found,
+        shape: Option<Shape>,
         now: Timestamp,
     ) -> Result<Renamed> {
         let mut draft = Draft::new(self);
+        change_shape(&mut draft, shape)?;
         draft.edit_directory(from.dir)?.entries_changed(now);
         draft.edit_directory(to.dir)?.entries_changed(now);
         if from.dir != to.dir {
@@ -211,6 +237,23 @@ impl MetaStore {
             exchanged: Some(committed_record(&committed, target.0)?),
         })
     }
+}
+
+/// Sees to it that the transaction fails if another directory has moved since the shape was read.
+fn change_shape(draft: &mut Draft<'_>, shape: Option<Shape>) -> Result<()> {
+    let Some(shape) = shape else { return Ok(()) };
+    let number = match &shape {
+        None => 0,
+        Some(value) => {
+            let bytes = codec::decode_bytes(TREE, value)?;
+            let bytes = bytes.try_into().map_err(|_| corrupt(TREE, "no number"))?;
+            u64::from_be_bytes(bytes)
+        }
+    };
+    draft.expect(&keys::setting(TREE), shape.map_or(Expect::Absent, Expect::Value));
+    let next = number.wrapping_add(1).to_be_bytes();
+    draft.put(keys::setting(TREE), codec::encode_bytes(&next));
+    Ok(())
 }
 
 fn is_directory(found: Found) -> bool {

@@ -1,7 +1,7 @@
 //! Names that others removed from the backing store.
 
 use super::{Draft, MetaStore, Vanished};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::types::{FileKind, Ino, Record, Timestamp, same_links};
 
 /// Entries looked at in one go.
@@ -24,9 +24,10 @@ struct Level {
 }
 
 impl MetaStore {
-    /// The backing store no longer has a name that it had: removes the entry with all below that
-    /// has no pending changes. What has is kept, its vanished names forgotten, and queued, so that
-    /// it is written again. `removed` is called for each inode removed.
+    /// The backing store no longer has `expected` under a name: removes the entry with all below
+    /// that has no pending changes. What has is kept, its vanished names forgotten, and queued, so
+    /// that it is written again. `removed` is called for each inode removed. Nothing happens if the
+    /// name has come to mean another inode meanwhile.
     ///
     /// # Errors
     /// If the engine fails; part of the subtree may be removed then, and it may be repeated.
@@ -34,12 +35,13 @@ impl MetaStore {
         &self,
         dir: Ino,
         name: &[u8],
+        expected: Ino,
         now: Timestamp,
         removed: &mut dyn FnMut(Ino),
     ) -> Result<Vanished> {
         let mut result = Vanished::default();
         let Some((ino, kind)) = self.find(dir, name)? else { return Ok(result) };
-        if !self.backing_has(ino, dir, name)? {
+        if ino != expected || !self.backing_has(ino, dir, name)? {
             return Ok(result);
         }
         let mut settle = |fate| match fate {
@@ -51,7 +53,7 @@ impl MetaStore {
             Fate::Untouched => {}
         };
         if kind != FileKind::Directory {
-            settle(self.retry(|| self.vanish_one(dir, name, now))?);
+            settle(self.retry(|| self.vanish_one(dir, name, ino, now))?);
             return Ok(result);
         }
         // Depth first; a directory goes after its entries.
@@ -60,9 +62,9 @@ impl MetaStore {
             let entries = self.entries(level.ino, level.cursor, PAGE)?;
             let parent = level.ino;
             if entries.is_empty() {
-                let (dir, name) = (level.dir, std::mem::take(&mut level.name));
+                let (dir, name, ino) = (level.dir, std::mem::take(&mut level.name), level.ino);
                 way.pop();
-                settle(self.retry(|| self.vanish_one(dir, &name, now))?);
+                settle(self.retry(|| self.vanish_one(dir, &name, ino, now))?);
                 continue;
             }
             let mut below = Vec::new();
@@ -75,7 +77,8 @@ impl MetaStore {
                     }
                     below.push(Level { dir: parent, name: entry.name, ino: entry.ino, cursor: 0 });
                 } else {
-                    settle(self.retry(|| self.vanish_one(parent, &entry.name, now))?);
+                    let (name, ino) = (&entry.name, entry.ino);
+                    settle(self.retry(|| self.vanish_one(parent, name, ino, now))?);
                 }
             }
             way.append(&mut below);
@@ -85,13 +88,15 @@ impl MetaStore {
 
     /// Whether the backing store was known to have the inode under this name.
     fn backing_has(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<bool> {
-        let record = self.load(ino)?.ok_or(Error::Stale(ino))?;
-        Ok(record.backing.links.iter().any(|link| link.is(dir, name)))
+        let record = self.load(ino)?;
+        Ok(record.is_some_and(|record| record.backing.links.iter().any(|link| link.is(dir, name))))
     }
 
-    fn vanish_one(&self, dir: Ino, name: &[u8], now: Timestamp) -> Result<Fate> {
+    fn vanish_one(&self, dir: Ino, name: &[u8], expected: Ino, now: Timestamp) -> Result<Fate> {
         let (_locked, found) = self.lock_entry(dir, name)?;
-        let Some((ino, kind)) = found else { return Ok(Fate::Untouched) };
+        let Some((ino, kind)) = found.filter(|(ino, _)| *ino == expected) else {
+            return Ok(Fate::Untouched);
+        };
         let mut draft = Draft::new(self);
         let record = draft.edit(ino)?;
         if must_stay(record) || kind == FileKind::Directory && !self.is_empty(ino)? {

@@ -5,12 +5,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{FileKind, Found, Ino, Link, Record, Refreshed};
+use forebay_meta::{Error as MetaError, FileKind, Found, Ino, Link, Record, Refreshed};
 use forebay_store::{Dir, ErrorClass};
 use rustix::io::Errno;
 
-use super::UNRESPONSIVE;
+use super::dirs::MOST_PARENTS;
 use super::names_seen::NamesSeen;
+use super::{UNRESPONSIVE, is_unconfirmed};
 use crate::config::Coherence;
 use crate::context::Context;
 use crate::convert;
@@ -60,11 +61,58 @@ impl Node {
         match looked {
             Ok(found) => self.take_in(&record, &found).map(Some),
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {
-                self.take_away(&link)?;
+                if !self.is_gone(ino)? {
+                    return Ok(Some(record));
+                }
+                self.take_away(&link, ino)?;
                 Ok(None)
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether the backing store is without an inode that it had: looks again, with nothing on the
+    /// way to it on the move. What was looked for while a worker renamed a directory above it was
+    /// sought in two wrong places. The caller owns the inode.
+    fn is_gone(&self, ino: Ino) -> Result<bool> {
+        let Some(way) = self.way_at_rest(ino)? else { return Ok(false) };
+        for (above, _) in &way {
+            self.handle_is_dead(*above);
+        }
+        let looked = self.meta.get(ino).map_err(NodeError::from).and_then(|record| {
+            let (dir, name) = self.backing_place(&record)?;
+            Ok(self.backing.stat(&dir, OsStr::from_bytes(&name))?)
+        });
+        match looked {
+            Err(error) if error.class() == Some(ErrorClass::NotFound) => {
+                Ok(self.way_at_rest(ino)?.is_some_and(|now| now == way))
+            }
+            Ok(_) | Err(NodeError::Meta(MetaError::Stale(_))) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// An inode and the directories above it, with the counts of their changes, if each stands in
+    /// the backing store just where it should; `None` if one does not, or if the inode is removed.
+    pub(super) fn way_at_rest(&self, ino: Ino) -> Result<Option<Vec<(Ino, u64)>>> {
+        let mut way = Vec::new();
+        let mut at = ino;
+        while at != Ino::ROOT {
+            let record = match self.meta.get(at) {
+                Err(MetaError::Stale(_)) => return Ok(None),
+                record => record?,
+            };
+            let [link] = record.links.as_slice() else { return Ok(None) };
+            if record.links != record.backing.links || is_unconfirmed(&record) {
+                return Ok(None);
+            }
+            way.push((at, record.change));
+            if way.len() > MOST_PARENTS {
+                return Err(Errno::LOOP.into());
+            }
+            at = link.parent;
+        }
+        Ok(Some(way))
     }
 
     /// Takes over what the backing store says now about a clean inode that the caller owns.
@@ -73,7 +121,7 @@ impl Node {
         if found.attr.kind != record.attr.kind {
             // Another object of the same name: the old one is gone.
             if let Some(link) = record.links.first() {
-                self.take_away(link)?;
+                self.take_away(link, ino)?;
                 self.import_name(link.parent, &link.name)?;
             }
             return Err(Errno::STALE.into());
@@ -99,10 +147,11 @@ impl Node {
         Ok(now)
     }
 
-    /// The backing store no longer has a name that it had.
-    fn take_away(&self, link: &Link) -> Result<()> {
+    /// The backing store no longer has an inode under a name that it had.
+    fn take_away(&self, link: &Link, ino: Ino) -> Result<()> {
+        let (dir, name) = (link.parent, &link.name);
         let mut removed = Vec::new();
-        let vanished = self.meta.vanished(link.parent, &link.name, convert::now(), &mut |ino| {
+        let vanished = self.meta.vanished(dir, name, ino, convert::now(), &mut |ino| {
             removed.push(ino);
         })?;
         for ino in removed {
@@ -141,18 +190,27 @@ impl Node {
         });
         match checked {
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {
-                if self.meta.get(dir).is_ok_and(|record| record.queued.is_some()) {
-                    return Ok(()); // Not there yet.
-                }
-                if let [link] = record.links.as_slice()
-                    && record.backing.links.contains(link)
-                {
-                    self.take_away(&link.clone())?;
-                }
-                Err(Errno::STALE.into())
+                self.directory_not_found(dir)
             }
             checked => checked,
         }
+    }
+
+    /// The backing store was found without a directory. If that is for certain, it is removed, and
+    /// stale for whoever asked for it; else what is known of it is served on.
+    fn directory_not_found(&self, dir: Ino) -> Result<()> {
+        // A worker that is at it makes, moves or removes it.
+        let Some(_owned) = self.own(dir, Duration::ZERO) else { return Ok(()) };
+        let record = match self.meta.get(dir) {
+            Err(MetaError::Stale(_)) => return Ok(()), // Removed: it has no entries to be compared.
+            record => record?,
+        };
+        let [link] = record.links.as_slice() else { return Ok(()) };
+        if record.queued.is_some() || !self.is_gone(dir)? {
+            return Ok(());
+        }
+        self.take_away(link, dir)?;
+        Err(Errno::STALE.into())
     }
 
     /// Reads a directory anew: what is new comes in, what changed is taken over, what is gone goes.
@@ -194,27 +252,29 @@ impl Node {
             return Ok(());
         }
         match self.backing.stat(dir, OsStr::from_bytes(&link.name)) {
-            Err(error) if error.class() == ErrorClass::NotFound => self.take_away(link),
+            Err(error) if error.class() == ErrorClass::NotFound => self.take_away(link, ino),
             _ => Ok(()),
         }
     }
 
     /// A listed entry looks different from what is known: looks again with nobody at it, since the
     /// listing may be older than a worker's doing.
-    fn compare_listed(&self, record: &Record, found: &Found) -> Result<()> {
+    pub(crate) fn compare_listed(&self, record: &Record, found: &Found) -> Result<()> {
         if record.differs()
             || record.backing.fingerprint == Some(found.fingerprint)
             || record.is_directory() && same_directory(record, found)
         {
             return Ok(());
         }
-        if record.is_directory() && found.attr.kind == FileKind::Directory {
-            return self.compare_directory(record, found);
-        }
-        match self.compare(record.ino) {
-            // Another object took its place, and is imported.
-            Err(NodeError::Posix(Errno::STALE)) => Ok(()),
-            compared => compared.map(drop),
+        let compared = if record.is_directory() && found.attr.kind == FileKind::Directory {
+            self.compare_directory(record, found)
+        } else {
+            self.compare(record.ino).map(drop)
+        };
+        match compared {
+            // Another object took its place, and is imported; or a program has just removed it.
+            Err(NodeError::Posix(Errno::STALE) | NodeError::Meta(MetaError::Stale(_))) => Ok(()),
+            compared => compared,
         }
     }
 

@@ -22,7 +22,7 @@ use crate::node::Node;
 pub(crate) const LIMBO: Ino = Ino(2);
 
 /// Deeper trees are refused: a chain of parents this long is damage.
-const MOST_PARENTS: usize = 2000;
+pub(super) const MOST_PARENTS: usize = 2000;
 
 const MOST_HANDLES: usize = 1024;
 
@@ -68,6 +68,15 @@ impl Handles {
     }
 }
 
+/// What came of looking for a directory.
+enum Sought {
+    Found(Dir),
+    /// None of its names is there.
+    Absent,
+    /// Nor are the directories that its names should be in.
+    NoParent,
+}
+
 impl Node {
     /// A handle on a directory as it stands now in the backing store.
     pub(crate) fn backing_dir(&self, dir: Ino) -> Result<Dir> {
@@ -88,26 +97,41 @@ impl Node {
         if depth == 0 {
             return Err(Errno::LOOP.into());
         }
-        let record = self.meta.get(dir)?;
+        // Twice, as a worker may rename it after its new name was looked at and before its old one.
+        for _ in 0..2 {
+            match self.open_one_of(&*self.meta.get(dir)?, depth)? {
+                Sought::Found(handle) => {
+                    self.imports.handles.insert(dir, handle.clone());
+                    return Ok(handle);
+                }
+                Sought::Absent => {}
+                Sought::NoParent => break,
+            }
+        }
+        Err(Errno::NOENT.into())
+    }
+
+    /// Opens a directory under one of the names that the backing store may have it under.
+    fn open_one_of(&self, record: &Record, depth: usize) -> Result<Sought> {
+        let mut sought = Sought::NoParent;
         // Newest first: a name that was claimed for a rename may or may not be there yet.
         for link in record.backing.links.iter().rev() {
-            let (parent, name) = match self.place_of(&record, link, depth - 1) {
+            let (parent, name) = match self.place_of(record, link, depth - 1) {
                 Err(error) if error.class() == Some(ErrorClass::NotFound) => continue,
                 place => place?,
             };
+            sought = Sought::Absent;
             match self.backing.open_dir(&parent, OsStr::from_bytes(&name)) {
                 Ok(handle) => {
-                    if record.backing.links.len() > 1 && !self.is_its_own(&record, link, &handle)? {
-                        continue;
+                    if record.backing.links.len() == 1 || self.is_its_own(record, link, &handle)? {
+                        return Ok(Sought::Found(handle));
                     }
-                    self.imports.handles.insert(dir, handle.clone());
-                    return Ok(handle);
                 }
                 Err(error) if error.class() == ErrorClass::NotFound => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(Errno::NOENT.into())
+        Ok(sought)
     }
 
     /// Whether what stands under one of several claimed names is this directory, and not what a

@@ -175,7 +175,7 @@ impl Node {
     }
 
     /// What the namespace is told about an object of the backing store.
-    fn found(&self, dir: &Dir, name: &[u8], attributes: &Attributes) -> Result<Found> {
+    pub(crate) fn found(&self, dir: &Dir, name: &[u8], attributes: &Attributes) -> Result<Found> {
         let target = match attributes.kind {
             forebay_store::FileKind::Symlink => {
                 let target = self.backing.readlink(dir, OsStr::from_bytes(name))?;
@@ -210,9 +210,11 @@ impl Node {
         }
     }
 
-    /// Whether a directory exists here only: there is nothing to import.
+    /// Whether a directory exists here only: there is nothing to import. Under a name that is only
+    /// claimed for it another may still stand, and its entries must not be taken for those of this.
     fn is_not_in_backing(&self, record: &Record) -> bool {
-        record.ino != Ino::ROOT && record.backing.links.is_empty()
+        record.ino != Ino::ROOT
+            && (record.backing.links.is_empty() || record.listed && is_unconfirmed(record))
     }
 
     fn directory_is_fresh(&self, dir: Ino) -> bool {
@@ -275,6 +277,11 @@ fn attr(found: &Attributes) -> Attr {
         ctime: convert::time(found.ctime),
         btime: convert::time(found.mtime),
     }
+}
+
+/// Whether a worker has claimed the names of an inode, and has not reported yet that it made it.
+fn is_unconfirmed(record: &Record) -> bool {
+    record.queued.is_some() && record.backing.fingerprint.is_none()
 }
 
 /// Whether a listing leaves this name out.

@@ -113,6 +113,9 @@ impl Node {
             self.drop_capabilities(&record, now)?;
         }
         let live = self.stat(&record).attr;
+        if set.atime.is_some() {
+            self.accesses.forget(ino);
+        }
         let record = self.meta.update(ino, Some(now), |record| {
             // The object may be ahead of the record, and follows it below.
             record.attr.mtime = record.attr.mtime.max(live.mtime);

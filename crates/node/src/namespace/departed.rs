@@ -3,15 +3,19 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use forebay_meta::{Attr, Ino};
+use forebay_meta::{Attr, FileKind, Ino};
 use parking_lot::Mutex;
 
-/// How many are remembered; the oldest are forgotten first.
+/// How many directories are remembered, and how many of all else; the oldest are forgotten first.
 const MOST: usize = 4096;
 
-/// The attributes that departed inodes had last.
+/// The attributes that departed inodes had last. Directories apart: who empties a large tree removes
+/// its files by the thousands, and those hardly anybody asks for.
 #[derive(Default)]
-pub struct Departed(Mutex<Inner>);
+pub struct Departed {
+    directories: Mutex<Inner>,
+    others: Mutex<Inner>,
+}
 
 #[derive(Default)]
 struct Inner {
@@ -23,7 +27,8 @@ impl Departed {
     /// Remembers an inode that lost its last name.
     pub fn remember(&self, ino: Ino, attr: Attr) {
         let attr = Attr { nlink: 0, ..attr };
-        let mut inner = self.0.lock();
+        let directory = attr.kind == FileKind::Directory;
+        let mut inner = if directory { &self.directories } else { &self.others }.lock();
         if inner.attrs.insert(ino.0, attr).is_none() {
             inner.order.push_back(ino.0);
         }
@@ -34,22 +39,34 @@ impl Departed {
         }
     }
 
+    /// Calls `each` for all that is remembered, oldest first, directories before all else.
+    pub fn for_each(&self, mut each: impl FnMut(u64, &Attr)) {
+        for inner in [&self.directories, &self.others] {
+            let inner = inner.lock();
+            for ino in &inner.order {
+                if let Some(attr) = inner.attrs.get(ino) {
+                    each(*ino, attr);
+                }
+            }
+        }
+    }
+
     /// What the inode's attributes were, with no link left.
     pub fn recall(&self, ino: Ino) -> Option<Attr> {
-        self.0.lock().attrs.get(&ino.0).cloned()
+        let recall = |inner: &Mutex<Inner>| inner.lock().attrs.get(&ino.0).cloned();
+        recall(&self.directories).or_else(|| recall(&self.others))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_meta::{FileKind, Timestamp};
+    use forebay_meta::Timestamp;
 
-    #[test]
-    fn departed_when_too_many_then_the_oldest_are_forgotten() {
+    fn attr(kind: FileKind) -> Attr {
         let time = Timestamp::default();
-        let attr = Attr {
-            kind: FileKind::Directory,
+        Attr {
+            kind,
             perm: 0o755,
             uid: 0,
             gid: 0,
@@ -60,15 +77,34 @@ mod tests {
             mtime: time,
             ctime: time,
             btime: time,
-        };
-        let departed = Departed::default();
-        for ino in 0..MOST as u64 + 10 {
-            departed.remember(Ino(ino), attr.clone());
-            departed.remember(Ino(ino), attr.clone());
         }
-        assert_eq!(departed.recall(Ino(9)), None);
-        assert_eq!(departed.recall(Ino(10)).map(|attr| attr.nlink), Some(0));
-        assert_eq!(departed.0.lock().attrs.len(), MOST);
-        assert_eq!(departed.0.lock().order.len(), MOST);
+    }
+
+    #[test]
+    fn departed_when_too_many_then_the_oldest_are_forgotten() {
+        for kind in [FileKind::Directory, FileKind::File] {
+            let departed = Departed::default();
+            for ino in 0..MOST as u64 + 10 {
+                departed.remember(Ino(ino), attr(kind));
+                departed.remember(Ino(ino), attr(kind));
+            }
+            assert_eq!(departed.recall(Ino(9)), None);
+            assert_eq!(departed.recall(Ino(10)).map(|attr| attr.nlink), Some(0));
+            let inner = [&departed.directories, &departed.others].map(|inner| {
+                let inner = inner.lock();
+                (inner.attrs.len(), inner.order.len())
+            });
+            assert!(inner.contains(&(MOST, MOST)) && inner.contains(&(0, 0)), "{inner:?}");
+        }
+    }
+
+    #[test]
+    fn departed_directory_when_its_files_are_removed_by_the_thousands_then_remembered() {
+        let departed = Departed::default();
+        departed.remember(Ino(1), attr(FileKind::Directory));
+        for ino in 2..2 * MOST as u64 {
+            departed.remember(Ino(ino), attr(FileKind::File));
+        }
+        assert!(departed.recall(Ino(1)).is_some());
     }
 }

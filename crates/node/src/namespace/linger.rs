@@ -24,7 +24,7 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// Replaced files, oldest first.
 #[derive(Default)]
-pub(super) struct Lingering(Mutex<Waiting>);
+pub(crate) struct Lingering(Mutex<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
@@ -40,9 +40,16 @@ impl Waiting {
     }
 }
 
+impl Lingering {
+    /// Takes all of them, for somebody else to let go.
+    pub fn take(&self) -> Vec<Ino> {
+        self.0.lock().files.drain(..).map(|(_, ino)| ino).collect()
+    }
+}
+
 impl Node {
     /// Lets go of a replaced file in a while. It is an orphan that nobody has open.
-    pub(super) fn linger(&self, ino: Ino) {
+    pub(crate) fn linger(&self, ino: Ino) {
         let mut waiting = self.names.lingering.0.lock();
         waiting.files.push_back((Instant::now(), ino));
         let oldest = if waiting.files.len() > MOST { waiting.files.pop_front() } else { None };

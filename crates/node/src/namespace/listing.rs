@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_meta::{Entry, FileKind, Ino, Record};
+use forebay_meta::{Entry, FileKind, Ino, Moment, Record};
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -30,10 +30,10 @@ pub struct DirEntry<'a> {
     pub stat: Option<Stat>,
 }
 
-/// A real entry, with its record where attributes were asked for.
+/// A real entry, with its record where attributes were asked for, and a moment before that was read.
 struct Listed {
     entry: Entry,
-    record: Option<Arc<Record>>,
+    record: Option<(Arc<Record>, Moment)>,
 }
 
 impl Node {
@@ -51,8 +51,8 @@ impl Node {
     /// appears in it once; one that comes or goes meanwhile may or may not.
     ///
     /// # Errors
-    /// `MustWait` before the first entry if the directory has to be listed in the backing store;
-    /// `ENOTDIR`, `ESTALE`.
+    /// `MustWait` if the directory has to be listed in the backing store, or many entries are to be
+    /// read ahead: what was emitted until then comes again; `ENOTDIR`, `ESTALE`.
     pub fn read_dir(
         &self,
         context: &Context,
@@ -82,7 +82,7 @@ impl Node {
         }
         let mut after = if offset < FIRST_CURSOR { 0 } else { offset };
         loop {
-            let page = self.page(ino, after, limit.max(1), plus)?;
+            let page = self.page(context, ino, (after, limit.max(1)), plus)?;
             let Some(last) = page.last() else { return Ok(()) };
             let next = last.entry.cursor;
             if !self.emit_page(&page, after, emit) {
@@ -92,11 +92,18 @@ impl Node {
         }
     }
 
-    fn page(&self, ino: Ino, after: u64, limit: usize, plus: bool) -> Result<Vec<Listed>> {
+    fn page(
+        &self,
+        context: &Context,
+        ino: Ino,
+        (after, limit): (u64, usize),
+        plus: bool,
+    ) -> Result<Vec<Listed>> {
         if plus {
-            let page = self.meta.entries_plus(ino, after, limit)?;
-            let with_record =
-                page.into_iter().map(|e| Listed { entry: e.entry, record: Some(e.record) });
+            let (page, moment) = self.page_plus(context, ino, after, limit)?;
+            let with_record = page
+                .into_iter()
+                .map(|e| Listed { entry: e.entry, record: Some((e.record, moment)) });
             return Ok(with_record.collect());
         }
         let page = self.meta.entries(ino, after, limit)?;
@@ -111,7 +118,7 @@ impl Node {
     ) -> bool {
         let offsets = offsets(page.iter().map(|listed| listed.entry.cursor), after);
         for (Listed { entry, record }, offset) in page.iter().zip(offsets) {
-            let stat = record.as_ref().map(|record| self.stat(record));
+            let stat = record.as_ref().map(|(record, since)| self.stat_since(record, Some(*since)));
             let (ino, kind, name) = (entry.ino, entry.kind, &*entry.name);
             if !emit(DirEntry { offset, ino, kind, name, stat }) {
                 return false;

@@ -9,6 +9,7 @@
 //! only then changes something.
 
 mod acl;
+mod ahead;
 mod attributes;
 mod departed;
 mod groups;
@@ -21,7 +22,7 @@ mod xattrs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{Attr, Ino, Record};
+use forebay_meta::{Attr, Ino, Moment, Record};
 use forebay_store::backing::is_reserved;
 use rustix::io::Errno;
 
@@ -67,15 +68,21 @@ impl Stat {
 /// What the namespace keeps in memory beside the records.
 #[derive(Default)]
 pub struct Namespace {
-    departed: departed::Departed,
+    pub(crate) departed: departed::Departed,
     statfs: statfs::Cached,
-    lingering: linger::Lingering,
+    pub(crate) lingering: linger::Lingering,
+    ahead: ahead::Ahead,
 }
 
 impl Node {
     /// The attributes behind a record.
     pub(crate) fn stat(&self, record: &Record) -> Stat {
-        let (attr, blocks) = self.live_attr(record);
+        self.stat_since(record, None)
+    }
+
+    /// As [`Node::stat`]; the record was read after the moment.
+    fn stat_since(&self, record: &Record, moment: Option<Moment>) -> Stat {
+        let (attr, blocks) = self.live_attr_since(record, moment);
         let open = attr.kind == forebay_meta::FileKind::File && self.is_open(record.ino);
         Stat { ino: record.ino, attr, blocks, open }
     }

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
+use crate::inherit::DepartedInode;
 use crate::node::Node;
 
 use super::acl::{self, Acl};
@@ -249,9 +250,13 @@ impl Node {
         if record.is_directory() {
             return Err(Errno::ISDIR.into());
         }
-        let before = self.stat(&record);
-        let in_use = self.is_open(record.ino);
-        let unlinked = self.meta.unlink(dir, name, convert::now(), in_use)?;
+        let mut before = self.stat(&record);
+        let in_use = |ino| self.is_open(ino);
+        let unlinked = self.meta.unlink_asking(dir, name, convert::now(), &in_use)?;
+        if before.ino != unlinked.record.ino {
+            // Somebody else was quicker, and it is another file of that name that was removed.
+            before = self.stat(&unlinked.record);
+        }
         self.after_removal(before, &unlinked);
         Ok(())
     }
@@ -274,11 +279,14 @@ impl Node {
 
     fn after_removal(&self, before: Stat, unlinked: &Unlinked) {
         if unlinked.record.links.is_empty() {
+            if let Some(kernel) = self.kernel.get() {
+                kernel.note_departed(&DepartedInode::new(before.ino.0, &before.attr));
+            }
             self.names.departed.remember(before.ino, before.attr);
         }
         // Opened at the last moment: whoever did has its record, and discards the data at the end.
         if unlinked.gone && !self.is_open(before.ino) {
-            self.discard_data(before.ino);
+            self.discard_soon(before.ino);
         }
         self.queue(&unlinked.record);
     }

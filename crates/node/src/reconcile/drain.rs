@@ -159,6 +159,7 @@ impl Node {
     ) -> Result<Remaining> {
         let _alone = self.reconciler.queue.pause();
         self.let_go_of_replaced();
+        self.discard_removed();
         let _unsettled = self.settle_all(until);
         self.sweep(until, progress, |node, sweep| {
             let mut after = Seq(0);

@@ -49,6 +49,7 @@ pub struct Reconciler {
     last_error: Mutex<Option<String>>,
     /// Why the last attempt failed, by inode.
     failures: Mutex<std::collections::HashMap<u64, String>>,
+    warnings: Mutex<queue::Warnings>,
     /// Files that must be written so that they can make room.
     pub(crate) wanted: Mutex<std::collections::HashSet<u64>>,
     /// Directories whose entries a worker changed since their times were set.

@@ -261,6 +261,8 @@ impl Node {
                 let print = convert::fingerprint(found.fingerprint());
                 work.print(print);
                 if work.record.is_directory() {
+                    // Nobody has one of it; but what stood here before may have been taken for it.
+                    self.drop_handle(work.ino());
                     self.made_directory(work.ino(), print);
                 }
                 Ok(Step::Done)

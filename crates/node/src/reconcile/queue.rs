@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{FileKind, Ino, Record, Seq};
+use forebay_store::ErrorClass;
 use parking_lot::{Condvar, Mutex};
 
 use super::work::Batch;
@@ -42,6 +43,9 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(5);
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 const LAST_RETRY_WHEN_BUSY: Duration = Duration::from_secs(5);
+
+/// Failures of one kind are told at most once in this time.
+const WARNING_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy)]
 struct Due {
@@ -187,6 +191,11 @@ impl Node {
         self.reconciler.queue.wake.notify_all();
     }
 
+    /// Lets that thread be started again.
+    pub(crate) fn restart_reconciler(&self) {
+        self.reconciler.queue.state.lock().stopped = false;
+    }
+
     /// One round of the thread: false when it is to end.
     fn hand_out(&self, scan: &mut Scan) -> bool {
         let threads = self.config.flush_threads.max(1);
@@ -326,14 +335,36 @@ impl Node {
         match self.reconcile_in(ino, batch) {
             Ok(()) => Ok(Turn::Done),
             Err(NodeError::Busy) => Ok(Turn::Busy),
+            Err(error) if self.was_overtaken(&record, &error)? => Ok(Turn::Busy),
             Err(error) => Err(error),
         }
     }
 
+    /// Whether a turn failed because of what happened meanwhile: the inode was removed or renamed,
+    /// perhaps with the directory that it was to be written to, or the handle on a directory was
+    /// one of another that is gone. Looking again tells what there is to do now.
+    fn was_overtaken(&self, record: &Record, error: &NodeError) -> Result<bool> {
+        let now = self.known(record.ino)?;
+        if now.is_none_or(|now| now.links != record.links) {
+            return Ok(true);
+        }
+        let missing = error.class() == Some(ErrorClass::NotFound);
+        let parents = record.links.iter().map(|link| link.parent);
+        Ok(missing && parents.filter(|dir| self.handle_is_dead(*dir)).count() > 0)
+    }
+
     fn turn_failed(&self, ino: Ino, failures: u32, error: &NodeError) {
         self.note_failure(ino, error);
-        if failures == 0 {
-            tracing::warn!(%ino, %error, "not written to the backing store; will be tried again");
+        let mut warnings = self.reconciler.warnings.lock();
+        let told = (failures == 0).then(|| warnings.hear(error.class(), Instant::now())).flatten();
+        drop(warnings);
+        if let Some(untold) = told {
+            tracing::warn!(
+                %ino,
+                %error,
+                untold,
+                "not written to the backing store; will be tried again"
+            );
         } else {
             tracing::debug!(%ino, %error, failures, "not written to the backing store again");
         }
@@ -409,6 +440,25 @@ impl Node {
     }
 }
 
+/// Which failures were told in the log lately: one that strikes thousands of files at once is told
+/// once, with the number of those before that were not.
+#[derive(Default)]
+pub(super) struct Warnings(HashMap<Option<ErrorClass>, (Instant, u64)>);
+
+impl Warnings {
+    /// Whether a failure is to be told: then, how many of its kind were not since the last one.
+    fn hear(&mut self, reason: Option<ErrorClass>, now: Instant) -> Option<u64> {
+        if let Some((told, untold)) = self.0.get_mut(&reason)
+            && now - *told < WARNING_INTERVAL
+        {
+            *untold += 1;
+            return None;
+        }
+        let before = self.0.insert(reason, (now, 0));
+        Some(before.map_or(0, |(_, untold)| untold))
+    }
+}
+
 /// The pause before an inode is tried again that has failed so often before.
 fn pause_after(failures: u32, longest: Duration) -> Duration {
     (FIRST_RETRY * 2_u32.pow(failures.min(12))).min(longest)
@@ -449,6 +499,19 @@ mod tests {
             .map(|n| pause_after(n, LAST_RETRY).as_millis() as u64)
             .into();
         assert_eq!(pauses, [100, 200, 400, 51_200, 60_000, 60_000]);
+    }
+
+    #[test]
+    fn warnings_when_one_failure_strikes_many_then_told_once_and_counted() {
+        let mut warnings = Warnings::default();
+        let begin = Instant::now();
+        let (missing, full) = (Some(ErrorClass::NotFound), Some(ErrorClass::NoSpace));
+        assert_eq!(warnings.hear(missing, begin), Some(0));
+        let told = (1..3000).filter_map(|_| warnings.hear(missing, begin)).count();
+        assert_eq!(told, 0);
+        assert_eq!(warnings.hear(full, begin), Some(0), "another reason is told");
+        assert_eq!(warnings.hear(missing, begin + WARNING_INTERVAL), Some(2999));
+        assert_eq!(warnings.hear(missing, begin + 2 * WARNING_INTERVAL), Some(0));
     }
 
     #[test]

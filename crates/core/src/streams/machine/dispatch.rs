@@ -101,27 +101,27 @@ impl Machine {
         }
         let latest = self.latest();
         let slack = latest.saturating_sub(clock);
-        if let Some(at) = self.partial.filter(|_| slack >= 0) {
-            return Choice::Visit(at);
-        }
-        if let Some(at) = self.partial.take() {
-            self.requeue(now, at);
+        if let Some(at) = self.partial {
+            let Some(other) = (slack < 0).then(|| self.early(now)).flatten() else {
+                return Choice::Visit(at);
+            };
+            // Its turn is not over.
+            self.partial = None;
+            let (cost, deadline) = (self.cost(at), self.deadline(at));
+            let order = self.readers[at as usize].order;
+            self.sweeps.insert(self.current, at, order, cost, deadline);
+            self.counters.early += 1;
+            return Choice::Visit(other);
         }
         let first = self.sweeps.first(self.current);
-        if slack < 0 {
-            let (_, this) = self.sweeps.outlook(self.current);
-            let late = if this <= latest { self.current } else { 1 - self.current };
-            let tightest = self.sweeps.tightest(late).filter(|at| self.hungry(now, *at));
-            if tightest.is_some() && self.pool.free() == 0 {
-                return Choice::Wait(NEVER);
-            }
-            if let Some(at) = tightest {
-                self.counters.early += u64::from(Some(at) != first);
-                return Choice::Visit(at);
-            }
+        if slack < 0
+            && let Some(at) = self.early(now)
+        {
+            self.counters.early += u64::from(Some(at) != first);
+            return Choice::Visit(at);
         }
         let full = self.plan.cycle + self.plan.headroom;
-        if first.is_none() {
+        if first.is_none() || !self.config.enforce {
             self.target = full;
         }
         if let Some(at) = self.starters.front().copied() {
@@ -131,15 +131,21 @@ impl Machine {
                 && self.has_room(now, at)
             {
                 self.budget -= 2 * paid;
+                self.in_place(at, first);
                 return Choice::Visit(at);
             }
         }
         let mut begin = NEVER;
         if let Some(at) = first {
             let release = self.readers[at as usize].release as i64;
-            let hurry = if self.hungry(now, at) { latest } else { NEVER };
+            // What the sweep may take longer than on average is not waited for.
+            let sure = latest.saturating_sub(self.plan.spread as i64);
+            let hurry = if self.hungry(now, at) { sure } else { NEVER };
             begin = hurry.min(release).max(clock);
             let last_moment = latest <= clock && self.pool.free() > 0;
+            if begin <= clock && self.pool.free() == 0 && self.hungry(now, at) {
+                return Choice::Wait(NEVER);
+            }
             if begin <= clock && (last_moment || self.has_room(now, at)) {
                 self.progress = self.readers[at as usize].order;
                 return Choice::Visit(at);
@@ -150,6 +156,37 @@ impl Machine {
             }
         }
         self.out_of_turn(now, slack, begin)
+    }
+
+    /// A first visit that comes just where the order has it is in turn.
+    fn in_place(&mut self, at: u32, first: Option<u32>) {
+        let order = self.readers[at as usize].order;
+        let before_all = first.is_none_or(|first| order < self.readers[first as usize].order);
+        if before_all && order >= self.progress {
+            self.progress = order;
+            self.readers[at as usize].fresh = false;
+        }
+    }
+
+    /// The stream that misses its deadline first if the order is kept, if it helps to visit it now:
+    /// when the others would be late for it, the order is the better choice.
+    fn early(&mut self, now: Tick) -> Option<u32> {
+        let (_, this) = self.sweeps.outlook(self.current);
+        let late = if this <= self.latest() { self.current } else { 1 - self.current };
+        let at = self.sweeps.tightest(late)?;
+        if self.pool.free() == 0 || !self.hungry(now, at) {
+            return None;
+        }
+        let (cost, deadline) = (self.cost(at), self.deadline(at));
+        // There, and back to where the order goes on.
+        let away =
+            self.admission.profile().access(self.head.abs_diff(self.readers[at as usize].order));
+        let away = (2.0 * away.mean * self.slowdown * 1e9) as i64;
+        self.sweeps.remove(at);
+        let rest = self.latest();
+        let order = self.readers[at as usize].order;
+        self.sweeps.insert(late, at, order, cost, deadline);
+        (rest >= now.0 as i64 + cost + away).then_some(at)
     }
 
     /// Something without a guarantee, or nothing until `begin`.
@@ -166,6 +203,7 @@ impl Machine {
             }
         }
         if let Some(at) = self.sweeps.first(self.wheel)
+            && self.hungry(now, at)
             && let Some(paid) = self.afford(self.cost(at), slack)
             && self.has_room(now, at)
         {

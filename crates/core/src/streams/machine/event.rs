@@ -37,7 +37,7 @@ pub enum Event {
     },
     /// The client is gone, or has all it wants.
     Leave(StreamId),
-    /// The client does not take anything for now. Its place is kept, unless it shares one.
+    /// The client takes nothing until it resumes. Its place is kept, unless it shares one.
     Pause(StreamId),
     /// It does again. Refused if its place was shared and there is none now: it stays paused.
     Resume(StreamId),

@@ -291,7 +291,8 @@ impl Machine {
         }
         match self.config.scheme {
             _ if demand.is_none() => {
-                self.sweeps.insert(self.wheel, at, position, cost, deadline);
+                // Who runs dry first comes first.
+                self.sweeps.insert(self.wheel, at, deadline.max(0) as u64, cost, deadline);
             }
             Scheme::Rounds(rounds) => {
                 let blocks = self.blocks(rounds);

@@ -1,0 +1,36 @@
+//! `upgrade`: another program takes a mount over.
+
+use std::time::Duration;
+
+use super::{print, print_json};
+use crate::cli::UpgradeArgs;
+use crate::control::{Client, Reply, Request};
+use crate::error::Error;
+
+/// Added to the time limit: both programs start and open what they need.
+const GRACE: Duration = Duration::from_secs(120);
+
+/// Upgrades.
+pub fn run(args: &UpgradeArgs) -> Result<(), Error> {
+    let program = match &args.program {
+        Some(path) => path.clone(),
+        None => std::env::current_exe().map_err(Error::io("finding this program"))?,
+    };
+    // The daemon has another working directory.
+    let program = program.canonicalize().map_err(Error::io(program.display().to_string()))?;
+    let limit_ms = u64::try_from(args.timeout.as_millis()).unwrap_or(u64::MAX);
+    let request = Request::Upgrade { program: program.into(), limit_ms };
+    let patience = args.timeout.saturating_add(GRACE);
+    let mut client = Client::for_path(&args.mountpoint)?;
+    match client.call(request, Some(patience), &mut |_| {})? {
+        Reply::Upgraded(upgraded) if args.json => print_json(&upgraded),
+        Reply::Upgraded(upgraded) => print(&format!(
+            "taken over by process {} (version {}) with {} open files; programs waited for {:.1} ms\n",
+            upgraded.pid,
+            upgraded.version,
+            upgraded.open_files,
+            upgraded.pause_us as f64 / 1000.0
+        )),
+        _ => Err(Error::Protocol("not an answer to an upgrade".into())),
+    }
+}

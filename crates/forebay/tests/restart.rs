@@ -1,0 +1,106 @@
+//! Daemons that are killed under programs that must not notice, and daemons that can't live.
+
+mod load;
+mod site;
+
+use std::fs;
+use std::time::Duration;
+
+use load::Load;
+use site::*;
+
+/// How often the daemon dies in the tests of every run; `FOREBAY_TEST_KILLS` asks for more.
+const KILLS: u32 = 6;
+
+fn times(variable: &str, usual: u32) -> u32 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+fn kill(pid: i32) {
+    signal(pid, rustix::process::Signal::KILL);
+}
+
+/// The daemon of the mount once it is another one than `last`.
+fn next_daemon(site: &Site, last: i32) -> i32 {
+    let record = || {
+        let files = fs::read_dir(site.path("run")).unwrap().flatten();
+        let json = files
+            .map(|file| file.path())
+            .find(|path| path.extension().is_some_and(|e| e == "json"))?;
+        let value: serde_json::Value = serde_json::from_slice(&fs::read(json).ok()?).ok()?;
+        i32::try_from(value["pid"].as_i64()?).ok().filter(|pid| *pid != last)
+    };
+    assert!(wait_for(Duration::from_secs(20), || record().is_some()), "no daemon after {last}");
+    record().unwrap()
+}
+
+fn supervisor_of(daemon: i32) -> i32 {
+    let stat = fs::read_to_string(format!("/proc/{daemon}/stat")).unwrap();
+    stat.rsplit(") ").next().unwrap().split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn daemon_when_killed_under_a_load_then_programs_see_no_error() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&["--restart-limit", "10000"]);
+    let load = Load::start(&site.path("mnt"));
+    let mut daemon = site.daemon();
+    let supervisor = supervisor_of(daemon);
+    for round in 0..times("FOREBAY_TEST_KILLS", KILLS) {
+        std::thread::sleep(Duration::from_millis(100 + u64::from(round) * 37 % 250));
+        kill(daemon);
+        daemon = next_daemon(&site, daemon);
+        assert_eq!(supervisor_of(daemon), supervisor);
+        assert!(!load.has_failed(), "round {round}: {:?}", load.stop(Duration::from_secs(5)));
+    }
+    // Killed daemons and upgraded ones take turns.
+    let (code, text) = site.run(&["upgrade", &site.text("mnt")]);
+    assert_eq!(code, 0, "{text}");
+    std::thread::sleep(Duration::from_millis(300));
+    let result = load.stop(Duration::from_secs(20));
+    eprintln!("{result:?}");
+    assert!(result.complaints.is_empty(), "{result:?}");
+    assert!(result.operations > 100, "{result:?}");
+    let upgraded = site.daemon();
+    assert_ne!(upgraded, daemon);
+    assert_eq!(supervisor_of(upgraded), supervisor);
+    site.umount();
+    assert!(wait_for(Duration::from_secs(10), || !alive(supervisor)), "the supervisor stays");
+    assert!(!site.is_mounted());
+    let (code, text) = site.run(&["fsck", &format!("{}=256M", site.text("tier"))]);
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(fs::read_dir(site.path("backing/load/listing")).unwrap().count(), 400);
+}
+
+#[test]
+fn daemon_when_it_dies_again_and_again_then_clean_errors_and_no_hang() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&[]);
+    fs::write(site.path("mnt/file"), "text").unwrap();
+    let open = fs::File::open(site.path("mnt/file")).unwrap();
+    let mut daemon = site.daemon();
+    let supervisor = supervisor_of(daemon);
+    for _ in 0..5 {
+        kill(daemon);
+        daemon = next_daemon(&site, daemon);
+        assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"text");
+    }
+    kill(daemon);
+    assert!(wait_for(Duration::from_secs(10), || !alive(supervisor)), "it does not give up");
+    let error = fs::metadata(site.path("mnt/file")).unwrap_err();
+    assert!(matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)), "{error}");
+    drop(open);
+    // A new mount takes the dead one away and continues.
+    site.mount(&["--no-supervisor"]);
+    assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"text");
+    let daemon = site.daemon();
+    assert!(!fs::read_to_string(format!("/proc/{daemon}/cmdline")).unwrap().contains("supervised"));
+    site.umount();
+    assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"text");
+}

@@ -1,0 +1,115 @@
+//! Daemons that take over from each other under programs that must not notice.
+
+mod load;
+mod site;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use load::Load;
+use site::*;
+
+/// How often daemons change in the tests of every run; `FOREBAY_TEST_HANDOVERS` asks for more.
+const HANDOVERS: u32 = 5;
+
+fn times(variable: &str, usual: u32) -> u32 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+fn upgrade(site: &Site, more: &[&str]) -> (i32, String) {
+    let mnt = site.text("mnt");
+    let mut args = vec!["upgrade", &mnt];
+    args.extend(more);
+    site.run(&args)
+}
+
+fn assert_unnoticed(load: Load) -> load::Result {
+    let result = load.stop(Duration::from_secs(20));
+    assert!(result.complaints.is_empty(), "{result:?}");
+    assert!(result.operations > 100, "{result:?}");
+    result
+}
+
+#[test]
+fn daemons_when_they_change_under_a_load_then_programs_see_no_error() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&[]);
+    let load = Load::start(&site.path("mnt"));
+    let mut pauses = Vec::new();
+    let mut last = site.daemon();
+    for round in 0..times("FOREBAY_TEST_HANDOVERS", HANDOVERS) {
+        std::thread::sleep(Duration::from_millis(300));
+        let (code, text) = upgrade(&site, &["--json"]);
+        assert_eq!(code, 0, "round {round}: {text}");
+        let outcome: serde_json::Value = serde_json::from_str(&text).unwrap();
+        pauses.push(outcome["pause_us"].as_u64().unwrap());
+        assert!(outcome["open_files"].as_u64().unwrap() >= 6, "{outcome}");
+        let now = site.daemon();
+        assert_ne!(now, last);
+        assert!(wait_for(Duration::from_secs(5), || !alive(last)), "the old daemon goes on");
+        last = now;
+        assert!(!load.has_failed(), "round {round}: {:?}", load.stop(Duration::from_secs(5)));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let result = assert_unnoticed(load);
+    pauses.sort_unstable();
+    eprintln!("pauses in us: {pauses:?}; {result:?}");
+    site.umount();
+    assert!(!alive(last) && !site.is_mounted());
+    let (code, text) = site.run(&["fsck", &format!("{}=256M", site.text("tier"))]);
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(fs::read_dir(site.path("backing/load/listing")).unwrap().count(), 400);
+    let count = fs::read(site.path("backing/load/counter0")).unwrap();
+    assert!(u64::from_le_bytes(count.try_into().unwrap()) > 0);
+    assert_eq!(fs::read_dir(site.path("backing")).unwrap().count(), 1, "only what was written");
+}
+
+#[test]
+fn upgrade_when_the_new_program_can_not_then_the_old_daemon_serves_on() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&[]);
+    let load = Load::start(&site.path("mnt"));
+    let daemon = site.daemon();
+    // Refuses: another version of the state.
+    let fake = std::path::Path::new(env!("CARGO_BIN_EXE_forebay"))
+        .parent()
+        .unwrap()
+        .join("examples/fake_forebay");
+    let (code, text) = upgrade(&site, &["--program", fake.to_str().unwrap()]);
+    assert_eq!(code, 5, "{text}");
+    assert!(text.contains("version 0 of the state") && text.contains("version 1"), "{text}");
+    // Ends before it answers; can't be started; is not there.
+    assert_eq!(upgrade(&site, &["--program", "/bin/false"]).0, 1);
+    let text = site.path("home/text");
+    fs::write(&text, "no program").unwrap();
+    assert_eq!(upgrade(&site, &["--program", text.to_str().unwrap()]).0, 1);
+    assert_eq!(upgrade(&site, &["--program", "/nowhere/forebay"]).0, 1);
+    assert_eq!(site.daemon(), daemon);
+    // Accept, and can't open what they were given, or die at it: the old one must take all back.
+    let program = env!("CARGO_BIN_EXE_forebay");
+    for limit in ["-n 14", "-f 0"] {
+        let crashing = site.path("home/crashing");
+        fs::write(&crashing, format!("#!/bin/sh\nulimit {limit}\nexec {program} \"$@\"\n"))
+            .unwrap();
+        fs::set_permissions(&crashing, fs::Permissions::from_mode(0o755)).unwrap();
+        let (code, text) = upgrade(&site, &["--program", crashing.to_str().unwrap()]);
+        assert_eq!(code, 1, "{limit}: {text}");
+        assert_eq!(site.daemon(), daemon, "{limit}: {text}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let log = fs::read_to_string(site.path("tier/state/forebay.log")).unwrap();
+    assert_eq!(log.matches("forebay_node::inherit: taken over").count(), 2, "{log}");
+    // And then it still can be upgraded.
+    let (code, text) = upgrade(&site, &[]);
+    assert_eq!(code, 0, "{text}");
+    assert_ne!(site.daemon(), daemon);
+    assert_unnoticed(load);
+    site.umount();
+}

@@ -1,0 +1,467 @@
+//! What must outlive the death of a daemon, in memory that its supervisor keeps: what was agreed
+//! with the kernel, which files are open, which calls are under way that must not be done twice,
+//! and removed inodes that may still be somebody's working directory.
+//!
+//! The memory is a file without a name, mapped by one daemon after the other. Everything in it is
+//! an atomic number, so a daemon can die at any instruction: an entry counts when its last word is
+//! written, which comes after all others. Its layout has the version of [`STATE_VERSION`].
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use forebay_node::{DepartedInode, HandleMode, Inheritance, OpenHandle, Timestamp};
+use parking_lot::Mutex;
+use prost::Message;
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::hand_over::{STATE_VERSION, State, StateError};
+
+const MAGIC: u32 = u32::from_le_bytes(*b"FBLG");
+/// Open files that are remembered; of more, the rest is lost with the daemon.
+const HANDLES: usize = 1 << 20;
+/// Calls that are under way at one time at most: more than threads that carry them out.
+const CALLS: usize = 512;
+/// Removed inodes that are remembered.
+const DEPARTED: usize = 4096;
+const STATE_BYTES: usize = 2048;
+const DEPARTED_BYTES: usize = 124;
+
+/// Bits of [`HandleSlot::bits`].
+const USED: u32 = 1 << 31;
+const WRITE: u32 = 1 << 30;
+const BYPASS: u32 = 1 << 29;
+const PROMISED: u32 = 1 << 28;
+const MODE: u32 = 0xff;
+
+#[repr(C)]
+struct Layout {
+    magic: AtomicU32,
+    version: AtomicU32,
+    generation: AtomicU32,
+    state_length: AtomicU32,
+    /// A [`State`] without handles.
+    state: [AtomicU8; STATE_BYTES],
+    calls: [CallSlot; CALLS],
+    departed: [DepartedSlot; DEPARTED],
+    handles: [HandleSlot; HANDLES],
+}
+
+#[repr(C, align(64))]
+struct CallSlot {
+    /// 0: free.
+    unique: AtomicU64,
+    ino: AtomicU64,
+    seconds: AtomicU64,
+    nanos: AtomicU32,
+    /// Whether the other words are those of `unique`.
+    ready: AtomicU32,
+}
+
+#[repr(C)]
+struct DepartedSlot {
+    /// 0: none.
+    length: AtomicU32,
+    bytes: [AtomicU8; DEPARTED_BYTES],
+}
+
+#[repr(C, align(64))]
+struct HandleSlot {
+    fh: AtomicU64,
+    ino: AtomicU64,
+    unique: AtomicU64,
+    promised: AtomicU64,
+    registration: AtomicU32,
+    bits: AtomicU32,
+}
+
+/// A call that a daemon had begun and not answered when it died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The inode that had the name in question right before; 0 if none.
+    pub ino: u64,
+    /// When it was begun.
+    pub since: Timestamp,
+}
+
+/// What the last daemon left.
+#[derive(Debug, Default)]
+pub struct Before {
+    /// Calls under way, by their number in the protocol.
+    pub calls: HashMap<u64, Call>,
+    /// Handles by the number of the call that opened them.
+    pub opened: HashMap<u64, u64>,
+}
+
+/// The ledger of a served mount.
+pub struct Ledger {
+    map: Mapping,
+    file: File,
+    places: Mutex<Places>,
+    departed: AtomicU64,
+}
+
+#[derive(Default)]
+struct Places {
+    of: HashMap<u64, u32>,
+    free: Vec<u32>,
+    next: u32,
+}
+
+struct Mapping(NonNull<Layout>);
+
+// SAFETY: the memory is reached through shared references to atomic numbers only.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(file: &File) -> io::Result<Self> {
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping; the file has the length of the layout, and nobody shortens it.
+        let at = unsafe { mmap(std::ptr::null_mut(), size_of::<Layout>(), prot, flags, file, 0)? };
+        NonNull::new(at.cast()).map(Mapping).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+}
+
+impl std::ops::Deref for Mapping {
+    type Target = Layout;
+    fn deref(&self) -> &Layout {
+        // SAFETY: the mapping is that long, aligned to a page, lives as long as `self`, and any bytes
+        // are valid atomic numbers.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: made by mmap with this length; no reference is left. It can't fail for these.
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), size_of::<Layout>()) };
+    }
+}
+
+impl Ledger {
+    /// A ledger that begins with this state, and with what the last daemon left.
+    ///
+    /// # Errors
+    /// When the system lacks memory or descriptors.
+    pub fn new(state: &State, before: &Before) -> io::Result<Self> {
+        let file = File::from(rustix::fs::memfd_create("forebay-ledger", MemfdFlags::CLOEXEC)?);
+        file.set_len(size_of::<Layout>() as u64)?;
+        let ledger = Ledger {
+            map: Mapping::new(&file)?,
+            file,
+            places: Mutex::default(),
+            departed: AtomicU64::new(0),
+        };
+        let bare = State { negotiated: state.negotiated, node: Inheritance::default() }.encode();
+        let length = u32::try_from(bare.len()).map_err(io::Error::other)?;
+        if bare.len() > STATE_BYTES {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        store_bytes(&ledger.map.state, &bare);
+        ledger.map.state_length.store(length, Ordering::Relaxed);
+        ledger.map.generation.store(state.node.generation, Ordering::Relaxed);
+        for departed in &state.node.departed {
+            ledger.note_departed(departed);
+        }
+        let openers: HashMap<u64, u64> =
+            before.opened.iter().map(|(unique, fh)| (*fh, *unique)).collect();
+        for handle in &state.node.handles {
+            ledger.note_open(handle, openers.get(&handle.fh).copied().unwrap_or(0));
+        }
+        for (unique, call) in &before.calls {
+            // Until it comes again and is answered.
+            std::mem::forget(ledger.begin(*unique, *call, false));
+        }
+        ledger.map.version.store(STATE_VERSION, Ordering::Relaxed);
+        ledger.map.magic.store(MAGIC, Ordering::Release);
+        Ok(ledger)
+    }
+
+    /// What the ledger of a dead daemon says.
+    ///
+    /// # Errors
+    /// When its version is unknown, or it is no ledger.
+    pub fn read(ledger: &OwnedFd) -> Result<(State, Before), StateError> {
+        let damaged = |what: &str| StateError::Damaged(format!("the ledger: {what}"));
+        let file = ledger.try_clone().map(File::from).map_err(|e| damaged(&e.to_string()))?;
+        let length = file.metadata().map_err(|e| damaged(&e.to_string()))?.len();
+        if length < 8 {
+            return Err(damaged("too short"));
+        }
+        if length != size_of::<Layout>() as u64 {
+            return Err(damaged("it has another length"));
+        }
+        let map = Mapping::new(&file).map_err(|e| damaged(&e.to_string()))?;
+        if map.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(damaged("it is something else"));
+        }
+        let found = map.version.load(Ordering::Relaxed);
+        if found != STATE_VERSION {
+            return Err(StateError::Version { found });
+        }
+        let length = map.state_length.load(Ordering::Relaxed) as usize;
+        let bytes = map.state.get(..length).ok_or_else(|| damaged("its state is too long"))?;
+        let mut state = State::decode(&load_bytes(bytes))?;
+        state.node.generation = map.generation.load(Ordering::Relaxed);
+        let mut before = Before::default();
+        for slot in &map.handles {
+            if let Some((handle, unique)) = slot.read() {
+                state.node.handles.push(handle);
+                if unique != 0 {
+                    before.opened.insert(unique, handle.fh);
+                }
+            }
+        }
+        before.calls = map.calls.iter().filter_map(CallSlot::read).collect();
+        state.node.departed = map.departed.iter().filter_map(DepartedSlot::read).collect();
+        Ok((state, before))
+    }
+
+    /// The file, for the supervisor.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Notes an open file, before its opener is told. `unique` is the number of the call that
+    /// opened it, 0 if that was answered.
+    pub fn note_open(&self, handle: &OpenHandle, unique: u64) {
+        let mut places = self.places.lock();
+        let place = match places.free.pop() {
+            Some(place) => place,
+            None if (places.next as usize) < HANDLES => {
+                places.next += 1;
+                places.next - 1
+            }
+            None => return,
+        };
+        places.of.insert(handle.fh, place);
+        drop(places);
+        if let Some(slot) = self.map.handles.get(place as usize) {
+            slot.write(handle, unique);
+        }
+    }
+
+    /// Forgets an open file.
+    pub fn note_closed(&self, fh: u64) {
+        let mut places = self.places.lock();
+        let Some(place) = places.of.remove(&fh) else { return };
+        if let Some(slot) = self.map.handles.get(place as usize) {
+            slot.bits.store(0, Ordering::Release);
+        }
+        places.free.push(place);
+    }
+
+    /// Notes a removed inode.
+    pub fn note_departed(&self, departed: &DepartedInode) {
+        let bytes = departed.encode_to_vec();
+        let Ok(length) = u32::try_from(bytes.len()) else { return };
+        let index = self.departed.fetch_add(1, Ordering::Relaxed) as usize % DEPARTED;
+        let slot = &self.map.departed[index];
+        if bytes.len() <= DEPARTED_BYTES {
+            slot.length.store(0, Ordering::Release);
+            store_bytes(&slot.bytes, &bytes);
+            slot.length.store(length, Ordering::Release);
+        }
+    }
+
+    /// Notes that a call is begun, until what is returned is dropped, which must be after its answer.
+    /// `again` says that it may be noted already.
+    pub fn begin(&self, unique: u64, call: Call, again: bool) -> Begun<'_> {
+        let start = (unique >> 1) as usize % CALLS;
+        let (before, after) = self.map.calls.split_at(start);
+        let mut slots = after.iter().chain(before);
+        let noted = |slot: &&CallSlot| again && slot.unique.load(Ordering::Acquire) == unique;
+        let slot = slots.clone().find(noted).or_else(|| {
+            slots.find(|slot| {
+                let (set, fetch) = (Ordering::Acquire, Ordering::Relaxed);
+                slot.unique.compare_exchange(0, unique, set, fetch).is_ok()
+            })
+        });
+        if let Some(slot) = slot {
+            slot.ino.store(call.ino, Ordering::Relaxed);
+            slot.seconds.store(call.since.sec.cast_unsigned(), Ordering::Relaxed);
+            slot.nanos.store(call.since.nsec, Ordering::Relaxed);
+            slot.ready.store(1, Ordering::Release);
+        }
+        Begun(slot)
+    }
+}
+
+/// A call that is noted as under way.
+pub struct Begun<'a>(Option<&'a CallSlot>);
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.0 {
+            slot.ready.store(0, Ordering::Release);
+            slot.unique.store(0, Ordering::Release);
+        }
+    }
+}
+
+impl CallSlot {
+    fn read(&self) -> Option<(u64, Call)> {
+        let unique = self.unique.load(Ordering::Acquire);
+        if unique == 0 || self.ready.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let sec = self.seconds.load(Ordering::Relaxed).cast_signed();
+        let since = Timestamp { sec, nsec: self.nanos.load(Ordering::Relaxed) };
+        Some((unique, Call { ino: self.ino.load(Ordering::Relaxed), since }))
+    }
+}
+
+impl HandleSlot {
+    fn write(&self, handle: &OpenHandle, unique: u64) {
+        self.fh.store(handle.fh, Ordering::Relaxed);
+        self.ino.store(handle.ino, Ordering::Relaxed);
+        self.unique.store(unique, Ordering::Relaxed);
+        self.promised.store(handle.promised.unwrap_or(0), Ordering::Relaxed);
+        self.registration.store(handle.registration, Ordering::Relaxed);
+        let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+        let bits = USED
+            | flag(handle.write, WRITE)
+            | flag(handle.bypass, BYPASS)
+            | flag(handle.promised.is_some(), PROMISED)
+            | (handle.mode.cast_unsigned() & MODE);
+        self.bits.store(bits, Ordering::Release);
+    }
+
+    fn read(&self) -> Option<(OpenHandle, u64)> {
+        let bits = self.bits.load(Ordering::Acquire);
+        let mode = HandleMode::try_from((bits & MODE).cast_signed()).ok()?;
+        let promised = self.promised.load(Ordering::Relaxed);
+        let handle = OpenHandle {
+            fh: self.fh.load(Ordering::Relaxed),
+            ino: self.ino.load(Ordering::Relaxed),
+            write: bits & WRITE != 0,
+            mode: mode.into(),
+            registration: self.registration.load(Ordering::Relaxed),
+            bypass: bits & BYPASS != 0,
+            promised: (bits & PROMISED != 0).then_some(promised),
+        };
+        (bits & USED != 0).then(|| (handle, self.unique.load(Ordering::Relaxed)))
+    }
+}
+
+impl DepartedSlot {
+    fn read(&self) -> Option<DepartedInode> {
+        let length = self.length.load(Ordering::Acquire) as usize;
+        let bytes = self.bytes.get(..length).filter(|bytes| !bytes.is_empty())?;
+        DepartedInode::decode(&load_bytes(bytes)[..]).ok()
+    }
+}
+
+fn store_bytes(to: &[AtomicU8], bytes: &[u8]) {
+    for (to, byte) in to.iter().zip(bytes) {
+        to.store(*byte, Ordering::Relaxed);
+    }
+}
+
+fn load_bytes(from: &[AtomicU8]) -> Vec<u8> {
+    from.iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fusewire::{Features, Negotiated};
+
+    fn state() -> State {
+        let negotiated = Negotiated {
+            minor: 45,
+            kernel_minor: 45,
+            features: Features::PASSTHROUGH,
+            offered: Features::NONE,
+            max_write: 1 << 20,
+            max_pages: 256,
+            max_readahead: 131_072,
+        };
+        State { negotiated, node: Inheritance { generation: 5, ..Inheritance::default() } }
+    }
+
+    fn handle(fh: u64) -> OpenHandle {
+        OpenHandle {
+            fh,
+            ino: fh + 100,
+            write: fh.is_multiple_of(2),
+            mode: HandleMode::Passthrough.into(),
+            registration: 9,
+            bypass: fh.is_multiple_of(3),
+            promised: fh.is_multiple_of(2).then_some(fh),
+        }
+    }
+
+    fn left(ledger: &Ledger) -> (State, Before) {
+        Ledger::read(&ledger.file().try_clone_to_owned().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn ledger_when_its_daemon_is_gone_then_says_what_was_open_and_under_way() {
+        let departed = DepartedInode { ino: 77, mode: 0o40755, ..DepartedInode::default() };
+        let mut begin = state();
+        begin.node.handles = vec![handle(0), handle(1)];
+        begin.node.departed = vec![departed.clone()];
+        let ledger = Ledger::new(&begin, &Before::default()).unwrap();
+        for fh in 2..8 {
+            ledger.note_open(&handle(fh), 1000 + fh);
+        }
+        for fh in [0, 3, 3, 99] {
+            ledger.note_closed(fh);
+        }
+        ledger.note_open(&handle(u64::MAX - 100), 0);
+        let call = Call { ino: 8, since: Timestamp { sec: -3, nsec: 4 } };
+        let begun = ledger.begin(44, call, false);
+        drop(ledger.begin(46, call, true));
+        let (found, before) = left(&ledger);
+        let mut open: Vec<u64> = found.node.handles.iter().map(|handle| handle.fh).collect();
+        open.sort_unstable();
+        assert_eq!(open, [1, 2, 4, 5, 6, 7, u64::MAX - 100]);
+        assert!(found.node.handles.iter().all(|known| *known == handle(known.fh)));
+        assert_eq!((found.negotiated, found.node.generation), (begin.negotiated, 5));
+        assert_eq!((&found.node.departed, found.node.at_rest), (&vec![departed], false));
+        assert_eq!(before.calls, HashMap::from([(44, call)]));
+        assert_eq!(before.opened.get(&1002), Some(&2));
+        assert_eq!(before.opened.len(), 5);
+        // The daemon dies once more before any of them has come again.
+        let next = Ledger::new(&found, &before).unwrap();
+        let (found_again, before_again) = left(&next);
+        assert_eq!(found_again.node.handles.len(), 7);
+        assert_eq!((before_again.calls, before_again.opened), (before.calls, before.opened));
+        drop(next.begin(44, call, true));
+        assert!(left(&next).1.calls.is_empty());
+        drop(begun);
+        assert!(left(&ledger).1.calls.is_empty());
+    }
+
+    #[test]
+    fn ledger_when_full_of_calls_then_more_are_not_noted_and_room_comes_back() {
+        let ledger = Ledger::new(&state(), &Before::default()).unwrap();
+        let call = Call { ino: 0, since: Timestamp::default() };
+        let begun: Vec<_> =
+            (1..=CALLS as u64 + 10).map(|n| ledger.begin(2 * n, call, false)).collect();
+        assert_eq!(left(&ledger).1.calls.len(), CALLS);
+        drop(begun);
+        let _one = ledger.begin(2, call, false);
+        assert_eq!(left(&ledger).1.calls.len(), 1);
+    }
+
+    #[test]
+    fn read_when_it_is_newer_or_no_ledger_then_refused() {
+        let ledger = Ledger::new(&state(), &Before::default()).unwrap();
+        ledger.map.version.store(STATE_VERSION + 1, Ordering::Relaxed);
+        let file = ledger.file().try_clone_to_owned().unwrap();
+        let newer = StateError::Version { found: STATE_VERSION + 1 };
+        assert_eq!(Ledger::read(&file).unwrap_err(), newer);
+        ledger.map.magic.store(1, Ordering::Relaxed);
+        assert!(matches!(Ledger::read(&file), Err(StateError::Damaged(_))));
+        let empty = rustix::fs::memfd_create("empty", MemfdFlags::CLOEXEC).unwrap();
+        assert!(matches!(Ledger::read(&empty), Err(StateError::Damaged(_))));
+    }
+}

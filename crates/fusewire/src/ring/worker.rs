@@ -1,0 +1,300 @@
+//! The thread of one queue.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::{opcode, squeue, types::Fd};
+
+use super::Ring;
+use super::queue::{Queue, Slot};
+use crate::abi::{self, Wire};
+use crate::connection::{REQUEST_START, SMALL};
+use crate::dispatch::Dispatch;
+use crate::gate::Gate;
+use crate::handler::Handler;
+use crate::reply::Reply;
+
+/// The `user_data` of the read that waits for answers of other threads.
+const WAKE: u64 = u64::MAX;
+/// How often an entry may be registered again after a commit that the kernel did not know.
+const RENEWALS: u32 = 10_000;
+/// How long to wait for a large buffer before looking again.
+const BUFFER_PATIENCE: Duration = Duration::from_millis(20);
+/// How often a resting thread commits what others have answered.
+const REST: Duration = Duration::from_micros(500);
+
+/// A queue with its ring, served by the thread that owns it.
+pub(crate) struct Worker<H> {
+    dispatch: Dispatch<H>,
+    gate: Arc<Gate>,
+    /// Its number among the threads at the gate.
+    index: usize,
+    /// Large buffers in use at most.
+    buffer_limit: usize,
+    queue: Arc<Queue>,
+    ring: Ring,
+    /// What each entry's commit must name, and its request's number.
+    commits: Vec<(u64, u64)>,
+    /// Entries that the kernel has or that are being served.
+    alive: usize,
+    renewals: u32,
+    woken: Box<[u8; 8]>,
+    answered: Vec<u16>,
+    completed: Vec<(u64, i32)>,
+}
+
+impl<H: Handler> Worker<H> {
+    pub fn new(
+        dispatch: Dispatch<H>,
+        gate: Arc<Gate>,
+        index: usize,
+        buffer_limit: usize,
+        (queue, ring): (Arc<Queue>, Ring),
+    ) -> Self {
+        let depth = queue.depth();
+        Self {
+            dispatch,
+            gate,
+            index,
+            buffer_limit,
+            ring,
+            commits: vec![(0, 0); depth],
+            alive: 0,
+            renewals: 0,
+            woken: Box::new([0; 8]),
+            answered: Vec::with_capacity(depth),
+            completed: Vec::with_capacity(depth + 1),
+            queue,
+        }
+    }
+
+    /// Registers the entries, says how that went, and serves until the file system is gone or the
+    /// gate dismisses.
+    pub fn run(mut self, registered: impl FnOnce(io::Result<()>)) {
+        self.pin();
+        self.gate.accept_signal(self.index);
+        let outcome = self.register_all();
+        let failed = outcome.is_err();
+        registered(outcome);
+        let dismissed = failed || !self.serve_all();
+        self.queue.close();
+        self.gate.leave_for_good(None, dismissed, &self.dispatch);
+    }
+
+    /// To the CPU whose clients it serves. Fails for a CPU that is offline or not allowed; then it
+    /// serves from wherever it is.
+    fn pin(&self) {
+        let mut set = rustix::thread::CpuSet::new();
+        if self.queue.cpu < rustix::thread::CpuSet::MAX_CPU {
+            set.set(self.queue.cpu);
+            if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+                tracing::debug!(cpu = self.queue.cpu, %error, "a ring's thread is not pinned");
+            }
+        }
+    }
+
+    fn register_all(&mut self) -> io::Result<()> {
+        for entry in 0..self.queue.depth() as u16 {
+            self.register(entry)?;
+        }
+        self.listen()?;
+        // A registration that succeeds completes with its first request.
+        self.collect();
+        match self.completed.iter().find(|(of, result)| *of != WAKE && *result < 0) {
+            Some((_, result)) => Err(io::Error::from_raw_os_error(-result)),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives an entry to the kernel.
+    fn register(&mut self, entry: u16) -> io::Result<()> {
+        let areas = self.queue.areas(entry);
+        let request = abi::UringCommand { qid: self.queue.cpu as u16, ..Default::default() };
+        let command = self.command(abi::URING_REGISTER, request, Some(&areas));
+        self.push(command.user_data(u64::from(entry)))?;
+        // The areas are read before this returns.
+        self.ring.submit()?;
+        self.alive += 1;
+        Ok(())
+    }
+
+    fn command(
+        &self,
+        operation: u32,
+        request: abi::UringCommand,
+        areas: Option<&[libc::iovec; 2]>,
+    ) -> squeue::Entry128 {
+        let mut bytes = [0; 80];
+        bytes[..size_of::<abi::UringCommand>()].copy_from_slice(request.as_bytes());
+        let device = Fd(self.dispatch.connection.as_fd().as_raw_fd());
+        let mut entry = opcode::UringCmd80::new(device, operation).cmd(bytes).build();
+        if let Some(areas) = areas {
+            set_areas(&mut entry, areas);
+        }
+        entry
+    }
+
+    fn push(&mut self, entry: squeue::Entry128) -> io::Result<()> {
+        // SAFETY: what the entries point to (areas, the device, the counter) outlives them.
+        if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+            return Ok(());
+        }
+        self.ring.submit()?;
+        // SAFETY: as above.
+        unsafe { self.ring.submission().push(&entry) }
+            .map_err(|_| io::Error::other("the submission queue of a ring stays full"))
+    }
+
+    /// Waits for answers from other threads.
+    fn listen(&mut self) -> io::Result<()> {
+        let wake = Fd(self.queue.wake_fd().as_raw_fd());
+        let read = opcode::Read::new(wake, self.woken.as_mut_ptr(), 8).build().user_data(WAKE);
+        self.push(read.into())?;
+        self.ring.submit().map(drop)
+    }
+
+    /// Takes what is completed.
+    fn collect(&mut self) {
+        let Self { ring, completed, .. } = self;
+        completed.extend(ring.completion().map(|done| (done.user_data(), done.result())));
+    }
+
+    /// False when dismissed.
+    fn serve_all(&mut self) -> bool {
+        let gate = Arc::clone(&self.gate);
+        loop {
+            if gate.is_closed() && !gate.rest(REST, || self.commit()) {
+                return false;
+            }
+            self.commit();
+            self.collect();
+            while let Some((of, result)) = self.completed.pop() {
+                self.complete(of, result);
+            }
+            if self.alive == 0 {
+                return true;
+            }
+            if !self.ring.completion().is_empty() || !self.queue.fall_asleep() {
+                continue;
+            }
+            let waited = gate.wait_in(self.index, || self.ring.submit_and_wait(1));
+            self.queue.awake();
+            if let Err(error) = waited
+                && !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY))
+            {
+                tracing::error!(%error, cpu = self.queue.cpu, "waiting at a ring failed");
+                return true;
+            }
+        }
+    }
+
+    /// Gives answered entries back to the kernel, each for its next request.
+    fn commit(&mut self) {
+        let mut answered = std::mem::take(&mut self.answered);
+        self.queue.take_answered(&mut answered);
+        if !answered.is_empty() {
+            for &entry in &answered {
+                let (commit_id, _) = self.commits[usize::from(entry)];
+                let qid = self.queue.cpu as u16;
+                let request = abi::UringCommand { commit_id, qid, ..Default::default() };
+                let command = self.command(abi::URING_COMMIT_AND_FETCH, request, None);
+                if let Err(error) = self.push(command.user_data(u64::from(entry))) {
+                    tracing::error!(%error, "an answer was not committed");
+                }
+            }
+            if let Err(error) = self.ring.submit() {
+                tracing::error!(%error, "answers were not committed");
+            }
+            for &entry in &answered {
+                let (_, unique) = self.commits[usize::from(entry)];
+                self.dispatch.connection.in_flight_table().remove(unique);
+            }
+            answered.clear();
+        }
+        self.answered = answered;
+    }
+
+    fn complete(&mut self, of: u64, result: i32) {
+        if of == WAKE {
+            if let Err(error) = self.listen() {
+                tracing::error!(%error, "a ring cannot be woken any more");
+            }
+            return;
+        }
+        let entry = of as u16;
+        match -result {
+            0 => {
+                self.serve(entry);
+                // An answer must not wait for the next request's handler.
+                self.commit();
+            }
+            // Its request was aborted; the kernel has let go of the entry.
+            libc::ENOENT | libc::EINVAL if self.renewals < RENEWALS => {
+                self.alive -= 1;
+                self.renewals += 1;
+                if let Err(error) = self.register(entry) {
+                    tracing::error!(%error, "an entry of a ring is lost");
+                }
+            }
+            code => {
+                self.alive -= 1;
+                if !matches!(code, libc::ENOTCONN | libc::ECANCELED | libc::ECONNABORTED) {
+                    let error = io::Error::from_raw_os_error(code);
+                    tracing::error!(%error, "an entry of a ring is lost");
+                }
+            }
+        }
+    }
+
+    /// Hands one request to the handler.
+    fn serve(&mut self, entry: u16) {
+        let queue = Arc::clone(&self.queue);
+        let connection = self.dispatch.connection.clone();
+        // SAFETY: the entry was just completed.
+        let (unique, commit_id, incoming) = unsafe { queue.incoming(entry) };
+        self.commits[usize::from(entry)] = (commit_id, unique);
+        let slot = Slot::new(Arc::clone(&queue), entry);
+        let Some(incoming) = incoming else {
+            tracing::error!(unique, "a request whose lengths make no sense was refused");
+            return Reply::on_ring(connection, unique, slot).error(libc::EIO);
+        };
+        let header = incoming.header;
+        if header.opcode == abi::opcode::DESTROY {
+            self.dispatch.guard(|| self.dispatch.destroy_once());
+            return Reply::on_ring(connection, unique, slot).ok();
+        }
+        let length = header.len as usize;
+        let mut buffer = if length <= SMALL {
+            connection.small_pool().take()
+        } else {
+            loop {
+                let pool = connection.large_pool();
+                if let Some(buffer) = pool.take_within(self.buffer_limit, BUFFER_PATIENCE) {
+                    break buffer.starting_at(REQUEST_START);
+                }
+                self.commit();
+            }
+        };
+        // SAFETY: as above; what came with `incoming` says how much there is.
+        unsafe { queue.copy_out(entry, &incoming, &mut buffer[..length]) };
+        connection.in_flight_table().register(unique);
+        self.dispatch.hand_over(buffer, length, Reply::on_ring(connection.clone(), unique, slot));
+    }
+}
+
+/// Sets address and length of the areas, which the builder of the entry does not offer both.
+fn set_areas(entry: &mut squeue::Entry128, areas: &[libc::iovec; 2]) {
+    const ADDRESS: usize = 16;
+    const LENGTH: usize = 24;
+    let bytes = std::ptr::from_mut(entry).cast::<u8>();
+    let address = (std::ptr::from_ref(areas) as u64).to_ne_bytes();
+    let count = (areas.len() as u32).to_ne_bytes();
+    // SAFETY: an `Entry128` is a `struct io_uring_sqe` of 128 bytes, with `addr` and `len` there.
+    unsafe {
+        const { assert!(size_of::<squeue::Entry128>() == 128) };
+        std::ptr::copy_nonoverlapping(address.as_ptr(), bytes.add(ADDRESS), address.len());
+        std::ptr::copy_nonoverlapping(count.as_ptr(), bytes.add(LENGTH), count.len());
+    }
+}

@@ -1,0 +1,120 @@
+//! Creations per second on clusters of 1, 2 and 4 primaries, by 1, 4 and 24 threads of one process.
+//!
+//! `cargo bench -p forebay-meta --bench cluster -- [SECONDS]`
+//!
+//! First transactions like a creation's, each in one partition, straight to the engine, and the
+//! server's memory for each of their records; then creations in the namespace, each thread in a
+//! directory of its own. Clients and servers share the machine, whose cores limit both.
+
+#[path = "../tests/servers/mod.rs"]
+mod servers;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_meta::{
+    Compare, Engine, Expect, FileKind, Ino, Key, MetaStore, MiniTransaction, NewInode, Options,
+    Outcome, Redis, RedisOptions, Timestamp, Write,
+};
+use servers::Servers;
+
+fn main() {
+    let seconds = std::env::args().filter_map(|word| word.parse().ok()).next().unwrap_or(2.0);
+    if !servers::installed() {
+        return;
+    }
+    for primaries in [1, 2, 4] {
+        let servers = Servers::cluster(primaries, 0, &[]);
+        for threads in [1, 4, 24] {
+            let engine = servers.open(&format!("t{threads}"), &RedisOptions::default());
+            measure(primaries, threads, seconds, "engine", |thread, n| create(&engine, thread, n));
+        }
+        for threads in [1, 4, 24] {
+            let engine = servers.open(&format!("n{threads}"), &RedisOptions::default());
+            let store = MetaStore::open(Box::new(engine), &Options::default()).expect("opens");
+            let new = |kind| NewInode::new(kind, 0o755, 1000, 1000);
+            let now = |n| Timestamp::new(1_700_000_000, n as u32);
+            let make = |name: &str| {
+                store.create(Ino::ROOT, name.as_bytes(), new(FileKind::Directory), now(0))
+            };
+            let dirs: Vec<Ino> =
+                (0..threads).map(|n| make(&format!("d{n}")).expect("mkdir").ino).collect();
+            measure(primaries, threads, seconds, "namespace", |thread, n| {
+                let name = format!("result-{n:08}.dat");
+                let dir = dirs[thread as usize];
+                store.create(dir, name.as_bytes(), new(FileKind::File), now(n)).expect("create");
+            });
+        }
+    }
+    memory();
+}
+
+fn measure(
+    primaries: usize,
+    threads: u64,
+    seconds: f64,
+    what: &str,
+    create: impl Fn(u64, u64) + Sync,
+) {
+    let (done, begin) = (AtomicU64::new(0), Instant::now());
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (done, create) = (&done, &create);
+            scope.spawn(move || {
+                let mut n = 0;
+                while begin.elapsed() < Duration::from_secs_f64(seconds) {
+                    create(thread, n);
+                    n += 1;
+                }
+                done.fetch_add(n, Ordering::Relaxed);
+            });
+        }
+    });
+    let rate = done.load(Ordering::Relaxed) as f64 / begin.elapsed().as_secs_f64();
+    let each = threads as f64 / rate * 1e6;
+    println!("{what:10} {primaries} primaries {threads:2} threads {rate:8.0}/s {each:7.0} us each");
+}
+
+/// As a creation: an entry that must not exist, a record, a mark, and the directory's record.
+fn create(engine: &Redis, thread: u64, n: u64) {
+    let partition = (thread * 7919 + n / 100) as u16;
+    let key = |tag: u8, n: u64| Key::new(partition, &[&[tag][..], &n.to_be_bytes()].concat());
+    let name = [b"D".as_slice(), &thread.to_be_bytes(), &n.to_be_bytes(), b"result.dat"].concat();
+    let entry = Key::new(partition, &name);
+    let transaction = MiniTransaction {
+        compare: vec![Compare { key: entry.clone(), expect: Expect::Absent }],
+        read: Vec::new(),
+        write: vec![
+            Write::Put(entry, vec![1; 12]),
+            Write::Put(key(b'I', thread << 32 | n), vec![2; 150]),
+            Write::Put(key(b'Q', thread << 32 | n), vec![3; 10]),
+            Write::Put(key(b'I', u64::MAX), vec![4; 150]),
+        ],
+    };
+    let outcome = engine.execute(&transaction).expect("the cluster answers");
+    assert_ne!(outcome, Outcome::Conflict);
+}
+
+fn memory() {
+    const RECORDS: u64 = 50_000;
+    let servers = Servers::single(&[]);
+    let engine = Arc::new(servers.open("m", &RedisOptions::default()));
+    let used = || -> f64 {
+        let info = servers.command(0, &["INFO", "memory"]);
+        let line = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
+        line.and_then(|bytes| bytes.trim().parse().ok()).expect("INFO has it")
+    };
+    let before = used();
+    for batch in 0..RECORDS / 100 {
+        let write = |n| {
+            let key = [b"I".as_slice(), &u64::to_be_bytes(n)].concat();
+            Write::Put(Key::new((batch / 10) as u16, &key), vec![0; 150])
+        };
+        let write = (batch * 100..batch * 100 + 100).map(write).collect();
+        let transaction = MiniTransaction { write, ..MiniTransaction::default() };
+        engine.execute(&transaction).expect("the server answers");
+    }
+    let each = (used() - before) / RECORDS as f64;
+    println!("memory: {each:.0} bytes for a key of 9 and a value of 150, 1000 in a partition");
+}

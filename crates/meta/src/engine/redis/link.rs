@@ -1,0 +1,343 @@
+//! Connections to one server, shared by many threads.
+//!
+//! Whoever finds a connection free sends its own request together with all that wait, reads the
+//! replies and hands them out (flat combining: Hendler, Incze, Shavit and Tzafrir, SPAA 2010). So a
+//! lone request costs no hand-over between threads, many are pipelined onto few connections without
+//! a thread or a runtime for them, and one `WAIT` confirms all of a batch.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use redis::{
+    Client, Cmd, Connection, ConnectionAddr, IntoConnectionInfo, RedisError, TlsCertificates, Value,
+};
+
+use super::url::{Address, Url};
+
+/// Requests sent in one go, at most.
+const BATCH: usize = 128;
+
+/// How to reach servers.
+pub(super) struct Dial {
+    pub url: Url,
+    pub tls: TlsCertificates,
+    /// The longest that a server may take to accept or to answer.
+    pub timeout: Duration,
+}
+
+impl Dial {
+    /// A new connection, logged in; `resp3` for one that takes pushes.
+    pub fn connect(&self, to: &Address, resp3: bool) -> Result<Connection, LinkError> {
+        let refused = |error: RedisError| LinkError::NotSent(format!("{to}: {error}"));
+        let (host, port) = (to.host.clone(), to.port);
+        let client = if self.url.tls {
+            let tls = ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None };
+            let info = tls.into_connection_info().map_err(refused)?;
+            Client::build_with_tls(info, self.tls.clone())
+        } else {
+            Client::open(ConnectionAddr::Tcp(host, port))
+        };
+        let client = client.map_err(refused)?;
+        let info = client.get_connection_info().clone();
+        let settings = info.tcp_settings().clone().set_nodelay(true);
+        // The library sends its greeting without a time limit, so it is left to us.
+        let quiet = info.redis_settings().clone().set_skip_set_lib_name();
+        let client = Client::open(info.set_tcp_settings(settings).set_redis_settings(quiet));
+        let client = client.map_err(refused)?;
+        let mut connection = client.get_connection_with_timeout(self.timeout).map_err(refused)?;
+        connection.set_read_timeout(Some(self.timeout)).map_err(refused)?;
+        connection.set_write_timeout(Some(self.timeout)).map_err(refused)?;
+        self.greet(&mut connection, to, resp3)?;
+        Ok(connection)
+    }
+
+    fn greet(
+        &self,
+        connection: &mut Connection,
+        to: &Address,
+        resp3: bool,
+    ) -> Result<(), LinkError> {
+        let Some(greeting) = self.greeting(resp3) else { return Ok(()) };
+        let refused = |error: RedisError| LinkError::NotSent(format!("{to}: {error}"));
+        connection.send_packed_command(&greeting.get_packed_command()).map_err(refused)?;
+        match connection.recv_response().map_err(refused)? {
+            Value::ServerError(error) => {
+                let reason = format!("{} {}", error.code(), error.details().unwrap_or_default());
+                match error.code() {
+                    "LOADING" | "MASTERDOWN" => Err(LinkError::NotSent(format!("{to}: {reason}"))),
+                    _ => Err(LinkError::Refused(reason)),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn greeting(&self, resp3: bool) -> Option<Cmd> {
+        let password = self.url.password.as_ref();
+        if resp3 {
+            let mut hello = redis::cmd("HELLO");
+            hello.arg(3);
+            if let Some(password) = password {
+                hello.arg("AUTH").arg(self.url.user.as_deref().unwrap_or("default")).arg(password);
+            }
+            return Some(hello);
+        }
+        let mut auth = redis::cmd("AUTH");
+        auth.arg(self.url.user.as_deref()).arg(password?);
+        Some(auth)
+    }
+}
+
+/// Why no reply came.
+#[derive(Debug, Clone)]
+pub(super) enum LinkError {
+    /// Nothing was sent.
+    NotSent(String),
+    /// It may have been executed.
+    Lost(String),
+    /// The login failed.
+    Refused(String),
+}
+
+/// A reply, and by how many replicas all that was written before it is confirmed.
+#[derive(Debug, Clone)]
+pub(super) struct Reply {
+    pub value: Value,
+    pub replicas: u32,
+}
+
+/// Commands that follow each other on one connection. Several give their replies as one array.
+#[derive(Debug, Clone)]
+pub(super) struct Request {
+    packed: Vec<u8>,
+    count: usize,
+    /// Goes first, if a migration sent us here.
+    pub asking: bool,
+    /// Whether replicas must confirm.
+    pub confirm: bool,
+}
+
+impl Request {
+    pub fn new(command: &Cmd, confirm: bool) -> Self {
+        Request { packed: command.get_packed_command(), count: 1, asking: false, confirm }
+    }
+
+    /// Several commands that only read.
+    pub fn several(commands: &[&Cmd]) -> Self {
+        let mut packed = Vec::new();
+        commands.iter().for_each(|command| command.write_packed_command(&mut packed));
+        Request { packed, count: commands.len(), asking: false, confirm: false }
+    }
+}
+
+struct Call {
+    request: Request,
+    answer: Mutex<Option<Result<Reply, LinkError>>>,
+    /// Rung when there is an answer, or a connection to be taken; waits with the lock of the state.
+    bell: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Arc<Call>>,
+    idle: Vec<Connection>,
+    open: usize,
+}
+
+/// One server.
+pub(super) struct Server {
+    pub address: Address,
+    dial: Arc<Dial>,
+    connections: usize,
+    /// Replicas that must confirm, and how long they may take.
+    replicas: u32,
+    confirm_within: Duration,
+    state: Mutex<State>,
+}
+
+impl Server {
+    pub fn new(
+        address: Address,
+        dial: Arc<Dial>,
+        connections: usize,
+        replicas: u32,
+        confirm_within: Duration,
+    ) -> Self {
+        let state = Mutex::default();
+        Server { address, dial, connections, replicas, confirm_within, state }
+    }
+
+    /// Sends a request and waits for its reply: no longer than a few times the time limit of
+    /// [`Dial`], as every batch ahead of it ends within that.
+    pub fn call(&self, request: Request) -> Result<Reply, LinkError> {
+        let (answer, bell) = (Mutex::new(None), Condvar::new());
+        let call = Arc::new(Call { request, answer, bell });
+        let mut state = self.state.lock();
+        state.waiting.push_back(call.clone());
+        loop {
+            if let Some(answer) = call.answer.lock().take() {
+                return answer;
+            }
+            match self.lead(&mut state, &call) {
+                Some((batch, connection)) => {
+                    drop(state);
+                    self.run(&batch, connection);
+                    state = self.state.lock();
+                }
+                None => call.bell.wait(&mut state),
+            }
+        }
+    }
+
+    /// The first waiting requests and a connection for them, if there is one and `mine` waits.
+    fn lead(
+        &self,
+        state: &mut State,
+        mine: &Arc<Call>,
+    ) -> Option<(Vec<Arc<Call>>, Option<Connection>)> {
+        if !state.waiting.iter().any(|call| Arc::ptr_eq(call, mine)) {
+            return None;
+        }
+        let connection = state.idle.pop();
+        if connection.is_none() {
+            if state.open >= self.connections {
+                return None;
+            }
+            state.open += 1;
+        }
+        let many = state.waiting.len().min(BATCH);
+        Some((state.waiting.drain(..many).collect(), connection))
+    }
+
+    fn run(&self, batch: &[Arc<Call>], connection: Option<Connection>) {
+        let connection = match connection {
+            Some(connection) => Ok(connection),
+            None => self.dial.connect(&self.address, false),
+        };
+        let kept = match connection {
+            Ok(mut connection) => {
+                let end = self.exchange(&mut connection, batch);
+                end.is_ok().then_some(connection)
+            }
+            Err(error) => {
+                batch.iter().for_each(|call| call.settle(Err(error.clone())));
+                None
+            }
+        };
+        let mut state = self.state.lock();
+        match kept {
+            Some(connection) => state.idle.push(connection),
+            None => state.open -= 1,
+        }
+        let next = state.waiting.front().cloned();
+        drop(state);
+        // Whoever looked for an answer before the lock was taken waits for the bell by now.
+        batch.iter().chain(&next).for_each(|call| {
+            call.bell.notify_one();
+        });
+    }
+
+    /// Sends a batch and settles every call of it. An error makes the connection useless.
+    fn exchange(&self, connection: &mut Connection, batch: &[Arc<Call>]) -> Result<(), ()> {
+        let mut bytes = Vec::new();
+        for call in batch {
+            if call.request.asking {
+                redis::cmd("ASKING").write_packed_command(&mut bytes);
+            }
+            bytes.extend_from_slice(&call.request.packed);
+        }
+        let confirm = self.replicas > 0 && batch.iter().any(|call| call.request.confirm);
+        if confirm {
+            let mut wait = redis::cmd("WAIT");
+            wait.arg(self.replicas).arg(self.confirm_within.as_millis() as u64);
+            wait.write_packed_command(&mut bytes);
+        }
+        let mut values = Vec::with_capacity(batch.len());
+        let outcome = self.receive(connection, &bytes, batch, confirm, &mut values);
+        let replicas = *outcome.as_ref().unwrap_or(&0);
+        let mut values = values.into_iter();
+        for call in batch {
+            let lost = |error: &String| LinkError::Lost(format!("{}: {error}", self.address));
+            call.settle(match (values.next(), &outcome) {
+                (Some(value), _) => Ok(Reply { value, replicas }),
+                (None, Err(error)) => Err(lost(error)),
+                (None, Ok(_)) => Err(lost(&"no reply".to_string())),
+            });
+        }
+        outcome.map(|_| ()).map_err(|_| ())
+    }
+
+    /// The replies go into `values`; the number of replicas that confirmed is returned.
+    fn receive(
+        &self,
+        connection: &mut Connection,
+        bytes: &[u8],
+        batch: &[Arc<Call>],
+        confirm: bool,
+        values: &mut Vec<Value>,
+    ) -> Result<u32, String> {
+        connection.send_packed_command(bytes).map_err(|error| error.to_string())?;
+        for call in batch {
+            if call.request.asking {
+                connection.recv_response().map_err(|error| error.to_string())?;
+            }
+            let mut replies = Vec::with_capacity(call.request.count);
+            for _ in 0..call.request.count {
+                replies.push(connection.recv_response().map_err(|error| error.to_string())?);
+            }
+            values.push(match call.request.count {
+                1 => replies.remove(0),
+                _ => Value::Array(replies),
+            });
+        }
+        if !confirm {
+            return Ok(0);
+        }
+        match connection.recv_response() {
+            Ok(Value::Int(replicas)) => Ok(u32::try_from(replicas).unwrap_or(0)),
+            Ok(_) => Ok(0),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Closes what is idle, so that the next request meets the server as it is now.
+    pub fn drop_idle(&self) {
+        let mut state = self.state.lock();
+        state.open -= state.idle.len();
+        state.idle.clear();
+    }
+}
+
+impl Call {
+    fn settle(&self, answer: Result<Reply, LinkError>) {
+        *self.answer.lock() = Some(answer);
+    }
+}
+
+/// When to give up, and how long to pause between attempts.
+pub(super) struct Patience {
+    until: Instant,
+    pause: Duration,
+}
+
+impl Patience {
+    const FIRST: Duration = Duration::from_millis(2);
+    const LONGEST: Duration = Duration::from_millis(100);
+
+    pub fn until(until: Instant) -> Self {
+        Patience { until, pause: Self::FIRST }
+    }
+
+    /// Pauses, longer each time. False if the time is up.
+    pub fn pause(&mut self) -> bool {
+        let now = Instant::now();
+        if now >= self.until {
+            return false;
+        }
+        std::thread::sleep(self.pause.min(self.until - now));
+        self.pause = (self.pause * 2).min(Self::LONGEST);
+        true
+    }
+}

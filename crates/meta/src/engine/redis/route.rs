@@ -1,0 +1,376 @@
+//! Requests find the server that has their slot, whatever happens to the cluster meanwhile.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use redis::{Cmd, Value};
+
+use super::link::{Dial, LinkError, Patience, Reply, Request, Server};
+use super::topology::{self, Topology};
+use super::url::Address;
+use super::{RedisOptions, library};
+use crate::engine::EngineError;
+
+/// A view younger than this is not asked for again.
+const FRESH: Duration = Duration::from_millis(20);
+/// Redirections followed at once; after that every further one waits.
+const HOPS: u32 = 3;
+
+/// The servers of a cluster.
+pub(super) struct Cluster {
+    pub dial: Arc<Dial>,
+    options: RedisOptions,
+    topology: RwLock<Arc<Topology>>,
+    servers: Mutex<HashMap<Address, Arc<Server>>>,
+    /// When the view was refreshed last. Held while it is: all others wait and find it fresh.
+    refreshed: Mutex<Instant>,
+    /// Turns among those who are asked for their view, so that one that is cut off is left behind.
+    turn: AtomicU64,
+    requests: AtomicU64,
+}
+
+/// What to do after an attempt.
+enum Next {
+    Done(Reply),
+    /// At once, to this server.
+    Go(Address),
+    /// At once, to this server, after `ASKING`.
+    Ask(Address),
+    /// After a pause, with a new view of the cluster.
+    Pause(String),
+    /// As `Pause`, and it may have been executed.
+    PauseUnknown(String),
+    Fail(EngineError),
+}
+
+impl Cluster {
+    pub fn open(dial: Dial, options: RedisOptions) -> Result<Self, EngineError> {
+        let first = dial.url.seeds[0].clone();
+        let cluster = Cluster {
+            dial: Arc::new(dial),
+            options,
+            topology: RwLock::new(Arc::new(Topology::single(first))),
+            servers: Mutex::default(),
+            refreshed: Mutex::new(Instant::now()),
+            turn: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+        };
+        let mut patience = Patience::until(Instant::now() + cluster.options.give_up);
+        loop {
+            let reason = match cluster.look(&mut cluster.refreshed.lock()) {
+                Ok(()) if cluster.topology().is_complete() => break,
+                Ok(()) => "not every slot has a primary".to_string(),
+                Err(error @ EngineError::Refused { .. }) => return Err(error),
+                Err(error) => error.to_string(),
+            };
+            if !patience.pause() {
+                return Err(EngineError::Unreachable { reason });
+            }
+        }
+        for primary in &cluster.topology().primaries {
+            cluster.load_library(&cluster.server(primary))?;
+        }
+        Ok(cluster)
+    }
+
+    pub fn topology(&self) -> Arc<Topology> {
+        self.topology.read().clone()
+    }
+
+    /// Requests sent so far, repetitions included.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    pub fn server(&self, address: &Address) -> Arc<Server> {
+        let make = || {
+            Arc::new(Server::new(
+                address.clone(),
+                self.dial.clone(),
+                self.options.connections,
+                self.options.replicas,
+                self.options.confirm_within,
+            ))
+        };
+        self.servers.lock().entry(address.clone()).or_insert_with(make).clone()
+    }
+
+    /// Sends a request to whoever has the slot, again and again until it succeeds or the time is
+    /// up. `request` makes it anew for each attempt; it hears whether an earlier one may have been
+    /// executed.
+    pub fn call(
+        &self,
+        slot: u16,
+        confirm: bool,
+        request: &dyn Fn(bool) -> Cmd,
+    ) -> Result<Value, EngineError> {
+        let mut patience = Patience::until(Instant::now() + self.options.give_up);
+        let (mut unknown, mut hops, mut ask) = (false, 0, None);
+        loop {
+            let asking = ask.is_some();
+            let next = match ask.take().or_else(|| self.topology().owner(slot).cloned()) {
+                Some(address) => {
+                    self.requests.fetch_add(1, Ordering::Relaxed);
+                    let mut request = Request::new(&request(unknown), confirm);
+                    request.asking = asking;
+                    let server = self.server(&address);
+                    self.judge(&server, server.call(request), confirm)
+                }
+                None => Next::Pause(format!("slot {slot} has no primary")),
+            };
+            let reason = match next {
+                Next::Done(reply) => return Ok(reply.value),
+                Next::Fail(error) => return Err(error),
+                Next::Go(to) | Next::Ask(to) if hops >= HOPS => format!("sent on to {to}, again"),
+                Next::Go(to) => {
+                    hops += 1;
+                    self.refresh();
+                    if self.topology().owner(slot) == Some(&to) {
+                        continue;
+                    }
+                    format!("sent on to {to}")
+                }
+                Next::Ask(to) => {
+                    hops += 1;
+                    ask = Some(to);
+                    continue;
+                }
+                Next::Pause(reason) => reason,
+                Next::PauseUnknown(reason) => {
+                    unknown = true;
+                    reason
+                }
+            };
+            hops = 0;
+            if !patience.pause() {
+                return Err(match unknown {
+                    true => EngineError::Unknown { reason },
+                    false => EngineError::Unreachable { reason },
+                });
+            }
+            self.refresh();
+        }
+    }
+
+    fn judge(&self, server: &Server, reply: Result<Reply, LinkError>, confirm: bool) -> Next {
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(LinkError::NotSent(reason)) => return Next::Pause(reason),
+            Err(LinkError::Lost(reason)) => {
+                server.drop_idle();
+                return Next::PauseUnknown(reason);
+            }
+            Err(LinkError::Refused(reason)) => return Next::Fail(refused(&server.address, reason)),
+        };
+        let Value::ServerError(error) = &reply.value else {
+            return match confirm && reply.replicas < self.options.replicas {
+                true => Next::PauseUnknown(format!(
+                    "{} of {} replicas of {} confirmed",
+                    reply.replicas, self.options.replicas, server.address
+                )),
+                false => Next::Done(reply),
+            };
+        };
+        let detail = error.details().unwrap_or_default();
+        let said = format!("{}: {} {detail}", server.address, error.code());
+        match error.code() {
+            "MOVED" | "ASK" => match topology::redirection(detail, &server.address) {
+                Some(to) if error.code() == "ASK" => Next::Ask(to),
+                Some(to) => Next::Go(to),
+                None => Next::Pause(said),
+            },
+            "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" | "BUSY"
+            | "NOREPLICAS" => Next::Pause(said),
+            _ if detail.contains("unction not found") => match self.load_library(server) {
+                Ok(()) => Next::Pause(said),
+                Err(error) => Next::Fail(error),
+            },
+            _ => Next::Fail(refused(&server.address, format!("{} {detail}", error.code()))),
+        }
+    }
+
+    /// Makes the server functions known to a primary, which tells its replicas. Others may do the
+    /// same: the name of the library has its version, so whoever is first is right.
+    fn load_library(&self, server: &Server) -> Result<(), EngineError> {
+        let mut load = redis::cmd("FUNCTION");
+        load.arg("LOAD").arg(library());
+        match server.call(Request::new(&load, false)) {
+            Ok(Reply { value: Value::ServerError(error), .. }) => {
+                let detail = error.details().unwrap_or_default();
+                let passing = ["LOADING", "READONLY", "MOVED", "CLUSTERDOWN", "BUSY", "MASTERDOWN"];
+                if detail.contains("already exists") || passing.contains(&error.code()) {
+                    return Ok(());
+                }
+                Err(refused(&server.address, format!("{} {detail}", error.code())))
+            }
+            Err(LinkError::Refused(reason)) => Err(refused(&server.address, reason)),
+            // Whoever needs it there finds it missing, and comes here again.
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Sees to it that the view is younger than the call, nearly.
+    pub fn refresh(&self) {
+        let mut refreshed = self.refreshed.lock();
+        if refreshed.elapsed() >= FRESH
+            && let Err(error) = self.look(&mut refreshed)
+        {
+            tracing::debug!("no view of the metadata cluster: {error}");
+        }
+    }
+
+    /// Asks one server after the other for its view; the first that is not older than ours counts.
+    fn look(&self, refreshed: &mut Instant) -> Result<(), EngineError> {
+        let known = self.topology();
+        let mut asked: Vec<Address> = known.primaries.clone();
+        asked.extend(
+            self.dial.url.seeds.iter().filter(|seed| !known.primaries.contains(seed)).cloned(),
+        );
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) as usize;
+        let first = turn % asked.len();
+        asked.rotate_left(first);
+        let mut failure = EngineError::Unreachable { reason: "no server has an address".into() };
+        for address in asked {
+            match self.view_of(&address) {
+                Ok(view) if view.epoch >= known.epoch => {
+                    *self.topology.write() = Arc::new(view);
+                    *refreshed = Instant::now();
+                    return Ok(());
+                }
+                Ok(_) => {}
+                Err(error) => failure = error,
+            }
+        }
+        *refreshed = Instant::now();
+        Err(failure)
+    }
+
+    fn view_of(&self, address: &Address) -> Result<Topology, EngineError> {
+        let mut nodes = redis::cmd("CLUSTER");
+        nodes.arg("NODES");
+        let unreachable = |reason: String| EngineError::Unreachable { reason };
+        match self.server(address).call(Request::new(&nodes, false)) {
+            Ok(reply) => view(&reply.value, address, self.dial.url.tls),
+            Err(LinkError::Refused(reason)) => Err(refused(address, reason)),
+            Err(LinkError::NotSent(reason) | LinkError::Lost(reason)) => Err(unreachable(reason)),
+        }
+    }
+
+    /// How a server's log stands.
+    pub fn log_state(&self, address: &Address) -> Result<LogState, EngineError> {
+        let (mut info, mut config) = (redis::cmd("INFO"), redis::cmd("CONFIG"));
+        info.arg("everything");
+        config.arg("GET").arg("appendfsync");
+        let mut patience = Patience::until(Instant::now() + self.options.give_up);
+        loop {
+            let reason = match self.server(address).call(Request::several(&[&info, &config])) {
+                Ok(Reply { value: Value::Array(replies), .. }) => match LogState::parse(&replies) {
+                    Some(state) => return Ok(state),
+                    None => return Err(refused(address, "INFO tells nothing of its log".into())),
+                },
+                Ok(_) => return Err(refused(address, "INFO makes no sense".into())),
+                Err(LinkError::Refused(reason)) => return Err(refused(address, reason)),
+                Err(LinkError::NotSent(reason) | LinkError::Lost(reason)) => reason,
+            };
+            if !patience.pause() {
+                return Err(EngineError::Unreachable { reason });
+            }
+        }
+    }
+
+    /// Sends commands that only read, each to the primary of its slot, in one go to each server, and
+    /// gives the replies in order.
+    pub fn call_each(&self, commands: &[(u16, Cmd)]) -> Result<Vec<Value>, EngineError> {
+        let topology = self.topology();
+        let mut replies = vec![None; commands.len()];
+        for primary in &topology.primaries {
+            let is_theirs = |at: &usize| topology.owner(commands[*at].0) == Some(primary);
+            let theirs: Vec<usize> = (0..commands.len()).filter(is_theirs).collect();
+            if theirs.len() < 2 {
+                continue;
+            }
+            let several: Vec<&Cmd> = theirs.iter().map(|at| &commands[*at].1).collect();
+            self.requests.fetch_add(1, Ordering::Relaxed);
+            let answer = self.server(primary).call(Request::several(&several));
+            let Ok(Reply { value: Value::Array(values), .. }) = answer else { continue };
+            for (at, value) in theirs.into_iter().zip(values) {
+                replies[at] = Some(value).filter(|value| !matches!(value, Value::ServerError(_)));
+            }
+        }
+        let each = replies.into_iter().zip(commands).map(|(reply, (slot, command))| match reply {
+            Some(value) => Ok(value),
+            None => self.call(*slot, false, &|_| command.clone()),
+        });
+        each.collect()
+    }
+}
+
+/// How a server's append-only log stands.
+pub(super) struct LogState {
+    pub enabled: bool,
+    /// Synced before every answer.
+    pub synced_at_once: bool,
+    /// The last write failed.
+    pub failing: bool,
+    /// Bytes not written to it yet.
+    pub unwritten: u64,
+    /// Syncs under way.
+    pub syncing: u64,
+    /// The server's clock, in microseconds, made whole seconds.
+    pub clock: u64,
+}
+
+impl LogState {
+    fn parse(replies: &[Value]) -> Option<Self> {
+        let [info, config] = replies else { return None };
+        let text = match info {
+            Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            Value::VerbatimString { text, .. } => text.clone(),
+            _ => return None,
+        };
+        let field = |name: &str| {
+            text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+        };
+        let number = |name| field(name).and_then(|value| value.parse::<u64>().ok());
+        // A server that hides its configuration is taken for the usual one.
+        let always = matches!(config, Value::Array(words)
+            if words.get(1) == Some(&Value::BulkString(b"always".to_vec())));
+        Some(LogState {
+            enabled: number("aof_enabled")? == 1,
+            synced_at_once: always,
+            failing: field("aof_last_write_status").is_some_and(|status| status != "ok"),
+            unwritten: number("aof_buffer_length").unwrap_or(0),
+            syncing: number("aof_pending_bio_fsync").unwrap_or(0),
+            clock: number("server_time_usec")? / 1_000_000,
+        })
+    }
+}
+
+/// The answer to `CLUSTER NODES`.
+pub(super) fn view(value: &Value, asked: &Address, tls: bool) -> Result<Topology, EngineError> {
+    let unreachable = |reason: String| EngineError::Unreachable { reason };
+    let text = match value {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => text.clone(),
+        Value::ServerError(error) => {
+            let detail = error.details().unwrap_or_default();
+            return match error.code() {
+                _ if detail.contains("cluster support disabled") => {
+                    Ok(Topology::single(asked.clone()))
+                }
+                "NOAUTH" | "NOPERM" => Err(refused(asked, format!("{} {detail}", error.code()))),
+                code => Err(unreachable(format!("{asked}: {code} {detail}"))),
+            };
+        }
+        _ => return Err(unreachable(format!("{asked} answers nonsense"))),
+    };
+    Topology::parse(&text, asked, tls)
+        .ok_or_else(|| unreachable(format!("{asked}: its list of servers makes no sense")))
+}
+
+pub(super) fn refused(server: &Address, reason: String) -> EngineError {
+    EngineError::Refused { server: server.to_string(), reason }
+}

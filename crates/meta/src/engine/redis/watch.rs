@@ -1,0 +1,255 @@
+//! Learns what others change: one connection to each primary on which the server tells every key
+//! of ours that changes (`CLIENT TRACKING ON BCAST`, RESP3).
+//!
+//! Tracking ends silently with its connection, and a primary that takes over knows nothing of it.
+//! So nothing is believed without proof: a partition has a [`Stamp`] only while the primary of its
+//! slot is tracked, has answered within the lease, and sees the same cluster as we do. Whenever a
+//! connection is lost, made anew, or the cluster changes, the generation does, and with it every
+//! stamp.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use redis::{Connection, PushKind, Value};
+
+use super::route::{self, Cluster};
+use super::topology::Topology;
+use super::url::Address;
+use crate::engine::Stamp;
+
+const PARTITIONS: usize = 1 << 16;
+/// A server that can't be tracked is asked again after this.
+const RETRY: Duration = Duration::from_millis(50);
+
+struct State {
+    cluster: Arc<Cluster>,
+    /// What the names of our keys begin with, up to the partition.
+    prefix: String,
+    lease: Duration,
+    /// Counts whatever may have made us deaf.
+    generation: AtomicU64,
+    /// Counts the changes of each partition.
+    changes: Vec<AtomicU64>,
+    tracked: RwLock<HashMap<Address, Tracked>>,
+    stop: AtomicBool,
+}
+
+/// A primary that tells us what changes there.
+struct Tracked {
+    /// It has told us all up to this moment at least.
+    heard: Instant,
+    /// The cluster as it saw it then.
+    view: Arc<Topology>,
+}
+
+/// Tracks all primaries of a cluster, from threads of its own.
+pub(super) struct Tracker {
+    state: Arc<State>,
+    threads: Arc<Mutex<Vec<std::thread::JoinHandle<()>>>>,
+    overseer: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Tracker {
+    pub fn start(cluster: Arc<Cluster>, prefix: String, lease: Duration) -> Self {
+        let state = Arc::new(State {
+            cluster,
+            prefix,
+            lease,
+            generation: AtomicU64::new(0),
+            changes: (0..PARTITIONS).map(|_| AtomicU64::new(0)).collect(),
+            tracked: RwLock::default(),
+            stop: AtomicBool::new(false),
+        });
+        let threads = Arc::new(Mutex::new(Vec::new()));
+        let oversee = {
+            let (state, threads) = (state.clone(), threads.clone());
+            move || state.oversee(&threads)
+        };
+        let overseer = std::thread::Builder::new().name("meta-watch".into()).spawn(oversee);
+        if let Err(error) = &overseer {
+            tracing::warn!("changes by other nodes can't be watched, nothing is cached: {error}");
+        }
+        Tracker { state, threads, overseer: overseer.ok() }
+    }
+
+    pub fn stamp(&self, partition: u16, slot: u16) -> Option<Stamp> {
+        self.state.stamp(partition, slot)
+    }
+}
+
+impl Drop for Tracker {
+    fn drop(&mut self) {
+        self.state.stop.store(true, Ordering::Release);
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in self.overseer.take().into_iter().chain(threads) {
+            // A thread that panicked has nothing to tell any more.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl State {
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    fn stamp(&self, partition: u16, slot: u16) -> Option<Stamp> {
+        // Read first: what happens after this makes the stamp differ from a later one.
+        let generation = self.generation.load(Ordering::Acquire);
+        let change = self.changes[usize::from(partition)].load(Ordering::Acquire);
+        let known = self.cluster.topology();
+        let owner = known.owner(slot)?;
+        let tracked = self.tracked.read();
+        let theirs = tracked.get(owner)?;
+        let confirmed = theirs.heard.elapsed() < self.lease && *theirs.view == *known;
+        confirmed.then_some(Stamp { generation, change })
+    }
+
+    fn forget(&self, address: &Address) {
+        self.tracked.write().remove(address);
+        self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Sees to it that every primary has its thread.
+    fn oversee(self: &Arc<Self>, threads: &Mutex<Vec<std::thread::JoinHandle<()>>>) {
+        let mut followed: HashMap<Address, Arc<AtomicBool>> = HashMap::new();
+        while !self.stopped() {
+            let topology = self.cluster.topology();
+            followed.retain(|address, running| {
+                running.load(Ordering::Acquire) && topology.primaries.contains(address)
+            });
+            for address in &topology.primaries {
+                if followed.contains_key(address) {
+                    continue;
+                }
+                let running = Arc::new(AtomicBool::new(true));
+                let (state, address, flag) = (self.clone(), address.clone(), running.clone());
+                followed.insert(address.clone(), running);
+                let follow = move || {
+                    state.follow(&address);
+                    state.forget(&address);
+                    flag.store(false, Ordering::Release);
+                };
+                let thread = std::thread::Builder::new().name("meta-track".into()).spawn(follow);
+                let mut threads = threads.lock();
+                threads.retain(|thread| !thread.is_finished());
+                threads.extend(thread.ok());
+            }
+            std::thread::sleep(RETRY);
+        }
+    }
+
+    /// Listens to a primary until the connection fails or it is a primary no longer.
+    fn follow(&self, address: &Address) {
+        if let Err(reason) = self.listen(address) {
+            tracing::debug!("changes at {address} are not heard: {reason}");
+            self.forget(address);
+            // The primary may be gone: a new view tells who has its slots.
+            self.cluster.refresh();
+            std::thread::sleep(RETRY);
+        }
+    }
+
+    fn listen(&self, address: &Address) -> Result<(), String> {
+        let dial = &self.cluster.dial;
+        let mut connection = dial.connect(address, true).map_err(|error| format!("{error:?}"))?;
+        let mut track = redis::cmd("CLIENT");
+        track.arg("TRACKING").arg("ON").arg("BCAST").arg("PREFIX").arg(&self.prefix);
+        if let Value::ServerError(error) = self.ask(&mut connection, &track.get_packed_command())? {
+            return Err(format!("{} {}", error.code(), error.details().unwrap_or_default()));
+        }
+        // What was cached before this was not watched.
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        let (mut ping, mut nodes) = (redis::cmd("PING"), redis::cmd("CLUSTER"));
+        nodes.arg("NODES");
+        let (ping, nodes) = (ping.arg("x").get_packed_command(), nodes.get_packed_command());
+        let mut beat = nodes.clone();
+        while !self.stopped() {
+            let asked = Instant::now();
+            let answer = self.ask(&mut connection, &beat)?;
+            let view =
+                route::view(&answer, address, dial.url.tls).map_err(|error| error.to_string())?;
+            if !self.heard(address, asked, view) {
+                return Ok(());
+            }
+            self.listen_for(&mut connection, self.lease / 4)?;
+            // After a read that ran out of time the library skips the next reply, taking it for
+            // the late one: this gives it one to skip.
+            beat = [ping.as_slice(), &nodes].concat();
+        }
+        Ok(())
+    }
+
+    /// Notes a sign of life. False if the server is no primary any more.
+    fn heard(&self, address: &Address, asked: Instant, view: Topology) -> bool {
+        let known = self.cluster.topology();
+        if view != *known {
+            self.generation.fetch_add(1, Ordering::AcqRel);
+            self.cluster.refresh();
+        }
+        let stays = view.primaries.contains(address) || view.single;
+        let tracked = Tracked { heard: asked, view: Arc::new(view) };
+        self.tracked.write().insert(address.clone(), tracked);
+        stays
+    }
+
+    /// Sends and takes pushes until the reply comes.
+    fn ask(&self, connection: &mut Connection, request: &[u8]) -> Result<Value, String> {
+        connection
+            .set_read_timeout(Some(self.cluster.dial.timeout))
+            .and_then(|()| connection.send_packed_command(request))
+            .map_err(|error| error.to_string())?;
+        loop {
+            match connection.recv_response().map_err(|error| error.to_string())? {
+                Value::Push { kind, data } => self.pushed(&kind, &data),
+                value => return Ok(value),
+            }
+        }
+    }
+
+    /// Takes pushes for a while.
+    fn listen_for(&self, connection: &mut Connection, time: Duration) -> Result<(), String> {
+        let until = Instant::now() + time;
+        loop {
+            let left =
+                until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            connection.set_read_timeout(Some(left)).map_err(|error| error.to_string())?;
+            match connection.recv_response() {
+                Ok(Value::Push { kind, data }) => self.pushed(&kind, &data),
+                Ok(_) => return Err("a reply that nobody asked for".to_string()),
+                Err(error) if error.is_timeout() => return Ok(()),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+
+    fn pushed(&self, kind: &PushKind, data: &[Value]) {
+        if *kind != PushKind::Invalidate {
+            return;
+        }
+        let Some(Value::Array(keys)) = data.first() else {
+            // All of the server's keys are gone.
+            self.generation.fetch_add(1, Ordering::AcqRel);
+            return;
+        };
+        for key in keys {
+            match self.partition_of(key) {
+                Some(partition) => {
+                    self.changes[usize::from(partition)].fetch_add(1, Ordering::AcqRel);
+                }
+                None => {
+                    self.generation.fetch_add(1, Ordering::AcqRel);
+                }
+            }
+        }
+    }
+
+    fn partition_of(&self, key: &Value) -> Option<u16> {
+        let Value::BulkString(bytes) = key else { return None };
+        let digits = bytes.strip_prefix(self.prefix.as_bytes())?.get(..4)?;
+        u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+    }
+}

@@ -1,0 +1,126 @@
+//! Access times on their way into the namespace.
+//!
+//! The first read after a change moves a file's access time (`relatime`). One transaction for each
+//! such close would cost a program that reads many small files more than their opening, so they are
+//! gathered for a moment. Whoever asks for attributes sees them at once; a crash loses those of the
+//! moment before it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use forebay_meta::{Accessed, Ino, Timestamp};
+use parking_lot::Mutex;
+
+use crate::node::Node;
+
+/// How long they are gathered.
+const GATHER: Duration = Duration::from_millis(100);
+/// Access times that may wait; more are left to the next read.
+const MOST: usize = 16_384;
+/// So many are written in one transaction.
+const BATCH: usize = 32;
+
+/// Access times that the records do not show yet.
+#[derive(Default)]
+pub(crate) struct Accesses {
+    waiting: Mutex<Waiting>,
+    /// As in `waiting`, for those who only look.
+    count: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// The record's access time when it was noted, and the newer one.
+    times: HashMap<u64, (Timestamp, Timestamp)>,
+    /// A job sees to them.
+    attended: bool,
+}
+
+impl Accesses {
+    /// The access time of an inode whose record says `known`.
+    pub(crate) fn latest(&self, ino: Ino, known: Timestamp) -> Timestamp {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return known;
+        }
+        match self.waiting.lock().times.get(&ino.0) {
+            Some((then, seen)) if *then == known => *seen,
+            _ => known,
+        }
+    }
+
+    /// The access time of an inode is set to something else.
+    pub(crate) fn forget(&self, ino: Ino) {
+        if self.count.load(Ordering::Acquire) > 0 {
+            let mut waiting = self.waiting.lock();
+            waiting.times.remove(&ino.0);
+            self.count.store(waiting.times.len(), Ordering::Release);
+        }
+    }
+
+    /// Notes a newer one. True: somebody has to see to them.
+    fn note(&self, ino: Ino, known: Timestamp, seen: Timestamp) -> bool {
+        let mut waiting = self.waiting.lock();
+        if waiting.times.len() >= MOST && !waiting.times.contains_key(&ino.0) {
+            return false;
+        }
+        waiting.times.insert(ino.0, (known, seen));
+        self.count.store(waiting.times.len(), Ordering::Release);
+        !std::mem::replace(&mut waiting.attended, true)
+    }
+
+    fn all(&self) -> Vec<Accessed> {
+        let waiting = self.waiting.lock();
+        let accessed = waiting.times.iter().map(|(&ino, &(known, seen))| Accessed {
+            ino: Ino(ino),
+            known,
+            seen,
+        });
+        accessed.collect()
+    }
+
+    /// They are in their records now, but for those that were noted anew.
+    fn written(&self, accessed: &[Accessed]) {
+        let mut waiting = self.waiting.lock();
+        for Accessed { ino, known, seen } in accessed {
+            if waiting.times.get(&ino.0) == Some(&(*known, *seen)) {
+                waiting.times.remove(&ino.0);
+            }
+        }
+        self.count.store(waiting.times.len(), Ordering::Release);
+    }
+}
+
+impl Node {
+    /// The access time of a file has moved from `known` to `seen`.
+    pub(crate) fn note_access(&self, ino: Ino, known: Timestamp, seen: Timestamp) {
+        if self.accesses.note(ino, known, seen) && !self.later(Node::attend_to_accesses) {
+            self.accesses.waiting.lock().attended = false;
+        }
+    }
+
+    fn attend_to_accesses(&self) {
+        loop {
+            std::thread::sleep(GATHER);
+            self.write_accesses();
+            let mut waiting = self.accesses.waiting.lock();
+            if waiting.times.is_empty() {
+                waiting.attended = false;
+                return;
+            }
+        }
+    }
+
+    /// Brings the access times into their records.
+    pub(crate) fn write_accesses(&self) {
+        let mut all = self.accesses.all();
+        // Neighbours in a transaction, as their records are in the tables.
+        all.sort_unstable_by_key(|accessed| accessed.ino);
+        for batch in all.chunks(BATCH) {
+            if let Err(error) = self.meta.touch_accessed(batch) {
+                tracing::debug!(%error, "access times not kept");
+            }
+            self.accesses.written(batch);
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! A directory that is there is never taken for gone, whoever moves it, or makes another of its
+//! name, at the worst moment of a comparison with the backing store.
+
+use super::*;
+
+type Deed = Box<dyn FnOnce() + Send>;
+
+/// Does something once, right before an operation of one kind, which may fail then: as if its answer
+/// had been found before.
+#[derive(Default)]
+struct Meanwhile {
+    next: Mutex<Option<(Operation, Deed, Verdict)>>,
+}
+
+impl Meanwhile {
+    fn set(&self, at: Operation, verdict: Verdict, deed: impl FnOnce() + Send + 'static) {
+        *self.next.lock() = Some((at, Box::new(deed), verdict));
+    }
+
+    fn is_done(&self) -> bool {
+        self.next.lock().is_none()
+    }
+}
+
+impl Interceptor for Meanwhile {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        let mut next = self.next.lock();
+        if next.as_ref().is_none_or(|(at, ..)| *at != operation) {
+            return Verdict::Pass;
+        }
+        let Some((_, deed, verdict)) = next.take() else { return Verdict::Pass };
+        drop(next);
+        deed();
+        verdict
+    }
+}
+
+impl Bench {
+    /// A new file with these bytes, made without a look at the backing store.
+    fn write_unseen(&self, dir: Ino, name: &str, bytes: &[u8]) -> Ino {
+        let new = NewInode::new(FileKind::File, 0o644, 0, 0);
+        let made = self.node.meta.create(dir, name.as_bytes(), new, convert::now());
+        let ino = made.expect("it can be made").ino;
+        self.fill(ino, bytes);
+        ino
+    }
+}
+
+const ABSENT: Verdict = Verdict::Fail(libc::ENOENT);
+
+fn bench() -> (Arc<Bench>, Arc<Meanwhile>) {
+    let meanwhile = Arc::new(Meanwhile::default());
+    (Arc::new(Bench::with(meanwhile.clone(), |_| {})), meanwhile)
+}
+
+fn listed(bench: &Bench, dir: Ino) {
+    bench.node.ensure_listed(&Context::DAEMON, dir).expect("a directory that is there");
+}
+
+#[test]
+fn directory_renamed_by_a_worker_while_it_is_compared_then_neither_stale_nor_gone() {
+    let (bench, meanwhile) = bench();
+    let dir = bench.mkdir("old");
+    bench.write("old/file", b"x");
+    bench.drained();
+    bench.node.drop_handle(dir);
+    bench.rename("old", "new", false);
+    let worker = bench.clone();
+    // Not found under its old name, and by then it is reported under the new one.
+    meanwhile.set(Operation::Open, ABSENT, move || worker.node.reconcile(dir).expect("renamed"));
+    bench.node.time_passes(dir);
+    listed(&bench, dir);
+    assert!(meanwhile.is_done());
+    assert_eq!(bench.find(Ino::ROOT, "new").expect("still there").ino, dir);
+    assert!(bench.find(dir, "file").is_some());
+}
+
+#[test]
+fn directory_whose_parent_is_renamed_by_a_worker_while_it_is_compared_then_stays() {
+    let (bench, meanwhile) = bench();
+    let above = bench.mkdir("old");
+    let dir = bench.mkdir("old/dir");
+    let file = bench.write("old/dir/file", b"x");
+    bench.drained();
+    bench.node.drop_handle(above);
+    bench.node.drop_handle(dir);
+    bench.rename("old", "new", false);
+    let worker = bench.clone();
+    meanwhile.set(Operation::Open, ABSENT, move || worker.node.reconcile(above).expect("renamed"));
+    bench.node.time_passes(dir);
+    listed(&bench, dir);
+    assert!(meanwhile.is_done());
+    assert_eq!((bench.dir("new/dir"), bench.find(dir, "file").map(|file| file.ino)), {
+        (dir, Some(file))
+    });
+}
+
+#[test]
+fn file_whose_parent_is_renamed_by_a_worker_while_it_is_compared_then_stays() {
+    let (bench, meanwhile) = bench();
+    let above = bench.mkdir("old");
+    let file = bench.write("old/file", b"x");
+    bench.drained();
+    bench.node.drop_handle(above);
+    bench.rename("old", "new", false);
+    let worker = bench.clone();
+    meanwhile.set(Operation::Open, ABSENT, move || worker.node.reconcile(above).expect("renamed"));
+    let record = bench.node.meta.get(file).expect("known");
+    let now = bench.node.revalidate(&Context::DAEMON, record).expect("still there");
+    assert!(meanwhile.is_done());
+    assert_eq!((now.ino, bench.find(above, "file").map(|file| file.ino)), (file, Some(file)));
+    assert!(!bench.contents.stale.lock().contains(&file.0), "its copy was kept");
+}
+
+#[test]
+fn file_whose_parent_is_about_to_be_renamed_when_not_found_then_stays() {
+    let (bench, meanwhile) = bench();
+    let above = bench.mkdir("old");
+    let file = bench.write("old/file", b"x");
+    bench.drained();
+    bench.node.drop_handle(above);
+    bench.rename("old", "new", false);
+    // Neither the first nor the second look finds it: its parent is on the move.
+    let again = meanwhile.clone();
+    meanwhile.set(Operation::Open, ABSENT, move || again.set(Operation::Open, ABSENT, || {}));
+    let record = bench.node.meta.get(file).expect("known");
+    let now = bench.node.revalidate(&Context::DAEMON, record).expect("still there");
+    assert!(meanwhile.is_done());
+    assert_eq!((now.ino, bench.find(above, "file").map(|file| file.ino)), (file, Some(file)));
+}
+
+#[test]
+fn directory_removed_while_it_is_compared_then_another_of_its_name_stays() {
+    let (bench, meanwhile) = bench();
+    let first = bench.mkdir("dir");
+    bench.drained();
+    let program = bench.clone();
+    meanwhile.set(Operation::Stat, Verdict::Pass, move || {
+        program.rmdir("dir");
+        program.drained();
+        program.mkdir("dir");
+        program.drained();
+    });
+    bench.node.time_passes(first);
+    // Whoever lists the first one: it is removed, which is no failure of his.
+    listed(&bench, first);
+    assert!(meanwhile.is_done());
+    let second = bench.find(Ino::ROOT, "dir").expect("nobody removed it").ino;
+    assert_ne!(first, second);
+    assert!(bench.node.meta.get(second).is_ok());
+}
+
+#[test]
+fn directory_that_waits_for_its_name_when_listed_then_is_not_taken_for_the_one_that_has_it() {
+    let (bench, meanwhile) = bench();
+    bench.mkdir("dir");
+    bench.write("dir/of the first", b"1");
+    bench.drained();
+    bench.rename("dir", "moved", false);
+    let second = bench.mkdir("dir");
+    let program = bench.clone();
+    // The second has claimed its name, under which the first still stands.
+    meanwhile.set(Operation::Limbo, Verdict::Pass, move || listed(&program, second));
+    bench.node.reconcile(second).expect("made");
+    assert!(meanwhile.is_done());
+    assert!(bench.find(second, "of the first").is_none(), "it has no such file");
+    bench.write("dir/of the second", b"2");
+    bench.drained();
+    assert_eq!(bench.names("dir"), ["of the second"]);
+    assert_eq!(bench.names("moved"), ["of the first"]);
+}
+
+#[test]
+fn directory_made_anew_while_the_removed_one_is_emptied_then_nothing_of_it_comes_back() {
+    let (bench, meanwhile) = bench();
+    bench.mkdir("dir");
+    for index in 0..20 {
+        bench.write(&format!("dir/{index}"), b"1");
+    }
+    bench.drained();
+    for index in 0..20 {
+        bench.unlink(&format!("dir/{index}"));
+    }
+    bench.rmdir("dir");
+    let second = bench.mkdir("dir");
+    let program = bench.clone();
+    meanwhile.set(Operation::Remove, Verdict::Pass, move || listed(&program, second));
+    bench.node.reconcile(second).expect("made");
+    assert!(meanwhile.is_done());
+    listed(&bench, second);
+    assert!(bench.node.meta.entries(second, 0, 100).expect("entries").is_empty());
+    bench.write("dir/file", b"2");
+    bench.drained();
+    assert_eq!(bench.names("dir"), ["file"]);
+}
+
+#[test]
+fn directory_not_listed_yet_when_renamed_by_a_worker_meanwhile_then_listed() {
+    let (bench, meanwhile) = bench();
+    fs::create_dir(bench.root.join("old")).expect("made");
+    fs::write(bench.root.join("old/file"), b"x").expect("written");
+    let dir = bench.dir("old");
+    bench.rename("old", "new", false);
+    let worker = bench.clone();
+    meanwhile.set(Operation::Open, ABSENT, move || worker.node.reconcile(dir).expect("renamed"));
+    listed(&bench, dir);
+    assert!(meanwhile.is_done());
+    assert!(bench.find(dir, "file").is_some());
+}
+
+#[test]
+fn entry_removed_between_the_listing_and_its_comparison_then_the_listing_goes_on() {
+    let (bench, _) = bench();
+    let file = bench.write("file", b"x");
+    let sub = bench.mkdir("sub");
+    bench.drained();
+    for (name, ino) in [("file", file), ("sub", sub)] {
+        let record = bench.node.meta.get(ino).expect("known");
+        let path = bench.root.join(name);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).expect("changed outside");
+        let handle = bench.node.backing.root();
+        let found = bench.node.backing.stat(&handle, name.as_ref()).expect("there");
+        let found = bench.node.found(&handle, name.as_bytes(), &found).expect("there");
+        if record.is_directory() {
+            bench.rmdir(name);
+        } else {
+            bench.unlink(name);
+        }
+        bench.drained();
+        assert!(bench.node.meta.get(ino).is_err(), "nothing is left of it");
+        bench.node.compare_listed(&record, &found).expect("nobody's failure");
+    }
+}
+
+/// What became of an inode in a turn of its own.
+fn turn(bench: &Bench, ino: Ino) -> Option<super::super::queue::Turn> {
+    let mut became = None;
+    bench.node.take_turns(&[(ino, 0)], false, &mut |_, turn| became = Some(turn));
+    became
+}
+
+fn told_of_a_failure(bench: &Bench, ino: Ino) -> bool {
+    let node = &bench.node;
+    node.write_error(ino).is_some()
+        || node.last_backlog_error().is_some()
+        || node.metrics.flush_failures.get() > 0
+}
+
+#[test]
+fn file_removed_with_its_directory_during_its_turn_then_no_failure_and_no_retry() {
+    let (bench, meanwhile) = bench();
+    let dir = bench.mkdir("dir");
+    bench.drained();
+    let file = bench.write("dir/file", b"x");
+    let program = bench.clone();
+    meanwhile.set(Operation::Commit, ABSENT, move || {
+        let (meta, now) = (&program.node.meta, convert::now());
+        meta.unlink(dir, b"file", now, false).expect("unlinked");
+        meta.rmdir(Ino::ROOT, b"dir", now, false).expect("removed");
+    });
+    assert_eq!(turn(&bench, file), Some(super::super::queue::Turn::Done));
+    assert!(meanwhile.is_done() && !told_of_a_failure(&bench, file));
+    assert!(bench.node.meta.get(file).is_err(), "nothing is left to be tried again");
+    bench.drained();
+    assert!(bench.names("").is_empty());
+}
+
+#[test]
+fn file_whose_directory_is_another_than_the_handle_says_then_written_in_the_same_turn() {
+    let (bench, meanwhile) = bench();
+    let dir = bench.mkdir("dir");
+    bench.drained();
+    bench.node.backing_dir(dir).expect("there");
+    // Removed and made again by others: the handle leads to what is gone.
+    fs::remove_dir(bench.root.join("dir")).expect("removed");
+    fs::create_dir(bench.root.join("dir")).expect("made");
+    let file = bench.write_unseen(dir, "file", b"x");
+    assert_eq!(turn(&bench, file), Some(super::super::queue::Turn::Done));
+    assert!(meanwhile.is_done() && !told_of_a_failure(&bench, file));
+    assert_eq!(bench.read("dir/file"), b"x");
+}
+
+#[test]
+fn file_that_is_there_when_its_turn_fails_then_told_and_tried_again() {
+    let (bench, meanwhile) = bench();
+    let file = bench.write("file", b"x");
+    meanwhile.set(Operation::Commit, ABSENT, || {});
+    assert_eq!(turn(&bench, file), Some(super::super::queue::Turn::Failed));
+    assert!(meanwhile.is_done() && told_of_a_failure(&bench, file));
+    bench.drained();
+    assert_eq!(bench.read("file"), b"x");
+}
+
+#[test]
+fn directory_removed_by_others_when_compared_then_goes() {
+    let (bench, _) = bench();
+    let above = bench.mkdir("above");
+    let dir = bench.mkdir("above/dir");
+    bench.write("above/dir/file", b"x");
+    bench.drained();
+    fs::remove_dir_all(bench.root.join("above/dir")).expect("removed");
+    bench.node.time_passes(dir);
+    let stale = bench.node.ensure_listed(&Context::DAEMON, dir);
+    assert!(matches!(stale, Err(crate::NodeError::Posix(rustix::io::Errno::STALE))), "{stale:?}");
+    assert!(bench.node.meta.lookup(above, b"dir").expect("a look-up").is_none());
+}

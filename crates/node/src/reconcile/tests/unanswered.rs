@@ -1,0 +1,134 @@
+//! Operations on the backing store that took effect though their answer got lost.
+
+use super::*;
+
+/// The rule with which the `n`th operation of a kind is done and its answer is lost.
+fn lost(operation: Operation, n: u64) -> Rule {
+    Rule { fault: Verdict::Lost(libc::EIO), ..Rule::nth(operation, n, libc::EIO) }
+}
+
+/// A bench whose store loses answers.
+fn losing() -> (Bench, Arc<Flaky>) {
+    let flaky = Arc::new(Flaky::new(1));
+    (Bench::with(flaky.clone(), |_| {}), flaky)
+}
+
+#[test]
+fn a_version_whose_commit_got_no_answer_when_written_again_then_replaced_without_conflict() {
+    let (bench, flaky) = losing();
+    bench.write("file", b"first");
+    bench.drained();
+    let ino = bench.write("file", b"second");
+    flaky.set_rules(vec![lost(Operation::Commit, 1)]);
+    bench.node.reconcile(ino).expect_err("the answer was lost");
+    assert_eq!(bench.read("file"), b"second");
+    bench.write("file", b"the third");
+    bench.drained();
+    assert_eq!(bench.read("file"), b"the third");
+    assert_eq!((bench.node.conflicts().0, bench.names("")), (0, vec!["file".to_owned()]));
+}
+
+#[test]
+fn a_version_whose_commit_got_no_answer_when_removed_then_gone_without_conflict() {
+    let (bench, flaky) = losing();
+    bench.write("file", b"first");
+    bench.drained();
+    let ino = bench.write("file", b"second");
+    flaky.set_rules(vec![lost(Operation::Commit, 1)]);
+    bench.node.reconcile(ino).expect_err("the answer was lost");
+    bench.unlink("file");
+    bench.drained();
+    assert_eq!((bench.node.conflicts().0, bench.names("")), (0, vec![]));
+}
+
+#[test]
+fn times_whose_change_got_no_answer_when_removed_then_gone_without_conflict() {
+    let (bench, flaky) = losing();
+    let ino = bench.write("file", b"bytes");
+    bench.drained();
+    let update = |record: &mut Record| {
+        record.attr.mtime = forebay_meta::Timestamp::new(1_000_000_000, 0);
+        record.backing.attrs_differ = true;
+        Queue::Yes
+    };
+    bench.node.meta.update(ino, Some(convert::now()), update).expect("it is there");
+    flaky.set_rules(vec![lost(Operation::SetAttributes, 1)]);
+    bench.node.reconcile(ino).expect_err("the answer was lost");
+    bench.unlink("file");
+    bench.drained();
+    assert_eq!((bench.node.conflicts().0, bench.names("")), (0, vec![]));
+}
+
+#[test]
+fn a_directory_whose_making_got_no_answer_twice_when_renamed_then_there_is_one() {
+    let (bench, flaky) = losing();
+    let ino = bench.mkdir("old");
+    flaky.set_rules(vec![Rule::nth(Operation::Create, 1, libc::EIO)]);
+    bench.node.reconcile(ino).expect_err("not made");
+    flaky.set_rules(vec![lost(Operation::Create, 1)]);
+    bench.node.reconcile(ino).expect_err("the answer was lost");
+    bench.rename("old", "new", false);
+    bench.drained();
+    assert_eq!(bench.names(""), ["new"]);
+}
+
+#[test]
+fn a_second_name_when_the_first_is_only_claimed_then_not_made_of_what_stands_there() {
+    let bench = Bench::new();
+    let old = bench.make("one", FileKind::Symlink, 0o777);
+    bench.drained();
+    bench.rename("one", "elsewhere", false);
+    let new = bench.write("one", b"bytes");
+    {
+        let _busy = bench.node.own(old, Duration::ZERO).expect("nobody works on it");
+        let mut batch = super::super::Batch::new(&bench.node);
+        let claimed = bench.node.reconcile_in(new, &mut batch);
+        assert!(matches!(claimed, Err(crate::error::NodeError::Busy)), "{claimed:?}");
+    }
+    bench.node.meta.link(new, Ino::ROOT, b"two", convert::now()).expect("linked");
+    {
+        let _busy = bench.node.own(old, Duration::ZERO).expect("nobody works on it");
+        bench.node.reconcile_in(new, &mut super::super::Batch::new(&bench.node)).ok();
+    }
+    bench.drained();
+    assert_eq!((bench.read("one"), bench.read("two")), (b"bytes".to_vec(), b"bytes".to_vec()));
+}
+
+#[test]
+fn a_file_that_only_claims_its_name_when_another_clears_its_old_one_then_still_made() {
+    let bench = Bench::new();
+    let empty = bench.make("here", FileKind::File, 0o600);
+    let meta = &bench.node.meta;
+    let link = |name: &str| forebay_meta::Link::new(Ino::ROOT, name.as_bytes());
+    // As an interrupted worker leaves it: nothing was made under either name.
+    meta.claim(empty, &link("there")).expect("claimed");
+    meta.claim(empty, &link("here")).expect("claimed");
+    let other = bench.make("there", FileKind::Symlink, 0o777);
+    bench.node.reconcile(other).expect("made");
+    bench.drained();
+    assert_eq!(bench.names(""), ["here", "there"]);
+}
+
+#[test]
+fn two_removed_claimants_of_a_name_when_a_third_takes_it_then_no_conflict() {
+    let (bench, flaky) = losing();
+    bench.write("name", b"first");
+    bench.drained();
+    let second = bench.write("other", b"the second");
+    bench.rename("other", "name", false);
+    // Replaced, and neither the one nor the other could be reported.
+    for nth in 1..6 {
+        flaky.set_rules(vec![Rule::nth(Operation::Sync, nth, libc::EIO)]);
+        if bench.node.reconcile(second).is_err() && bench.read("name") == b"the second" {
+            break;
+        }
+    }
+    flaky.set_rules(vec![]);
+    assert_eq!(bench.node.meta.ghosts_of(Ino::ROOT, b"name").expect("ghosts").len(), 1);
+    bench.write("newest", b"the third one");
+    bench.rename("newest", "name", false);
+    assert_eq!(bench.node.meta.ghosts_of(Ino::ROOT, b"name").expect("ghosts").len(), 2);
+    bench.drained();
+    assert_eq!(bench.read("name"), b"the third one");
+    assert_eq!((bench.node.conflicts().0, bench.names("")), (0, vec!["name".to_owned()]));
+}

@@ -1,0 +1,70 @@
+//! What removed files leave on the tiers, taken away behind the back of those who removed them.
+//!
+//! The namespace has forgotten such a file durably; to remove its object is housekeeping that grows
+//! with the file. If the daemon dies before it is done, the next start finds objects without a
+//! record and removes them.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use forebay_meta::Ino;
+use parking_lot::Mutex;
+
+use crate::node::Node;
+
+/// Files that may wait; more are taken away by those who remove them.
+const MOST: usize = 4096;
+/// Pause in which others come together: to wake a thread for each costs more than the work.
+const GATHER: Duration = Duration::from_millis(2);
+
+/// Removed files whose bytes are still there.
+#[derive(Default)]
+pub(crate) struct Removals(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    files: VecDeque<Ino>,
+    /// A job sees to them.
+    attended: bool,
+}
+
+impl Node {
+    /// Drops the bytes of a removed file that nobody uses, in a moment.
+    pub(crate) fn discard_soon(&self, ino: Ino) {
+        let mut waiting = self.removals.0.lock();
+        if waiting.files.len() >= MOST {
+            drop(waiting);
+            return self.discard_data(ino);
+        }
+        waiting.files.push_back(ino);
+        let start = !std::mem::replace(&mut waiting.attended, true);
+        drop(waiting);
+        if start && !self.later(Node::attend_to_removals) {
+            self.removals.0.lock().attended = false;
+            self.discard_removed();
+        }
+    }
+
+    fn attend_to_removals(&self) {
+        loop {
+            std::thread::sleep(GATHER);
+            self.discard_removed();
+            let mut waiting = self.removals.0.lock();
+            if waiting.files.is_empty() {
+                waiting.attended = false;
+                return;
+            }
+        }
+    }
+
+    /// Drops the bytes of all removed files now: somebody needs their room, or the daemon ends.
+    pub(crate) fn discard_removed(&self) {
+        loop {
+            let Some(ino) = self.removals.0.lock().files.pop_front() else { return };
+            // Opened at the last moment: whoever did discards the data at the end.
+            if !self.is_open(ino) {
+                self.discard_data(ino);
+            }
+        }
+    }
+}
