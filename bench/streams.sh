@@ -30,6 +30,10 @@ GROUP=
 [ $# -gt 0 ] || set -- maximum startup truth
 
 stop_server() {
+    if [ -s "$DIR/nginx.pid" ]; then
+        kill "$(cat "$DIR/nginx.pid")" 2>/dev/null || true
+        for _ in $(seq 50); do [ -s "$DIR/nginx.pid" ] || break; sleep 0.1; done
+    fi
     [ -z "$SERVER" ] || { kill "$SERVER" 2>/dev/null || true; wait "$SERVER" 2>/dev/null || true; }
     SERVER=
 }
