@@ -104,7 +104,8 @@ impl Node {
             std::thread::sleep(GATHER);
             self.write_accesses();
             let mut waiting = self.accesses.waiting.lock();
-            if waiting.times.is_empty() {
+            // A daemon that comes to rest does not wait for its users to pause.
+            if waiting.times.is_empty() || self.stopping.load(Ordering::Acquire) {
                 waiting.attended = false;
                 return;
             }

@@ -72,9 +72,12 @@ pub fn fail_points() -> Vec<&'static str> {
 }
 
 /// Sets the fail points that the environment variable `FAILPOINTS` names, for as long as the process
-/// lives, as in `node.flush.copied=3*off->panic`. Does nothing without the feature `failpoints`.
+/// lives, as in `node.flush.copied=3*off->panic`. Does nothing without the feature `failpoints`, nor
+/// the second time: a daemon may take back a mount that it has given away.
 pub fn arm_fail_points() {
+    static ARMED: std::sync::Once = std::sync::Once::new();
     if fail::has_failpoints() {
-        std::mem::forget(fail::FailScenario::setup());
+        // Its end would disarm them, and a second scenario waits for that.
+        ARMED.call_once(|| std::mem::forget(fail::FailScenario::setup()));
     }
 }

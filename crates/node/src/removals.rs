@@ -5,6 +5,7 @@
 //! record and removes them.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_meta::Ino;
@@ -50,7 +51,8 @@ impl Node {
             std::thread::sleep(GATHER);
             self.discard_removed();
             let mut waiting = self.removals.0.lock();
-            if waiting.files.is_empty() {
+            // A daemon that comes to rest does not wait for its users to pause.
+            if waiting.files.is_empty() || self.stopping.load(Ordering::Acquire) {
                 waiting.attended = false;
                 return;
             }
