@@ -242,15 +242,6 @@ impl Driver {
                     player.generation += 1;
                 }
             }
-            Event::Resume(stream) => {
-                if let Some(player) = self.players.get_mut(&stream.0)
-                    && !player.waiting
-                    && player.clock.is_none()
-                {
-                    player.clock = Some((now, player.rate.time_of(player.offset)));
-                }
-                self.next_report(stream.0);
-            }
             Event::Seek { stream, .. } => self.settle(stream.0),
             Event::SetRate { stream, rate } => {
                 self.settle(stream.0);

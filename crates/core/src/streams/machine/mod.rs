@@ -27,6 +27,7 @@ mod dispatch;
 mod event;
 mod membership;
 mod reader;
+mod sure;
 mod visit;
 
 use std::collections::{HashMap, VecDeque};
@@ -106,6 +107,10 @@ pub struct Machine {
     plan: Plan,
     /// Nanoseconds of media that a visit fills to; grows towards that of the plan.
     target: u64,
+    /// Chunks that readers may hold, all together.
+    reserved: u64,
+    /// Streams whose clocks start as soon as nobody suffers.
+    wakers: VecDeque<u32>,
     /// Reads under way.
     flying: u32,
     /// A visit that is not done, between two of its reads.
@@ -172,6 +177,8 @@ impl Machine {
             owners: Vec::new(),
             plan,
             target: 0,
+            reserved: 0,
+            wakers: VecDeque::new(),
             flying: 0,
             partial: None,
             head: 0,

@@ -120,8 +120,13 @@ pub(super) struct Reader {
     pub order: u64,
     /// Nanoseconds of media that buffers must be filled to when it starts, by its admission.
     pub needs: u64,
-    /// No visit before.
+    /// No visit before, when there is time; and not even in a hurry.
     pub release: u64,
+    pub earliest: u64,
+    /// Chunks that it may hold.
+    pub quota: u64,
+    /// Nanoseconds that the jumps within a visit take at most.
+    pub jumps: u64,
     /// Was not yet visited in its turn.
     pub fresh: bool,
     /// Since the last good read: it failed; there was no buffer.
@@ -155,6 +160,9 @@ impl Reader {
             order: 0,
             needs: 0,
             release: 0,
+            earliest: 0,
+            quota: 0,
+            jumps: 0,
             fresh: true,
             failed: false,
             short: false,
