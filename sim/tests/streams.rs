@@ -194,6 +194,48 @@ proptest! {
             most = most.max(driver.machine.memory().0);
         });
         prop_assert!(most <= limit, "{most} bytes");
-        prop_assert!(driver.outcome.glitches.is_empty(), "{:?}", driver.outcome.glitches);
+        let outcome = &driver.outcome;
+        prop_assert!(outcome.glitches.is_empty(), "{:?}", outcome.glitches);
+        prop_assert!(outcome.degraded.is_empty(), "{:?}", outcome.degraded);
+        prop_assert_eq!(driver.machine.counters().early, 0);
+        prop_assert!(outcome.broken_promises.is_empty(), "{:?}", outcome.broken_promises);
     }
+}
+
+/// Plays deeds that once made streams run dry.
+fn replay(deeds: &[(u64, Deed)], memory: u64, interval: u64) -> Driver {
+    let mut config = elastic(memory, Assurance::Deterministic);
+    config.interval = interval;
+    let mut driver = driver(config, DeviceKind::Table1, 0);
+    driver.device.worst = true;
+    let now = plan_deeds(&mut driver, deeds);
+    driver.run_until(Tick((now + 60_000) * 1_000_000));
+    driver
+}
+
+#[test]
+fn device_that_always_takes_its_longest_then_no_guarantee_is_taken_away() {
+    use Deed::{Join, Leave, Pause, Rate};
+    let deeds = [
+        (0, Join(12, 14)),
+        (0, Join(16, 15)),
+        (1110, Join(0, 5)),
+        (228, Join(1, 12)),
+        (0, Join(13, 0)),
+        (328, Rate(12, 737_381)),
+        (70, Join(2, 11)),
+        (894, Leave(3)),
+        (203, Leave(12)),
+        (1960, Join(3, 5)),
+        (518, Join(4, 10)),
+        (375, Pause(5)),
+        (1063, Join(5, 8)),
+        (851, Join(17, 7)),
+        (994, Join(0, 0)),
+        (707, Join(18, 0)),
+        (413, Join(19, 19)),
+    ];
+    let driver = replay(&deeds, 9 * MB, 0);
+    assert!(driver.outcome.degraded.is_empty(), "{:?}", driver.outcome.degraded);
+    assert!(driver.outcome.glitches.is_empty(), "{:?}", driver.outcome.glitches);
 }

@@ -253,6 +253,7 @@ impl Machine {
     fn adapt(&mut self, now: Tick, out: &mut Actions) {
         let drift = self.slowdown();
         let seen = if drift > DRIFT { drift } else { 1.0 };
+        self.overlong &= drift > DRIFT;
         let changed = (seen / self.slowdown - 1.0).abs() > 0.05;
         let degraded = !self.sweeps.is_empty(self.wheel);
         if !self.config.enforce || !(changed || degraded || self.slowdown > 1.0) {

@@ -123,6 +123,8 @@ pub struct Machine {
     /// Moving averages of service times, observed and expected.
     observed: f64,
     expected: f64,
+    /// A read took longer than the longest by the profile.
+    overlong: bool,
     /// What admission was told of it.
     slowdown: f64,
     /// Nanoseconds that this sweep took longer than planned for.
@@ -187,6 +189,7 @@ impl Machine {
             budget_at: Tick(0),
             observed: 0.0,
             expected: 0.0,
+            overlong: false,
             slowdown: 1.0,
             excess: 0,
             requests: VecDeque::new(),
@@ -270,7 +273,9 @@ impl Machine {
     /// Observed service times over those of the profile.
     #[must_use]
     pub fn slowdown(&self) -> f64 {
-        if self.expected > 0.0 { self.observed / self.expected } else { 1.0 }
+        // A sure profile is true until a read takes longer than it allows, however many take long.
+        let known = self.expected > 0.0 && (self.overlong || !self.sure());
+        if known { self.observed / self.expected } else { 1.0 }
     }
 
     /// Streams there are, and readers that have a guarantee for them.

@@ -108,8 +108,9 @@ pub(super) struct Reader {
     pub visit_end: u64,
     /// Bytes of the read under way.
     pub flying: u64,
-    /// Nanoseconds that it should take.
+    /// Nanoseconds that it should take, and the most that it can by the profile.
     pub expected: u64,
+    pub longest: u64,
     pub members: Vec<u32>,
     /// The stream that needs the next byte first.
     pub lead: Option<u32>,
@@ -153,6 +154,7 @@ impl Reader {
             visit_end: 0,
             flying: 0,
             expected: 0,
+            longest: 0,
             members: Vec::new(),
             lead: None,
             demand: None,

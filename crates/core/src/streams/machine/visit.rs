@@ -151,6 +151,10 @@ impl Machine {
         reader.flying = bytes;
         reader.expected =
             (self.admission.profile().expected(distance, physical, bytes) * 1e9) as u64;
+        let profile = self.admission.profile();
+        let most = profile.access(distance).worst
+            + bytes as f64 / profile.slowest_in(physical, physical + bytes);
+        reader.longest = (most * 1.01e9) as u64;
         reader.state = State::Flying;
         self.head = physical + bytes;
         self.flying += 1;
@@ -163,10 +167,11 @@ impl Machine {
         if !matches!(reader.state, State::Flying | State::Doomed) {
             return None;
         }
-        let expected = reader.expected;
+        let (expected, longest) = (reader.expected, reader.longest);
         self.flying = self.flying.saturating_sub(1);
         self.observed += (service as f64 - self.observed) * WEIGHT;
         self.expected += (expected as f64 - self.expected) * WEIGHT;
+        self.overlong |= service > longest;
         let transfer = reader.flying as f64 / reader.slowest * 1e9;
         self.excess += service as i64 - self.plan.access as i64 - transfer as i64;
         if reader.state == State::Doomed {
