@@ -198,6 +198,7 @@ proptest! {
         prop_assert!(outcome.glitches.is_empty(), "{:?}", outcome.glitches);
         prop_assert!(outcome.degraded.is_empty(), "{:?}", outcome.degraded);
         prop_assert_eq!(driver.machine.counters().early, 0);
+        prop_assert_eq!(driver.put_off(), 0);
         prop_assert!(outcome.broken_promises.is_empty(), "{:?}", outcome.broken_promises);
     }
 }

@@ -159,6 +159,14 @@ impl Driver {
         self.players.values().filter(|player| player.waiting).count()
     }
 
+    /// Streams that neither play nor are paused: they wait for the machine.
+    #[must_use]
+    pub fn put_off(&self) -> usize {
+        let silent = self.players.iter().filter(|(_, player)| player.clock.is_none());
+        let status = silent.filter_map(|(stream, _)| self.machine.status(StreamId(*stream)));
+        status.filter(|status| !status.paused).count()
+    }
+
     /// Lets time pass.
     pub fn run_until(&mut self, end: Tick) {
         self.run_checked(end, |_| {});

@@ -81,6 +81,8 @@ pub struct StreamStatus {
     pub guaranteed: bool,
     /// Whether it has had its first data.
     pub playing: bool,
+    /// Whether it waits for its client to resume.
+    pub paused: bool,
 }
 
 /// The machine. One for a device.
@@ -309,6 +311,7 @@ impl Machine {
             dry_at: more.then(|| Tick(member.dry_at(filled) as u64)),
             guaranteed: reader.is_some_and(|reader| reader.demand.is_some()),
             playing: member.started,
+            paused: member.paused,
         })
     }
 
