@@ -135,11 +135,12 @@ fn deeds() -> impl Strategy<Value = Vec<(u64, Deed)>> {
         1 => (stream.clone(), 0..1_000u64).prop_map(|(s, to)| Deed::Seek(s, to)),
         1 => (stream, 50_000..1_500_000u64).prop_map(|(s, rate)| Deed::Rate(s, rate)),
     ];
-    prop::collection::vec((0..2_000u64, deed), 1..90)
+    let busy = prop::collection::vec((0..100u64, deed.clone()), 1..200);
+    prop_oneof![2 => prop::collection::vec((0..2_000u64, deed), 1..90), 1 => busy]
 }
 
-/// Plans them; when the last one is done, in milliseconds.
-fn plan_deeds(driver: &mut Driver, deeds: &[(u64, Deed)]) -> u64 {
+/// Plans them, on so many titles; when the last one is done, in milliseconds.
+fn plan_deeds(driver: &mut Driver, deeds: &[(u64, Deed)], popular: u64) -> u64 {
     let files = titles(20, 60 * MB, DeviceKind::Table1);
     let mut playing = [0; 60];
     let mut now = 0;
@@ -148,6 +149,7 @@ fn plan_deeds(driver: &mut Driver, deeds: &[(u64, Deed)]) -> u64 {
         let at = Tick(now * 1_000_000);
         let event = match *deed {
             Deed::Join(stream, title) => {
+                let title = title % popular;
                 let rate = Rate::constant(100_000 + title * 40_000).expect("a rate");
                 driver.join_at(at, stream, title, &rate, &files[title as usize]);
                 playing[stream as usize] = title;
@@ -177,15 +179,16 @@ proptest! {
         deeds in deeds(),
         worst in any::<bool>(),
         seed in any::<u64>(),
-        memory in 4..24u64,
+        memory in prop_oneof![4..24u64, 24..100u64],
         sharing in any::<bool>(),
+        popular in 1..=20u64,
     ) {
         let limit = memory * MB;
         let mut config = elastic(limit, Assurance::Deterministic);
         config.interval = if sharing { 30 * Tick::SECOND } else { 0 };
         let mut driver = driver(config, DeviceKind::Table1, seed);
         driver.device.worst = worst;
-        let now = plan_deeds(&mut driver, &deeds);
+        let now = plan_deeds(&mut driver, &deeds, popular);
         let mut most = 0;
         driver.run_checked(Tick((now + 60_000) * 1_000_000), |driver| {
             let counters = driver.machine.counters();
@@ -209,7 +212,7 @@ fn replay(deeds: &[(u64, Deed)], memory: u64, interval: u64) -> Driver {
     config.interval = interval;
     let mut driver = driver(config, DeviceKind::Table1, 0);
     driver.device.worst = true;
-    let now = plan_deeds(&mut driver, deeds);
+    let now = plan_deeds(&mut driver, deeds, 20);
     driver.run_until(Tick((now + 60_000) * 1_000_000));
     driver
 }
