@@ -243,3 +243,36 @@ fn device_that_always_takes_its_longest_then_no_guarantee_is_taken_away() {
     assert!(driver.outcome.degraded.is_empty(), "{:?}", driver.outcome.degraded);
     assert!(driver.outcome.glitches.is_empty(), "{:?}", driver.outcome.glitches);
 }
+
+#[test]
+fn slow_client_of_a_shared_title_then_separated_and_the_others_unharmed() {
+    for slow in [0, 1] {
+        let mut config = elastic(20 * MB, Assurance::Deterministic);
+        config.interval = 30 * Tick::SECOND;
+        let mut driver = driver(config, DeviceKind::Table1, 1);
+        driver.device.worst = true;
+        let files = titles(6, 60 * MB, DeviceKind::Table1);
+        let rate = Rate::constant(500_000).expect("a rate");
+        // Stream 1 shares what has been read for stream 0.
+        driver.join_at(Tick(0), 0, 0, &rate, &files[0]);
+        driver.join_at(Tick(20_000_000), 1, 0, &rate, &files[0]);
+        for at in 2..6u64 {
+            driver.join_at(seconds(at), at, at, &rate, &files[at as usize]);
+        }
+        driver.run_until(seconds(10));
+        assert_eq!((driver.machine.counters().shared, driver.outcome.admitted), (1, 6));
+        assert_eq!(driver.machine.population(), (6, 5));
+        let before = driver.machine.memory().1;
+        driver.stall(slow);
+        driver.run_until(seconds(40));
+        let outcome = &driver.outcome;
+        assert!(outcome.glitches.is_empty(), "{:?}", outcome.glitches);
+        assert_eq!((outcome.admitted, outcome.refused), (7, 0), "it has a place of its own");
+        assert_eq!(driver.machine.population(), (6, 6));
+        assert!(
+            driver.machine.memory().1 < before + 2 * MB,
+            "{before} {:?}",
+            driver.machine.memory()
+        );
+    }
+}

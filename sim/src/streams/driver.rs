@@ -129,6 +129,15 @@ impl Driver {
         self.plan(moment.0, Happening::Scripted(self.script.len() - 1));
     }
 
+    /// A client takes nothing from now on, and does not say so.
+    pub fn stall(&mut self, stream: u64) {
+        self.settle(stream);
+        if let Some(player) = self.players.get_mut(&stream) {
+            player.clock = None;
+            player.generation += 1;
+        }
+    }
+
     /// A new stream from the start of a file.
     pub fn join_at(&mut self, moment: Tick, number: u64, title: u64, rate: &Rate, layout: &Layout) {
         let (stream, title) = (StreamId(number), Title(title));

@@ -42,10 +42,13 @@ impl Machine {
     /// How far a visit that begins now reads.
     fn visit_end(&mut self, now: Tick, at: u32) -> u64 {
         let lag = self.config.lag;
-        let lead = self.readers[at as usize].lead;
-        if let Some(lead) = lead {
-            self.member_mut(lead).forgive(now, lag);
+        let members = std::mem::take(&mut self.readers[at as usize].members);
+        for slot in &members {
+            self.member_mut(*slot).forgive(now, lag);
         }
+        self.readers[at as usize].members = members;
+        self.choose_lead(now, at);
+        let lead = self.readers[at as usize].lead;
         let reader = &self.readers[at as usize];
         let (chunk, rate) = (self.config.admission.chunk, &reader.rate);
         let media = match lead {
