@@ -10,14 +10,17 @@
 //!
 //! `sum of (access + bytes(P + H) / rate) + return stroke + B <= (1 - margin) P`.
 //!
-//! *Deterministic*: the longest access times, and seeks over equal gaps, which are the longest for a
-//! concave seek curve (Oyang, "A tight upper bound of the lumped disk seek time for the SCAN disk
-//! scheduling policy", IPL 54(6), 1995). *Statistical*: mean access times between the positions as
-//! they are, and `z` standard deviations of the sum; `J` is those deviations.
+//! *Deterministic*: the longest access times, by a straight line above them, so that the way of a
+//! sweep, there and back, counts as a whole wherever its visits are (for a concave seek curve equal
+//! gaps are the worst: Oyang, "A tight upper bound of the lumped disk seek time for the SCAN disk
+//! scheduling policy", IPL 54(6), 1995); and a chunk more for each visit, which ends at the end of
+//! one. *Statistical*: mean access times between the positions as they are, and `z` standard
+//! deviations of the sum; `J` is those deviations.
 //!
-//! Memory: visits exclude each other, so not all streams can be full at once. When the last one has
-//! been filled, stream `i` has consumed for as long as the later ones were read:
-//! `sum of c (H + P) - sum over pairs of c_i c_j P / (fastest rate)`, and two chunks for each stream.
+//! Memory: deterministic, all streams can be full at once: `sum of c (H + P)`, and two chunks for
+//! each. Statistical: visits exclude each other, and when the last stream has been filled, stream
+//! `i` has consumed for as long as the later ones were read: less
+//! `sum over pairs of c_i c_j P / (fastest rate)`.
 
 use super::layout::Layout;
 use super::profile::DeviceProfile;

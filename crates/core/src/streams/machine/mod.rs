@@ -15,9 +15,11 @@
 //!   in order. If it has passed, the stream that is behind it is visited early.
 //! - *Out of turn* (first data, best effort): in the time in which nobody is due, or from the budget
 //!   of the plan; never if a deadline would be missed.
+//! - *Guarantee*: with deterministic admission, an invariant that whatever clients do keeps (`sure`).
 //! - *Sharing*: streams of a title within reach of each other have one reader. A later stream takes
 //!   the chunks that the earlier one has not yet given back; if it starts further behind, the chunks
-//!   from then on are kept for it until it arrives there.
+//!   from then on are kept for it until it arrives there (not with deterministic admission: how long
+//!   that takes has no bound).
 //! - *Degradation*: when the device takes longer than its profile says, the guarantee of the stream
 //!   admitted last is taken away, one for each sweep, until the rest fits; they are given back in the
 //!   order of admission. Streams without a guarantee are read out of turn.
