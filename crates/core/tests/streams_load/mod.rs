@@ -10,7 +10,8 @@ use forebay_core::unit::Tick;
 const CHUNK: u64 = 65_536;
 const RATE: u64 = 65_536;
 /// Long enough never to end.
-const FILE: u64 = 1 << 28;
+const FILE: u64 = 1 << 40;
+const APART: u64 = 1 << 28;
 
 /// The machine and its clients, who report what they took just before each visit.
 pub struct Load {
@@ -57,7 +58,7 @@ impl Load {
         };
         let rate = Rate::constant(RATE).expect("a rate");
         for at in 0..streams {
-            let layout = Layout::contiguous(at * FILE, FILE).expect("a layout");
+            let layout = Layout::contiguous(at * APART, FILE).expect("a layout");
             let (stream, title, rate) = (StreamId(at), Title(at), rate.clone());
             load.step(Event::Join { stream, title, rate, layout, offset: 0 });
         }
