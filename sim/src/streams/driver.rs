@@ -129,6 +129,15 @@ impl Driver {
         self.plan(moment.0, Happening::Scripted(self.script.len() - 1));
     }
 
+    /// A client takes nothing from now on, and does not say so.
+    pub fn stall(&mut self, stream: u64) {
+        self.settle(stream);
+        if let Some(player) = self.players.get_mut(&stream) {
+            player.clock = None;
+            player.generation += 1;
+        }
+    }
+
     /// A new stream from the start of a file.
     pub fn join_at(&mut self, moment: Tick, number: u64, title: u64, rate: &Rate, layout: &Layout) {
         let (stream, title) = (StreamId(number), Title(title));
@@ -157,6 +166,14 @@ impl Driver {
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.players.values().filter(|player| player.waiting).count()
+    }
+
+    /// Streams that neither play nor are paused: they wait for the machine.
+    #[must_use]
+    pub fn put_off(&self) -> usize {
+        let silent = self.players.iter().filter(|(_, player)| player.clock.is_none());
+        let status = silent.filter_map(|(stream, _)| self.machine.status(StreamId(*stream)));
+        status.filter(|status| !status.paused).count()
     }
 
     /// Lets time pass.
@@ -241,15 +258,6 @@ impl Driver {
                     player.clock = None;
                     player.generation += 1;
                 }
-            }
-            Event::Resume(stream) => {
-                if let Some(player) = self.players.get_mut(&stream.0)
-                    && !player.waiting
-                    && player.clock.is_none()
-                {
-                    player.clock = Some((now, player.rate.time_of(player.offset)));
-                }
-                self.next_report(stream.0);
             }
             Event::Seek { stream, .. } => self.settle(stream.0),
             Event::SetRate { stream, rate } => {

@@ -10,14 +10,17 @@
 //!
 //! `sum of (access + bytes(P + H) / rate) + return stroke + B <= (1 - margin) P`.
 //!
-//! *Deterministic*: the longest access times, and seeks over equal gaps, which are the longest for a
-//! concave seek curve (Oyang, "A tight upper bound of the lumped disk seek time for the SCAN disk
-//! scheduling policy", IPL 54(6), 1995). *Statistical*: mean access times between the positions as
-//! they are, and `z` standard deviations of the sum; `J` is those deviations.
+//! *Deterministic*: the longest access times, by a straight line above them, so that the way of a
+//! sweep, there and back, counts as a whole wherever its visits are (for a concave seek curve equal
+//! gaps are the worst: Oyang, "A tight upper bound of the lumped disk seek time for the SCAN disk
+//! scheduling policy", IPL 54(6), 1995); and a chunk more for each visit, which ends at the end of
+//! one. *Statistical*: mean access times between the positions as they are, and `z` standard
+//! deviations of the sum; `J` is those deviations.
 //!
-//! Memory: visits exclude each other, so not all streams can be full at once. When the last one has
-//! been filled, stream `i` has consumed for as long as the later ones were read:
-//! `sum of c (H + P) - sum over pairs of c_i c_j P / (fastest rate)`, and two chunks for each stream.
+//! Memory: deterministic, all streams can be full at once: `sum of c (H + P)`, and two chunks for
+//! each. Statistical: visits exclude each other, and when the last stream has been filled, stream
+//! `i` has consumed for as long as the later ones were read: less
+//! `sum over pairs of c_i c_j P / (fastest rate)`.
 
 use super::layout::Layout;
 use super::profile::DeviceProfile;
@@ -100,6 +103,8 @@ pub struct Demand {
     density: f64,
     /// Bytes that are kept for followers.
     held: u64,
+    /// Bytes that it has already while it pauses.
+    floor: u64,
 }
 
 impl Demand {
@@ -135,6 +140,7 @@ impl Demand {
             jump: layout.longest_jump(),
             density: (layout.extents().len() - 1) as f64 / layout.bytes() as f64,
             held: 0,
+            floor: 0,
         }
     }
 
@@ -147,6 +153,11 @@ impl Demand {
     #[must_use]
     pub fn held(&self) -> u64 {
         self.held
+    }
+
+    /// Tells how many bytes it has already and keeps while it pauses; 0 for one that plays.
+    pub fn keep(&mut self, bytes: u64) {
+        self.floor = bytes;
     }
 
     /// The slowest rate of the device within the file, in bytes a second.
@@ -235,6 +246,27 @@ struct Approach {
     spread: f64,
 }
 
+/// A straight line that no longest access time exceeds: `seconds + per_byte * distance`. The ways of
+/// a sweep add up to its span, in whatever parts, so with it the time of any part of a sweep is known
+/// from the number of its visits. It touches the curve where it is tight for some 30 streams.
+#[derive(Debug, Clone, Copy)]
+struct Line {
+    seconds: f64,
+    per_byte: f64,
+}
+
+impl Line {
+    const TOUCHES: u64 = 16;
+
+    fn above(profile: &DeviceProfile) -> Self {
+        let near = (profile.capacity / Self::TOUCHES).max(1);
+        let worst = |distance| profile.access(distance).worst;
+        let per_byte = ((worst(near + near / 8) - worst(near)) / (near / 8).max(1) as f64).max(0.0);
+        let above = profile.access.iter().map(|at| at.worst - per_byte * at.distance as f64);
+        Self { seconds: above.fold(0.0, f64::max), per_byte }
+    }
+}
+
 /// Admission to one device.
 #[derive(Debug, Clone)]
 pub struct Admission {
@@ -242,6 +274,7 @@ pub struct Admission {
     config: AdmissionConfig,
     /// Observed service times over those of the profile.
     slowdown: f64,
+    line: Line,
     positions: Vec<u64>,
 }
 
@@ -253,7 +286,8 @@ impl Admission {
     /// Admission by this profile.
     #[must_use]
     pub fn new(profile: DeviceProfile, config: AdmissionConfig) -> Self {
-        Self { profile, config, slowdown: 1.0, positions: Vec::new() }
+        let line = Line::above(&profile);
+        Self { profile, config, slowdown: 1.0, line, positions: Vec::new() }
     }
 
     /// The device.
@@ -279,6 +313,25 @@ impl Admission {
         self.slowdown = factor.max(1.0);
     }
 
+    /// The longest time to get somewhere, for parts of a sweep: nanoseconds of each visit, and
+    /// nanoseconds of a way, in bytes of the device, whatever the visits on it.
+    #[must_use]
+    pub fn longest(&self, visits: u64, way: u64) -> u64 {
+        let seconds = visits as f64 * self.line.seconds + way as f64 * self.line.per_byte;
+        nanos(seconds * self.slowdown)
+    }
+
+    /// Nanoseconds that the jumps within one visit of a stream take at most, that reads so many bytes.
+    #[must_use]
+    pub fn jumps(&self, layout: &Layout, bytes: u64) -> u64 {
+        let longest = layout.longest_jump();
+        if longest == 0 {
+            return 0;
+        }
+        let often = layout.most_boundaries_in(bytes) as f64 + 1.0;
+        nanos(often * self.profile.access(longest).worst * self.slowdown)
+    }
+
     fn approach(&mut self, demands: &[Demand]) -> Approach {
         let count = demands.len() as u64;
         let low = demands.iter().map(|demand| demand.low).min().unwrap_or(0);
@@ -290,7 +343,9 @@ impl Admission {
         if self.config.assurance == Assurance::Deterministic {
             let each = self.profile.access((high - low) / count);
             return Approach {
-                sum: each.worst * count as f64 + back.worst,
+                // There and back.
+                sum: count as f64 * self.line.seconds
+                    + 2.0 * (high - low) as f64 * self.line.per_byte,
                 mean: each.mean * count as f64 + back.mean,
                 variance: 0.0,
                 spread: (each.worst - each.least) * count as f64 + back.worst - back.least,
@@ -380,7 +435,13 @@ impl Admission {
             transfer += read;
             peaks += demand.peak / demand.slowest;
             let far = self.profile.access(demand.position.max(self.profile.capacity / 2));
-            largest = largest.max(read + over + if worst { far.worst } else { far.mean });
+            let far =
+                if worst { self.profile.access(self.profile.capacity).worst } else { far.mean };
+            largest = largest.max(read + over + far);
+            if worst {
+                // Visits end at the end of a chunk.
+                access += config.chunk as f64 / demand.slowest;
+            }
         }
         let (deviations, spread) = match config.assurance {
             Assurance::Deterministic => (0.0, approach.spread),
@@ -411,12 +472,14 @@ impl Admission {
         for demand in demands {
             let own = demand.needs[at].most as f64 + demand.peak * headroom;
             let fewest = demand.needs[at].fewest as f64;
-            full += own + demand.held as f64;
+            full += own.max(demand.floor as f64) + demand.held as f64;
             largest = largest.max(own);
             steady += fewest;
             squares += fewest * fewest;
         }
-        let serial = self.profile.parallel == 1;
+        // Visits that are hurried come earlier than a cycle apart.
+        let worst = self.config.assurance == Assurance::Deterministic;
+        let serial = self.profile.parallel == 1 && !worst;
         let pairs = (steady * steady - squares) / 2.0;
         let consumed = if serial { pairs / cycle / self.profile.fastest() } else { 0.0 };
         (full - consumed + largest).ceil() as u64 + 2 * self.config.chunk * demands.len() as u64

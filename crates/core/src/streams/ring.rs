@@ -25,6 +25,10 @@ impl Pool {
         self.free.len() as u64
     }
 
+    pub fn total(&self) -> u64 {
+        self.total as u64
+    }
+
     pub fn used(&self) -> u64 {
         (self.total - self.free.len()) as u64
     }

@@ -169,6 +169,20 @@ impl Sweeps {
         None
     }
 
+    /// The position of the last of a sweep.
+    pub fn end(&self, sweep: usize) -> Option<u64> {
+        let mut node = self.nodes.get(self.roots[sweep] as usize)?;
+        while let Some(right) = self.nodes.get(node.right as usize) {
+            node = right;
+        }
+        Some(node.position)
+    }
+
+    /// The position of the first of a sweep.
+    pub fn start(&self, sweep: usize) -> Option<u64> {
+        self.first(sweep).map(|at| self.nodes[at as usize].position)
+    }
+
     /// Nanoseconds to serve a sweep, and the latest moment at which it can begin.
     pub fn outlook(&self, sweep: usize) -> (i64, i64) {
         self.summary(self.roots[sweep])
@@ -227,6 +241,8 @@ mod tests {
                         }
                     }
                     prop_assert_eq!(sweeps.outlook(at), (total, slack));
+                    prop_assert_eq!(sweeps.start(at), list.keys().next().map(|key| key.0));
+                    prop_assert_eq!(sweeps.end(at), list.keys().last().map(|key| key.0));
                     prop_assert_eq!(sweeps.first(at), list.keys().next().map(|key| key.1));
                     prop_assert_eq!(sweeps.tightest(at), tight);
                     prop_assert_eq!(sweeps.is_empty(at), list.is_empty());

@@ -27,7 +27,7 @@ pub(super) fn ramp(target: u64, full: u64, margin: f64) -> u64 {
 }
 
 /// What there is to do.
-enum Choice {
+pub(super) enum Choice {
     Visit(u32),
     BestEffort,
     /// Nothing before that moment.
@@ -86,19 +86,18 @@ impl Machine {
         self.budget_at = now;
     }
 
-    /// The latest moment at which the sweep can go on in order.
-    pub(super) fn latest(&self) -> i64 {
-        let (total, this) = self.sweeps.outlook(self.current);
-        let (_, next) = self.sweeps.outlook(1 - self.current);
-        this.min(next.saturating_sub(total))
-    }
-
     fn choose_elastic(&mut self, now: Tick, out: &mut Actions) -> Choice {
         let clock = now.0 as i64;
+        if self.sure()
+            && let Some(at) = self.partial
+        {
+            return Choice::Visit(at);
+        }
         if self.sweeps.is_empty(self.current) && !self.sweeps.is_empty(1 - self.current) {
             self.current = 1 - self.current;
             self.new_sweep(now, out);
         }
+        self.wake_up(now, out);
         let latest = self.latest();
         let slack = latest.saturating_sub(clock);
         if let Some(at) = self.partial {
@@ -123,6 +122,9 @@ impl Machine {
         let full = self.plan.cycle + self.plan.headroom;
         if first.is_none() || !self.config.enforce {
             self.target = full;
+        }
+        if self.sure() {
+            return self.choose_sure(now);
         }
         if let Some(at) = self.starters.front().copied() {
             let grown = self.target >= self.readers[at as usize].needs.min(full);
@@ -159,7 +161,7 @@ impl Machine {
     }
 
     /// A first visit that comes just where the order has it is in turn.
-    fn in_place(&mut self, at: u32, first: Option<u32>) {
+    pub(super) fn in_place(&mut self, at: u32, first: Option<u32>) {
         let order = self.readers[at as usize].order;
         let before_all = first.is_none_or(|first| order < self.readers[first as usize].order);
         if before_all && order >= self.progress {
@@ -170,7 +172,7 @@ impl Machine {
 
     /// The stream that misses its deadline first if the order is kept, if it helps to visit it now:
     /// when the others would be late for it, the order is the better choice.
-    fn early(&mut self, now: Tick) -> Option<u32> {
+    pub(super) fn early(&mut self, now: Tick) -> Option<u32> {
         let (_, this) = self.sweeps.outlook(self.current);
         let late = if this <= self.latest() { self.current } else { 1 - self.current };
         let at = self.sweeps.tightest(late)?;
@@ -190,7 +192,7 @@ impl Machine {
     }
 
     /// Something without a guarantee, or nothing until `begin`.
-    fn out_of_turn(&mut self, now: Tick, slack: i64, begin: i64) -> Choice {
+    pub(super) fn out_of_turn(&mut self, now: Tick, slack: i64, begin: i64) -> Choice {
         if let Some((_, physical, bytes)) = self.requests.front().copied() {
             let profile = self.admission.profile();
             let distance = self.head.abs_diff(physical);
@@ -210,7 +212,8 @@ impl Machine {
             self.budget -= paid;
             return Choice::Visit(at);
         }
-        let waiting = !self.starters.is_empty() || !self.requests.is_empty();
+        let waiting =
+            !self.wakers.is_empty() || !self.starters.is_empty() || !self.requests.is_empty();
         let waiting = waiting || !self.sweeps.is_empty(self.wheel);
         // What is out of turn waits for the budget, which grows all the time.
         let soon = now.0 as i64 + (self.plan.cycle / 64).max(1_000_000) as i64;
@@ -229,10 +232,15 @@ impl Machine {
         (self.budget >= cost).then_some(cost)
     }
 
-    fn new_sweep(&mut self, now: Tick, out: &mut Actions) {
+    pub(super) fn new_sweep(&mut self, now: Tick, out: &mut Actions) {
         self.counters.sweeps += 1;
         (self.excess, self.progress) = (0, 0);
         let full = self.plan.cycle + self.plan.headroom;
+        if self.sure() {
+            self.adapt(now, out);
+            self.grow(now);
+            return;
+        }
         self.target = if full <= self.target {
             full
         } else {
@@ -245,6 +253,7 @@ impl Machine {
     fn adapt(&mut self, now: Tick, out: &mut Actions) {
         let drift = self.slowdown();
         let seen = if drift > DRIFT { drift } else { 1.0 };
+        self.overlong &= drift > DRIFT;
         let changed = (seen / self.slowdown - 1.0).abs() > 0.05;
         let degraded = !self.sweeps.is_empty(self.wheel);
         if !self.config.enforce || !(changed || degraded || self.slowdown > 1.0) {
@@ -253,6 +262,7 @@ impl Machine {
         if changed {
             self.slowdown = seen;
             self.admission.slow_down(seen);
+            self.recost(self.target);
         }
         match self.admission.plan(&self.demands) {
             Ok(plan) => {

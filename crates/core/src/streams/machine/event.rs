@@ -39,7 +39,8 @@ pub enum Event {
     Leave(StreamId),
     /// The client takes nothing until it resumes. Its place is kept, unless it shares one.
     Pause(StreamId),
-    /// It does again. Refused if its place was shared and there is none now: it stays paused.
+    /// It wants to take again, and may when [`Action::Playing`] says so: at once, or with deterministic
+    /// admission as soon as nobody suffers. Refused if its place was shared and there is none now: it stays paused.
     Resume(StreamId),
     /// The client wants another part of the file. Refused if it shared its place and there is no
     /// other: then it goes on where it was. Otherwise admitted, like a new stream.

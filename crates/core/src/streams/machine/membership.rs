@@ -53,7 +53,7 @@ impl Machine {
         }
     }
 
-    fn refuse(&mut self, stream: StreamId, refusal: Refusal, out: &mut Actions) {
+    pub(super) fn refuse(&mut self, stream: StreamId, refusal: Refusal, out: &mut Actions) {
         self.counters.refused += 1;
         out.push(Action::Refused { stream, refusal });
     }
@@ -64,19 +64,28 @@ impl Machine {
     }
 
     /// Finds a reader for a stream from `offset` on: one that has it in its buffers, or a new one.
-    fn place(
+    pub(super) fn place(
         &mut self,
         now: Tick,
         slot: u32,
         offset: u64,
         out: &mut Actions,
     ) -> Result<(), Refusal> {
-        let member = self.member(slot);
-        let stream = member.id;
-        let first_byte_by = if let Some(reader) = self.reader_within(slot, offset) {
-            self.share(reader, slot, offset)?;
-            now
+        let stream = self.member(slot).id;
+        let shared = self.reader_within(slot, offset);
+        let shared = match shared {
+            Some(reader) => match self.share(reader, slot, offset) {
+                Ok(()) => Some(reader),
+                Err(refusal) if !self.sure() => return Err(refusal),
+                // Those who share hold buffers that it does not need with a place of its own.
+                Err(_) => None,
+            },
+            None => None,
+        };
+        let first_byte_by = if shared.is_some() {
+            if self.sure() { now.after(2 * self.plan.cycle) } else { now }
         } else {
+            let member = self.member(slot);
             let key = (member.title, member.layout.clone(), member.rate.clone());
             let reader = self.new_reader(now, key, offset)?;
             self.attach(reader, slot, offset);
@@ -140,16 +149,35 @@ impl Machine {
         readers.iter().find(fits).copied()
     }
 
+    /// Bytes by which streams that share come to be further apart: what the later one takes to start,
+    /// and the chunks that both are in.
+    fn lateness(&self, rate: &Rate) -> u64 {
+        let late = rate.most_in(self.config.lag) + 2 * self.config.admission.chunk;
+        if self.sure() { late } else { 0 }
+    }
+
     /// Adds a stream to a reader that has its data, if the memory for what lies between suffices.
     fn share(&mut self, reader: u32, slot: u32, offset: u64) -> Result<(), Refusal> {
-        let Reader { filled, demand, .. } = self.readers[reader as usize];
+        let Reader { filled, demand, ref rate, .. } = self.readers[reader as usize];
+        let rate = rate.clone();
         if let Some(at) = demand {
             let lead = self.readers[reader as usize].lead;
             let ahead = lead.map_or(filled, |lead| self.member(lead).offset);
             let before = self.demands[at as usize].held();
-            self.demands[at as usize].hold(before.max(ahead.saturating_sub(offset)));
-            match self.admission.plan(&self.demands) {
-                Ok(plan) => self.plan = plan,
+            let apart = ahead.saturating_sub(offset) + self.lateness(&rate);
+            self.demands[at as usize].hold(before.max(apart));
+            let plan = self.admission.plan(&self.demands);
+            let quota = self.quota(reader, self.target).max(self.holds(reader));
+            let own = self.readers[reader as usize].quota;
+            let room = self.reserved - own + quota <= self.pool.total();
+            let plan = if self.sure() && !room { Err(Shortage::Memory) } else { plan };
+            match plan {
+                Ok(plan) => {
+                    self.plan = plan;
+                    if self.sure() {
+                        self.set_quota(reader, quota);
+                    }
+                }
                 Err(shortage) if self.config.enforce => {
                     self.demands[at as usize].hold(before);
                     let retry_after = Some(self.plan.cycle);
@@ -200,6 +228,7 @@ impl Machine {
             Reader { state: State::Starting, ring, order, ..Reader::unused(layout, rate) };
         (reader.title, reader.filled, reader.visit_end) = (title, filled, filled);
         reader.needs = self.plan.cycle + self.plan.headroom;
+        reader.jumps = self.admission.jumps(&reader.layout, 2 * reader.rate.most_in(ahead));
         self.readers[slot as usize] = reader;
         if guaranteed {
             self.grant(slot);
@@ -268,7 +297,8 @@ impl Machine {
 
     /// If another reader of the title is ahead within reach, it keeps its chunks for this one.
     fn follow(&mut self, slot: u32) {
-        if self.config.scheme != Scheme::Elastic || self.config.interval == 0 {
+        // What is kept until somebody arrives, who may start late or stop, has no bound.
+        if self.sure() || self.config.scheme != Scheme::Elastic || self.config.interval == 0 {
             return;
         }
         let chunk = self.config.admission.chunk;
@@ -319,7 +349,8 @@ impl Machine {
         let reader = &self.readers[at as usize];
         let offsets = || reader.members.iter().map(|slot| self.member(*slot).offset);
         let apart = offsets().max().unwrap_or(0) - offsets().min().unwrap_or(0);
-        let bytes = apart + reader.kept;
+        let late = if reader.members.len() > 1 { self.lateness(&reader.rate) } else { 0 };
+        let bytes = apart + reader.kept + late;
         if let Some(demand) = reader.demand {
             self.demands[demand as usize].hold(bytes);
         }
@@ -350,6 +381,7 @@ impl Machine {
         }
         reader.state = State::Free;
         reader.ring.trim(&mut self.pool);
+        self.set_quota(slot, 0);
         self.free_readers.push(slot);
     }
 
@@ -358,6 +390,7 @@ impl Machine {
         let number = self.member(slot).offset / self.config.admission.chunk;
         let Some(at) = self.member_mut(slot).reader.take() else { return };
         self.to_start.retain(|waiting| *waiting != slot);
+        self.wakers.retain(|waiting| *waiting != slot);
         let reader = &mut self.readers[at as usize];
         reader.members.retain(|member| *member != slot);
         reader.ring.leave(number);
@@ -395,11 +428,14 @@ impl Machine {
         let member = self.member_mut(slot);
         member.halt(now);
         member.paused = true;
-        let Some(reader) = member.reader else { return };
+        let reader = member.reader;
+        self.wakers.retain(|waiting| *waiting != slot);
+        let Some(reader) = reader else { return };
         if self.readers[reader as usize].members.len() > 1 {
             // The others cannot keep what it does not take.
             self.detach(now, slot);
         } else {
+            self.keep_paused(reader);
             self.choose_lead(now, reader);
             self.reschedule(now, reader);
         }
@@ -411,9 +447,7 @@ impl Machine {
             let member = self.member_mut(slot);
             member.paused = false;
             if member.started {
-                let media = member.rate.time_of(member.offset);
-                member.clock.set(now, media);
-                member.clock.running = true;
+                self.start_or_queue(now, slot, out);
             }
             self.choose_lead(now, reader);
             self.reschedule(now, reader);
@@ -455,15 +489,20 @@ impl Machine {
         reader.ring.leave(before / chunk);
         reader.ring.trim(&mut self.pool);
         let up_to = reader.filled;
+        let first_byte_by = if self.sure() { now.after(2 * self.plan.cycle) } else { now };
         let member = self.member_mut(slot);
-        let stream = member.id;
+        let (stream, paused) = (member.id, member.paused);
         member.offset = offset;
         let media = member.rate.time_of(offset);
         member.clock.set(now, media);
+        member.clock.running = false;
         self.counters.admitted += 1;
-        out.push(Action::Admitted { stream, first_byte_by: now });
+        out.push(Action::Admitted { stream, first_byte_by });
         out.push(Action::Filled { stream, up_to });
-        out.push(Action::Playing(stream));
+        if !paused {
+            self.start_or_queue(now, slot, out);
+        }
+        self.choose_lead(now, at);
         self.reschedule(now, at);
         true
     }

@@ -15,9 +15,11 @@
 //!   in order. If it has passed, the stream that is behind it is visited early.
 //! - *Out of turn* (first data, best effort): in the time in which nobody is due, or from the budget
 //!   of the plan; never if a deadline would be missed.
+//! - *Guarantee*: with deterministic admission, an invariant that whatever clients do keeps (`sure`).
 //! - *Sharing*: streams of a title within reach of each other have one reader. A later stream takes
 //!   the chunks that the earlier one has not yet given back; if it starts further behind, the chunks
-//!   from then on are kept for it until it arrives there.
+//!   from then on are kept for it until it arrives there (not with deterministic admission: how long
+//!   that takes has no bound).
 //! - *Degradation*: when the device takes longer than its profile says, the guarantee of the stream
 //!   admitted last is taken away, one for each sweep, until the rest fits; they are given back in the
 //!   order of admission. Streams without a guarantee are read out of turn.
@@ -27,6 +29,7 @@ mod dispatch;
 mod event;
 mod membership;
 mod reader;
+mod sure;
 mod visit;
 
 use std::collections::{HashMap, VecDeque};
@@ -80,6 +83,8 @@ pub struct StreamStatus {
     pub guaranteed: bool,
     /// Whether it has had its first data.
     pub playing: bool,
+    /// Whether it waits for its client to resume.
+    pub paused: bool,
 }
 
 /// The machine. One for a device.
@@ -106,6 +111,10 @@ pub struct Machine {
     plan: Plan,
     /// Nanoseconds of media that a visit fills to; grows towards that of the plan.
     target: u64,
+    /// Chunks that readers may hold, all together.
+    reserved: u64,
+    /// Streams whose clocks start as soon as nobody suffers.
+    wakers: VecDeque<u32>,
     /// Reads under way.
     flying: u32,
     /// A visit that is not done, between two of its reads.
@@ -118,6 +127,8 @@ pub struct Machine {
     /// Moving averages of service times, observed and expected.
     observed: f64,
     expected: f64,
+    /// A read took longer than the longest by the profile.
+    overlong: bool,
     /// What admission was told of it.
     slowdown: f64,
     /// Nanoseconds that this sweep took longer than planned for.
@@ -172,6 +183,8 @@ impl Machine {
             owners: Vec::new(),
             plan,
             target: 0,
+            reserved: 0,
+            wakers: VecDeque::new(),
             flying: 0,
             partial: None,
             head: 0,
@@ -180,6 +193,7 @@ impl Machine {
             budget_at: Tick(0),
             observed: 0.0,
             expected: 0.0,
+            overlong: false,
             slowdown: 1.0,
             excess: 0,
             requests: VecDeque::new(),
@@ -263,7 +277,9 @@ impl Machine {
     /// Observed service times over those of the profile.
     #[must_use]
     pub fn slowdown(&self) -> f64 {
-        if self.expected > 0.0 { self.observed / self.expected } else { 1.0 }
+        // A sure profile is true until a read takes longer than it allows, however many take long.
+        let known = self.expected > 0.0 && (self.overlong || !self.sure());
+        if known { self.observed / self.expected } else { 1.0 }
     }
 
     /// Streams there are, and readers that have a guarantee for them.
@@ -297,6 +313,7 @@ impl Machine {
             dry_at: more.then(|| Tick(member.dry_at(filled) as u64)),
             guaranteed: reader.is_some_and(|reader| reader.demand.is_some()),
             playing: member.started,
+            paused: member.paused,
         })
     }
 

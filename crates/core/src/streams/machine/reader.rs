@@ -108,8 +108,9 @@ pub(super) struct Reader {
     pub visit_end: u64,
     /// Bytes of the read under way.
     pub flying: u64,
-    /// Nanoseconds that it should take.
+    /// Nanoseconds that it should take, and the most that it can by the profile.
     pub expected: u64,
+    pub longest: u64,
     pub members: Vec<u32>,
     /// The stream that needs the next byte first.
     pub lead: Option<u32>,
@@ -120,8 +121,13 @@ pub(super) struct Reader {
     pub order: u64,
     /// Nanoseconds of media that buffers must be filled to when it starts, by its admission.
     pub needs: u64,
-    /// No visit before.
+    /// No visit before, when there is time; and not even in a hurry.
     pub release: u64,
+    pub earliest: u64,
+    /// Chunks that it may hold.
+    pub quota: u64,
+    /// Nanoseconds that the jumps within a visit take at most.
+    pub jumps: u64,
     /// Was not yet visited in its turn.
     pub fresh: bool,
     /// Since the last good read: it failed; there was no buffer.
@@ -148,6 +154,7 @@ impl Reader {
             visit_end: 0,
             flying: 0,
             expected: 0,
+            longest: 0,
             members: Vec::new(),
             lead: None,
             demand: None,
@@ -155,6 +162,9 @@ impl Reader {
             order: 0,
             needs: 0,
             release: 0,
+            earliest: 0,
+            quota: 0,
+            jumps: 0,
             fresh: true,
             failed: false,
             short: false,

@@ -11,6 +11,9 @@ const WEIGHT: f64 = 1.0 / 64.0;
 impl Machine {
     /// Nanoseconds of a visit of average length, with all that admission allows for.
     pub(super) fn cost(&self, reader: u32) -> i64 {
+        if self.sure() {
+            return self.longest_visit(reader);
+        }
         let reader = &self.readers[reader as usize];
         let horizon = match self.config.scheme {
             // Less than the cycle while buffers grow.
@@ -39,10 +42,13 @@ impl Machine {
     /// How far a visit that begins now reads.
     fn visit_end(&mut self, now: Tick, at: u32) -> u64 {
         let lag = self.config.lag;
-        let lead = self.readers[at as usize].lead;
-        if let Some(lead) = lead {
-            self.member_mut(lead).forgive(now, lag);
+        let members = std::mem::take(&mut self.readers[at as usize].members);
+        for slot in &members {
+            self.member_mut(*slot).forgive(now, lag);
         }
+        self.readers[at as usize].members = members;
+        self.choose_lead(now, at);
+        let lead = self.readers[at as usize].lead;
         let reader = &self.readers[at as usize];
         let (chunk, rate) = (self.config.admission.chunk, &reader.rate);
         let media = match lead {
@@ -66,6 +72,9 @@ impl Machine {
             }
         };
         let end = end.div_ceil(chunk).saturating_mul(chunk).min(reader.end());
+        // A client that takes less than its rate holds no more than its share.
+        let alone = reader.quota > 0 && reader.members.len() == 1;
+        let end = if alone { end.min((reader.ring.front() + reader.quota) * chunk) } else { end };
         match reader.follows {
             Some(ahead) => end.min(self.readers[ahead as usize].ring.front() * chunk),
             None => end,
@@ -98,6 +107,9 @@ impl Machine {
         self.starters.retain(|starter| *starter != at);
         let end = self.visit_end(now, at);
         self.readers[at as usize].visit_end = end;
+        if self.sure() {
+            self.separate(now, at, end, out);
+        }
         if self.issue(at, out) {
             self.counters.visits += 1;
             return true;
@@ -142,6 +154,10 @@ impl Machine {
         reader.flying = bytes;
         reader.expected =
             (self.admission.profile().expected(distance, physical, bytes) * 1e9) as u64;
+        let profile = self.admission.profile();
+        let most = profile.access(distance).worst
+            + bytes as f64 / profile.slowest_in(physical, physical + bytes);
+        reader.longest = (most * 1.01e9) as u64;
         reader.state = State::Flying;
         self.head = physical + bytes;
         self.flying += 1;
@@ -154,16 +170,18 @@ impl Machine {
         if !matches!(reader.state, State::Flying | State::Doomed) {
             return None;
         }
-        let expected = reader.expected;
+        let (expected, longest) = (reader.expected, reader.longest);
         self.flying = self.flying.saturating_sub(1);
         self.observed += (service as f64 - self.observed) * WEIGHT;
         self.expected += (expected as f64 - self.expected) * WEIGHT;
+        self.overlong |= service > longest;
         let transfer = reader.flying as f64 / reader.slowest * 1e9;
         self.excess += service as i64 - self.plan.access as i64 - transfer as i64;
         if reader.state == State::Doomed {
             reader.state = State::Free;
             reader.ring.trim(&mut self.pool);
             self.free_readers.push(read.0);
+            self.set_quota(read.0, 0);
             return None;
         }
         Some(read.0)
@@ -241,7 +259,12 @@ impl Machine {
             let member = self.member(*slot);
             let there = self.readers[at as usize].filled > member.offset;
             if there && !member.started {
-                self.start_or_queue(now, *slot, out);
+                if self.sure() && self.readers[at as usize].fresh {
+                    // It was found safe when the visit began.
+                    self.start(now, *slot, out);
+                } else {
+                    self.start_or_queue(now, *slot, out);
+                }
             }
         }
         self.readers[at as usize].members = members;
@@ -253,7 +276,9 @@ impl Machine {
 
     /// The clock of a stream with its first data starts: now, or with the next round.
     pub(super) fn start_or_queue(&mut self, now: Tick, slot: u32, out: &mut Actions) {
-        if self.config.scheme == Scheme::Elastic {
+        if self.sure() {
+            self.start_when_safe(slot);
+        } else if self.config.scheme == Scheme::Elastic {
             self.start(now, slot, out);
         } else if !self.to_start.contains(&slot) {
             self.to_start.push(slot);
@@ -266,7 +291,10 @@ impl Machine {
         member.clock.set(now, media);
         (member.clock.running, member.started) = (!member.paused, true);
         let (stream, reader) = (member.id, member.reader);
-        out.push(Action::Playing(stream));
+        let paused = member.paused;
+        if !paused {
+            out.push(Action::Playing(stream));
+        }
         if let Some(reader) = reader {
             self.choose_lead(now, reader);
             self.reschedule(now, reader);
@@ -276,7 +304,7 @@ impl Machine {
     /// Puts a reader into the sweep of its next visit.
     pub(super) fn requeue(&mut self, now: Tick, at: u32) {
         let position = self.readers[at as usize].position();
-        let (cost, deadline) = (self.cost(at), self.deadline(at));
+        let (cost, deadline, sure) = (self.cost(at), self.deadline(at), self.sure());
         let reader = &mut self.readers[at as usize];
         if reader.filled >= reader.end() {
             reader.state = State::Done;
@@ -284,7 +312,7 @@ impl Machine {
             return;
         }
         reader.state = State::Waiting;
-        let first = std::mem::take(&mut reader.fresh);
+        let first = if sure { reader.fresh } else { std::mem::take(&mut reader.fresh) };
         let demand = reader.demand;
         if let Some(demand) = demand {
             self.demands[demand as usize].moved(position);
@@ -320,6 +348,10 @@ impl Machine {
             // Later than now also while buffers are small yet.
             (deadline as u64).saturating_sub(headroom).max(now.0 + self.plan.cycle / 64)
         };
+        if self.sure() {
+            self.requeue_sure(now, at, (position, release));
+            return;
+        }
         let reader = &mut self.readers[at as usize];
         // After its first visit, which is out of turn, it is visited once at the place it has in the
         // order, to be in step with its neighbours.

@@ -1,0 +1,298 @@
+//! The deterministic guarantee, kept while the set of streams changes.
+//!
+//! *Invariant*: served from now on without a pause, in the order of this sweep and the next, each
+//! visit taking the longest that it can (the longest way there, and a whole target of media to
+//! read), every stream with a running clock has its data before it runs dry.
+//!
+//! A visit in turn keeps it: until the stream's next visit every other one is visited once at most,
+//! which takes `busy` of the plan, and the visit itself fills to the target, and admission has
+//! `busy + budget <= (1 - margin) cycle < target - longest visit`. Everything else is done only when
+//! the invariant holds afterwards too, and is put off until then: first visits, clocks that start
+//! (also after a pause or a seek), larger buffers for a longer cycle, pauses between visits,
+//! best-effort reads. In a hurry, that is without pauses between visits, it comes to hold for each
+//! of them within a few sweeps, since what is put off has been admitted before.
+//!
+//! *Memory*: each reader has a quota of chunks, the quotas together fit, and no visit goes beyond its
+//! reader's. A stream that would make the others of its title hold more is separated from them.
+
+use super::super::sweep::NEVER;
+use super::dispatch::Choice;
+use super::reader::State;
+use super::{Actions, Machine, Scheme};
+use crate::streams::admission::{Assurance, Demand};
+use crate::unit::Tick;
+
+/// How often a target between the old and the new one is tried in a sweep.
+const HALVINGS: u32 = 6;
+/// A visit follows the last one of its stream after so small a part of a cycle at the earliest.
+const SOONEST: u64 = 64;
+
+impl Machine {
+    /// Whether the guarantee is deterministic.
+    pub(super) fn sure(&self) -> bool {
+        self.config.enforce
+            && self.config.scheme == Scheme::Elastic
+            && self.config.admission.assurance == Assurance::Deterministic
+    }
+
+    /// The longest that a visit can take without the ways between visits, which [`Self::latest_from`]
+    /// has.
+    pub(super) fn longest_visit(&self, at: u32) -> i64 {
+        let reader = &self.readers[at as usize];
+        let bytes = reader.rate.most_in(self.target) + self.config.admission.chunk;
+        let read = bytes as f64 / reader.slowest * self.slowdown * 1e9;
+        let visit = self.admission.longest(1, 0) + reader.jumps + read.ceil() as u64;
+        (visit / u64::from(self.config.depth.max(1))) as i64
+    }
+
+    fn way(&self, from: u64, sweep: usize) -> u64 {
+        match (self.sweeps.start(sweep), self.sweeps.end(sweep)) {
+            (Some(start), Some(end)) => from.abs_diff(start) + (end - start),
+            _ => 0,
+        }
+    }
+
+    /// The latest moment at which the device can go on in order, if it is at `head` then.
+    pub(super) fn latest_from(&self, head: u64) -> i64 {
+        let (total, this) = self.sweeps.outlook(self.current);
+        let (_, next) = self.sweeps.outlook(1 - self.current);
+        if !self.sure() {
+            return this.min(next.saturating_sub(total));
+        }
+        let way = self.way(head, self.current);
+        let on = self.sweeps.end(self.current).unwrap_or(head);
+        let both = way + self.way(on, 1 - self.current);
+        let longest = |way| self.admission.longest(0, way) as i64;
+        (this - longest(way)).min(next.saturating_sub(total) - longest(both))
+    }
+
+    /// The latest moment at which the sweep can go on in order.
+    pub(super) fn latest(&self) -> i64 {
+        self.latest_from(self.head)
+    }
+
+    /// Visits fill to another target from now on.
+    pub(super) fn recost(&mut self, target: u64) {
+        self.target = target;
+        for at in 0..self.readers.len() as u32 {
+            let Some(sweep) = self.sweeps.sweep_of(at).filter(|sweep| *sweep < self.wheel) else {
+                continue;
+            };
+            let (cost, deadline) = (self.cost(at), self.deadline(at));
+            self.sweeps.insert(sweep, at, self.readers[at as usize].order, cost, deadline);
+        }
+    }
+
+    /// Chunks that a reader may hold if visits fill to a target.
+    pub(super) fn quota(&self, at: u32, target: u64) -> u64 {
+        let chunk = self.config.admission.chunk;
+        let reader = &self.readers[at as usize];
+        let held = reader.demand.map_or(0, |demand| self.demands[demand as usize].held());
+        reader.rate.most_in(target) / chunk + 2 + held.div_ceil(chunk)
+    }
+
+    /// Chunks that a reader holds.
+    pub(super) fn holds(&self, at: u32) -> u64 {
+        let ring = &self.readers[at as usize].ring;
+        ring.back() - ring.front()
+    }
+
+    pub(super) fn set_quota(&mut self, at: u32, chunks: u64) {
+        let old = std::mem::replace(&mut self.readers[at as usize].quota, chunks);
+        self.reserved = self.reserved + chunks - old;
+    }
+
+    /// After a visit: the quota is that of the target again, and admission knows what a paused stream
+    /// keeps.
+    pub(super) fn settle_quota(&mut self, at: u32) {
+        let held = self.holds(at);
+        self.set_quota(at, self.quota(at, self.target).max(held));
+        let paused = self.readers[at as usize].lead.is_none();
+        if let Some(demand) = self.readers[at as usize].demand {
+            let bytes = if paused { held * self.config.admission.chunk } else { 0 };
+            self.demands[demand as usize].keep(bytes);
+        }
+    }
+
+    fn full(&self) -> u64 {
+        self.plan.cycle + self.plan.headroom
+    }
+
+    /// Follows the plan: to a smaller target at once, to a larger one as far as nobody suffers.
+    pub(super) fn grow(&mut self, now: Tick) {
+        let full = self.full();
+        if self.target >= full {
+            if self.target > full {
+                self.recost(full);
+            }
+            return;
+        }
+        let before = self.target;
+        let quotas: Vec<u64> = self.readers.iter().map(|reader| reader.quota).collect();
+        for halving in 0..HALVINGS {
+            let target = before + ((full - before) >> halving);
+            self.recost(target);
+            for at in 0..self.readers.len() as u32 {
+                if quotas[at as usize] > 0 {
+                    self.set_quota(at, self.quota(at, target).max(self.holds(at)));
+                }
+            }
+            if self.latest() >= now.0 as i64 && self.reserved <= self.pool.total() {
+                return;
+            }
+        }
+        for (at, quota) in (0..).zip(quotas) {
+            self.set_quota(at, quota);
+        }
+        self.recost(before);
+    }
+
+    /// Starts clocks that wait, as far as nobody suffers.
+    pub(super) fn wake_up(&mut self, now: Tick, out: &mut Actions) {
+        for _ in 0..self.wakers.len() {
+            let Some(slot) = self.wakers.pop_front() else { return };
+            if !self.try_start(now, slot, out) {
+                self.wakers.push_back(slot);
+            }
+        }
+    }
+
+    fn try_start(&mut self, now: Tick, slot: u32, out: &mut Actions) -> bool {
+        let Some(at) = self.member(slot).reader else { return true };
+        if self.readers[at as usize].state == State::Flying {
+            return false;
+        }
+        let member = self.member_mut(slot);
+        let media = member.rate.time_of(member.offset);
+        member.clock.set(now, media);
+        member.clock.running = true;
+        self.choose_lead(now, at);
+        self.reschedule(now, at);
+        let dry = self.deadline(at) < now.0 as i64;
+        if !dry && self.latest() >= now.0 as i64 {
+            self.start(now, slot, out);
+            return true;
+        }
+        self.member_mut(slot).clock.running = false;
+        self.choose_lead(now, at);
+        self.reschedule(now, at);
+        false
+    }
+
+    /// The clock of this stream starts when nobody suffers.
+    pub(super) fn start_when_safe(&mut self, slot: u32) {
+        if !self.wakers.contains(&slot) {
+            self.wakers.push_back(slot);
+        }
+    }
+
+    /// Whether everything that is promised holds also if this reader has its first visit now.
+    fn admits_first_visit(&mut self, now: Tick, at: u32) -> bool {
+        if self.target < self.full().min(self.readers[at as usize].needs) {
+            return false;
+        }
+        if self.reserved + self.quota(at, self.target) > self.pool.total() {
+            return false;
+        }
+        let order = self.readers[at as usize].order;
+        let first = self.sweeps.start(self.current);
+        let in_turn = order >= self.progress && first.is_none_or(|first| order < first);
+        let later = in_turn || order <= self.progress;
+        let sweep = if later { 1 - self.current } else { self.current };
+        let visit = self.longest_visit(at);
+        let there = self.admission.longest(0, self.head.abs_diff(order)) as i64;
+        let dry = now.0 as i64 + self.target as i64;
+        self.sweeps.insert(sweep, at, order, visit, dry);
+        let latest = self.latest_from(order);
+        self.sweeps.remove(at);
+        now.0 as i64 + visit + there <= latest
+    }
+
+    /// What is next, so that the invariant holds.
+    pub(super) fn choose_sure(&mut self, now: Tick) -> Choice {
+        let clock = now.0 as i64;
+        let latest = self.latest();
+        let first = self.sweeps.first(self.current);
+        if self.target > self.full() {
+            self.recost(self.full());
+        }
+        if let Some(at) = self.starters.front().copied()
+            && self.admits_first_visit(now, at)
+        {
+            self.set_quota(at, self.quota(at, self.target));
+            self.in_place(at, first);
+            return Choice::Visit(at);
+        }
+        let put_off = !self.starters.is_empty() || !self.wakers.is_empty();
+        let busy = put_off || self.target < self.full();
+        let mut begin = NEVER;
+        if let Some(at) = first {
+            let reader = &self.readers[at as usize];
+            let (release, earliest) = (reader.release as i64, reader.earliest as i64);
+            let hurry = (latest - self.plan.budget as i64).max(earliest);
+            begin = if busy { earliest } else { hurry.min(release) };
+            if begin <= clock {
+                self.progress = reader.order;
+                return Choice::Visit(at);
+            }
+        }
+        // Wherever it goes.
+        let away = self.admission.longest(0, 2 * self.admission.profile().capacity) as i64;
+        self.out_of_turn(now, latest - away - clock, begin)
+    }
+
+    /// Puts a visited reader into the next sweep: where it is now on the device, or behind all others
+    /// if one of them would be late for it.
+    pub(super) fn requeue_sure(&mut self, now: Tick, at: u32, (position, release): (u64, u64)) {
+        let (cost, deadline) = (self.cost(at), self.deadline(at));
+        let next = 1 - self.current;
+        let last = self.sweeps.end(next);
+        let reader = &mut self.readers[at as usize];
+        let first = std::mem::take(&mut reader.fresh);
+        reader.release = if first { now.0 } else { release };
+        reader.earliest = now.0 + self.plan.cycle / SOONEST;
+        reader.order = position;
+        let sweep = if first && position > self.progress { self.current } else { next };
+        if sweep == self.current {
+            reader.earliest = now.0;
+        }
+        self.sweeps.insert(sweep, at, position, cost, deadline);
+        let behind = last.filter(|last| *last > position && sweep == next);
+        if let Some(last) = behind.filter(|_| self.latest() < now.0 as i64) {
+            self.readers[at as usize].order = last;
+            self.sweeps.insert(next, at, last, cost, deadline);
+        }
+        self.settle_quota(at);
+    }
+
+    /// Before a visit up to `end`: streams that are so far behind the first of their title that its
+    /// reader would hold more than it may get a reader of their own, or none.
+    pub(super) fn separate(&mut self, now: Tick, at: u32, end: u64, out: &mut Actions) {
+        let chunk = self.config.admission.chunk;
+        loop {
+            let reader = &self.readers[at as usize];
+            let beyond = end.div_ceil(chunk) - reader.ring.front() > reader.quota;
+            if !beyond || reader.members.len() < 2 {
+                return;
+            }
+            let members = reader.members.iter().copied();
+            let Some(slot) = members.min_by_key(|slot| self.member(*slot).offset) else { return };
+            let (stream, offset) = (self.member(slot).id, self.member(slot).offset);
+            self.member_mut(slot).halt(now);
+            self.detach(now, slot);
+            if let Err(refusal) = self.place(now, slot, offset, out) {
+                self.member_mut(slot).paused = true;
+                self.refuse(stream, refusal, out);
+            }
+        }
+    }
+
+    /// What a paused stream's reader keeps, for admission.
+    pub(super) fn keep_paused(&mut self, at: u32) {
+        let bytes = self.holds(at) * self.config.admission.chunk;
+        let demand = self.readers[at as usize].demand;
+        if let Some(demand) = demand.map(|demand| &mut self.demands[demand as usize]) {
+            Demand::keep(demand, bytes);
+        }
+    }
+}
