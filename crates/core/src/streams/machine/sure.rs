@@ -271,7 +271,8 @@ impl Machine {
         let chunk = self.config.admission.chunk;
         loop {
             let reader = &self.readers[at as usize];
-            let beyond = end.div_ceil(chunk) - reader.ring.front() > reader.quota;
+            // Nothing is to be read for one that has all of its file.
+            let beyond = end.div_ceil(chunk).saturating_sub(reader.ring.front()) > reader.quota;
             if !beyond || reader.members.len() < 2 {
                 return;
             }
