@@ -235,6 +235,26 @@ pub fn tier_filled_by_somebody_else(passthrough: Passthrough) -> Outcome {
     check(&mount.backing().join("after"), 2, 16 * MIB)
 }
 
+/// Writes files of a MiB until one is refused, which must be with this error, and takes that one away:
+/// which were acknowledged. All of those are there.
+fn write_until_refused(mount: &ForebayMount, expected: Errno) -> Outcome<Vec<u64>> {
+    let mut kept = Vec::new();
+    for i in 0..64 {
+        let path = mount.dir().join(format!("f{i}"));
+        let Err(errno) = acknowledged(&path, i) else {
+            kept.push(i);
+            continue;
+        };
+        ensure!(errno == expected, "a store without room gave {errno:?}, not {expected:?}");
+        for i in &kept {
+            check(&mount.dir().join(format!("f{i}")), *i, MIB)?;
+        }
+        rustix::fs::unlink(&path)?;
+        return Ok(kept);
+    }
+    Err(Failure::at("64 MiB fit into a tier of 16 and a store with less room"))
+}
+
 /// The backing store is full: the writer gets ENOSPC (at the latest from fsync), what fsync has
 /// acknowledged stays readable, and after space is made the drain succeeds.
 pub fn backing_store_full(passthrough: Passthrough) -> Outcome {
@@ -250,25 +270,7 @@ pub fn backing_store_full(passthrough: Passthrough) -> Outcome {
         ..MountOptions::default()
     })?;
     let _guard = watchdog::guard(LIMIT * 3, "backing store full");
-    let mut kept = Vec::new();
-    let refusal = (0..64_u64).find_map(|i| {
-        let path = mount.dir().join(format!("f{i}"));
-        match acknowledged(&path, i) {
-            Ok(()) => {
-                kept.push(i);
-                None
-            }
-            Err(errno) => Some((path, errno)),
-        }
-    });
-    let Some((path, errno)) = refusal else {
-        return Err(Failure::at("64 MiB fit into a tier of 16 and a store of 8 free"));
-    };
-    ensure!(errno == Errno::NOSPC, "a full backing store gave {errno:?}");
-    for i in &kept {
-        check(&mount.dir().join(format!("f{i}")), *i, MIB)?;
-    }
-    rustix::fs::unlink(&path)?;
+    let kept = write_until_refused(&mount, Errno::NOSPC)?;
     rustix::fs::unlink(mount.dir().join("ballast"))?;
     mount.unmount()?;
     kept.iter().try_for_each(|i| check(&backing.path().join(format!("f{i}")), *i, MIB))
@@ -344,25 +346,7 @@ pub fn quota_used_up(passthrough: Passthrough) -> Outcome {
         ..MountOptions::default()
     })?;
     let _guard = watchdog::guard(LIMIT * 3, "quota used up");
-    let mut kept = Vec::new();
-    let refusal = (0..64_u64).find_map(|i| {
-        let path = mount.dir().join(format!("f{i}"));
-        match acknowledged(&path, i) {
-            Ok(()) => {
-                kept.push(i);
-                None
-            }
-            Err(errno) => Some((path, errno)),
-        }
-    });
-    let Some((path, errno)) = refusal else {
-        return Err(Failure::at("64 MiB fit into a tier of 16 and a quota of 12"));
-    };
-    ensure!(errno == Errno::DQUOT, "a used up quota gave {errno:?}");
-    for i in &kept {
-        check(&mount.dir().join(format!("f{i}")), *i, MIB)?;
-    }
-    rustix::fs::unlink(&path)?;
+    let kept = write_until_refused(&mount, Errno::DQUOT)?;
     backing.lift()?;
     mount.unmount()?;
     kept.iter().try_for_each(|i| check(&backing.path().join(format!("f{i}")), *i, MIB))
