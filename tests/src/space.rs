@@ -318,10 +318,11 @@ impl QuotaDisk {
         self.mount().join("volume")
     }
 
-    /// Takes the limit away.
+    /// Takes the limit away: all quotas, and through the root of the disk, which has none itself.
+    /// To change the limit of a volume that is full can be refused for its quota.
     fn lift(&self) -> Outcome {
         let mut command = Command::new("btrfs");
-        command.args(["qgroup", "limit", "none"]).arg(self.path());
+        command.args(["quota", "disable"]).arg(self.mount());
         run_checked(&mut command, LIMIT)?;
         Ok(())
     }
