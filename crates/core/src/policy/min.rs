@@ -92,6 +92,12 @@ impl<O: NextUseOrder> Shelf<O> {
         self.known.bytes_of(object).or_else(|| self.unknown.bytes_of(object))
     }
 
+    /// These objects will be looked for soon.
+    pub fn warm(&self, objects: &[u64]) {
+        self.known.warm(objects);
+        self.unknown.warm(objects);
+    }
+
     pub fn books(&self) -> Snapshot {
         let (known, unknown) = (self.known.books(), self.unknown.books());
         Snapshot {
@@ -108,9 +114,9 @@ impl<O: NextUseOrder> Shelf<O> {
         if next.is_some_and(|next| self.known.reschedule(object, next)) {
             return;
         }
-        if let Some(bytes) = self.known.bytes_of(object) {
+        if let Some(bytes) = self.known.remove(object) {
             // Nothing is known of it any more.
-            return self.file(object, bytes, outlook);
+            return self.file_unknown(object, bytes, outlook);
         }
         self.unknown.touch(access);
         if let Some(next) = next
@@ -128,10 +134,15 @@ impl<O: NextUseOrder> Shelf<O> {
             self.known.set(Known { object, bytes, next });
         } else {
             self.known.remove(object);
-            // Where hints are not believed, S3-FIFO has the tier for itself again.
-            self.unknown.set_refills(!outlook.believed);
-            self.unknown.insert(object, bytes);
+            self.file_unknown(object, bytes, outlook);
         }
+    }
+
+    /// Puts a resident object of which nothing is known, or no more, among its like.
+    fn file_unknown(&mut self, object: u64, bytes: u64, outlook: Outlook<'_>) {
+        // Where hints are not believed, S3-FIFO has the tier for itself again.
+        self.unknown.set_refills(!outlook.believed);
+        self.unknown.insert(object, bytes);
     }
 
     /// Looks at the future of an object again, if it is resident.
@@ -344,6 +355,7 @@ impl<O: NextUseOrder> Order for Min<O> {
 
     fn touch(&mut self, access: &Access) {
         self.references.observe(access.object);
+        self.shelf.warm(self.references.soon());
         self.trial.watch(access, &self.references);
         let (shelf, outlook) = self.parts();
         shelf.touch(access, outlook);
@@ -351,8 +363,9 @@ impl<O: NextUseOrder> Order for Min<O> {
 
     fn hint(&mut self, hint: &Hint<'_>) {
         let Self { references, shelf, trial } = self;
-        references.hint_each(hint, |references, object, next| {
-            if next {
+        references.hint_each(hint, |references, next| {
+            shelf.warm(next);
+            for &object in next {
                 shelf.refile(object, Outlook { references, believed: trial.believed() });
                 trial.refile(object, references);
             }
