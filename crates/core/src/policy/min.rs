@@ -115,8 +115,8 @@ impl<O: NextUseOrder> Shelf<O> {
             return;
         }
         if let Some(bytes) = self.known.remove(object) {
-            // Nothing is known of it any more.
-            return self.file_unknown(object, bytes, outlook);
+            // Nothing is known of it any more but that it was used while it was here.
+            return self.unknown.insert_used(object, bytes);
         }
         self.unknown.touch(access);
         if let Some(next) = next
@@ -134,15 +134,10 @@ impl<O: NextUseOrder> Shelf<O> {
             self.known.set(Known { object, bytes, next });
         } else {
             self.known.remove(object);
-            self.file_unknown(object, bytes, outlook);
+            // Where hints are not believed, S3-FIFO has the tier for itself again.
+            self.unknown.set_refills(!outlook.believed);
+            self.unknown.insert(object, bytes);
         }
-    }
-
-    /// Puts a resident object of which nothing is known, or no more, among its like.
-    fn file_unknown(&mut self, object: u64, bytes: u64, outlook: Outlook<'_>) {
-        // Where hints are not believed, S3-FIFO has the tier for itself again.
-        self.unknown.set_refills(!outlook.believed);
-        self.unknown.insert(object, bytes);
     }
 
     /// Looks at the future of an object again, if it is resident.
