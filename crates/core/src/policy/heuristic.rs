@@ -183,17 +183,22 @@ impl Order for Heuristic {
     }
 
     fn hint(&mut self, hint: &Hint<'_>) {
+        if let Hint::Append { job, objects } = *hint
+            && objects.len() > TOGETHER
+        {
+            // A few at a time: what the references have just looked up is at hand for what follows.
+            let parts = objects.chunks(TOGETHER);
+            return parts.for_each(|objects| self.hint(&Hint::Append { job, objects }));
+        }
         self.references.hint(hint);
-        for together in hint.objects().chunks(TOGETHER) {
-            self.warm(together);
-            for &object in together {
-                let named = self.named.find(object);
-                let bytes = match named {
-                    Some(slot) => Some(self.named.bytes_at(slot)),
-                    None => self.unnamed.bytes_of(object),
-                };
-                bytes.into_iter().for_each(|bytes| self.file_from(named, object, bytes));
-            }
+        self.warm(hint.objects());
+        for &object in hint.objects() {
+            let named = self.named.find(object);
+            let bytes = match named {
+                Some(slot) => Some(self.named.bytes_at(slot)),
+                None => self.unnamed.bytes_of(object),
+            };
+            bytes.into_iter().for_each(|bytes| self.file_from(named, object, bytes));
         }
     }
 
