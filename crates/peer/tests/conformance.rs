@@ -1,5 +1,7 @@
 //! All transports under one suite.
 
+mod lossy;
+
 use forebay_peer::conformance::{CHECKS, Way};
 use forebay_peer::transport::tcp::Tcp;
 use forebay_peer::transport::udp::Udp;
@@ -38,6 +40,12 @@ fn udp(_: &str) -> Way {
     Way { transport, address: "udp://127.0.0.1:0".parse().unwrap() }
 }
 
+fn lossy_udp(_: &str) -> Way {
+    let weather = lossy::Weather { lost: 3, doubled: 3, held: 3, changed: 1, ..Default::default() };
+    let transport = Arc::new(lossy::udp(&Arc::new(weather)));
+    Way { transport, address: "udp://127.0.0.1:0".parse().unwrap() }
+}
+
 fn unix(name: &str) -> Way {
     let directory = std::env::temp_dir().join(format!("fb-peer-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
@@ -52,6 +60,7 @@ macro_rules! suite {
         mod over_tcp { $( #[test] fn $name() { let n = stringify!($name); super::check(super::plain_tcp(n), n); } )* }
         mod over_tls { $( #[test] fn $name() { let n = stringify!($name); super::check(super::tls(n), n); } )* }
         mod over_udp { $( #[test] fn $name() { let n = stringify!($name); super::check(super::udp(n), n); } )* }
+        mod over_lossy_udp { $( #[test] fn $name() { let n = stringify!($name); super::check(super::lossy_udp(n), n); } )* }
         mod over_unix { $( #[test] fn $name() { let n = stringify!($name); super::check(super::unix(n), n); } )* }
 
         #[test]

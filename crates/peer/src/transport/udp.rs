@@ -65,7 +65,7 @@ impl Udp {
     /// # Errors
     /// [`Error::Settings`] if `security` is not off: datagrams are not encrypted.
     pub fn new(security: &Security) -> Result<Udp> {
-        Udp::over(security, Arc::new(|at| Ok(Arc::new(System::bind(at)?) as Arc<dyn Datagrams>)))
+        Udp::over(security, Arc::new(system_socket))
     }
 
     /// UDP without protection over sockets of another kind.
@@ -176,6 +176,14 @@ impl Drop for UdpArrival {
             connection.close();
         }
     }
+}
+
+/// A socket of the system, bound to an address.
+///
+/// # Errors
+/// What the system says.
+pub fn system_socket(at: SocketAddr) -> io::Result<Arc<dyn Datagrams>> {
+    Ok(Arc::new(System::bind(at)?))
 }
 
 /// A socket of the system.

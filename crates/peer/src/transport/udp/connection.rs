@@ -76,6 +76,8 @@ struct Incoming {
     ready: VecDeque<Vec<u8>>,
     unread: usize,
     acknowledge: bool,
+    /// When the last new packet came.
+    progress: Instant,
 }
 
 impl Connection {
@@ -98,6 +100,7 @@ impl Connection {
             ready: VecDeque::new(),
             unread: 0,
             acknowledge: false,
+            progress: now,
         };
         let state = State {
             outgoing,
@@ -348,6 +351,7 @@ impl Incoming {
             return Err(Unfit::Full);
         }
         let whole = self.assembly.take(message, packet, last, bytes, now)?;
+        self.progress = now;
         self.beyond.insert(number);
         while self.beyond.remove(&self.below) {
             self.below += 1;
@@ -400,7 +404,7 @@ impl Read for UdpSource {
 impl UdpSource {
     /// The next message; an empty one at the end.
     fn next_message(&self) -> io::Result<Vec<u8>> {
-        let end = Instant::now() + self.patience;
+        let begun = Instant::now();
         let mut state = self.connection.state.lock();
         loop {
             if state.closing.is_some() {
@@ -415,9 +419,12 @@ impl UdpSource {
             if state.ended {
                 return Ok(Vec::new());
             }
-            if self.connection.readable.wait_until(&mut state, end).timed_out() {
+            // Who is sending a long message is not silent.
+            let end = state.incoming.progress.max(begun) + self.patience;
+            if Instant::now() >= end {
                 return Err(ErrorKind::WouldBlock.into());
             }
+            self.connection.readable.wait_until(&mut state, end);
         }
     }
 }
