@@ -236,3 +236,31 @@ fn unix_socket_when_the_other_process_is_of_another_user_then_refused() {
     assert_eq!(heard.join().unwrap(), b"0", "bytes that it heard");
     door.close();
 }
+
+#[test]
+fn unix_socket_when_its_listener_is_dead_then_taken_over_and_a_live_one_is_not() {
+    let path = std::env::temp_dir().join(format!("fb-abandoned-{}", std::process::id()));
+    let address: Address = format!("unix:{}", path.display()).parse().unwrap();
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let door = Unix::default().listen(&address).unwrap();
+    assert!(matches!(Unix::default().listen(&address), Err(Error::Listen { .. })));
+    door.close();
+    std::fs::write(&path, "no socket").unwrap();
+    assert!(matches!(Unix::default().listen(&address), Err(Error::Listen { .. })));
+    assert_eq!(std::fs::read(&path).unwrap(), b"no socket");
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn unix_socket_when_nobody_accepts_then_connecting_ends_in_time() {
+    let path = std::env::temp_dir().join(format!("fb-full-{}", std::process::id()));
+    let address: Address = format!("unix:{}", path.display()).parse().unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let patience = Patience { connect: Duration::from_millis(100), handshake: LONG, stall: LONG };
+    let begun = std::time::Instant::now();
+    let wires: Vec<_> = (0..3).map(|_| Unix::default().connect(&address, patience)).collect();
+    assert!(wires.iter().any(|wire| matches!(wire, Err(Error::Connect { .. }))));
+    assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+    std::fs::remove_file(&path).unwrap();
+}
