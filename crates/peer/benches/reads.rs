@@ -1,4 +1,6 @@
-//! Reads from a node over the loopback against a plain copy over TCP, in turns, as ratios.
+//! Reads from a node over the loopback against a plain copy over TCP, in turns, as ratios: of the
+//! time that passed, and of the processor's time of both ends, which other work on the machine
+//! disturbs less.
 //!
 //! The file lies in memory. The copy reads it into a buffer and writes that to a socket; its other
 //! end reads the socket into a buffer. Reads are of 1 MiB, four under way.
@@ -54,10 +56,20 @@ fn way(name: &'static str, file: &Arc<File>, transport: Arc<dyn Transport>, sums
     Way { name, client: Client::new(transport, address, config), _server: server }
 }
 
-/// Seconds for all of the file by reads.
-fn by_reads(client: &Client) -> f64 {
-    let begun = Instant::now();
-    let deadline = begun + LONG;
+/// Seconds that passed and that the processor worked.
+fn timed(run: impl FnOnce()) -> (f64, f64) {
+    let worked = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+    };
+    let (begun, before) = (Instant::now(), worked());
+    run();
+    (begun.elapsed().as_secs_f64(), worked() - before)
+}
+
+/// Gets all of the file by reads.
+fn by_reads(client: &Client) {
+    let deadline = Instant::now() + LONG;
     let mut under_way = VecDeque::new();
     let mut got = 0;
     for offset in (0..SIZE).step_by(EXTENT as usize) {
@@ -71,7 +83,6 @@ fn by_reads(client: &Client) -> f64 {
         got += call.wait().unwrap().1.len();
     }
     assert_eq!(got as u64, SIZE);
-    begun.elapsed().as_secs_f64()
 }
 
 /// A thread that copies the file to a socket whenever it is sent a byte.
@@ -91,15 +102,13 @@ fn copier(file: &Arc<File>) -> TcpStream {
     stream
 }
 
-/// Seconds for all of the file by a plain copy over a connection that is there.
-fn by_copy(stream: &mut TcpStream) -> f64 {
-    let begun = Instant::now();
+/// Gets all of the file by a plain copy over a connection that is there.
+fn by_copy(stream: &mut TcpStream) {
     stream.write_all(&[1]).unwrap();
     let mut buffer = vec![0; EXTENT as usize];
     for _ in (0..SIZE).step_by(EXTENT as usize) {
         stream.read_exact(&mut buffer).unwrap();
     }
-    begun.elapsed().as_secs_f64()
 }
 
 fn median(mut seconds: Vec<f64>) -> f64 {
@@ -122,18 +131,21 @@ fn main() {
         way("unix", &file, Arc::new(Unix::default()), true),
         way("udp", &file, Arc::new(Udp::new(&Security::Off).unwrap()), true),
     ];
-    let mut seconds = vec![Vec::new(); ways.len() + 1];
+    let mut measured = vec![(Vec::new(), Vec::new()); ways.len() + 1];
     for _ in 0..ROUNDS {
-        seconds[0].push(by_copy(&mut copier));
-        for (at, way) in ways.iter().enumerate() {
-            seconds[at + 1].push(by_reads(&way.client));
+        let copy = timed(|| by_copy(&mut copier));
+        let reads = ways.iter().map(|way| timed(|| by_reads(&way.client)));
+        for (all, one) in measured.iter_mut().zip(std::iter::once(copy).chain(reads)) {
+            all.0.push(one.0);
+            all.1.push(one.1);
         }
     }
-    let mut medians = seconds.into_iter().map(median);
+    let mut medians = measured.into_iter().map(|(passed, worked)| (median(passed), median(worked)));
     let copy = medians.next().expect("the copy is the first");
-    println!("plain copy: {:.0} MB/s", SIZE as f64 / copy / 1e6);
-    for (way, seconds) in ways.iter().zip(medians) {
-        let (speed, ratio) = (SIZE as f64 / seconds / 1e6, copy / seconds);
-        println!("{}: {speed:.0} MB/s, {ratio:.2} of the copy", way.name);
+    println!("plain copy: {:.0} MB/s", SIZE as f64 / copy.0 / 1e6);
+    for (way, (passed, worked)) in ways.iter().zip(medians) {
+        let (speed, ratio) = (SIZE as f64 / passed / 1e6, copy.0 / passed);
+        let work = worked / copy.1;
+        println!("{}: {speed:.0} MB/s, {ratio:.2} of the copy, {work:.2} times its work", way.name);
     }
 }
