@@ -48,9 +48,32 @@ fn domain_name(site: &Site) -> u64 {
     site.domain.map_or(u64::from(site.node.0) | 1 << 32, u64::from)
 }
 
-/// The draw: higher wins. Weightless ones lose against all.
-fn draw(key: u64, name: u64, weight: u64) -> f64 {
-    if weight == 0 { f64::NEG_INFINITY } else { ln_unit(mix(key, name)) / weight as f64 }
+/// The best of several draws.
+#[derive(Debug)]
+struct Best<T> {
+    score: f64,
+    hash: u64,
+    weight: u64,
+    what: Option<T>,
+}
+
+impl<T> Best<T> {
+    fn none() -> Self {
+        Self { score: 0.0, hash: 0, weight: 0, what: None }
+    }
+
+    /// One more draws.
+    fn draw(&mut self, hash: u64, weight: u64, what: T) {
+        // The logarithm grows with the hash: a smaller one wins only with a larger weight.
+        let hopeless = self.what.is_some() && hash <= self.hash && weight <= self.weight;
+        if weight == 0 || hopeless {
+            return;
+        }
+        let score = ln_unit(hash) / weight as f64;
+        if self.what.is_none() || score > self.score {
+            *self = Self { score, hash, weight, what: Some(what) };
+        }
+    }
 }
 
 impl Topology {
@@ -131,17 +154,13 @@ impl Topology {
     }
 
     fn best_domain(&self, key: u64, used: &[usize]) -> Option<usize> {
-        let mut best: Option<(f64, usize)> = None;
+        let mut best = Best::none();
         for (at, domain) in self.domains.iter().enumerate() {
-            if domain.weight == 0 || used.contains(&at) {
-                continue;
-            }
-            let score = draw(key, domain.name | 1 << 63, domain.weight);
-            if best.is_none_or(|(most, _)| score > most) {
-                best = Some((score, at));
+            if !used.contains(&at) {
+                best.draw(mix(key, domain.name | 1 << 63), domain.weight, at);
             }
         }
-        best.map(|(_, at)| at)
+        best.what
     }
 
     fn best_node(
@@ -151,17 +170,13 @@ impl Topology {
         taken: &[NodeId],
         chosen: &[NodeId],
     ) -> Option<NodeId> {
-        let mut best: Option<(f64, NodeId)> = None;
+        let mut best = Best::none();
         for (node, weight) in &self.domains[domain].nodes {
-            if *weight == 0 || taken.contains(node) || chosen.contains(node) {
-                continue;
-            }
-            let score = draw(key, u64::from(node.0), *weight);
-            if best.is_none_or(|(most, _)| score > most) {
-                best = Some((score, *node));
+            if !taken.contains(node) && !chosen.contains(node) {
+                best.draw(mix(key, u64::from(node.0)), *weight, *node);
             }
         }
-        best.map(|(_, node)| node)
+        best.what
     }
 }
 

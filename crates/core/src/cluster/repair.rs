@@ -29,10 +29,11 @@ use crate::unit::Tick;
 pub struct RepairConfig {
     /// Bytes a second that a node sends and receives for repair, together.
     pub rate: u64,
-    /// Transfers at a time that a node takes part in.
+    /// Transfers at a time that a node takes part in. They share the rate: on average it is kept,
+    /// whatever is begun ahead.
     pub transfers: u32,
-    /// A transfer may take so many times as long as its rate says, and a minute more; then it
-    /// counts as failed.
+    /// A transfer may take so many times as long as its share of the rate says, and a minute more;
+    /// then it counts as failed.
     pub slack: u32,
     /// Nanoseconds until something that failed is tried again.
     pub pause: u64,
@@ -104,8 +105,10 @@ pub struct Progress {
 struct Node {
     alive: bool,
     draining: bool,
-    /// Before this, its share of the rate is spent.
+    /// Until then its share of the rate is spent.
     free_at: Tick,
+    /// When it tries again what waits for it.
+    wake_at: Option<Tick>,
     shards: BTreeSet<(GroupId, u8)>,
     flights: BTreeSet<(GroupId, u8)>,
     /// Groups whose next transfer waits for this node.
@@ -146,7 +149,10 @@ pub struct Repair {
     wakes: BTreeSet<(Tick, NodeId)>,
     limits: BTreeSet<(Tick, GroupId, u8)>,
     unreported: BTreeSet<GroupId>,
-    drops: Vec<Action>,
+    /// Copies to remove, unless they have become needed by then.
+    drops: Vec<(GroupId, u8, NodeId)>,
+    /// Groups that a node let go of to try again: if they need it no more, the next may.
+    released: BTreeMap<GroupId, NodeId>,
     progress: Progress,
 }
 
@@ -167,6 +173,7 @@ impl Repair {
             limits: BTreeSet::new(),
             unreported: BTreeSet::new(),
             drops: Vec::new(),
+            released: BTreeMap::new(),
             progress: Progress::default(),
         }
     }
@@ -193,6 +200,12 @@ impl Repair {
     #[must_use]
     pub fn shards_of(&self, node: NodeId) -> usize {
         self.nodes.get(&node).map_or(0, |node| node.shards.len())
+    }
+
+    /// The groups that a node has shards of.
+    pub fn groups_of(&self, node: NodeId) -> impl Iterator<Item = GroupId> + '_ {
+        let shards = self.nodes.get(&node).into_iter().flat_map(|node| &node.shards);
+        shards.map(|(group, _)| *group)
     }
 
     /// A node takes part, or has another weight (free space), or is back: what it still has is told
@@ -270,6 +283,7 @@ impl Repair {
         }
         self.take_out(id);
         self.unreported.remove(&id);
+        self.released.remove(&id);
         if let Some(group) = self.groups.remove(&id) {
             self.count(&group, false);
             for (shard, node) in group.held.iter().enumerate() {
@@ -297,7 +311,7 @@ impl Repair {
             self.hold(id, shard, node);
             self.sort_in(now, id);
         } else {
-            self.drops.push(Action::Drop { group: id, shard, node });
+            self.drops.push((id, shard, node));
         }
     }
 
@@ -305,7 +319,7 @@ impl Repair {
     pub fn done(&mut self, now: Tick, id: GroupId, shard: u8, target: NodeId) {
         let at = usize::from(shard);
         let Some(group) = self.groups.get(&id).filter(|group| at < group.held.len()) else {
-            self.drops.push(Action::Drop { group: id, shard, node: target });
+            self.drops.push((id, shard, target));
             return;
         };
         if group.flights[at].as_ref().is_none_or(|flight| flight.target != target) {
@@ -376,7 +390,7 @@ impl Repair {
 
     /// Time passes, or something has changed: says what is to be done now.
     pub fn step(&mut self, now: Tick, actions: &mut Vec<Action>) {
-        actions.append(&mut self.drops);
+        self.drop_copies(now, actions);
         for id in std::mem::take(&mut self.unreported) {
             actions.push(Action::Unavailable(id));
         }
@@ -395,10 +409,14 @@ impl Repair {
             && until <= now
         {
             self.wakes.remove(&(until, node));
+            if let Some(state) = self.nodes.get_mut(&node) {
+                state.wake_at = None;
+            }
             self.release(now, node);
         }
         while let Some((rank, id)) = self.queue.pop_first() {
             self.places.remove(&id);
+            let from = self.released.remove(&id);
             match self.begin(now, id, actions) {
                 Outcome::Begun => self.sort_in(now, id),
                 Outcome::Blocked(node) => self.park(now, id, rank, node),
@@ -408,8 +426,11 @@ impl Repair {
                 }
                 Outcome::Nothing => {}
             }
+            if let Some(node) = from {
+                self.release(now, node);
+            }
         }
-        actions.append(&mut self.drops);
+        self.drop_copies(now, actions);
     }
 
     /// When to call [`Repair::step`] again if nothing else happens.
@@ -477,7 +498,23 @@ impl Repair {
     fn let_go(&mut self, id: GroupId, shard: u8, node: NodeId) {
         match self.groups.get_mut(&id).filter(|group| group.is_read(node)) {
             Some(group) => group.leaving.push((shard, node)),
-            None => self.drops.push(Action::Drop { group: id, shard, node }),
+            None => self.drops.push((id, shard, node)),
+        }
+    }
+
+    /// Says what is to be removed. If the copy that took its place is lost meanwhile, it is needed
+    /// after all.
+    fn drop_copies(&mut self, now: Tick, actions: &mut Vec<Action>) {
+        for (group, shard, node) in std::mem::take(&mut self.drops) {
+            let held = |g: &Group| g.held.get(usize::from(shard)).copied().flatten();
+            let held = self.groups.get(&group).map(|g| (held(g), g));
+            match held {
+                Some((Some(holder), _)) if holder == node => {}
+                Some((None, g)) if !g.held.contains(&Some(node)) => {
+                    self.offer(now, node, group, shard);
+                }
+                _ => actions.push(Action::Drop { group, shard, node }),
+            }
         }
     }
 
@@ -520,32 +557,41 @@ impl Repair {
         let Some(state) = self.nodes.get_mut(&node) else { return };
         state.waiting.insert((rank, id));
         self.places.insert(id, Place::Node(node, rank));
-        if state.free_at > now {
-            self.wakes.insert((state.free_at, node));
+        self.wake(now, node);
+    }
+
+    /// Sees to it that what waits for a node is tried again when its rate allows. If it has too many
+    /// transfers instead, the end of one does that.
+    fn wake(&mut self, now: Tick, node: NodeId) {
+        let Some(first) = self.first_waiting(node) else { return };
+        let ahead = self.ahead(self.takes(first));
+        let Some(state) = self.nodes.get_mut(&node) else { return };
+        let at = Tick(state.free_at.0.saturating_sub(ahead));
+        if at > now && state.wake_at.is_none_or(|earlier| at < earlier) {
+            if let Some(earlier) = state.wake_at.replace(at) {
+                self.wakes.remove(&(earlier, node));
+            }
+            self.wakes.insert((at, node));
         }
-        // Else it has too many transfers, and is released by the end of one.
+    }
+
+    fn first_waiting(&self, node: NodeId) -> Option<GroupId> {
+        self.nodes.get(&node)?.waiting.first().map(|(_, id)| *id)
     }
 
     /// A node may be free: the most urgent that waits for it tries again. If that one turns out to
-    /// wait for another node, the next follows when it is parked there.
+    /// wait for another node, [`Repair::step`] comes back for the next.
     fn release(&mut self, now: Tick, node: NodeId) {
-        let Some(state) = self.nodes.get_mut(&node) else { return };
-        let free = state.free_at <= now && state.flights.len() < self.config.transfers as usize;
-        if !free {
-            if !state.waiting.is_empty() && state.free_at > now {
-                self.wakes.insert((state.free_at, node));
-            }
+        let Some(first) = self.first_waiting(node) else { return };
+        if self.is_busy(now, node, self.takes(first)) {
+            self.wake(now, node);
             return;
         }
-        let room = self.config.transfers as usize - state.flights.len();
-        // More than can begin, as some may be blocked elsewhere; few enough to stay cheap.
-        for (rank, id) in state.waiting.iter().copied().take(4 * room).collect::<Vec<_>>() {
-            state.waiting.remove(&(rank, id));
+        let Some(state) = self.nodes.get_mut(&node) else { return };
+        if let Some((rank, id)) = state.waiting.pop_first() {
             self.queue.insert((rank, id));
             self.places.insert(id, Place::Queue(rank));
-        }
-        if !state.waiting.is_empty() {
-            self.wakes.insert((now.after(self.config.pause), node));
+            self.released.insert(id, node);
         }
     }
 
@@ -574,10 +620,23 @@ impl Repair {
         }
     }
 
-    /// Why a node can't take part in one more transfer now.
-    fn is_busy(&self, now: Tick, node: NodeId) -> bool {
+    /// Nanoseconds of a node's rate that a shard of the group takes.
+    fn takes(&self, id: GroupId) -> u64 {
+        let bytes = self.groups.get(&id).map_or(0, |group| group.bytes);
+        bytes.saturating_mul(Tick::SECOND / 1_000) / (self.config.rate / 1_000).max(1)
+    }
+
+    /// How much of its rate a node may spend ahead, so that it has several transfers at a time: one
+    /// that needs many nodes at once would else hardly ever find all of them free.
+    fn ahead(&self, takes: u64) -> u64 {
+        takes.saturating_mul(u64::from(self.config.transfers.saturating_sub(1)))
+    }
+
+    /// Whether a node can't take part in one more transfer now.
+    fn is_busy(&self, now: Tick, node: NodeId, takes: u64) -> bool {
         let free = |state: &Node| {
-            state.free_at <= now && state.flights.len() < self.config.transfers as usize
+            state.free_at <= now.after(self.ahead(takes))
+                && state.flights.len() < self.config.transfers as usize
         };
         !self.nodes.get(&node).is_some_and(free)
     }
@@ -587,7 +646,8 @@ impl Repair {
         let Some(group) = self.groups.get(&id) else { return Outcome::Nothing };
         let draining = |node| self.nodes.get(&node).is_some_and(|node| node.draining);
         let Some((_, shard)) = group.next(draining) else { return Outcome::Nothing };
-        let sources = match self.sources(now, group, shard) {
+        let takes = self.takes(id);
+        let sources = match self.sources(now, group, shard, takes) {
             Ok(sources) => sources,
             Err(busy) => return Outcome::Blocked(busy),
         };
@@ -602,12 +662,12 @@ impl Repair {
             Err(busy) => return Outcome::Blocked(busy),
         };
         let bytes = group.bytes;
-        let takes = bytes.saturating_mul(Tick::SECOND / 1_000) / (self.config.rate / 1_000).max(1);
-        let slack = takes.saturating_mul(u64::from(self.config.slack));
+        let share = self.ahead(takes).saturating_add(takes);
+        let slack = share.saturating_mul(u64::from(self.config.slack));
         let until = now.after(slack).after(60 * Tick::SECOND);
         for node in sources.iter().chain([&target]) {
             if let Some(state) = self.nodes.get_mut(node) {
-                state.free_at = now.after(takes);
+                state.free_at = state.free_at.max(now).after(takes);
                 state.flights.insert((id, shard));
             }
         }
@@ -621,20 +681,26 @@ impl Repair {
     }
 
     /// The nodes to read from, or the one to wait for.
-    fn sources(&self, now: Tick, group: &Group, shard: u8) -> Result<Vec<NodeId>, NodeId> {
+    fn sources(
+        &self,
+        now: Tick,
+        group: &Group,
+        shard: u8,
+        takes: u64,
+    ) -> Result<Vec<NodeId>, NodeId> {
         let itself = group.held[usize::from(shard)];
         let needed = match (group.redundancy, itself) {
             // The shard itself is there: it need not be made from others.
             (Redundancy::Code { .. }, Some(node)) => {
-                return if self.is_busy(now, node) { Err(node) } else { Ok(vec![node]) };
+                return if self.is_busy(now, node, takes) { Err(node) } else { Ok(vec![node]) };
             }
             (redundancy, _) => redundancy.needed(),
         };
         let mut holders: Vec<NodeId> = group.held.iter().flatten().copied().collect();
         let free_at = |node: &NodeId| self.nodes.get(node).map_or(now, |state| state.free_at);
-        holders.sort_by_key(|node| (self.is_busy(now, *node), free_at(node), *node));
+        holders.sort_by_key(|node| (self.is_busy(now, *node, takes), free_at(node), *node));
         holders.truncate(needed);
-        match holders.iter().find(|node| self.is_busy(now, **node)) {
+        match holders.iter().find(|node| self.is_busy(now, **node, takes)) {
             Some(busy) => Err(*busy),
             None => Ok(holders),
         }
@@ -648,6 +714,7 @@ impl Repair {
         group: &Group,
         shard: u8,
     ) -> Result<Option<NodeId>, NodeId> {
+        let takes = self.takes(id);
         let targets = group.flights.iter().flatten().map(|flight| flight.target);
         // A shard that moves does not keep its own domain occupied.
         let leaving = group.held[usize::from(shard)];
@@ -660,12 +727,12 @@ impl Repair {
         {
             let fit = self.topology.weight(node) > 0 && !taken.contains(&node);
             return match fit {
-                true if self.is_busy(now, node) => Err(node),
+                true if self.is_busy(now, node, takes) => Err(node),
                 fit => Ok(fit.then_some(node)),
             };
         }
         let candidates = self.topology.place(mix(id.0, u64::from(shard)), 4, &taken);
-        let free = candidates.iter().find(|node| !self.is_busy(now, **node));
+        let free = candidates.iter().find(|node| !self.is_busy(now, **node, takes));
         match (free, candidates.first()) {
             (Some(node), _) => Ok(Some(*node)),
             (None, Some(busy)) => Err(*busy),
