@@ -16,7 +16,7 @@ const CORE: &str = "forebay-core";
 const STORE: &str = "forebay-store";
 const ERASURE: &str = "forebay-erasure";
 const META: &str = "forebay-meta";
-const NET: &str = "forebay-net";
+const PEER: &str = "forebay-peer";
 const NODE: &str = "forebay-node";
 const FUSE: &str = "forebay-fuse";
 const MPIIO: &str = "forebay-mpiio";
@@ -30,9 +30,9 @@ const SIM: &str = "forebay-sim";
 const TOOLS: &[&str] = &["forebay-bench", "forebay-tests", "xtask"];
 
 const PRODUCT: &[&str] =
-    &[CORE, ERASURE, STORE, META, NET, NODE, FUSE, MPIIO, STREAMS, PYTHON, WIRE];
+    &[CORE, ERASURE, STORE, META, PEER, NODE, FUSE, MPIIO, STREAMS, PYTHON, WIRE];
 
-/// core <- {store, meta, net} <- node <- {fuse, mpiio, streams, python} <- forebay. The middle three
+/// core <- {store, meta, peer} <- node <- {fuse, mpiio, streams, python} <- forebay. The middle three
 /// never name each other, and fusewire and the erasure code know nothing of Forebay.
 const ROOMS: &[Room] = &[
     Room { name: CORE, may_use: &[] },
@@ -40,8 +40,8 @@ const ROOMS: &[Room] = &[
     Room { name: ERASURE, may_use: &[] },
     Room { name: STORE, may_use: &[CORE, ERASURE] },
     Room { name: META, may_use: &[CORE] },
-    Room { name: NET, may_use: &[CORE] },
-    Room { name: NODE, may_use: &[CORE, ERASURE, STORE, META, NET] },
+    Room { name: PEER, may_use: &[CORE] },
+    Room { name: NODE, may_use: &[CORE, ERASURE, STORE, META, PEER] },
     Room { name: FUSE, may_use: &[CORE, NODE, WIRE] },
     Room { name: MPIIO, may_use: &[CORE, NODE] },
     Room { name: STREAMS, may_use: &[CORE, NODE] },
