@@ -304,6 +304,7 @@ fn chart(points: &[Point]) -> Chart {
         x_label: "bytes in the loop / bytes of cache".into(),
         y_label: "time of LRU / time of the heuristic".into(),
         log_x: true,
+        log_y: false,
         lines,
     }
 }

@@ -11,7 +11,7 @@ pub struct Line {
     pub points: Vec<(f64, f64)>,
 }
 
-/// A chart with a linear y axis from 0.
+/// A chart. A linear y axis begins at 0.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
     /// Above it.
@@ -22,6 +22,8 @@ pub struct Chart {
     pub y_label: String,
     /// Whether x is drawn by its logarithm.
     pub log_x: bool,
+    /// Whether y is drawn by its logarithm; what is not above 0 is left out then.
+    pub log_y: bool,
     /// The lines.
     pub lines: Vec<Line>,
 }
@@ -79,11 +81,19 @@ impl Chart {
         let low = points().map(|p| self.place(p.0)).fold(f64::INFINITY, f64::min);
         let high = points().map(|p| self.place(p.0)).fold(f64::NEG_INFINITY, f64::max);
         let most = points().map(|p| p.1).fold(0.0, f64::max);
-        let top = if most > 0.0 { most * 1.05 } else { 1.0 };
+        let least = points().map(|p| p.1).filter(|y| *y > 0.0).fold(f64::INFINITY, f64::min);
+        let by_log = self.log_y && least.is_finite();
+        let rise = |value: f64| if by_log { value.log10() } else { value };
+        let foot = if by_log { least.log10().floor() } else { 0.0 };
+        let top = match (by_log, most > 0.0) {
+            (true, _) => (most.log10() + 0.05).max(foot + 1.0),
+            (false, true) => most * 1.05,
+            (false, false) => 1.0,
+        };
         let across = (WIDTH - LEFT - RIGHT) / (high - low).max(1e-9);
-        let down = (HEIGHT - TOP - BOTTOM) / top;
+        let down = (HEIGHT - TOP - BOTTOM) / (top - foot);
         let x = |value: f64| LEFT + (self.place(value) - low) * across;
-        let y = |value: f64| HEIGHT - BOTTOM - value * down;
+        let y = |value: f64| HEIGHT - BOTTOM - (rise(value) - foot) * down;
         writeln!(
             svg,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
@@ -91,18 +101,20 @@ impl Chart {
              <rect width=\"100%\" height=\"100%\" fill=\"white\"/>"
         )?;
         let (right, base) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
-        let mut at = 0.0;
+        let gap = if by_log { ((top - foot) / 8.0).ceil() } else { step(top) };
+        let mut at = foot;
         while at <= top {
-            let line = y(at);
+            let value = if by_log { 10f64.powf(at) } else { at };
+            let line = y(value);
             writeln!(
                 svg,
                 "<path d=\"M{LEFT} {line:.1}H{right}\" stroke=\"#ddd\"/>\
                  <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
                 LEFT - 6.0,
                 line + 4.0,
-                short(at)
+                short(value)
             )?;
-            at += step(top);
+            at += gap;
         }
         if low.is_finite() {
             self.draw_x_axis(svg, low, high, across)?;
@@ -112,8 +124,8 @@ impl Chart {
             let colour = COLOURS[at % COLOURS.len()];
             let dashes = ["none", "6 3", "2 3"][at / COLOURS.len() % 3];
             let style = format!("stroke=\"{colour}\" stroke-dasharray=\"{dashes}\"");
-            let path: Vec<String> =
-                line.points.iter().map(|p| format!("{:.1},{:.1}", x(p.0), y(p.1))).collect();
+            let drawn = line.points.iter().filter(|point| !by_log || point.1 > 0.0);
+            let path: Vec<String> = drawn.map(|p| format!("{:.1},{:.1}", x(p.0), y(p.1))).collect();
             let (key, beside) = (right + 12.0, TOP + 16.0 * at as f64);
             writeln!(
                 svg,
@@ -126,6 +138,11 @@ impl Chart {
                 escape(&line.name)
             )?;
         }
+        self.draw_labels(svg)
+    }
+
+    fn draw_labels(&self, svg: &mut String) -> std::fmt::Result {
+        let (right, base) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         let (middle, side) = ((LEFT + right) / 2.0, (TOP + base) / 2.0);
         writeln!(
             svg,
@@ -197,6 +214,7 @@ mod tests {
             x_label: "bytes".into(),
             y_label: "ratio".into(),
             log_x: true,
+            log_y: false,
             lines: vec![line("lru", 0.9), line("min", 0.5)],
         };
         let svg = chart.to_svg();
@@ -206,10 +224,36 @@ mod tests {
     }
 
     #[test]
+    fn chart_with_logarithmic_y_then_decades_and_no_zero() {
+        let points = vec![(1.0, 0.0), (2.0, 30.0), (4.0, 4e5)];
+        let chart = Chart {
+            title: "t".into(),
+            x_label: "x".into(),
+            y_label: "y".into(),
+            log_x: true,
+            log_y: true,
+            lines: vec![Line { name: "l".into(), points }],
+        };
+        let svg = chart.to_svg();
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        for mark in [">10<", ">100<", ">1k<", ">10k<", ">100k<"] {
+            assert!(svg.contains(mark), "{mark} in {svg}");
+        }
+        let line = svg.split("<polyline points=\"").nth(1).and_then(|rest| rest.split('"').next());
+        assert_eq!(line.map(|points| points.split(' ').count()), Some(2), "the zero is left out");
+    }
+
+    #[test]
     fn chart_without_points_then_still_a_document() {
         let none = String::new;
-        let chart =
-            Chart { title: none(), x_label: none(), y_label: none(), log_x: false, lines: vec![] };
+        let chart = Chart {
+            title: none(),
+            x_label: none(),
+            y_label: none(),
+            log_x: false,
+            log_y: false,
+            lines: vec![],
+        };
         let svg = chart.to_svg();
         assert!(svg.starts_with("<svg") && !svg.contains("NaN") && !svg.contains("inf"));
     }
@@ -217,8 +261,14 @@ mod tests {
     #[test]
     fn marks_of_a_logarithmic_axis_then_round_values() {
         let none = String::new;
-        let chart =
-            Chart { title: none(), x_label: none(), y_label: none(), log_x: true, lines: vec![] };
+        let chart = Chart {
+            title: none(),
+            x_label: none(),
+            y_label: none(),
+            log_x: true,
+            log_y: false,
+            lines: vec![],
+        };
         let places = |low: f64, high: f64| chart.marks(low.log10(), high.log10());
         assert_eq!(places(1.0, 1e5), [1.0, 1e1, 1e2, 1e3, 1e4, 1e5]);
         assert_eq!(places(1e8, 1e9), [1e8, 2e8, 5e8, 1e9]);

@@ -1,6 +1,7 @@
 //! Every decision Forebay takes, as pure state machines: no I/O, clock, thread or hidden randomness.
 //!
 //! - [`mod@unit`]: inode numbers, bytes, ticks.
+//! - [`cluster`]: many nodes: placement, membership, ownership, sources, repair, rebalancing.
 //! - [`policy`]: replacement policies behind one trait, one file each.
 //! - [`prefetch`]: what to fetch ahead along reference sequences.
 //! - [`mod@reference`]: what jobs are going to access.
@@ -8,6 +9,7 @@
 //! - [`streams`]: continuous media: device profiles, admission, rounds with deadlines.
 #![forbid(unsafe_code)]
 
+pub mod cluster;
 pub mod policy;
 pub mod prefetch;
 pub mod reference;

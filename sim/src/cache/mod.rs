@@ -471,5 +471,12 @@ fn chart(rows: &[Row], axis: Axis) -> Chart {
         Axis::Time => ("Elapsed time", "seconds"),
     };
     let x_label = "cache size in bytes".into();
-    Chart { title: title.into(), x_label, y_label: y_label.into(), log_x: true, lines }
+    Chart {
+        title: title.into(),
+        x_label,
+        y_label: y_label.into(),
+        log_x: true,
+        log_y: false,
+        lines,
+    }
 }

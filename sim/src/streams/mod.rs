@@ -20,7 +20,7 @@ use forebay_core::streams::closed_form::{Model, Outcome};
 
 use self::device::DeviceKind;
 use crate::SimError;
-use crate::plot::Chart;
+pub use crate::table::Table;
 
 /// A scheme.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -147,58 +147,6 @@ impl StreamsArgs {
     }
 }
 
-/// Rows under a heading, as they are printed, written and drawn.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Table {
-    /// Names of the columns.
-    pub columns: Vec<&'static str>,
-    /// As many fields as columns each.
-    pub rows: Vec<Vec<String>>,
-    /// What it says, in words.
-    pub notes: Vec<String>,
-    /// The same, drawn.
-    pub chart: Option<Chart>,
-}
-
-impl Table {
-    fn print(&self, out: &mut dyn Write) -> Result<(), SimError> {
-        let width = |at: usize| {
-            let fields = self.rows.iter().map(|row| row[at].len());
-            fields.chain([self.columns[at].len()]).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
-        let heading: Vec<String> = self.columns.iter().map(ToString::to_string).collect();
-        for row in std::iter::once(&heading).chain(&self.rows) {
-            let fields = row.iter().zip(&widths).map(|(field, width)| format!("{field:>width$}"));
-            writeln!(out, "{}", fields.collect::<Vec<_>>().join("  "))?;
-        }
-        for note in &self.notes {
-            writeln!(out, "{note}")?;
-        }
-        Ok(())
-    }
-
-    fn to_csv(&self) -> String {
-        let mut csv = self.columns.join(",") + "\n";
-        for row in &self.rows {
-            csv.push_str(&(row.join(",") + "\n"));
-        }
-        csv
-    }
-
-    fn to_json(&self) -> serde_json::Value {
-        let rows = self.rows.iter().map(|row| {
-            let fields = self.columns.iter().zip(row).map(|(name, field)| {
-                let number = field.parse::<f64>().ok().and_then(serde_json::Number::from_f64);
-                let value = number.map_or_else(|| field.as_str().into(), Into::into);
-                ((*name).to_owned(), value)
-            });
-            serde_json::Value::Object(fields.collect())
-        });
-        rows.collect()
-    }
-}
-
 /// The arithmetic of one scheme.
 ///
 /// # Errors
@@ -260,18 +208,5 @@ pub fn run_cli(args: &StreamsArgs, out: &mut dyn Write) -> Result<(), SimError> 
         Some(Figure::Ring) => ring::table(args)?,
         None => load::table(args)?,
     };
-    if args.json {
-        writeln!(out, "{}", table.to_json())?;
-    } else {
-        table.print(out)?;
-    }
-    if let Some(path) = &args.csv {
-        std::fs::write(path, table.to_csv()).map_err(SimError::file(path))?;
-    }
-    if let Some(path) = &args.plot {
-        let chart =
-            table.chart.ok_or(SimError::Usage("there is no chart of this; leave --plot out"))?;
-        std::fs::write(path, chart.to_svg()).map_err(SimError::file(path))?;
-    }
-    Ok(())
+    table.show(args.json, args.csv.as_deref(), args.plot.as_deref(), out)
 }

@@ -14,6 +14,7 @@ struct Room {
 
 const CORE: &str = "forebay-core";
 const STORE: &str = "forebay-store";
+const ERASURE: &str = "forebay-erasure";
 const META: &str = "forebay-meta";
 const PEER: &str = "forebay-peer";
 const NODE: &str = "forebay-node";
@@ -28,17 +29,19 @@ const SIM: &str = "forebay-sim";
 /// Tools: they may use what they like, and nothing may use them.
 const TOOLS: &[&str] = &["forebay-bench", "forebay-tests", "xtask"];
 
-const PRODUCT: &[&str] = &[CORE, STORE, META, PEER, NODE, FUSE, MPIIO, STREAMS, PYTHON, WIRE];
+const PRODUCT: &[&str] =
+    &[CORE, ERASURE, STORE, META, PEER, NODE, FUSE, MPIIO, STREAMS, PYTHON, WIRE];
 
 /// core <- {store, meta, peer} <- node <- {fuse, mpiio, streams, python} <- forebay. The middle three
-/// never name each other, and fusewire knows nothing of Forebay.
+/// never name each other, and fusewire and the erasure code know nothing of Forebay.
 const ROOMS: &[Room] = &[
     Room { name: CORE, may_use: &[] },
     Room { name: WIRE, may_use: &[] },
-    Room { name: STORE, may_use: &[CORE] },
+    Room { name: ERASURE, may_use: &[] },
+    Room { name: STORE, may_use: &[CORE, ERASURE] },
     Room { name: META, may_use: &[CORE] },
     Room { name: PEER, may_use: &[CORE] },
-    Room { name: NODE, may_use: &[CORE, STORE, META, PEER] },
+    Room { name: NODE, may_use: &[CORE, ERASURE, STORE, META, PEER] },
     Room { name: FUSE, may_use: &[CORE, NODE, WIRE] },
     Room { name: MPIIO, may_use: &[CORE, NODE] },
     Room { name: STREAMS, may_use: &[CORE, NODE] },

@@ -1,0 +1,43 @@
+//! Many nodes: who is one, where copies go, who owns a file, from where a byte is read, what must
+//! be repaired and moved.
+//!
+//! - [`placement`]: on which nodes replicas and shards go.
+//! - [`membership`]: leases, epochs and fencing, on both sides.
+//! - [`ownership`]: who may write a file, and when another may take it over.
+//! - [`source`]: own tier, peer or backing store, each byte from the backing store once.
+//! - [`repair`]: redundancy that is lacking, drains and moves, in order of risk and within a rate.
+//! - [`balance`]: which nodes have too much and which too little.
+//!
+//! All are state machines or functions: time comes in, actions come out.
+
+pub mod balance;
+mod hash;
+pub mod membership;
+pub mod ownership;
+pub mod placement;
+pub mod repair;
+pub mod source;
+
+use std::fmt;
+
+/// A node of the cluster, under the number that it got when it first joined. The number stands for
+/// its tiers: a node that lost them joins under a new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u32);
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "n{}", self.0)
+    }
+}
+
+/// A number that grows with each joining of any node: what carries an older one of the same node
+/// is refused.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub u64);
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}

@@ -1,0 +1,123 @@
+//! A group: its shards, what is missing, and what is under way.
+
+use super::NodeId;
+use crate::unit::Tick;
+
+/// A group of replicas or shards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub u64);
+
+/// How a group is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Redundancy {
+    /// So many copies, the owner's among them; at least one.
+    Replicas(u8),
+    /// Shards of an erasure code.
+    Code {
+        /// Shards needed.
+        data: u8,
+        /// Shards that may be lost.
+        parity: u8,
+    },
+}
+
+impl Redundancy {
+    /// Copies, or shards.
+    #[must_use]
+    pub fn shards(self) -> usize {
+        match self {
+            Self::Replicas(copies) => usize::from(copies.max(1)),
+            Self::Code { data, parity } => usize::from(data) + usize::from(parity),
+        }
+    }
+
+    /// How many give all others back.
+    #[must_use]
+    pub fn needed(self) -> usize {
+        match self {
+            Self::Replicas(_) => 1,
+            Self::Code { data, .. } => usize::from(data),
+        }
+    }
+
+    /// How many may be lost.
+    #[must_use]
+    pub fn tolerates(self) -> usize {
+        self.shards() - self.needed()
+    }
+}
+
+/// How urgent: first how many more losses can be borne, then since when.
+pub type Rank = (u8, Tick);
+
+/// After everything that lacks shards.
+const DRAIN: u8 = 254;
+/// After that.
+const MOVE: u8 = 255;
+
+/// A transfer under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flight {
+    pub sources: Vec<NodeId>,
+    pub target: NodeId,
+    pub until: Tick,
+}
+
+#[derive(Debug, Clone)]
+pub struct Group {
+    pub redundancy: Redundancy,
+    /// Of one shard.
+    pub bytes: u64,
+    pub held: Vec<Option<NodeId>>,
+    pub flights: Vec<Option<Flight>>,
+    /// A shard that should move, for balance, and where.
+    pub wish: Option<(u8, NodeId)>,
+    /// Copies that are not needed any more, but are still being read.
+    pub leaving: Vec<(u8, NodeId)>,
+    /// When it last became worse.
+    pub since: Tick,
+}
+
+impl Group {
+    pub fn new(redundancy: Redundancy, bytes: u64, now: Tick) -> Self {
+        let shards = redundancy.shards();
+        let (held, flights) = (vec![None; shards], vec![None; shards]);
+        Self { redundancy, bytes, held, flights, wish: None, leaving: Vec::new(), since: now }
+    }
+
+    pub fn missing(&self) -> usize {
+        self.held.iter().filter(|node| node.is_none()).count()
+    }
+
+    /// How many more losses it bears; nothing if it is unavailable.
+    pub fn margin(&self) -> Option<u8> {
+        let left = self.held.len() - self.missing();
+        left.checked_sub(self.redundancy.needed()).map(|margin| margin.min(200) as u8)
+    }
+
+    /// Whether a transfer reads there.
+    pub fn is_read(&self, node: NodeId) -> bool {
+        self.flights.iter().flatten().any(|flight| flight.sources.contains(&node))
+    }
+
+    pub fn is_quiet(&self) -> bool {
+        self.flights.iter().all(Option::is_none)
+    }
+
+    /// The most urgent shard without a transfer, and how urgent it is.
+    pub fn next(&self, is_draining: impl Fn(NodeId) -> bool) -> Option<(Rank, u8)> {
+        let margin = self.margin()?;
+        let find = |wanted: &dyn Fn(Option<NodeId>) -> bool| {
+            let open = |at: &usize| self.flights[*at].is_none() && wanted(self.held[*at]);
+            (0..self.held.len()).find(open).map(|at| at as u8)
+        };
+        if let Some(shard) = find(&|node| node.is_none()) {
+            return Some(((margin, self.since), shard));
+        }
+        if let Some(shard) = find(&|node| node.is_some_and(&is_draining)) {
+            return Some(((DRAIN, self.since), shard));
+        }
+        let (shard, _) = self.wish.filter(|_| self.missing() == 0 && self.is_quiet())?;
+        Some(((MOVE, self.since), shard))
+    }
+}
