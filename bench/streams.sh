@@ -51,7 +51,7 @@ stop_server() {
 clean() {
     trap - EXIT INT TERM
     stop_server
-    rmdir "$GROUP" 2>/dev/null || true
+    [ ! -d "$GROUP" ] || rmdir "$GROUP" || true
     "$ROOT/bench/slowdisk.sh" down "$DISK" 2>/dev/null || true
     rm -rf --one-file-system "$DIR"
 }
@@ -192,11 +192,13 @@ note() { # part subject MB figure value
     (IFS=, && echo "$*") >>"$RESULTS/streams.csv"
 }
 
-# Plays from the service: play_forebay MB PLAYERS.
+# Plays from the service, and shows what it counted: play_forebay MB PLAYERS.
 play_forebay() {
     local status=0
     serve_forebay "$1"
     play "$2" --url http://127.0.0.1:$PORT --query "?rate=$((RATE * 8))" || status=$?
+    say "the service's own count: $(timeout 10 "$FOREBAY" stream status --json |
+        tr -d ' \n' | grep -o '"\(glitches\|refused\)":{[^}]*}' | tr '\n' ' ' || true)"
     stop_server
     return $status
 }
@@ -204,9 +206,7 @@ play_forebay() {
 # Admission says how many itself: all are asked for, and what it admits must not run dry.
 admitted() { # part MB
     local out
-    serve_forebay "$2"
-    out=$(play "$MOST" --url http://127.0.0.1:$PORT --query "?rate=$((RATE * 8))")
-    stop_server
+    out=$(play_forebay "$2" "$MOST")
     say "forebay, $2 MB: $out"
     FITS=$(($(echo "$out" | field players) - $(echo "$out" | field refused)))
     note "$1" forebay "$2" streams "$FITS"
@@ -272,7 +272,9 @@ truth() {
 # The service on the disk of Table 1, streams of 2 Mb/s. The model is inside the service, so nobody
 # else can be compared on it.
 emulated() (
-    RATE=250000 MOST=60 APART=100 LIBRARY=$DIR/emulated
+    RATE=250000 MOST=60 LIBRARY=$DIR/emulated
+    # All of them at the same time: they come within less than they play.
+    LENGTH=$((LENGTH < 10 ? 10 : LENGTH)) APART=$((APART < 100 ? APART : 100))
     SERVE=(--emulate table1)
     fill "$LIBRARY" 60 $((RATE * (LENGTH + 10)))
     for mb in $MEMORY; do
