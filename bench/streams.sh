@@ -1,18 +1,26 @@
 #!/bin/bash
 # Streams from a slow disk without a glitch: `forebay stream serve` against plain threads with the
 # kernel's readahead and against nginx, at equal memory; start-up times at given loads; and whether
-# admission tells the truth.
+# admission tells the truth. `emulated` has the service alone, on a disk that is a model and needs no
+# privileges.
 #
-#   bench/streams.sh [maximum|startup|truth]...     all if not said
+#   bench/streams.sh [maximum|startup|truth|emulated]...     all if not said
 #
-# Environment: WORK_DIR (a new directory in /var/tmp), MEMORY ("16 64 256", in MB), RATE (bytes a
-# second of a stream, 1000000), TITLES (120), LENGTH (seconds that each plays, 30), MOST (streams to
-# try at most, TITLES), APART (milliseconds between starts, 200), LOADS ("50 80 95 105", in %), SLOW_BPS,
-# SLOW_IOPS (see slowdisk.sh), SKIP_BUILD. Long runs are for a machine with nothing else to do.
-# Results: bench/results/streams.csv.
+# Environment: QUICK=1 (small and short, less than 5 minutes: shows that it works, the figures say
+# little; all of it takes about three hours), WORK_DIR (a new directory in /var/tmp), MEMORY
+# ("16 64 256", in MB), RATE (bytes a second of a stream, 1000000), TITLES (120), LENGTH (seconds that
+# each plays, 30), MOST (streams to try at most, TITLES), APART (milliseconds between starts, 200),
+# LOADS ("50 80 95 105", in % of what the service admits), SLOW_BPS, SLOW_IOPS (see slowdisk.sh),
+# SKIP_BUILD. Long runs are for a machine with nothing else to do. Results:
+# bench/results/streams.csv.
 set -euo pipefail
 source "$(dirname "$0")/lib.sh"
 
+if [ -n "${QUICK:-}" ]; then
+    : "${MEMORY=16}" "${TITLES=20}" "${LENGTH=4}" "${APART=50}" "${LOADS=80 105}" "${SLOW_BPS=15000000}"
+    : "${PROFILE_TIME=5s}" "${STEPS=5}"
+fi
+export SLOW_BPS=${SLOW_BPS:-104857600} SLOW_IOPS=${SLOW_IOPS:-200}
 DIR=${WORK_DIR:-$(mktemp -d /var/tmp/forebay-streams.XXXXXX)}
 RESULTS=$ROOT/bench/results
 MEMORY=${MEMORY:-16 64 256}
@@ -25,23 +33,25 @@ LOADS=${LOADS:-50 80 95 105}
 PORT=${PORT:-8481}
 MEMCG=/sys/fs/cgroup/memory
 DISK=$DIR/disk
-SERVER=
-GROUP=
-[ $# -gt 0 ] || set -- maximum startup truth
+GROUP=$MEMCG/forebay-bench-$$
+[ $# -gt 0 ] || set -- maximum startup truth emulated
 
+# By files, since servers are also started in subshells.
 stop_server() {
-    if [ -s "$DIR/nginx.pid" ]; then
-        kill "$(cat "$DIR/nginx.pid")" 2>/dev/null || true
-        for _ in $(seq 50); do [ -s "$DIR/nginx.pid" ] || break; sleep 0.1; done
-    fi
-    [ -z "$SERVER" ] || { kill "$SERVER" 2>/dev/null || true; wait "$SERVER" 2>/dev/null || true; }
-    SERVER=
+    local file pid
+    for file in "$DIR/nginx.pid" "$DIR/server.pid"; do
+        [ -s "$file" ] || continue
+        pid=$(cat "$file")
+        kill "$pid" 2>/dev/null || true
+        for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
+        rm -f "$file"
+    done
 }
 
 clean() {
     trap - EXIT INT TERM
     stop_server
-    [ -z "$GROUP" ] || rmdir "$GROUP" 2>/dev/null || true
+    [ ! -d "$GROUP" ] || rmdir "$GROUP" || true
     "$ROOT/bench/slowdisk.sh" down "$DISK" 2>/dev/null || true
     rm -rf --one-file-system "$DIR"
 }
@@ -53,23 +63,39 @@ need curl curl
 build
 mkdir -p "$RESULTS" "$DIR/run"
 export FOREBAY_RUNTIME_DIR=$DIR/run
-BYTES=$((RATE * (LENGTH + 10)))
-say "a throttled disk with $TITLES titles of $((BYTES / 1000000)) MB"
-"$ROOT/bench/slowdisk.sh" up "$DISK" $((TITLES * BYTES / 1048576 * 11 / 10 + 256)) >/dev/null
-LIBRARY=$DISK/mnt
-device=$(findmnt -n -o SOURCE "$LIBRARY")
-number=$(cat "/sys/block/${device#/dev/}/dev")
+
+# Makes titles: fill DIR COUNT BYTES.
+fill() {
+    local title
+    mkdir -p "$1"
+    for title in $(seq -w 1 "$2"); do
+        head -c "$3" </dev/urandom >"$1/t$title"
+    done
+    sync
+}
+
 unthrottle() { for k in read write; do for w in bps iops; do echo "$number 0" >"/sys/fs/cgroup/blkio/blkio.throttle.${k}_${w}_device"; done; done; }
 throttle() { for k in read write; do
-    echo "$number ${SLOW_BPS:-104857600}" >"/sys/fs/cgroup/blkio/blkio.throttle.${k}_bps_device"
-    echo "$number ${SLOW_IOPS:-200}" >"/sys/fs/cgroup/blkio/blkio.throttle.${k}_iops_device"
+    echo "$number $SLOW_BPS" >"/sys/fs/cgroup/blkio/blkio.throttle.${k}_bps_device"
+    echo "$number $SLOW_IOPS" >"/sys/fs/cgroup/blkio/blkio.throttle.${k}_iops_device"
 done; }
-unthrottle
-for title in $(seq -w 1 "$TITLES"); do
-    head -c "$BYTES" </dev/urandom >"$LIBRARY/t$title"
-done
-sync
-throttle
+
+slow_disk() {
+    local bytes=$((RATE * (LENGTH + 10)))
+    LIBRARY=$DISK/mnt
+    [ -z "${number:-}" ] || return 0
+    say "a throttled disk with $TITLES titles of $((bytes / 1000000)) MB"
+    "$ROOT/bench/slowdisk.sh" up "$DISK" $((TITLES * bytes / 1048576 * 11 / 10 + 256)) >/dev/null
+    device=$(findmnt -n -o SOURCE "$LIBRARY")
+    number=$(cat "/sys/block/${device#/dev/}/dev")
+    unthrottle
+    fill "$LIBRARY" "$TITLES" "$bytes"
+    throttle
+    say "measuring the disk"
+    "$FOREBAY" stream profile "$LIBRARY" --time "${PROFILE_TIME:-20s}" --quiet -o "$DIR/profile.json"
+    SERVE=(--profile "$DIR/profile.json")
+}
+
 readahead() { echo "$1" >"/sys/block/${device#/dev/}/queue/read_ahead_kb"; }
 
 # Runs a command with at most so many MB, page cache included, if the machine can limit it.
@@ -77,7 +103,6 @@ limited() { # MB command...
     local mb=$1
     shift
     if [ -w "$MEMCG/memory.limit_in_bytes" ]; then
-        GROUP=$MEMCG/forebay-bench-$$
         mkdir -p "$GROUP"
         # What a program itself needs (threads, curl) comes on top of what it reads ahead.
         echo $(((mb + 64) * 1000000)) >"$GROUP/memory.limit_in_bytes"
@@ -105,10 +130,11 @@ field() { # name, JSON on standard input
 
 serve_forebay() { # MB
     "$FOREBAY" stream serve "$LIBRARY" --listen 127.0.0.1:$PORT --memory "${1}000000" \
-        --profile "$DIR/profile.json" --log-level warn >"$DIR/server.log" 2>&1 &
-    SERVER=$!
+        "${SERVE[@]}" --log-level warn >"$DIR/server.log" 2>&1 &
+    echo $! >"$DIR/server.pid"
     for _ in $(seq 50); do curl -sI "http://127.0.0.1:$PORT/x" >/dev/null && return; sleep 0.1; done
     cat "$DIR/server.log" >&2
+    stop_server
     return 1
 }
 
@@ -121,97 +147,151 @@ events { worker_connections 4096; }
 http { access_log off; $mode server { listen 127.0.0.1:$PORT; root $LIBRARY; limit_rate $((RATE * 11 / 10)); } }
 CONF
     limited "$1" nginx -c "$DIR/nginx.conf" &
-    SERVER=$!
     sleep 1
 }
 
-# The most players, in steps of an eighth, of which none runs dry.
-most() { # name MB further arguments of play
-    local name=$1 mb=$2 low=0 high=$MOST n out glitches
-    shift 2
-    while [ $((high - low)) -gt $((MOST / 16 > 0 ? MOST / 16 : 1)) ]; do
+# Who is compared with the service.
+others() {
+    echo threads-128k threads-1024k threads-4096k
+    if command -v nginx >/dev/null; then
+        echo nginx-sendfile nginx-directio
+    else
+        say "nginx is not installed: left out"
+    fi
+}
+
+# Plays from one of them: play_from NAME MB PLAYERS.
+play_from() {
+    local kb=${1#threads-} status=0
+    if [ "$kb" != "$1" ]; then
+        readahead "${kb%k}"
+        LIMIT=$2 play "$3"
+    else
+        readahead 1024
+        serve_nginx "$2" "${1#nginx-}"
+        play "$3" --url http://127.0.0.1:$PORT || status=$?
+        stop_server
+        return $status
+    fi
+}
+
+# The most players of which none runs dry.
+most() { # name MB
+    local name=$1 mb=$2 low=0 high=$MOST step n out
+    step=$((MOST / ${STEPS:-16} > 0 ? MOST / ${STEPS:-16} : 1))
+    while [ $((high - low)) -gt "$step" ]; do
         n=$(((low + high + 1) / 2))
-        out=$(play "$n" "$@") || return 1
-        glitches=$(echo "$out" | field disturbed)
-        if [ "$glitches" = 0 ] && [ "$(echo "$out" | field failed)" = 0 ]; then low=$n; else high=$n; fi
+        out=$(play_from "$name" "$mb" "$n") || return 1
+        if [ "$(echo "$out" | field disturbed)$(echo "$out" | field failed)" = 00 ]; then low=$n; else high=$n; fi
         say "$name, $mb MB, $n players: $out"
     done
-    echo "maximum,$name,$mb,streams,$low" >>"$RESULTS/streams.csv"
+    note maximum "$name" "$mb" streams "$low"
+}
+
+note() { # part subject MB figure value
+    (IFS=, && echo "$*") >>"$RESULTS/streams.csv"
+}
+
+# Plays from the service, and shows what it counted: play_forebay MB PLAYERS.
+play_forebay() {
+    local status=0
+    serve_forebay "$1"
+    play "$2" --url http://127.0.0.1:$PORT --query "?rate=$((RATE * 8))" || status=$?
+    say "the service's own count: $(timeout 10 "$FOREBAY" stream status --json |
+        tr -d ' \n' | grep -o '"\(glitches\|refused\)":{[^}]*}' | tr '\n' ' ' || true)"
+    stop_server
+    return $status
 }
 
 # Admission says how many itself: all are asked for, and what it admits must not run dry.
-admitted() { # MB
-    serve_forebay "$1"
+admitted() { # part MB
     local out
-    out=$(play "$MOST" --url http://127.0.0.1:$PORT --query "?rate=$((RATE * 8))")
-    say "forebay, $1 MB: $out"
+    out=$(play_forebay "$2" "$MOST")
+    say "forebay, $2 MB: $out"
     FITS=$(($(echo "$out" | field players) - $(echo "$out" | field refused)))
-    echo "maximum,forebay,$1,streams,$FITS" >>"$RESULTS/streams.csv"
-    echo "maximum,forebay,$1,disturbed,$(echo "$out" | field disturbed)" >>"$RESULTS/streams.csv"
-    stop_server
+    note "$1" forebay "$2" streams "$FITS"
+    note "$1" forebay "$2" disturbed "$(echo "$out" | field disturbed)"
 }
 
 maximum() {
-    local mb kb
+    local mb name
+    slow_disk
     for mb in $MEMORY; do
-        admitted "$mb"
-        for kb in 128 1024 4096; do
-            readahead $kb
-            LIMIT=$mb most "threads-${kb}k" "$mb"
+        admitted maximum "$mb"
+        for name in $(others); do
+            most "$name" "$mb"
         done
-        if command -v nginx >/dev/null; then
-            for mode in sendfile directio; do
-                readahead 1024
-                serve_nginx "$mb" $mode
-                most "nginx-$mode" "$mb" --url http://127.0.0.1:$PORT
-                stop_server
-            done
-        else
-            say "nginx is not installed: left out"
-        fi
     done
 }
 
+# Start-up of so many players: started PART NAME MB LOAD OUTCOME.
+started() {
+    local name
+    say "$2, start-up at $4 %: $5"
+    for name in players startup_p50_s startup_p99_s refused disturbed; do
+        note "$1" "$2-$4%" "$3" "$name" "$(echo "$5" | field $name)"
+    done
+}
+
+# The same numbers of players for all.
 startup() {
-    local load out mb
-    mb=$(echo "$MEMORY" | tr ' ' '\n' | tail -1)
-    [ -n "${FITS:-}" ] || admitted "$mb"
+    local load name mb=${MEMORY##* }
+    slow_disk
+    [ -n "${FITS:-}" ] || admitted startup "$mb"
     for load in $LOADS; do
-        serve_forebay "$mb"
-        out=$(play $((FITS * load / 100)) --url http://127.0.0.1:$PORT --query "?rate=$((RATE * 8))")
-        say "start-up at $load %: $out"
-        for name in startup_p50_s startup_p99_s refused disturbed; do
-            echo "startup,load-$load,$mb,$name,$(echo "$out" | field $name)" >>"$RESULTS/streams.csv"
+        started startup forebay "$mb" "$load" "$(play_forebay "$mb" $((FITS * load / 100)))"
+        [ -z "${QUICK:-}" ] || continue
+        for name in $(others); do
+            started startup "$name" "$mb" "$load" "$(play_from "$name" "$mb" $((FITS * load / 100)))"
         done
-        stop_server
     done
 }
 
-# Sets of several sizes: what is admitted must play; of what is refused the share is told that plain
-# threads with 4 MiB of readahead carry.
+# Sets of several sizes: what is admitted must play. Of the sets that are refused, up to half as large
+# again: how many would have played from plain threads with 4 MiB of readahead.
 truth() {
-    local n out wrong=0 mb
-    mb=$(echo "$MEMORY" | tr ' ' '\n' | tail -1)
-    [ -n "${FITS:-}" ] || admitted "$mb"
+    local n out wrong=0 refused=0 playable=0 mb=${MEMORY##* }
+    slow_disk
+    [ -n "${FITS:-}" ] || admitted truth "$mb"
     for n in $((FITS / 2)) $((FITS * 3 / 4)) "$FITS"; do
-        serve_forebay "$mb"
-        out=$(play "$n" --url http://127.0.0.1:$PORT --query "?rate=$((RATE * 8))")
+        out=$(play_forebay "$mb" "$n")
+        say "truth, $n players: $out"
         [ "$(echo "$out" | field disturbed)" = 0 ] || wrong=$((wrong + 1))
-        stop_server
     done
-    echo "truth,forebay,$mb,admitted_sets_with_a_glitch,$wrong" >>"$RESULTS/streams.csv"
-    readahead 4096
-    out=$(play $((FITS * 11 / 10 + 1)))
-    echo "truth,threads-4096k,$mb,disturbed_at_110_percent,$(echo "$out" | field disturbed)" >>"$RESULTS/streams.csv"
+    note truth forebay "$mb" admitted_sets_with_a_glitch "$wrong"
+    for n in $((FITS + 1)) $((FITS * 5 / 4 + 1)) $((FITS * 3 / 2 + 1)); do
+        out=$(play_from threads-4096k "$mb" "$n")
+        say "truth, $n players refused: $out"
+        refused=$((refused + 1))
+        [ "$(echo "$out" | field disturbed)" != 0 ] || playable=$((playable + 1))
+    done
+    note truth threads-4096k "$mb" refused_sets "$refused"
+    note truth threads-4096k "$mb" refused_sets_that_played "$playable"
 }
 
-say "measuring the disk"
-"$FOREBAY" stream profile "$LIBRARY" --time "${PROFILE_TIME:-20s}" --quiet -o "$DIR/profile.json"
+# The service on the disk of Table 1, streams of 2 Mb/s. The model is inside the service, so nobody
+# else can be compared on it.
+emulated() (
+    RATE=250000 MOST=60 LIBRARY=$DIR/emulated
+    # All of them at the same time: they come within less than they play.
+    LENGTH=$((LENGTH < 10 ? 10 : LENGTH)) APART=$((APART < 100 ? APART : 100))
+    SERVE=(--emulate table1)
+    fill "$LIBRARY" 60 $((RATE * (LENGTH + 10)))
+    for mb in $MEMORY; do
+        admitted emulated "$mb"
+        for load in $LOADS; do
+            started emulated forebay "$mb" "$load" "$(play_forebay "$mb" $((FITS * load / 100)))"
+        done
+    done
+)
+
+begun=$SECONDS
 echo "part,subject,memory_mb,figure,value" >"$RESULTS/streams.csv"
 for part in "$@"; do
     case $part in
-    maximum | startup | truth) $part ;;
-    *) say "usage: $0 [maximum|startup|truth]..."; exit 2 ;;
+    maximum | startup | truth | emulated) $part ;;
+    *) say "usage: $0 [maximum|startup|truth|emulated]..."; exit 2 ;;
     esac
 done
 cat "$RESULTS/streams.csv"
+say "took $((SECONDS - begun)) s"

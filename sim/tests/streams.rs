@@ -7,7 +7,7 @@ use forebay_core::streams::rate::Rate;
 use forebay_core::unit::Tick;
 use forebay_sim::streams::device::{Device, DeviceKind};
 use forebay_sim::streams::driver::Driver;
-use forebay_sim::streams::ring;
+use forebay_sim::streams::{StreamsArgs, ring, truth};
 use proptest::prelude::*;
 
 const MB: u64 = 1_000_000;
@@ -72,21 +72,40 @@ fn sweep_on_the_toy_numbers_then_starts_within_two_rounds() {
 }
 
 #[test]
-fn ring_with_38_streams_in_7_mb_then_no_underflow_in_five_placements() {
+fn ring_with_38_streams_in_7_mb_and_45_in_17_mb_then_no_underflow_in_five_placements() {
     for seed in 1..=5 {
-        let trial = ring::Trial {
-            device: DeviceKind::Table1,
-            streams: 38,
-            rate: 250_000,
-            cycle: Tick::SECOND,
-            memory: 7 * MB,
-            sweeps: 100,
-            seed,
-        };
-        let verdict = ring::run(&trial).expect("a trial");
-        assert_eq!((verdict.playing, verdict.underflows), (38, 0), "{seed}: {verdict:?}");
-        assert!(verdict.memory <= 7 * MB);
+        for (streams, memory) in [(38, 7 * MB), (45, 17 * MB)] {
+            let trial = ring::Trial {
+                device: DeviceKind::Table1,
+                streams,
+                rate: 250_000,
+                cycle: 0,
+                memory,
+                sweeps: 100,
+                seed,
+            };
+            let verdict = ring::run(&trial).expect("a trial");
+            assert_eq!((verdict.playing, verdict.underflows), (streams, 0), "{seed}: {verdict:?}");
+            assert!(verdict.memory <= memory);
+        }
     }
+}
+
+#[test]
+fn admission_when_it_speaks_then_what_it_admits_plays_and_statistical_refuses_less_in_vain() {
+    let words = "x --figure truth --memory 17e6 --placements 1".split(' ');
+    let args = <Arguments as clap::Parser>::parse_from(words).streams;
+    let table = truth::table(&args).expect("a table");
+    let number = |row: usize, column: usize| table.rows[row][column].parse::<f64>().expect("one");
+    assert_eq!((table.rows[0][2].as_str(), table.rows[1][2].as_str()), ("0", "0"), "{table:?}");
+    // More admitted, and a smaller share of what is refused would have played.
+    assert!(number(1, 1) > number(0, 1) && number(1, 5) < number(0, 5), "{table:?}");
+}
+
+#[derive(clap::Parser)]
+struct Arguments {
+    #[command(flatten)]
+    streams: StreamsArgs,
 }
 
 #[test]

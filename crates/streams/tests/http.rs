@@ -286,6 +286,55 @@ fn thousand_connections_then_all_get_their_bytes_in_time() {
     assert!(status.shared > 900 && undisturbed(&status), "{status:?}");
 }
 
+#[test]
+fn flash_crowd_of_one_title_when_some_vanish_and_some_dawdle_then_the_others_play_in_time() {
+    const SECONDS: usize = 6;
+    let bytes = SECONDS * RATE as usize;
+    let files = [("film", bytes), ("other", bytes)];
+    let site = site("table1", 64 << 20, Limits::default(), &files);
+    let (address, expected) = (site.server.address(), Arc::new(content(bytes)));
+    let ask = |name: &str| {
+        let mut stream = connect(address);
+        write!(stream, "GET /{name}?rate=2M HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        stream
+    };
+    let play = |mut stream: TcpStream| {
+        let expected = Arc::clone(&expected);
+        std::thread::spawn(move || {
+            let answer = receive(&mut stream);
+            assert!(answer.status == 200 && answer.body == *expected, "{}", answer.head);
+        })
+    };
+    let begun = Instant::now();
+    let other = play(ask("other"));
+    let crowd: Vec<TcpStream> = (0..150).map(|_| ask("film")).collect();
+    let (mut players, mut dawdlers) = (Vec::new(), Vec::new());
+    for (at, mut stream) in crowd.into_iter().enumerate() {
+        match at % 3 {
+            0 => players.push(play(stream)),
+            1 => dawdlers.push(stream),
+            _ => {
+                stream.read_exact(&mut [0; 100]).unwrap();
+                drop(stream);
+            }
+        }
+    }
+    players.into_iter().chain([other]).for_each(|player| player.join().unwrap());
+    // As fast as the media are and what may pass before they start, whatever the others do.
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(3 * SECONDS as u64), "{took:?}");
+    let status = site.service.status();
+    assert!(undisturbed(&status), "{status:?}");
+    assert!(status.memory_peak <= status.memory_limit, "{status:?}");
+    assert!(status.bytes_read < 4 * bytes as u64, "the device reads it about once: {status:?}");
+    // Who dawdled gets everything, late; who vanished holds nothing.
+    dawdlers.into_iter().map(play).for_each(|player| player.join().unwrap());
+    while site.service.status().guaranteed > 0 || site.service.status().memory_used > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", site.service.status());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Whether a program is there; says so if not.
 fn installed(program: &str) -> bool {
     let there = Command::new(program).arg("-version").output().is_ok();

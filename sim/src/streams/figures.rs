@@ -115,27 +115,26 @@ fn ring_holds(trial: &Trial, streams: u64) -> Result<bool, SimError> {
     Ok(true)
 }
 
-/// The most streams that the ring carries without underflow, and its cycle.
-fn ring_most(args: &StreamsArgs, memory: f64) -> Result<(u64, f64), SimError> {
-    let mut best = (0, 0.0);
-    for cycle in [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0] {
-        let trial = Trial {
-            device: args.device,
-            streams: 1,
-            rate: args.stream_rate() as u64,
-            cycle: (cycle * 1e9) as u64,
-            memory: memory as u64,
-            sweeps: args.sweeps.min(150),
-            seed: args.seed,
-        };
-        // What does not hold fewer than the best so far need not be tried with more.
-        let mut streams = best.0 + 1;
-        while ring_holds(&trial, streams)? {
-            best = (streams, cycle);
-            streams += 1;
-        }
+/// The most streams that the ring carries without underflow, and its cycle, looked for from `near` on.
+fn ring_most(args: &StreamsArgs, memory: f64, near: u64) -> Result<(u64, f64), SimError> {
+    let trial = Trial {
+        device: args.device,
+        streams: 1,
+        rate: args.stream_rate() as u64,
+        cycle: 0,
+        memory: memory as u64,
+        sweeps: args.sweeps.min(150),
+        seed: args.seed,
+    };
+    let mut streams = near;
+    while streams > 0 && !ring_holds(&trial, streams)? {
+        streams -= 1;
     }
-    Ok(best)
+    while ring_holds(&trial, streams + 1)? {
+        streams += 1;
+    }
+    let cycle = ring::run(&Trial { streams: streams.max(1), sweeps: 1, ..trial })?.cycle;
+    Ok((streams, cycle as f64 / 1e9))
 }
 
 /// Figure 4: streams against memory on the disk of Table 1.
@@ -165,7 +164,7 @@ pub fn throughput(args: &StreamsArgs) -> Result<Table, SimError> {
                 (1..=24).map(|k| within(model.gpmp(k).streams, (k as f64 + 3.0) / 2.0, model));
             groups.max().unwrap_or(0)
         });
-        let (ring, cycle) = ring_most(args, memory)?;
+        let (ring, cycle) = ring_most(args, memory, gpmp)?;
         for (line, streams) in lines.iter_mut().zip([sweep, prefetch, gpmp, ring]) {
             line.points.push((memory / 1e6, streams as f64));
         }
@@ -198,16 +197,18 @@ pub fn throughput(args: &StreamsArgs) -> Result<Table, SimError> {
 /// [`SimError`] for numbers that make no machine.
 pub fn startup(args: &StreamsArgs) -> Result<Table, SimError> {
     let rate = args.stream_rate();
+    let deviations = Some(args.statistical.unwrap_or(4.0));
     let systems = [
-        ("gpmp 0.25 s, k=4", Scheme::Gpmp, 0.25, 4),
-        ("gpmp 0.25 s, k=12", Scheme::Gpmp, 0.25, 12),
-        ("gpmp 0.5 s, k=8", Scheme::Gpmp, 0.5, 8),
-        ("gpmp 1 s, k=6", Scheme::Gpmp, 1.0, 6),
-        ("ring", Scheme::Ring, 1.0, 1),
+        ("gpmp 0.25 s, k=4", Scheme::Gpmp, 0.25, 4, None),
+        ("gpmp 0.25 s, k=12", Scheme::Gpmp, 0.25, 12, None),
+        ("gpmp 0.5 s, k=8", Scheme::Gpmp, 0.5, 8, None),
+        ("gpmp 1 s, k=6", Scheme::Gpmp, 1.0, 6, None),
+        ("ring, statistical", Scheme::Ring, 1.0, 1, deviations),
+        ("ring, deterministic", Scheme::Ring, 1.0, 1, None),
     ];
     let mut rows = Vec::new();
     let mut lines = Vec::new();
-    for (name, scheme, round, k) in systems {
+    for (name, scheme, round, k, statistical) in systems {
         let mut points = Vec::new();
         for share in [0.3, 0.6, 0.9, 1.1] {
             // A session lasts 105 minutes on average: so many play at a time.
@@ -220,7 +221,7 @@ pub fn startup(args: &StreamsArgs) -> Result<Table, SimError> {
                 k,
                 cache: f64::MAX,
                 memory: args.memory,
-                statistical: Some(args.statistical.unwrap_or(4.0)),
+                statistical,
                 titles: (args.titles, args.zipf),
                 arrivals,
                 duration: args.hours * 3600.0,

@@ -4,6 +4,7 @@
 //! - [`paper`]: how many streams rounds of fixed length carry on the paper's disk.
 //! - [`figures`]: the paper's figures, with the elastic ring beside them.
 //! - [`ring`]: the elastic ring at its limits.
+//! - [`truth`]: whether admission tells the truth.
 //! - [`load`]: requests at random over hours.
 
 pub mod device;
@@ -12,6 +13,7 @@ pub mod figures;
 pub mod load;
 pub mod paper;
 pub mod ring;
+pub mod truth;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -54,6 +56,8 @@ pub enum Figure {
     Gains,
     /// The elastic ring at a number of streams, without admission: does a stream run dry?
     Ring,
+    /// What admission of the elastic ring admits and refuses: does it play, would it have?
+    Truth,
 }
 
 /// What to simulate.
@@ -92,13 +96,13 @@ pub struct StreamsArgs {
     /// Streams, for --figure ring
     #[arg(long, default_value_t = 38)]
     pub streams: u64,
-    /// Seconds of a sweep, for --figure ring
-    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
-    pub cycle_s: f64,
+    /// Seconds of a sweep, for --figure ring [default: as many as the memory allows]
+    #[arg(long, value_name = "SECONDS")]
+    pub cycle_s: Option<f64>,
     /// Sweeps, for --figure ring
     #[arg(long, default_value_t = 4000)]
     pub sweeps: u64,
-    /// Placements of the files, for --figure ring
+    /// Placements of the files, for --figure ring and truth
     #[arg(long, default_value_t = 5)]
     pub placements: u64,
     /// Bytes of memory
@@ -196,7 +200,10 @@ pub fn run_cli(args: &StreamsArgs, out: &mut dyn Write) -> Result<(), SimError> 
         return Ok(());
     }
     let positive = |value: f64| value.is_finite() && value > 0.0;
-    if ![args.stream_rate(), args.round(), args.memory, args.cycle_s].into_iter().all(positive) {
+    if ![args.stream_rate(), args.round(), args.memory, args.cycle_s.unwrap_or(1.0)]
+        .into_iter()
+        .all(positive)
+    {
         return Err(SimError::Usage("rates, times and memory must be more than 0"));
     }
     let table = match args.figure {
@@ -206,6 +213,7 @@ pub fn run_cli(args: &StreamsArgs, out: &mut dyn Write) -> Result<(), SimError> 
         Some(Figure::Startup) => figures::startup(args)?,
         Some(Figure::Gains) => figures::gains(),
         Some(Figure::Ring) => ring::table(args)?,
+        Some(Figure::Truth) => truth::table(args)?,
         None => load::table(args)?,
     };
     table.show(args.json, args.csv.as_deref(), args.plot.as_deref(), out)

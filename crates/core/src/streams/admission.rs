@@ -15,7 +15,8 @@
 //! gaps are the worst: Oyang, "A tight upper bound of the lumped disk seek time for the SCAN disk
 //! scheduling policy", IPL 54(6), 1995); and a chunk more for each visit, which ends at the end of
 //! one. *Statistical*: mean access times between the positions as they are, and `z` standard
-//! deviations of the sum; `J` is those deviations.
+//! deviations of the sum; `J` is those deviations. A visit reads `bytes(P)` there: one that is late
+//! by `x` reads `c x` more, but those deviations stay unused in every sweep to make up for it.
 //!
 //! Memory: deterministic, all streams can be full at once: `sum of c (H + P)`, and two chunks for
 //! each. Statistical: visits exclude each other, and when the last stream has been filled, stream
@@ -65,7 +66,9 @@ pub struct AdmissionConfig {
 impl Default for AdmissionConfig {
     /// Deterministic, cycles of 0.25 to 4 s, 5 % unused, 5 % for best effort, 256 MiB.
     fn default() -> Self {
-        let cycles = [250, 500, 1_000, 2_000, 4_000].map(|millis| millis * 1_000_000);
+        // Close enough to each other that little memory stays unused.
+        let millis = [250, 500, 750, 1_000, 1_500, 2_000, 3_000, 4_000];
+        let cycles = millis.map(|millis| millis * 1_000_000);
         Self {
             assurance: Assurance::Deterministic,
             cycles: cycles.to_vec(),
@@ -451,7 +454,10 @@ impl Admission {
         let budget = (config.reserve * cycle).max(2.0 * f64::from(config.joins) * largest);
         let budget = budget * self.slowdown;
         let headroom = (spread + largest) * self.slowdown + budget;
-        let sweep = (access + deviations + transfer + peaks * headroom) * self.slowdown;
+        // By and large a visit reads what one cycle takes. For certain, it may be late by all of the
+        // headroom, and so may those after it.
+        let late = if worst { peaks * headroom } else { 0.0 };
+        let sweep = (access + deviations + transfer + late) * self.slowdown;
         let lanes = f64::from(self.profile.parallel.max(1));
         let busy = sweep / lanes + if lanes > 1.0 { largest } else { 0.0 };
         let each = mean * self.slowdown / demands.len().max(1) as f64 / lanes;
