@@ -33,6 +33,8 @@ Examples:
     forebay sim cache --trace t.csv --size 100M --policy min --json
   How long a program takes with and without prefetch, on two kinds of storage:
     forebay sim cache --trace t.csv --size 1G,4G --policy lru,min --time --device disk,objects --prefetch 0,256M
+  A trace in CSV whose file is named in column 5 and its size in column 4:
+    forebay sim cache --trace w89.csv --csv-columns obj-id-col=5,obj-size-col=4 --size 10G --policy lru,s3fifo
   A trace for libCacheSim:
     forebay sim cache --generate epochs --save t.oracleGeneral --save-format oracle";
 
@@ -130,7 +132,10 @@ pub enum SimError {
     #[error("cannot print the results: {0}")]
     Json(#[from] serde_json::Error),
     /// A trace is not in the format that it was taken for.
-    #[error("{what}; give --format csv|oracle|forebay|log if it is in another format")]
+    #[error(
+        "{what}; give --format csv|oracle|forebay|log if it is in another format, --csv-columns if it \
+         is CSV with other columns"
+    )]
     Trace {
         /// What is wrong, and where.
         what: String,

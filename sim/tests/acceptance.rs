@@ -94,6 +94,63 @@ fn cache_on_many_devices_and_depths_then_a_row_each_and_every_chart() {
 }
 
 #[test]
+fn cache_with_every_policy_chunk_and_window_then_the_sums_hold_and_the_bound_too() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("t.csv");
+    let file = file.to_str().expect("a plain name");
+    let made = "cache --generate zipf --files 60 --requests 400 --seed 9 --save-format csv --save";
+    call(&[&made.split(' ').collect::<Vec<_>>()[..], &[file]].concat()).expect("written");
+    let mut bounds = std::collections::BTreeSet::new();
+    for policy in forebay_core::policy::NAMES {
+        for more in
+            ["", "--chunk 1", "--chunk 64K", "--window 0", "--window 40", "--request-cost 1M"]
+        {
+            let run = ["cache", "--trace", file, "--size", "1M", "--policy", policy, "--json"];
+            let words: Vec<&str> = run.into_iter().chain(more.split_whitespace()).collect();
+            let report: Value = serde_json::from_str(&call(&words).expect("runs")).expect("JSON");
+            let number = |name: &str| report[name].as_u64().expect("a number");
+            let vector = report["hit_vector"].as_str().expect("a vector");
+            let at = format!("{policy} {more}: {report}");
+            assert_eq!(vector.matches('1').count() as u64, number("hits"), "{at}");
+            assert_eq!((vector.len(), number("hits") + number("misses")), (400, 400), "{at}");
+            let times: Vec<u64> = report["evictions"]
+                .as_array()
+                .expect("a list")
+                .iter()
+                .map(|pair| pair[0].as_u64().expect("a request"))
+                .collect();
+            assert!(times.is_sorted() && times.iter().all(|t| *t < 400), "{at}");
+            assert!(number("miss_bytes") >= number("lower_bound_bytes"), "{at}");
+            if *policy == "min" && more == "--chunk 1" {
+                assert_eq!(number("miss_bytes"), number("lower_bound_bytes"), "{at}");
+            }
+            bounds
+                .insert((number("lower_bound_bytes"), number("hit_bytes") + number("miss_bytes")));
+        }
+    }
+    assert_eq!(bounds.len(), 1, "the bound and all bytes are the trace's: {bounds:?}");
+}
+
+#[test]
+fn cache_on_columns_of_another_simulator_then_the_same_results() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.to_str().expect("a plain name").to_owned()
+    };
+    let ours = write("ours.csv", "1,20\n2,40\n3,9\n1,20\n2,40\n");
+    let theirs = write("theirs.csv", "0;w;20;1\n1;r;40;2\n2;r;9;3\n3;r;20;1\n4;w;40;2\n");
+    let run = ["--size", "60", "--policy", "lru", "--json"];
+    let expected = call(&[&["cache", "--trace", &ours][..], &run].concat()).expect("runs");
+    let columns = "time-col=1, obj-id-col=4, obj-size-col=3, op-col=2, delimiter=;";
+    let words = [&["cache", "--trace", &theirs, "--csv-columns", columns][..], &run].concat();
+    assert_eq!(call(&words).expect("runs"), expected);
+    let error = call(&[&["cache", "--trace", &theirs][..], &run].concat()).expect_err("no columns");
+    assert!(error.to_string().contains("--csv-columns"), "{error}");
+}
+
+#[test]
 fn cache_saved_as_oracle_general_then_the_same_results_when_read() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("t.oracleGeneral");

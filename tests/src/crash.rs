@@ -150,9 +150,14 @@ pub fn snapshot(root: &Path) -> Outcome<Snapshot> {
     while let Some(dir) = pending.pop() {
         for name in os::names(root.join(&dir))? {
             let path = dir.join(name);
-            let kind = os::file_type(root.join(&path))?;
+            let named = |why: os::Errno| Failure::at(format_args!("{}: {why:?}", path.display()));
+            let kind = os::file_type(root.join(&path)).map_err(named)?;
             let hash = match kind {
-                FileType::RegularFile => xxh3_64(&os::read_all(root.join(&path))?),
+                FileType::RegularFile => {
+                    let named =
+                        |why: Failure| Failure::at(format_args!("{}: {why}", path.display()));
+                    xxh3_64(&os::read_all(root.join(&path)).map_err(Failure::from).map_err(named)?)
+                }
                 _ => 0,
             };
             if kind == FileType::Directory {
@@ -184,7 +189,7 @@ pub fn kill_rounds(options: MountOptions, seed: u64, rounds: usize) -> Outcome {
     let mut random = Random::new(seed);
     let mut mount = ForebayMount::new(options)?;
     let mut settled = Snapshot::new();
-    let mut acknowledged = 0;
+    let mut loads: Vec<Load> = Vec::new();
     for round in 0..rounds {
         let guard = watchdog::guard(ROUND_LIMIT, format!("crash round {round} of seed {seed}"));
         let dir = mount.dir().join(format!("round{round}"));
@@ -196,13 +201,33 @@ pub fn kill_rounds(options: MountOptions, seed: u64, rounds: usize) -> Outcome {
         load.expect_death();
         mount.kill_daemon();
         load.wait()?;
-        settled = recover(&mut mount, &load, &settled)
-            .map_err(|why| Failure::Failed(format!("seed {seed}, round {round}: {why}")))?;
-        acknowledged += load.acknowledged();
+        settled = recover(&mut mount, &load, &settled).map_err(|why| {
+            let evidence = evidence(&mount, &loads);
+            Failure::Failed(format!("seed {seed}, round {round}: {why}{evidence}"))
+        })?;
+        loads.push(load);
         drop(guard);
     }
-    ensure!(acknowledged > 0, "no step was acknowledged in {rounds} rounds: nothing was tested");
+    ensure!(
+        loads.iter().any(|load| load.acknowledged() > 0),
+        "no step was acknowledged in {rounds} rounds: nothing was tested"
+    );
     drained(&mut mount, &settled)
+}
+
+/// What a failure leaves, for whoever has to find its cause: what else differs, the end of the log,
+/// and a copy of the state if it is to be kept.
+fn evidence(mount: &ForebayMount, loads: &[Load]) -> String {
+    let mut text = String::new();
+    for (round, load) in loads.iter().enumerate() {
+        if let Err(why) = load.verify() {
+            text.push_str(&format!("\nof round {round}: {why}"));
+        }
+    }
+    if let Some(kept) = mount.keep_state() {
+        text.push_str(&format!("\nkept in {}", kept.display()));
+    }
+    text + "\nend of the daemon's log:\n" + &mount.log_tail()
 }
 
 /// Kills the daemon under load, throws its index away and has it rebuilt from the tiers: all contents

@@ -432,6 +432,19 @@ impl ForebayMount {
         self.shared_memory.path()
     }
 
+    /// Copies the tiers and the backing store, as they are, into a directory of their own below
+    /// `FOREBAY_KEEP_STATE`, if that is set, and says where.
+    pub fn keep_state(&self) -> Option<PathBuf> {
+        let below = std::env::var_os("FOREBAY_KEEP_STATE")?;
+        let kept = Path::new(&below).join(self.place.path().file_name().unwrap_or_default());
+        std::fs::create_dir_all(&kept).ok()?;
+        let mut copy = Command::new("cp");
+        copy.args(["-a", "--sparse=always"]).arg(self.backing());
+        copy.args(self.options.tiers.iter().map(|(dir, _)| dir)).arg(&kept);
+        run_checked(&mut copy, COMMAND_LIMIT).ok()?;
+        Some(kept)
+    }
+
     /// The end of the daemon's log.
     pub fn log_tail(&self) -> String {
         let log = std::fs::read(self.log_path()).unwrap_or_default();

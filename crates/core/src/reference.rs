@@ -14,7 +14,7 @@
 
 use std::collections::VecDeque;
 
-use crate::policy::{Hint, Slab};
+use crate::policy::{Hint, Slab, TOGETHER};
 
 /// The most references that a job may run ahead of its oldest expected one, and the farthest that an
 /// access out of order may be from its reference to count as this job's.
@@ -49,6 +49,9 @@ const UNIT: u64 = 1 << 8;
 /// No position.
 const NONE: u64 = u64::MAX;
 
+/// Nothing was struck off yet, or so long ago that it says nothing about what is due.
+const FRESH: u32 = u32::MAX;
+
 /// What is known of an object's future.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Future {
@@ -68,14 +71,40 @@ struct Reference {
     done: bool,
 }
 
-/// The references to one object in one sequence that are still ahead.
+/// The references to one object in one sequence that are still ahead. Half a cache line with the
+/// object's number: there is one for every object of a sequence, and each access looks for it.
 #[derive(Debug, Clone, Copy)]
 struct Ahead {
+    /// The first one; the last that was struck off while there is none.
     first: u64,
     last: u64,
-    count: u64,
-    /// Position of the last one that was struck off, or [`NONE`].
-    used: u64,
+    count: u32,
+    /// How many positions before `first` the last one was that was struck off; [`FRESH`] if none was.
+    since: u32,
+}
+
+impl Ahead {
+    /// Appends a reference at a position; returns the position of the last one before it that is
+    /// still ahead.
+    fn append(&mut self, position: u64) -> Option<u64> {
+        let last = (self.count > 0).then_some(self.last);
+        if last.is_none() {
+            if self.since != FRESH {
+                self.since = u32::try_from(position - self.first).unwrap_or(FRESH);
+            }
+            self.first = position;
+        }
+        self.last = position;
+        self.count += 1;
+        last
+    }
+
+    /// Strikes off the first one, after which the next comes so many positions on; 0 if none does.
+    fn consume(&mut self, gap: u32) {
+        self.first += u64::from(gap);
+        self.since = gap;
+        self.count -= 1;
+    }
 }
 
 /// How a job goes along its sequence.
@@ -112,6 +141,8 @@ struct Job {
     place: u64,
     /// How late references come, in 1/16 of a position: about their third quartile.
     disorder: u64,
+    /// The references before this position were looked for ahead.
+    looked: u64,
     named: Slab<Ahead>,
     closed: bool,
     /// Clock ticks for each of its references, in 1/256.
@@ -134,6 +165,7 @@ impl Job {
             cursor: 0,
             place: 0,
             disorder: 0,
+            looked: 0,
             named: Slab::default(),
             closed: false,
             pace: UNIT,
@@ -154,22 +186,17 @@ impl Job {
     /// Appends a reference; whether it is the next to its object.
     fn append(&mut self, object: u64) -> bool {
         let position = self.cursor + self.sequence.len() as u64;
-        let fresh = Ahead { first: NONE, last: NONE, count: 0, used: NONE };
+        let fresh = Ahead { first: NONE, last: NONE, count: 0, since: FRESH };
         let slot = self.named.find(object).unwrap_or_else(|| self.named.insert(object, fresh));
-        let ahead = &mut self.named[slot];
-        if ahead.count == 0 {
-            ahead.first = position;
-        } else {
-            let last = (ahead.last - self.cursor) as usize;
-            let gap = u32::try_from(position - ahead.last);
-            self.sequence[last].gap = gap.expect("fewer than 2^32 references ahead");
+        let before = self.named[slot].append(position);
+        if let Some(before) = before {
+            let gap = u32::try_from(position - before);
+            self.sequence[(before - self.cursor) as usize].gap =
+                gap.expect("fewer than 2^32 references ahead");
         }
-        ahead.last = position;
-        ahead.count += 1;
         self.given += 1;
-        let only = ahead.count == 1;
         self.sequence.push_back(Reference { object, gap: 0, done: false });
-        only
+        before.is_none()
     }
 
     /// Strikes off the object's first reference ahead; returns its position.
@@ -179,9 +206,7 @@ impl Job {
         let first = ahead.first;
         let at = (ahead.first - self.cursor) as usize;
         self.sequence[at].done = true;
-        ahead.used = ahead.first;
-        ahead.first += u64::from(self.sequence[at].gap);
-        ahead.count -= 1;
+        ahead.consume(self.sequence[at].gap);
         // A complete sequence remembers what it named: it is dead now. Another may name it again.
         if ahead.count == 0 && !self.closed {
             self.named.remove(slot);
@@ -285,10 +310,9 @@ impl Job {
         }
         self.ahead(object).is_some_and(|ahead| {
             let early = ahead.first.saturating_sub(self.place / 16);
-            let fresh = ahead.used == NONE;
             ahead.count > 0
                 && early <= SLACK
-                && (fresh || 4 * early <= (ahead.first - ahead.used).max(self.disorder / 2))
+                && 4 * early <= u64::from(ahead.since).max(self.disorder / 2)
         })
     }
 
@@ -303,6 +327,15 @@ impl Job {
         }
     }
 
+    /// Once in a few references, what the next few are to: so far the job has been looked ahead for.
+    fn look_ahead(&mut self, soon: &mut Vec<u64>) {
+        if self.cursor >= self.looked {
+            soon.extend(self.sequence.iter().take(TOGETHER).map(|reference| reference.object));
+            self.looked = self.cursor + TOGETHER as u64;
+            self.named.warm(soon);
+        }
+    }
+
     fn trusted(&self) -> bool {
         self.credit >= CREDIT.1 && self.strays <= PATIENCE.saturating_mul(self.pace) / UNIT
     }
@@ -313,6 +346,7 @@ impl Job {
 pub struct References {
     jobs: Vec<Job>,
     now: u64,
+    soon: Vec<u64>,
 }
 
 impl References {
@@ -328,6 +362,12 @@ impl References {
         self.now
     }
 
+    /// What the job whose reference came true last is going to access next. Tells of a few objects at
+    /// once and each only once, and of none between, so that they can be looked for together.
+    pub(crate) fn soon(&self) -> &[u64] {
+        &self.soon
+    }
+
     /// References still ahead.
     #[must_use]
     pub fn ahead(&self) -> u64 {
@@ -336,18 +376,25 @@ impl References {
 
     /// Takes news in.
     pub fn hint(&mut self, hint: &Hint<'_>) {
-        self.hint_each(hint, |_, _, _| {});
+        self.hint_each(hint, |_, _| {});
     }
 
-    /// Takes news in, and says after each appended reference which object it is to, and whether it is
-    /// the job's next one to it: otherwise the object's next use is as it was.
-    pub fn hint_each(&mut self, hint: &Hint<'_>, mut each: impl FnMut(&Self, u64, bool)) {
+    /// Takes news in, and says after every few appended references which objects they are the next
+    /// ones to, in their order; the next uses of all others are as they were.
+    pub fn hint_each(&mut self, hint: &Hint<'_>, mut each: impl FnMut(&Self, &[u64])) {
         match *hint {
             Hint::Append { job, objects } => {
                 let at = self.place(job);
-                for &object in objects {
-                    let next = self.jobs[at].append(object);
-                    each(self, object, next);
+                for together in objects.chunks(TOGETHER) {
+                    let (mut next, mut count) = ([0; TOGETHER], 0);
+                    self.jobs[at].named.warm(together);
+                    for &object in together {
+                        if self.jobs[at].append(object) {
+                            next[count] = object;
+                            count += 1;
+                        }
+                    }
+                    each(self, &next[..count]);
                 }
             }
             Hint::Close { job } => {
@@ -383,6 +430,7 @@ impl References {
             [only] => Some(only).filter(expecting),
             jobs => jobs.iter().filter(expecting).min_by_key(distance),
         };
+        self.soon.clear();
         let Some(id) = nearest.map(|job| job.id) else {
             for job in &mut self.jobs {
                 job.stray(object);
@@ -397,6 +445,7 @@ impl References {
             }
             job.follow(object);
             self.now += job.advance();
+            job.look_ahead(&mut self.soon);
             if alone {
                 job.pace = UNIT;
             } else {
@@ -433,10 +482,18 @@ impl References {
         future
     }
 
-    /// How often an object is named from now on, over all jobs.
+    /// How often an object is named from now on, over all jobs; nothing if no job that is believed
+    /// names it.
     #[must_use]
-    pub fn uses(&self, object: u64) -> u64 {
-        self.jobs.iter().filter_map(|job| job.ahead(object)).map(|ahead| ahead.count).sum()
+    pub fn uses(&self, object: u64) -> Option<u64> {
+        let (mut uses, mut known) = (0, false);
+        for job in &self.jobs {
+            if let Some(ahead) = job.ahead(object) {
+                uses += u64::from(ahead.count);
+                known |= job.trusted();
+            }
+        }
+        known.then_some(uses)
     }
 
     /// The next `count` references of a job, in order.
@@ -516,183 +573,4 @@ impl References {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn references(objects: &[u64]) -> References {
-        let mut references = References::new();
-        references.hint(&Hint::Append { job: 1, objects });
-        references.hint(&Hint::Close { job: 1 });
-        references
-    }
-
-    #[test]
-    fn future_along_the_sequence_then_exact_positions() {
-        let mut references = references(&[1, 2, 1, 3]);
-        assert_eq!(references.future(1), Future::At(0));
-        assert!(references.observe(1));
-        assert_eq!(references.future(1), Future::At(2));
-        assert_eq!(references.uses(1), 1);
-        assert!(references.observe(2));
-        assert_eq!(references.future(2), Future::Dead);
-        assert_eq!(references.future(9), Future::Unknown);
-    }
-
-    #[test]
-    fn observe_out_of_order_then_struck_off_and_the_rest_still_expected() {
-        let mut references = references(&[1, 2, 3, 4]);
-        assert!(references.observe(3));
-        assert_eq!(references.now(), 0);
-        assert_eq!(references.future(1), Future::At(0));
-        assert!(references.observe(1));
-        assert!(references.observe(2));
-        assert_eq!(references.now(), 3);
-        assert_eq!(references.future(4), Future::At(3));
-    }
-
-    #[test]
-    fn observe_what_no_job_named_then_a_stray_and_nothing_moves() {
-        let mut references = references(&[1, 2]);
-        assert!(!references.observe(77));
-        assert_eq!(references.future(1), Future::At(0));
-    }
-
-    #[test]
-    fn skipped_reference_then_given_up_soon_in_an_orderly_sequence() {
-        let objects: Vec<u64> = (0..300).collect();
-        let mut references = references(&objects);
-        for object in 1..200 {
-            assert!(references.observe(object), "{object}");
-        }
-        assert_eq!(references.future(0), Future::Dead);
-        assert_eq!(references.now(), 200);
-    }
-
-    #[test]
-    fn accesses_that_the_sequence_lacks_then_its_references_stay() {
-        // Objects 0..100 in rounds; every tenth access is one more, of an object half a round away.
-        let objects: Vec<u64> = (0..20).flat_map(|_| 0..100).collect();
-        let mut references = references(&objects);
-        for (at, &object) in objects.iter().take(1_000).enumerate() {
-            assert!(references.observe(object), "{at}");
-            if at % 10 == 5 && at > 100 {
-                assert!(!references.observe((object + 50) % 100), "{at}");
-            }
-        }
-        assert_eq!(references.now(), 1_000);
-    }
-
-    #[test]
-    fn references_up_to_fifty_out_of_place_then_nearly_all_come_true() {
-        let mut sequence: Vec<u64> = (0..40).flat_map(|_| 0..200).collect();
-        let exact = sequence.clone();
-        for block in sequence.chunks_mut(50) {
-            block.reverse();
-        }
-        let mut references = references(&sequence);
-        let matched = exact.iter().filter(|object| references.observe(**object)).count();
-        assert!(matched > exact.len() * 95 / 100, "{matched} of {}", exact.len());
-    }
-
-    #[test]
-    fn job_not_heard_of_then_without_credit_until_it_is() {
-        let mut references = references(&[1, 2, 3]);
-        for _ in 0..=PATIENCE {
-            references.observe(77);
-        }
-        assert_eq!(references.future(2), Future::Unknown);
-        references.observe(1);
-        assert_eq!(references.future(2), Future::At(1));
-    }
-
-    #[test]
-    fn two_jobs_interleaved_then_distances_follow_their_paces() {
-        let mut references = References::new();
-        let fast: Vec<u64> = (0..900).collect();
-        let slow: Vec<u64> = (1000..1300).collect();
-        references.hint(&Hint::Append { job: 1, objects: &fast });
-        references.hint(&Hint::Append { job: 2, objects: &slow });
-        for round in 0..200 {
-            for step in 0..3 {
-                references.observe(round * 3 + step);
-            }
-            references.observe(1000 + round);
-        }
-        let distance = |object| match references.future(object) {
-            Future::At(at) => at - references.now(),
-            other => panic!("{object}: {other:?}"),
-        };
-        // 30 references of the slow job take as long as 90 of the fast one: 120 in all.
-        assert!((110..=125).contains(&distance(1230)), "{}", distance(1230));
-        assert!((105..=130).contains(&distance(690)), "{}", distance(690));
-    }
-
-    #[test]
-    fn advance_and_withdraw_then_the_references_are_gone() {
-        let mut references = references(&[1, 2, 3, 1]);
-        references.hint(&Hint::Advance { job: 1, by: 2 });
-        assert_eq!((references.uses(1), references.uses(2)), (1, 0));
-        assert_eq!(references.upcoming(1, 9).collect::<Vec<_>>(), [3, 1]);
-        references.hint(&Hint::Withdraw { job: 1 });
-        assert_eq!(references.future(3), Future::Unknown);
-        assert_eq!(references.ahead(), 0);
-    }
-
-    #[test]
-    fn job_that_leaps_far_ahead_then_is_followed_there_and_keeps_its_credit() {
-        for (to, disorder) in [(300, 1), (5_000, 1), (5_000, 8)] {
-            let objects: Vec<u64> = (0..10_000).collect();
-            let mut references = references(&objects);
-            for object in 0..100 {
-                references.observe(object);
-            }
-            let mut after: Vec<u64> = (to..to + 200).collect();
-            for block in after.chunks_mut(disorder) {
-                block.reverse();
-            }
-            let followed = after.iter().filter(|object| references.observe(**object)).count();
-            assert!(followed >= 190, "leap to {to}: {followed} of 200");
-            let progress = references.progress(1).expect("a job");
-            assert!(progress.trusted && progress.skipped >= to - 140, "{progress:?}");
-            assert!(references.cursor(1) >= to + 100, "{}", references.cursor(1));
-            assert_eq!(references.future(50), Future::Dead);
-        }
-    }
-
-    #[test]
-    fn two_readers_of_the_halves_of_a_sequence_then_neither_is_given_up() {
-        let objects: Vec<u64> = (0..10_000).collect();
-        let mut references = references(&objects);
-        for object in 0..1_000 {
-            references.observe(object);
-            references.observe(object + 5_000);
-        }
-        assert_eq!(references.progress(1).expect("a job").skipped, 0);
-    }
-
-    #[test]
-    fn accesses_far_ahead_here_and_there_then_no_leap() {
-        let objects: Vec<u64> = (0..10_000).collect();
-        let mut references = references(&objects);
-        for object in 0..400 {
-            references.observe(object);
-            references.observe((object * 7_919) % 9_000 + 1_000);
-        }
-        let cursor = references.cursor(1);
-        assert!((390..=400).contains(&cursor), "{cursor}");
-    }
-
-    #[test]
-    fn progress_along_the_way_then_every_reference_is_counted_once() {
-        let mut references = references(&[1, 2, 3, 4, 5]);
-        references.observe(1);
-        references.observe(3);
-        references.hint(&Hint::Advance { job: 1, by: 3 });
-        let progress = references.progress(1).expect("a job");
-        let expected =
-            Progress { given: 5, followed: 2, skipped: 2, ahead: 1, trusted: progress.trusted };
-        assert_eq!(progress, expected);
-        assert_eq!(references.reference(1, references.cursor(1)), Some((5, true)));
-        assert_eq!((references.position(1, 5), references.position(1, 1)), (Some(4), None));
-    }
-}
+mod tests;

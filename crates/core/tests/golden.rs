@@ -136,7 +136,8 @@ fn min_whole_on_golden_traces_then_equal() {
 /// - worked-example, tiny-*: three or four files fit; the best whole-file plan is itself 1.08 to
 ///   1.13 times the bound;
 /// - round-robin-4: a loop of which two files fit (packing: see `portfolio`);
-/// - files-big: seven of forty files fit, and farthest-first gives 1.0515.
+/// - files-big: seven of forty files fit, and farthest-first gives 1.0515. No plan for whole files is
+///   known below 1.041 (PFOO-U, which plans all requests at once).
 #[test]
 fn min_whole_against_the_bound_then_within_five_percent_but_where_few_files_fit() {
     let few = ["worked-example", "tiny-0", "tiny-1", "tiny-2", "round-robin-4"];

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
-use forebay_meta::{Attr, FileKind, Ino, Moment, Queue, Record, Times};
+use forebay_meta::{Attr, FileKind, Ino, Moment, Queue, Record, Times, Timestamp};
 use forebay_store::{ErrorClass, Header};
 use rustix::io::Errno;
 
@@ -257,7 +257,17 @@ impl Node {
             _ => return Ok(true),
         };
         fail_at!("node.settle.before_record");
-        let settled = self.meta.update(file.ino, None, |record| {
+        let settled = self.record_written(file.ino, size, mtime)?;
+        fail_at!("node.settle.after_record");
+        if settled {
+            self.written_back_in(file.ino);
+        }
+        Ok(true)
+    }
+
+    /// The record follows what was written to a file; false if it is gone.
+    fn record_written(&self, ino: Ino, size: u64, mtime: Timestamp) -> Result<bool> {
+        let settled = self.meta.update(ino, None, |record| {
             if !record.dirty || record.attr.size != size || record.attr.mtime != mtime {
                 record.attr.ctime = record.attr.ctime.max(mtime);
             }
@@ -266,13 +276,25 @@ impl Node {
             record.dirty = true;
             Queue::Yes
         });
-        fail_at!("node.settle.after_record");
         match settled {
-            Ok(_) => self.written_back_in(file.ino),
-            Err(forebay_meta::Error::Stale(_)) => {}
-            Err(error) => return Err(error.into()),
+            Ok(_) => Ok(true),
+            Err(forebay_meta::Error::Stale(_)) => Ok(false),
+            Err(error) => Err(error.into()),
         }
-        Ok(true)
+    }
+
+    /// Before an object counts as clean, and its size and time as those of the record: whoever has
+    /// closed the file may not have come to settle it yet, and finds nothing to do then.
+    pub(crate) fn settle_before_clean(&self, ino: Ino, place: &Place) -> Result<()> {
+        let stat = place.object.stat()?;
+        let mtime = convert::time(stat.mtime);
+        match self.meta.get(ino) {
+            Ok(record) if record.attr.size != stat.size || record.attr.mtime < mtime => {
+                self.record_written(ino, stat.size, mtime).map(drop)
+            }
+            Ok(_) | Err(forebay_meta::Error::Stale(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Asks for the write-back of a file that was closed just now.

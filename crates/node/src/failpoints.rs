@@ -6,6 +6,7 @@
 const OWN: &[&str] = &[
     "node.open.prepare",
     "node.open.attach",
+    "node.release.before_settle",
     "node.write.marked",
     "node.dirty.before_header",
     "node.dirty.after_header",

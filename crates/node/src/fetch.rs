@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use forebay_core::steward::{Event, Placement};
 use forebay_core::unit;
 use forebay_meta::{Ino, Record};
-use forebay_store::backing::Access;
 use forebay_store::copy::{self, Cancel, Limits, Pass, Priority};
 use forebay_store::{BackingFile, ErrorClass, Object, Presence};
 use parking_lot::{Mutex, RwLock};
@@ -116,7 +115,7 @@ impl Node {
         haste: Haste<'_>,
     ) -> Result<()> {
         let fetched = self
-            .open_backing(record, Access::Read)
+            .open_version(file.ino)
             .and_then(|backing| self.fetch_into(file, record, tier, &*backing, haste));
         let place = match fetched {
             Ok(Some(place)) => place,

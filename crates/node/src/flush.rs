@@ -237,6 +237,7 @@ impl Node {
             }
             presence.rebase()?;
         }
+        self.settle_before_clean(file.ino, place)?;
         self.mark_clean(file, place, Some(fingerprint))?;
         Ok(true)
     }

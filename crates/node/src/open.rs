@@ -398,6 +398,10 @@ impl Node {
     pub fn release(&self, fh: u64) {
         let Some(handle) = self.handles.take(fh) else { return };
         let file = handle.file.clone();
+        if matches!(handle.mode, OpenMode::Passthrough { .. }) && handle.write {
+            // Its writes were not seen: a flush that began before may not have them.
+            file.count_write();
+        }
         let (last, last_writer) = {
             let mut opens = file.opens.lock();
             opens.count -= 1;
@@ -418,6 +422,7 @@ impl Node {
         if let Some((tier, bytes)) = handle.promised {
             self.tiers[usize::from(tier)].room.unpromise(bytes);
         }
+        fail::fail_point!("node.release.before_settle");
         if last_writer {
             let settled = self.settle_by(&file, Some(Instant::now())).unwrap_or_else(|error| {
                 tracing::error!(ino = file.ino.0, %error, "can't record a closed file's size");

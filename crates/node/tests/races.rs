@@ -6,9 +6,11 @@ mod rig;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_node::SetAttr;
+use forebay_node::{Ino, Node, SetAttr};
+use forebay_store::decorators::{Interceptor, Operation, Verdict};
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
@@ -240,4 +242,73 @@ fn write_that_is_under_way_during_a_flush_in_place_then_reaches_the_backing_stor
     assert!(rig.node().evict_file(rig.ino("file")).unwrap());
     same(&rig.plain("file"), &content, "in the backing store");
     same(&rig.get("link"), &content, "after the eviction");
+}
+
+#[test]
+fn file_published_before_its_close_is_settled_then_has_its_length() {
+    let _one = ONE.lock();
+    let rig = Rig::small(MIB);
+    let content = noise(9, 2000);
+    let fh = rig.create("file");
+    rig.write(fh, 0, &content[..1000]);
+    rig.node().release(fh);
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 1000, &content[1000..]);
+    let held = Held::at("node.release.before_settle");
+    std::thread::scope(|scope| {
+        scope.spawn(|| rig.node().release(fh));
+        held.wait();
+        rig.node().reconcile(rig.ino("file")).unwrap();
+        held.release();
+    });
+    assert_eq!(rig.size("file"), 2000);
+    rig.drain();
+    assert!(rig.node().evict_file(rig.ino("file")).unwrap());
+    same(&rig.get("file"), &content, "after the eviction");
+    same(&rig.plain("file"), &content, "in the backing store");
+}
+
+/// Has a worker move a file on, from `0` to `1` and so forth, whenever a file is about to be opened
+/// in the backing store, some times.
+#[derive(Default)]
+struct Moving {
+    node: Mutex<Weak<Node>>,
+    moves: Mutex<u32>,
+}
+
+const MOVES: u32 = 3;
+
+impl Interceptor for Moving {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        // None while it is at it.
+        let Some(mut moves) = self.moves.try_lock() else { return Verdict::Pass };
+        let node = self.node.lock().upgrade();
+        if let Some(node) = node.filter(|_| operation == Operation::Open && *moves < MOVES) {
+            let [from, to] = [*moves, *moves + 1].map(|number| number.to_string());
+            let [from, to] = [&from, &to].map(|name| (Ino::ROOT, name.as_bytes()));
+            node.rename(&CONTEXT, from, to, 0).unwrap();
+            let moved = node.lookup(&CONTEXT, Ino::ROOT, to.1).unwrap().unwrap();
+            node.reconcile(moved.ino).unwrap();
+            *moves += 1;
+        }
+        Verdict::Pass
+    }
+}
+
+#[test]
+fn file_that_workers_move_again_and_again_when_opened_then_is_found() {
+    let _one = ONE.lock();
+    for size in [20_000, 200_000] {
+        let moving = Arc::new(Moving::default());
+        let rig = Rig::new(&[MIB], moving.clone(), |_| {});
+        let content = noise(9, size);
+        std::fs::write(rig.backing().join("0"), &content).unwrap();
+        let ino = rig.ino("0");
+        *moving.node.lock() = Arc::downgrade(rig.node());
+        let fh = rig.node().open(&CONTEXT, ino, libc::O_RDONLY).unwrap().fh;
+        same(&rig.read_all(fh), &content, "read");
+        assert_eq!(*moving.moves.lock(), MOVES);
+        rig.node().release(fh);
+        same(&rig.plain(&MOVES.to_string()), &content, "in the backing store");
+    }
 }

@@ -35,6 +35,7 @@ impl BufferPool {
             let mut free = self.free.lock();
             // The last one given back is the likeliest to be in the processor's cache.
             let fits = free.buffers.iter().rposition(|buffer| buffer.len() >= len);
+            // If none is large enough, one goes to make room for what will come back.
             let taken = fits.map(|at| free.buffers.remove(at)).or_else(|| free.buffers.pop());
             free.bytes -= taken.as_ref().map_or(0, Vec::len);
             taken.unwrap_or_default()

@@ -25,7 +25,8 @@ use crate::message::{
 use crate::server::Identity;
 use crate::transport::{Patience, Transport};
 
-use link::{Link, Ticket};
+use link::Link;
+pub use link::Ticket;
 
 /// What carries at most so many bytes is small.
 const SMALL: u64 = 64 << 10;
@@ -125,17 +126,22 @@ impl Client {
     ) -> Result<(Answer, Buffer)> {
         let deadline = Instant::now() + within;
         let mut tries = 0;
+        let mut before: Option<Error> = None;
         loop {
             let error = match self.start(request, body, deadline).and_then(Started::wait) {
                 Ok(answered) => return Ok(answered),
-                Err(error) => error,
+                // That the second attempt was not even made says nothing about the first.
+                Err(error) => match before.take() {
+                    Some(before) if error.not_done() && !before.not_done() => return Err(before),
+                    _ => error,
+                },
             };
             let safe = request.repeatable() || error.not_done();
             if tries >= self.shared.config.retries || !safe || !error.passes() {
                 return Err(error);
             }
-            let pause = match error {
-                Error::Fault(Fault::Busy { pause }) => pause.min(Duration::from_secs(1)),
+            let pause = match &error {
+                Error::Fault(Fault::Busy { pause }) => (*pause).min(Duration::from_secs(1)),
                 _ => Duration::ZERO,
             };
             if Instant::now() + pause >= deadline {
@@ -143,6 +149,7 @@ impl Client {
             }
             std::thread::sleep(pause);
             tries += 1;
+            before = Some(error);
         }
     }
 

@@ -112,9 +112,7 @@ impl Error {
     /// Whether making the same request again may succeed.
     pub(crate) fn passes(&self) -> bool {
         match self {
-            Error::Lost { .. } | Error::Corrupt(_) | Error::Protocol(_) | Error::Connect { .. } => {
-                true
-            }
+            Error::Lost { .. } | Error::Corrupt(_) | Error::Protocol(_) => true,
             Error::Fault(fault) => {
                 matches!(fault, Fault::Busy { .. } | Fault::Corrupt | Fault::Closing)
             }

@@ -14,3 +14,6 @@ pub use request::{
     Hello, LockKind, LockOp, LockSpace, ObjectId, Position, Put, Read, ReadMap, Recall, RecallKind,
     Request, Sync, Truncate, Write, WriteBack,
 };
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@
 pub(crate) mod socket;
 pub mod tcp;
 pub mod tls;
+pub mod udp;
 pub mod unix;
 
 use std::fs::File;

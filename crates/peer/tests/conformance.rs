@@ -1,7 +1,10 @@
 //! All transports under one suite.
 
+mod lossy;
+
 use forebay_peer::conformance::{CHECKS, Way};
 use forebay_peer::transport::tcp::Tcp;
+use forebay_peer::transport::udp::Udp;
 use forebay_peer::transport::unix::Unix;
 use forebay_peer::{ClusterSecret, Security};
 use std::sync::Arc;
@@ -32,6 +35,17 @@ fn tls(_: &str) -> Way {
     tcp(Security::Tls(ClusterSecret::generate().unwrap().identity().unwrap()))
 }
 
+fn udp(_: &str) -> Way {
+    let transport = Arc::new(Udp::new(&Security::Off).unwrap());
+    Way { transport, address: "udp://127.0.0.1:0".parse().unwrap() }
+}
+
+fn lossy_udp(_: &str) -> Way {
+    let weather = lossy::Weather { lost: 3, doubled: 3, held: 3, changed: 1, ..Default::default() };
+    let transport = Arc::new(lossy::udp(&Arc::new(weather)));
+    Way { transport, address: "udp://127.0.0.1:0".parse().unwrap() }
+}
+
 fn unix(name: &str) -> Way {
     let directory = std::env::temp_dir().join(format!("fb-peer-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
@@ -45,6 +59,8 @@ macro_rules! suite {
     ($($name:ident)*) => {
         mod over_tcp { $( #[test] fn $name() { let n = stringify!($name); super::check(super::plain_tcp(n), n); } )* }
         mod over_tls { $( #[test] fn $name() { let n = stringify!($name); super::check(super::tls(n), n); } )* }
+        mod over_udp { $( #[test] fn $name() { let n = stringify!($name); super::check(super::udp(n), n); } )* }
+        mod over_lossy_udp { $( #[test] fn $name() { let n = stringify!($name); super::check(super::lossy_udp(n), n); } )* }
         mod over_unix { $( #[test] fn $name() { let n = stringify!($name); super::check(super::unix(n), n); } )* }
 
         #[test]

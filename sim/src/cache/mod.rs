@@ -30,6 +30,10 @@ pub struct CacheArgs {
     /// The trace's format; guessed from its content if not given.
     #[arg(long)]
     pub format: Option<trace::Format>,
+    /// The columns of a CSV trace, as libCacheSim takes them: obj-id-col=N,obj-size-col=N and also
+    /// delimiter=CHARACTER, has-header=true; without it the heading decides, or they are id,size.
+    #[arg(long, value_name = "LIST", requires = "trace")]
+    pub csv_columns: Option<trace::Columns>,
     /// Make a trace up instead.
     #[arg(long, value_name = "KIND")]
     pub generate: Option<generate::Kind>,
@@ -233,7 +237,7 @@ pub fn report(trace: &Trace, options: &Options) -> Result<Report, SimError> {
 /// [`SimError`]; its text tells the user what to do.
 pub fn run_cli(args: &CacheArgs, out: &mut dyn Write) -> Result<(), SimError> {
     let trace = match (&args.trace, args.generate) {
-        (Some(path), _) => Trace::read(path, args.format)?,
+        (Some(path), _) => Trace::read(path, args.format, args.csv_columns)?,
         (None, Some(kind)) => generate::generate(kind, args.files, args.requests, args.seed),
         (None, None) => return Err(SimError::Usage("give --trace FILE or --generate KIND")),
     };

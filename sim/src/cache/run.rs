@@ -202,6 +202,25 @@ mod tests {
     }
 
     #[test]
+    fn short_windows_then_hardly_worse_than_none() {
+        for kind in [Kind::Zipf, Kind::Epochs, Kind::Workflow] {
+            let trace = generate(kind, 400, 8_000, 5);
+            for share in [30, 10, 3] {
+                let capacity = trace.footprint() / share;
+                let windowed = |window| {
+                    let options = Options { window: Some(window), ..Options::new("min", capacity) };
+                    missed(&trace, &options)
+                };
+                let none = windowed(0);
+                for window in [3, 10, 30, 100, 300] {
+                    let ratio = windowed(window) / none;
+                    assert!(ratio <= 1.05, "{kind:?}, 1/{share}, {window}: {ratio}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn wrong_hints_then_worse_than_right_ones_and_better_than_none() {
         for kind in [Kind::Zipf, Kind::Epochs, Kind::Workflow] {
             let trace = generate(kind, 300, 6_000, 5);

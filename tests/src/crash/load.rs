@@ -510,14 +510,8 @@ pub fn verify(home: &Path, plan: &Plan, begun: u64, done: u64) -> Outcome {
             of.is_some() && is_partial(step, content.as_deref(), &allowed, plan.block > BLOCK)
         });
         if !allowed.contains(&content) && !partial {
-            let block = plan.block;
-            return Err(Failure::Failed(differs(
-                &name,
-                content.as_deref(),
-                &allowed,
-                pending,
-                block,
-            )));
+            let differs = differs(plan, content.as_deref(), &allowed, pending);
+            return Err(Failure::Failed(format!("{name} {differs}")));
         }
     }
     ensure!(names.is_empty(), "left over: {names:?}");
@@ -593,18 +587,45 @@ fn is_partial(
 }
 
 fn differs(
-    name: &str,
+    plan: &Plan,
     content: Option<&[u8]>,
     allowed: &[Option<Vec<u8>>; 2],
     pending: Option<Step>,
-    block: usize,
 ) -> String {
     let lengths = allowed.each_ref().map(|bytes| bytes.as_ref().map(Vec::len));
-    let first = allowed[0].as_ref().zip(content).and_then(|(want, got)| {
-        want.chunks(block).zip(got.chunks(block)).position(|(want, got)| want != got)
-    });
+    let wrong: Vec<String> = match allowed[0].as_ref().zip(content) {
+        None => Vec::new(),
+        Some((want, got)) => {
+            let blocks = want.chunks(plan.block).zip(got.chunks(plan.block)).enumerate();
+            let wrong = blocks.filter(|(_, (want, got))| want != got);
+            let told = |(index, (want, got))| {
+                format!("{index} is {}, not {}", origin(plan, got), origin(plan, want))
+            };
+            wrong.map(told).collect()
+        }
+    };
     format!(
-        "{name} has {:?} bytes, allowed are {lengths:?}; first wrong block {first:?}; pending {pending:?}",
+        "has {:?} bytes, allowed are {lengths:?}; wrong blocks {wrong:?}; pending {pending:?}",
         content.map(<[u8]>::len)
     )
+}
+
+/// Who wrote a block, by its own word: its first bytes tell the plan, the step and the index.
+fn origin(plan: &Plan, block: &[u8]) -> String {
+    if block.iter().all(|byte| *byte == 0) {
+        return "zeros".into();
+    }
+    let words: Vec<u64> = block[..24.min(block.len())]
+        .as_chunks()
+        .0
+        .iter()
+        .map(|word| u64::from_le_bytes(*word))
+        .collect();
+    match words[..] {
+        [seed, step, index] if seed == plan.seed => {
+            let whole = block == plan.block(step, index as usize);
+            format!("block {index} of step {step}{}", if whole { "" } else { ", in part" })
+        }
+        _ => "another's".into(),
+    }
 }

@@ -76,6 +76,7 @@ pub const LISTS: Lists = Lists {
         ("quick_cache", 2),
         ("rand", 2),
         ("rand_core", 2),
+        ("synstructure", 2),
         ("syn", 2),
     ],
 };

@@ -57,6 +57,7 @@ impl<O: NextUseOrder> Order for Offline<O> {
 
     fn touch(&mut self, access: &Access) {
         self.references.observe(access.object);
+        self.residents.warm(self.references.soon());
         self.refile(access.object);
     }
 

@@ -23,8 +23,9 @@
 
 use super::lru::Lru;
 use super::rank::Ranking;
+use super::slab::TOGETHER;
 use super::{Access, Admission, Candidate, Demand, Hint, Order, Room, Snapshot, Victim};
-use crate::reference::{Future, References};
+use crate::reference::References;
 
 /// Cost, then number (D12).
 type Key = (u64, u64);
@@ -68,26 +69,28 @@ impl Heuristic {
         }
     }
 
-    fn key(&self, object: u64, bytes: u64) -> Key {
-        (self.references.uses(object).saturating_mul(bytes), object)
-    }
-
     fn bytes_of(&self, object: u64) -> Option<u64> {
         self.named.bytes_of(object).or_else(|| self.unnamed.bytes_of(object))
     }
 
-    fn is_named(&self, object: u64) -> bool {
-        self.references.future(object) != Future::Unknown
+    /// These objects will be looked for soon.
+    fn warm(&self, objects: &[u64]) {
+        self.named.warm(objects);
+        self.unnamed.warm(objects);
     }
 
     /// Puts a resident object where its future says.
     fn file(&mut self, object: u64, bytes: u64) {
-        let named = self.named.find(object);
-        if !self.is_named(object) {
+        self.file_from(self.named.find(object), object, bytes);
+    }
+
+    /// The same for an object whose slot among the named is known, or that is not among them.
+    fn file_from(&mut self, named: Option<u32>, object: u64, bytes: u64) {
+        let Some(uses) = self.references.uses(object) else {
             named.into_iter().for_each(|slot| self.named.remove(slot));
             return self.unnamed.insert(object, bytes);
-        }
-        let key = self.key(object, bytes);
+        };
+        let key = (uses.saturating_mul(bytes), object);
         match named {
             Some(slot) => {
                 self.named.resize(slot, bytes);
@@ -146,17 +149,16 @@ impl Heuristic {
         if !fits && !self.printed {
             return false; // D5
         }
-        let named = self.is_named(object);
         let uses = self.references.uses(object);
-        if named && uses == 0 {
+        if uses == Some(0) {
             return false; // Algorithm 2, line 2.
         }
         let need = room.lacking(candidate.incoming());
         let spare = self.unnamed.books().bytes.min(need);
         let demand = Demand { bytes: spare, ..room.demand(spare) };
-        if !named {
+        let Some(uses) = uses else {
             return fits && spare == need && self.unnamed.make_room(&demand, out) >= need;
-        }
+        };
         if need > spare && !self.discard(need - spare, uses.saturating_mul(size), room, out) {
             return false;
         }
@@ -173,18 +175,30 @@ impl Order for Heuristic {
         self.first = !self.started;
         self.started = true;
         self.references.observe(access.object);
-        match self.named.bytes_of(access.object) {
-            Some(bytes) => self.file(access.object, bytes),
+        self.warm(self.references.soon());
+        match self.named.find(access.object) {
+            slot @ Some(at) => self.file_from(slot, access.object, self.named.bytes_at(at)),
             None => self.unnamed.touch(access),
         }
     }
 
     fn hint(&mut self, hint: &Hint<'_>) {
+        if let Hint::Append { job, objects } = *hint
+            && objects.len() > TOGETHER
+        {
+            // A few at a time: what the references have just looked up is at hand for what follows.
+            let parts = objects.chunks(TOGETHER);
+            return parts.for_each(|objects| self.hint(&Hint::Append { job, objects }));
+        }
         self.references.hint(hint);
+        self.warm(hint.objects());
         for &object in hint.objects() {
-            if let Some(bytes) = self.bytes_of(object) {
-                self.file(object, bytes);
-            }
+            let named = self.named.find(object);
+            let bytes = match named {
+                Some(slot) => Some(self.named.bytes_at(slot)),
+                None => self.unnamed.bytes_of(object),
+            };
+            bytes.into_iter().for_each(|bytes| self.file_from(named, object, bytes));
         }
     }
 

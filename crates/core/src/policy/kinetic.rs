@@ -104,6 +104,11 @@ impl Tournament {
         self.replay(slot);
     }
 
+    /// Looks for contestants that will be changed soon: see [`Slab::warm`].
+    pub fn warm(&self, objects: &[u64]) {
+        self.slab.warm(objects);
+    }
+
     /// Leaves a contestant out until it is [`Self::set`] again.
     pub fn set_aside(&mut self, object: u64) {
         if let Some(slot) = self.slab.find(object) {

@@ -92,6 +92,12 @@ impl<O: NextUseOrder> Shelf<O> {
         self.known.bytes_of(object).or_else(|| self.unknown.bytes_of(object))
     }
 
+    /// These objects will be looked for soon.
+    pub fn warm(&self, objects: &[u64]) {
+        self.known.warm(objects);
+        self.unknown.warm(objects);
+    }
+
     pub fn books(&self) -> Snapshot {
         let (known, unknown) = (self.known.books(), self.unknown.books());
         Snapshot {
@@ -108,9 +114,9 @@ impl<O: NextUseOrder> Shelf<O> {
         if next.is_some_and(|next| self.known.reschedule(object, next)) {
             return;
         }
-        if let Some(bytes) = self.known.bytes_of(object) {
-            // Nothing is known of it any more.
-            return self.file(object, bytes, outlook);
+        if let Some(bytes) = self.known.remove(object) {
+            // Nothing is known of it any more but that it was used while it was here.
+            return self.unknown.insert_used(object, bytes);
         }
         self.unknown.touch(access);
         if let Some(next) = next
@@ -344,6 +350,7 @@ impl<O: NextUseOrder> Order for Min<O> {
 
     fn touch(&mut self, access: &Access) {
         self.references.observe(access.object);
+        self.shelf.warm(self.references.soon());
         self.trial.watch(access, &self.references);
         let (shelf, outlook) = self.parts();
         shelf.touch(access, outlook);
@@ -351,8 +358,9 @@ impl<O: NextUseOrder> Order for Min<O> {
 
     fn hint(&mut self, hint: &Hint<'_>) {
         let Self { references, shelf, trial } = self;
-        references.hint_each(hint, |references, object, next| {
-            if next {
+        references.hint_each(hint, |references, next| {
+            shelf.warm(next);
+            for &object in next {
                 shelf.refile(object, Outlook { references, believed: trial.believed() });
                 trial.refile(object, references);
             }

@@ -51,7 +51,7 @@ pub use order::{Order, Ordered};
 pub use portfolio::Portfolio;
 pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;
-pub(crate) use slab::Slab;
+pub(crate) use slab::{Slab, TOGETHER};
 pub use wtinylfu::WTinyLfu;
 
 /// Names that [`by_name`] accepts, in the order in which documentation lists them.

@@ -36,6 +36,9 @@ pub(super) trait NextUseOrder: Send + std::fmt::Debug {
     /// Takes the object off; gives back its bytes.
     fn remove(&mut self, object: u64) -> Option<u64>;
 
+    /// These objects will be looked for soon.
+    fn warm(&self, objects: &[u64]);
+
     /// The object's bytes, if it is known.
     fn bytes_of(&self, object: u64) -> Option<u64>;
 
@@ -86,6 +89,10 @@ impl NextUseOrder for Farthest {
 
     fn remove(&mut self, object: u64) -> Option<u64> {
         self.0.forget(object)
+    }
+
+    fn warm(&self, objects: &[u64]) {
+        self.0.warm(objects);
     }
 
     fn bytes_of(&self, object: u64) -> Option<u64> {
@@ -167,6 +174,10 @@ impl NextUseOrder for Weighted {
 
     fn remove(&mut self, object: u64) -> Option<u64> {
         self.tournament.remove(object)
+    }
+
+    fn warm(&self, objects: &[u64]) {
+        self.tournament.warm(objects);
     }
 
     fn bytes_of(&self, object: u64) -> Option<u64> {

@@ -50,6 +50,11 @@ impl<const RESIDENT: u8, const N: usize, T: Copy> Queues<RESIDENT, N, T> {
         self.slab.find(object)
     }
 
+    /// Looks for objects that will be moved soon: see [`Slab::warm`].
+    pub fn warm(&self, objects: &[u64]) {
+        self.slab.warm(objects);
+    }
+
     /// Whether a slot is one of a resident object.
     pub fn is_resident(&self, slot: u32) -> bool {
         self.slab[slot].queue < RESIDENT

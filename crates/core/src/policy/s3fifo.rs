@@ -106,6 +106,20 @@ impl S3Fifo {
         self.refills = refills;
     }
 
+    /// A resident object that was used goes on here: had it been here all the time, the main queue is
+    /// where it would be, with this use to its credit.
+    pub(super) fn insert_used(&mut self, object: u64, bytes: u64) {
+        if let Some(ghost) = self.queues.find(object) {
+            self.queues.remove(ghost);
+        }
+        self.queues.add(MAIN, object, bytes, 1);
+    }
+
+    /// These objects will be looked for soon.
+    pub(super) fn warm(&self, objects: &[u64]) {
+        self.queues.warm(objects);
+    }
+
     /// Bytes resident of an object on its books.
     pub(super) fn bytes_of(&self, object: u64) -> Option<u64> {
         self.queues.bytes_of(object)

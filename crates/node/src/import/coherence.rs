@@ -252,7 +252,22 @@ impl Node {
             return Ok(());
         }
         match self.backing.stat(dir, OsStr::from_bytes(&link.name)) {
-            Err(error) if error.class() == ErrorClass::NotFound => self.take_away(link, ino),
+            Err(error) if error.class() == ErrorClass::NotFound => {}
+            _ => return Ok(()),
+        }
+        // Not in a directory that was removed, moved or made anew since it was opened.
+        let Some(way) = self.way_at_rest(link.parent)? else { return Ok(()) };
+        self.handle_is_dead(link.parent);
+        let again = self.in_directory(link.parent, |dir| {
+            Ok(self.backing.stat(dir, OsStr::from_bytes(&link.name))?)
+        });
+        match again {
+            Err(error) if error.class() == Some(ErrorClass::NotFound) => {
+                if self.way_at_rest(link.parent)?.is_none_or(|now| now != way) {
+                    return Ok(());
+                }
+                self.take_away(link, ino)
+            }
             _ => Ok(()),
         }
     }

@@ -240,28 +240,38 @@ impl Node {
         }
     }
 
-    /// Opens the version of a file that the backing store has, for reading. A worker of the backlog
-    /// may put another file in its place between the look for it and the open: then it looks again.
-    /// What others put there is taken as it is.
+    /// Opens the version of a file that the backing store has, for reading. Workers of the backlog
+    /// may move it, and put another in its place, between the look for it and the open: then it
+    /// looks again, until the file is at rest. What others did there is taken as it is.
     ///
     /// # Errors
     /// What the backing store says.
     pub(crate) fn open_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>> {
-        let mut tries = 0;
+        let mut looks = 0;
         loop {
             let record = self.meta.get(ino)?;
-            let opened = self.open_backing(&record, Access::Read)?;
-            let known = record.backing.fingerprint.filter(|print| print.ino != 0);
-            let same = match known {
-                Some(print) => opened.stat()?.ino == print.ino,
-                None => true,
+            let opened = self.open_backing(&record, Access::Read);
+            let found = match &opened {
+                Ok(opened) => {
+                    let known = record.backing.fingerprint.filter(|print| print.ino != 0);
+                    known
+                        .is_none_or(|print| opened.stat().is_ok_and(|found| found.ino == print.ino))
+                }
+                Err(error) => !is_lost(error),
             };
-            if same || tries >= MOST_LOOKS {
-                return Ok(opened);
+            looks += 1;
+            if found || looks >= MOST_LOOKS || self.is_at_rest(&record)? {
+                return opened;
             }
-            tries += 1;
             std::thread::sleep(LOOK_AGAIN);
         }
+    }
+
+    /// Whether nobody has moved an inode, or anything above it, since the record was read, or is
+    /// about to.
+    fn is_at_rest(&self, record: &Record) -> Result<bool> {
+        let way = self.way_at_rest(record.ino)?;
+        Ok(way.is_some_and(|way| way.first() == Some(&(record.ino, record.change))))
     }
 
     /// Does something with a directory's handle, and once more with a new handle if the old one

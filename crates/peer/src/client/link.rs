@@ -353,7 +353,13 @@ fn say_hello(source: &mut FrameSource, sink: &mut FrameSink, shared: &Shared) ->
     source.set_patience(limits.stall)?;
     match head.kind {
         Kind::Answer => match Answer::decode(head.code, &fields)? {
-            Answer::Hello(them) => shared.judge(&them).map(|()| them),
+            // Whatever they would take, no more is kept here than our own settings say.
+            Answer::Hello(them) => shared.judge(&them).map(|()| Hello {
+                calls: them.calls.min(limits.calls.max(1)),
+                bytes: them.bytes.min(limits.bytes.max(1)),
+                body: them.body.min(limits.body),
+                ..them
+            }),
             _ => Err(failed("it does not say hello".into())),
         },
         Kind::Fault => match Fault::decode(head.code, &fields)? {

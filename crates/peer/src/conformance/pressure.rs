@@ -31,6 +31,12 @@ pub(super) fn window(way: &Way) {
     second.wait().unwrap();
     let too_many = client.read(read(1, 0, (1 << 20) + 1), LONG);
     assert!(matches!(too_many, Err(Error::TooLarge { .. })), "{too_many:?}");
+    // A caller's own bounds hold as well, whatever the other side would take.
+    let modest = stage.client(Limits { calls: 1, bytes: 1000, ..quick_limits() });
+    let _first = modest.start(&slow(300), &Body::Empty, Instant::now() + LONG).unwrap();
+    let second = modest.start(&slow(0), &Body::Empty, Instant::now() + Duration::from_millis(20));
+    assert!(matches!(second, Err(Error::TimedOut { sent: false })));
+    assert!(matches!(modest.read(read(1, 0, 1001), LONG), Err(Error::TooLarge { .. })));
 }
 
 pub(super) fn overload(way: &Way) {

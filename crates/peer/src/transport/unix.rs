@@ -1,21 +1,25 @@
 //! Unix sockets between daemons of one machine. Both sides ask the kernel who the other is: only
 //! processes of the same user, or of root, are talked to.
 
-use rustix::net::sockopt::socket_peercred;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::process::{Uid, geteuid};
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::socket::Socket;
 use super::tcp::plain;
 use super::{Arrival, Listener, Patience, Transport, Wire};
 use crate::address::Address;
 use crate::error::{Error, Result};
+
+/// How long it is tried whether somebody still listens on a socket that is in the way.
+const PROBE: Duration = Duration::from_millis(500);
 
 /// Unix sockets.
 #[derive(Clone, Debug)]
@@ -64,7 +68,7 @@ impl Transport for Unix {
         let Address::Unix(path) = address else {
             return Err(failed(io::ErrorKind::Unsupported.into()));
         };
-        let stream = UnixStream::connect(path).map_err(failed)?;
+        let stream = connect(path, patience.connect).map_err(failed)?;
         self.wire(stream, patience).map_err(failed)
     }
 
@@ -77,7 +81,8 @@ impl Transport for Unix {
             return Err(failed(io::ErrorKind::Unsupported.into()));
         };
         let abandoned = fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
-            && UnixStream::connect(path).is_err();
+            && connect(path, PROBE)
+                .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
         if abandoned {
             fs::remove_file(path).map_err(failed)?;
         }
@@ -86,6 +91,17 @@ impl Transport for Unix {
         let (path, rules) = (path.clone(), self.clone());
         Ok(Box::new(UnixDoor { listener, path, rules, closed: AtomicBool::new(false) }))
     }
+}
+
+/// Connects, and waits no longer than `within` for a listener whose queue is full.
+fn connect(path: &Path, within: Duration) -> io::Result<UnixStream> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+    let flags = SocketFlags::CLOEXEC;
+    let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let within = within.max(Duration::from_millis(1));
+    set_socket_timeout(&fd, Timeout::Send, Some(within))?;
+    rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+    Ok(fd.into())
 }
 
 struct UnixDoor {

@@ -1,6 +1,10 @@
 //! Traces: what was asked for, in order. Read from CSV, libCacheSim's oracleGeneral, our own binary
 //! format, and the event log of a node.
 
+mod csv;
+
+pub use csv::Columns;
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -66,7 +70,7 @@ impl Numbers {
 /// How a trace is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// Lines `id,size`; a first line that is not numbers is a heading.
+    /// Lines `id,size`, or other [`Columns`]; a first line that is not numbers is a heading.
     Csv,
     /// libCacheSim's oracleGeneral: records of 24 bytes (u32 time, u64 id, u32 size, i64 next use).
     Oracle,
@@ -123,14 +127,18 @@ impl Trace {
         next
     }
 
-    /// Reads a file.
+    /// Reads a file; `columns` matter if it is CSV.
     ///
     /// # Errors
     /// [`SimError::File`] if it cannot be read, [`SimError::Trace`] if it is not in the format.
-    pub fn read(path: &Path, format: Option<Format>) -> Result<Self, SimError> {
+    pub fn read(
+        path: &Path,
+        format: Option<Format>,
+        columns: Option<Columns>,
+    ) -> Result<Self, SimError> {
         let content = std::fs::read(path).map_err(SimError::file(path))?;
         let format = format.unwrap_or_else(|| Format::guess(path, &content));
-        Self::parse(&content, format)
+        Self::parse(&content, format, columns)
             .map_err(|what| SimError::Trace { what: format!("{}: {what}", path.display()) })
     }
 
@@ -182,9 +190,9 @@ impl Trace {
     }
 
     /// Reads the content of a file; the error says where it is wrong.
-    fn parse(content: &[u8], format: Format) -> Result<Self, String> {
+    fn parse(content: &[u8], format: Format, columns: Option<Columns>) -> Result<Self, String> {
         let requests = match format {
-            Format::Csv => csv(text(content)?),
+            Format::Csv => csv::parse(text(content)?, columns),
             Format::Log => accesses(text(content)?),
             Format::Oracle => records(content, 24, |record| Request {
                 id: little_endian(&record[4..12]),
@@ -234,23 +242,6 @@ fn records(
     Ok(records.map(read).collect())
 }
 
-fn csv(text: &str) -> Result<Vec<Request>, String> {
-    let mut requests = Vec::new();
-    for (at, line) in text.lines().enumerate() {
-        let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        let mut fields = line.split(',').map(|field| field.trim().parse::<u64>());
-        match (fields.next(), fields.next()) {
-            (Some(Ok(id)), Some(Ok(size))) => requests.push(Request { id, size }),
-            _ if at == 0 => {}
-            _ => return Err(format!("line {}: expected id,size but found {line:?}", at + 1)),
-        }
-    }
-    Ok(requests)
-}
-
 fn accesses(text: &str) -> Result<Vec<Request>, String> {
     let mut requests = Vec::new();
     for (at, line) in text.lines().enumerate() {
@@ -276,14 +267,6 @@ mod tests {
     }
 
     #[test]
-    fn csv_with_heading_and_spaces_then_the_requests() {
-        let trace = Trace::parse(b"id,size\n1, 20\n\n2,30,extra\n", Format::Csv).expect("sound");
-        assert_eq!(trace.requests, [request(1, 20), request(2, 30)]);
-        let error = Trace::parse(b"1,2\nx,3\n", Format::Csv).expect_err("no number");
-        assert!(error.starts_with("line 2"), "{error}");
-    }
-
-    #[test]
     fn oracle_general_then_the_requests() {
         let mut content = Vec::new();
         for (id, size) in [(7u64, 100u32), (1 << 40, 5)] {
@@ -293,9 +276,9 @@ mod tests {
             content.extend_from_slice(&(-1i64).to_le_bytes());
         }
         assert_eq!(Format::guess(Path::new("t.oracleGeneral"), &content), Format::Oracle);
-        let trace = Trace::parse(&content, Format::Oracle).expect("sound");
+        let trace = Trace::parse(&content, Format::Oracle, None).expect("sound");
         assert_eq!(trace.requests, [request(7, 100), request(1 << 40, 5)]);
-        assert!(Trace::parse(&content[1..], Format::Oracle).is_err());
+        assert!(Trace::parse(&content[1..], Format::Oracle, None).is_err());
     }
 
     #[test]
@@ -304,7 +287,7 @@ mod tests {
         let path = dir.path().join("t.trace");
         let trace = Trace::new(vec![request(3, 9), request(u64::MAX, 1 << 50)]);
         trace.write(&path, Format::Forebay).expect("written");
-        assert_eq!(Trace::read(&path, None).expect("read"), trace);
+        assert_eq!(Trace::read(&path, None, None).expect("read"), trace);
         let error = trace.write(&path, Format::Oracle).expect_err("too large for a u32");
         assert!(error.to_string().contains("request 1"), "{error}");
     }
@@ -319,7 +302,7 @@ mod tests {
             trace.write(&path, format).expect("written");
             let content = std::fs::read(&path).expect("read");
             assert_eq!(Format::guess(&path, &content), format);
-            assert_eq!(Trace::read(&path, None).expect("read"), trace);
+            assert_eq!(Trace::read(&path, None, None).expect("read"), trace);
         }
     }
 
@@ -344,7 +327,7 @@ mod tests {
         let log =
             b"forebay-steward 1\n17 access 12 4096 0\n> evict 9 0\n18 tick\n19 access 3 7 1\n";
         assert_eq!(Format::guess(Path::new("x"), log), Format::Log);
-        let trace = Trace::parse(log, Format::Log).expect("sound");
+        let trace = Trace::parse(log, Format::Log, None).expect("sound");
         assert_eq!(trace.requests, [request(12, 4096), request(3, 7)]);
     }
 }
