@@ -11,7 +11,7 @@ use crate::table::Table;
 /// A number with few digits, and no more than it has.
 pub(super) fn short(value: f64) -> String {
     match value.abs() {
-        size if size >= 1000.0 || value == 0.0 => format!("{value:.0}"),
+        size if size >= 1000.0 || value.fract() == 0.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),
         size if size >= 0.01 => format!("{value:.3}"),
         _ => format!("{value:.2e}"),
@@ -317,8 +317,8 @@ pub fn failures(args: &ClusterArgs) -> Table {
                  empty after an hour.",
                 args.hours, args.node_gib, args.repair_mib
             ),
-            "per_year: probability that a group is lost in a year, by arithmetic from the measured \
-             time of repair; for one copy, failures of its node in a year."
+            "per_year: how often a group is lost in a year, by arithmetic from the measured time of \
+             repair."
                 .into(),
         ],
         chart: Some(chart(
@@ -339,7 +339,7 @@ pub fn balance(args: &ClusterArgs) -> Table {
     let mut lines = names.map(|name| Line { name: name.into(), points: Vec::new() });
     let mut rows = Vec::new();
     for nodes in args.nodes.iter().copied() {
-        let groups = args.groups.max(64);
+        let groups = args.groups.max(32);
         let shard = (args.node_gib << 30) / (2 * u64::from(groups));
         let rate = args.repair_mib << 20;
         let report = failures::balance(&hardware, nodes, groups, shard, rate, args.seed);
