@@ -360,6 +360,7 @@ impl Node {
         }
         let record = self.meta.get(file.ino)?;
         let backing = self.open_backing(&record, Access::Read)?;
+        self.check_version(file.ino, &*backing)?;
         *opened = Some(backing.clone());
         Ok(backing)
     }
