@@ -81,9 +81,13 @@ hint() { # job, with the list on standard input
     if [ "$HINTED" = 0 ]; then cat >/dev/null; else "$FOREBAY" hint "$MNT" --job "$1" --from - >/dev/null; fi
 }
 
-# Page caches would hide the disk: each pass starts without. No sync: what others write elsewhere on
-# this machine must not count.
-pass_begins() { echo 3 >/proc/sys/vm/drop_caches 2>/dev/null || true; }
+# Page caches would hide the disk: each pass starts without. What was written to the disk gets there
+# first, or it would stay in memory, which is as large here as all the files together. Only the
+# disk: what others write elsewhere on this machine must not count.
+pass_begins() {
+    sync -f "$SLOW"
+    echo 3 >/proc/sys/vm/drop_caches 2>/dev/null || true
+}
 
 LOOP_FILES=14
 prepare_loop() { make_files loop $LOOP_FILES $((TIER_MIB * 90)) $((TIER_MIB * 60)) $((TIER_MIB * 110)); }

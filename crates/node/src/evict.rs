@@ -223,10 +223,12 @@ impl Node {
         fail_at!("node.evict.after_remove");
         let place = residence.place.take();
         residence.loaded = false;
-        drop(residence);
         self.metrics.evictions.inc();
         self.metrics.evicted_bytes.add(resident.charged);
+        fail::fail_point!("node.evict.before_forget");
+        // Before the next one comes to the file: it may bring an object of its own.
         self.forget_resident(ino, place.as_ref());
+        drop(residence);
         Ok(true)
     }
 

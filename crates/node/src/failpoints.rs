@@ -4,7 +4,9 @@
 /// All fail points of this crate. Each can be set to `return` (the step fails with EIO), `panic` or
 /// `sleep(ms)`, with the crate `fail`.
 const OWN: &[&str] = &[
+    "node.open.prepare",
     "node.open.attach",
+    "node.write.marked",
     "node.dirty.before_header",
     "node.dirty.after_header",
     "node.settle.before_record",
@@ -16,6 +18,7 @@ const OWN: &[&str] = &[
     "node.fetch.whole",
     "node.partial.mapped",
     "node.partial.made",
+    "node.fill.begin",
     "node.fill.written",
     "node.fill.finish",
     "node.fill.whole",
@@ -29,6 +32,7 @@ const OWN: &[&str] = &[
     "node.flush.in_place_copied",
     "node.flush.spill_published",
     "node.flush.spill_noted",
+    "node.spill.begin",
     "node.spill.made",
     "node.spill.noted",
     "node.spill.mapped",
@@ -37,9 +41,11 @@ const OWN: &[&str] = &[
     "node.spill.evacuated",
     "node.evict.before_remove",
     "node.evict.after_remove",
+    "node.evict.before_forget",
     "node.evict.tail",
     "node.move.copied",
     "node.move.before_remove",
+    "node.truncate.loaded",
     "node.truncate.before_object",
     "node.truncate.object_cut",
     "node.truncate.before_record",

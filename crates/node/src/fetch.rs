@@ -70,7 +70,7 @@ const TOUCHED: usize = 64;
 /// How far a sequential reader is run ahead of, at most.
 const AHEAD: u64 = 16 << 20;
 
-/// The count of writes of a file that no tier has: while the count stays, what is fetched is what the record says. The caller holds `fetching`.
+/// The count of writes of a file that no tier has. The caller holds `fetching`.
 fn absent(file: &File) -> Option<u64> {
     let seen = file.writes.load(Ordering::Acquire);
     file.residence.read().place.is_none().then_some(seen)
@@ -125,10 +125,22 @@ impl Node {
                 return other.map(|_| ());
             }
         };
+        self.install(file, record, place, seen)
+    }
+
+    /// Gives a file the object that was made for it, if the file is still as it was then: not
+    /// written, and its version in the backing store the one of the record.
+    fn install(&self, file: &FileRef, record: &Record, place: Place, seen: u64) -> Result<()> {
         let mut residence = file.residence.write();
+        let now = self.meta.get(file.ino);
+        let same = |now: &Record| {
+            (now.attr.size, now.backing.fingerprint, now.spilled)
+                == (record.attr.size, record.backing.fingerprint, record.spilled)
+        };
         let overtaken = residence.place.is_some()
             || !matches!(residence.base, Base::Backing(_))
-            || file.writes.load(Ordering::Acquire) != seen;
+            || file.writes.load(Ordering::Acquire) != seen
+            || !now.is_ok_and(|now| same(&now));
         if overtaken {
             return self.abandon(file.ino, &place, residence.place.is_none());
         }
@@ -247,33 +259,24 @@ impl Node {
         let Some(seen) = absent(file) else { return Ok(()) };
         let size = record.attr.size;
         match self.admit(file.ino, size, size.min(self.config.extent_bytes)) {
-            Some(tier) => self.begin_admitted(file, record, tier, seen),
+            Some(tier) => self.begin_admitted(file, tier, seen),
             None => Ok(()),
         }
     }
 
     /// As [`Node::begin_partial`], on a tier that has taken the file already.
-    pub(crate) fn begin_partial_on(
-        &self,
-        file: &FileRef,
-        record: &Arc<Record>,
-        tier: u8,
-    ) -> Result<()> {
+    pub(crate) fn begin_partial_on(&self, file: &FileRef, tier: u8) -> Result<()> {
         let _one = file.fetching.lock();
         match absent(file) {
-            Some(seen) => self.begin_admitted(file, record, tier, seen),
+            Some(seen) => self.begin_admitted(file, tier, seen),
             None => Ok(()),
         }
     }
 
     /// The caller holds the file's `fetching`.
-    fn begin_admitted(
-        &self,
-        file: &FileRef,
-        record: &Arc<Record>,
-        tier: u8,
-        seen: u64,
-    ) -> Result<()> {
+    fn begin_admitted(&self, file: &FileRef, tier: u8, seen: u64) -> Result<()> {
+        // As it is now: a publication may have made the caller's an old one.
+        let record = &self.meta.get(file.ino)?;
         let size = record.attr.size;
         let slot = &self.tiers[usize::from(tier)];
         let charge = BLOCK + Presence::sidecar_bytes_for(self.config.extent_bytes, size);
@@ -321,17 +324,7 @@ impl Node {
                 };
             }
         };
-        let mut residence = file.residence.write();
-        let overtaken = residence.place.is_some()
-            || !matches!(residence.base, Base::Backing(_))
-            || file.writes.load(Ordering::Acquire) != seen;
-        if overtaken {
-            return self.abandon(file.ino, &place, residence.place.is_none());
-        }
-        self.set_resident(file.ino, &place);
-        self.announce_resident(file.ino, &place);
-        residence.place = Some(place);
-        Ok(())
+        self.install(file, record, place, seen)
     }
 
     /// Asks the steward where an object may go; `None` to pass the tiers over.
@@ -358,8 +351,7 @@ impl Node {
         if let Some(backing) = &*opened {
             return Ok(backing.clone());
         }
-        let record = self.meta.get(file.ino)?;
-        let backing = self.open_backing(&record, Access::Read)?;
+        let backing = self.open_version(file.ino)?;
         self.check_version(file.ino, &*backing)?;
         *opened = Some(backing.clone());
         Ok(backing)
@@ -471,6 +463,7 @@ impl Node {
             };
             (place.tier, base)
         };
+        fail_at!("node.fill.begin");
         let room = &self.tiers[usize::from(tier)].room;
         for run in runs {
             let len = run.end - run.start;
@@ -489,7 +482,9 @@ impl Node {
             };
             // The write lock keeps out a writer of the same extent, whose bytes would be newer.
             let residence = file.residence.write();
-            let still = residence.place.as_ref().and_then(|place| {
+            // What was written past the tier meanwhile is absent as well, and in another base.
+            let same_base = residence.base.is_opened_as(&base);
+            let still = residence.place.as_ref().filter(|_| same_base).and_then(|place| {
                 let presence = place.presence.as_ref()?;
                 let mut missing = Vec::new();
                 presence.read().missing_runs(run.clone(), &mut missing);

@@ -12,10 +12,12 @@ use crate::config::{Durability, Writeback};
 use crate::context::Context;
 use crate::data::BLOCK;
 use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::metrics::Source;
 use crate::node::Node;
 use crate::place::{Base, Place, Residence};
+use crate::spill::write_all;
 
 /// Charges of growing files grow by this much at a time.
 const STEP: u64 = 1 << 20;
@@ -203,20 +205,20 @@ impl Node {
             return Ok(None);
         }
         self.mark_dirty(file, place)?;
-        if let Some(presence) = &place.presence {
-            presence.write().mark_dirty(offset..end)?;
-        }
-        file.count_write();
-        let mut done = 0;
-        while done < data.len() {
-            match place.object.write_at(&data[done..], offset + done as u64) {
-                Ok(0) => return Err(NodeError::Posix(Errno::IO)),
-                Ok(written) => done += written,
-                Err(error) if no_room(&error) => return Ok(None),
-                Err(error) => return Err(error.into()),
+        // Before the bytes, should the daemon die among them, and after them: a flush that copies
+        // at the same time may have missed them.
+        let mark = || -> Result<()> {
+            file.count_write();
+            match &place.presence {
+                Some(presence) => Ok(presence.write().mark_dirty(offset..end)?),
+                None => Ok(()),
             }
-        }
-        Ok(Some(done))
+        };
+        mark()?;
+        fail_at!("node.write.marked");
+        let written = write_all(&*place.object, data, offset);
+        mark()?;
+        written
     }
 
     /// Charges the growth of a write to the tier. In charged bytes it costs one load.

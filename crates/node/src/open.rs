@@ -74,13 +74,13 @@ impl Node {
         }
         let file = self.files.get(ino);
         // Counted before anything is decided, so that an eviction that comes now gives way.
-        let presence = Presence::new(&file);
+        let in_use = InUse::new(&file);
         // And before the record counts: who removes a file asks for openers with its lock held, and
         // either sees this one or has removed it when the record comes.
         record = match self.meta.get_settled(ino) {
             Ok(record) => record,
             Err(error) => {
-                drop(presence);
+                drop(in_use);
                 if !file.is_open() {
                     self.discard_data(ino);
                 }
@@ -91,7 +91,7 @@ impl Node {
             .match_version(context, &file, &record)
             .and_then(|()| self.open_known(context, &file, self.as_seen_here(&record), flags));
         self.keep_hold(hold, opened.is_ok() && flags & libc::O_ACCMODE != libc::O_RDONLY);
-        drop(presence);
+        drop(in_use);
         // Removed meanwhile, it was left to this open to let go of it.
         if opened.is_err() && self.meta.get(ino).is_ok_and(|record| record.orphan) {
             self.last_close(&file);
@@ -198,6 +198,7 @@ impl Node {
         record: &Arc<Record>,
         write: bool,
     ) -> Result<()> {
+        fail_at!("node.open.prepare");
         self.load(context, file)?;
         let size = record.attr.size;
         let (resident, nothing) = {
@@ -467,7 +468,7 @@ impl Node {
     }
 
     /// What is due when nobody has the file open any more.
-    fn last_close(&self, file: &FileRef) {
+    pub(crate) fn last_close(&self, file: &FileRef) {
         let record = self.meta.get(file.ino).ok();
         // Opened again since: the record that counts was read before, and whoever opened it comes
         // by here too.
@@ -514,7 +515,7 @@ impl Node {
     }
 }
 
-/// As [`Presence`], of a file that is being made.
+/// As [`InUse`], of a file that is being made.
 struct Announced(FileRef);
 
 impl Announced {
@@ -530,17 +531,17 @@ impl Drop for Announced {
     }
 }
 
-/// An open that is being made: counts as one, so that nobody evicts under it.
-struct Presence<'a>(&'a File);
+/// An open that is being made, or a change by name: counts as an open, so that nobody evicts under it.
+pub(crate) struct InUse<'a>(&'a File);
 
-impl<'a> Presence<'a> {
-    fn new(file: &'a File) -> Self {
+impl<'a> InUse<'a> {
+    pub(crate) fn new(file: &'a File) -> Self {
         file.opening.fetch_add(1, Ordering::AcqRel);
-        Presence(file)
+        InUse(file)
     }
 }
 
-impl Drop for Presence<'_> {
+impl Drop for InUse<'_> {
     fn drop(&mut self) {
         self.0.opening.fetch_sub(1, Ordering::AcqRel);
     }

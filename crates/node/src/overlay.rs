@@ -17,7 +17,6 @@
 
 use std::sync::Arc;
 
-use forebay_store::backing::Access;
 use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{BackingFile, Presence, Temporary, Timestamp};
 use parking_lot::{Mutex, RwLock};
@@ -115,8 +114,8 @@ impl Node {
         if let Some(opened) = &*below {
             return Ok(opened.clone());
         }
+        let opened = self.open_version(file.ino)?;
         let record = self.meta.get(file.ino)?;
-        let opened = self.open_backing(&record, Access::Read)?;
         let found = opened.stat()?.fingerprint();
         let known = record.backing.fingerprint.map(convert::store_fingerprint);
         if !known.is_some_and(|known| known.same_content(&found)) {

@@ -116,4 +116,11 @@ impl Base {
     pub fn backing() -> Self {
         Base::Backing(Mutex::new(None))
     }
+
+    /// Whether it is the backing file that was opened as `file`, and no version that was put in its
+    /// place since.
+    pub fn is_opened_as(&self, file: &Arc<dyn BackingFile>) -> bool {
+        let Base::Backing(opened) = self else { return false };
+        opened.lock().as_ref().is_some_and(|now| Arc::ptr_eq(now, file))
+    }
 }

@@ -76,7 +76,7 @@ impl Node {
                     Ok(())
                 };
             }
-            self.begin_partial_on(&file, &record, tier)?;
+            self.begin_partial_on(&file, tier)?;
         }
         let extent = self.config.extent_bytes;
         let mut buffer = vec![0; usize::try_from(extent).unwrap_or(1 << 20)];

@@ -83,6 +83,7 @@ impl Node {
         end: u64,
     ) -> Result<usize> {
         let record = self.meta.get(file.ino)?;
+        fail_at!("node.spill.begin");
         let tier = file.residence.read().place.as_ref().map_or(0, |place| place.tier);
         for attempt in 0..2 {
             let room_needed = data.len() as u64 + (1 << 20);
@@ -105,7 +106,7 @@ impl Node {
             }
         }
         let mut residence = file.residence.write();
-        self.write_around(file, &record, &mut residence, offset, data)
+        self.write_around(file, &mut residence, offset, data)
     }
 
     /// Fetches the absent extents that a write covers only in part. Says whether the write may go
@@ -165,7 +166,6 @@ impl Node {
     fn write_around(
         &self,
         file: &FileRef,
-        record: &Arc<Record>,
         residence: &mut Residence,
         offset: u64,
         data: &[u8],
@@ -179,10 +179,10 @@ impl Node {
             // First: a clean object may go at any time, and its bytes with it.
             self.mark_dirty(file, place)?;
         }
-        let spill = self.ensure_spill(file, record, residence)?;
+        let spill = self.ensure_spill(file, residence)?;
         let end = offset + data.len() as u64;
         if residence.place.is_some() {
-            match self.yield_range(file, record, residence, &spill, offset, end) {
+            match self.yield_range(file, residence, &spill, offset, end) {
                 Err(error) if is_no_room(&error) => self.evacuate(file, residence, &spill)?,
                 other => other?,
             }
@@ -241,14 +241,13 @@ impl Node {
     fn yield_range(
         &self,
         file: &FileRef,
-        record: &Record,
         residence: &mut Residence,
         spill: &Spill,
         offset: u64,
         end: u64,
     ) -> Result<()> {
         let Some(place) = &mut residence.place else { return Ok(()) };
-        self.make_partial(file, record, place)?;
+        self.make_partial(file, place)?;
         cut_base(place, spill)?;
         self.move_out(file, place, spill, offset, end)
     }
@@ -298,11 +297,10 @@ impl Node {
     }
 
     /// The spill file of a file, made and noted if there is none yet. A version that the backing
-    /// store has stays as it is and shows through.
+    /// store has stays as it is and shows through. The caller has the residence for itself.
     pub(crate) fn ensure_spill(
         &self,
         file: &File,
-        record: &Record,
         residence: &mut Residence,
     ) -> Result<Arc<Spill>> {
         let over = match &residence.base {
@@ -312,7 +310,9 @@ impl Node {
                 // Every byte is in the object.
                 Some(place) if place.presence.is_none() => None,
                 Some(Place { presence: Some(presence), .. }) => Some(presence.read().base_limit()),
-                _ => Some(record.attr.size),
+                // By the record as it is now: one that the caller has from before it had the
+                // residence may be older than the version, and a part of the file be cut with it.
+                _ => Some(self.meta.get(file.ino)?.attr.size),
             },
         };
         // What an earlier use may have left there is not this file's.
@@ -396,7 +396,7 @@ impl Node {
     }
 
     /// Gives a whole object of a spilled file a presence map, all dirty.
-    fn make_partial(&self, file: &File, record: &Record, place: &mut Place) -> Result<()> {
+    fn make_partial(&self, file: &File, place: &mut Place) -> Result<()> {
         if place.presence.is_some() {
             return Ok(());
         }
@@ -413,10 +413,9 @@ impl Node {
             presence.mark_dirty(0..size)?;
         }
         fail_at!("node.spill.mapped");
-        let pending = place.object.header()?.pending;
-        let mut header = self.header_for(record, false, true);
-        header.spilled = true;
-        header.pending = pending;
+        let mut header = place.object.header()?;
+        (header.whole, header.spilled) = (false, true);
+        (header.dirty, header.writing) = (true, true);
         place.object.set_header(&header)?;
         place.dirty.store(true, Ordering::Release);
         place.presence = Some(RwLock::new(presence));

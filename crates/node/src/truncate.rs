@@ -13,6 +13,7 @@ use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::files::FileRef;
 use crate::node::Node;
+use crate::open::InUse;
 use crate::place::{Base, Residence};
 
 impl Node {
@@ -27,24 +28,47 @@ impl Node {
             return Err(NodeError::Posix(Errno::FBIG));
         }
         let file = self.files.get(record.ino);
-        self.load(context, &file)?;
+        // It counts as open meanwhile: an eviction would leave it without bytes between two looks.
+        let in_use = InUse::new(&file);
+        let done = self.truncate_in_use(context, &file, record, size);
+        drop(in_use);
+        if !file.is_open() {
+            if !self.meta.get(file.ino).is_ok_and(|record| !record.orphan) {
+                // Whoever removed it has left it to its users to let go of it.
+                self.last_close(&file);
+            } else if done.is_ok() {
+                self.settle(&file)?;
+            }
+        }
+        done
+    }
+
+    fn truncate_in_use(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        record: &Arc<Record>,
+        size: u64,
+    ) -> Result<()> {
+        self.load(context, file)?;
+        fail_at!("node.truncate.loaded");
         if !context.may_wait {
             let residence = file.residence.try_write().ok_or(NodeError::MustWait)?;
             if matches!(residence.base, Base::Spill(_)) {
                 return Err(NodeError::MustWait);
             }
         }
-        self.drop_privileges(context, &file)?;
+        self.drop_privileges(context, file)?;
         let needs_base = {
             let residence = file.residence.read();
             residence.place.is_none() && size > 0 && !matches!(residence.base, Base::Zeros)
         };
         if needs_base {
             context.wait()?;
-            self.begin_partial(&file, record)?;
+            self.begin_partial(file, record)?;
         } else if size > 0
             && file.residence.read().place.is_none()
-            && !self.ensure_place(&file, record)?
+            && !self.ensure_place(file, record)?
         {
             context.wait()?;
         }
@@ -53,9 +77,9 @@ impl Node {
             file.count_write();
             fail_at!("node.truncate.before_object");
             if size == 0 {
-                self.empty(&file, &mut residence)?;
+                self.empty(file, &mut residence)?;
             } else {
-                self.resize(&file, &mut residence, size, record)?;
+                self.resize(file, &mut residence, size)?;
             }
         }
         let now = convert::now();
@@ -69,9 +93,6 @@ impl Node {
             record.dirty = true;
             Queue::Yes
         })?;
-        if !file.is_open() {
-            self.settle(&file)?;
-        }
         Ok(())
     }
 
@@ -103,16 +124,10 @@ impl Node {
         Ok(())
     }
 
-    fn resize(
-        &self,
-        file: &FileRef,
-        residence: &mut Residence,
-        size: u64,
-        record: &Record,
-    ) -> Result<()> {
+    fn resize(&self, file: &FileRef, residence: &mut Residence, size: u64) -> Result<()> {
         let Some(place) = &mut residence.place else {
             // No tier has room for it.
-            return self.ensure_spill(file, record, residence)?.set_len(size);
+            return self.ensure_spill(file, residence)?.set_len(size);
         };
         self.mark_dirty(file, place)?;
         let map = place.presence.as_ref().map_or(0, |presence| {
@@ -121,7 +136,7 @@ impl Node {
                 - presence.sidecar_bytes()
         });
         if !self.take_room(place.tier, map) {
-            let spill = self.ensure_spill(file, record, residence)?;
+            let spill = self.ensure_spill(file, residence)?;
             self.evacuate(file, residence, &spill)?;
             return spill.set_len(size);
         }

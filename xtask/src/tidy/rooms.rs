@@ -15,7 +15,7 @@ struct Room {
 const CORE: &str = "forebay-core";
 const STORE: &str = "forebay-store";
 const META: &str = "forebay-meta";
-const NET: &str = "forebay-net";
+const PEER: &str = "forebay-peer";
 const NODE: &str = "forebay-node";
 const FUSE: &str = "forebay-fuse";
 const MPIIO: &str = "forebay-mpiio";
@@ -28,17 +28,17 @@ const SIM: &str = "forebay-sim";
 /// Tools: they may use what they like, and nothing may use them.
 const TOOLS: &[&str] = &["forebay-bench", "forebay-tests", "xtask"];
 
-const PRODUCT: &[&str] = &[CORE, STORE, META, NET, NODE, FUSE, MPIIO, STREAMS, PYTHON, WIRE];
+const PRODUCT: &[&str] = &[CORE, STORE, META, PEER, NODE, FUSE, MPIIO, STREAMS, PYTHON, WIRE];
 
-/// core <- {store, meta, net} <- node <- {fuse, mpiio, streams, python} <- forebay. The middle three
+/// core <- {store, meta, peer} <- node <- {fuse, mpiio, streams, python} <- forebay. The middle three
 /// never name each other, and fusewire knows nothing of Forebay.
 const ROOMS: &[Room] = &[
     Room { name: CORE, may_use: &[] },
     Room { name: WIRE, may_use: &[] },
     Room { name: STORE, may_use: &[CORE] },
     Room { name: META, may_use: &[CORE] },
-    Room { name: NET, may_use: &[CORE] },
-    Room { name: NODE, may_use: &[CORE, STORE, META, NET] },
+    Room { name: PEER, may_use: &[CORE] },
+    Room { name: NODE, may_use: &[CORE, STORE, META, PEER] },
     Room { name: FUSE, may_use: &[CORE, NODE, WIRE] },
     Room { name: MPIIO, may_use: &[CORE, NODE] },
     Room { name: STREAMS, may_use: &[CORE, NODE] },

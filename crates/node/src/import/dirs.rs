@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_meta::{Fingerprint, Ino, Link, Record};
 use forebay_store::backing::{Access, PRIVATE};
@@ -25,6 +26,10 @@ pub(crate) const LIMBO: Ino = Ino(2);
 pub(super) const MOST_PARENTS: usize = 2000;
 
 const MOST_HANDLES: usize = 1024;
+
+/// A worker renames in far less than so many looks at these intervals.
+const MOST_LOOKS: u32 = 20;
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Open handles of directories, the least recently used dropped first.
 #[derive(Default)]
@@ -232,6 +237,30 @@ impl Node {
                 Ok(self.backing.open_file(&dir, OsStr::from_bytes(&name), access)?)
             }
             opened => opened,
+        }
+    }
+
+    /// Opens the version of a file that the backing store has, for reading. A worker of the backlog
+    /// may put another file in its place between the look for it and the open: then it looks again.
+    /// What others put there is taken as it is.
+    ///
+    /// # Errors
+    /// What the backing store says.
+    pub(crate) fn open_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>> {
+        let mut tries = 0;
+        loop {
+            let record = self.meta.get(ino)?;
+            let opened = self.open_backing(&record, Access::Read)?;
+            let known = record.backing.fingerprint.filter(|print| print.ino != 0);
+            let same = match known {
+                Some(print) => opened.stat()?.ino == print.ino,
+                None => true,
+            };
+            if same || tries >= MOST_LOOKS {
+                return Ok(opened);
+            }
+            tries += 1;
+            std::thread::sleep(LOOK_AGAIN);
         }
     }
 

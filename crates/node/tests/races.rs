@@ -1,0 +1,243 @@
+//! Two at one file, one of them held at a fail point while the other does all of its work: what was
+//! acknowledged counts, whoever comes last.
+#![cfg(feature = "failpoints")]
+
+mod rig;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use forebay_node::SetAttr;
+use parking_lot::Mutex;
+use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
+
+/// One test at a time: fail points are the process's.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// Longer than anything here takes.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The first to come to a fail point, held there.
+struct Held {
+    point: &'static str,
+    arrived: Receiver<()>,
+    go: SyncSender<()>,
+}
+
+impl Held {
+    fn at(point: &'static str) -> Self {
+        let (come, arrived) = sync_channel(1);
+        let (go, gone) = sync_channel(1);
+        let (first, gone) = (AtomicBool::new(true), Mutex::new(gone));
+        fail::cfg_callback(point, move || {
+            if first.swap(false, Ordering::AcqRel) {
+                come.send(()).unwrap();
+                let _ = gone.lock().recv_timeout(LIMIT);
+            }
+        })
+        .unwrap();
+        Held { point, arrived, go }
+    }
+
+    fn wait(&self) {
+        self.arrived
+            .recv_timeout(LIMIT)
+            .unwrap_or_else(|_| panic!("nobody came by {}", self.point));
+    }
+
+    fn release(&self) {
+        self.go.send(()).unwrap();
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        fail::remove(self.point);
+    }
+}
+
+/// A rig with `content` in a file of the backing store and one tier of 1 MiB with `free` bytes that
+/// stay free: the rest is held by a file that is being written. Its handle.
+fn with_room(free: u64, content: &[u8]) -> (Rig, u64) {
+    let rig = Rig::small(MIB);
+    std::fs::write(rig.backing().join("file"), content).unwrap();
+    let fh = rig.create("filler");
+    // A block of the object is its header's.
+    rig.write(fh, 0, &noise(1, MIB - free - 4 * KIB));
+    (rig, fh)
+}
+
+#[test]
+fn extent_that_is_filled_when_it_is_written_past_the_tier_then_shows_what_was_written() {
+    let _one = ONE.lock();
+    let mut content = noise(9, 600_000);
+    let (rig, filler) = with_room(112 * KIB, &content);
+    let fh = rig.open("file", libc::O_RDWR);
+    let held = Held::at("node.fill.begin");
+    let mut buffer = vec![0; 50_000];
+    for at in [0, 50_000] {
+        assert_eq!(rig.node().read(&CONTEXT, fh, at, &mut buffer).unwrap(), buffer.len());
+    }
+    // The reader is run ahead of, with the version that the backing store has.
+    held.wait();
+    let new = noise(10, 128 * KIB);
+    rig.write(fh, 0, &new);
+    content[..new.len()].copy_from_slice(&new);
+    held.release();
+    std::thread::sleep(Duration::from_millis(300));
+    same(&rig.read_all(fh), &content, "while it is open");
+    for fh in [fh, filler] {
+        rig.node().release(fh);
+    }
+    rig.drain();
+    same(&rig.get("file"), &content, "after the write-back");
+    same(&rig.plain("file"), &content, "in the backing store");
+}
+
+/// A file of 300,000 bytes in the backing store, none of them on the tier, which was written past
+/// its end. Its handle, its contents, and that of what holds the tier.
+fn grown_past_the_tier() -> (Rig, u64, Vec<u8>, u64) {
+    let mut content = noise(9, 300_000);
+    let (rig, filler) = with_room(4 * KIB, &content);
+    let fh = rig.open("file", libc::O_RDWR);
+    let more = noise(10, 100_000);
+    rig.write(fh, 300_000, &more);
+    content.extend(&more);
+    (rig, fh, content, filler)
+}
+
+#[test]
+fn write_past_the_tier_when_the_file_is_published_meanwhile_then_nothing_is_cut() {
+    let _one = ONE.lock();
+    let (rig, fh, mut content, filler) = grown_past_the_tier();
+    let held = Held::at("node.spill.begin");
+    let new = noise(11, 1000);
+    std::thread::scope(|scope| {
+        scope.spawn(|| rig.write(fh, 0, &new));
+        held.wait();
+        rig.node().reconcile(rig.ino("file")).unwrap();
+        held.release();
+    });
+    content[..new.len()].copy_from_slice(&new);
+    same(&rig.read_all(fh), &content, "while it is open");
+    for fh in [fh, filler] {
+        rig.node().release(fh);
+    }
+    rig.drain();
+    same(&rig.plain("file"), &content, "in the backing store");
+}
+
+#[test]
+fn open_when_the_file_is_published_meanwhile_then_all_of_it_is_seen() {
+    let _one = ONE.lock();
+    let (rig, fh, content, filler) = grown_past_the_tier();
+    let shorter = SetAttr { size: Some(MIB / 2), ..SetAttr::default() };
+    rig.node().setattr(&CONTEXT, rig.ino("filler"), &shorter).unwrap();
+    let held = Held::at("node.open.prepare");
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| rig.open("file", libc::O_RDONLY));
+        held.wait();
+        rig.node().reconcile(rig.ino("file")).unwrap();
+        held.release();
+        let reader = reader.join().unwrap();
+        same(&rig.read_all(reader), &content, "as it was opened");
+        rig.node().release(reader);
+    });
+    for fh in [fh, filler] {
+        rig.node().release(fh);
+    }
+    rig.drain();
+    same(&rig.get("file"), &content, "after the write-back");
+}
+
+#[test]
+fn file_written_while_its_eviction_ends_then_is_known_to_be_on_the_tier() {
+    let _one = ONE.lock();
+    let rig = Rig::small(MIB);
+    let old = noise(9, 20_000);
+    std::fs::write(rig.backing().join("file"), &old).unwrap();
+    same(&rig.get("file"), &old, "at first");
+    let ino = rig.ino("file");
+    let held = Held::at("node.evict.before_forget");
+    let new = noise(10, 20_000);
+    std::thread::scope(|scope| {
+        let evicted = scope.spawn(|| rig.node().evict_file(ino));
+        held.wait();
+        let (done, written) = sync_channel(1);
+        let (rig, new) = (&rig, &new);
+        scope.spawn(move || {
+            let fh = rig.open("file", libc::O_RDWR);
+            rig.write(fh, 0, new);
+            rig.node().release(fh);
+            done.send(()).unwrap();
+        });
+        // It may have to wait for the end of the eviction.
+        let _ = written.recv_timeout(Duration::from_millis(500));
+        held.release();
+        assert!(evicted.join().unwrap().unwrap());
+        let _ = written.recv_timeout(LIMIT);
+    });
+    same(&rig.get("file"), &new, "after the write");
+    rig.drain();
+    same(&rig.plain("file"), &new, "in the backing store");
+}
+
+#[test]
+fn truncation_of_a_file_that_is_to_be_evicted_then_cuts_its_bytes_and_no_zeros() {
+    let _one = ONE.lock();
+    let rig = Rig::small(MIB);
+    let content = noise(9, 100_000);
+    let fh = rig.create("file");
+    rig.write(fh, 0, &content);
+    let ino = rig.ino("file");
+    let held = Held::at("node.truncate.loaded");
+    std::thread::scope(|scope| {
+        let cut = scope.spawn(|| {
+            let set = SetAttr { size: Some(50_000), ..SetAttr::default() };
+            rig.node().setattr(&CONTEXT, ino, &set)
+        });
+        held.wait();
+        rig.node().release(fh);
+        rig.drain();
+        // Whether it goes or not.
+        rig.node().evict_file(ino).unwrap();
+        held.release();
+        cut.join().unwrap().unwrap();
+    });
+    same(&rig.get("file"), &content[..50_000], "after the cut");
+    rig.drain();
+    same(&rig.plain("file"), &content[..50_000], "in the backing store");
+}
+
+#[test]
+fn write_that_is_under_way_during_a_flush_in_place_then_reaches_the_backing_store() {
+    let _one = ONE.lock();
+    let rig = Rig::small(MIB);
+    let mut content = noise(9, 300_000);
+    std::fs::write(rig.backing().join("file"), &content).unwrap();
+    std::fs::hard_link(rig.backing().join("file"), rig.backing().join("link")).unwrap();
+    rig.ino("link");
+    let fh = rig.open("file", libc::O_RDWR);
+    // An extent of its own on the tier.
+    rig.write(fh, 0, &noise(10, 64 * KIB));
+    let new = noise(11, 64 * KIB);
+    content[..new.len()].copy_from_slice(&new);
+    let rig = &rig;
+    let (writer, flush) = (Held::at("node.write.marked"), Held::at("node.flush.in_place_copied"));
+    std::thread::scope(|scope| {
+        scope.spawn(|| rig.write(fh, 0, &new));
+        writer.wait();
+        let soon = Instant::now() + Duration::from_millis(200);
+        // As a whole it stays dirty, for it is open.
+        scope.spawn(move || rig.node().drain(soon, &mut |_| true).unwrap());
+        flush.wait();
+        writer.release();
+        flush.release();
+    });
+    rig.node().release(fh);
+    rig.drain();
+    assert!(rig.node().evict_file(rig.ino("file")).unwrap());
+    same(&rig.plain("file"), &content, "in the backing store");
+    same(&rig.get("link"), &content, "after the eviction");
+}

@@ -1,0 +1,203 @@
+//! What members of a cluster share, and what follows from it.
+//!
+//! From the secret, HKDF (RFC 5869) makes the key of a certificate authority, the same on every
+//! node; each node signs itself a certificate for a key that it makes at its start and never writes
+//! down. A node is believed if its certificate was signed by that authority. So whoever has the
+//! secret is a member, and nobody else; members are not protected from each other.
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, PKCS_ED25519,
+};
+use ring::hkdf::{HKDF_SHA256, KeyType, Salt};
+use ring::rand::{SecureRandom, SystemRandom};
+use rustls::client::WebPkiServerVerifier;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::version::TLS13;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+
+/// The name in every node's certificate. It tells a stranger nothing.
+pub(crate) const NAME: &str = "node";
+
+/// What the members of a cluster share.
+#[derive(Clone)]
+pub struct ClusterSecret(Vec<u8>);
+
+impl fmt::Debug for ClusterSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClusterSecret")
+    }
+}
+
+impl ClusterSecret {
+    /// A secret from random bytes that are kept elsewhere. They must come from a source of
+    /// randomness, not from a person: a stranger who sees a handshake can try guesses at leisure.
+    ///
+    /// # Errors
+    /// [`Error::Settings`] if there are fewer than 16 bytes.
+    pub fn new(bytes: &[u8]) -> Result<ClusterSecret> {
+        match bytes.len() {
+            16.. => Ok(ClusterSecret(bytes.to_vec())),
+            few => Err(Error::Settings(format!(
+                "a cluster's secret of {few} bytes is too short; use 32 random bytes"
+            ))),
+        }
+    }
+
+    /// A new secret of 32 random bytes, to be kept where only members can read it.
+    ///
+    /// # Errors
+    /// [`Error::Settings`] if the system has no randomness to give.
+    pub fn generate() -> Result<ClusterSecret> {
+        let mut bytes = vec![0; 32];
+        let filled = SystemRandom::new().fill(&mut bytes);
+        filled.map_err(|_| Error::Settings("the system gives no random bytes".into()))?;
+        Ok(ClusterSecret(bytes))
+    }
+
+    /// The secret's bytes, to be written down.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// What a node needs to talk by TLS: a certificate of its own, and how it judges others.
+    ///
+    /// # Errors
+    /// [`Error::Settings`] if the libraries refuse, which no secret makes them do.
+    pub fn identity(&self) -> Result<TlsIdentity> {
+        self.try_identity()
+            .map_err(|why| Error::Settings(format!("making a certificate from the secret: {why}")))
+    }
+
+    fn try_identity(&self) -> Result<TlsIdentity, Box<dyn std::error::Error>> {
+        let authority_key = self.authority_key()?;
+        let mut params = params();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let authority = params.self_signed(&authority_key)?;
+        let issuer = Issuer::new(params, authority_key);
+
+        let key = KeyPair::generate_for(&PKCS_ED25519)?;
+        let mut params = params_for(NAME)?;
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let own = params.signed_by(&key, &issuer)?;
+        configs(authority.der(), own.der(), key.serialized_der())
+    }
+
+    /// The authority's key, as PKCS#8 (RFC 8410, section 7) around the 32 bytes that HKDF gives.
+    fn authority_key(&self) -> Result<KeyPair, Box<dyn std::error::Error>> {
+        const BEFORE_SEED: [u8; 16] =
+            [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
+        let mut pkcs8 = BEFORE_SEED.to_vec();
+        pkcs8.extend_from_slice(&self.derive("forebay authority ed25519 1"));
+        let pkcs8 = PrivatePkcs8KeyDer::from(pkcs8);
+        Ok(KeyPair::from_pkcs8_der_and_sign_algo(&pkcs8, &PKCS_ED25519)?)
+    }
+
+    /// 32 bytes for one purpose.
+    fn derive(&self, purpose: &str) -> [u8; 32] {
+        struct Len;
+        impl KeyType for Len {
+            fn len(&self) -> usize {
+                32
+            }
+        }
+        let mut key = [0; 32];
+        let purpose = [purpose.as_bytes()];
+        let prk = Salt::new(HKDF_SHA256, b"forebay cluster secret").extract(&self.0);
+        let filled = prk.expand(&purpose, Len).and_then(|okm| okm.fill(&mut key));
+        filled.expect("32 bytes are within what HKDF may give");
+        key
+    }
+}
+
+/// Parameters without anything that would tell a stranger something.
+fn params() -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params
+}
+
+fn params_for(name: &str) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(vec![name.to_owned()])?;
+    params.distinguished_name = DistinguishedName::new();
+    Ok(params)
+}
+
+fn configs(
+    authority: &CertificateDer<'static>,
+    own: &CertificateDer<'static>,
+    key: &[u8],
+) -> Result<TlsIdentity, Box<dyn std::error::Error>> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.clone())?;
+    let roots = Arc::new(roots);
+    let key = || PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.to_vec()));
+
+    let judge =
+        WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build()?;
+    let mut server = ServerConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&TLS13])?
+        .with_client_cert_verifier(judge)
+        .with_single_cert(vec![own.clone()], key())?;
+    // Connections live long; every one shows its certificate.
+    server.send_tls13_tickets = 0;
+
+    let judge = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build()?;
+    let mut client = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])?
+        .with_webpki_verifier(judge)
+        .with_client_auth_cert(vec![own.clone()], key())?;
+    client.enable_sni = false;
+    client.resumption = rustls::client::Resumption::disabled();
+    Ok(TlsIdentity { server: Arc::new(server), client: Arc::new(client) })
+}
+
+/// A node's certificate and how it judges those of others, for both directions.
+#[derive(Clone, Debug)]
+pub struct TlsIdentity {
+    pub(crate) server: Arc<ServerConfig>,
+    pub(crate) client: Arc<ClientConfig>,
+}
+
+/// How bytes are protected on a network.
+#[derive(Clone, Debug)]
+pub enum Security {
+    /// Mutual TLS 1.3.
+    Tls(TlsIdentity),
+    /// Not at all: whoever reaches the address is believed. Only where the network is closed, and
+    /// only when somebody asked for it.
+    Off,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secret_when_short_then_refused() {
+        assert!(ClusterSecret::new(&[7; 15]).is_err());
+        assert!(ClusterSecret::new(&[7; 16]).is_ok());
+    }
+
+    #[test]
+    fn authority_when_derived_twice_then_the_same_key_and_another_secret_gives_another() {
+        let key = |byte| ClusterSecret::new(&[byte; 32]).unwrap().authority_key().unwrap();
+        assert_eq!(key(1).serialized_der(), key(1).serialized_der());
+        assert_ne!(key(1).serialized_der(), key(2).serialized_der());
+    }
+
+    #[test]
+    fn secret_when_shown_for_debugging_then_stays_secret() {
+        let secret = ClusterSecret::generate().unwrap();
+        assert_eq!(format!("{secret:?}"), "ClusterSecret");
+        assert_eq!(secret.bytes().len(), 32);
+    }
+}
