@@ -80,7 +80,7 @@ impl ClusterConfig {
             host: host.trim().to_string(),
             replicas: 0,
             memory_only: false,
-            lease: Duration::from_secs(8),
+            lease: Duration::from_secs(12),
             patience: Duration::from_secs(20),
         }
     }

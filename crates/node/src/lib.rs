@@ -52,7 +52,6 @@ mod trace;
 mod truncate;
 
 pub use check::{CheckRequest, Checked, check};
-pub use cluster::Peer;
 pub use config::{
     ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, TierConfig, Writeback,
 };

@@ -20,7 +20,10 @@ const LOOK_BLIND: Duration = Duration::from_millis(50);
 pub(super) struct Seen {
     epoch: u64,
     beat: u64,
+    /// When it was first seen so.
     since: Instant,
+    /// When it was last seen so: what this node has not looked at says nothing.
+    until: Instant,
 }
 
 impl Cluster {
@@ -38,7 +41,7 @@ impl Cluster {
     }
 
     pub(super) fn silence_of(&self, node: u16) -> Duration {
-        self.seen.lock().get(&node).map_or(Duration::ZERO, |seen| seen.since.elapsed())
+        self.seen.lock().get(&node).map_or(Duration::ZERO, |seen| seen.until - seen.since)
     }
 
     /// Whether this node knows that others may take it for dead.
@@ -46,13 +49,16 @@ impl Cluster {
         self.is_fenced() || self.beaten.lock().elapsed() > self.config.lease / 2
     }
 
-    fn saw(&self, members: &[Member]) {
+    /// `asked`: before the members were read. What they said then they may have said for longer, but
+    /// what is seen of them for the first time is new from the answer on.
+    fn saw(&self, asked: Instant, members: &[Member]) {
         let mut seen = self.seen.lock();
         let now = Instant::now();
         for Member { node, epoch, beat, .. } in members {
             let last = seen.get(node).filter(|last| (last.epoch, last.beat) == (*epoch, *beat));
             let since = last.map_or(now, |last| last.since);
-            seen.insert(*node, Seen { epoch: *epoch, beat: *beat, since });
+            let until = asked.max(since);
+            seen.insert(*node, Seen { epoch: *epoch, beat: *beat, since, until });
         }
     }
 }
@@ -107,8 +113,9 @@ impl Node {
             }
             Err(error) => tracing::warn!(%error, "the metadata cluster did not hear this node"),
         }
+        let asked = Instant::now();
         match self.meta.members() {
-            Ok(members) => cluster.saw(&members),
+            Ok(members) => cluster.saw(asked, &members),
             Err(error) => tracing::debug!(%error, "the other nodes are not known"),
         }
     }

@@ -83,25 +83,6 @@ impl Cluster {
     }
 }
 
-/// A node of the cluster, for people.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
-    /// Its number.
-    pub node: u16,
-    /// What tells it from others.
-    pub id: String,
-    /// Counts its starts.
-    pub epoch: u64,
-    /// Where it runs.
-    pub address: String,
-    /// Whether it is this one.
-    pub is_this: bool,
-    /// Whether it has ended in good order.
-    pub left: bool,
-    /// How long this node has heard nothing of it.
-    pub silent: Duration,
-}
-
 impl Node {
     /// Whether this node is one of a cluster.
     pub fn is_clustered(&self) -> bool {
@@ -130,27 +111,6 @@ impl Node {
         if let Err(error) = self.meta.leave() {
             tracing::warn!(%error, "other nodes will take this one for dead");
         }
-    }
-
-    /// The nodes of the cluster; none without one.
-    ///
-    /// # Errors
-    /// What the metadata engine says.
-    pub fn peers(&self) -> Result<Vec<Peer>> {
-        let Some(cluster) = &self.cluster else { return Ok(Vec::new()) };
-        let members = self.meta.members()?;
-        Ok(members
-            .into_iter()
-            .map(|member| Peer {
-                is_this: member.node == cluster.me.node,
-                silent: cluster.silence_of(member.node),
-                node: member.node,
-                id: member.id,
-                epoch: member.epoch,
-                address: member.address,
-                left: member.left,
-            })
-            .collect())
     }
 }
 
