@@ -25,6 +25,8 @@ fn append(path: &Path, text: &[u8]) {
     file.write_all(text).unwrap();
 }
 
+const SEED: u64 = 0x5eed_0001;
+
 /// A number for each call: xorshift (Marsaglia, 2003).
 struct Random(u64);
 
@@ -206,6 +208,20 @@ fn directory_when_filled_by_two_nodes_at_once_then_both_and_the_backing_store_ha
     }
 }
 
+/// Whether a node shows a file, and all names, as the model has them.
+fn check_seen(ring: &Ring, node: usize, name: &str, model: &BTreeMap<String, Vec<u8>>, said: &str) {
+    let path = ring.at(node, name);
+    if let Some(contents) = model.get(name) {
+        let found = fs::read(path).unwrap_or_else(|e| panic!("{said}; {name} on {node}: {e}"));
+        assert_eq!(found.len(), contents.len(), "{said}; {name} on {node}");
+        let differs = (0..found.len()).find(|at| found[*at] != contents[*at]);
+        assert_eq!(differs, None, "{said}; {name} on {node}");
+    } else {
+        assert!(fs::metadata(path).is_err(), "{said}; {name} is there");
+    }
+    assert_eq!(names(&ring.at(node, "")), model.keys().cloned().collect::<Vec<_>>(), "{said}");
+}
+
 /// Every operation is over before the next begins, wherever that is: then all mounts are one file
 /// system.
 #[test]
@@ -215,8 +231,7 @@ fn random_operations_on_three_nodes_then_each_sees_what_any_has_closed() {
     }
     let ring = Ring::new(3);
     ring.mount_all(&["--writeback", "1s"]);
-    let seed = 0x5eed_0001;
-    let mut random = Random(seed);
+    let mut random = Random(SEED);
     let mut model: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let mut readers: Vec<File> = Vec::new();
     let began = Instant::now();
@@ -226,7 +241,7 @@ fn random_operations_on_three_nodes_then_each_sees_what_any_has_closed() {
         let node = random.below(3) as usize;
         let name = format!("f{}", random.below(6));
         let path = ring.at(node, &name);
-        let said = format!("step {steps} (seed {seed:#x}): node {node}, {name}");
+        let said = format!("step {steps} (seed {SEED:#x}): node {node}, {name}");
         let size = [10, 3_000, 600_000, 1_200_000][random.below(4) as usize];
         match random.below(10) {
             0 | 1 => {
@@ -272,20 +287,7 @@ fn random_operations_on_three_nodes_then_each_sees_what_any_has_closed() {
         }
         let other = random.below(3) as usize;
         let name = format!("f{}", random.below(6));
-        match model.get(&name) {
-            None => {
-                assert!(fs::metadata(ring.at(other, &name)).is_err(), "{said}; {name} is there")
-            }
-            Some(contents) => {
-                let found = fs::read(ring.at(other, &name))
-                    .unwrap_or_else(|e| panic!("{said}; read of {name} on {other}: {e}"));
-                assert_eq!(found.len(), contents.len(), "{said}; {name} on {other}");
-                let differs = (0..found.len()).find(|at| found[*at] != contents[*at]);
-                assert_eq!(differs, None, "{said}; {name} on {other}");
-            }
-        }
-        let all: Vec<String> = model.keys().cloned().collect();
-        assert_eq!(names(&ring.at(other, "")), all, "{said}");
+        check_seen(&ring, other, &name, &model, &said);
     }
     assert!(steps > 60, "only {steps} steps in time");
     drop(readers);

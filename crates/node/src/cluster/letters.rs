@@ -107,7 +107,7 @@ impl Node {
                 node.answer_letter(cluster, &letter);
                 cluster.letters.answering.lock().remove(&key);
             };
-            if cluster.helpers.run(Urgency::Demand, job).is_err() {
+            if cluster.workers.run(Urgency::Demand, job).is_err() {
                 cluster.letters.answering.lock().remove(&key);
                 all = false;
             }

@@ -31,7 +31,7 @@ use crate::pool::Pool;
 pub(crate) use holds::Hold;
 
 /// Threads that do what other nodes ask for: never those that wait for other nodes.
-const HELPERS: usize = 8;
+const WORKERS: usize = 8;
 /// Requests of other nodes that may wait for such a thread.
 const MOST_LETTERS: usize = 1024;
 /// Where a tier notes whose files it holds.
@@ -51,7 +51,7 @@ pub(crate) struct Cluster {
     beaten: Mutex<Instant>,
     /// Another incarnation of this node has taken its place.
     fenced: AtomicBool,
-    helpers: Pool,
+    workers: Pool,
 }
 
 impl Cluster {
@@ -64,7 +64,7 @@ impl Cluster {
             seen: Mutex::default(),
             beaten: Mutex::new(Instant::now()),
             fenced: AtomicBool::new(false),
-            helpers: Pool::new(HELPERS, MOST_LETTERS),
+            workers: Pool::new(WORKERS, MOST_LETTERS),
         }
     }
 
@@ -79,7 +79,7 @@ impl Cluster {
 
     /// Ends the threads that work for others.
     pub(crate) fn close(&self, limit: Duration) -> bool {
-        self.helpers.close(limit)
+        self.workers.close(limit)
     }
 }
 
