@@ -24,17 +24,21 @@ pub struct Manner {
     attr_valid: Duration,
     /// How long names may be cached, also of what is not there.
     entry_valid: Duration,
-    /// Written files go to the backing store before `close` returns.
+    /// Something is done with written files before `close` returns.
     through: bool,
 }
 
 impl Manner {
     pub fn new(config: &NodeConfig) -> Self {
         let (attr_valid, entry_valid) = match config.coherence {
+            // What other nodes change is seen because the kernel asks each time.
+            _ if config.cluster.is_some() => (Duration::ZERO, Duration::ZERO),
             Coherence::Exclusive => (EXCLUSIVE, EXCLUSIVE),
             Coherence::Open => (config.attr_timeout, config.entry_timeout),
         };
-        Manner { attr_valid, entry_valid, through: config.writeback == Writeback::Through }
+        // Other nodes are shown at a close what was written.
+        let through = config.writeback == Writeback::Through || config.cluster.is_some();
+        Manner { attr_valid, entry_valid, through }
     }
 
     /// How long attributes may be cached.

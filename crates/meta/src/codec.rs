@@ -6,9 +6,10 @@
 use prost::Message;
 
 use crate::error::{Error, Result};
-use crate::store::Counts;
+use crate::store::{Counts, Member};
 use crate::types::{
-    Attr, Backing, FileKind, Fingerprint, Ino, Link, Links, Record, Seq, Timestamp, XattrState,
+    Attr, Backing, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record, Seq, Timestamp,
+    XattrState,
 };
 
 /// The version of all values.
@@ -88,6 +89,34 @@ struct PbRecord {
     hard_link: Option<u64>,
     #[prost(message, optional, tag = "21")]
     pending: Option<PbFingerprint>,
+    /// Node and epoch; records of before there were clusters have none.
+    #[prost(message, optional, tag = "22")]
+    owner: Option<PbIncarnation>,
+    #[prost(uint32, tag = "23")]
+    orphan_of: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct PbIncarnation {
+    #[prost(uint32, tag = "1")]
+    node: u32,
+    #[prost(uint64, tag = "2")]
+    epoch: u64,
+}
+
+/// A node of a cluster.
+#[derive(Clone, PartialEq, Message)]
+struct PbMember {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(uint64, tag = "2")]
+    epoch: u64,
+    #[prost(uint64, tag = "3")]
+    beat: u64,
+    #[prost(bool, tag = "4")]
+    left: bool,
+    #[prost(string, tag = "5")]
+    address: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -176,6 +205,15 @@ fn print_in(print: PbFingerprint) -> Fingerprint {
     }
 }
 
+fn incarnation_out(incarnation: Incarnation) -> PbIncarnation {
+    PbIncarnation { node: incarnation.node.into(), epoch: incarnation.epoch }
+}
+
+fn incarnation_in(what: &str, incarnation: PbIncarnation) -> Result<Incarnation> {
+    let node = u16::try_from(incarnation.node).map_err(|error| corrupt(what, error))?;
+    Ok(Incarnation { node, epoch: incarnation.epoch })
+}
+
 fn links_out(links: &[Link]) -> Vec<PbLink> {
     links.iter().map(|link| PbLink { parent: link.parent.0, name: link.name.to_vec() }).collect()
 }
@@ -238,6 +276,8 @@ pub(crate) fn encode_record(record: &Record) -> Vec<u8> {
         queued: record.queued.map(|seq| seq.0),
         hard_link: record.hard_link,
         pending: record.backing.pending.map(print_out),
+        owner: record.owner.map(incarnation_out),
+        orphan_of: record.orphan_of.into(),
     };
     let mut value = Vec::with_capacity(9 + message.encoded_len());
     value.push(VERSION);
@@ -311,6 +351,8 @@ pub(crate) fn decode_record(ino: Ino, value: &[u8]) -> Result<Record> {
         listed: has(flag::LISTED),
         pinned: has(flag::PINNED),
         orphan: has(flag::ORPHAN),
+        owner: message.owner.map(|owner| incarnation_in(&what(), owner)).transpose()?,
+        orphan_of: u16::try_from(message.orphan_of).map_err(|error| corrupt(what(), error))?,
         subdirs: message.subdirs,
         change: message.change,
         queued: message.queued.map(Seq),
@@ -365,6 +407,42 @@ pub(crate) fn decode_counts(value: &[u8]) -> Result<(Counts, u64)> {
     Ok((Counts { inodes, queued, orphans, ghosts }, next_seq))
 }
 
+/// Who works on an inode: an incarnation.
+pub(crate) fn encode_incarnation(incarnation: Incarnation) -> Vec<u8> {
+    let message = incarnation_out(incarnation);
+    let mut value = Vec::with_capacity(1 + message.encoded_len());
+    value.push(VERSION);
+    message.encode_raw(&mut value);
+    value
+}
+
+pub(crate) fn decode_incarnation(what: &str, value: &[u8]) -> Result<Incarnation> {
+    let message = PbIncarnation::decode(body(&|| what.to_string(), value)?)
+        .map_err(|error| corrupt(what, error))?;
+    incarnation_in(what, message)
+}
+
+pub(crate) fn encode_member(member: &Member) -> Vec<u8> {
+    let message = PbMember {
+        id: member.id.clone(),
+        epoch: member.epoch,
+        beat: member.beat,
+        left: member.left,
+        address: member.address.clone(),
+    };
+    let mut value = Vec::with_capacity(1 + message.encoded_len());
+    value.push(VERSION);
+    message.encode_raw(&mut value);
+    value
+}
+
+pub(crate) fn decode_member(node: u16, value: &[u8]) -> Result<Member> {
+    let what = || format!("node {node}");
+    let message = PbMember::decode(body(&what, value)?).map_err(|error| corrupt(what(), error))?;
+    let PbMember { id, epoch, beat, left, address } = message;
+    Ok(Member { node, id, epoch, beat, left, address })
+}
+
 /// Values that are bytes: extended attributes, settings.
 pub(crate) fn encode_bytes(bytes: &[u8]) -> Vec<u8> {
     let mut value = Vec::with_capacity(1 + bytes.len());
@@ -415,7 +493,8 @@ mod tests {
                 },
                 links, target: target.map(Vec::into_boxed_slice),
                 xattrs: [XattrState::Unknown, XattrState::None, XattrState::Some][bits as usize % 3],
-                dirty: bit(2), spilled: bit(3), listed: bit(4), pinned: bit(5), orphan: bit(6),
+                dirty: bit(2), spilled: bit(3), listed: bit(4), pinned: bit(5), orphan: bit(6), orphan_of: bits,
+                owner: bit(8).then_some(Incarnation { node: bits, epoch: numbers.0 }),
                 subdirs: numbers.2, change: numbers.0, queued: queued.map(Seq), hard_link: queued, revision: numbers.1,
             }
         }

@@ -10,6 +10,9 @@
 //! 0 or inode      O ino                                orphan
 //! 0               H backing-inode-number               inode
 //! 0               S name                               setting
+//! 0               N number                             node of the cluster
+//! inode           L ino                                who works on the inode
+//! node            M number ino asker                   what a node is asked for
 //! ```
 //!
 //! The partitions of directories and marks are a matter of [`Layout`].
@@ -35,6 +38,9 @@ pub(crate) const QUEUE: u8 = b'Q';
 pub(crate) const ORPHAN: u8 = b'O';
 pub(crate) const HARD_LINK: u8 = b'H';
 pub(crate) const SETTING: u8 = b'S';
+pub(crate) const MEMBER: u8 = b'N';
+pub(crate) const WORK: u8 = b'L';
+pub(crate) const MAIL: u8 = b'M';
 
 /// Where keys lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,6 +156,40 @@ pub(crate) fn hard_link(backing_ino: u64) -> Key {
     numbered(GLOBAL, HARD_LINK, backing_ino)
 }
 
+pub(crate) fn member(node: u16) -> Key {
+    numbered(GLOBAL, MEMBER, node.into())
+}
+
+/// The prefix of all nodes.
+pub(crate) fn members() -> Key {
+    Key::new(GLOBAL, &[MEMBER])
+}
+
+/// Who works on an inode.
+pub(crate) fn work(ino: Ino) -> Key {
+    numbered(ino.partition(), WORK, ino.0)
+}
+
+/// The prefix of what a node is asked for. Each node has a partition to itself for that, beyond
+/// those of directories, so that its stamp tells whether there is mail.
+pub(crate) fn mailbox(node: u16) -> Key {
+    numbered(GATHERED | (node % GATHERED), MAIL, node.into())
+}
+
+/// What `asker` asks a node for about an inode.
+pub(crate) fn mail(node: u16, ino: Ino, asker: u16) -> Key {
+    let mut key = mailbox(node);
+    key.push(&ino.0.to_be_bytes());
+    key.push(&asker.to_be_bytes());
+    key
+}
+
+/// The inode and the asker, in the bytes of a mail's key.
+pub(crate) fn mail_parts(bytes: &[u8]) -> Option<(Ino, u16)> {
+    let ino = u64::from_be_bytes(bytes.get(9..17)?.try_into().ok()?);
+    Some((Ino(ino), u16::from_be_bytes(bytes.get(17..19)?.try_into().ok()?)))
+}
+
 pub(crate) fn setting(name: &str) -> Key {
     let mut key = Key::new(GLOBAL, &[SETTING]);
     key.push(name.as_bytes());
@@ -208,6 +248,9 @@ mod tests {
                 layout.orphan(dir),
                 hard_link(5),
                 setting("5"),
+                member(5),
+                work(dir),
+                mail(5, dir, 5),
             ];
             for (i, a) in all.iter().enumerate() {
                 assert!(all[i + 1..].iter().all(|b| a != b));

@@ -25,10 +25,11 @@ pub use engine::{
 };
 pub use error::{Error, Result};
 pub use store::{
-    Accessed, Counts, Entry, EntryPlus, Found, MetaStore, Moment, NewInode, Options, Queue,
-    Refreshed, RenameFlags, Renamed, Report, RoundTrips, Times, Unlinked, Vanished, Violation,
-    XattrFlags,
+    Accessed, Answer, Counts, Entry, EntryPlus, Found, Mail, Member, MetaStore, Moment, NewInode,
+    NodeName, Options, Ownership, Queue, Refreshed, RenameFlags, Renamed, Report, RoundTrips,
+    Times, Unlinked, Vanished, Violation, Wish, XattrFlags,
 };
 pub use types::{
-    Attr, Backing, FileKind, Fingerprint, Ino, Link, Links, Record, Seq, Timestamp, XattrState,
+    Attr, Backing, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record, Seq, Timestamp,
+    XattrState,
 };

@@ -117,6 +117,21 @@ impl Link {
     }
 }
 
+/// One life of a node of a cluster: from a start of its daemon to the end of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Incarnation {
+    /// The node, from 1; it keeps its number for ever.
+    pub node: u16,
+    /// Counts the starts of that node.
+    pub epoch: u64,
+}
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {} (epoch {})", self.node, self.epoch)
+    }
+}
+
 /// The names of an inode; nearly always exactly one.
 pub type Links = SmallVec<[Link; 1]>;
 
@@ -189,6 +204,11 @@ pub struct Record {
     pub pinned: bool,
     /// Has no name but is in use (open, or just created by `O_TMPFILE`).
     pub orphan: bool,
+    /// In a cluster: the node that may write the file's bytes, and has the newest. What is `dirty`
+    /// or `spilled` lies there.
+    pub owner: Option<Incarnation>,
+    /// In a cluster: the node by whose programs an orphan is in use; 0 for none.
+    pub(crate) orphan_of: u16,
     /// Number of subdirectories among the known entries of a directory.
     pub subdirs: u32,
     /// Counts logical changes. Changes of a directory's times and link count that follow from
@@ -204,10 +224,16 @@ pub struct Record {
 }
 
 impl Record {
-    /// True if the backing store is not in line with this record: names, attributes, extended
-    /// attributes or bytes.
+    /// True if the backing store is not in line with this record, or may at any time get out of it:
+    /// names, attributes, extended attributes or bytes, or a node that may write them.
     #[must_use]
     pub fn differs(&self) -> bool {
+        self.owner.is_some() || self.is_behind()
+    }
+
+    /// True if the backing store is not in line with this record.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
         self.namespace_differs() || self.attr.nlink > 0 && (self.dirty || self.spilled)
     }
 

@@ -85,6 +85,7 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
         return Err(NodeError::Config("name at least one tier".into()));
     };
     let state_dir = request.state_dir.clone().unwrap_or_else(|| first.path().join("state"));
+    crate::cluster::bind_to_namespace(&state_dir, None)?;
     let state_dir = state_dir.join(crate::node::METADATA);
     if request.rebuild {
         drop(tiers);

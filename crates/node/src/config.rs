@@ -54,6 +54,38 @@ pub enum Coherence {
     Exclusive,
 }
 
+/// Which cluster a node joins, and how it behaves there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterConfig {
+    /// The metadata engine: `redis://[user:password@]host:port[,host:port...][/name]`.
+    pub address: String,
+    /// What people shall see of where this node runs.
+    pub host: String,
+    /// Replicas of the metadata that must confirm a change.
+    pub replicas: u32,
+    /// Whether metadata servers that keep nothing on disk will do.
+    pub memory_only: bool,
+    /// A node that shows no sign of life for so long counts as dead.
+    pub lease: Duration,
+    /// How long an open waits for the owner of the file.
+    pub patience: Duration,
+}
+
+impl ClusterConfig {
+    /// The defaults for an address.
+    pub fn new(address: String) -> Self {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        ClusterConfig {
+            address,
+            host: host.trim().to_string(),
+            replicas: 0,
+            memory_only: false,
+            lease: Duration::from_secs(12),
+            patience: Duration::from_secs(20),
+        }
+    }
+}
+
 /// The configuration of a node. Sizes are in bytes.
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
@@ -98,6 +130,8 @@ pub struct NodeConfig {
     pub throttle: Option<(u64, u64)>,
     /// Bytes that may be fetched ahead along hints and not be used yet; 0 for no fetches ahead.
     pub prefetch_bytes: u64,
+    /// The cluster to join; `None` for a node that has its backing store for itself.
+    pub cluster: Option<ClusterConfig>,
     /// Where the event log of the steward is recorded, if anywhere. Begins with the start of the node.
     pub event_log: Option<PathBuf>,
 }
@@ -127,6 +161,7 @@ impl NodeConfig {
             flush_threads: 8,
             throttle: None,
             prefetch_bytes,
+            cluster: None,
             event_log: None,
         }
     }

@@ -23,7 +23,7 @@ use crate::files::{File, FileRef};
 use crate::namespace::without_set_ids;
 use crate::node::Node;
 use crate::overlay::Spill;
-use crate::place::{Base, Charge, Place};
+use crate::place::{Base, Charge, Place, Residence};
 use crate::residents::Resident;
 
 /// How long `stat` waits for whoever changes where a file's bytes are; then the record counts.
@@ -44,14 +44,19 @@ impl Node {
         }
         // As it is now: the caller's may be older than the last use of the file.
         let record = self.meta.get(file.ino)?;
-        if record.spilled {
+        if record.spilled && !self.is_elsewhere(&record) {
             context.wait()?;
         }
         let mut residence = file.residence.write();
         if residence.loaded {
             return Ok(());
         }
-        let record = self.meta.get(file.ino)?;
+        self.look_up(file, &mut residence)
+    }
+
+    /// Looks up where the bytes of a file are.
+    pub(crate) fn look_up(&self, file: &File, residence: &mut Residence) -> Result<()> {
+        let record = self.as_seen_here(&self.meta.get(file.ino)?);
         if let Some(resident) = self.residents.get(file.ino.0) {
             residence.place = self.open_place(file.ino, resident)?;
         }

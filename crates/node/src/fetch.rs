@@ -351,6 +351,7 @@ impl Node {
             return Ok(backing.clone());
         }
         let backing = self.open_version(file.ino)?;
+        self.check_version(file.ino, &*backing)?;
         *opened = Some(backing.clone());
         Ok(backing)
     }

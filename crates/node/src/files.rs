@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use forebay_meta::Ino;
+use forebay_store::Fingerprint;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::context::Context;
@@ -44,6 +45,8 @@ pub struct File {
     pub filler: Mutex<Filler>,
     /// The record's `change` when the namespace was last made durable for this file, plus one.
     pub durable_change: AtomicU64,
+    /// In a cluster: the version in the backing store that counted at the last open.
+    pub shown: Mutex<Option<Option<Fingerprint>>>,
     /// The setuid or setgid bit or file capabilities must go at the next write.
     pub privileged: AtomicBool,
 }
@@ -63,6 +66,7 @@ impl File {
             opening: AtomicU32::new(0),
             filler: Mutex::default(),
             durable_change: AtomicU64::new(0),
+            shown: Mutex::default(),
             privileged: AtomicBool::new(false),
         }
     }

@@ -44,6 +44,8 @@ pub struct Handle {
     pub(crate) file: FileRef,
     pub(crate) write: bool,
     pub(crate) mode: OpenMode,
+    /// Every write goes to the end of the file, wherever the kernel takes that to be.
+    pub(crate) append: bool,
     /// Room promised to a passthrough writer: tier and bytes.
     pub(crate) promised: Option<(u8, u64)>,
     /// Where a sequential reader reads next.
@@ -59,7 +61,16 @@ impl Handle {
         mode: OpenMode,
         promised: Option<(u8, u64)>,
     ) -> Self {
-        Handle { file, write, mode, promised, expected: AtomicU64::new(0), run: AtomicU64::new(0) }
+        let append = false;
+        Handle {
+            file,
+            write,
+            mode,
+            append,
+            promised,
+            expected: AtomicU64::new(0),
+            run: AtomicU64::new(0),
+        }
     }
 
     /// Notes a read and says how many bytes its reader has read in sequence: 0 for a read that

@@ -7,6 +7,7 @@ use forebay_store::{ErrorClass, Presence, StoreError};
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
+use crate::cluster::Cluster;
 use crate::config::{Durability, Writeback};
 use crate::context::Context;
 use crate::data::BLOCK;
@@ -132,6 +133,10 @@ impl Node {
     pub fn write(&self, context: &Context, fh: u64, offset: u64, data: &[u8]) -> Result<usize> {
         let handle = self.handle(fh)?;
         let file = &handle.file;
+        if self.cluster.as_ref().is_some_and(Cluster::is_fenced) {
+            return Err(NodeError::Posix(Errno::STALE));
+        }
+        let offset = if handle.append { self.length_now(context, file)? } else { offset };
         let end = offset
             .checked_add(data.len() as u64)
             .filter(|&end| end <= i64::MAX as u64)
@@ -145,6 +150,16 @@ impl Node {
         let written = self.write_the_hard_way(file, offset, data, end)?;
         self.metrics.bytes.of(Source::Tier).add(written as u64);
         Ok(written)
+    }
+
+    /// The length of an open file.
+    fn length_now(&self, context: &Context, file: &File) -> Result<u64> {
+        let residence = file.residence_for(context)?;
+        Ok(match (&residence.place, &residence.base) {
+            (Some(place), _) => place.object.len()?,
+            (None, Base::Spill(spill)) => spill.size_and_mtime().0,
+            (None, Base::Zeros | Base::Backing(_)) => self.meta.get(file.ino)?.attr.size,
+        })
     }
 
     /// The short way: the object is there with all extents concerned, and has or gets the room.
@@ -299,12 +314,17 @@ impl Node {
     /// # Errors
     /// What the backing store says.
     pub fn flush(&self, context: &Context, fh: u64) -> Result<()> {
-        if self.config.writeback != Writeback::Through {
+        let through = self.config.writeback == Writeback::Through;
+        if !through && !self.is_clustered() {
             return Ok(());
         }
         let file = self.handle(fh)?.file.clone();
         context.wait()?;
+        // What other nodes are shown from now on.
         self.settle(&file)?;
+        if !through {
+            return Ok(());
+        }
         self.reconcile_open(&file)
     }
 }

@@ -11,6 +11,7 @@
 mod access;
 mod busiest;
 mod check;
+mod cluster;
 mod config;
 mod context;
 mod convert;
@@ -51,7 +52,9 @@ mod trace;
 mod truncate;
 
 pub use check::{CheckRequest, Checked, check};
-pub use config::{Coherence, Durability, NodeConfig, Passthrough, TierConfig, Writeback};
+pub use config::{
+    ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, TierConfig, Writeback,
+};
 pub use context::Context;
 pub use convert::now;
 pub use error::{NodeError, Result};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::steward::{Action, Event, Steward, StewardConfig, TierConfig};
 use forebay_core::unit::Bytes;
-use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options};
+use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, NodeName, Options, Redis, RedisOptions};
 use forebay_store::backing::BackingStore;
 use forebay_store::copy::{Gate, Limits, Priority};
 use forebay_store::decorators::{InterceptedBacking, Throttled};
@@ -17,6 +17,7 @@ use forebay_store::{DirBacking, Tier, TierLock};
 use parking_lot::Mutex;
 
 use crate::access::Accesses;
+use crate::cluster::{self, Cluster};
 use crate::config::NodeConfig;
 use crate::error::{NodeError, Result};
 use crate::files::Files;
@@ -84,6 +85,8 @@ pub struct Node {
     /// This node, for the jobs that it hands to its pools.
     pub(crate) this: Weak<Node>,
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Its part in a cluster, if it is in one.
+    pub(crate) cluster: Option<Cluster>,
     pub(crate) state_dir: PathBuf,
 }
 
@@ -114,6 +117,11 @@ impl Node {
     /// # Errors
     /// As [`Node::start`].
     pub fn start_after(config: NodeConfig, inheritance: Option<&Inheritance>) -> Result<Arc<Node>> {
+        if inheritance.is_some() && config.cluster.is_some() {
+            return Err(NodeError::Config(
+                "a node of a cluster can't take over from another daemon: unmount and mount".into(),
+            ));
+        }
         let tiers = open_tiers(&config)?;
         let first = tiers.first().ok_or_else(|| {
             NodeError::Config("at least one tier is needed: give --tier DIR=SIZE".into())
@@ -164,6 +172,7 @@ impl Node {
         }
         node.start_reconciler();
         node.start_ticker();
+        node.start_cluster_life();
         Ok(node)
     }
 
@@ -178,7 +187,9 @@ impl Node {
             (None, Some(first)) => first.tier.path().join("state"),
             (None, None) => return Err(NodeError::Config("no tier".into())),
         };
-        let meta = open_meta(&state_dir.join(METADATA))?;
+        let meta = open_namespace(&config, &state_dir, &tiers)?;
+        let cluster = meta.member().zip(config.cluster.clone());
+        let cluster = cluster.map(|(me, config)| Cluster::new(me, config));
         bind_to_backing(&meta, &config.backing)?;
         let spills_noted = meta.has_setting_like(crate::spill::SETTING)?;
         let decisions = steward_config(&config);
@@ -221,6 +232,7 @@ impl Node {
             stopping: AtomicBool::new(false),
             this: this.clone(),
             threads: Mutex::default(),
+            cluster,
             state_dir,
         }))
     }
@@ -290,6 +302,7 @@ impl Node {
         self.write_accesses();
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let mut ended = self.flushers.close(left(until)) & self.slow.close(left(until));
+        ended &= self.cluster.as_ref().is_none_or(|cluster| cluster.close(left(until)));
         for handle in self.threads.lock().drain(..) {
             // One that hangs in the backing store is left behind.
             while !handle.is_finished() && Instant::now() < until {
@@ -320,6 +333,7 @@ impl Node {
         {
             tracing::error!(%error, "the state may not survive a reboot");
         }
+        self.leave_cluster(ended);
         ended
     }
 }
@@ -336,6 +350,25 @@ fn open_tiers(config: &NodeConfig) -> Result<Vec<TierSlot>> {
         });
     }
     Ok(tiers)
+}
+
+fn open_namespace(config: &NodeConfig, state_dir: &Path, tiers: &[TierSlot]) -> Result<MetaStore> {
+    let Some(cluster) = &config.cluster else {
+        cluster::bind_to_namespace(state_dir, None)?;
+        return open_meta(&state_dir.join(METADATA));
+    };
+    std::fs::create_dir_all(state_dir)?;
+    let redis = RedisOptions {
+        replicas: cluster.replicas,
+        memory_only: cluster.memory_only,
+        ..RedisOptions::default()
+    };
+    let engine = Redis::open(&cluster.address, &redis).map_err(forebay_meta::Error::from)?;
+    let id = tiers.first().map(|first| owner_of(&*first.tier)).unwrap_or_default();
+    let node = Some(NodeName { id, address: cluster.host.clone() });
+    let meta = MetaStore::open(Box::new(engine), &Options { node, ..Options::default() })?;
+    cluster::bind_to_namespace(state_dir, Some(&meta))?;
+    Ok(meta)
 }
 
 fn open_meta(dir: &Path) -> Result<MetaStore> {

@@ -10,6 +10,7 @@ use forebay_meta::{FileKind, Ino, Record};
 use forebay_store::backing::Access;
 use rustix::io::Errno;
 
+use crate::cluster::Hold;
 use crate::config::{Passthrough, Writeback};
 use crate::context::Context;
 use crate::convert;
@@ -62,7 +63,8 @@ impl Node {
     /// `MustWait` when the file is not on a tier and the caller may not wait; whatever the tier or
     /// the backing store says.
     pub fn open(&self, context: &Context, ino: Ino, flags: i32) -> Result<Opened> {
-        let mut record = self.meta.get(ino)?;
+        let changes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
+        let (mut record, hold) = self.newest(context, ino, changes)?;
         if record.attr.kind != FileKind::File {
             let is_dir = record.attr.kind == FileKind::Directory;
             return Err(if is_dir { Errno::ISDIR } else { Errno::NXIO }.into());
@@ -85,7 +87,10 @@ impl Node {
                 return Err(error.into());
             }
         };
-        let opened = self.open_known(context, &file, record, flags);
+        let opened = self
+            .match_version(context, &file, &record)
+            .and_then(|()| self.open_known(context, &file, self.as_seen_here(&record), flags));
+        self.keep_hold(hold, opened.is_ok() && flags & libc::O_ACCMODE != libc::O_RDONLY);
         drop(in_use);
         // Removed meanwhile, it was left to this open to let go of it.
         if opened.is_err() && self.meta.get(ino).is_ok_and(|record| record.orphan) {
@@ -109,7 +114,15 @@ impl Node {
             record = self.meta.get(file.ino)?;
         }
         self.prepare(context, file, &record, write)?;
-        self.attach(file, &record, write)
+        self.attach(file, &record, write, flags & libc::O_APPEND != 0)
+    }
+
+    /// A handle that may write has the right to for as long as it lives.
+    fn keep_hold(&self, hold: Option<Hold<'_>>, by_handle: bool) {
+        match hold {
+            Some(hold) if by_handle => hold.keep(),
+            other => drop(other),
+        }
     }
 
     /// `open` with `O_CREAT`: makes the file if there is none.
@@ -127,7 +140,9 @@ impl Node {
         // Others may find the file, and remove it, before it is open: it is in use from the start.
         let mut made = None;
         let announce = &mut |ino| made = Some(Announced::new(self.files.get(ino)));
-        match self.find_or_make(context, dir, name, &NewName::file(mode, umask), announce)? {
+        let new = NewName::file(mode, umask);
+        let owned = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        match self.find_or_make(context, dir, name, &new, owned, announce)? {
             Found::Created(record) => {
                 let opened = self.open_new(&record, flags);
                 drop(made);
@@ -164,10 +179,14 @@ impl Node {
     /// Opens a file that was made right now.
     fn open_new(&self, record: &Arc<Record>, flags: i32) -> Result<Opened> {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        // It is owned already.
+        let hold = if write { self.hold(&Context::DAEMON, record.ino)? } else { None };
         let file = self.files.get(record.ino);
         self.load(&Context::DAEMON, &file)?;
         self.tracer.note(file.ino, 0, true);
-        self.attach(&file, record, write)
+        let opened = self.attach(&file, record, write, flags & libc::O_APPEND != 0);
+        self.keep_hold(hold, opened.is_ok());
+        opened
     }
 
     /// Sees to it that the bytes are where this open wants them: small files on a tier, large ones
@@ -212,13 +231,18 @@ impl Node {
     }
 
     /// Enters the open into the file and picks its mode.
-    fn attach(&self, file: &FileRef, record: &Record, write: bool) -> Result<Opened> {
+    fn attach(&self, file: &FileRef, record: &Record, write: bool, append: bool) -> Result<Opened> {
         fail_at!("node.open.attach");
         let residence = file.residence.read();
         let mut opens = file.opens.lock();
         self.busiest.count(file.ino.0);
-        let (mode, promised) = self.choose_mode(file, &residence, &mut opens, record, write);
-        let handle = Handle::new(file.clone(), write, mode, promised);
+        let (mut mode, promised) = self.choose_mode(file, &residence, &mut opens, record, write);
+        let mut handle = Handle::new(file.clone(), write, mode, promised);
+        if self.is_clustered() && write && append {
+            // The kernel may have another length in mind than the file has since it was opened.
+            mode = OpenMode::Direct;
+            (handle.mode, handle.append) = (mode, true);
+        }
         let Some(fh) = self.handles.insert(handle) else {
             if let Some((tier, bytes)) = promised {
                 self.tiers[usize::from(tier)].room.unpromise(bytes);
@@ -343,7 +367,9 @@ impl Node {
     /// the way open for it; elsewhere the kernel's page cache serves readers better.
     fn served(&self, reason: RefusalReason, passthrough_able: bool, write: bool) -> OpenMode {
         self.metrics.passthrough_refusals.of(reason).inc();
-        if write && passthrough_able { OpenMode::Direct } else { OpenMode::Cached { keep: true } }
+        // In a cluster the pages may be of a version before that of this open.
+        let keep = !self.is_clustered();
+        if write && passthrough_able { OpenMode::Direct } else { OpenMode::Cached { keep } }
     }
 
     /// Room for a passthrough writer to grow into, if there is plenty.
@@ -421,6 +447,9 @@ impl Node {
         };
         if let Some((tier, bytes)) = handle.promised {
             self.tiers[usize::from(tier)].room.unpromise(bytes);
+        }
+        if handle.write {
+            self.unhold(file.ino);
         }
         fail::fail_point!("node.release.before_settle");
         if last_writer {

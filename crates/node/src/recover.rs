@@ -202,6 +202,7 @@ impl Node {
         if is_removed(&record) {
             return Ok(None);
         }
+        let record = self.as_seen_here(&record);
         let object = slot.tier.open(ino.0)?;
         let tier = u8::try_from(index).unwrap_or(u8::MAX);
         let mut map = if header.whole { None } else { slot.tier.open_map(ino.0, header.dirty)? };
@@ -216,6 +217,10 @@ impl Node {
         let charged = object.allocated_bytes()? + map_bytes;
         let mut dirty = header.dirty || map.as_ref().is_some_and(forebay_store::Presence::is_dirty);
         let mut current = record.backing.fingerprint.map(convert::store_fingerprint);
+        if dirty && !self.may_have_written(&record) {
+            self.check_overtaken(&record, &header, slot.tier.path())?;
+            return Ok(None);
+        }
         if !dirty && record.dirty {
             // It was flushed, but that was not reported any more.
             match self.published_meanwhile(&record, &header)? {

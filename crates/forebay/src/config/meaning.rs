@@ -169,6 +169,8 @@ pub struct MountConfig {
     pub mountpoint: PathBuf,
     /// The tiers, fastest first; at least one.
     pub tiers: Vec<TierConfig>,
+    /// The metadata servers of the cluster to join, or the file that names them.
+    pub cluster: Option<String>,
     /// Name of the replacement policy; one of those that the engine offers.
     pub policy: String,
     /// When dirty files are written back.
@@ -396,6 +398,16 @@ fn parse_address(text: &str) -> Result<Option<SocketAddr>, String> {
     (!text.is_empty()).then(|| text.parse().map_err(wrong)).transpose()
 }
 
+fn parse_cluster(text: &str) -> Result<Option<String>, String> {
+    let known = ["redis://", "rediss://", "file:"];
+    match text {
+        "" => Ok(None),
+        _ if known.iter().any(|scheme| text.starts_with(scheme)) => Ok(Some(text.to_owned())),
+        // Not shown again: there may be a password in it.
+        _ => Err("is no address; write redis://HOST:PORT/NAME or file:PATH".into()),
+    }
+}
+
 fn parse_throttle(text: &str) -> Result<Option<Throttle>, String> {
     if text.is_empty() {
         return Ok(None);
@@ -422,12 +434,12 @@ impl MountConfig {
         let state_dir_given = given.is_some();
         let state_dir = given.unwrap_or_else(|| tiers[0].dir.join("state"));
         let foreground = reader.switch("foreground")?;
-        let log_file = reader
-            .path("log-file")?
-            .or_else(|| (!foreground).then(|| state_dir.join("forebay.log")));
+        let usual_log = (!foreground).then(|| state_dir.join("forebay.log"));
+        let log_file = reader.path("log-file")?.or(usual_log);
         let config = Self {
             backing: reader.required_path("backing")?,
             mountpoint: reader.required_path("mountpoint")?,
+            cluster: reader.parse("cluster", parse_cluster)?,
             policy: reader.parse("policy", |text| {
                 let known = policies.contains(&text);
                 known

@@ -79,6 +79,12 @@ pub const SETTINGS: &[Setting] = &[
         hidden: false,
     },
     one(
+        "cluster",
+        "URL",
+        Some(""),
+        "Share the namespace with other nodes: redis://[user:password@]HOST[:PORT][,HOST...][/NAME], the metadata servers (Redis or Valkey 7), or file:PATH, a file with that address, which keeps a password out of the process list. All nodes give the same backing store. Empty means alone. See docs/cluster.md for what it promises.",
+    ),
+    one(
         "policy",
         "NAME",
         Some("lru"),

@@ -7,7 +7,7 @@ use forebay::config::{self, MountConfig, SpaceSize};
 use forebay::control::{ControlError, ControlResult, ErrorKind};
 use forebay_fuse::Transport;
 use forebay_node::{
-    Coherence, Durability, NodeConfig, NodeError, Passthrough, TierConfig, Writeback,
+    ClusterConfig, Coherence, Durability, NodeConfig, NodeError, Passthrough, TierConfig, Writeback,
 };
 
 /// How requests come from the kernel. The rings have a thread for each CPU, so one thread means that
@@ -28,7 +28,7 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
     let largest = tiers.iter().map(|tier| tier.size_bytes).max().unwrap_or(0);
     let fastest = tiers.first().map_or(0, |tier| tier.size_bytes);
     let defaults = NodeConfig::new(config.backing.clone(), tiers);
-    Ok(NodeConfig {
+    let node_config = NodeConfig {
         state_dir: config.state_dir_given.then(|| config.state_dir.clone()),
         policy: config.policy.clone(),
         writeback: match config.writeback {
@@ -63,6 +63,33 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
             .throttle
             .map(|limit| (limit.bytes_per_second, limit.iops.unwrap_or(u64::MAX))),
         ..defaults
+    };
+    match &config.cluster {
+        None => Ok(node_config),
+        Some(address) => in_cluster(node_config, address),
+    }
+}
+
+/// A node of a cluster sees all that is read and written, and knows who else changes the backing
+/// store: the other nodes.
+fn in_cluster(config: NodeConfig, address: &str) -> ControlResult<NodeConfig> {
+    let address = match address.strip_prefix("file:") {
+        None => address.to_owned(),
+        Some(path) => {
+            std::fs::read_to_string(path).map(|text| text.trim().to_owned()).map_err(|error| {
+                ControlError::new(ErrorKind::Usage, format!("--cluster file:{path}: {error}"))
+            })?
+        }
+    };
+    let cluster = ClusterConfig {
+        patience: config.backing_timeout.mul_f64(0.6),
+        ..ClusterConfig::new(address)
+    };
+    Ok(NodeConfig {
+        passthrough: Passthrough::Off,
+        coherence: Coherence::Exclusive,
+        cluster: Some(cluster),
+        ..config
     })
 }
 

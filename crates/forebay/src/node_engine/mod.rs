@@ -200,6 +200,12 @@ impl Mounted for NodeMount {
 
     fn give_away(&self, limit: Duration) -> ControlResult<Bequest> {
         let until = Instant::now() + limit;
+        if self.node.is_clustered() {
+            return Err(ControlError::new(
+                ErrorKind::Unsupported,
+                "a node of a cluster can't be handed over: unmount and mount with the new program",
+            ));
+        }
         if self.front.running().is_on_rings() {
             return Err(ControlError::new(
                 ErrorKind::Unsupported,

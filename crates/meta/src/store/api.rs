@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::NodeName;
 use crate::types::{Attr, FileKind, Fingerprint, Ino, Record, Timestamp};
 
 /// How the store uses memory.
@@ -9,11 +10,14 @@ use crate::types::{Attr, FileKind, Fingerprint, Ino, Record, Timestamp};
 pub struct Options {
     /// Number of inode records, and of directory entries, kept in memory.
     pub cached_records: usize,
+    /// As which node of a cluster to join; `None` for a process that has the namespace, and all of
+    /// the backlog, for itself.
+    pub node: Option<NodeName>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { cached_records: 65_536 }
+        Options { cached_records: 65_536, node: None }
     }
 }
 
@@ -36,13 +40,25 @@ pub struct NewInode {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// To be kept on the tier.
     pub pinned: bool,
+    /// In a cluster: to be owned by this node from the start.
+    pub owned: bool,
 }
 
 impl NewInode {
     /// A new inode of a kind, without target, device number or extended attributes.
     #[must_use]
     pub fn new(kind: FileKind, perm: u32, uid: u32, gid: u32) -> Self {
-        NewInode { kind, perm, uid, gid, rdev: 0, target: None, xattrs: Vec::new(), pinned: false }
+        NewInode {
+            kind,
+            perm,
+            uid,
+            gid,
+            rdev: 0,
+            target: None,
+            xattrs: Vec::new(),
+            pinned: false,
+            owned: false,
+        }
     }
 }
 

@@ -92,11 +92,19 @@ impl MetaStore {
     ) -> Result<Arc<Record>> {
         self.retry(|| {
             let _locked = self.lock(&[ino]);
-            let before = self.load_to_change(ino)?.ok_or(Error::Stale(ino))?;
-            let mut draft = Draft::new(self);
-            draft.edit(ino)?;
-            edit(&mut draft, &before)?;
-            committed_record(&draft.commit()?, ino)
+            let mut sure = self.member().is_none();
+            loop {
+                let before = self.load_to_change(ino)?.ok_or(Error::Stale(ino))?;
+                let mut draft = Draft::new(self);
+                draft.edit(ino)?;
+                edit(&mut draft, &before)?;
+                if sure || !draft.changes_nothing() {
+                    return committed_record(&draft.commit()?, ino);
+                }
+                // No transaction finds out that this was decided by what was believed.
+                self.reload_locked(ino)?;
+                sure = true;
+            }
         })
     }
 
@@ -252,6 +260,8 @@ pub(super) fn restore_identity(record: &mut Record, before: &Record) {
     }
     record.xattrs = before.xattrs;
     record.orphan = before.orphan;
+    record.orphan_of = before.orphan_of;
+    record.owner = before.owner;
     record.subdirs = before.subdirs;
     record.change = before.change;
     record.queued = before.queued;

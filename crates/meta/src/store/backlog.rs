@@ -202,12 +202,15 @@ impl MetaStore {
         })
     }
 
-    /// Puts a record at the end of the backlog.
+    /// Puts a record at the end of this process's backlog, unless it is in another's.
     ///
     /// # Errors
     /// `Stale` if the record is gone.
     pub fn requeue_last(&self, ino: Ino) -> Result<()> {
-        self.edit_one(ino, |draft, _| {
+        self.edit_one(ino, |draft, before| {
+            if before.queued.is_some_and(|seq| !self.is_mine(seq)) {
+                return Ok(());
+            }
             draft.edit(ino)?.queued = None;
             draft.enqueue(ino)
         })?;
@@ -260,7 +263,7 @@ impl MetaStore {
     /// If the engine fails.
     pub fn release_orphan(&self, ino: Ino, now: Timestamp) -> Result<bool> {
         let released = self.edit_one(ino, |draft, before| {
-            if before.orphan {
+            if before.orphan && self.holds_orphan(before) {
                 let record = draft.edit(ino)?;
                 record.orphan = false;
                 record.attr.ctime = now;

@@ -60,6 +60,11 @@ impl MetaStore {
         if let Some(record) = self.cached_record(ino) {
             return Ok(Some(record));
         }
+        self.reload_locked(ino)
+    }
+
+    /// A record whose lock is held, as it is now.
+    pub(super) fn reload_locked(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
         let stamp = self.stamp(ino.partition());
         let record = self.read_record(ino)?;
         match &record {

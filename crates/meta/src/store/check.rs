@@ -123,7 +123,7 @@ impl Check<'_> {
     fn key(&mut self, key: &Key, value: &[u8]) -> Result<()> {
         let bytes = key.bytes();
         let checked = match (bytes.first().copied(), keys::number(bytes)) {
-            (Some(keys::SETTING), _) => Ok(()),
+            (Some(keys::SETTING | keys::MEMBER | keys::WORK | keys::MAIL), _) => Ok(()),
             (Some(tag), Some(number)) => match tag {
                 keys::RECORD => self.check_record(Ino(number), key, value),
                 keys::ENTRY => self.check_entry(Ino(number), key, value),

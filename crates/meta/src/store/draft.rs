@@ -88,6 +88,12 @@ impl<'a> Draft<'a> {
         Ok(&mut self.edits[at].after)
     }
 
+    /// Whether a commit would change nothing.
+    pub fn changes_nothing(&self) -> bool {
+        let same = |edit: &Edit| edit.before.as_deref() == Some(&edit.after);
+        self.transaction.write.is_empty() && self.entries.is_empty() && self.edits.iter().all(same)
+    }
+
     /// A directory to which entries can be added, to be changed.
     pub fn edit_directory(&mut self, ino: Ino) -> Result<&mut Record> {
         let record = self.edit(ino)?;
@@ -107,7 +113,12 @@ impl<'a> Draft<'a> {
 
     /// Puts an edited record into the backlog; one that is there keeps its place.
     pub fn enqueue(&mut self, ino: Ino) -> Result<()> {
-        if self.edit(ino)?.queued.is_none() {
+        let queued = self.edit(ino)?.queued;
+        // Whoever owns a file brings it in line: what another node was to do is its own from now on.
+        let taken_over = queued.is_some_and(|seq| !self.store.is_mine(seq))
+            && self.edit(ino)?.owner.map(|owner| owner.node)
+                == self.store.member().map(|me| me.node);
+        if queued.is_none() || taken_over {
             let seq = self.store.places.allot();
             self.seqs.push(seq);
             self.edit(ino)?.queued = Some(seq);
@@ -230,6 +241,10 @@ impl<'a> Draft<'a> {
         // Other processes must notice that entries changed, also where the times don't.
         let entries_changed = self.store.is_gathered() && self.entries.iter().any(|e| e.dir == ino);
         if before == Some(&edit.after) && !entries_changed {
+            if self.store.member().is_some() {
+                // Nothing is compared: it may be as old as it was.
+                edit.stamp = None;
+            }
             return Ok(());
         }
         if let Some(before) = before {
@@ -324,7 +339,8 @@ impl<'a> Draft<'a> {
             if store.is_gathered() {
                 let before = edit.before.as_ref().and_then(|record| record.queued);
                 let after = edit.after.queued.filter(|_| !edit.after.is_dead());
-                store.marks.moved(edit.after.ino, before, after);
+                let mine = |seq: &Seq| store.is_mine(*seq);
+                store.marks.moved(edit.after.ino, before.filter(mine), after.filter(mine));
             }
             let record = Arc::new(edit.after);
             if record.is_dead() {

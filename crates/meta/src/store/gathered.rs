@@ -19,7 +19,7 @@ const THREADS: u32 = 8;
 
 /// Places in the backlog are handed out among so many processes without meeting: far more than have
 /// opened the store between any two that are alive.
-const PROCESSES: u64 = 1 << 16;
+pub(super) const PROCESSES: u64 = 1 << 16;
 const OPENED: &str = "forebay.opened";
 
 /// The places of the backlog.
@@ -46,6 +46,11 @@ impl Marks {
     /// Nobody knows whether a change of these inodes was made.
     pub fn doubt(&self, inos: impl Iterator<Item = Ino>) {
         self.0.lock().doubtful.extend(inos);
+    }
+
+    /// Places known.
+    pub fn len(&self) -> u64 {
+        self.0.lock().places.len() as u64
     }
 
     fn range(&self, range: Range<u64>, limit: usize) -> Vec<(Seq, Ino)> {
@@ -75,7 +80,14 @@ impl MetaStore {
 
     /// Takes places that no other process takes, and collects those that are taken.
     pub(super) fn join(&self) -> Result<()> {
-        let number = self.retry(|| self.next_process())?;
+        let number = match &self.name {
+            None => self.retry(|| self.next_process())?,
+            Some(name) => {
+                let me = self.register(name)?;
+                // Set once: a store is opened once.
+                u64::from(self.member.get_or_init(|| me).node)
+            }
+        };
         self.collect()?;
         let last = self.marks.0.lock().places.last_key_value().map_or(0, |(seq, _)| *seq);
         self.places.share(last, number, PROCESSES);
@@ -105,6 +117,14 @@ impl MetaStore {
     /// Inodes without a name that were in use, in ascending order.
     pub(super) fn collect_orphans(&self) -> Result<Vec<Ino>> {
         let mut orphans = self.census()?.orphans;
+        if self.member().is_some() {
+            let held = |ino: &Ino| {
+                self.load(*ino).map(|found| found.is_some_and(|record| self.holds_orphan(&record)))
+            };
+            let known = orphans.iter().map(held).collect::<Result<Vec<bool>>>()?;
+            let mut known = known.into_iter();
+            orphans.retain(|_| known.next().unwrap_or(true));
+        }
         orphans.sort_unstable();
         Ok(orphans)
     }
@@ -144,6 +164,10 @@ impl MetaStore {
                 self.scan(&Key::new(partition, &[keys::QUEUE]), None, usize::MAX)?.items
             {
                 let seq = keys::number(&key).ok_or_else(|| corrupt("the backlog", "short key"))?;
+                // Those of other nodes are theirs.
+                if !self.is_mine(Seq(seq)) {
+                    continue;
+                }
                 // A place that can't be read is left to the check.
                 if let Ok(ino) = codec::decode_ino("the backlog", &value) {
                     census.places.insert(seq, ino);
@@ -177,7 +201,8 @@ impl MetaStore {
             let record = stored.map(|value| codec::decode_record(ino, &value)).transpose()?;
             let mut state = self.marks.0.lock();
             state.places.retain(|_, other| *other != ino);
-            if let Some(seq) = record.and_then(|record| record.queued) {
+            let queued = record.and_then(|record| record.queued);
+            if let Some(seq) = queued.filter(|seq| self.is_mine(*seq)) {
                 state.places.insert(seq.0, ino);
             }
             state.doubtful.retain(|other| *other != ino);

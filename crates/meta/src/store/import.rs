@@ -23,17 +23,30 @@ impl MetaStore {
     /// # Errors
     /// `Stale`, `NotDirectory` for the directory; an invalid name.
     pub fn import(&self, dir: Ino, found: &[Found]) -> Result<u64> {
+        self.import_into(dir, found, false)
+    }
+
+    /// As [`MetaStore::import`], but adds nothing once the directory is listed: what is found in it
+    /// and not known may have been removed by another node since it was found.
+    ///
+    /// # Errors
+    /// As [`MetaStore::import`].
+    pub fn import_unless_listed(&self, dir: Ino, found: &[Found]) -> Result<u64> {
+        self.import_into(dir, found, true)
+    }
+
+    fn import_into(&self, dir: Ino, found: &[Found], unless_listed: bool) -> Result<u64> {
         let mut imported = 0;
         for batch in found.chunks(BATCH) {
             for found in batch {
                 check_name(&found.name)?;
             }
-            imported += self.retry(|| self.import_batch(dir, batch))?;
+            imported += self.retry(|| self.import_batch(dir, batch, unless_listed))?;
         }
         Ok(imported)
     }
 
-    fn import_batch(&self, dir: Ino, batch: &[Found]) -> Result<u64> {
+    fn import_batch(&self, dir: Ino, batch: &[Found], unless_listed: bool) -> Result<u64> {
         let known = self.known_inodes(batch)?;
         let locked: Vec<Ino> = known.iter().flatten().copied().chain([dir]).collect();
         let _locked = self.lock(&locked);
@@ -50,6 +63,9 @@ impl MetaStore {
         let mut imported = 0;
         if !draft.edit(dir)?.is_directory() {
             return Err(Error::NotDirectory);
+        }
+        if unless_listed && draft.edit(dir)?.listed {
+            return Ok(0);
         }
         for ((found, taken), known) in batch.iter().zip(taken).zip(known) {
             let name = &*found.name;

@@ -10,12 +10,15 @@ mod draft;
 mod entries;
 mod gathered;
 mod import;
+mod mail;
+mod members;
 mod names;
+mod ownership;
 mod rename;
 mod vanish;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
@@ -24,12 +27,17 @@ use smallvec::SmallVec;
 
 pub use api::*;
 pub use changes::Moment;
+pub use mail::{Answer, Mail, Wish};
+pub use members::{Member, NodeName};
+pub use ownership::Ownership;
 
 use crate::codec;
 use crate::engine::{Engine, Expect, Key, MiniTransaction, Outcome, Page, Spanning, Write};
 use crate::error::{Error, Result};
 use crate::keys::{self, Layout};
-use crate::types::{Attr, Backing, FileKind, Ino, Link, Links, Record, Timestamp, XattrState};
+use crate::types::{
+    Attr, Backing, FileKind, Incarnation, Ino, Link, Links, Record, Timestamp, XattrState,
+};
 use backlog::Places;
 use cached::{Cached, Dentry};
 use changes::Changes;
@@ -88,6 +96,10 @@ pub struct MetaStore {
     changes: Changes,
     /// Written with every transaction that changes it, hence locked over its commit.
     counts: Mutex<Counts>,
+    /// As which node of a cluster to join.
+    name: Option<NodeName>,
+    /// Which node this process is.
+    member: OnceLock<Incarnation>,
     /// A copy of `counts` for readers, who must not wait for a commit.
     shown: ShownCounts,
     executes: AtomicU64,
@@ -142,10 +154,15 @@ impl MetaStore {
             marks: Marks::default(),
             changes: Changes::default(),
             counts: Mutex::default(),
+            name: options.node.clone(),
+            member: OnceLock::new(),
             shown: ShownCounts::default(),
             executes: AtomicU64::new(0),
             scans: AtomicU64::new(0),
         };
+        if options.node.is_some() && !store.is_gathered() {
+            return Err(Error::Unsupported("it serves one node only"));
+        }
         store.begin()?;
         Ok(store)
     }
@@ -311,7 +328,11 @@ impl MetaStore {
         let shown = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Counts {
             inodes: shown(&self.shown.inodes),
-            queued: shown(&self.shown.queued),
+            queued: match self.member() {
+                // Others take places away, too.
+                Some(_) => self.marks.len(),
+                None => shown(&self.shown.queued),
+            },
             orphans: shown(&self.shown.orphans),
             ghosts: shown(&self.shown.ghosts),
         }
@@ -354,6 +375,24 @@ impl MetaStore {
         let mut transaction = MiniTransaction::default();
         transaction.write.push(Write::Put(keys::setting(name), codec::encode_bytes(value)));
         self.execute(&transaction).map(|_| ())
+    }
+
+    /// A free-form setting; if there is none, it becomes this one. All processes get the same.
+    ///
+    /// # Errors
+    /// As [`MetaStore::set_setting`].
+    pub fn setting_or(&self, name: &str, value: &[u8]) -> Result<Vec<u8>> {
+        if name.starts_with("forebay.") {
+            return Err(Error::Invalid("setting names beginning with forebay. are reserved"));
+        }
+        let key = keys::setting(name);
+        let mut transaction = MiniTransaction::default();
+        transaction.compare.push(compare(key.clone(), Expect::Absent));
+        transaction.write.push(Write::Put(key, codec::encode_bytes(value)));
+        if self.execute(&transaction)?.is_some() {
+            return Ok(value.to_vec());
+        }
+        self.setting(name)?.ok_or(Error::Conflict(1))
     }
 
     /// Removes a free-form setting; no error if there is none.
@@ -531,6 +570,8 @@ fn new_record(ino: Ino, new: &NewInode, now: Timestamp) -> Record {
         listed: false,
         pinned: new.pinned,
         orphan: false,
+        owner: None,
+        orphan_of: 0,
         subdirs: 0,
         change: 1,
         queued: None,

@@ -65,6 +65,7 @@ impl MetaStore {
             record.links.push(Link::new(dir, name));
             record.attr.nlink = if is_directory { 2 } else { 1 };
             record.listed = is_directory;
+            record.owner = self.member().filter(|_| new.owned);
             record.backing.xattrs_differ = !new.xattrs.is_empty();
             for (name, value) in &new.xattrs {
                 draft.put(keys::xattr(ino, name), codec::encode_bytes(value));
@@ -93,6 +94,8 @@ impl MetaStore {
         let mut draft = Draft::new(self);
         let mut record = new_record(ino, &new, now);
         record.orphan = true;
+        record.owner = self.member().filter(|_| new.owned);
+        record.orphan_of = self.member().map_or(0, |me| me.node);
         record.backing.xattrs_differ = record.xattrs == XattrState::Some;
         for (name, value) in &new.xattrs {
             draft.put(keys::xattr(ino, name), codec::encode_bytes(value));
@@ -205,6 +208,7 @@ impl MetaStore {
                 parent.add_subdirs(-1);
             }
             detach(draft.edit(ino)?, dir, name, now, in_use(ino));
+            self.note_holder(&mut draft, ino)?;
             draft.settle(ino)?;
             draft.change_entry(dir, name, (ino, kind), None);
             let record = committed_record(&draft.commit()?, ino)?;

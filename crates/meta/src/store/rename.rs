@@ -182,6 +182,7 @@ impl MetaStore {
                 (false, false) => {}
             }
             detach(draft.edit(target.0)?, to.dir, to.name, now, in_use(target.0));
+            self.note_holder(&mut draft, target.0)?;
             draft.settle(target.0)?;
             draft.change_entry(to.dir, to.name, target, Some(moving));
         } else {

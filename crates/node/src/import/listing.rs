@@ -73,13 +73,17 @@ pub(super) struct Reading<'a> {
 impl Reading<'_> {
     /// Imports what was read, but for names that were given up since they were read. A name given
     /// up later is still a ghost while this runs, which the namespace leaves out by itself.
-    pub(super) fn import(&self, meta: &MetaStore, dir: Ino, mut found: Vec<Found>) -> Result<bool> {
+    pub(super) fn import(&self, node: &Node, dir: Ino, mut found: Vec<Found>) -> Result<bool> {
         let gone = self.gone.lock();
         if gone.too_many {
             return Ok(false);
         }
         found.retain(|found| !gone.names.contains(&found.name));
-        meta.import(dir, &found)?;
+        match node.is_clustered() {
+            // Another node may have listed it, and then taken a name away.
+            true => node.meta.import_unless_listed(dir, &found)?,
+            false => node.meta.import(dir, &found)?,
+        };
         Ok(true)
     }
 }
@@ -146,7 +150,7 @@ impl Drop for Flight<'_> {
 
 impl Node {
     /// Imports all entries of a directory, or waits for another thread that does.
-    pub(super) fn list_directory(&self, dir: Ino) -> Result<()> {
+    pub(crate) fn list_directory(&self, dir: Ino) -> Result<()> {
         while !self.meta.get(dir)?.listed {
             let entered = self.imports.flights.enter(dir, self.config.backing_timeout);
             if let Some(_flight) = entered
@@ -231,7 +235,7 @@ impl Node {
         while found.peek().is_some() {
             let batch: Vec<Found> = found.by_ref().take(BATCH).collect();
             each(&batch)?;
-            if !reading.import(&self.meta, dir, batch)? {
+            if !reading.import(self, dir, batch)? {
                 return Ok(false);
             }
         }

@@ -62,7 +62,10 @@ impl Node {
         if is_reserved(OsStr::from_bytes(name), dir == Ino::ROOT) {
             return Ok(None);
         }
-        let hit = self.meta.lookup(dir, name)?;
+        let hit = match self.cluster {
+            Some(_) => self.meta.lookup_now(dir, name)?,
+            None => self.meta.lookup(dir, name)?,
+        };
         if hit.is_some() && self.directory_is_fresh(dir) {
             return Ok(hit);
         }
@@ -128,6 +131,10 @@ impl Node {
         let attributes = self.backing.stat(&root, OsStr::new(""))?;
         let found = self.found(&root, b"", &attributes)?;
         let record = self.meta.get(Ino::ROOT)?;
+        if self.is_clustered() && record.backing.fingerprint.is_some() {
+            // Other nodes may be changing it right now.
+            return Ok(());
+        }
         if record.backing.fingerprint.is_some() && coherence::same_directory(&record, &found) {
             return Ok(());
         }
@@ -166,7 +173,7 @@ impl Node {
         });
         match looked {
             Ok(found) => {
-                reading.import(&self.meta, dir, vec![found])?;
+                reading.import(self, dir, vec![found])?;
             }
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {}
             Err(error) => return Err(error),

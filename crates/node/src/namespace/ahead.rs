@@ -114,7 +114,8 @@ impl Node {
         mut after: u64,
         limit: usize,
     ) -> Result<(Vec<EntryPlus>, Moment)> {
-        if after == 0 {
+        if after == 0 || self.is_clustered() {
+            // What is read ahead does not show what other nodes change.
             self.names.ahead.forget(dir);
             let moment = self.meta.moment();
             return Ok((self.meta.entries_plus(dir, after, limit)?, moment));

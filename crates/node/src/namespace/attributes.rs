@@ -74,7 +74,7 @@ impl Node {
 
     /// The record of an inode, compared with the backing store if it is time.
     fn fresh(&self, context: &Context, ino: Ino) -> Result<Arc<Record>> {
-        let record = self.record(ino)?;
+        let record = self.record_now(ino)?;
         if record.links.is_empty() && ino != Ino::ROOT {
             return Ok(record);
         }
@@ -93,6 +93,12 @@ impl Node {
             return Err(if directory { Errno::ISDIR } else { Errno::INVAL }.into());
         }
         // All that may have to wait comes before the first change.
+        let file = record.attr.kind == FileKind::File;
+        let mut hold = None;
+        if self.is_clustered() && file && (set.size.is_some() || self.is_elsewhere(&record)) {
+            (record, hold) = self.newest(context, ino, true)?;
+            self.match_version(context, &self.files.get(ino), &record)?;
+        }
         let list = match set.mode {
             Some(mode) => self.acl_after_chmod(context, &record, mode)?,
             None => None,
@@ -131,6 +137,7 @@ impl Node {
         };
         self.attributes_changed(&record, times);
         self.queue(&record);
+        drop(hold);
         Ok(self.stat(&record))
     }
 

@@ -74,7 +74,7 @@ impl Node {
         name: &[u8],
         new: &NewName<'_>,
     ) -> Result<Arc<Record>> {
-        match self.find_or_make(context, dir, name, new, &mut |_| {})? {
+        match self.find_or_make(context, dir, name, new, false, &mut |_| {})? {
             Found::Created(record) => Ok(record),
             Found::Existing(_) => Err(Errno::EXIST.into()),
         }
@@ -87,13 +87,15 @@ impl Node {
         dir: Ino,
         name: &[u8],
         new: &NewName<'_>,
+        owned: bool,
         announce: &mut dyn FnMut(Ino),
     ) -> Result<Found> {
         check_new_name(dir, name)?;
         if let Some(record) = self.find(context, dir, name)? {
             return Ok(Found::Existing(record));
         }
-        let inode = self.new_inode(context, dir, new)?;
+        let mut inode = self.new_inode(context, dir, new)?;
+        inode.owned = owned;
         let record = self.meta.create_announced(dir, name, inode, convert::now(), announce)?;
         self.queue(&record);
         Ok(Found::Created(record))
@@ -107,7 +109,8 @@ impl Node {
         mode: u32,
         umask: u32,
     ) -> Result<Arc<Record>> {
-        let inode = self.new_inode(context, dir, &NewName::file(mode, umask))?;
+        let mut inode = self.new_inode(context, dir, &NewName::file(mode, umask))?;
+        inode.owned = true;
         Ok(self.meta.create_unlinked(dir, inode, convert::now())?)
     }
 

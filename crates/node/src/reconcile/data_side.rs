@@ -74,6 +74,10 @@ impl Node {
         if self.stub().is_some() {
             return 0;
         }
+        if self.is_clustered() {
+            // To find the orphans among all nodes' would take long.
+            return self.dirty_bytes();
+        }
         // Nobody will write the bytes of removed files that are still in use.
         let orphans = match self.meta.counts().orphans {
             0 => Vec::new(),

@@ -7,7 +7,7 @@ use forebay_meta::{Ino, Seq};
 use parking_lot::{Condvar, Mutex};
 
 use super::Remaining;
-use super::queue::{Turn, batch_size, is_hidden_orphan};
+use super::queue::{Turn, batch_size};
 use crate::error::Result;
 use crate::node::Node;
 use crate::pool::Urgency;
@@ -170,9 +170,10 @@ impl Node {
                 after = *last;
                 for (_, ino) in page {
                     match node.known(ino)? {
-                        Some(record) if is_hidden_orphan(&record) => kept += 1,
+                        Some(record) if node.keeps_hidden(&record) => kept += 1,
                         Some(_) if !sweep.over() => sweep.add(ino),
-                        _ => {}
+                        Some(_) => {}
+                        None => node.doubt_place(ino),
                     }
                 }
                 if sweep.over() {
@@ -210,7 +211,7 @@ impl Node {
                 let Some(last) = page.last() else { continue };
                 way.push((dir, last.entry.cursor));
                 for item in &page {
-                    if item.record.queued.is_some() && !is_hidden_orphan(&item.record) {
+                    if item.record.queued.is_some() && !node.keeps_hidden(&item.record) {
                         sweep.add(item.record.ino);
                     }
                     if item.record.is_directory() {
@@ -225,7 +226,7 @@ impl Node {
     fn add_if_behind(&self, ino: Ino, sweep: &mut Sweep<'_, '_>) -> Result<()> {
         if let Some(record) = self.known(ino)?
             && record.queued.is_some()
-            && !is_hidden_orphan(&record)
+            && !self.keeps_hidden(&record)
         {
             sweep.add(ino);
         }

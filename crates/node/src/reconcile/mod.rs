@@ -179,11 +179,23 @@ impl Node {
             let Some(owned) = self.own(ino, batch.patience(ino)) else {
                 return Err(NodeError::Busy);
             };
-            let Some(record) = self.known(ino)? else { return Ok(()) };
+            let Some(record) = self.known(ino)? else {
+                self.doubt_place(ino);
+                return Ok(());
+            };
             if !record.differs() && record.queued.is_none() {
+                self.doubt_place(ino);
                 return Ok(());
             }
-            if queue::is_hidden_orphan(&record) {
+            if self.is_others_work(&record) {
+                self.doubt_place(ino);
+                return Err(NodeError::Busy);
+            }
+            if self.let_go_of_owned(&record)? {
+                continue;
+            }
+            self.list_before_removal(&record)?;
+            if self.keeps_hidden(&record) {
                 return Ok(());
             }
             match batch.with(owned, &record, |work| self.pass(work, depth))? {

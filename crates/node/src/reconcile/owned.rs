@@ -27,13 +27,14 @@ impl Owners {
 
 /// The sole right to change an inode in the backing store and to report about it.
 pub(crate) struct Owned<'a> {
-    owners: &'a Owners,
+    node: &'a Node,
     pub(super) ino: Ino,
 }
 
 impl Drop for Owned<'_> {
     fn drop(&mut self) {
-        let (owned, freed) = self.owners.shard(self.ino);
+        self.node.end_work(self.ino);
+        let (owned, freed) = self.node.reconciler.owners.shard(self.ino);
         owned.lock().remove(&self.ino.0);
         freed.notify_all();
     }
@@ -71,6 +72,8 @@ impl Node {
             }
         }
         owned.insert(ino.0, Instant::now());
-        Some(Owned { owners, ino })
+        drop(owned);
+        let right = Owned { node: self, ino };
+        self.begin_work(ino, until).then_some(right)
     }
 }

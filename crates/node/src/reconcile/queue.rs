@@ -374,9 +374,14 @@ impl Node {
         self.retry_later(ino, failures, LAST_RETRY);
     }
 
+    /// Whether a removed file is to be left alone until its last close.
+    pub(super) fn keeps_hidden(&self, record: &Record) -> bool {
+        is_hidden_orphan(record) && !self.is_left_orphan(record)
+    }
+
     /// Whether it is time for an inode, by the write-back rule and its users.
     fn may_be_written(&self, record: &Record, all: bool) -> bool {
-        if is_hidden_orphan(record) {
+        if self.keeps_hidden(record) {
             return false;
         }
         let has_bytes = record.attr.kind == FileKind::File
@@ -471,7 +476,7 @@ pub(super) fn batch_size(inodes: usize, threads: usize) -> usize {
 }
 
 /// A removed file that is in use: its bytes wait in limbo for the last close.
-pub(super) fn is_hidden_orphan(record: &Record) -> bool {
+fn is_hidden_orphan(record: &Record) -> bool {
     record.orphan
         && record.links.is_empty()
         && record.backing.links.iter().all(|link| link.parent == LIMBO)

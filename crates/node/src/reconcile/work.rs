@@ -9,7 +9,7 @@ use forebay_store::Dir;
 
 use super::OWNER_WAIT;
 use super::owned::Owned;
-use super::queue::{NAMES_DELAY, is_hidden_orphan};
+use super::queue::NAMES_DELAY;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
@@ -316,7 +316,7 @@ impl Node {
         let apply = |record: &mut Record| facts.apply(record, seen_change);
         match self.meta.reconciled(ino, seen_change, apply) {
             Ok(true) => {
-                if !self.known(ino)?.is_some_and(|record| is_hidden_orphan(&record)) {
+                if !self.known(ino)?.is_some_and(|record| self.keeps_hidden(&record)) {
                     self.reconcile_later(ino, NAMES_DELAY);
                 }
             }

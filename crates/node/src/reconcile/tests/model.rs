@@ -52,7 +52,8 @@ struct World {
 fn open_meta(dir: &Path) -> MetaStore {
     let engine = forebay_meta::Embedded::open(dir, &forebay_meta::EmbeddedOptions::default());
     let engine = engine.expect("the engine opens");
-    MetaStore::open(Box::new(engine), &Options { cached_records: 64 }).expect("the store opens")
+    MetaStore::open(Box::new(engine), &Options { cached_records: 64, node: None })
+        .expect("the store opens")
 }
 
 impl World {

@@ -1,0 +1,161 @@
+//! A cluster of one test: a metadata server, a backing store, and mounts with tiers of their own.
+#![allow(dead_code, missing_docs, reason = "each user of this module needs a part of it")]
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use crate::site::{Site, alive, can_mount, outcome, signal, wait_for};
+
+/// Says so and gives false where no cluster can be made.
+pub fn can_cluster() -> bool {
+    let version = Command::new("redis-server").arg("--version").stdout(Stdio::null()).status();
+    let able = version.is_ok_and(|status| status.success());
+    if !able {
+        eprintln!("skipped: redis-server is not installed");
+    }
+    able && can_mount()
+}
+
+/// The metadata server; ended with the value.
+pub struct Server {
+    child: Child,
+    pub port: u16,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let step = NEXT.fetch_add(1, Ordering::Relaxed);
+        let spread = (std::process::id() as u16).wrapping_mul(41);
+        let port = 30_000 + step.wrapping_add(spread) % 2_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+impl Server {
+    fn start(dir: &std::path::Path) -> Server {
+        let port = free_port();
+        let text = port.to_string();
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "redis-server", "--port", &text]);
+        command.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"]);
+        command.args(["--appendfsync", "always", "--dir"]).arg(dir);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let server = Server { child, port };
+        let up = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+        assert!(wait_for(Duration::from_secs(10), up), "the metadata server does not come up");
+        server
+    }
+}
+
+pub struct Ring {
+    // Dropped after the mounts have ended, which need it to.
+    pub site: Site,
+    pub server: Server,
+    nodes: usize,
+}
+
+impl Ring {
+    pub fn new(nodes: usize) -> Ring {
+        let site = Site::new();
+        fs::create_dir(site.path("redis")).unwrap();
+        for node in 0..nodes {
+            fs::create_dir(site.path(&format!("mnt{node}"))).unwrap();
+        }
+        let server = Server::start(&site.path("redis"));
+        Ring { site, server, nodes }
+    }
+
+    pub fn address(&self) -> String {
+        format!("redis://127.0.0.1:{}/test", self.server.port)
+    }
+
+    pub fn at(&self, node: usize, path: &str) -> PathBuf {
+        self.site.path(&format!("mnt{node}")).join(path)
+    }
+
+    pub fn backing(&self, path: &str) -> PathBuf {
+        self.site.path("backing").join(path)
+    }
+
+    pub fn mount_with(&self, node: usize, more: &[&str]) -> (i32, String) {
+        let tier = format!("{}=64M", self.site.text(&format!("tier{node}")));
+        let mnt = self.site.text(&format!("mnt{node}"));
+        let (backing, address) = (self.site.text("backing"), self.address());
+        let mut args = vec!["mount", &backing, &mnt, "--tier", &tier, "--cluster", &address];
+        args.extend(more);
+        self.site.run(&args)
+    }
+
+    pub fn mount(&self, node: usize, more: &[&str]) {
+        let (code, text) = self.mount_with(node, more);
+        assert_eq!(code, 0, "{text}");
+    }
+
+    pub fn mount_all(&self, more: &[&str]) {
+        for node in 0..self.nodes {
+            self.mount(node, more);
+        }
+    }
+
+    pub fn umount(&self, node: usize) {
+        let (code, text) = self.site.run(&["umount", &self.site.text(&format!("mnt{node}"))]);
+        assert_eq!(code, 0, "{text}\n{}", self.log(node));
+    }
+
+    pub fn umount_all(&self) {
+        for node in 0..self.nodes {
+            self.umount(node);
+        }
+    }
+
+    pub fn log(&self, node: usize) -> String {
+        let log = self.site.path(&format!("tier{node}")).join("state/forebay.log");
+        fs::read_to_string(log).unwrap_or_default()
+    }
+
+    pub fn status(&self, node: usize) -> serde_json::Value {
+        let mnt = self.site.text(&format!("mnt{node}"));
+        let (code, text) = self.site.run(&["status", "--json", &mnt]);
+        assert_eq!(code, 0, "{text}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// Kills a daemon at once, and takes its dead mount away.
+    pub fn kill(&self, node: usize) {
+        let pid = self.status(node)["pid"].as_i64().unwrap().try_into().unwrap();
+        signal(pid, rustix::process::Signal::KILL);
+        assert!(wait_for(Duration::from_secs(5), || !alive(pid)));
+        self.detach(node);
+    }
+
+    fn detach(&self, node: usize) {
+        let mnt = self.site.text(&format!("mnt{node}"));
+        let _ = outcome(self.site.command("fusermount3").args(["-uz", &mnt]));
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        for node in 0..self.nodes {
+            if std::thread::panicking() {
+                eprintln!("--- log of node {node}\n{}", self.log(node));
+            }
+            self.detach(node);
+        }
+        // Their daemons end by themselves, but not without the metadata: the site sees to the rest.
+    }
+}

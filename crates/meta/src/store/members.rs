@@ -1,0 +1,130 @@
+//! The nodes of a cluster that share a namespace.
+//!
+//! A node keeps its number for ever; each start of its daemon is a new epoch, which fences the one
+//! before. That a node lives it says by a heartbeat that counts: whoever has seen no change of the
+//! count for a time *on its own clock* takes it for dead, so no clocks need to agree.
+
+use super::{MetaStore, compare};
+use crate::codec;
+use crate::engine::{Expect, MiniTransaction, Write};
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::types::{Incarnation, Seq};
+
+use super::gathered::PROCESSES;
+
+/// Who wants to be a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeName {
+    /// Tells it from all others, and stays the same over its restarts.
+    pub id: String,
+    /// Where it runs, for people.
+    pub address: String,
+}
+
+/// A node as the namespace knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Its number.
+    pub node: u16,
+    /// What tells it from others.
+    pub id: String,
+    /// Its latest start.
+    pub epoch: u64,
+    /// Counts its heartbeats.
+    pub beat: u64,
+    /// It has ended in good order, with nothing left to write back.
+    pub left: bool,
+    /// Where it runs, for people.
+    pub address: String,
+}
+
+impl MetaStore {
+    /// Who this process is in the cluster; `None` if the store was opened without a name.
+    #[must_use]
+    pub fn member(&self) -> Option<Incarnation> {
+        self.member.get().copied()
+    }
+
+    /// All nodes that have ever joined, by number.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn members(&self) -> Result<Vec<Member>> {
+        let page = self.scan(&keys::members(), None, usize::MAX)?;
+        let member = |(key, value): &(Vec<u8>, Vec<u8>)| {
+            let number = keys::number(key).and_then(|number| u16::try_from(number).ok());
+            codec::decode_member(number.unwrap_or_default(), value)
+        };
+        page.items.iter().map(member).collect()
+    }
+
+    /// Enters a new incarnation of a node; the one before is fenced from here on.
+    pub(super) fn register(&self, name: &NodeName) -> Result<Incarnation> {
+        let member = self.retry(|| {
+            let members = self.members()?;
+            let known = members.iter().find(|member| member.id == name.id);
+            let free = || (1..u16::MAX).find(|node| members.iter().all(|m| m.node != *node));
+            let node = match known {
+                Some(known) => known.node,
+                None => free().ok_or(Error::Unsupported("all 65534 node numbers are used up"))?,
+            };
+            let member = Member {
+                node,
+                id: name.id.clone(),
+                epoch: known.map_or(1, |known| known.epoch + 1),
+                beat: known.map_or(1, |known| known.beat + 1),
+                left: false,
+                address: name.address.clone(),
+            };
+            self.replace_member(known, &member)?;
+            Ok(member)
+        })?;
+        Ok(Incarnation { node: member.node, epoch: member.epoch })
+    }
+
+    fn replace_member(&self, before: Option<&Member>, after: &Member) -> Result<()> {
+        let key = keys::member(after.node);
+        let expect = before.map_or(Expect::Absent, |m| Expect::Value(codec::encode_member(m)));
+        let mut transaction = MiniTransaction::default();
+        transaction.compare.push(compare(key.clone(), expect));
+        transaction.write.push(Write::Put(key, codec::encode_member(after)));
+        self.execute(&transaction)?.ok_or(Error::Conflict(1)).map(drop)
+    }
+
+    /// Says that this node lives. False if another incarnation has taken its place: then it must
+    /// not write any more.
+    ///
+    /// # Errors
+    /// If the engine fails; `Unsupported` if this process is no node.
+    pub fn beat(&self) -> Result<bool> {
+        self.change_member(|member| member.beat = member.beat.wrapping_add(1))
+    }
+
+    /// Says that this node ends with nothing left to do. False as for [`MetaStore::beat`].
+    ///
+    /// # Errors
+    /// As [`MetaStore::beat`].
+    pub fn leave(&self) -> Result<bool> {
+        self.change_member(|member| member.left = true)
+    }
+
+    fn change_member(&self, change: impl Fn(&mut Member)) -> Result<bool> {
+        let me = self.member().ok_or(Error::Unsupported("this process is no node"))?;
+        self.retry(|| {
+            let Some(value) = self.read_one(keys::member(me.node))? else { return Ok(false) };
+            let before = codec::decode_member(me.node, &value)?;
+            if before.epoch != me.epoch {
+                return Ok(false);
+            }
+            let mut after = before.clone();
+            change(&mut after);
+            self.replace_member(Some(&before), &after).map(|()| true)
+        })
+    }
+
+    /// Whether a place in the backlog is this process's to work on.
+    pub(super) fn is_mine(&self, seq: Seq) -> bool {
+        self.member().is_none_or(|me| seq.0 % PROCESSES == u64::from(me.node))
+    }
+}

@@ -1,0 +1,188 @@
+//! Who may write a file's bytes, and who may change an inode in the backing store: rights that one
+//! node of a cluster has at a time.
+
+use std::sync::Arc;
+
+use super::{Draft, MetaStore, compare};
+use crate::codec;
+use crate::engine::{Expect, MiniTransaction, Write};
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::types::{Incarnation, Ino, Record};
+
+/// What came of asking for the ownership of a file.
+#[derive(Debug, Clone)]
+pub enum Ownership {
+    /// This node has it.
+    Mine(Arc<Record>),
+    /// Another node has it.
+    Other(Incarnation),
+}
+
+impl MetaStore {
+    fn this_node(&self) -> Result<Incarnation> {
+        self.member().ok_or(Error::Unsupported("this process is no node"))
+    }
+
+    /// As [`MetaStore::get`], but as the engine has it now, whatever is cached: what others have
+    /// reported before this call is seen.
+    ///
+    /// # Errors
+    /// `Stale` if there is no such inode.
+    pub fn get_now(&self, ino: Ino) -> Result<Arc<Record>> {
+        let _shared = self.stripe(ino).read();
+        self.reload_locked(ino)?.ok_or(Error::Stale(ino))
+    }
+
+    /// As [`MetaStore::lookup`], but as the engine has it now, whatever is cached.
+    ///
+    /// # Errors
+    /// As [`MetaStore::lookup`].
+    pub fn lookup_now(&self, dir: Ino, name: &[u8]) -> Result<Option<Arc<Record>>> {
+        for _ in 0..super::ATTEMPTS {
+            let found = {
+                let _shared = self.stripe(dir).read();
+                self.forget_entry(dir, name);
+                self.find_locked(dir, name)?
+            };
+            let Some((ino, _)) = found else {
+                let parent = self.believed(dir).map_or_else(|| self.get(dir), Ok)?;
+                return if parent.is_directory() { Ok(None) } else { Err(Error::NotDirectory) };
+            };
+            match self.get_now(ino) {
+                Ok(record) => return Ok(Some(record)),
+                // Removed between the two looks: look again.
+                Err(Error::Stale(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Conflict(super::ATTEMPTS))
+    }
+
+    /// Makes this node the owner of a file that nobody owns, or that an earlier incarnation of it
+    /// did. From then on it may write the file's bytes.
+    ///
+    /// # Errors
+    /// `Stale` if there is no such inode; `Unsupported` if this process is no node.
+    pub fn take_ownership(&self, ino: Ino) -> Result<Ownership> {
+        let me = self.this_node()?;
+        let mut looked = false;
+        loop {
+            let mut other = None;
+            let record = self.edit_one(ino, |draft, before| {
+                other = before.owner.filter(|owner| owner.node != me.node);
+                if other.is_none() && before.owner != Some(me) {
+                    let record = draft.edit(ino)?;
+                    record.owner = Some(me);
+                    if !record.links.is_empty() {
+                        draft.enqueue(ino)?;
+                    }
+                }
+                Ok(())
+            })?;
+            match other {
+                None => return Ok(Ownership::Mine(record)),
+                Some(other) if looked => return Ok(Ownership::Other(other)),
+                // That may be how it was.
+                Some(_) => looked = self.get_now(ino).map(|_| true)?,
+            }
+        }
+    }
+
+    /// Gives a file up that this node owns, if the backing store has all of its bytes; whether it
+    /// has it no longer.
+    ///
+    /// # Errors
+    /// If the engine fails; `Unsupported` if this process is no node.
+    pub fn give_up_ownership(&self, ino: Ino) -> Result<bool> {
+        let me = self.this_node()?;
+        let given = self.edit_one(ino, |draft, before| {
+            let mine = before.owner.is_some_and(|owner| owner.node == me.node);
+            let nameless = before.links.is_empty() && !before.orphan;
+            if mine && (nameless || !before.dirty && !before.spilled) {
+                let record = draft.edit(ino)?;
+                record.owner = None;
+                if !record.differs() {
+                    record.queued = None;
+                }
+            }
+            Ok(())
+        });
+        match given {
+            Ok(record) => Ok(record.owner.is_none_or(|owner| owner.node != me.node)),
+            Err(Error::Stale(_)) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gets the sole right among all nodes to change an inode in the backing store; false if another
+    /// has it of whom `is_dead` does not say that it is dead. The caller sees to it that only one
+    /// thread of this process asks.
+    ///
+    /// # Errors
+    /// If the engine fails; `Unsupported` if this process is no node.
+    pub fn begin_work(&self, ino: Ino, is_dead: &dyn Fn(Incarnation) -> bool) -> Result<bool> {
+        let me = self.this_node()?;
+        let key = keys::work(ino);
+        let mine = codec::encode_incarnation(me);
+        let take = |expect| {
+            let mut transaction = MiniTransaction::default();
+            transaction.compare.push(compare(key.clone(), expect));
+            transaction.write.push(Write::Put(key.clone(), mine.clone()));
+            Ok::<_, Error>(self.execute(&transaction)?.is_some())
+        };
+        if take(Expect::Absent)? {
+            return Ok(true);
+        }
+        let Some(value) = self.read_one(key.clone())? else { return take(Expect::Absent) };
+        let holder = codec::decode_incarnation("who works on an inode", &value)?;
+        match holder.node == me.node || is_dead(holder) {
+            true => take(Expect::Value(value)),
+            false => Ok(false),
+        }
+    }
+
+    /// Gives the right of [`MetaStore::begin_work`] back.
+    ///
+    /// # Errors
+    /// If the engine fails: then this node still has it, and gets it again when it asks.
+    pub fn end_work(&self, ino: Ino) -> Result<()> {
+        let me = self.this_node()?;
+        let key = keys::work(ino);
+        let mut transaction = MiniTransaction::default();
+        transaction
+            .compare
+            .push(compare(key.clone(), Expect::Value(codec::encode_incarnation(me))));
+        transaction.write.push(Write::Delete(key));
+        self.execute(&transaction).map(drop)
+    }
+
+    /// A place of this process in the backlog may be there no longer, as others have changed the
+    /// record: it is looked up before the backlog is next read.
+    pub fn doubt_place(&self, ino: Ino) {
+        if self.is_gathered() {
+            self.marks.doubt(std::iter::once(ino));
+        }
+    }
+
+    /// A file has lost a name: if it has none left, who keeps its bytes? The owner, if that is
+    /// another node; else this one, if a program of it uses them.
+    pub(super) fn note_holder(&self, draft: &mut Draft<'_>, ino: Ino) -> Result<()> {
+        let Some(me) = self.member() else { return Ok(()) };
+        let record = draft.edit(ino)?;
+        if !record.links.is_empty() || record.is_directory() {
+            return Ok(());
+        }
+        match record.owner.filter(|owner| owner.node != me.node) {
+            Some(other) => (record.orphan, record.orphan_of) = (true, other.node),
+            None if record.orphan => record.orphan_of = me.node,
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Whether an orphan is in use by this process's programs, as far as the record says.
+    pub(super) fn holds_orphan(&self, record: &Record) -> bool {
+        self.member().is_none_or(|me| record.orphan_of == me.node || record.orphan_of == 0)
+    }
+}

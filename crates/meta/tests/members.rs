@@ -1,0 +1,246 @@
+//! Several nodes on one namespace: who is alive, who owns what, whose work is whose.
+
+mod servers;
+
+use forebay_meta::{
+    Answer, FileKind, Ino, MetaStore, NewInode, NodeName, Options, Ownership, Queue, Record, Redis,
+    RedisOptions, Seq, Timestamp, Wish,
+};
+use servers::Servers;
+
+fn now() -> Timestamp {
+    Timestamp::new(1_700_000_000, 0)
+}
+
+fn open(servers: &Servers, id: &str) -> MetaStore {
+    let address = format!("redis://127.0.0.1:{}/members", servers.port(0));
+    let engine = Redis::open(&address, &RedisOptions::default()).expect("the server runs");
+    let name = NodeName { id: id.into(), address: "here".into() };
+    let options = Options { node: Some(name), ..Options::default() };
+    MetaStore::open(Box::new(engine), &options).expect("an empty or good namespace")
+}
+
+fn file(store: &MetaStore, name: &[u8]) -> Ino {
+    let new = NewInode::new(FileKind::File, 0o644, 0, 0);
+    store.create(Ino::ROOT, name, new, now()).expect("a free name").ino
+}
+
+fn backlog(store: &MetaStore) -> Vec<Ino> {
+    store.backlog(Seq(0), 100).expect("readable").into_iter().map(|(_, ino)| ino).collect()
+}
+
+fn is_owned(ownership: &Ownership) -> bool {
+    matches!(ownership, Ownership::Mine(_))
+}
+
+fn reconcile(store: &MetaStore, ino: Ino) {
+    let record = store.get_now(ino).expect("there");
+    let all = |record: &mut Record| {
+        record.backing.links = record.links.clone();
+        record.dirty = false;
+    };
+    store.reconciled(ino, record.change, all).expect("stored");
+}
+
+#[test]
+fn node_when_it_starts_again_then_keeps_its_number_and_the_one_before_is_fenced() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let first = open(&servers, "a");
+    let other = open(&servers, "b");
+    assert!(first.beat().unwrap() && other.beat().unwrap());
+    let again = open(&servers, "a");
+    let (before, after) = (first.member().unwrap(), again.member().unwrap());
+    assert_eq!(before.node, after.node);
+    assert!(before.epoch < after.epoch);
+    assert_ne!(other.member().unwrap().node, after.node);
+    assert!(!first.beat().unwrap(), "fenced");
+    assert!(again.beat().unwrap() && other.beat().unwrap());
+    let members = other.members().unwrap();
+    assert_eq!(members.iter().map(|member| member.id.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    let beat = members[0].beat;
+    again.beat().unwrap();
+    assert_eq!(other.members().unwrap()[0].beat, beat + 1);
+    assert!(again.leave().unwrap());
+    assert!(other.members().unwrap()[0].left);
+}
+
+#[test]
+fn backlog_when_nodes_share_a_namespace_then_each_has_its_own() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let (a, b) = (open(&servers, "a"), open(&servers, "b"));
+    let (one, two) = (file(&a, b"one"), file(&b, b"two"));
+    assert_eq!((backlog(&a), backlog(&b)), (vec![one], vec![two]));
+    drop(a);
+    let a = open(&servers, "a");
+    assert_eq!(backlog(&a), [one], "after its start it has what it had, and nothing of others");
+    // What another has done in one's place is forgotten when it is looked at.
+    reconcile(&b, one);
+    a.doubt_place(one);
+    assert_eq!(backlog(&a), []);
+    assert_eq!((a.backlog_len(), b.backlog_len()), (0, 1));
+    assert!(a.check(false).unwrap().is_clean());
+}
+
+#[test]
+fn ownership_when_another_has_it_then_it_has_to_give_it_up_first() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let (a, b) = (open(&servers, "a"), open(&servers, "b"));
+    let ino = file(&a, b"f");
+    reconcile(&a, ino);
+    assert!(is_owned(&a.take_ownership(ino).unwrap()));
+    assert!(
+        matches!(b.take_ownership(ino).unwrap(), Ownership::Other(who) if Some(who) == a.member())
+    );
+    let dirty = |record: &mut Record| {
+        record.dirty = true;
+        Queue::Yes
+    };
+    a.update(ino, None, dirty).unwrap();
+    assert!(!a.give_up_ownership(ino).unwrap(), "its bytes are not in the backing store");
+    assert!(b.give_up_ownership(ino).unwrap(), "it never had it");
+    assert!(!is_owned(&b.take_ownership(ino).unwrap()));
+    reconcile(&a, ino);
+    assert_eq!(backlog(&a), [ino], "what is owned stays in its owner's backlog");
+    assert!(a.give_up_ownership(ino).unwrap());
+    assert_eq!(backlog(&a), []);
+    assert!(is_owned(&b.take_ownership(ino).unwrap()));
+    assert_eq!(backlog(&b), [ino]);
+    drop(b);
+    let b = open(&servers, "b");
+    assert!(is_owned(&b.take_ownership(ino).unwrap()), "a later incarnation takes it over");
+    assert!(!is_owned(&a.take_ownership(ino).unwrap()));
+}
+
+#[test]
+fn owner_when_it_changes_a_file_that_another_queued_then_it_is_in_its_own_backlog() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let (a, b) = (open(&servers, "a"), open(&servers, "b"));
+    let ino = file(&b, b"f");
+    assert_eq!(backlog(&b), [ino]);
+    assert!(is_owned(&a.take_ownership(ino).unwrap()));
+    assert_eq!(backlog(&a), [ino]);
+    b.doubt_place(ino);
+    assert_eq!(backlog(&b), []);
+    assert!(a.check(false).unwrap().is_clean());
+}
+
+#[test]
+fn file_when_removed_where_it_is_not_owned_then_its_owner_keeps_it_until_it_lets_go() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let (a, b) = (open(&servers, "a"), open(&servers, "b"));
+    let ino = file(&a, b"f");
+    assert!(is_owned(&a.take_ownership(ino).unwrap()));
+    let unlinked = b.unlink(Ino::ROOT, b"f", now(), false).unwrap();
+    assert!(!unlinked.gone);
+    b.release_orphan(ino, now()).unwrap();
+    assert_eq!((a.orphans().unwrap(), b.orphans().unwrap()), (vec![ino], vec![]));
+    a.release_orphan(ino, now()).unwrap();
+    assert!(a.give_up_ownership(ino).unwrap());
+    assert!(a.get_now(ino).is_err());
+    assert!(a.check(false).unwrap().is_clean());
+}
+
+#[test]
+fn work_on_an_inode_when_several_want_it_then_one_gets_it_until_it_ends_or_dies() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let (a, b) = (open(&servers, "a"), open(&servers, "b"));
+    let ino = file(&a, b"f");
+    let nobody = |_| false;
+    assert!(a.begin_work(ino, &nobody).unwrap());
+    assert!(!b.begin_work(ino, &nobody).unwrap());
+    b.end_work(ino).unwrap();
+    assert!(!b.begin_work(ino, &nobody).unwrap(), "only the holder ends it");
+    a.end_work(ino).unwrap();
+    assert!(b.begin_work(ino, &nobody).unwrap());
+    assert!(a.begin_work(ino, &|who| Some(who) == b.member()).unwrap(), "of a dead one");
+    assert!(!b.begin_work(ino, &nobody).unwrap());
+    assert!(open(&servers, "a").begin_work(ino, &nobody).unwrap(), "by a later incarnation");
+}
+
+#[test]
+fn mail_when_answered_then_the_asker_knows() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let (a, b) = (open(&servers, "a"), open(&servers, "b"));
+    let (ino, node) = (Ino(77), a.member().unwrap().node);
+    b.ask(node, ino, Wish::Bytes).unwrap();
+    assert_eq!(b.answered(node, ino).unwrap(), Answer::Pending);
+    let old = a.mail(10).unwrap();
+    assert_eq!((old.len(), old[0].ino, old[0].wish), (1, ino, Wish::Bytes));
+    b.ask(node, ino, Wish::Ownership).unwrap();
+    a.answer(&old[0], None).unwrap();
+    assert_eq!(b.answered(node, ino).unwrap(), Answer::Pending, "it was asked for more since");
+    let new = a.mail(10).unwrap();
+    a.answer(&new[0], Some(5)).unwrap();
+    assert_eq!(b.answered(node, ino).unwrap(), Answer::Failed(5));
+    assert_eq!(a.mail(10).unwrap(), []);
+    b.retract(node, ino).unwrap();
+    assert_eq!(b.answered(node, ino).unwrap(), Answer::Done);
+    assert!(a.check(false).unwrap().is_clean());
+}
+
+#[test]
+fn records_when_others_change_them_then_asking_for_now_shows_it_at_once() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let (a, b) = (open(&servers, "a"), open(&servers, "b"));
+    let ino = file(&a, b"f");
+    for size in 1..200 {
+        let grow = |record: &mut Record| {
+            record.attr.size = size;
+            Queue::Yes
+        };
+        a.update(ino, None, grow).unwrap();
+        assert_eq!(b.get_now(ino).unwrap().attr.size, size);
+        // An edit that changes nothing must not make what is cached look new.
+        b.give_up_ownership(ino).unwrap();
+        a.rename(Ino::ROOT, b"f", Ino::ROOT, b"g", Default::default(), now(), &|_| false).unwrap();
+        assert!(b.lookup_now(Ino::ROOT, b"f").unwrap().is_none());
+        assert_eq!(b.lookup_now(Ino::ROOT, b"g").unwrap().map(|record| record.ino), Some(ino));
+        a.rename(Ino::ROOT, b"g", Ino::ROOT, b"f", Default::default(), now(), &|_| false).unwrap();
+    }
+}
+
+#[test]
+fn entries_found_late_when_the_directory_is_listed_then_are_not_imported() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let (a, b) = (open(&servers, "a"), open(&servers, "b"));
+    let print = forebay_meta::Fingerprint { size: 0, mtime: now(), ctime: now(), ino: 9 };
+    let mut attr = a.get(Ino::ROOT).unwrap().attr.clone();
+    (attr.kind, attr.nlink) = (FileKind::File, 1);
+    let found = |name: &[u8]| forebay_meta::Found {
+        name: name.into(),
+        attr: attr.clone(),
+        target: None,
+        fingerprint: print,
+    };
+    assert_eq!(b.import_unless_listed(Ino::ROOT, &[found(b"early")]).unwrap(), 1);
+    a.set_listed(Ino::ROOT, print).unwrap();
+    assert_eq!(b.import_unless_listed(Ino::ROOT, &[found(b"late")]).unwrap(), 0);
+    assert!(b.lookup_now(Ino::ROOT, b"late").unwrap().is_none());
+}

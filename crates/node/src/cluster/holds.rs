@@ -1,0 +1,116 @@
+//! The files that this node owns and programs of it can write.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use forebay_meta::{Ino, Ownership, Wish};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use super::Cluster;
+use crate::context::Context;
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+
+const STRIPES: usize = 256;
+
+/// Writers of files, by inode. A stripe is locked while the ownership of a file in it is taken or
+/// given up, so that neither overtakes the other.
+pub(super) struct Holds([Mutex<HashMap<u64, u32>>; STRIPES]);
+
+impl Default for Holds {
+    fn default() -> Self {
+        Holds(std::array::from_fn(|_| Mutex::default()))
+    }
+}
+
+impl Holds {
+    fn stripe(&self, ino: Ino) -> &Mutex<HashMap<u64, u32>> {
+        &self.0[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % STRIPES]
+    }
+}
+
+/// The right to write a file: while it lives, no other node gets the file.
+#[must_use]
+pub(crate) struct Hold<'a> {
+    node: &'a Node,
+    ino: Ino,
+}
+
+impl Hold<'_> {
+    /// Leaves the right to a handle, which gives it back by [`Node::unhold`].
+    pub(crate) fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.node.unhold(self.ino);
+    }
+}
+
+impl Node {
+    /// Gets the right to write a file; at once without a cluster (`None`). If another node owns it,
+    /// that one is asked to give it up, and this waits until it does.
+    ///
+    /// # Errors
+    /// `MustWait` if another node has to be asked and the caller may not wait; `EBUSY` if its
+    /// programs keep the file open for writing; `EHOSTDOWN` if it does not answer; `ESTALE` if this
+    /// node is fenced.
+    pub(crate) fn hold(&self, context: &Context, ino: Ino) -> Result<Option<Hold<'_>>> {
+        let Some(cluster) = &self.cluster else { return Ok(None) };
+        let until = Instant::now() + cluster.config.patience;
+        loop {
+            if cluster.is_fenced() {
+                return Err(NodeError::Posix(Errno::STALE));
+            }
+            let other = {
+                let mut holds = cluster.holds.stripe(ino).lock();
+                if let Some(writers) = holds.get_mut(&ino.0) {
+                    *writers += 1;
+                    return Ok(Some(Hold { node: self, ino }));
+                }
+                match self.meta.take_ownership(ino)? {
+                    Ownership::Mine(_) => {
+                        holds.insert(ino.0, 1);
+                        return Ok(Some(Hold { node: self, ino }));
+                    }
+                    Ownership::Other(other) => other,
+                }
+            };
+            context.wait()?;
+            self.ask_owner(cluster, ino, other, Wish::Ownership, until)?;
+        }
+    }
+
+    /// Gives back what [`Node::hold`] gave. The file stays owned until another node wants it or the
+    /// backing store has its bytes.
+    pub(crate) fn unhold(&self, ino: Ino) {
+        let Some(cluster) = &self.cluster else { return };
+        let mut holds = cluster.holds.stripe(ino).lock();
+        if let Some(writers) = holds.get_mut(&ino.0) {
+            *writers -= 1;
+            if *writers == 0 {
+                holds.remove(&ino.0);
+            }
+        }
+    }
+
+    /// Whether programs of this node can write the file.
+    pub(super) fn is_held(&self, cluster: &Cluster, ino: Ino) -> bool {
+        cluster.holds.stripe(ino).lock().contains_key(&ino.0)
+    }
+
+    /// Gives up a file that no program here can write and of which the backing store has all;
+    /// whether this node has it no longer.
+    pub(crate) fn give_up(&self, ino: Ino) -> Result<bool> {
+        let Some(cluster) = &self.cluster else { return Ok(false) };
+        let holds = cluster.holds.stripe(ino).lock();
+        let dirty = self.residents.get(ino.0).is_some_and(|resident| resident.dirty);
+        if dirty || holds.contains_key(&ino.0) {
+            return Ok(false);
+        }
+        Ok(self.meta.give_up_ownership(ino)?)
+    }
+}

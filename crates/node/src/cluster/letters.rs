@@ -1,0 +1,165 @@
+//! Asking the owners of files, and doing what other nodes ask for.
+
+use std::collections::HashSet;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_meta::{Answer, Error as MetaError, Incarnation, Ino, Mail, Wish};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use super::{Cluster, MOST_LETTERS};
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+use crate::pool::Urgency;
+
+const STRIPES: usize = 1024;
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LAST_PAUSE: Duration = Duration::from_millis(20);
+
+/// Letters under way.
+pub(super) struct Letters {
+    /// One asks about an inode at a time: a second letter would replace the first.
+    asking: Vec<Mutex<()>>,
+    /// What others ask for and is being done.
+    answering: Mutex<HashSet<(u64, u16, bool)>>,
+}
+
+impl Default for Letters {
+    fn default() -> Self {
+        let asking = (0..STRIPES).map(|_| Mutex::new(())).collect();
+        Letters { asking, answering: Mutex::default() }
+    }
+}
+
+impl Node {
+    /// Asks the owner of a file for something and waits until it is done.
+    ///
+    /// # Errors
+    /// `EHOSTDOWN` if the owner is dead; `EBUSY` if it does not do it in time; what it says.
+    pub(super) fn ask_owner(
+        &self,
+        cluster: &Cluster,
+        ino: Ino,
+        owner: Incarnation,
+        wish: Wish,
+        until: Instant,
+    ) -> Result<()> {
+        let _one = cluster.letters.asking[ino.0 as usize % STRIPES].lock();
+        // What an earlier one in this line was told may be all that is needed.
+        if self.meta.get_now(ino)?.owner != Some(owner) {
+            return Ok(());
+        }
+        self.meta.ask(owner.node, ino, wish)?;
+        let answer = self.await_answer(cluster, ino, owner, until);
+        if answer.is_err() {
+            self.meta.retract(owner.node, ino)?;
+        }
+        answer
+    }
+
+    fn await_answer(
+        &self,
+        cluster: &Cluster,
+        ino: Ino,
+        owner: Incarnation,
+        until: Instant,
+    ) -> Result<()> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            thread::sleep(pause);
+            match self.meta.answered(owner.node, ino)? {
+                Answer::Done => return Ok(()),
+                Answer::Failed(errno) => return Err(Errno::from_raw_os_error(errno).into()),
+                Answer::Pending => {}
+            }
+            if cluster.is_silent(owner.node) && self.meta.get_now(ino)?.owner == Some(owner) {
+                return Err(Errno::HOSTDOWN.into());
+            }
+            if Instant::now() >= until {
+                return Err(Errno::BUSY.into());
+            }
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+
+    /// Has what others ask for done; false if not all could be looked at.
+    pub(super) fn take_letters(&self, cluster: &Cluster) -> bool {
+        let mail = match self.meta.mail(MOST_LETTERS) {
+            Ok(mail) => mail,
+            Err(error) => {
+                tracing::warn!(%error, "what other nodes ask for is not known");
+                return false;
+            }
+        };
+        let mut all = mail.len() < MOST_LETTERS;
+        for letter in mail {
+            let key = (letter.ino.0, letter.asker, letter.wish == Wish::Bytes);
+            if !cluster.letters.answering.lock().insert(key) {
+                // Perhaps asked again while the last time was being answered.
+                all = false;
+                continue;
+            }
+            let this = self.this.clone();
+            let job = move || {
+                let Some(node) = this.upgrade() else { return };
+                let Some(cluster) = &node.cluster else { return };
+                node.answer_letter(cluster, &letter);
+                cluster.letters.answering.lock().remove(&key);
+            };
+            if cluster.workers.run(Urgency::Demand, job).is_err() {
+                cluster.letters.answering.lock().remove(&key);
+                all = false;
+            }
+        }
+        all
+    }
+
+    fn answer_letter(&self, cluster: &Cluster, letter: &Mail) {
+        let done = self.comply(cluster, letter.ino, letter.wish);
+        let failed = match &done {
+            Ok(()) => None,
+            Err(NodeError::Meta(MetaError::Stale(_))) => None,
+            Err(NodeError::Posix(errno)) => Some(errno.raw_os_error()),
+            Err(NodeError::Busy) => Some(libc::EBUSY),
+            Err(error) => {
+                tracing::warn!(ino = %letter.ino, %error, "a file that another node wants is not written back");
+                Some(libc::EIO)
+            }
+        };
+        if let Err(error) = self.meta.answer(letter, failed) {
+            tracing::warn!(%error, "another node gets no answer");
+        }
+    }
+
+    /// Writes a file back that another node wants, and gives it up if that is wanted.
+    fn comply(&self, cluster: &Cluster, ino: Ino, wish: Wish) -> Result<()> {
+        let until = Instant::now() + cluster.config.patience;
+        loop {
+            let file = self.files.get(ino);
+            self.settle(&file)?;
+            let record = self.meta.get_now(ino)?;
+            if !cluster.is_mine(&record) {
+                return Ok(());
+            }
+            if wish == Wish::Bytes {
+                return match record.is_behind() {
+                    true => self.reconcile_open(&file),
+                    false => Ok(()),
+                };
+            }
+            if !self.is_held(cluster, ino) {
+                if record.is_behind() {
+                    self.reconcile(ino)?;
+                }
+                if self.give_up(ino)? {
+                    return Ok(());
+                }
+            }
+            if Instant::now() >= until {
+                return Err(Errno::BUSY.into());
+            }
+            thread::sleep(LAST_PAUSE / 4);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Who is alive, by the heartbeats that each node counts in the metadata engine.
+
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_meta::{Incarnation, Member};
+
+use super::Cluster;
+use crate::node::Node;
+
+/// Between two heartbeats.
+const BEAT: Duration = Duration::from_secs(1);
+/// Between two looks for letters.
+const LOOK: Duration = Duration::from_millis(4);
+/// Between two looks for letters when nobody tells whether there are any.
+const LOOK_BLIND: Duration = Duration::from_millis(50);
+
+/// What was last seen of a node.
+pub(super) struct Seen {
+    epoch: u64,
+    beat: u64,
+    /// When it was first seen so.
+    since: Instant,
+    /// When it was last seen so: what this node has not looked at says nothing.
+    until: Instant,
+}
+
+impl Cluster {
+    /// Whether an incarnation counts as dead: another one has followed it, or there was no sign of
+    /// life of it for long.
+    pub(super) fn is_dead(&self, who: Incarnation) -> bool {
+        let started_again =
+            self.seen.lock().get(&who.node).is_some_and(|seen| seen.epoch > who.epoch);
+        started_again || self.is_silent(who.node)
+    }
+
+    /// Whether a node has shown no sign of life for so long that it counts as dead.
+    pub(super) fn is_silent(&self, node: u16) -> bool {
+        self.silence_of(node) > self.config.lease
+    }
+
+    pub(super) fn silence_of(&self, node: u16) -> Duration {
+        self.seen.lock().get(&node).map_or(Duration::ZERO, |seen| seen.until - seen.since)
+    }
+
+    /// Whether this node knows that others may take it for dead.
+    pub(crate) fn has_lost_its_lease(&self) -> bool {
+        self.is_fenced() || self.beaten.lock().elapsed() > self.config.lease / 2
+    }
+
+    /// `asked`: before the members were read. What they said then they may have said for longer, but
+    /// what is seen of them for the first time is new from the answer on.
+    fn saw(&self, asked: Instant, members: &[Member]) {
+        let mut seen = self.seen.lock();
+        let now = Instant::now();
+        for Member { node, epoch, beat, .. } in members {
+            let last = seen.get(node).filter(|last| (last.epoch, last.beat) == (*epoch, *beat));
+            let since = last.map_or(now, |last| last.since);
+            let until = asked.max(since);
+            seen.insert(*node, Seen { epoch: *epoch, beat: *beat, since, until });
+        }
+    }
+}
+
+impl Node {
+    /// A thread that says that this node lives, looks who else does, and takes letters.
+    pub(crate) fn start_cluster_life(&self) {
+        if self.cluster.is_none() {
+            return;
+        }
+        let this = self.this.clone();
+        let live = move || {
+            let (mut beat, mut look) = (Instant::now(), Instant::now());
+            let mut stamp = None;
+            while let Some(node) = this.upgrade() {
+                let Some(cluster) = &node.cluster else { return };
+                if node.stopping.load(Ordering::Acquire) {
+                    return;
+                }
+                let now = Instant::now();
+                if now >= beat {
+                    node.beat(cluster);
+                    beat = now + BEAT;
+                }
+                let current = node.meta.mail_stamp();
+                if (current.is_some() && current != stamp) || (current.is_none() && now >= look) {
+                    // Taken before the look: what comes during it makes another one.
+                    stamp = node.take_letters(cluster).then_some(current).flatten();
+                    look = now + LOOK_BLIND;
+                }
+                drop(node);
+                thread::sleep(LOOK);
+            }
+        };
+        match thread::Builder::new().name("cluster".into()).spawn(live) {
+            Ok(thread) => self.threads.lock().push(thread),
+            Err(error) => tracing::error!(%error, "other nodes will take this one for dead"),
+        }
+    }
+
+    fn beat(&self, cluster: &Cluster) {
+        let asked = Instant::now();
+        match self.meta.beat() {
+            Ok(true) => *cluster.beaten.lock() = asked,
+            Ok(false) => {
+                if !cluster.fenced.swap(true, Ordering::AcqRel) {
+                    tracing::error!(
+                        "another daemon has taken this node's place in the cluster: nothing is \
+                         written here any more; unmount"
+                    );
+                }
+            }
+            Err(error) => tracing::warn!(%error, "the metadata cluster did not hear this node"),
+        }
+        let asked = Instant::now();
+        match self.meta.members() {
+            Ok(members) => cluster.saw(asked, &members),
+            Err(error) => tracing::debug!(%error, "the other nodes are not known"),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! A node among others: one namespace, one backing store, tiers of its own.
+//!
+//! A file's newest bytes are in the backing store, unless a node *owns* it: that one may write it,
+//! on its own tiers. Whoever opens a file that another node owns asks the owner first, through the
+//! metadata engine ([`forebay_meta::MetaStore::ask`]): to write back what it has, and whoever wants
+//! to write, to give the file up. So nobody reads old bytes after a close elsewhere, and no two
+//! nodes write one file at once.
+//!
+//! What a node believes to be dead it takes nothing from but the right to work on an inode in the
+//! backing store; files that a dead node owned wait for its return.
+
+mod holds;
+mod letters;
+mod life;
+mod versions;
+mod work;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_meta::{Incarnation, Ino, MetaStore, Record};
+use parking_lot::Mutex;
+
+use crate::config::ClusterConfig;
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+use crate::pool::Pool;
+
+pub(crate) use holds::Hold;
+
+/// Threads that do what other nodes ask for: never those that wait for other nodes.
+const WORKERS: usize = 8;
+/// Requests of other nodes that may wait for such a thread.
+const MOST_LETTERS: usize = 1024;
+/// Where a tier notes whose files it holds.
+const BOUND: &str = "cluster";
+/// The setting by which namespaces are told apart.
+const IDENTITY: &str = "cluster.identity";
+
+/// This node's part in its cluster.
+pub(crate) struct Cluster {
+    me: Incarnation,
+    config: ClusterConfig,
+    holds: holds::Holds,
+    letters: letters::Letters,
+    /// When each node was last seen alive, by this one's clock.
+    seen: Mutex<HashMap<u16, life::Seen>>,
+    /// The last heartbeat that was heard.
+    beaten: Mutex<Instant>,
+    /// Another incarnation of this node has taken its place.
+    fenced: AtomicBool,
+    workers: Pool,
+}
+
+impl Cluster {
+    pub(crate) fn new(me: Incarnation, config: ClusterConfig) -> Self {
+        Cluster {
+            me,
+            config,
+            holds: holds::Holds::default(),
+            letters: letters::Letters::default(),
+            seen: Mutex::default(),
+            beaten: Mutex::new(Instant::now()),
+            fenced: AtomicBool::new(false),
+            workers: Pool::new(WORKERS, MOST_LETTERS),
+        }
+    }
+
+    /// Whether this node may not write any more, as another has taken its place.
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.fenced.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_mine(&self, record: &Record) -> bool {
+        record.owner.is_some_and(|owner| owner.node == self.me.node)
+    }
+
+    /// Ends the threads that work for others.
+    pub(crate) fn close(&self, limit: Duration) -> bool {
+        self.workers.close(limit)
+    }
+}
+
+impl Node {
+    /// Whether this node is one of a cluster.
+    pub fn is_clustered(&self) -> bool {
+        self.cluster.is_some()
+    }
+
+    /// Whether another node owns the file.
+    pub(crate) fn is_elsewhere(&self, record: &Record) -> bool {
+        let mine = |cluster: &Cluster| cluster.is_mine(record);
+        record.owner.is_some() && !self.cluster.as_ref().is_some_and(mine)
+    }
+
+    /// The record of an inode: in a cluster as it is now, whatever is cached.
+    pub(crate) fn record_now(&self, ino: Ino) -> Result<std::sync::Arc<Record>> {
+        Ok(match self.cluster {
+            Some(_) => self.meta.get_now(ino)?,
+            None => self.meta.get(ino)?,
+        })
+    }
+
+    /// Says that this node ends; in good order if it has nothing left to write back.
+    pub(crate) fn leave_cluster(&self, in_order: bool) {
+        if self.cluster.is_none() || !in_order || self.meta.backlog_len() > 0 {
+            return;
+        }
+        if let Err(error) = self.meta.leave() {
+            tracing::warn!(%error, "other nodes will take this one for dead");
+        }
+    }
+}
+
+/// A tier belongs to one namespace: its objects bear that one's inode numbers.
+pub(crate) fn bind_to_namespace(state_dir: &Path, meta: Option<&MetaStore>) -> Result<()> {
+    let path = state_dir.join(BOUND);
+    let bound = match std::fs::read_to_string(&path) {
+        Ok(bound) => Some(bound),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error.into()),
+    };
+    let shown = state_dir.display();
+    let Some(meta) = meta else {
+        return match bound {
+            None => Ok(()),
+            Some(_) => Err(NodeError::Config(format!(
+                "the tier of {shown} belongs to a cluster: mount it with --cluster, or use another \
+                 tier directory"
+            ))),
+        };
+    };
+    if state_dir.join(crate::node::METADATA).exists() {
+        return Err(NodeError::Config(format!(
+            "the tier of {shown} was used without a cluster: use another tier directory, or unmount \
+             cleanly and empty this one"
+        )));
+    }
+    let identity = identity_of(meta)?;
+    match bound {
+        Some(bound) if bound == identity => Ok(()),
+        Some(_) => Err(NodeError::Config(format!(
+            "the tier of {shown} holds files of another cluster, or of this one before its metadata \
+             was lost: give the address of that cluster, or use another tier directory"
+        ))),
+        None => {
+            std::fs::write(&path, identity)?;
+            std::fs::File::open(&path)?.sync_all()?;
+            Ok(std::fs::File::open(state_dir)?.sync_all()?)
+        }
+    }
+}
+
+/// What tells a namespace from all others.
+fn identity_of(meta: &MetaStore) -> Result<String> {
+    let made = || Ok::<_, NodeError>(std::fs::read_to_string("/proc/sys/kernel/random/uuid")?);
+    let identity = meta.setting_or(IDENTITY, made()?.trim().as_bytes())?;
+    Ok(String::from_utf8_lossy(&identity).into_owned())
+}

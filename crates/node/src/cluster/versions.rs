@@ -1,0 +1,174 @@
+//! Which version of a file a node shows: that of the last close anywhere, at every open.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use forebay_meta::{FileKind, Ino, Record, Wish};
+use forebay_store::ErrorClass;
+use rustix::io::Errno;
+
+use super::Hold;
+use crate::context::Context;
+use crate::convert;
+use crate::error::{NodeError, Result};
+use crate::files::{File, FileRef};
+use crate::node::Node;
+use crate::place::Base;
+
+impl Node {
+    /// The record of a file that is about to be opened, once the newest bytes are here or in the
+    /// backing store; and for a writer the right to write.
+    ///
+    /// # Errors
+    /// As [`Node::hold`].
+    pub(crate) fn newest(
+        &self,
+        context: &Context,
+        ino: Ino,
+        write: bool,
+    ) -> Result<(Arc<Record>, Option<Hold<'_>>)> {
+        let Some(cluster) = &self.cluster else { return Ok((self.meta.get(ino)?, None)) };
+        let record = self.meta.get_now(ino)?;
+        if record.attr.kind != FileKind::File {
+            return Ok((record, None));
+        }
+        if write {
+            let hold = self.hold(context, ino)?;
+            return Ok((self.meta.get_now(ino)?, hold));
+        }
+        let Some(owner) = record.owner.filter(|owner| owner.node != cluster.me.node) else {
+            return Ok((record, None));
+        };
+        context.wait()?;
+        let until = Instant::now() + cluster.config.patience;
+        self.ask_owner(cluster, ino, owner, Wish::Bytes, until)?;
+        let record = self.meta.get_now(ino)?;
+        let published = record.backing.fingerprint.is_some();
+        if self.is_elsewhere(&record) && !published && record.is_behind() {
+            return Err(NodeError::Posix(Errno::BUSY));
+        }
+        Ok((record, None))
+    }
+
+    /// A record as this node may use it: what another node has not written back is not there.
+    pub(crate) fn as_seen_here(&self, record: &Arc<Record>) -> Arc<Record> {
+        if !self.is_elsewhere(record) {
+            return record.clone();
+        }
+        let mut seen = (**record).clone();
+        (seen.dirty, seen.spilled) = (false, false);
+        seen.attr.size = record.backing.fingerprint.map_or(0, |print| print.size);
+        Arc::new(seen)
+    }
+
+    /// Forgets what is here of another version of a file than the record's. To be called at each
+    /// open, with the record as it is now.
+    pub(crate) fn match_version(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        record: &Record,
+    ) -> Result<()> {
+        if self.cluster.is_none() {
+            return Ok(());
+        }
+        let current = record.backing.fingerprint.map(convert::store_fingerprint);
+        let same = |other: Option<forebay_store::Fingerprint>| match (current, other) {
+            (Some(current), Some(other)) => current.same_content(&other),
+            (current, other) => current.is_none() && other.is_none(),
+        };
+        let mut shown = file.shown.lock();
+        let stale = match self.residents.get(file.ino.0) {
+            Some(resident) if resident.dirty => return Ok(()),
+            Some(resident) => {
+                let tier = &self.tiers[usize::from(resident.tier)].tier;
+                match tier.open(file.ino.0).and_then(|object| object.header()) {
+                    Ok(header) => !same(header.base),
+                    Err(error) if error.class() == ErrorClass::NotFound => false,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            None => shown.is_some_and(|shown| !same(shown)),
+        };
+        if stale {
+            context.wait()?;
+            self.forget_version(file)?;
+        }
+        *shown = Some(current);
+        Ok(())
+    }
+
+    /// Drops the clean copy of a file, and where its bytes were read: programs that have it open go
+    /// on with the version that counts now.
+    fn forget_version(&self, file: &File) -> Result<()> {
+        let mut residence = file.residence.write();
+        let dirty = |place: &crate::place::Place| place.dirty.load(Ordering::Acquire);
+        if residence.place.as_ref().is_some_and(dirty) || matches!(residence.base, Base::Spill(_)) {
+            return Ok(());
+        }
+        let resident = self.residents.get(file.ino.0);
+        if resident.is_some_and(|resident| resident.dirty) {
+            return Ok(());
+        }
+        let place = residence.place.take();
+        if let Some(resident) = resident {
+            let tier = &self.tiers[usize::from(resident.tier)].tier;
+            match tier.remove(file.ino.0) {
+                Err(error) if error.class() != ErrorClass::NotFound => return Err(error.into()),
+                _ => {}
+            }
+            self.forget_resident(file.ino, place.as_ref());
+        }
+        if std::mem::take(&mut residence.loaded) {
+            self.look_up(file, &mut residence)?;
+        }
+        Ok(())
+    }
+
+    /// Whether what lies dirty on a tier of this node can be newer than what all know.
+    pub(crate) fn may_have_written(&self, record: &Record) -> bool {
+        self.cluster.as_ref().is_none_or(|cluster| cluster.is_mine(record))
+    }
+
+    /// An object says that it is dirty, of a file that this node has given up: then the backing store
+    /// has had its bytes, and the object may go, if it can be seen that it is so.
+    ///
+    /// # Errors
+    /// If it can't: nothing is thrown away then, and the node does not start.
+    pub(crate) fn check_overtaken(
+        &self,
+        record: &Record,
+        header: &forebay_store::Header,
+        tier: &std::path::Path,
+    ) -> Result<()> {
+        let current = record.backing.fingerprint.map(convert::store_fingerprint);
+        if current.is_some_and(|current| crate::flush::is_announced(header, &current)) {
+            return Ok(());
+        }
+        Err(NodeError::Config(format!(
+            "the tier {} holds changes of {} that no node knows of, and the file was given up: copy \
+             the object of inode {:x} from the tier, then remove it",
+            tier.display(),
+            header.path.display(),
+            record.ino.0
+        )))
+    }
+
+    /// In a cluster an opened backing file must be of the version that lies on the tier beside it.
+    pub(crate) fn check_version(
+        &self,
+        ino: Ino,
+        opened: &dyn forebay_store::BackingFile,
+    ) -> Result<()> {
+        let clean = self.residents.get(ino.0).filter(|resident| !resident.dirty);
+        let (Some(_), Some(resident)) = (&self.cluster, clean) else { return Ok(()) };
+        let base = self.tiers[usize::from(resident.tier)].tier.open(ino.0)?.header()?.base;
+        let found = opened.stat()?.fingerprint();
+        if base.is_some_and(|base| base.same_content(&found)) {
+            return Ok(());
+        }
+        tracing::debug!(%ino, "another node has written the file since it was opened");
+        Err(Errno::STALE.into())
+    }
+}
