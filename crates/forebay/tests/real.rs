@@ -137,6 +137,31 @@ fn umount_while_a_file_is_open_names_the_holder() {
     assert!(site.path("backing/held").exists());
 }
 
+/// A reader of the object that holds it for good, as the kernel did for a daemon that was killed.
+#[test]
+fn umount_when_all_that_remains_may_be_mapped_then_it_goes_on() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&["--writeback", "evict"]);
+    fs::write(site.path("mnt/file"), [7; 10_000]).unwrap();
+    let children = |dir: &Path| fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let objects: Vec<_> = children(&site.path("tier/objects"))
+        .flat_map(|dir| children(&dir).collect::<Vec<_>>())
+        .filter(|path| fs::metadata(path).is_ok_and(|found| found.len() == 10_000))
+        .map(|path| fs::File::open(path).unwrap())
+        .collect();
+    assert_eq!(objects.len(), 1);
+    site.umount();
+    assert_eq!(fs::read(site.path("backing/file")).unwrap(), [7; 10_000]);
+    drop(objects);
+    site.mount(&[]);
+    assert_eq!(fs::read(site.path("mnt/file")).unwrap(), [7; 10_000]);
+    site.umount();
+    assert_eq!(fs::read_dir(site.path("backing")).unwrap().count(), 1, "nothing is left behind");
+}
+
 #[test]
 fn what_is_left_without_a_drain_comes_at_the_next_mount() {
     if !can_mount() {

@@ -56,7 +56,10 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
         .map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()));
     if !args.no_drain {
         let outcome = drain(&mut client, args)?;
-        if !outcome.complete || outcome.remaining_files > 0 || outcome.remaining_backlog > 0 {
+        let left = outcome.remaining_files > 0 || outcome.remaining_backlog > 0;
+        // What programs may be changing can't be finished before the kernel has let go of it, which
+        // it refuses while somebody has it open. The daemon writes it back when it has.
+        if (!outcome.complete || left) && !outcome.in_use {
             return Err(Error::NotDrained(format!(
                 "still mounted: the time limit passed or the backing store failed\n{}try again with a longer --timeout, or leave the rest on the tiers for the next mount with --no-drain",
                 render::remaining(&outcome)

@@ -455,4 +455,6 @@ pub struct Outcome {
     pub remaining_bytes: u64,
     /// For a drain: entries of the backlog that are left.
     pub remaining_backlog: u64,
+    /// For a drain: whether all that is left are files that programs may be changing.
+    pub in_use: bool,
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay::config::MountConfig;
@@ -36,6 +37,8 @@ pub struct NodeControl {
     front: Arc<Mounted>,
     started: Instant,
     draining: Exclusive,
+    /// Whether the last drain left nothing but what was in use.
+    drained: AtomicBool,
 }
 
 impl NodeControl {
@@ -48,6 +51,7 @@ impl NodeControl {
             front,
             started: Instant::now(),
             draining: Mutex::new(()),
+            drained: AtomicBool::new(false),
         }
     }
 
@@ -382,15 +386,18 @@ impl Control for NodeControl {
                 })
             })
             .map_err(|error| control_error(&error))?;
+        let complete = left.entries == 0 && left.bytes == 0;
+        self.drained.store(complete || left.in_use, Ordering::Release);
         let dirty = self.dirty();
         Ok(Outcome {
             files: total.saturating_sub(left.entries),
             bytes: bytes_total.saturating_sub(left.bytes),
-            complete: left.entries == 0 && left.bytes == 0,
+            complete,
             remaining: dirty.list,
             remaining_files: dirty.files,
             remaining_bytes: left.bytes,
             remaining_backlog: left.entries,
+            in_use: left.in_use,
             ..Outcome::default()
         })
     }
@@ -408,6 +415,25 @@ impl Control for NodeControl {
             let kind = if busy { ErrorKind::Busy } else { ErrorKind::Failed };
             ControlError::new(kind, format!("{}: {error}", self.config.mountpoint.display()))
         })
+    }
+}
+
+impl NodeControl {
+    /// What was in use during the last drain, or changed after it, is written back; after the kernel
+    /// has let go of the mount. Nothing if it was ended without a drain.
+    pub(super) fn write_rest(&self, limit: Duration) {
+        if !self.drained.load(Ordering::Acquire) {
+            return;
+        }
+        match self.node.drain(Instant::now() + limit, &mut |_| true) {
+            Ok(left) if left.entries > 0 || left.bytes > 0 => tracing::warn!(
+                inodes = left.entries,
+                bytes = left.bytes,
+                "not all was written back; the rest stays on the tiers for the next mount"
+            ),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "the rest stays on the tiers for the next mount"),
+        }
     }
 }
 

@@ -194,7 +194,9 @@ impl Mounted for NodeMount {
     }
 
     fn finish(&self) -> ControlResult<()> {
-        self.node.stop(self.limit.min(Duration::from_secs(30)));
+        let limit = self.limit.min(Duration::from_secs(30));
+        self.control.write_rest(limit);
+        self.node.stop(limit);
         Ok(())
     }
 

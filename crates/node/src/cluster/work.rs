@@ -49,7 +49,7 @@ impl Node {
         }
     }
 
-    /// Whether a worker has to leave an inode alone meanwhile: the bytes of a file that another node
+    /// Whether a worker has to leave an inode alone: the bytes of a file that another node
     /// owns and the backing store lacks.
     pub(crate) fn is_others_work(&self, record: &Record) -> bool {
         self.is_elsewhere(record)

@@ -146,7 +146,7 @@ fn work_through(node: &Node, shared: &Shared, due: &[(Ino, u32)]) {
 impl Node {
     /// What is not in the backing store yet.
     pub fn remaining(&self) -> Remaining {
-        Remaining { entries: self.meta.backlog_len(), bytes: self.unwritten_bytes() }
+        Remaining { entries: self.meta.backlog_len(), bytes: self.unwritten_bytes(), in_use: false }
     }
 
     /// Brings everything in line until nothing remains or `until` has passed. `progress` is told
@@ -251,7 +251,8 @@ impl Node {
                 u64::MAX => tally.busy + tally.failed,
                 kept => self.meta.backlog_len().saturating_sub(kept),
             };
-            let remaining = Remaining { entries: left, bytes: self.unwritten_bytes() };
+            let bytes = self.unwritten_bytes();
+            let remaining = Remaining { entries: left, bytes, in_use: false };
             let nothing_selected = tally.done + tally.busy + tally.failed == 0;
             if left == 0 && (kept != u64::MAX || nothing_selected) {
                 self.restore_directory_times();
@@ -267,7 +268,7 @@ impl Node {
             } else {
                 let only_busy = tally.failed == 0;
                 if only_busy && progressed.elapsed() > BUSY_PATIENCE {
-                    return Ok(remaining);
+                    return Ok(Remaining { in_use: true, ..remaining });
                 }
                 sweep.pause(pause);
                 pause = (pause * 2).min(LONGEST_PAUSE);

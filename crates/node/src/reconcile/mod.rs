@@ -65,6 +65,9 @@ pub struct Remaining {
     pub entries: u64,
     /// Bytes that only the tiers hold.
     pub bytes: u64,
+    /// Of a drain that has given up before its time: all that remains are files that programs may
+    /// be changing, by an open file or a mapping.
+    pub in_use: bool,
 }
 
 /// A parent chain or a nest of removed directories deeper than this is not followed.
