@@ -1,6 +1,6 @@
 //! What nodes ask each other, and what they answer.
 //!
-//! Every request and answer has a number (its code) and fields; [`crate::wire`] says how they
+//! Every request and answer has a number (its code) and fields; `wire.rs` says how they
 //! travel. Inode numbers, versions and epochs are those of the metadata; this crate does not
 //! interpret them.
 

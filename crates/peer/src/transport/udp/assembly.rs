@@ -48,7 +48,7 @@ impl Assembly {
     /// know which packets it has seen.
     ///
     /// # Errors
-    /// [`Unfit`]; nothing has changed.
+    /// `Unfit`; nothing has changed.
     pub fn take(
         &mut self,
         message: u64,
