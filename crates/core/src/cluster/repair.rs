@@ -328,6 +328,14 @@ impl Repair {
             return;
         }
         let (bytes, former) = (group.bytes, group.held[at]);
+        // The target may have come to have another shard of the group, by a transfer that had been
+        // given up: one failure would take both.
+        if group.held.contains(&Some(target)) {
+            self.end_flight(now, id, shard);
+            self.drops.push((id, shard, target));
+            self.sort_in(now, id);
+            return;
+        }
         self.end_flight(now, id, shard);
         self.progress.done += 1;
         self.progress.done_bytes += bytes;
