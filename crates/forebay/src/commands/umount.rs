@@ -65,6 +65,12 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
                 render::remaining(&outcome)
             )));
         }
+        if left {
+            warn(&format!(
+                "files may be in use; what of them can't be written back after unmounting waits on the tiers for the next mount, and the log says so\n{}",
+                render::remaining(&outcome).trim_end()
+            ));
+        }
     }
     let how = if args.detach { Shutdown::Detach } else { Shutdown::IfIdle };
     match client.order(Request::Shutdown { how }, END_LIMIT) {

@@ -195,7 +195,8 @@ impl Mounted for NodeMount {
 
     fn finish(&self) -> ControlResult<()> {
         let limit = self.limit.min(Duration::from_secs(30));
-        self.control.write_rest(limit);
+        // Both together within what `umount` waits for.
+        self.control.write_rest(limit / 2);
         self.node.stop(limit);
         Ok(())
     }

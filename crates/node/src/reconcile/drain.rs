@@ -268,7 +268,9 @@ impl Node {
             } else {
                 let only_busy = tally.failed == 0;
                 if only_busy && progressed.elapsed() > BUSY_PATIENCE {
-                    return Ok(Remaining { in_use: true, ..remaining });
+                    // In a cluster, what is busy may be another node's to do.
+                    let in_use = tally.busy > 0 && !self.is_clustered();
+                    return Ok(Remaining { in_use, ..remaining });
                 }
                 sweep.pause(pause);
                 pause = (pause * 2).min(LONGEST_PAUSE);
