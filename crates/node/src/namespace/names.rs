@@ -336,7 +336,7 @@ impl Node {
                 .filter(|before| before.ino == replaced.record.ino)
                 .unwrap_or_else(|| self.stat(&replaced.record));
             self.after_removal(before, replaced);
-            if replaced.record.orphan && !self.is_open(replaced.record.ino) {
+            if lingers && replaced.record.orphan {
                 self.linger(replaced.record.ino);
             }
         }
