@@ -41,9 +41,7 @@ impl Serve<'_> {
             | Op::Readlink => self.name_operation(operation),
             // Not `Statx`: the mount has no times of birth. The kernel keeps none, so that programs
             // which ask for them in passing would cost a request for each file of a listing.
-            Op::Getattr { .. } | Op::Setattr(_) | Op::Statfs => {
-                self.attribute_operation(operation)
-            }
+            Op::Getattr { .. } | Op::Setattr(_) | Op::Statfs => self.attribute_operation(operation),
             Op::Setxattr { .. }
             | Op::Getxattr { .. }
             | Op::Listxattr { .. }

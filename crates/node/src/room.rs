@@ -104,10 +104,11 @@ impl Room {
     /// promises would send new files past it.
     #[must_use]
     pub fn promise(&self, bytes: u64) -> bool {
-        let promised = self.promised.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |promised| {
-            let after = promised.checked_add(bytes)?;
-            (after <= self.size.saturating_sub(self.used()) / 2).then_some(after)
-        });
+        let promised =
+            self.promised.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |promised| {
+                let after = promised.checked_add(bytes)?;
+                (after <= self.size.saturating_sub(self.used()) / 2).then_some(after)
+            });
         if promised.is_err() {
             return false;
         }
