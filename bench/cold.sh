@@ -60,10 +60,11 @@ for what in "$@"; do
     case $what in
     cold)
         "$BENCH" cold "slow=$SLOW" "forebay=$MNT" --rounds "$ROUNDS" "${arguments[@]}" \
-            --first first --chill "'$FOREBAY' evict '$MNT' --quiet" --out "$RESULTS/cold"
+            --first first --chill "'$FOREBAY' evict '$MNT' >/dev/null" --out "$RESULTS/cold"
         ;;
     rand)
-        "$BENCH" rand "slow=$SLOW" "forebay=$MNT" --rounds "$ROUNDS" --file-mib 32 --drop-caches --out "$RESULTS/rand"
+        mkdir "$SLOW/bare" "$MNT/cached"
+        "$BENCH" rand "slow=$SLOW/bare" "forebay=$MNT/cached" --rounds "$ROUNDS" --file-mib 32 --drop-caches --out "$RESULTS/rand"
         ;;
     *) say "unknown: $what"; exit 2 ;;
     esac
