@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use forebay_node::{Inheritance, Node, Passthrough};
 use fusewire::{
-    Connection, End, Error, Features, Mount, Options, Parts, Result, RingParts,
-    Running, Session, Transport,
+    Connection, End, Error, Features, Mount, Options, Parts, Result, RingParts, Running, Session,
+    Transport,
 };
 
 use rustix::fs::StatVfsMountFlags;
@@ -188,7 +188,11 @@ pub fn adopt(
     {
         tracing::error!(%error, "requests under way when the last daemon died stay unanswered");
     }
-    Ok(Mounted { running: session.spawn()?, front })
+    let running = session.spawn()?;
+    if on_rings && let Err(error) = front.look_after(&state.node.handles, running.connection()) {
+        tracing::error!(%error, "files whose close was lost stay open");
+    }
+    Ok(Mounted { running, front })
 }
 
 fn transport_options(node: &Node, options: &MountOptions) -> Options {
@@ -291,6 +295,7 @@ impl Mounted {
     pub fn park(&self, limit: Duration) -> std::result::Result<(), usize> {
         const ATTEMPT: Duration = Duration::from_secs(1);
         const PAUSE: Duration = Duration::from_millis(200);
+        self.front.set_at_rest(true);
         let until = Instant::now() + limit;
         loop {
             let left = match self.running.park(ATTEMPT) {
@@ -302,6 +307,7 @@ impl Mounted {
             }
             self.running.resume();
             if Instant::now() + PAUSE + ATTEMPT >= until {
+                self.front.set_at_rest(false);
                 return Err(left);
             }
             std::thread::sleep(PAUSE);
@@ -311,6 +317,7 @@ impl Mounted {
     /// Serves on after [`Mounted::park`].
     pub fn resume(&self) {
         self.running.resume();
+        self.front.set_at_rest(false);
     }
 
     /// Waits up to `limit` until the kernel has been told of all invalidations.

@@ -244,6 +244,9 @@ impl Running {
             let (gate, sender) = (Arc::clone(&self.gate), sender.clone());
             let worker = Worker::new(dispatch.clone(), gate, first + cpu, inherited, queue);
             self.gate.enter();
+            if inherited != Inherited::Nothing {
+                dispatch.connection.falls_behind();
+            }
             let body = move || worker.run(|outcome| _ = sender.send(outcome));
             self.start(format!("fuse-ring-{cpu}"), body)?;
         }

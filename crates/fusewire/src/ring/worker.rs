@@ -97,6 +97,9 @@ impl<H: Handler> Worker<H> {
         for left in held {
             self.serve_held(left);
         }
+        if self.inherited != Inherited::Nothing {
+            self.dispatch.connection.catches_up();
+        }
         let dismissed = failed || !self.serve_all();
         self.queue.close();
         self.gate.leave_for_good(None, dismissed, &self.dispatch);
