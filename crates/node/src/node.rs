@@ -172,6 +172,7 @@ impl Node {
         }
         node.start_reconciler();
         node.start_ticker();
+        node.start_peers()?;
         node.start_cluster_life();
         Ok(node)
     }
@@ -293,6 +294,9 @@ impl Node {
     /// not is logged.
     pub fn stop(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
+        if let Some(cluster) = &self.cluster {
+            cluster.close_to_peers();
+        }
         let unsettled = self.settle_all(until);
         // While the reconciler can still take away what they had spilled.
         self.discard_removed();

@@ -171,6 +171,12 @@ pub struct MountConfig {
     pub tiers: Vec<TierConfig>,
     /// The metadata servers of the cluster to join, or the file that names them.
     pub cluster: Option<String>,
+    /// Where to listen for the other nodes.
+    pub cluster_listen: Option<String>,
+    /// The file with the secret of the cluster.
+    pub cluster_secret: Option<PathBuf>,
+    /// Whether nodes talk by TLS.
+    pub cluster_tls: bool,
     /// Name of the replacement policy; one of those that the engine offers.
     pub policy: String,
     /// When dirty files are written back.
@@ -408,6 +414,19 @@ fn parse_cluster(text: &str) -> Result<Option<String>, String> {
     }
 }
 
+fn parse_listen(text: &str) -> Result<Option<String>, String> {
+    let port = |at: &str| at.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    let known = match text.split_once("://") {
+        Some((scheme, rest)) => scheme == "tcp" && port(rest),
+        None => text.starts_with("unix:/") || port(text),
+    };
+    match text {
+        "" => Ok(None),
+        _ if known => Ok(Some(text.to_owned())),
+        _ => Err("is no address; write HOST:PORT or unix:/PATH".into()),
+    }
+}
+
 fn parse_throttle(text: &str) -> Result<Option<Throttle>, String> {
     if text.is_empty() {
         return Ok(None);
@@ -424,6 +443,17 @@ fn parse_throttle(text: &str) -> Result<Option<Throttle>, String> {
 }
 
 impl MountConfig {
+    fn check_peers(&self, reader: &Reader<'_>) -> Result<(), Error> {
+        let wrong = |why: &str| Err(reader.wrong("cluster-listen", why));
+        match &self.cluster_listen {
+            Some(_) if self.cluster.is_none() => wrong("needs --cluster"),
+            Some(_) if self.cluster_tls && self.cluster_secret.is_none() => {
+                wrong("needs --cluster-secret FILE, or --cluster-tls off in a closed network")
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Gives the settings their meaning. Relative paths start at the current directory; nothing
     /// is touched and no directory is looked at ([`super::validate`] does that).
     pub fn from_settings(settings: &Settings, policies: &[&str]) -> Result<Self, Error> {
@@ -440,6 +470,9 @@ impl MountConfig {
             backing: reader.required_path("backing")?,
             mountpoint: reader.required_path("mountpoint")?,
             cluster: reader.parse("cluster", parse_cluster)?,
+            cluster_listen: reader.parse("cluster-listen", parse_listen)?,
+            cluster_secret: reader.path("cluster-secret")?,
+            cluster_tls: reader.word("cluster-tls", &[("on", true), ("off", false)])?,
             policy: reader.parse("policy", |text| {
                 let known = policies.contains(&text);
                 known
@@ -490,6 +523,7 @@ impl MountConfig {
             no_supervisor: reader.switch("no-supervisor")?,
             restart_limit: reader.parse("restart-limit", restart_limit)?,
         };
+        config.check_peers(&reader)?;
         if config.low_mark >= config.high_mark {
             return Err(reader.wrong(
                 "low-mark",
@@ -586,6 +620,10 @@ mod tests {
             ("log-level", "loud=very=much", "--log-level"),
             ("read-only", "maybe", "'maybe' is none of true, false"),
             ("throttle", "fast", "not a size"),
+            ("cluster-listen", "here", "is no address"),
+            ("cluster-listen", "udp://a:1", "is no address"),
+            ("cluster-listen", "0.0.0.0:0", "needs --cluster"),
+            ("cluster-tls", "maybe", "is none of on, off"),
         ] {
             let message = config(&[(key, text)]).unwrap_err().to_string();
             assert!(message.contains(part), "{key}={text}: {message}");

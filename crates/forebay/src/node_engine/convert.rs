@@ -7,7 +7,8 @@ use forebay::config::{self, MountConfig, SpaceSize};
 use forebay::control::{ControlError, ControlResult, ErrorKind};
 use forebay_fuse::Transport;
 use forebay_node::{
-    ClusterConfig, Coherence, Durability, NodeConfig, NodeError, Passthrough, TierConfig, Writeback,
+    ClusterConfig, Coherence, Durability, NodeConfig, NodeError, Passthrough, PeerConfig,
+    TierConfig, Writeback,
 };
 
 /// How requests come from the kernel. The rings have a thread for each CPU, so one thread means that
@@ -66,13 +67,13 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
     };
     match &config.cluster {
         None => Ok(node_config),
-        Some(address) => in_cluster(node_config, address),
+        Some(address) => in_cluster(node_config, address, config),
     }
 }
 
 /// A node of a cluster sees all that is read and written, and knows who else changes the backing
 /// store: the other nodes.
-fn in_cluster(config: NodeConfig, address: &str) -> ControlResult<NodeConfig> {
+fn in_cluster(config: NodeConfig, address: &str, given: &MountConfig) -> ControlResult<NodeConfig> {
     let address = match address.strip_prefix("file:") {
         None => address.to_owned(),
         Some(path) => {
@@ -83,6 +84,10 @@ fn in_cluster(config: NodeConfig, address: &str) -> ControlResult<NodeConfig> {
     };
     let cluster = ClusterConfig {
         patience: config.backing_timeout.mul_f64(0.6),
+        peers: given.cluster_listen.clone().map(|listen| PeerConfig {
+            listen,
+            secret: given.cluster_secret.clone().filter(|_| given.cluster_tls),
+        }),
         ..ClusterConfig::new(address)
     };
     Ok(NodeConfig {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use forebay_meta::{FileKind, Ino, Record, Wish};
+use forebay_meta::{FileKind, Ino, Record};
 use forebay_store::ErrorClass;
 use rustix::io::Errno;
 
-use super::Hold;
+use super::Right;
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
@@ -18,7 +18,7 @@ use crate::place::Base;
 
 impl Node {
     /// The record of a file that is about to be opened, once the newest bytes are here or in the
-    /// backing store; and for a writer the right to write.
+    /// backing store, or it is known by way of whom they are had; and for a writer the right to write.
     ///
     /// # Errors
     /// As [`Node::hold`].
@@ -27,28 +27,31 @@ impl Node {
         context: &Context,
         ino: Ino,
         write: bool,
-    ) -> Result<(Arc<Record>, Option<Hold<'_>>)> {
-        let Some(cluster) = &self.cluster else { return Ok((self.meta.get(ino)?, None)) };
+    ) -> Result<(Arc<Record>, Right<'_>)> {
+        let Some(cluster) = &self.cluster else { return Ok((self.meta.get(ino)?, Right::None)) };
         let record = self.meta.get_now(ino)?;
         if record.attr.kind != FileKind::File {
-            return Ok((record, None));
+            return Ok((record, Right::None));
         }
         if write {
             let hold = self.hold(context, ino)?;
             return Ok((self.meta.get_now(ino)?, hold));
         }
         let Some(owner) = record.owner.filter(|owner| owner.node != cluster.me.node) else {
-            return Ok((record, None));
+            return Ok((record, Right::None));
         };
         context.wait()?;
         let until = Instant::now() + cluster.config.patience;
-        self.ask_owner(cluster, ino, owner, Wish::Bytes, until)?;
+        let right = self.read_right(cluster, ino, owner, until)?;
         let record = self.meta.get_now(ino)?;
+        if matches!(right, Right::Through(_)) {
+            return Ok((record, right));
+        }
         let published = record.backing.fingerprint.is_some();
         if self.is_elsewhere(&record) && !published && record.is_behind() {
             return Err(NodeError::Posix(Errno::BUSY));
         }
-        Ok((record, None))
+        Ok((record, Right::None))
     }
 
     /// A record as this node may use it: what another node has not written back is not there.
