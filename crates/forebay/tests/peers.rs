@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -390,6 +390,30 @@ fn appenders_on_three_nodes_that_keep_the_file_open_then_no_line_is_lost() {
 }
 
 #[test]
+fn file_that_is_open_since_it_was_made_when_taken_over_then_what_others_wrote_stays() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(2);
+    ring.mount_all(&["--writeback", "evict"]);
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_CREAT);
+    let made = options.open(ring.at(0, "f")).unwrap();
+    let mut first = appender(&ring.at(1, "f")).unwrap();
+    first.write_all(b"one").unwrap();
+    let mut second = appender(&ring.at(0, "f")).unwrap();
+    second.write_all(b"+two").unwrap();
+    drop(first);
+    ring.umount(1);
+    // Nobody owns it now.
+    second.write_all(b"+three").unwrap();
+    assert_eq!(fs::read(ring.at(0, "f")).unwrap(), b"one+two+three");
+    drop((made, second));
+    ring.umount(0);
+    assert_eq!(fs::read(ring.backing("f")).unwrap(), b"one+two+three");
+}
+
+#[test]
 fn owner_when_killed_then_who_writes_by_way_of_it_gets_an_error_and_other_files_go_on() {
     if !can_cluster() {
         return;
@@ -450,7 +474,9 @@ fn random_operations_with_two_writers_at_once_then_each_open_sees_all_that_was_w
         let bytes = contents(step as u64, [10, 3_000, 60_000][random.below(3) as usize]);
         let whole = model.entry(number).or_default();
         let writers = open.entry(number).or_default();
-        match random.below(8) {
+        let what = random.below(8);
+        let said = format!("{said}, operation {what}");
+        match what {
             0 | 1 if writers.len() < 4 => {
                 let append = random.below(2) == 0;
                 let mut options = OpenOptions::new();

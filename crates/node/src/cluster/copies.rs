@@ -24,10 +24,11 @@ use crate::metrics::Source;
 use crate::node::Node;
 use crate::place::Place;
 
-/// How long another node may take for one extent.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long another node may take for one extent. One that is gone is noticed sooner, by its
+/// connection.
+const PATIENCE: Duration = Duration::from_secs(12);
 /// Who waits for another node's read of the backing store does not wait longer.
-const LONGEST_WAIT: Duration = Duration::from_secs(20);
+const LONGEST_WAIT: Duration = Duration::from_secs(15);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 /// The longest extent that is asked for.
 const MOST: u64 = 8 << 20;

@@ -31,9 +31,9 @@ pub(super) const HAVE: u32 = 2;
 pub(super) const FAILED: u32 = 3;
 
 /// How long somebody may take to read an extent before another one does.
-pub(super) const LEASE: Duration = Duration::from_secs(10);
-/// How long a home may take to answer.
-const WITHIN: Duration = Duration::from_secs(5);
+const LEASE: Duration = Duration::from_secs(20);
+/// How long a home may take to answer. One that is gone is noticed sooner, by its connection.
+const WITHIN: Duration = Duration::from_secs(10);
 /// The longest answer of a home, in bytes.
 const ANSWER: u32 = 64 << 10;
 /// Extents that are asked about at a time.
@@ -309,7 +309,12 @@ impl Node {
         }
         let client = peers.client(home)?;
         let body = Body::Bytes(what.encode_to_vec());
-        let answer = client.other(kind, &body, ANSWER, WITHIN).ok()?;
+        let answer = client.other(kind, &body, ANSWER, WITHIN);
+        let answer = answer
+            .inspect_err(|error| {
+                tracing::debug!(ino = what.ino, home, %error, "the home of a file does not answer");
+            })
+            .ok()?;
         Answers::decode(&*answer).ok().map(|answers| answers.whence)
     }
 }

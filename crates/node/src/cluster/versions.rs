@@ -16,6 +16,9 @@ use crate::files::{File, FileRef};
 use crate::node::Node;
 use crate::place::Base;
 
+/// What identifies a version of a file in the backing store; none if it is not there.
+type Version = Option<forebay_store::Fingerprint>;
+
 impl Node {
     /// The record of a file that is about to be opened, once the newest bytes are here or in the
     /// backing store, or it is known by way of whom they are had; and for a writer the right to write.
@@ -76,30 +79,48 @@ impl Node {
         if self.cluster.is_none() {
             return Ok(());
         }
-        let current = record.backing.fingerprint.map(convert::store_fingerprint);
-        let same = |other: Option<forebay_store::Fingerprint>| match (current, other) {
-            (Some(current), Some(other)) => current.same_content(&other),
-            (current, other) => current.is_none() && other.is_none(),
-        };
+        let version = |record: &Record| record.backing.fingerprint.map(convert::store_fingerprint);
+        let mut current = version(record);
+        if self.residents.get(file.ino.0).is_some_and(|resident| resident.dirty) {
+            return Ok(());
+        }
         let mut shown = file.shown.lock();
-        let stale = match self.residents.get(file.ino.0) {
-            Some(resident) if resident.dirty => return Ok(()),
-            Some(resident) => {
-                let tier = &self.tiers[usize::from(resident.tier)].tier;
-                match tier.open(file.ino.0).and_then(|object| object.header()) {
-                    Ok(header) => !same(header.base),
-                    Err(error) if error.class() == ErrorClass::NotFound => false,
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            None => shown.is_some_and(|shown| !same(shown)),
-        };
-        if stale {
+        if self.is_of_another_version(file, *shown, current)? {
             context.wait()?;
-            self.forget_version(file)?;
+            // This node may have published what it has since the record was read.
+            current = version(&*self.meta.get_now(file.ino)?);
+            if self.is_of_another_version(file, *shown, current)? {
+                self.forget_version(file)?;
+            }
         }
         *shown = Some(current);
         Ok(())
+    }
+
+    /// Whether what is here of a clean file, or was shown of it, is not of a version.
+    fn is_of_another_version(
+        &self,
+        file: &File,
+        shown: Option<Version>,
+        current: Version,
+    ) -> Result<bool> {
+        let same = |other: Version| match (current, other) {
+            (Some(current), Some(other)) => current.same_content(&other),
+            (current, other) => current.is_none() && other.is_none(),
+        };
+        match self.residents.get(file.ino.0) {
+            Some(resident) if resident.dirty => Ok(false),
+            Some(resident) => {
+                let tier = &self.tiers[usize::from(resident.tier)].tier;
+                match tier.open(file.ino.0).and_then(|object| object.header()) {
+                    Ok(header) => Ok(!same(header.base)),
+                    Err(error) if error.class() == ErrorClass::NotFound => Ok(false),
+                    Err(error) => Err(error.into()),
+                }
+            }
+            // Of a file that was looked up at its making, nobody has noted a version.
+            None => Ok(shown.map_or_else(|| file.residence.read().loaded, |shown| !same(shown))),
+        }
     }
 
     /// Drops the clean copy of a file, and where its bytes were read: programs that have it open go
