@@ -113,7 +113,7 @@ fn plant(ring: &Ring) -> u64 {
 }
 
 fn name(number: usize) -> String {
-    format!("tree/{}f{number}", if number % 2 == 0 { "below/" } else { "" })
+    format!("tree/{}f{number}", if number.is_multiple_of(2) { "below/" } else { "" })
 }
 
 fn check_tree(ring: &Ring, node: usize) {
@@ -453,6 +453,29 @@ impl Random {
     }
 }
 
+/// Writes where a writer does, and the same to the model.
+fn write_somewhere(
+    random: &mut Random,
+    (by, append, file): &(usize, bool, File),
+    whole: &mut Vec<u8>,
+    bytes: &[u8],
+    said: &str,
+) {
+    let mut file = file;
+    let (at, done) = match append {
+        true => (whole.len(), file.write_all(bytes)),
+        false => {
+            let at = random.below(whole.len() as u64 + 1_000);
+            (at as usize, file.write_all_at(bytes, at))
+        }
+    };
+    done.unwrap_or_else(|e| panic!("{said}: write on {by}: {e}"));
+    let end = whole.len().max(at + bytes.len());
+    whole.resize(end, 0);
+    whole[at..at + bytes.len()].copy_from_slice(bytes);
+    assert_eq!(file.metadata().unwrap().len(), whole.len() as u64, "{said}: length");
+}
+
 /// Files stay open for writing on several nodes while others write them, too. Each operation is over
 /// before the next begins, so each open must show all that was written before, wherever.
 #[test]
@@ -485,20 +508,7 @@ fn random_operations_with_two_writers_at_once_then_each_open_sees_all_that_was_w
                 writers.push((node, append, file));
             }
             2..=4 if !writers.is_empty() => {
-                let (by, append, file) = &mut writers[0];
-                let at = match append {
-                    true => whole.len(),
-                    false => random.below(whole.len() as u64 + 1_000) as usize,
-                };
-                let done = match append {
-                    true => file.write_all(&bytes),
-                    false => file.write_all_at(&bytes, at as u64),
-                };
-                done.unwrap_or_else(|e| panic!("{said}: write on {by}: {e}"));
-                let end = whole.len().max(at + bytes.len());
-                whole.resize(end, 0);
-                whole[at..at + bytes.len()].copy_from_slice(&bytes);
-                assert_eq!(file.metadata().unwrap().len(), whole.len() as u64, "{said}: length");
+                write_somewhere(&mut random, &writers[0], whole, &bytes, &said);
                 writers.rotate_left(1);
             }
             5 if !writers.is_empty() => {

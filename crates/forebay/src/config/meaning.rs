@@ -160,6 +160,17 @@ pub struct Throttle {
     pub iops: Option<u64>,
 }
 
+/// The cluster that a mount joins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterSettings {
+    /// Its metadata servers, or the file that names them.
+    pub address: String,
+    /// Where to listen for the other nodes; nothing for not at all.
+    pub listen: Option<String>,
+    /// The file with the secret of the cluster; nothing for no TLS.
+    pub secret: Option<PathBuf>,
+}
+
 /// Everything that a mount is told. Paths are absolute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MountConfig {
@@ -169,14 +180,8 @@ pub struct MountConfig {
     pub mountpoint: PathBuf,
     /// The tiers, fastest first; at least one.
     pub tiers: Vec<TierConfig>,
-    /// The metadata servers of the cluster to join, or the file that names them.
-    pub cluster: Option<String>,
-    /// Where to listen for the other nodes.
-    pub cluster_listen: Option<String>,
-    /// The file with the secret of the cluster.
-    pub cluster_secret: Option<PathBuf>,
-    /// Whether nodes talk by TLS.
-    pub cluster_tls: bool,
+    /// The cluster to join.
+    pub cluster: Option<ClusterSettings>,
     /// Name of the replacement policy; one of those that the engine offers.
     pub policy: String,
     /// When dirty files are written back.
@@ -302,6 +307,24 @@ impl<'a> Reader<'a> {
 
     fn word<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Result<T, Error> {
         self.parse(key, |text| choose(text, words))
+    }
+
+    fn cluster(&self) -> Result<Option<ClusterSettings>, Error> {
+        let address = self.parse("cluster", parse_cluster)?;
+        let listen = self.parse("cluster-listen", parse_listen)?;
+        let secret = self.path("cluster-secret")?;
+        let tls = self.word("cluster-tls", &[("on", true), ("off", false)])?;
+        let wrong = |why: &str| Err(self.wrong("cluster-listen", why));
+        match (address, &listen) {
+            (None, Some(_)) => wrong("needs --cluster"),
+            (Some(_), Some(_)) if tls && secret.is_none() => {
+                wrong("needs --cluster-secret FILE, or --cluster-tls off in a closed network")
+            }
+            (address, _) => {
+                let secret = secret.filter(|_| tls);
+                Ok(address.map(|address| ClusterSettings { address, listen, secret }))
+            }
+        }
     }
 
     fn path(&self, key: &str) -> Result<Option<PathBuf>, Error> {
@@ -443,17 +466,6 @@ fn parse_throttle(text: &str) -> Result<Option<Throttle>, String> {
 }
 
 impl MountConfig {
-    fn check_peers(&self, reader: &Reader<'_>) -> Result<(), Error> {
-        let wrong = |why: &str| Err(reader.wrong("cluster-listen", why));
-        match &self.cluster_listen {
-            Some(_) if self.cluster.is_none() => wrong("needs --cluster"),
-            Some(_) if self.cluster_tls && self.cluster_secret.is_none() => {
-                wrong("needs --cluster-secret FILE, or --cluster-tls off in a closed network")
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Gives the settings their meaning. Relative paths start at the current directory; nothing
     /// is touched and no directory is looked at ([`super::validate`] does that).
     pub fn from_settings(settings: &Settings, policies: &[&str]) -> Result<Self, Error> {
@@ -469,10 +481,7 @@ impl MountConfig {
         let config = Self {
             backing: reader.required_path("backing")?,
             mountpoint: reader.required_path("mountpoint")?,
-            cluster: reader.parse("cluster", parse_cluster)?,
-            cluster_listen: reader.parse("cluster-listen", parse_listen)?,
-            cluster_secret: reader.path("cluster-secret")?,
-            cluster_tls: reader.word("cluster-tls", &[("on", true), ("off", false)])?,
+            cluster: reader.cluster()?,
             policy: reader.parse("policy", |text| {
                 let known = policies.contains(&text);
                 known
@@ -523,7 +532,6 @@ impl MountConfig {
             no_supervisor: reader.switch("no-supervisor")?,
             restart_limit: reader.parse("restart-limit", restart_limit)?,
         };
-        config.check_peers(&reader)?;
         if config.low_mark >= config.high_mark {
             return Err(reader.wrong(
                 "low-mark",

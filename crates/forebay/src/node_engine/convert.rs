@@ -67,13 +67,14 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
     };
     match &config.cluster {
         None => Ok(node_config),
-        Some(address) => in_cluster(node_config, address, config),
+        Some(cluster) => in_cluster(node_config, cluster),
     }
 }
 
 /// A node of a cluster sees all that is read and written, and knows who else changes the backing
 /// store: the other nodes.
-fn in_cluster(config: NodeConfig, address: &str, given: &MountConfig) -> ControlResult<NodeConfig> {
+fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlResult<NodeConfig> {
+    let address = &given.address;
     let address = match address.strip_prefix("file:") {
         None => address.to_owned(),
         Some(path) => {
@@ -84,10 +85,10 @@ fn in_cluster(config: NodeConfig, address: &str, given: &MountConfig) -> Control
     };
     let cluster = ClusterConfig {
         patience: config.backing_timeout.mul_f64(0.6),
-        peers: given.cluster_listen.clone().map(|listen| PeerConfig {
-            listen,
-            secret: given.cluster_secret.clone().filter(|_| given.cluster_tls),
-        }),
+        peers: given
+            .listen
+            .clone()
+            .map(|listen| PeerConfig { listen, secret: given.secret.clone() }),
         ..ClusterConfig::new(address)
     };
     Ok(NodeConfig {
