@@ -117,6 +117,8 @@ struct PbMember {
     left: bool,
     #[prost(string, tag = "5")]
     address: String,
+    #[prost(string, tag = "9")]
+    reach: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -429,6 +431,7 @@ pub(crate) fn encode_member(member: &Member) -> Vec<u8> {
         beat: member.beat,
         left: member.left,
         address: member.address.clone(),
+        reach: member.reach.clone(),
     };
     let mut value = Vec::with_capacity(1 + message.encoded_len());
     value.push(VERSION);
@@ -439,8 +442,8 @@ pub(crate) fn encode_member(member: &Member) -> Vec<u8> {
 pub(crate) fn decode_member(node: u16, value: &[u8]) -> Result<Member> {
     let what = || format!("node {node}");
     let message = PbMember::decode(body(&what, value)?).map_err(|error| corrupt(what(), error))?;
-    let PbMember { id, epoch, beat, left, address } = message;
-    Ok(Member { node, id, epoch, beat, left, address })
+    let PbMember { id, epoch, beat, left, address, reach } = message;
+    Ok(Member { node, id, epoch, beat, left, address, reach })
 }
 
 /// Values that are bytes: extended attributes, settings.

@@ -54,6 +54,16 @@ pub enum Coherence {
     Exclusive,
 }
 
+/// How a node talks to others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerConfig {
+    /// Where it listens: `host:port`, `tcp://host:port` or `unix:/path`; port 0 is any free one.
+    pub listen: String,
+    /// The file with the secret of the cluster, by which nodes know each other (mutual TLS). Without
+    /// one whoever reaches the address is believed.
+    pub secret: Option<PathBuf>,
+}
+
 /// Which cluster a node joins, and how it behaves there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterConfig {
@@ -69,6 +79,8 @@ pub struct ClusterConfig {
     pub lease: Duration,
     /// How long an open waits for the owner of the file.
     pub patience: Duration,
+    /// How it talks to the other nodes; `None` for by the metadata engine alone.
+    pub peers: Option<PeerConfig>,
 }
 
 impl ClusterConfig {
@@ -82,6 +94,7 @@ impl ClusterConfig {
             memory_only: false,
             lease: Duration::from_secs(12),
             patience: Duration::from_secs(20),
+            peers: None,
         }
     }
 }

@@ -73,7 +73,7 @@ impl Node {
         Ok(())
     }
 
-    fn open_place(&self, ino: Ino, resident: Resident) -> Result<Option<Place>> {
+    pub(crate) fn open_place(&self, ino: Ino, resident: Resident) -> Result<Option<Place>> {
         let tier = &self.tiers[usize::from(resident.tier)].tier;
         let object = match tier.open(ino.0) {
             Ok(object) => object,

@@ -12,6 +12,7 @@ use forebay_store::copy::{self, Cancel, Limits, Pass, Priority};
 use forebay_store::{BackingFile, ErrorClass, Object, Presence};
 use parking_lot::{Mutex, RwLock};
 
+use crate::cluster::Shared;
 use crate::context::Context;
 use crate::convert;
 use crate::data::BLOCK;
@@ -23,6 +24,7 @@ use crate::metrics::Source;
 use crate::node::Node;
 use crate::place::{Base, Charge, Place};
 use crate::pool::Urgency;
+use crate::spill::write_all;
 
 /// What is copied ahead of a file's readers.
 #[derive(Default)]
@@ -63,6 +65,18 @@ impl Haste<'_> {
         }
     }
 }
+
+/// What became of bytes for an absent part of an object.
+enum Installed {
+    Done,
+    /// The file was written, or moved, meanwhile.
+    Overtaken,
+    /// The device is full.
+    NoRoom,
+}
+
+/// Extents that are brought in at a time where other nodes may have them.
+pub(crate) const WINDOW: u64 = 8;
 
 /// Random misses remembered for a file.
 const TOUCHED: usize = 64;
@@ -114,22 +128,35 @@ impl Node {
         (tier, seen): (u8, u64),
         haste: Haste<'_>,
     ) -> Result<()> {
-        let fetched = self
-            .open_version(file.ino)
-            .and_then(|backing| self.fetch_into(file, record, tier, &*backing, haste));
-        let place = match fetched {
-            Ok(Some(place)) => place,
+        let print = record.backing.fingerprint.map(convert::store_fingerprint);
+        let size = record.attr.size;
+        // All of it is one extent to other nodes.
+        let shared = print.filter(|print| print.size == size).and_then(|print| {
+            self.shared(file.ino, &print, self.config.fetch_on_open_bytes.max(size))
+                .map(Shared::at_once)
+        });
+        let fetched = self.open_version(file.ino).and_then(|backing| {
+            self.fetch_into(file, record, (tier, shared.as_ref()), &*backing, haste)
+        });
+        let installed = match fetched {
+            Ok(Some(place)) => self.install(file, record, place, seen),
             other => {
                 self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
-                return other.map(|_| ());
+                other.map(|_| false)
             }
         };
-        self.install(file, record, place, seen)
+        if let Some(shared) = shared {
+            match installed {
+                Ok(true) => self.announce(&shared, vec![0]),
+                _ => self.renounce(&shared, vec![0]),
+            }
+        }
+        installed.map(drop)
     }
 
     /// Gives a file the object that was made for it, if the file is still as it was then: not
-    /// written, and its version in the backing store the one of the record.
-    fn install(&self, file: &FileRef, record: &Record, place: Place, seen: u64) -> Result<()> {
+    /// written, and its version in the backing store the one of the record. Whether it got it.
+    fn install(&self, file: &FileRef, record: &Record, place: Place, seen: u64) -> Result<bool> {
         let mut residence = file.residence.write();
         let now = self.meta.get(file.ino);
         let same = |now: &Record| {
@@ -141,12 +168,12 @@ impl Node {
             || file.writes.load(Ordering::Acquire) != seen
             || !now.is_ok_and(|now| same(&now));
         if overtaken {
-            return self.abandon(file.ino, &place, residence.place.is_none());
+            return self.abandon(file.ino, &place, residence.place.is_none()).map(|()| false);
         }
         self.set_resident(file.ino, &place);
         self.announce_resident(file.ino, &place);
         residence.place = Some(place);
-        Ok(())
+        Ok(true)
     }
 
     fn make_room(&self, tier: u8, bytes: u64, haste: Haste<'_>) -> bool {
@@ -173,7 +200,7 @@ impl Node {
         &self,
         file: &File,
         record: &Arc<Record>,
-        tier: u8,
+        (tier, shared): (u8, Option<&Shared>),
         backing: &dyn BackingFile,
         haste: Haste<'_>,
     ) -> Result<Option<Place>> {
@@ -184,12 +211,24 @@ impl Node {
             return Ok(None);
         }
         let ino = file.ino.0;
+        let mut source = Source::Fill;
         let made = (|| -> Result<Option<Arc<dyn Object>>> {
             // Neither whole nor with a map: should the daemon die now, it is nothing.
             let mut header = self.header_for(record, false, false);
             let object = self.create_object(tier, ino, &header)?;
-            let limits = self.limits(haste.priority());
-            copy::copy_range(backing, &*object, 0..size, &limits, &haste.cancel())?;
+            match shared {
+                None => {
+                    let limits = self.limits(haste.priority());
+                    copy::copy_range(backing, &*object, 0..size, &limits, &haste.cancel())?;
+                }
+                Some(shared) => {
+                    self.obtain(shared, backing, &[0], &mut |range, bytes, from| {
+                        write_all(&*object, bytes, range.start)?;
+                        source = from;
+                        Ok(true)
+                    })?;
+                }
+            }
             fail_at!("node.fetch.copied");
             let stat = backing.stat()?;
             if record.backing.fingerprint != Some(convert::fingerprint(stat.fingerprint())) {
@@ -207,7 +246,7 @@ impl Node {
         })();
         match made {
             Ok(Some(object)) => {
-                self.metrics.bytes.of(Source::Fill).add(size);
+                self.metrics.bytes.of(source).add(size);
                 Ok(Some(Place {
                     tier,
                     object,
@@ -323,7 +362,7 @@ impl Node {
                 };
             }
         };
-        self.install(file, record, place, seen)
+        self.install(file, record, place, seen).map(drop)
     }
 
     /// Asks the steward where an object may go; `None` to pass the tiers over.
@@ -450,24 +489,21 @@ impl Node {
         buffer: &mut [u8],
         haste: Haste<'_>,
     ) -> Result<bool> {
+        if !self.fill_shared(file, range.clone(), haste)? {
+            return Ok(false);
+        }
+        let Some((tier, base)) = self.base_to_fill_from(file)? else { return Ok(false) };
         let mut runs = Vec::new();
-        let (tier, base) = {
-            let residence = file.residence.read();
-            let Some(place) = &residence.place else { return Ok(false) };
-            let Some(presence) = &place.presence else { return Ok(false) };
+        if let Some(place) = &file.residence.read().place
+            && let Some(presence) = &place.presence
+        {
             presence.read().missing_runs(range, &mut runs);
-            let base = match &residence.base {
-                Base::Backing(opened) => self.opened_base(file, opened)?,
-                _ => return Ok(false),
-            };
-            (place.tier, base)
-        };
+        }
         fail_at!("node.fill.begin");
-        let room = &self.tiers[usize::from(tier)].room;
         for run in runs {
             let len = run.end - run.start;
-            let charge = len.next_multiple_of(BLOCK);
-            if !self.make_room(tier, charge, haste) {
+            // Before the slow store is asked; paid for when the bytes are there.
+            if !self.make_room(tier, len.next_multiple_of(BLOCK), haste) {
                 return Ok(false);
             }
             self.prefetch_gate();
@@ -475,44 +511,95 @@ impl Node {
             let read = match base.read_at(bytes, run.start) {
                 Ok(read) => read,
                 Err(error) => {
-                    room.give(charge);
+                    self.tiers[usize::from(tier)].room.give(len.next_multiple_of(BLOCK));
                     return Err(error.into());
                 }
             };
-            // The write lock keeps out a writer of the same extent, whose bytes would be newer.
-            let residence = file.residence.write();
-            // What was written past the tier meanwhile is absent as well, and in another base.
-            let same_base = residence.base.is_opened_as(&base);
-            let still = residence.place.as_ref().filter(|_| same_base).and_then(|place| {
-                let presence = place.presence.as_ref()?;
-                let mut missing = Vec::new();
-                presence.read().missing_runs(run.clone(), &mut missing);
-                (place.tier == tier && missing == [run.clone()] && read as u64 == len)
-                    .then_some((place, presence))
-            });
-            let Some((place, presence)) = still else {
-                room.give(charge);
-                return Ok(true);
-            };
-            match place.object.write_at(bytes, run.start) {
-                Ok(written) if written == bytes.len() => {}
-                Ok(_) => {
-                    room.give(charge);
-                    return Ok(false);
-                }
-                Err(error) => {
-                    room.give(charge);
-                    return if no_room(&error) { Ok(false) } else { Err(error.into()) };
-                }
+            match self.install_run(file, (tier, &base), run, &bytes[..read], Source::Fill)? {
+                Installed::Done => {}
+                Installed::Overtaken => return Ok(true),
+                Installed::NoRoom => return Ok(false),
             }
-            place.charge.bytes.fetch_add(charge, Ordering::AcqRel);
-            fail_at!("node.fill.written");
-            presence.write().mark_clean(run)?;
-            self.metrics.bytes.of(Source::Fill).add(len);
-            self.set_resident(file.ino, place);
-            self.announce_resident(file.ino, place);
         }
         Ok(true)
+    }
+
+    /// The tier of a partly resident file, and what its absent extents are read from.
+    pub(crate) fn base_to_fill_from(
+        &self,
+        file: &File,
+    ) -> Result<Option<(u8, Arc<dyn BackingFile>)>> {
+        let residence = file.residence.read();
+        match (&residence.place, &residence.base) {
+            (Some(place), Base::Backing(opened)) if place.presence.is_some() => {
+                Ok(Some((place.tier, self.opened_base(file, opened)?)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// As [`Node::install_run`] of a whole extent, whose room is not charged yet; false if there is
+    /// none.
+    pub(crate) fn install_extent(
+        &self,
+        file: &FileRef,
+        (tier, base): (u8, &Arc<dyn BackingFile>),
+        (range, bytes): (Range<u64>, &[u8]),
+        source: Source,
+        haste: Haste<'_>,
+    ) -> Result<bool> {
+        if !self.make_room(tier, (range.end - range.start).next_multiple_of(BLOCK), haste) {
+            return Ok(false);
+        }
+        let installed = self.install_run(file, (tier, base), range, bytes, source)?;
+        Ok(matches!(installed, Installed::Done))
+    }
+
+    /// Puts bytes into an absent part of an object, for which its tier was charged.
+    fn install_run(
+        &self,
+        file: &FileRef,
+        (tier, base): (u8, &Arc<dyn BackingFile>),
+        run: Range<u64>,
+        bytes: &[u8],
+        source: Source,
+    ) -> Result<Installed> {
+        let len = run.end - run.start;
+        let charge = len.next_multiple_of(BLOCK);
+        let room = &self.tiers[usize::from(tier)].room;
+        // The write lock keeps out a writer of the same extent, whose bytes would be newer.
+        let residence = file.residence.write();
+        // What was written past the tier meanwhile is absent as well, and in another base.
+        let same_base = residence.base.is_opened_as(base);
+        let still = residence.place.as_ref().filter(|_| same_base).and_then(|place| {
+            let presence = place.presence.as_ref()?;
+            let mut missing = Vec::new();
+            presence.read().missing_runs(run.clone(), &mut missing);
+            (place.tier == tier && missing == [run.clone()] && bytes.len() as u64 == len)
+                .then_some((place, presence))
+        });
+        let Some((place, presence)) = still else {
+            room.give(charge);
+            return Ok(Installed::Overtaken);
+        };
+        match place.object.write_at(bytes, run.start) {
+            Ok(written) if written == bytes.len() => {}
+            Ok(_) => {
+                room.give(charge);
+                return Ok(Installed::NoRoom);
+            }
+            Err(error) => {
+                room.give(charge);
+                return if no_room(&error) { Ok(Installed::NoRoom) } else { Err(error.into()) };
+            }
+        }
+        place.charge.bytes.fetch_add(charge, Ordering::AcqRel);
+        fail_at!("node.fill.written");
+        presence.write().mark_clean(run)?;
+        self.metrics.bytes.of(source).add(len);
+        self.set_resident(file.ino, place);
+        self.announce_resident(file.ino, place);
+        Ok(Installed::Done)
     }
 
     /// A file all of whose extents are there loses its map: the next first open can bypass the
@@ -583,6 +670,9 @@ impl Node {
         let mut buffer = vec![0; usize::try_from(extent).unwrap_or(1 << 20)];
         let mut at = 0;
         while at < record.attr.size {
+            if at % (WINDOW * extent) == 0 {
+                self.fill_shared(&file, at..at + WINDOW * extent, Haste::Now)?;
+            }
             if !self.fill_extent(&file, at..at + extent, &mut buffer, Haste::Now)? {
                 break;
             }

@@ -47,6 +47,10 @@ pub struct File {
     pub durable_change: AtomicU64,
     /// In a cluster: the version in the backing store that counted at the last open.
     pub shown: Mutex<Option<Option<Fingerprint>>>,
+    /// In a cluster: opens by way of the owner since the file came into use, whatever they are now.
+    pub remote_opens: AtomicU32,
+    /// In a cluster: whoever writes at the end holds it between the look where that is and the write.
+    pub appending: Mutex<()>,
     /// The setuid or setgid bit or file capabilities must go at the next write.
     pub privileged: AtomicBool,
 }
@@ -67,6 +71,8 @@ impl File {
             filler: Mutex::default(),
             durable_change: AtomicU64::new(0),
             shown: Mutex::default(),
+            remote_opens: AtomicU32::new(0),
+            appending: Mutex::new(()),
             privileged: AtomicBool::new(false),
         }
     }

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sharded_slab::{Entry, Slab};
 
+use crate::cluster::Remote;
 use crate::files::FileRef;
 
 /// How the kernel treats an open file.
@@ -46,6 +47,10 @@ pub struct Handle {
     pub(crate) mode: OpenMode,
     /// Every write goes to the end of the file, wherever the kernel takes that to be.
     pub(crate) append: bool,
+    /// Whether it has the right to write.
+    pub(crate) held: AtomicBool,
+    /// By way of which node the file is read and written, if it is not here.
+    pub(crate) remote: Remote,
     /// Room promised to a passthrough writer: tier and bytes.
     pub(crate) promised: Option<(u8, u64)>,
     /// Where a sequential reader reads next.
@@ -67,6 +72,8 @@ impl Handle {
             write,
             mode,
             append,
+            held: AtomicBool::new(write),
+            remote: Remote::default(),
             promised,
             expected: AtomicU64::new(0),
             run: AtomicU64::new(0),

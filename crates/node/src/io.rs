@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::data::BLOCK;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
+use crate::fetch::Haste;
 use crate::files::{File, FileRef};
 use crate::metrics::Source;
 use crate::node::Node;
@@ -37,6 +38,9 @@ impl Node {
         buffer: &mut [u8],
     ) -> Result<usize> {
         let handle = self.handle(fh)?;
+        if let Some(read) = self.read_through(context, &handle, offset, buffer)? {
+            return Ok(read);
+        }
         let file = &handle.file;
         let residence = file.residence_for(context)?;
         let end = offset + buffer.len() as u64;
@@ -55,16 +59,29 @@ impl Node {
         }
         context.wait()?;
         let _demand = self.demand_gate();
+        let sequence = handle.sequence(offset, buffer.len() as u64);
+        let whole = sequence > 0 || goes_on(&residence, offset, self.config.extent_bytes);
+        let residence = match whole && self.has_peers() {
+            // What lies beside this will be wanted too, here and elsewhere: from other nodes if they
+            // have it, and if not, once for all.
+            true => {
+                drop(residence);
+                if let Err(error) = self.fill_shared(file, offset..end, Haste::Now) {
+                    tracing::debug!(ino = %file.ino, %error, "an extent is read without a copy");
+                }
+                file.residence_for(context)?
+            }
+            false => residence,
+        };
         let read = self.read_with_gaps(file, &residence, offset, buffer)?;
         drop(residence);
-        let sequence = handle.sequence(offset, read as u64);
         self.fill_after_miss(file, offset..offset + read as u64, sequence);
         Ok(read)
     }
 
     /// Reads what is on the tier from there and the rest from the base. Nobody waits for an extent
     /// to be filled: a miss costs what it costs without a cache.
-    fn read_with_gaps(
+    pub(crate) fn read_with_gaps(
         &self,
         file: &File,
         residence: &Residence,
@@ -132,11 +149,30 @@ impl Node {
     /// `ENOSPC` only when neither the tiers nor the backing store have room.
     pub fn write(&self, context: &Context, fh: u64, offset: u64, data: &[u8]) -> Result<usize> {
         let handle = self.handle(fh)?;
-        let file = &handle.file;
+        if let Some(written) = self.write_through(context, &handle, offset, data)? {
+            return Ok(written);
+        }
+        let at = (!handle.append).then_some(offset);
+        self.write_to(context, &handle.file, at, data).map(|(_, written)| written)
+    }
+
+    /// Writes at an offset, or at the end of the file; returns where, and the bytes written.
+    pub(crate) fn write_to(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        at: Option<u64>,
+        data: &[u8],
+    ) -> Result<(u64, usize)> {
         if self.cluster.as_ref().is_some_and(Cluster::is_fenced) {
             return Err(NodeError::Posix(Errno::STALE));
         }
-        let offset = if handle.append { self.length_now(context, file)? } else { offset };
+        let one_at_the_end = match at {
+            Some(_) => None,
+            None if context.may_wait => Some(file.appending.lock()),
+            None => Some(file.appending.try_lock().ok_or(NodeError::MustWait)?),
+        };
+        let offset = at.map_or_else(|| self.length_now(context, file), Ok)?;
         let end = offset
             .checked_add(data.len() as u64)
             .filter(|&end| end <= i64::MAX as u64)
@@ -144,16 +180,17 @@ impl Node {
         self.drop_privileges(context, file)?;
         if let Some(written) = self.write_to_tier(context, file, offset, data)? {
             self.metrics.bytes.of(Source::Tier).add(written as u64);
-            return Ok(written);
+            return Ok((offset, written));
         }
         context.wait()?;
         let written = self.write_the_hard_way(file, offset, data, end)?;
+        drop(one_at_the_end);
         self.metrics.bytes.of(Source::Tier).add(written as u64);
-        Ok(written)
+        Ok((offset, written))
     }
 
     /// The length of an open file.
-    fn length_now(&self, context: &Context, file: &File) -> Result<u64> {
+    pub(crate) fn length_now(&self, context: &Context, file: &File) -> Result<u64> {
         let residence = file.residence_for(context)?;
         Ok(match (&residence.place, &residence.base) {
             (Some(place), _) => place.object.len()?,
@@ -262,7 +299,12 @@ impl Node {
     /// What the tier, the metadata engine or the backing store says.
     pub fn fsync(&self, context: &Context, fh: u64, data_only: bool) -> Result<()> {
         context.wait()?;
-        let file = self.handle(fh)?.file.clone();
+        let handle = self.handle(fh)?;
+        if self.sync_through(context, &handle, data_only)? {
+            return Ok(());
+        }
+        let file = handle.file.clone();
+        drop(handle);
         self.sync_file(&file, data_only)?;
         if self.config.durability == Durability::Backing
             || self.config.writeback == Writeback::Through
@@ -273,7 +315,7 @@ impl Node {
         Ok(())
     }
 
-    fn sync_file(&self, file: &File, data_only: bool) -> Result<()> {
+    pub(crate) fn sync_file(&self, file: &File, data_only: bool) -> Result<()> {
         {
             let residence = file.residence.read();
             if let Some(place) = &residence.place {
@@ -318,8 +360,13 @@ impl Node {
         if !through && !self.is_clustered() {
             return Ok(());
         }
-        let file = self.handle(fh)?.file.clone();
         context.wait()?;
+        let handle = self.handle(fh)?;
+        if self.flush_through(context, &handle)? {
+            return Ok(());
+        }
+        let file = handle.file.clone();
+        drop(handle);
         // What other nodes are shown from now on.
         self.settle(&file)?;
         if !through {
@@ -371,6 +418,14 @@ pub(crate) fn compose(
         upper(done, &mut buffer[part(done, end)])?;
     }
     Ok(())
+}
+
+/// Whether a read may be one of a sequence that nobody has seen: what lies before it is there, or it
+/// is one of the first, which come in any order.
+fn goes_on(residence: &Residence, offset: u64, extent: u64) -> bool {
+    let presence = residence.place.as_ref().and_then(|place| place.presence.as_ref());
+    let before = offset.saturating_sub(extent)..offset.saturating_sub(extent) + 1;
+    offset < extent || presence.is_some_and(|presence| presence.read().is_present(before))
 }
 
 /// Whether a write needs nothing but present extents.

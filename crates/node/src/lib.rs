@@ -54,7 +54,8 @@ mod truncate;
 
 pub use check::{CheckRequest, Checked, check};
 pub use config::{
-    ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, TierConfig, Writeback,
+    ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,
+    Writeback,
 };
 pub use context::Context;
 pub use convert::now;

@@ -226,6 +226,10 @@ label! {
         Spill = "spill",
         /// Copied from the backing store into a tier.
         Fill = "fill",
+        /// Copied from another node's tier into a tier.
+        Peer = "peer",
+        /// Read and written by way of the node that owns the file.
+        Owner = "owner",
         /// Copied from a tier to the backing store.
         Flush = "flush",
     }
@@ -409,7 +413,7 @@ metrics! {
         "Opens that found the file resident.";
     misses: Counter = "forebay_misses_total", "opens", Stable,
         "Opens that did not find the file resident.";
-    bytes: Family<Source, Counter, 5> = "forebay_bytes_total", "bytes", Stable,
+    bytes: Family<Source, Counter, 7> = "forebay_bytes_total", "bytes", Stable,
         "Bytes moved, by where they came from or went to; passthrough is not seen.";
     op_seconds: Family<Op, Histogram, 16> = "forebay_op_seconds", "seconds", Stable,
         "Time from a request of a program to its answer, by operation.";

@@ -175,6 +175,7 @@ impl Node {
         node.note_all_moved();
         node.start_reconciler();
         node.start_ticker();
+        node.start_peers()?;
         node.start_cluster_life();
         Ok(node)
     }
@@ -300,6 +301,9 @@ impl Node {
     /// not is logged.
     pub fn stop(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
+        if let Some(cluster) = &self.cluster {
+            cluster.close_to_peers();
+        }
         let unsettled = self.settle_all(until);
         self.restamp_moved();
         // While the reconciler can still take away what they had spilled.

@@ -10,7 +10,7 @@ use forebay_meta::{FileKind, Ino, Record};
 use forebay_store::backing::Access;
 use rustix::io::Errno;
 
-use crate::cluster::Hold;
+use crate::cluster::Right;
 use crate::config::{Passthrough, Writeback};
 use crate::context::Context;
 use crate::convert;
@@ -64,7 +64,7 @@ impl Node {
     /// the backing store says.
     pub fn open(&self, context: &Context, ino: Ino, flags: i32) -> Result<Opened> {
         let changes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
-        let (mut record, hold) = self.newest(context, ino, changes)?;
+        let (mut record, right) = self.newest(context, ino, changes)?;
         if record.attr.kind != FileKind::File {
             let is_dir = record.attr.kind == FileKind::Directory;
             return Err(if is_dir { Errno::ISDIR } else { Errno::NXIO }.into());
@@ -87,10 +87,13 @@ impl Node {
                 return Err(error.into());
             }
         };
-        let opened = self
-            .match_version(context, &file, &record)
-            .and_then(|()| self.open_known(context, &file, self.as_seen_here(&record), flags));
-        self.keep_hold(hold, opened.is_ok() && flags & libc::O_ACCMODE != libc::O_RDONLY);
+        let opened = match &right {
+            Right::Through(owner) => self.open_through(context, &file, *owner, flags),
+            _ => self
+                .match_version(context, &file, &record)
+                .and_then(|()| self.open_known(context, &file, self.as_seen_here(&record), flags)),
+        };
+        self.keep_hold(right, opened.is_ok() && flags & libc::O_ACCMODE != libc::O_RDONLY);
         drop(in_use);
         // Removed meanwhile, it was left to this open to let go of it.
         if opened.is_err() && self.meta.get(ino).is_ok_and(|record| record.orphan) {
@@ -118,9 +121,9 @@ impl Node {
     }
 
     /// A handle that may write has the right to for as long as it lives.
-    fn keep_hold(&self, hold: Option<Hold<'_>>, by_handle: bool) {
-        match hold {
-            Some(hold) if by_handle => hold.keep(),
+    fn keep_hold(&self, right: Right<'_>, by_handle: bool) {
+        match right {
+            Right::Hold(hold) if by_handle => hold.keep(),
             other => drop(other),
         }
     }
@@ -180,18 +183,22 @@ impl Node {
     fn open_new(&self, record: &Arc<Record>, flags: i32) -> Result<Opened> {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         // It is owned already.
-        let hold = if write { self.hold(&Context::DAEMON, record.ino)? } else { None };
+        let right = if write { self.hold(&Context::DAEMON, record.ino)? } else { Right::None };
+        if matches!(right, Right::Through(_)) {
+            // Given up and taken by another in no time.
+            return Err(Errno::BUSY.into());
+        }
         let file = self.files.get(record.ino);
         self.load(&Context::DAEMON, &file)?;
         self.tracer.note(file.ino, 0, true);
         let opened = self.attach(&file, record, write, flags & libc::O_APPEND != 0);
-        self.keep_hold(hold, opened.is_ok());
+        self.keep_hold(right, opened.is_ok());
         opened
     }
 
     /// Sees to it that the bytes are where this open wants them: small files on a tier, large ones
     /// begun.
-    fn prepare(
+    pub(crate) fn prepare(
         &self,
         context: &Context,
         file: &FileRef,
@@ -448,7 +455,7 @@ impl Node {
         if let Some((tier, bytes)) = handle.promised {
             self.tiers[usize::from(tier)].room.unpromise(bytes);
         }
-        if handle.write {
+        if handle.held.load(Ordering::Acquire) {
             self.unhold(file.ino);
         }
         fail::fail_point!("node.release.before_settle");

@@ -51,7 +51,12 @@ impl Node {
         if !(rest.is_empty() || zero || punch) {
             return Err(NodeError::Posix(Errno::OPNOTSUPP));
         }
-        let file = self.handle(fh)?.file.clone();
+        let handle = self.handle(fh)?;
+        if handle.remote.is_on() {
+            return Err(NodeError::Posix(Errno::OPNOTSUPP));
+        }
+        let file = handle.file.clone();
+        drop(handle);
         if !context.may_wait && file.residence.try_write().is_none() {
             return Err(NodeError::MustWait);
         }
@@ -154,7 +159,14 @@ impl Node {
             libc::SEEK_HOLE => Seek::Hole,
             _ => return Err(NodeError::Posix(Errno::INVAL)),
         };
-        let file = self.handle(fh)?.file.clone();
+        let handle = self.handle(fh)?;
+        if let Some(len) = self.length_through(context, &handle)? {
+            // Its holes count as data.
+            let found = if what == Seek::Data { offset } else { len };
+            return if offset < len { Ok(found) } else { Err(NodeError::Posix(Errno::NXIO)) };
+        }
+        let file = handle.file.clone();
+        drop(handle);
         let residence = file.residence_for(context)?;
         let Some(place) = &residence.place else {
             let found = match &residence.base {

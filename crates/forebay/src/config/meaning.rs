@@ -160,6 +160,17 @@ pub struct Throttle {
     pub iops: Option<u64>,
 }
 
+/// The cluster that a mount joins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterSettings {
+    /// Its metadata servers, or the file that names them.
+    pub address: String,
+    /// Where to listen for the other nodes; nothing for not at all.
+    pub listen: Option<String>,
+    /// The file with the secret of the cluster; nothing for no TLS.
+    pub secret: Option<PathBuf>,
+}
+
 /// Everything that a mount is told. Paths are absolute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MountConfig {
@@ -169,8 +180,8 @@ pub struct MountConfig {
     pub mountpoint: PathBuf,
     /// The tiers, fastest first; at least one.
     pub tiers: Vec<TierConfig>,
-    /// The metadata servers of the cluster to join, or the file that names them.
-    pub cluster: Option<String>,
+    /// The cluster to join.
+    pub cluster: Option<ClusterSettings>,
     /// Name of the replacement policy; one of those that the engine offers.
     pub policy: String,
     /// When dirty files are written back.
@@ -298,6 +309,24 @@ impl<'a> Reader<'a> {
         self.parse(key, |text| choose(text, words))
     }
 
+    fn cluster(&self) -> Result<Option<ClusterSettings>, Error> {
+        let address = self.parse("cluster", parse_cluster)?;
+        let listen = self.parse("cluster-listen", parse_listen)?;
+        let secret = self.path("cluster-secret")?;
+        let tls = self.word("cluster-tls", &[("on", true), ("off", false)])?;
+        let wrong = |why: &str| Err(self.wrong("cluster-listen", why));
+        match (address, &listen) {
+            (None, Some(_)) => wrong("needs --cluster"),
+            (Some(_), Some(_)) if tls && secret.is_none() => {
+                wrong("needs --cluster-secret FILE, or --cluster-tls off in a closed network")
+            }
+            (address, _) => {
+                let secret = secret.filter(|_| tls);
+                Ok(address.map(|address| ClusterSettings { address, listen, secret }))
+            }
+        }
+    }
+
     fn path(&self, key: &str) -> Result<Option<PathBuf>, Error> {
         let raw = self.raw(key)?;
         Ok((!raw.is_empty()).then(|| self.cwd.join(raw)))
@@ -408,6 +437,19 @@ fn parse_cluster(text: &str) -> Result<Option<String>, String> {
     }
 }
 
+fn parse_listen(text: &str) -> Result<Option<String>, String> {
+    let port = |at: &str| at.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    let known = match text.split_once("://") {
+        Some((scheme, rest)) => scheme == "tcp" && port(rest),
+        None => text.starts_with("unix:/") || port(text),
+    };
+    match text {
+        "" => Ok(None),
+        _ if known => Ok(Some(text.to_owned())),
+        _ => Err("is no address; write HOST:PORT or unix:/PATH".into()),
+    }
+}
+
 fn parse_throttle(text: &str) -> Result<Option<Throttle>, String> {
     if text.is_empty() {
         return Ok(None);
@@ -439,7 +481,7 @@ impl MountConfig {
         let config = Self {
             backing: reader.required_path("backing")?,
             mountpoint: reader.required_path("mountpoint")?,
-            cluster: reader.parse("cluster", parse_cluster)?,
+            cluster: reader.cluster()?,
             policy: reader.parse("policy", |text| {
                 let known = policies.contains(&text);
                 known
@@ -586,6 +628,10 @@ mod tests {
             ("log-level", "loud=very=much", "--log-level"),
             ("read-only", "maybe", "'maybe' is none of true, false"),
             ("throttle", "fast", "not a size"),
+            ("cluster-listen", "here", "is no address"),
+            ("cluster-listen", "udp://a:1", "is no address"),
+            ("cluster-listen", "0.0.0.0:0", "needs --cluster"),
+            ("cluster-tls", "maybe", "is none of on, off"),
         ] {
             let message = config(&[(key, text)]).unwrap_err().to_string();
             assert!(message.contains(part), "{key}={text}: {message}");

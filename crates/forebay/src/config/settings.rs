@@ -85,6 +85,24 @@ pub const SETTINGS: &[Setting] = &[
         "Share the namespace with other nodes: redis://[user:password@]HOST[:PORT][,HOST...][/NAME], the metadata servers (Redis or Valkey 7), or file:PATH, a file with that address, which keeps a password out of the process list. All nodes give the same backing store. Empty means alone. See docs/cluster.md for what it promises.",
     ),
     one(
+        "cluster-listen",
+        "ADDR",
+        Some(""),
+        "Talk to the other nodes of the cluster, and listen for them here: HOST:PORT (port 0 for any free one; the others must reach HOST under this name), or unix:/PATH for nodes of one machine. They then read from each other's tiers, and write through the owner of a file. Empty means not at all. Needs --cluster-secret, or --cluster-tls off.",
+    ),
+    one(
+        "cluster-secret",
+        "FILE",
+        Some(""),
+        "The file with the secret of the cluster, the same on all nodes and readable by its owner only: head -c 32 /dev/urandom > FILE. Whoever has it is believed to be a node.",
+    ),
+    one(
+        "cluster-tls",
+        "WHETHER",
+        Some("on"),
+        "`on`: nodes talk by mutual TLS. `off`: in plain text, and whoever reaches the address of a node can read and write all files. Only for closed networks.",
+    ),
+    one(
         "policy",
         "NAME",
         Some("lru"),

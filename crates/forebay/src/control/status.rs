@@ -209,8 +209,12 @@ pub struct BytesBySource {
     pub backing: u64,
     /// Written to the backing store because no tier had room.
     pub spill: u64,
-    /// Copied into the tiers.
+    /// Copied from the backing store into the tiers.
     pub filled: u64,
+    /// Copied from the tiers of other nodes into the tiers.
+    pub peers: u64,
+    /// Read and written by way of nodes that own files.
+    pub owners: u64,
     /// Written back from the tiers to the backing store.
     pub flushed: u64,
 }

@@ -259,6 +259,8 @@ impl Control for NodeControl {
                 backing: counts.bytes.of(Source::Backing).get(),
                 spill: counts.bytes.of(Source::Spill).get(),
                 filled: counts.bytes.of(Source::Fill).get(),
+                peers: counts.bytes.of(Source::Peer).get(),
+                owners: counts.bytes.of(Source::Owner).get(),
                 flushed: counts.bytes.of(Source::Flush).get(),
             },
             transport: self.transport().into(),

@@ -7,7 +7,8 @@ use forebay::config::{self, MountConfig, SpaceSize};
 use forebay::control::{ControlError, ControlResult, ErrorKind};
 use forebay_fuse::Transport;
 use forebay_node::{
-    ClusterConfig, Coherence, Durability, NodeConfig, NodeError, Passthrough, TierConfig, Writeback,
+    ClusterConfig, Coherence, Durability, NodeConfig, NodeError, Passthrough, PeerConfig,
+    TierConfig, Writeback,
 };
 
 /// How requests come from the kernel. The rings have a thread for each CPU, so one thread means that
@@ -69,13 +70,14 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
     };
     match &config.cluster {
         None => Ok(node_config),
-        Some(address) => in_cluster(node_config, address),
+        Some(cluster) => in_cluster(node_config, cluster),
     }
 }
 
 /// A node of a cluster sees all that is read and written, and knows who else changes the backing
 /// store: the other nodes.
-fn in_cluster(config: NodeConfig, address: &str) -> ControlResult<NodeConfig> {
+fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlResult<NodeConfig> {
+    let address = &given.address;
     let address = match address.strip_prefix("file:") {
         None => address.to_owned(),
         Some(path) => {
@@ -86,6 +88,10 @@ fn in_cluster(config: NodeConfig, address: &str) -> ControlResult<NodeConfig> {
     };
     let cluster = ClusterConfig {
         patience: config.backing_timeout.mul_f64(0.6),
+        peers: given
+            .listen
+            .clone()
+            .map(|listen| PeerConfig { listen, secret: given.secret.clone() }),
         ..ClusterConfig::new(address)
     };
     Ok(NodeConfig {

@@ -52,6 +52,8 @@ impl History {
                 backing: rate(new.backing, old.backing),
                 spill: rate(new.spill, old.spill),
                 filled: rate(new.filled, old.filled),
+                peers: rate(new.peers, old.peers),
+                owners: rate(new.owners, old.owners),
                 flushed: rate(new.flushed, old.flushed),
             },
         });

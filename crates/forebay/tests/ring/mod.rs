@@ -20,6 +20,9 @@ pub fn can_cluster() -> bool {
     able && can_mount()
 }
 
+/// What the nodes of a test share.
+pub const SECRET: &[u8] = b"a secret of thirty-two bytes....";
+
 /// The metadata server; ended with the value.
 pub struct Server {
     child: Child,
@@ -66,6 +69,8 @@ pub struct Ring {
     pub site: Site,
     pub server: Server,
     nodes: usize,
+    /// What each mount is told beside.
+    talk: Vec<String>,
 }
 
 impl Ring {
@@ -76,7 +81,21 @@ impl Ring {
             fs::create_dir(site.path(&format!("mnt{node}"))).unwrap();
         }
         let server = Server::start(&site.path("redis"));
-        Ring { site, server, nodes }
+        Ring { site, server, nodes, talk: Vec::new() }
+    }
+
+    /// Nodes that talk to each other.
+    pub fn talking(nodes: usize) -> Ring {
+        use std::os::unix::fs::PermissionsExt;
+        let mut ring = Ring::new(nodes);
+        let secret = ring.site.path("secret");
+        fs::write(&secret, SECRET).unwrap();
+        fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+        let secret = ring.site.text("secret");
+        ring.talk = ["--cluster-listen", "127.0.0.1:0", "--cluster-secret", &secret]
+            .map(str::to_owned)
+            .to_vec();
+        ring
     }
 
     pub fn address(&self) -> String {
@@ -96,6 +115,7 @@ impl Ring {
         let mnt = self.site.text(&format!("mnt{node}"));
         let (backing, address) = (self.site.text("backing"), self.address());
         let mut args = vec!["mount", &backing, &mnt, "--tier", &tier, "--cluster", &address];
+        args.extend(self.talk.iter().map(String::as_str));
         args.extend(more);
         self.site.run(&args)
     }
@@ -134,15 +154,31 @@ impl Ring {
         serde_json::from_str(&text).unwrap()
     }
 
+    /// Bytes that a node has moved from or to a source, as its status calls that.
+    pub fn bytes(&self, node: usize, source: &str) -> u64 {
+        self.status(node)["bytes"][source].as_u64().unwrap_or_else(|| panic!("no {source}"))
+    }
+
+    /// Bytes that a node has read from the backing store.
+    pub fn bytes_from_backing(&self, node: usize) -> u64 {
+        self.bytes(node, "backing") + self.bytes(node, "filled")
+    }
+
+    /// The process that serves a mount.
+    pub fn daemon(&self, node: usize) -> i32 {
+        self.status(node)["pid"].as_i64().unwrap().try_into().unwrap()
+    }
+
     /// Kills a daemon at once, and takes its dead mount away.
     pub fn kill(&self, node: usize) {
-        let pid = self.status(node)["pid"].as_i64().unwrap().try_into().unwrap();
+        let pid = self.daemon(node);
         signal(pid, rustix::process::Signal::KILL);
         assert!(wait_for(Duration::from_secs(5), || !alive(pid)));
         self.detach(node);
     }
 
-    fn detach(&self, node: usize) {
+    /// Takes a mount away, whether its daemon lives or not.
+    pub fn detach(&self, node: usize) {
         let mnt = self.site.text(&format!("mnt{node}"));
         let _ = outcome(self.site.command("fusermount3").args(["-uz", &mnt]));
     }

@@ -37,6 +37,8 @@ pub struct Member {
     pub left: bool,
     /// Where it runs, for people.
     pub address: String,
+    /// Where it listens for other nodes; empty if it does not (yet).
+    pub reach: String,
 }
 
 impl MetaStore {
@@ -76,6 +78,7 @@ impl MetaStore {
                 beat: known.map_or(1, |known| known.beat + 1),
                 left: false,
                 address: name.address.clone(),
+                reach: String::new(),
             };
             self.replace_member(known, &member)?;
             Ok(member)
@@ -99,6 +102,14 @@ impl MetaStore {
     /// If the engine fails; `Unsupported` if this process is no node.
     pub fn beat(&self) -> Result<bool> {
         self.change_member(|member| member.beat = member.beat.wrapping_add(1))
+    }
+
+    /// Says where this node listens for others. False as for [`MetaStore::beat`].
+    ///
+    /// # Errors
+    /// As [`MetaStore::beat`].
+    pub fn listen_at(&self, reach: &str) -> Result<bool> {
+        self.change_member(|member| member.reach = reach.to_owned())
     }
 
     /// Says that this node ends with nothing left to do. False as for [`MetaStore::beat`].

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use forebay_meta::{Ino, Ownership, Wish};
+use forebay_meta::{Incarnation, Ino, Ownership, Wish};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::Cluster;
+use super::through::Recalled;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
@@ -28,6 +29,16 @@ impl Holds {
     fn stripe(&self, ino: Ino) -> &Mutex<HashMap<u64, u32>> {
         &self.0[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % STRIPES]
     }
+}
+
+/// How a file may be used that is about to be opened.
+pub(crate) enum Right<'a> {
+    /// Read, as it is here and in the backing store.
+    None,
+    /// Written.
+    Hold(Hold<'a>),
+    /// Read and written by way of its owner.
+    Through(Incarnation),
 }
 
 /// The right to write a file: while it lives, no other node gets the file.
@@ -51,15 +62,16 @@ impl Drop for Hold<'_> {
 }
 
 impl Node {
-    /// Gets the right to write a file; at once without a cluster (`None`). If another node owns it,
-    /// that one is asked to give it up, and this waits until it does.
+    /// Gets the right to write a file; without a cluster there is none to get. If another node owns
+    /// it, that one is asked to give it up, and this waits until it does, unless its programs can
+    /// write it and it can be written by way of that node.
     ///
     /// # Errors
     /// `MustWait` if another node has to be asked and the caller may not wait; `EBUSY` if its
-    /// programs keep the file open for writing; `EHOSTDOWN` if it does not answer; `ESTALE` if this
-    /// node is fenced.
-    pub(crate) fn hold(&self, context: &Context, ino: Ino) -> Result<Option<Hold<'_>>> {
-        let Some(cluster) = &self.cluster else { return Ok(None) };
+    /// programs keep the file open for writing and nodes do not talk to each other; `EHOSTDOWN` if
+    /// it does not answer; `ESTALE` if this node is fenced.
+    pub(crate) fn hold(&self, context: &Context, ino: Ino) -> Result<Right<'_>> {
+        let Some(cluster) = &self.cluster else { return Ok(Right::None) };
         let until = Instant::now() + cluster.config.patience;
         loop {
             if cluster.is_fenced() {
@@ -69,19 +81,40 @@ impl Node {
                 let mut holds = cluster.holds.stripe(ino).lock();
                 if let Some(writers) = holds.get_mut(&ino.0) {
                     *writers += 1;
-                    return Ok(Some(Hold { node: self, ino }));
+                    return Ok(Right::Hold(Hold { node: self, ino }));
                 }
                 match self.meta.take_ownership(ino)? {
                     Ownership::Mine(_) => {
                         holds.insert(ino.0, 1);
-                        return Ok(Some(Hold { node: self, ino }));
+                        return Ok(Right::Hold(Hold { node: self, ino }));
                     }
                     Ownership::Other(other) => other,
                 }
             };
             context.wait()?;
-            self.ask_owner(cluster, ino, other, Wish::Ownership, until)?;
+            match self.recall(cluster, ino, other)? {
+                Recalled::Given => {}
+                Recalled::InUse => return Ok(Right::Through(other)),
+                Recalled::Unknown => {
+                    self.ask_owner(cluster, ino, other, Wish::Ownership, until)?;
+                }
+            }
         }
+    }
+
+    /// Gets the right for another node that writes by way of this one, the owner as `is_mine` says.
+    pub(super) fn hold_owned<E>(
+        &self,
+        cluster: &Cluster,
+        ino: Ino,
+        is_mine: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Hold<'_>, E> {
+        let mut holds = cluster.holds.stripe(ino).lock();
+        if !holds.contains_key(&ino.0) {
+            is_mine()?;
+        }
+        *holds.entry(ino.0).or_insert(0) += 1;
+        Ok(Hold { node: self, ino })
     }
 
     /// Gives back what [`Node::hold`] gave. The file stays owned until another node wants it or the

@@ -116,7 +116,7 @@ impl Node {
     }
 
     fn answer_letter(&self, cluster: &Cluster, letter: &Mail) {
-        let done = self.comply(cluster, letter.ino, letter.wish);
+        let done = self.comply(cluster, letter.ino, letter.wish, true);
         let failed = match &done {
             Ok(()) => None,
             Err(NodeError::Meta(MetaError::Stale(_))) => None,
@@ -132,8 +132,24 @@ impl Node {
         }
     }
 
-    /// Writes a file back that another node wants, and gives it up if that is wanted.
-    fn comply(&self, cluster: &Cluster, ino: Ino, wish: Wish) -> Result<()> {
+    /// As [`Node::comply`] with the wish for a file, but for one that programs here can write:
+    /// false at once.
+    pub(super) fn give_up_unused(&self, cluster: &Cluster, ino: Ino) -> Result<bool> {
+        match self.comply(cluster, ino, Wish::Ownership, false) {
+            Err(NodeError::Posix(Errno::BUSY)) => Ok(false),
+            done => done.map(|()| true),
+        }
+    }
+
+    /// Writes a file back that another node wants, and gives it up if that is wanted; `EBUSY` if
+    /// programs here can write it, after some patience with them if there is to be any.
+    pub(super) fn comply(
+        &self,
+        cluster: &Cluster,
+        ino: Ino,
+        wish: Wish,
+        patient: bool,
+    ) -> Result<()> {
         let until = Instant::now() + cluster.config.patience;
         loop {
             let file = self.files.get(ino);
@@ -148,7 +164,8 @@ impl Node {
                     false => Ok(()),
                 };
             }
-            if !self.is_held(cluster, ino) {
+            let held = self.is_held(cluster, ino);
+            if !held {
                 if record.is_behind() {
                     self.reconcile(ino)?;
                 }
@@ -156,7 +173,7 @@ impl Node {
                     return Ok(());
                 }
             }
-            if Instant::now() >= until {
+            if held && !patient || Instant::now() >= until {
                 return Err(Errno::BUSY.into());
             }
             thread::sleep(LAST_PAUSE / 4);

@@ -30,9 +30,12 @@ impl Cluster {
     /// Whether an incarnation counts as dead: another one has followed it, or there was no sign of
     /// life of it for long.
     pub(super) fn is_dead(&self, who: Incarnation) -> bool {
-        let started_again =
-            self.seen.lock().get(&who.node).is_some_and(|seen| seen.epoch > who.epoch);
-        started_again || self.is_silent(who.node)
+        self.has_followed(who) || self.is_silent(who.node)
+    }
+
+    /// Whether another incarnation has followed one, as far as this node knows.
+    pub(super) fn has_followed(&self, who: Incarnation) -> bool {
+        self.seen.lock().get(&who.node).is_some_and(|seen| seen.epoch > who.epoch)
     }
 
     /// Whether a node has shown no sign of life for so long that it counts as dead.
@@ -115,7 +118,12 @@ impl Node {
         }
         let asked = Instant::now();
         match self.meta.members() {
-            Ok(members) => cluster.saw(asked, &members),
+            Ok(members) => {
+                cluster.saw(asked, &members);
+                if let Some(peers) = cluster.peers.get() {
+                    peers.learn(&members);
+                }
+            }
             Err(error) => tracing::debug!(%error, "the other nodes are not known"),
         }
     }

@@ -9,14 +9,20 @@
 //! What a node believes to be dead it takes nothing from but the right to work on an inode in the
 //! backing store; files that a dead node owned wait for its return.
 
+mod copies;
 mod holds;
 mod letters;
 mod life;
+mod peers;
+mod serve;
+mod sources;
+mod through;
 mod versions;
 mod work;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -28,7 +34,10 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::pool::Pool;
 
-pub(crate) use holds::Hold;
+pub(crate) use copies::Shared;
+pub(crate) use holds::Right;
+use peers::Peers;
+pub(crate) use through::Remote;
 
 /// Threads that do what other nodes ask for: never those that wait for other nodes.
 const WORKERS: usize = 8;
@@ -52,6 +61,8 @@ pub(crate) struct Cluster {
     /// Another incarnation of this node has taken its place.
     fenced: AtomicBool,
     workers: Pool,
+    /// The nodes that it talks to without the metadata engine between.
+    peers: OnceLock<Peers>,
 }
 
 impl Cluster {
@@ -65,6 +76,7 @@ impl Cluster {
             beaten: Mutex::new(Instant::now()),
             fenced: AtomicBool::new(false),
             workers: Pool::new(WORKERS, MOST_LETTERS),
+            peers: OnceLock::new(),
         }
     }
 
@@ -75,6 +87,13 @@ impl Cluster {
 
     pub(crate) fn is_mine(&self, record: &Record) -> bool {
         record.owner.is_some_and(|owner| owner.node == self.me.node)
+    }
+
+    /// Lets no other node begin anything here.
+    pub(crate) fn close_to_peers(&self) {
+        if let Some(peers) = self.peers.get() {
+            peers.close();
+        }
     }
 
     /// Ends the threads that work for others.

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use forebay_meta::{FileKind, Ino, Record, Wish};
+use forebay_meta::{FileKind, Ino, Record};
 use forebay_store::ErrorClass;
 use rustix::io::Errno;
 
-use super::Hold;
+use super::Right;
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
@@ -16,9 +16,12 @@ use crate::files::{File, FileRef};
 use crate::node::Node;
 use crate::place::Base;
 
+/// What identifies a version of a file in the backing store; none if it is not there.
+type Version = Option<forebay_store::Fingerprint>;
+
 impl Node {
     /// The record of a file that is about to be opened, once the newest bytes are here or in the
-    /// backing store; and for a writer the right to write.
+    /// backing store, or it is known by way of whom they are had; and for a writer the right to write.
     ///
     /// # Errors
     /// As [`Node::hold`].
@@ -27,28 +30,31 @@ impl Node {
         context: &Context,
         ino: Ino,
         write: bool,
-    ) -> Result<(Arc<Record>, Option<Hold<'_>>)> {
-        let Some(cluster) = &self.cluster else { return Ok((self.meta.get(ino)?, None)) };
+    ) -> Result<(Arc<Record>, Right<'_>)> {
+        let Some(cluster) = &self.cluster else { return Ok((self.meta.get(ino)?, Right::None)) };
         let record = self.meta.get_now(ino)?;
         if record.attr.kind != FileKind::File {
-            return Ok((record, None));
+            return Ok((record, Right::None));
         }
         if write {
             let hold = self.hold(context, ino)?;
             return Ok((self.meta.get_now(ino)?, hold));
         }
         let Some(owner) = record.owner.filter(|owner| owner.node != cluster.me.node) else {
-            return Ok((record, None));
+            return Ok((record, Right::None));
         };
         context.wait()?;
         let until = Instant::now() + cluster.config.patience;
-        self.ask_owner(cluster, ino, owner, Wish::Bytes, until)?;
+        let right = self.read_right(cluster, ino, owner, until)?;
         let record = self.meta.get_now(ino)?;
+        if matches!(right, Right::Through(_)) {
+            return Ok((record, right));
+        }
         let published = record.backing.fingerprint.is_some();
         if self.is_elsewhere(&record) && !published && record.is_behind() {
             return Err(NodeError::Posix(Errno::BUSY));
         }
-        Ok((record, None))
+        Ok((record, Right::None))
     }
 
     /// A record as this node may use it: what another node has not written back is not there.
@@ -73,30 +79,48 @@ impl Node {
         if self.cluster.is_none() {
             return Ok(());
         }
-        let current = record.backing.fingerprint.map(convert::store_fingerprint);
-        let same = |other: Option<forebay_store::Fingerprint>| match (current, other) {
-            (Some(current), Some(other)) => current.same_content(&other),
-            (current, other) => current.is_none() && other.is_none(),
-        };
+        let version = |record: &Record| record.backing.fingerprint.map(convert::store_fingerprint);
+        let mut current = version(record);
+        if self.residents.get(file.ino.0).is_some_and(|resident| resident.dirty) {
+            return Ok(());
+        }
         let mut shown = file.shown.lock();
-        let stale = match self.residents.get(file.ino.0) {
-            Some(resident) if resident.dirty => return Ok(()),
-            Some(resident) => {
-                let tier = &self.tiers[usize::from(resident.tier)].tier;
-                match tier.open(file.ino.0).and_then(|object| object.header()) {
-                    Ok(header) => !same(header.base),
-                    Err(error) if error.class() == ErrorClass::NotFound => false,
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            None => shown.is_some_and(|shown| !same(shown)),
-        };
-        if stale {
+        if self.is_of_another_version(file, *shown, current)? {
             context.wait()?;
-            self.forget_version(file)?;
+            // This node may have published what it has since the record was read.
+            current = version(&*self.meta.get_now(file.ino)?);
+            if self.is_of_another_version(file, *shown, current)? {
+                self.forget_version(file)?;
+            }
         }
         *shown = Some(current);
         Ok(())
+    }
+
+    /// Whether what is here of a clean file, or was shown of it, is not of a version.
+    fn is_of_another_version(
+        &self,
+        file: &File,
+        shown: Option<Version>,
+        current: Version,
+    ) -> Result<bool> {
+        let same = |other: Version| match (current, other) {
+            (Some(current), Some(other)) => current.same_content(&other),
+            (current, other) => current.is_none() && other.is_none(),
+        };
+        match self.residents.get(file.ino.0) {
+            Some(resident) if resident.dirty => Ok(false),
+            Some(resident) => {
+                let tier = &self.tiers[usize::from(resident.tier)].tier;
+                match tier.open(file.ino.0).and_then(|object| object.header()) {
+                    Ok(header) => Ok(!same(header.base)),
+                    Err(error) if error.class() == ErrorClass::NotFound => Ok(false),
+                    Err(error) => Err(error.into()),
+                }
+            }
+            // Of a file that was looked up at its making, nobody has noted a version.
+            None => Ok(shown.map_or_else(|| file.residence.read().loaded, |shown| !same(shown))),
+        }
     }
 
     /// Drops the clean copy of a file, and where its bytes were read: programs that have it open go

@@ -7,6 +7,7 @@ use forebay_meta::{
 };
 use rustix::io::Errno;
 
+use crate::cluster::Right;
 use crate::config::Durability;
 use crate::context::Context;
 use crate::convert;
@@ -68,7 +69,16 @@ impl Node {
                 let blocks = attr.size.div_ceil(512);
                 Ok(Stat { ino, attr, blocks, open: false })
             }
-            record => Ok(self.stat(&*record?)),
+            record => {
+                let record = record?;
+                match self.attr_through(context, &record)? {
+                    Some(attr) => {
+                        let blocks = attr.size.div_ceil(512);
+                        Ok(Stat { attr, blocks, ..self.stat(&record) })
+                    }
+                    None => Ok(self.stat(&record)),
+                }
+            }
         }
     }
 
@@ -94,18 +104,29 @@ impl Node {
         }
         // All that may have to wait comes before the first change.
         let file = record.attr.kind == FileKind::File;
-        let mut hold = None;
+        let (mut hold, mut through) = (None, None);
         if self.is_clustered() && file && (set.size.is_some() || self.is_elsewhere(&record)) {
-            (record, hold) = self.newest(context, ino, true)?;
-            self.match_version(context, &self.files.get(ino), &record)?;
+            let right;
+            (record, right) = self.newest(context, ino, true)?;
+            match right {
+                Right::Through(owner) => through = Some(owner),
+                Right::Hold(right) => hold = Some(right),
+                Right::None => {}
+            }
+            if through.is_none() {
+                self.match_version(context, &self.files.get(ino), &record)?;
+            }
         }
         let list = match set.mode {
             Some(mode) => self.acl_after_chmod(context, &record, mode)?,
             None => None,
         };
         if let Some(size) = set.size {
-            self.truncate(context, &record, size)?;
-            record = self.record(ino)?;
+            match through {
+                Some(_) => self.truncate_anywhere(context, ino, size)?,
+                None => self.truncate(context, &record, size)?,
+            }
+            record = self.record_now(ino)?;
         }
         if !set.beside_size() {
             return Ok(self.stat(&record));
@@ -136,6 +157,9 @@ impl Node {
             ..Times::default()
         };
         self.attributes_changed(&record, times);
+        if let Some(owner) = through {
+            self.times_through(owner, ino, (times.atime.is_some(), times.mtime.is_some()));
+        }
         self.queue(&record);
         drop(hold);
         Ok(self.stat(&record))

@@ -1,0 +1,388 @@
+//! Clean copies of files on the tiers: lent to other nodes, and got from them.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_meta::Ino;
+use forebay_peer::Fetcher;
+use forebay_peer::fetch::{Copy, Extent, Wanted};
+use forebay_peer::message::{Fault, Presence};
+use forebay_store::{BackingFile, Fingerprint, Object};
+use parking_lot::RwLock;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::serve::fault;
+use super::sources::{self, AT_A_TIME, Extents, Whence};
+use super::{Cluster, Peers};
+use crate::error::Result;
+use crate::fetch::Haste;
+use crate::files::{File, FileRef};
+use crate::metrics::Source;
+use crate::node::Node;
+use crate::place::Place;
+
+/// How long another node may take for one extent. One that is gone is noticed sooner, by its
+/// connection.
+const PATIENCE: Duration = Duration::from_secs(12);
+/// Who waits for another node's read of the backing store does not wait longer.
+const LONGEST_WAIT: Duration = Duration::from_secs(15);
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+/// The longest extent that is asked for.
+const MOST: u64 = 8 << 20;
+/// Other nodes are given up for an extent after so many of them have failed.
+const FAILURES: u32 = 3;
+
+/// The number by which nodes know a version of a file: whoever has the same bytes says the same.
+fn version_of(print: &Fingerprint) -> u64 {
+    let seconds = print.mtime.seconds as u64;
+    let parts = [print.ino, print.size, seconds, u64::from(print.mtime.nanos)];
+    xxh3_64(&parts.map(u64::to_le_bytes).concat())
+}
+
+/// A version of a file that nodes read from each other, in extents of one length.
+pub(crate) struct Shared {
+    of: Extents,
+    /// The file comes as one, and what is here of it can be lent only when it is there as a whole.
+    at_once: bool,
+}
+
+impl Shared {
+    fn part(&self, indexes: Vec<u64>) -> Extents {
+        Extents { indexes, ..self.of.clone() }
+    }
+
+    /// The same, to be had as one; whoever gets it says so by [`Node::announce`] or
+    /// [`Node::renounce`].
+    pub(crate) fn at_once(self) -> Self {
+        Shared { at_once: true, ..self }
+    }
+}
+
+/// Takes the bytes of a range, and from where they came; false if there is no room for more.
+pub(crate) type Deliver<'a> = &'a mut dyn FnMut(Range<u64>, &[u8], Source) -> Result<bool>;
+
+impl Node {
+    fn talking(&self) -> Option<(&Cluster, &Peers)> {
+        let cluster = self.cluster.as_ref()?;
+        Some((cluster, cluster.peers.get()?))
+    }
+
+    /// Whether files may be read from other nodes.
+    pub(crate) fn has_peers(&self) -> bool {
+        self.talking().is_some_and(|(_, peers)| !peers.is_alone())
+    }
+
+    /// A version of a file as nodes share it; `None` if there is nobody to share it with.
+    pub(crate) fn shared(&self, ino: Ino, print: &Fingerprint, unit: u64) -> Option<Shared> {
+        let sharable = print.size > 0 && unit > 0 && unit.min(print.size) <= MOST;
+        (sharable && self.has_peers()).then(|| {
+            let (version, size) = (version_of(print), print.size);
+            let of = Extents { ino: ino.0, version, size, unit, indexes: Vec::new() };
+            Shared { of, at_once: false }
+        })
+    }
+
+    /// Gets extents of a file from where that costs the backing store the least, and announces them
+    /// to others when `deliver` has taken them, if they are not to be had at once.
+    ///
+    /// # Errors
+    /// What the backing store says, and `deliver`.
+    pub(crate) fn obtain(
+        &self,
+        shared: &Shared,
+        backing: &dyn BackingFile,
+        indexes: &[u64],
+        deliver: Deliver<'_>,
+    ) -> Result<bool> {
+        for some in indexes.chunks(AT_A_TIME) {
+            let mut todo = some.to_vec();
+            let done = self.obtain_some(shared, backing, &mut todo, deliver);
+            if !matches!(done, Ok(true)) {
+                // Others must not wait for what is not read here.
+                self.renounce(shared, todo);
+                return done;
+            }
+        }
+        Ok(true)
+    }
+
+    fn obtain_some(
+        &self,
+        shared: &Shared,
+        backing: &dyn BackingFile,
+        todo: &mut Vec<u64>,
+        deliver: Deliver<'_>,
+    ) -> Result<bool> {
+        let (until, mut pause) = (Instant::now() + LONGEST_WAIT, PAUSES.0);
+        let mut failures = 0;
+        while !todo.is_empty() {
+            let ends = self.stopping.load(Ordering::Relaxed);
+            let late = ends || Instant::now() >= until || failures >= FAILURES;
+            let whence = match self.talking().filter(|_| !late) {
+                Some((cluster, _)) => self.whence(cluster, &shared.part(todo.clone())),
+                None => None,
+            };
+            let Some(whence) = whence else {
+                let rest = todo.clone();
+                return self.read_extents(shared, backing, &rest, todo, deliver);
+            };
+            let (mut from_backing, mut from_nodes) = (Vec::new(), Vec::new());
+            for (index, from) in todo.iter().copied().zip(whence) {
+                match from {
+                    Whence::Backing => from_backing.push(index),
+                    Whence::Nodes(nodes) => from_nodes.push((index, nodes)),
+                    Whence::Wait => {}
+                }
+            }
+            let waits = from_backing.is_empty() && from_nodes.is_empty();
+            if !self.read_nodes(shared, &from_nodes, todo, deliver)?
+                || !self.read_extents(shared, backing, &from_backing, todo, deliver)?
+            {
+                return Ok(false);
+            }
+            // What could not be had from where it should be.
+            let failed = |(index, _): &(u64, Vec<u16>)| todo.contains(index).then_some(*index);
+            let failed: Vec<u64> = from_nodes.iter().filter_map(failed).collect();
+            failures += u32::from(!failed.is_empty());
+            self.renounce(shared, failed);
+            if waits {
+                thread::sleep(pause);
+                pause = (pause * 2).min(PAUSES.1);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads extents from the backing store.
+    fn read_extents(
+        &self,
+        shared: &Shared,
+        backing: &dyn BackingFile,
+        indexes: &[u64],
+        todo: &mut Vec<u64>,
+        deliver: Deliver<'_>,
+    ) -> Result<bool> {
+        let mut buffer = Vec::new();
+        for index in indexes {
+            let range = shared.of.range(*index);
+            buffer.resize(usize::try_from(range.end - range.start).unwrap_or(0), 0);
+            let read = backing.read_at(&mut buffer, range.start)?;
+            // Fewer than there should be: another version, which who delivers will find out.
+            if !deliver(range, &buffer[..read], Source::Fill)? {
+                return Ok(false);
+            }
+            self.got(shared, *index, todo);
+        }
+        Ok(true)
+    }
+
+    /// Reads extents from other nodes, from several at a time; those that none delivers stay in
+    /// `todo`.
+    fn read_nodes(
+        &self,
+        shared: &Shared,
+        wanted: &[(u64, Vec<u16>)],
+        todo: &mut Vec<u64>,
+        deliver: Deliver<'_>,
+    ) -> Result<bool> {
+        let Some((_, peers)) = self.talking() else { return Ok(true) };
+        let mut having: BTreeMap<u16, Vec<(u64, u64)>> = BTreeMap::new();
+        let mut extents = Vec::new();
+        for (index, nodes) in wanted {
+            let range = shared.of.range(*index);
+            let len = range.end - range.start;
+            extents.push(Extent { offset: range.start, len: u32::try_from(len).unwrap_or(0) });
+            for node in nodes {
+                having.entry(*node).or_default().push((range.start, len));
+            }
+        }
+        let Extents { ino, version, size, unit, .. } = shared.of;
+        let have = |(node, runs)| {
+            let presence = Presence { version, size, runs, next: None };
+            Some((peers.client(node)?, presence))
+        };
+        let having: Vec<_> = having.into_iter().filter_map(have).collect();
+        let copies: Vec<Copy<'_>> = having
+            .iter()
+            .map(|(client, presence)| Copy { node: client, presence: Some(presence) })
+            .collect();
+        if copies.is_empty() {
+            return Ok(true);
+        }
+        let mut room = true;
+        let wanted = Wanted { ino, version, extents: &extents, verify: None };
+        let fetcher = Fetcher { patience: PATIENCE, ..Fetcher::default() };
+        let fetched = fetcher.fetch(&wanted, &copies, |extent, bytes| -> Result<()> {
+            let range = extent.offset..extent.offset + u64::from(extent.len);
+            room = room && deliver(range, &bytes, Source::Peer)?;
+            if room {
+                self.got(shared, extent.offset / unit, todo);
+            }
+            Ok(())
+        })?;
+        for (place, error) in &fetched.failures {
+            let node = copies[*place].node;
+            tracing::debug!(?node, %error, "another node does not deliver a file");
+        }
+        Ok(room)
+    }
+
+    fn got(&self, shared: &Shared, index: u64, todo: &mut Vec<u64>) {
+        todo.retain(|other| *other != index);
+        if !shared.at_once {
+            self.announce(shared, vec![index]);
+        }
+    }
+
+    /// Tells others that extents of a file are here.
+    pub(crate) fn announce(&self, shared: &Shared, indexes: Vec<u64>) {
+        if let Some((cluster, _)) = self.talking() {
+            self.tell_home(cluster, sources::HAVE, &shared.part(indexes));
+        }
+    }
+
+    /// Tells others that extents of a file did not come here.
+    pub(crate) fn renounce(&self, shared: &Shared, indexes: Vec<u64>) {
+        if let Some((cluster, _)) = self.talking() {
+            self.tell_home(cluster, sources::FAILED, &shared.part(indexes));
+        }
+    }
+
+    /// Bytes of a clean copy, for another node.
+    pub(super) fn lend(
+        &self,
+        ino: Ino,
+        version: u64,
+        offset: u64,
+        len: u32,
+    ) -> Result<Vec<u8>, Fault> {
+        self.with_copy(ino, version, |object, presence| {
+            let end = offset.saturating_add(len.into()).min(object.len()?);
+            let there = presence.is_none_or(|map| map.read().is_present(offset..end));
+            if offset >= end || !there {
+                return Ok(None);
+            }
+            let mut bytes = vec![0; usize::try_from(end - offset).unwrap_or(0)];
+            let read = object.read_at(&mut bytes, offset)?;
+            bytes.truncate(read);
+            Ok(Some(bytes))
+        })
+    }
+
+    /// What there is of a clean copy, for another node.
+    pub(super) fn lendable(&self, ino: Ino, version: u64, from: u64) -> Result<Presence, Fault> {
+        self.with_copy(ino, version, |object, presence| {
+            let size = object.len()?;
+            let mut missing = Vec::new();
+            if let Some(map) = presence {
+                map.read().missing_runs(from..size.max(from), &mut missing);
+            }
+            let mut runs = Vec::new();
+            let mut at = from;
+            missing.push(size..size);
+            for gap in missing {
+                if at < gap.start && runs.len() < Presence::RUNS {
+                    runs.push((at, gap.start - at));
+                }
+                at = gap.end;
+            }
+            let last = runs.last().map_or(from, |(start, len)| start + len);
+            let next = (runs.len() == Presence::RUNS && last < size).then_some(last);
+            Ok(Some(Presence { version, size, runs, next }))
+        })
+    }
+
+    /// Looks at the clean copy of a version of a file, which nobody changes meanwhile.
+    fn with_copy<T>(
+        &self,
+        ino: Ino,
+        version: u64,
+        look: impl FnOnce(&dyn Object, Option<&RwLock<forebay_store::Presence>>) -> Result<Option<T>>,
+    ) -> Result<T, Fault> {
+        let resident = self.residents.get(ino.0).filter(|resident| !resident.dirty);
+        if resident.is_none() {
+            return Err(Fault::NotHere);
+        }
+        let file = self.files.get(ino);
+        // Keeps out who would evict it.
+        let residence = file.residence.read();
+        let opened;
+        let place = match (&residence.place, self.residents.get(ino.0)) {
+            (Some(place), _) => place,
+            (None, Some(resident)) if !residence.loaded => {
+                opened = self.open_place(ino, resident).map_err(fault)?;
+                opened.as_ref().ok_or(Fault::NotHere)?
+            }
+            _ => return Err(Fault::NotHere),
+        };
+        self.check_lent(place, version)?;
+        let found = look(&*place.object, place.presence.as_ref()).map_err(fault)?;
+        // Who writes marks the object first, so what was read before no mark is of this version.
+        self.check_lent(place, version)?;
+        found.ok_or(Fault::NotHere)
+    }
+
+    fn check_lent(&self, place: &Place, version: u64) -> Result<(), Fault> {
+        let header = place.object.header().map_err(|error| fault(error.into()))?;
+        let found = header.base.as_ref().map_or(0, version_of);
+        match found == version && !header.dirty && !place.dirty.load(Ordering::Acquire) {
+            true => Ok(()),
+            false => Err(Fault::Stale { version: found }),
+        }
+    }
+
+    /// The version of a partly resident clean file, and which of its extents in a range are absent.
+    pub(crate) fn absent_extents(
+        &self,
+        file: &File,
+        range: Range<u64>,
+    ) -> Result<Option<(Shared, Vec<u64>)>> {
+        let residence = file.residence.read();
+        let Some(place) = residence.place.as_ref().filter(|p| !p.dirty.load(Ordering::Acquire))
+        else {
+            return Ok(None);
+        };
+        let Some(presence) = &place.presence else { return Ok(None) };
+        let (unit, size) = (presence.read().extent_size(), presence.read().size());
+        let Some(print) = place.object.header()?.base.filter(|print| print.size == size) else {
+            return Ok(None);
+        };
+        let Some(shared) = self.shared(file.ino, &print, unit) else { return Ok(None) };
+        let mut indexes = Vec::new();
+        for index in range.start / unit..range.end.min(size).div_ceil(unit) {
+            let extent = shared.of.range(index);
+            let mut missing = Vec::new();
+            presence.read().missing_runs(extent.clone(), &mut missing);
+            if missing == [extent] {
+                indexes.push(index);
+            }
+        }
+        Ok(Some((shared, indexes)))
+    }
+
+    /// Brings the extents in a range of a large file to its tier, as far as other nodes have a part in
+    /// that; false when there is no room. What is left is the caller's to read.
+    pub(crate) fn fill_shared(
+        &self,
+        file: &FileRef,
+        range: Range<u64>,
+        haste: Haste<'_>,
+    ) -> Result<bool> {
+        if !self.has_peers() {
+            return Ok(true);
+        }
+        // One at a time: two would read the same from the backing store.
+        let _one = file.fetching.lock();
+        let Some((shared, indexes)) = self.absent_extents(file, range)? else { return Ok(true) };
+        if indexes.is_empty() {
+            return Ok(true);
+        }
+        let Some((tier, base)) = self.base_to_fill_from(file)? else { return Ok(true) };
+        self.obtain(&shared, &*base, &indexes, &mut |range, bytes, source| {
+            self.install_extent(file, (tier, &base), (range, bytes), source, haste)
+        })
+    }
+}

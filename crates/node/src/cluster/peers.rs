@@ -1,0 +1,222 @@
+//! The other nodes, as far as this one talks to them without the metadata engine between.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_meta::Member;
+use forebay_peer::transport::Transport;
+use forebay_peer::transport::tcp::Tcp;
+use forebay_peer::transport::unix::Unix;
+use forebay_peer::{
+    Address, Client, ClientConfig, ClusterSecret, Identity, Limits, Security, Server,
+};
+use parking_lot::{Mutex, RwLock};
+
+use super::serve::Serve;
+use super::sources::Home;
+use super::{Cluster, identity_of};
+use crate::config::PeerConfig;
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+
+/// What other nodes are doing here may take so long to end.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// The ways to other nodes.
+struct Ways {
+    tcp: Arc<dyn Transport>,
+    unix: Arc<dyn Transport>,
+}
+
+impl Ways {
+    fn to(&self, address: &Address) -> Arc<dyn Transport> {
+        match address {
+            Address::Unix(_) => self.unix.clone(),
+            _ => self.tcp.clone(),
+        }
+    }
+}
+
+/// A node that listens.
+struct Known {
+    epoch: u64,
+    reach: String,
+    client: Arc<Client>,
+}
+
+/// The nodes that this one can talk to.
+pub(super) struct Peers {
+    me: Identity,
+    ways: Ways,
+    server: Mutex<Option<Server>>,
+    known: RwLock<BTreeMap<u16, Known>>,
+    pub(super) home: Home,
+}
+
+impl Peers {
+    /// Takes in who listens where.
+    pub(super) fn learn(&self, members: &[Member]) {
+        let mut known = self.known.write();
+        let listens = |member: &&Member| {
+            u64::from(member.node) != self.me.node && !member.left && !member.reach.is_empty()
+        };
+        let now: Vec<&Member> = members.iter().filter(listens).collect();
+        known.retain(|node, _| now.iter().any(|member| member.node == *node));
+        for member in now {
+            let same = |old: &Known| (old.epoch, &old.reach) == (member.epoch, &member.reach);
+            if known.get(&member.node).is_some_and(same) {
+                continue;
+            }
+            let Ok(address) = member.reach.parse::<Address>() else {
+                tracing::warn!(node = member.node, reach = member.reach, "no address of a node");
+                continue;
+            };
+            let config = ClientConfig {
+                expected: Some(member.node.into()),
+                ..ClientConfig::new(self.me.clone())
+            };
+            let client = Arc::new(Client::new(self.ways.to(&address), address, config));
+            let (epoch, reach) = (member.epoch, member.reach.clone());
+            tracing::info!(node = member.node, epoch, at = reach, "another node can be talked to");
+            known.insert(member.node, Known { epoch, reach, client });
+        }
+    }
+
+    /// How to talk to a node; `None` if it does not listen.
+    pub(super) fn client(&self, node: u16) -> Option<Arc<Client>> {
+        self.known.read().get(&node).map(|known| known.client.clone())
+    }
+
+    /// Whether there is any.
+    pub(super) fn is_alone(&self) -> bool {
+        self.known.read().is_empty()
+    }
+
+    /// The nodes that listen, this one among them, ascending.
+    pub(super) fn listening(&self) -> Vec<u16> {
+        let mut all: Vec<u16> = self.known.read().keys().copied().collect();
+        all.extend(u16::try_from(self.me.node));
+        all.sort_unstable();
+        all
+    }
+
+    /// Ends what others do here, and lets nobody begin anything.
+    pub(super) fn close(&self) {
+        // Not under the lock: what is under way here may want to talk to others.
+        let server = self.server.lock().take();
+        if let Some(mut server) = server {
+            server.close(GRACE);
+        }
+        self.known.write().clear();
+    }
+}
+
+impl Cluster {
+    /// The nodes that listen and are not taken for dead, this one among them, ascending.
+    pub(super) fn within_reach(&self, peers: &Peers) -> Vec<u16> {
+        let mut nodes = peers.listening();
+        nodes.retain(|node| *node == self.me.node || !self.is_silent(*node));
+        nodes
+    }
+}
+
+impl Node {
+    /// Listens for other nodes, if that was asked for.
+    ///
+    /// # Errors
+    /// A secret that can't be used, an address that can't be listened on.
+    pub(crate) fn start_peers(&self) -> Result<()> {
+        let Some(cluster) = &self.cluster else { return Ok(()) };
+        let Some(config) = &cluster.config.peers else { return Ok(()) };
+        let wrong = |error: forebay_peer::Error| {
+            NodeError::Config(format!("--cluster-listen {}: {error}", config.listen))
+        };
+        let tcp = Arc::new(Tcp::new(security(config)?));
+        let ways = Ways { tcp, unix: Arc::new(Unix::default()) };
+        let me = Identity {
+            cluster: identity_of(&self.meta)?,
+            node: cluster.me.node.into(),
+            epoch: cluster.me.epoch,
+        };
+        let wanted = address_of(&config.listen).map_err(wrong)?;
+        let service = Arc::new(Serve::of(self.this.clone()));
+        let mut server = Server::start(service, me.clone(), Limits::default()).map_err(wrong)?;
+        let listening = server.listen(&*ways.to(&wanted), &wanted).map_err(wrong)?;
+        let reach = reach(&wanted, &listening, &cluster.config.host);
+        tracing::info!(%listening, reach, "other nodes can talk to this one");
+        let server = Mutex::new(Some(server));
+        let peers = Peers { me, ways, server, known: RwLock::default(), home: Home::default() };
+        peers.learn(&self.meta.members()?);
+        if cluster.peers.set(peers).is_err() {
+            return Err(NodeError::Config("a node listens once".into()));
+        }
+        self.meta.listen_at(&reach)?;
+        Ok(())
+    }
+
+    /// How to talk to a node, also one that has joined only now.
+    pub(super) fn peer(&self, cluster: &Cluster, node: u16) -> Option<Arc<Client>> {
+        let peers = cluster.peers.get()?;
+        if let Some(client) = peers.client(node) {
+            return Some(client);
+        }
+        peers.learn(&self.meta.members().ok()?);
+        peers.client(node)
+    }
+}
+
+fn security(config: &PeerConfig) -> Result<Security> {
+    let Some(path) = &config.secret else { return Ok(Security::Off) };
+    let shown = path.display();
+    let wrong = |why: String| NodeError::Config(format!("--cluster-secret {shown}: {why}"));
+    let made = || ClusterSecret::new(&read_secret(path)?).and_then(|secret| secret.identity());
+    made().map(Security::Tls).map_err(|error| wrong(error.to_string()))
+}
+
+fn read_secret(path: &Path) -> forebay_peer::Result<Vec<u8>> {
+    let failed = |error: std::io::Error| forebay_peer::Error::Settings(error.to_string());
+    let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        let why = "others can read it, who would count as nodes; chmod 600";
+        return Err(forebay_peer::Error::Settings(why.into()));
+    }
+    std::fs::read(path).map_err(failed)
+}
+
+fn address_of(listen: &str) -> forebay_peer::Result<Address> {
+    match listen.starts_with("unix:") || listen.contains("://") {
+        true => listen.parse(),
+        false => format!("tcp://{listen}").parse(),
+    }
+}
+
+/// What others connect to: the host as it was given, for it may mean another address to them, and
+/// the port that was had. Who listens everywhere is reached by the name of the machine.
+fn reach(wanted: &Address, listening: &Address, machine: &str) -> String {
+    let (Address::Tcp(wanted), Address::Tcp(had)) = (wanted, listening) else {
+        return listening.to_string();
+    };
+    let host = wanted.rsplit_once(':').map_or(wanted.as_str(), |(host, _)| host);
+    let port = had.rsplit_once(':').map_or("0", |(_, port)| port);
+    let host = if matches!(host, "0.0.0.0" | "[::]") { machine } else { host };
+    Address::Tcp(format!("{host}:{port}")).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reach_when_listening_everywhere_then_the_machine_and_else_the_host_as_given() {
+        let at = |wanted: &str, had: &str| {
+            reach(&address_of(wanted).unwrap(), &address_of(had).unwrap(), "node7")
+        };
+        assert_eq!(at("0.0.0.0:0", "0.0.0.0:4711"), "tcp://node7:4711");
+        assert_eq!(at("[::]:9", "[::]:9"), "tcp://node7:9");
+        assert_eq!(at("tcp://fast7:0", "10.0.0.7:4711"), "tcp://fast7:4711");
+        assert_eq!(at("unix:/run/f", "unix:/run/f"), "unix:/run/f");
+    }
+}

@@ -1,0 +1,143 @@
+//! What this node does for others.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use forebay_meta::{Error as MetaError, Incarnation, Ino, Wish};
+use forebay_peer::message::{
+    Fault, Hello, Presence, Read, ReadMap, Recall, RecallKind, Sync, Truncate, Write, WriteBack,
+    Written,
+};
+use forebay_peer::{Body, Buffer, Call, Found, Service};
+use prost::Message;
+
+use super::{Cluster, sources, through};
+use crate::error::NodeError;
+use crate::node::Node;
+
+/// The node, as others see it.
+pub(super) struct Serve(Weak<Node>);
+
+impl Serve {
+    pub(super) fn of(node: Weak<Node>) -> Self {
+        Serve(node)
+    }
+
+    fn node(&self) -> Result<Arc<Node>, Fault> {
+        let node = self.0.upgrade().ok_or(Fault::Closing)?;
+        match node.stopping.load(Ordering::Acquire) {
+            true => Err(Fault::Closing),
+            false => Ok(node),
+        }
+    }
+}
+
+/// The cluster that a node which was asked by another is in.
+fn cluster_of(node: &Node) -> Result<&Cluster, Fault> {
+    node.cluster.as_ref().ok_or(Fault::Unsupported)
+}
+
+fn same_epoch(cluster: &Cluster, epoch: u64) -> Result<(), Fault> {
+    match epoch == cluster.me.epoch {
+        true => Ok(()),
+        false => Err(Fault::WrongEpoch { epoch: cluster.me.epoch }),
+    }
+}
+
+/// The number of the node that asks.
+fn asker(call: &Call) -> Result<u16, Fault> {
+    u16::try_from(call.from.node).map_err(|_| Fault::Invalid("there is no such node".into()))
+}
+
+/// What another node is told of a failure here.
+pub(super) fn fault(error: NodeError) -> Fault {
+    match error {
+        NodeError::Posix(errno) => Fault::Io { errno: errno.raw_os_error() },
+        NodeError::Meta(MetaError::Stale(_)) => Fault::Io { errno: libc::ESTALE },
+        NodeError::Busy | NodeError::ShuttingDown => Fault::Closing,
+        NodeError::Store(error) => Fault::Io { errno: error.errno() },
+        error => {
+            tracing::warn!(%error, "another node is not served");
+            Fault::Io { errno: libc::EIO }
+        }
+    }
+}
+
+impl Service for Serve {
+    fn admit(&self, who: &Hello) -> Result<(), String> {
+        let node = self.node().map_err(|fault| fault.to_string())?;
+        let number = u16::try_from(who.node).map_err(|_| "there is no such node".to_string())?;
+        let who = Incarnation { node: number, epoch: who.epoch };
+        match node.cluster.as_ref().is_some_and(|cluster| cluster.has_followed(who)) {
+            true => Err(format!("{who} was replaced by another daemon")),
+            false => Ok(()),
+        }
+    }
+
+    fn read(&self, _call: &Call, read: &Read) -> Result<Found, Fault> {
+        let node = self.node()?;
+        let Some(version) = read.version else {
+            let bytes = node.read_as_owner(cluster_of(&node)?, read)?;
+            return Ok(Found { version: 0, body: Body::Bytes(bytes) });
+        };
+        let bytes = node.lend(Ino(read.ino), version, read.offset, read.len)?;
+        Ok(Found { version, body: Body::Bytes(bytes) })
+    }
+
+    fn read_map(&self, _call: &Call, map: &ReadMap) -> Result<Presence, Fault> {
+        let version = map.version.ok_or(Fault::Unsupported)?;
+        self.node()?.lendable(Ino(map.ino), version, map.from)
+    }
+
+    fn write_back(&self, _call: &Call, what: &WriteBack) -> Result<(), Fault> {
+        let node = self.node()?;
+        let cluster = cluster_of(&node)?;
+        same_epoch(cluster, what.epoch)?;
+        node.comply(cluster, Ino(what.ino), Wish::Bytes, true).map_err(fault)
+    }
+
+    fn write(&self, _call: &Call, write: &Write, bytes: Buffer) -> Result<Written, Fault> {
+        let node = self.node()?;
+        let (offset, size) = node.write_as_owner(cluster_of(&node)?, write, &bytes)?;
+        Ok(Written { offset, size, version: 0 })
+    }
+
+    fn truncate(&self, _call: &Call, truncate: &Truncate) -> Result<(), Fault> {
+        let node = self.node()?;
+        node.truncate_as_owner(cluster_of(&node)?, truncate)
+    }
+
+    fn sync(&self, _call: &Call, sync: &Sync) -> Result<(), Fault> {
+        let node = self.node()?;
+        node.sync_as_owner(cluster_of(&node)?, sync)
+    }
+
+    fn recall(&self, _call: &Call, recall: &Recall) -> Result<(), Fault> {
+        let node = self.node()?;
+        let cluster = cluster_of(&node)?;
+        same_epoch(cluster, recall.epoch)?;
+        if recall.kind != RecallKind::Ownership {
+            return Err(Fault::Unsupported);
+        }
+        match node.give_up_unused(cluster, Ino(recall.ino)).map_err(fault)? {
+            true => Ok(()),
+            false => Err(Fault::Locked),
+        }
+    }
+
+    fn other(&self, call: &Call, kind: u32, bytes: Buffer) -> Result<Body, Fault> {
+        let node = self.node()?;
+        let cluster = cluster_of(&node)?;
+        let asker = asker(call)?;
+        match kind {
+            sources::WANT | sources::HAVE | sources::FAILED => {
+                node.answer_about_sources(cluster, asker, kind, &bytes)
+            }
+            through::LOOK => {
+                let looked = node.look_as_owner(cluster, &bytes)?;
+                Ok(Body::Bytes(looked.encode_to_vec()))
+            }
+            _ => Err(Fault::Unsupported),
+        }
+    }
+}

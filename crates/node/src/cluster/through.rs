@@ -1,0 +1,571 @@
+//! Files that another node owns and whose programs may write them: read and written by way of that
+//! node, so that nobody loses what somebody else wrote.
+//!
+//! A handle of such a file keeps in mind who the owner is. The owner carries out each read, write and
+//! change of length as if one of its own programs had asked. When it says that it does not own the
+//! file any more, or can't be asked, the record tells who does: perhaps nobody, and then this node
+//! takes the file over and the handle goes on as one of a file that is here.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_meta::{Attr, Error as MetaError, Incarnation, Ino, Record, Timestamp, Wish};
+use forebay_peer::message::{
+    Fault, Position, Read, Recall, RecallKind, Sync, Truncate, Write, WriteBack,
+};
+use forebay_peer::{Body, Client, Error as PeerError};
+use parking_lot::Mutex;
+use prost::Message;
+use rustix::io::Errno;
+
+use super::{Cluster, Right};
+use crate::config::{Durability, Writeback};
+use crate::context::Context;
+use crate::error::{NodeError, Result};
+use crate::files::FileRef;
+use crate::handle::{Handle, OpenMode, Opened};
+use crate::namespace::without_set_ids;
+use crate::node::Node;
+
+/// How is the file now?
+pub(super) const LOOK: u32 = 16;
+/// The longest answer to that, in bytes.
+const LOOKED: u32 = 4096;
+/// The longest that a call of another node may take.
+const WITHIN: Duration = Duration::from_secs(15);
+/// Between two attempts to find out who owns a file.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Asks the owner how a file is.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Look {
+    #[prost(fixed64, tag = "1")]
+    pub ino: u64,
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+    /// All are to see what was written until now.
+    #[prost(bool, tag = "3")]
+    pub settle: bool,
+    /// The record has times that were set: the bytes follow.
+    #[prost(bool, tag = "4")]
+    pub atime: bool,
+    #[prost(bool, tag = "5")]
+    pub mtime: bool,
+}
+
+/// How a file is at its owner.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Looked {
+    #[prost(uint64, tag = "1")]
+    pub size: u64,
+    #[prost(int64, tag = "2")]
+    pub mtime: i64,
+    #[prost(uint32, tag = "3")]
+    pub mtime_nsec: u32,
+    #[prost(int64, tag = "4")]
+    pub ctime: i64,
+    #[prost(uint32, tag = "5")]
+    pub ctime_nsec: u32,
+    /// The backing store does not have all of it.
+    #[prost(bool, tag = "6")]
+    pub behind: bool,
+}
+
+/// By way of whom an open file is read and written, if not here.
+#[derive(Default)]
+pub(crate) struct Remote {
+    on: AtomicBool,
+    owner: Mutex<Option<Incarnation>>,
+}
+
+impl Remote {
+    fn by(owner: Incarnation) -> Self {
+        Remote { on: AtomicBool::new(true), owner: Mutex::new(Some(owner)) }
+    }
+
+    /// Whether the file is read and written by way of another node. If not now, never again.
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Acquire)
+    }
+}
+
+/// What came of asking an owner to give a file up.
+pub(super) enum Recalled {
+    /// It has.
+    Given,
+    /// Its programs can write it.
+    InUse,
+    /// It can't be asked.
+    Unknown,
+}
+
+fn errno(raw: i32) -> NodeError {
+    Errno::from_raw_os_error(raw).into()
+}
+
+/// What a failed call means: nothing was done there and the owner has to be looked for again, or an
+/// error.
+fn judge<T>(answer: Result<T, PeerError>) -> Result<Option<T>> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(PeerError::Fault(Fault::Io { errno: raw })) => Err(errno(raw)),
+        Err(PeerError::Fault(Fault::NoSpace)) => Err(Errno::NOSPC.into()),
+        Err(error) if error.not_done() => Ok(None),
+        Err(error) => {
+            tracing::warn!(%error, "nobody knows whether the owner of a file has done it");
+            Err(Errno::IO.into())
+        }
+    }
+}
+
+impl Node {
+    /// Asks the owner of a file for something; `None` if it does not own it, or can't be asked.
+    fn call_owner<T>(
+        &self,
+        owner: Incarnation,
+        call: impl FnOnce(&Client) -> Result<T, PeerError>,
+    ) -> Result<Option<T>> {
+        let client = self.cluster.as_ref().and_then(|cluster| self.peer(cluster, owner.node));
+        client.map_or(Ok(None), |client| judge(call(&client)))
+    }
+
+    /// Asks the owner to give a file up.
+    pub(super) fn recall(
+        &self,
+        cluster: &Cluster,
+        ino: Ino,
+        owner: Incarnation,
+    ) -> Result<Recalled> {
+        let Some(client) = self.peer(cluster, owner.node) else { return Ok(Recalled::Unknown) };
+        let recall = Recall { ino: ino.0, epoch: owner.epoch, kind: RecallKind::Ownership };
+        match client.recall(recall, cluster.config.patience) {
+            Ok(()) => Ok(Recalled::Given),
+            Err(PeerError::Fault(Fault::Locked)) => Ok(Recalled::InUse),
+            Err(PeerError::Fault(Fault::Io { errno: raw })) => Err(errno(raw)),
+            Err(error) => {
+                tracing::debug!(%ino, %owner, %error, "the owner of a file can't be asked");
+                Ok(Recalled::Unknown)
+            }
+        }
+    }
+
+    /// How a file is at its owner; `None` if that one can't be asked.
+    pub(super) fn look_through(&self, owner: Incarnation, look: &Look) -> Option<Looked> {
+        let look = Look { epoch: owner.epoch, ..look.clone() };
+        let body = Body::Bytes(look.encode_to_vec());
+        let called = self.call_owner(owner, |client| client.other(LOOK, &body, LOOKED, WITHIN));
+        Looked::decode(&*called.ok()??).ok()
+    }
+
+    /// Opens a file by way of its owner.
+    pub(crate) fn open_through(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        owner: Incarnation,
+        flags: i32,
+    ) -> Result<Opened> {
+        if flags & libc::O_TRUNC != 0 {
+            self.truncate_anywhere(context, file.ino, 0)?;
+        }
+        let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        // What is written must come here at once; what is read may stay until the next open.
+        let mode = if write { OpenMode::Direct } else { OpenMode::Cached { keep: false } };
+        let mut handle = Handle::new(file.clone(), write, mode, None);
+        handle.append = write && flags & libc::O_APPEND != 0;
+        handle.held = AtomicBool::new(false);
+        handle.remote = Remote::by(owner);
+        let fh = self.handles.insert(handle).ok_or(NodeError::Posix(Errno::NFILE))?;
+        let mut opens = file.opens.lock();
+        opens.count += 1;
+        opens.writers += u32::from(write);
+        opens.cached += u32::from(!write);
+        opens.handles.push(fh);
+        file.remote_opens.fetch_add(1, Ordering::AcqRel);
+        if opens.count == 1 {
+            let object = forebay_core::unit::Ino(file.ino.0);
+            self.decide(forebay_core::steward::Event::Busy { object });
+        }
+        Ok(Opened { fh, mode })
+    }
+
+    /// Has the owner do something to an open file; `None` if the file is here now.
+    fn by_owner<T>(
+        &self,
+        context: &Context,
+        handle: &Handle,
+        call: impl Fn(&Client, Incarnation) -> Result<T, PeerError>,
+    ) -> Result<Option<T>> {
+        if !handle.remote.is_on() {
+            return Ok(None);
+        }
+        context.wait()?;
+        let patience = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.patience);
+        let until = Instant::now() + patience;
+        loop {
+            let Some(owner) = *handle.remote.owner.lock() else { return Ok(None) };
+            if let Some(done) = self.call_owner(owner, |client| call(client, owner))? {
+                return Ok(Some(done));
+            }
+            self.find_owner(context, handle, owner)?;
+            if Instant::now() >= until {
+                return Err(Errno::HOSTDOWN.into());
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// The owner that a handle knew is not it any more, perhaps: finds out who is.
+    fn find_owner(&self, context: &Context, handle: &Handle, before: Incarnation) -> Result<()> {
+        let file = &handle.file;
+        let mut owner = handle.remote.owner.lock();
+        if *owner != Some(before) {
+            return Ok(());
+        }
+        let hold = match self.newest(context, file.ino, handle.write)? {
+            (_, Right::Through(now)) => {
+                *owner = Some(now);
+                return Ok(());
+            }
+            (_, Right::Hold(hold)) => Some(hold),
+            (_, Right::None) => None,
+        };
+        let record = self.meta.get_settled(file.ino)?;
+        self.match_version(context, file, &record)?;
+        self.prepare(context, file, &self.as_seen_here(&record), handle.write)?;
+        if let Some(hold) = hold {
+            hold.keep();
+            handle.held.store(true, Ordering::Release);
+        }
+        *owner = None;
+        handle.remote.on.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// [`Node::read`] by way of the owner.
+    pub(crate) fn read_through(
+        &self,
+        context: &Context,
+        handle: &Handle,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<Option<usize>> {
+        let ino = handle.file.ino.0;
+        let len = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
+        let read = self.by_owner(context, handle, |client, _| {
+            client.read(Read { ino, version: None, offset, len }, WITHIN)
+        })?;
+        Ok(read.map(|(_, bytes)| {
+            let read = bytes.len().min(buffer.len());
+            buffer[..read].copy_from_slice(&bytes[..read]);
+            self.metrics.bytes.of(crate::metrics::Source::Owner).add(read as u64);
+            read
+        }))
+    }
+
+    /// [`Node::write`] by way of the owner.
+    pub(crate) fn write_through(
+        &self,
+        context: &Context,
+        handle: &Handle,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Option<usize>> {
+        if !handle.remote.is_on() {
+            return Ok(None);
+        }
+        context.wait()?;
+        let ino = handle.file.ino;
+        if context.uid != 0 {
+            let record = self.meta.get(ino)?;
+            if without_set_ids(record.attr.perm) != record.attr.perm {
+                self.kill_set_ids(ino)?;
+            }
+        }
+        let at = if handle.append { Position::End } else { Position::At(offset) };
+        let body = Body::Bytes(data.to_vec());
+        let written = self.by_owner(context, handle, |client, owner| {
+            let write = Write { ino: ino.0, epoch: owner.epoch, at, sync: false };
+            client.write(write, &body, WITHIN)
+        })?;
+        Ok(written.map(|_| {
+            self.metrics.bytes.of(crate::metrics::Source::Owner).add(data.len() as u64);
+            data.len()
+        }))
+    }
+
+    /// [`Node::fsync`] by way of the owner; false if the file is here.
+    pub(crate) fn sync_through(
+        &self,
+        context: &Context,
+        handle: &Handle,
+        data_only: bool,
+    ) -> Result<bool> {
+        let ino = handle.file.ino.0;
+        let synced = self.by_owner(context, handle, |client, owner| {
+            client.sync(Sync { ino, epoch: owner.epoch, data_only }, WITHIN)
+        })?;
+        let back = self.config.durability == Durability::Backing
+            || self.config.writeback == Writeback::Through;
+        Ok(synced.is_some() && (!back || self.write_back_through(context, handle)?))
+    }
+
+    fn write_back_through(&self, context: &Context, handle: &Handle) -> Result<bool> {
+        let ino = handle.file.ino.0;
+        let patience = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.patience);
+        let written = self.by_owner(context, handle, |client, owner| {
+            client.write_back(WriteBack { ino, epoch: owner.epoch }, patience)
+        })?;
+        Ok(written.is_some())
+    }
+
+    /// [`Node::flush`] by way of the owner; false if the file is here.
+    pub(crate) fn flush_through(&self, context: &Context, handle: &Handle) -> Result<bool> {
+        if !handle.write {
+            return Ok(handle.remote.is_on());
+        }
+        let look = Look { ino: handle.file.ino.0, settle: true, ..Look::default() };
+        let looked = self.by_owner(context, handle, |client, owner| {
+            let look = Look { epoch: owner.epoch, ..look.clone() };
+            client.other(LOOK, &Body::Bytes(look.encode_to_vec()), LOOKED, WITHIN)
+        })?;
+        let through = self.config.writeback == Writeback::Through;
+        Ok(looked.is_some() && (!through || self.write_back_through(context, handle)?))
+    }
+
+    /// How long a file is that is open by way of its owner; `None` if it is here.
+    pub(crate) fn length_through(&self, context: &Context, handle: &Handle) -> Result<Option<u64>> {
+        let look = Look { ino: handle.file.ino.0, ..Look::default() };
+        let looked = self.by_owner(context, handle, |client, owner| {
+            let look = Look { epoch: owner.epoch, ..look.clone() };
+            client.other(LOOK, &Body::Bytes(look.encode_to_vec()), LOOKED, WITHIN)
+        })?;
+        let Some(bytes) = looked else { return Ok(None) };
+        Looked::decode(&*bytes).map(|looked| Some(looked.size)).map_err(|_| Errno::IO.into())
+    }
+
+    /// Sets the length of a file, here or by way of its owner.
+    pub(crate) fn truncate_anywhere(&self, context: &Context, ino: Ino, size: u64) -> Result<()> {
+        context.wait()?;
+        let patience = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.patience);
+        let until = Instant::now() + patience;
+        loop {
+            let (record, right) = self.newest(context, ino, true)?;
+            let Right::Through(owner) = right else {
+                self.match_version(context, &self.files.get(ino), &record)?;
+                return self.truncate(context, &record, size);
+            };
+            let truncate = Truncate { ino: ino.0, epoch: owner.epoch, size };
+            let done = self.call_owner(owner, |client| client.truncate(truncate, WITHIN))?;
+            if done.is_some() {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                return Err(Errno::HOSTDOWN.into());
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// The owner learns that times of a file were set.
+    pub(crate) fn times_through(&self, owner: Incarnation, ino: Ino, (atime, mtime): (bool, bool)) {
+        if atime || mtime {
+            let look = Look { ino: ino.0, atime, mtime, ..Look::default() };
+            if self.look_through(owner, &look).is_none() {
+                tracing::debug!(%ino, "the owner of a file does not hear of its times");
+            }
+        }
+    }
+
+    /// The attributes of a file that a program has open here by way of its owner, as they are there.
+    pub(crate) fn attr_through(&self, context: &Context, record: &Record) -> Result<Option<Attr>> {
+        let Some(owner) = record.owner.filter(|_| self.is_elsewhere(record)) else {
+            return Ok(None);
+        };
+        let through = |file: &FileRef| file.remote_opens.load(Ordering::Acquire) > 0;
+        if !self.files.peek(record.ino).is_some_and(|file| through(&file)) {
+            return Ok(None);
+        }
+        context.wait()?;
+        let look = Look { ino: record.ino.0, ..Look::default() };
+        Ok(self.look_through(owner, &look).map(|looked| Attr {
+            size: looked.size,
+            mtime: Timestamp::new(looked.mtime, looked.mtime_nsec),
+            ctime: Timestamp::new(looked.ctime, looked.ctime_nsec),
+            ..record.attr.clone()
+        }))
+    }
+
+    /// Whether another node has to be asked to write a file back before it is opened for reading
+    /// here; else by way of whom it is read, if not here.
+    pub(super) fn read_right(
+        &self,
+        cluster: &Cluster,
+        ino: Ino,
+        owner: Incarnation,
+        until: Instant,
+    ) -> Result<Right<'_>> {
+        let look = Look { ino: ino.0, settle: true, ..Look::default() };
+        match self.look_through(owner, &look) {
+            Some(looked) if looked.behind => Ok(Right::Through(owner)),
+            Some(_) => Ok(Right::None),
+            None => self.ask_owner(cluster, ino, owner, Wish::Bytes, until).map(|()| Right::None),
+        }
+    }
+}
+
+/// What the owner does for others.
+impl Node {
+    /// The record of a file that this node owns, as it is `now` or was a moment ago.
+    fn owned(
+        &self,
+        cluster: &Cluster,
+        ino: Ino,
+        now: bool,
+    ) -> Result<std::sync::Arc<Record>, Fault> {
+        match if now { self.meta.get_now(ino) } else { self.meta.get(ino) } {
+            Ok(record) if cluster.is_mine(&record) => Ok(record),
+            Ok(record) => {
+                let owner = record.owner.map(|owner| owner.node.into());
+                Err(Fault::NotOwner { owner })
+            }
+            Err(MetaError::Stale(_)) => Err(Fault::NotOwner { owner: None }),
+            Err(error) => Err(super::serve::fault(error.into())),
+        }
+    }
+
+    /// Carries out what another node asks for about a file that this one owns; `change` keeps the
+    /// file from being given up meanwhile.
+    fn as_owner<T>(
+        &self,
+        cluster: &Cluster,
+        (ino, epoch): (Ino, u64),
+        change: bool,
+        work: impl FnOnce(&FileRef, &std::sync::Arc<Record>) -> Result<T>,
+    ) -> Result<T, Fault> {
+        if epoch != cluster.me.epoch {
+            return Err(Fault::WrongEpoch { epoch: cluster.me.epoch });
+        }
+        let hold = match change {
+            true => {
+                // What is cached may be from before it was given up.
+                let is_mine = || self.owned(cluster, ino, true).map(drop);
+                Some(self.hold_owned(cluster, ino, is_mine)?)
+            }
+            false => None,
+        };
+        let record = self.owned(cluster, ino, false)?;
+        let file = self.files.get(ino);
+        let in_use = crate::open::InUse::new(&file);
+        let done = self
+            .match_version(&Context::DAEMON, &file, &record)
+            .and_then(|()| self.load(&Context::DAEMON, &file))
+            .and_then(|()| work(&file, &record));
+        drop(in_use);
+        let unused = change && file.opens.lock().writers == 0;
+        let closed = if unused { self.settle_unused(&file) } else { Ok(()) };
+        if change
+            && file.opens.lock().cached > 0
+            && let Some(kernel) = self.kernel.get()
+        {
+            kernel.forget_inode(ino.0);
+        }
+        drop(hold);
+        done.and_then(|done| closed.map(|()| done)).map_err(super::serve::fault)
+    }
+
+    /// What is due after another node has changed a file that no program here has open.
+    fn settle_unused(&self, file: &FileRef) -> Result<()> {
+        match self.meta.get(file.ino) {
+            Ok(record) if record.orphan => {
+                self.last_close(file);
+                Ok(())
+            }
+            _ => self.settle(file),
+        }
+    }
+
+    pub(super) fn read_as_owner(&self, cluster: &Cluster, read: &Read) -> Result<Vec<u8>, Fault> {
+        let about = (Ino(read.ino), cluster.me.epoch);
+        self.as_owner(cluster, about, false, |file, _| {
+            let mut bytes = vec![0; read.len as usize];
+            let residence = file.residence.read();
+            let got = self.read_with_gaps(file, &residence, read.offset, &mut bytes)?;
+            bytes.truncate(got);
+            Ok(bytes)
+        })
+    }
+
+    pub(super) fn write_as_owner(
+        &self,
+        cluster: &Cluster,
+        write: &Write,
+        bytes: &[u8],
+    ) -> Result<(u64, u64), Fault> {
+        self.as_owner(cluster, (Ino(write.ino), write.epoch), true, |file, record| {
+            if file.residence.read().place.is_none() {
+                self.prepare(&Context::DAEMON, file, record, true)?;
+            }
+            let at = match write.at {
+                Position::At(offset) => Some(offset),
+                Position::End => None,
+            };
+            let (offset, _) = self.write_to(&Context::DAEMON, file, at, bytes)?;
+            if write.sync {
+                self.sync_file(file, false)?;
+            }
+            Ok((offset, self.length_now(&Context::DAEMON, file)?))
+        })
+    }
+
+    pub(super) fn truncate_as_owner(
+        &self,
+        cluster: &Cluster,
+        truncate: &Truncate,
+    ) -> Result<(), Fault> {
+        let about = (Ino(truncate.ino), truncate.epoch);
+        self.as_owner(cluster, about, true, |_, record| {
+            self.truncate(&Context::DAEMON, record, truncate.size)
+        })
+    }
+
+    pub(super) fn sync_as_owner(&self, cluster: &Cluster, sync: &Sync) -> Result<(), Fault> {
+        self.as_owner(cluster, (Ino(sync.ino), sync.epoch), false, |file, _| {
+            self.settle(file)?;
+            self.sync_file(file, sync.data_only)
+        })
+    }
+
+    pub(super) fn look_as_owner(&self, cluster: &Cluster, bytes: &[u8]) -> Result<Looked, Fault> {
+        let look = Look::decode(bytes).map_err(|error| Fault::Invalid(error.to_string()))?;
+        let ino = Ino(look.ino);
+        self.as_owner(cluster, (ino, look.epoch), false, |file, record| {
+            if look.atime || look.mtime {
+                let now = self.meta.get_now(ino)?;
+                let times = forebay_meta::Times {
+                    atime: look.atime.then_some(now.attr.atime),
+                    mtime: look.mtime.then_some(now.attr.mtime),
+                    ..Default::default()
+                };
+                self.attributes_changed(&now, times);
+            }
+            if look.settle {
+                self.settle(file)?;
+            }
+            let (attr, _) = self.live_attr(record);
+            let record = self.meta.get(ino)?;
+            let dirty = self.residents.get(ino.0).is_some_and(|resident| resident.dirty);
+            let behind =
+                dirty || record.dirty || record.spilled || record.backing.fingerprint.is_none();
+            let (mtime, ctime) = (attr.mtime, attr.ctime);
+            Ok(Looked {
+                size: attr.size,
+                mtime: mtime.sec,
+                mtime_nsec: mtime.nsec,
+                ctime: ctime.sec,
+                ctime_nsec: ctime.nsec,
+                behind,
+            })
+        })
+    }
+}
