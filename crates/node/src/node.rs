@@ -173,6 +173,7 @@ impl Node {
         node.start_reconciler();
         node.start_ticker();
         node.start_cluster_life();
+        node.start_cluster_locks();
         Ok(node)
     }
 

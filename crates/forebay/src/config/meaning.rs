@@ -171,6 +171,8 @@ pub struct MountConfig {
     pub tiers: Vec<TierConfig>,
     /// The metadata servers of the cluster to join, or the file that names them.
     pub cluster: Option<String>,
+    /// Replicas of a metadata server that must have a change before it counts.
+    pub cluster_replicas: u32,
     /// Name of the replacement policy; one of those that the engine offers.
     pub policy: String,
     /// When dirty files are written back.
@@ -440,6 +442,10 @@ impl MountConfig {
             backing: reader.required_path("backing")?,
             mountpoint: reader.required_path("mountpoint")?,
             cluster: reader.parse("cluster", parse_cluster)?,
+            cluster_replicas: reader.parse("cluster-replicas", |text| match text.parse() {
+                Ok(replicas @ 0..=5) => Ok(replicas),
+                _ => Err(format!("'{text}' is not a number of replicas from 0 to 5")),
+            })?,
             policy: reader.parse("policy", |text| {
                 let known = policies.contains(&text);
                 known
@@ -578,6 +584,7 @@ mod tests {
             ("passthrough", "reads", "did you mean 'read'?"),
             ("extent-size", "3M", "not a power of two"),
             ("threads", "-1", "not a number of threads"),
+            ("cluster-replicas", "many", "not a number of replicas"),
             ("tier", "/fast", "is not DIR=SIZE"),
             ("tier", "/fast=lots", "size of /fast=lots"),
             ("low-mark", "96%", "must be below the high mark"),

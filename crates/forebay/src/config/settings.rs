@@ -85,6 +85,12 @@ pub const SETTINGS: &[Setting] = &[
         "Share the namespace with other nodes: redis://[user:password@]HOST[:PORT][,HOST...][/NAME], the metadata servers (Redis or Valkey 7), or file:PATH, a file with that address, which keeps a password out of the process list. All nodes give the same backing store. Empty means alone. See docs/cluster.md for what it promises.",
     ),
     one(
+        "cluster-replicas",
+        "N",
+        Some("0"),
+        "How many replicas of a metadata server must have a change before it counts. With 0, the death of a server loses what was changed right before it, even if it has replicas.",
+    ),
+    one(
         "policy",
         "NAME",
         Some("lru"),

@@ -66,13 +66,13 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
     };
     match &config.cluster {
         None => Ok(node_config),
-        Some(address) => in_cluster(node_config, address),
+        Some(address) => in_cluster(node_config, address, config.cluster_replicas),
     }
 }
 
 /// A node of a cluster sees all that is read and written, and knows who else changes the backing
 /// store: the other nodes.
-fn in_cluster(config: NodeConfig, address: &str) -> ControlResult<NodeConfig> {
+fn in_cluster(config: NodeConfig, address: &str, replicas: u32) -> ControlResult<NodeConfig> {
     let address = match address.strip_prefix("file:") {
         None => address.to_owned(),
         Some(path) => {
@@ -83,6 +83,7 @@ fn in_cluster(config: NodeConfig, address: &str) -> ControlResult<NodeConfig> {
     };
     let cluster = ClusterConfig {
         patience: config.backing_timeout.mul_f64(0.6),
+        replicas,
         ..ClusterConfig::new(address)
     };
     Ok(NodeConfig {

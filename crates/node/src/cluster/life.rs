@@ -69,6 +69,7 @@ impl Node {
         if self.cluster.is_none() {
             return;
         }
+        self.forget_orders();
         let this = self.this.clone();
         let live = move || {
             let (mut beat, mut look) = (Instant::now(), Instant::now());
@@ -81,6 +82,7 @@ impl Node {
                 let now = Instant::now();
                 if now >= beat {
                     node.beat(cluster);
+                    node.report_life(cluster);
                     beat = now + BEAT;
                 }
                 let current = node.meta.mail_stamp();
@@ -115,7 +117,10 @@ impl Node {
         }
         let asked = Instant::now();
         match self.meta.members() {
-            Ok(members) => cluster.saw(asked, &members),
+            Ok(members) => {
+                cluster.saw(asked, &members);
+                self.hear(cluster, members);
+            }
             Err(error) => tracing::debug!(%error, "the other nodes are not known"),
         }
     }

@@ -12,6 +12,10 @@
 mod holds;
 mod letters;
 mod life;
+mod lock_record;
+mod locks;
+mod nodes;
+mod orders;
 mod versions;
 mod work;
 
@@ -29,6 +33,8 @@ use crate::node::Node;
 use crate::pool::Pool;
 
 pub(crate) use holds::Hold;
+pub use locks::{InTheWay, LockDone, LockRequest};
+pub use nodes::NodeReport;
 
 /// Threads that do what other nodes ask for: never those that wait for other nodes.
 const WORKERS: usize = 8;
@@ -51,6 +57,10 @@ pub(crate) struct Cluster {
     beaten: Mutex<Instant>,
     /// Another incarnation of this node has taken its place.
     fenced: AtomicBool,
+    lock_records: lock_record::LockRecords,
+    locks: locks::FileLocks,
+    nodes: nodes::Nodes,
+    orders: orders::Orders,
     workers: Pool,
 }
 
@@ -64,6 +74,10 @@ impl Cluster {
             seen: Mutex::default(),
             beaten: Mutex::new(Instant::now()),
             fenced: AtomicBool::new(false),
+            lock_records: lock_record::LockRecords::default(),
+            locks: locks::FileLocks::default(),
+            nodes: nodes::Nodes::default(),
+            orders: orders::Orders::default(),
             workers: Pool::new(WORKERS, MOST_LETTERS),
         }
     }
@@ -79,6 +93,7 @@ impl Cluster {
 
     /// Ends the threads that work for others.
     pub(crate) fn close(&self, limit: Duration) -> bool {
+        self.locks.wake();
         self.workers.close(limit)
     }
 }
