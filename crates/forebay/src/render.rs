@@ -2,7 +2,10 @@
 
 use std::fmt::Write;
 
-use crate::control::{HintState, Location, Outcome, Progress, Residency, Status, TierStatus};
+use crate::control::{
+    ClusterStatus, Forgotten, HintState, Location, NodeState, Outcome, Progress, Residency, Status,
+    TierStatus,
+};
 use crate::engine::FsckReport;
 use crate::units::{format_bytes, format_count, format_seconds};
 
@@ -283,6 +286,62 @@ pub fn progress(progress: &Progress, rate: f64) -> String {
     );
     if progress.backlog_left > 0 {
         let _ = write!(out, ", backlog {}", format_count(progress.backlog_left));
+    }
+    out
+}
+
+/// The nodes of a cluster.
+pub fn cluster(status: &ClusterStatus) -> String {
+    let mut out = String::from("node  state    last seen   dirty               backlog  host\n");
+    for node in &status.nodes {
+        let (state, seen) = match node.state {
+            NodeState::Left => ("left", "-".into()),
+            NodeState::Up if node.node == status.this => ("up", "this one".into()),
+            NodeState::Up => ("up", format_seconds(node.silent_s)),
+            NodeState::Leaving => ("leaving", format_seconds(node.silent_s)),
+            NodeState::Dead => ("dead", format_seconds(node.silent_s)),
+        };
+        let dirty = match node.dirty_files {
+            0 => "nothing".into(),
+            files => format!("{} files, {}", format_count(files), format_bytes(node.dirty_bytes)),
+        };
+        let backlog = format_count(node.backlog);
+        let _ = writeln!(
+            out,
+            "{:<4}  {state:<7}  {seen:<10}  {dirty:<18}  {backlog:<7}  {}",
+            node.node, node.host
+        );
+        if let Some(refusal) = &node.refusal {
+            let _ = writeln!(out, "      did not leave: {refusal}");
+        }
+    }
+    out
+}
+
+/// What goes with a dead node.
+pub fn forgotten(forgotten: &Forgotten) -> String {
+    let (lost, older) = match forgotten.done {
+        true => ("is lost", "is as in the backing store"),
+        false => ("would be lost", "would be as in the backing store"),
+    };
+    let mut out = match forgotten.files_total {
+        0 => "no bytes of any file are lost\n".to_owned(),
+        files => format!("what only that node had {lost}, of {} files:\n", format_count(files)),
+    };
+    for file in &forgotten.files {
+        let becomes = if file.has_older { older } else { lost };
+        let _ = writeln!(out, "  {}  ({}) {becomes}", file.path, format_bytes(file.size_bytes));
+    }
+    let shown = forgotten.files.len() as u64;
+    if forgotten.files_total > shown {
+        let _ = writeln!(out, "  and {} more", format_count(forgotten.files_total - shown));
+    }
+    if forgotten.uncertain > 0 {
+        let _ = writeln!(
+            out,
+            "{} more files could be written there: what was written and not closed {lost}",
+            format_count(forgotten.uncertain)
+        );
     }
     out
 }

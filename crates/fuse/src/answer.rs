@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fusewire::{Attr, Buffer, DirectoryBuffer, Entry, Opened, Reply, Statfs};
+use fusewire::{Attr, Buffer, DirectoryBuffer, Entry, Lock, Opened, Reply, Statfs};
 
 /// What a request is answered with when it succeeds. Apart from the [`Reply`], so that a request
 /// that outlives its client's patience can be answered by somebody else before.
@@ -24,6 +24,7 @@ pub enum Answer {
     XattrSize(u32),
     Offset(u64),
     Directory(DirectoryBuffer),
+    Lock(Lock),
 }
 
 impl Answer {
@@ -44,6 +45,7 @@ impl Answer {
             Answer::XattrSize(bytes) => reply.xattr_size(bytes),
             Answer::Offset(offset) => reply.lseek(offset),
             Answer::Directory(directory) => reply.directory(directory),
+            Answer::Lock(lock) => reply.lock(&lock),
         }
     }
 

@@ -14,6 +14,7 @@ use crate::deferred::{Stuck, Watch};
 use crate::errno::{errno, error_class};
 use crate::kernel::Notifier;
 use crate::ledger::{Before, Begun, Ledger};
+use crate::locks;
 use crate::names::class;
 use crate::orphans::{self, Orphans};
 use crate::resent;
@@ -23,8 +24,8 @@ use crate::wire::Manner;
 /// Serves a node to the kernel.
 pub struct Front(Arc<Shared>);
 
-struct Shared {
-    node: Arc<Node>,
+pub struct Shared {
+    pub node: Arc<Node>,
     manner: Manner,
     watch: Arc<Watch>,
     notifier: OnceLock<Arc<Notifier>>,
@@ -180,7 +181,7 @@ impl Shared {
         Some(ledger.begin(number, call, request.is_resent()))
     }
 
-    fn answer(&self, header: &Header, outcome: Result<Answer>, reply: Reply, began: Instant) {
+    pub fn answer(&self, header: &Header, outcome: Result<Answer>, reply: Reply, began: Instant) {
         let metrics = self.node.metrics();
         metrics.op_seconds.of(class(header.opcode)).observe(began.elapsed());
         match outcome {
@@ -224,6 +225,9 @@ impl Handler for Front {
 
     fn handle(&self, request: Request, reply: Reply) {
         let began = Instant::now();
+        if locks::is_lock(request.header().opcode) && self.0.node.is_clustered() {
+            return locks::serve(&self.0, request, reply, began);
+        }
         let begun = self.0.begin(&request);
         match self.0.serve(&request, false) {
             Err(NodeError::MustWait) => {
@@ -240,6 +244,7 @@ impl Handler for Front {
 
     fn interrupt(&self, unique: u64) {
         self.0.watch.interrupt(unique);
+        self.0.node.stop_waiting(unique);
     }
 }
 

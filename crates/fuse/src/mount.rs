@@ -213,7 +213,12 @@ fn transport_options(node: &Node, options: &MountOptions) -> Options {
         noexec: options.noexec,
         threads: options.threads,
         transport: options.transport,
-        features: features(config.passthrough),
+        features: match node.is_clustered() {
+            true => {
+                features(config.passthrough).with(Features::FLOCK_LOCKS).with(Features::POSIX_LOCKS)
+            }
+            false => features(config.passthrough),
+        },
         max_stack_depth: 1,
         ..Options::default()
     }
@@ -221,7 +226,8 @@ fn transport_options(node: &Node, options: &MountOptions) -> Options {
 
 /// What is asked of the kernel. Listings always come with attributes: the kernel's own guess asks for
 /// them in one request of several only, and each entry of the others costs a lookup in `ls -l`. No write-back cache: it excludes passthrough, and acknowledges
-/// writes that the daemon has not seen. No locks: the kernel keeps those of one node by itself.
+/// writes that the daemon has not seen. No locks but in a cluster: the kernel keeps those of one node
+/// by itself.
 fn features(passthrough: Passthrough) -> Features {
     let always = [
         Features::ASYNC_READ,

@@ -208,12 +208,10 @@ impl Serve<'_> {
             }
             Operation::Release { fh, .. } => {
                 node.release(fh);
+                node.handle_is_gone(ino, fh);
                 Answer::Done
             }
-            Operation::Flush { fh, .. } => {
-                node.flush(context, fh)?;
-                Answer::Done
-            }
+            Operation::Flush { fh, lock_owner } => self.close(fh, lock_owner)?,
             Operation::Fsync { fh, datasync } => {
                 node.fsync(context, fh, datasync)?;
                 Answer::Done

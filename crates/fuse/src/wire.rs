@@ -26,6 +26,8 @@ pub struct Manner {
     entry_valid: Duration,
     /// Something is done with written files before `close` returns.
     through: bool,
+    /// Locks of programs are not the kernel's business, so it has to say who closes a file.
+    locks: bool,
 }
 
 impl Manner {
@@ -37,8 +39,9 @@ impl Manner {
             Coherence::Open => (config.attr_timeout, config.entry_timeout),
         };
         // Other nodes are shown at a close what was written.
-        let through = config.writeback == Writeback::Through || config.cluster.is_some();
-        Manner { attr_valid, entry_valid, through }
+        let locks = config.cluster.is_some();
+        let through = config.writeback == Writeback::Through || locks;
+        Manner { attr_valid, entry_valid, through, locks }
     }
 
     /// How long attributes may be cached.
@@ -75,8 +78,10 @@ impl Manner {
                 (OpenOutFlags::DIRECT_IO.with(OpenOutFlags::PARALLEL_DIRECT_WRITES), None)
             }
         };
-        // Nothing is due at close but the write-through; the kernel is spared a round trip.
-        let flags = if writes && self.through { mode } else { mode.with(OpenOutFlags::NOFLUSH) };
+        // Nothing is due at close but the write-through, and in a cluster the locks; else the kernel
+        // is spared a round trip.
+        let due = self.locks || writes && self.through;
+        let flags = if due { mode } else { mode.with(OpenOutFlags::NOFLUSH) };
         fusewire::Opened { fh: opened.fh, flags, backing_id }
     }
 }

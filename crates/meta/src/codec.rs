@@ -3,6 +3,9 @@
 //! A record has its revision (8 bytes, big-endian) between the two, so that a mini-transaction can
 //! compare it as a prefix.
 
+use forebay_core::cluster::locks::{Family, Holder, Lock, Locks, Mode, Span, Waiter};
+use forebay_core::cluster::ownership::Incarnation as Owner;
+use forebay_core::cluster::{Epoch, NodeId};
 use prost::Message;
 
 use crate::error::{Error, Result};
@@ -119,6 +122,34 @@ struct PbMember {
     address: String,
     #[prost(string, tag = "9")]
     reach: String,
+}
+
+/// A lock of a program, or somebody who waits for it.
+#[derive(Clone, Copy, PartialEq, Message)]
+struct PbLock {
+    #[prost(message, optional, tag = "1")]
+    incarnation: Option<PbIncarnation>,
+    #[prost(uint64, tag = "2")]
+    owner: u64,
+    #[prost(bool, tag = "3")]
+    whole: bool,
+    #[prost(uint64, tag = "4")]
+    first: u64,
+    #[prost(uint64, tag = "5")]
+    last: u64,
+    #[prost(bool, tag = "6")]
+    exclusive: bool,
+    #[prost(uint32, tag = "7")]
+    pid: u32,
+    /// Of somebody who waits.
+    #[prost(uint64, optional, tag = "8")]
+    ticket: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PbLocks {
+    #[prost(message, repeated, tag = "1")]
+    locks: Vec<PbLock>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -446,6 +477,57 @@ pub(crate) fn decode_member(node: u16, value: &[u8]) -> Result<Member> {
     Ok(Member { node, id, epoch, beat, left, address, reach })
 }
 
+fn lock_out(lock: &Lock, ticket: Option<u64>) -> PbLock {
+    let Holder { family, incarnation, owner } = lock.holder;
+    PbLock {
+        incarnation: Some(PbIncarnation { node: incarnation.node.0, epoch: incarnation.epoch.0 }),
+        owner,
+        whole: family == Family::Whole,
+        first: lock.span.first,
+        last: lock.span.last,
+        exclusive: lock.mode == Mode::Exclusive,
+        pid: lock.pid,
+        ticket,
+    }
+}
+
+fn lock_in(message: &PbLock) -> Lock {
+    let PbIncarnation { node, epoch } = message.incarnation.unwrap_or_default();
+    let incarnation = Owner { node: NodeId(node), epoch: Epoch(epoch) };
+    let family = if message.whole { Family::Whole } else { Family::Ranges };
+    Lock {
+        holder: Holder { family, incarnation, owner: message.owner },
+        span: Span { first: message.first, last: message.last },
+        mode: if message.exclusive { Mode::Exclusive } else { Mode::Shared },
+        pid: message.pid,
+    }
+}
+
+pub(crate) fn encode_locks(locks: &Locks) -> Vec<u8> {
+    let held = locks.held().iter().map(|lock| lock_out(lock, None));
+    let waiting = locks.waiting().iter();
+    let waiting = waiting.map(|waiter| lock_out(&waiter.wanted, Some(waiter.ticket)));
+    let message = PbLocks { locks: held.chain(waiting).collect() };
+    let mut value = Vec::with_capacity(1 + message.encoded_len());
+    value.push(VERSION);
+    message.encode_raw(&mut value);
+    value
+}
+
+pub(crate) fn decode_locks(ino: Ino, value: &[u8]) -> Result<Locks> {
+    let what = || format!("locks of {ino}");
+    let message = PbLocks::decode(body(&what, value)?).map_err(|error| corrupt(what(), error))?;
+    let (mut held, mut waiting) = (Vec::new(), Vec::new());
+    for lock in &message.locks {
+        let wanted = lock_in(lock);
+        match lock.ticket {
+            None => held.push(wanted),
+            Some(ticket) => waiting.push(Waiter { wanted, ticket }),
+        }
+    }
+    Ok(Locks::from_parts(held, waiting))
+}
+
 /// Values that are bytes: extended attributes, settings.
 pub(crate) fn encode_bytes(bytes: &[u8]) -> Vec<u8> {
     let mut value = Vec::with_capacity(1 + bytes.len());
@@ -515,6 +597,26 @@ mod tests {
         fn arbitrary_bytes_when_decoded_never_panic(bytes: Vec<u8>) {
             let _ = decode_record(Ino(2), &bytes);
             let _ = decode_entry(b"x", &bytes);
+            let _ = decode_locks(Ino(2), &bytes);
+        }
+
+        #[test]
+        fn locks_when_encoded_and_decoded_are_the_same(
+            locks in prop::collection::vec(any::<(u32, u64, bool, u64, u64, bool, u32)>(), 0..9),
+            tickets: Vec<u64>,
+        ) {
+            let lock = |&(node, owner, whole, first, last, exclusive, pid): &(_, _, _, _, _, _, _)| {
+                let message = PbLock {
+                    incarnation: Some(PbIncarnation { node, epoch: owner }),
+                    owner, whole, first, last, exclusive, pid, ticket: None,
+                };
+                lock_in(&message)
+            };
+            let held: Vec<Lock> = locks.iter().map(lock).collect();
+            let waiting = held.iter().zip(tickets);
+            let waiting = waiting.map(|(&wanted, ticket)| Waiter { wanted, ticket }).collect();
+            let locks = Locks::from_parts(held, waiting);
+            prop_assert_eq!(decode_locks(Ino(2), &encode_locks(&locks)).unwrap(), locks);
         }
     }
 

@@ -11,7 +11,10 @@
 //! 0               H backing-inode-number               inode
 //! 0               S name                               setting
 //! 0               N number                             node of the cluster
+//! 0               E number                             what a node has to bring to the backing store
+//! 0               C number                             the order to leave
 //! inode           L ino                                who works on the inode
+//! inode           K ino                                locks of programs
 //! node            M number ino asker                   what a node is asked for
 //! ```
 //!
@@ -41,6 +44,9 @@ pub(crate) const SETTING: u8 = b'S';
 pub(crate) const MEMBER: u8 = b'N';
 pub(crate) const WORK: u8 = b'L';
 pub(crate) const MAIL: u8 = b'M';
+pub(crate) const LOCKS: u8 = b'K';
+pub(crate) const ESTATE: u8 = b'E';
+pub(crate) const ORDER: u8 = b'C';
 
 /// Where keys lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,9 +171,34 @@ pub(crate) fn members() -> Key {
     Key::new(GLOBAL, &[MEMBER])
 }
 
+/// What a node has to bring to the backing store.
+pub(crate) fn estate(node: u16) -> Key {
+    numbered(GLOBAL, ESTATE, node.into())
+}
+
+/// The prefix of that of all nodes.
+pub(crate) fn estates() -> Key {
+    Key::new(GLOBAL, &[ESTATE])
+}
+
+/// The order to leave.
+pub(crate) fn order(node: u16) -> Key {
+    numbered(GLOBAL, ORDER, node.into())
+}
+
+/// The prefix of the orders of all nodes.
+pub(crate) fn orders() -> Key {
+    Key::new(GLOBAL, &[ORDER])
+}
+
 /// Who works on an inode.
 pub(crate) fn work(ino: Ino) -> Key {
     numbered(ino.partition(), WORK, ino.0)
+}
+
+/// What programs have locked of a file.
+pub(crate) fn locks(ino: Ino) -> Key {
+    numbered(ino.partition(), LOCKS, ino.0)
 }
 
 /// The prefix of what a node is asked for. Each node has a partition to itself for that, beyond
@@ -250,6 +281,9 @@ mod tests {
                 setting("5"),
                 member(5),
                 work(dir),
+                locks(dir),
+                estate(5),
+                order(5),
                 mail(5, dir, 5),
             ];
             for (i, a) in all.iter().enumerate() {

@@ -244,3 +244,56 @@ fn entries_found_late_when_the_directory_is_listed_then_are_not_imported() {
     assert_eq!(b.import_unless_listed(Ino::ROOT, &[found(b"late")]).unwrap(), 0);
     assert!(b.lookup_now(Ino::ROOT, b"late").unwrap().is_none());
 }
+
+/// What programs do most is one round trip each; heartbeats are not counted, as none is sent here.
+#[test]
+fn file_of_a_node_when_made_found_looked_at_and_removed_then_one_round_trip_each() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let (store, other) = (open(&servers, "a"), open(&servers, "b"));
+    let new = NewInode::new(FileKind::Directory, 0o755, 0, 0);
+    let dir = store.create(Ino::ROOT, b"d", new, now()).expect("free").ino;
+    let counted = |what: &dyn Fn()| {
+        let before = store.round_trips();
+        what();
+        let after = store.round_trips();
+        (after.executes - before.executes, after.scans - before.scans)
+    };
+    let create = |name: &[u8]| {
+        let new = NewInode { owned: true, ..NewInode::new(FileKind::File, 0o644, 0, 0) };
+        store.create(dir, name, new, now()).expect("free")
+    };
+    // The first takes a block of inode numbers.
+    create(b"first");
+    assert_eq!(counted(&|| drop(create(b"f"))), (1, 0), "create");
+    let ino = store.lookup_now(dir, b"f").expect("works").expect("there").ino;
+    assert_eq!(counted(&|| assert!(is_owned(&store.take_ownership(ino).unwrap()))), (0, 0));
+    let look = || assert_eq!(store.lookup_now(dir, b"f").unwrap().expect("there").ino, ino);
+    assert_eq!(counted(&look), (1, 0), "look-up");
+    let miss = || assert!(store.lookup_now(dir, b"missing").unwrap().is_none());
+    assert_eq!(counted(&miss), (1, 0), "look-up of what is not there");
+    assert_eq!(counted(&|| drop(store.get_now(ino).unwrap())), (1, 0), "stat");
+    // What another node does in between is seen by the same one look.
+    let size = |size| {
+        let record = other.lookup_now(dir, b"f").unwrap().expect("there");
+        let resize = |record: &mut Record| {
+            record.attr.size = size;
+            Queue::No
+        };
+        other.update(record.ino, Some(now()), resize).unwrap();
+    };
+    size(77);
+    let look = || assert_eq!(store.lookup_now(dir, b"f").unwrap().unwrap().attr.size, 77);
+    assert_eq!(counted(&look), (1, 0), "look-up of what was changed elsewhere");
+    assert_eq!(counted(&|| drop(store.unlink(dir, b"f", now(), false).unwrap())), (1, 0), "unlink");
+    assert!(other.lookup_now(dir, b"f").unwrap().is_none());
+    // A name that means another file now is found, too.
+    create(b"g");
+    store.lookup_now(dir, b"g").unwrap().expect("there");
+    other.unlink(dir, b"g", now(), false).unwrap();
+    let new = NewInode::new(FileKind::File, 0o600, 0, 0);
+    let again = other.create(dir, b"g", new, now()).unwrap().ino;
+    assert_eq!(store.lookup_now(dir, b"g").unwrap().expect("there").ino, again);
+}

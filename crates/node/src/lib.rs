@@ -53,6 +53,7 @@ mod trace;
 mod truncate;
 
 pub use check::{CheckRequest, Checked, check};
+pub use cluster::{InTheWay, LockDone, LockRequest, NodeReport};
 pub use config::{
     ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,
     Writeback,
@@ -61,7 +62,10 @@ pub use context::Context;
 pub use convert::now;
 pub use error::{NodeError, Result};
 pub use failpoints::{arm_fail_points, fail_points};
-pub use forebay_meta::{Attr, EngineError, Error as MetaError, FileKind, Ino, Timestamp};
+pub use forebay_core::cluster::locks::{Family, Mode, Span};
+pub use forebay_meta::{
+    Attr, EngineError, Error as MetaError, Estate, FileKind, Ino, Owned, Timestamp,
+};
 pub use forebay_store::tier::check_dir as check_tier_dir;
 pub use forebay_store::{ErrorClass, StoreError};
 pub use handle::{OpenMode, Opened};

@@ -6,12 +6,14 @@
 //! - [`ownership`]: who may write a file, and when another may take it over.
 //! - [`source`]: own tier, peer or backing store, each byte from the backing store once.
 //! - [`repair`]: redundancy that is lacking, drains and moves, in order of risk and within a rate.
+//! - [`locks`]: what programs on several nodes have locked of a file.
 //! - [`balance`]: which nodes have too much and which too little.
 //!
 //! All are state machines or functions: time comes in, actions come out.
 
 pub mod balance;
 mod hash;
+pub mod locks;
 pub mod membership;
 pub mod ownership;
 pub mod placement;

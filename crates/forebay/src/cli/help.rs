@@ -234,6 +234,49 @@ pub const DOCTOR: &str = "\
 Checks the kernel, /dev/fuse, privileges, limits and, if named, the directories that are meant as \
 tiers and backing store, and says what to do about each finding. Changes nothing.";
 
+/// `cluster init`.
+pub const CLUSTER_INIT: &str = "\
+Starts redis-server (Redis 7) with a password and a log on disk, for tests or for the time of a \
+job, and waits until it serves. DIR gets the data, the logs and the file `address`, which is what \
+`mount --cluster file:DIR/address` takes: who can read it can change the names, so all of DIR is \
+the caller's alone. If DIR has servers already, those that do not run are started again. For a \
+site's own servers see docs/metadata-cluster.md.
+
+With --replicas each server has copies of its data on others, one of which takes over when it \
+dies; mounts then need --cluster-replicas 1, or lose what was changed right before. What took over \
+needs a replica of its own: start the dead one again with the same command, or give 2.";
+
+/// Examples of `cluster`.
+pub const CLUSTER_EXAMPLES: &str = "\
+Examples:
+  forebay cluster init /shared/job/meta --bind 10.0.0.1
+  forebay mount /lustre/data /data --tier /nvme/f=80% --cluster file:/shared/job/meta/address
+  forebay cluster status /data
+  forebay umount /data
+  forebay cluster stop /shared/job/meta";
+
+/// `cluster stop`.
+pub const CLUSTER_STOP: &str = "\
+Ends the metadata servers of DIR. What they know stays there for the next `cluster init`. Unmount \
+first: a mount without its metadata servers gives errors.";
+
+/// `cluster status`.
+pub const CLUSTER_STATUS: &str = "\
+Shows all nodes that have ever joined: their numbers, whether they live, and what each has that the \
+backing store lacks, as each said last.";
+
+/// `cluster drain`.
+pub const CLUSTER_DRAIN: &str = "\
+Has a node write everything back, unmount, and leave, and waits for it. A node on which programs \
+have files open stays, and says so.";
+
+/// `cluster forget`.
+pub const CLUSTER_FORGET: &str = "\
+Gives up what a dead node had and had not written back, so that the files can be used again: those \
+of which the backing store has an older version show that one, all others go. Without --yes it only \
+names them. A node whose tiers are still there is better mounted again. One that returns later with \
+what was given up does not start.";
+
 /// `stream serve`.
 pub const STREAM_SERVE: &str = "\
 Serves the files below DIR over HTTP/1.1, with ranges. A player asks for a stream with its rate \

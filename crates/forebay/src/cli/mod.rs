@@ -1,5 +1,6 @@
 //! The command line as typed. What it says is in [`help`]; what it does is in `commands`.
 
+pub mod cluster;
 pub mod help;
 mod mount_args;
 pub mod stream;
@@ -76,6 +77,9 @@ pub enum Command {
     /// Check whether this machine is fit for Forebay
     #[command(long_about = help::DOCTOR)]
     Doctor(DoctorArgs),
+    /// Several nodes that share one tree: their metadata servers, who lives, who has what
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
     /// Streams of media: served at their rates, never more of them than the device carries
     #[command(subcommand)]
     Stream(stream::StreamCommand),

@@ -1,5 +1,6 @@
 //! What each command does.
 
+mod cluster;
 mod doctor;
 mod fsck;
 mod hint;
@@ -71,6 +72,7 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Fsck(args) => fsck::run(&args, engine),
         Command::Top(args) => top::run(&args).map(|()| ok),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Cluster(command) => cluster::run(&command).map(|()| ok),
         Command::Stream(command) => stream::run(&command),
         Command::Sim(command) => simulate(&command).map(|()| ok),
         Command::Config(ConfigCommand::Show(args)) => mount::show(&args, engine).map(|()| ok),

@@ -169,6 +169,8 @@ pub struct ClusterSettings {
     pub listen: Option<String>,
     /// The file with the secret of the cluster; nothing for no TLS.
     pub secret: Option<PathBuf>,
+    /// Replicas of a metadata server that must have a change before it counts.
+    pub replicas: u32,
 }
 
 /// Everything that a mount is told. Paths are absolute.
@@ -314,6 +316,10 @@ impl<'a> Reader<'a> {
         let listen = self.parse("cluster-listen", parse_listen)?;
         let secret = self.path("cluster-secret")?;
         let tls = self.word("cluster-tls", &[("on", true), ("off", false)])?;
+        let replicas = self.parse("cluster-replicas", |text| match text.parse() {
+            Ok(replicas @ 0..=5) => Ok(replicas),
+            _ => Err(format!("'{text}' is not a number of replicas from 0 to 5")),
+        })?;
         let wrong = |why: &str| Err(self.wrong("cluster-listen", why));
         match (address, &listen) {
             (None, Some(_)) => wrong("needs --cluster"),
@@ -322,7 +328,7 @@ impl<'a> Reader<'a> {
             }
             (address, _) => {
                 let secret = secret.filter(|_| tls);
-                Ok(address.map(|address| ClusterSettings { address, listen, secret }))
+                Ok(address.map(|address| ClusterSettings { address, listen, secret, replicas }))
             }
         }
     }
@@ -620,6 +626,7 @@ mod tests {
             ("passthrough", "reads", "did you mean 'read'?"),
             ("extent-size", "3M", "not a power of two"),
             ("threads", "-1", "not a number of threads"),
+            ("cluster-replicas", "many", "not a number of replicas"),
             ("tier", "/fast", "is not DIR=SIZE"),
             ("tier", "/fast=lots", "size of /fast=lots"),
             ("low-mark", "96%", "must be below the high mark"),

@@ -103,6 +103,12 @@ pub const SETTINGS: &[Setting] = &[
         "`on`: nodes talk by mutual TLS. `off`: in plain text, and whoever reaches the address of a node can read and write all files. Only for closed networks.",
     ),
     one(
+        "cluster-replicas",
+        "N",
+        Some("0"),
+        "How many replicas of a metadata server must have a change before it counts. With 0, the death of a server loses what was changed right before it, even if it has replicas.",
+    ),
+    one(
         "policy",
         "NAME",
         Some("lru"),

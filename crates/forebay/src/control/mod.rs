@@ -5,6 +5,7 @@
 
 mod address;
 mod client;
+mod cluster;
 mod server;
 mod status;
 mod wire;
@@ -12,6 +13,9 @@ mod wire;
 pub(crate) use address::make_private_dir;
 pub use address::{Address, mount_id, record_of, runtime_dir};
 pub use client::Client;
+pub use cluster::{
+    ClusterNode, ClusterReply, ClusterRequest, ClusterStatus, Forgotten, LostFile, NodeState,
+};
 pub use server::{Current, OnUpgrade, Server, ServerLimits, UpgradeCall};
 pub use status::{
     Backlog, BusyFile, BytesBySource, Conflict, Dirty, DirtyFile, HintState, HintStatus, Location,
@@ -120,6 +124,11 @@ pub trait Control: Send + Sync {
     fn metrics(&self) -> String;
     /// Ends the mount; returns when the kernel has let go of it or says why it has not.
     fn shutdown(&self, how: Shutdown) -> ControlResult<()>;
+    /// What concerns the cluster that the mount is part of.
+    fn cluster(&self, request: &ClusterRequest) -> ControlResult<ClusterReply> {
+        let _ = request;
+        Err(ControlError::new(ErrorKind::Unsupported, "this mount is not part of a cluster"))
+    }
     /// Changes what is logged, with the syntax of `--log-level`.
     fn set_log_level(&self, filter: &str) -> ControlResult<()> {
         crate::logging::set_filter(filter)

@@ -385,6 +385,9 @@ fn answer_from(
             outcome(control.drain(limit_ms.map(Duration::from_millis), progress))
         }
         Request::Shutdown { how } => done(control.shutdown(how)),
+        Request::Cluster(request) => {
+            control.cluster(&request).map_or_else(Reply::Error, Reply::Cluster)
+        }
         Request::LogLevel { filter } => done(control.set_log_level(&filter)),
         Request::Upgrade { .. } => Reply::Error(ControlError::new(
             ErrorKind::Usage,

@@ -8,7 +8,10 @@ use std::io::{self, BufRead, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
-use super::{ControlError, Location, Outcome, Progress, Recorded, Shutdown, Status, WirePath};
+use super::{
+    ClusterReply, ClusterRequest, ControlError, Location, Outcome, Progress, Recorded, Shutdown,
+    Status, WirePath,
+};
 
 /// The version that both sides must speak.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -98,6 +101,8 @@ pub enum Request {
         /// The filter.
         filter: String,
     },
+    /// [`super::Control::cluster`].
+    Cluster(ClusterRequest),
     /// Another daemon shall take over.
     Upgrade {
         /// The program that it runs.
@@ -137,6 +142,8 @@ pub enum Reply {
     Recorded(Recorded),
     /// To [`Request::Upgrade`].
     Upgraded(Upgraded),
+    /// To [`Request::Cluster`].
+    Cluster(ClusterReply),
     /// To [`Request::Metrics`].
     Text(String),
     /// The request was carried out and has no other answer.

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use forebay::config::MountConfig;
 use forebay::control::{
-    Backlog, BusyFile, BytesBySource, Conflict, Control, ControlError, ControlResult, Dirty,
-    DirtyFile, ErrorKind, HintPart, Location, OnProgress, Outcome, Passthrough, PolicySnapshot,
-    Progress, Recorded, Refusal, Residency, Shutdown, Status, StuckOperation, TierStatus, WirePath,
+    Backlog, BusyFile, BytesBySource, ClusterReply, ClusterRequest, Conflict, Control,
+    ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location, OnProgress,
+    Outcome, Passthrough, PolicySnapshot, Progress, Recorded, Refusal, Residency, Shutdown, Status,
+    StuckOperation, TierStatus, WirePath,
 };
 use forebay_fuse::Mounted;
 use forebay_node::metrics::{ErrorClass, RefusalReason, Source};
@@ -286,7 +287,7 @@ impl Control for NodeControl {
             rss_bytes: resident_memory(),
             prefetch_budget_bytes: self.node.config().prefetch_bytes,
             hints: hints::status(&self.node),
-            peers: Vec::new(),
+            peers: super::cluster::peers(&self.node),
         }
     }
 
@@ -402,6 +403,10 @@ impl Control for NodeControl {
             in_use: left.in_use,
             ..Outcome::default()
         })
+    }
+
+    fn cluster(&self, request: &ClusterRequest) -> ControlResult<ClusterReply> {
+        super::cluster::answer(&self.node, request)
     }
 
     fn metrics(&self) -> String {

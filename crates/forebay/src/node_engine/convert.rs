@@ -88,6 +88,7 @@ fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlRes
     };
     let cluster = ClusterConfig {
         patience: config.backing_timeout.mul_f64(0.6),
+        replicas: given.replicas,
         peers: given
             .listen
             .clone()

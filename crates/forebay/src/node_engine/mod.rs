@@ -1,5 +1,6 @@
 //! The engine behind the command line: a node with a FUSE front.
 
+mod cluster;
 mod control;
 mod convert;
 mod hints;
@@ -180,6 +181,7 @@ impl NodeMount {
         let front = Arc::new(front);
         let control =
             Arc::new(NodeControl::new(config.clone(), sizes, node.clone(), front.clone()));
+        cluster::obey(&node, &control);
         Arc::new(NodeMount { node, front, control, limit: config.drain_timeout })
     }
 }

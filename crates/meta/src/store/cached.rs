@@ -103,6 +103,12 @@ impl MetaStore {
         holds.then_some(dentry.found)
     }
 
+    /// What the cache says of a name that was there, however old.
+    pub(super) fn believed_entry(&self, dir: Ino, name: &[u8]) -> Option<(Ino, FileKind)> {
+        let cached = self.dentries.get(&(dir, keys::name_hash(name)))?;
+        cached.value.found.filter(|_| *cached.value.name == *name)
+    }
+
     /// An entry without a lock: as of now, not cached.
     pub(super) fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
         match self.cached_entry(dir, name) {
@@ -129,9 +135,9 @@ impl MetaStore {
 
     /// An entry to be changed by a transaction that compares it, as [`Self::load_to_change`].
     pub(super) fn find_to_change(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
-        match self.dentries.get(&(dir, keys::name_hash(name))).map(|cached| cached.value) {
-            Some(dentry) if *dentry.name == *name && dentry.found.is_some() => Ok(dentry.found),
-            _ => self.find(dir, name),
+        match self.believed_entry(dir, name) {
+            Some(found) => Ok(Some(found)),
+            None => self.find(dir, name),
         }
     }
 

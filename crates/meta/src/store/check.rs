@@ -123,7 +123,8 @@ impl Check<'_> {
     fn key(&mut self, key: &Key, value: &[u8]) -> Result<()> {
         let bytes = key.bytes();
         let checked = match (bytes.first().copied(), keys::number(bytes)) {
-            (Some(keys::SETTING | keys::MEMBER | keys::WORK | keys::MAIL), _) => Ok(()),
+            (Some(keys::SETTING | keys::MEMBER | keys::WORK | keys::MAIL), _)
+            | (Some(keys::ESTATE | keys::ORDER), _) => Ok(()),
             (Some(tag), Some(number)) => match tag {
                 keys::RECORD => self.check_record(Ino(number), key, value),
                 keys::ENTRY => self.check_entry(Ino(number), key, value),
@@ -132,6 +133,7 @@ impl Check<'_> {
                 keys::QUEUE => self.check_queue(Seq(number), key, value),
                 keys::ORPHAN => self.check_orphan(Ino(number), key),
                 keys::HARD_LINK => self.check_hard_link(number, key, value),
+                keys::LOCKS => self.check_locks(Ino(number), key),
                 _ => self.stray(key, format!("unknown key {key:?}")),
             },
             _ => self.stray(key, format!("unknown key {key:?}")),
@@ -344,6 +346,14 @@ impl Check<'_> {
         let is_orphan = self.record(ino)?.is_some_and(|record| record.orphan);
         let justified = is_orphan && *key == self.store.layout.orphan(ino);
         if justified { Ok(()) } else { self.stray(key, format!("inode {ino} is no orphan")) }
+    }
+
+    /// Locks of a file that is gone, by a node that died.
+    fn check_locks(&mut self, ino: Ino, key: &Key) -> Result<()> {
+        match self.record(ino)? {
+            Some(_) => Ok(()),
+            None => self.stray(key, format!("locks of {ino}, which does not exist")),
+        }
     }
 
     fn check_hard_link(&mut self, number: u64, key: &Key, value: &[u8]) -> Result<()> {

@@ -86,7 +86,7 @@ impl MetaStore {
         Ok(Incarnation { node: member.node, epoch: member.epoch })
     }
 
-    fn replace_member(&self, before: Option<&Member>, after: &Member) -> Result<()> {
+    pub(super) fn replace_member(&self, before: Option<&Member>, after: &Member) -> Result<()> {
         let key = keys::member(after.node);
         let expect = before.map_or(Expect::Absent, |m| Expect::Value(codec::encode_member(m)));
         let mut transaction = MiniTransaction::default();

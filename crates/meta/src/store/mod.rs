@@ -8,8 +8,10 @@ mod changes;
 mod check;
 mod draft;
 mod entries;
+mod estate;
 mod gathered;
 mod import;
+mod locks;
 mod mail;
 mod members;
 mod names;
@@ -21,12 +23,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use quick_cache::sync::Cache;
 use smallvec::SmallVec;
 
 pub use api::*;
 pub use changes::Moment;
+pub use estate::{Estate, LeaveOrder, Owned};
 pub use mail::{Answer, Mail, Wish};
 pub use members::{Member, NodeName};
 pub use ownership::Ownership;
@@ -444,6 +447,15 @@ impl MetaStore {
 
     fn stripe(&self, ino: Ino) -> &RwLock<()> {
         &self.stripes[stripe_of(ino)]
+    }
+
+    /// Keeps others from changing an inode, and another.
+    fn shared(&self, one: Ino, other: Option<Ino>) -> SmallVec<[RwLockReadGuard<'_, ()>; 2]> {
+        let both = [Some(one), other];
+        let mut stripes: SmallVec<[usize; 2]> = both.into_iter().flatten().map(stripe_of).collect();
+        stripes.sort_unstable();
+        stripes.dedup();
+        stripes.into_iter().map(|stripe| self.stripes[stripe].read()).collect()
     }
 
     /// Locks inodes against all others.

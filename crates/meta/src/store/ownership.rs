@@ -19,6 +19,16 @@ pub enum Ownership {
     Other(Incarnation),
 }
 
+/// What a name means now.
+enum Look {
+    /// Nothing.
+    Nothing,
+    /// The inode of this record.
+    Record(Arc<Record>),
+    /// An inode whose record was not read.
+    Inode(Ino),
+}
+
 impl MetaStore {
     fn this_node(&self) -> Result<Incarnation> {
         self.member().ok_or(Error::Unsupported("this process is no node"))
@@ -34,20 +44,17 @@ impl MetaStore {
         self.reload_locked(ino)?.ok_or(Error::Stale(ino))
     }
 
-    /// As [`MetaStore::lookup`], but as the engine has it now, whatever is cached.
+    /// As [`MetaStore::lookup`], but as the engine has it now, whatever is cached. One round trip for
+    /// a file whose name was looked up before, or for a name that is not there.
     ///
     /// # Errors
     /// As [`MetaStore::lookup`].
     pub fn lookup_now(&self, dir: Ino, name: &[u8]) -> Result<Option<Arc<Record>>> {
         for _ in 0..super::ATTEMPTS {
-            let found = {
-                let _shared = self.stripe(dir).read();
-                self.forget_entry(dir, name);
-                self.find_locked(dir, name)?
-            };
-            let Some((ino, _)) = found else {
-                let parent = self.believed(dir).map_or_else(|| self.get(dir), Ok)?;
-                return if parent.is_directory() { Ok(None) } else { Err(Error::NotDirectory) };
+            let ino = match self.look(dir, name)? {
+                Look::Nothing => return Ok(None),
+                Look::Record(record) => return Ok(Some(record)),
+                Look::Inode(ino) => ino,
             };
             match self.get_now(ino) {
                 Ok(record) => return Ok(Some(record)),
@@ -59,6 +66,49 @@ impl MetaStore {
         Err(Error::Conflict(super::ATTEMPTS))
     }
 
+    /// Reads a name, its directory, and the record that the name is believed to mean if it lies beside
+    /// them, at one instant.
+    fn look(&self, dir: Ino, name: &[u8]) -> Result<Look> {
+        let partition = self.layout.entries_partition(dir);
+        let beside = |ino: &Ino| *ino != dir && ino.partition() == partition;
+        let guess = self.believed_entry(dir, name).map(|(ino, _)| ino).filter(beside);
+        let _shared = self.shared(dir, guess);
+        let stamp = self.stamp(partition);
+        let mut wanted = vec![self.layout.entry(dir, name), keys::record(dir)];
+        wanted.extend(guess.map(keys::record));
+        let mut values = self.read_each(wanted)?.into_iter();
+        let (entry, parent) = (values.next().flatten(), values.next().flatten());
+        let parent = parent.ok_or(Error::Stale(dir))?;
+        let parent = Arc::new(codec::decode_record(dir, &parent)?);
+        self.cache_record(&parent, stamp.filter(|_| dir.partition() == partition));
+        if !parent.is_directory() {
+            return Err(Error::NotDirectory);
+        }
+        let found = entry.map(|value| codec::decode_entry(name, &value)).transpose()?;
+        self.cache_entry(dir, name, found, stamp);
+        let Some((ino, _)) = found else { return Ok(Look::Nothing) };
+        match values.next().flatten() {
+            Some(value) if guess == Some(ino) => {
+                let record = Arc::new(codec::decode_record(ino, &value)?);
+                self.cache_record(&record, stamp);
+                Ok(Look::Record(record))
+            }
+            _ => Ok(Look::Inode(ino)),
+        }
+    }
+
+    /// What the caches say of a name, however old: for those whose transaction compares it.
+    #[must_use]
+    pub fn lookup_believed(&self, dir: Ino, name: &[u8]) -> Option<Arc<Record>> {
+        self.believed_entry(dir, name).and_then(|(ino, _)| self.believed(ino))
+    }
+
+    /// Whether all entries of a directory are known to be here. That never changes back.
+    #[must_use]
+    pub fn is_listed(&self, dir: Ino) -> bool {
+        self.believed(dir).is_some_and(|record| record.is_directory() && record.listed)
+    }
+
     /// Makes this node the owner of a file that nobody owns, or that an earlier incarnation of it
     /// did. From then on it may write the file's bytes.
     ///
@@ -66,6 +116,10 @@ impl MetaStore {
     /// `Stale` if there is no such inode; `Unsupported` if this process is no node.
     pub fn take_ownership(&self, ino: Ino) -> Result<Ownership> {
         let me = self.this_node()?;
+        // Whatever else of it is old: only this node gives up what it has, and then knows it.
+        if let Some(record) = self.believed(ino).filter(|record| record.owner == Some(me)) {
+            return Ok(Ownership::Mine(record));
+        }
         let mut looked = false;
         loop {
             let mut other = None;

@@ -72,6 +72,7 @@ impl Node {
         if self.cluster.is_none() {
             return;
         }
+        self.forget_orders();
         let this = self.this.clone();
         let live = move || {
             let (mut beat, mut look) = (Instant::now(), Instant::now());
@@ -84,6 +85,7 @@ impl Node {
                 let now = Instant::now();
                 if now >= beat {
                     node.beat(cluster);
+                    node.report_life(cluster);
                     beat = now + BEAT;
                 }
                 let current = node.meta.mail_stamp();
@@ -123,6 +125,7 @@ impl Node {
                 if let Some(peers) = cluster.peers.get() {
                     peers.learn(&members);
                 }
+                self.hear(cluster, members);
             }
             Err(error) => tracing::debug!(%error, "the other nodes are not known"),
         }

@@ -13,6 +13,10 @@ mod copies;
 mod holds;
 mod letters;
 mod life;
+mod lock_record;
+mod locks;
+mod nodes;
+mod orders;
 mod peers;
 mod serve;
 mod sources;
@@ -36,6 +40,8 @@ use crate::pool::Pool;
 
 pub(crate) use copies::Shared;
 pub(crate) use holds::Right;
+pub use locks::{InTheWay, LockDone, LockRequest};
+pub use nodes::NodeReport;
 use peers::Peers;
 pub(crate) use through::Remote;
 
@@ -60,6 +66,10 @@ pub(crate) struct Cluster {
     beaten: Mutex<Instant>,
     /// Another incarnation of this node has taken its place.
     fenced: AtomicBool,
+    lock_records: lock_record::LockRecords,
+    locks: locks::FileLocks,
+    nodes: nodes::Nodes,
+    orders: orders::Orders,
     workers: Pool,
     /// The nodes that it talks to without the metadata engine between.
     peers: OnceLock<Peers>,
@@ -75,6 +85,10 @@ impl Cluster {
             seen: Mutex::default(),
             beaten: Mutex::new(Instant::now()),
             fenced: AtomicBool::new(false),
+            lock_records: lock_record::LockRecords::default(),
+            locks: locks::FileLocks::default(),
+            nodes: nodes::Nodes::default(),
+            orders: orders::Orders::default(),
             workers: Pool::new(WORKERS, MOST_LETTERS),
             peers: OnceLock::new(),
         }
@@ -98,6 +112,7 @@ impl Cluster {
 
     /// Ends the threads that work for others.
     pub(crate) fn close(&self, limit: Duration) -> bool {
+        self.locks.wake();
         self.workers.close(limit)
     }
 }

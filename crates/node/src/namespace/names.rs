@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use forebay_meta::{FileKind, Ino, NewInode, Record, RenameFlags, Unlinked, XattrState};
+use forebay_meta::{
+    Error as MetaError, FileKind, Ino, NewInode, Record, RenameFlags, Unlinked, XattrState,
+};
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -91,14 +93,24 @@ impl Node {
         announce: &mut dyn FnMut(Ino),
     ) -> Result<Found> {
         check_new_name(dir, name)?;
-        if let Some(record) = self.find(context, dir, name)? {
-            return Ok(Found::Existing(record));
+        // Between nodes the commit finds out whether the name is free: to look first is a round trip.
+        let mut looks = !self.is_clustered() || !self.meta.is_listed(dir);
+        loop {
+            if looks && let Some(record) = self.find(context, dir, name)? {
+                return Ok(Found::Existing(record));
+            }
+            let mut inode = self.new_inode(context, dir, new)?;
+            inode.owned = owned;
+            match self.meta.create_announced(dir, name, inode, convert::now(), announce) {
+                // Removed again if it is not found now: then so be it.
+                Err(MetaError::Exists) if !looks => looks = true,
+                made => {
+                    let record = made?;
+                    self.queue(&record);
+                    return Ok(Found::Created(record));
+                }
+            }
         }
-        let mut inode = self.new_inode(context, dir, new)?;
-        inode.owned = owned;
-        let record = self.meta.create_announced(dir, name, inode, convert::now(), announce)?;
-        self.queue(&record);
-        Ok(Found::Created(record))
     }
 
     /// Makes a file without a name in a directory (`O_TMPFILE`).
@@ -249,15 +261,23 @@ impl Node {
     /// # Errors
     /// `ENOENT`, `EISDIR`.
     pub fn unlink(&self, context: &Context, dir: Ino, name: &[u8]) -> Result<()> {
-        let record = self.existing(context, dir, name)?;
+        // Between nodes the commit finds out what the name means now.
+        let believed =
+            if self.is_clustered() { self.meta.lookup_believed(dir, name) } else { None };
+        let old = believed.is_some();
+        let record = match believed.filter(|record| !record.is_directory()) {
+            Some(record) => record,
+            None => self.existing(context, dir, name)?,
+        };
         if record.is_directory() {
             return Err(Errno::ISDIR.into());
         }
         let mut before = self.stat(&record);
         let in_use = |ino| self.is_open(ino);
         let unlinked = self.meta.unlink_asking(dir, name, convert::now(), &in_use)?;
-        if before.ino != unlinked.record.ino {
-            // Somebody else was quicker, and it is another file of that name that was removed.
+        if old || before.ino != unlinked.record.ino {
+            // Somebody else was quicker, and it is another file of that name that was removed; or it
+            // was changed by another node.
             before = self.stat(&unlinked.record);
         }
         self.after_removal(before, &unlinked);

@@ -1,0 +1,113 @@
+//! What a daemon tells about its cluster, and does for it.
+
+use serde::{Deserialize, Serialize};
+
+use super::WirePath;
+
+/// What a daemon is asked about its cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "kebab-case")]
+pub enum ClusterRequest {
+    /// Who is in it. Answer: [`ClusterReply::Status`].
+    Status,
+    /// A node shall write everything back and leave. Answer, at once: [`ClusterReply::Done`].
+    Drain {
+        /// Its number.
+        node: u16,
+    },
+    /// What a dead node had is given up. Answer: [`ClusterReply::Forgotten`].
+    Forget {
+        /// Its number.
+        node: u16,
+        /// Whether to do it, or only to say what would be lost.
+        really: bool,
+    },
+}
+
+/// Its answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", content = "body", rename_all = "kebab-case")]
+pub enum ClusterReply {
+    /// To [`ClusterRequest::Status`].
+    Status(ClusterStatus),
+    /// To [`ClusterRequest::Drain`].
+    Done,
+    /// To [`ClusterRequest::Forget`].
+    Forgotten(Forgotten),
+}
+
+/// The nodes of a cluster, as one of them sees the others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterStatus {
+    /// The number of the node that answers.
+    pub this: u16,
+    /// All that have ever joined, by number.
+    pub nodes: Vec<ClusterNode>,
+}
+
+/// How a node is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeState {
+    /// It lives.
+    #[default]
+    Up,
+    /// It lives, and is to leave.
+    Leaving,
+    /// It has shown no sign of life for so long that it counts as dead.
+    Dead,
+    /// It has left, with nothing to write back.
+    Left,
+}
+
+/// A node of a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterNode {
+    /// Its number, which stays.
+    pub node: u16,
+    /// The machine that it runs on.
+    pub host: String,
+    /// How it is.
+    pub state: NodeState,
+    /// Its starts so far.
+    pub epoch: u64,
+    /// Seconds since its last sign of life, as the node that answers has seen it.
+    pub silent_s: u64,
+    /// Files of which it has bytes that the backing store lacks, as it said last.
+    pub dirty_files: u64,
+    /// Those bytes.
+    pub dirty_bytes: u64,
+    /// Inodes that it has to bring in line in the backing store.
+    pub backlog: u64,
+    /// Why it did not leave when it was last told to.
+    pub refusal: Option<String>,
+}
+
+/// What was given up with a dead node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Forgotten {
+    /// Whether it was done, or would be lost.
+    pub done: bool,
+    /// Files that lose bytes; at most 10,000 are named.
+    pub files: Vec<LostFile>,
+    /// How many there are.
+    pub files_total: u64,
+    /// Other files that it could write: of what it wrote and did not close, nobody knows.
+    pub uncertain: u64,
+}
+
+/// A file that loses what a dead node had of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LostFile {
+    /// Its path below the mount point.
+    pub path: WirePath,
+    /// The size that it had.
+    pub size_bytes: u64,
+    /// Whether an older version is in the backing store, which is shown from now on; else the file
+    /// goes.
+    pub has_older: bool,
+}

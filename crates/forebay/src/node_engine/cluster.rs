@@ -1,0 +1,158 @@
+//! What a daemon answers about its cluster, and what it does when it is told to leave.
+
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use forebay::control::{
+    ClusterNode, ClusterReply, ClusterRequest, ClusterStatus, Control, ControlError, ControlResult,
+    ErrorKind, Forgotten, LostFile, NodeState, Peer, Shutdown,
+};
+use forebay_node::{Node, NodeReport, Owned};
+
+use super::control::NodeControl;
+use super::convert::{control_error, wire_path};
+
+/// Files that are named to whoever gives a node up.
+const NAMED: usize = 10_000;
+/// Between two looks whether this node is to leave.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Answers.
+pub fn answer(node: &Node, request: &ClusterRequest) -> ControlResult<ClusterReply> {
+    let Some(this) = node.cluster_number() else {
+        let why = "this mount is not part of a cluster";
+        return Err(ControlError::new(ErrorKind::Unsupported, why));
+    };
+    match *request {
+        ClusterRequest::Status => {
+            node.refresh_cluster().map_err(|error| control_error(&error))?;
+            let nodes = node.cluster_nodes().into_iter().map(describe).collect();
+            Ok(ClusterReply::Status(ClusterStatus { this, nodes }))
+        }
+        ClusterRequest::Drain { node: number } => {
+            node.order_to_leave(number).map_err(|error| refused(&error))?;
+            Ok(ClusterReply::Done)
+        }
+        ClusterRequest::Forget { node: number, really } => forget(node, number, really),
+    }
+}
+
+/// A node that is not as the caller takes it to be is his mistake.
+fn refused(error: &forebay_node::NodeError) -> ControlError {
+    let mut error = control_error(error);
+    if error.kind == ErrorKind::BadState {
+        error.kind = ErrorKind::Failed;
+    }
+    error
+}
+
+fn describe(report: NodeReport) -> ClusterNode {
+    ClusterNode {
+        node: report.node,
+        state: match () {
+            () if report.left => NodeState::Left,
+            () if report.dead => NodeState::Dead,
+            () if report.leaving => NodeState::Leaving,
+            () => NodeState::Up,
+        },
+        host: report.host,
+        epoch: report.epoch,
+        silent_s: report.silence.as_secs(),
+        dirty_files: report.estate.files,
+        dirty_bytes: report.estate.bytes,
+        backlog: report.estate.backlog,
+        refusal: report.refusal,
+    }
+}
+
+fn forget(node: &Node, number: u16, really: bool) -> ControlResult<ClusterReply> {
+    let mut forgotten = Forgotten { done: really, ..Forgotten::default() };
+    let each = &mut |owned: Owned| {
+        if !owned.behind {
+            forgotten.uncertain += 1;
+            return;
+        }
+        forgotten.files_total += 1;
+        if forgotten.files.len() < NAMED {
+            forgotten.files.push(LostFile {
+                path: wire_path(owned.path.unwrap_or_default()),
+                size_bytes: owned.size,
+                has_older: owned.published,
+            });
+        }
+    };
+    node.forget_node(number, really, each).map_err(|error| refused(&error))?;
+    Ok(ClusterReply::Forgotten(forgotten))
+}
+
+/// The other nodes, in a line each.
+pub fn peers(node: &Node) -> Vec<Peer> {
+    let this = node.cluster_number();
+    let others = node.cluster_nodes().into_iter().filter(|report| Some(report.node) != this);
+    let peer = |report: NodeReport| Peer {
+        name: format!("node {} on {}", report.node, report.host),
+        state: match describe(report) {
+            node if node.state == NodeState::Left => "left".into(),
+            node if node.state == NodeState::Dead => {
+                format!("dead: silent for {} s", node.silent_s)
+            }
+            node => format!(
+                "up; {} dirty files, {} bytes; backlog {}",
+                node.dirty_files, node.dirty_bytes, node.backlog
+            ),
+        },
+    };
+    others.map(peer).collect()
+}
+
+/// A thread that has the node leave when it is told to.
+pub fn obey(node: &Arc<Node>, control: &Arc<NodeControl>) {
+    if node.cluster_number().is_none() {
+        return;
+    }
+    let (node, control) = (Arc::downgrade(node), Arc::downgrade(control));
+    let obey = move || {
+        while let Some(step) = look(&node, &control) {
+            if let Err(error) = step {
+                tracing::error!(%error, "nobody hears that this node does not leave");
+            }
+            thread::sleep(LOOK);
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("cluster-orders".into()).spawn(obey) {
+        tracing::error!(%error, "this node can't be told to leave");
+    }
+}
+
+/// One look; nothing when the mount has ended.
+fn look(
+    node: &Weak<Node>,
+    control: &Weak<NodeControl>,
+) -> Option<Result<(), forebay_node::NodeError>> {
+    let (node, control) = (node.upgrade()?, control.upgrade()?);
+    if !node.is_to_leave() {
+        return Some(Ok(()));
+    }
+    match leave(&control) {
+        Ok(()) => {
+            tracing::info!("this node was told to leave, and leaves");
+            None
+        }
+        Err(why) => {
+            tracing::warn!(why, "this node was told to leave, and stays");
+            Some(node.refuse_to_leave(&why))
+        }
+    }
+}
+
+fn leave(control: &NodeControl) -> Result<(), String> {
+    let outcome = control.drain(None, &mut |_| true).map_err(|error| error.to_string())?;
+    if !outcome.complete && !outcome.in_use {
+        return Err(format!(
+            "{} files and {} names could not be written back in time",
+            outcome.remaining_files, outcome.remaining_backlog
+        ));
+    }
+    control.shutdown(Shutdown::IfIdle).map_err(|error| error.to_string())
+}

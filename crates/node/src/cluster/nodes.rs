@@ -1,0 +1,136 @@
+//! The nodes of the cluster, for people, and what this one says of itself.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use forebay_meta::{Estate, LeaveOrder, Member};
+use parking_lot::Mutex;
+
+use super::Cluster;
+use crate::error::Result;
+use crate::node::Node;
+
+/// Between two looks at what other nodes say.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// What was last heard of all nodes.
+#[derive(Default)]
+pub(super) struct Nodes(Mutex<Heard>);
+
+#[derive(Default)]
+struct Heard {
+    members: Vec<Member>,
+    estates: HashMap<u16, Estate>,
+    orders: HashMap<u16, LeaveOrder>,
+    looked: Option<Instant>,
+}
+
+/// A node as this one sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeReport {
+    /// Its number.
+    pub node: u16,
+    /// The machine that it runs on.
+    pub host: String,
+    /// Its starts so far.
+    pub epoch: u64,
+    /// It has left in good order.
+    pub left: bool,
+    /// It counts as dead.
+    pub dead: bool,
+    /// It is to leave.
+    pub leaving: bool,
+    /// Why it did not leave when it was told to.
+    pub refusal: Option<String>,
+    /// How long it has given no sign of life.
+    pub silence: Duration,
+    /// What it has to bring to the backing store, as it said last.
+    pub estate: Estate,
+}
+
+impl Node {
+    /// The number of this node in its cluster, if it is in one.
+    pub fn cluster_number(&self) -> Option<u16> {
+        self.cluster.as_ref().map(|cluster| cluster.me.node)
+    }
+
+    /// All nodes that have ever joined, as of the last heartbeat; asks nobody.
+    pub fn cluster_nodes(&self) -> Vec<NodeReport> {
+        let Some(cluster) = &self.cluster else { return Vec::new() };
+        let heard = cluster.nodes.0.lock();
+        let report = |member: &Member| {
+            let node = member.node;
+            let order = heard.orders.get(&node);
+            let dead = !member.left && node != cluster.me.node && cluster.is_silent(node);
+            NodeReport {
+                node,
+                host: member.address.clone(),
+                epoch: member.epoch,
+                left: member.left,
+                dead,
+                leaving: !member.left && order == Some(&LeaveOrder::Pending),
+                refusal: match order {
+                    Some(LeaveOrder::Refused(why)) if !member.left => Some(why.clone()),
+                    _ => None,
+                },
+                silence: cluster.silence_of(node),
+                estate: match member.left {
+                    true => Estate::default(),
+                    false => heard.estates.get(&node).copied().unwrap_or_default(),
+                },
+            }
+        };
+        heard.members.iter().map(report).collect()
+    }
+
+    /// What this node has to bring to the backing store.
+    fn estate(&self) -> Estate {
+        let mut estate = Estate { backlog: self.meta.backlog_len(), ..Estate::default() };
+        self.residents.for_each(|_, resident| {
+            if resident.dirty {
+                estate.files += 1;
+                estate.bytes += resident.charged;
+            }
+        });
+        estate
+    }
+
+    /// Tells the others what this node has, and hears what it is told.
+    pub(super) fn report_life(&self, cluster: &Cluster) {
+        match self.meta.report_estate(&self.estate()) {
+            Ok(leave) => cluster.orders.hear(leave),
+            Err(error) => tracing::debug!(%error, "the others do not hear what this node has"),
+        }
+    }
+
+    /// Keeps what is known of the other nodes.
+    pub(super) fn hear(&self, cluster: &Cluster, members: Vec<Member>) {
+        let due = {
+            let mut heard = cluster.nodes.0.lock();
+            heard.members = members;
+            heard.looked.is_none_or(|looked| looked.elapsed() >= LOOK)
+        };
+        if due && let Err(error) = self.look_at_estates(cluster) {
+            tracing::debug!(%error, "what the other nodes have is not known");
+        }
+    }
+
+    /// Asks anew who is there and what each has.
+    ///
+    /// # Errors
+    /// If the metadata can't be read.
+    pub fn refresh_cluster(&self) -> Result<()> {
+        let Some(cluster) = &self.cluster else { return Ok(()) };
+        let members = self.meta.members()?;
+        cluster.nodes.0.lock().members = members;
+        self.look_at_estates(cluster)
+    }
+
+    fn look_at_estates(&self, cluster: &Cluster) -> Result<()> {
+        let (estates, orders) = (self.meta.estates()?, self.meta.leave_orders()?);
+        let mut heard = cluster.nodes.0.lock();
+        (heard.estates, heard.orders) = (estates, orders);
+        heard.looked = Some(Instant::now());
+        Ok(())
+    }
+}
