@@ -188,8 +188,10 @@ impl Node {
             // Neither whole nor with a map: should the daemon die now, it is nothing.
             let mut header = self.header_for(record, false, false);
             let object = self.create_object(tier, ino, &header)?;
-            let limits = self.limits(haste.priority());
-            copy::copy_range(backing, &*object, 0..size, &limits, &haste.cancel())?;
+            if !self.copied_cold(backing, &*object, size)? {
+                let limits = self.limits(haste.priority());
+                copy::copy_range(backing, &*object, 0..size, &limits, &haste.cancel())?;
+            }
             fail_at!("node.fetch.copied");
             let stat = backing.stat()?;
             if record.backing.fingerprint != Some(convert::fingerprint(stat.fingerprint())) {
@@ -472,11 +474,11 @@ impl Node {
             }
             self.prefetch_gate();
             let bytes = &mut buffer[..usize::try_from(len).unwrap_or(0)];
-            let read = match base.read_at(bytes, run.start) {
+            let read = match self.read_cold(&*base, bytes, run.start) {
                 Ok(read) => read,
                 Err(error) => {
                     room.give(charge);
-                    return Err(error.into());
+                    return Err(error);
                 }
             };
             // The write lock keeps out a writer of the same extent, whose bytes would be newer.

@@ -1,12 +1,13 @@
 //! Open files.
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use sharded_slab::{Entry, Slab};
 
 use crate::files::FileRef;
+use crate::stream::OpenStream;
 
 /// How the kernel treats an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +47,8 @@ pub struct Handle {
     pub(crate) mode: OpenMode,
     /// Every write goes to the end of the file, wherever the kernel takes that to be.
     pub(crate) append: bool,
+    /// What its reader reads along, if it is a stream.
+    pub(crate) stream: Option<Arc<OpenStream>>,
     /// Room promised to a passthrough writer: tier and bytes.
     pub(crate) promised: Option<(u8, u64)>,
     /// Where a sequential reader reads next.
@@ -67,6 +70,7 @@ impl Handle {
             write,
             mode,
             append,
+            stream: None,
             promised,
             expected: AtomicU64::new(0),
             run: AtomicU64::new(0),
@@ -169,7 +173,6 @@ impl Handles {
 mod tests {
     use super::*;
     use crate::files::Files;
-    use std::sync::Arc;
 
     fn handle(files: &Arc<Files>, ino: u64) -> Handle {
         Handle::new(files.get(forebay_meta::Ino(ino)), false, OpenMode::Direct, None)

@@ -127,6 +127,12 @@ pub trait Device: fmt::Debug + Send + Sync {
 
     /// Begins a read and returns at once; the completion goes to [`Read::reply`].
     fn submit(&self, read: Read);
+
+    /// Waits as long as the device is busy with a read that somebody else does by other means: not
+    /// at all if it is a real one, which that read itself keeps busy.
+    fn occupy(&self, physical: u64, bytes: u64) {
+        let _ = (physical, bytes);
+    }
 }
 
 /// The best way to read real files here: io_uring, or threads where the kernel or a sandbox

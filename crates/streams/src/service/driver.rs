@@ -367,6 +367,13 @@ impl Driver {
                 self.ask(stream, asked, Event::SetRate { stream, rate });
             }
             Command::Seek { stream, offset, reply } => self.seek(stream, offset, reply),
+            Command::Turn { physical, bytes, reply } => {
+                self.best_effort.ask_for_turn(physical, bytes, reply);
+            }
+            Command::TurnEnded { service } => {
+                let service = u64::try_from(service.as_nanos()).unwrap_or(u64::MAX);
+                self.events.push_back(Event::BestEffortDone { service });
+            }
             Command::Status(reply) => {
                 let _ = reply.send(self.status());
             }

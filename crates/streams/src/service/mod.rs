@@ -4,6 +4,7 @@ mod best_effort;
 mod driver;
 mod status;
 mod stream;
+mod turn;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ use driver::Driver;
 pub(crate) use driver::Wish;
 pub use status::{Histogram, Status, StreamLine};
 pub use stream::{Stream, StreamError};
+pub use turn::Turn;
 
 /// How long the driver may take to answer; it decides within milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -123,8 +125,14 @@ impl Rejected {
         Self::plain("stopped", "the service has stopped or does not answer".into())
     }
 
-    fn senseless(message: String) -> Self {
+    /// For what can't be a stream at all.
+    pub fn senseless(message: String) -> Self {
         Self::plain("senseless", message)
+    }
+
+    /// For one stream more than `most`.
+    pub fn of_places(most: usize) -> Self {
+        Self::plain("places", format!("{most} streams are open, more can't"))
     }
 }
 
@@ -152,6 +160,8 @@ enum Command {
     Resume { stream: StreamId, reply: Answer },
     Seek { stream: StreamId, offset: u64, reply: Answer },
     SetRate { stream: StreamId, rate: Rate, reply: Answer },
+    Turn { physical: u64, bytes: u64, reply: Sender<()> },
+    TurnEnded { service: Duration },
     Status(Sender<Status>),
     Stop,
 }

@@ -173,6 +173,11 @@ impl Stream {
         }
     }
 
+    /// Bytes that [`Stream::read`] would give without waiting.
+    pub fn ready(&self) -> u64 {
+        self.core.queue.lock().ready.iter().map(|piece| piece.len() as u64).sum()
+    }
+
     /// As [`Stream::read`], for asynchronous readers.
     pub fn poll_read(
         &mut self,

@@ -365,3 +365,33 @@ fn service_when_stopped_then_streams_break_off_and_new_ones_are_refused() {
     assert_eq!(read_all(stream).unwrap_err(), StreamError::Stopped);
     assert_eq!(stage.open(0, &StreamRequest::at_rate(RATE)).unwrap_err().reason, "stopped");
 }
+
+#[test]
+fn turns_of_others_when_taken_beside_the_admitted_maximum_then_granted_and_no_glitch() {
+    let bytes = 4 * RATE as usize;
+    let stage = Stage::new(60, bytes);
+    let (streams, _) = fill(&stage, 60, RATE);
+    let over = Arc::new(AtomicBool::new(false));
+    let others: Vec<_> = (1..4_u64)
+        .map(|at| {
+            let (service, over) = (stage.service.clone(), Arc::clone(&over));
+            std::thread::spawn(move || {
+                let mut turns = 0;
+                while !over.load(Ordering::Relaxed) {
+                    drop(service.turn(at << 30, 64 << 10).unwrap());
+                    turns += 1;
+                }
+                turns
+            })
+        })
+        .collect();
+    for (title, played) in play(streams).into_iter().enumerate() {
+        assert!(played.unwrap().0 == content(title, bytes), "title {title}");
+    }
+    over.store(true, Ordering::Relaxed);
+    let turns: u32 = others.into_iter().map(|thread| thread.join().unwrap()).sum();
+    let status = stage.service.status();
+    assert!(turns > 0 && undisturbed(&status), "{turns} turns: {status:?}");
+    stage.service.stop();
+    assert!(stage.service.turn(0, 1).is_none(), "nobody is waited for after the end");
+}

@@ -1,0 +1,36 @@
+//! Turns of the device for those who read by their own means: in the time that streams leave.
+
+use std::time::Instant;
+
+use crossbeam_channel::{Sender, bounded};
+
+use super::{Command, Service};
+
+/// The right to keep the device busy with one read. It ends when dropped.
+#[derive(Debug)]
+pub struct Turn {
+    commands: Sender<Command>,
+    began: Instant,
+}
+
+impl Service {
+    /// Waits until `bytes` at the place `physical` of the device can be read without a stream
+    /// suffering. Ask for few bytes: a read is not interrupted. `None` if the service has stopped,
+    /// and nobody suffers any more.
+    pub fn turn(&self, physical: u64, bytes: u64) -> Option<Turn> {
+        let commands = self.handle.commands.clone();
+        let (reply, granted) = bounded(1);
+        commands.send(Command::Turn { physical, bytes, reply }).ok()?;
+        granted.recv().ok()?;
+        let turn = Turn { commands, began: Instant::now() };
+        self.device.occupy(physical, bytes);
+        Some(turn)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // A driver that is gone needs no telling.
+        let _ = self.commands.send(Command::TurnEnded { service: self.began.elapsed() });
+    }
+}
