@@ -17,8 +17,8 @@ use crate::files::{File, FileRef};
 use crate::metrics::Source;
 use crate::node::Node;
 use crate::place::{Base, Place, Residence};
-use crate::stream::OpenStream;
 use crate::spill::write_all;
+use crate::stream::OpenStream;
 
 /// Charges of growing files grow by this much at a time.
 const STEP: u64 = 1 << 20;

@@ -202,7 +202,8 @@ impl Node {
         let event_log = event_log.map(|path| EventLog::create(path, &decisions)).transpose()?;
         let streams = config.streams.as_ref();
         let streams =
-            streams.map(|streams| Streams::start(streams, &config.backing)).transpose()?;
+            streams.map(|streams| Streams::start(streams, &config.backing, config.extent_bytes));
+        let streams = streams.transpose()?;
         let flush_threads = config.flush_threads;
         let slow_threads = config.slow_threads;
         Ok(Arc::new_cyclic(|this| Node {

@@ -136,7 +136,9 @@ impl Node {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize> {
-        let Some(over) = &spill.over else { return self.read_cold(&**spill.file(), buffer, offset) };
+        let Some(over) = &spill.over else {
+            return self.read_cold(&**spill.file(), buffer, offset);
+        };
         let has = over.has.read();
         let left = has.size().saturating_sub(offset);
         let want = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));

@@ -163,5 +163,9 @@ mod tests {
         let layout = layout_of(&file, 3 << 20);
         assert_eq!(layout.bytes(), 3 << 20);
         assert_ne!(layout.locate(1 << 20), layout.locate(2 << 20));
+        // Where the file system says it at all.
+        let place = place_of(file.as_fd(), 2 << 20);
+        assert!(place.is_none_or(|place| place == layout.locate(2 << 20).unwrap().0));
+        assert_eq!(place_of(file.as_fd(), 1 << 40), None, "beyond the end");
     }
 }

@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forebay_core::streams::profile::BUILT_IN;
+
 use super::settings::{Settings, Value};
 use super::sources::nearest;
 use crate::error::Error;
@@ -151,6 +153,17 @@ pub enum LogFormat {
     Json,
 }
 
+/// How a device that streams are read from is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StreamDevice {
+    /// It is one of those that the program knows.
+    BuiltIn(String),
+    /// By a file of `forebay stream profile`.
+    File(PathBuf),
+    /// It is measured.
+    Measure,
+}
+
 /// An artificial limit on the backing store, for tests and demonstrations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Throttle {
@@ -195,6 +208,14 @@ pub struct MountConfig {
     pub reserve: SpaceSize,
     /// What may be fetched ahead, of the fastest tier.
     pub prefetch: SpaceSize,
+    /// The device by which streams are admitted; nothing for no streams.
+    pub stream_profile: Option<StreamDevice>,
+    /// Bytes of memory for what is read ahead for streams.
+    pub stream_memory: u64,
+    /// What may be kept of beginnings of streams, of the fastest tier.
+    pub stream_beginnings: SpaceSize,
+    /// The device that is emulated.
+    pub stream_emulate: Option<StreamDevice>,
     /// The longest wait for the backing store.
     pub backing_timeout: Duration,
     /// The longest drain at umount.
@@ -301,6 +322,17 @@ impl<'a> Reader<'a> {
     fn path(&self, key: &str) -> Result<Option<PathBuf>, Error> {
         let raw = self.raw(key)?;
         Ok((!raw.is_empty()).then(|| self.cwd.join(raw)))
+    }
+
+    fn stream_device(&self, key: &str, measured: bool) -> Result<Option<StreamDevice>, Error> {
+        let raw = self.raw(key)?;
+        let known = raw.to_str().filter(|name| BUILT_IN.contains(name));
+        Ok(match known {
+            _ if raw.is_empty() => None,
+            Some(name) => Some(StreamDevice::BuiltIn(name.into())),
+            None if measured && raw == "measure" => Some(StreamDevice::Measure),
+            None => Some(StreamDevice::File(self.cwd.join(raw))),
+        })
     }
 
     fn required_path(&self, key: &str) -> Result<PathBuf, Error> {
@@ -467,6 +499,10 @@ impl MountConfig {
             extent_size: reader.parse("extent-size", parse_extent_size)?,
             reserve: reader.parse("reserve", SpaceSize::parse)?,
             prefetch: reader.parse("prefetch", SpaceSize::parse)?,
+            stream_profile: reader.stream_device("stream-profile", true)?,
+            stream_memory: reader.parse("stream-memory", parse_bytes)?,
+            stream_beginnings: reader.parse("stream-beginnings", SpaceSize::parse)?,
+            stream_emulate: reader.stream_device("stream-emulate", false)?,
             backing_timeout: reader.limit("backing-timeout")?,
             drain_timeout: reader.limit("drain-timeout")?,
             threads: reader.threads()?,
@@ -544,6 +580,9 @@ mod tests {
             ("foreground", "true"),
             ("throttle", "100M/200"),
             ("metrics", "127.0.0.1:9464"),
+            ("stream-profile", "disk"),
+            ("stream-memory", "16M"),
+            ("stream-emulate", "/p/measure"),
             ("tier", "/a=b/c=512MiB"),
         ])
         .unwrap();
@@ -556,6 +595,9 @@ mod tests {
             Some(Throttle { bytes_per_second: 100 << 20, iops: Some(200) })
         );
         assert_eq!(config.metrics.unwrap().port(), 9464);
+        assert_eq!(config.stream_profile, Some(StreamDevice::BuiltIn("disk".into())));
+        assert_eq!(config.stream_emulate, Some(StreamDevice::File("/p/measure".into())));
+        assert_eq!(config.stream_memory, 16 << 20);
         let tier = TierConfig { dir: "/a=b/c".into(), size: SpaceSize::Bytes(512 << 20) };
         assert_eq!(config.tiers, [tier]);
     }

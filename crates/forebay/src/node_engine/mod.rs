@@ -3,6 +3,7 @@
 mod control;
 mod convert;
 mod hints;
+mod streams;
 mod walk;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -179,6 +180,21 @@ impl NodeMount {
     }
 }
 
+impl NodeMount {
+    fn no_stream_is_open(&self) -> ControlResult<()> {
+        match self.node.open_streams() {
+            0 => Ok(()),
+            open => Err(ControlError::new(
+                ErrorKind::Busy,
+                format!(
+                    "{open} streams are open, whose guarantees can't be handed over: `forebay \
+                     status` shows them; upgrade when they are closed"
+                ),
+            )),
+        }
+    }
+}
+
 impl Mounted for NodeMount {
     fn control(&self) -> Arc<dyn Control> {
         self.control.clone()
@@ -216,6 +232,7 @@ impl Mounted for NodeMount {
                  new program, and with --transport classic for upgrades to come",
             ));
         }
+        self.no_stream_is_open()?;
         self.node.rest(limit).map_err(|error| convert::control_error(&error))?;
         let go_on = |error: ControlError| {
             self.front.resume();
@@ -230,6 +247,8 @@ impl Mounted for NodeMount {
                  again later, or give it more time with --timeout"
             )))
         })?;
+        // One may have come before the requests rested.
+        self.no_stream_is_open().map_err(go_on)?;
         let since = Instant::now();
         let device = self.front.connection().as_fd().try_clone_to_owned();
         let device = device.map_err(|error| go_on(busy(error.to_string())))?;

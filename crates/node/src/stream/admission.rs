@@ -64,7 +64,11 @@ impl Node {
     ///
     /// # Errors
     /// What the backing store says.
-    pub(crate) fn admit_stream(&self, file: &FileRef, rate: u64) -> Result<Option<Arc<OpenStream>>> {
+    pub(crate) fn admit_stream(
+        &self,
+        file: &FileRef,
+        rate: u64,
+    ) -> Result<Option<Arc<OpenStream>>> {
         let Some(streams) = &self.streams else { return Ok(None) };
         let (backing, start) = {
             let residence = file.residence.read();
@@ -106,7 +110,9 @@ impl Node {
         match streams.service.open_file(own, Path::new(&path), &request) {
             Ok(stream) => {
                 let size = backing.len()?;
-                let stream = OpenStream::new((place, stream), file.ino, rate, (backing, size), start);
+                self.keep_beginning(file, (rate, size), stream.first_byte_within(), start);
+                let stream =
+                    OpenStream::new((place, stream), file.ino, rate, (backing, size), start);
                 Ok(Some(Arc::new(stream)))
             }
             Err(OpenError::Rejected(why)) => refuse(why),

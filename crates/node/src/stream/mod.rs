@@ -6,11 +6,13 @@
 //! - [`admission`]: which opens become streams, and what is told of those that do not.
 //! - [`window`]: which reads of a program go along its stream.
 //! - [`reading`]: the bytes, from the stream and from the tier.
+//! - [`keeping`]: beginnings of popular files on the tier.
 //! - [`slack`]: all other reads of the backing store.
 //!
 //! The machine is driven by `forebay_streams::Service`, which knows nothing of nodes.
 
 mod admission;
+mod keeping;
 mod reading;
 mod slack;
 mod window;
@@ -30,7 +32,8 @@ use parking_lot::Mutex;
 use crate::error::{NodeError, Result};
 use crate::pool::Pool;
 
-pub(crate) use admission::{RATE, STATE, parse_rate};
+pub(crate) use admission::{RATE, STATE};
+use keeping::Kept;
 pub(crate) use reading::OpenStream;
 
 /// The memory of streams is handed out in pieces of this size.
@@ -49,6 +52,8 @@ pub struct StreamsConfig {
     pub profile: DeviceProfile,
     /// Bytes of memory for what is read ahead.
     pub memory: u64,
+    /// Bytes of the tiers for beginnings of popular files; 0 for none.
+    pub beginnings: u64,
     /// Take as long for each read as this device would; for tests and demonstrations.
     pub emulate: Option<Model>,
 }
@@ -79,6 +84,7 @@ pub struct Streams {
     readers: Pool,
     count: AtomicUsize,
     told: Mutex<Told>,
+    kept: Option<Mutex<Kept>>,
 }
 
 /// What [`STATE`] says.
@@ -96,11 +102,12 @@ struct Open {
 }
 
 impl Streams {
-    /// Starts the service of the files below `backing`.
+    /// Starts the service of the files below `backing`, which are kept on tiers in pieces of `extent`
+    /// bytes.
     ///
     /// # Errors
     /// Memory that can't be had or makes no sense, no threads.
-    pub fn start(config: &StreamsConfig, backing: &Path) -> Result<Arc<Self>> {
+    pub fn start(config: &StreamsConfig, backing: &Path, extent: u64) -> Result<Arc<Self>> {
         let device: Arc<dyn Device> = match &config.emulate {
             Some(model) => Arc::new(Emulated::start(model.clone(), 1)?),
             None => device::real(),
@@ -110,12 +117,17 @@ impl Streams {
             memory: config.memory,
             chunk: CHUNK,
             assurance: Assurance::Deterministic,
+            // They are kept on the tier.
+            beginnings: 0,
         };
         let service = Service::start(service, device, config.profile.clone())
             .map_err(|error| NodeError::Config(format!("streams: {error}")))?;
         // Half of the threads are for reads aside of streams.
         let readers = Pool::new(2 * MOST, QUEUED);
-        Ok(Arc::new(Streams { service, readers, count: AtomicUsize::new(0), told: Mutex::default() }))
+        let kept =
+            (config.beginnings > 0).then(|| Mutex::new(Kept::new(config.beginnings, extent)));
+        let (count, told) = (AtomicUsize::new(0), Mutex::default());
+        Ok(Arc::new(Streams { service, readers, count, told, kept }))
     }
 
     /// Streams that are open.

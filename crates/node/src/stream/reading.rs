@@ -45,7 +45,9 @@ impl OpenStream {
         (backing, size): (Arc<dyn BackingFile>, u64),
         start: u64,
     ) -> Self {
-        place.0.tell_open(ino.0, rate, stream.first_byte_within());
+        // What is on a tier is there at once.
+        let within = if start > 0 { Duration::ZERO } else { stream.first_byte_within() };
+        place.0.tell_open(ino.0, rate, within);
         let held = Held { stream, window: Window::new(start), rest: Bytes::new() };
         OpenStream { ino, backing, size, held: Mutex::new(held), place }
     }
@@ -141,7 +143,8 @@ impl Node {
             return Err(NodeError::MustWait);
         }
         // Well before whoever watches over requests takes it for lost.
-        let until = Instant::now() + (self.config.backing_timeout / 2).max(Duration::from_secs(1));
+        let patience = (self.config.backing_timeout / 2).max(Duration::from_secs(1));
+        let until = Instant::now() + if context.may_wait { patience } else { Duration::ZERO };
         for run in &runs {
             let part = (run.start - offset) as usize..(run.end - offset) as usize;
             if !stream.read(run.start, &mut buffer[part], until) {

@@ -148,7 +148,7 @@ enum Job {
     Foreign {
         physical: u64,
         bytes: u64,
-        ended: Sender<()>,
+        ended: Sender<Instant>,
     },
 }
 
@@ -234,12 +234,12 @@ impl Device for Emulated {
         }
     }
 
-    fn occupy(&self, physical: u64, bytes: u64) {
+    fn occupy(&self, physical: u64, bytes: u64) -> Duration {
         let (ended, end) = bounded(1);
-        if self.queue.send(Job::Foreign { physical, bytes, ended }).is_ok() {
-            // Nothing comes if the disk has ended, and nothing is left to wait for.
-            let _ = end.recv();
-        }
+        let sent = self.queue.send(Job::Foreign { physical, bytes, ended });
+        // Nothing comes if the disk has ended, and nothing is left to wait for.
+        let ended = sent.ok().and_then(|()| end.recv().ok());
+        ended.map_or(Duration::ZERO, |ended| ended.elapsed())
     }
 }
 
@@ -343,7 +343,7 @@ impl Arm {
         let mut read = match job {
             Job::Read(read) => read,
             Job::Foreign { ended, .. } => {
-                let _ = ended.send(());
+                let _ = ended.send(ends);
                 return;
             }
         };

@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::model::Layout;
 use crossbeam_channel::Sender;
@@ -129,9 +129,11 @@ pub trait Device: fmt::Debug + Send + Sync {
     fn submit(&self, read: Read);
 
     /// Waits as long as the device is busy with a read that somebody else does by other means: not
-    /// at all if it is a real one, which that read itself keeps busy.
-    fn occupy(&self, physical: u64, bytes: u64) {
+    /// at all if it is a real one, which that read itself keeps busy. Returns by how much the wait was
+    /// longer because this host was busy.
+    fn occupy(&self, physical: u64, bytes: u64) -> Duration {
         let _ = (physical, bytes);
+        Duration::ZERO
     }
 }
 

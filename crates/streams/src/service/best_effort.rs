@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use crate::model::{Event, StreamId};
 use crossbeam_channel::Sender;
@@ -38,7 +39,7 @@ struct Asked {
 struct Foreign {
     physical: u64,
     bytes: u64,
-    granted: Sender<()>,
+    granted: Sender<Instant>,
 }
 
 /// All streams without a guarantee.
@@ -70,7 +71,7 @@ impl BestEffort {
     }
 
     /// Somebody wants to read by his own means when there is time for it.
-    pub fn ask_for_turn(&mut self, physical: u64, bytes: u64, granted: Sender<()>) {
+    pub fn ask_for_turn(&mut self, physical: u64, bytes: u64, granted: Sender<Instant>) {
         self.turns.push_back(Foreign { physical, bytes, granted });
     }
 
@@ -216,7 +217,7 @@ impl Driver {
     /// The machine has found time for a read.
     pub(super) fn best_effort_turn(&mut self, id: u64) {
         if let Some(turn) = self.best_effort.turns_asked.remove(&id) {
-            if turn.granted.send(()).is_err() {
+            if turn.granted.send(Instant::now()).is_err() {
                 // Whoever asked has gone.
                 self.tell(Event::BestEffortDone { service: 0 });
             }

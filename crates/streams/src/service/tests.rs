@@ -50,7 +50,8 @@ impl Stage {
         let device = Emulated::start(model, 1).unwrap();
         let control = device.control();
         let library = dir.path().to_path_buf();
-        let config = ServiceConfig { library, memory, chunk: 16 << 10, assurance };
+        let config =
+            ServiceConfig { library, memory, chunk: 16 << 10, assurance, beginnings: 1 << 20 };
         let service = Service::start(config, Arc::new(device), profile).unwrap();
         Self { service, control, dir }
     }
@@ -394,4 +395,36 @@ fn turns_of_others_when_taken_beside_the_admitted_maximum_then_granted_and_no_gl
     assert!(turns > 0 && undisturbed(&status), "{turns} turns: {status:?}");
     stage.service.stop();
     assert!(stage.service.turn(0, 1).is_none(), "nobody is waited for after the end");
+}
+
+#[test]
+fn beginning_of_a_title_when_popular_then_at_hand_at_once_and_the_rest_follows() {
+    let bytes = 3 * RATE as usize;
+    let stage = Stage::new(2, bytes);
+    let first = stage.open(0, &StreamRequest::at_rate(2 * RATE)).unwrap();
+    assert!(first.first_byte_within() > Duration::ZERO);
+    assert!(read_all(first).unwrap().0 == content(0, bytes));
+    let reads = stage.control.reads();
+    let mut second = stage.open(0, &StreamRequest::at_rate(2 * RATE)).unwrap();
+    assert_eq!(second.first_byte_within(), Duration::ZERO);
+    let beginning = second.read(Duration::ZERO).unwrap().unwrap();
+    assert!(beginning[..] == content(0, bytes)[..beginning.len()]);
+    let (rest, _) = read_all(second).unwrap();
+    assert!([&beginning[..], &rest[..]].concat() == content(0, bytes));
+    let status = stage.service.status();
+    assert!(stage.control.reads() > reads && status.beginnings_used == 1, "{status:?}");
+    assert!(status.beginnings_bytes >= beginning.len() as u64, "{status:?}");
+    // In the middle of it, beyond it, and moved within it.
+    for start in [5, beginning.len() as u64 - 1, beginning.len() as u64, 700_000] {
+        let request = StreamRequest { start, ..StreamRequest::at_rate(2 * RATE) };
+        let (got, _) = read_all(stage.open(0, &request).unwrap()).unwrap();
+        assert!(got == content(0, bytes)[start as usize..], "from {start}");
+    }
+    let mut moved = stage.open(0, &StreamRequest::at_rate(2 * RATE)).unwrap();
+    moved.seek(100).unwrap();
+    assert!(read_all(moved).unwrap().0 == content(0, bytes)[100..]);
+    // A file that has changed is another one.
+    std::fs::write(stage.dir.path().join("0"), content(1, bytes - 1)).unwrap();
+    let changed = stage.open(0, &StreamRequest::at_rate(2 * RATE)).unwrap();
+    assert!(read_all(changed).unwrap().0 == content(1, bytes - 1));
 }

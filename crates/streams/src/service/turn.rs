@@ -1,6 +1,6 @@
 //! Turns of the device for those who read by their own means: in the time that streams leave.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
 
@@ -11,6 +11,8 @@ use super::{Command, Service};
 pub struct Turn {
     commands: Sender<Command>,
     began: Instant,
+    /// What a busy host has taken of it until now.
+    added: Duration,
 }
 
 impl Service {
@@ -21,16 +23,17 @@ impl Service {
         let commands = self.handle.commands.clone();
         let (reply, granted) = bounded(1);
         commands.send(Command::Turn { physical, bytes, reply }).ok()?;
-        granted.recv().ok()?;
-        let turn = Turn { commands, began: Instant::now() };
-        self.device.occupy(physical, bytes);
+        let granted = granted.recv().ok()?;
+        let mut turn = Turn { commands, began: Instant::now(), added: granted.elapsed() };
+        turn.added += self.device.occupy(physical, bytes);
         Some(turn)
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
+        let (service, ended, added) = (self.began.elapsed(), Instant::now(), self.added);
         // A driver that is gone needs no telling.
-        let _ = self.commands.send(Command::TurnEnded { service: self.began.elapsed() });
+        let _ = self.commands.send(Command::TurnEnded { service, ended, added });
     }
 }
