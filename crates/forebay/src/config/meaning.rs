@@ -153,6 +153,19 @@ pub enum LogFormat {
     Json,
 }
 
+/// How files are streamed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StreamSettings {
+    /// The device by which streams are admitted.
+    pub profile: StreamDevice,
+    /// Bytes of memory for what is read ahead.
+    pub memory: u64,
+    /// What may be kept of beginnings, of the fastest tier.
+    pub beginnings: SpaceSize,
+    /// The device that is emulated.
+    pub emulate: Option<StreamDevice>,
+}
+
 /// How a device that streams are read from is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamDevice {
@@ -208,14 +221,8 @@ pub struct MountConfig {
     pub reserve: SpaceSize,
     /// What may be fetched ahead, of the fastest tier.
     pub prefetch: SpaceSize,
-    /// The device by which streams are admitted; nothing for no streams.
-    pub stream_profile: Option<StreamDevice>,
-    /// Bytes of memory for what is read ahead for streams.
-    pub stream_memory: u64,
-    /// What may be kept of beginnings of streams, of the fastest tier.
-    pub stream_beginnings: SpaceSize,
-    /// The device that is emulated.
-    pub stream_emulate: Option<StreamDevice>,
+    /// How files are streamed; nothing for no streams.
+    pub streams: Option<StreamSettings>,
     /// The longest wait for the backing store.
     pub backing_timeout: Duration,
     /// The longest drain at umount.
@@ -322,6 +329,14 @@ impl<'a> Reader<'a> {
     fn path(&self, key: &str) -> Result<Option<PathBuf>, Error> {
         let raw = self.raw(key)?;
         Ok((!raw.is_empty()).then(|| self.cwd.join(raw)))
+    }
+
+    fn streams(&self) -> Result<Option<StreamSettings>, Error> {
+        let memory = self.parse("stream-memory", parse_bytes)?;
+        let beginnings = self.parse("stream-beginnings", SpaceSize::parse)?;
+        let emulate = self.stream_device("stream-emulate", false)?;
+        let profile = self.stream_device("stream-profile", true)?;
+        Ok(profile.map(|profile| StreamSettings { profile, memory, beginnings, emulate }))
     }
 
     fn stream_device(&self, key: &str, measured: bool) -> Result<Option<StreamDevice>, Error> {
@@ -499,10 +514,7 @@ impl MountConfig {
             extent_size: reader.parse("extent-size", parse_extent_size)?,
             reserve: reader.parse("reserve", SpaceSize::parse)?,
             prefetch: reader.parse("prefetch", SpaceSize::parse)?,
-            stream_profile: reader.stream_device("stream-profile", true)?,
-            stream_memory: reader.parse("stream-memory", parse_bytes)?,
-            stream_beginnings: reader.parse("stream-beginnings", SpaceSize::parse)?,
-            stream_emulate: reader.stream_device("stream-emulate", false)?,
+            streams: reader.streams()?,
             backing_timeout: reader.limit("backing-timeout")?,
             drain_timeout: reader.limit("drain-timeout")?,
             threads: reader.threads()?,
@@ -595,9 +607,10 @@ mod tests {
             Some(Throttle { bytes_per_second: 100 << 20, iops: Some(200) })
         );
         assert_eq!(config.metrics.unwrap().port(), 9464);
-        assert_eq!(config.stream_profile, Some(StreamDevice::BuiltIn("disk".into())));
-        assert_eq!(config.stream_emulate, Some(StreamDevice::File("/p/measure".into())));
-        assert_eq!(config.stream_memory, 16 << 20);
+        let streams = config.streams.unwrap();
+        assert_eq!(streams.profile, StreamDevice::BuiltIn("disk".into()));
+        assert_eq!(streams.emulate, Some(StreamDevice::File("/p/measure".into())));
+        assert_eq!(streams.memory, 16 << 20);
         let tier = TierConfig { dir: "/a=b/c".into(), size: SpaceSize::Bytes(512 << 20) };
         assert_eq!(config.tiers, [tier]);
     }

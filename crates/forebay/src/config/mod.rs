@@ -9,8 +9,8 @@ mod sources;
 mod validate;
 
 pub use meaning::{
-    Coherence, Durability, LogFormat, MountConfig, Passthrough, SpaceSize, StreamDevice, Throttle,
-    TierConfig, Transport, Writeback,
+    Coherence, Durability, LogFormat, MountConfig, Passthrough, SpaceSize, StreamDevice,
+    StreamSettings, Throttle, TierConfig, Transport, Writeback,
 };
 pub use settings::{SETTINGS, Setting, Settings, Value, ValueKind};
 pub use sources::{FileSource, Origin, nearest, offer_environment, offer_mount_options};

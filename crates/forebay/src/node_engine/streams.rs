@@ -24,24 +24,24 @@ fn wrong(what: &str, why: impl std::fmt::Display) -> ControlError {
 
 /// How the node shall serve streams, with so many bytes of its fastest tier.
 pub fn config(config: &MountConfig, fastest: u64) -> ControlResult<Option<StreamsConfig>> {
-    let Some(device) = &config.stream_profile else { return Ok(None) };
+    let Some(settings) = &config.streams else { return Ok(None) };
     if config.throttle.is_some() {
         return Err(wrong("--stream-profile", "can't be given together with --throttle"));
     }
-    let emulate = match &config.stream_emulate {
+    let emulate = match &settings.emulate {
         None => None,
         Some(StreamDevice::BuiltIn(name)) => Model::named(name),
         Some(StreamDevice::File(path)) => Some(Model::Profile(from_file(path)?)),
         Some(StreamDevice::Measure) => None,
     };
-    let profile = match device {
+    let profile = match &settings.profile {
         StreamDevice::BuiltIn(name) => DeviceProfile::built_in(name)
             .ok_or_else(|| wrong("--stream-profile", format!("no device '{name}' is known")))?,
         StreamDevice::File(path) => from_file(path)?,
         StreamDevice::Measure => measured(config)?,
     };
-    let beginnings = config.stream_beginnings.of(fastest).min(fastest);
-    Ok(Some(StreamsConfig { profile, memory: config.stream_memory, beginnings, emulate }))
+    let beginnings = settings.beginnings.of(fastest).min(fastest);
+    Ok(Some(StreamsConfig { profile, memory: settings.memory, beginnings, emulate }))
 }
 
 fn from_file(path: &Path) -> ControlResult<DeviceProfile> {

@@ -234,6 +234,11 @@ impl Device for Emulated {
         }
     }
 
+    /// Some place of this disk: what the file system says is of another one, which may be larger.
+    fn place(&self, physical: u64) -> u64 {
+        physical % self.model.capacity().max(1)
+    }
+
     fn occupy(&self, physical: u64, bytes: u64) -> Duration {
         let (ended, end) = bounded(1);
         let sent = self.queue.send(Job::Foreign { physical, bytes, ended });

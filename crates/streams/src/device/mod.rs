@@ -128,6 +128,11 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Begins a read and returns at once; the completion goes to [`Read::reply`].
     fn submit(&self, read: Read);
 
+    /// Where on it a place is that the file system has named.
+    fn place(&self, physical: u64) -> u64 {
+        physical
+    }
+
     /// Waits as long as the device is busy with a read that somebody else does by other means: not
     /// at all if it is a real one, which that read itself keeps busy. Returns by how much the wait was
     /// longer because this host was busy.

@@ -428,3 +428,14 @@ fn beginning_of_a_title_when_popular_then_at_hand_at_once_and_the_rest_follows()
     let changed = stage.open(0, &StreamRequest::at_rate(2 * RATE)).unwrap();
     assert!(read_all(changed).unwrap().0 == content(1, bytes - 1));
 }
+
+#[test]
+fn turn_far_beyond_the_device_when_taken_then_the_next_stream_starts_all_the_same() {
+    let stage = Stage::new(1, 600_000);
+    let mut stream = stage.open(0, &StreamRequest::at_rate(RATE)).unwrap();
+    stream.read(LIMIT).unwrap().unwrap();
+    drop(stage.service.turn(1 << 50, 64 << 10).unwrap());
+    stream.seek(500_000).unwrap();
+    let bytes = stream.read(LIMIT).unwrap().unwrap();
+    assert!(bytes[..] == content(0, 600_000)[500_000..500_000 + bytes.len()]);
+}
