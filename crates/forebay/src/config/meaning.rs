@@ -481,8 +481,8 @@ impl MountConfig {
         let state_dir_given = given.is_some();
         let state_dir = given.unwrap_or_else(|| tiers[0].dir.join("state"));
         let foreground = reader.switch("foreground")?;
-        let usual_log = (!foreground).then(|| state_dir.join("forebay.log"));
-        let log_file = reader.path("log-file")?.or(usual_log);
+        let usual_log = || (!foreground).then(|| state_dir.join("forebay.log"));
+        let log_file = reader.path("log-file")?.or_else(usual_log);
         let config = Self {
             backing: reader.required_path("backing")?,
             mountpoint: reader.required_path("mountpoint")?,
