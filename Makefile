@@ -19,7 +19,7 @@ demo: ## Show what Forebay does: slow disk, cache, plot (root, about 2 minutes a
 	bench/demo.sh
 
 test: ## Run all tests
-	timeout --kill-after=30 $(TEST_MINUTES)m $(CARGO) test --workspace $(FEATURES) --no-fail-fast
+	timeout --kill-after=30 $(TEST_MINUTES)m $(CARGO) xtask test $(FEATURES)
 
 build: ## Build the release binaries
 	$(CARGO) build --release -p forebay -p forebay-bench

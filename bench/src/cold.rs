@@ -4,10 +4,24 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::report::Report;
 use crate::{Error, Plan, Subject};
+
+/// How long a disk is left alone before a first byte is asked for.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// What is read by [`cold`], below each subject.
+#[derive(Default)]
+pub struct Files {
+    /// Large files, one for each round.
+    pub large: Vec<PathBuf>,
+    /// Directories of small files, one for each round.
+    pub small: Vec<PathBuf>,
+    /// A directory of files of which only the first byte is read, each once.
+    pub first: Option<PathBuf>,
+}
 
 /// Makes the kernel forget pages and names.
 pub fn drop_caches() -> Result<(), Error> {
@@ -35,22 +49,39 @@ fn large_file(path: &Path) -> Result<(f64, f64), Error> {
     Ok((first, bytes as f64 / 1e6 / start.elapsed().as_secs_f64()))
 }
 
-/// Reads all files of a directory, in the order of their names; files per second.
-fn small_files(dir: &Path) -> Result<f64, Error> {
+/// The files of a directory, in the order of their names.
+fn files_of(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let failed = || Error::io(dir.display().to_string());
-    let start = Instant::now();
     let entries = std::fs::read_dir(dir).map_err(failed())?;
     let mut paths = entries
         .map(|entry| entry.map(|entry| entry.path()))
         .collect::<Result<Vec<PathBuf>, _>>()
         .map_err(failed())?;
+    paths.retain(|path| path.is_file());
     paths.sort();
-    let mut files = 0u64;
-    for path in paths.iter().filter(|path| path.is_file()) {
+    Ok(paths)
+}
+
+/// The time to the first byte of a file on a disk that has nothing else to do, in milliseconds.
+fn first_byte(path: &Path) -> Result<f64, Error> {
+    drop_caches()?;
+    // What the last file left to do, such as reading it ahead, is over by then.
+    std::thread::sleep(SETTLE);
+    let failed = || Error::io(path.display().to_string());
+    let start = Instant::now();
+    let mut file = File::open(path).map_err(failed())?;
+    file.read_exact(&mut [0]).map_err(failed())?;
+    Ok(start.elapsed().as_secs_f64() * 1e3)
+}
+
+/// Reads all files of a directory, in the order of their names; files per second.
+fn small_files(dir: &Path) -> Result<f64, Error> {
+    let start = Instant::now();
+    let paths = files_of(dir)?;
+    for path in &paths {
         std::fs::read(path).map_err(Error::io(path.display().to_string()))?;
-        files += 1;
     }
-    Ok(files as f64 / start.elapsed().as_secs_f64())
+    Ok(paths.len() as f64 / start.elapsed().as_secs_f64())
 }
 
 fn chilled(chill: Option<&str>) -> Result<(), Error> {
@@ -64,17 +95,17 @@ fn chilled(chill: Option<&str>) -> Result<(), Error> {
     drop_caches()
 }
 
-/// Reads each large file and each directory of small ones once on every subject.
+/// Reads each large file, each directory of small ones and each first byte once on every subject.
 pub fn cold(
     subjects: &[Subject],
     plan: &Plan,
-    large: &[PathBuf],
-    small: &[PathBuf],
+    files: &Files,
     chill: Option<&str>,
 ) -> Result<Report, Error> {
-    if large.is_empty() && small.is_empty() {
+    let Files { large, small, first } = files;
+    if large.is_empty() && small.is_empty() && first.is_none() {
         return Err(Error::Usage(
-            "cold: name files with --large or directories with --small".into(),
+            "cold: name files with --large, or directories with --small or --first".into(),
         ));
     }
     let mut report = Report::new("First reads, cold");
@@ -96,7 +127,23 @@ pub fn cold(
             }
         }
     }
+    if let Some(dir) = first {
+        chilled(chill)?;
+        first_bytes(subjects, dir, &mut report)?;
+    }
     Ok(report)
+}
+
+fn first_bytes(subjects: &[Subject], dir: &Path, report: &mut Report) -> Result<(), Error> {
+    let of_first = |subject: &Subject| files_of(&subject.dir.join(dir));
+    let names = subjects.first().map_or(Ok(Vec::new()), of_first)?;
+    for name in names.iter().filter_map(|path| path.file_name()) {
+        for subject in subjects {
+            let took = first_byte(&subject.dir.join(dir).join(name))?;
+            report.add("time to first byte, idle disk", &subject.name, "ms", took);
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -175,6 +175,10 @@ enum Command {
         /// A directory of small files below each subject; give one for each round
         #[arg(long = "small", value_name = "PATH")]
         small: Vec<PathBuf>,
+        /// A directory of files of which only the first byte is read, each once, while the disk has
+        /// nothing else to do
+        #[arg(long, value_name = "PATH")]
+        first: Option<PathBuf>,
         /// A command run by sh after each measurement that makes the subjects cold again, such as
         /// `forebay evict /mnt`
         #[arg(long, value_name = "COMMAND")]
@@ -228,8 +232,10 @@ fn run(cli: &Cli) -> Result<Report, Error> {
             hit::rand(subjects, &plan, file_mib << 20, *drop_caches)
         }
         Command::Meta { subjects, files, entries } => meta::meta(subjects, &plan, *files, *entries),
-        Command::Cold { subjects, large, small, chill } => {
-            cold::cold(subjects, &plan, large, small, chill.as_deref())
+        Command::Cold { subjects, large, small, first, chill } => {
+            let (large, small, first) = (large.clone(), small.clone(), first.clone());
+            let files = cold::Files { large, small, first };
+            cold::cold(subjects, &plan, &files, chill.as_deref())
         }
         Command::Probe { file, reads } => {
             let mut report = Report::new("Random 4 KiB reads");

@@ -1,12 +1,14 @@
-//! `cargo xtask tidy` and `cargo xtask audit`: checks of the repository itself.
+//! `cargo xtask tidy`, `cargo xtask audit`, `cargo xtask test`: checks of the repository itself.
 //!
 //! `tidy` holds the rules that no compiler and no linter knows; `audit` looks at the dependencies
-//! without a network. Both print one line for each finding and fail if there is any.
+//! without a network. Both print one line for each finding and fail if there is any. `test` runs
+//! all tests.
 #![forbid(unsafe_code)]
 
 mod audit;
 mod finding;
 mod repository;
+mod test;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -18,16 +20,21 @@ use crate::finding::Finding;
 use crate::repository::Repository;
 
 const USAGE: &str = "\
-Usage: cargo xtask COMMAND [ROOT]
+Usage: cargo xtask tidy|audit [ROOT]
+       cargo xtask test [ARGUMENT FOR cargo test]...
 
   tidy     check the rules of the repository
   audit    check the dependencies: licences, sources, banned and repeated crates
+  test     run all tests, several test programs side by side (FOREBAY_TEST_LANES, 2)
 
 ROOT is that of this workspace unless another one is named.";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let command = arguments.next();
+    if command.as_deref() == Some("test") {
+        return tests(&arguments.collect::<Vec<_>>());
+    }
     let root = arguments.next().map_or_else(repository::root, PathBuf::from);
     match run(command.as_deref(), &root) {
         Ok(findings) if findings.is_empty() => ExitCode::SUCCESS,
@@ -38,6 +45,17 @@ fn main() -> ExitCode {
             eprintln!("{} to fix", findings.len());
             ExitCode::FAILURE
         }
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn tests(arguments: &[String]) -> ExitCode {
+    match test::run(&repository::root(), arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("xtask: {error:#}");
             ExitCode::from(2)

@@ -234,7 +234,7 @@ fn suited(
     version: u32,
 ) -> Result<(Settings, MountConfig), ControlError> {
     let own = engine.state_version();
-    if version != own {
+    if version > own {
         return Err(ControlError::new(
             ErrorKind::Unsupported,
             format!(

@@ -32,8 +32,7 @@ pub trait Engine: Sync {
         keeper: Option<Keeper<'_>>,
     ) -> ControlResult<Arc<dyn Mounted>>;
 
-    /// The version of the state that a mount of this engine hands on, and the only one that it
-    /// takes over; 0 if it can do neither.
+    /// The newest version of the state that this engine takes over; 0 if it takes over none.
     fn state_version(&self) -> u32 {
         0
     }
@@ -54,11 +53,10 @@ pub trait Engine: Sync {
     fn revive(
         &self,
         config: &MountConfig,
-        device: OwnedFd,
-        ledger: OwnedFd,
+        remains: Remains,
         keeper: Keeper<'_>,
     ) -> ControlResult<Arc<dyn Mounted>> {
-        let _ = (config, device, ledger, keeper);
+        let _ = (config, remains, keeper);
         Err(cannot_hand_over())
     }
 
@@ -83,6 +81,11 @@ pub trait Mounted: Send + Sync {
     /// After the end: stops all workers and leaves the state ready for the next mount. Returns an
     /// error if the state could not be left so.
     fn finish(&self) -> ControlResult<()>;
+
+    /// The version of the state that is handed on: what a successor must be able to take over.
+    fn state_version(&self) -> u32 {
+        0
+    }
 
     /// Comes to rest and gives the live mount away: requests of programs wait until somebody has
     /// adopted it, and the tiers are free. If it does not come to rest within the limit, or can't
@@ -111,16 +114,30 @@ pub enum Ended {
     GivenAway,
 }
 
-/// Takes what must outlive the daemon: the connection to the kernel, and a ledger of what it must
-/// not forget. It returns when both are safe.
-pub type Keeper<'a> = &'a dyn Fn(BorrowedFd<'_>, BorrowedFd<'_>) -> std::io::Result<()>;
+/// Takes what must outlive the daemon: the connection to the kernel, a ledger of what it must not
+/// forget, and what holds the requests if they come by io_uring. It returns when all are safe.
+pub type Keeper<'a> =
+    &'a dyn Fn(BorrowedFd<'_>, BorrowedFd<'_>, Option<BorrowedFd<'_>>) -> std::io::Result<()>;
+
+/// What a daemon that died had left with the keeper.
+#[derive(Debug)]
+pub struct Remains {
+    /// The connection to the kernel.
+    pub device: OwnedFd,
+    /// What it must not forget.
+    pub ledger: OwnedFd,
+    /// What holds the requests, if they come by io_uring.
+    pub rings: Option<OwnedFd>,
+}
 
 /// A live mount on its way from one daemon to the next.
 #[derive(Debug)]
 pub struct Bequest {
     /// The connection to the kernel. The mount lives as long as any copy of it is open.
     pub device: OwnedFd,
-    /// What else the successor must know, in the form of [`Engine::state_version`].
+    /// What holds the requests, if they come by io_uring.
+    pub rings: Option<OwnedFd>,
+    /// What else the successor must know, in the form of [`Mounted::state_version`].
     pub state: Vec<u8>,
     /// How many files are open.
     pub open_files: usize,

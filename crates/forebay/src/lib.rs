@@ -22,5 +22,5 @@ mod trace_file;
 pub mod units;
 
 pub use commands::run;
-pub use engine::{Bequest, Ended, Engine, FsckReport, FsckRequest, Keeper, Mounted};
+pub use engine::{Bequest, Ended, Engine, FsckReport, FsckRequest, Keeper, Mounted, Remains};
 pub use error::{Error, Exit};

@@ -52,7 +52,9 @@ impl Plan<'_> {
         work: impl FnOnce(Option<Keeper<'_>>) -> T,
     ) -> T {
         let Some(supervisor) = &self.supervisor else { return work(None) };
-        work(Some(&|device, ledger| supervisor.leave(device, ledger, lock, listener)))
+        work(Some(&|device, ledger, rings| {
+            supervisor.leave([device, ledger, lock, listener], rings)
+        }))
     }
 }
 
@@ -91,13 +93,13 @@ pub fn serve_after(mut plan: Plan<'_>, predecessor: &Predecessor) -> Result<(), 
 /// Goes on where a daemon of the same supervisor died.
 pub fn serve_revived(plan: Plan<'_>) -> Result<(), Error> {
     begin(plan.config)?;
-    let Kept { device, ledger, lock, listener } =
+    let Kept { remains, lock, listener } =
         supervisor::kept().map_err(Error::io("what the last daemon left"))?;
     let mounted = plan.kept(lock.as_fd(), listener.as_fd(), |keeper| {
         let keeper = keeper.ok_or_else(|| {
             ControlError::new(ErrorKind::Usage, "only a supervisor revives a daemon")
         })?;
-        plan.engine.revive(plan.config, device, ledger, keeper)
+        plan.engine.revive(plan.config, remains, keeper)
     })?;
     go_on(plan, lock, listener.into(), mounted)
 }
@@ -266,7 +268,7 @@ impl<'a> Service<'a> {
     }
 
     fn find_successor(&self, program: &Path) -> ControlResult<Successor> {
-        Successor::start(program, &self.plan.arguments, self.plan.engine.state_version())
+        Successor::start(program, &self.plan.arguments, self.mounted.state_version())
     }
 
     fn hand_over(&mut self, successor: &mut Successor, limit: Duration) -> ControlResult<Upgraded> {

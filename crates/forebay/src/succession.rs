@@ -37,9 +37,9 @@ const REST_LIMIT: Duration = Duration::from_secs(3600);
 const MESSAGE_MAX: usize = 64 << 10;
 /// The largest state that is read: some ten million open files.
 const STATE_MAX: u64 = 1 << 30;
-/// Descriptors of a message: the connection, the state, the lock and the socket of the address, and
-/// the supervisor if there is one.
-const DESCRIPTORS: usize = 5;
+/// Descriptors of a message: the connection, the state, the lock and the socket of the address, what
+/// holds the requests if they come by io_uring, and the supervisor if there is one.
+const DESCRIPTORS: usize = 6;
 
 /// What the two say to each other, one message each.
 #[derive(Debug, Serialize, Deserialize)]
@@ -51,8 +51,12 @@ enum Word {
     Accept { version: String },
     /// The new one: I can't, or could not.
     Refuse { error: ControlError },
-    /// The old one, with the descriptors: it is yours.
-    Take,
+    /// The old one, with the descriptors: it is yours. What holds the requests is among them if
+    /// they come by io_uring.
+    Take {
+        #[serde(default)]
+        rings: bool,
+    },
     /// The new one: it is served.
     Serving,
 }
@@ -125,8 +129,10 @@ impl Successor {
     ) -> ControlResult<()> {
         let state = in_memory(&bequest.state).map_err(|error| failed("the state", &error))?;
         let mut descriptors = vec![bequest.device.as_fd(), state.as_fd(), lock, listener];
+        descriptors.extend(bequest.rings.as_ref().map(OwnedFd::as_fd));
         descriptors.extend(supervisor);
-        let answer = send(self.socket.as_fd(), &Word::Take, &descriptors)
+        let take = Word::Take { rings: bequest.rings.is_some() };
+        let answer = send(self.socket.as_fd(), &take, &descriptors)
             .and_then(|()| receive(self.socket.as_fd(), TAKE_LIMIT));
         let error = match answer {
             Ok((Word::Serving, _)) => {
@@ -213,13 +219,14 @@ impl Predecessor {
         let lost = |error: io::Error| failed("the old daemon has not handed over", &error);
         let (word, descriptors) = receive(self.socket.as_fd(), REST_LIMIT).map_err(lost)?;
         let since = Instant::now();
-        let Word::Take = word else { return Err(unexpected()) };
+        let Word::Take { rings } = word else { return Err(unexpected()) };
         let mut descriptors = descriptors.into_iter();
         let mut next = || descriptors.next().ok_or_else(unexpected);
         let (device, state, lock, listener) = (next()?, next()?, next()?, next()?);
+        let rings = if rings { Some(next()?) } else { None };
         let supervisor = descriptors.next();
         let state = out_of_memory(&File::from(state)).map_err(lost)?;
-        let bequest = Bequest { device, state, open_files: 0, since };
+        let bequest = Bequest { device, rings, state, open_files: 0, since };
         Ok(Estate { bequest, lock, listener: listener.into(), supervisor })
     }
 
@@ -313,12 +320,18 @@ mod tests {
         let (one, other) = pair();
         let file = in_memory(b"what is in it").unwrap();
         let passed = [file.as_fd(), one.as_fd()];
-        send(one.as_fd(), &Word::Take, &passed).unwrap();
+        send(one.as_fd(), &Word::Take { rings: false }, &passed).unwrap();
         let (word, descriptors) = receive(other.as_fd(), Duration::from_secs(5)).unwrap();
-        assert!(matches!(word, Word::Take));
+        assert!(matches!(word, Word::Take { rings: false }));
         assert_eq!(descriptors.len(), 2);
         let first = File::from(descriptors.into_iter().next().unwrap());
         assert_eq!(out_of_memory(&first).unwrap(), b"what is in it");
+    }
+
+    #[test]
+    fn take_when_a_program_that_knows_no_rings_says_it_then_understood() {
+        let word: Word = serde_json::from_str(r#"{"say":"take"}"#).unwrap();
+        assert!(matches!(word, Word::Take { rings: false }));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 
+use crate::engine::Remains;
 use crate::error::Error;
 
 /// The time within which deaths count.
@@ -29,6 +30,10 @@ const PAUSES_MS: [u64; 5] = [0, 100, 400, 1000, 2000];
 /// Where the descriptors that daemons leave are kept, and found by the next one.
 const KEPT: [RawFd; 5] = [100, 101, 102, 103, PROGRAM];
 const PROGRAM: RawFd = 104;
+/// Where what holds the requests is kept, if they come by io_uring.
+const RINGS: RawFd = 105;
+/// The most descriptors of one message.
+const MOST: usize = KEPT.len() + 1;
 const MESSAGE: usize = 4;
 
 /// The daemon's end of the socket to its supervisor.
@@ -38,10 +43,8 @@ pub struct Link(OwnedFd);
 /// What the last daemon left.
 #[derive(Debug)]
 pub struct Kept {
-    /// The connection to the kernel.
-    pub device: OwnedFd,
-    /// The ledger.
-    pub ledger: OwnedFd,
+    /// What the mount consists of.
+    pub remains: Remains,
     /// The lock of the address.
     pub lock: OwnedFd,
     /// The control socket.
@@ -67,18 +70,18 @@ impl Link {
         self.0.as_fd()
     }
 
-    /// Leaves with the supervisor what the next daemon needs. From now on this process is the one
-    /// whose end it waits for.
+    /// Leaves with the supervisor what the next daemon needs: the connection, the ledger, the lock of
+    /// the address and its socket, and what holds the requests if they come by io_uring. From now on
+    /// this process is the one whose end it waits for.
     pub fn leave(
         &self,
-        device: BorrowedFd<'_>,
-        ledger: BorrowedFd<'_>,
-        lock: BorrowedFd<'_>,
-        listener: BorrowedFd<'_>,
+        [device, ledger, lock, listener]: [BorrowedFd<'_>; 4],
+        rings: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
         let program = File::open("/proc/self/exe")?;
-        let left = [device, ledger, lock, listener, program.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(5))];
+        let mut left = vec![device, ledger, lock, listener, program.as_fd()];
+        left.extend(rings);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !control.push(SendAncillaryMessage::ScmRights(&left)) {
             return Err(io::Error::other("too many descriptors"));
@@ -105,7 +108,8 @@ pub fn kept() -> io::Result<Kept> {
     };
     let [device, ledger, lock, listener, program] = KEPT.map(take);
     drop(program);
-    Ok(Kept { device: device?, ledger: ledger?, lock: lock?, listener: listener? })
+    let remains = Remains { device: device?, ledger: ledger?, rings: take(RINGS).ok() };
+    Ok(Kept { remains, lock: lock?, listener: listener? })
 }
 
 /// Runs the program as daemon with these arguments, and again whenever it dies, but not more than
@@ -212,10 +216,15 @@ impl Watch {
     /// Takes one message of a daemon; false if there was none.
     fn hear(&mut self) -> bool {
         let mut pid = [0_u8; MESSAGE];
-        let mut numbers = [0 as c_int; KEPT.len()];
+        let mut numbers = [0 as c_int; MOST];
         let Some(count) = receive(self.socket, &mut pid, &mut numbers) else { return false };
-        let whole = count == KEPT.len();
-        for (number, place) in numbers.iter().take(count).zip(KEPT) {
+        let whole = count >= KEPT.len();
+        if whole {
+            // Of the last daemon; the next one need not have any.
+            // SAFETY: a number of this module's own.
+            unsafe { libc::close(RINGS) };
+        }
+        for (number, place) in numbers.iter().take(count).zip(KEPT.into_iter().chain([RINGS])) {
             if whole && keep(*number, place).is_err() {
                 end(1);
             }
@@ -304,7 +313,8 @@ impl Watch {
             libc::sigemptyset(&mut none);
             libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
             libc::dup2(self.child_end, 0);
-            for number in KEPT.into_iter().filter(|number| self.has_left && *number != PROGRAM) {
+            let kept = KEPT.into_iter().chain([RINGS]);
+            for number in kept.filter(|number| self.has_left && *number != PROGRAM) {
                 libc::fcntl(number, libc::F_SETFD, 0);
             }
             libc::syscall(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fusewire::{Attr, Buffer, DirectoryBuffer, Entry, Opened, Reply, Statfs, Statx};
+use fusewire::{Attr, Buffer, DirectoryBuffer, Entry, Opened, Reply, Statfs};
 
 /// What a request is answered with when it succeeds. Apart from the [`Reply`], so that a request
 /// that outlives its client's patience can be answered by somebody else before.
@@ -11,7 +11,6 @@ pub enum Answer {
     Done,
     Entry(Entry),
     Attr(Attr, Duration),
-    Statx(Statx, Duration),
     Opened(Opened),
     /// A directory; listings need no handle.
     OpenedDirectory,
@@ -34,7 +33,6 @@ impl Answer {
             Answer::Done => reply.ok(),
             Answer::Entry(entry) => reply.entry(&entry),
             Answer::Attr(attr, valid) => reply.attr(&attr, valid),
-            Answer::Statx(statx, valid) => reply.statx(&statx, valid),
             Answer::Opened(opened) => reply.open(&opened),
             Answer::OpenedDirectory => reply.open(&Opened::default()),
             Answer::Created(entry, opened) => reply.created(&entry, &opened),

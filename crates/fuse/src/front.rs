@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_node::metrics::ErrorClass;
-use forebay_node::{Context, Ino, Node, NodeError, Result, Urgency};
+use forebay_node::{Context, Ino, Node, NodeError, OpenHandle, Result, Urgency};
 use fusewire::{Connection, Handler, Header, Operation, Reply, Request};
 
 use crate::answer::Answer;
@@ -15,6 +15,7 @@ use crate::errno::{errno, error_class};
 use crate::kernel::Notifier;
 use crate::ledger::{Before, Begun, Ledger};
 use crate::names::class;
+use crate::orphans::{self, Orphans};
 use crate::resent;
 use crate::serve::{Serve, patience};
 use crate::wire::Manner;
@@ -29,6 +30,7 @@ struct Shared {
     notifier: OnceLock<Arc<Notifier>>,
     /// What a supervisor keeps for the next daemon, and what the last one left there.
     kept: OnceLock<Kept>,
+    orphans: Arc<Orphans>,
     complaints: Complaints,
 }
 
@@ -54,6 +56,7 @@ impl Front {
             watch,
             notifier: OnceLock::new(),
             kept: OnceLock::new(),
+            orphans: Arc::default(),
             complaints,
         })))
     }
@@ -63,6 +66,22 @@ impl Front {
         if self.0.kept.set(Kept { ledger, before }).is_err() {
             tracing::error!("a second ledger was given; it is ignored");
         }
+    }
+
+    /// Closes those of the handles that nobody has open any more.
+    pub fn look_after(
+        &self,
+        handles: &[OpenHandle],
+        connection: &Connection,
+    ) -> std::io::Result<()> {
+        let ledger = self.0.kept.get().map(|kept| Arc::clone(&kept.ledger));
+        self.0.orphans.suspect(handles);
+        orphans::look_after(&self.0.orphans, &self.0.node, ledger, connection.clone())
+    }
+
+    /// Whether the node is at rest, or about to be.
+    pub fn set_at_rest(&self, at_rest: bool) {
+        self.0.orphans.pause(at_rest);
     }
 
     /// Operations that have been waiting for a slow device for at least `least`.
@@ -136,6 +155,9 @@ impl Shared {
         operation: Operation<'_>,
     ) -> Result<Answer> {
         let resent = serve.request.is_resent();
+        if resent && let Some(fh) = before.opened.get(&resent::number(serve.request)) {
+            self.orphans.claim(*fh);
+        }
         if resent && let Some(answer) = serve.serve_resent(before, ledger, &operation)? {
             return Ok(answer);
         }

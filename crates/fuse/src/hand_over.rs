@@ -8,9 +8,14 @@ use prost::Message;
 
 use forebay_node::Inheritance;
 
-/// The version of the state that is handed on. It grows when an older program could not go on
-/// correctly with what a newer one writes; what merely adds to it does not need that.
-pub const STATE_VERSION: u32 = 1;
+/// The newest version of the state that is taken over. It grows when an older program could not go
+/// on correctly with what a newer one writes; what merely adds to it does not need that. What is
+/// written is the oldest version that will do: [`State::version`].
+pub const STATE_VERSION: u32 = 2;
+/// Requests come by the device.
+const ON_DEVICE: u32 = 1;
+/// Requests come by io_uring, and what holds them is handed on too.
+const ON_RINGS: u32 = 2;
 
 const MAGIC: &[u8; 4] = b"FBHO";
 
@@ -19,8 +24,8 @@ const MAGIC: &[u8; 4] = b"FBHO";
 pub enum StateError {
     /// Written by a program that knows more.
     #[error(
-        "the state has version {found}, this program reads {STATE_VERSION}: use a program of the \
-         same release or a newer one"
+        "the state has version {found}, this program reads up to {STATE_VERSION}: use a program of \
+         the same release or a newer one"
     )]
     Version {
         /// Its version.
@@ -67,6 +72,15 @@ struct PbNegotiated {
 }
 
 impl State {
+    /// The version that a program must understand to go on with a connection of this kind.
+    #[must_use]
+    pub fn version(negotiated: &Negotiated) -> u32 {
+        match negotiated.features.contains(Features::OVER_IO_URING) {
+            true => ON_RINGS,
+            false => ON_DEVICE,
+        }
+    }
+
     /// As bytes: a mark, the version (4 bytes, little-endian), a Protocol Buffers message.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -90,7 +104,8 @@ impl State {
         };
         let message =
             PbState { negotiated: Some(negotiated), node: Some(self.node.clone()) }.encode_to_vec();
-        [&MAGIC[..], &STATE_VERSION.to_le_bytes(), &message].concat()
+        let version = State::version(&self.negotiated);
+        [&MAGIC[..], &version.to_le_bytes(), &message].concat()
     }
 
     /// From bytes.
@@ -105,7 +120,7 @@ impl State {
         }
         let (version, message) = rest.split_first_chunk().ok_or_else(|| damaged("too short"))?;
         let found = u32::from_le_bytes(*version);
-        if found != STATE_VERSION {
+        if !(ON_DEVICE..=STATE_VERSION).contains(&found) {
             return Err(StateError::Version { found });
         }
         let PbState { negotiated, node } =
@@ -162,8 +177,8 @@ mod tests {
     #[test]
     fn state_when_newer_or_damaged_then_refused_with_the_reason() {
         let mut newer = state().encode();
-        newer[4] = 2;
-        assert_eq!(State::decode(&newer), Err(StateError::Version { found: 2 }));
+        newer[4] = 3;
+        assert_eq!(State::decode(&newer), Err(StateError::Version { found: 3 }));
         let whole = state().encode();
         for len in 0..whole.len() {
             // Cut anywhere it is refused, or says less; it never panics.
@@ -172,6 +187,15 @@ mod tests {
             }
         }
         assert!(matches!(State::decode(b"ELF?????"), Err(StateError::Damaged(_))));
+    }
+
+    #[test]
+    fn state_when_on_rings_then_programs_that_know_none_refuse_it() {
+        let mut on_rings = state();
+        on_rings.negotiated.features = Features::OVER_IO_URING;
+        let bytes = on_rings.encode();
+        assert_eq!((state().encode()[4], bytes[4]), (1, 2));
+        assert_eq!(State::decode(&bytes), Ok(on_rings));
     }
 
     #[test]

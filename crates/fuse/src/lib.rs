@@ -13,6 +13,7 @@ mod kernel;
 mod ledger;
 mod mount;
 mod names;
+mod orphans;
 mod resent;
 mod serve;
 mod wire;

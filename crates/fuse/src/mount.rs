@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_node::{Inheritance, Node, Passthrough};
 use fusewire::{
-    Connection, End, Error, Features, Mount, Negotiated, Options, Parts, Result, Running, Session,
+    Connection, End, Error, Features, Mount, Options, Parts, Result, RingParts, Running, Session,
     Transport,
 };
 
@@ -76,8 +76,9 @@ impl Default for MountOptions {
     }
 }
 
-/// Mounts `node` on `mountpoint` and starts to serve it. With a keeper requests do not come by
-/// io_uring, whatever `options` say.
+/// Mounts `node` on `mountpoint` and starts to serve it. With a keeper requests come by io_uring only
+/// if `options` insist on it: what the kernel is giving to a ring when its daemon dies fails, while
+/// what is read from the device can be had again.
 ///
 /// # Errors
 /// When the mount point can't be used, `/dev/fuse` is out of reach, or the kernel is too old.
@@ -88,8 +89,7 @@ pub fn mount(
     keeper: Option<Keeper<'_>>,
 ) -> Result<Mounted> {
     let mut options = transport_options(&node, options);
-    if keeper.is_some() {
-        // What a ring's requests were doing when a daemon dies can't be sent again.
+    if keeper.is_some() && options.transport == Transport::Auto {
         options.transport = Transport::Classic;
     }
     let generation = node.handle_generation();
@@ -102,17 +102,22 @@ pub fn mount(
         let negotiated = *session.connection().negotiated();
         let node = Inheritance { generation: generation.into(), ..Inheritance::default() };
         let state = State { negotiated, node };
-        keep(&front, session.connection().as_fd(), &state, Before::default(), keeper)?;
+        let parts = session.rings();
+        let rings = parts.as_ref().map(RingParts::as_fd);
+        let device = session.connection().as_fd();
+        keep(&front, (device, rings), &state, Before::default(), keeper)?;
     }
     Ok(Mounted { running: session.spawn()?, front })
 }
 
-/// Takes what must outlive the daemon: the connection and the ledger. It answers when both are safe.
-pub type Keeper<'a> = &'a dyn Fn(BorrowedFd<'_>, BorrowedFd<'_>) -> io::Result<()>;
+/// Takes what must outlive the daemon: the connection, the ledger, and what holds the requests if they
+/// come by io_uring. It answers when all are safe.
+pub type Keeper<'a> =
+    &'a dyn Fn(BorrowedFd<'_>, BorrowedFd<'_>, Option<BorrowedFd<'_>>) -> io::Result<()>;
 
 fn keep(
     front: &Front,
-    device: BorrowedFd<'_>,
+    (device, rings): (BorrowedFd<'_>, Option<BorrowedFd<'_>>),
     state: &State,
     before: Before,
     keeper: Keeper<'_>,
@@ -125,7 +130,7 @@ fn keep(
     }
     let failed = |source| Error::Io { what: "leaving the mount with the supervisor", source };
     let ledger = Ledger::new(state, &before).map_err(failed)?;
-    keeper(device, ledger.file()).map_err(failed)?;
+    keeper(device, ledger.file(), rings).map_err(failed)?;
     front.keep(Arc::new(ledger), before);
     Ok(())
 }
@@ -134,6 +139,8 @@ fn keep(
 pub struct Takeover<'a> {
     /// The connection to the kernel.
     pub device: OwnedFd,
+    /// What holds the requests, if they come by io_uring.
+    pub rings: Option<OwnedFd>,
     /// What was agreed, and what its node had in memory.
     pub state: &'a State,
     /// What it had begun, if it died.
@@ -149,7 +156,7 @@ pub struct Takeover<'a> {
 pub fn adopt(
     node: Arc<Node>,
     mountpoint: &Path,
-    Takeover { device, state, before }: Takeover<'_>,
+    Takeover { device, rings, state, before }: Takeover<'_>,
     options: &MountOptions,
     keeper: Option<Keeper<'_>>,
 ) -> Result<Mounted> {
@@ -159,6 +166,7 @@ pub fn adopt(
         Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;
     let front = Arc::new(front);
     let negotiated = state.negotiated;
+    let rings = rings.map(RingParts::from_fd).transpose().map_err(Error::Uring)?;
     if let Some(keeper) = keeper {
         let node = Inheritance {
             generation: generation.into(),
@@ -166,18 +174,25 @@ pub fn adopt(
             departed: state.node.departed.clone(),
             ..Inheritance::default()
         };
-        keep(&front, device.as_fd(), &State { negotiated, node }, before, keeper)?;
+        let ring = rings.as_ref().map(RingParts::as_fd);
+        keep(&front, (device.as_fd(), ring), &State { negotiated, node }, before, keeper)?;
     }
-    // From here on a failure unmounts: nobody would serve.
-    let parts = Parts { device, negotiated, mountpoint: Some(mountpoint.into()) };
+    let on_rings = rings.is_some();
+    let parts = Parts { device, negotiated, mountpoint: Some(mountpoint.into()), rings };
     let session = Session::from_parts(parts, &options, Arc::clone(&front))?;
-    // Before anything is read: what we have taken must not come twice.
+    // From here on a failure unmounts: nobody would serve. Before anything is read: what we have taken
+    // must not come twice. What rings hold is found there.
     if !state.node.at_rest
+        && !on_rings
         && let Err(error) = session.connection().notify_resend()
     {
         tracing::error!(%error, "requests under way when the last daemon died stay unanswered");
     }
-    Ok(Mounted { running: session.spawn()?, front })
+    let running = session.spawn()?;
+    if on_rings && let Err(error) = front.look_after(&state.node.handles, running.connection()) {
+        tracing::error!(%error, "files whose close was lost stay open");
+    }
+    Ok(Mounted { running, front })
 }
 
 fn transport_options(node: &Node, options: &MountOptions) -> Options {
@@ -280,6 +295,7 @@ impl Mounted {
     pub fn park(&self, limit: Duration) -> std::result::Result<(), usize> {
         const ATTEMPT: Duration = Duration::from_secs(1);
         const PAUSE: Duration = Duration::from_millis(200);
+        self.front.set_at_rest(true);
         let until = Instant::now() + limit;
         loop {
             let left = match self.running.park(ATTEMPT) {
@@ -291,6 +307,7 @@ impl Mounted {
             }
             self.running.resume();
             if Instant::now() + PAUSE + ATTEMPT >= until {
+                self.front.set_at_rest(false);
                 return Err(left);
             }
             std::thread::sleep(PAUSE);
@@ -300,6 +317,7 @@ impl Mounted {
     /// Serves on after [`Mounted::park`].
     pub fn resume(&self) {
         self.running.resume();
+        self.front.set_at_rest(false);
     }
 
     /// Waits up to `limit` until the kernel has been told of all invalidations.
@@ -310,14 +328,33 @@ impl Mounted {
         }
     }
 
-    /// Gives the connection away after [`Mounted::park`]; requests wait for whoever takes it over,
-    /// and the mount lives as long as the descriptor. Invalidations that were not sent yet still are.
+    /// After [`Mounted::park`]: does what [`Mounted::release`] needs and may fail at.
+    /// [`Mounted::resume`] undoes it.
+    ///
+    /// # Errors
+    /// Why the connection can't be given away; the front stays parked.
+    pub fn seal(&self, limit: Duration) -> Result<()> {
+        self.running.seal(limit)
+    }
+
+    /// Copies of what must be passed to whoever takes the connection over: its descriptor, and that of
+    /// what holds the requests if they come by io_uring.
+    ///
+    /// # Errors
+    /// When the system lacks descriptors.
+    pub fn descriptors(&self) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
+        let device = self.running.connection().as_fd().try_clone_to_owned()?;
+        let rings = self.running.rings().map(|rings| rings.as_fd().try_clone_to_owned());
+        Ok((device, rings.transpose()?))
+    }
+
+    /// Gives the connection away after [`Mounted::seal`]. Requests wait for whoever takes it over, and
+    /// the mount lives as long as its descriptor. Invalidations that were not sent yet still are.
     ///
     /// # Errors
     /// When the system lacks descriptors; the front then serves on.
-    pub fn release(&self) -> Result<(OwnedFd, Negotiated)> {
-        let Parts { device, negotiated, .. } = self.running.release(Duration::from_secs(1))?;
-        Ok((device, negotiated))
+    pub fn release(&self) -> Result<()> {
+        self.running.release(Duration::from_secs(1)).map(drop)
     }
 
     /// Operations that have been waiting for a slow device for at least `least`, longest first.

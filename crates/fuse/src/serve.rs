@@ -39,9 +39,9 @@ impl Serve<'_> {
             | Op::Rename { .. }
             | Op::Link { .. }
             | Op::Readlink => self.name_operation(operation),
-            Op::Getattr { .. } | Op::Statx { .. } | Op::Setattr(_) | Op::Statfs => {
-                self.attribute_operation(operation)
-            }
+            // Not `Statx`: the mount has no times of birth. The kernel keeps none, so that programs
+            // which ask for them in passing would cost a request for each file of a listing.
+            Op::Getattr { .. } | Op::Setattr(_) | Op::Statfs => self.attribute_operation(operation),
             Op::Setxattr { .. }
             | Op::Getxattr { .. }
             | Op::Listxattr { .. }
@@ -121,10 +121,6 @@ impl Serve<'_> {
         Ok(match operation {
             Operation::Getattr { .. } => attr(node.getattr(context, ino)?),
             Operation::Setattr(set) => attr(node.setattr(context, ino, &wire::set_attr(&set))?),
-            Operation::Statx { .. } => {
-                let stat = node.getattr(context, ino)?;
-                Answer::Statx(wire::statx(&stat), self.manner.attr_valid(&stat))
-            }
             Operation::Statfs => Answer::Statfs(wire::statfs(&node.statfs(context)?)),
             _ => return Err(Errno::NOSYS.into()),
         })
@@ -316,7 +312,6 @@ pub fn patience(operation: &Operation<'_>) -> Patience {
     let (abandonable, long) = match operation {
         Op::Lookup { .. }
         | Op::Getattr { .. }
-        | Op::Statx { .. }
         | Op::Readlink
         | Op::Read { .. }
         | Op::Opendir { .. }

@@ -106,30 +106,6 @@ pub fn attr(stat: &Stat) -> Attr {
     }
 }
 
-/// The attributes of an inode with its birth.
-pub fn statx(stat: &Stat) -> fusewire::Statx {
-    let plain = attr(stat);
-    let rdev = stat.attr.rdev;
-    fusewire::Statx {
-        mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
-        blksize: plain.blksize,
-        attributes: 0,
-        attributes_mask: 0,
-        nlink: plain.nlink,
-        uid: plain.uid,
-        gid: plain.gid,
-        mode: u16::try_from(plain.mode & 0xffff).unwrap_or(u16::MAX),
-        ino: plain.ino,
-        size: plain.size,
-        blocks: plain.blocks,
-        atime: plain.atime,
-        btime: time(stat.attr.btime),
-        ctime: plain.ctime,
-        mtime: plain.mtime,
-        rdev: (libc::major(rdev), libc::minor(rdev)),
-    }
-}
-
 /// "." or "..": merely listed, the kernel knows them.
 pub fn dot_entry(ino: Ino) -> Entry {
     let attr = Attr { ino: ino.0, mode: libc::S_IFDIR, ..Attr::default() };

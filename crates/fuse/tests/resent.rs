@@ -69,11 +69,11 @@ impl Lab {
             rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None).expect("a socket");
         let limit = Some(std::time::Duration::from_secs(10));
         rustix::net::sockopt::set_socket_timeout(&kernel, Timeout::Recv, limit).expect("set");
-        let takeover = Takeover { device, state: &state, before };
+        let takeover = Takeover { device, rings: None, state: &state, before };
         let mountpoint = home.path().join("nothing-is-mounted-here");
         let options = MountOptions { threads: 1, ..MountOptions::default() };
         let mounted =
-            adopt(Arc::clone(&node), &mountpoint, takeover, &options, Some(&|_, _| Ok(())));
+            adopt(Arc::clone(&node), &mountpoint, takeover, &options, Some(&|_, _, _| Ok(())));
         let lab = Lab { kernel, _mounted: mounted.expect("adopted"), node, _home: home };
         let mut wish = [0; 64];
         let (length, _) =

@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::abi::{self, Wire, notify};
 use crate::buffer::{Buffer, PAGE, Pool};
@@ -29,6 +29,8 @@ struct Inner {
     small: Arc<Pool>,
     large: Arc<Pool>,
     ended: AtomicBool,
+    /// Threads that have not come to the end of what another process was serving when it died.
+    behind: AtomicUsize,
 }
 
 impl Connection {
@@ -41,6 +43,7 @@ impl Connection {
             large,
             negotiated,
             ended: AtomicBool::new(false),
+            behind: AtomicUsize::new(0),
         }))
     }
 
@@ -57,6 +60,19 @@ impl Connection {
     /// Whether the file system is gone: unmounted, or the connection aborted.
     pub fn has_ended(&self) -> bool {
         self.0.ended.load(Ordering::Acquire)
+    }
+
+    /// Whether the handler has been given all that rings held when the connection was adopted.
+    pub fn is_caught_up(&self) -> bool {
+        self.0.behind.load(Ordering::Acquire) == 0
+    }
+
+    pub(crate) fn falls_behind(&self) {
+        self.0.behind.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn catches_up(&self) {
+        self.0.behind.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// A page-aligned buffer of at least `max_write` bytes, for instance to read a file's data

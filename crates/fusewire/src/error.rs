@@ -71,9 +71,9 @@ pub enum Error {
     /// Requests were to come by io_uring, and cannot.
     #[error("FUSE over io_uring is not possible: {0}; use the classic transport")]
     Uring(#[source] io::Error),
-    /// Not possible while requests come by io_uring.
-    #[error("a connection served by io_uring cannot be handed over")]
-    UringHandOver,
+    /// The rings could not be brought to rest; they serve on.
+    #[error("a connection served by io_uring cannot be handed over now: {0}")]
+    UringHandOver(#[source] io::Error),
     /// Any other system call failed.
     #[error("{what}: {source}")]
     Io {

@@ -46,6 +46,7 @@ pub use operation::{CopyRange, MappingRange, MappingRanges, Operation};
 pub use options::{Options, Transport};
 pub use reply::Reply;
 pub use request::{Extensions, Header, Request, SecurityContext};
+pub use ring::RingParts;
 pub use session::{End, Parts, Running, Session};
 pub use types::{
     Attr, Entry, FileKind, Lock, Opened, SetAttributes, SetTime, Statfs, Statx, Timestamp,

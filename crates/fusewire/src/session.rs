@@ -20,7 +20,7 @@ use crate::mount::{Mount, MountPoint};
 use crate::negotiate::{Negotiated, handshake};
 use crate::options::{Options, Transport};
 use crate::reader::Reader;
-use crate::ring::{Queue, Ring, Rings, Worker};
+use crate::ring::{self, Inherited, Queue, Ring, RingParts, Rings, Worker};
 
 /// A negotiated connection with its handler, not yet served. Dropping it unmounts lazily.
 pub struct Session<H: Handler> {
@@ -55,6 +55,8 @@ pub struct Parts {
     pub negotiated: Negotiated,
     /// Where it is mounted, if the session knows.
     pub mountpoint: Option<PathBuf>,
+    /// What holds the requests, where they come by io_uring. A successor needs it.
+    pub rings: Option<RingParts>,
 }
 
 impl<H: Handler> Session<H> {
@@ -79,14 +81,32 @@ impl<H: Handler> Session<H> {
 
     /// Adopts a live connection: no INIT takes place. With a mount point the running session can
     /// unmount, and does when dropped. `options` concern the readers only; what was agreed at
-    /// INIT holds on.
+    /// INIT holds on, and so does the transport.
+    ///
+    /// Parts that a process has left by its death, not by [`Running::release`], will do too. What it
+    /// was serving comes again, marked [`Request::is_resent`](crate::Request::is_resent): of itself
+    /// where requests come by io_uring, else after
+    /// [`Connection::notify_resend`](crate::Connection::notify_resend).
+    ///
+    /// # Errors
+    /// Requests come by io_uring, and its rings cannot be made; the mount stays.
     ///
     /// The device may be anything that delivers one request per read and takes one reply per
     /// write, so that a handler can be tested over a socket pair (`SOCK_SEQPACKET`).
     pub fn from_parts(parts: Parts, options: &Options, handler: Arc<H>) -> Result<Self> {
         options.validate()?;
+        let on_rings = parts.negotiated.features.contains(Features::OVER_IO_URING);
+        let rings = match (on_rings, parts.rings) {
+            (false, _) => None,
+            (true, Some(rings)) => Some(Rings::adopt(rings).map_err(Error::Uring)?),
+            (true, None) => {
+                let missing = "what holds its requests was not handed over";
+                return Err(Error::Uring(std::io::Error::other(missing)));
+            }
+        };
         let point = parts.mountpoint.map(MountPoint::new);
-        Ok(Self::assemble(parts.device, parts.negotiated, point, options, handler))
+        let session = Self::assemble(parts.device, parts.negotiated, point, options, handler);
+        Ok(Self { rings, ..session })
     }
 
     fn assemble(
@@ -107,12 +127,20 @@ impl<H: Handler> Session<H> {
         &self.mounted.connection
     }
 
+    /// What holds the requests, where they come by io_uring: to be kept by whoever shall be able to
+    /// start another process when this one dies.
+    pub fn rings(&self) -> Option<RingParts> {
+        self.rings.as_ref().map(Rings::parts)
+    }
+
     /// Starts the threads.
     pub fn spawn(self) -> Result<Running> {
         let signal = libc::SIGRTMIN() + i32::from(self.options.park_signal);
         install_signal(signal).map_err(Error::io("installing the parking signal"))?;
         let readers = self.options.reader_count();
-        let queues = self.rings.map(Rings::into_queues).unwrap_or_default();
+        let parts = self.rings();
+        let (queues, inherited) =
+            self.rings.map_or((Vec::new(), Inherited::Nothing), Rings::into_queues);
         let gate = Gate::new(readers + queues.len(), signal);
         let connection = self.mounted.connection.clone();
         let dispatch = Dispatch {
@@ -126,12 +154,15 @@ impl<H: Handler> Session<H> {
             gate: Arc::clone(&gate),
             threads: Mutex::new(Vec::with_capacity(readers + queues.len())),
             parking: Mutex::new(()),
-            rings: AtomicBool::new(false),
+            on_rings: AtomicBool::new(false),
+            queues: Mutex::new(None),
         };
-        let buffer_limit = self.options.large_requests + readers + queues.len();
+        let entries: usize = queues.iter().map(|(queue, _)| queue.depth()).sum();
+        let buffer_limit = self.options.large_requests + readers + entries;
         // On failure `running` is dropped, which unmounts and so ends the threads before.
-        let on_rings = running.start_workers(&dispatch, readers, buffer_limit, queues)?;
-        if self.options.transport == Transport::Uring && !on_rings {
+        let on_rings = running.start_workers(&dispatch, readers, inherited, (queues, parts))?;
+        let must = self.options.transport == Transport::Uring || inherited != Inherited::Nothing;
+        if must && entries > 0 && !on_rings {
             let source = std::io::Error::other("the kernel refused the rings");
             return Err(Error::Uring(source));
         }
@@ -144,6 +175,9 @@ impl<H: Handler> Session<H> {
             let reader =
                 Reader { dispatch: dispatch.clone(), gate: Arc::clone(&gate), index, buffer_limit };
             running.start(format!("fuse-{index}"), move || reader.run())?;
+        }
+        if inherited == Inherited::UnderWay {
+            running.wake_queues();
         }
         Ok(running)
     }
@@ -182,7 +216,9 @@ pub struct Running {
     threads: Mutex<Vec<JoinHandle<()>>>,
     parking: Mutex<()>,
     /// Requests come by io_uring.
-    rings: AtomicBool,
+    on_rings: AtomicBool,
+    /// How they do, until that is given away.
+    queues: Mutex<Option<(Vec<Arc<Queue>>, RingParts)>>,
 }
 
 impl Running {
@@ -198,15 +234,19 @@ impl Running {
         &self,
         dispatch: &Dispatch<H>,
         first: usize,
-        buffer_limit: usize,
-        queues: Vec<(Arc<Queue>, Ring)>,
+        inherited: Inherited,
+        (queues, parts): (Vec<(Arc<Queue>, Ring)>, Option<RingParts>),
     ) -> Result<bool> {
         let count = queues.len();
+        let known: Vec<_> = queues.iter().map(|(queue, _)| Arc::clone(queue)).collect();
         let (sender, outcomes) = std::sync::mpsc::channel();
         for (cpu, queue) in queues.into_iter().enumerate() {
             let (gate, sender) = (Arc::clone(&self.gate), sender.clone());
-            let worker = Worker::new(dispatch.clone(), gate, first + cpu, buffer_limit, queue);
+            let worker = Worker::new(dispatch.clone(), gate, first + cpu, inherited, queue);
             self.gate.enter();
+            if inherited != Inherited::Nothing {
+                dispatch.connection.falls_behind();
+            }
             let body = move || worker.run(|outcome| _ = sender.send(outcome));
             self.start(format!("fuse-ring-{cpu}"), body)?;
         }
@@ -219,18 +259,38 @@ impl Running {
             }
         }
         let on_rings = count > 0 && registered == count;
-        self.rings.store(on_rings, Ordering::SeqCst);
+        self.on_rings.store(on_rings, Ordering::SeqCst);
+        if on_rings {
+            *self.queues.lock() = parts.map(|parts| (known, parts));
+        }
         Ok(on_rings)
+    }
+
+    /// Requests may have come while nobody served the rings.
+    fn wake_queues(&self) {
+        let count = self.queues.lock().as_ref().map_or(0, |(queues, _)| queues.len());
+        let woken = match self.mountpoint() {
+            Some(point) => ring::wake(count, &point),
+            None => Err(std::io::Error::other("the mount point is not known")),
+        };
+        if let Err(error) = woken {
+            tracing::error!(%error, "requests that came while nobody served may wait for others");
+        }
     }
 
     /// Whether requests come by io_uring.
     pub fn is_on_rings(&self) -> bool {
-        self.rings.load(Ordering::SeqCst)
+        self.on_rings.load(Ordering::SeqCst)
     }
 
     /// The connection.
     pub fn connection(&self) -> &Connection {
         &self.mounted.connection
+    }
+
+    /// What holds the requests, where they come by io_uring and were not given away.
+    pub fn rings(&self) -> Option<RingParts> {
+        self.queues.lock().as_ref().map(|(_, parts)| parts.clone())
     }
 
     /// Where it is mounted, if known.
@@ -251,7 +311,38 @@ impl Running {
     /// Lets parked readers go on.
     pub fn resume(&self) {
         let _one_at_a_time = self.parking.lock();
+        for queue in self.queues.lock().iter().flat_map(|(queues, _)| queues) {
+            queue.set_sealing(false);
+        }
         self.gate.open();
+    }
+
+    /// What [`Running::release`] cannot do without, and can fail: to be called while parked, by who
+    /// wants to know that before there is no way back. Nothing to do without io_uring; with it every
+    /// entry is filled with a request that nobody begins, for which the process must be able to reach
+    /// the mount point from every CPU. [`Running::resume`] undoes it.
+    ///
+    /// # Errors
+    /// Not done within `limit`, or requests in flight are not answered within it.
+    pub fn seal(&self, limit: Duration) -> Result<()> {
+        if !self.is_on_rings() {
+            return Ok(());
+        }
+        let until = Instant::now() + limit;
+        // An entry belongs to its request until that is answered.
+        let unanswered = self.drain(limit);
+        if unanswered > 0 {
+            return Err(Error::ParkTimeout { busy: unanswered, limit });
+        }
+        let queues: Vec<_> = match &*self.queues.lock() {
+            Some((queues, _)) => queues.clone(),
+            None => Vec::new(),
+        };
+        let point = self.mountpoint().ok_or_else(|| {
+            Error::UringHandOver(std::io::Error::other("the mount point is not known"))
+        })?;
+        let left = until.saturating_duration_since(Instant::now());
+        ring::seal(&queues, &point, left).map_err(Error::UringHandOver)
     }
 
     /// Waits until every request that was read is answered, at most for `limit`; returns how
@@ -277,24 +368,26 @@ impl Running {
 
     /// Gives the connection away while it lives: parks the readers, ends them and returns what
     /// [`Session::from_parts`] needs. Nothing is unmounted; requests of the kernel wait for the
-    /// successor. Answers to requests still in flight can be sent on.
+    /// successor. Answers to requests still in flight can be sent on; with io_uring there are none.
     ///
     /// # Errors
-    /// As [`Running::park`], and where requests come by io_uring; the session then goes on.
+    /// As [`Running::park`] and [`Running::seal`]; the session then goes on.
     pub fn release(&self, limit: Duration) -> Result<Parts> {
-        if self.is_on_rings() {
-            return Err(Error::UringHandOver);
-        }
         let device = self.mounted.connection.as_fd().try_clone_to_owned();
         let device = device.map_err(Error::io("duplicating the device"))?;
         self.park(limit)?;
+        self.seal(limit).inspect_err(|_| self.resume())?;
+        let rings = self.queues.lock().take().map(|(_, parts)| parts);
+        if let Some(rings) = &rings {
+            rings.0.set_sealed(true);
+        }
         self.gate.dismiss();
         self.join_threads();
         let mountpoint = self.mounted.point.lock().take().map(|mut point| {
             point.forget();
             std::mem::take(&mut point.path)
         });
-        Ok(Parts { device, negotiated: *self.mounted.connection.negotiated(), mountpoint })
+        Ok(Parts { device, negotiated: *self.mounted.connection.negotiated(), mountpoint, rings })
     }
 
     fn join_threads(&self) {
@@ -328,7 +421,7 @@ fn greet(device: BorrowedFd<'_>, options: &Options) -> Result<(Negotiated, Optio
     };
     if let Some(rings) = &rings {
         options.features = options.features.with(Features::OVER_IO_URING);
-        options.max_write = options.max_write.min(rings.max_write);
+        options.max_write = options.max_write.min(rings.max_write());
     }
     let negotiated = handshake(device, &options)?;
     if !negotiated.features.contains(Features::OVER_IO_URING) {

@@ -45,6 +45,7 @@ mod recover;
 mod removals;
 mod report;
 mod residents;
+mod restamp;
 mod room;
 mod spill;
 mod staging;

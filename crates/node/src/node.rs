@@ -33,6 +33,7 @@ use crate::prefetch::Fetches;
 use crate::reconcile::Reconciler;
 use crate::removals::Removals;
 use crate::residents::Residents;
+use crate::restamp::Moved;
 use crate::room::Room;
 use crate::stream::Streams;
 use crate::trace::{EventLog, Tracer};
@@ -54,6 +55,7 @@ pub struct Node {
     pub(crate) backing: Arc<dyn BackingStore>,
     pub(crate) files: Arc<Files>,
     pub(crate) residents: Residents,
+    pub(crate) moved: Moved,
     pub(crate) removals: Removals,
     pub(crate) accesses: Accesses,
     /// A spill file has been noted, now or by an earlier daemon.
@@ -173,6 +175,7 @@ impl Node {
             None => drop(node.recover(&HashSet::new())?),
             Some(inheritance) => node.inherit(inheritance)?,
         }
+        node.note_all_moved();
         node.start_reconciler();
         node.start_ticker();
         node.start_cluster_life();
@@ -213,6 +216,7 @@ impl Node {
             backing,
             files: Arc::default(),
             residents: Residents::default(),
+            moved: Moved::default(),
             removals: Removals::default(),
             accesses: Accesses::default(),
             spills_noted: AtomicBool::new(spills_noted),
@@ -283,6 +287,9 @@ impl Node {
                 node.perform_put_off();
                 node.expire_hints();
                 node.expire_listings();
+                if node.moved.is_due() {
+                    node.later(Node::restamp_moved);
+                }
                 if let Some(log) = &node.event_log {
                     log.write_out();
                 }
@@ -315,6 +322,7 @@ impl Node {
             streams.stop();
         }
         let unsettled = self.settle_all(until);
+        self.restamp_moved();
         // While the reconciler can still take away what they had spilled.
         self.discard_removed();
         self.stopping.store(true, Ordering::Release);

@@ -508,6 +508,9 @@ impl Node {
         if !record.orphan {
             return self.note_access_time(file, &record);
         }
+        if self.names.lingering.has(file.ino) {
+            return;
+        }
         if let Err(error) = self.meta.release_orphan(file.ino, convert::now()) {
             tracing::warn!(ino = file.ino.0, %error, "can't release a removed file");
         }

@@ -99,13 +99,20 @@ impl Room {
         self.vain.store(self.gone.load(Ordering::Acquire), Ordering::Release);
     }
 
-    /// Promises `bytes` to a passthrough writer if they fit.
+    /// Promises `bytes` to a passthrough writer. All promises together leave half of the room that
+    /// objects don't take up to others: most of what is promised is never used, and a tier full of
+    /// promises would send new files past it.
     #[must_use]
     pub fn promise(&self, bytes: u64) -> bool {
-        if self.free() < bytes {
+        let promised =
+            self.promised.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |promised| {
+                let after = promised.checked_add(bytes)?;
+                (after <= self.size.saturating_sub(self.used()) / 2).then_some(after)
+            });
+        if promised.is_err() {
             return false;
         }
-        self.promised.fetch_add(bytes, Ordering::AcqRel);
+        // What was charged meanwhile did not know of it.
         if self.used() + self.promised() <= self.size {
             return true;
         }
@@ -145,16 +152,26 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_not_charged() {
         let room = Room::new(100);
-        assert!(room.take(60));
-        assert!(!room.take(41));
-        assert!(room.promise(30));
-        assert!(!room.take(11));
-        assert!(!room.promise(11));
-        room.unpromise(30);
         assert!(room.take(40));
+        assert!(!room.take(61));
+        assert!(room.promise(30));
+        assert!(!room.take(31));
+        assert!(!room.promise(1));
+        room.unpromise(30);
+        assert!(room.take(60));
         assert_eq!(room.free(), 0);
         room.give(100);
         assert_eq!(room.used(), 0);
+    }
+
+    #[test]
+    fn promises_when_there_are_many_then_leave_half_of_the_room_to_others() {
+        let room = Room::new(4096);
+        assert!(room.take(1000));
+        let kept = (0..100).filter(|_| room.promise(64)).count();
+        assert_eq!(kept, 3096 / 2 / 64);
+        assert!(room.take(3096 / 2));
+        assert!(!room.promise(1));
     }
 
     #[test]

@@ -119,3 +119,32 @@ fn opened_while_it_is_removed_then_usable_or_refused() {
     }
     eprintln!("{opened} of 400 were in time");
 }
+
+#[test]
+fn file_when_replaced_before_its_last_close_then_whoever_looked_it_up_can_still_open_it() {
+    let _scenario = fail::FailScenario::setup();
+    let rig = Rig::new("replaced");
+    let make = |name: &[u8]| {
+        let made = rig.node.create_and_open(&CONTEXT, Ino::ROOT, name, (0o600, 0), WRITE).unwrap();
+        assert_eq!(rig.node.write(&CONTEXT, made.1.fh, 0, name).unwrap(), name.len());
+        made
+    };
+    let (first, still_open) = make(b"first");
+    let (_, second) = make(b"second");
+    rig.node.release(second.fh);
+    // Somebody has looked "first" up, and another program replaces it before its writer's last
+    // close comes in, which the kernel sends when it likes.
+    rig.node.rename(&CONTEXT, (Ino::ROOT, b"second"), (Ino::ROOT, b"first"), 0).unwrap();
+    rig.node.release(still_open.fh);
+    let found = rig.node.open(&CONTEXT, first.ino, libc::O_RDONLY).unwrap();
+    let mut bytes = [0; 8];
+    assert_eq!(rig.node.read(&CONTEXT, found.fh, 0, &mut bytes).unwrap(), 5);
+    assert_eq!(&bytes[..5], b"first");
+    rig.node.release(found.fh);
+    // After its grace it goes, as all that were replaced.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while rig.orphans() > 0 {
+        assert!(std::time::Instant::now() < until, "a replaced file stays for ever");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}

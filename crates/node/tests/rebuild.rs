@@ -105,3 +105,33 @@ fn a_file_whose_name_another_has_now_when_the_index_is_lost_then_both_come_back(
     rig.rebuild();
     assert_eq!(rig.contents(), [b"newer".to_vec(), b"published".to_vec()]);
 }
+
+#[test]
+fn names_when_files_and_directories_were_renamed_and_the_index_is_lost_then_the_last_ones() {
+    let mut rig = Rig::new("renamed");
+    let node = rig.node().clone();
+    let dir = node.mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0).unwrap().ino;
+    for (parent, name) in [(dir, "in"), (Ino::ROOT, "linked"), (Ino::ROOT, "gone")] {
+        let made = node.create_and_open(&CONTEXT, parent, name.as_bytes(), (0o600, 0), WRITE);
+        let (stat, opened) = made.unwrap();
+        node.write(&CONTEXT, opened.fh, 0, name.as_bytes()).unwrap();
+        node.release(opened.fh);
+        if name == "linked" {
+            node.link(&CONTEXT, stat.ino, Ino::ROOT, b"second").unwrap();
+        }
+    }
+    rig.save("saved", b"saved");
+    node.rename(&CONTEXT, (Ino::ROOT, b"dir"), (Ino::ROOT, b"other"), 0).unwrap();
+    node.unlink(&CONTEXT, Ino::ROOT, b"linked").unwrap();
+    node.unlink(&CONTEXT, Ino::ROOT, b"gone").unwrap();
+    drop(node);
+    rig.rebuild();
+    assert_eq!(rig.contents(), [b"linked", &b"saved"[..]]);
+    let read = |path: &str| std::fs::read(rig.dir.join("backing").join(path)).ok();
+    for (path, contents) in [("other/in", "in"), ("saved", "saved"), ("second", "linked")] {
+        assert_eq!(read(path).as_deref(), Some(contents.as_bytes()), "{path}");
+    }
+    for path in ["dir", "new", "linked", "gone"] {
+        assert_eq!(read(path), None, "{path}");
+    }
+}

@@ -1,7 +1,6 @@
 //! `umount`: drain, unmount, and wait until the daemon is gone.
 
 use std::fs;
-use std::io::ErrorKind as IoErrorKind;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -169,11 +168,10 @@ pub fn clear_dead(mountpoint: &Path) -> Result<(), Error> {
     if !matches!(Client::for_mount(mount, &mounts), Err(Error::NoDaemon { .. })) {
         return Ok(());
     }
-    // The second one is what a request gets that was under way when the daemon died.
-    let dead = fs::metadata(&path).is_err_and(|error| {
-        matches!(error.kind(), IoErrorKind::NotConnected | IoErrorKind::ConnectionAborted)
-    });
-    if dead {
+    // Not the attributes, which the kernel may have cached. The second error is what a request gets
+    // that was under way when the daemon died.
+    let answer = rustix::fs::statfs(&path);
+    if matches!(answer, Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED)) {
         warn(&format!("{}: removing the mount of a daemon that died", path.display()));
         remove_dead(&path)?;
     }

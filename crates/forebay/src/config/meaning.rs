@@ -121,6 +121,12 @@ pub enum Passthrough {
     ReadWrite,
 }
 
+const PASSTHROUGHS: &[(&str, Passthrough)] = &[
+    ("readwrite", Passthrough::ReadWrite),
+    ("read", Passthrough::Read),
+    ("off", Passthrough::Off),
+];
+
 /// How requests come from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
@@ -481,8 +487,8 @@ impl MountConfig {
         let state_dir_given = given.is_some();
         let state_dir = given.unwrap_or_else(|| tiers[0].dir.join("state"));
         let foreground = reader.switch("foreground")?;
-        let usual_log = || (!foreground).then(|| state_dir.join("forebay.log"));
-        let log_file = reader.path("log-file")?.or_else(usual_log);
+        let usual_log = (!foreground).then(|| state_dir.join("forebay.log"));
+        let log_file = reader.path("log-file")?.or(usual_log);
         let config = Self {
             backing: reader.required_path("backing")?,
             mountpoint: reader.required_path("mountpoint")?,
@@ -495,14 +501,7 @@ impl MountConfig {
             })?,
             writeback: reader.parse("writeback", parse_writeback)?,
             durability: reader.parse("durability", parse_durability)?,
-            passthrough: reader.word(
-                "passthrough",
-                &[
-                    ("readwrite", Passthrough::ReadWrite),
-                    ("read", Passthrough::Read),
-                    ("off", Passthrough::Off),
-                ],
-            )?,
+            passthrough: reader.word("passthrough", PASSTHROUGHS)?,
             coherence: reader.word(
                 "coherence",
                 &[("open", Coherence::Open), ("exclusive", Coherence::Exclusive)],

@@ -186,7 +186,7 @@ pub const SETTINGS: &[Setting] = &[
         "transport",
         "HOW",
         Some("auto"),
-        "How requests come from the kernel: `classic` (by reading /dev/fuse), `uring` (by io_uring, faster for names; Linux 6.14 with /sys/module/fuse/parameters/enable_uring set to Y) or `auto` (io_uring where that is possible and there is no supervisor, else classic). A mount served by io_uring can be neither restarted after a crash nor upgraded. Served by io_uring, a mount has a thread for every possible CPU, unless --threads is 1.",
+        "How requests come from the kernel: `classic` (by reading /dev/fuse), `uring` (by io_uring, faster for names; Linux 6.14 with /sys/module/fuse/parameters/enable_uring set to Y) or `auto` (io_uring where that is possible and there is no supervisor, else classic). With a supervisor, `uring` means that a call can fail with ECANCELED in the moment when the daemon is killed, which `classic` rules out. Served by io_uring, a mount has a thread for every possible CPU, unless --threads is 1.",
     ),
     switch(
         "single-thread",

@@ -161,9 +161,10 @@ impl Check<'_> {
     fn transport(&mut self) {
         let supervised = !self.config.no_supervisor && !self.config.foreground;
         if self.config.transport == Transport::Uring && supervised {
-            self.error(
-                "--transport uring: a daemon served by io_uring cannot be restarted without errors \
-                 to programs; give --no-supervisor too, or leave the transport to `auto`"
+            self.warn(
+                "--transport uring: what the kernel is giving to a daemon in the moment when it is \
+                 killed fails with ECANCELED, once; leave the transport to `auto` if programs can't \
+                 bear that"
                     .into(),
             );
         }

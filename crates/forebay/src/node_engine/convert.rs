@@ -61,7 +61,10 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
         streams: streams::config(config, fastest)?,
         event_log: config.event_log.clone(),
         backing_timeout: config.backing_timeout,
-        passthrough_reserve_bytes: defaults.passthrough_reserve_bytes.min(largest / 8).max(1 << 20),
+        passthrough_reserve_bytes: defaults
+            .passthrough_reserve_bytes
+            .min(largest / 64)
+            .max(1 << 20),
         throttle: config
             .throttle
             .map(|limit| (limit.bytes_per_second, limit.iops.unwrap_or(u64::MAX))),

@@ -6,19 +6,23 @@ mod hints;
 mod streams;
 mod walk;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay::config::MountConfig;
 use forebay::control::{Control, ControlError, ControlResult, ErrorKind, OnProgress, Progress};
-use forebay::{Bequest, Ended, Engine, FsckReport, FsckRequest, Keeper, Mounted};
+use forebay::{Bequest, Ended, Engine, FsckReport, FsckRequest, Keeper, Mounted, Remains};
 use forebay_fuse::{Before, Ledger, MountOptions, STATE_VERSION, State, Takeover};
 use forebay_node::Node;
 use fusewire::End;
 use parking_lot::Mutex;
 
 use control::NodeControl;
+
+/// How long rings may take to be sealed, while requests wait; it is done in milliseconds, or not at
+/// all.
+const SEAL_LIMIT: Duration = Duration::from_secs(10);
 
 /// The engine of this build.
 pub struct NodeEngine;
@@ -67,14 +71,15 @@ impl Engine for NodeEngine {
     ) -> ControlResult<Arc<dyn Mounted>> {
         let state = State::decode(&bequest.state).map_err(|error| unusable(&error))?;
         let device = bequest.device.try_clone().map_err(|error| unusable(&error))?;
-        go_on(config, Takeover { device, state: &state, before: Before::default() }, keeper)
+        let rings = bequest.rings.as_ref().map(OwnedFd::try_clone).transpose();
+        let rings = rings.map_err(|error| unusable(&error))?;
+        go_on(config, Takeover { device, rings, state: &state, before: Before::default() }, keeper)
     }
 
     fn revive(
         &self,
         config: &MountConfig,
-        device: OwnedFd,
-        ledger: OwnedFd,
+        Remains { device, ledger, rings }: Remains,
         keeper: Keeper<'_>,
     ) -> ControlResult<Arc<dyn Mounted>> {
         let (state, before) = Ledger::read(&ledger).map_err(|error| unusable(&error))?;
@@ -83,7 +88,7 @@ impl Engine for NodeEngine {
             under_way = before.calls.len(),
             "the last daemon died"
         );
-        go_on(config, Takeover { device, state: &state, before }, Some(keeper))
+        go_on(config, Takeover { device, rings, state: &state, before }, Some(keeper))
     }
 
     fn fsck(&self, request: &FsckRequest, progress: OnProgress<'_>) -> ControlResult<FsckReport> {
@@ -217,19 +222,16 @@ impl Mounted for NodeMount {
         Ok(())
     }
 
+    fn state_version(&self) -> u32 {
+        State::version(self.front.connection().negotiated())
+    }
+
     fn give_away(&self, limit: Duration) -> ControlResult<Bequest> {
         let until = Instant::now() + limit;
         if self.node.is_clustered() {
             return Err(ControlError::new(
                 ErrorKind::Unsupported,
                 "a node of a cluster can't be handed over: unmount and mount with the new program",
-            ));
-        }
-        if self.front.running().is_on_rings() {
-            return Err(ControlError::new(
-                ErrorKind::Unsupported,
-                "requests come by io_uring, which can't be handed over: unmount and mount with the \
-                 new program, and with --transport classic for upgrades to come",
             ));
         }
         self.no_stream_is_open()?;
@@ -250,8 +252,9 @@ impl Mounted for NodeMount {
         // One may have come before the requests rested.
         self.no_stream_is_open().map_err(go_on)?;
         let since = Instant::now();
-        let device = self.front.connection().as_fd().try_clone_to_owned();
-        let device = device.map_err(|error| go_on(busy(error.to_string())))?;
+        self.front.seal(SEAL_LIMIT).map_err(|error| go_on(busy(error.to_string())))?;
+        let (device, rings) =
+            self.front.descriptors().map_err(|error| go_on(busy(error.to_string())))?;
         let node = self
             .node
             .bequeath(Duration::from_secs(2))
@@ -263,7 +266,7 @@ impl Mounted for NodeMount {
         }
         let open_files = node.handles.len();
         let state = State { negotiated, node }.encode();
-        Ok(Bequest { device, state, open_files, since })
+        Ok(Bequest { device, rings, state, open_files, since })
     }
 
     fn farewell(&self, limit: Duration) {

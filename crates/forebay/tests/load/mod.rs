@@ -21,12 +21,16 @@ pub struct Common {
     stop: AtomicBool,
     operations: AtomicU64,
     worst_us: AtomicU64,
+    /// Whether a call that was cancelled, which means that it was not carried out, is made again.
+    forgiving: bool,
+    cancelled: AtomicU64,
     complaints: Mutex<Vec<String>>,
 }
 
 /// A load under way.
 pub struct Load {
     common: Arc<Common>,
+    names: Vec<&'static str>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -35,6 +39,7 @@ pub struct Load {
 pub struct Result {
     pub operations: u64,
     pub worst: Duration,
+    pub cancelled: u64,
     pub complaints: Vec<String>,
 }
 
@@ -54,6 +59,17 @@ const PROGRAMS: [(&str, Program); 8] = [
 impl Load {
     /// Starts all programs below `mount`.
     pub fn start(mount: &Path) -> Self {
+        Self::start_as(mount, false)
+    }
+
+    /// The same with programs that make a call again which fails with `ECANCELED`, and was not
+    /// carried out. Without the one that stores into a mapping: of what was on its way from there,
+    /// nobody can make the call again.
+    pub fn start_forgiving(mount: &Path) -> Self {
+        Self::start_as(mount, true)
+    }
+
+    fn start_as(mount: &Path, forgiving: bool) -> Self {
         let dir = mount.join("load");
         fs::create_dir_all(&dir).unwrap();
         let common = Arc::new(Common {
@@ -61,6 +77,8 @@ impl Load {
             stop: AtomicBool::new(false),
             operations: AtomicU64::new(0),
             worst_us: AtomicU64::new(0),
+            forgiving,
+            cancelled: AtomicU64::new(0),
             complaints: Mutex::default(),
         });
         let start = |(name, program): (&'static str, Program)| {
@@ -71,7 +89,9 @@ impl Load {
                 }
             })
         };
-        Load { threads: PROGRAMS.into_iter().map(start).collect(), common }
+        let programs = PROGRAMS.into_iter().filter(|(name, _)| !forgiving || *name != "mapping");
+        let names = programs.clone().map(|(name, _)| name).collect();
+        Load { threads: programs.map(start).collect(), names, common }
     }
 
     /// Operations so far.
@@ -88,7 +108,7 @@ impl Load {
     pub fn stop(self, limit: Duration) -> Result {
         self.common.stop.store(true, Ordering::Relaxed);
         let until = Instant::now() + limit;
-        for ((name, _), thread) in PROGRAMS.iter().zip(self.threads) {
+        for (name, thread) in self.names.iter().zip(self.threads) {
             while !thread.is_finished() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -101,6 +121,7 @@ impl Load {
         Result {
             operations: self.common.operations.load(Ordering::Relaxed),
             worst: Duration::from_micros(self.common.worst_us.load(Ordering::Relaxed)),
+            cancelled: self.common.cancelled.load(Ordering::Relaxed),
             complaints: std::mem::take(&mut *self.common.complaints.lock()),
         }
     }
@@ -115,10 +136,9 @@ impl Common {
         self.complaints.lock().push(what);
     }
 
-    /// Does one operation, and notes how long it took.
-    fn time<T, E: Into<io::Error>>(
+    /// Makes one attempt, and notes how long it took.
+    fn measure<T, E: Into<io::Error>>(
         &self,
-        what: &str,
         work: impl FnOnce() -> std::result::Result<T, E>,
     ) -> io::Result<T> {
         let begin = Instant::now();
@@ -126,10 +146,28 @@ impl Common {
         let took = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.worst_us.fetch_max(took, Ordering::Relaxed);
         self.operations.fetch_add(1, Ordering::Relaxed);
-        done.map_err(|error| {
-            let error: io::Error = error.into();
-            io::Error::new(error.kind(), format!("{what}: {error}"))
-        })
+        done.map_err(Into::into)
+    }
+
+    /// Whether this was cancelled, and is to be done again.
+    fn is_forgiven<T>(&self, done: &io::Result<T>) -> bool {
+        let cancelled = |error: &io::Error| error.raw_os_error() == Some(libc::ECANCELED);
+        let forgiven = self.forgiving && done.as_ref().is_err_and(cancelled);
+        self.cancelled.fetch_add(forgiven.into(), Ordering::Relaxed);
+        forgiven
+    }
+
+    /// Does one operation.
+    fn time<T, E: Into<io::Error>>(
+        &self,
+        what: &str,
+        mut work: impl FnMut() -> std::result::Result<T, E>,
+    ) -> io::Result<T> {
+        let mut done = self.measure(&mut work);
+        while self.is_forgiven(&done) {
+            done = self.measure(&mut work);
+        }
+        done.map_err(|error| io::Error::new(error.kind(), format!("{what}: {error}")))
     }
 }
 
@@ -328,22 +366,32 @@ fn listing(common: &Common) -> io::Result<()> {
     // Long names: a listing takes several requests.
     let name = |index: usize| format!("{index:0>120}");
     for index in 0..FILES {
-        File::create(path.join(name(index)))?;
+        common.time("create", || File::create(path.join(name(index))))?;
     }
     let expected: BTreeSet<Vec<u8>> = (0..FILES).map(|index| name(index).into_bytes()).collect();
     while common.go_on() {
-        let mut found = BTreeSet::new();
-        let mut dir = Dir::new(rustix::fs::open(&path, OFlags::DIRECTORY, Mode::empty())?)?;
-        while let Some(entry) = common.time("readdir", || dir.read().transpose())? {
-            let name = entry.file_name().to_bytes().to_vec();
-            if !name.starts_with(b".") && !found.insert(name) {
-                return Err(io::Error::other("a name came twice"));
-            }
-            if found.len().is_multiple_of(50) {
-                std::thread::sleep(Duration::from_millis(2));
-            }
+        let found = names_in(common, &path);
+        // A directory stream does not go on after an error.
+        if common.is_forgiven(&found) {
+            continue;
         }
+        let found = found?;
         expect(found == expected, || format!("a listing of {} of {FILES}", found.len()))?;
     }
     Ok(())
+}
+
+fn names_in(common: &Common, path: &Path) -> io::Result<BTreeSet<Vec<u8>>> {
+    let mut found = BTreeSet::new();
+    let mut dir = Dir::new(rustix::fs::open(path, OFlags::DIRECTORY, Mode::empty())?)?;
+    while let Some(entry) = common.measure(|| dir.read().transpose())? {
+        let name = entry.file_name().to_bytes().to_vec();
+        if !name.starts_with(b".") && !found.insert(name) {
+            return Err(io::Error::other("a name came twice"));
+        }
+        if found.len().is_multiple_of(50) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    Ok(found)
 }

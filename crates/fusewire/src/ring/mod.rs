@@ -9,9 +9,17 @@
 //! The kernel takes the mount over only when every possible CPU's queue has an entry, and until then
 //! every request waits. So rings and memory are made before INIT is answered, where failing is
 //! still free; if registering fails after that, the kernel itself goes back to the device.
+//!
+//! Entries outlive the process that registered them as long as they hold a request: it is in memory
+//! that is passed on ([`RingParts`]), and whoever commits an answer to it takes the entry over. So a
+//! mount is handed on with all entries full (`seal.rs`), and after the death of a process the next one
+//! finds in them what was under way (`journal.rs`).
 
+mod client;
+mod journal;
 mod memory;
 mod queue;
+mod seal;
 mod worker;
 
 use std::io;
@@ -19,8 +27,10 @@ use std::sync::Arc;
 
 use io_uring::{IoUring, squeue};
 
+pub use memory::RingParts;
 pub(crate) use queue::{Queue, Slot};
-pub(crate) use worker::Worker;
+pub(crate) use seal::{seal, wake};
+pub(crate) use worker::{Inherited, Worker};
 
 use crate::options::Options;
 use memory::Memory;
@@ -39,8 +49,8 @@ pub(crate) type Ring = IoUring<squeue::Entry128>;
 /// Rings and their memory, before the kernel knows of them.
 pub(crate) struct Rings {
     queues: Vec<(Arc<Queue>, Ring)>,
-    /// The largest WRITE that fits an entry.
-    pub max_write: u32,
+    memory: Arc<Memory>,
+    inherited: bool,
 }
 
 impl Rings {
@@ -59,17 +69,49 @@ impl Rings {
         let cpus = possible_cpus()?;
         let (depth, max_write) = shape(cpus, options.max_write, options.ring_memory);
         let memory = Arc::new(Memory::new(cpus, depth, max_write as usize)?);
-        let queues = (0..cpus).map(|cpu| {
-            // One more for the wake-up.
-            let ring = Ring::builder().setup_submit_all().build(depth as u32 + 1)?;
-            Ok((Arc::new(Queue::new(cpu, Arc::clone(&memory))?), ring))
-        });
-        Ok(Self { queues: queues.collect::<io::Result<_>>()?, max_write })
+        Self::over(memory, false)
     }
 
-    /// The queues.
-    pub fn into_queues(self) -> Vec<(Arc<Queue>, Ring)> {
-        self.queues
+    /// Rings for the entries of another process.
+    ///
+    /// # Errors
+    /// They are those of another machine, or a limit is in the way.
+    pub fn adopt(RingParts(memory): RingParts) -> io::Result<Self> {
+        if memory.queues() != possible_cpus()? {
+            return Err(io::Error::other("there are not as many queues as possible CPUs"));
+        }
+        Self::over(memory, true)
+    }
+
+    fn over(memory: Arc<Memory>, inherited: bool) -> io::Result<Self> {
+        let queues = (0..memory.queues()).map(|cpu| {
+            // One more for the wake-up.
+            let ring = Ring::builder().setup_submit_all().build(memory.depth() as u32 + 1)?;
+            Ok((Arc::new(Queue::new(cpu, Arc::clone(&memory))?), ring))
+        });
+        Ok(Self { queues: queues.collect::<io::Result<_>>()?, memory, inherited })
+    }
+
+    /// The largest WRITE that fits an entry.
+    pub fn max_write(&self) -> u32 {
+        u32::try_from(self.memory.payload_size()).unwrap_or(u32::MAX)
+    }
+
+    /// What to pass on.
+    pub fn parts(&self) -> RingParts {
+        RingParts(Arc::clone(&self.memory))
+    }
+
+    /// The queues, and what they hold already. To be called once: from then on nobody can tell what
+    /// was begun.
+    pub fn into_queues(self) -> (Vec<(Arc<Queue>, Ring)>, Inherited) {
+        let inherited = match (self.inherited, self.memory.is_sealed()) {
+            (false, _) => Inherited::Nothing,
+            (true, true) => Inherited::New,
+            (true, false) => Inherited::UnderWay,
+        };
+        self.memory.set_sealed(false);
+        (self.queues, inherited)
     }
 }
 

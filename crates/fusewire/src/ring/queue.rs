@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::journal::{Journal, Left};
 use super::memory::Memory;
 use crate::abi::{self, Wire};
 
@@ -32,6 +33,10 @@ pub(crate) struct Queue {
     wake: OwnedFd,
     /// The connection has ended; answers interest nobody.
     closed: AtomicBool,
+    /// The thread shall let requests fill all entries and leave them there.
+    sealing: AtomicBool,
+    /// It has: no further request can come.
+    sealed: AtomicBool,
 }
 
 /// What an entry holds.
@@ -47,8 +52,16 @@ impl Queue {
     pub fn new(cpu: usize, memory: Arc<Memory>) -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC)?;
         let answered = Mutex::new(Vec::with_capacity(memory.depth()));
-        let (asleep, closed) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { cpu, memory, answered, asleep, wake, closed })
+        Ok(Self {
+            cpu,
+            memory,
+            answered,
+            asleep: AtomicBool::new(false),
+            wake,
+            closed: AtomicBool::new(false),
+            sealing: AtomicBool::new(false),
+            sealed: AtomicBool::new(false),
+        })
     }
 
     pub fn depth(&self) -> usize {
@@ -69,7 +82,28 @@ impl Queue {
         ]
     }
 
-    /// The first bytes of the entry's header.
+    /// The entry's journal.
+    fn journal(&self, entry: u16) -> Journal {
+        let entry = usize::from(entry);
+        let (header, payload) =
+            (self.memory.header(self.cpu, entry), self.memory.payload(self.cpu, entry));
+        // SAFETY: both are this entry's, and the memory lives as long as `self`.
+        unsafe { Journal::new(header, payload) }
+    }
+
+    /// What the last process to serve this queue has left in an entry.
+    ///
+    /// # Safety
+    /// The entry must not have been given to the kernel by this process yet.
+    pub unsafe fn left(&self, entry: u16) -> Left {
+        // SAFETY: until it is committed or registered nobody else touches the entry.
+        unsafe {
+            let about = self.read::<abi::UringEntryInOut>(entry, IN_OUT);
+            self.journal(entry).left(about.commit_id, IN_OUT + abi::URING_PAYLOAD_SIZE_AT)
+        }
+    }
+
+    /// Bytes of the entry's header.
     ///
     /// # Safety
     /// The entry must belong to the caller.
@@ -141,6 +175,25 @@ impl Queue {
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
     }
+
+    /// Has the thread, while it rests, leave requests in the entries until all are full; or no longer.
+    pub fn set_sealing(&self, sealing: bool) {
+        self.sealed.store(false, Ordering::SeqCst);
+        self.sealing.store(sealing, Ordering::SeqCst);
+    }
+
+    pub fn is_sealing(&self) -> bool {
+        self.sealing.load(Ordering::SeqCst)
+    }
+
+    pub fn set_sealed(&self) {
+        self.sealed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether all entries hold requests that are not begun.
+    pub fn is_sealed(&self) -> bool {
+        self.sealed.load(Ordering::SeqCst)
+    }
 }
 
 /// The right to answer one entry.
@@ -173,9 +226,12 @@ impl Slot {
         let (cpu, entry) = (queue.cpu, usize::from(self.entry));
         let to = queue.memory.header(cpu, entry);
         let mut payload = queue.memory.payload(cpu, entry);
+        let journal = queue.journal(self.entry);
         // SAFETY: the entry belongs to this slot until the answer is announced below, and the
         // lengths were checked.
-        unsafe {
+        let commit_id = unsafe {
+            let about = queue.read::<abi::UringEntryInOut>(self.entry, IN_OUT);
+            journal.begin(about.commit_id, about.payload_sz, body);
             let copy = |from: &[u8], to: *mut u8| {
                 std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len());
             };
@@ -185,7 +241,9 @@ impl Slot {
                 payload = payload.add(part.len());
             }
             copy(&(body as u32).to_ne_bytes(), to.add(IN_OUT + abi::URING_PAYLOAD_SIZE_AT));
-        }
+            about.commit_id
+        };
+        journal.end(commit_id);
         queue.answered.lock().push(self.entry);
         if queue.asleep.swap(false, Ordering::SeqCst) {
             // Cannot fail: the counter never comes near its limit.

@@ -8,8 +8,9 @@ use std::time::Duration;
 use io_uring::{opcode, squeue, types::Fd};
 
 use super::Ring;
+use super::journal::Left;
 use super::queue::{Queue, Slot};
-use crate::abi::{self, Wire};
+use crate::abi::{self, UNIQUE_RESEND, Wire};
 use crate::connection::{REQUEST_START, SMALL};
 use crate::dispatch::Dispatch;
 use crate::gate::Gate;
@@ -20,10 +21,19 @@ use crate::reply::Reply;
 const WAKE: u64 = u64::MAX;
 /// How often an entry may be registered again after a commit that the kernel did not know.
 const RENEWALS: u32 = 10_000;
-/// How long to wait for a large buffer before looking again.
-const BUFFER_PATIENCE: Duration = Duration::from_millis(20);
 /// How often a resting thread commits what others have answered.
 const REST: Duration = Duration::from_micros(500);
+
+/// What the entries hold at the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Inherited {
+    /// The kernel does not know them yet.
+    Nothing,
+    /// Requests that nobody has begun.
+    New,
+    /// What another process was doing when it died.
+    UnderWay,
+}
 
 /// A queue with its ring, served by the thread that owns it.
 pub(crate) struct Worker<H> {
@@ -31,8 +41,7 @@ pub(crate) struct Worker<H> {
     gate: Arc<Gate>,
     /// Its number among the threads at the gate.
     index: usize,
-    /// Large buffers in use at most.
-    buffer_limit: usize,
+    inherited: Inherited,
     queue: Arc<Queue>,
     ring: Ring,
     /// What each entry's commit must name, and its request's number.
@@ -50,7 +59,7 @@ impl<H: Handler> Worker<H> {
         dispatch: Dispatch<H>,
         gate: Arc<Gate>,
         index: usize,
-        buffer_limit: usize,
+        inherited: Inherited,
         (queue, ring): (Arc<Queue>, Ring),
     ) -> Self {
         let depth = queue.depth();
@@ -58,7 +67,7 @@ impl<H: Handler> Worker<H> {
             dispatch,
             gate,
             index,
-            buffer_limit,
+            inherited,
             ring,
             commits: vec![(0, 0); depth],
             alive: 0,
@@ -75,9 +84,22 @@ impl<H: Handler> Worker<H> {
     pub fn run(mut self, registered: impl FnOnce(io::Result<()>)) {
         self.pin();
         self.gate.accept_signal(self.index);
-        let outcome = self.register_all();
+        let mut held = Vec::new();
+        let outcome = match self.inherited {
+            Inherited::Nothing => self.register_all(),
+            Inherited::New | Inherited::UnderWay => self.take_over(&mut held),
+        };
         let failed = outcome.is_err();
+        if failed {
+            self.refuse();
+        }
         registered(outcome);
+        for left in held {
+            self.serve_held(left);
+        }
+        if self.inherited != Inherited::Nothing {
+            self.dispatch.connection.catches_up();
+        }
         let dismissed = failed || !self.serve_all();
         self.queue.close();
         self.gate.leave_for_good(None, dismissed, &self.dispatch);
@@ -105,6 +127,88 @@ impl<H: Handler> Worker<H> {
         match self.completed.iter().find(|(of, result)| *of != WAKE && *result < 0) {
             Some((_, result)) => Err(io::Error::from_raw_os_error(-result)),
             None => Ok(()),
+        }
+    }
+
+    /// Takes up the entries as another process has left them; what is to be served goes to `held`.
+    fn take_over(&mut self, held: &mut Vec<(u16, Left)>) -> io::Result<()> {
+        for entry in 0..self.queue.depth() as u16 {
+            // SAFETY: this process has given none to the kernel yet.
+            match unsafe { self.queue.left(entry) } {
+                Left::Nothing => self.register(entry)?,
+                Left::Answer(commit_id) => {
+                    // If the kernel has it already, the entry is gone and registered anew.
+                    self.commits[usize::from(entry)] = (commit_id, commit_id);
+                    self.alive += 1;
+                    self.commit_entry(entry);
+                }
+                left => {
+                    self.alive += 1;
+                    held.push((entry, left));
+                }
+            }
+        }
+        self.ring.submit()?;
+        self.listen()?;
+        // Those that are gone, so that each queue has entries before anybody is told so.
+        self.collect();
+        self.settle();
+        Ok(())
+    }
+
+    /// Serves a request that was in an entry from the start.
+    fn serve_held(&mut self, (entry, left): (u16, Left)) {
+        if matches!(left, Left::Remains(_)) {
+            // SAFETY: nobody else has the entry.
+            let (unique, commit_id, _) = unsafe { self.queue.incoming(entry) };
+            tracing::error!(unique, "a request was half answered when its server died");
+            self.commits[usize::from(entry)] = (commit_id, unique);
+            let slot = Slot::new(Arc::clone(&self.queue), entry);
+            let connection = self.dispatch.connection.clone();
+            return Reply::on_ring(connection, unique, slot).error(libc::EIO);
+        }
+        let mark = if self.inherited == Inherited::UnderWay { UNIQUE_RESEND } else { 0 };
+        self.serve(entry, mark);
+        self.commit();
+    }
+
+    /// Deals with all completions but those that bring a request.
+    fn settle(&mut self) {
+        let mut index = 0;
+        while let Some(&(of, result)) = self.completed.get(index) {
+            if of != WAKE && result >= 0 {
+                index += 1;
+                continue;
+            }
+            self.completed.swap_remove(index);
+            self.complete(of, result);
+        }
+    }
+
+    /// What is to be done while resting: answers of others are committed, and while the queue is
+    /// being sealed, requests are left in the entries.
+    fn rest(&mut self) {
+        self.commit();
+        if self.queue.is_sealing() {
+            self.collect();
+            self.settle();
+            // What is completed now is a request each.
+            if self.completed.len() == self.alive {
+                self.queue.set_sealed();
+            }
+        }
+    }
+
+    /// Has the kernel go on by the device, for which it must see a registration fail; else the mount
+    /// would wait for this queue for ever. Without effect on a connection that rings serve already.
+    fn refuse(&mut self) {
+        let request = abi::UringCommand { qid: self.queue.cpu as u16, ..Default::default() };
+        let without_areas = self.command(abi::URING_REGISTER, request, None);
+        if let Err(error) = self.push(without_areas.user_data(WAKE)).and_then(|()| {
+            self.ring.submit()?;
+            Ok(())
+        }) {
+            tracing::error!(%error, "the kernel waits for a ring");
         }
     }
 
@@ -165,7 +269,7 @@ impl<H: Handler> Worker<H> {
     fn serve_all(&mut self) -> bool {
         let gate = Arc::clone(&self.gate);
         loop {
-            if gate.is_closed() && !gate.rest(REST, || self.commit()) {
+            if gate.is_closed() && !gate.rest(REST, || self.rest()) {
                 return false;
             }
             self.commit();
@@ -196,13 +300,7 @@ impl<H: Handler> Worker<H> {
         self.queue.take_answered(&mut answered);
         if !answered.is_empty() {
             for &entry in &answered {
-                let (commit_id, _) = self.commits[usize::from(entry)];
-                let qid = self.queue.cpu as u16;
-                let request = abi::UringCommand { commit_id, qid, ..Default::default() };
-                let command = self.command(abi::URING_COMMIT_AND_FETCH, request, None);
-                if let Err(error) = self.push(command.user_data(u64::from(entry))) {
-                    tracing::error!(%error, "an answer was not committed");
-                }
+                self.commit_entry(entry);
             }
             if let Err(error) = self.ring.submit() {
                 tracing::error!(%error, "answers were not committed");
@@ -216,6 +314,16 @@ impl<H: Handler> Worker<H> {
         self.answered = answered;
     }
 
+    fn commit_entry(&mut self, entry: u16) {
+        let (commit_id, _) = self.commits[usize::from(entry)];
+        let qid = self.queue.cpu as u16;
+        let request = abi::UringCommand { commit_id, qid, ..Default::default() };
+        let command = self.command(abi::URING_COMMIT_AND_FETCH, request, None);
+        if let Err(error) = self.push(command.user_data(u64::from(entry))) {
+            tracing::error!(%error, "an answer was not committed");
+        }
+    }
+
     fn complete(&mut self, of: u64, result: i32) {
         if of == WAKE {
             if let Err(error) = self.listen() {
@@ -226,7 +334,7 @@ impl<H: Handler> Worker<H> {
         let entry = of as u16;
         match -result {
             0 => {
-                self.serve(entry);
+                self.serve(entry, 0);
                 // An answer must not wait for the next request's handler.
                 self.commit();
             }
@@ -248,34 +356,30 @@ impl<H: Handler> Worker<H> {
         }
     }
 
-    /// Hands one request to the handler.
-    fn serve(&mut self, entry: u16) {
+    /// Hands one request to the handler, with `mark` added to its number.
+    fn serve(&mut self, entry: u16, mark: u64) {
         let queue = Arc::clone(&self.queue);
         let connection = self.dispatch.connection.clone();
         // SAFETY: the entry was just completed.
         let (unique, commit_id, incoming) = unsafe { queue.incoming(entry) };
         self.commits[usize::from(entry)] = (commit_id, unique);
         let slot = Slot::new(Arc::clone(&queue), entry);
-        let Some(incoming) = incoming else {
+        let Some(mut incoming) = incoming else {
             tracing::error!(unique, "a request whose lengths make no sense was refused");
             return Reply::on_ring(connection, unique, slot).error(libc::EIO);
         };
+        incoming.header.unique |= mark;
         let header = incoming.header;
         if header.opcode == abi::opcode::DESTROY {
             self.dispatch.guard(|| self.dispatch.destroy_once());
             return Reply::on_ring(connection, unique, slot).ok();
         }
         let length = header.len as usize;
+        // No more than entries, so their number needs no other limit.
         let mut buffer = if length <= SMALL {
             connection.small_pool().take()
         } else {
-            loop {
-                let pool = connection.large_pool();
-                if let Some(buffer) = pool.take_within(self.buffer_limit, BUFFER_PATIENCE) {
-                    break buffer.starting_at(REQUEST_START);
-                }
-                self.commit();
-            }
+            connection.large_pool().take().starting_at(REQUEST_START)
         };
         // SAFETY: as above; what came with `incoming` says how much there is.
         unsafe { queue.copy_out(entry, &incoming, &mut buffer[..length]) };

@@ -69,7 +69,7 @@ pub fn session<H: Handler>(options: &Options, handler: Arc<H>) -> (Kernel, Runni
     let timeout = Some(Duration::from_secs(10));
     rustix::net::sockopt::set_socket_timeout(&ours, rustix::net::sockopt::Timeout::Recv, timeout)
         .expect("time-out");
-    let parts = Parts { device: theirs, negotiated: negotiated(), mountpoint: None };
+    let parts = Parts { device: theirs, negotiated: negotiated(), mountpoint: None, rings: None };
     let session = Session::from_parts(parts, options, handler).expect("adopted");
     (Kernel { socket: ours }, session.spawn().expect("readers start"))
 }

@@ -4,7 +4,7 @@
 //! means another file by then. Here the kernel looks up and opens by two requests, and repeats the
 //! pair only once when the file is gone in between: a program that reads a file which another
 //! replaces all the time would see `ESTALE` now and then. So a replaced file lives on for a
-//! second, as an orphan; a crash meanwhile leaves it to the recovery of orphans.
+//! second, as an orphan, whoever closes it meanwhile; a crash leaves it to the recovery of orphans.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -41,6 +41,11 @@ impl Waiting {
 }
 
 impl Lingering {
+    /// Whether somebody who has looked the file up may still open it.
+    pub fn has(&self, ino: Ino) -> bool {
+        self.0.lock().files.iter().any(|(_, other)| *other == ino)
+    }
+
     /// Takes all of them, for somebody else to let go.
     pub fn take(&self) -> Vec<Ino> {
         self.0.lock().files.drain(..).map(|(_, ino)| ino).collect()
@@ -48,7 +53,7 @@ impl Lingering {
 }
 
 impl Node {
-    /// Lets go of a replaced file in a while. It is an orphan that nobody has open.
+    /// Lets go of a replaced file in a while. It is an orphan; who has it open keeps it longer.
     pub(crate) fn linger(&self, ino: Ino) {
         let mut waiting = self.names.lingering.0.lock();
         waiting.files.push_back((Instant::now(), ino));
@@ -93,7 +98,7 @@ impl Node {
     }
 
     fn let_go(&self, ino: Ino) {
-        // Its last close does the same.
+        // Its last close does the same: the file waits here no longer.
         if self.is_open(ino) || !self.meta.get(ino).is_ok_and(|record| record.orphan) {
             return;
         }

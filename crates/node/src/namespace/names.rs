@@ -286,6 +286,8 @@ impl Node {
                 kernel.note_departed(&DepartedInode::new(before.ino.0, &before.attr));
             }
             self.names.departed.remember(before.ino, before.attr);
+        } else {
+            self.note_moved(&unlinked.record);
         }
         // Opened at the last moment: whoever did has its record, and discards the data at the end.
         if unlinked.gone && !self.is_open(before.ino) {
@@ -327,8 +329,10 @@ impl Node {
         let now = convert::now();
         let renamed = self.meta.rename(from_dir, from, to_dir, to, flags, now, &in_use)?;
         self.queue(&renamed.moved);
+        self.note_moved(&renamed.moved);
         if let Some(other) = &renamed.exchanged {
             self.queue(other);
+            self.note_moved(other);
         }
         if let Some(replaced) = &renamed.replaced {
             // Another inode than the one seen before, if somebody else was quicker.
@@ -336,7 +340,7 @@ impl Node {
                 .filter(|before| before.ino == replaced.record.ino)
                 .unwrap_or_else(|| self.stat(&replaced.record));
             self.after_removal(before, replaced);
-            if replaced.record.orphan && !self.is_open(replaced.record.ino) {
+            if lingers && replaced.record.orphan {
                 self.linger(replaced.record.ino);
             }
         }

@@ -173,6 +173,7 @@ fn node_on(
         backing,
         files: Arc::default(),
         residents: Default::default(),
+        moved: Default::default(),
         removals: Default::default(),
         accesses: Default::default(),
         spills_noted: Default::default(),

@@ -1,0 +1,143 @@
+//! `cargo xtask test`: runs all tests, several test programs side by side.
+//!
+//! Most tests wait for devices, time limits and other processes, so that one program after the
+//! other leaves the processors idle for half of the time. A test that fails beside others is run
+//! once more with the machine to itself: if it passes then, it is *unsteady*. That is a defect of
+//! the test or of what it tests, and is listed at the end, but what is sent is not held up by it.
+
+mod program;
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+
+use self::program::{Outcome, Program};
+
+/// With more failures than this none gets a second chance: something is broken.
+const SECOND_CHANCES: usize = 4;
+
+/// Builds and runs all tests with the arguments for cargo (features) as given. True if all passed.
+///
+/// Environment: `FOREBAY_TEST_LANES`, test programs side by side (2); `FOREBAY_TEST_STRICT`, if
+/// set, gives no second chance.
+///
+/// # Errors
+/// When tests can't be built or started.
+pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
+    let lanes = match std::env::var("FOREBAY_TEST_LANES") {
+        Ok(text) => match text.parse::<usize>() {
+            Ok(lanes @ 1..=64) => lanes,
+            _ => bail!("FOREBAY_TEST_LANES is {text}: give a number from 1 to 64"),
+        },
+        Err(_) => 2,
+    };
+    let begin = Instant::now();
+    let programs = program::build(root, arguments)?;
+    println!("{} test programs, built in {} s", programs.len(), begin.elapsed().as_secs());
+    let outcomes = side_by_side(programs, lanes)?;
+    let documents = program::documents(root, arguments)?;
+    let failed: Vec<(Program, Vec<String>)> = outcomes.into_iter().filter_map(failures).collect();
+    let unsteady = second_chances(&failed)?;
+    println!("\ntests took {} s", begin.elapsed().as_secs());
+    for name in unsteady.iter().flatten() {
+        println!("UNSTEADY: {name} failed beside others and passed alone");
+    }
+    Ok(documents && unsteady.is_some())
+}
+
+/// Runs all programs, `lanes` at a time, and prints what each said when it ends.
+fn side_by_side(programs: Vec<Program>, lanes: usize) -> Result<Vec<Outcome>> {
+    let queue = Mutex::new(VecDeque::from(programs));
+    let outcomes = Mutex::new(Vec::new());
+    let lane = || -> Result<()> {
+        loop {
+            let next = queue.lock().ok().and_then(|mut queue| queue.pop_front());
+            let Some(program) = next else { return Ok(()) };
+            let outcome = program.run(&[])?;
+            show(&outcome);
+            if let Ok(mut outcomes) = outcomes.lock() {
+                outcomes.push(outcome);
+            }
+        }
+    };
+    std::thread::scope(|scope| -> Result<()> {
+        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
+        for lane in lanes {
+            match lane.join() {
+                Ok(result) => result?,
+                Err(_) => bail!("a lane ended early"),
+            }
+        }
+        Ok(())
+    })?;
+    Ok(outcomes.into_inner().unwrap_or_default())
+}
+
+fn show(outcome: &Outcome) {
+    let mut out = std::io::stdout().lock();
+    let seconds = outcome.took.as_secs_f64();
+    writeln!(out, "\n     Running {} ({seconds:.1} s)\n{}", outcome.program.name, outcome.said)
+        .ok();
+}
+
+/// The tests of a program that failed; the empty name for a program that did not end as it should.
+fn failures(outcome: Outcome) -> Option<(Program, Vec<String>)> {
+    if outcome.passed {
+        return None;
+    }
+    let mut names = failed_tests(&outcome.said);
+    if names.is_empty() || !outcome.ended {
+        names = vec![String::new()];
+    }
+    Some((outcome.program, names))
+}
+
+/// The names in the last list of failures that libtest prints.
+fn failed_tests(said: &str) -> Vec<String> {
+    let Some((_, list)) = said.rsplit_once("\nfailures:\n") else { return Vec::new() };
+    let names = list.lines().map_while(|line| line.strip_prefix("    "));
+    names.map(|name| name.trim().to_owned()).collect()
+}
+
+/// Runs what failed once more, one after the other. The names of those that passed then; `None` if
+/// one failed again.
+fn second_chances(failed: &[(Program, Vec<String>)]) -> Result<Option<Vec<String>>> {
+    let tests =
+        || failed.iter().flat_map(|(program, names)| names.iter().map(move |n| (program, n)));
+    let mut unsteady = Vec::new();
+    for (program, name) in tests() {
+        println!("FAILED: {} {name}", program.name);
+    }
+    let strict = std::env::var_os("FOREBAY_TEST_STRICT").is_some();
+    if tests().count() > if strict { 0 } else { SECOND_CHANCES } {
+        return Ok(None);
+    }
+    for (program, name) in tests() {
+        println!("\nonce more, alone: {} {name}", program.name);
+        let exact = [name.as_str(), "--exact", "--test-threads=1"];
+        let outcome = program.run(if name.is_empty() { &[] } else { &exact })?;
+        show(&outcome);
+        if !outcome.passed {
+            return Ok(None);
+        }
+        unsteady.push(format!("{} {name}", program.name));
+    }
+    Ok(Some(unsteady))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_tests_when_some_failed_then_named_and_nothing_else() {
+        let said = "running 3 tests\ntest a ... ok\n\nfailures:\n\n---- b stdout ----\nfailures:\n\
+                    oh\n\n\nfailures:\n    b\n    c::d\n\ntest result: FAILED. 1 passed; 2 failed\n";
+        assert_eq!(failed_tests(said), ["b", "c::d"]);
+        assert!(failed_tests("test result: ok. 3 passed").is_empty());
+    }
+}

@@ -1,0 +1,182 @@
+//! Test programs: what cargo builds for `cargo test`, and one run of them.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+/// The longest that one program may take; more than twice what the longest takes here.
+const LIMIT: Duration = Duration::from_secs(600);
+const LOOK: Duration = Duration::from_millis(20);
+/// For the rest of what a program printed, once it has ended.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A test program.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// Package and target, for people.
+    pub name: String,
+    executable: PathBuf,
+    /// Where cargo would start it: the root of its package.
+    home: PathBuf,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Of what.
+    pub program: Program,
+    /// All tests passed.
+    pub passed: bool,
+    /// It came to its end by itself, whatever the result.
+    pub ended: bool,
+    /// What it printed.
+    pub said: String,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Builds all test programs, those first that take long.
+pub fn build(root: &Path, arguments: &[String]) -> Result<Vec<Program>> {
+    let mut cargo = cargo(root);
+    cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    let output = cargo.args(arguments).stdout(Stdio::piped()).stderr(Stdio::inherit()).output();
+    let output = output.context("cargo can't be started")?;
+    if !output.status.success() {
+        bail!("the tests could not be built");
+    }
+    let text = String::from_utf8(output.stdout).context("cargo's messages")?;
+    let mut programs: Vec<Program> = text.lines().filter_map(|line| program(root, line)).collect();
+    // The suites on mounts are at the end of the alphabet and take longest: begun last they would
+    // leave one lane to itself.
+    programs.sort_by_key(|program| !program.name.contains("tests/mount_"));
+    Ok(programs)
+}
+
+/// Runs the examples in the documentation. True if all passed.
+pub fn documents(root: &Path, arguments: &[String]) -> Result<bool> {
+    let mut cargo = cargo(root);
+    cargo.args(["test", "--workspace", "--doc"]).args(arguments);
+    Ok(cargo.status().context("cargo can't be started")?.success())
+}
+
+fn cargo(root: &Path) -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(root);
+    cargo
+}
+
+/// The program that one of cargo's messages speaks of.
+fn program(root: &Path, line: &str) -> Option<Program> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
+        return None;
+    }
+    let executable = PathBuf::from(message["executable"].as_str()?);
+    let source = Path::new(message["target"]["src_path"].as_str()?);
+    let home = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
+    let name = source.strip_prefix(root).unwrap_or(source).display().to_string();
+    Some(Program { name, executable, home })
+}
+
+impl Program {
+    /// Runs it with the arguments given, for [`LIMIT`] at most.
+    pub fn run(&self, arguments: &[&str]) -> Result<Outcome> {
+        let began = Instant::now();
+        let (mut reader, writer) = std::io::pipe()?;
+        let mut command = Command::new(&self.executable);
+        command.args(arguments).current_dir(&self.home).env("CARGO_MANIFEST_DIR", &self.home);
+        command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+        let mut child = command.spawn().with_context(|| self.name.clone())?;
+        // Its ends of the pipe are the child's alone from here on.
+        drop(command);
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let listener = std::thread::spawn({
+            let heard = heard.clone();
+            move || listen(&mut reader, &heard)
+        });
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break Some(status);
+            }
+            if began.elapsed() > LIMIT {
+                child.kill()?;
+                child.wait()?;
+                break None;
+            }
+            std::thread::sleep(LOOK);
+        };
+        // A process that outlives its program may hold the pipe: it is not waited for.
+        let until = Instant::now() + PATIENCE;
+        while !listener.is_finished() && Instant::now() < until {
+            std::thread::sleep(LOOK);
+        }
+        let mut said = heard
+            .lock()
+            .map_or_else(|_| String::new(), |b| String::from_utf8_lossy(&b).into_owned());
+        if !status.is_some_and(|status| status.success()) {
+            let how =
+                status.map_or(format!("stopped after {} s", LIMIT.as_secs()), |s| s.to_string());
+            said.push_str(&format!("\n{}: {how}\n", self.name));
+        }
+        Ok(Outcome {
+            program: self.clone(),
+            passed: status.is_some_and(|status| status.success()),
+            // libtest ends with 101 when tests failed.
+            ended: status.is_some_and(|status| matches!(status.code(), Some(0 | 101))),
+            said,
+            took: began.elapsed(),
+        })
+    }
+}
+
+fn listen(reader: &mut impl Read, heard: &Mutex<Vec<u8>>) {
+    let mut part = [0; 4096];
+    while let Ok(length @ 1..) = reader.read(&mut part) {
+        if let Ok(mut heard) = heard.lock() {
+            heard.extend_from_slice(&part[..length]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> (Program, Vec<String>) {
+        let program = Program { name: "sh".into(), executable: "/bin/sh".into(), home: "/".into() };
+        (program, vec!["-c".to_owned(), script.to_owned()])
+    }
+
+    fn run(script: &str) -> Outcome {
+        let (program, arguments) = shell(script);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        program.run(&arguments).expect("it runs")
+    }
+
+    #[test]
+    fn run_when_it_passes_fails_or_dies_then_told_apart() {
+        let fine = run("echo one; echo two >&2");
+        assert!(fine.passed && fine.ended && fine.said == "one\ntwo\n");
+        let failed = run("exit 101");
+        assert!(!failed.passed && failed.ended);
+        let died = run("kill -9 $$");
+        assert!(!died.passed && !died.ended && died.said.contains("signal: 9"));
+    }
+
+    #[test]
+    fn program_when_a_message_is_of_a_test_then_found_and_others_not() {
+        let line = r#"{"reason":"compiler-artifact","profile":{"test":true},
+            "executable":"/t/x-1","target":{"src_path":"/r/tests/a.rs"},"manifest_path":"/r/Cargo.toml"}"#;
+        let found = program(Path::new("/r"), &line.replace('\n', " ")).expect("a test");
+        assert_eq!(found.name, "tests/a.rs");
+        assert!(
+            program(Path::new("/r"), &line.replace("\"test\":true", "\"test\":false")).is_none()
+        );
+        assert!(program(Path::new("/r"), "no json").is_none());
+    }
+}
