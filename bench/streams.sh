@@ -5,11 +5,16 @@
 # privileges.
 #
 #   bench/streams.sh [maximum|startup|truth|emulated]...     all if not said
+#   bench/streams.sh comparison                  maximum and start-up for each size of memory, within
+#                                                BUDGET seconds for each search
+#   bench/streams.sh long [emulated|throttled]   the admitted maximum for LONG seconds, best-effort
+#                                                reads beside it: no glitch is expected
 #
 # Environment: QUICK=1 (small and short, less than 5 minutes: shows that it works, the figures say
 # little; all of it takes about three hours), WORK_DIR (a new directory in /var/tmp), MEMORY
 # ("16 64 256", in MB), RATE (bytes a second of a stream, 1000000), TITLES (120), LENGTH (seconds that
-# each plays, 30), MOST (streams to try at most, TITLES), APART (milliseconds between starts, 200),
+# each plays, 30), LONG (600, of 20 with QUICK), BUDGET (seconds to search for a maximum, none), NOISE
+# (best-effort readers beside a long run, 4), MOST (streams to try at most, TITLES), APART (milliseconds between starts, 200),
 # LOADS ("50 80 95 105", in % of what the service admits), SLOW_BPS, SLOW_IOPS (see slowdisk.sh),
 # SKIP_BUILD. Long runs are for a machine with nothing else to do. Results:
 # bench/results/streams.csv.
@@ -31,6 +36,8 @@ MOST=${MOST:-$TITLES}
 APART=${APART:-200}
 LOADS=${LOADS:-50 80 95 105}
 PORT=${PORT:-8481}
+LONG=${LONG:-$([ -n "${QUICK:-}" ] && echo 20 || echo 600)}
+NOISE=${NOISE:-4}
 MEMCG=/sys/fs/cgroup/memory
 DISK=$DIR/disk
 GROUP=$MEMCG/forebay-bench-$$
@@ -177,15 +184,17 @@ play_from() {
 
 # The most players of which none runs dry.
 most() { # name MB
-    local name=$1 mb=$2 low=0 high=$MOST step n out
+    local name=$1 mb=$2 part=${3:-maximum} low=0 high=$MOST step n out since=$SECONDS
     step=$((MOST / ${STEPS:-16} > 0 ? MOST / ${STEPS:-16} : 1))
     while [ $((high - low)) -gt "$step" ]; do
+        # What was found until then is a lower bound.
+        [ -z "${BUDGET:-}" ] || [ $((SECONDS - since)) -lt "$BUDGET" ] || break
         n=$(((low + high + 1) / 2))
         out=$(play_from "$name" "$mb" "$n") || return 1
         if [ "$(echo "$out" | field disturbed)$(echo "$out" | field failed)" = 00 ]; then low=$n; else high=$n; fi
         say "$name, $mb MB, $n players: $out"
     done
-    note maximum "$name" "$mb" streams "$low"
+    note "$part" "$name" "$mb" streams "$low"
 }
 
 note() { # part subject MB figure value
@@ -220,6 +229,24 @@ maximum() {
         admitted maximum "$mb"
         for name in $(others); do
             most "$name" "$mb"
+        done
+    done
+}
+
+# Everybody's maximum, and his start-up at the loads that the service's maximum gives.
+comparison() {
+    local mb name load
+    slow_disk
+    for mb in $MEMORY; do
+        admitted comparison "$mb"
+        for load in $LOADS; do
+            started comparison forebay "$mb" "$load" "$(play_forebay "$mb" $((FITS * load / 100)))"
+        done
+        for name in $(others); do
+            most "$name" "$mb" comparison
+            for load in $LOADS; do
+                started comparison "$name" "$mb" "$load" "$(play_from "$name" "$mb" $((FITS * load / 100)))"
+            done
         done
     done
 }
@@ -285,12 +312,63 @@ emulated() (
     done
 )
 
+# Reads what nobody plays, without a guarantee, until the file that it is given is gone.
+noise() { # file title
+    while [ -e "$1" ]; do
+        timeout 30 curl -s -o /dev/null "http://127.0.0.1:$PORT/$2?class=best-effort" || sleep 0.2
+    done
+}
+
+# The admitted maximum for a long time: long emulated|throttled.
+long() (
+    LENGTH=$LONG mb=${MEMORY%% *} on=$DIR/noise
+    if [ "$1" = emulated ]; then
+        RATE=250000 MOST=60 APART=100 LIBRARY=$DIR/emulated SERVE=(--emulate table1)
+        mkdir -p "$LIBRARY"
+        # The time that a read takes is the model's: what is read may be holes.
+        for title in $(seq -w 1 $((MOST + NOISE))); do
+            truncate -s $((RATE * (LENGTH + 10))) "$LIBRARY/t$title"
+        done
+    else
+        export SLOW_BPS=20000000
+        MOST=24 TITLES=$((24 + NOISE))
+        slow_disk
+    fi
+    serve_forebay "$mb"
+    touch "$on"
+    for title in $(seq -w 1 $((MOST + NOISE)) | tail -n "$NOISE"); do
+        noise "$on" "t$title" &
+    done
+    out=$(play "$MOST" --url http://127.0.0.1:$PORT --query "?rate=$((RATE * 8))") || out=failed
+    rm -f "$on"
+    counted=$(timeout 10 "$FOREBAY" stream status --json | tr -d ' \n')
+    stop_server
+    wait
+    say "long, $1, $mb MB, $LENGTH s: $out"
+    say "the service's own count: $(echo "$counted" | grep -o '"glitches":{[^}]*}')," \
+        "$(echo "$counted" | field bytes_best_effort) bytes of best effort"
+    note long "$1" "$mb" seconds "$LENGTH"
+    note long "$1" "$mb" streams $(($(echo "$out" | field players) - $(echo "$out" | field refused)))
+    note long "$1" "$mb" disturbed "$(echo "$out" | field disturbed)"
+    note long "$1" "$mb" glitches "$(echo "$counted" | grep -o '"glitches":{[^}]*}' | grep -o '[0-9]*' |
+        awk '{sum += $1} END {print sum + 0}')"
+    note long "$1" "$mb" best_effort_bytes "$(echo "$counted" | field bytes_best_effort)"
+)
+
 begun=$SECONDS
 echo "part,subject,memory_mb,figure,value" >"$RESULTS/streams.csv"
-for part in "$@"; do
+while [ $# -gt 0 ]; do
+    part=$1
+    shift
     case $part in
-    maximum | startup | truth | emulated) $part ;;
-    *) say "usage: $0 [maximum|startup|truth|emulated]..."; exit 2 ;;
+    maximum | startup | truth | emulated | comparison) $part ;;
+    long)
+        case ${1:-} in
+        emulated | throttled) long "$1" && shift ;;
+        *) long emulated ;;
+        esac
+        ;;
+    *) say "usage: $0 [maximum|startup|truth|emulated|comparison|long [emulated|throttled]]..."; exit 2 ;;
     esac
 done
 cat "$RESULTS/streams.csv"

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::control::{
     ClusterStatus, Forgotten, HintState, Location, NodeState, Outcome, Progress, Residency, Status,
-    TierStatus,
+    TierStatus, WirePath,
 };
 use crate::engine::FsckReport;
 use crate::units::{format_bytes, format_count, format_seconds};
@@ -51,6 +51,7 @@ pub fn status(status: &Status) -> String {
         line(format_args!("               {name}: {value}"));
     }
     hints(status, &mut line);
+    streams(status, &mut line);
     passthrough(status, &mut line);
     if status.is_drained() {
         line(format_args!("  dirty        nothing; the backing store has everything"));
@@ -125,6 +126,39 @@ fn hints(status: &Status, line: Line<'_>) {
     let more = status.hints.len().saturating_sub(ROWS_MAX);
     if more > 0 {
         line(format_args!("               and {more} more jobs"));
+    }
+}
+
+fn streams(status: &Status, line: Line<'_>) {
+    let Some(streams) = &status.streams else { return };
+    let service = &streams.service;
+    line(format_args!(
+        "  streams      {} at {}/s, memory {} of {}; opened {}",
+        service.guaranteed,
+        format_bytes(service.guaranteed_rate),
+        format_bytes(service.memory_used),
+        format_bytes(service.memory_limit),
+        format_count(service.opened)
+    ));
+    for stream in service.streams.iter().take(ROWS_MAX) {
+        line(format_args!(
+            "               {}  {}/s, {}, {} glitches",
+            WirePath::from(&stream.path),
+            format_bytes(stream.rate),
+            stream.state,
+            stream.glitches
+        ));
+    }
+    for (cause, count) in &service.glitches {
+        line(format_args!("               glitches: {} {cause}", format_count(*count)));
+    }
+    for refused in streams.refused.iter().rev().take(ROWS_MAX) {
+        line(format_args!(
+            "               refused {} at {}/s: {}",
+            refused.path,
+            format_bytes(refused.rate),
+            refused.why
+        ));
     }
 }
 

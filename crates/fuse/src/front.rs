@@ -97,14 +97,22 @@ impl Front {
 
     /// Hands a request that must wait to the slow pool.
     fn defer(&self, request: Request, reply: Reply, began: Instant) {
-        let Ok(patience) = request.operation().map(|operation| patience(&operation)) else {
-            return reply.error(libc::EIO);
+        let Ok(operation) = request.operation() else { return reply.error(libc::EIO) };
+        let reads = match operation {
+            Operation::Read { fh, .. } => Some(fh),
+            _ => None,
         };
+        let patience = patience(&operation);
         let shared = Arc::clone(&self.0);
         let header = *request.header();
         let watched = self.0.watch.enter(request, reply, patience);
         let deferred = Arc::clone(&watched.deferred);
-        let taken = self.0.node.slow_pool().run(Urgency::Demand, move || {
+        let node = &self.0.node;
+        let pool = match reads {
+            Some(fh) => node.pool_of_reads(fh),
+            None => node.slow_pool(),
+        };
+        let taken = pool.run(Urgency::Demand, move || {
             let Some(request) = watched.deferred.begin() else { return };
             // A defect costs its request an EIO, not the pool a thread.
             let _begun = shared.begin(&request);

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::stream::StreamsConfig;
+
 /// One tier: a local directory and how much of it Forebay may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierConfig {
@@ -143,6 +145,8 @@ pub struct NodeConfig {
     pub throttle: Option<(u64, u64)>,
     /// Bytes that may be fetched ahead along hints and not be used yet; 0 for no fetches ahead.
     pub prefetch_bytes: u64,
+    /// How files are streamed; `None` for a node without streams.
+    pub streams: Option<StreamsConfig>,
     /// The cluster to join; `None` for a node that has its backing store for itself.
     pub cluster: Option<ClusterConfig>,
     /// Where the event log of the steward is recorded, if anywhere. Begins with the start of the node.
@@ -174,6 +178,7 @@ impl NodeConfig {
             flush_threads: 8,
             throttle: None,
             prefetch_bytes,
+            streams: None,
             cluster: None,
             event_log: None,
         }

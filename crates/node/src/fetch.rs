@@ -217,6 +217,7 @@ impl Node {
             let mut header = self.header_for(record, false, false);
             let object = self.create_object(tier, ino, &header)?;
             match shared {
+                None if self.copied_cold(backing, &*object, size)? => {}
                 None => {
                     let limits = self.limits(haste.priority());
                     copy::copy_range(backing, &*object, 0..size, &limits, &haste.cancel())?;
@@ -508,11 +509,11 @@ impl Node {
             }
             self.prefetch_gate();
             let bytes = &mut buffer[..usize::try_from(len).unwrap_or(0)];
-            let read = match base.read_at(bytes, run.start) {
+            let read = match self.read_cold(&*base, bytes, run.start) {
                 Ok(read) => read,
                 Err(error) => {
                     self.tiers[usize::from(tier)].room.give(len.next_multiple_of(BLOCK));
-                    return Err(error.into());
+                    return Err(error);
                 }
             };
             match self.install_run(file, (tier, &base), run, &bytes[..read], Source::Fill)? {

@@ -1,13 +1,14 @@
 //! Open files.
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use sharded_slab::{Entry, Slab};
 
 use crate::cluster::Remote;
 use crate::files::FileRef;
+use crate::stream::OpenStream;
 
 /// How the kernel treats an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +52,8 @@ pub struct Handle {
     pub(crate) held: AtomicBool,
     /// By way of which node the file is read and written, if it is not here.
     pub(crate) remote: Remote,
+    /// What its reader reads along, if it is a stream.
+    pub(crate) stream: Option<Arc<OpenStream>>,
     /// Room promised to a passthrough writer: tier and bytes.
     pub(crate) promised: Option<(u8, u64)>,
     /// Where a sequential reader reads next.
@@ -74,6 +77,7 @@ impl Handle {
             append,
             held: AtomicBool::new(write),
             remote: Remote::default(),
+            stream: None,
             promised,
             expected: AtomicU64::new(0),
             run: AtomicU64::new(0),
@@ -176,7 +180,6 @@ impl Handles {
 mod tests {
     use super::*;
     use crate::files::Files;
-    use std::sync::Arc;
 
     fn handle(files: &Arc<Files>, ino: u64) -> Handle {
         Handle::new(files.get(forebay_meta::Ino(ino)), false, OpenMode::Direct, None)

@@ -19,6 +19,7 @@ use crate::metrics::Source;
 use crate::node::Node;
 use crate::place::{Base, Place, Residence};
 use crate::spill::write_all;
+use crate::stream::OpenStream;
 
 /// Charges of growing files grow by this much at a time.
 const STEP: u64 = 1 << 20;
@@ -57,6 +58,13 @@ impl Node {
         } else if matches!(residence.base, Base::Zeros) {
             return Ok(0);
         }
+        if let Some(stream) = handle.stream.clone() {
+            // Neither the file nor the handle is kept from others while the stream is waited for.
+            let file = file.clone();
+            drop(residence);
+            drop(handle);
+            return self.read_of_stream(context, &file, &stream, offset, buffer);
+        }
         context.wait()?;
         let _demand = self.demand_gate();
         let sequence = handle.sequence(offset, buffer.len() as u64);
@@ -77,6 +85,23 @@ impl Node {
         drop(residence);
         self.fill_after_miss(file, offset..offset + read as u64, sequence);
         Ok(read)
+    }
+
+    /// Reads along a stream, or beside it what it does not give.
+    fn read_of_stream(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        stream: &OpenStream,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize> {
+        if let Some(read) = self.read_streamed(context, file, stream, offset, buffer)? {
+            return Ok(read);
+        }
+        context.wait()?;
+        let residence = file.residence.read();
+        self.read_with_gaps(file, &residence, offset, buffer)
     }
 
     /// Reads what is on the tier from there and the rest from the base. Nobody waits for an extent
@@ -135,7 +160,7 @@ impl Node {
             }
             Base::Backing(opened) => {
                 let backing = self.opened_base(file, opened)?;
-                let read = backing.read_at(buffer, offset)?;
+                let read = self.read_cold(&*backing, buffer, offset)?;
                 self.metrics.bytes.of(Source::Backing).add(read as u64);
                 Ok(read)
             }

@@ -35,6 +35,7 @@ use crate::removals::Removals;
 use crate::residents::Residents;
 use crate::restamp::Moved;
 use crate::room::Room;
+use crate::stream::Streams;
 use crate::trace::{EventLog, Tracer};
 
 /// One tier in use.
@@ -87,6 +88,8 @@ pub struct Node {
     /// This node, for the jobs that it hands to its pools.
     pub(crate) this: Weak<Node>,
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Its streams, if it serves any.
+    pub(crate) streams: Option<Arc<Streams>>,
     /// Its part in a cluster, if it is in one.
     pub(crate) cluster: Option<Cluster>,
     pub(crate) state_dir: PathBuf,
@@ -202,6 +205,10 @@ impl Node {
             Steward::new(&decisions).map_err(|error| NodeError::Config(error.to_string()))?;
         let event_log = config.event_log.as_deref();
         let event_log = event_log.map(|path| EventLog::create(path, &decisions)).transpose()?;
+        let streams = config.streams.as_ref();
+        let streams =
+            streams.map(|streams| Streams::start(streams, &config.backing, config.extent_bytes));
+        let streams = streams.transpose()?;
         let flush_threads = config.flush_threads;
         let slow_threads = config.slow_threads;
         Ok(Arc::new_cyclic(|this| Node {
@@ -238,6 +245,7 @@ impl Node {
             stopping: AtomicBool::new(false),
             this: this.clone(),
             threads: Mutex::default(),
+            streams,
             cluster,
             state_dir,
         }))
@@ -258,6 +266,15 @@ impl Node {
     /// The pool of threads that may wait.
     pub fn slow_pool(&self) -> &Pool {
         &self.slow
+    }
+
+    /// The pool of threads that may wait for reads of a handle.
+    pub fn pool_of_reads(&self, fh: u64) -> &Pool {
+        let streamed = || self.handles.get(fh).is_some_and(|handle| handle.stream.is_some());
+        match &self.streams {
+            Some(streams) if streamed() => streams.readers(),
+            _ => &self.slow,
+        }
     }
 
     /// A thread that lets the steward see time pass.
@@ -305,6 +322,10 @@ impl Node {
         if let Some(cluster) = &self.cluster {
             cluster.close_to_peers();
         }
+        if let Some(streams) = &self.streams {
+            // Nobody plays any more; whoever waits for a turn goes on.
+            streams.stop();
+        }
         let unsettled = self.settle_all(until);
         self.restamp_moved();
         // While the reconciler can still take away what they had spilled.
@@ -315,6 +336,7 @@ impl Node {
         self.write_accesses();
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let mut ended = self.flushers.close(left(until)) & self.slow.close(left(until));
+        ended &= self.streams.as_ref().is_none_or(|streams| streams.readers().close(left(until)));
         ended &= self.cluster.as_ref().is_none_or(|cluster| cluster.close(left(until)));
         for handle in self.threads.lock().drain(..) {
             // One that hangs in the backing store is left behind.

@@ -22,6 +22,7 @@ use crate::metrics::RefusalReason;
 use crate::namespace::{Found, NewName, Stat};
 use crate::node::Node;
 use crate::place::{Base, Residence};
+use crate::stream::OpenStream;
 
 /// Who has a file open, and how.
 #[derive(Default)]
@@ -116,8 +117,9 @@ impl Node {
             self.truncate(context, &record, 0)?;
             record = self.meta.get(file.ino)?;
         }
-        self.prepare(context, file, &record, write)?;
-        self.attach(file, &record, write, flags & libc::O_APPEND != 0)
+        let stream = self.prepare(context, file, &record, write)?;
+        let append = flags & libc::O_APPEND != 0;
+        self.attach(file, &record, (write, append), stream)
     }
 
     /// A handle that may write has the right to for as long as it lives.
@@ -191,20 +193,21 @@ impl Node {
         let file = self.files.get(record.ino);
         self.load(&Context::DAEMON, &file)?;
         self.tracer.note(file.ino, 0, true);
-        let opened = self.attach(&file, record, write, flags & libc::O_APPEND != 0);
+        let append = flags & libc::O_APPEND != 0;
+        let opened = self.attach(&file, record, (write, append), None);
         self.keep_hold(right, opened.is_ok());
         opened
     }
 
     /// Sees to it that the bytes are where this open wants them: small files on a tier, large ones
-    /// begun.
+    /// begun, those that are played admitted as streams.
     pub(crate) fn prepare(
         &self,
         context: &Context,
         file: &FileRef,
         record: &Arc<Record>,
         write: bool,
-    ) -> Result<()> {
+    ) -> Result<Option<Arc<OpenStream>>> {
         fail_at!("node.open.prepare");
         self.load(context, file)?;
         let size = record.attr.size;
@@ -213,8 +216,9 @@ impl Node {
             let zeros = size == 0 || !matches!(residence.base, Base::Backing(_));
             (residence.place.is_some(), zeros)
         };
+        let rate = if write || nothing { None } else { self.stream_rate(context, record)? };
         // Before anything is told: who has to wait comes by here once more.
-        if !resident && !nothing {
+        if !resident && !nothing || rate.is_some() {
             context.wait()?;
         }
         self.decide(Event::Access {
@@ -226,19 +230,33 @@ impl Node {
         if resident {
             self.metrics.hits.add(1);
         }
+        if !resident && !nothing {
+            self.metrics.misses.add(1);
+        }
+        if let Some(rate) = rate
+            && let Some(stream) = self.admit_stream(file, rate)?
+        {
+            return Ok(Some(stream));
+        }
         if resident || nothing {
-            return Ok(());
+            return Ok(None);
         }
-        self.metrics.misses.add(1);
         if size <= self.config.fetch_on_open_bytes {
-            self.fetch_whole(file, record)
+            self.fetch_whole(file, record)?;
         } else {
-            self.begin_partial(file, record)
+            self.begin_partial(file, record)?;
         }
+        Ok(None)
     }
 
     /// Enters the open into the file and picks its mode.
-    fn attach(&self, file: &FileRef, record: &Record, write: bool, append: bool) -> Result<Opened> {
+    fn attach(
+        &self,
+        file: &FileRef,
+        record: &Record,
+        (write, append): (bool, bool),
+        stream: Option<Arc<OpenStream>>,
+    ) -> Result<Opened> {
         fail_at!("node.open.attach");
         let residence = file.residence.read();
         let mut opens = file.opens.lock();
@@ -249,6 +267,11 @@ impl Node {
             // The kernel may have another length in mind than the file has since it was opened.
             mode = OpenMode::Direct;
             (handle.mode, handle.append) = (mode, true);
+        }
+        if stream.is_some() && matches!(mode, OpenMode::Cached { .. } | OpenMode::Direct) {
+            // The kernel's cache and its readahead would hide from the stream where its reader is.
+            mode = OpenMode::Direct;
+            (handle.mode, handle.stream) = (mode, stream);
         }
         let Some(fh) = self.handles.insert(handle) else {
             if let Some((tier, bytes)) = promised {
@@ -356,7 +379,8 @@ impl Node {
         record: &Record,
     ) -> (OpenMode, Option<(u8, u64)>) {
         let refused = || (self.served(RefusalReason::NotResident, true, false), None);
-        if !matches!(residence.base, Base::Backing(_)) || self.config.throttle.is_some() {
+        let unseen = self.config.throttle.is_none() && self.streams.is_none();
+        if !matches!(residence.base, Base::Backing(_)) || !unseen {
             return refused();
         }
         let Ok(backing) = self.open_backing(record, Access::Read) else { return refused() };

@@ -136,19 +136,21 @@ impl Node {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize> {
-        let Some(over) = &spill.over else { return Ok(spill.file().read_at(buffer, offset)?) };
+        let Some(over) = &spill.over else {
+            return self.read_cold(&**spill.file(), buffer, offset);
+        };
         let has = over.has.read();
         let left = has.size().saturating_sub(offset);
         let want = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let mut absent = Vec::new();
         has.missing_runs(offset..offset + want as u64, &mut absent);
         let upper = |at, part: &mut [u8]| {
-            let read = spill.file().read_at(part, at)?;
+            let read = self.read_cold(&**spill.file(), part, at)?;
             part[read..].fill(0);
             Ok(())
         };
         let lower = |at, part: &mut [u8]| {
-            let read = self.below(file, over)?.read_at(part, at)?;
+            let read = self.read_cold(&*self.below(file, over)?, part, at)?;
             part[read..].fill(0);
             Ok(())
         };

@@ -147,7 +147,11 @@ impl Node {
         let flushing = signed(self.flushers.queued() as u64);
         metrics.pool_queued.of(Queue::WriteBack).set(flushing);
         self.count_hints();
-        metrics.render()
+        let mut text = metrics.render();
+        if let Some(streams) = self.streams_report() {
+            text += &forebay_streams::metrics::render(&streams.status);
+        }
+        text
     }
 
     /// Takes over what the steward counted of hints and fetches ahead.

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use crate::model::{Extent, Layout};
 
@@ -18,6 +18,14 @@ pub fn layout_of(file: &File, bytes: u64) -> Layout {
         Vec::new()
     });
     complete(&extents, bytes)
+}
+
+/// Where one byte of a file lies on its device, if the file system says so.
+pub fn place_of(file: BorrowedFd<'_>, offset: u64) -> Option<u64> {
+    let map = mapped(file, (offset, 1), 0).ok()?;
+    let extent = map.extents.first().filter(|_| map.mapped_extents > 0)?;
+    let within = offset.checked_sub(extent.logical)?;
+    (extent.flags & EXTENT_PLACELESS == 0).then_some(extent.physical + within)
 }
 
 /// A layout of exactly `bytes` bytes: what lies in a hole, or past the last extent, is taken to
@@ -79,24 +87,28 @@ struct Fiemap {
     extents: [FiemapExtent; FIEMAP_BATCH],
 }
 
+/// The extents of a part of a file: where it starts, and its length.
+fn mapped(file: BorrowedFd<'_>, (start, length): (u64, u64), flags: u32) -> io::Result<Fiemap> {
+    let mut map = Fiemap {
+        start,
+        length,
+        flags,
+        mapped_extents: 0,
+        extent_count: FIEMAP_BATCH as u32,
+        reserved: 0,
+        extents: [FiemapExtent::default(); FIEMAP_BATCH],
+    };
+    // SAFETY: the structure is laid out as the kernel's and has room for `extent_count`.
+    let code = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP as _, &raw mut map) };
+    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(map) }
+}
+
 fn fiemap(file: &File) -> io::Result<Vec<Extent>> {
     let mut found: Vec<Extent> = Vec::new();
     let mut start = 0;
     while found.len() < EXTENTS_MAX {
-        let mut map = Fiemap {
-            start,
-            length: u64::MAX - start,
-            flags: if start == 0 { FIEMAP_FLAG_SYNC } else { 0 },
-            mapped_extents: 0,
-            extent_count: FIEMAP_BATCH as u32,
-            reserved: 0,
-            extents: [FiemapExtent::default(); FIEMAP_BATCH],
-        };
-        // SAFETY: the structure is laid out as the kernel's and has room for `extent_count`.
-        let code = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP as _, &raw mut map) };
-        if code < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let flags = if start == 0 { FIEMAP_FLAG_SYNC } else { 0 };
+        let map = mapped(file.as_fd(), (start, u64::MAX - start), flags)?;
         let mapped = &map.extents[..(map.mapped_extents as usize).min(FIEMAP_BATCH)];
         let Some(last) = mapped.last() else { break };
         for extent in mapped.iter().filter(|extent| extent.flags & EXTENT_PLACELESS == 0) {
@@ -151,5 +163,9 @@ mod tests {
         let layout = layout_of(&file, 3 << 20);
         assert_eq!(layout.bytes(), 3 << 20);
         assert_ne!(layout.locate(1 << 20), layout.locate(2 << 20));
+        // Where the file system says it at all.
+        let place = place_of(file.as_fd(), 2 << 20);
+        assert!(place.is_none_or(|place| place == layout.locate(2 << 20).unwrap().0));
+        assert_eq!(place_of(file.as_fd(), 1 << 40), None, "beyond the end");
     }
 }

@@ -21,9 +21,11 @@ mod priority;
 mod rate;
 mod service;
 
+pub use bytes::Bytes;
 pub use error::Error;
+pub use extents::place_of;
 pub use rate::parse_rate;
 pub use service::{
     Class, Histogram, OpenError, Rejected, Service, ServiceConfig, Status, Stream, StreamError,
-    StreamLine, StreamRequest,
+    StreamLine, StreamRequest, Turn,
 };

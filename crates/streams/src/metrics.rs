@@ -186,6 +186,18 @@ fn work(page: &mut Page, s: &Status) {
         s.bytes_best_effort,
     );
     page.number(
+        "forebay_stream_beginnings_bytes",
+        "gauge",
+        "Bytes of beginnings of popular files that are at hand.",
+        s.beginnings_bytes,
+    );
+    page.number(
+        "forebay_stream_beginnings_used_total",
+        counter,
+        "Streams that have begun with one.",
+        s.beginnings_used,
+    );
+    page.number(
         "forebay_stream_visits_total",
         counter,
         "Visits of streams by the device.",

@@ -32,7 +32,7 @@ const TOOLS: &[&str] = &["forebay-bench", "forebay-tests", "xtask"];
 const PRODUCT: &[&str] =
     &[CORE, ERASURE, STORE, META, PEER, NODE, FUSE, MPIIO, STREAMS, PYTHON, WIRE];
 
-/// core <- {store, meta, peer} <- node <- {fuse, mpiio, streams, python} <- forebay. The middle three
+/// core <- {store, meta, peer, streams} <- node <- {fuse, mpiio, python} <- forebay. The second four
 /// never name each other, and fusewire and the erasure code know nothing of Forebay.
 const ROOMS: &[Room] = &[
     Room { name: CORE, may_use: &[] },
@@ -41,10 +41,10 @@ const ROOMS: &[Room] = &[
     Room { name: STORE, may_use: &[CORE, ERASURE] },
     Room { name: META, may_use: &[CORE] },
     Room { name: PEER, may_use: &[CORE] },
-    Room { name: NODE, may_use: &[CORE, ERASURE, STORE, META, PEER] },
+    Room { name: NODE, may_use: &[CORE, ERASURE, STORE, META, PEER, STREAMS] },
     Room { name: FUSE, may_use: &[CORE, NODE, WIRE] },
     Room { name: MPIIO, may_use: &[CORE, NODE] },
-    Room { name: STREAMS, may_use: &[CORE, NODE] },
+    Room { name: STREAMS, may_use: &[CORE] },
     Room { name: PYTHON, may_use: &[CORE, NODE] },
     Room { name: BINARY, may_use: PRODUCT },
     Room { name: SIM, may_use: &[CORE] },

@@ -6,6 +6,7 @@
 //! - [`closed_form`]: what rounds of fixed length carry, by arithmetic.
 //! - [`admission`]: which streams a device carries.
 //! - [`machine`]: which stream is read when and into which buffers.
+//! - [`popular`]: which beginnings are worth keeping on a faster device.
 //!
 //! The schemes Sweep, Sweep & Prefetch, Gradual Prefetching and Grouped Periodic Multiround
 //! Prefetching are those of Harizopoulos, Harizakis, Triantafillou: "Hierarchical Caching and
@@ -16,6 +17,7 @@ pub mod closed_form;
 pub mod disk;
 pub mod layout;
 pub mod machine;
+pub mod popular;
 pub mod profile;
 pub mod rate;
 mod ring;

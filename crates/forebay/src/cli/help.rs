@@ -297,6 +297,21 @@ Examples:
   forebay stream serve /srv/films --emulate table1 --memory 16M
       Behaves as if the files lay on an old disk.";
 
+/// `stream open`.
+pub const STREAM_OPEN: &str = "\
+Opens a file of a mount that serves streams (`forebay mount --stream-profile`) and writes it to \
+standard output, at its rate. If the device can't carry it beside the streams that are open, it \
+says why and ends with exit code 1. The rate stays with the file, as the extended attribute \
+user.forebay.stream.rate (bytes a second): every program that opens the file for reading from then \
+on gets a stream, or, if there is no room for it, the bytes without a guarantee.";
+
+/// Examples of `stream open`.
+pub const STREAM_OPEN_EXAMPLES: &str = "\
+Examples:
+  forebay stream open /mnt/films/night.mp4 --rate 4M | ffplay -
+  setfattr -n user.forebay.stream.rate -v 500K /mnt/films/night.mp4
+  getfattr -n user.forebay.stream.state --only-values /mnt/films/night.mp4";
+
 /// `stream profile`.
 pub const STREAM_PROFILE: &str = "\
 Measures how long a device takes to get to a place, by distance, and how fast it reads there, and \

@@ -18,6 +18,9 @@ pub enum StreamCommand {
     /// Measure a device into a profile, by which streams are admitted
     #[command(long_about = help::STREAM_PROFILE, after_long_help = help::STREAM_PROFILE_EXAMPLES)]
     Profile(StreamProfileArgs),
+    /// Play a file of a mount as a stream: its bytes go to standard output
+    #[command(long_about = help::STREAM_OPEN, after_long_help = help::STREAM_OPEN_EXAMPLES)]
+    Open(StreamOpenArgs),
     /// Show the streams of the running servers and every glitch with its cause
     Status(StreamStatusArgs),
 }
@@ -49,6 +52,9 @@ pub struct StreamServeArgs {
     /// Memory is handed out in pieces of this size
     #[arg(long, value_name = "SIZE", default_value = "16K", value_parser = parse_bytes)]
     pub chunk: u64,
+    /// Memory for the beginnings of popular files, beside the other: who opens one starts at once
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_bytes)]
+    pub beginnings: u64,
     /// Take as long for each read as such a device would, whatever the files really lie on: a file
     /// of `forebay stream profile`, or table1, disk, ssd or object
     #[arg(long, value_name = "FILE|NAME")]
@@ -72,6 +78,19 @@ pub struct StreamServeArgs {
     /// What to log: error, warn, info, debug, or a filter
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub log_level: String,
+}
+
+/// Arguments of `stream open`.
+#[derive(Debug, Args)]
+pub struct StreamOpenArgs {
+    /// A file on a mount with --stream-profile
+    pub path: PathBuf,
+    /// Give the file this rate first, in bits a second [default: the one that it has]
+    #[arg(long, value_name = "RATE", value_parser = forebay_streams::parse_rate)]
+    pub rate: Option<u64>,
+    /// Go on without a guarantee if it is refused
+    #[arg(long)]
+    pub best_effort: bool,
 }
 
 /// Arguments of `stream profile`.

@@ -1,4 +1,6 @@
-//! `stream`: serve, profile, status.
+//! `stream`: serve, open, profile, status.
+
+mod open;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -35,6 +37,7 @@ const DEVIATIONS: f64 = 4.0;
 pub fn run(command: &StreamCommand) -> Result<u8, Error> {
     match command {
         StreamCommand::Serve(args) => serve(args).map(|()| Exit::Ok.code()),
+        StreamCommand::Open(args) => open::run(args),
         StreamCommand::Profile(args) => profile(args).map(|()| Exit::Ok.code()),
         StreamCommand::Status(args) => status(args),
     }
@@ -124,6 +127,7 @@ fn serve(args: &StreamServeArgs) -> Result<(), Error> {
             AssuranceChoice::Deterministic => Assurance::Deterministic,
             AssuranceChoice::Statistical => Assurance::Statistical(DEVIATIONS),
         },
+        beginnings: args.beginnings,
     };
     let service = Service::start(config, device, profile).map_err(failed)?;
     let endpoint = metrics_listener

@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forebay_core::streams::profile::BUILT_IN;
+
 use super::settings::{Settings, Value};
 use super::sources::nearest;
 use crate::error::Error;
@@ -119,6 +121,12 @@ pub enum Passthrough {
     ReadWrite,
 }
 
+const PASSTHROUGHS: &[(&str, Passthrough)] = &[
+    ("readwrite", Passthrough::ReadWrite),
+    ("read", Passthrough::Read),
+    ("off", Passthrough::Off),
+];
+
 /// How requests come from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
@@ -149,6 +157,30 @@ pub enum LogFormat {
     Text,
     /// For machines: one JSON object a line.
     Json,
+}
+
+/// How files are streamed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StreamSettings {
+    /// The device by which streams are admitted.
+    pub profile: StreamDevice,
+    /// Bytes of memory for what is read ahead.
+    pub memory: u64,
+    /// What may be kept of beginnings, of the fastest tier.
+    pub beginnings: SpaceSize,
+    /// The device that is emulated.
+    pub emulate: Option<StreamDevice>,
+}
+
+/// How a device that streams are read from is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StreamDevice {
+    /// It is one of those that the program knows.
+    BuiltIn(String),
+    /// By a file of `forebay stream profile`.
+    File(PathBuf),
+    /// It is measured.
+    Measure,
 }
 
 /// An artificial limit on the backing store, for tests and demonstrations.
@@ -208,6 +240,8 @@ pub struct MountConfig {
     pub reserve: SpaceSize,
     /// What may be fetched ahead, of the fastest tier.
     pub prefetch: SpaceSize,
+    /// How files are streamed; nothing for no streams.
+    pub streams: Option<StreamSettings>,
     /// The longest wait for the backing store.
     pub backing_timeout: Duration,
     /// The longest drain at umount.
@@ -336,6 +370,25 @@ impl<'a> Reader<'a> {
     fn path(&self, key: &str) -> Result<Option<PathBuf>, Error> {
         let raw = self.raw(key)?;
         Ok((!raw.is_empty()).then(|| self.cwd.join(raw)))
+    }
+
+    fn streams(&self) -> Result<Option<StreamSettings>, Error> {
+        let memory = self.parse("stream-memory", parse_bytes)?;
+        let beginnings = self.parse("stream-beginnings", SpaceSize::parse)?;
+        let emulate = self.stream_device("stream-emulate", false)?;
+        let profile = self.stream_device("stream-profile", true)?;
+        Ok(profile.map(|profile| StreamSettings { profile, memory, beginnings, emulate }))
+    }
+
+    fn stream_device(&self, key: &str, measured: bool) -> Result<Option<StreamDevice>, Error> {
+        let raw = self.raw(key)?;
+        let known = raw.to_str().filter(|name| BUILT_IN.contains(name));
+        Ok(match known {
+            _ if raw.is_empty() => None,
+            Some(name) => Some(StreamDevice::BuiltIn(name.into())),
+            None if measured && raw == "measure" => Some(StreamDevice::Measure),
+            None => Some(StreamDevice::File(self.cwd.join(raw))),
+        })
     }
 
     fn required_path(&self, key: &str) -> Result<PathBuf, Error> {
@@ -496,14 +549,7 @@ impl MountConfig {
             })?,
             writeback: reader.parse("writeback", parse_writeback)?,
             durability: reader.parse("durability", parse_durability)?,
-            passthrough: reader.word(
-                "passthrough",
-                &[
-                    ("readwrite", Passthrough::ReadWrite),
-                    ("read", Passthrough::Read),
-                    ("off", Passthrough::Off),
-                ],
-            )?,
+            passthrough: reader.word("passthrough", PASSTHROUGHS)?,
             coherence: reader.word(
                 "coherence",
                 &[("open", Coherence::Open), ("exclusive", Coherence::Exclusive)],
@@ -515,6 +561,7 @@ impl MountConfig {
             extent_size: reader.parse("extent-size", parse_extent_size)?,
             reserve: reader.parse("reserve", SpaceSize::parse)?,
             prefetch: reader.parse("prefetch", SpaceSize::parse)?,
+            streams: reader.streams()?,
             backing_timeout: reader.limit("backing-timeout")?,
             drain_timeout: reader.limit("drain-timeout")?,
             threads: reader.threads()?,
@@ -592,6 +639,9 @@ mod tests {
             ("foreground", "true"),
             ("throttle", "100M/200"),
             ("metrics", "127.0.0.1:9464"),
+            ("stream-profile", "disk"),
+            ("stream-memory", "16M"),
+            ("stream-emulate", "/p/measure"),
             ("tier", "/a=b/c=512MiB"),
         ])
         .unwrap();
@@ -604,6 +654,10 @@ mod tests {
             Some(Throttle { bytes_per_second: 100 << 20, iops: Some(200) })
         );
         assert_eq!(config.metrics.unwrap().port(), 9464);
+        let streams = config.streams.unwrap();
+        assert_eq!(streams.profile, StreamDevice::BuiltIn("disk".into()));
+        assert_eq!(streams.emulate, Some(StreamDevice::File("/p/measure".into())));
+        assert_eq!(streams.memory, 16 << 20);
         let tier = TierConfig { dir: "/a=b/c".into(), size: SpaceSize::Bytes(512 << 20) };
         assert_eq!(config.tiers, [tier]);
     }

@@ -10,7 +10,7 @@ mod validate;
 
 pub use meaning::{
     ClusterSettings, Coherence, Durability, LogFormat, MountConfig, Passthrough, SpaceSize,
-    Throttle, TierConfig, Transport, Writeback,
+    StreamDevice, StreamSettings, Throttle, TierConfig, Transport, Writeback,
 };
 pub use settings::{SETTINGS, Setting, Settings, Value, ValueKind};
 pub use sources::{FileSource, Origin, nearest, offer_environment, offer_mount_options};

@@ -176,6 +176,19 @@ pub const SETTINGS: &[Setting] = &[
         "How much may be fetched ahead along hints (`forebay hint`) and not be used yet: a size, a percentage of the fastest tier, or 0 for none. One job gets at most half of it.",
     ),
     one(
+        "stream-profile",
+        "DEVICE",
+        Some(""),
+        "Serve files that have a rate as streams, admitted by what the device below the backing store carries: a file of `forebay stream profile`, one of table1, disk, ssd and object, or `measure` (some seconds at the first mount, kept in the state directory). Empty means no streams. See docs/streams-service.md.",
+    ),
+    one("stream-memory", "SIZE", Some("64M"), "Memory for what is read ahead for streams."),
+    one(
+        "stream-beginnings",
+        "SIZE",
+        Some("0"),
+        "How much of the tiers may be filled with the beginnings of popular streams, so that they start at once: a size, or a percentage of the fastest tier.",
+    ),
+    one(
         "backing-timeout",
         "TIME",
         Some("30s"),
@@ -264,6 +277,13 @@ pub const SETTINGS: &[Setting] = &[
         kind: ValueKind::One("N"),
         default: Some("5"),
         help: "How often within a minute the supervisor restarts a daemon before it gives up, 0 to 10000. More than 5 is for tests: restarts are not slowed down then.",
+        hidden: true,
+    },
+    Setting {
+        key: "stream-emulate",
+        kind: ValueKind::One("DEVICE"),
+        default: Some(""),
+        help: "While streams are open, take as long for each read of the backing store as this device would, for tests and demonstrations: table1, disk, ssd, object or a profile.",
         hidden: true,
     },
     Setting {

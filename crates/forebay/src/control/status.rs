@@ -116,6 +116,8 @@ pub struct Status {
     pub prefetch_budget_bytes: u64,
     /// The jobs that have given reference sequences, oldest first.
     pub hints: Vec<HintStatus>,
+    /// Files that are played; nothing on a mount without streams.
+    pub streams: Option<Streams>,
     /// Other nodes of the cluster; empty on a single node.
     pub peers: Vec<Peer>,
 }
@@ -366,6 +368,27 @@ pub struct Recorded {
     pub opens: Vec<Opening>,
     /// Opens that were lost because nobody asked for them in time.
     pub lost: u64,
+}
+
+/// Files that are played from a mount.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Streams {
+    /// What is played, and every glitch by its cause.
+    pub service: forebay_streams::Status,
+    /// The opens that got no stream lately, the latest at the end.
+    pub refused: Vec<RefusedStream>,
+}
+
+/// An open that got no stream.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RefusedStream {
+    /// The file.
+    pub path: WirePath,
+    /// Its rate, in bytes a second.
+    pub rate: u64,
+    /// Why, and what would help.
+    pub why: forebay_streams::Rejected,
 }
 
 /// Another node of the cluster.

@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use super::Exclusive;
 use super::convert::{control_error, wire_path};
 use super::hints;
+use super::streams;
 use super::walk::{Done, each_file};
 
 /// Entries of lists in a status.
@@ -287,6 +288,7 @@ impl Control for NodeControl {
             rss_bytes: resident_memory(),
             prefetch_budget_bytes: self.node.config().prefetch_bytes,
             hints: hints::status(&self.node),
+            streams: streams::status(&self.node),
             peers: super::cluster::peers(&self.node),
         }
     }

@@ -11,6 +11,8 @@ use forebay_node::{
     TierConfig, Writeback,
 };
 
+use super::streams;
+
 /// How requests come from the kernel. The rings have a thread for each CPU, so one thread means that
 /// there are none.
 pub fn transport(config: &MountConfig) -> Transport {
@@ -57,6 +59,7 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
         low_percent: percent(config.low_mark),
         extent_bytes: config.extent_size,
         prefetch_bytes: config.prefetch.of(fastest).min(fastest),
+        streams: streams::config(config, fastest)?,
         event_log: config.event_log.clone(),
         backing_timeout: config.backing_timeout,
         passthrough_reserve_bytes: defaults

@@ -9,6 +9,7 @@ use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
+use crate::stream;
 
 use super::acl::{self, Acl, Malformed};
 
@@ -25,6 +26,9 @@ impl Node {
     /// `ENODATA`; `MustWait` when the attributes have to be read from the backing store.
     pub fn get_xattr(&self, context: &Context, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_name(name)?;
+        if name == stream::STATE {
+            return self.stream_state(ino);
+        }
         if !self.import_if_unknown(context, ino)? {
             return Err(Errno::NODATA.into());
         }
@@ -71,7 +75,7 @@ impl Node {
     /// # Errors
     /// `EEXIST` and `ENODATA` as the flags say, `E2BIG`, `ENOSPC` when the list of names would be
     /// too long, `EOPNOTSUPP` for a class of attributes that there is not, `EPERM` for
-    /// `user.forebay.*`.
+    /// `user.forebay.*` but the rate of a stream.
     pub fn set_xattr(
         &self,
         context: &Context,
@@ -91,6 +95,9 @@ impl Node {
             _ => return Err(Errno::INVAL.into()),
         };
         let record = self.record(ino)?;
+        if name == stream::RATE {
+            self.check_stream_rate(&record, value)?;
+        }
         self.import_if_unknown(context, ino)?;
         let now = convert::now();
         match name {
@@ -205,7 +212,7 @@ fn check_name(name: &[u8]) -> Result<()> {
 
 fn check_settable(name: &[u8]) -> Result<()> {
     check_name(name)?;
-    if name.starts_with(VIRTUAL) {
+    if name.starts_with(VIRTUAL) && name != stream::RATE {
         return Err(Errno::PERM.into());
     }
     Ok(())
@@ -231,6 +238,8 @@ mod tests {
         assert_eq!(errno(check_name(b"user.")), Some(Errno::OPNOTSUPP));
         assert_eq!(errno(check_name(&[b'u'; 256])), Some(Errno::RANGE));
         assert_eq!(errno(check_settable(b"user.forebay.residency")), Some(Errno::PERM));
+        assert_eq!(errno(check_settable(stream::STATE)), Some(Errno::PERM));
+        assert!(check_settable(stream::RATE).is_ok());
         assert!(check_name(b"user.forebay.residency").is_ok());
     }
 }

@@ -194,6 +194,7 @@ fn node_on(
         kernel: OnceLock::new(),
         stopping: Default::default(),
         this: this.clone(),
+        streams: None,
         cluster: None,
         threads: Mutex::default(),
         state_dir: PathBuf::new(),

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::model::{AccessTime, DeviceProfile, Disk, Layout, Throttle};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use parking_lot::Mutex;
 
 use super::{Device, Read};
@@ -136,9 +136,20 @@ impl Control {
 /// An emulated disk. Its thread ends when this is dropped and the last read is done.
 pub struct Emulated {
     model: Model,
-    queue: Sender<Read>,
+    queue: Sender<Job>,
     control: Arc<Control>,
     places: Mutex<HashMap<FileKey, u64>>,
+}
+
+/// What the disk is to do.
+enum Job {
+    Read(Read),
+    /// A read that takes its time here and is done elsewhere; answered when it would have ended.
+    Foreign {
+        physical: u64,
+        bytes: u64,
+        ended: Sender<Instant>,
+    },
 }
 
 impl fmt::Debug for Emulated {
@@ -161,7 +172,7 @@ impl Emulated {
             bytes: 0.into(),
         });
         // Whoever submits keeps the number of reads small; see `Device`.
-        let (queue, reads) = unbounded();
+        let (queue, jobs) = unbounded();
         let now = Instant::now();
         let arm = Arm {
             heads: vec![Head { position: 0, free_at: now }; model.parallel()],
@@ -173,7 +184,7 @@ impl Emulated {
             order: 0,
             pending: BinaryHeap::new(),
         };
-        std::thread::Builder::new().name("stream-disk".into()).spawn(move || arm.run(&reads))?;
+        std::thread::Builder::new().name("stream-disk".into()).spawn(move || arm.run(&jobs))?;
         Ok(Self { model, queue, control, places: Mutex::default() })
     }
 
@@ -215,10 +226,25 @@ impl Device for Emulated {
     }
 
     fn submit(&self, read: Read) {
-        if let Err(refused) = self.queue.send(read) {
+        if let Err(refused) = self.queue.send(Job::Read(read))
+            && let Job::Read(read) = refused.into_inner()
+        {
             let error = io::Error::other("the emulated disk has ended");
-            refused.into_inner().complete(Err(error), Instant::now());
+            read.complete(Err(error), Instant::now());
         }
+    }
+
+    /// Some place of this disk: what the file system says is of another one, which may be larger.
+    fn place(&self, physical: u64) -> u64 {
+        physical % self.model.capacity().max(1)
+    }
+
+    fn occupy(&self, physical: u64, bytes: u64) -> Duration {
+        let (ended, end) = bounded(1);
+        let sent = self.queue.send(Job::Foreign { physical, bytes, ended });
+        // Nothing comes if the disk has ended, and nothing is left to wait for.
+        let ended = sent.ok().and_then(|()| end.recv().ok());
+        ended.map_or(Duration::ZERO, |ended| ended.elapsed())
     }
 }
 
@@ -235,7 +261,7 @@ struct Pending {
     ends: Instant,
     order: u64,
     started: Instant,
-    read: Read,
+    job: Job,
 }
 
 impl PartialEq for Pending {
@@ -269,15 +295,15 @@ struct Arm {
 }
 
 impl Arm {
-    fn run(mut self, reads: &Receiver<Read>) {
+    fn run(mut self, jobs: &Receiver<Job>) {
         ask_for_promptness("disk");
         loop {
             let received = match self.pending.peek() {
-                Some(first) => reads.recv_deadline(first.ends),
-                None => reads.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(first) => jobs.recv_deadline(first.ends),
+                None => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             match received {
-                Ok(read) => self.take_up(read),
+                Ok(job) => self.take_up(job),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => match self.pending.peek() {
                     None => return,
@@ -296,21 +322,36 @@ impl Arm {
 
     /// Decides when a read will end. Time is the model's: a thread that wakes late does not make
     /// the disk slower.
-    fn take_up(&mut self, mut read: Read) {
-        let wanted: usize = read.chunks.iter_mut().map(|chunk| chunk.room().len()).sum();
-        let left = read.media.size().saturating_sub(read.offset);
-        let bytes = (wanted as u64).min(left);
+    fn take_up(&mut self, mut job: Job) {
         let heads = self.heads.iter().enumerate();
         let (head, _) = heads.min_by_key(|(_, head)| head.free_at).expect("a device has a head");
         let started = self.heads[head].free_at.max(Instant::now());
-        let ends = started + self.service(&read, bytes, head, started);
+        let service = match &mut job {
+            Job::Read(read) => {
+                let wanted: usize = read.chunks.iter_mut().map(|chunk| chunk.room().len()).sum();
+                let left = read.media.size().saturating_sub(read.offset);
+                self.service(read, (wanted as u64).min(left), head, started)
+            }
+            Job::Foreign { physical, bytes, .. } => {
+                let seconds = self.move_and_read(head, *physical, *bytes);
+                Duration::from_secs_f64(seconds)
+            }
+        };
+        let ends = started + service;
         self.heads[head].free_at = ends;
         self.order += 1;
-        self.pending.push(Pending { ends, order: self.order, started, read });
+        self.pending.push(Pending { ends, order: self.order, started, job });
     }
 
     fn finish(&mut self, pending: Pending) {
-        let Pending { ends, started, mut read, .. } = pending;
+        let Pending { ends, started, job, .. } = pending;
+        let mut read = match job {
+            Job::Read(read) => read,
+            Job::Foreign { ended, .. } => {
+                let _ = ended.send(ends);
+                return;
+            }
+        };
         self.control.reads.fetch_add(1, Ordering::Relaxed);
         let failing = |left: u64| left.checked_sub(1);
         let failed =
@@ -332,15 +373,21 @@ impl Arm {
             let place = read.media.layout().locate(offset);
             let (position, run) = place.unwrap_or((self.heads[head].position, end - offset));
             let piece = run.min(end - offset);
-            let chance = self.draw();
-            seconds += self.model.service(self.heads[head].position, position, piece, chance);
-            self.heads[head].position = position.saturating_add(piece);
+            seconds += self.move_and_read(head, position, piece);
             offset += piece;
         }
         seconds += self.wait_for_tokens(bytes as f64, now);
         let stall = self.control.stall_nanos.swap(0, Ordering::Relaxed);
         let slowness = self.control.slowness_permille.load(Ordering::Relaxed) as f64 / 1000.0;
         Duration::from_secs_f64(seconds * slowness) + Duration::from_nanos(stall)
+    }
+
+    /// Seconds to get to a place and to read there.
+    fn move_and_read(&mut self, head: usize, position: u64, bytes: u64) -> f64 {
+        let chance = self.draw();
+        let seconds = self.model.service(self.heads[head].position, position, bytes, chance);
+        self.heads[head].position = position.saturating_add(bytes);
+        seconds
     }
 
     fn wait_for_tokens(&mut self, bytes: f64, now: Instant) -> f64 {

@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::model::Layout;
 use crossbeam_channel::Sender;
@@ -127,6 +127,19 @@ pub trait Device: fmt::Debug + Send + Sync {
 
     /// Begins a read and returns at once; the completion goes to [`Read::reply`].
     fn submit(&self, read: Read);
+
+    /// Where on it a place is that the file system has named.
+    fn place(&self, physical: u64) -> u64 {
+        physical
+    }
+
+    /// Waits as long as the device is busy with a read that somebody else does by other means: not
+    /// at all if it is a real one, which that read itself keeps busy. Returns by how much the wait was
+    /// longer because this host was busy.
+    fn occupy(&self, physical: u64, bytes: u64) -> Duration {
+        let _ = (physical, bytes);
+        Duration::ZERO
+    }
 }
 
 /// The best way to read real files here: io_uring, or threads where the kernel or a sandbox

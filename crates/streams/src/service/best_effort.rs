@@ -2,8 +2,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use crate::model::{Event, StreamId};
+use crossbeam_channel::Sender;
 
 use super::driver::{Driver, Flying};
 use super::status::StreamLine;
@@ -33,6 +35,13 @@ struct Asked {
     chunk: Chunk,
 }
 
+/// A read that somebody else wants to do.
+struct Foreign {
+    physical: u64,
+    bytes: u64,
+    granted: Sender<Instant>,
+}
+
 /// All streams without a guarantee.
 pub(super) struct BestEffort {
     pub memory: Arc<Pool>,
@@ -40,13 +49,30 @@ pub(super) struct BestEffort {
     /// Whose reader has nothing, in the order in which they ran out.
     hungry: VecDeque<StreamId>,
     asked: HashMap<u64, Asked>,
+    /// Turns that the machine was not asked for yet.
+    turns: VecDeque<Foreign>,
+    /// Those that it was asked for.
+    turns_asked: HashMap<u64, Foreign>,
     next_id: u64,
 }
 
 impl BestEffort {
     pub fn new(memory: Arc<Pool>) -> Self {
         let (streams, asked) = (HashMap::new(), HashMap::new());
-        Self { memory, streams, hungry: VecDeque::new(), asked, next_id: 0 }
+        Self {
+            memory,
+            streams,
+            hungry: VecDeque::new(),
+            asked,
+            turns: VecDeque::new(),
+            turns_asked: HashMap::new(),
+            next_id: 0,
+        }
+    }
+
+    /// Somebody wants to read by his own means when there is time for it.
+    pub fn ask_for_turn(&mut self, physical: u64, bytes: u64, granted: Sender<Instant>) {
+        self.turns.push_back(Foreign { physical, bytes, granted });
     }
 
     pub fn count(&self) -> usize {
@@ -105,6 +131,7 @@ impl BestEffort {
         if let Some(asked) = self.asked.remove(&id) {
             self.hungry.push_back(asked.stream);
         }
+        self.turns.extend(self.turns_asked.remove(&id));
     }
 
     /// A read has ended; returns the bytes that came.
@@ -165,6 +192,14 @@ impl BestEffort {
 impl Driver {
     /// Asks the machine for reads, as far as there is memory for them.
     pub(super) fn best_effort_requests(&mut self) {
+        while let Some(turn) = self.best_effort.turns.pop_front() {
+            let streams = &mut self.best_effort;
+            let id = streams.next_id;
+            streams.next_id += 1;
+            let Foreign { physical, bytes, .. } = turn;
+            streams.turns_asked.insert(id, turn);
+            self.tell(Event::BestEffort { id, physical, bytes });
+        }
         while !self.best_effort.hungry.is_empty() {
             let streams = &mut self.best_effort;
             let Some(chunk) = streams.memory.take() else { return };
@@ -181,6 +216,13 @@ impl Driver {
 
     /// The machine has found time for a read.
     pub(super) fn best_effort_turn(&mut self, id: u64) {
+        if let Some(turn) = self.best_effort.turns_asked.remove(&id) {
+            if turn.granted.send(Instant::now()).is_err() {
+                // Whoever asked has gone.
+                self.tell(Event::BestEffortDone { service: 0 });
+            }
+            return;
+        }
         let asked = self.best_effort.asked.remove(&id);
         let found = asked.and_then(|Asked { stream, chunk }| {
             let idle = self.best_effort.streams.get(&stream)?;

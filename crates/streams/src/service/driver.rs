@@ -367,6 +367,14 @@ impl Driver {
                 self.ask(stream, asked, Event::SetRate { stream, rate });
             }
             Command::Seek { stream, offset, reply } => self.seek(stream, offset, reply),
+            Command::Turn { physical, bytes, reply } => {
+                self.best_effort.ask_for_turn(physical, bytes, reply);
+            }
+            Command::TurnEnded { service, ended, added } => {
+                self.delayed(added + ended.elapsed());
+                let service = u64::try_from(service.as_nanos()).unwrap_or(u64::MAX);
+                self.events.push_back(Event::BestEffortDone { service });
+            }
             Command::Status(reply) => {
                 let _ = reply.send(self.status());
             }
@@ -395,7 +403,7 @@ impl Driver {
         let Some(rate) = wish.rate.clone() else {
             self.tally.opened += 1;
             self.best_effort.open(&core, wish.media, wish.path, wish.start, wish.end);
-            reply(Ok(Stream { core, first_byte_within: Duration::ZERO }));
+            reply(Ok(Stream::new(core, Duration::ZERO)));
             return;
         };
         let title = self.title(&wish);
@@ -505,7 +513,7 @@ impl Driver {
                 };
                 self.streams.insert(stream, entry);
                 // If nobody waits any more, dropping it makes the stream leave.
-                reply(Ok(Stream { core, first_byte_within: bound }));
+                reply(Ok(Stream::new(core, bound)));
             }
             Asked::Seek { offset, reply } => {
                 if let Some(entry) = self.streams.get_mut(&stream) {

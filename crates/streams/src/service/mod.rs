@@ -1,32 +1,37 @@
 //! The service: a thread that drives the machine of `forebay_core::streams` with a real device.
 
+mod beginnings;
 mod best_effort;
 mod driver;
 mod status;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod turn;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::model::{
     AdmissionConfig, Assurance, DeviceProfile, Machine, MachineConfig, Rate, Refusal, Shortage,
     StreamId,
 };
+use bytes::Bytes;
 use crossbeam_channel::{Sender, bounded, unbounded};
 use serde::{Deserialize, Serialize};
 
 use crate::device::{CHUNKS_MAX, Device};
 use crate::error::Error;
-use crate::media::{Library, Media};
+use crate::media::{FileKey, Library, Media};
 use crate::pool::Pool;
+use beginnings::{Beginnings, Copier};
 use driver::Driver;
 pub(crate) use driver::Wish;
 pub use status::{Histogram, Status, StreamLine};
 pub use stream::{Stream, StreamError};
+pub use turn::Turn;
 
 /// How long the driver may take to answer; it decides within milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -48,6 +53,8 @@ pub struct ServiceConfig {
     pub chunk: usize,
     /// How sure admission is.
     pub assurance: Assurance,
+    /// Bytes of memory for the beginnings of popular files, beside the other; 0 for none.
+    pub beginnings: u64,
 }
 
 /// What a reader wants to be sure of.
@@ -123,8 +130,14 @@ impl Rejected {
         Self::plain("stopped", "the service has stopped or does not answer".into())
     }
 
-    fn senseless(message: String) -> Self {
+    /// For what can't be a stream at all.
+    pub fn senseless(message: String) -> Self {
         Self::plain("senseless", message)
+    }
+
+    /// For one stream more than `most`.
+    pub fn of_places(most: usize) -> Self {
+        Self::plain("places", format!("{most} streams are open, more can't"))
     }
 }
 
@@ -152,6 +165,8 @@ enum Command {
     Resume { stream: StreamId, reply: Answer },
     Seek { stream: StreamId, offset: u64, reply: Answer },
     SetRate { stream: StreamId, rate: Rate, reply: Answer },
+    Turn { physical: u64, bytes: u64, reply: Sender<Instant> },
+    TurnEnded { service: Duration, ended: Instant, added: Duration },
     Status(Sender<Status>),
     Stop,
 }
@@ -170,11 +185,26 @@ impl Drop for Handle {
 
 /// A running service. Clones are the same service; it ends with [`Service::stop`] or when the last
 /// clone is dropped.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Service {
     handle: Arc<Handle>,
     library: Arc<Library>,
     device: Arc<dyn Device>,
+    beginnings: Option<Arc<Beginnings>>,
+}
+
+/// What is known of a stream before it is asked for.
+struct Start {
+    key: FileKey,
+    start: u64,
+    rate: u64,
+    beginning: Option<Bytes>,
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").field("library", &self.library).finish_non_exhaustive()
+    }
 }
 
 impl Service {
@@ -221,7 +251,8 @@ impl Service {
         let work = move || Driver::new(parts).run(&receiver);
         let spawned = std::thread::Builder::new().name("stream-driver".into()).spawn(work);
         spawned.map_err(Error::Thread)?;
-        Ok(Self { handle: Arc::new(Handle { commands }), library, device })
+        let beginnings = (config.beginnings > 0).then(|| Beginnings::new(config.beginnings, chunk));
+        Ok(Self { handle: Arc::new(Handle { commands }), library, device, beginnings })
     }
 
     /// The directory whose files are streamed.
@@ -249,18 +280,56 @@ impl Service {
         path: &Path,
         request: &StreamRequest,
     ) -> Result<Stream, OpenError> {
-        let wish = self.wish(file, path, request)?;
+        let mut wish = self.wish(file, path, request)?;
+        let start = self.start_of(&mut wish);
         let (sender, replies) = bounded(1);
         // Whoever has stopped waiting has no use for the answer.
         self.ask(wish, Box::new(move |answer| drop(sender.send(answer))))?;
-        Ok(replies.recv_timeout(ANSWER_LIMIT).map_err(|_| Rejected::stopped())??)
+        let stream = replies.recv_timeout(ANSWER_LIMIT).map_err(|_| Rejected::stopped())??;
+        Ok(self.begun(stream, start))
     }
 
     /// As [`Service::open_file`], without blocking.
-    pub(crate) async fn open(&self, wish: driver::Wish) -> Result<Stream, Rejected> {
+    pub(crate) async fn open(&self, mut wish: driver::Wish) -> Result<Stream, Rejected> {
+        let start = self.start_of(&mut wish);
         let (sender, receiver) = tokio::sync::oneshot::channel();
         self.ask(wish, Box::new(move |answer| drop(sender.send(answer))))?;
-        receiver.await.unwrap_or_else(|_| Err(Rejected::stopped()))
+        let stream = receiver.await.unwrap_or_else(|_| Err(Rejected::stopped()))?;
+        Ok(self.begun(stream, start))
+    }
+
+    /// Looks for the beginning of what is wished; what is there is not wished any more.
+    fn start_of(&self, wish: &mut driver::Wish) -> Option<Start> {
+        let beginnings = self.beginnings.as_ref()?;
+        let (key, start, rate) = (wish.media.key(), wish.start, wish.rate.as_ref()?.peak() as u64);
+        let beginning = beginnings.of(key, start, wish.end);
+        if let Some(beginning) = &beginning {
+            wish.start += beginning.len() as u64;
+            // It starts at once.
+            wish.max_startup = None;
+        }
+        Some(Start { key, start, rate, beginning })
+    }
+
+    /// An admitted stream begins with what is at hand, and shows what it reads to the beginnings.
+    fn begun(&self, mut stream: Stream, start: Option<Start>) -> Stream {
+        let (Some(beginnings), Some(start)) = (&self.beginnings, start) else { return stream };
+        let Start { key, start, rate, beginning } = start;
+        let had = beginning.as_ref().map_or(0, Bytes::len) as u64;
+        // Who comes in the middle is no reason to keep the beginning.
+        if start == 0 {
+            beginnings.opened(key, rate, stream.first_byte_within, had > 0);
+        }
+        let at = start + had;
+        if beginnings.wants(key, at) {
+            let beginnings = Arc::clone(beginnings);
+            stream.copier = Some(Copier { beginnings, key, at });
+        }
+        if beginning.is_some() {
+            stream.first_byte_within = Duration::ZERO;
+        }
+        stream.beginning = beginning;
+        stream
     }
 
     fn ask(&self, wish: driver::Wish, reply: OpenReply) -> Result<(), Rejected> {
@@ -308,7 +377,11 @@ impl Service {
         if self.handle.commands.send(Command::Status(reply)).is_err() {
             return Status::default();
         }
-        replies.recv_timeout(ANSWER_LIMIT).unwrap_or_default()
+        let mut status: Status = replies.recv_timeout(ANSWER_LIMIT).unwrap_or_default();
+        if let Some(beginnings) = &self.beginnings {
+            (status.beginnings_bytes, status.beginnings_used) = beginnings.counts();
+        }
+        status
     }
 
     /// Ends it: all streams break off.

@@ -103,6 +103,12 @@ pub struct Status {
     pub early_visits: u64,
     /// Streams that came to share what another one reads.
     pub shared: u64,
+    /// Bytes of beginnings of popular files that are at hand.
+    #[serde(default)]
+    pub beginnings_bytes: u64,
+    /// Streams that have begun with one.
+    #[serde(default)]
+    pub beginnings_used: u64,
     /// Reads that failed.
     pub read_errors: u64,
     /// Time from the wish to the first bytes.

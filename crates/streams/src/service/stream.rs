@@ -11,6 +11,7 @@ use bytes::Bytes;
 use crossbeam_channel::{Sender, bounded};
 use parking_lot::{Condvar, Mutex};
 
+use super::beginnings::Copier;
 use super::{ANSWER_LIMIT, Command, Rejected};
 use crate::pool::{Chunk, Span};
 
@@ -126,6 +127,16 @@ impl Drop for Given {
 pub struct Stream {
     pub(super) core: Arc<Core>,
     pub(super) first_byte_within: Duration,
+    /// What it begins with, which is at hand.
+    pub(super) beginning: Option<Bytes>,
+    /// Who wants to see what it gives.
+    pub(super) copier: Option<Copier>,
+}
+
+impl Stream {
+    pub(super) fn new(core: Arc<Core>, first_byte_within: Duration) -> Self {
+        Self { core, first_byte_within, beginning: None, copier: None }
+    }
 }
 
 impl fmt::Debug for Stream {
@@ -153,10 +164,14 @@ impl Stream {
     /// [`StreamError`] says why there is no more.
     pub fn read(&mut self, limit: Duration) -> Result<Option<Bytes>, StreamError> {
         let deadline = Instant::now() + limit;
+        if let Some(beginning) = self.beginning.take() {
+            return Ok(Some(beginning));
+        }
         let mut queue = self.core.queue.lock();
         loop {
             if let Some(piece) = queue.ready.pop_front() {
-                return Ok(Some(Given::bytes(piece, &self.core)));
+                drop(queue);
+                return Ok(Some(self.given(piece)));
             }
             if let Some(error) = &queue.failed {
                 return Err(error.clone());
@@ -166,11 +181,21 @@ impl Stream {
             }
             if self.core.filled.wait_until(&mut queue, deadline).timed_out() {
                 return match queue.ready.pop_front() {
-                    Some(piece) => Ok(Some(Given::bytes(piece, &self.core))),
+                    Some(piece) => {
+                        drop(queue);
+                        Ok(Some(self.given(piece)))
+                    }
                     None => Err(StreamError::TimedOut(limit)),
                 };
             }
         }
+    }
+
+    /// Bytes that [`Stream::read`] would give without waiting.
+    pub fn ready(&self) -> u64 {
+        let beginning = self.beginning.as_ref().map_or(0, Bytes::len) as u64;
+        let queue = self.core.queue.lock();
+        beginning + queue.ready.iter().map(|piece| piece.len() as u64).sum::<u64>()
     }
 
     /// As [`Stream::read`], for asynchronous readers.
@@ -178,9 +203,13 @@ impl Stream {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, StreamError>>> {
+        if let Some(beginning) = self.beginning.take() {
+            return Poll::Ready(Some(Ok(beginning)));
+        }
         let mut queue = self.core.queue.lock();
         if let Some(piece) = queue.ready.pop_front() {
-            return Poll::Ready(Some(Ok(Given::bytes(piece, &self.core))));
+            drop(queue);
+            return Poll::Ready(Some(Ok(self.given(piece))));
         }
         if let Some(error) = &queue.failed {
             return Poll::Ready(Some(Err(error.clone())));
@@ -190,6 +219,16 @@ impl Stream {
         }
         queue.waker = Some(context.waker().clone());
         Poll::Pending
+    }
+
+    fn given(&mut self, piece: Piece) -> Bytes {
+        let bytes = Given::bytes(piece, &self.core);
+        if let Some(copier) = &mut self.copier
+            && !copier.saw(&bytes)
+        {
+            self.copier = None;
+        }
+        bytes
     }
 
     fn ask(
@@ -209,6 +248,7 @@ impl Stream {
     /// [`Rejected`]: the stream goes on where it was.
     pub fn seek(&mut self, offset: u64) -> Result<Duration, Rejected> {
         let stream = self.core.id;
+        (self.beginning, self.copier) = (None, None);
         self.ask(|reply| Command::Seek { stream, offset, reply })
     }
 

@@ -50,7 +50,8 @@ impl Stage {
         let device = Emulated::start(model, 1).unwrap();
         let control = device.control();
         let library = dir.path().to_path_buf();
-        let config = ServiceConfig { library, memory, chunk: 16 << 10, assurance };
+        let config =
+            ServiceConfig { library, memory, chunk: 16 << 10, assurance, beginnings: 1 << 20 };
         let service = Service::start(config, Arc::new(device), profile).unwrap();
         Self { service, control, dir }
     }
@@ -364,4 +365,80 @@ fn service_when_stopped_then_streams_break_off_and_new_ones_are_refused() {
     stage.service.stop();
     assert_eq!(read_all(stream).unwrap_err(), StreamError::Stopped);
     assert_eq!(stage.open(0, &StreamRequest::at_rate(RATE)).unwrap_err().reason, "stopped");
+}
+
+#[test]
+fn turns_of_others_when_taken_beside_the_admitted_maximum_then_granted_until_the_end() {
+    let bytes = 4 * RATE as usize;
+    let stage = Stage::new(60, bytes);
+    let (streams, _) = fill(&stage, 60, RATE);
+    let over = Arc::new(AtomicBool::new(false));
+    let others: Vec<_> = (1..4_u64)
+        .map(|at| {
+            let (service, over) = (stage.service.clone(), Arc::clone(&over));
+            std::thread::spawn(move || {
+                let mut turns = 0;
+                while !over.load(Ordering::Relaxed) {
+                    drop(service.turn(at << 30, 64 << 10).unwrap());
+                    turns += 1;
+                }
+                turns
+            })
+        })
+        .collect();
+    for (title, played) in play(streams).into_iter().enumerate() {
+        assert!(played.unwrap().0 == content(title, bytes), "title {title}");
+    }
+    over.store(true, Ordering::Relaxed);
+    let turns: u32 = others.into_iter().map(|thread| thread.join().unwrap()).sum();
+    assert!(turns > 0);
+    stage.service.stop();
+    // It is heard of a moment later; then nobody is waited for.
+    let begun = Instant::now();
+    while stage.service.turn(0, 1).is_some() {
+        assert!(begun.elapsed() < LIMIT);
+    }
+}
+
+#[test]
+fn beginning_of_a_title_when_popular_then_at_hand_at_once_and_the_rest_follows() {
+    let bytes = 3 * RATE as usize;
+    let stage = Stage::new(2, bytes);
+    let first = stage.open(0, &StreamRequest::at_rate(2 * RATE)).unwrap();
+    assert!(first.first_byte_within() > Duration::ZERO);
+    assert!(read_all(first).unwrap().0 == content(0, bytes));
+    let reads = stage.control.reads();
+    let mut second = stage.open(0, &StreamRequest::at_rate(2 * RATE)).unwrap();
+    assert_eq!(second.first_byte_within(), Duration::ZERO);
+    let beginning = second.read(Duration::ZERO).unwrap().unwrap();
+    assert!(beginning[..] == content(0, bytes)[..beginning.len()]);
+    let (rest, _) = read_all(second).unwrap();
+    assert!([&beginning[..], &rest[..]].concat() == content(0, bytes));
+    let status = stage.service.status();
+    assert!(stage.control.reads() > reads && status.beginnings_used == 1, "{status:?}");
+    assert!(status.beginnings_bytes >= beginning.len() as u64, "{status:?}");
+    // In the middle of it, beyond it, and moved within it.
+    for start in [5, beginning.len() as u64 - 1, beginning.len() as u64, 700_000] {
+        let request = StreamRequest { start, ..StreamRequest::at_rate(2 * RATE) };
+        let (got, _) = read_all(stage.open(0, &request).unwrap()).unwrap();
+        assert!(got == content(0, bytes)[start as usize..], "from {start}");
+    }
+    let mut moved = stage.open(0, &StreamRequest::at_rate(2 * RATE)).unwrap();
+    moved.seek(100).unwrap();
+    assert!(read_all(moved).unwrap().0 == content(0, bytes)[100..]);
+    // A file that has changed is another one.
+    std::fs::write(stage.dir.path().join("0"), content(1, bytes - 1)).unwrap();
+    let changed = stage.open(0, &StreamRequest::at_rate(2 * RATE)).unwrap();
+    assert!(read_all(changed).unwrap().0 == content(1, bytes - 1));
+}
+
+#[test]
+fn turn_far_beyond_the_device_when_taken_then_the_next_stream_starts_all_the_same() {
+    let stage = Stage::new(1, 600_000);
+    let mut stream = stage.open(0, &StreamRequest::at_rate(RATE)).unwrap();
+    stream.read(LIMIT).unwrap().unwrap();
+    drop(stage.service.turn(1 << 50, 64 << 10).unwrap());
+    stream.seek(500_000).unwrap();
+    let bytes = stream.read(LIMIT).unwrap().unwrap();
+    assert!(bytes[..] == content(0, 600_000)[500_000..500_000 + bytes.len()]);
 }

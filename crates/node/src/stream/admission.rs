@@ -1,0 +1,195 @@
+//! Which opens become streams. An open of a file with a rate asks for one; if the device has no room
+//! for it, the open works all the same, without a guarantee, and the reason is remembered.
+
+use std::fs::File as StdFile;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_meta::{FileKind, Ino, Record, XattrState};
+use forebay_streams::{Class, OpenError, Rejected, StreamRequest};
+use rustix::io::Errno;
+
+use crate::context::Context;
+use crate::error::{NodeError, Result};
+use crate::files::FileRef;
+use crate::node::Node;
+use crate::place::Base;
+
+use super::{OpenStream, RefusedStream, StreamsReport};
+
+/// The extended attribute that makes streams of a file's opens: bytes a second.
+pub(crate) const RATE: &[u8] = b"user.forebay.stream.rate";
+/// The one that says what became of its last open.
+pub(crate) const STATE: &[u8] = b"user.forebay.stream.state";
+
+/// Parses the value of [`RATE`]: bytes a second, with a decimal letter if wanted (`250K`, `2.5M`),
+/// and with `B` or `B/s` behind it.
+pub(crate) fn parse_rate(value: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(value).ok()?.trim();
+    let text = text.strip_suffix("/s").unwrap_or(text);
+    let text = text.strip_suffix('B').unwrap_or(text);
+    let (number, factor) = match text.char_indices().last()? {
+        (at, 'k' | 'K') => (&text[..at], 1e3),
+        (at, 'M') => (&text[..at], 1e6),
+        (at, 'G') => (&text[..at], 1e9),
+        _ => (text, 1.0),
+    };
+    if !number.chars().all(|c| c.is_ascii_digit() || c == '.') {
+        return None;
+    }
+    let rate = (number.parse::<f64>().ok()? * factor).ceil();
+    (1.0..=1e12).contains(&rate).then_some(rate as u64)
+}
+
+impl Node {
+    /// The rate at which this open would be a stream, if it may be one: files that are fetched whole
+    /// when opened need none.
+    ///
+    /// # Errors
+    /// `MustWait` when the attributes have to be read from the backing store.
+    pub(crate) fn stream_rate(&self, context: &Context, record: &Record) -> Result<Option<u64>> {
+        let plain = record.attr.kind == FileKind::File
+            && record.attr.size > self.config.fetch_on_open_bytes
+            && !record.spilled;
+        if self.streams.is_none() || !plain || record.xattrs == XattrState::None {
+            return Ok(None);
+        }
+        self.import_xattrs(context, record.ino)?;
+        let value = self.meta.xattr_get(record.ino, RATE)?;
+        Ok(value.and_then(|value| parse_rate(&value)))
+    }
+
+    /// Asks for a stream of a file that is being opened; none if it has to do without.
+    ///
+    /// # Errors
+    /// What the backing store says.
+    pub(crate) fn admit_stream(
+        &self,
+        file: &FileRef,
+        rate: u64,
+    ) -> Result<Option<Arc<OpenStream>>> {
+        let Some(streams) = &self.streams else { return Ok(None) };
+        let (backing, start) = {
+            let residence = file.residence.read();
+            let Base::Backing(opened) = &residence.base else { return Ok(None) };
+            let missing = match &residence.place {
+                None => Some(0),
+                // Nothing is missing of a whole one.
+                Some(place) => place.presence.as_ref().and_then(|presence| {
+                    let presence = presence.read();
+                    let mut runs = Vec::new();
+                    presence.missing_runs(0..presence.size(), &mut runs);
+                    runs.first().map(|run| run.start)
+                }),
+            };
+            let Some(start) = missing else { return Ok(None) };
+            (self.opened_base(file, opened)?, start)
+        };
+        let refuse = |why: Rejected| {
+            let path = self.path_of(file.ino);
+            tracing::info!(ino = %file.ino, reason = %why.reason, why = %why.message, "no stream");
+            streams.tell_refused(file.ino.0, RefusedStream { path, rate, why });
+            Ok(None)
+        };
+        let Some(place) = streams.enter() else {
+            return refuse(Rejected::of_places(super::MOST));
+        };
+        let Some(fd) = backing.fd() else {
+            return refuse(Rejected::senseless("the backing store gives no descriptor".into()));
+        };
+        // A description of its own: direct I/O and advice are properties of it.
+        let own = StdFile::open(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        let own = match own {
+            Ok(own) => own,
+            Err(error) => return refuse(Rejected::senseless(format!("opening it again: {error}"))),
+        };
+        let path = PathBuf::from(String::from_utf8_lossy(&self.path_of(file.ino)).into_owned());
+        let class = Class::Guaranteed { rate };
+        let request = StreamRequest { class, start, length: None, max_startup_ms: None };
+        match streams.service.open_file(own, Path::new(&path), &request) {
+            Ok(stream) => {
+                let size = backing.len()?;
+                self.keep_beginning(file, (rate, size), stream.first_byte_within(), start);
+                let stream =
+                    OpenStream::new((place, stream), file.ino, rate, (backing, size), start);
+                Ok(Some(Arc::new(stream)))
+            }
+            Err(OpenError::Rejected(why)) => refuse(why),
+            Err(OpenError::Failed(error)) => refuse(Rejected::senseless(error.to_string())),
+        }
+    }
+
+    /// What became of the last open of a file that has a rate, for people and programs: one line.
+    ///
+    /// # Errors
+    /// `ENODATA` if there is nothing to tell.
+    pub(crate) fn stream_state(&self, ino: Ino) -> Result<Vec<u8>> {
+        let nothing = NodeError::Posix(Errno::NODATA);
+        let Some(streams) = &self.streams else { return Err(nothing) };
+        let told = streams.told.lock();
+        if let Some(open) = told.open.get(&ino.0) {
+            let within = open.first_byte_within.as_millis();
+            let (streams, rate) = (open.streams, open.rate);
+            return Ok(format!(
+                "admitted rate={rate} streams={streams} first-byte-within-ms={within}"
+            )
+            .into_bytes());
+        }
+        let refused = told.refused.iter().find(|(refused, _)| *refused == ino.0);
+        let (_, RefusedStream { rate, why, .. }) = refused.ok_or(nothing)?;
+        let Rejected { reason, message, retry_after_ms, .. } = why;
+        let mut text = format!("refused {reason} rate={rate} retry-after-ms={retry_after_ms}");
+        if let Some(rate) = why.suggested_rate {
+            text += &format!(" suggested-rate={rate}");
+        }
+        Ok(format!("{text}: {message}").into_bytes())
+    }
+
+    /// Checks a rate that a program gives to a file.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` on a mount without streams, `EINVAL` for what is no rate and no regular file.
+    pub(crate) fn check_stream_rate(&self, record: &Record, value: &[u8]) -> Result<()> {
+        if self.streams.is_none() {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        if record.attr.kind != FileKind::File || parse_rate(value).is_none() {
+            return Err(Errno::INVAL.into());
+        }
+        Ok(())
+    }
+
+    /// What the streams are doing; nothing on a node without.
+    pub fn streams_report(&self) -> Option<StreamsReport> {
+        self.streams.as_ref().map(|streams| streams.report())
+    }
+
+    /// Streams that are open.
+    pub fn open_streams(&self) -> usize {
+        self.streams.as_ref().map_or(0, |streams| streams.open())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_when_written_in_any_usual_way_then_bytes_a_second() {
+        for (text, rate) in [
+            ("250000", 250_000),
+            ("250K", 250_000),
+            ("250kB/s", 250_000),
+            (" 2.5M ", 2_500_000),
+            ("1GB", 1_000_000_000),
+            ("0.5", 1),
+        ] {
+            assert_eq!(parse_rate(text.as_bytes()), Some(rate), "{text}");
+        }
+        for text in ["", "0", "-1", "M", "1e6", "fast", "2Mbit", "2T", "inf", "1000G0", "\u{fc}"] {
+            assert_eq!(parse_rate(text.as_bytes()), None, "{text}");
+        }
+        assert_eq!(parse_rate(b"\xff"), None);
+    }
+}

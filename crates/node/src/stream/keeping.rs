@@ -1,0 +1,101 @@
+//! The beginnings of popular files on the tier: whoever opens one starts at once, and his stream
+//! begins where they end.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use forebay_core::streams::popular::{Opening, Popular};
+use forebay_core::unit::Tick;
+use forebay_meta::Ino;
+
+use crate::error::Result;
+use crate::fetch::Haste;
+use crate::files::FileRef;
+use crate::node::Node;
+use crate::pool::Urgency;
+
+/// Opens count half after so long.
+const HALF_LIFE: u64 = 3_600 * Tick::SECOND;
+
+/// What is worth keeping, and what is on its way.
+pub(super) struct Kept {
+    begun: Instant,
+    popular: Popular<u64>,
+    fetched: HashSet<u64>,
+}
+
+impl Kept {
+    pub fn new(budget: u64, extent: u64) -> Self {
+        let popular = Popular::new(budget, extent, HALF_LIFE);
+        Kept { begun: Instant::now(), popular, fetched: HashSet::new() }
+    }
+}
+
+impl Node {
+    /// A file of `size` bytes was opened as a stream of `rate`, which starts within `startup` from
+    /// byte `start` on, the first that no tier has. Brings its beginning to a tier if it is worth
+    /// that. What is not worth it any more leaves as everything does that nobody uses.
+    pub(super) fn keep_beginning(
+        &self,
+        file: &FileRef,
+        (rate, size): (u64, u64),
+        startup: Duration,
+        start: u64,
+    ) {
+        let Some(kept) = self.streams.as_ref().and_then(|streams| streams.kept.as_ref()) else {
+            return;
+        };
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let bytes = {
+            let mut kept = kept.lock();
+            let now = Tick(nanos(kept.begun.elapsed()));
+            let opening = Opening { title: file.ino.0, size, rate, startup: nanos(startup) };
+            // Those that are let go need no help to leave.
+            kept.popular.opened(now, opening, &mut Vec::new());
+            let bytes = kept.popular.kept(file.ino.0);
+            if bytes <= start || !kept.fetched.insert(file.ino.0) {
+                return;
+            }
+            bytes
+        };
+        let ino = file.ino;
+        let started = self.this.upgrade().is_some_and(|node| {
+            let job = move || {
+                if let Err(error) = node.bring_beginning(ino, bytes) {
+                    tracing::debug!(%ino, %error, "a beginning was not brought to a tier");
+                }
+                node.beginning_ended(ino);
+            };
+            self.slow.run(Urgency::Background, job).is_ok()
+        });
+        if !started {
+            self.beginning_ended(ino);
+        }
+    }
+
+    fn beginning_ended(&self, ino: Ino) {
+        if let Some(kept) = self.streams.as_ref().and_then(|streams| streams.kept.as_ref()) {
+            kept.lock().fetched.remove(&ino.0);
+        }
+    }
+
+    fn bring_beginning(&self, ino: Ino, bytes: u64) -> Result<()> {
+        let file = self.files.get(ino);
+        let record = self.meta.get(ino)?;
+        if record.dirty || record.orphan {
+            return Ok(());
+        }
+        self.begin_partial(&file, &record)?;
+        let extent = self.config.extent_bytes;
+        let mut buffer = vec![0; usize::try_from(extent).unwrap_or(1 << 20)];
+        let mut at = 0;
+        while at < bytes.min(record.attr.size) && !self.stopping.load(Ordering::Relaxed) {
+            if !self.fill_extent(&file, at..at + extent, &mut buffer, Haste::Now)? {
+                break;
+            }
+            at += extent;
+        }
+        self.finish_if_whole(&file)
+    }
+}

@@ -1,0 +1,76 @@
+//! Everything that is read from the backing store without being a stream: while streams are open it
+//! takes turns in the time that they leave.
+
+use forebay_store::{BackingFile, Bytes};
+use rustix::fs::Advice;
+
+use crate::error::Result;
+use crate::node::Node;
+
+/// Bytes of a turn. A read is not interrupted when a stream is due.
+const TURN: usize = 64 << 10;
+
+impl Node {
+    /// Reads a file of the backing store that is no stream.
+    ///
+    /// # Errors
+    /// What the backing store says.
+    pub(crate) fn read_cold(
+        &self,
+        backing: &dyn BackingFile,
+        buffer: &mut [u8],
+        offset: u64,
+    ) -> Result<usize> {
+        let Some(streams) = self.streams.as_ref().filter(|streams| streams.open() > 0) else {
+            return Ok(backing.read_at(buffer, offset)?);
+        };
+        if let Some(fd) = backing.fd() {
+            // Nothing beside what there is a turn for. Without the advice all works, only worse.
+            let _ = rustix::fs::fadvise(fd, 0, None, Advice::Random);
+        }
+        let mut done = 0;
+        for part in buffer.chunks_mut(TURN) {
+            let at = offset + done as u64;
+            let place = backing.fd().and_then(|fd| forebay_streams::place_of(fd, at)).unwrap_or(0);
+            let turn = streams.service.turn(place, part.len() as u64);
+            let read = backing.read_at(part, at)?;
+            drop(turn);
+            done += read;
+            if read < part.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Copies a small file of the backing store to an object; says whether that was necessary: with
+    /// no stream open, there are better ways. What is missing at the end is left to the caller.
+    ///
+    /// # Errors
+    /// What the stores say.
+    pub(crate) fn copied_cold(
+        &self,
+        backing: &dyn BackingFile,
+        object: &dyn Bytes,
+        size: u64,
+    ) -> Result<bool> {
+        if self.streams.as_ref().is_none_or(|streams| streams.open() == 0) {
+            return Ok(false);
+        }
+        let mut buffer = vec![0; TURN];
+        let mut at = 0;
+        while at < size {
+            let want = TURN.min(usize::try_from(size - at).unwrap_or(TURN));
+            let read = self.read_cold(backing, &mut buffer[..want], at)?;
+            if read == 0 {
+                break;
+            }
+            let mut written = 0;
+            while written < read {
+                written += object.write_at(&buffer[written..read], at + written as u64)?;
+            }
+            at += read as u64;
+        }
+        Ok(at >= size)
+    }
+}
