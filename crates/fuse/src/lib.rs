@@ -15,6 +15,7 @@ mod mount;
 mod names;
 mod resent;
 mod serve;
+mod under_way;
 mod wire;
 
 pub use deferred::Stuck;
