@@ -169,7 +169,7 @@ spread() {
     sort -n | awk '{ v[n++] = $1 } END { printf "%.1f %.1f %.1f", v[0] / 1000, v[int(n / 2)] / 1000, v[n - 1] / 1000 }'
 }
 
-sums() { (cd "$1" && find . -type f ! -path './pg/*' -print0 | sort -z | xargs -0 sha256sum); }
+sums() { (cd "$1" && find . -type f ! -path './pg/*' ! -path './.forebay/*' -print0 | sort -z | xargs -0 sha256sum); }
 
 measure() { # change
     local round few more
@@ -192,6 +192,7 @@ measure() { # change
     stop_loads
     sums "$MNT" >"$DIR/sums.mount"
     timeout 300 "$FOREBAY" umount --quiet "$MNT"
+    timeout 120 "$FOREBAY" fsck "$DIR/tier" >/dev/null || { say "fsck finds something"; echo "0 1 0 0" >"$DIR/fsck.count"; }
     sums "$DIR/backing" >"$DIR/sums.backing"
     read -r ops errors lost doubled < <(cat "$DIR"/*.count |
         awk '{ for (i = 1; i <= 4; i++) s[i] += $i } END { print s[1], s[2], s[3], s[4] }')

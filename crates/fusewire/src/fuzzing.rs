@@ -1,7 +1,7 @@
 //! What decodes bytes from outside, to be fed by fuzzers: `fuzz/` and `tests/fuzzing.rs`. No part of
 //! the interface; behind the feature `fuzzing`.
 //!
-//! Everything runs as it does in a session, from [`Dispatch::serve`] to the reply, but for the
+//! Everything runs as it does in a session, from `Dispatch::serve` to the reply, but for the
 //! device: answers go to `/dev/null`. What must never happen is a panic, an access out of bounds
 //! (which a sanitizer sees), or a request that stays in flight after its reply is gone.
 
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use crate::abi::{self, Wire, opcode};
-use crate::connection::{Connection, REQUEST_START};
+use crate::connection::{Connection, HEADROOM, REQUEST_START};
 use crate::directory::DirectoryBuffer;
 use crate::dispatch::Dispatch;
 use crate::flags::Features;
@@ -32,12 +32,12 @@ const HELD: usize = 8;
 
 /// A handler that looks at all of a request, and answers in one of several ways.
 #[derive(Default)]
-struct Glutton {
+struct Consumer {
     held: Mutex<Vec<(Request, Reply)>>,
     panicked: AtomicBool,
 }
 
-impl Glutton {
+impl Consumer {
     fn digest(&self, request: Request, reply: Reply) {
         let header = *request.header();
         let operation = request.operation();
@@ -45,7 +45,9 @@ impl Glutton {
         std::hint::black_box(format!("{operation:?}"));
         if let Ok(extensions) = request.extensions() {
             std::hint::black_box(extensions.supplementary_group());
-            std::hint::black_box(extensions.security_contexts().map(|c| c.value.len()).sum::<usize>());
+            std::hint::black_box(
+                extensions.security_contexts().map(|c| c.value.len()).sum::<usize>(),
+            );
         }
         std::hint::black_box(request.interrupted());
         match operation {
@@ -78,7 +80,7 @@ impl Glutton {
                 drop(reply);
             }
             Ok(Operation::Write { data, .. }) => {
-                assert!(data.len() <= MAX_WRITE as usize + abi_slack(), "more than was sent");
+                assert!(data.len() <= MAX_WRITE as usize + HEADROOM, "more than was sent");
                 reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX));
             }
             Ok(_) => reply.ok(),
@@ -86,12 +88,7 @@ impl Glutton {
     }
 }
 
-/// Room of a buffer beyond `max_write`.
-fn abi_slack() -> usize {
-    crate::connection::HEADROOM
-}
-
-impl Handler for Glutton {
+impl Handler for Consumer {
     fn handle(&self, request: Request, reply: Reply) {
         // The session survives panics; here they are findings.
         self.panicked.store(true, Ordering::SeqCst);
@@ -119,7 +116,7 @@ fn session(features: Features, messages: &[&[u8]]) {
     // What the test can't do without is there on every system that has FUSE.
     let null = File::options().write(true).open("/dev/null").expect("/dev/null");
     let connection = Connection::new(OwnedFd::from(null), negotiated(features), 4);
-    let handler = Arc::new(Glutton::default());
+    let handler = Arc::new(Consumer::default());
     let destroyed = Arc::new(AtomicBool::new(false));
     let dispatch =
         Dispatch { handler: Arc::clone(&handler), connection: connection.clone(), destroyed };
@@ -147,7 +144,8 @@ pub fn request(bytes: &[u8]) {
 pub fn requests(mut bytes: &[u8]) {
     let mut messages = Vec::new();
     while let Some((length, rest)) = bytes.split_first_chunk::<2>() {
-        let (message, rest) = rest.split_at(usize::from(u16::from_le_bytes(*length)).min(rest.len()));
+        let (message, rest) =
+            rest.split_at(usize::from(u16::from_le_bytes(*length)).min(rest.len()));
         let mut message = message.to_vec();
         if message.len() >= size_of::<abi::InHeader>() {
             let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
@@ -175,7 +173,7 @@ pub fn init(bytes: &[u8]) {
     }
 }
 
-/// A well-formed request for every opcode from 1 to 60, and its arguments' seed for [`init`].
+/// A well-formed request for every opcode from 1 to 60.
 pub fn seeds() -> Vec<Vec<u8>> {
     (1..=60).map(seed).collect()
 }

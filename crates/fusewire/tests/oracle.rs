@@ -65,7 +65,11 @@ impl Lab {
             println!("skipped: there is no /dev/fuse");
             return None;
         }
-        let home = tempfile::tempdir().expect("a directory");
+        // In memory what is a hole depends on nothing but what was written.
+        let memory = Path::new("/dev/shm");
+        let above = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        let home = tempfile::Builder::new().prefix("fusewire-oracle-").tempdir_in(above);
+        let home = home.expect("a directory");
         let path = |name: &str| {
             let path = home.path().join(name);
             fs::create_dir(&path).expect("made");
@@ -85,8 +89,10 @@ impl Lab {
         let session = Session::new(mount, &options, handler).expect("negotiated");
         let wire = Some(session.spawn().expect("served"));
         let mut config = fuser::Config::default();
-        config.mount_options =
-            vec![fuser::MountOption::FSName("oracle".into()), fuser::MountOption::DefaultPermissions];
+        config.mount_options = vec![
+            fuser::MountOption::FSName("oracle".into()),
+            fuser::MountOption::DefaultPermissions,
+        ];
         config.n_threads = Some(2);
         let oracle = ByFuser::new(mirror("of-fuser"), VALID, false);
         let mut lab = Self { wire, fuser: None, home };
@@ -103,15 +109,19 @@ impl Lab {
     fn path(&self, name: &str) -> PathBuf {
         self.home.path().join(name)
     }
+
+    fn detach(&self) {
+        for name in ["wire", "fuser"] {
+            let _ = rustix::mount::unmount(self.path(name), rustix::mount::UnmountFlags::DETACH);
+        }
+    }
 }
 
 impl Drop for Lab {
     fn drop(&mut self) {
         // Also after a failure; what is in use is detached.
         drop((self.wire.take(), self.fuser.take()));
-        for name in ["wire", "fuser"] {
-            let _ = rustix::mount::unmount(self.path(name), rustix::mount::UnmountFlags::DETACH);
-        }
+        self.detach();
     }
 }
 
@@ -153,10 +163,12 @@ fn open(path: &Path, flags: OFlags) -> io::Result<File> {
 }
 
 fn operation(random: &mut Random) -> (String, Operation) {
-    match random.below(3) {
-        0 => on_names(random),
-        1 => on_attributes(random),
-        _ => on_files(random),
+    match random.below(7) {
+        0 | 1 => on_names(random),
+        2 => on_attributes(random),
+        3 => on_xattrs(random),
+        4 | 5 => on_bytes(random),
+        _ => on_extents(random),
     }
 }
 
@@ -198,10 +210,9 @@ fn on_names(random: &mut Random) -> (String, Operation) {
 
 fn on_attributes(random: &mut Random) -> (String, Operation) {
     let one = place(random);
-    let what = one.display().to_string();
     let number = random.below(20_000) as u64;
-    let key = random.choose(&["user.one", "user.two", "user.", "unknown.one", "trusted.oracle"]);
-    let (name, operation): (&str, Operation) = match random.below(10) {
+    let what = format!("{} {number}", one.display());
+    let (name, operation): (&str, Operation) = match random.below(5) {
         0 => ("stat", Box::new(move |root| said(attributes(&root.join(&one))))),
         1 => (
             "chmod",
@@ -226,42 +237,51 @@ fn on_attributes(random: &mut Random) -> (String, Operation) {
                 let path = root.join(&one);
                 let flags = AtFlags::SYMLINK_NOFOLLOW;
                 let set = sys(rustix::fs::utimensat(CWD, &path, &times, flags));
-                let found = fs::symlink_metadata(&path).map(|known| (known.mtime(), known.mtime_nsec()));
-                format!("{set} {}", said(found))
+                let found = fs::symlink_metadata(&path);
+                format!("{set} {}", said(found.map(|known| (known.mtime(), known.mtime_nsec()))))
             }),
         ),
-        4 | 5 => (
+        _ => ("readdir", Box::new(move |root| said(names(&root.join(&one))))),
+    };
+    (format!("{name} {what}"), operation)
+}
+
+fn on_xattrs(random: &mut Random) -> (String, Operation) {
+    let one = place(random);
+    let number = random.below(1000);
+    let key = random.choose(&["user.one", "user.two", "user.", "unknown.one", "trusted.oracle"]);
+    let what = format!("{} {number} {key}", one.display());
+    let (name, operation): (&str, Operation) = match random.below(5) {
+        0 | 1 => (
             "setxattr",
             Box::new(move |root| {
                 let flags = [XattrFlags::empty(), XattrFlags::CREATE, XattrFlags::REPLACE];
-                let flags = flags[number as usize % 3];
-                let value = vec![b'v'; number as usize % 70];
-                sys(rustix::fs::lsetxattr(root.join(&one), key, &value, flags))
+                let value = vec![b'v'; number % 70];
+                sys(rustix::fs::lsetxattr(root.join(&one), key, &value, flags[number % 3]))
             }),
         ),
-        6 => (
+        2 => (
             "getxattr",
             Box::new(move |root| {
-                let mut value = vec![0; number as usize % 80];
+                let mut value = vec![0; number % 80];
                 let length = rustix::fs::lgetxattr(root.join(&one), key, &mut value[..]);
                 format!("{} {value:?}", sys(length))
             }),
         ),
-        7 => (
+        3 => (
             "listxattr",
             Box::new(move |root| {
-                let mut names = vec![0; number as usize % 300];
+                let mut names = vec![0; number % 300];
                 let length = rustix::fs::llistxattr(root.join(&one), &mut names[..]);
                 format!("{} {}", sys(length), String::from_utf8_lossy(&names))
             }),
         ),
-        8 => (
+        _ => (
             "removexattr",
             Box::new(move |root| sys(rustix::fs::lremovexattr(root.join(&one), key))),
         ),
-        _ => ("readdir", Box::new(move |root| said(names(&root.join(&one))))),
     };
-    (format!("{name} {what} {number} {key}"), operation)
+    (format!("{name} {what}"), operation)
 }
 
 fn names(path: &Path) -> io::Result<Vec<String>> {
@@ -275,10 +295,9 @@ fn names(path: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-fn on_files(random: &mut Random) -> (String, Operation) {
-    let (one, two) = (place(random), place(random));
-    let (offset, length) = (random.below(30_000) as u64, random.below(20_000));
-    let flags = random.choose(&[
+/// How a file is opened.
+fn flags(random: &mut Random) -> OFlags {
+    random.choose(&[
         OFlags::RDWR,
         OFlags::RDWR | OFlags::CREATE,
         OFlags::RDWR | OFlags::CREATE,
@@ -287,33 +306,47 @@ fn on_files(random: &mut Random) -> (String, Operation) {
         OFlags::RDONLY,
         OFlags::RDWR | OFlags::NOFOLLOW,
         OFlags::RDONLY | OFlags::DIRECTORY,
-    ]);
-    let what = format!("{} {} {offset} {length} {flags:?}", one.display(), two.display());
-    let kind = random.below(8);
-    let with = move |root: &Path, work: &dyn Fn(&File) -> String| match open(&root.join(&one), flags) {
+    ])
+}
+
+/// What `work` says of the file, or why it can't be opened.
+fn with(path: &Path, flags: OFlags, work: impl FnOnce(&File) -> String) -> String {
+    match open(path, flags) {
         Ok(file) => work(&file),
         Err(error) => said::<()>(Err(error)),
+    }
+}
+
+fn on_bytes(random: &mut Random) -> (String, Operation) {
+    let (one, flags) = (place(random), flags(random));
+    let (offset, length) = (random.below(30_000) as u64, random.below(20_000));
+    let what = format!("{} {offset} {length} {flags:?}", one.display());
+    let (name, operation): (&str, Operation) = if random.below(5) < 3 {
+        let write: Operation = Box::new(move |root| {
+            with(&root.join(&one), flags, |file| {
+                let bytes: Vec<u8> = (0..length).map(|i| (i as u64 + offset) as u8).collect();
+                format!("{} {}", said(file.write_at(&bytes, offset)), said(file.sync_data()))
+            })
+        });
+        ("write", write)
+    } else {
+        let read: Operation = Box::new(move |root| {
+            with(&root.join(&one), flags, |file| {
+                let mut bytes = vec![0; length];
+                format!("{} {bytes:?}", said(file.read_at(&mut bytes, offset)))
+            })
+        });
+        ("read", read)
     };
-    let (name, operation): (&str, Operation) = match kind {
-        0..=2 => (
-            "write",
-            Box::new(move |root| {
-                with(root, &|file| {
-                    let bytes: Vec<u8> = (0..length).map(|i| (i as u64 + offset) as u8).collect();
-                    format!("{} {}", said(file.write_at(&bytes, offset)), said(file.sync_data()))
-                })
-            }),
-        ),
-        3 | 4 => (
-            "read",
-            Box::new(move |root| {
-                with(root, &|file| {
-                    let mut bytes = vec![0; length];
-                    format!("{} {bytes:?}", said(file.read_at(&mut bytes, offset)))
-                })
-            }),
-        ),
-        5 => (
+    (format!("{name} {what}"), operation)
+}
+
+fn on_extents(random: &mut Random) -> (String, Operation) {
+    let (one, two, flags) = (place(random), place(random), flags(random));
+    let (offset, length) = (random.below(30_000) as u64, random.below(20_000));
+    let what = format!("{} {} {offset} {length} {flags:?}", one.display(), two.display());
+    let (name, operation): (&str, Operation) = match random.below(3) {
+        0 => (
             "fallocate",
             Box::new(move |root| {
                 let modes = [
@@ -323,14 +356,16 @@ fn on_files(random: &mut Random) -> (String, Operation) {
                     FallocateFlags::ZERO_RANGE,
                 ];
                 let mode = modes[length % modes.len()];
-                with(root, &|file| sys(rustix::fs::fallocate(file, mode, offset, length as u64)))
+                with(&root.join(&one), flags, |file| {
+                    sys(rustix::fs::fallocate(file, mode, offset, length as u64))
+                })
             }),
         ),
-        6 => (
+        1 => (
             "seek",
             Box::new(move |root| {
-                with(root, &|file| {
-                    let places = [SeekFrom::Data(offset), SeekFrom::Hole(offset), SeekFrom::End(0)];
+                let places = [SeekFrom::Data(offset), SeekFrom::Hole(offset), SeekFrom::End(0)];
+                with(&root.join(&one), flags, |file| {
                     places.map(|place| sys(rustix::fs::seek(file, place))).join(" ")
                 })
             }),
@@ -338,14 +373,12 @@ fn on_files(random: &mut Random) -> (String, Operation) {
         _ => (
             "copy",
             Box::new(move |root| {
-                with(root, &|file| {
-                    let target = match open(&root.join(&two), OFlags::RDWR | OFlags::CREATE) {
-                        Ok(target) => target,
-                        Err(error) => return said::<()>(Err(error)),
-                    };
-                    let (mut from, mut to) = (0, offset);
-                    let (from, to) = (Some(&mut from), Some(&mut to));
-                    sys(rustix::fs::copy_file_range(file, from, target, to, length))
+                with(&root.join(&one), flags, |file| {
+                    with(&root.join(&two), OFlags::RDWR | OFlags::CREATE, |target| {
+                        let (mut from, mut to) = (0, offset);
+                        let (from, to) = (Some(&mut from), Some(&mut to));
+                        sys(rustix::fs::copy_file_range(file, from, target, to, length))
+                    })
                 })
             }),
         ),
@@ -405,6 +438,7 @@ fn answers_when_fuser_serves_the_same_then_are_the_same() {
     });
     // The end of the thread, however it ends, closes the channel.
     if receiver.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
+        lab.detach();
         panic!("the comparison hangs");
     }
     if let Err(panic) = comparison.join() {

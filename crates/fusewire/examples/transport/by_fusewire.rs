@@ -235,16 +235,14 @@ impl ByFusewire {
                 }
                 Err(errno) => reply.error(errno),
             },
-            Operation::Readdirplus { fh, offset, size } => {
-                match self.mirror.list(fh) {
-                    Ok(listed) => {
-                        let mut list = DirectoryBuffer::new(reply.connection(), size);
-                        self.list_plus(node, &listed, offset, &mut list);
-                        reply.directory(list);
-                    }
-                    Err(errno) => reply.error(errno),
+            Operation::Readdirplus { fh, offset, size } => match self.mirror.list(fh) {
+                Ok(listed) => {
+                    let mut list = DirectoryBuffer::new(reply.connection(), size);
+                    self.list_plus(node, &listed, offset, &mut list);
+                    reply.directory(list);
                 }
-            }
+                Err(errno) => reply.error(errno),
+            },
             Operation::Releasedir { fh, .. } => {
                 self.mirror.releasedir(fh);
                 reply.ok();
