@@ -97,7 +97,7 @@ pub fn run(dir: &Path, stop: &Path) -> Result<Outcome, Error> {
     });
     let operations = common.operations.into_inner();
     let longest_us = common.longest_us.into_inner();
-    let found = common.found.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let found = common.found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     Ok(Outcome { operations, longest_us, ..found })
 }
 
@@ -111,7 +111,7 @@ impl Common {
     }
 
     fn complain(&self, fault: Fault, what: String) {
-        let mut found = self.found.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut found = self.found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match fault {
             Fault::Error => found.errors += 1,
             Fault::Lost => found.lost += 1,
