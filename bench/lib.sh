@@ -13,6 +13,11 @@ need() {
         { apt-get update && apt-get install -y --no-install-recommends "$@"; }; } >/dev/null
 }
 
+# Where PostgreSQL's programs lie, which no PATH has; nothing if it is not installed.
+postgres_programs() {
+    ls -d /usr/lib/postgresql/*/bin 2>/dev/null | sort -V | tail -1
+}
+
 drop_caches() {
     sync
     echo 3 >/proc/sys/vm/drop_caches 2>/dev/null || true

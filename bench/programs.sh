@@ -91,10 +91,10 @@ program_postgres() {
 }
 
 case " $PROGRAMS " in *" postgres "*)
-    PG=$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | sort -V | tail -1)
+    PG=$(postgres_programs)
     if [ -z "$PG" ]; then
         need pg_lsclusters postgresql postgresql-contrib
-        PG=$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -1)
+        PG=$(postgres_programs)
     fi ;;
 esac
 

@@ -3,6 +3,7 @@
 
 mod cold;
 mod hit;
+mod load;
 mod meta;
 mod procs;
 mod report;
@@ -156,6 +157,15 @@ enum Command {
         #[arg(long, default_value_t = 500)]
         buffer_ms: u64,
     },
+    /// Use a directory in many ways and check all that is seen, until a file appears; print what came
+    /// of it as JSON
+    Load {
+        /// The directory; it is made
+        dir: PathBuf,
+        /// The file
+        #[arg(long)]
+        stop: PathBuf,
+    },
     /// Make table, JSON and plot from a CSV file of the form that --out writes
     Plot {
         /// The file
@@ -195,6 +205,19 @@ pub struct Plan {
     pub burst: Duration,
     /// Numbers of processes.
     pub procs: Vec<usize>,
+}
+
+/// What is not a comparison, and prints JSON.
+fn alone(command: &Command) -> Option<Result<serde_json::Value, Error>> {
+    match command {
+        Command::Load { dir, stop } => {
+            Some(load::run(dir, stop).map(|outcome| serde_json::json!(outcome)))
+        }
+        Command::Streams { .. } => {
+            play(command).map(|played| played.map(|outcome| serde_json::json!(outcome)))
+        }
+        _ => None,
+    }
 }
 
 /// Runs the players, if that is what is asked for.
@@ -242,7 +265,9 @@ fn run(cli: &Cli) -> Result<Report, Error> {
             report.add("probe", &file.display().to_string(), "s", hit::probe(file, *reads)?);
             Ok(report)
         }
-        Command::Streams { .. } => Err(Error::Usage("players have no table".into())),
+        Command::Streams { .. } | Command::Load { .. } => {
+            Err(Error::Usage("there is nothing to compare".into()))
+        }
         Command::Plot { csv, title } => {
             let text =
                 std::fs::read_to_string(csv).map_err(Error::io(csv.display().to_string()))?;
@@ -253,10 +278,10 @@ fn run(cli: &Cli) -> Result<Report, Error> {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Some(played) = play(&cli.command) {
-        return match played {
+    if let Some(done) = alone(&cli.command) {
+        return match done {
             Ok(outcome) => {
-                println!("{}", serde_json::json!(outcome));
+                println!("{outcome}");
                 ExitCode::SUCCESS
             }
             Err(error) => {

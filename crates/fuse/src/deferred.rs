@@ -37,6 +37,9 @@ pub struct Stuck {
     pub waiting: Duration,
     /// Whether its client was told `EIO` or `EINTR` already.
     pub given_up: bool,
+    /// Whether it holds up one of the threads that read requests, which never wait for the backing
+    /// store: then it is a tier that does not answer.
+    pub holds_reader: bool,
 }
 
 /// A request in the slow pool.
@@ -179,22 +182,20 @@ impl Watch {
         }
     }
 
-    /// What has been waiting for longer than `least`, longest first.
+    /// What has been waiting for longer than `least`.
     pub fn stuck(&self, least: Duration) -> Vec<Stuck> {
         let all: Vec<_> = self.deferred.lock().values().cloned().collect();
-        let mut stuck: Vec<Stuck> = all
-            .iter()
+        all.iter()
             .map(|deferred| Stuck {
                 opcode: deferred.header.opcode,
                 ino: deferred.header.node,
                 pid: deferred.header.pid,
                 waiting: deferred.since.elapsed(),
                 given_up: deferred.reply.lock().is_none(),
+                holds_reader: false,
             })
             .filter(|stuck| stuck.waiting >= least)
-            .collect();
-        stuck.sort_by_key(|stuck| std::cmp::Reverse(stuck.waiting));
-        stuck
+            .collect()
     }
 }
 

@@ -19,6 +19,7 @@ use crate::names::class;
 use crate::orphans::{self, Orphans};
 use crate::resent;
 use crate::serve::{Serve, patience};
+use crate::under_way::UnderWay;
 use crate::wire::Manner;
 
 /// Serves a node to the kernel.
@@ -28,6 +29,7 @@ pub struct Shared {
     pub node: Arc<Node>,
     manner: Manner,
     watch: Arc<Watch>,
+    under_way: UnderWay,
     notifier: OnceLock<Arc<Notifier>>,
     /// What a supervisor keeps for the next daemon, and what the last one left there.
     kept: OnceLock<Kept>,
@@ -55,6 +57,7 @@ impl Front {
             node,
             manner,
             watch,
+            under_way: UnderWay::new(),
             notifier: OnceLock::new(),
             kept: OnceLock::new(),
             orphans: Arc::default(),
@@ -85,9 +88,12 @@ impl Front {
         self.0.orphans.pause(at_rest);
     }
 
-    /// Operations that have been waiting for a slow device for at least `least`.
+    /// Operations that have been waiting for a device for at least `least`, longest first.
     pub fn stuck(&self, least: Duration) -> Vec<Stuck> {
-        self.0.watch.stuck(least)
+        let mut stuck = self.0.watch.stuck(least);
+        stuck.extend(self.0.under_way.longer_than(least));
+        stuck.sort_by_key(|stuck| std::cmp::Reverse(stuck.waiting));
+        stuck
     }
 
     /// Invalidations that the kernel was not told of yet.
@@ -115,7 +121,7 @@ impl Front {
         let taken = pool.run(Urgency::Demand, move || {
             let Some(request) = watched.deferred.begin() else { return };
             // A defect costs its request an EIO, not the pool a thread.
-            let _begun = shared.begin(&request);
+            let _begun = shared.begin(&request, true);
             let outcome = catch_unwind(AssertUnwindSafe(|| shared.serve(&request, true)))
                 .unwrap_or(Err(NodeError::Posix(rustix::io::Errno::IO)));
             match watched.deferred.reply() {
@@ -179,13 +185,14 @@ impl Shared {
     }
 
     /// Notes a request that must not be carried out twice, until what is returned is dropped.
-    fn begin(&self, request: &Request) -> Option<Begun<'_>> {
+    fn begin(&self, request: &Request, may_wait: bool) -> Option<Begun<'_>> {
         let Kept { ledger, before } = self.kept.get()?;
         let number = resent::number(request);
         let operation = request.operation().ok()?;
         let call = before.calls.get(&number).filter(|_| request.is_resent()).copied();
-        let call =
-            call.or_else(|| resent::call(&self.node, Ino(request.header().node), &operation))?;
+        let Header { node, uid, gid, pid, .. } = *request.header();
+        let context = Context { uid, gid, pid, may_wait };
+        let call = call.or_else(|| resent::call(&self.node, &context, Ino(node), &operation))?;
         Some(ledger.begin(number, call, request.is_resent()))
     }
 
@@ -236,11 +243,18 @@ impl Handler for Front {
         if locks::is_lock(request.header().opcode) && self.0.node.is_clustered() {
             return locks::serve(&self.0, request, reply, began);
         }
-        let begun = self.0.begin(&request);
+        let _entered = self.0.under_way.enter(request.header(), began);
+        let begun = self.0.begin(&request, false);
         match self.0.serve(&request, false) {
             Err(NodeError::MustWait) => {
-                // Nothing was changed, and it is noted anew when it is.
-                drop(begun);
+                if request.is_resent() {
+                    // Its first time may have changed something: it stays noted until it is
+                    // answered, should this daemon die before it is begun again.
+                    std::mem::forget(begun);
+                } else {
+                    // Nothing was changed, and it is noted anew when it is.
+                    drop(begun);
+                }
                 self.defer(request, reply, began);
             }
             outcome => self.0.answer(request.header(), outcome, reply, began),

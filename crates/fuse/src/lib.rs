@@ -17,6 +17,7 @@ mod names;
 mod orphans;
 mod resent;
 mod serve;
+mod under_way;
 mod wire;
 
 pub use deferred::Stuck;

@@ -363,7 +363,8 @@ impl Mounted {
         self.running.release(Duration::from_secs(1)).map(drop)
     }
 
-    /// Operations that have been waiting for a slow device for at least `least`, longest first.
+    /// Operations that have been waiting for a device for at least `least`, longest first: those that
+    /// the slow pool has, and those that hold up a thread which reads requests.
     pub fn stuck(&self, least: Duration) -> Vec<Stuck> {
         self.front.stuck(least)
     }

@@ -5,11 +5,11 @@
 //! can have changed it since: whoever waits for such a request holds the directory's lock in the
 //! kernel.
 
-use forebay_node::{Ino, Node, NodeError, Result, Stat};
+use forebay_node::{Context, Ino, Node, NodeError, Result, Stat};
 use fusewire::{Operation, Request};
-use rustix::io::Errno;
 
 use crate::answer::Answer;
+use crate::errno::errno;
 use crate::ledger::{Before, Call, Ledger};
 use crate::serve::Serve;
 
@@ -22,20 +22,29 @@ pub fn number(request: &Request) -> u64 {
 }
 
 /// What is to be noted before a request is carried out; nothing for one that may be done twice.
-pub fn call(node: &Node, dir: Ino, operation: &Operation<'_>) -> Option<Call> {
+///
+/// Of a call on a name it is the inode that has the name now, of one on an extended attribute
+/// whether that is there (1) or not (0): afterwards this tells what the call has done from what it
+/// found.
+pub fn call(node: &Node, context: &Context, about: Ino, operation: &Operation<'_>) -> Option<Call> {
     use Operation as Op;
-    let name = match operation {
-        Op::Unlink { name } | Op::Rmdir { name } | Op::Rename { old: name, .. } => Some(*name),
-        Op::Create { .. }
-        | Op::Mkdir { .. }
-        | Op::Mknod { .. }
-        | Op::Symlink { .. }
-        | Op::Link { .. }
-        | Op::Setxattr { .. }
-        | Op::Removexattr { .. } => None,
+    let ino = match operation {
+        Op::Unlink { name }
+        | Op::Rmdir { name }
+        | Op::Rename { old: name, .. }
+        | Op::Link { name, .. }
+        | Op::Mkdir { name, .. }
+        | Op::Mknod { name, .. }
+        | Op::Symlink { name, .. } => node.known_name(about, name).map_or(0, |ino| ino.0),
+        // Whether the file is new shows its age; the most frequent of all looks at nothing.
+        Op::Create { .. } => 0,
+        // One that is to be read from the backing store first is looked at when it has been.
+        Op::Removexattr { name } => u64::from(node.get_xattr(context, about, name).is_ok()),
+        Op::Setxattr { name, flags, .. } if flags.cast_signed() == libc::XATTR_CREATE => {
+            u64::from(node.get_xattr(context, about, name).is_ok())
+        }
         _ => return None,
     };
-    let ino = name.and_then(|name| node.known_name(dir, name)).map_or(0, |ino| ino.0);
     Some(Call { ino, since: forebay_node::now() })
 }
 
@@ -63,17 +72,21 @@ impl Serve<'_> {
             {
                 Some(Answer::Done)
             }
+            // Whatever had the name before has it still: this call did not make it.
+            Op::Mkdir { .. } | Op::Mknod { .. } | Op::Symlink { .. } | Op::Link { .. }
+                if call.ino != 0 =>
+            {
+                None
+            }
             Op::Mkdir { name, .. } | Op::Mknod { name, .. } | Op::Symlink { name, .. } => {
                 self.made_since(call, name)?.map(|stat| self.entry(&stat))
             }
-            Op::Link { node, name } => {
-                let found = self.node.known_name(dir, name) == Some(Ino(*node));
-                if found {
-                    Some(self.entry(&self.node.getattr(&self.context, Ino(*node))?))
-                } else {
-                    None
+            Op::Link { node, name } => match self.node.known_name(dir, name) {
+                Some(ino) if ino == Ino(*node) => {
+                    Some(self.entry(&self.node.getattr(&self.context, ino)?))
                 }
-            }
+                _ => None,
+            },
             Op::Create { name, flags, .. } => match self.made_since(call, name)? {
                 Some(stat) => {
                     let made = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
@@ -97,13 +110,14 @@ impl Serve<'_> {
         operation: &Operation<'_>,
         error: &NodeError,
     ) -> bool {
-        let known = before.calls.contains_key(&number(self.request));
-        known
-            && matches!(
-                (operation, error),
-                (Operation::Setxattr { .. }, NodeError::Posix(Errno::EXIST))
-                    | (Operation::Removexattr { .. }, NodeError::Posix(Errno::NODATA))
-            )
+        let Some(call) = before.calls.get(&number(self.request)) else { return false };
+        // Nobody else changes the attributes of an inode that somebody waits to change.
+        let was_there = call.ino != 0;
+        match operation {
+            Operation::Setxattr { .. } => !was_there && errno(error) == libc::EEXIST,
+            Operation::Removexattr { .. } => was_there && errno(error) == libc::ENODATA,
+            _ => false,
+        }
     }
 
     fn made_since(&self, call: &Call, name: &[u8]) -> Result<Option<Stat>> {

@@ -1,15 +1,19 @@
 //! Requests that come again after the death of a daemon, over a socket in place of the kernel.
 
+use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use forebay_fuse::{Before, Call, MountOptions, Mounted, State, Takeover, adopt};
+use forebay_fuse::{Before, Call, Ledger, MountOptions, Mounted, State, Takeover, adopt};
 use forebay_node::{
     Context, HandleMode, Inheritance, Ino, Node, NodeConfig, OpenHandle, Passthrough, TierConfig,
     Timestamp,
 };
+use forebay_store::DirBacking;
+use forebay_store::decorators::{InterceptedBacking, Stuck};
 use fusewire::{Features, Negotiated, opcode};
 use rustix::net::sockopt::Timeout;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -22,6 +26,7 @@ const ENTRY: usize = 128;
 /// A node after the death of another one, and the kernel's end of its connection.
 struct Lab {
     kernel: OwnedFd,
+    ledger: OwnedFd,
     _mounted: Mounted,
     node: Arc<Node>,
     _home: tempfile::TempDir,
@@ -41,6 +46,17 @@ impl Lab {
     fn new(
         earlier: impl FnOnce(&Node) -> Vec<OpenHandle>,
         before: impl FnOnce(&Node) -> Before,
+    ) -> Self {
+        let start = |config, inheritance: &Inheritance| {
+            Node::start_after(config, Some(inheritance)).expect("the next one starts")
+        };
+        Self::with(earlier, before, start)
+    }
+
+    fn with(
+        earlier: impl FnOnce(&Node) -> Vec<OpenHandle>,
+        before: impl FnOnce(&Node) -> Before,
+        start: impl FnOnce(NodeConfig, &Inheritance) -> Arc<Node>,
     ) -> Self {
         let home = tempfile::Builder::new().prefix("forebay-").tempdir_in("/dev/shm");
         let home = home.expect("a directory");
@@ -63,18 +79,24 @@ impl Lab {
             max_readahead: 131_072,
         };
         let state = State { negotiated, node: Inheritance { handles, ..Default::default() } };
-        let node = Node::start_after(config, Some(&state.node)).expect("the next one starts");
+        let node = start(config, &state.node);
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let (kernel, device) =
             rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None).expect("a socket");
-        let limit = Some(std::time::Duration::from_secs(10));
+        let limit = Some(std::time::Duration::from_secs(60));
         rustix::net::sockopt::set_socket_timeout(&kernel, Timeout::Recv, limit).expect("set");
         let takeover = Takeover { device, rings: None, state: &state, before };
         let mountpoint = home.path().join("nothing-is-mounted-here");
         let options = MountOptions { threads: 1, ..MountOptions::default() };
-        let mounted =
-            adopt(Arc::clone(&node), &mountpoint, takeover, &options, Some(&|_, _, _| Ok(())));
-        let lab = Lab { kernel, _mounted: mounted.expect("adopted"), node, _home: home };
+        let kept = OnceCell::new();
+        let keeper = |_: BorrowedFd<'_>, ledger: BorrowedFd<'_>, _: Option<BorrowedFd<'_>>| {
+            kept.set(ledger.try_clone_to_owned()?).expect("kept once");
+            Ok(())
+        };
+        let mounted = adopt(Arc::clone(&node), &mountpoint, takeover, &options, Some(&keeper));
+        let mounted = mounted.expect("adopted");
+        let ledger = kept.into_inner().expect("a ledger");
+        let lab = Lab { kernel, ledger, _mounted: mounted, node, _home: home };
         let mut wish = [0; 64];
         let (length, _) =
             rustix::net::recv(&lab.kernel, &mut wish[..], rustix::net::RecvFlags::empty())
@@ -84,25 +106,43 @@ impl Lab {
     }
 
     fn ask(&self, opcode: u32, unique: u64, parts: &[&[u8]]) -> Answer {
+        self.ask_about(ROOT.0, opcode, unique, parts)
+    }
+
+    fn ask_about(&self, node: u64, opcode: u32, unique: u64, parts: &[&[u8]]) -> Answer {
+        self.send(node, opcode, unique, parts);
+        self.answer(unique)
+    }
+
+    fn send(&self, node: u64, opcode: u32, unique: u64, parts: &[&[u8]]) {
         let body = parts.concat();
         let length = u32::try_from(40 + body.len()).expect("short");
         let mut message = Vec::new();
         for word in [length, opcode] {
             message.extend(word.to_le_bytes());
         }
-        for word in [unique, ROOT.0] {
+        for word in [unique, node] {
             message.extend(word.to_le_bytes());
         }
         message.extend([0; 16]);
         message.extend(body);
         rustix::net::send(&self.kernel, &message, rustix::net::SendFlags::empty()).expect("sent");
+    }
+
+    fn answer(&self, unique: u64) -> Answer {
+        let (of, answer) = self.next_answer();
+        assert_eq!(of, unique, "the number exactly as it came");
+        answer
+    }
+
+    fn next_answer(&self) -> (u64, Answer) {
         let mut bytes = vec![0; 4096];
         let flags = rustix::net::RecvFlags::empty();
         let (length, _) = rustix::net::recv(&self.kernel, &mut bytes[..], flags).expect("answered");
-        assert_eq!(bytes[8..16], unique.to_le_bytes(), "the number exactly as it came");
+        let of = u64::from_le_bytes(bytes[8..16].try_into().expect("8 bytes"));
         let error = i32::from_le_bytes(bytes[4..8].try_into().expect("4 bytes"));
         bytes.truncate(length);
-        Answer(-error, bytes.split_off(OUT_HEADER.min(length)))
+        (of, Answer(-error, bytes.split_off(OUT_HEADER.min(length))))
     }
 
     fn mkdir(&self, unique: u64, name: &[u8]) -> Answer {
@@ -115,7 +155,31 @@ impl Lab {
     }
 
     fn rename(&self, unique: u64, names: &[u8]) -> Answer {
-        self.ask(opcode::RENAME2, unique, &[&ROOT.0.to_le_bytes(), &[0; 8], names])
+        self.rename_with(unique, names, 0)
+    }
+
+    fn rename_with(&self, unique: u64, names: &[u8], flags: u32) -> Answer {
+        let parts = [&ROOT.0.to_le_bytes()[..], &flags.to_le_bytes(), &[0; 4], names];
+        self.ask(opcode::RENAME2, unique, &parts)
+    }
+
+    fn link(&self, unique: u64, node: u64, name: &[u8]) -> Answer {
+        self.ask(opcode::LINK, unique, &[&node.to_le_bytes(), name])
+    }
+
+    fn mknod(&self, unique: u64, name: &[u8]) -> Answer {
+        let mode = libc::S_IFREG | 0o600;
+        self.ask(opcode::MKNOD, unique, &[&mode.to_le_bytes(), &[0; 12], name])
+    }
+
+    /// Sets `user.x` if it is not there.
+    fn set_new_xattr(&self, unique: u64, node: u64) -> Answer {
+        let sizes = [1_u32.to_le_bytes(), libc::XATTR_CREATE.to_le_bytes()].concat();
+        self.ask_about(node, opcode::SETXATTR, unique, &[&sizes, b"user.x\0v"])
+    }
+
+    fn remove_xattr(&self, unique: u64, node: u64) -> Answer {
+        self.ask_about(node, opcode::REMOVEXATTR, unique, &[b"user.x\0"])
     }
 
     fn ino(&self, name: &[u8]) -> u64 {
@@ -229,4 +293,213 @@ fn open_that_was_noted_when_it_comes_again_then_gets_the_same_handle() {
     assert_eq!(&text[..4], b"text");
     lab.node.release(fh);
     assert!(lab.node.open_handle(fh).is_none());
+}
+
+fn new_file(node: &Node, name: &[u8]) -> Ino {
+    let mode = (libc::S_IFREG | 0o644, 0);
+    node.mknod(&Context::DAEMON, ROOT, name, mode, 0).expect("made").ino
+}
+
+fn give_xattr(node: &Node, ino: Ino) {
+    node.set_xattr(&Context::DAEMON, ino, (b"user.x", b"v"), 0, false).expect("set");
+}
+
+/// Bytes of the answer to a name: where the attributes have the number of links.
+const LINKS_AT: usize = 40 + 64;
+
+#[test]
+fn new_names_that_were_made_when_their_calls_come_again_then_are_only_answered() {
+    let context = Context::DAEMON;
+    let lab = Lab::new(
+        |node| {
+            let file = new_file(node, b"file");
+            node.link(&context, file, ROOT, b"link").expect("linked");
+            node.symlink(&context, ROOT, b"symbolic", b"the/target").expect("made");
+            new_file(node, b"node");
+            Vec::new()
+        },
+        |_| Before {
+            calls: calls(&[(2, 0, LONG_AGO), (4, 0, LONG_AGO), (6, 0, LONG_AGO)]),
+            ..Before::default()
+        },
+    );
+    let file = lab.ino(b"file");
+    let linked = lab.link(2 | RESENT, file, b"link\0");
+    assert_eq!((linked.0, linked.number(0)), (0, file));
+    assert_eq!(linked.1[LINKS_AT], 2, "linked once");
+    let symbolic = lab.ask(opcode::SYMLINK, 4 | RESENT, &[b"symbolic\0the/target\0"]);
+    assert_eq!((symbolic.0, symbolic.number(0)), (0, lab.ino(b"symbolic")));
+    let made = lab.mknod(6 | RESENT, b"node\0");
+    assert_eq!((made.0, made.number(0)), (0, lab.ino(b"node")));
+    // Not noted, or not resent: the names are taken.
+    assert_eq!(lab.link(8 | RESENT, file, b"link\0").0, libc::EEXIST);
+    assert_eq!(lab.mknod(10, b"node\0").0, libc::EEXIST);
+}
+
+#[test]
+fn name_that_was_there_before_when_the_call_comes_again_then_eexist() {
+    let context = Context::DAEMON;
+    let lab = Lab::new(
+        |node| {
+            let file = new_file(node, b"file");
+            node.link(&context, file, ROOT, b"link").expect("linked");
+            node.mkdir(&context, ROOT, b"dir", 0o755, 0).expect("made");
+            Vec::new()
+        },
+        // As the calls found them, and died before they had an answer.
+        |node| {
+            let ino = |name: &[u8]| node.known_name(ROOT, name).expect("there").0;
+            let found = [(2, ino(b"link"), LONG_AGO), (4, ino(b"dir"), LONG_AGO)];
+            Before { calls: calls(&found), ..Before::default() }
+        },
+    );
+    assert_eq!(lab.link(2 | RESENT, lab.ino(b"file"), b"link\0").0, libc::EEXIST);
+    assert_eq!(lab.mkdir(4 | RESENT, b"dir\0").0, libc::EEXIST);
+}
+
+#[test]
+fn new_names_that_were_not_made_when_their_calls_come_again_then_are_made_once() {
+    let lab = Lab::new(
+        |node| {
+            new_file(node, b"file");
+            node.mkdir(&Context::DAEMON, ROOT, b"dir", 0o755, 0).expect("made");
+            Vec::new()
+        },
+        |node| {
+            let dir = node.known_name(ROOT, b"dir").expect("there").0;
+            let noted = [(2, 0, LONG_AGO), (4, 0, LONG_AGO), (6, 0, LONG_AGO), (8, dir, LONG_AGO)];
+            Before { calls: calls(&noted), ..Before::default() }
+        },
+    );
+    let file = lab.ino(b"file");
+    let linked = lab.link(2 | RESENT, file, b"link\0");
+    assert_eq!((linked.0, linked.number(0), linked.1[LINKS_AT]), (0, file, 2));
+    assert_eq!(lab.ask(opcode::SYMLINK, 4 | RESENT, &[b"symbolic\0target\0"]).0, 0);
+    assert_eq!(lab.mknod(6 | RESENT, b"node\0").0, 0);
+    assert_eq!(lab.ask(opcode::RMDIR, 8 | RESENT, &[b"dir\0"]).0, 0);
+    assert!(lab.node.known_name(ROOT, b"dir").is_none());
+    for name in [&b"link"[..], b"symbolic", b"node"] {
+        lab.ino(name);
+    }
+}
+
+#[test]
+fn directory_that_was_removed_when_the_call_comes_again_then_is_only_answered() {
+    let lab = Lab::new(
+        |_| Vec::new(),
+        // 999 had the name that is gone by now.
+        |_| Before { calls: calls(&[(2, 999, LONG_AGO)]), ..Before::default() },
+    );
+    assert_eq!(lab.ask(opcode::RMDIR, 2 | RESENT, &[b"dir\0"]).0, 0);
+    assert_eq!(lab.ask(opcode::RMDIR, 4 | RESENT, &[b"dir\0"]).0, libc::ENOENT);
+}
+
+#[test]
+fn exchange_when_it_comes_again_then_names_are_exchanged_once() {
+    for was_carried_out in [true, false] {
+        let one = Cell::new(0);
+        let lab = Lab::new(
+            |node| {
+                one.set(new_file(node, b"one").0);
+                new_file(node, b"two");
+                Vec::new()
+            },
+            |node| {
+                if was_carried_out {
+                    let (from, to) = ((ROOT, &b"one"[..]), (ROOT, &b"two"[..]));
+                    let context = Context::DAEMON;
+                    node.rename(&context, from, to, libc::RENAME_EXCHANGE).expect("exchanged");
+                }
+                Before { calls: calls(&[(2, one.get(), LONG_AGO)]), ..Before::default() }
+            },
+        );
+        assert_eq!(lab.ino(b"two") == one.get(), was_carried_out);
+        assert_eq!(lab.rename_with(2 | RESENT, b"one\0two\0", libc::RENAME_EXCHANGE).0, 0);
+        assert_eq!(lab.ino(b"two"), one.get(), "{was_carried_out}");
+    }
+}
+
+#[test]
+fn xattr_that_was_set_or_removed_when_the_call_comes_again_then_is_only_answered() {
+    let lab = Lab::new(
+        |node| {
+            let set = new_file(node, b"set");
+            give_xattr(node, set);
+            new_file(node, b"removed");
+            Vec::new()
+        },
+        // There was none to begin with, and there was one.
+        |_| Before { calls: calls(&[(2, 0, LONG_AGO), (4, 1, LONG_AGO)]), ..Before::default() },
+    );
+    let (set, removed) = (lab.ino(b"set"), lab.ino(b"removed"));
+    assert_eq!(lab.set_new_xattr(2 | RESENT, set).0, 0);
+    assert_eq!(lab.remove_xattr(4 | RESENT, removed).0, 0);
+    assert_eq!(lab.set_new_xattr(6 | RESENT, set).0, libc::EEXIST, "was not noted");
+    assert_eq!(lab.remove_xattr(8, removed).0, libc::ENODATA);
+}
+
+#[test]
+fn xattr_that_was_there_or_missing_before_when_the_call_comes_again_then_its_own_failure() {
+    let lab = Lab::new(
+        |node| {
+            let set = new_file(node, b"set");
+            give_xattr(node, set);
+            new_file(node, b"bare");
+            new_file(node, b"new");
+            Vec::new()
+        },
+        |_| Before {
+            calls: calls(&[(2, 1, LONG_AGO), (4, 0, LONG_AGO), (6, 0, LONG_AGO), (8, 1, LONG_AGO)]),
+            ..Before::default()
+        },
+    );
+    let (set, bare, new) = (lab.ino(b"set"), lab.ino(b"bare"), lab.ino(b"new"));
+    assert_eq!(lab.set_new_xattr(2 | RESENT, set).0, libc::EEXIST);
+    assert_eq!(lab.remove_xattr(4 | RESENT, bare).0, libc::ENODATA);
+    // Not carried out before: done now, once.
+    assert_eq!(lab.set_new_xattr(6 | RESENT, new).0, 0);
+    assert_eq!(lab.remove_xattr(8 | RESENT, set).0, 0);
+    let value = |ino| lab.node.get_xattr(&Context::DAEMON, Ino(ino), b"user.x").ok();
+    assert_eq!((value(new), value(set)), (Some(b"v".to_vec()), None));
+}
+
+#[test]
+fn call_that_comes_again_and_must_wait_when_this_daemon_dies_too_then_is_still_noted() {
+    let stuck = Arc::new(Stuck::default());
+    let interceptor = Arc::clone(&stuck);
+    let lab = Lab::with(
+        |_| Vec::new(),
+        |_| Before { calls: calls(&[(2, 0, LONG_AGO)]), ..Before::default() },
+        |mut config, _| {
+            config.slow_threads = 1;
+            let backing = Arc::new(DirBacking::open(&config.backing, "test").expect("opened"));
+            let backing = InterceptedBacking::new(backing, interceptor);
+            Node::start_on(config, Arc::new(backing)).expect("the next one starts")
+        },
+    );
+    // Of what the namespace does not know the store is asked, which does not answer.
+    stuck.hang(&[]);
+    lab.send(ROOT.0, opcode::LOOKUP, 100, &[b"blocker\0"]);
+    let since = Instant::now();
+    while stuck.waiting() == 0 {
+        assert!(since.elapsed() < Duration::from_secs(60), "nobody asks the store");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // The only thread for such things is busy, so this is not begun.
+    let mode = [&0o755_u32.to_le_bytes()[..], &[0; 4]].concat();
+    lab.send(ROOT.0, opcode::MKDIR, 2 | RESENT, &[&mode, b"asked\0"]);
+    // Answered by the only reader after it has dealt with that.
+    assert_eq!(lab.ask(opcode::GETATTR, 102, &[&[0; 16]]).0, 0);
+    let (_, before) = Ledger::read(&lab.ledger).expect("a ledger");
+    let call = before.calls.get(&2).expect("noted");
+    assert_eq!((call.ino, call.since), (0, LONG_AGO), "as its first time found it");
+    stuck.release();
+    let answers = [lab.next_answer(), lab.next_answer()];
+    let made = answers.iter().find(|(of, _)| *of == 2 | RESENT).expect("answered");
+    assert_eq!(made.1.0, 0);
+    let noted = || Ledger::read(&lab.ledger).expect("a ledger").1.calls.len();
+    while noted() > 0 {
+        assert!(since.elapsed() < Duration::from_secs(60), "it stays noted");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }

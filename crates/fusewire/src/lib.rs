@@ -15,6 +15,9 @@ mod directory;
 mod dispatch;
 mod error;
 mod flags;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gate;
 mod handler;
 mod inflight;

@@ -101,7 +101,7 @@ fn respond(device: BorrowedFd<'_>, unique: u64, error: i32, body: &[u8]) -> Resu
 }
 
 /// The answer to the arguments of INIT. Without [`Negotiated`] if another INIT must come first.
-fn answer(body: &[u8], options: &Options) -> Result<(abi::InitOut, Option<Negotiated>)> {
+pub(crate) fn answer(body: &[u8], options: &Options) -> Result<(abi::InitOut, Option<Negotiated>)> {
     let short = || Error::Handshake("INIT is too short".into());
     let abi::InitInCompat { major, minor, max_readahead, flags } =
         abi::InitInCompat::read(body).ok_or_else(short)?;

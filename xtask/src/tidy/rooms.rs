@@ -27,7 +27,7 @@ const WIRE: &str = "fusewire";
 const SIM: &str = "forebay-sim";
 
 /// Tools: they may use what they like, and nothing may use them.
-const TOOLS: &[&str] = &["forebay-bench", "forebay-tests", "xtask"];
+const TOOLS: &[&str] = &["forebay-bench", "forebay-tests", "fusewire-fuzz", "xtask"];
 
 const PRODUCT: &[&str] =
     &[CORE, ERASURE, STORE, META, PEER, NODE, FUSE, MPIIO, STREAMS, PYTHON, WIRE];

@@ -231,8 +231,9 @@ Keys: q or Esc quits, p pauses, + and - change the interval.";
 
 /// `doctor`.
 pub const DOCTOR: &str = "\
-Checks the kernel, /dev/fuse, privileges, limits and, if named, the directories that are meant as \
-tiers and backing store, and says what to do about each finding. Changes nothing.";
+Checks the kernel, /dev/fuse, privileges, passthrough, io_uring, limits and, if named, the \
+directories that are meant as tiers and backing store (extended attributes, leases, how deep their \
+file systems are stacked), and says what to do about each finding. Changes nothing.";
 
 /// `cluster init`.
 pub const CLUSTER_INIT: &str = "\

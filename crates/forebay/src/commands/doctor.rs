@@ -1,5 +1,6 @@
 //! `doctor`: is this machine fit for Forebay, and what to do if not.
 
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::process::Resource;
@@ -12,6 +13,9 @@ use crate::control::runtime_dir;
 use crate::error::{Error, Exit};
 use crate::mountinfo;
 use crate::units::format_bytes;
+
+/// linux/capability.h: limits of locked memory do not count.
+const CAP_IPC_LOCK: u32 = 14;
 
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -41,10 +45,18 @@ pub fn run(args: &DoctorArgs) -> Result<u8, Error> {
         passthrough(),
         io_uring(),
         descriptors(),
+        locked_memory(),
         runtime(),
     ];
-    checks.extend(args.backing.as_deref().map(backing));
-    checks.extend(args.tiers.iter().map(|dir| tier(dir, args.backing.as_deref())));
+    if let Some(dir) = &args.backing {
+        checks.push(backing(dir));
+        checks.extend(stack_depth(dir));
+    }
+    for dir in &args.tiers {
+        checks.push(tier(dir, args.backing.as_deref()));
+        checks.extend(stack_depth(dir));
+        checks.extend(leases(dir));
+    }
     if args.json {
         print_json(&checks)?;
     } else {
@@ -137,34 +149,57 @@ fn passthrough() -> Check {
             format!("not in Linux {release}; the daemon serves all reads and writes"),
         );
     }
-    if has_capability(CAP_SYS_ADMIN) {
-        check("passthrough", Verdict::Ok, "resident files at the tier's own speed")
-    } else {
+    if !has_capability(CAP_SYS_ADMIN) {
         check(
             "passthrough",
             Verdict::Limited,
             "needs CAP_SYS_ADMIN: mount as root for the tier's own speed",
         )
+    } else if !in_first_user_namespace() {
+        check(
+            "passthrough",
+            Verdict::Limited,
+            "CAP_SYS_ADMIN of a user namespace does not count: mount outside of it, or in a \
+             privileged container, for the tier's own speed",
+        )
+    } else {
+        check("passthrough", Verdict::Ok, "resident files at the tier's own speed")
     }
 }
 
+/// Whether root here is root of the machine: all ids are mapped to themselves.
+fn in_first_user_namespace() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
 fn io_uring() -> Check {
-    match std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring")
-        .as_deref()
-        .map(str::trim)
-    {
-        Ok("Y") => check("io_uring", Verdict::Ok, "enabled for FUSE"),
-        Ok(_) => check(
-            "io_uring",
-            Verdict::Limited,
-            "in the kernel but off: `echo Y > /sys/module/fuse/parameters/enable_uring`",
-        ),
-        Err(_) => check(
-            "io_uring",
+    let read = |path: &str| std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
+    io_uring_from(
+        read("/sys/module/fuse/parameters/enable_uring").as_deref(),
+        read("/proc/sys/kernel/io_uring_disabled").as_deref(),
+    )
+}
+
+/// From what the module's parameter and the sysctl say, if they are there.
+fn io_uring_from(enabled: Option<&str>, disabled: Option<&str>) -> Check {
+    let (verdict, found) = match (enabled, disabled) {
+        (None, _) => (
             Verdict::Limited,
             "this kernel has none for FUSE (6.14 brought it); metadata is somewhat slower",
         ),
-    }
+        (_, Some("2")) => (
+            Verdict::Limited,
+            "forbidden on this machine: `sysctl kernel.io_uring_disabled=0`, or 1 for the privileged",
+        ),
+        (Some("Y"), Some("1")) => (Verdict::Ok, "enabled for FUSE; for the privileged only"),
+        (Some("Y"), _) => (Verdict::Ok, "enabled for FUSE"),
+        (Some(_), _) => (
+            Verdict::Limited,
+            "in the kernel but off: `echo Y > /sys/module/fuse/parameters/enable_uring`",
+        ),
+    };
+    check("io_uring", verdict, found)
 }
 
 fn descriptors() -> Check {
@@ -179,6 +214,26 @@ fn descriptors() -> Check {
         ),
         Some(maximum) => check("open files", Verdict::Ok, format!("at most {maximum}")),
         None => check("open files", Verdict::Ok, "no limit"),
+    }
+}
+
+/// Below this much locked memory old kernels refused rings; larger amounts nobody needs.
+const RING_MEMORY: u64 = 8 << 20;
+
+fn locked_memory() -> Check {
+    match rustix::process::getrlimit(Resource::Memlock).current {
+        Some(bytes) if bytes < RING_MEMORY && !has_capability(CAP_IPC_LOCK) => check(
+            "locked memory",
+            Verdict::Limited,
+            format!(
+                "at most {}: io_uring may be refused; raise `ulimit -l` or LimitMEMLOCK= to 8 MiB",
+                format_bytes(bytes)
+            ),
+        ),
+        Some(bytes) => {
+            check("locked memory", Verdict::Ok, format!("at most {}", format_bytes(bytes)))
+        }
+        None => check("locked memory", Verdict::Ok, "no limit"),
     }
 }
 
@@ -255,12 +310,76 @@ fn tier(dir: &Path, backing: Option<&Path>) -> Check {
     }
 }
 
+/// A file without a name.
+fn try_file(dir: &Path) -> Result<OwnedFd, rustix::io::Errno> {
+    use rustix::fs::{Mode, OFlags, open};
+    open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
+}
+
 /// Writes an extended attribute to a file without a name.
 fn try_attribute(dir: &Path) -> Result<(), rustix::io::Errno> {
-    use rustix::fs::{Mode, OFlags, XattrFlags, fsetxattr, open};
-    let file =
-        open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
-    fsetxattr(&file, "user.forebay.doctor", b"1", XattrFlags::empty())
+    use rustix::fs::{XattrFlags, fsetxattr};
+    fsetxattr(try_file(dir)?, "user.forebay.doctor", b"1", XattrFlags::empty())
+}
+
+/// File systems on top of others: the kernel passes nothing through to their files, since a mount
+/// asks for a stack of one.
+const STACKED: [&str; 2] = ["overlay", "ecryptfs"];
+
+/// Whether the kernel can pass through to files below `dir`; nothing if that is not to be told.
+fn stack_depth(dir: &Path) -> Option<Check> {
+    let existing = dir.ancestors().find_map(|dir| std::fs::canonicalize(dir).ok())?;
+    let mounts = SystemFacts.mounts();
+    let mount = mountinfo::containing(&mounts, &existing)?;
+    Some(stack_depth_on(dir, &mount.kind, mount.is_forebay()))
+}
+
+fn stack_depth_on(dir: &Path, kind: &str, is_forebay: bool) -> Check {
+    let shown = dir.display();
+    if STACKED.contains(&kind) || is_forebay {
+        return check(
+            "stack depth",
+            Verdict::Limited,
+            format!(
+                "{shown}: {kind} lies on another file system, and nothing is passed through to it; \
+                 use a directory of the file system below (in a container, a volume)"
+            ),
+        );
+    }
+    check("stack depth", Verdict::Ok, format!("{shown}: {kind} is no stack"))
+}
+
+/// Whether the file system gives leases, by which the daemon knows that nobody has a file mapped;
+/// nothing if no file can be made, which another check tells.
+fn leases(dir: &Path) -> Option<Check> {
+    let existing = dir.ancestors().find_map(|dir| std::fs::canonicalize(dir).ok())?;
+    let file = try_file(&existing).ok()?;
+    // SAFETY: a descriptor that is open, and commands that take a number and touch no memory.
+    let taken = unsafe {
+        let taken = libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK);
+        let error = std::io::Error::last_os_error();
+        libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK);
+        if taken < 0 { Err(error) } else { Ok(()) }
+    };
+    let switched_off =
+        std::fs::read_to_string("/proc/sys/fs/leases-enable").is_ok_and(|text| text.trim() == "0");
+    let shown = dir.display();
+    Some(match taken {
+        Ok(()) => check("leases", Verdict::Ok, format!("{shown}: given")),
+        Err(_) if switched_off => check(
+            "leases",
+            Verdict::Limited,
+            format!("{shown}: switched off, so nothing is evicted: `sysctl fs.leases-enable=1`"),
+        ),
+        Err(error) => check(
+            "leases",
+            Verdict::Limited,
+            format!(
+                "{shown}: {error}; without them nothing is evicted: use a local file system (ext4, \
+                 XFS, Btrfs, tmpfs), or --passthrough off"
+            ),
+        ),
+    })
 }
 
 #[cfg(test)]
@@ -285,6 +404,36 @@ mod tests {
     #[test]
     fn tier_when_it_can_not_keep_attributes_then_missing() {
         assert_eq!(tier(Path::new("/proc/self"), None).verdict, Verdict::Missing);
+    }
+
+    #[test]
+    fn stack_depth_when_the_file_system_lies_on_another_then_limited() {
+        let on = |kind, is_forebay| stack_depth_on(Path::new("/tier"), kind, is_forebay).verdict;
+        assert_eq!(on("ext4", false), Verdict::Ok);
+        assert_eq!(on("overlay", false), Verdict::Limited);
+        assert_eq!(on("fuse.forebay", true), Verdict::Limited);
+    }
+
+    #[test]
+    fn io_uring_when_switched_off_somewhere_then_says_where() {
+        let found = |enabled, disabled| {
+            let check = io_uring_from(enabled, disabled);
+            (check.verdict, check.found)
+        };
+        assert_eq!(found(Some("Y"), Some("0")).0, Verdict::Ok);
+        assert_eq!(found(Some("Y"), None).0, Verdict::Ok);
+        assert!(found(Some("N"), Some("0")).1.contains("enable_uring"));
+        assert!(found(Some("Y"), Some("2")).1.contains("kernel.io_uring_disabled"));
+        assert!(found(None, Some("0")).1.contains("6.14"));
+    }
+
+    #[test]
+    fn leases_when_the_directory_is_local_or_unwritable_then_told_or_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        // Whether there are any depends on the machine; that something is said does not.
+        let found = leases(dir.path()).map(|check| check.what);
+        assert_eq!(found, try_file(dir.path()).ok().map(|_| "leases"));
+        assert!(leases(Path::new("/proc/self")).is_none());
     }
 
     #[test]

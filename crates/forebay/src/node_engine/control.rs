@@ -130,14 +130,15 @@ impl NodeControl {
         }
     }
 
-    /// What waits for the backing store longer than it should: requests of programs, and files
-    /// being written back.
+    /// What waits for a device longer than it should: requests of programs, and files being written
+    /// back.
     fn stuck(&self) -> Vec<StuckOperation> {
         let requests = self.front.stuck(SLOW).into_iter().map(|stuck| {
             let given_up = if stuck.given_up { ", given up" } else { "" };
+            let reader = if stuck.holds_reader { ", holds up a reader" } else { "" };
             let name = forebay_fuse::operation_name(stuck.opcode);
             StuckOperation {
-                what: format!("{name} (process {}{given_up})", stuck.pid),
+                what: format!("{name} (process {}{given_up}{reader})", stuck.pid),
                 path: wire_path(self.node.path_of(Ino(stuck.ino))),
                 waiting_s: stuck.waiting.as_secs(),
             }
