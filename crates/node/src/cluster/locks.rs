@@ -327,7 +327,7 @@ impl Node {
         let incarnation = cluster.as_holder();
         let holder = Holder { family: Family::Ranges, incarnation, owner };
         if let Err(error) = self.release_locks(cluster, ino, holder, Span::ALL) {
-            tracing::warn!(%ino, %error, "locks of a closed file stay for now");
+            tracing::warn!(%ino, %error, "locks of a closed file stay until the next try");
             cluster.locks.mark(ino, |known| (known.family, known.owner) == (Family::Ranges, owner));
         }
         Ok(())
@@ -376,7 +376,7 @@ impl Node {
         for (ino, family, owner) in cluster.locks.leavers() {
             let holder = Holder { family, incarnation: cluster.as_holder(), owner };
             if let Err(error) = self.release_locks(cluster, ino, holder, Span::ALL) {
-                tracing::warn!(%ino, %error, "locks of a closed file stay for now");
+                tracing::warn!(%ino, %error, "locks of a closed file stay until the next try");
                 cluster.locks.waits.lock().leavers = true;
                 thread::sleep(LOOK_BLIND);
             }
