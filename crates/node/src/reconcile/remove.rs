@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_meta::{FileKind, Link};
+use forebay_meta::{Error as MetaError, FileKind, Link, Record};
 use forebay_store::{Dir, ErrorClass};
 use std::ops::ControlFlow;
 
@@ -129,7 +129,9 @@ impl Node {
             if !self.empty_directory(work, depth)? {
                 let own = self.backing_dir(work.ino())?;
                 if self.has_entries(&own)? {
-                    self.keep_foreign(work, link, "directory removed here, filled by others");
+                    if !self.is_made_again(work, link)? {
+                        self.keep_foreign(work, link, "directory removed here, filled by others");
+                    }
                     self.drop_handle(work.ino());
                     work.went(link);
                     return Ok(());
@@ -137,6 +139,26 @@ impl Node {
             }
         }
         Err(NodeError::Busy)
+    }
+
+    /// Whether the directory under a name of a removed one is a new one of ours: the answer to the
+    /// removal was lost, and what was made there next got the same inode number. What is in it is
+    /// nobody's that was in the removed one: those are gone by now.
+    fn is_made_again(&self, work: &Work<'_>, link: &Link) -> Result<bool> {
+        let number = |record: &Record| record.backing.fingerprint.map(|print| print.ino);
+        let heir = match self.meta.lookup(link.parent, &link.name) {
+            Ok(heir) => heir,
+            // With its directory it has no heir.
+            Err(MetaError::Stale(_) | MetaError::NotDirectory) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        Ok(heir.is_some_and(|heir| {
+            heir.ino != work.ino()
+                && heir.is_directory()
+                && heir.backing.links.contains(link)
+                // Not known if that answer was lost, too.
+                && number(&heir).is_none_or(|known| Some(known) == number(&work.record))
+        }))
     }
 
     /// Takes what our own inodes still have in a removed directory; says whether there was any.

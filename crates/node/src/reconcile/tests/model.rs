@@ -296,3 +296,21 @@ proptest! {
         run(&actions);
     }
 }
+
+#[test]
+fn directory_made_again_when_the_answers_to_its_removal_and_its_making_are_lost_then_no_conflict() {
+    use Action::{Create, Drain, Faults, Reconcile, Unlink};
+    for faults in [17212, 17211, 17213] {
+        run(&[
+            Create(0, 1, 1),
+            Reconcile(52288),
+            Unlink(234, 1),
+            Faults(faults),
+            Create(115, 4, 0),
+            Create(81, 1, 1),
+            Reconcile(6940),
+            Create(121, 3, 0),
+            Drain,
+        ]);
+    }
+}
