@@ -12,7 +12,7 @@ use crate::abi;
 use crate::buffer::PAGE;
 
 /// Where in the page of the header it begins.
-const PLACE: usize = 512;
+pub(crate) const PLACE: usize = 512;
 /// Bytes of the payload that are kept at most. What is longer is answered with less: names and
 /// small structures come, attributes go.
 const KEPT: usize = 2048;

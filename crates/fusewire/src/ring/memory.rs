@@ -86,6 +86,20 @@ impl Memory {
         Ok(memory)
     }
 
+    /// At any address, for a sanitizer that has the usual ones: not to be passed on.
+    #[cfg(feature = "fuzzing")]
+    pub fn anywhere(queues: usize, depth: usize, payload: usize) -> io::Result<Self> {
+        let payload = payload.next_multiple_of(PAGE);
+        let bytes = PREFACE + queues * depth * (HEADERS + payload);
+        let file = memfd_create("fuse-ring", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, bytes as u64)?;
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice; the file has that length.
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, &file, 0)? };
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Self { base, bytes, queues, depth, payload, file })
+    }
+
     /// The memory of another process, at the address where that one had it.
     ///
     /// # Errors
