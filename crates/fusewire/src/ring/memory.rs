@@ -217,12 +217,17 @@ impl AsFd for RingParts {
     }
 }
 
+/// Held by tests that make or adopt such memory: an address that one lets go of another may take.
+#[cfg(test)]
+pub(crate) static ADDRESSES: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn memory_when_adopted_then_at_the_same_address_with_what_was_in_it() {
+        let _one_at_a_time = ADDRESSES.lock();
         let first = Memory::new(2, 3, 5000).expect("mapped");
         assert_eq!((first.queues(), first.depth(), first.payload_size()), (2, 3, 8192));
         let at = first.payload(1, 2) as usize;
@@ -243,6 +248,7 @@ mod tests {
 
     #[test]
     fn memory_when_several_in_a_process_then_each_has_its_place() {
+        let _one_at_a_time = ADDRESSES.lock();
         let all: Vec<_> = (0..3).map(|_| Memory::new(1, 1, 4096).expect("mapped")).collect();
         let bases: std::collections::HashSet<_> = all.iter().map(|memory| memory.base).collect();
         assert_eq!(bases.len(), 3);
@@ -250,6 +256,7 @@ mod tests {
 
     #[test]
     fn adopt_when_it_is_something_else_then_refused() {
+        let _one_at_a_time = ADDRESSES.lock();
         let memory = Memory::new(1, 1, 4096).expect("mapped");
         memory.word(3).store(7, Ordering::Relaxed);
         let file = memory.file.try_clone().expect("duplicated");

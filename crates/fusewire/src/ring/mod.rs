@@ -29,6 +29,8 @@ use std::sync::Arc;
 
 use io_uring::{IoUring, squeue};
 
+#[cfg(test)]
+pub(crate) use memory::ADDRESSES;
 pub use memory::RingParts;
 pub(crate) use queue::{Queue, Slot};
 pub(crate) use seal::{are_sealed, seal, wake};

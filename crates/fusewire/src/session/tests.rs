@@ -81,6 +81,7 @@ fn assert_served(point: &Path) {
 
 #[test]
 fn rings_when_refused_after_init_then_requests_come_by_the_device() {
+    let _one_at_a_time = ring::ADDRESSES.lock();
     let cpus = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     println!("CPUs {}", cpus.trim());
     // The only ring, the last one after the others were accepted, the first one, all of them.
@@ -110,6 +111,7 @@ fn rings_when_refused_after_init_then_requests_come_by_the_device() {
 
 #[test]
 fn rings_when_refused_and_nothing_else_will_do_then_mounting_fails_and_nothing_stays() {
+    let _one_at_a_time = ring::ADDRESSES.lock();
     let directory = tempfile::tempdir().expect("mount point");
     let Some(session) = session(Transport::Uring, directory.path()) else { return };
     session.rings.as_ref().expect("made").spoil(|_| true);
@@ -121,6 +123,7 @@ fn rings_when_refused_and_nothing_else_will_do_then_mounting_fails_and_nothing_s
 /// Rings are ready, and then the kernel does not offer them.
 #[test]
 fn rings_when_not_offered_at_init_then_requests_come_by_the_device() {
+    let _one_at_a_time = ring::ADDRESSES.lock();
     let directory = tempfile::tempdir().expect("mount point");
     let options = Options { transport: Transport::Auto, ..Options::default() };
     let mount = match Mount::new(directory.path(), &options) {
