@@ -292,31 +292,34 @@ impl Mounted {
         &self.running
     }
 
-    /// Brings the front to rest: no request is under way afterwards, and new ones wait. Users wait
-    /// for a second at most in one go: requests that take longer are let out again, and another
-    /// attempt is made until `limit` has passed.
+    /// Brings the front to rest: no request is under way afterwards, and new ones wait. Says since
+    /// when. Users wait for a second at most in one go: requests that take longer are let out again,
+    /// users get as much time as they have waited, and another attempt is made until `limit` has
+    /// passed.
     ///
     /// # Errors
     /// How many requests were still waiting for the backing store; the front serves on.
-    pub fn park(&self, limit: Duration) -> std::result::Result<(), usize> {
+    pub fn park(&self, limit: Duration) -> std::result::Result<Instant, usize> {
         const ATTEMPT: Duration = Duration::from_secs(1);
         const PAUSE: Duration = Duration::from_millis(200);
         self.front.set_at_rest(true);
         let until = Instant::now() + limit;
         loop {
+            let since = Instant::now();
             let left = match self.running.park(ATTEMPT) {
-                Ok(()) => self.running.drain(ATTEMPT),
+                Ok(()) => self.running.drain(ATTEMPT.saturating_sub(since.elapsed())),
                 Err(_) => self.running.connection().in_flight().max(1),
             };
             if left == 0 {
-                return Ok(());
+                return Ok(since);
             }
             self.running.resume();
-            if Instant::now() + PAUSE + ATTEMPT >= until {
+            let pause = since.elapsed().max(PAUSE);
+            if Instant::now() + pause + ATTEMPT >= until {
                 self.front.set_at_rest(false);
                 return Err(left);
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(pause);
         }
     }
 

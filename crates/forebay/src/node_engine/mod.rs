@@ -247,7 +247,7 @@ impl Mounted for NodeMount {
         };
         let busy = |message: String| ControlError::new(ErrorKind::Busy, message);
         let left = until.saturating_duration_since(Instant::now());
-        self.front.park(left).map_err(|count| {
+        let since = self.front.park(left).map_err(|count| {
             go_on(busy(format!(
                 "{count} requests wait for the backing store: `forebay status` shows them; try \
                  again later, or give it more time with --timeout"
@@ -255,13 +255,12 @@ impl Mounted for NodeMount {
         })?;
         // One may have come before the requests rested.
         self.no_stream_is_open().map_err(go_on)?;
-        let since = Instant::now();
-        let elapsed_us =
-            |since: Instant| u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let elapsed_us = || u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let parked_us = elapsed_us();
         self.front.seal(SEAL_LIMIT).map_err(|error| go_on(busy(error.to_string())))?;
         let (device, rings) =
             self.front.descriptors().map_err(|error| go_on(busy(error.to_string())))?;
-        let sealed_us = elapsed_us(since);
+        let sealed_us = elapsed_us();
         let node = self
             .node
             .bequeath(Duration::from_secs(2))
@@ -274,8 +273,9 @@ impl Mounted for NodeMount {
         let open_files = node.handles.len();
         let state = State { negotiated, node }.encode();
         tracing::info!(
+            parked_us,
             sealed_us,
-            closed_us = elapsed_us(since),
+            closed_us = elapsed_us(),
             "requests wait for the next daemon"
         );
         Ok(Bequest { device, rings, state, open_files, since })
