@@ -3,16 +3,18 @@
 # supervisor. All that was acknowledged is looked for afterwards, in the mount and, after the
 # unmount, in the backing store.
 #
-#   bench/handover.sh [upgrade|kill|both] [N]      both, 20 if not said
+#   bench/handover.sh [upgrade|kill|both|work] [N]      both, 20 if not said
 #
-# Load: git, SQLite, PostgreSQL (pgbench, if it is installed and this is root), and the programs of
-# `forebay-bench load`: appenders, mappings, locks, names, attributes. The first half of the changes
+# Load: git, SQLite, PostgreSQL (pgbench, if it is installed and this is root), a build (make and
+# cc, if they are installed) whose program must say the right thing, and the programs of
+# `forebay-bench load`: appenders, mappings, locks, names, attributes. `work` kills while only
+# pgbench and the build run, which must finish correctly. The first half of the changes
 # happens with few files, the second with FILES more that are resident.
 #
 # Prints CSV and writes it to bench/results/handover.csv: change, measure, value. `pause` is what
 # the daemon says (upgrade), or the time from the kill to the next answer (kill), in ms; `growth` is
-# the difference of the medians of both halves, in ms for 1,000 files; `longest` the longest call of
-# a program of `forebay-bench load`, in ms. Fails if anything was lost, doubled or failed.
+# the difference of the medians of both halves, in ms for 1,000 files; `call` are the calls of the
+# programs of `forebay-bench load`, in ms. Fails if anything was lost, doubled or failed.
 #
 # Environment: WORK_DIR (a new directory in /dev/shm), FILES (4000), APART (seconds between changes,
 # 0.5), SKIP_BUILD, FOREBAY and FOREBAY_BENCH as in the other scripts.
@@ -21,7 +23,7 @@ source "$(dirname "$0")/lib.sh"
 
 CHANGES=${1:-both}
 N=${2:-20}
-case $CHANGES in both) CHANGES="upgrade kill" ;; upgrade | kill) ;; *) sed -n 2,20p "$0"; exit 2 ;; esac
+case $CHANGES in both) CHANGES="upgrade kill" ;; upgrade | kill | work) ;; *) sed -n 2,24p "$0"; exit 2 ;; esac
 [ "$N" -ge 2 ] || { say "give 2 changes or more"; exit 2; }
 FILES=${FILES:-4000}
 APART=${APART:-0.5}
@@ -130,22 +132,58 @@ with_bench() {
     "$BENCH" load "$MNT/load" --stop "$DIR/stop" >"$DIR/load.json"
     number() { sed "s/.*\"$1\":\([0-9]*\).*/\1/" "$DIR/load.json"; }
     tally load "$(number operations)" "$(number errors)" "$(number lost)" "$(number doubled)"
-    number longest_us >"$DIR/longest"
+    for measure in p50 p99 longest; do number "${measure}_us" >"$DIR/call_$measure"; done
 }
 
-start_loads() {
-    rm -f "$DIR/stop" "$DIR"/*.count "$DIR"/*.log
+# A program of many files, and what it says when it was built elsewhere.
+make_project() { # directory
+    local number
+    mkdir "$1"
+    for number in $(seq 30); do
+        echo "unsigned part$number(unsigned x) { for (int i = 0; i < 1000; i++) x = x * 1664525u + $number; return x; }" >"$1/part$number.c"
+    done
+    {
+        echo '#include <stdio.h>'
+        seq 30 | sed 's/.*/unsigned part&(unsigned);/'
+        echo 'int main(void) { unsigned x = 1;'
+        seq 30 | sed 's/.*/x = part&(x);/'
+        echo 'printf("%u\n", x); return 0; }'
+    } >"$1/main.c"
+    printf 'program: $(patsubst %%.c,%%.o,$(wildcard *.c))\n\tcc -o $@ $^\nclean:\n\trm -f *.o program\n' >"$1/Makefile"
+    make -s -C "$1" && SAID=$("$1/program") && make -s -C "$1" clean
+}
+
+with_build() {
+    local project=$MNT/project builds=0 errors=0
+    cp -r "$DIR/project" "$project"
+    while go_on; do
+        { make -s -C "$project" clean && make -s -C "$project" -j2 && [ "$("$project/program")" = "$SAID" ]; } 2>>"$DIR/build.log" &&
+            builds=$((builds + 1)) || errors=$((errors + 1))
+    done
+    say "$builds builds"
+    tally build $((builds * 31)) "$errors" 0 0
+}
+
+start_loads() { # change
+    rm -f "$DIR/stop" "$DIR"/*.count "$DIR"/*.log "$DIR"/call_*
     LOADS=()
     if [ -n "$PG" ]; then
         start_postgres
         with_postgres &
         LOADS+=($!)
     fi
-    local program
-    for program in with_git with_sqlite with_bench; do
+    local program programs="with_git with_sqlite with_bench"
+    [ "$1" != work ] || programs=
+    if command -v make cc >/dev/null; then
+        rm -rf "$DIR/project"
+        make_project "$DIR/project"
+        programs="$programs with_build"
+    fi
+    for program in $programs; do
         $program &
         LOADS+=($!)
     done
+    [ ${#LOADS[@]} -gt 0 ] || { say "there is neither PostgreSQL nor a compiler"; exit 5; }
 }
 
 # --- Changes. Each prints its pause in microseconds.
@@ -164,6 +202,8 @@ do_kill() {
     echo $((${EPOCHREALTIME/[.,]/} - begin))
 }
 
+do_work() { do_kill; }
+
 # Minimum, median and maximum of the numbers on standard input, divided by 1,000.
 spread() {
     sort -n | awk '{ v[n++] = $1 } END { printf "%.1f %.1f %.1f", v[0] / 1000, v[int(n / 2)] / 1000, v[n - 1] / 1000 }'
@@ -172,11 +212,11 @@ spread() {
 sums() { (cd "$1" && find . -type f ! -path './pg/*' ! -path './.forebay/*' -print0 | sort -z | xargs -0 sha256sum); }
 
 measure() { # change
-    local round few more
+    local round few more measure calls
     mkdir -p "$DIR/backing" "$MNT" "$DIR/run"
     timeout 60 "$FOREBAY" mount "$DIR/backing" "$MNT" --tier "$DIR/tier=4G" --transport classic \
         --restart-limit 10000 --allow-other 2>/dev/null
-    start_loads
+    start_loads "$1"
     : >"$DIR/few"
     : >"$DIR/more"
     for round in $(seq "$N"); do
@@ -197,6 +237,10 @@ measure() { # change
     read -r ops errors lost doubled < <(cat "$DIR"/*.count |
         awk '{ for (i = 1; i <= 4; i++) s[i] += $i } END { print s[1], s[2], s[3], s[4] }')
     cmp -s "$DIR/sums.mount" "$DIR/sums.backing" || { say "the backing store differs"; lost=$((lost + 1)); }
+    calls=()
+    for measure in p50 p99 longest; do
+        [ ! -e "$DIR/call_$measure" ] || calls+=("call_${measure}_ms" "$(awk '{ printf "%.3f", $1 / 1000 }' "$DIR/call_$measure")")
+    done
     read -r low median high < <(cat "$DIR/few" "$DIR/more" | spread; echo)
     few=$(spread <"$DIR/few" | cut -d ' ' -f 2)
     more=$(spread <"$DIR/more" | cut -d ' ' -f 2)
@@ -204,7 +248,7 @@ measure() { # change
         printf "$1,%s,%s\n" changes "$N" operations "$ops" errors "$errors" lost "$lost" doubled "$doubled" \
             pause_min_ms "$low" pause_median_ms "$median" pause_max_ms "$high" \
             growth_ms_per_1000_files "$(awk "BEGIN { printf \"%.1f\", ($more - $few) * 1000 / $FILES }")" \
-            longest_ms "$(awk '{ printf "%.1f", $1 / 1000 }' "$DIR/longest")"
+            "${calls[@]}"
     } | tee -a "$RESULTS"
     if [ "$errors$lost$doubled" != 000 ]; then
         grep -h '' "$DIR"/*.count >&2 || true

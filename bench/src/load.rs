@@ -41,6 +41,10 @@ pub struct Outcome {
     pub lost: u64,
     /// What is there twice.
     pub doubled: u64,
+    /// What half of the calls, and 99 of 100, took at most, in microseconds (to an eighth).
+    pub p50_us: u64,
+    /// See `p50_us`.
+    pub p99_us: u64,
     /// The longest call, in microseconds.
     pub longest_us: u64,
     /// The first things that went wrong.
@@ -52,7 +56,43 @@ struct Common {
     stop: PathBuf,
     operations: AtomicU64,
     longest_us: AtomicU64,
+    times: Times,
     found: Mutex<Outcome>,
+}
+
+/// How long calls took: counts by powers of two, each in eight parts.
+struct Times([AtomicU64; 8 * 64]);
+
+impl Times {
+    fn note(&self, us: u64) {
+        if let Some(count) = self.0.get(Self::place(us)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Below 8 each number has a place of its own.
+    fn place(us: u64) -> usize {
+        let power = us.max(8).ilog2() - 3;
+        (power as usize) * 8 + (us >> power) as usize
+    }
+
+    /// The largest time of a place.
+    fn end(place: usize) -> u64 {
+        let power = (place / 8).saturating_sub(1);
+        ((place - power * 8) as u64 + 1).checked_shl(power as u32).map_or(u64::MAX, |end| end - 1)
+    }
+
+    /// What this share of the calls took at most.
+    fn share(&self, share: f64) -> u64 {
+        let counts: Vec<u64> = self.0.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        let wanted = (counts.iter().sum::<u64>() as f64 * share).ceil() as u64;
+        let mut sum = 0;
+        let reached = counts.iter().position(|count| {
+            sum += count;
+            sum >= wanted && sum > 0
+        });
+        reached.map_or(0, Self::end)
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -83,6 +123,7 @@ pub fn run(dir: &Path, stop: &Path) -> Result<Outcome, Error> {
         stop: stop.to_owned(),
         operations: AtomicU64::new(0),
         longest_us: AtomicU64::new(0),
+        times: Times([const { AtomicU64::new(0) }; 8 * 64]),
         found: Mutex::default(),
     };
     std::thread::scope(|scope| {
@@ -97,8 +138,9 @@ pub fn run(dir: &Path, stop: &Path) -> Result<Outcome, Error> {
     });
     let operations = common.operations.into_inner();
     let longest_us = common.longest_us.into_inner();
+    let (p50_us, p99_us) = (common.times.share(0.5), common.times.share(0.99));
     let found = common.found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    Ok(Outcome { operations, longest_us, ..found })
+    Ok(Outcome { operations, p50_us, p99_us, longest_us, ..found })
 }
 
 impl Common {
@@ -128,6 +170,7 @@ impl Common {
         let done = work();
         let took = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.longest_us.fetch_max(took, Ordering::Relaxed);
+        self.times.note(took);
         self.operations.fetch_add(1, Ordering::Relaxed);
         done.inspect_err(|error| {
             let fault = match error.kind() {
@@ -349,6 +392,20 @@ fn attributes(common: &Common, index: usize) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_when_noted_then_their_shares_are_right_to_an_eighth() {
+        for us in (0..5000).chain([1 << 20, (1 << 40) + 12345]) {
+            let end = Times::end(Times::place(us));
+            assert!(end >= us && end <= us + us / 8, "{us}: {end}");
+        }
+        let times = Times([const { AtomicU64::new(0) }; 8 * 64]);
+        assert_eq!(times.share(0.5), 0);
+        (1..=100).for_each(|us| times.note(us * 10));
+        assert!((500..=562).contains(&times.share(0.5)), "{}", times.share(0.5));
+        assert!((990..=1113).contains(&times.share(0.99)), "{}", times.share(0.99));
+        times.note(u64::MAX);
+    }
 
     #[test]
     fn compare_when_records_are_missing_double_or_wrong_then_counted() {

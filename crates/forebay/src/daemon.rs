@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
@@ -11,10 +12,11 @@ use crate::config::{MountConfig, Origin, Setting, Settings};
 use crate::control::{ControlError, ErrorKind};
 use crate::engine::Engine;
 use crate::error::{Error, Exit};
-use crate::service::Plan;
+use crate::service::{Guard, Plan};
+use crate::service_manager::{Store, Stored};
 use crate::succession::Predecessor;
 use crate::supervisor::Link;
-use crate::{logging, service, supervisor};
+use crate::{logging, service, service_manager, supervisor};
 
 /// What a daemon tells the `mount` that waits for it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -77,7 +79,6 @@ fn arguments(settings: &Settings) -> Vec<OsString> {
 
 /// The settings that [`launch`] gave.
 pub fn settings_from(pairs: &[OsString]) -> Result<Settings, Error> {
-    use std::os::unix::ffi::{OsStrExt, OsStringExt};
     let mut collected: Vec<(&'static Setting, Vec<OsString>)> = Vec::new();
     for pair in pairs {
         let bytes = pair.as_bytes();
@@ -125,9 +126,11 @@ fn run_detached(
     let mut told = false;
     let result = detach(settings, engine).and_then(|(config, mut pipe)| {
         let arguments = arguments(settings);
-        let plan = Plan { arguments, config: &config, engine, supervisor };
+        let guard = supervisor.map(Guard::Supervisor);
+        let plan = Plan { arguments, config: &config, engine, guard };
         if revived {
-            return service::serve_revived(plan);
+            let kept = supervisor::kept().map_err(Error::io("what the last daemon left"))?;
+            return service::serve_revived(plan, kept);
         }
         service::serve(plan, &mut || {
             told = true;
@@ -191,16 +194,48 @@ pub fn run_foreground(
     config: &MountConfig,
     engine: &dyn Engine,
 ) -> Result<(), Error> {
+    prepare_foreground(config, engine)?;
+    let guard = Store::of_service(config, 0).map(Guard::ServiceManager);
+    let plan = Plan { arguments: arguments(settings), config, engine, guard };
+    service::serve(plan, &mut || {
+        service_manager::notify("READY=1\n");
+        Ok(())
+    })
+}
+
+fn prepare_foreground(config: &MountConfig, engine: &dyn Engine) -> Result<(), Error> {
     engine.check_tiers(config)?;
     if let Some(path) = &config.log_file {
         let log = logging::open_file(path)?;
         rustix::stdio::dup2_stderr(&log).map_err(|e| Error::io("standard error")(e.into()))?;
     }
-    let plan = Plan { arguments: arguments(settings), config, engine, supervisor: None };
-    service::serve(plan, &mut || {
-        service::notify_service_manager("READY=1\n");
-        Ok(())
-    })
+    Ok(())
+}
+
+/// Goes on, in the foreground, where a daemon of the same service died, with that one's settings.
+/// Nothing here may touch the mount before it is served: who asks would wait for itself.
+pub fn run_stored(stored: Stored, engine: &dyn Engine) -> Result<(), Error> {
+    let Stored { kept, arguments, store } = stored;
+    let pairs: Vec<OsString> = arguments
+        .iter()
+        .map(|argument| argument.as_bytes().strip_prefix(b"--set=").unwrap_or_default())
+        .map(|pair| OsString::from_vec(pair.to_vec()))
+        .collect();
+    let config = settings_from(&pairs)
+        .and_then(|settings| MountConfig::from_settings(&settings, engine.policies()))
+        .and_then(|config| prepare_foreground(&config, engine).map(|()| config));
+    match config {
+        Ok(config) => {
+            let guard = Some(Guard::ServiceManager(store));
+            let plan = Plan { arguments, config: &config, engine, guard };
+            service::serve_revived(plan, kept)
+        }
+        Err(error) => {
+            // The next start mounts anew.
+            store.clear();
+            Err(error)
+        }
+    }
 }
 
 /// The daemon that another one has started to take its mount over.
@@ -218,7 +253,7 @@ fn run_successor(given: &[OsString], engine: &dyn Engine) -> Result<(), Error> {
         // Fails only for a process group leader, which is on its own already.
         let _ = rustix::process::setsid();
     }
-    let plan = Plan { arguments: arguments(&settings), config: &config, engine, supervisor: None };
+    let plan = Plan { arguments: arguments(&settings), config: &config, engine, guard: None };
     let result = service::serve_after(plan, &predecessor);
     if let Err(error) = &result {
         tracing::error!(%error, "daemon ends");

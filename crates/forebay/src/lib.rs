@@ -14,6 +14,7 @@ mod metrics_http;
 pub mod mountinfo;
 mod render;
 mod service;
+mod service_manager;
 mod signals;
 mod succession;
 mod supervisor;

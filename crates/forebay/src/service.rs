@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -22,9 +22,10 @@ use crate::control::{
 use crate::engine::{Bequest, Ended, Engine, Keeper, Mounted};
 use crate::error::Error;
 use crate::metrics_http::Endpoint;
+use crate::service_manager::{self, Store};
 use crate::succession::{Estate, Predecessor, Successor};
 use crate::supervisor::{Kept, Link};
-use crate::{logging, metrics_http, signals, supervisor};
+use crate::{logging, metrics_http, signals};
 
 /// How long an upgrade waits for other commands on the same mount.
 const OTHERS_LIMIT: Duration = Duration::from_secs(2);
@@ -40,7 +41,42 @@ pub struct Plan<'a> {
     /// Who serves.
     pub engine: &'a dyn Engine,
     /// Who restarts the daemon when it dies.
-    pub supervisor: Option<Link>,
+    pub guard: Option<Guard>,
+}
+
+/// Who keeps what must outlive a daemon, and starts the next one when it has died.
+#[derive(Debug)]
+pub enum Guard {
+    /// The process at the other end.
+    Supervisor(Link),
+    /// systemd.
+    ServiceManager(Store),
+}
+
+impl Guard {
+    fn leave(
+        &self,
+        arguments: &[OsString],
+        left: [BorrowedFd<'_>; 4],
+        rings: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        match self {
+            Guard::Supervisor(link) => link.leave(left, rings),
+            Guard::ServiceManager(store) => {
+                if let Err(error) = store.leave(arguments, left, rings) {
+                    tracing::warn!(%error, "no restart after a crash: nothing could be stored");
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn store(&self) -> Option<&Store> {
+        match self {
+            Guard::Supervisor(_) => None,
+            Guard::ServiceManager(store) => Some(store),
+        }
+    }
 }
 
 impl Plan<'_> {
@@ -51,10 +87,14 @@ impl Plan<'_> {
         listener: BorrowedFd<'_>,
         work: impl FnOnce(Option<Keeper<'_>>) -> T,
     ) -> T {
-        let Some(supervisor) = &self.supervisor else { return work(None) };
+        let Some(guard) = &self.guard else { return work(None) };
         work(Some(&|device, ledger, rings| {
-            supervisor.leave([device, ledger, lock, listener], rings)
+            guard.leave(&self.arguments, [device, ledger, lock, listener], rings)
         }))
+    }
+
+    fn store(&self) -> Option<&Store> {
+        self.guard.as_ref().and_then(Guard::store)
     }
 }
 
@@ -80,8 +120,11 @@ pub fn serve(plan: Plan<'_>, ready: &mut dyn FnMut() -> Result<(), Error>) -> Re
 pub fn serve_after(mut plan: Plan<'_>, predecessor: &Predecessor) -> Result<(), Error> {
     let config = plan.config;
     begin(config)?;
-    let Estate { bequest, lock, listener, supervisor } = predecessor.take()?;
-    plan.supervisor = supervisor.map(Link::inherited);
+    let Estate { bequest, lock, listener, supervisor, stored } = predecessor.take()?;
+    plan.guard = match supervisor {
+        Some(socket) => Some(Guard::Supervisor(Link::inherited(socket))),
+        None => Store::of_service(config, stored).map(Guard::ServiceManager),
+    };
     let mounted = plan.kept(lock.as_fd(), listener.as_fd(), |keeper| {
         plan.engine.adopt(config, &bequest, keeper)
     })?;
@@ -90,17 +133,25 @@ pub fn serve_after(mut plan: Plan<'_>, predecessor: &Predecessor) -> Result<(), 
     go_on(plan, lock, listener, mounted)
 }
 
-/// Goes on where a daemon of the same supervisor died.
-pub fn serve_revived(plan: Plan<'_>) -> Result<(), Error> {
+/// Goes on where a daemon of the same supervisor, or of the same service, died.
+pub fn serve_revived(plan: Plan<'_>, kept: Kept) -> Result<(), Error> {
     begin(plan.config)?;
-    let Kept { remains, lock, listener } =
-        supervisor::kept().map_err(Error::io("what the last daemon left"))?;
-    let mounted = plan.kept(lock.as_fd(), listener.as_fd(), |keeper| {
+    let Kept { remains, lock, listener } = kept;
+    let revived = plan.kept(lock.as_fd(), listener.as_fd(), |keeper| {
         let keeper = keeper.ok_or_else(|| {
             ControlError::new(ErrorKind::Usage, "only a supervisor revives a daemon")
         })?;
         plan.engine.revive(plan.config, remains, keeper)
+    });
+    let mounted = revived.inspect_err(|_| {
+        // A service is started again and mounts anew: better than the same failure once more.
+        if let Some(store) = plan.store() {
+            store.clear();
+        }
     })?;
+    if plan.store().is_some() {
+        service_manager::notify("READY=1\n");
+    }
     go_on(plan, lock, listener.into(), mounted)
 }
 
@@ -231,6 +282,9 @@ impl<'a> Service<'a> {
     /// After the kernel has let go of the mount.
     fn end(self) -> Result<(), Error> {
         let finished = self.mounted.finish();
+        if let Some(store) = self.plan.store() {
+            store.clear();
+        }
         drop(self.metrics);
         self.server.stop();
         drop(self.address);
@@ -281,9 +335,16 @@ impl<'a> Service<'a> {
             }
         };
         self.metrics = None;
-        let supervisor = self.plan.supervisor.as_ref().map(Link::socket);
+        let supervisor = match &self.plan.guard {
+            Some(Guard::Supervisor(link)) => Some(link.socket()),
+            _ => None,
+        };
+        let stored = self.plan.store().map_or(0, Store::number);
         let (lock, listener) = (self.address.lock(), self.server.listener());
-        if let Err(error) = successor.take(&bequest, lock, listener, supervisor) {
+        if let Err(error) = successor.take(&bequest, lock, listener, (supervisor, stored)) {
+            if let Some(store) = self.plan.store() {
+                store.skip();
+            }
             self.take_back(&bequest)?;
             return Err(error);
         }
@@ -324,7 +385,7 @@ impl<'a> Service<'a> {
     /// After somebody else has taken over.
     fn leave(self, successor: Successor) -> Result<(), Error> {
         let managed = std::env::var_os("NOTIFY_SOCKET").is_some();
-        notify_service_manager(&format!("MAINPID={}\n", successor.pid()));
+        service_manager::notify(&format!("MAINPID={}\n", successor.pid()));
         self.mounted.farewell(FAREWELL_LIMIT);
         self.server.stop();
         self.address.leave();
@@ -414,10 +475,10 @@ impl Shared {
 
 fn drain_and_end(control: &dyn Control, received: &AtomicU32) {
     tracing::info!("signal: writing everything to the backing store");
-    notify_service_manager("STOPPING=1\n");
+    service_manager::notify("STOPPING=1\n");
     let drained = control.drain(None, &mut |progress| {
         // The service manager is asked for ten more seconds as long as there is progress.
-        notify_service_manager("EXTEND_TIMEOUT_USEC=10000000\n");
+        service_manager::notify("EXTEND_TIMEOUT_USEC=10000000\n");
         tracing::debug!(?progress, "draining");
         received.load(Ordering::SeqCst) < 2
     });
@@ -446,23 +507,5 @@ fn end(control: &dyn Control, how: Shutdown) {
         }
         Err(error) => tracing::error!(%error, "unmount"),
         Ok(()) => {}
-    }
-}
-
-/// Tells systemd, if it started this process with `Type=notify` (sd_notify(3)).
-pub fn notify_service_manager(state: &str) {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let send = || -> io::Result<()> {
-        use std::os::linux::net::SocketAddrExt;
-        use std::os::unix::ffi::OsStrExt;
-        use std::os::unix::net::SocketAddr;
-        let address = match path.as_bytes().strip_prefix(b"@") {
-            Some(name) => SocketAddr::from_abstract_name(name)?,
-            None => SocketAddr::from_pathname(&path)?,
-        };
-        UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(drop)
-    };
-    if let Err(error) = send() {
-        tracing::warn!(%error, "service manager can't be told");
     }
 }

@@ -56,6 +56,9 @@ enum Word {
     Take {
         #[serde(default)]
         rings: bool,
+        /// What the service manager keeps was left under this number, if it keeps anything.
+        #[serde(default)]
+        stored: u64,
     },
     /// The new one: it is served.
     Serving,
@@ -125,13 +128,13 @@ impl Successor {
         bequest: &Bequest,
         lock: BorrowedFd<'_>,
         listener: BorrowedFd<'_>,
-        supervisor: Option<BorrowedFd<'_>>,
+        (supervisor, stored): (Option<BorrowedFd<'_>>, u64),
     ) -> ControlResult<()> {
         let state = in_memory(&bequest.state).map_err(|error| failed("the state", &error))?;
         let mut descriptors = vec![bequest.device.as_fd(), state.as_fd(), lock, listener];
         descriptors.extend(bequest.rings.as_ref().map(OwnedFd::as_fd));
         descriptors.extend(supervisor);
-        let take = Word::Take { rings: bequest.rings.is_some() };
+        let take = Word::Take { rings: bequest.rings.is_some(), stored };
         let answer = send(self.socket.as_fd(), &take, &descriptors)
             .and_then(|()| receive(self.socket.as_fd(), TAKE_LIMIT));
         let error = match answer {
@@ -184,6 +187,8 @@ pub struct Estate {
     pub listener: UnixListener,
     /// The socket to the supervisor.
     pub supervisor: Option<OwnedFd>,
+    /// Under which number the service manager keeps what the old daemon left; 0 for nothing.
+    pub stored: u64,
 }
 
 impl Predecessor {
@@ -219,7 +224,7 @@ impl Predecessor {
         let lost = |error: io::Error| failed("the old daemon has not handed over", &error);
         let (word, descriptors) = receive(self.socket.as_fd(), REST_LIMIT).map_err(lost)?;
         let since = Instant::now();
-        let Word::Take { rings } = word else { return Err(unexpected()) };
+        let Word::Take { rings, stored } = word else { return Err(unexpected()) };
         let mut descriptors = descriptors.into_iter();
         let mut next = || descriptors.next().ok_or_else(unexpected);
         let (device, state, lock, listener) = (next()?, next()?, next()?, next()?);
@@ -227,7 +232,7 @@ impl Predecessor {
         let supervisor = descriptors.next();
         let state = out_of_memory(&File::from(state)).map_err(lost)?;
         let bequest = Bequest { device, rings, state, open_files: 0, since };
-        Ok(Estate { bequest, lock, listener: listener.into(), supervisor })
+        Ok(Estate { bequest, lock, listener: listener.into(), supervisor, stored })
     }
 
     /// Tells why not.
@@ -252,14 +257,15 @@ fn unexpected() -> ControlError {
 }
 
 /// A file without a name that holds `bytes`.
-fn in_memory(bytes: &[u8]) -> io::Result<File> {
+pub fn in_memory(bytes: &[u8]) -> io::Result<File> {
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::memfd_create("forebay-state", flags)?);
     file.write_all(bytes)?;
     Ok(file)
 }
 
-fn out_of_memory(file: &File) -> io::Result<Vec<u8>> {
+/// What a file without a name holds.
+pub fn out_of_memory(file: &File) -> io::Result<Vec<u8>> {
     let length = file.metadata()?.len();
     if length > STATE_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the state is too large"));
@@ -320,18 +326,18 @@ mod tests {
         let (one, other) = pair();
         let file = in_memory(b"what is in it").unwrap();
         let passed = [file.as_fd(), one.as_fd()];
-        send(one.as_fd(), &Word::Take { rings: false }, &passed).unwrap();
+        send(one.as_fd(), &Word::Take { rings: false, stored: 3 }, &passed).unwrap();
         let (word, descriptors) = receive(other.as_fd(), Duration::from_secs(5)).unwrap();
-        assert!(matches!(word, Word::Take { rings: false }));
+        assert!(matches!(word, Word::Take { rings: false, stored: 3 }));
         assert_eq!(descriptors.len(), 2);
         let first = File::from(descriptors.into_iter().next().unwrap());
         assert_eq!(out_of_memory(&first).unwrap(), b"what is in it");
     }
 
     #[test]
-    fn take_when_a_program_that_knows_no_rings_says_it_then_understood() {
+    fn take_when_a_program_that_knows_no_rings_and_no_store_says_it_then_understood() {
         let word: Word = serde_json::from_str(r#"{"say":"take"}"#).unwrap();
-        assert!(matches!(word, Word::Take { rings: false }));
+        assert!(matches!(word, Word::Take { rings: false, stored: 0 }));
     }
 
     #[test]

@@ -15,7 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 SECONDS_EACH=${1:?"usage: run.sh SECONDS [TARGET]..."}
 shift
 TARGETS=("$@")
-[ ${#TARGETS[@]} -gt 0 ] || TARGETS=(request requests init)
+[ ${#TARGETS[@]} -gt 0 ] || TARGETS=(request requests init entry)
 TRIPLE=$(rustc -vV | sed -n 's/^host: //p')
 # Sanitizers are an unstable option of the compiler, also where it is a stable one.
 export RUSTC_BOOTSTRAP=1 CARGO_TERM_COLOR=never

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::abi::{self, Wire, notify};
 use crate::buffer::{Buffer, PAGE, Pool};
+use crate::flags::Features;
 use crate::inflight::InFlight;
 use crate::negotiate::Negotiated;
 
@@ -25,6 +26,9 @@ pub struct Connection(Arc<Inner>);
 struct Inner {
     device: OwnedFd,
     negotiated: Negotiated,
+    /// The same without io_uring, which counts once the kernel has refused the rings.
+    on_device: Negotiated,
+    fallen_back: AtomicBool,
     in_flight: InFlight,
     small: Arc<Pool>,
     large: Arc<Pool>,
@@ -41,15 +45,28 @@ impl Connection {
             in_flight: InFlight::default(),
             small: Pool::new(0, SMALL, 1024),
             large,
+            on_device: Negotiated {
+                features: negotiated.features.without(Features::OVER_IO_URING),
+                ..negotiated
+            },
             negotiated,
+            fallen_back: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             behind: AtomicUsize::new(0),
         }))
     }
 
-    /// What was agreed at INIT.
+    /// What was agreed at INIT; without io_uring if the kernel refused the rings after that.
     pub fn negotiated(&self) -> &Negotiated {
-        &self.0.negotiated
+        match self.0.fallen_back.load(Ordering::Acquire) {
+            false => &self.0.negotiated,
+            true => &self.0.on_device,
+        }
+    }
+
+    /// Requests come by the device after all.
+    pub(crate) fn fall_back(&self) {
+        self.0.fallen_back.store(true, Ordering::Release);
     }
 
     /// Requests read and not yet answered.
@@ -286,7 +303,7 @@ impl AsFd for Connection {
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Connection")
-            .field("negotiated", &self.0.negotiated)
+            .field("negotiated", self.negotiated())
             .field("in_flight", &self.in_flight())
             .finish_non_exhaustive()
     }

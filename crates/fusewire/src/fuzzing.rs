@@ -23,6 +23,7 @@ use crate::operation::{Operation, fixed_size};
 use crate::options::Options;
 use crate::reply::Reply;
 use crate::request::Request;
+use crate::ring::trial::{BEFORE_PAYLOAD, JOURNAL, Trial};
 use crate::types::{Entry, FileKind};
 
 /// The longest request.
@@ -112,14 +113,18 @@ fn negotiated(features: Features) -> Negotiated {
     }
 }
 
-fn session(features: Features, messages: &[&[u8]]) {
+fn dispatch(features: Features) -> (Dispatch<Consumer>, Arc<Consumer>) {
     // What the test can't do without is there on every system that has FUSE.
     let null = File::options().write(true).open("/dev/null").expect("/dev/null");
     let connection = Connection::new(OwnedFd::from(null), negotiated(features), 4);
     let handler = Arc::new(Consumer::default());
     let destroyed = Arc::new(AtomicBool::new(false));
-    let dispatch =
-        Dispatch { handler: Arc::clone(&handler), connection: connection.clone(), destroyed };
+    (Dispatch { handler: Arc::clone(&handler), connection, destroyed }, handler)
+}
+
+fn session(features: Features, messages: &[&[u8]]) {
+    let (dispatch, handler) = dispatch(features);
+    let connection = &dispatch.connection;
     for message in messages {
         let mut buffer = connection.large_pool().take().starting_at(REQUEST_START);
         let length = message.len().min(buffer.len());
@@ -157,6 +162,22 @@ pub fn requests(mut bytes: &[u8]) {
     }
     let messages: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
     session(Features::SETXATTR_EXT, &messages);
+}
+
+/// An entry of a ring, served as if the kernel had just given it, and as if the process that had it
+/// was dead: its header (288 bytes), the first 24 bytes of its journal, its payload.
+pub fn entry(bytes: &[u8]) {
+    thread_local! {
+        static TRIAL: Trial = Trial::new(MAX_WRITE as usize).expect("memory for one entry");
+    }
+    let (dispatch, handler) = dispatch(Features::SETXATTR_EXT);
+    TRIAL.with(|trial| {
+        for is_left in [false, true] {
+            trial.serve(&dispatch, bytes, is_left, || handler.held.lock().clear());
+            assert!(!handler.panicked.load(Ordering::SeqCst), "the decoder panicked");
+            assert_eq!(dispatch.connection.in_flight(), 0, "a request stays in flight");
+        }
+    });
 }
 
 /// The arguments of INIT.
@@ -220,4 +241,39 @@ pub fn joined(messages: &[Vec<u8>]) -> Vec<u8> {
         [&length.to_le_bytes()[..], message].concat()
     };
     messages.iter().flat_map(with_length).collect()
+}
+
+/// Well-formed entries as [`entry`] takes them: each seed as the kernel gives it, and as a process
+/// leaves it that dies before it has begun to answer, while it answers, after too long an answer to
+/// keep all that it overwrites, and when it has answered.
+pub fn entry_seeds() -> Vec<Vec<u8>> {
+    let journals = |unique: u64| {
+        [(0, 0, 0, 0), (unique, 0, 32, 32), (unique, 0, 9000, 4000), (unique, unique, 0, 0)]
+    };
+    let mut entries = Vec::new();
+    for message in seeds() {
+        let header = abi::InHeader::read(&message).expect("a whole header");
+        let body = &message[ARGUMENTS..];
+        let (fixed, payload) = body.split_at(fixed_size(header.opcode, true).min(body.len()));
+        let size = u32::try_from(payload.len()).expect("a few bytes");
+        let about = abi::UringEntryInOut {
+            commit_id: header.unique,
+            payload_sz: size,
+            ..Default::default()
+        };
+        for (begun, answered, size, kept) in journals(header.unique) {
+            let mut entry = vec![0; BEFORE_PAYLOAD];
+            entry[..ARGUMENTS].copy_from_slice(header.as_bytes());
+            entry[128..128 + fixed.len()].copy_from_slice(fixed);
+            entry[256..288].copy_from_slice(about.as_bytes());
+            let journal = &mut entry[BEFORE_PAYLOAD - JOURNAL..];
+            journal[..8].copy_from_slice(&u64::to_ne_bytes(begun));
+            journal[8..16].copy_from_slice(&u64::to_ne_bytes(answered));
+            journal[16..20].copy_from_slice(&u32::to_ne_bytes(size));
+            journal[20..].copy_from_slice(&u32::to_ne_bytes(kept));
+            entry.extend(payload);
+            entries.push(entry);
+        }
+    }
+    entries
 }

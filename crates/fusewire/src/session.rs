@@ -1,6 +1,7 @@
 //! The life of a session.
 
 use std::fmt;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,9 +66,19 @@ impl<H: Handler> Session<H> {
     /// # Errors
     /// The mount is undone if the kernel is too old or does not answer.
     pub fn new(mount: Mount, options: &Options, handler: Arc<H>) -> Result<Self> {
+        Self::greeted(mount, options, handler, Rings::prepare)
+    }
+
+    /// With rings that `prepare` makes, if they are wanted.
+    fn greeted(
+        mount: Mount,
+        options: &Options,
+        handler: Arc<H>,
+        prepare: impl FnOnce(&Options) -> io::Result<Rings>,
+    ) -> Result<Self> {
         options.validate()?;
         let (device, mut point) = mount.split()?;
-        match greet(device.as_fd(), options) {
+        match greet(device.as_fd(), options, prepare) {
             Ok((negotiated, rings)) => {
                 let session = Self::assemble(device, negotiated, Some(point), options, handler);
                 Ok(Self { rings, ..session })
@@ -101,7 +112,7 @@ impl<H: Handler> Session<H> {
             (true, Some(rings)) => Some(Rings::adopt(rings).map_err(Error::Uring)?),
             (true, None) => {
                 let missing = "what holds its requests was not handed over";
-                return Err(Error::Uring(std::io::Error::other(missing)));
+                return Err(Error::Uring(io::Error::other(missing)));
             }
         };
         let point = parts.mountpoint.map(MountPoint::new);
@@ -163,8 +174,12 @@ impl<H: Handler> Session<H> {
         let on_rings = running.start_workers(&dispatch, readers, inherited, (queues, parts))?;
         let must = self.options.transport == Transport::Uring || inherited != Inherited::Nothing;
         if must && entries > 0 && !on_rings {
-            let source = std::io::Error::other("the kernel refused the rings");
+            let source = io::Error::other("the kernel refused the rings");
             return Err(Error::Uring(source));
+        }
+        if entries > 0 && !on_rings {
+            tracing::warn!("the kernel refused the rings: requests are read from the device");
+            connection.fall_back();
         }
         // Forgets and interrupts come by the device in any case.
         let readers = if on_rings { 1 } else { readers };
@@ -271,7 +286,7 @@ impl Running {
         let count = self.queues.lock().as_ref().map_or(0, |(queues, _)| queues.len());
         let woken = match self.mountpoint() {
             Some(point) => ring::wake(count, &point),
-            None => Err(std::io::Error::other("the mount point is not known")),
+            None => Err(io::Error::other("the mount point is not known")),
         };
         if let Err(error) = woken {
             tracing::error!(%error, "requests that came while nobody served may wait for others");
@@ -325,7 +340,7 @@ impl Running {
     /// # Errors
     /// Not done within `limit`, or requests in flight are not answered within it.
     pub fn seal(&self, limit: Duration) -> Result<()> {
-        if !self.is_on_rings() {
+        if !self.is_on_rings() || self.is_sealed() {
             return Ok(());
         }
         let until = Instant::now() + limit;
@@ -339,10 +354,15 @@ impl Running {
             None => Vec::new(),
         };
         let point = self.mountpoint().ok_or_else(|| {
-            Error::UringHandOver(std::io::Error::other("the mount point is not known"))
+            Error::UringHandOver(io::Error::other("the mount point is not known"))
         })?;
         let left = until.saturating_duration_since(Instant::now());
         ring::seal(&queues, &point, left).map_err(Error::UringHandOver)
+    }
+
+    /// Whether [`Running::seal`] has succeeded, and nothing has changed since.
+    fn is_sealed(&self) -> bool {
+        self.queues.lock().as_ref().is_some_and(|(queues, _)| ring::are_sealed(queues))
     }
 
     /// Waits until every request that was read is answered, at most for `limit`; returns how
@@ -409,13 +429,17 @@ impl Running {
 }
 
 /// Answers INIT, with rings if they are wanted and possible.
-fn greet(device: BorrowedFd<'_>, options: &Options) -> Result<(Negotiated, Option<Rings>)> {
+fn greet(
+    device: BorrowedFd<'_>,
+    options: &Options,
+    prepare: impl FnOnce(&Options) -> io::Result<Rings>,
+) -> Result<(Negotiated, Option<Rings>)> {
     let mut options = options.clone();
     options.features = options.features.without(Features::OVER_IO_URING);
     let mut rings = match options.transport {
         Transport::Classic => None,
-        Transport::Uring => Some(Rings::prepare(&options).map_err(Error::Uring)?),
-        Transport::Auto => Rings::prepare(&options)
+        Transport::Uring => Some(prepare(&options).map_err(Error::Uring)?),
+        Transport::Auto => prepare(&options)
             .inspect_err(|error| tracing::info!(%error, "requests are read from the device"))
             .ok(),
     };
@@ -426,9 +450,12 @@ fn greet(device: BorrowedFd<'_>, options: &Options) -> Result<(Negotiated, Optio
     let negotiated = handshake(device, &options)?;
     if !negotiated.features.contains(Features::OVER_IO_URING) {
         if options.transport == Transport::Uring {
-            return Err(Error::Uring(std::io::Error::other("the kernel does not offer it")));
+            return Err(Error::Uring(io::Error::other("the kernel does not offer it")));
         }
         rings = None;
     }
     Ok((negotiated, rings))
 }
+
+#[cfg(test)]
+mod tests;

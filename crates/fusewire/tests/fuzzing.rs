@@ -1,7 +1,7 @@
 //! The entry points of the fuzzers in `fuzz/`, fed with what every run can afford: well-formed
 //! requests, what becomes of them when bytes are missing or wrong, and random bytes.
 
-use fusewire::fuzzing::{ARGUMENTS, init, joined, request, requests, seeds};
+use fusewire::fuzzing::{ARGUMENTS, entry, entry_seeds, init, joined, request, requests, seeds};
 
 const RANDOM_INPUTS: u64 = 20_000;
 
@@ -74,5 +74,35 @@ fn requests_when_bytes_are_random_then_nothing_panics() {
                 requests(&joined(&messages));
             }
         }
+    }
+}
+
+#[test]
+fn ring_entries_when_well_formed_cut_short_or_damaged_then_each_is_answered_once() {
+    for seed in entry_seeds() {
+        entry(&seed);
+        for length in (0..seed.len()).step_by(7) {
+            entry(&seed[..length]);
+        }
+        for place in 0..seed.len() {
+            let mut damaged = seed.clone();
+            damaged[place] ^= [0x01, 0x80, 0xff][place % 3];
+            entry(&damaged);
+        }
+    }
+}
+
+#[test]
+fn ring_entries_when_bytes_are_random_then_each_is_answered_once() {
+    let seeds = entry_seeds();
+    let mut random = Random(0x6a09_e667_f3bc_c909);
+    for _ in 0..RANDOM_INPUTS {
+        let mut bytes = seeds[random.below(seeds.len())].clone();
+        for _ in 0..random.below(24) {
+            let place = random.below(bytes.len());
+            bytes[place] = random.next() as u8;
+        }
+        bytes.extend((0..random.below(64)).map(|_| random.next() as u8));
+        entry(&bytes);
     }
 }

@@ -1,6 +1,7 @@
-//! fusewire against an oracle: the same file system served by fuser 0.18 and by fusewire, the same
-//! random operations on both mounts, and every answer compared, error numbers included.
-//! Skipped, with the reason printed, where nothing can be mounted.
+//! fusewire against an oracle: the same file system served by fuser 0.18, by fusewire that reads the
+//! device, and by fusewire on io_uring; the same random operations on all mounts, and every answer
+//! compared, error numbers included. Skipped, with the reason printed, where nothing can be mounted;
+//! without io_uring where the kernel does not offer it.
 #![allow(dead_code, reason = "the example that shares these modules uses more of them")]
 
 #[path = "../examples/transport/by_fuser.rs"]
@@ -22,7 +23,7 @@ use std::time::Duration;
 
 use by_fuser::ByFuser;
 use by_fusewire::ByFusewire;
-use fusewire::{Mount, Options, Running, Session};
+use fusewire::{Mount, Options, Running, Session, Transport};
 use mirror::Mirror;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps,
@@ -51,9 +52,15 @@ impl Random {
     }
 }
 
-/// Both mounts, and what they show.
+/// The oracle's name.
+const FUSER: &str = "fuser";
+/// All back ends: each has its mount in a directory of this name.
+const BACK_ENDS: [(&str, Transport); 2] =
+    [("device", Transport::Classic), ("rings", Transport::Uring)];
+
+/// All mounts, and what they show.
 struct Lab {
-    wire: Option<Running>,
+    served: Vec<(&'static str, Running)>,
     fuser: Option<fuser::BackgroundSession>,
     home: tempfile::TempDir,
 }
@@ -69,34 +76,21 @@ impl Lab {
         let memory = Path::new("/dev/shm");
         let above = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
         let home = tempfile::Builder::new().prefix("fusewire-oracle-").tempdir_in(above);
-        let home = home.expect("a directory");
-        let path = |name: &str| {
-            let path = home.path().join(name);
-            fs::create_dir(&path).expect("made");
-            path
-        };
-        let mirror = |name: &str| Mirror::new(&path(name)).expect("opened");
-        let (at_wire, at_fuser) = (path("wire"), path("fuser"));
-        let options = Options::default();
-        let mount = match Mount::new(&at_wire, &options) {
-            Ok(mount) => mount,
-            Err(error) => {
-                println!("skipped: {error}");
-                return None;
-            }
-        };
-        let handler = Arc::new(ByFusewire::new(mirror("of-wire"), VALID, false));
-        let session = Session::new(mount, &options, handler).expect("negotiated");
-        let wire = Some(session.spawn().expect("served"));
+        let mut lab = Self { served: Vec::new(), fuser: None, home: home.expect("a directory") };
+        for (name, transport) in BACK_ENDS {
+            lab.serve(name, transport);
+        }
+        if lab.served.is_empty() {
+            return None;
+        }
         let mut config = fuser::Config::default();
         config.mount_options = vec![
             fuser::MountOption::FSName("oracle".into()),
             fuser::MountOption::DefaultPermissions,
         ];
         config.n_threads = Some(2);
-        let oracle = ByFuser::new(mirror("of-fuser"), VALID, false);
-        let mut lab = Self { wire, fuser: None, home };
-        match fuser::spawn_mount(oracle, &at_fuser, &config) {
+        let (mirror, point) = lab.places(FUSER);
+        match fuser::spawn_mount(ByFuser::new(mirror, VALID, false), &point, &config) {
             Ok(session) => lab.fuser = Some(session),
             Err(error) => {
                 println!("skipped: fuser can't mount: {error}");
@@ -106,12 +100,50 @@ impl Lab {
         Some(lab)
     }
 
+    /// What a back end shows, and where.
+    fn places(&self, name: &str) -> (Mirror, PathBuf) {
+        let (shown, point) = (self.path(&format!("of-{name}")), self.path(name));
+        for path in [&shown, &point] {
+            fs::create_dir(path).expect("made");
+        }
+        (Mirror::new(&shown).expect("opened"), point)
+    }
+
+    /// Serves by fusewire, or prints why not.
+    fn serve(&mut self, name: &'static str, transport: Transport) {
+        let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+        if transport == Transport::Uring && !switch.is_ok_and(|text| text.starts_with('Y')) {
+            return println!("skipped on io_uring: it is not enabled in this kernel");
+        }
+        let (mirror, point) = self.places(name);
+        let options = Options { transport, ..Options::default() };
+        let mount = match Mount::new(&point, &options) {
+            Ok(mount) => mount,
+            Err(error) => return println!("skipped: {error}"),
+        };
+        let handler = Arc::new(ByFusewire::new(mirror, VALID, false));
+        match Session::new(mount, &options, handler) {
+            Ok(session) => {
+                let running = session.spawn().expect("served");
+                assert_eq!(running.is_on_rings(), transport == Transport::Uring);
+                self.served.push((name, running));
+            }
+            // Switched off between the look and the mount, or no room for rings.
+            Err(error) if transport == Transport::Uring => println!("skipped on io_uring: {error}"),
+            Err(error) => panic!("{name}: {error}"),
+        }
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.home.path().join(name)
     }
 
+    fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.served.iter().map(|(name, _)| *name).chain([FUSER])
+    }
+
     fn detach(&self) {
-        for name in ["wire", "fuser"] {
+        for name in self.names() {
             let _ = rustix::mount::unmount(self.path(name), rustix::mount::UnmountFlags::DETACH);
         }
     }
@@ -119,8 +151,7 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        // Also after a failure; what is in use is detached.
-        drop((self.wire.take(), self.fuser.take()));
+        // Also after a failure, and while it is in use.
         self.detach();
     }
 }
@@ -406,28 +437,37 @@ fn tree(path: &Path, shown: &Path, text: &mut String) {
 }
 
 fn compare(lab: &Lab) {
-    let (wire, oracle) = (lab.path("wire"), lab.path("fuser"));
+    let oracle = lab.path(FUSER);
+    let others: Vec<_> = lab.served.iter().map(|(name, _)| (*name, lab.path(name))).collect();
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut succeeded = 0;
     for round in 0..OPERATIONS {
         let (name, operation) = operation(&mut random);
-        let (found, expected) = (operation(&wire), operation(&oracle));
-        assert_eq!(found, expected, "operation {round}: {name}");
-        succeeded += u64::from(!found.starts_with("errno"));
+        let expected = operation(&oracle);
+        for (back_end, root) in &others {
+            assert_eq!(operation(root), expected, "operation {round} by {back_end}: {name}");
+        }
+        succeeded += u64::from(!expected.starts_with("errno"));
     }
-    println!("{OPERATIONS} operations, {succeeded} of them without an error");
+    println!("{OPERATIONS} operations by {:?}, {succeeded} without an error", {
+        lab.names().collect::<Vec<_>>()
+    });
     assert!(succeeded > OPERATIONS / 10, "most operations must mean something: {succeeded}");
-    let texts = ["wire", "fuser", "of-wire", "of-fuser"].map(|name| {
+    let text_of = |name: &str| {
         let mut text = String::new();
         tree(&lab.path(name), Path::new(""), &mut text);
         text
-    });
-    assert!(!texts[0].is_empty());
-    assert!(texts.iter().all(|text| *text == texts[0]), "the trees differ");
+    };
+    let expected = text_of(FUSER);
+    assert!(!expected.is_empty());
+    for name in lab.names() {
+        assert!(text_of(name) == expected, "the tree of {name} differs");
+        assert!(text_of(&format!("of-{name}")) == expected, "the tree behind {name} differs");
+    }
 }
 
 #[test]
-fn answers_when_fuser_serves_the_same_then_are_the_same() {
+fn answers_of_all_back_ends_when_fuser_serves_the_same_then_are_the_same() {
     let Some(lab) = Lab::new() else { return };
     let lab = Arc::new(lab);
     let (sender, receiver) = channel::<()>();

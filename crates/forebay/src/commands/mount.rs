@@ -6,9 +6,9 @@ use std::ffi::OsString;
 use super::{canonical, print, print_json, warn};
 use crate::cli::MountArgs;
 use crate::config::{Finding, MountConfig, Origin, Setting, Settings, SystemFacts, validate};
-use crate::daemon;
 use crate::engine::Engine;
 use crate::error::{Error, Exit};
+use crate::{daemon, service_manager};
 
 /// Mounts.
 pub fn run(args: &MountArgs, engine: &dyn Engine) -> Result<(), Error> {
@@ -16,6 +16,10 @@ pub fn run(args: &MountArgs, engine: &dyn Engine) -> Result<(), Error> {
 }
 
 fn mount(args: &MountArgs, engine: &dyn Engine, only_check: bool) -> Result<(), Error> {
+    // First of all: the mount of a service whose daemon died is there, and whoever looks at it waits.
+    if !only_check && let Some(stored) = service_manager::stored() {
+        return daemon::run_stored(stored, engine);
+    }
     let settings = args.settings(&|name| std::env::var_os(name))?;
     let mut config = MountConfig::from_settings(&settings, engine.policies())?;
     super::umount::clear_dead(&config.mountpoint)?;

@@ -270,7 +270,7 @@ pub const SETTINGS: &[Setting] = &[
     ),
     switch(
         "no-supervisor",
-        "Leave no supervisor behind that restarts a daemon which dies. Without one, the death of the daemon leaves a mount that answers with errors until it is mounted again. So it is always with --foreground.",
+        "Leave no supervisor behind that restarts a daemon which dies. Without one, the death of the daemon leaves a mount that answers with errors until it is mounted again. So it is always with --foreground, unless systemd keeps what the next daemon needs (FileDescriptorStoreMax= in the unit).",
     ),
     Setting {
         key: "restart-limit",

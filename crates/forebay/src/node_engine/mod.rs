@@ -132,10 +132,12 @@ fn go_on(
     keeper: Option<Keeper<'_>>,
 ) -> ControlResult<Arc<dyn Mounted>> {
     forebay_node::arm_fail_points();
+    let since = Instant::now();
     let node_config = convert::node_config(config)?;
     let sizes = tier_sizes(config)?;
     let node = Node::start_after(node_config, Some(&takeover.state.node))
         .map_err(|error| convert::control_error(&error))?;
+    tracing::info!(us = since.elapsed().as_micros(), "state and tiers opened");
     let options = mount_options(config);
     match forebay_fuse::adopt(node.clone(), &config.mountpoint, takeover, &options, keeper) {
         Ok(front) => Ok(NodeMount::served(config, sizes, node, front)),
@@ -254,9 +256,12 @@ impl Mounted for NodeMount {
         // One may have come before the requests rested.
         self.no_stream_is_open().map_err(go_on)?;
         let since = Instant::now();
+        let elapsed_us =
+            |since: Instant| u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.front.seal(SEAL_LIMIT).map_err(|error| go_on(busy(error.to_string())))?;
         let (device, rings) =
             self.front.descriptors().map_err(|error| go_on(busy(error.to_string())))?;
+        let sealed_us = elapsed_us(since);
         let node = self
             .node
             .bequeath(Duration::from_secs(2))
@@ -268,6 +273,11 @@ impl Mounted for NodeMount {
         }
         let open_files = node.handles.len();
         let state = State { negotiated, node }.encode();
+        tracing::info!(
+            sealed_us,
+            closed_us = elapsed_us(since),
+            "requests wait for the next daemon"
+        );
         Ok(Bequest { device, rings, state, open_files, since })
     }
 

@@ -73,6 +73,8 @@ const STRUCTS: &[(Layout, &str, u32)] = &[
     (NotifyRetrieveIn::LAYOUT, "fuse_notify_retrieve_in", 31),
     (NotifyPruneOut::LAYOUT, "fuse_notify_prune_out", 45),
     (BackingMap::LAYOUT, "fuse_backing_map", 40),
+    (UringEntryInOut::LAYOUT, "fuse_uring_ent_in_out", 42),
+    (UringCommand::LAYOUT, "fuse_uring_cmd_req", 42),
 ];
 
 /// The name of one of our fields in the header, and the minor version that brought it.
@@ -182,4 +184,121 @@ fn layouts_when_compared_with_the_system_header_then_equal() {
         compared += 1;
     }
     assert!(compared > 200, "only {compared} compared");
+}
+
+/// The newest minor version whose operations and notifications are all here.
+const COMPLETE: u32 = 45;
+
+/// What has no place of its own here: retried ioctls are not implemented; the others are one known
+/// structure, or two one after the other. (`fuse_supp_groups` has no fixed size.)
+const LEFT_OUT: [&str; 5] = [
+    "fuse_ioctl_iovec",
+    "fuse_uring_req_header",
+    "fuse_statfs_out",
+    "fuse_direntplus",
+    "fuse_supp_groups",
+];
+
+/// The text of the header, unless it is missing or newer than this crate.
+fn header() -> Option<String> {
+    let Ok(text) = std::fs::read_to_string("/usr/include/linux/fuse.h") else {
+        println!("skipped: no <linux/fuse.h>");
+        return None;
+    };
+    let minor =
+        text.lines().find_map(|line| line.strip_prefix("#define FUSE_KERNEL_MINOR_VERSION"));
+    let minor: u32 = minor.and_then(|number| number.trim().parse().ok()).expect("a version");
+    if minor > COMPLETE {
+        println!("skipped: the header is of 7.{minor}");
+        return None;
+    }
+    Some(text)
+}
+
+/// Names without `FUSE_`, and numbers, of an enumeration of the header.
+fn enumeration<'a>(text: &'a str, name: &str) -> Vec<(&'a str, u32)> {
+    let (_, from) = text.split_once(&format!("enum {name} {{")).expect("declared");
+    let (body, _) = from.split_once('}').expect("closed");
+    let member = |line: &'a str| {
+        let (name, value) = line.trim().strip_prefix("FUSE_")?.split_once('=')?;
+        Some((name.trim(), value.split(',').next()?.trim().parse().ok()?))
+    };
+    body.lines().filter_map(member).collect()
+}
+
+#[test]
+fn operations_of_the_system_header_then_all_are_decoded() {
+    use crate::operation::{Arguments, Operation};
+    let Some(text) = header() else { return };
+    let all = enumeration(&text, "fuse_opcode");
+    assert!(all.len() > 45, "{all:?}");
+    let body = [0; 4096];
+    for (name, number) in all.into_iter().filter(|(name, _)| !name.ends_with("RESERVED")) {
+        let apart = [
+            opcode::FORGET,
+            opcode::BATCH_FORGET,
+            opcode::INTERRUPT,
+            opcode::INIT,
+            opcode::DESTROY,
+        ];
+        if !apart.contains(&number) {
+            let arguments = Arguments::split(number, &body, true).expect("long enough");
+            let decoded = arguments.decode();
+            assert!(!matches!(decoded, Ok(Operation::Unknown(_)) | Err(_)), "{name}: {decoded:?}");
+        }
+    }
+}
+
+#[test]
+fn operations_up_to_the_newest_version_then_none_is_unknown() {
+    use crate::operation::{Arguments, Operation};
+    // Numbers that the protocol has never given away.
+    const UNUSED: [u32; 2] = [7, 19];
+    for number in 1..=opcode::COPY_FILE_RANGE_64 {
+        let arguments = Arguments::split(number, &[0; 4096], true).expect("long enough");
+        let apart = matches!(
+            number,
+            opcode::FORGET
+                | opcode::BATCH_FORGET
+                | opcode::INTERRUPT
+                | opcode::INIT
+                | opcode::DESTROY
+        );
+        let unknown = matches!(arguments.decode(), Ok(Operation::Unknown(_)));
+        assert_eq!(unknown, apart || UNUSED.contains(&number), "{number}");
+    }
+}
+
+#[test]
+fn notifications_of_the_system_header_then_all_have_their_numbers() {
+    let Some(text) = header() else { return };
+    let ours = [
+        ("POLL", notify::POLL),
+        ("INVAL_INODE", notify::INVAL_INODE),
+        ("INVAL_ENTRY", notify::INVAL_ENTRY),
+        ("STORE", notify::STORE),
+        ("RETRIEVE", notify::RETRIEVE),
+        ("DELETE", notify::DELETE),
+        ("RESEND", notify::RESEND),
+        ("INC_EPOCH", notify::INC_EPOCH),
+        ("PRUNE", notify::PRUNE),
+    ];
+    let all = enumeration(&text, "fuse_notify_code");
+    assert!(all.len() >= 6, "{all:?}");
+    for (name, number) in all {
+        let name = name.strip_prefix("NOTIFY_").expect("a notification");
+        let known = ours.iter().find(|(of, _)| *of == name).map(|(_, known)| *known);
+        assert_eq!(known.map(i32::cast_unsigned), Some(number), "{name}");
+    }
+}
+
+#[test]
+fn structures_of_the_system_header_then_all_are_compared() {
+    let Some(text) = header() else { return };
+    let names = text.lines().filter_map(|line| line.strip_prefix("struct ")?.strip_suffix(" {"));
+    let names: Vec<&str> = names.filter(|name| name.starts_with("fuse_")).collect();
+    assert!(names.len() > 50, "{names:?}");
+    for name in names.into_iter().filter(|name| !LEFT_OUT.contains(name)) {
+        assert!(STRUCTS.iter().any(|(_, known, _)| *known == name), "{name}");
+    }
 }

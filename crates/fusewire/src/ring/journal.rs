@@ -12,7 +12,7 @@ use crate::abi;
 use crate::buffer::PAGE;
 
 /// Where in the page of the header it begins.
-const PLACE: usize = 512;
+pub(crate) const PLACE: usize = 512;
 /// Bytes of the payload that are kept at most. What is longer is answered with less: names and
 /// small structures come, attributes go.
 const KEPT: usize = 2048;
@@ -134,7 +134,7 @@ impl Journal {
 
 #[cfg(test)]
 mod tests {
-    use super::super::memory::Memory;
+    use super::super::memory::{ADDRESSES, Memory};
     use super::*;
 
     const SIZE_AT: usize = 272;
@@ -158,6 +158,7 @@ mod tests {
 
     #[test]
     fn left_when_a_process_dies_anywhere_then_the_request_or_its_whole_answer() {
+        let _one_at_a_time = ADDRESSES.lock();
         let memory = Memory::new(1, 1, 8192).expect("mapped");
         let journal = entry(&memory);
         let (page, payload) = (memory.header(0, 0), memory.payload(0, 0));
@@ -183,6 +184,7 @@ mod tests {
 
     #[test]
     fn left_when_more_is_overwritten_than_is_kept_then_only_remains() {
+        let _one_at_a_time = ADDRESSES.lock();
         let memory = Memory::new(1, 1, 8192).expect("mapped");
         let journal = entry(&memory);
         // SAFETY: the entry is this test's.

@@ -86,6 +86,20 @@ impl Memory {
         Ok(memory)
     }
 
+    /// At any address, for a sanitizer that has the usual ones: not to be passed on.
+    #[cfg(feature = "fuzzing")]
+    pub fn anywhere(queues: usize, depth: usize, payload: usize) -> io::Result<Self> {
+        let payload = payload.next_multiple_of(PAGE);
+        let bytes = PREFACE + queues * depth * (HEADERS + payload);
+        let file = memfd_create("fuse-ring", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, bytes as u64)?;
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice; the file has that length.
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, &file, 0)? };
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Self { base, bytes, queues, depth, payload, file })
+    }
+
     /// The memory of another process, at the address where that one had it.
     ///
     /// # Errors
@@ -203,12 +217,17 @@ impl AsFd for RingParts {
     }
 }
 
+/// Held by tests that make or adopt such memory: an address that one lets go of another may take.
+#[cfg(test)]
+pub(crate) static ADDRESSES: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn memory_when_adopted_then_at_the_same_address_with_what_was_in_it() {
+        let _one_at_a_time = ADDRESSES.lock();
         let first = Memory::new(2, 3, 5000).expect("mapped");
         assert_eq!((first.queues(), first.depth(), first.payload_size()), (2, 3, 8192));
         let at = first.payload(1, 2) as usize;
@@ -229,6 +248,7 @@ mod tests {
 
     #[test]
     fn memory_when_several_in_a_process_then_each_has_its_place() {
+        let _one_at_a_time = ADDRESSES.lock();
         let all: Vec<_> = (0..3).map(|_| Memory::new(1, 1, 4096).expect("mapped")).collect();
         let bases: std::collections::HashSet<_> = all.iter().map(|memory| memory.base).collect();
         assert_eq!(bases.len(), 3);
@@ -236,6 +256,7 @@ mod tests {
 
     #[test]
     fn adopt_when_it_is_something_else_then_refused() {
+        let _one_at_a_time = ADDRESSES.lock();
         let memory = Memory::new(1, 1, 4096).expect("mapped");
         memory.word(3).store(7, Ordering::Relaxed);
         let file = memory.file.try_clone().expect("duplicated");

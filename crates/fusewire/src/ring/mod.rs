@@ -20,6 +20,8 @@ mod journal;
 mod memory;
 mod queue;
 mod seal;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod trial;
 mod worker;
 
 use std::io;
@@ -27,9 +29,11 @@ use std::sync::Arc;
 
 use io_uring::{IoUring, squeue};
 
+#[cfg(test)]
+pub(crate) use memory::ADDRESSES;
 pub use memory::RingParts;
 pub(crate) use queue::{Queue, Slot};
-pub(crate) use seal::{seal, wake};
+pub(crate) use seal::{are_sealed, seal, wake};
 pub(crate) use worker::{Inherited, Worker};
 
 use crate::options::Options;
@@ -66,6 +70,11 @@ impl Rings {
                  /sys/module/fuse/parameters/enable_uring set to Y",
             ));
         }
+        Self::make(options)
+    }
+
+    /// As [`Rings::prepare`], without asking whether the administrator wants them.
+    pub fn make(options: &Options) -> io::Result<Self> {
         let cpus = possible_cpus()?;
         let (depth, max_write) = shape(cpus, options.max_write, options.ring_memory);
         let memory = Arc::new(Memory::new(cpus, depth, max_write as usize)?);
@@ -95,6 +104,14 @@ impl Rings {
     /// The largest WRITE that fits an entry.
     pub fn max_write(&self) -> u32 {
         u32::try_from(self.memory.payload_size()).unwrap_or(u32::MAX)
+    }
+
+    /// Has the kernel refuse the rings of these CPUs.
+    #[cfg(test)]
+    pub fn spoil(&self, is_spoilt: impl Fn(usize) -> bool) {
+        for (queue, _) in self.queues.iter().filter(|(queue, _)| is_spoilt(queue.cpu)) {
+            queue.spoilt.store(true, std::sync::atomic::Ordering::SeqCst);
+        }
     }
 
     /// What to pass on.

@@ -37,6 +37,9 @@ pub(crate) struct Queue {
     sealing: AtomicBool,
     /// It has: no further request can come.
     sealed: AtomicBool,
+    /// Its registrations name a CPU that no machine has.
+    #[cfg(test)]
+    pub spoilt: AtomicBool,
 }
 
 /// What an entry holds.
@@ -61,11 +64,22 @@ impl Queue {
             closed: AtomicBool::new(false),
             sealing: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
+            #[cfg(test)]
+            spoilt: AtomicBool::new(false),
         })
     }
 
     pub fn depth(&self) -> usize {
         self.memory.depth()
+    }
+
+    /// The number by which the kernel knows it.
+    pub fn id(&self) -> u16 {
+        #[cfg(test)]
+        if self.spoilt.load(Ordering::SeqCst) {
+            return u16::MAX;
+        }
+        self.cpu as u16
     }
 
     pub fn wake_fd(&self) -> BorrowedFd<'_> {

@@ -21,9 +21,7 @@ const PAUSE: Duration = Duration::from_micros(200);
 /// before then.
 pub(crate) fn seal(queues: &[Arc<Queue>], point: &Path, limit: Duration) -> io::Result<()> {
     let until = Instant::now() + limit;
-    let online = online_cpus()?;
-    // Requests come from CPUs that are online only.
-    let queues: Vec<_> = queues.iter().filter(|queue| online.contains(&queue.cpu)).collect();
+    let queues = in_use(queues)?;
     let Some(depth) = queues.first().map(|queue| queue.depth()) else { return Ok(()) };
     let cpus: Vec<usize> = queues.iter().map(|queue| queue.cpu).collect();
     for queue in &queues {
@@ -45,6 +43,17 @@ pub(crate) fn seal(queues: &[Arc<Queue>], point: &Path, limit: Duration) -> io::
         }
     }
     outcome
+}
+
+/// Whether the queues are sealed.
+pub(crate) fn are_sealed(queues: &[Arc<Queue>]) -> bool {
+    in_use(queues).is_ok_and(|queues| queues.iter().all(|queue| queue.is_sealed()))
+}
+
+/// Requests come from CPUs that are online only.
+fn in_use(queues: &[Arc<Queue>]) -> io::Result<Vec<&Arc<Queue>>> {
+    let online = online_cpus()?;
+    Ok(queues.iter().filter(|queue| online.contains(&queue.cpu)).collect())
 }
 
 /// Sees to it that requests which came while a queue had no entries are served: they wait for the

@@ -160,12 +160,9 @@ impl<H: Handler> Worker<H> {
     fn serve_held(&mut self, (entry, left): (u16, Left)) {
         if matches!(left, Left::Remains(_)) {
             // SAFETY: nobody else has the entry.
-            let (unique, commit_id, _) = unsafe { self.queue.incoming(entry) };
-            tracing::error!(unique, "a request was half answered when its server died");
-            self.commits[usize::from(entry)] = (commit_id, unique);
-            let slot = Slot::new(Arc::clone(&self.queue), entry);
-            let connection = self.dispatch.connection.clone();
-            return Reply::on_ring(connection, unique, slot).error(libc::EIO);
+            let known = unsafe { fail_entry(&self.dispatch, &self.queue, entry) };
+            self.commits[usize::from(entry)] = known;
+            return;
         }
         let mark = if self.inherited == Inherited::UnderWay { UNIQUE_RESEND } else { 0 };
         self.serve(entry, mark);
@@ -202,7 +199,7 @@ impl<H: Handler> Worker<H> {
     /// Has the kernel go on by the device, for which it must see a registration fail; else the mount
     /// would wait for this queue for ever. Without effect on a connection that rings serve already.
     fn refuse(&mut self) {
-        let request = abi::UringCommand { qid: self.queue.cpu as u16, ..Default::default() };
+        let request = abi::UringCommand { qid: self.queue.id(), ..Default::default() };
         let without_areas = self.command(abi::URING_REGISTER, request, None);
         if let Err(error) = self.push(without_areas.user_data(WAKE)).and_then(|()| {
             self.ring.submit()?;
@@ -215,7 +212,7 @@ impl<H: Handler> Worker<H> {
     /// Gives an entry to the kernel.
     fn register(&mut self, entry: u16) -> io::Result<()> {
         let areas = self.queue.areas(entry);
-        let request = abi::UringCommand { qid: self.queue.cpu as u16, ..Default::default() };
+        let request = abi::UringCommand { qid: self.queue.id(), ..Default::default() };
         let command = self.command(abi::URING_REGISTER, request, Some(&areas));
         self.push(command.user_data(u64::from(entry)))?;
         // The areas are read before this returns.
@@ -316,7 +313,7 @@ impl<H: Handler> Worker<H> {
 
     fn commit_entry(&mut self, entry: u16) {
         let (commit_id, _) = self.commits[usize::from(entry)];
-        let qid = self.queue.cpu as u16;
+        let qid = self.queue.id();
         let request = abi::UringCommand { commit_id, qid, ..Default::default() };
         let command = self.command(abi::URING_COMMIT_AND_FETCH, request, None);
         if let Err(error) = self.push(command.user_data(u64::from(entry))) {
@@ -356,36 +353,70 @@ impl<H: Handler> Worker<H> {
         }
     }
 
-    /// Hands one request to the handler, with `mark` added to its number.
     fn serve(&mut self, entry: u16, mark: u64) {
-        let queue = Arc::clone(&self.queue);
-        let connection = self.dispatch.connection.clone();
-        // SAFETY: the entry was just completed.
-        let (unique, commit_id, incoming) = unsafe { queue.incoming(entry) };
-        self.commits[usize::from(entry)] = (commit_id, unique);
-        let slot = Slot::new(Arc::clone(&queue), entry);
-        let Some(mut incoming) = incoming else {
-            tracing::error!(unique, "a request whose lengths make no sense was refused");
-            return Reply::on_ring(connection, unique, slot).error(libc::EIO);
-        };
-        incoming.header.unique |= mark;
-        let header = incoming.header;
-        if header.opcode == abi::opcode::DESTROY {
-            self.dispatch.guard(|| self.dispatch.destroy_once());
-            return Reply::on_ring(connection, unique, slot).ok();
-        }
-        let length = header.len as usize;
-        // No more than entries, so their number needs no other limit.
-        let mut buffer = if length <= SMALL {
-            connection.small_pool().take()
-        } else {
-            connection.large_pool().take().starting_at(REQUEST_START)
-        };
-        // SAFETY: as above; what came with `incoming` says how much there is.
-        unsafe { queue.copy_out(entry, &incoming, &mut buffer[..length]) };
-        connection.in_flight_table().register(unique);
-        self.dispatch.hand_over(buffer, length, Reply::on_ring(connection.clone(), unique, slot));
+        // SAFETY: the entry was just completed, or was left by another process.
+        self.commits[usize::from(entry)] =
+            unsafe { serve_entry(&self.dispatch, &self.queue, entry, mark) };
     }
+}
+
+/// Hands the request in an entry to the handler, with `mark` added to its number. Returns what the
+/// commit of the answer must name, and the request's number.
+///
+/// # Safety
+/// The entry must belong to the caller, which it does no longer afterwards, and nobody else may take
+/// answered entries of the queue meanwhile.
+pub(super) unsafe fn serve_entry<H: Handler>(
+    dispatch: &Dispatch<H>,
+    queue: &Arc<Queue>,
+    entry: u16,
+    mark: u64,
+) -> (u64, u64) {
+    let connection = dispatch.connection.clone();
+    // SAFETY: as the caller has promised.
+    let (unique, commit_id, incoming) = unsafe { queue.incoming(entry) };
+    let slot = Slot::new(Arc::clone(queue), entry);
+    let Some(mut incoming) = incoming else {
+        tracing::error!(unique, "a request whose lengths make no sense was refused");
+        Reply::on_ring(connection, unique, slot).error(libc::EIO);
+        return (commit_id, unique);
+    };
+    incoming.header.unique |= mark;
+    let header = incoming.header;
+    if header.opcode == abi::opcode::DESTROY {
+        dispatch.guard(|| dispatch.destroy_once());
+        Reply::on_ring(connection, unique, slot).ok();
+        return (commit_id, unique);
+    }
+    let length = header.len as usize;
+    // No more than entries, so their number needs no other limit.
+    let mut buffer = if length <= SMALL {
+        connection.small_pool().take()
+    } else {
+        connection.large_pool().take().starting_at(REQUEST_START)
+    };
+    // SAFETY: as above; what came with `incoming` says how much there is.
+    unsafe { queue.copy_out(entry, &incoming, &mut buffer[..length]) };
+    connection.in_flight_table().register(unique);
+    dispatch.hand_over(buffer, length, Reply::on_ring(connection.clone(), unique, slot));
+    (commit_id, unique)
+}
+
+/// Answers a request of which a part is overwritten. Returns as [`serve_entry`].
+///
+/// # Safety
+/// As for [`serve_entry`].
+pub(super) unsafe fn fail_entry<H: Handler>(
+    dispatch: &Dispatch<H>,
+    queue: &Arc<Queue>,
+    entry: u16,
+) -> (u64, u64) {
+    // SAFETY: as the caller has promised.
+    let (unique, commit_id, _) = unsafe { queue.incoming(entry) };
+    tracing::error!(unique, "a request was half answered when its server died");
+    let slot = Slot::new(Arc::clone(queue), entry);
+    Reply::on_ring(dispatch.connection.clone(), unique, slot).error(libc::EIO);
+    (commit_id, unique)
 }
 
 /// Sets address and length of the areas, which the builder of the entry does not offer both.

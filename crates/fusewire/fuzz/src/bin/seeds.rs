@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::{env, fs, io};
 
-use fusewire::fuzzing::{ARGUMENTS, joined, seeds};
+use fusewire::fuzzing::{ARGUMENTS, entry_seeds, joined, seeds};
 
 fn main() -> io::Result<()> {
     let corpus = env::args_os().nth(1).ok_or_else(|| io::Error::other("usage: seeds CORPUS"))?;
@@ -18,6 +18,9 @@ fn main() -> io::Result<()> {
     }
     for (number, few) in seeds().chunks(6).enumerate() {
         write("requests", &format!("seed{number}"), &joined(few))?;
+    }
+    for (number, seed) in entry_seeds().iter().enumerate() {
+        write("entry", &format!("seed{number}"), seed)?;
     }
     Ok(())
 }
