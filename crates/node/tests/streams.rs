@@ -38,8 +38,8 @@ impl Stage {
         Self::with(titles, bytes, |config| {
             let model = Model::Disk(Disk::table_1());
             let profile = model.profile("table1");
-            let (memory, emulate) = (16 << 20, Some(model));
-            let streams = StreamsConfig { profile, memory, beginnings: 0, emulate };
+            let (memory, emulate, idle) = (16 << 20, Some(model), forebay_streams::IDLE);
+            let streams = StreamsConfig { profile, memory, beginnings: 0, idle, emulate };
             config.streams = Some(streams);
         })
     }
@@ -352,8 +352,8 @@ fn beginning_of_a_popular_file_when_on_the_tier_then_there_at_once_and_the_strea
     let stage = Stage::with(2, bytes, |config| {
         let model = Model::Disk(Disk::table_1());
         let (profile, memory) = (model.profile("table1"), 16 << 20);
-        let emulate = Some(model);
-        config.streams = Some(StreamsConfig { profile, memory, beginnings: 1 << 20, emulate });
+        let (emulate, idle) = (Some(model), forebay_streams::IDLE);
+        config.streams = Some(StreamsConfig { profile, memory, beginnings: 1 << 20, idle, emulate });
     });
     let first = stage.open(0);
     assert!(!stage.state(0).ends_with("first-byte-within-ms=0"), "{}", stage.state(0));

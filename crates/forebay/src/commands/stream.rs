@@ -128,6 +128,7 @@ fn serve(args: &StreamServeArgs) -> Result<(), Error> {
             AssuranceChoice::Statistical => Assurance::Statistical(DEVIATIONS),
         },
         beginnings: args.beginnings,
+        idle: forebay_streams::IDLE,
     };
     let service = Service::start(config, device, profile).map_err(failed)?;
     let endpoint = metrics_listener

@@ -235,6 +235,10 @@ impl Device for Emulated {
     }
 
     /// Some place of this disk: what the file system says is of another one, which may be larger.
+    fn capacity(&self, _directory: &Path) -> Option<u64> {
+        Some(self.model.capacity())
+    }
+
     fn place(&self, physical: u64) -> u64 {
         physical % self.model.capacity().max(1)
     }

@@ -50,8 +50,8 @@ impl Stage {
         let device = Emulated::start(model, 1).unwrap();
         let control = device.control();
         let library = dir.path().to_path_buf();
-        let config =
-            ServiceConfig { library, memory, chunk: 16 << 10, assurance, beginnings: 1 << 20 };
+        let (chunk, beginnings) = (16 << 10, 1 << 20);
+        let config = ServiceConfig { library, memory, chunk, assurance, beginnings, idle: IDLE };
         let service = Service::start(config, Arc::new(device), profile).unwrap();
         Self { service, control, dir }
     }
