@@ -376,6 +376,7 @@ impl Driver {
                 self.best_effort.ask_for_turn(physical, bytes, reply);
             }
             Command::TurnEnded { service, ended, added } => {
+                self.tally.turns += 1;
                 self.delayed(added + ended.elapsed());
                 let service = u64::try_from(service.as_nanos()).unwrap_or(u64::MAX);
                 self.events.push_back(Event::BestEffortDone { service });

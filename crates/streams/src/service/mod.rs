@@ -203,7 +203,7 @@ pub struct Service {
 
 /// A layout on a device that the profile says to have so many bytes. If the file lies beyond them (of
 /// several devices below one file system, nobody knows how large they are) it is taken to lie in one
-/// piece somewhere on it: distances are those of the profile at least.
+/// piece somewhere on it: then its place says little.
 fn within(layout: Layout, capacity: u64) -> Layout {
     let ends = layout.extents().iter().map(|extent| extent.physical.saturating_add(extent.bytes));
     if ends.max().is_none_or(|end| end <= capacity) {

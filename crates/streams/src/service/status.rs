@@ -106,6 +106,9 @@ pub struct Status {
     pub bytes_taken: u64,
     /// Bytes read for streams without a guarantee.
     pub bytes_best_effort: u64,
+    /// Turns of the device that others had, for what is no stream.
+    #[serde(default)]
+    pub turns: u64,
     /// Visits of the machine.
     pub visits: u64,
     /// Visits out of order, to meet a deadline.
