@@ -16,7 +16,7 @@
 # each plays, 30), LONG (600, of 20 with QUICK), BUDGET (seconds to search for a maximum, none), NOISE
 # (best-effort readers beside a long run, 4), MOST (streams to try at most, TITLES), APART (milliseconds between starts, 200),
 # LOADS ("50 80 95 105", in % of what the service admits), REFINE (loads more that comparison tries
-# between the highest that everybody played at and the lowest that somebody did not, 1), SLOW_BPS, SLOW_IOPS (see slowdisk.sh),
+# between the highest that everybody played at and the lowest that somebody did not, 1), ASSURANCE (deterministic or statistical), SLOW_BPS, SLOW_IOPS (see slowdisk.sh),
 # SKIP_BUILD. Long runs are for a machine with nothing else to do. Results:
 # bench/results/streams.csv, .json, and .svg with the maxima.
 set -euo pipefail
@@ -140,7 +140,7 @@ field() { # name, JSON on standard input
 
 serve_forebay() { # MB
     "$FOREBAY" stream serve "$LIBRARY" --listen 127.0.0.1:$PORT --memory "${1}000000" \
-        "${SERVE[@]}" --log-level warn >"$DIR/server.log" 2>&1 &
+        "${SERVE[@]}" --assurance "${ASSURANCE:-deterministic}" --log-level warn >"$DIR/server.log" 2>&1 &
     echo $! >"$DIR/server.pid"
     for _ in $(seq 50); do curl -sI "http://127.0.0.1:$PORT/x" >/dev/null && return; sleep 0.1; done
     cat "$DIR/server.log" >&2

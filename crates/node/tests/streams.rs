@@ -357,7 +357,8 @@ fn beginning_of_a_popular_file_when_on_the_tier_then_there_at_once_and_the_strea
         let model = Model::Disk(Disk::table_1());
         let (profile, memory) = (model.profile("table1"), 16 << 20);
         let (emulate, idle) = (Some(model), forebay_streams::IDLE);
-        config.streams = Some(StreamsConfig { profile, memory, beginnings: 1 << 20, idle, emulate });
+        config.streams =
+            Some(StreamsConfig { profile, memory, beginnings: 1 << 20, idle, emulate });
     });
     let first = stage.open(0);
     assert!(!stage.state(0).ends_with("first-byte-within-ms=0"), "{}", stage.state(0));

@@ -149,11 +149,7 @@ fn survey(
     }
     ground.segments.sort_by_key(|segment| segment.physical);
     let last = ground.segments.iter().map(|s| s.physical + s.bytes).max().unwrap_or(1);
-    let whole = if kind.is_dir() {
-        device_bytes(target)
-    } else {
-        None
-    };
+    let whole = if kind.is_dir() { device_bytes(target) } else { None };
     let capacity = whole.unwrap_or(0).max(last);
     notes.push(format!(
         "measured in {} file(s), {} MiB in {} piece(s)",

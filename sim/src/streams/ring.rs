@@ -90,12 +90,7 @@ fn admission(trial: &Trial, cycle: u64) -> AdmissionConfig {
 /// takes `S` have consumed for `S / 2` on average since their visits: together they hold
 /// `sum of c (P + H - S / 2)` and two chunks for each, and what is being read; a twentieth is left,
 /// since chance has them hold more at times.
-pub(super) fn longest_cycle(
-    trial: &Trial,
-    rate: &Rate,
-    layouts: &[Layout],
-    slowdown: f64,
-) -> u64 {
+pub(super) fn longest_cycle(trial: &Trial, rate: &Rate, layouts: &[Layout], slowdown: f64) -> u64 {
     let holds = |cycle: u64| {
         let mut admission = Admission::new(trial.device.profile(), admission(trial, cycle));
         admission.slow_down(slowdown);

@@ -198,8 +198,7 @@ pub fn table(args: &StreamsArgs, length: u64) -> Result<Table, SimError> {
             sum.glitches += glitches;
             sum.refused += all - admitted;
             sum.lucky += wishes.more(admitted, |streams| wishes.would_play(streams, share))?;
-            sum.certain +=
-                wishes.more(admitted, |streams| Ok(wishes.survives(streams, share)))?;
+            sum.certain += wishes.more(admitted, |streams| Ok(wishes.survives(streams, share)))?;
         }
     }
     let row = |(way, sum): (&Way, &Sums)| {
@@ -225,13 +224,17 @@ pub fn table(args: &StreamsArgs, length: u64) -> Result<Table, SimError> {
     ];
     let notes = vec![
         format!(
-            "Sets of 1 stream up to as many as the device reads without any seek, in {}              placements. kept: margin and reserve, which those who judge leave unused as well.",
+            "Sets of 1 stream up to as many as the device reads without any seek, in {} placements. \
+             kept: margin and reserve, which those who judge leave unused as well.",
             args.placements
         ),
         format!(
-            "would_play: refused sets that play for {length} s with random rotation, by a ring that              refuses nobody: the measure for statistical admission."
+            "would_play: refused sets that play for {length} s with random rotation, by a ring that \
+             refuses nobody: the measure for statistical admission."
         ),
-        "never_dry: refused sets that nothing can make run dry that the model allows (longest access          times, clients that pause when their buffers are full): the measure for deterministic          admission. Its glitches are also counted with the longest access times."
+        "never_dry: refused sets that nothing can make run dry that the model allows (longest \
+         access times, clients that pause when their buffers are full): the measure for \
+         deterministic admission. Its glitches are also counted with the longest access times."
             .into(),
     ];
     Ok(Table { columns, rows, notes, chart: None })

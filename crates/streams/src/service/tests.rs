@@ -413,7 +413,8 @@ fn streams_that_nobody_reads_then_their_places_go_to_others_and_the_next_read_as
 }
 
 #[test]
-fn paused_stream_of_a_shared_title_when_it_has_taken_nothing_then_it_resumes_with_the_right_bytes() {
+fn paused_stream_of_a_shared_title_when_it_has_taken_nothing_then_it_resumes_with_the_right_bytes()
+{
     let bytes = 4 * RATE as usize;
     let stage = Stage::with(4, bytes, 4 << 20, Assurance::Deterministic);
     let wish = StreamRequest::at_rate(RATE);
