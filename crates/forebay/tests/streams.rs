@@ -94,7 +94,8 @@ fn stream_open_then_the_bytes_on_standard_output_or_why_not() {
             break;
         }
     }
-    let refused = open(59, &["--rate", "2M"]);
+    // Much more than any of those: wherever it lies, there is no room.
+    let refused = open(59, &["--rate", "16M"]);
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.status.code() == Some(1) && text.contains("refused "), "{text}");
     assert!(refused.stdout.is_empty());

@@ -85,6 +85,12 @@ fn gauges(page: &mut Page, s: &Status) {
     );
     page.number("forebay_stream_best_effort", gauge, "Streams without a guarantee.", s.best_effort);
     page.number(
+        "forebay_stream_idle",
+        gauge,
+        "Streams that have given their places back, since nobody reads them.",
+        s.idle,
+    );
+    page.number(
         "forebay_stream_cycle_seconds",
         gauge,
         "Time between visits of a stream.",
@@ -184,6 +190,18 @@ fn work(page: &mut Page, s: &Status) {
         counter,
         "Bytes read for streams without a guarantee.",
         s.bytes_best_effort,
+    );
+    page.number(
+        "forebay_stream_turns_total",
+        counter,
+        "Turns of the device that others had, for what is no stream.",
+        s.turns,
+    );
+    page.number(
+        "forebay_stream_parked_total",
+        counter,
+        "Times that an idle stream gave its place back.",
+        s.parked,
     );
     page.number(
         "forebay_stream_beginnings_bytes",

@@ -54,6 +54,9 @@ pub struct StreamsConfig {
     pub memory: u64,
     /// Bytes of the tiers for beginnings of popular files; 0 for none.
     pub beginnings: u64,
+    /// Streams that nobody reads for so long give their places back; [`forebay_streams::IDLE`] unless
+    /// there is a reason.
+    pub idle: Duration,
     /// Take as long for each read as this device would; for tests and demonstrations.
     pub emulate: Option<Model>,
 }
@@ -119,6 +122,7 @@ impl Streams {
             assurance: Assurance::Deterministic,
             // They are kept on the tier.
             beginnings: 0,
+            idle: config.idle,
         };
         let service = Service::start(service, device, config.profile.clone())
             .map_err(|error| NodeError::Config(format!("streams: {error}")))?;

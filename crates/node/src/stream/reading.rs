@@ -72,9 +72,15 @@ impl OpenStream {
         while done < part.len() {
             if held.rest.is_empty() {
                 match held.stream.read(until.saturating_duration_since(Instant::now())) {
+                    // What is left for the next read is no memory of the stream's: a stream whose
+                    // memory somebody has in hand can't give its place back.
+                    Ok(Some(bytes)) if bytes.len() as u64 > skip + (part.len() - done) as u64 => {
+                        held.rest = Bytes::copy_from_slice(&bytes);
+                    }
                     Ok(Some(bytes)) => held.rest = bytes,
                     // The file has become shorter, the device fails, it takes too long: whoever
-                    // reads without the stream sees which.
+                    // reads without the stream sees which. Or it has given its place back, and the
+                    // device has none for it now.
                     Ok(None) | Err(_) => return false,
                 }
             }
