@@ -74,12 +74,15 @@ fn inside_a_job_then_as_told() {
     }
 }
 
+/// Checks that run side by side, each with a relay and a port of its own.
+const LANES: usize = 4;
+
 /// Connects by way of the other process, which connects back.
-struct Relayed(Mpi);
+struct Relayed(Mpi, usize);
 
 impl Transport for Relayed {
     fn connect(&self, _address: &Address, patience: Patience) -> Result<Wire> {
-        self.0.connect(&at("mpi://1:1"), patience)
+        self.0.connect(&at(&format!("mpi://1:{}", 10 + self.1)), patience)
     }
 
     fn listen(&self, address: &Address) -> Result<Box<dyn Listener>> {
@@ -96,37 +99,52 @@ fn suite(mpi: &Mpi) {
         assert!(Instant::now() < end, "{error}");
         std::thread::sleep(Duration::from_millis(10));
     }
-    for (name, check) in CHECKS {
-        let begun = Instant::now();
-        check(&Way { transport: Arc::new(Relayed(mpi.clone())), address: at("mpi://self:7") });
-        println!("{name}: {:.1} s", begun.elapsed().as_secs_f64());
-    }
+    std::thread::scope(|scope| {
+        for lane in 0..LANES {
+            let relayed = Arc::new(Relayed(mpi.clone(), lane));
+            scope.spawn(move || {
+                for (name, check) in CHECKS.iter().skip(lane).step_by(LANES) {
+                    println!("{name}");
+                    let address = at(&format!("mpi://self:{}", 20 + lane));
+                    check(&Way { transport: relayed.clone(), address });
+                }
+            });
+        }
+    });
     println!("all checks are done");
     mpi.connect(&at("mpi://1:3"), PATIENCE).unwrap();
 }
 
-/// Listens at 1 for what is to be relayed, at 2 for who asks whether it does, and at 3 for the end.
+/// Listens from 10 on for what is to be relayed, at 2 for who asks whether it does, and at 3 for
+/// the end.
 fn relay(mpi: &Mpi) {
-    let door: Arc<dyn Listener> = mpi.listen(&at("mpi://1:1")).unwrap().into();
+    let doors: Vec<Arc<dyn Listener>> = (0..LANES)
+        .map(|lane| mpi.listen(&at(&format!("mpi://1:{}", 10 + lane))).unwrap().into())
+        .collect();
     let ends = mpi.listen(&at("mpi://self:3")).unwrap();
     let ready = mpi.listen(&at("mpi://self:2")).unwrap();
-    let (closer, answers) = (door.clone(), mpi.clone());
-    let relaying = std::thread::spawn(move || {
+    std::thread::scope(|scope| {
+        for (lane, door) in doors.iter().enumerate() {
+            scope.spawn(move || relay_to(mpi, &format!("mpi://0:{}", 20 + lane), &**door));
+        }
+        ready.accept().unwrap().admit(PATIENCE).unwrap();
+        ends.accept().unwrap().admit(PATIENCE).unwrap();
+        doors.iter().for_each(|door| door.close());
+    });
+}
+
+fn relay_to(mpi: &Mpi, to: &str, door: &dyn Listener) {
+    std::thread::scope(|scope| {
         while let Ok(arrival) = door.accept() {
-            let mpi = answers.clone();
-            std::thread::spawn(move || {
+            scope.spawn(|| {
                 let Ok(from) = arrival.admit(PATIENCE) else { return };
-                match mpi.connect(&at("mpi://0:7"), PATIENCE) {
+                match mpi.connect(&at(to), PATIENCE) {
                     Ok(to) => both_ways(from, to),
                     Err(_) => from.closer.close(),
                 }
             });
         }
     });
-    ready.accept().unwrap().admit(PATIENCE).unwrap();
-    ends.accept().unwrap().admit(PATIENCE).unwrap();
-    closer.close();
-    relaying.join().unwrap();
 }
 
 fn both_ways(one: Wire, other: Wire) {
