@@ -56,7 +56,9 @@ fn mpi_when_not_started_by_mpirun_or_with_encryption_then_refused() {
     if std::env::var_os(PART).is_some() {
         return;
     }
-    assert!(matches!(Mpi::new(&Security::Off), Err(Error::Settings(why)) if why.contains("mpirun")));
+    assert!(
+        matches!(Mpi::new(&Security::Off), Err(Error::Settings(why)) if why.contains("mpirun"))
+    );
     let tls = Security::Tls(ClusterSecret::generate().unwrap().identity().unwrap());
     assert!(matches!(Mpi::new(&tls), Err(Error::Settings(why)) if why.contains("encryption")));
 }

@@ -175,7 +175,8 @@ fn strangers_when_they_send_datagrams_of_nonsense_then_hear_nothing_of_ours_and_
     for round in 0..200_u32 {
         // Long heads and short ones, known versions and unknown ones.
         nonsense[0] = [0x40, 0xc0, 0xff, 0][round as usize % 4];
-        nonsense[1..5].copy_from_slice(&[0, 1, round, 0xdead_beef][round as usize % 4].to_be_bytes());
+        nonsense[1..5]
+            .copy_from_slice(&[0, 1, round, 0xdead_beef][round as usize % 4].to_be_bytes());
         nonsense[5] = (round % 21) as u8;
         let len = 20 + (round as usize * 7) % 1380;
         let _ = socket.send_to(&nonsense[..len], stage.at());

@@ -741,7 +741,8 @@ mod tests {
         assert!(message.contains("needs --foreground"), "{message}");
         let secret = [("cluster-secret", "/s"), ("cluster-listen", "a:1")];
         for (transport, good) in [("quic", true), ("udt", true), ("udp", false), ("mpi", false)] {
-            let given = [&secret[..], &[("cluster", "redis://a/x"), ("cluster-transport", transport)]];
+            let given =
+                [&secret[..], &[("cluster", "redis://a/x"), ("cluster-transport", transport)]];
             let made = config(&given.concat());
             assert_eq!(made.is_ok(), good, "{transport}: {made:?}");
         }

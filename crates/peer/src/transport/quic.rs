@@ -265,8 +265,8 @@ impl Arrival for QuicArrival {
             let (send, receive) = connection.accept_bi().await?;
             Ok::<_, io::Error>((connection, send, receive))
         }));
-        let (connection, send, receive) = admitted
-            .map_err(|error| Error::Connect { address, why: error.to_string() })?;
+        let (connection, send, receive) =
+            admitted.map_err(|error| Error::Connect { address, why: error.to_string() })?;
         let send = Mutex::new(send);
         let shared = Shared { threads, connection, endpoint, send, lingers: true };
         Ok(shared.wire(receive, patience))

@@ -98,15 +98,19 @@ impl Source for Socket {
 
 /// What goes out of a socket in plain text.
 #[derive(Debug)]
-pub(crate) struct SocketSink(pub Socket);
+pub(crate) struct SocketSink {
+    pub socket: Socket,
+    /// Whether files are sent by `sendfile`.
+    pub sends_files: bool,
+}
 
 impl Sink for SocketSink {
     fn send(&mut self, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
-        self.0.send_all(parts)
+        self.socket.send_all(parts)
     }
 
     fn sends_files(&self) -> bool {
-        true
+        self.sends_files
     }
 
     fn send_file(
@@ -118,7 +122,7 @@ impl Sink for SocketSink {
     ) -> io::Result<()> {
         let mut offset = offset;
         while *sent < len {
-            match rustix::fs::sendfile(&self.0.0, file, Some(&mut offset), len - *sent) {
+            match rustix::fs::sendfile(&self.socket.0, file, Some(&mut offset), len - *sent) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(more) => *sent += more,
                 Err(rustix::io::Errno::INTR) => {}

@@ -35,17 +35,17 @@ pub(crate) fn accept<S: Stream>(socket: S, us: &TlsIdentity, within: Duration) -
 }
 
 /// The side that we came to proves who it is, and we do.
-pub(crate) fn connect<S: Stream>(socket: S, us: &TlsIdentity, within: Duration) -> io::Result<Wire> {
+pub(crate) fn connect<S: Stream>(
+    socket: S,
+    us: &TlsIdentity,
+    within: Duration,
+) -> io::Result<Wire> {
     let name = ServerName::try_from(NAME).expect("a constant that is a name");
     let connection = ClientConnection::new(us.client.clone(), name).map_err(io::Error::other)?;
     shake_hands(socket, connection.into(), within)
 }
 
-fn shake_hands<S: Stream>(
-    socket: S,
-    mut tls: Connection,
-    within: Duration,
-) -> io::Result<Wire> {
+fn shake_hands<S: Stream>(socket: S, mut tls: Connection, within: Duration) -> io::Result<Wire> {
     let deadline = Instant::now() + within;
     let mut raw = vec![0; CHUNK];
     let (mut at, mut end) = (0, 0);

@@ -82,7 +82,8 @@ mod tests {
     }
 
     #[test]
-    fn transport_when_asked_for_twice_then_the_same_and_without_protection_only_if_that_is_wanted() {
+    fn transport_when_asked_for_twice_then_the_same_and_without_protection_only_if_that_is_wanted()
+    {
         let ways = Ways::new(Security::Off);
         let at = |text: &str| ways.to(&text.parse().unwrap());
         let one = at("tcp://a:1").unwrap();

@@ -4,8 +4,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::sync::Arc;
-use std::time::Instant;
 use std::time::Duration;
+use std::time::Instant;
 
 use super::super::socket::stalled;
 use super::super::{Closer, Patience, Sink, Source, Wire};

@@ -117,14 +117,14 @@ impl Engine {
         let known = table.clone();
         // What it answers to connections that nobody knows goes the same way as the rest.
         spawn("peer-mpi", move || {
-            let native = match Native::start().and_then(|native| Ok((native.rank_and_size()?, native)))
-            {
-                Ok((place, native)) => {
-                    let _ = started.send(Ok(place));
-                    native
-                }
-                Err(error) => return drop(started.send(Err(error))),
-            };
+            let native =
+                match Native::start().and_then(|native| Ok((native.rank_and_size()?, native))) {
+                    Ok((place, native)) => {
+                        let _ = started.send(Ok(place));
+                        native
+                    }
+                    Err(error) => return drop(started.send(Err(error))),
+                };
             let mut turn = Turn::default();
             if let Err(error) = turn.run(&native, &messages, &known) {
                 tracing::error!(%error, "MPI has failed, other nodes can't be reached any more");

@@ -56,19 +56,11 @@ pub(super) struct Native {
     _library: Library,
 }
 
-type Isend = unsafe extern "C" fn(
-    *const c_void,
-    c_int,
-    Handle,
-    c_int,
-    c_int,
-    Handle,
-    *mut Handle,
-) -> c_int;
+type Isend =
+    unsafe extern "C" fn(*const c_void, c_int, Handle, c_int, c_int, Handle, *mut Handle) -> c_int;
 type Improbe =
     unsafe extern "C" fn(c_int, c_int, Handle, *mut c_int, *mut Handle, *mut Status) -> c_int;
-type Imrecv =
-    unsafe extern "C" fn(*mut c_void, c_int, Handle, *mut Handle, *mut Handle) -> c_int;
+type Imrecv = unsafe extern "C" fn(*mut c_void, c_int, Handle, *mut Handle, *mut Handle) -> c_int;
 
 fn failed(call: &str, code: c_int) -> Error {
     Error::Settings(format!("mpi://: {call} fails ({code})"))
@@ -168,8 +160,7 @@ impl Native {
         // until `is_done`, as in `send`.
         unsafe {
             let (at, what) = (&raw mut there, &raw mut message);
-            let code =
-                (self.improbe)(ANY_SOURCE, TAG, self.world, at, what, &raw mut status);
+            let code = (self.improbe)(ANY_SOURCE, TAG, self.world, at, what, &raw mut status);
             check("MPI_Improbe", code)?;
             if there == 0 {
                 return Ok(None);
