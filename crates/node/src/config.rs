@@ -59,7 +59,8 @@ pub enum Coherence {
 /// How a node talks to others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerConfig {
-    /// Where it listens: `host:port`, `tcp://host:port` or `unix:/path`; port 0 is any free one.
+    /// Where it listens: `host:port` for TCP, or what [`forebay_peer::Address`] knows; port 0 is any
+    /// free one.
     pub listen: String,
     /// The file with the secret of the cluster, by which nodes know each other (mutual TLS). Without
     /// one whoever reaches the address is believed.

@@ -91,6 +91,12 @@ pub const SETTINGS: &[Setting] = &[
         "Talk to the other nodes of the cluster, and listen for them here: HOST:PORT (port 0 for any free one; the others must reach HOST under this name), or unix:/PATH for nodes of one machine. They then read from each other's tiers, and write through the owner of a file. Empty means not at all. Needs --cluster-secret, or --cluster-tls off.",
     ),
     one(
+        "cluster-transport",
+        "NAME",
+        Some("tcp"),
+        "How nodes talk to the HOST:PORT of --cluster-listen: tcp; quic (needs --cluster-secret); udp (only with --cluster-tls off); udt (needs libudt, and a build with that feature); mpi (the same, with Open MPI: started by mpirun, with --foreground, --cluster-tls off and --cluster-listen self:0). A node finds out from the others how they are reached. See docs/cluster-transport.md.",
+    ),
+    one(
         "cluster-secret",
         "FILE",
         Some(""),

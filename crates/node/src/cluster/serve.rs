@@ -8,23 +8,29 @@ use forebay_peer::message::{
     Fault, Hello, Presence, Read, ReadMap, Recall, RecallKind, Sync, Truncate, Write, WriteBack,
     Written,
 };
-use forebay_peer::{Body, Buffer, Call, Found, Service};
+use forebay_peer::{Body, Buffer, BufferPool, Call, Found, Service};
 use prost::Message;
 
 use super::{Cluster, sources, through};
 use crate::error::NodeError;
 use crate::node::Node;
 
+/// Bytes of buffers for what is lent that are kept for the next ones.
+const KEEP: usize = 32 << 20;
+
 /// The node, as others see it.
-pub(super) struct Serve(Weak<Node>);
+pub(super) struct Serve {
+    node: Weak<Node>,
+    buffers: Arc<BufferPool>,
+}
 
 impl Serve {
     pub(super) fn of(node: Weak<Node>) -> Self {
-        Serve(node)
+        Serve { node, buffers: BufferPool::new(KEEP) }
     }
 
     fn node(&self) -> Result<Arc<Node>, Fault> {
-        let node = self.0.upgrade().ok_or(Fault::Closing)?;
+        let node = self.node.upgrade().ok_or(Fault::Closing)?;
         match node.stopping.load(Ordering::Acquire) {
             true => Err(Fault::Closing),
             false => Ok(node),
@@ -80,8 +86,9 @@ impl Service for Serve {
             let bytes = node.read_as_owner(cluster_of(&node)?, read)?;
             return Ok(Found { version: 0, body: Body::Bytes(bytes) });
         };
-        let bytes = node.lend(Ino(read.ino), version, read.offset, read.len)?;
-        Ok(Found { version, body: Body::Bytes(bytes) })
+        let (range, buffers) = ((read.offset, read.len), &self.buffers);
+        let bytes = node.lend(Ino(read.ino), version, range, buffers)?;
+        Ok(Found { version, body: Body::Buffer(bytes) })
     }
 
     fn read_map(&self, _call: &Call, map: &ReadMap) -> Result<Presence, Fault> {
