@@ -45,7 +45,7 @@ impl Cluster {
             (self.site.text("backing"), format!("file:{}", self.site.text("meta/address")));
         let args = ["mount", &backing, &mnt, "--tier", &tier, "--cluster", &address];
         let more = ["--cluster-replicas", "1", "--cluster-listen", "127.0.0.1:0"];
-        self.run(&[&args[..], &more, &["--cluster-tls", "off"]].concat());
+        self.run(&[&args[..], &more, &["--cluster-tls", "off", "--log-level", "debug"]].concat());
         mnt.into()
     }
 }
@@ -53,6 +53,10 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         for node in 0..2 {
+            if std::thread::panicking() {
+                let log = self.site.path(&format!("tier{node}")).join("state/forebay.log");
+                eprintln!("--- log of node {node}\n{}", fs::read_to_string(log).unwrap_or_default());
+            }
             let mnt = self.site.text(&format!("mnt{node}"));
             let _ = outcome(self.site.command("fusermount3").args(["-uz", &mnt]));
         }

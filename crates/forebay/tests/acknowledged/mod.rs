@@ -16,7 +16,8 @@ use parking_lot::Mutex;
 
 /// Far more than anything here takes, and than documented errors take to come.
 pub const LIMIT: Duration = Duration::from_secs(60);
-const PAUSE: Duration = Duration::from_millis(60);
+/// Between two things that a program does.
+const PAUSE: Duration = Duration::from_millis(150);
 /// Directories of each node, so that all metadata servers have some.
 const DIRS: u64 = 6;
 
@@ -206,11 +207,10 @@ impl Shared {
     }
 
     fn read(&self, node: usize) {
-        let mount = &self.mounts[node];
         while self.goes_on() {
             for of in 0..self.mounts.len() {
                 let errors = &self.sides[node].read_errors[of];
-                match self.look(mount, of) {
+                match self.look(node, of) {
                     Ok(()) => {
                         self.sides[node].reads[of].fetch_add(1, Ordering::AcqRel);
                     }
@@ -222,18 +222,24 @@ impl Shared {
 
     /// Reads the counter and the last file of a node. What was acknowledged before is there, or there is an error that
     /// says otherwise than that there is no such file.
-    fn look(&self, mount: &Path, of: usize) -> io::Result<()> {
-        let side = &self.sides[of];
+    fn look(&self, node: usize, of: usize) -> io::Result<()> {
+        let (mount, side) = (&self.mounts[node], &self.sides[of]);
         let least = side.acknowledged.load(Ordering::Acquire);
         let text = self.found(fs::read_to_string(mount.join(counter(of))))?;
         let most = side.tried.load(Ordering::Acquire);
         if !text.parse::<u64>().is_ok_and(|value| (least..=most).contains(&value)) {
-            self.wrong(format!("{text:?} of node {of} is not in {least}..={most}"));
+            let len = fs::metadata(mount.join(counter(of))).map(|m| m.len());
+            eprintln!("DEBUG {:?} len {len:?}", std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH));
+            let again = fs::read_to_string(mount.join(counter(of)));
+            thread::sleep(Duration::from_secs(1));
+            let later = fs::read_to_string(mount.join(counter(of)));
+            eprintln!("DEBUG again {again:?} later {later:?}");
+            self.wrong(format!("node {node}: {text:?} of node {of} is not in {least}..={most}"));
         }
         let Some(number) = side.files.lock().last().copied() else { return Ok(()) };
         let found = self.found(fs::read(mount.join(name(of, number))))?;
         if found != contents(of, number) {
-            self.wrong(format!("file {number} of node {of}: {} bytes, or others", found.len()));
+            self.wrong(format!("node {node}: file {number} of node {of}: {} bytes, or others", found.len()));
         }
         Ok(())
     }
