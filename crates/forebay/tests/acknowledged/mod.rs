@@ -228,12 +228,6 @@ impl Shared {
         let text = self.found(fs::read_to_string(mount.join(counter(of))))?;
         let most = side.tried.load(Ordering::Acquire);
         if !text.parse::<u64>().is_ok_and(|value| (least..=most).contains(&value)) {
-            let len = fs::metadata(mount.join(counter(of))).map(|m| m.len());
-            eprintln!("DEBUG {:?} len {len:?}", std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH));
-            let again = fs::read_to_string(mount.join(counter(of)));
-            thread::sleep(Duration::from_secs(1));
-            let later = fs::read_to_string(mount.join(counter(of)));
-            eprintln!("DEBUG again {again:?} later {later:?}");
             self.wrong(format!("node {node}: {text:?} of node {of} is not in {least}..={most}"));
         }
         let Some(number) = side.files.lock().last().copied() else { return Ok(()) };
