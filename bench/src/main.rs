@@ -290,9 +290,7 @@ fn run(cli: &Cli) -> Result<Report, Error> {
         Command::Streams { .. }
         | Command::Load { .. }
         | Command::TcpServe { .. }
-        | Command::TcpGet { .. } => {
-            Err(Error::Usage("there is nothing to compare".into()))
-        }
+        | Command::TcpGet { .. } => Err(Error::Usage("there is nothing to compare".into())),
         Command::Plot { csv, title } => {
             let text =
                 std::fs::read_to_string(csv).map_err(Error::io(csv.display().to_string()))?;

@@ -37,15 +37,16 @@ impl Cluster {
         assert_eq!(code, 0, "{args:?}: {text}");
     }
 
-    fn mount(&self, node: usize) -> PathBuf {
+    fn mount(&self, node: usize, more: &[&str], fail_points: &str) -> PathBuf {
         let mnt = self.site.text(&format!("mnt{node}"));
         fs::create_dir_all(&mnt).unwrap();
         let tier = format!("{}=64M", self.site.text(&format!("tier{node}")));
         let (backing, address) =
             (self.site.text("backing"), format!("file:{}", self.site.text("meta/address")));
         let args = ["mount", &backing, &mnt, "--tier", &tier, "--cluster", &address];
-        let more = ["--cluster-replicas", "1", "--cluster-listen", "127.0.0.1:0"];
-        self.run(&[&args[..], &more, &["--cluster-tls", "off"]].concat());
+        let mut command = self.site.command(env!("CARGO_BIN_EXE_forebay"));
+        let (code, text) = outcome(command.args(args).args(more).env("FAILPOINTS", fail_points));
+        assert_eq!(code, 0, "{text}");
         mnt.into()
     }
 }
@@ -55,7 +56,10 @@ impl Drop for Cluster {
         for node in 0..2 {
             if std::thread::panicking() {
                 let log = self.site.path(&format!("tier{node}")).join("state/forebay.log");
-                eprintln!("--- log of node {node}\n{}", fs::read_to_string(log).unwrap_or_default());
+                eprintln!(
+                    "--- log of node {node}\n{}",
+                    fs::read_to_string(log).unwrap_or_default()
+                );
             }
             let mnt = self.site.text(&format!("mnt{node}"));
             let _ = outcome(self.site.command("fusermount3").args(["-uz", &mnt]));
@@ -66,20 +70,53 @@ impl Drop for Cluster {
     }
 }
 
-#[test]
-fn primary_when_killed_under_mounts_then_answers_stay_right_and_work_goes_on() {
+fn can_cluster() -> bool {
     let version = std::process::Command::new("redis-server").arg("--version").output();
     if version.is_err() {
         eprintln!("skipped: redis-server is not installed");
+    }
+    version.is_ok() && can_mount()
+}
+
+#[test]
+fn file_when_read_between_its_publication_and_the_report_then_shows_what_was_written() {
+    if !can_cluster() {
         return;
     }
-    if !can_mount() {
+    let cluster = Cluster { site: Site::new() };
+    cluster.run(&["cluster", "init", &cluster.site.text("meta")]);
+    // Without fail points the moment is too short to be met.
+    let late = "node.reconcile.before_report=sleep(700)";
+    let mount = cluster.mount(0, &["--writeback", "close"], late);
+    let (here, there) = (mount.join("f"), cluster.site.path("backing/f"));
+    for round in 1..=3 {
+        let contents = vec![b'0' + round; 10_000 * usize::from(round)];
+        fs::write(&here, &contents).unwrap();
+        let published = || fs::read(&there).is_ok_and(|found| found == contents);
+        let came = wait_for(LIMIT, || {
+            assert!(fs::read(&here).unwrap() == contents, "round {round}, before");
+            published()
+        });
+        assert!(came, "round {round} does not come to the backing store");
+        for _ in 0..20 {
+            assert!(fs::read(&here).unwrap() == contents, "round {round}, after");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+    cluster.run(&["umount", mount.to_str().unwrap()]);
+}
+
+#[test]
+fn primary_when_killed_under_mounts_then_answers_stay_right_and_work_goes_on() {
+    if !can_cluster() {
         return;
     }
     let cluster = Cluster { site: Site::new() };
     let init = ["cluster", "init", &cluster.site.text("meta"), "--replicas", "1"];
     cluster.run(&init);
-    let mounts = vec![cluster.mount(0), cluster.mount(1)];
+    let talking =
+        ["--cluster-replicas", "1", "--cluster-listen", "127.0.0.1:0", "--cluster-tls", "off"];
+    let mounts: Vec<_> = (0..2).map(|node| cluster.mount(node, &talking, "")).collect();
     let mut load = Load::start(mounts.clone());
     let all_work = || {
         let marks: Vec<u64> = (0..2).map(|node| load.written(node)).collect();

@@ -233,7 +233,10 @@ impl Shared {
         let Some(number) = side.files.lock().last().copied() else { return Ok(()) };
         let found = self.found(fs::read(mount.join(name(of, number))))?;
         if found != contents(of, number) {
-            self.wrong(format!("node {node}: file {number} of node {of}: {} bytes, or others", found.len()));
+            self.wrong(format!(
+                "node {node}: file {number} of node {of}: {} bytes, or others",
+                found.len()
+            ));
         }
         Ok(())
     }
