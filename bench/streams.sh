@@ -58,16 +58,11 @@ stop_server() {
     done
 }
 
-clean() {
-    trap - EXIT INT TERM
+DISKS=("$DISK") DIRS=("$DIR")
+stop() {
     stop_server
-    [ ! -d "$GROUP" ] || rmdir "$GROUP" || true
-    "$ROOT/bench/slowdisk.sh" down "$DISK" 2>/dev/null || true
-    rm -rf --one-file-system "$DIR"
+    [ ! -d "$GROUP" ] || rmdir "$GROUP"
 }
-trap clean EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
 
 need curl curl
 build

@@ -202,7 +202,11 @@ impl Node {
             self.decide(Event::Dirty { object: unit::Ino(ino.0) });
             return Ok(false);
         }
-        if file.is_open() || self.meta.get(ino).is_ok_and(|record| record.dirty || record.pinned) {
+        let kept = match self.meta.get(ino) {
+            Ok(record) => record.dirty || record.pinned,
+            Err(error) => !matches!(error, forebay_meta::Error::Stale(_)),
+        };
+        if file.is_open() || kept {
             return Ok(false);
         }
         let slot = &self.tiers[usize::from(tier)];

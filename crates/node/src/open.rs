@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use forebay_core::steward::Event;
-use forebay_meta::{FileKind, Ino, Record};
+use forebay_meta::{Error as MetaError, FileKind, Ino, Record};
 use forebay_store::backing::Access;
 use rustix::io::Errno;
 
@@ -82,7 +82,8 @@ impl Node {
             Ok(record) => record,
             Err(error) => {
                 drop(in_use);
-                if !file.is_open() {
+                // Any other failure says nothing of the file.
+                if matches!(error, MetaError::Stale(_)) && !file.is_open() {
                     self.discard_data(ino);
                 }
                 return Err(error.into());
@@ -505,13 +506,21 @@ impl Node {
 
     /// What is due when nobody has the file open any more.
     pub(crate) fn last_close(&self, file: &FileRef) {
-        let record = self.meta.get(file.ino).ok();
+        let record = self.meta.get(file.ino);
         // Opened again since: the record that counts was read before, and whoever opened it comes
         // by here too.
         if file.is_open() {
             return;
         }
-        let Some(record) = record else { return self.discard_at_hand(file) };
+        let record = match record {
+            Ok(record) => record,
+            Err(MetaError::Stale(_)) => return self.discard_at_hand(file),
+            Err(error) => {
+                // If it was removed, the next start finds what is left of it.
+                tracing::warn!(ino = file.ino.0, %error, "a closed file can't be looked at");
+                return;
+            }
+        };
         if !record.orphan {
             return self.note_access_time(file, &record);
         }

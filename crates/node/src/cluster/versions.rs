@@ -76,12 +76,13 @@ impl Node {
         file: &FileRef,
         record: &Record,
     ) -> Result<()> {
-        if self.cluster.is_none() {
-            return Ok(());
-        }
+        let Some(cluster) = &self.cluster else { return Ok(()) };
         let version = |record: &Record| record.backing.fingerprint.map(convert::store_fingerprint);
         let mut current = version(record);
-        if self.residents.get(file.ino.0).is_some_and(|resident| resident.dirty) {
+        // Also what this node has published a moment ago and the record does not say yet: nobody else
+        // can have, and the record's version is the one before.
+        let unreported = record.dirty && cluster.is_mine(record);
+        if self.residents.get(file.ino.0).is_some_and(|resident| resident.dirty || unreported) {
             return Ok(());
         }
         let mut shown = file.shown.lock();
