@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use forebay_node::{DepartedInode, HandleMode, Inheritance, OpenHandle, Timestamp};
+use forebay_node::{CarriedStream, DepartedInode, HandleMode, Inheritance, OpenHandle, Timestamp};
 use parking_lot::Mutex;
 use prost::Message;
 use rustix::fs::MemfdFlags;
@@ -36,6 +36,7 @@ const USED: u32 = 1 << 31;
 const WRITE: u32 = 1 << 30;
 const BYPASS: u32 = 1 << 29;
 const PROMISED: u32 = 1 << 28;
+const STREAM: u32 = 1 << 27;
 const MODE: u32 = 0xff;
 
 #[repr(C)]
@@ -331,6 +332,7 @@ impl HandleSlot {
             | flag(handle.write, WRITE)
             | flag(handle.bypass, BYPASS)
             | flag(handle.promised.is_some(), PROMISED)
+            | flag(handle.stream.is_some(), STREAM)
             | (handle.mode.cast_unsigned() & MODE);
         self.bits.store(bits, Ordering::Release);
     }
@@ -347,6 +349,8 @@ impl HandleSlot {
             registration: self.registration.load(Ordering::Relaxed),
             bypass: bits & BYPASS != 0,
             promised: (bits & PROMISED != 0).then_some(promised),
+            // Where it is now, it did not say; its rate is the file's.
+            stream: (bits & STREAM != 0).then(CarriedStream::default),
         };
         (bits & USED != 0).then(|| (handle, self.unique.load(Ordering::Relaxed)))
     }
@@ -397,6 +401,7 @@ mod tests {
             registration: 9,
             bypass: fh.is_multiple_of(3),
             promised: fh.is_multiple_of(2).then_some(fh),
+            stream: fh.is_multiple_of(5).then(CarriedStream::default),
         }
     }
 

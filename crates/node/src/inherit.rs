@@ -23,6 +23,7 @@ use crate::handle::{GENERATIONS, Handle, Handles, OpenMode};
 use crate::node::Node;
 use crate::open::Registered;
 use crate::residents::Resident;
+use crate::stream::CarriedStream;
 
 /// What a node hands on. A Protocol Buffers message; `docs/format.md` has its fields.
 #[derive(Clone, PartialEq, Message)]
@@ -72,6 +73,9 @@ pub struct OpenHandle {
     /// Bytes promised to a passthrough writer on the tier of its object.
     #[prost(uint64, optional, tag = "7")]
     pub promised: Option<u64>,
+    /// Its stream, if it is one.
+    #[prost(message, optional, tag = "8")]
+    pub stream: Option<CarriedStream>,
 }
 
 /// How the kernel treats an open file: [`OpenMode`] without its values.
@@ -202,6 +206,7 @@ impl OpenHandle {
             registration,
             bypass: bypass && registration != 0,
             promised: handle.promised.map(|(_, bytes)| bytes),
+            stream: handle.stream.get().map(|stream| stream.carried()),
         }
     }
 
@@ -305,6 +310,10 @@ impl Node {
         if let Some(log) = &self.event_log {
             log.write_out();
         }
+        if let Some(streams) = &self.streams {
+            // The device is the successor's.
+            streams.stop();
+        }
         self.let_go_of_state();
         Ok(inheritance)
     }
@@ -369,6 +378,7 @@ impl Node {
         }
         tracing::info!(open = adopted.len(), at_rest = inheritance.at_rest, "taken over");
         self.handles.adopt(adopted);
+        self.take_over_streams(inheritance);
         for &ino in &inheritance.replaced {
             self.linger(Ino(ino));
         }

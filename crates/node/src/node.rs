@@ -270,7 +270,7 @@ impl Node {
 
     /// The pool of threads that may wait for reads of a handle.
     pub fn pool_of_reads(&self, fh: u64) -> &Pool {
-        let streamed = || self.handles.get(fh).is_some_and(|handle| handle.stream.is_some());
+        let streamed = || self.handles.get(fh).is_some_and(|handle| handle.stream.get().is_some());
         match &self.streams {
             Some(streams) if streamed() => streams.readers(),
             _ => &self.slow,

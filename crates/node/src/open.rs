@@ -268,10 +268,12 @@ impl Node {
             mode = OpenMode::Direct;
             (handle.mode, handle.append) = (mode, true);
         }
-        if stream.is_some() && matches!(mode, OpenMode::Cached { .. } | OpenMode::Direct) {
+        if let Some(stream) = stream
+            && matches!(mode, OpenMode::Cached { .. } | OpenMode::Direct)
+        {
             // The kernel's cache and its readahead would hide from the stream where its reader is.
             mode = OpenMode::Direct;
-            (handle.mode, handle.stream) = (mode, stream);
+            (handle.mode, handle.stream) = (mode, stream.into());
         }
         let Some(fh) = self.handles.insert(handle) else {
             if let Some((tier, bytes)) = promised {

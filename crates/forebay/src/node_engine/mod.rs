@@ -187,21 +187,6 @@ impl NodeMount {
     }
 }
 
-impl NodeMount {
-    fn no_stream_is_open(&self) -> ControlResult<()> {
-        match self.node.open_streams() {
-            0 => Ok(()),
-            open => Err(ControlError::new(
-                ErrorKind::Busy,
-                format!(
-                    "{open} streams are open, whose guarantees can't be handed over: `forebay \
-                     status` shows them; upgrade when they are closed"
-                ),
-            )),
-        }
-    }
-}
-
 impl Mounted for NodeMount {
     fn control(&self) -> Arc<dyn Control> {
         self.control.clone()
@@ -236,7 +221,6 @@ impl Mounted for NodeMount {
                 "a node of a cluster can't be handed over: unmount and mount with the new program",
             ));
         }
-        self.no_stream_is_open()?;
         self.node.rest(limit).map_err(|error| convert::control_error(&error))?;
         let go_on = |error: ControlError| {
             self.front.resume();
@@ -251,8 +235,6 @@ impl Mounted for NodeMount {
                  again later, or give it more time with --timeout"
             )))
         })?;
-        // One may have come before the requests rested.
-        self.no_stream_is_open().map_err(go_on)?;
         let since = Instant::now();
         self.front.seal(SEAL_LIMIT).map_err(|error| go_on(busy(error.to_string())))?;
         let (device, rings) =
