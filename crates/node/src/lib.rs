@@ -54,7 +54,7 @@ mod trace;
 mod truncate;
 
 pub use check::{CheckRequest, Checked, check};
-pub use cluster::{InTheWay, LockDone, LockRequest, NodeReport};
+pub use cluster::{InTheWay, LockDone, LockOwner, LockRequest, Membership, NodeReport, Waited};
 pub use config::{
     ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,
     Writeback,

@@ -210,17 +210,11 @@ impl Mounted for NodeMount {
     }
 
     fn state_version(&self) -> u32 {
-        State::version(self.front.connection().negotiated())
+        State::version(self.front.connection().negotiated(), self.node.is_clustered())
     }
 
     fn give_away(&self, limit: Duration) -> ControlResult<Bequest> {
         let until = Instant::now() + limit;
-        if self.node.is_clustered() {
-            return Err(ControlError::new(
-                ErrorKind::Unsupported,
-                "a node of a cluster can't be handed over: unmount and mount with the new program",
-            ));
-        }
         self.node.rest(limit).map_err(|error| convert::control_error(&error))?;
         let go_on = |error: ControlError| {
             self.front.resume();
@@ -235,6 +229,13 @@ impl Mounted for NodeMount {
                  again later, or give it more time with --timeout"
             )))
         })?;
+        if !self.front.can_leave_waiters() {
+            return Err(go_on(busy(
+                "programs wait for locks, and this kernel, or io_uring, can't have them ask a new \
+                 daemon: try again when they have them"
+                    .into(),
+            )));
+        }
         let since = Instant::now();
         self.front.seal(SEAL_LIMIT).map_err(|error| go_on(busy(error.to_string())))?;
         let (device, rings) =

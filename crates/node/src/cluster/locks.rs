@@ -29,6 +29,8 @@ const LOOK_BLIND: Duration = Duration::from_millis(50);
 /// Between two looks at a record whatever its stamp says: a node may have died. Also the pause after
 /// a failure.
 const LOOK_ANYWAY: Duration = Duration::from_secs(1);
+/// After so long every program that waited when the last daemon ended has asked this one.
+const ALL_ASKED: Duration = Duration::from_secs(10);
 
 /// A lock as a program asks for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,41 +60,50 @@ pub struct InTheWay {
     pub pid: u32,
 }
 
+/// What came of waiting for a lock.
+#[derive(Debug)]
+pub enum Waited {
+    /// It is held, or not to be had.
+    Ended(Result<()>),
+    /// The program waits on, and asks a daemon that takes over.
+    HandedOn,
+}
+
 /// Hears what came of waiting for a lock.
-pub type LockDone = Box<dyn FnOnce(Result<()>) + Send>;
+pub type LockDone = Box<dyn FnOnce(Waited) + Send>;
 
 /// The locks of this node's programs.
 #[derive(Default)]
 pub(super) struct FileLocks {
-    owners: Mutex<HashMap<u64, Vec<Owner>>>,
+    pub(super) owners: Mutex<HashMap<u64, Vec<Owner>>>,
     /// Entries of `owners`, to be asked at each close.
-    files: AtomicUsize,
-    waits: Mutex<Waits>,
+    pub(super) files: AtomicUsize,
+    pub(super) waits: Mutex<Waits>,
     wake: Condvar,
 }
 
 /// Somebody who may have locks of a file.
-struct Owner {
-    family: Family,
-    owner: u64,
+pub(super) struct Owner {
+    pub family: Family,
+    pub owner: u64,
     /// Through these they were taken.
-    handles: Vec<u64>,
+    pub handles: Vec<u64>,
     /// All of them are to go.
-    leaving: bool,
+    pub leaving: bool,
 }
 
 #[derive(Default)]
-struct Waits {
-    by_ticket: HashMap<u64, Wait>,
+pub(super) struct Waits {
+    pub by_ticket: HashMap<u64, Wait>,
     /// Some owner is leaving.
-    leavers: bool,
+    pub leavers: bool,
 }
 
-struct Wait {
-    ino: Ino,
+pub(super) struct Wait {
+    pub ino: Ino,
     request: LockRequest,
     /// Nothing if it was told already, and the record may still have it.
-    done: Option<LockDone>,
+    pub done: Option<LockDone>,
     cancelled: bool,
 }
 
@@ -220,6 +231,9 @@ impl Node {
     /// [`Node::find_lock`].
     pub fn try_lock(&self, ino: Ino, request: &LockRequest) -> Result<()> {
         let cluster = self.locking()?;
+        if !self.note_lock_owner(ino, request) {
+            return Err(Errno::NOLCK.into());
+        }
         let mut record = self.lock_record(cluster, ino);
         let leaving = cluster.locks.enter(ino, request);
         let (holder, lock) = (request.holder(cluster), request.lock(cluster));
@@ -241,8 +255,11 @@ impl Node {
     pub fn lock(&self, ino: Ino, request: LockRequest, ticket: u64, done: LockDone) {
         let cluster = match self.locking() {
             Ok(cluster) => cluster,
-            Err(error) => return done(Err(error)),
+            Err(error) => return done(Waited::Ended(Err(error))),
         };
+        if !self.note_lock_owner(ino, &request) {
+            return done(Waited::Ended(Err(Errno::NOLCK.into())));
+        }
         // Held until the record has it: who cancels comes before or after all of this.
         let mut record = self.lock_record(cluster, ino);
         let wait = Wait { ino, request, done: Some(done), cancelled: false };
@@ -252,7 +269,7 @@ impl Node {
                 waits.by_ticket.insert(ticket, wait);
             } else if let Some(done) = wait.done {
                 drop(waits);
-                return done(Err(Errno::NOLCK.into()));
+                return done(Waited::Ended(Err(Errno::NOLCK.into())));
             }
         }
         let leaving = cluster.locks.enter(ino, &request);
@@ -261,7 +278,11 @@ impl Node {
             if leaving {
                 locks.release(holder, Span::ALL);
             }
-            locks.acquire_or_wait(lock, ticket)
+            // One that comes again stands in the queue, or has left it with the lock.
+            match locks.is_waiting(lock.holder.incarnation, ticket) {
+                true => Ok(Outcome::Blocked(lock)),
+                false => locks.acquire_or_wait(lock, ticket),
+            }
         });
         drop(record);
         let told = match outcome {
@@ -271,7 +292,7 @@ impl Node {
             Err(error) => return self.give_up_wait(cluster, ticket, error),
         };
         if let Some(done) = cluster.locks.take(ticket) {
-            done(told);
+            done(Waited::Ended(told));
         }
     }
 
@@ -305,6 +326,7 @@ impl Node {
         })?;
         if !has_more {
             cluster.locks.forget(ino, holder.family, holder.owner);
+            self.forget_lock_owner(ino, holder.family, holder.owner);
         }
         Ok(())
     }
@@ -346,25 +368,28 @@ impl Node {
 
     /// A thread that gives locks to those who wait, and takes them from those who are gone.
     pub(crate) fn start_cluster_locks(&self) {
-        if self.cluster.is_none() {
-            return;
-        }
+        let Some(cluster) = &self.cluster else { return };
         let this = self.this.clone();
         let look_after = move || {
             let mut looked = HashMap::new();
+            let since = Instant::now();
+            let mut strays = false;
             while let Some(node) = this.upgrade() {
                 let Some(cluster) = &node.cluster else { return };
-                let stopping = node.stopping.load(Ordering::Acquire);
+                let stopping = cluster.is_at_rest();
                 node.let_leavers_go(cluster);
                 if stopping {
                     return;
                 }
                 node.serve_waits(cluster, &mut looked);
+                if cluster.resumed && !strays && since.elapsed() > ALL_ASKED {
+                    strays = node.drop_stray_waiters(cluster);
+                }
                 cluster.locks.rest();
             }
         };
         match thread::Builder::new().name("cluster-locks".into()).spawn(look_after) {
-            Ok(thread) => self.threads.lock().push(thread),
+            Ok(thread) => cluster.threads.lock().push(thread),
             Err(error) => tracing::error!(%error, "who waits for a lock will wait for ever"),
         }
     }
@@ -443,7 +468,7 @@ impl Node {
             Ok(ended) => {
                 for (ticket, told) in ended {
                     if let Some(done) = cluster.locks.take(ticket) {
-                        done(told.map_err(NodeError::from));
+                        done(Waited::Ended(told.map_err(NodeError::from)));
                     }
                 }
                 true
@@ -467,7 +492,7 @@ impl Node {
             None => None,
         };
         if let Some(done) = done {
-            done(Err(error));
+            done(Waited::Ended(Err(error)));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_meta::Member;
 use forebay_peer::transport::Transport;
@@ -24,6 +24,8 @@ use crate::node::Node;
 
 /// What other nodes are doing here may take so long to end.
 const GRACE: Duration = Duration::from_secs(2);
+/// An address that was somebody else's is tried for so long.
+const AGAIN: Duration = Duration::from_secs(2);
 
 /// The ways to other nodes.
 struct Ways {
@@ -103,6 +105,21 @@ impl Peers {
         all
     }
 
+    /// Listens where another daemon has until now; `None` if somebody else does by now.
+    fn listen_again(&self, server: &mut Server, former: &Address) -> Option<Address> {
+        let until = Instant::now() + AGAIN;
+        loop {
+            match server.listen(&*self.ways.to(former), former) {
+                Ok(listening) => return Some(listening),
+                Err(error) if Instant::now() >= until => {
+                    tracing::warn!(%error, "other nodes have to look where this one listens now");
+                    return None;
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
     /// Ends what others do here, and lets nobody begin anything.
     pub(super) fn close(&self) {
         // Not under the lock: what is under way here may want to talk to others.
@@ -134,6 +151,34 @@ impl Node {
         let wrong = |error: forebay_peer::Error| {
             NodeError::Config(format!("--cluster-listen {}: {error}", config.listen))
         };
+        if cluster.peers.get().is_none() {
+            let peers = self.new_peers(cluster, config)?;
+            if cluster.peers.set(peers).is_err() {
+                return Err(NodeError::Config("a node listens once".into()));
+            }
+        }
+        let Some(peers) = cluster.peers.get() else { return Ok(()) };
+        let wanted = address_of(&config.listen).map_err(wrong)?;
+        let service = Arc::new(Serve::of(self.this.clone()));
+        let mut server =
+            Server::start(service, peers.me.clone(), Limits::default()).map_err(wrong)?;
+        // Others know the daemon before this one by its address.
+        let former = cluster.listens.lock().parse::<Address>().ok();
+        let again = former.and_then(|former| peers.listen_again(&mut server, &former));
+        let listening = match again {
+            Some(listening) => listening,
+            None => server.listen(&*peers.ways.to(&wanted), &wanted).map_err(wrong)?,
+        };
+        let reach = reach(&wanted, &listening, &cluster.config.host);
+        tracing::info!(%listening, reach, "other nodes can talk to this one");
+        *cluster.listens.lock() = listening.to_string();
+        *peers.server.lock() = Some(server);
+        peers.learn(&self.meta.members()?);
+        self.meta.listen_at(&reach)?;
+        Ok(())
+    }
+
+    fn new_peers(&self, cluster: &Cluster, config: &PeerConfig) -> Result<Peers> {
         let tcp = Arc::new(Tcp::new(security(config)?));
         let ways = Ways { tcp, unix: Arc::new(Unix::default()) };
         let me = Identity {
@@ -141,20 +186,8 @@ impl Node {
             node: cluster.me.node.into(),
             epoch: cluster.me.epoch,
         };
-        let wanted = address_of(&config.listen).map_err(wrong)?;
-        let service = Arc::new(Serve::of(self.this.clone()));
-        let mut server = Server::start(service, me.clone(), Limits::default()).map_err(wrong)?;
-        let listening = server.listen(&*ways.to(&wanted), &wanted).map_err(wrong)?;
-        let reach = reach(&wanted, &listening, &cluster.config.host);
-        tracing::info!(%listening, reach, "other nodes can talk to this one");
-        let server = Mutex::new(Some(server));
-        let peers = Peers { me, ways, server, known: RwLock::default(), home: Home::default() };
-        peers.learn(&self.meta.members()?);
-        if cluster.peers.set(peers).is_err() {
-            return Err(NodeError::Config("a node listens once".into()));
-        }
-        self.meta.listen_at(&reach)?;
-        Ok(())
+        let (server, known) = (Mutex::default(), RwLock::default());
+        Ok(Peers { me, ways, server, known, home: Home::default() })
     }
 
     /// How to talk to a node, also one that has joined only now.
