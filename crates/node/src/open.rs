@@ -308,7 +308,13 @@ impl Node {
         }
         drop((opens, residence));
         let opened = Opened { fh, mode };
-        marked.map(|()| opened).inspect_err(|_| self.release(opened.fh))
+        marked.map(|()| opened).inspect_err(|_| {
+            if let Some(handle) = self.handles.get(fh) {
+                // The right to write is the caller's still, who drops it.
+                handle.held.store(false, Ordering::Release);
+            }
+            self.release(fh);
+        })
     }
 
     /// The mode of a new open beside those that live. The kernel's rules: cached and passthrough

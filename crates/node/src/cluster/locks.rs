@@ -16,6 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 
 use super::Cluster;
+use super::lock_record::LockRecord;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
@@ -185,6 +186,13 @@ impl FileLocks {
         }
     }
 
+    /// Whether an owner leaves still: the kernel gives the number of one who is gone to the next, who
+    /// may have come since.
+    fn leaves(&self, ino: Ino, family: Family, owner: u64) -> bool {
+        let is = |o: &Owner| o.family == family && o.owner == owner && o.leaving;
+        self.owners.lock().get(&ino.0).is_some_and(|file| file.iter().any(is))
+    }
+
     fn leavers(&self) -> Vec<(Ino, Family, u64)> {
         let owners = self.owners.lock();
         let leaving = owners.iter().flat_map(|(ino, file)| {
@@ -319,7 +327,16 @@ impl Node {
     }
 
     fn release_locks(&self, cluster: &Cluster, ino: Ino, holder: Holder, span: Span) -> Result<()> {
-        let mut record = self.lock_record(cluster, ino);
+        self.release_from(cluster, self.lock_record(cluster, ino), (ino, holder), span)
+    }
+
+    fn release_from(
+        &self,
+        cluster: &Cluster,
+        mut record: LockRecord<'_>,
+        (ino, holder): (Ino, Holder),
+        span: Span,
+    ) -> Result<()> {
         let has_more = record.change(|locks| {
             locks.release(holder, span);
             has_any(locks, holder)
@@ -400,7 +417,12 @@ impl Node {
         }
         for (ino, family, owner) in cluster.locks.leavers() {
             let holder = Holder { family, incarnation: cluster.as_holder(), owner };
-            if let Err(error) = self.release_locks(cluster, ino, holder, Span::ALL) {
+            // Whoever locks has this in hand as well.
+            let record = self.lock_record(cluster, ino);
+            if !cluster.locks.leaves(ino, family, owner) {
+                continue;
+            }
+            if let Err(error) = self.release_from(cluster, record, (ino, holder), Span::ALL) {
                 tracing::warn!(%ino, %error, "locks of a closed file stay until the next try");
                 cluster.locks.waits.lock().leavers = true;
                 thread::sleep(LOOK_BLIND);
@@ -526,4 +548,41 @@ impl Looked {
 fn has_any(locks: &Locks, holder: Holder) -> bool {
     locks.held().iter().any(|lock| lock.holder == holder)
         || locks.waiting().iter().any(|waiter| waiter.wanted.holder == holder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(fh: u64, owner: u64) -> LockRequest {
+        let (family, mode, pid) = (Family::Whole, Mode::Exclusive, 1);
+        LockRequest { fh, owner, family, span: Span::ALL, mode, pid }
+    }
+
+    #[test]
+    fn owner_who_is_gone_when_another_comes_under_his_number_then_that_one_leaves_not() {
+        let (locks, ino) = (FileLocks::default(), Ino(5));
+        assert!(!locks.enter(ino, &request(1, 7)));
+        let close = |fh| {
+            locks.mark(ino, |owner| {
+                owner.handles.retain(|handle| *handle != fh);
+                owner.handles.is_empty()
+            });
+        };
+        close(1);
+        // The thread has seen who leaves, and is about to take his locks.
+        assert_eq!(locks.leavers(), [(ino, Family::Whole, 7)]);
+        assert!(locks.leaves(ino, Family::Whole, 7));
+        // The next open file has his number: what the first had goes with its first lock.
+        assert!(locks.enter(ino, &request(2, 7)));
+        assert!(
+            !locks.leaves(ino, Family::Whole, 7),
+            "its locks would be taken and never be known"
+        );
+        assert!(locks.has(ino, Family::Whole, 7));
+        close(1);
+        assert!(!locks.leaves(ino, Family::Whole, 7));
+        close(2);
+        assert!(locks.leaves(ino, Family::Whole, 7));
+    }
 }
