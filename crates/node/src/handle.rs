@@ -52,8 +52,9 @@ pub struct Handle {
     pub(crate) held: AtomicBool,
     /// By way of which node the file is read and written, if it is not here.
     pub(crate) remote: Remote,
-    /// What its reader reads along, if it is a stream.
-    pub(crate) stream: Option<Arc<OpenStream>>,
+    /// What its reader reads along, if it is a stream; of one that was another daemon's, once it is
+    /// admitted here.
+    pub(crate) stream: OnceLock<Arc<OpenStream>>,
     /// Room promised to a passthrough writer: tier and bytes.
     pub(crate) promised: Option<(u8, u64)>,
     /// Where a sequential reader reads next.
@@ -77,7 +78,7 @@ impl Handle {
             append,
             held: AtomicBool::new(write),
             remote: Remote::default(),
-            stream: None,
+            stream: OnceLock::new(),
             promised,
             expected: AtomicU64::new(0),
             run: AtomicU64::new(0),

@@ -58,7 +58,7 @@ impl Node {
         } else if matches!(residence.base, Base::Zeros) {
             return Ok(0);
         }
-        if let Some(stream) = handle.stream.clone() {
+        if let Some(stream) = handle.stream.get().cloned() {
             // Neither the file nor the handle is kept from others while the stream is waited for.
             let file = file.clone();
             drop(residence);

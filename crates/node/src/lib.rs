@@ -54,7 +54,7 @@ mod trace;
 mod truncate;
 
 pub use check::{CheckRequest, Checked, check};
-pub use cluster::{InTheWay, LockDone, LockRequest, NodeReport};
+pub use cluster::{InTheWay, LockDone, LockOwner, LockRequest, Membership, NodeReport, Waited};
 pub use config::{
     ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,
     Writeback,
@@ -80,7 +80,7 @@ pub use paths::{Residency, Whereabouts};
 pub use pool::{Pool, Refused, Urgency};
 pub use reconcile::{Conflict, Remaining};
 pub use report::{BusyFile, DirtyFile, LongWork, TierReport};
-pub use stream::{RefusedStream, StreamsConfig, StreamsReport};
+pub use stream::{CarriedStream, RefusedStream, StreamsConfig, StreamsReport};
 pub use trace::{Opening, Recorded};
 
 /// Policies that a mount can use: those that need no knowledge of the future, the default first.

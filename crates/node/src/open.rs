@@ -269,10 +269,12 @@ impl Node {
             mode = OpenMode::Direct;
             (handle.mode, handle.append) = (mode, true);
         }
-        if stream.is_some() && matches!(mode, OpenMode::Cached { .. } | OpenMode::Direct) {
+        if let Some(stream) = stream
+            && matches!(mode, OpenMode::Cached { .. } | OpenMode::Direct)
+        {
             // The kernel's cache and its readahead would hide from the stream where its reader is.
             mode = OpenMode::Direct;
-            (handle.mode, handle.stream) = (mode, stream);
+            (handle.mode, handle.stream) = (mode, stream.into());
         }
         let Some(fh) = self.handles.insert(handle) else {
             if let Some((tier, bytes)) = promised {
@@ -307,7 +309,13 @@ impl Node {
         }
         drop((opens, residence));
         let opened = Opened { fh, mode };
-        marked.map(|()| opened).inspect_err(|_| self.release(opened.fh))
+        marked.map(|()| opened).inspect_err(|_| {
+            if let Some(handle) = self.handles.get(fh) {
+                // The right to write is the caller's still, who drops it.
+                handle.held.store(false, Ordering::Release);
+            }
+            self.release(fh);
+        })
     }
 
     /// The mode of a new open beside those that live. The kernel's rules: cached and passthrough

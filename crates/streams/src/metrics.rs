@@ -6,8 +6,8 @@ use std::fmt::Write;
 use crate::service::{Histogram, Status};
 
 /// Every cause of a glitch, so that each is shown from the start.
-pub const CAUSES: [&str; 6] =
-    ["degraded", "device-slow", "host-busy", "late", "memory", "read-error"];
+pub const CAUSES: [&str; 7] =
+    ["daemon-change", "degraded", "device-slow", "host-busy", "late", "memory", "read-error"];
 /// Every reason of a refusal.
 pub const REASONS: [&str; 6] = ["device", "memory", "places", "rate", "startup", "throttle"];
 

@@ -86,6 +86,20 @@ impl MetaStore {
         Ok(Incarnation { node: member.node, epoch: member.epoch })
     }
 
+    /// Goes on as an incarnation that another process was until now.
+    pub(super) fn resume(&self, name: &NodeName, me: Incarnation) -> Result<Incarnation> {
+        self.retry(|| {
+            let members = self.members()?;
+            let is_me = |m: &&Member| (m.node, m.epoch, &m.id) == (me.node, me.epoch, &name.id);
+            let Some(known) = members.iter().find(is_me) else {
+                return Err(Error::Unsupported("another daemon has taken this node's place"));
+            };
+            let mut after = Member { left: false, ..known.clone() };
+            after.beat = after.beat.wrapping_add(1);
+            self.replace_member(Some(known), &after).map(|()| me)
+        })
+    }
+
     pub(super) fn replace_member(&self, before: Option<&Member>, after: &Member) -> Result<()> {
         let key = keys::member(after.node);
         let expect = before.map_or(Expect::Absent, |m| Expect::Value(codec::encode_member(m)));

@@ -101,6 +101,8 @@ pub struct MetaStore {
     counts: Mutex<Counts>,
     /// As which node of a cluster to join.
     name: Option<NodeName>,
+    /// The incarnation to go on as.
+    resume: Option<Incarnation>,
     /// Which node this process is.
     member: OnceLock<Incarnation>,
     /// A copy of `counts` for readers, who must not wait for a commit.
@@ -158,6 +160,7 @@ impl MetaStore {
             changes: Changes::default(),
             counts: Mutex::default(),
             name: options.node.clone(),
+            resume: options.resume,
             member: OnceLock::new(),
             shown: ShownCounts::default(),
             executes: AtomicU64::new(0),

@@ -14,6 +14,8 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 
 const STRIPES: usize = 256;
+/// Between two attempts to ask an owner that is not there at the moment.
+const AWAY: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// Writers of files, by inode. A stripe is locked while the ownership of a file in it is taken or
 /// given up, so that neither overtakes the other.
@@ -26,7 +28,7 @@ impl Default for Holds {
 }
 
 impl Holds {
-    fn stripe(&self, ino: Ino) -> &Mutex<HashMap<u64, u32>> {
+    pub(super) fn stripe(&self, ino: Ino) -> &Mutex<HashMap<u64, u32>> {
         &self.0[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % STRIPES]
     }
 }
@@ -95,7 +97,8 @@ impl Node {
             match self.recall(cluster, ino, other)? {
                 Recalled::Given => {}
                 Recalled::InUse => return Ok(Right::Through(other)),
-                Recalled::Unknown => {
+                Recalled::Away if Instant::now() < until => std::thread::sleep(AWAY),
+                Recalled::Away | Recalled::Unknown => {
                     self.ask_owner(cluster, ino, other, Wish::Ownership, until)?;
                 }
             }

@@ -11,6 +11,8 @@ use crate::node::Node;
 
 /// Between two heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
+/// Between two looks whether one is due.
+const PULSE: Duration = Duration::from_millis(20);
 /// Between two looks for letters.
 const LOOK: Duration = Duration::from_millis(4);
 /// Between two looks for letters when nobody tells whether there are any.
@@ -47,6 +49,16 @@ impl Cluster {
         self.seen.lock().get(&node).map_or(Duration::ZERO, |seen| seen.until - seen.since)
     }
 
+    /// Says no more that this node lives.
+    pub(crate) fn end_heartbeat(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        self.ended.store(true, Ordering::Release);
+        let heart = self.heart.lock().take();
+        while heart.as_ref().is_some_and(|heart| !heart.is_finished()) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Whether this node knows that others may take it for dead.
     pub(crate) fn has_lost_its_lease(&self) -> bool {
         self.is_fenced() || self.beaten.lock().elapsed() > self.config.lease / 2
@@ -67,27 +79,49 @@ impl Cluster {
 }
 
 impl Node {
-    /// A thread that says that this node lives, looks who else does, and takes letters.
-    pub(crate) fn start_cluster_life(&self) {
-        if self.cluster.is_none() {
-            return;
+    /// A thread that says that this node lives, and looks who else does: from the start on, for what
+    /// lies on the tiers may take long to read, and while the node is handed on.
+    pub(crate) fn start_heartbeat(&self) {
+        let Some(cluster) = &self.cluster else { return };
+        if !cluster.resumed {
+            self.forget_orders();
         }
-        self.forget_orders();
         let this = self.this.clone();
         let live = move || {
-            let (mut beat, mut look) = (Instant::now(), Instant::now());
+            let mut beat = Instant::now();
+            while let Some(node) = this.upgrade() {
+                let Some(cluster) = &node.cluster else { return };
+                if cluster.ended.load(Ordering::Acquire) {
+                    return;
+                }
+                if Instant::now() >= beat {
+                    beat = Instant::now() + BEAT;
+                    node.beat(cluster);
+                    node.report_life(cluster);
+                }
+                drop(node);
+                thread::sleep(PULSE);
+            }
+        };
+        match thread::Builder::new().name("cluster-beat".into()).spawn(live) {
+            Ok(thread) => *cluster.heart.lock() = Some(thread),
+            Err(error) => tracing::error!(%error, "other nodes will take this one for dead"),
+        }
+    }
+
+    /// A thread that takes letters.
+    pub(crate) fn start_cluster_life(&self) {
+        let Some(cluster) = &self.cluster else { return };
+        let this = self.this.clone();
+        let live = move || {
+            let mut look = Instant::now();
             let mut stamp = None;
             while let Some(node) = this.upgrade() {
                 let Some(cluster) = &node.cluster else { return };
-                if node.stopping.load(Ordering::Acquire) {
+                if cluster.is_at_rest() {
                     return;
                 }
                 let now = Instant::now();
-                if now >= beat {
-                    node.beat(cluster);
-                    node.report_life(cluster);
-                    beat = now + BEAT;
-                }
                 let current = node.meta.mail_stamp();
                 if (current.is_some() && current != stamp) || (current.is_none() && now >= look) {
                     // Taken before the look: what comes during it makes another one.
@@ -99,8 +133,8 @@ impl Node {
             }
         };
         match thread::Builder::new().name("cluster".into()).spawn(live) {
-            Ok(thread) => self.threads.lock().push(thread),
-            Err(error) => tracing::error!(%error, "other nodes will take this one for dead"),
+            Ok(thread) => cluster.threads.lock().push(thread),
+            Err(error) => tracing::error!(%error, "what other nodes ask for is not done"),
         }
     }
 

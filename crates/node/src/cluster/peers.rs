@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_meta::Member;
 use forebay_peer::transport::Ways;
@@ -22,6 +22,8 @@ use crate::node::Node;
 
 /// What other nodes are doing here may take so long to end.
 const GRACE: Duration = Duration::from_secs(2);
+/// An address that was somebody else's is tried for so long.
+const AGAIN: Duration = Duration::from_secs(2);
 
 /// A node that listens.
 struct Known {
@@ -98,6 +100,22 @@ impl Peers {
         all
     }
 
+    /// Listens where another daemon has until now; `None` if somebody else does by now.
+    fn listen_again(&self, server: &mut Server, former: &Address) -> Option<Address> {
+        let until = Instant::now() + AGAIN;
+        loop {
+            let listening = self.ways.to(former).and_then(|way| server.listen(&*way, former));
+            match listening {
+                Ok(listening) => return Some(listening),
+                Err(error) if Instant::now() >= until => {
+                    tracing::warn!(%error, "other nodes have to look where this one listens now");
+                    return None;
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
     /// Ends what others do here, and lets nobody begin anything.
     pub(super) fn close(&self) {
         // Not under the lock: what is under way here may want to talk to others.
@@ -129,28 +147,45 @@ impl Node {
         let wrong = |error: forebay_peer::Error| {
             NodeError::Config(format!("--cluster-listen {}: {error}", config.listen))
         };
+        if cluster.peers.get().is_none() {
+            let peers = self.new_peers(cluster, config)?;
+            if cluster.peers.set(peers).is_err() {
+                return Err(NodeError::Config("a node listens once".into()));
+            }
+        }
+        let Some(peers) = cluster.peers.get() else { return Ok(()) };
+        let wanted = address_of(&config.listen).map_err(wrong)?;
+        let service = Arc::new(Serve::of(self.this.clone()));
+        let mut server =
+            Server::start(service, peers.me.clone(), Limits::default()).map_err(wrong)?;
+        // Others know the daemon before this one by its address.
+        let former = cluster.listens.lock().parse::<Address>().ok();
+        let again = former.and_then(|former| peers.listen_again(&mut server, &former));
+        let listening = match again {
+            Some(listening) => listening,
+            None => {
+                let way = peers.ways.to(&wanted).map_err(wrong)?;
+                server.listen(&*way, &wanted).map_err(wrong)?
+            }
+        };
+        let reach = reach(&wanted, &listening, &cluster.config.host);
+        tracing::info!(%listening, reach, "other nodes can talk to this one");
+        *cluster.listens.lock() = listening.to_string();
+        *peers.server.lock() = Some(server);
+        peers.learn(&self.meta.members()?);
+        self.meta.listen_at(&reach)?;
+        Ok(())
+    }
+
+    fn new_peers(&self, cluster: &Cluster, config: &PeerConfig) -> Result<Peers> {
         let ways = Ways::new(security(config)?);
         let me = Identity {
             cluster: identity_of(&self.meta)?,
             node: cluster.me.node.into(),
             epoch: cluster.me.epoch,
         };
-        let wanted = address_of(&config.listen).map_err(wrong)?;
-        let service = Arc::new(Serve::of(self.this.clone()));
-        let mut server = Server::start(service, me.clone(), Limits::default()).map_err(wrong)?;
-        let way = ways.to(&wanted).map_err(wrong)?;
-        let listening = server.listen(&*way, &wanted).map_err(wrong)?;
-        let reach = reach(&wanted, &listening, &cluster.config.host);
-        tracing::info!(%listening, reach, "other nodes can talk to this one");
-        let server = Mutex::new(Some(server));
-        let (known, beyond) = (RwLock::default(), Mutex::default());
-        let peers = Peers { me, ways, server, known, beyond, home: Home::default() };
-        peers.learn(&self.meta.members()?);
-        if cluster.peers.set(peers).is_err() {
-            return Err(NodeError::Config("a node listens once".into()));
-        }
-        self.meta.listen_at(&reach)?;
-        Ok(())
+        let (server, known, beyond) = (Mutex::default(), RwLock::default(), Mutex::default());
+        Ok(Peers { me, ways, server, known, beyond, home: Home::default() })
     }
 
     /// How to talk to a node, also one that has joined only now.

@@ -1,6 +1,5 @@
 //! What this node does for others.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use forebay_meta::{Error as MetaError, Incarnation, Ino, Wish};
@@ -31,7 +30,7 @@ impl Serve {
 
     fn node(&self) -> Result<Arc<Node>, Fault> {
         let node = self.node.upgrade().ok_or(Fault::Closing)?;
-        match node.stopping.load(Ordering::Acquire) {
+        match node.cluster.as_ref().is_none_or(Cluster::is_at_rest) {
             true => Err(Fault::Closing),
             false => Ok(node),
         }

@@ -8,6 +8,7 @@
 //! - [`reading`]: the bytes, from the stream and from the tier.
 //! - [`keeping`]: beginnings of popular files on the tier.
 //! - [`slack`]: all other reads of the backing store.
+//! - [`succession`]: streams that another daemon had admitted.
 //!
 //! The machine is driven by `forebay_streams::Service`, which knows nothing of nodes.
 
@@ -15,6 +16,7 @@ mod admission;
 mod keeping;
 mod reading;
 mod slack;
+mod succession;
 mod window;
 
 use std::collections::{HashMap, VecDeque};
@@ -35,6 +37,7 @@ use crate::pool::Pool;
 pub(crate) use admission::{RATE, STATE};
 use keeping::Kept;
 pub(crate) use reading::OpenStream;
+pub use succession::CarriedStream;
 
 /// The memory of streams is handed out in pieces of this size.
 const CHUNK: usize = 16 << 10;

@@ -31,6 +31,8 @@ const LONGEST_WAIT: Duration = Duration::from_millis(500);
 const DELAYS_KEPT: Duration = Duration::from_secs(2);
 /// Less than this in that time is no reason for a glitch.
 const NOTICEABLE: Duration = Duration::from_millis(20);
+/// The cause of a glitch that comes of one daemon taking the streams of another over.
+const DAEMON_CHANGE: &str = "daemon-change";
 /// Commands that are taken in before the device is looked at again.
 const BATCH: usize = 256;
 
@@ -58,6 +60,8 @@ pub(crate) struct Wish {
     pub start: u64,
     pub end: u64,
     pub max_startup: Option<Duration>,
+    /// When what an earlier service has left at hand is used up, for a stream that goes on here.
+    pub dry_at: Option<Instant>,
 }
 
 /// What is played by one or more streams: one version of a file up to one place.
@@ -84,6 +88,8 @@ struct Guaranteed {
     /// The reader is done with what is before.
     consumed: u64,
     opened: Instant,
+    /// As [`Wish::dry_at`], until its first bytes are here.
+    dry_at: Option<Instant>,
     playing: bool,
     paused: bool,
     degraded: bool,
@@ -294,6 +300,9 @@ impl Driver {
             Action::Filled { stream, up_to } => {
                 if let Some(entry) = self.streams.get_mut(stream) {
                     entry.filled = *up_to;
+                    if let Some(dry_at) = entry.dry_at.take() {
+                        self.took_over(*stream, dry_at);
+                    }
                     self.deliver(*stream);
                     self.dissolve(*stream);
                 }
@@ -328,6 +337,18 @@ impl Driver {
             Action::BestEffort { id } => self.best_effort_turn(*id),
             Action::Declined { id } => self.best_effort.declined(*id),
         }
+    }
+
+    /// A stream that began in an earlier service has its first bytes from this one: too late if what
+    /// was at hand there is used up.
+    fn took_over(&mut self, stream: StreamId, dry_at: Instant) {
+        let late = Instant::now().saturating_duration_since(dry_at);
+        let Some(entry) = self.streams.get_mut(&stream).filter(|_| !late.is_zero()) else { return };
+        entry.glitches += 1;
+        *self.tally.glitches.entry(DAEMON_CHANGE.into()).or_default() += 1;
+        self.tally.glitch_seconds += late.as_secs_f64();
+        let (path, late_ms) = (&entry.path, late.as_millis());
+        tracing::info!(stream = stream.0, %path, cause = DAEMON_CHANGE, late_ms, "glitch");
     }
 
     /// Between the end of a read and now the device had nothing to do: this machine was busy.
@@ -484,7 +505,7 @@ impl Driver {
                     return;
                 }
                 self.tally.opened += 1;
-                let Wish { path, rate, start, end, .. } = *wish;
+                let Wish { path, rate, start, end, dry_at, .. } = *wish;
                 let entry = Guaranteed {
                     core: Arc::downgrade(&core),
                     title,
@@ -496,6 +517,7 @@ impl Driver {
                     given: start,
                     consumed: start,
                     opened: Instant::now(),
+                    dry_at,
                     playing: false,
                     paused: false,
                     degraded: false,

@@ -313,6 +313,26 @@ impl Service {
         Ok(self.begun(stream, start))
     }
 
+    /// As [`Service::open_file`] for a stream that another service had admitted: `done` hears what
+    /// came of it, on a thread that must not wait. All streams that are taken over one after the other
+    /// come before those that are opened afterwards. If what was at hand there is used up at `dry_at`
+    /// and nothing is here by then, that is a glitch with a cause of its own.
+    ///
+    /// # Errors
+    /// As [`Service::open_file`], as far as that is known at once.
+    pub fn take_over(
+        &self,
+        file: File,
+        path: &Path,
+        request: &StreamRequest,
+        dry_at: Instant,
+        done: impl FnOnce(Result<Stream, Rejected>) + Send + 'static,
+    ) -> Result<(), OpenError> {
+        let mut wish = self.wish(file, path, request)?;
+        wish.dry_at = Some(dry_at);
+        Ok(self.ask(wish, Box::new(done))?)
+    }
+
     /// As [`Service::open_file`], without blocking.
     pub(crate) async fn open(&self, mut wish: driver::Wish) -> Result<Stream, Rejected> {
         let start = self.start_of(&mut wish);
@@ -392,6 +412,7 @@ impl Service {
             start: request.start,
             end,
             max_startup: request.max_startup_ms.map(Duration::from_millis),
+            dry_at: None,
         })
     }
 
