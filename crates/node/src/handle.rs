@@ -32,6 +32,13 @@ pub enum OpenMode {
     Direct,
 }
 
+impl OpenMode {
+    /// Whether the kernel was given a file that it reads, writes or maps by itself.
+    pub(crate) fn passes(self) -> bool {
+        matches!(self, OpenMode::Passthrough { .. } | OpenMode::PassthroughDirect { .. })
+    }
+}
+
 /// A file that was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opened {
@@ -48,7 +55,8 @@ pub struct Handle {
     pub(crate) mode: OpenMode,
     /// Every write goes to the end of the file, wherever the kernel takes that to be.
     pub(crate) append: bool,
-    /// Whether it has the right to write.
+    /// Whether it keeps the file on this node ([`crate::cluster::Hold`]): as long as it may write
+    /// it, or the kernel does something with it by itself.
     pub(crate) held: AtomicBool,
     /// By way of which node the file is read and written, if it is not here.
     pub(crate) remote: Remote,
@@ -76,7 +84,7 @@ impl Handle {
             write,
             mode,
             append,
-            held: AtomicBool::new(write),
+            held: AtomicBool::new(write || mode.passes()),
             remote: Remote::default(),
             stream: OnceLock::new(),
             promised,

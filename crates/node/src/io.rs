@@ -189,9 +189,7 @@ impl Node {
         at: Option<u64>,
         data: &[u8],
     ) -> Result<(u64, usize)> {
-        if self.cluster.as_ref().is_some_and(Cluster::is_fenced) {
-            return Err(NodeError::Posix(Errno::STALE));
-        }
+        self.check_fence()?;
         let one_at_the_end = match at {
             Some(_) => None,
             None if context.may_wait => Some(file.appending.lock()),
@@ -212,6 +210,14 @@ impl Node {
         drop(one_at_the_end);
         self.metrics.bytes.of(Source::Tier).add(written as u64);
         Ok((offset, written))
+    }
+
+    /// Refuses what is not this node's to do any more.
+    fn check_fence(&self) -> Result<()> {
+        match self.cluster.as_ref().is_some_and(Cluster::is_fenced) {
+            true => Err(NodeError::Posix(Errno::STALE)),
+            false => Ok(()),
+        }
     }
 
     /// The length of an open file.
@@ -328,6 +334,8 @@ impl Node {
         if self.sync_through(context, &handle, data_only)? {
             return Ok(());
         }
+        // The kernel may have written by itself what is none of this node's any more.
+        self.check_fence()?;
         let file = handle.file.clone();
         drop(handle);
         self.sync_file(&file, data_only)?;
@@ -389,6 +397,9 @@ impl Node {
         let handle = self.handle(fh)?;
         if self.flush_through(context, &handle)? {
             return Ok(());
+        }
+        if handle.write {
+            self.check_fence()?;
         }
         let file = handle.file.clone();
         drop(handle);

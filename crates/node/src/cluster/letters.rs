@@ -164,7 +164,9 @@ impl Node {
                     false => Ok(()),
                 };
             }
-            let held = self.is_held(cluster, ino);
+            // Also by a mapping that outlasted its open file.
+            let held = self.is_held(cluster, ino)
+                || record.is_behind() && self.is_mapped_by_the_kernel(&file)?;
             if !held {
                 if record.is_behind() {
                     self.reconcile(ino)?;

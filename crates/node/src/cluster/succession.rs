@@ -240,14 +240,14 @@ impl Node {
         Ok(Some(handle))
     }
 
-    /// By way of whom a handle is used; `None` if the file is here. A handle that can write it here has
-    /// the right to then.
+    /// By way of whom a handle is used; `None` if the file is here. A handle that can write it here, or
+    /// that the kernel serves by itself, keeps it here then.
     fn owner_of_handle(&self, ino: Ino, open: &OpenHandle) -> Result<Option<Incarnation>> {
         let Some(cluster) = &self.cluster else { return Ok(None) };
         if let Some(node) = u16::try_from(open.owner_node).ok().filter(|node| *node != 0) {
             return Ok(Some(Incarnation { node, epoch: open.owner_epoch }));
         }
-        if !open.write {
+        if !open.write && !open.open_mode().passes() {
             return Ok(None);
         }
         let mut holds = cluster.holds.stripe(ino).lock();
