@@ -18,6 +18,7 @@ mod locks;
 mod nodes;
 mod orders;
 mod peers;
+mod redundancy;
 mod serve;
 mod sources;
 mod through;
@@ -43,6 +44,8 @@ pub(crate) use holds::Right;
 pub use locks::{InTheWay, LockDone, LockRequest};
 pub use nodes::NodeReport;
 use peers::Peers;
+pub(crate) use redundancy::REDUNDANCY;
+pub use redundancy::{Kept, SafetyReport};
 pub(crate) use through::Remote;
 
 /// Threads that do what other nodes ask for: never those that wait for other nodes.
@@ -73,11 +76,13 @@ pub(crate) struct Cluster {
     workers: Pool,
     /// The nodes that it talks to without the metadata engine between.
     peers: OnceLock<Peers>,
+    safety: redundancy::Safety,
 }
 
 impl Cluster {
     pub(crate) fn new(me: Incarnation, config: ClusterConfig) -> Self {
         Cluster {
+            safety: redundancy::Safety::new(config.repair_rate),
             me,
             config,
             holds: holds::Holds::default(),
