@@ -276,7 +276,7 @@ impl Node {
         // Before the bytes, should the daemon die among them, and after them: a flush that copies
         // at the same time may have missed them.
         let mark = || -> Result<()> {
-            file.count_write();
+            file.count_write_from(offset);
             match &place.presence {
                 Some(presence) => Ok(presence.write().mark_dirty(offset..end)?),
                 None => Ok(()),
@@ -338,6 +338,7 @@ impl Node {
         self.check_fence()?;
         let file = handle.file.clone();
         drop(handle);
+        self.safeguard(&file)?;
         self.sync_file(&file, data_only)?;
         if self.config.durability == Durability::Backing
             || self.config.writeback == Writeback::Through
@@ -405,6 +406,7 @@ impl Node {
         drop(handle);
         // What other nodes are shown from now on.
         self.settle(&file)?;
+        self.safeguard(&file)?;
         if !through {
             return Ok(());
         }

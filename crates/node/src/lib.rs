@@ -54,7 +54,9 @@ mod trace;
 mod truncate;
 
 pub use check::{CheckRequest, Checked, check};
-pub use cluster::{InTheWay, LockDone, LockOwner, LockRequest, Membership, NodeReport, Waited};
+pub use cluster::{
+    InTheWay, Kept, LockDone, LockOwner, LockRequest, Membership, NodeReport, SafetyReport, Waited,
+};
 pub use config::{
     ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,
     Writeback,
@@ -64,6 +66,7 @@ pub use convert::now;
 pub use error::{NodeError, Result};
 pub use failpoints::{arm_fail_points, fail_points};
 pub use forebay_core::cluster::locks::{Family, Mode, Span};
+pub use forebay_core::cluster::redundancy::Redundancy;
 pub use forebay_meta::{
     Attr, EngineError, Error as MetaError, Estate, FileKind, Ino, Owned, Timestamp,
 };

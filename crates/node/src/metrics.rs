@@ -477,6 +477,14 @@ metrics! {
         "Bytes fetched ahead for nothing.";
     prefetch_waiting_bytes: Gauge = "forebay_prefetch_waiting_bytes", "bytes", Stable,
         "Bytes fetched ahead, or being fetched, that are not used yet.";
+    bytes_copied: Counter = "forebay_copied_bytes_total", "bytes", Stable,
+        "Bytes sent to other nodes, so that they are not lost with this one.";
+    copies_repaired: Counter = "forebay_repaired_copies_total", "copies", Stable,
+        "Copies on other nodes that were made again elsewhere.";
+    written_through: Counter = "forebay_written_through_total", "files", Stable,
+        "Files that were written back at fsync or close, as too few nodes could take copies.";
+    taken_over: Counter = "forebay_taken_over_total", "files", Stable,
+        "Files that were taken over from nodes that are gone.";
     stuck: Gauge = "forebay_stuck_operations", "operations", Stable,
         "Operations that wait for the backing store longer than they should.";
 }

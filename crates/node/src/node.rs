@@ -175,6 +175,7 @@ impl Node {
         node.start_ticker();
         node.start_peers()?;
         node.start_cluster_life();
+        node.start_keeping_copies();
         node.start_cluster_locks();
         Ok(node)
     }

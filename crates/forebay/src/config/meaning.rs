@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forebay_core::cluster::redundancy::Redundancy;
 use forebay_core::streams::profile::BUILT_IN;
 
 use super::settings::{Settings, Value};
@@ -203,6 +204,10 @@ pub struct ClusterSettings {
     pub secret: Option<PathBuf>,
     /// Replicas of a metadata server that must have a change before it counts.
     pub replicas: u32,
+    /// What other nodes keep of what is written here.
+    pub redundancy: Redundancy,
+    /// Bytes a second to make lost copies again.
+    pub repair_rate: u64,
 }
 
 /// Everything that a mount is told. Paths are absolute.
@@ -355,6 +360,16 @@ impl<'a> Reader<'a> {
             Ok(replicas @ 0..=5) => Ok(replicas),
             _ => Err(format!("'{text}' is not a number of replicas from 0 to 5")),
         })?;
+        let redundancy = self.parse("redundancy", |text| {
+            text.parse::<Redundancy>().map_err(|error| error.to_string())
+        })?;
+        if redundancy != Redundancy::None && listen.is_none() {
+            return Err(self.wrong("redundancy", "needs --cluster-listen"));
+        }
+        let repair_rate = self.parse("repair-rate", |text| match parse_bytes(text)? {
+            0 => Err(format!("'{text}' would repair nothing")),
+            rate => Ok(rate),
+        })?;
         let wrong = |why: &str| Err(self.wrong("cluster-listen", why));
         match (address, &listen) {
             (None, Some(_)) => wrong("needs --cluster"),
@@ -372,7 +387,14 @@ impl<'a> Reader<'a> {
             }
             (address, _) => {
                 let secret = secret.filter(|_| tls);
-                Ok(address.map(|address| ClusterSettings { address, listen, secret, replicas }))
+                Ok(address.map(|address| ClusterSettings {
+                    address,
+                    listen,
+                    secret,
+                    replicas,
+                    redundancy,
+                    repair_rate,
+                }))
             }
         }
     }
@@ -716,6 +738,9 @@ mod tests {
             ("cluster-transport", "quick", "did you mean 'quic'?"),
             ("cluster-listen", "0.0.0.0:0", "needs --cluster"),
             ("cluster-tls", "maybe", "is none of on, off"),
+            ("redundancy", "twice", "is neither none nor replicas=N"),
+            ("redundancy", "replicas=2", "needs --cluster-listen"),
+            ("repair-rate", "0", "would repair nothing"),
         ] {
             let message = config(&[(key, text)]).unwrap_err().to_string();
             assert!(message.contains(part), "{key}={text}: {message}");

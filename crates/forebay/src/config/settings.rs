@@ -115,6 +115,18 @@ pub const SETTINGS: &[Setting] = &[
         "How many replicas of a metadata server must have a change before it counts. With 0, the death of a server loses what was changed right before it, even if it has replicas.",
     ),
     one(
+        "redundancy",
+        "LEVEL",
+        Some("none"),
+        "What other nodes keep of what is written here, until the backing store has it. `replicas=N`: fsync and close return when N other nodes have a copy, so that the loss of N nodes loses nothing of it; where too few can take one, the file is written back at once. `replicas=N,async`: copies follow, and nobody waits. `none`: it is there again when this node is. Directories may say otherwise: setfattr -n user.forebay.redundancy -v LEVEL DIR. Needs --cluster-listen.",
+    ),
+    one(
+        "repair-rate",
+        "BYTES/S",
+        Some("64MiB"),
+        "How much this node sends in a second to make copies again that were lost with other nodes.",
+    ),
+    one(
         "policy",
         "NAME",
         Some("lru"),

@@ -92,6 +92,8 @@ fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlRes
     let cluster = ClusterConfig {
         patience: config.backing_timeout.mul_f64(0.6),
         replicas: given.replicas,
+        redundancy: given.redundancy,
+        repair_rate: given.repair_rate,
         peers: given
             .listen
             .clone()

@@ -6,6 +6,7 @@ mod backlog;
 mod cached;
 mod changes;
 mod check;
+mod copies;
 mod draft;
 mod entries;
 mod estate;
@@ -29,6 +30,7 @@ use smallvec::SmallVec;
 
 pub use api::*;
 pub use changes::Moment;
+pub use copies::CopiesMade;
 pub use estate::{Estate, LeaveOrder, Owned};
 pub use mail::{Answer, Mail, Wish};
 pub use members::{Member, NodeName};
@@ -586,6 +588,7 @@ fn new_record(ino: Ino, new: &NewInode, now: Timestamp) -> Record {
         pinned: new.pinned,
         orphan: false,
         owner: None,
+        copied: false,
         orphan_of: 0,
         subdirs: 0,
         change: 1,

@@ -30,10 +30,6 @@ enum Look {
 }
 
 impl MetaStore {
-    fn this_node(&self) -> Result<Incarnation> {
-        self.member().ok_or(Error::Unsupported("this process is no node"))
-    }
-
     /// As [`MetaStore::get`], but as the engine has it now, whatever is cached: what others have
     /// reported before this call is seen.
     ///

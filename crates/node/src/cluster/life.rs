@@ -22,6 +22,8 @@ const LOOK_BLIND: Duration = Duration::from_millis(50);
 pub(super) struct Seen {
     epoch: u64,
     beat: u64,
+    /// Others have taken files of it over.
+    expelled: bool,
     /// When it was first seen so.
     since: Instant,
     /// When it was last seen so: what this node has not looked at says nothing.
@@ -35,6 +37,12 @@ impl Cluster {
         self.has_followed(who) || self.is_silent(who.node)
     }
 
+    /// Whether an incarnation must not write any more: files were taken over from it.
+    pub(super) fn is_expelled(&self, who: Incarnation) -> bool {
+        let seen = self.seen.lock();
+        seen.get(&who.node).is_some_and(|seen| seen.expelled && seen.epoch == who.epoch)
+    }
+
     /// Whether another incarnation has followed one, as far as this node knows.
     pub(super) fn has_followed(&self, who: Incarnation) -> bool {
         self.seen.lock().get(&who.node).is_some_and(|seen| seen.epoch > who.epoch)
@@ -42,7 +50,8 @@ impl Cluster {
 
     /// Whether a node has shown no sign of life for so long that it counts as dead.
     pub(super) fn is_silent(&self, node: u16) -> bool {
-        self.silence_of(node) > self.config.lease
+        let expelled = self.seen.lock().get(&node).is_some_and(|seen| seen.expelled);
+        expelled || self.silence_of(node) > self.config.lease
     }
 
     pub(super) fn silence_of(&self, node: u16) -> Duration {
@@ -59,6 +68,13 @@ impl Cluster {
         }
     }
 
+    /// Whether a node is as it was last seen: it has given no sign of life since.
+    pub(super) fn was_last_seen_as(&self, member: &Member) -> bool {
+        let seen = self.seen.lock();
+        seen.get(&member.node)
+            .is_some_and(|seen| (seen.epoch, seen.beat) == (member.epoch, member.beat))
+    }
+
     /// Whether this node knows that others may take it for dead.
     pub(crate) fn has_lost_its_lease(&self) -> bool {
         self.is_fenced() || self.beaten.lock().elapsed() > self.config.lease / 2
@@ -69,11 +85,12 @@ impl Cluster {
     fn saw(&self, asked: Instant, members: &[Member]) {
         let mut seen = self.seen.lock();
         let now = Instant::now();
-        for Member { node, epoch, beat, .. } in members {
+        for Member { node, epoch, beat, expelled, .. } in members {
             let last = seen.get(node).filter(|last| (last.epoch, last.beat) == (*epoch, *beat));
             let since = last.map_or(now, |last| last.since);
             let until = asked.max(since);
-            seen.insert(*node, Seen { epoch: *epoch, beat: *beat, since, until });
+            let now = Seen { epoch: *epoch, beat: *beat, expelled: *expelled, since, until };
+            seen.insert(*node, now);
         }
     }
 }

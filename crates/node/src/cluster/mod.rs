@@ -18,6 +18,7 @@ mod locks;
 mod nodes;
 mod orders;
 mod peers;
+mod redundancy;
 mod serve;
 mod sources;
 mod succession;
@@ -45,6 +46,8 @@ pub(crate) use holds::Right;
 pub use locks::{InTheWay, LockDone, LockRequest, Waited};
 pub use nodes::NodeReport;
 use peers::Peers;
+pub(crate) use redundancy::REDUNDANCY;
+pub use redundancy::{Kept, SafetyReport};
 pub use succession::{LockOwner, Membership};
 pub(crate) use through::Remote;
 
@@ -88,11 +91,13 @@ pub(crate) struct Cluster {
     workers: Pool,
     /// The nodes that it talks to without the metadata engine between.
     peers: OnceLock<Peers>,
+    safety: redundancy::Safety,
 }
 
 impl Cluster {
     pub(crate) fn new(me: Incarnation, config: ClusterConfig, former: Option<&Membership>) -> Self {
         Cluster {
+            safety: redundancy::Safety::new(config.repair_rate),
             me,
             config,
             holds: holds::Holds::default(),

@@ -4,13 +4,13 @@ use std::sync::{Arc, Weak};
 
 use forebay_meta::{Error as MetaError, Incarnation, Ino, Wish};
 use forebay_peer::message::{
-    Fault, Hello, Presence, Read, ReadMap, Recall, RecallKind, Sync, Truncate, Write, WriteBack,
-    Written,
+    Fault, Hello, ObjectId, Presence, Put, Read, ReadMap, Recall, RecallKind, Sync, Truncate,
+    Write, WriteBack, Written,
 };
 use forebay_peer::{Body, Buffer, BufferPool, Call, Found, Service};
 use prost::Message;
 
-use super::{Cluster, sources, through};
+use super::{Cluster, redundancy, sources, through};
 use crate::error::NodeError;
 use crate::node::Node;
 
@@ -73,7 +73,8 @@ impl Service for Serve {
         let node = self.node().map_err(|fault| fault.to_string())?;
         let number = u16::try_from(who.node).map_err(|_| "there is no such node".to_string())?;
         let who = Incarnation { node: number, epoch: who.epoch };
-        match node.cluster.as_ref().is_some_and(|cluster| cluster.has_followed(who)) {
+        let gone = |cluster: &Cluster| cluster.has_followed(who) || cluster.is_expelled(who);
+        match node.cluster.as_ref().is_some_and(gone) {
             true => Err(format!("{who} was replaced by another daemon")),
             false => Ok(()),
         }
@@ -131,6 +132,16 @@ impl Service for Serve {
         }
     }
 
+    fn put(&self, _call: &Call, put: &Put, bytes: Buffer) -> Result<(), Fault> {
+        let node = self.node()?;
+        node.store_part(cluster_of(&node)?, put, &bytes)
+    }
+
+    fn drop_object(&self, _call: &Call, object: &ObjectId) -> Result<(), Fault> {
+        let node = self.node()?;
+        node.drop_part(cluster_of(&node)?, object)
+    }
+
     fn other(&self, call: &Call, kind: u32, bytes: Buffer) -> Result<Body, Fault> {
         let node = self.node()?;
         let cluster = cluster_of(&node)?;
@@ -138,6 +149,10 @@ impl Service for Serve {
         match kind {
             sources::WANT | sources::HAVE | sources::FAILED => {
                 node.answer_about_sources(cluster, asker, kind, &bytes)
+            }
+            redundancy::TAKE_OVER => {
+                node.take_over_for(cluster, &bytes)?;
+                Ok(Body::Empty)
             }
             through::LOOK => {
                 let looked = node.look_as_owner(cluster, &bytes)?;

@@ -32,7 +32,7 @@ pub(super) const LOOK: u32 = 16;
 /// The longest answer to that, in bytes.
 const LOOKED: u32 = 4096;
 /// The longest that a call of another node may take.
-const WITHIN: Duration = Duration::from_secs(15);
+pub(super) const WITHIN: Duration = Duration::from_secs(15);
 /// Between two attempts to find out who owns a file.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -51,6 +51,9 @@ pub(super) struct Look {
     pub atime: bool,
     #[prost(bool, tag = "5")]
     pub mtime: bool,
+    /// What was written is to be as safe as after a close.
+    #[prost(bool, tag = "6")]
+    pub safe: bool,
 }
 
 /// How a file is at its owner.
@@ -372,7 +375,8 @@ impl Node {
         if !handle.write {
             return Ok(handle.remote.is_on());
         }
-        let look = Look { ino: handle.file.ino.0, settle: true, ..Look::default() };
+        let ino = handle.file.ino.0;
+        let look = Look { ino, settle: true, safe: true, ..Look::default() };
         let looked = self.by_owner(context, handle, true, |client, owner| {
             let look = Look { epoch: owner.epoch, ..look.clone() };
             client.other(LOOK, &Body::Bytes(look.encode_to_vec()), LOOKED, WITHIN)
@@ -580,6 +584,7 @@ impl Node {
     pub(super) fn sync_as_owner(&self, cluster: &Cluster, sync: &Sync) -> Result<(), Fault> {
         self.as_owner(cluster, (Ino(sync.ino), sync.epoch), false, |file, _| {
             self.settle(file)?;
+            self.safeguard(file)?;
             self.sync_file(file, sync.data_only)
         })
     }
@@ -599,6 +604,9 @@ impl Node {
             }
             if look.settle {
                 self.settle(file)?;
+            }
+            if look.safe {
+                self.safeguard(file)?;
             }
             let (attr, _) = self.live_attr(record);
             let record = self.meta.get(ino)?;
