@@ -15,18 +15,14 @@ PORT=${PORT:-8483}
 DIR=${WORK_DIR:-$(mktemp -d /var/tmp/forebay-chromium.XXXXXX)}
 SERVER= BROWSER=
 
-clean() {
-    trap - EXIT INT TERM
+DIRS=("$DIR")
+stop() {
     local pid
     for pid in $BROWSER $SERVER; do
         kill "$pid" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
     done
-    rm -rf --one-file-system "$DIR"
 }
-trap clean EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
 
 need ffmpeg ffmpeg
 need curl curl

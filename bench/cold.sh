@@ -18,15 +18,7 @@ RESULTS=$ROOT/bench/results
 MNT=$DIR/mnt
 [ $# -gt 0 ] || set -- cold rand
 
-clean() {
-    trap - EXIT INT TERM
-    clear_mount "$MNT"
-    "$ROOT/bench/slowdisk.sh" down "$DIR/disk" || true
-    rm -rf --one-file-system "$TIER" "$DIR"
-}
-trap clean EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+MOUNTS=("$MNT") DISKS=("$DIR/disk") DIRS=("$TIER" "$DIR")
 
 need fusermount3 fuse3
 need mkfs.ext4 e2fsprogs

@@ -17,15 +17,7 @@ MNT=$DIR/forebay
 RESULTS=$ROOT/bench/results
 CSV=$RESULTS/demo.csv
 
-clean() {
-    trap - EXIT INT TERM
-    clear_mount "$MNT"
-    "$ROOT/bench/slowdisk.sh" down "$DIR/disk" || true
-    rm -rf --one-file-system "$TIER" "$NATIVE" "$DIR"
-}
-trap clean EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+MOUNTS=("$MNT") DISKS=("$DIR/disk") DIRS=("$TIER" "$NATIVE" "$DIR")
 
 need fusermount3 fuse3
 need mkfs.ext4 e2fsprogs

@@ -20,16 +20,11 @@ RESULTS=$ROOT/bench/results/front.csv
 MNT=$DIR/mnt
 LOAD=
 
-clean() {
-    trap - EXIT INT TERM
+MOUNTS=("$MNT") DIRS=("$DIR")
+stop() {
     touch "$DIR/stop" 2>/dev/null || true
     [ -z "$LOAD" ] || wait "$LOAD" 2>/dev/null || true
-    clear_mount "$MNT"
-    rm -rf --one-file-system "$DIR"
 }
-trap clean EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
 
 # Reads one file again and again; says the longest wait in microseconds when told to, and complains
 # of every error. No process is started in the loop.

@@ -45,17 +45,14 @@ stop_loads() {
     LOADS=()
 }
 
-clean() {
-    trap - EXIT INT TERM
+MOUNTS=("$MNT") DIRS=("$DIR")
+stop() {
     touch "$DIR/stop" 2>/dev/null || true
     stop_postgres
     clear_mount "$MNT"
+    local pid
     for pid in "${LOADS[@]}"; do kill -9 "$pid" 2>/dev/null || true; done
-    rm -rf --one-file-system "$DIR"
 }
-trap clean EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
 
 # --- Programs. Each leaves "operations errors lost doubled" in $DIR/NAME.count.
 

@@ -44,6 +44,23 @@ clear_mount() {
     fusermount3 -uz "$1" 2>/dev/null || umount -l "$1" 2>/dev/null || true
 }
 
+# What a script makes: mount points, slow disks and directories, which go at its end, however that comes, in this order.
+# Before them `stop` of the script is called, and `after` after the mounts have gone, if it has such.
+MOUNTS=() DISKS=() DIRS=()
+clean() {
+    trap - EXIT INT TERM
+    local path
+    ! declare -F stop >/dev/null || stop || true
+    for path in "${MOUNTS[@]}"; do clear_mount "$path"; done
+    ! declare -F after >/dev/null || after || true
+    for path in "${DISKS[@]}"; do "$ROOT/bench/slowdisk.sh" down "$path" || true; done
+    # Daemons that end may still write.
+    for _ in 1 2 3 4 5; do rm -rf --one-file-system "${DIRS[@]}" && break; sleep 1; done
+}
+trap clean EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 TARGET=${CARGO_TARGET_DIR:-$ROOT/target}
 FOREBAY=${FOREBAY:-$TARGET/release/forebay}

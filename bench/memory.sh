@@ -14,14 +14,7 @@ DIR=${WORK_DIR:-$(mktemp -d /dev/shm/forebay-memory.XXXXXX)}
 MNT=$DIR/mnt
 CSV=$ROOT/bench/results/memory.csv
 
-clean() {
-    trap - EXIT INT TERM
-    clear_mount "$MNT"
-    rm -rf --one-file-system "$DIR"
-}
-trap clean EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+MOUNTS=("$MNT") DIRS=("$DIR")
 
 need fusermount3 fuse3
 build

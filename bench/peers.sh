@@ -15,15 +15,10 @@ PEERS=(mergerfs rclone juicefs)
 REDIS_PID=
 [ $# -gt 0 ] || set -- meta
 
-clean() {
-    trap - EXIT INT TERM
-    for peer in forebay "${PEERS[@]}"; do clear_mount "$DIR/$peer/mnt"; done
-    [ -z "$REDIS_PID" ] || kill "$REDIS_PID" 2>/dev/null || true
-    for _ in 1 2 3 4 5; do rm -rf --one-file-system "$DIR" 2>/dev/null && break; sleep 1; done
-}
-trap clean EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+for peer in forebay "${PEERS[@]}"; do MOUNTS+=("$DIR/$peer/mnt"); done
+DIRS=("$DIR")
+# Its file system may need it until it is unmounted.
+after() { [ -z "$REDIS_PID" ] || kill "$REDIS_PID" 2>/dev/null; }
 
 need fusermount3 fuse3
 need mergerfs mergerfs

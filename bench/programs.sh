@@ -23,18 +23,13 @@ stop_postgres() { # data directory
     [ -z "$PG" ] || su postgres -s /bin/sh -c "$PG/pg_ctl -D '$1' -m fast -w stop" >/dev/null 2>&1 || true
 }
 
-clean() {
-    trap - EXIT INT TERM
+MOUNTS=("$MNT") DISKS=("$DIR/disk") DIRS=("$TIER" "$NATIVE" "$DIR")
+stop() {
+    local subject
     for subject in "$NATIVE" "$MNT" "$DIR/disk/mnt"; do
         [ ! -e "$subject/pg/data/postmaster.pid" ] || stop_postgres "$subject/pg/data"
     done
-    clear_mount "$MNT"
-    "$ROOT/bench/slowdisk.sh" down "$DIR/disk" || true
-    rm -rf --one-file-system "$TIER" "$NATIVE" "$DIR"
 }
-trap clean EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
 
 need fusermount3 fuse3
 need git git

@@ -5,8 +5,8 @@
 # privileges.
 #
 #   bench/streams.sh [maximum|startup|truth|emulated]...     all if not said
-#   bench/streams.sh comparison                  maximum and start-up for each size of memory, within
-#                                                BUDGET seconds for each search
+#   bench/streams.sh comparison                  start-up at each load, and between which loads the
+#                                                maximum is, for each size of memory: 15 minutes
 #   bench/streams.sh long [emulated|throttled]   the admitted maximum for LONG seconds, best-effort
 #                                                reads beside it: no glitch is expected
 #
@@ -15,9 +15,10 @@
 # ("16 64 256", in MB), RATE (bytes a second of a stream, 1000000), TITLES (120), LENGTH (seconds that
 # each plays, 30), LONG (600, of 20 with QUICK), BUDGET (seconds to search for a maximum, none), NOISE
 # (best-effort readers beside a long run, 4), MOST (streams to try at most, TITLES), APART (milliseconds between starts, 200),
-# LOADS ("50 80 95 105", in % of what the service admits), SLOW_BPS, SLOW_IOPS (see slowdisk.sh),
+# LOADS ("50 80 95 105", in % of what the service admits), REFINE (loads more that comparison tries
+# between the highest that everybody played at and the lowest that somebody did not, 1), ASSURANCE (deterministic or statistical), SLOW_BPS, SLOW_IOPS (see slowdisk.sh),
 # SKIP_BUILD. Long runs are for a machine with nothing else to do. Results:
-# bench/results/streams.csv.
+# bench/results/streams.csv, .json, and .svg with the maxima.
 set -euo pipefail
 source "$(dirname "$0")/lib.sh"
 
@@ -30,6 +31,8 @@ DIR=${WORK_DIR:-$(mktemp -d /var/tmp/forebay-streams.XXXXXX)}
 RESULTS=$ROOT/bench/results
 MEMORY=${MEMORY:-16 64 256}
 RATE=${RATE:-1000000}
+# A comparison is many runs, all of which count: short ones.
+[ "${1:-}" != comparison ] || : "${LENGTH=6}" "${APART=20}" "${TITLES=100}"
 TITLES=${TITLES:-120}
 LENGTH=${LENGTH:-30}
 MOST=${MOST:-$TITLES}
@@ -55,16 +58,11 @@ stop_server() {
     done
 }
 
-clean() {
-    trap - EXIT INT TERM
+DISKS=("$DISK") DIRS=("$DIR")
+stop() {
     stop_server
-    [ ! -d "$GROUP" ] || rmdir "$GROUP" || true
-    "$ROOT/bench/slowdisk.sh" down "$DISK" 2>/dev/null || true
-    rm -rf --one-file-system "$DIR"
+    [ ! -d "$GROUP" ] || rmdir "$GROUP"
 }
-trap clean EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
 
 need curl curl
 build
@@ -137,7 +135,7 @@ field() { # name, JSON on standard input
 
 serve_forebay() { # MB
     "$FOREBAY" stream serve "$LIBRARY" --listen 127.0.0.1:$PORT --memory "${1}000000" \
-        "${SERVE[@]}" --log-level warn >"$DIR/server.log" 2>&1 &
+        "${SERVE[@]}" --assurance "${ASSURANCE:-deterministic}" --log-level warn >"$DIR/server.log" 2>&1 &
     echo $! >"$DIR/server.pid"
     for _ in $(seq 50); do curl -sI "http://127.0.0.1:$PORT/x" >/dev/null && return; sleep 0.1; done
     cat "$DIR/server.log" >&2
@@ -233,22 +231,54 @@ maximum() {
     done
 }
 
-# Everybody's maximum, and his start-up at the loads that the service's maximum gives.
+# Start-up of everybody at the loads that the service's maximum gives, and his own maximum as far as
+# these and REFINE more between them show it.
 comparison() {
-    local mb name load
+    local mb name
     slow_disk
     for mb in $MEMORY; do
         admitted comparison "$mb"
-        for load in $LOADS; do
-            started comparison forebay "$mb" "$load" "$(play_forebay "$mb" $((FITS * load / 100)))"
-        done
-        for name in $(others); do
-            most "$name" "$mb" comparison
-            for load in $LOADS; do
-                started comparison "$name" "$mb" "$load" "$(play_from "$name" "$mb" $((FITS * load / 100)))"
-            done
+        for name in forebay $(others); do
+            compared "$name" "$mb"
         done
     done
+}
+
+# One of them at all loads: compared NAME MB.
+compared() {
+    local name=$1 mb=$2 load n low=0 high=0 refine=${REFINE:-1}
+    for load in $LOADS; do
+        n=$((FITS * load / 100))
+        one "$load%" $n
+    done
+    if [ "$name" = forebay ]; then
+        # Nobody whom it admits is disturbed: what it admits is the maximum.
+        [ "$high" = 0 ] || note comparison forebay "$mb" disturbed_from "$high"
+        return
+    fi
+    # Beyond what the service admits.
+    if [ "$high" = 0 ]; then one more $((FITS * 5 / 4)); fi
+    while [ "$refine" -gt 0 ] && [ "$high" -gt $((low + 1)) ]; do
+        refine=$((refine - 1))
+        one more $(((low + high) / 2))
+    done
+    note comparison "$name" "$mb" streams "$low"
+    [ "$high" = 0 ] || note comparison "$name" "$mb" disturbed_from "$high"
+}
+
+# One run of a comparison: one LOAD PLAYERS; notes the start-up unless it is one `more`.
+one() {
+    local out players
+    [ "$2" -gt 0 ] || return 0
+    if [ "$name" = forebay ]; then out=$(play_forebay "$mb" "$2"); else out=$(play_from "$name" "$mb" "$2"); fi
+    [ "$1" = more ] || started comparison "$name" "$mb" "${1%\%}" "$out"
+    [ "$1" != more ] || say "$name, $mb MB, $2 players: $out"
+    players=$(($(echo "$out" | field players) - $(echo "$out" | field refused)))
+    if [ "$(echo "$out" | field disturbed)$(echo "$out" | field failed)" = 00 ]; then
+        [ "$players" -le "$low" ] || low=$players
+    else
+        [ "$high" != 0 ] && [ "$players" -ge "$high" ] || high=$players
+    fi
 }
 
 # Start-up of so many players: started PART NAME MB LOAD OUTCOME.
@@ -371,5 +401,20 @@ while [ $# -gt 0 ]; do
     *) say "usage: $0 [maximum|startup|truth|emulated|comparison|long [emulated|throttled]]..."; exit 2 ;;
     esac
 done
+# The same as JSON, and the maxima as a chart.
+awk -F, 'NR > 1 { printf "%s{\"part\":\"%s\",\"subject\":\"%s\",\"memory_mb\":%s,\"figure\":\"%s\",\"value\":%s}",
+    (NR > 2 ? ",\n" : "[\n"), $1, $2, $3, $4, ($5 == "" ? "null" : $5) } END { print (NR > 1 ? "\n]" : "[]") }' \
+    "$RESULTS/streams.csv" >"$RESULTS/streams.json"
+awk -F, '$4 == "streams" { label[++n] = $1 " " $2 ", " $3 " MB"; value[n] = $5; if ($5 > top) top = $5 }
+    END {
+        printf "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"760\" height=\"%d\" font-family=\"sans-serif\" font-size=\"12\">\n", 40 + 20 * n
+        print "<text x=\"8\" y=\"20\">streams without a glitch</text>"
+        for (i = 1; i <= n; i++) {
+            y = 20 + 20 * i
+            printf "<text x=\"8\" y=\"%d\">%s</text><rect x=\"280\" y=\"%d\" width=\"%.0f\" height=\"14\" fill=\"#4a7\"/><text x=\"%.0f\" y=\"%d\">%s</text>\n",
+                y, label[i], y - 11, 420 * value[i] / (top > 0 ? top : 1), 286 + 420 * value[i] / (top > 0 ? top : 1), y, value[i]
+        }
+        print "</svg>"
+    }' "$RESULTS/streams.csv" >"$RESULTS/streams.svg"
 cat "$RESULTS/streams.csv"
 say "took $((SECONDS - begun)) s"

@@ -25,18 +25,14 @@ PROGRAM=$TARGET/release/examples/transport
 SWITCH=/sys/module/fuse/parameters/enable_uring
 declare -A PIDS=()
 
-clean() {
-    trap - EXIT INT TERM
+DIRS=("$DIR")
+stop() {
     local server
     for server in "${!PIDS[@]}"; do
         fusermount3 -uz "$DIR/$server/mnt" 2>/dev/null || umount -l "$DIR/$server/mnt" 2>/dev/null || true
         kill "${PIDS[$server]}" 2>/dev/null || true
     done
-    rm -rf --one-file-system "$DIR"
 }
-trap clean EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
 
 start() { # server
     local was=

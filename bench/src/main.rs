@@ -2,6 +2,7 @@
 //! so that whatever else the machine does falls on all of them alike.
 
 mod cold;
+mod copy;
 mod hit;
 mod load;
 mod meta;
@@ -166,6 +167,21 @@ enum Command {
         #[arg(long)]
         stop: PathBuf,
     },
+    /// Send a file over TCP to whoever connects, without anything that Forebay adds
+    TcpServe {
+        /// The file
+        file: PathBuf,
+        /// Where to listen
+        #[arg(long, value_name = "HOST:PORT")]
+        listen: std::net::SocketAddr,
+    },
+    /// Get what `tcp-serve` sends into a file, and print bytes and seconds as JSON
+    TcpGet {
+        /// Where it listens
+        address: std::net::SocketAddr,
+        /// The file
+        to: PathBuf,
+    },
     /// Make table, JSON and plot from a CSV file of the form that --out writes
     Plot {
         /// The file
@@ -216,6 +232,12 @@ fn alone(command: &Command) -> Option<Result<serde_json::Value, Error>> {
         Command::Streams { .. } => {
             play(command).map(|played| played.map(|outcome| serde_json::json!(outcome)))
         }
+        Command::TcpServe { file, listen } => {
+            Some(copy::serve(file, *listen).map(|()| serde_json::json!(null)))
+        }
+        Command::TcpGet { address, to } => {
+            Some(copy::get(*address, to).map(|outcome| serde_json::json!(outcome)))
+        }
         _ => None,
     }
 }
@@ -265,9 +287,10 @@ fn run(cli: &Cli) -> Result<Report, Error> {
             report.add("probe", &file.display().to_string(), "s", hit::probe(file, *reads)?);
             Ok(report)
         }
-        Command::Streams { .. } | Command::Load { .. } => {
-            Err(Error::Usage("there is nothing to compare".into()))
-        }
+        Command::Streams { .. }
+        | Command::Load { .. }
+        | Command::TcpServe { .. }
+        | Command::TcpGet { .. } => Err(Error::Usage("there is nothing to compare".into())),
         Command::Plot { csv, title } => {
             let text =
                 std::fs::read_to_string(csv).map_err(Error::io(csv.display().to_string()))?;

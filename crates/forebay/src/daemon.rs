@@ -29,9 +29,7 @@ struct Report {
 pub fn launch(settings: &Settings) -> Result<(), Error> {
     let mut command = Command::new("/proc/self/exe");
     command.arg("daemon").args(arguments(settings));
-    let alone = settings.get("no-supervisor").is_some_and(|value| value.texts == ["true"])
-        // A node of a cluster is mounted again instead.
-        || settings.get("cluster").is_some_and(|value| value.texts != [""]);
+    let alone = settings.get("no-supervisor").is_some_and(|value| value.texts == ["true"]);
     if !alone {
         command.arg("--supervise");
     }

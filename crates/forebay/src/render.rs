@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use crate::control::{
-    ClusterStatus, Forgotten, HintState, Location, NodeState, Outcome, Progress, Residency, Status,
-    TierStatus, WirePath,
+    ClusterStatus, Forgotten, HintState, Location, NodeState, Outcome, Progress, Residency, Safety,
+    Status, TierStatus, WirePath,
 };
 use crate::engine::FsckReport;
 use crate::units::{format_bytes, format_count, format_seconds};
@@ -349,7 +349,37 @@ pub fn cluster(status: &ClusterStatus) -> String {
             let _ = writeln!(out, "      did not leave: {refusal}");
         }
     }
+    if let Some(safety) = &status.safety {
+        copies(&mut out, safety);
+    }
     out
+}
+
+/// What the node that was asked says of copies.
+fn copies(out: &mut String, safety: &Safety) {
+    let files =
+        |files: u64, bytes: u64| format!("{} files, {}", format_count(files), format_bytes(bytes));
+    if safety.copied_files > 0 {
+        let _ =
+            writeln!(out, "copies of this node's files: of {}", format_count(safety.copied_files));
+    }
+    if safety.lacking_files > 0 {
+        let lacking = files(safety.lacking_files, safety.missing_bytes);
+        let _ = writeln!(out, "copies to be made again: {lacking}");
+    }
+    if safety.waiting_files > 0 {
+        let lag = format_seconds(safety.lag_ms / 1000);
+        let waiting = format_count(safety.waiting_files);
+        let _ = writeln!(out, "copies that are behind: of {waiting} files, by up to {lag}");
+    }
+    if safety.held_files > 0 {
+        let held = files(safety.held_files, safety.held_bytes);
+        let _ = writeln!(out, "kept for other nodes: {held}");
+    }
+    if safety.aside_files > 0 {
+        let aside = files(safety.aside_files, safety.aside_bytes);
+        let _ = writeln!(out, "taken over by others, and kept aside in TIER/aside: {aside}");
+    }
 }
 
 /// What goes with a dead node.

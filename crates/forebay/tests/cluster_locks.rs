@@ -158,3 +158,60 @@ fn node_when_killed_and_back_then_what_its_programs_had_locked_is_free() {
     drop(again);
     ring.umount_all();
 }
+
+#[test]
+fn forty_waiters_on_two_nodes_when_some_get_a_signal_then_every_other_gets_the_lock() {
+    use std::process::{Child, Command, Stdio};
+    if !can_cluster() {
+        return;
+    }
+    if Command::new("flock").arg("--version").stdout(Stdio::null()).status().is_err() {
+        eprintln!("skipped: flock(1) is not installed");
+        return;
+    }
+    let ring = Ring::new(2);
+    ring.mount_all(&[]);
+    fs::write(ring.at(0, "f"), b"x").unwrap();
+    let held = read_only(&ring, 0, "f");
+    flock(&held, libc::LOCK_EX).unwrap();
+    let wait = |waiter: usize| -> Child {
+        // The program ends by itself should the test not see to it.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "flock"]).arg(ring.at(waiter % 2, "f"));
+        command.args(["-c", "true"]).stdin(Stdio::null()).spawn().unwrap()
+    };
+    let mut waiters: Vec<Child> = (0..40).map(wait).collect();
+    let queue = || {
+        let asked = forebay_meta::Redis::open(&ring.address(), &Default::default()).unwrap();
+        let store = forebay_meta::MetaStore::open(Box::new(asked), &Default::default()).unwrap();
+        let file = store.lookup(forebay_meta::Ino::ROOT, b"f").unwrap().unwrap();
+        store.locks(file.ino).unwrap().waiting().len()
+    };
+    assert!(wait_for(LIMIT, || queue() == 40), "{} wait", queue());
+    for waiter in waiters.iter().step_by(4) {
+        site::signal(waiter.id() as i32, rustix::process::Signal::TERM);
+    }
+    // Some leave the queue while others get the lock.
+    flock(&held, libc::LOCK_UN).unwrap();
+    let mut left: Vec<usize> = (0..40).collect();
+    let begin = std::time::Instant::now();
+    while !left.is_empty() && begin.elapsed() < LIMIT {
+        left.retain(|waiter| match waiters[*waiter].try_wait().unwrap() {
+            Some(status) => {
+                let signalled = waiter.is_multiple_of(4);
+                assert!(status.success() || signalled, "waiter {waiter}: {status}");
+                false
+            }
+            None => true,
+        });
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for waiter in &mut waiters {
+        let _ = waiter.kill();
+        let _ = waiter.wait();
+    }
+    assert!(left.is_empty(), "{left:?} wait for ever");
+    becomes_free(|| flock(&held, libc::LOCK_EX | libc::LOCK_NB).is_ok());
+    drop(held);
+    ring.umount_all();
+}

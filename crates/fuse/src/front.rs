@@ -96,6 +96,11 @@ impl Front {
         stuck
     }
 
+    /// Requests that wait for locks.
+    pub fn waiting_for_locks(&self) -> usize {
+        self.0.node.waiting_for_locks()
+    }
+
     /// Invalidations that the kernel was not told of yet.
     pub fn unsent_notices(&self) -> usize {
         self.0.notifier.get().map_or(0, |notifier| notifier.unsent())
@@ -266,7 +271,7 @@ impl Handler for Front {
 
     fn interrupt(&self, unique: u64) {
         self.0.watch.interrupt(unique);
-        self.0.node.stop_waiting(unique);
+        self.0.node.stop_waiting(resent::first(unique));
     }
 }
 

@@ -11,11 +11,13 @@ use forebay_node::Inheritance;
 /// The newest version of the state that is taken over. It grows when an older program could not go
 /// on correctly with what a newer one writes; what merely adds to it does not need that. What is
 /// written is the oldest version that will do: [`State::version`].
-pub const STATE_VERSION: u32 = 2;
+pub const STATE_VERSION: u32 = 3;
 /// Requests come by the device.
 const ON_DEVICE: u32 = 1;
 /// Requests come by io_uring, and what holds them is handed on too.
 const ON_RINGS: u32 = 2;
+/// The node is one of a cluster: handles may be used by way of other nodes, and programs have locks.
+const CLUSTERED: u32 = 3;
 
 const MAGIC: &[u8; 4] = b"FBHO";
 
@@ -74,8 +76,9 @@ struct PbNegotiated {
 impl State {
     /// The version that a program must understand to go on with a connection of this kind.
     #[must_use]
-    pub fn version(negotiated: &Negotiated) -> u32 {
+    pub fn version(negotiated: &Negotiated, clustered: bool) -> u32 {
         match negotiated.features.contains(Features::OVER_IO_URING) {
+            _ if clustered => CLUSTERED,
             true => ON_RINGS,
             false => ON_DEVICE,
         }
@@ -104,7 +107,7 @@ impl State {
         };
         let message =
             PbState { negotiated: Some(negotiated), node: Some(self.node.clone()) }.encode_to_vec();
-        let version = State::version(&self.negotiated);
+        let version = State::version(&self.negotiated, self.node.membership.is_some());
         [&MAGIC[..], &version.to_le_bytes(), &message].concat()
     }
 
@@ -177,8 +180,8 @@ mod tests {
     #[test]
     fn state_when_newer_or_damaged_then_refused_with_the_reason() {
         let mut newer = state().encode();
-        newer[4] = 3;
-        assert_eq!(State::decode(&newer), Err(StateError::Version { found: 3 }));
+        newer[4] = 4;
+        assert_eq!(State::decode(&newer), Err(StateError::Version { found: 4 }));
         let whole = state().encode();
         for len in 0..whole.len() {
             // Cut anywhere it is refused, or says less; it never panics.

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_node::metrics::RefusalReason;
-use forebay_node::{DepartedInode, Kernel, NodeConfig, Passthrough};
+use forebay_node::{DepartedInode, Kernel, LockOwner, NodeConfig, Passthrough};
 use fusewire::{Connection, Features};
 use parking_lot::Mutex;
 use rustix::thread::CapabilitySet;
@@ -119,6 +119,16 @@ impl Kernel for Notifier {
 
     fn forget_attributes(&self, ino: u64) {
         self.post(Notice::Attributes(ino));
+    }
+
+    fn note_lock_owner(&self, owner: &LockOwner) -> bool {
+        self.ledger.as_ref().is_none_or(|ledger| ledger.note_lock_owner(owner))
+    }
+
+    fn forget_lock_owner(&self, owner: &LockOwner) {
+        if let Some(ledger) = &self.ledger {
+            ledger.forget_lock_owner(owner);
+        }
     }
 
     fn note_departed(&self, departed: &DepartedInode) {

@@ -13,13 +13,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use forebay_node::{DepartedInode, HandleMode, Inheritance, OpenHandle, Timestamp};
+use forebay_node::{
+    CarriedStream, DepartedInode, HandleMode, Inheritance, LockOwner, OpenHandle, Timestamp,
+};
 use parking_lot::Mutex;
 use prost::Message;
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::hand_over::{STATE_VERSION, State, StateError};
+use crate::lock_notes::{LOCKS, LockPlaces, LockSlot};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"FBLG");
 /// Open files that are remembered; of more, the rest is lost with the daemon.
@@ -36,6 +39,11 @@ const USED: u32 = 1 << 31;
 const WRITE: u32 = 1 << 30;
 const BYPASS: u32 = 1 << 29;
 const PROMISED: u32 = 1 << 28;
+const STREAM: u32 = 1 << 27;
+const APPEND: u32 = 1 << 26;
+/// Used by way of another node: its number and its start take the words of what such a handle does not
+/// have, a registration and a promise.
+const REMOTE: u32 = 1 << 25;
 const MODE: u32 = 0xff;
 
 #[repr(C)]
@@ -48,6 +56,7 @@ struct Layout {
     state: [AtomicU8; STATE_BYTES],
     calls: [CallSlot; CALLS],
     departed: [[DepartedSlot; DEPARTED]; 2],
+    locks: [LockSlot; LOCKS],
     handles: [HandleSlot; HANDLES],
 }
 
@@ -103,6 +112,7 @@ pub struct Ledger {
     file: File,
     places: Mutex<Places>,
     departed: [AtomicU64; 2],
+    locks: LockPlaces,
 }
 
 #[derive(Default)]
@@ -157,8 +167,11 @@ impl Ledger {
             file,
             places: Mutex::default(),
             departed: Default::default(),
+            locks: LockPlaces::default(),
         };
-        let bare = State { negotiated: state.negotiated, node: Inheritance::default() }.encode();
+        let membership = state.node.membership.clone();
+        let bare = Inheritance { membership, ..Inheritance::default() };
+        let bare = State { negotiated: state.negotiated, node: bare }.encode();
         let length = u32::try_from(bare.len()).map_err(io::Error::other)?;
         if bare.len() > STATE_BYTES {
             return Err(io::ErrorKind::FileTooLarge.into());
@@ -168,6 +181,9 @@ impl Ledger {
         ledger.map.generation.store(state.node.generation, Ordering::Relaxed);
         for departed in &state.node.departed {
             ledger.note_departed(departed);
+        }
+        for owner in &state.node.locks {
+            ledger.note_lock_owner(owner);
         }
         let openers: HashMap<u64, u64> =
             before.opened.iter().map(|(unique, fh)| (*fh, *unique)).collect();
@@ -219,6 +235,7 @@ impl Ledger {
             }
         }
         before.calls = map.calls.iter().filter_map(CallSlot::read).collect();
+        state.node.locks = map.locks.iter().filter_map(LockSlot::read).collect();
         state.node.departed =
             map.departed.iter().flatten().filter_map(DepartedSlot::read).collect();
         Ok((state, before))
@@ -270,6 +287,16 @@ impl Ledger {
             store_bytes(&slot.bytes, &bytes);
             slot.length.store(length, Ordering::Release);
         }
+    }
+
+    /// Notes who is about to lock; false if there are too many.
+    pub fn note_lock_owner(&self, owner: &LockOwner) -> bool {
+        self.locks.note(&self.map.locks, owner)
+    }
+
+    /// Forgets an owner who has no locks of a file any more.
+    pub fn forget_lock_owner(&self, owner: &LockOwner) {
+        self.locks.forget(&self.map.locks, owner);
     }
 
     /// Notes that a call is begun, until what is returned is dropped, which must be after its answer.
@@ -324,13 +351,21 @@ impl HandleSlot {
         self.fh.store(handle.fh, Ordering::Relaxed);
         self.ino.store(handle.ino, Ordering::Relaxed);
         self.unique.store(unique, Ordering::Relaxed);
-        self.promised.store(handle.promised.unwrap_or(0), Ordering::Relaxed);
-        self.registration.store(handle.registration, Ordering::Relaxed);
+        let remote = handle.owner_node != 0;
+        let (registration, promised) = match remote {
+            true => (handle.owner_node, handle.owner_epoch),
+            false => (handle.registration, handle.promised.unwrap_or(0)),
+        };
+        self.promised.store(promised, Ordering::Relaxed);
+        self.registration.store(registration, Ordering::Relaxed);
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         let bits = USED
             | flag(handle.write, WRITE)
             | flag(handle.bypass, BYPASS)
-            | flag(handle.promised.is_some(), PROMISED)
+            | flag(handle.promised.is_some() && !remote, PROMISED)
+            | flag(handle.append, APPEND)
+            | flag(remote, REMOTE)
+            | flag(handle.stream.is_some(), STREAM)
             | (handle.mode.cast_unsigned() & MODE);
         self.bits.store(bits, Ordering::Release);
     }
@@ -339,14 +374,21 @@ impl HandleSlot {
         let bits = self.bits.load(Ordering::Acquire);
         let mode = HandleMode::try_from((bits & MODE).cast_signed()).ok()?;
         let promised = self.promised.load(Ordering::Relaxed);
+        let registration = self.registration.load(Ordering::Relaxed);
+        let remote = bits & REMOTE != 0;
         let handle = OpenHandle {
             fh: self.fh.load(Ordering::Relaxed),
             ino: self.ino.load(Ordering::Relaxed),
             write: bits & WRITE != 0,
             mode: mode.into(),
-            registration: self.registration.load(Ordering::Relaxed),
+            registration: if remote { 0 } else { registration },
             bypass: bits & BYPASS != 0,
             promised: (bits & PROMISED != 0).then_some(promised),
+            // Where it is now, it did not say; its rate is the file's.
+            stream: (bits & STREAM != 0).then(CarriedStream::default),
+            append: bits & APPEND != 0,
+            owner_node: if remote { registration } else { 0 },
+            owner_epoch: if remote { promised } else { 0 },
         };
         (bits & USED != 0).then(|| (handle, self.unique.load(Ordering::Relaxed)))
     }
@@ -397,6 +439,9 @@ mod tests {
             registration: 9,
             bypass: fh.is_multiple_of(3),
             promised: fh.is_multiple_of(2).then_some(fh),
+            stream: fh.is_multiple_of(5).then(CarriedStream::default),
+            append: fh.is_multiple_of(7),
+            ..OpenHandle::default()
         }
     }
 

@@ -11,6 +11,7 @@ mod front;
 mod hand_over;
 mod kernel;
 mod ledger;
+mod lock_notes;
 mod locks;
 mod mount;
 mod names;

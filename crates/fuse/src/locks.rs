@@ -6,12 +6,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_node::{Family, Ino, LockRequest, Mode, NodeError, Result, Span, Urgency};
+use forebay_node::{Family, Ino, LockRequest, Mode, NodeError, Result, Span, Urgency, Waited};
 use fusewire::{Header, Lock, Operation, Reply, Request, opcode};
 use parking_lot::Mutex;
 
 use crate::answer::Answer;
 use crate::front::Shared;
+use crate::resent;
 use crate::serve::Serve;
 
 /// Whether the kernel asks for, or about, a lock.
@@ -70,14 +71,18 @@ fn wait(
     let header: Header = *request.header();
     let interrupt = request.interrupt_token();
     let here = Arc::clone(shared);
-    let done = move |outcome: Result<()>| {
-        here.answer(&header, outcome.map(|()| Answer::Done), reply, began);
+    let done = move |waited: Waited| match waited {
+        Waited::Ended(outcome) => {
+            here.answer(&header, outcome.map(|()| Answer::Done), reply, began);
+        }
+        Waited::HandedOn => reply.leave_unanswered(),
     };
-    // The kernel gives no two requests of a mount one number.
-    shared.node.lock(Ino(header.node), wanted, header.unique, Box::new(done));
+    // The kernel gives no two requests of a mount one number, and one that comes again keeps its.
+    let ticket = resent::number(request);
+    shared.node.lock(Ino(header.node), wanted, ticket, Box::new(done));
     // The signal may have come before the waiter could be found.
     if interrupt.is_set() {
-        shared.node.stop_waiting(header.unique);
+        shared.node.stop_waiting(ticket);
     }
 }
 

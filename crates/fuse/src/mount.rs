@@ -92,7 +92,11 @@ pub fn mount(
     if keeper.is_some() && options.transport == Transport::Auto {
         options.transport = Transport::Classic;
     }
-    let generation = node.handle_generation();
+    let inheritance = Inheritance {
+        generation: node.handle_generation().into(),
+        membership: node.membership(),
+        ..Inheritance::default()
+    };
     let front =
         Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;
     let front = Arc::new(front);
@@ -100,8 +104,7 @@ pub fn mount(
     let session = Session::new(mount, &options, Arc::clone(&front))?;
     if let Some(keeper) = keeper {
         let negotiated = *session.connection().negotiated();
-        let node = Inheritance { generation: generation.into(), ..Inheritance::default() };
-        let state = State { negotiated, node };
+        let state = State { negotiated, node: inheritance };
         let parts = session.rings();
         let rings = parts.as_ref().map(RingParts::as_fd);
         let device = session.connection().as_fd();
@@ -161,7 +164,7 @@ pub fn adopt(
     keeper: Option<Keeper<'_>>,
 ) -> Result<Mounted> {
     let options = transport_options(&node, options);
-    let generation = node.handle_generation();
+    let (generation, membership) = (node.handle_generation(), node.membership());
     let front =
         Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;
     let front = Arc::new(front);
@@ -172,6 +175,8 @@ pub fn adopt(
             generation: generation.into(),
             handles: state.node.handles.clone(),
             departed: state.node.departed.clone(),
+            locks: state.node.locks.clone(),
+            membership,
             ..Inheritance::default()
         };
         let ring = rings.as_ref().map(RingParts::as_fd);
@@ -182,7 +187,8 @@ pub fn adopt(
     let session = Session::from_parts(parts, &options, Arc::clone(&front))?;
     // From here on a failure unmounts: nobody would serve. Before anything is read: what we have taken
     // must not come twice. What rings hold is found there.
-    if !state.node.at_rest
+    let unanswered = !state.node.at_rest || state.node.waiters > 0;
+    if unanswered
         && !on_rings
         && let Err(error) = session.connection().notify_resend()
     {
@@ -307,7 +313,7 @@ impl Mounted {
         loop {
             let since = Instant::now();
             let left = match self.running.park(ATTEMPT) {
-                Ok(()) => self.running.drain(ATTEMPT.saturating_sub(since.elapsed())),
+                Ok(()) => self.drain(ATTEMPT.saturating_sub(since.elapsed())),
                 Err(_) => self.running.connection().in_flight().max(1),
             };
             if left == 0 {
@@ -321,6 +327,28 @@ impl Mounted {
             }
             std::thread::sleep(pause);
         }
+    }
+
+    /// Waits until no request is in flight but those that wait for locks, which may take for ever; how
+    /// many others are left after `limit`.
+    fn drain(&self, limit: Duration) -> usize {
+        let until = Instant::now() + limit;
+        loop {
+            // In this order: one that begins to wait meanwhile is not counted as waiting only.
+            let in_flight = self.running.connection().in_flight();
+            let left = in_flight.saturating_sub(self.front.waiting_for_locks());
+            if left == 0 || Instant::now() >= until {
+                return left;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// Whether requests that wait for locks can be left to a successor: it has to ask the kernel for
+    /// them again. True if there are none.
+    pub fn can_leave_waiters(&self) -> bool {
+        let resends = self.connection().negotiated().features.contains(Features::HAS_RESEND);
+        self.front.waiting_for_locks() == 0 || resends && self.running.rings().is_none()
     }
 
     /// Serves on after [`Mounted::park`].

@@ -18,7 +18,12 @@ const RESENT: u64 = 1 << 63;
 
 /// The number of a request when it came first.
 pub fn number(request: &Request) -> u64 {
-    request.header().unique & !RESENT
+    first(request.header().unique)
+}
+
+/// A number without the mark.
+pub fn first(unique: u64) -> u64 {
+    unique & !RESENT
 }
 
 /// What is to be noted before a request is carried out; nothing for one that may be done twice.

@@ -98,6 +98,16 @@ impl Reply {
         self.send(-errno, &[]);
     }
 
+    /// Does not answer: the kernel still waits, and gives the request to whoever asks for what is
+    /// unanswered ([`Connection::notify_resend`]), which this process must do or the one that takes the
+    /// connection over. Not for requests that come by io_uring, which get `EIO`.
+    pub fn leave_unanswered(mut self) {
+        if self.slot.is_none() && self.state == State::Open {
+            self.state = State::Answered;
+            self.connection.in_flight_table().remove(self.unique);
+        }
+    }
+
     /// The operation succeeded and has no result.
     pub fn ok(mut self) {
         self.send(0, &[]);

@@ -2,6 +2,8 @@
 //!
 //! `cargo bench -p forebay-meta --bench cluster -- [SECONDS]`
 //!
+//! Also the servers' processor time for each, which tells more than rates where clients and servers share cores.
+//!
 //! First transactions like a creation's, each in one partition, straight to the engine, and the
 //! server's memory for each of their records; then creations in the namespace, each thread in a
 //! directory of its own. Clients and servers share the machine, whose cores limit both.
@@ -28,7 +30,9 @@ fn main() {
         let servers = Servers::cluster(primaries, 0, &[]);
         for threads in [1, 4, 24] {
             let engine = servers.open(&format!("t{threads}"), &RedisOptions::default());
-            measure(primaries, threads, seconds, "engine", |thread, n| create(&engine, thread, n));
+            measure(&servers, (primaries, threads), seconds, "engine", |thread, n| {
+                create(&engine, thread, n);
+            });
         }
         for threads in [1, 4, 24] {
             let engine = servers.open(&format!("n{threads}"), &RedisOptions::default());
@@ -40,7 +44,7 @@ fn main() {
             };
             let dirs: Vec<Ino> =
                 (0..threads).map(|n| make(&format!("d{n}")).expect("mkdir").ino).collect();
-            measure(primaries, threads, seconds, "namespace", |thread, n| {
+            measure(&servers, (primaries, threads), seconds, "namespace", |thread, n| {
                 let name = format!("result-{n:08}.dat");
                 let dir = dirs[thread as usize];
                 store.create(dir, name.as_bytes(), new(FileKind::File), now(n)).expect("create");
@@ -50,14 +54,28 @@ fn main() {
     memory();
 }
 
+/// Seconds of processor time that the servers have taken.
+fn worked(servers: &Servers, count: usize) -> f64 {
+    let field = |line: &str| -> Option<f64> {
+        let (name, value) = line.split_once(':')?;
+        let own = ["used_cpu_sys", "used_cpu_user"].contains(&name);
+        own.then(|| value.trim().parse().ok())?
+    };
+    let of = |server| -> f64 {
+        servers.command(server, &["INFO", "cpu"]).lines().filter_map(field).sum()
+    };
+    (0..count).map(of).sum()
+}
+
 fn measure(
-    primaries: usize,
-    threads: u64,
+    servers: &Servers,
+    (primaries, threads): (usize, u64),
     seconds: f64,
     what: &str,
     create: impl Fn(u64, u64) + Sync,
 ) {
     let (done, begin) = (AtomicU64::new(0), Instant::now());
+    let before = worked(servers, primaries);
     std::thread::scope(|scope| {
         for thread in 0..threads {
             let (done, create) = (&done, &create);
@@ -71,9 +89,14 @@ fn measure(
             });
         }
     });
-    let rate = done.load(Ordering::Relaxed) as f64 / begin.elapsed().as_secs_f64();
+    let done = done.load(Ordering::Relaxed) as f64;
+    let rate = done / begin.elapsed().as_secs_f64();
     let each = threads as f64 / rate * 1e6;
-    println!("{what:10} {primaries} primaries {threads:2} threads {rate:8.0}/s {each:7.0} us each");
+    let cpu = (worked(servers, primaries) - before) / done * 1e6;
+    println!(
+        "{what:10} {primaries} primaries {threads:2} threads {rate:8.0}/s {each:7.0} us each \
+         {cpu:6.1} us of the servers"
+    );
 }
 
 /// As a creation: an entry that must not exist, a record, a mark, and the directory's record.

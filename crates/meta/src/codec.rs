@@ -11,8 +11,8 @@ use prost::Message;
 use crate::error::{Error, Result};
 use crate::store::{Counts, Member};
 use crate::types::{
-    Attr, Backing, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record, Seq, Timestamp,
-    XattrState,
+    Attr, Backing, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record, Seq,
+    Timestamp, XattrState,
 };
 
 /// The version of all values.
@@ -122,6 +122,23 @@ struct PbMember {
     address: String,
     #[prost(string, tag = "9")]
     reach: String,
+    #[prost(bool, tag = "10")]
+    expelled: bool,
+}
+
+/// Copies of a file on other nodes.
+#[derive(Clone, PartialEq, Message)]
+struct PbCopies {
+    #[prost(fixed64, tag = "1")]
+    version: u64,
+    #[prost(message, optional, tag = "2")]
+    writer: Option<PbIncarnation>,
+    #[prost(uint64, tag = "3")]
+    size: u64,
+    #[prost(message, optional, tag = "4")]
+    mtime: Option<PbTime>,
+    #[prost(uint32, repeated, tag = "5")]
+    holders: Vec<u32>,
 }
 
 /// A lock of a program, or somebody who waits for it.
@@ -185,6 +202,7 @@ mod flag {
     pub const XATTRS_UNKNOWN: u32 = 1 << 7;
     pub const XATTRS_SOME: u32 = 1 << 8;
     pub const SAME_LINKS: u32 = 1 << 9;
+    pub const COPIED: u32 = 1 << 10;
 }
 
 fn kind_number(kind: FileKind) -> u32 {
@@ -267,6 +285,7 @@ fn flags_of(record: &Record) -> u32 {
         (record.listed, flag::LISTED),
         (record.pinned, flag::PINNED),
         (record.orphan, flag::ORPHAN),
+        (record.copied, flag::COPIED),
         (record.backing.attrs_differ, flag::ATTRS_DIFFER),
         (record.backing.xattrs_differ, flag::XATTRS_DIFFER),
         (record.links == record.backing.links, flag::SAME_LINKS),
@@ -384,6 +403,7 @@ pub(crate) fn decode_record(ino: Ino, value: &[u8]) -> Result<Record> {
         listed: has(flag::LISTED),
         pinned: has(flag::PINNED),
         orphan: has(flag::ORPHAN),
+        copied: has(flag::COPIED),
         owner: message.owner.map(|owner| incarnation_in(&what(), owner)).transpose()?,
         orphan_of: u16::try_from(message.orphan_of).map_err(|error| corrupt(what(), error))?,
         subdirs: message.subdirs,
@@ -463,6 +483,7 @@ pub(crate) fn encode_member(member: &Member) -> Vec<u8> {
         left: member.left,
         address: member.address.clone(),
         reach: member.reach.clone(),
+        expelled: member.expelled,
     };
     let mut value = Vec::with_capacity(1 + message.encoded_len());
     value.push(VERSION);
@@ -473,8 +494,35 @@ pub(crate) fn encode_member(member: &Member) -> Vec<u8> {
 pub(crate) fn decode_member(node: u16, value: &[u8]) -> Result<Member> {
     let what = || format!("node {node}");
     let message = PbMember::decode(body(&what, value)?).map_err(|error| corrupt(what(), error))?;
-    let PbMember { id, epoch, beat, left, address, reach } = message;
-    Ok(Member { node, id, epoch, beat, left, address, reach })
+    let PbMember { id, epoch, beat, left, address, reach, expelled } = message;
+    Ok(Member { node, id, epoch, beat, left, address, reach, expelled })
+}
+
+pub(crate) fn encode_copies(copies: &Copies) -> Vec<u8> {
+    let message = PbCopies {
+        version: copies.version,
+        writer: Some(incarnation_out(copies.writer)),
+        size: copies.size,
+        mtime: Some(time_out(copies.mtime)),
+        holders: copies.holders.iter().map(|node| u32::from(*node)).collect(),
+    };
+    let mut value = Vec::with_capacity(1 + message.encoded_len());
+    value.push(VERSION);
+    message.encode_raw(&mut value);
+    value
+}
+
+pub(crate) fn decode_copies(ino: Ino, value: &[u8]) -> Result<Copies> {
+    let what = || format!("copies of {ino}");
+    let message = PbCopies::decode(body(&what, value)?).map_err(|error| corrupt(what(), error))?;
+    let holder = |node: &u32| u16::try_from(*node).map_err(|error| corrupt(what(), error));
+    Ok(Copies {
+        version: message.version,
+        writer: incarnation_in(&what(), message.writer.unwrap_or_default())?,
+        size: message.size,
+        mtime: message.mtime.map_or(Timestamp::default(), time_in),
+        holders: message.holders.iter().map(holder).collect::<Result<_>>()?,
+    })
 }
 
 fn lock_out(lock: &Lock, ticket: Option<u64>) -> PbLock {
@@ -578,7 +626,7 @@ mod tests {
                 },
                 links, target: target.map(Vec::into_boxed_slice),
                 xattrs: [XattrState::Unknown, XattrState::None, XattrState::Some][bits as usize % 3],
-                dirty: bit(2), spilled: bit(3), listed: bit(4), pinned: bit(5), orphan: bit(6), orphan_of: bits,
+                dirty: bit(2), spilled: bit(3), listed: bit(4), pinned: bit(5), orphan: bit(6), copied: bit(9), orphan_of: bits,
                 owner: bit(8).then_some(Incarnation { node: bits, epoch: numbers.0 }),
                 subdirs: numbers.2, change: numbers.0, queued: queued.map(Seq), hard_link: queued, revision: numbers.1,
             }
@@ -598,6 +646,7 @@ mod tests {
             let _ = decode_record(Ino(2), &bytes);
             let _ = decode_entry(b"x", &bytes);
             let _ = decode_locks(Ino(2), &bytes);
+            let _ = decode_copies(Ino(2), &bytes);
         }
 
         #[test]

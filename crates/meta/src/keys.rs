@@ -15,6 +15,8 @@
 //! 0               C number                             the order to leave
 //! inode           L ino                                who works on the inode
 //! inode           K ino                                locks of programs
+//! inode           R ino                                copies on other nodes
+//! inode           T ino number                         the file was taken over from a node
 //! node            M number ino asker                   what a node is asked for
 //! ```
 //!
@@ -45,6 +47,8 @@ pub(crate) const MEMBER: u8 = b'N';
 pub(crate) const WORK: u8 = b'L';
 pub(crate) const MAIL: u8 = b'M';
 pub(crate) const LOCKS: u8 = b'K';
+pub(crate) const COPIES: u8 = b'R';
+pub(crate) const TAKEN: u8 = b'T';
 pub(crate) const ESTATE: u8 = b'E';
 pub(crate) const ORDER: u8 = b'C';
 
@@ -201,6 +205,18 @@ pub(crate) fn locks(ino: Ino) -> Key {
     numbered(ino.partition(), LOCKS, ino.0)
 }
 
+/// What other nodes keep of a file.
+pub(crate) fn copies(ino: Ino) -> Key {
+    numbered(ino.partition(), COPIES, ino.0)
+}
+
+/// Says that a file was taken over from a node, whose bytes of it do not count any more.
+pub(crate) fn taken(ino: Ino, node: u16) -> Key {
+    let mut key = numbered(ino.partition(), TAKEN, ino.0);
+    key.push(&node.to_be_bytes());
+    key
+}
+
 /// The prefix of what a node is asked for. Each node has a partition to itself for that, beyond
 /// those of directories, so that its stamp tells whether there is mail.
 pub(crate) fn mailbox(node: u16) -> Key {
@@ -282,6 +298,8 @@ mod tests {
                 member(5),
                 work(dir),
                 locks(dir),
+                copies(dir),
+                taken(dir, 5),
                 estate(5),
                 order(5),
                 mail(5, dir, 5),

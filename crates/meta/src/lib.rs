@@ -25,11 +25,12 @@ pub use engine::{
 };
 pub use error::{Error, Result};
 pub use store::{
-    Accessed, Answer, Counts, Entry, EntryPlus, Estate, Found, LeaveOrder, Mail, Member, MetaStore,
-    Moment, NewInode, NodeName, Options, Owned, Ownership, Queue, Refreshed, RenameFlags, Renamed,
-    Report, RoundTrips, Times, Unlinked, Vanished, Violation, Wish, XattrFlags,
+    Accessed, Answer, CopiesMade, Counts, Entry, EntryPlus, Estate, Found, LeaveOrder, Mail,
+    Member, MetaStore, Moment, NewInode, NodeName, Options, Owned, Ownership, Queue, Refreshed,
+    RenameFlags, Renamed, Report, RoundTrips, Times, Unlinked, Vanished, Violation, Wish,
+    XattrFlags,
 };
 pub use types::{
-    Attr, Backing, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record, Seq, Timestamp,
-    XattrState,
+    Attr, Backing, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record, Seq,
+    Timestamp, XattrState,
 };

@@ -149,6 +149,22 @@ pub struct Fingerprint {
     pub ino: u64,
 }
 
+/// What other nodes keep of a file, so that it is not lost with its owner: the contents that the
+/// last `fsync` or `close` found. They are there as long as the record says `copied`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Copies {
+    /// Under which number the nodes have them. Their first `size` bytes never change.
+    pub version: u64,
+    /// The owner that made them, or took the file over with one of them.
+    pub writer: Incarnation,
+    /// How long the file was, in bytes.
+    pub size: u64,
+    /// When it was last modified.
+    pub mtime: Timestamp,
+    /// The nodes that have a copy each, and did so durably when this was written.
+    pub holders: Vec<u16>,
+}
+
 /// What is known about an inode's extended attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum XattrState {
@@ -207,6 +223,9 @@ pub struct Record {
     /// In a cluster: the node that may write the file's bytes, and has the newest. What is `dirty`
     /// or `spilled` lies there.
     pub owner: Option<Incarnation>,
+    /// In a cluster: other nodes have copies of what is dirty ([`Copies`]). Never without `dirty` or
+    /// `spilled`.
+    pub copied: bool,
     /// In a cluster: the node by whose programs an orphan is in use; 0 for none.
     pub(crate) orphan_of: u16,
     /// Number of subdirectories among the known entries of a directory.

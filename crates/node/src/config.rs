@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forebay_core::cluster::redundancy::Redundancy;
+
 use crate::stream::StreamsConfig;
 
 /// One tier: a local directory and how much of it Forebay may use.
@@ -59,7 +61,8 @@ pub enum Coherence {
 /// How a node talks to others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerConfig {
-    /// Where it listens: `host:port`, `tcp://host:port` or `unix:/path`; port 0 is any free one.
+    /// Where it listens: `host:port` for TCP, or what [`forebay_peer::Address`] knows; port 0 is any
+    /// free one.
     pub listen: String,
     /// The file with the secret of the cluster, by which nodes know each other (mutual TLS). Without
     /// one whoever reaches the address is believed.
@@ -81,6 +84,10 @@ pub struct ClusterConfig {
     pub lease: Duration,
     /// How long an open waits for the owner of the file.
     pub patience: Duration,
+    /// What is kept on other nodes of what is written here.
+    pub redundancy: Redundancy,
+    /// Bytes a second that are sent to make lost copies again.
+    pub repair_rate: u64,
     /// How it talks to the other nodes; `None` for by the metadata engine alone.
     pub peers: Option<PeerConfig>,
 }
@@ -96,6 +103,8 @@ impl ClusterConfig {
             memory_only: false,
             lease: Duration::from_secs(12),
             patience: Duration::from_secs(20),
+            redundancy: Redundancy::None,
+            repair_rate: 64 << 20,
             peers: None,
         }
     }

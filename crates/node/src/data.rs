@@ -59,6 +59,8 @@ impl Node {
         let record = self.as_seen_here(&self.meta.get(file.ino)?);
         if let Some(resident) = self.residents.get(file.ino.0) {
             residence.place = self.open_place(file.ino, resident)?;
+        } else if let Some(resident) = self.adopt_copy(&record)? {
+            residence.place = self.open_place(file.ino, resident)?;
         }
         let emptied = record.dirty && record.attr.size == 0;
         residence.base = if record.spilled {
@@ -272,7 +274,13 @@ impl Node {
 
     /// The record follows what was written to a file; false if it is gone.
     fn record_written(&self, ino: Ino, size: u64, mtime: Timestamp) -> Result<bool> {
+        let mut mine = true;
         let settled = self.meta.update(ino, None, |record| {
+            mine = self.may_have_written(record);
+            if !mine {
+                // Another node has taken the file over: what was written here does not count.
+                return Queue::No;
+            }
             if !record.dirty || record.attr.size != size || record.attr.mtime != mtime {
                 record.attr.ctime = record.attr.ctime.max(mtime);
             }
@@ -282,6 +290,7 @@ impl Node {
             Queue::Yes
         });
         match settled {
+            Ok(_) if !mine => Err(Errno::STALE.into()),
             Ok(_) => Ok(true),
             Err(forebay_meta::Error::Stale(_)) => Ok(false),
             Err(error) => Err(error.into()),
@@ -303,7 +312,7 @@ impl Node {
     }
 
     /// Asks for the write-back of a file that was closed just now.
-    fn written_back_in(&self, ino: Ino) {
+    pub(crate) fn written_back_in(&self, ino: Ino) {
         match self.config.writeback {
             Writeback::After(delay) => self.reconcile_later(ino, delay),
             Writeback::OnClose | Writeback::Through => {

@@ -186,6 +186,19 @@ impl Node {
         }
     }
 
+    /// As [`Node::free_room`], but waits for nothing.
+    pub(crate) fn free_room_at_once(&self, tier: u8, need: u64) -> bool {
+        self.discard_removed();
+        if self.free_on(tier) < need {
+            let missing = need - self.free_on(tier);
+            let mut actions = Vec::new();
+            let pressure = Event::Pressure { tier: unit::Tier(tier), need: Bytes(missing) };
+            self.step(pressure, &mut actions);
+            actions.into_iter().for_each(|action| self.perform(action));
+        }
+        self.free_on(tier) >= need
+    }
+
     /// Removes a clean object that nobody uses; false when that is not so.
     fn evict(&self, ino: Ino, tier: u8) -> Result<bool> {
         let file = self.files.get(ino);
@@ -202,7 +215,11 @@ impl Node {
             self.decide(Event::Dirty { object: unit::Ino(ino.0) });
             return Ok(false);
         }
-        if file.is_open() || self.meta.get(ino).is_ok_and(|record| record.dirty || record.pinned) {
+        let kept = match self.meta.get(ino) {
+            Ok(record) => record.dirty || record.pinned,
+            Err(error) => !matches!(error, forebay_meta::Error::Stale(_)),
+        };
+        if file.is_open() || kept {
             return Ok(false);
         }
         let slot = &self.tiers[usize::from(tier)];

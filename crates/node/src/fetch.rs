@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use forebay_core::steward::{Event, Placement};
 use forebay_core::unit;
 use forebay_meta::{Ino, Record};
-use forebay_store::copy::{self, Cancel, Limits, Pass, Priority};
+use forebay_store::copy::{self, Cancel, Limits, Pass, Priority, Turns};
 use forebay_store::{BackingFile, ErrorClass, Object, Presence};
 use parking_lot::{Mutex, RwLock};
 
@@ -686,7 +686,9 @@ impl Node {
 
     /// The conditions of copies of a class.
     pub(crate) fn limits(&self, priority: Priority) -> Limits {
-        Limits { priority, ..self.copies.clone() }
+        let streams = self.streams.clone().filter(|_| priority == Priority::WriteBack);
+        let turns = streams.map(|streams| streams as Arc<dyn Turns>);
+        Limits { priority, turns, ..self.copies.clone() }
     }
 
     /// While it is held, copies that nobody waits for stand back.

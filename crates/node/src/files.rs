@@ -49,6 +49,11 @@ pub struct File {
     pub shown: Mutex<Option<Option<Fingerprint>>>,
     /// In a cluster: opens by way of the owner since the file came into use, whatever they are now.
     pub remote_opens: AtomicU32,
+    /// In a cluster: one at a time makes copies of it on other nodes.
+    pub copying: Mutex<()>,
+    /// In a cluster: the first byte that was changed since copies of it were last made; `u64::MAX` for
+    /// nothing.
+    pub changed_from: AtomicU64,
     /// In a cluster: whoever writes at the end holds it between the look where that is and the write.
     pub appending: Mutex<()>,
     /// The setuid or setgid bit or file capabilities must go at the next write.
@@ -72,6 +77,8 @@ impl File {
             durable_change: AtomicU64::new(0),
             shown: Mutex::default(),
             remote_opens: AtomicU32::new(0),
+            copying: Mutex::new(()),
+            changed_from: AtomicU64::new(0),
             appending: Mutex::new(()),
             privileged: AtomicBool::new(false),
         }
@@ -94,9 +101,15 @@ impl File {
         self.opening.load(Ordering::Acquire) > 0 || self.opens.lock().count > 0
     }
 
-    /// Says that the contents change.
+    /// Says that the contents change, anywhere.
     pub fn count_write(&self) {
+        self.count_write_from(0);
+    }
+
+    /// Says that the contents change, nowhere before `offset`.
+    pub fn count_write_from(&self, offset: u64) {
         self.writes.fetch_add(1, Ordering::Relaxed);
+        self.changed_from.fetch_min(offset, Ordering::AcqRel);
     }
 }
 

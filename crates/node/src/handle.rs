@@ -32,6 +32,13 @@ pub enum OpenMode {
     Direct,
 }
 
+impl OpenMode {
+    /// Whether the kernel was given a file that it reads, writes or maps by itself.
+    pub(crate) fn passes(self) -> bool {
+        matches!(self, OpenMode::Passthrough { .. } | OpenMode::PassthroughDirect { .. })
+    }
+}
+
 /// A file that was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opened {
@@ -48,12 +55,14 @@ pub struct Handle {
     pub(crate) mode: OpenMode,
     /// Every write goes to the end of the file, wherever the kernel takes that to be.
     pub(crate) append: bool,
-    /// Whether it has the right to write.
+    /// Whether it keeps the file on this node ([`crate::cluster::Hold`]): as long as it may write
+    /// it, or the kernel does something with it by itself.
     pub(crate) held: AtomicBool,
     /// By way of which node the file is read and written, if it is not here.
     pub(crate) remote: Remote,
-    /// What its reader reads along, if it is a stream.
-    pub(crate) stream: Option<Arc<OpenStream>>,
+    /// What its reader reads along, if it is a stream; of one that was another daemon's, once it is
+    /// admitted here.
+    pub(crate) stream: OnceLock<Arc<OpenStream>>,
     /// Room promised to a passthrough writer: tier and bytes.
     pub(crate) promised: Option<(u8, u64)>,
     /// Where a sequential reader reads next.
@@ -75,9 +84,9 @@ impl Handle {
             write,
             mode,
             append,
-            held: AtomicBool::new(write),
+            held: AtomicBool::new(write || mode.passes()),
             remote: Remote::default(),
-            stream: None,
+            stream: OnceLock::new(),
             promised,
             expected: AtomicU64::new(0),
             run: AtomicU64::new(0),

@@ -16,6 +16,7 @@ use forebay_core::unit;
 use forebay_meta::{Attr, Ino, Timestamp};
 use prost::Message;
 
+use crate::cluster::{LockOwner, Membership};
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
@@ -23,6 +24,7 @@ use crate::handle::{GENERATIONS, Handle, Handles, OpenMode};
 use crate::node::Node;
 use crate::open::Registered;
 use crate::residents::Resident;
+use crate::stream::CarriedStream;
 
 /// What a node hands on. A Protocol Buffers message; `docs/format.md` has its fields.
 #[derive(Clone, PartialEq, Message)]
@@ -46,6 +48,15 @@ pub struct Inheritance {
     /// Attributes of removed inodes that may still be somebody's working directory.
     #[prost(message, repeated, tag = "6")]
     pub departed: Vec<DepartedInode>,
+    /// Which node of a cluster it is.
+    #[prost(message, optional, tag = "7")]
+    pub membership: Option<Membership>,
+    /// Who may have locks, in a cluster.
+    #[prost(message, repeated, tag = "8")]
+    pub locks: Vec<LockOwner>,
+    /// Requests that wait for locks: the kernel is to give them to whoever takes over.
+    #[prost(uint64, tag = "9")]
+    pub waiters: u64,
 }
 
 /// An open file.
@@ -72,6 +83,18 @@ pub struct OpenHandle {
     /// Bytes promised to a passthrough writer on the tier of its object.
     #[prost(uint64, optional, tag = "7")]
     pub promised: Option<u64>,
+    /// Its stream, if it is one.
+    #[prost(message, optional, tag = "8")]
+    pub stream: Option<CarriedStream>,
+    /// Whether writes go to the end of the file.
+    #[prost(bool, tag = "9")]
+    pub append: bool,
+    /// By way of which node it is used, 0 if the file is here.
+    #[prost(uint32, tag = "10")]
+    pub owner_node: u32,
+    /// That node's start.
+    #[prost(uint64, tag = "11")]
+    pub owner_epoch: u64,
 }
 
 /// How the kernel treats an open file: [`OpenMode`] without its values.
@@ -194,6 +217,7 @@ impl OpenHandle {
             OpenMode::Passthrough { id } => (HandleMode::Passthrough, id),
             OpenMode::PassthroughDirect { id } => (HandleMode::PassthroughDirect, id),
         };
+        let owner = handle.remote.owner();
         OpenHandle {
             fh,
             ino: handle.file.ino.0,
@@ -202,6 +226,10 @@ impl OpenHandle {
             registration,
             bypass: bypass && registration != 0,
             promised: handle.promised.map(|(_, bytes)| bytes),
+            stream: handle.stream.get().map(|stream| stream.carried()),
+            append: handle.append,
+            owner_node: owner.map_or(0, |owner| owner.node.into()),
+            owner_epoch: owner.map_or(0, |owner| owner.epoch),
         }
     }
 
@@ -253,6 +281,7 @@ impl Node {
         self.restart_reconciler();
         node.start_reconciler();
         node.start_ticker();
+        node.go_on_in_cluster();
     }
 
     fn what_goes_on(&self) -> String {
@@ -273,6 +302,10 @@ impl Node {
     pub fn bequeath(&self, limit: Duration) -> Result<Inheritance> {
         let until = Instant::now() + limit;
         let left = || until.saturating_duration_since(Instant::now());
+        if !self.rest_in_cluster(left()) {
+            let what = "what another node has asked for".into();
+            return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });
+        }
         // Either may give the other something to do.
         while !(self.slow.rest(left()) && self.flushers.rest(left()) && self.slow.is_at_rest()) {
             if Instant::now() >= until {
@@ -286,6 +319,8 @@ impl Node {
             handles: self.open_handles(),
             generation: self.handles.generation().into(),
             at_rest: true,
+            membership: self.membership(),
+            locks: self.lock_owners(),
             replaced: self.names.lingering.take().into_iter().map(|ino| ino.0).collect(),
             ..Inheritance::default()
         };
@@ -305,6 +340,11 @@ impl Node {
         if let Some(log) = &self.event_log {
             log.write_out();
         }
+        if let Some(streams) = &self.streams {
+            // The device is the successor's.
+            streams.stop();
+        }
+        inheritance.waiters = self.hand_waiters_on();
         self.let_go_of_state();
         Ok(inheritance)
     }
@@ -369,6 +409,8 @@ impl Node {
         }
         tracing::info!(open = adopted.len(), at_rest = inheritance.at_rest, "taken over");
         self.handles.adopt(adopted);
+        self.take_over_locks(inheritance);
+        self.take_over_streams(inheritance);
         for &ino in &inheritance.replaced {
             self.linger(Ino(ino));
         }
@@ -394,6 +436,9 @@ impl Node {
 
     fn take_over_handle(&self, open: &OpenHandle) -> Result<Handle> {
         let file = self.files.get(Ino(open.ino));
+        if let Some(handle) = self.take_over_remote(&file, open)? {
+            return Ok(handle);
+        }
         self.load(&Context::DAEMON, &file)?;
         let residence = file.residence.read();
         let mode = open.open_mode();
@@ -425,7 +470,9 @@ impl Node {
             self.decide_later(Event::Busy { object: unit::Ino(open.ino) });
         }
         drop((opens, residence));
-        Ok(Handle::new(file, open.write, mode, promised))
+        let mut handle = Handle::new(file, open.write, mode, promised);
+        handle.append = open.append;
+        Ok(handle)
     }
 }
 

@@ -58,7 +58,7 @@ impl Node {
         } else if matches!(residence.base, Base::Zeros) {
             return Ok(0);
         }
-        if let Some(stream) = handle.stream.clone() {
+        if let Some(stream) = handle.stream.get().cloned() {
             // Neither the file nor the handle is kept from others while the stream is waited for.
             let file = file.clone();
             drop(residence);
@@ -189,9 +189,7 @@ impl Node {
         at: Option<u64>,
         data: &[u8],
     ) -> Result<(u64, usize)> {
-        if self.cluster.as_ref().is_some_and(Cluster::is_fenced) {
-            return Err(NodeError::Posix(Errno::STALE));
-        }
+        self.check_fence()?;
         let one_at_the_end = match at {
             Some(_) => None,
             None if context.may_wait => Some(file.appending.lock()),
@@ -212,6 +210,14 @@ impl Node {
         drop(one_at_the_end);
         self.metrics.bytes.of(Source::Tier).add(written as u64);
         Ok((offset, written))
+    }
+
+    /// Refuses what is not this node's to do any more.
+    fn check_fence(&self) -> Result<()> {
+        match self.cluster.as_ref().is_some_and(Cluster::is_fenced) {
+            true => Err(NodeError::Posix(Errno::STALE)),
+            false => Ok(()),
+        }
     }
 
     /// The length of an open file.
@@ -270,7 +276,7 @@ impl Node {
         // Before the bytes, should the daemon die among them, and after them: a flush that copies
         // at the same time may have missed them.
         let mark = || -> Result<()> {
-            file.count_write();
+            file.count_write_from(offset);
             match &place.presence {
                 Some(presence) => Ok(presence.write().mark_dirty(offset..end)?),
                 None => Ok(()),
@@ -328,8 +334,11 @@ impl Node {
         if self.sync_through(context, &handle, data_only)? {
             return Ok(());
         }
+        // The kernel may have written by itself what is none of this node's any more.
+        self.check_fence()?;
         let file = handle.file.clone();
         drop(handle);
+        self.safeguard(&file)?;
         self.sync_file(&file, data_only)?;
         if self.config.durability == Durability::Backing
             || self.config.writeback == Writeback::Through
@@ -390,10 +399,14 @@ impl Node {
         if self.flush_through(context, &handle)? {
             return Ok(());
         }
+        if handle.write {
+            self.check_fence()?;
+        }
         let file = handle.file.clone();
         drop(handle);
         // What other nodes are shown from now on.
         self.settle(&file)?;
+        self.safeguard(&file)?;
         if !through {
             return Ok(());
         }

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use crate::cluster::LockOwner;
 use crate::inherit::DepartedInode;
 use crate::metrics::RefusalReason;
 
@@ -34,6 +35,17 @@ pub trait Kernel: Send + Sync {
     /// Hears of a removed inode that somebody may still use, so that it outlives the daemon.
     fn note_departed(&self, departed: &DepartedInode) {
         let _ = departed;
+    }
+
+    /// Hears who is about to lock, so that it outlives the daemon; false if it can't be kept.
+    fn note_lock_owner(&self, owner: &LockOwner) -> bool {
+        let _ = owner;
+        true
+    }
+
+    /// Hears of an owner who has no locks of a file any more, whichever handles he had them through.
+    fn forget_lock_owner(&self, owner: &LockOwner) {
+        let _ = owner;
     }
 
     /// Drops a name that the kernel cached.

@@ -54,7 +54,9 @@ mod trace;
 mod truncate;
 
 pub use check::{CheckRequest, Checked, check};
-pub use cluster::{InTheWay, LockDone, LockRequest, NodeReport};
+pub use cluster::{
+    InTheWay, Kept, LockDone, LockOwner, LockRequest, Membership, NodeReport, SafetyReport, Waited,
+};
 pub use config::{
     ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,
     Writeback,
@@ -64,6 +66,7 @@ pub use convert::now;
 pub use error::{NodeError, Result};
 pub use failpoints::{arm_fail_points, fail_points};
 pub use forebay_core::cluster::locks::{Family, Mode, Span};
+pub use forebay_core::cluster::redundancy::Redundancy;
 pub use forebay_meta::{
     Attr, EngineError, Error as MetaError, Estate, FileKind, Ino, Owned, Timestamp,
 };
@@ -80,7 +83,7 @@ pub use paths::{Residency, Whereabouts};
 pub use pool::{Pool, Refused, Urgency};
 pub use reconcile::{Conflict, Remaining};
 pub use report::{BusyFile, DirtyFile, LongWork, TierReport};
-pub use stream::{RefusedStream, StreamsConfig, StreamsReport};
+pub use stream::{CarriedStream, RefusedStream, StreamsConfig, StreamsReport};
 pub use trace::{Opening, Recorded};
 
 /// Policies that a mount can use: those that need no knowledge of the future, the default first.

@@ -296,6 +296,8 @@ label! {
         StackDepth = "stack-depth",
         /// The kernel refused for another reason.
         Refused = "refused",
+        /// In a cluster: the file is not this node's.
+        NotOwned = "not-owned",
     }
 }
 
@@ -451,7 +453,7 @@ metrics! {
         "Files that were changed on both sides and kept in both versions.";
     passthrough_opens: Counter = "forebay_passthrough_opens_total", "opens", Stable,
         "Opens that were handed to the kernel.";
-    passthrough_refusals: Family<RefusalReason, Counter, 10> = "forebay_passthrough_refusals_total", "opens", Stable,
+    passthrough_refusals: Family<RefusalReason, Counter, 11> = "forebay_passthrough_refusals_total", "opens", Stable,
         "Opens that the daemon served itself, by reason.";
     errors: Family<ErrorClass, Counter, 7> = "forebay_errors_total", "errors", Stable,
         "Errors given to programs that were not their own doing, by class.";
@@ -475,6 +477,14 @@ metrics! {
         "Bytes fetched ahead for nothing.";
     prefetch_waiting_bytes: Gauge = "forebay_prefetch_waiting_bytes", "bytes", Stable,
         "Bytes fetched ahead, or being fetched, that are not used yet.";
+    bytes_copied: Counter = "forebay_copied_bytes_total", "bytes", Stable,
+        "Bytes sent to other nodes, so that they are not lost with this one.";
+    copies_repaired: Counter = "forebay_repaired_copies_total", "copies", Stable,
+        "Copies on other nodes that were made again elsewhere.";
+    written_through: Counter = "forebay_written_through_total", "files", Stable,
+        "Files that were written back at fsync or close, as too few nodes could take copies.";
+    taken_over: Counter = "forebay_taken_over_total", "files", Stable,
+        "Files that were taken over from nodes that are gone.";
     stuck: Gauge = "forebay_stuck_operations", "operations", Stable,
         "Operations that wait for the backing store longer than they should.";
 }

@@ -17,7 +17,7 @@ use forebay_store::{DirBacking, Tier, TierLock};
 use parking_lot::Mutex;
 
 use crate::access::Accesses;
-use crate::cluster::{self, Cluster};
+use crate::cluster::{self, Cluster, Membership};
 use crate::config::NodeConfig;
 use crate::error::{NodeError, Result};
 use crate::files::Files;
@@ -122,11 +122,6 @@ impl Node {
     /// # Errors
     /// As [`Node::start`].
     pub fn start_after(config: NodeConfig, inheritance: Option<&Inheritance>) -> Result<Arc<Node>> {
-        if inheritance.is_some() && config.cluster.is_some() {
-            return Err(NodeError::Config(
-                "a node of a cluster can't take over from another daemon: unmount and mount".into(),
-            ));
-        }
         let tiers = open_tiers(&config)?;
         let first = tiers.first().ok_or_else(|| {
             NodeError::Config("at least one tier is needed: give --tier DIR=SIZE".into())
@@ -157,7 +152,7 @@ impl Node {
         let tiers = open_tiers(&config)?;
         let owner = tiers.first().map(|first| owner_of(&*first.tier)).unwrap_or_default();
         let backing = Arc::new(DirBacking::open(&config.backing, &owner)?);
-        let node = Self::build(config, tiers, backing, 0)?;
+        let node = Self::build(config, tiers, backing, None)?;
         node.import_root()?;
         Ok(node)
     }
@@ -168,8 +163,8 @@ impl Node {
         backing: Arc<dyn BackingStore>,
         inheritance: Option<&Inheritance>,
     ) -> Result<Arc<Node>> {
-        let generation = inheritance.map_or(0, Inheritance::next_generation);
-        let node = Self::build(config, tiers, backing, generation)?;
+        let node = Self::build(config, tiers, backing, inheritance)?;
+        node.start_heartbeat();
         node.import_root()?;
         match inheritance {
             None => drop(node.recover(&HashSet::new())?),
@@ -180,6 +175,7 @@ impl Node {
         node.start_ticker();
         node.start_peers()?;
         node.start_cluster_life();
+        node.start_keeping_copies();
         node.start_cluster_locks();
         Ok(node)
     }
@@ -188,16 +184,18 @@ impl Node {
         config: NodeConfig,
         tiers: Vec<TierSlot>,
         backing: Arc<dyn BackingStore>,
-        generation: u16,
+        inheritance: Option<&Inheritance>,
     ) -> Result<Arc<Node>> {
+        let generation = inheritance.map_or(0, Inheritance::next_generation);
+        let former = inheritance.and_then(|inheritance| inheritance.membership.as_ref());
         let state_dir = match (&config.state_dir, tiers.first()) {
             (Some(dir), _) => dir.clone(),
             (None, Some(first)) => first.tier.path().join("state"),
             (None, None) => return Err(NodeError::Config("no tier".into())),
         };
-        let meta = open_namespace(&config, &state_dir, &tiers)?;
+        let meta = open_namespace(&config, &state_dir, &tiers, former)?;
         let cluster = meta.member().zip(config.cluster.clone());
-        let cluster = cluster.map(|(me, config)| Cluster::new(me, config));
+        let cluster = cluster.map(|(me, config)| Cluster::new(me, config, former));
         bind_to_backing(&meta, &config.backing)?;
         let spills_noted = meta.has_setting_like(crate::spill::SETTING)?;
         let decisions = steward_config(&config);
@@ -270,7 +268,7 @@ impl Node {
 
     /// The pool of threads that may wait for reads of a handle.
     pub fn pool_of_reads(&self, fh: u64) -> &Pool {
-        let streamed = || self.handles.get(fh).is_some_and(|handle| handle.stream.is_some());
+        let streamed = || self.handles.get(fh).is_some_and(|handle| handle.stream.get().is_some());
         match &self.streams {
             Some(streams) if streamed() => streams.readers(),
             _ => &self.slow,
@@ -368,6 +366,9 @@ impl Node {
         {
             tracing::error!(%error, "the state may not survive a reboot");
         }
+        if let Some(cluster) = &self.cluster {
+            cluster.end_heartbeat(left(until));
+        }
         self.leave_cluster(ended);
         ended
     }
@@ -387,7 +388,12 @@ fn open_tiers(config: &NodeConfig) -> Result<Vec<TierSlot>> {
     Ok(tiers)
 }
 
-fn open_namespace(config: &NodeConfig, state_dir: &Path, tiers: &[TierSlot]) -> Result<MetaStore> {
+fn open_namespace(
+    config: &NodeConfig,
+    state_dir: &Path,
+    tiers: &[TierSlot],
+    former: Option<&Membership>,
+) -> Result<MetaStore> {
     let Some(cluster) = &config.cluster else {
         cluster::bind_to_namespace(state_dir, None)?;
         return open_meta(&state_dir.join(METADATA));
@@ -401,7 +407,9 @@ fn open_namespace(config: &NodeConfig, state_dir: &Path, tiers: &[TierSlot]) -> 
     let engine = Redis::open(&cluster.address, &redis).map_err(forebay_meta::Error::from)?;
     let id = tiers.first().map(|first| owner_of(&*first.tier)).unwrap_or_default();
     let node = Some(NodeName { id, address: cluster.host.clone() });
-    let meta = MetaStore::open(Box::new(engine), &Options { node, ..Options::default() })?;
+    let resume = former.and_then(Membership::incarnation);
+    let options = Options { node, resume, ..Options::default() };
+    let meta = MetaStore::open(Box::new(engine), &options)?;
     cluster::bind_to_namespace(state_dir, Some(&meta))?;
     Ok(meta)
 }

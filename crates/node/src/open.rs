@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use forebay_core::steward::Event;
-use forebay_meta::{FileKind, Ino, Record};
+use forebay_meta::{Error as MetaError, FileKind, Ino, Record};
 use forebay_store::backing::Access;
 use rustix::io::Errno;
 
@@ -65,7 +65,7 @@ impl Node {
     /// the backing store says.
     pub fn open(&self, context: &Context, ino: Ino, flags: i32) -> Result<Opened> {
         let changes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
-        let (mut record, right) = self.newest(context, ino, changes)?;
+        let (mut record, mut right) = self.newest(context, ino, changes)?;
         if record.attr.kind != FileKind::File {
             let is_dir = record.attr.kind == FileKind::Directory;
             return Err(if is_dir { Errno::ISDIR } else { Errno::NXIO }.into());
@@ -82,19 +82,24 @@ impl Node {
             Ok(record) => record,
             Err(error) => {
                 drop(in_use);
-                if !file.is_open() {
+                // Any other failure says nothing of the file.
+                if matches!(error, MetaError::Stale(_)) && !file.is_open() {
                     self.discard_data(ino);
                 }
                 return Err(error.into());
             }
         };
+        if matches!(right, Right::None) {
+            right = self.hold_if_owned(ino);
+        }
+        let held = matches!(right, Right::Hold(_));
         let opened = match &right {
             Right::Through(owner) => self.open_through(context, &file, *owner, flags),
-            _ => self
-                .match_version(context, &file, &record)
-                .and_then(|()| self.open_known(context, &file, self.as_seen_here(&record), flags)),
+            _ => self.match_version(context, &file, &record).and_then(|()| {
+                self.open_known(context, &file, self.as_seen_here(&record), flags, held)
+            }),
         };
-        self.keep_hold(right, opened.is_ok() && flags & libc::O_ACCMODE != libc::O_RDONLY);
+        self.keep_hold(right, &opened, flags);
         drop(in_use);
         // Removed meanwhile, it was left to this open to let go of it.
         if opened.is_err() && self.meta.get(ino).is_ok_and(|record| record.orphan) {
@@ -110,6 +115,7 @@ impl Node {
         file: &FileRef,
         mut record: Arc<Record>,
         flags: i32,
+        held: bool,
     ) -> Result<Opened> {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         drop(file.residence_for(context)?);
@@ -118,14 +124,17 @@ impl Node {
             record = self.meta.get(file.ino)?;
         }
         let stream = self.prepare(context, file, &record, write)?;
-        let append = flags & libc::O_APPEND != 0;
-        self.attach(file, &record, (write, append), stream)
+        self.attach(file, &record, Use { flags, held }, stream)
     }
 
-    /// A handle that may write has the right to for as long as it lives.
-    fn keep_hold(&self, right: Right<'_>, by_handle: bool) {
+    /// A handle that may write, or that the kernel serves by itself, keeps the file on this node for
+    /// as long as it lives.
+    fn keep_hold(&self, right: Right<'_>, opened: &Result<Opened>, flags: i32) {
+        let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         match right {
-            Right::Hold(hold) if by_handle => hold.keep(),
+            Right::Hold(hold) if opened.as_ref().is_ok_and(|o| write || o.mode.passes()) => {
+                hold.keep();
+            }
             other => drop(other),
         }
     }
@@ -193,9 +202,9 @@ impl Node {
         let file = self.files.get(record.ino);
         self.load(&Context::DAEMON, &file)?;
         self.tracer.note(file.ino, 0, true);
-        let append = flags & libc::O_APPEND != 0;
-        let opened = self.attach(&file, record, (write, append), None);
-        self.keep_hold(right, opened.is_ok());
+        let held = matches!(right, Right::Hold(_));
+        let opened = self.attach(&file, record, Use { flags, held }, None);
+        self.keep_hold(right, &opened, flags);
         opened
     }
 
@@ -254,24 +263,23 @@ impl Node {
         &self,
         file: &FileRef,
         record: &Record,
-        (write, append): (bool, bool),
+        how: Use,
         stream: Option<Arc<OpenStream>>,
     ) -> Result<Opened> {
         fail_at!("node.open.attach");
+        let write = how.writes();
         let residence = file.residence.read();
         let mut opens = file.opens.lock();
         self.busiest.count(file.ino.0);
-        let (mut mode, promised) = self.choose_mode(file, &residence, &mut opens, record, write);
+        let (mut mode, promised) = self.choose_mode(file, &residence, &mut opens, record, how);
         let mut handle = Handle::new(file.clone(), write, mode, promised);
-        if self.is_clustered() && write && append {
-            // The kernel may have another length in mind than the file has since it was opened.
-            mode = OpenMode::Direct;
-            (handle.mode, handle.append) = (mode, true);
-        }
-        if stream.is_some() && matches!(mode, OpenMode::Cached { .. } | OpenMode::Direct) {
+        handle.append = self.appends_itself(how);
+        if let Some(stream) = stream
+            && matches!(mode, OpenMode::Cached { .. } | OpenMode::Direct)
+        {
             // The kernel's cache and its readahead would hide from the stream where its reader is.
             mode = OpenMode::Direct;
-            (handle.mode, handle.stream) = (mode, stream);
+            (handle.mode, handle.stream) = (mode, stream.into());
         }
         let Some(fh) = self.handles.insert(handle) else {
             if let Some((tier, bytes)) = promised {
@@ -306,7 +314,20 @@ impl Node {
         }
         drop((opens, residence));
         let opened = Opened { fh, mode };
-        marked.map(|()| opened).inspect_err(|_| self.release(opened.fh))
+        marked.map(|()| opened).inspect_err(|_| {
+            if let Some(handle) = self.handles.get(fh) {
+                // The right to write is the caller's still, who drops it.
+                handle.held.store(false, Ordering::Release);
+            }
+            self.release(fh);
+        })
+    }
+
+    /// Whether writes of an open go to the end of the file as the daemon knows it. The kernel may have
+    /// another length in mind, as other nodes may write the file by way of this one; and what it
+    /// appends by itself would not take turns with what they do.
+    fn appends_itself(&self, how: Use) -> bool {
+        self.is_clustered() && how.writes() && how.flags & libc::O_APPEND != 0
     }
 
     /// The mode of a new open beside those that live. The kernel's rules: cached and passthrough
@@ -319,14 +340,15 @@ impl Node {
         residence: &Residence,
         opens: &mut Opens,
         record: &Record,
-        write: bool,
+        how: Use,
     ) -> (OpenMode, Option<(u8, u64)>) {
+        let write = how.writes();
         if let Some(registered) = &opens.registered {
             let id = registered.id;
             if !write {
                 return (OpenMode::Passthrough { id }, None);
             }
-            if registered.bypass {
+            if registered.bypass || self.appends_itself(how) {
                 return (OpenMode::PassthroughDirect { id }, None);
             }
             return match self.promise_to_writer(file, residence) {
@@ -334,11 +356,19 @@ impl Node {
                 Err(_) => (OpenMode::PassthroughDirect { id }, None),
             };
         }
+        if self.appends_itself(how) {
+            return (OpenMode::Direct, None);
+        }
         if let Some(reason) = self.passthrough_refusal() {
             return (self.served(reason, false, write), None);
         }
         if opens.cached > 0 {
             return (self.served(RefusalReason::MixedOpen, true, write), None);
+        }
+        if self.is_clustered() && !how.held {
+            // Another node may write it, and the kernel would go on with the version of this open:
+            // for later opens, too, as long as one of them lives.
+            return (self.served(RefusalReason::NotOwned, true, write), None);
         }
         // A daemon that writes may have to move extents away from under a passthrough reader.
         let serves_writer = opens.writers > 0;
@@ -380,6 +410,7 @@ impl Node {
     ) -> (OpenMode, Option<(u8, u64)>) {
         let refused = || (self.served(RefusalReason::NotResident, true, false), None);
         let unseen = self.config.throttle.is_none() && self.streams.is_none();
+        let unseen = unseen && !self.is_clustered();
         if !matches!(residence.base, Base::Backing(_)) || !unseen {
             return refused();
         }
@@ -479,8 +510,8 @@ impl Node {
         if let Some((tier, bytes)) = handle.promised {
             self.tiers[usize::from(tier)].room.unpromise(bytes);
         }
-        if handle.held.load(Ordering::Acquire) {
-            self.unhold(file.ino);
+        if handle.held.load(Ordering::Acquire) && self.unhold(file.ino) && !handle.write {
+            self.give_up_later(file.ino);
         }
         fail::fail_point!("node.release.before_settle");
         if last_writer {
@@ -505,13 +536,21 @@ impl Node {
 
     /// What is due when nobody has the file open any more.
     pub(crate) fn last_close(&self, file: &FileRef) {
-        let record = self.meta.get(file.ino).ok();
+        let record = self.meta.get(file.ino);
         // Opened again since: the record that counts was read before, and whoever opened it comes
         // by here too.
         if file.is_open() {
             return;
         }
-        let Some(record) = record else { return self.discard_at_hand(file) };
+        let record = match record {
+            Ok(record) => record,
+            Err(MetaError::Stale(_)) => return self.discard_at_hand(file),
+            Err(error) => {
+                // If it was removed, the next start finds what is left of it.
+                tracing::warn!(ino = file.ino.0, %error, "a closed file can't be looked at");
+                return;
+            }
+        };
         if !record.orphan {
             return self.note_access_time(file, &record);
         }
@@ -551,6 +590,21 @@ impl Node {
 
     pub(crate) fn handle(&self, fh: u64) -> Result<sharded_slab::Entry<'_, Handle, Keys>> {
         self.handles.get(fh).ok_or(NodeError::Posix(Errno::BADF))
+    }
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy)]
+struct Use {
+    /// Those of open(2).
+    flags: i32,
+    /// In a cluster: the file stays with this node while the handle lives.
+    held: bool,
+}
+
+impl Use {
+    fn writes(self) -> bool {
+        self.flags & libc::O_ACCMODE != libc::O_RDONLY
     }
 }
 

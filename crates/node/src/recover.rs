@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use forebay_core::steward::Event;
 use forebay_core::unit;
 use forebay_meta::{Ino, Queue, Record};
-use forebay_store::{Header, Object};
+use forebay_store::{ErrorClass, Header, Object};
 
 use crate::convert;
 use crate::error::{NodeError, Result};
@@ -50,6 +50,7 @@ impl Node {
             );
         }
         self.release_orphans(open)?;
+        self.recover_copies()?;
         let trusted = self.clean_copies_are_trusted()?;
         let known = self.meta.setting(RECOVERED)?.is_some();
         let mut recovered = Recovered::default();
@@ -146,7 +147,9 @@ impl Node {
                 }
                 Ok(None) => {
                     recovered.removed += 1;
-                    if let Err(error) = slot.tier.remove(ino) {
+                    if let Err(error) = slot.tier.remove(ino)
+                        && error.class() != ErrorClass::NotFound
+                    {
                         tracing::warn!(ino, %error, "can't remove an object");
                     }
                 }
@@ -218,6 +221,9 @@ impl Node {
         let mut dirty = header.dirty || map.as_ref().is_some_and(forebay_store::Presence::is_dirty);
         let mut current = record.backing.fingerprint.map(convert::store_fingerprint);
         if dirty && !self.may_have_written(&record) {
+            if self.yield_found(ino, tier)? {
+                return Ok(None);
+            }
             self.check_overtaken(&record, &header, slot.tier.path())?;
             return Ok(None);
         }

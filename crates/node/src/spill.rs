@@ -11,6 +11,7 @@ use forebay_store::{Attributes, Bytes, ErrorClass, Presence, StoreError};
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
+use crate::context::Context;
 use crate::data::BLOCK;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
@@ -213,6 +214,17 @@ impl Node {
     fn is_read_by_the_kernel(&self, file: &File, place: &Place) -> bool {
         file.opens.lock().passes_to_object()
             || place.passed.load(Ordering::Acquire) && self.maybe_mapped(place)
+    }
+
+    /// Whether a mapping of the object may live that outlasted a passthrough open.
+    pub(crate) fn is_mapped_by_the_kernel(&self, file: &File) -> Result<bool> {
+        if self.passthrough_refusal().is_some() {
+            return Ok(false);
+        }
+        // It may be in use by nobody else.
+        self.load(&Context::DAEMON, file)?;
+        let residence = file.residence.read();
+        Ok(residence.place.as_ref().is_some_and(|place| self.maybe_mapped(place)))
     }
 
     /// Writes for which no room could be made into an object that the kernel reads by itself. The

@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// A node over a directory of titles.
 struct Stage {
     node: Arc<Node>,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 /// Bytes that tell of which title they are and roughly from where.
@@ -38,8 +38,8 @@ impl Stage {
         Self::with(titles, bytes, |config| {
             let model = Model::Disk(Disk::table_1());
             let profile = model.profile("table1");
-            let (memory, emulate) = (16 << 20, Some(model));
-            let streams = StreamsConfig { profile, memory, beginnings: 0, emulate };
+            let (memory, emulate, idle) = (16 << 20, Some(model), forebay_streams::IDLE);
+            let streams = StreamsConfig { profile, memory, beginnings: 0, idle, emulate };
             config.streams = Some(streams);
         })
     }
@@ -58,7 +58,11 @@ impl Stage {
         config.extent_bytes = 64 << 10;
         change(&mut config);
         let node = Node::start(config).unwrap();
-        Stage { node, _dir: dir }
+        Stage { node, dir }
+    }
+
+    fn backing(&self, title: usize) -> std::path::PathBuf {
+        self.dir.path().join("backing").join(title.to_string())
     }
 
     fn ino(&self, title: usize) -> Ino {
@@ -352,8 +356,9 @@ fn beginning_of_a_popular_file_when_on_the_tier_then_there_at_once_and_the_strea
     let stage = Stage::with(2, bytes, |config| {
         let model = Model::Disk(Disk::table_1());
         let (profile, memory) = (model.profile("table1"), 16 << 20);
-        let emulate = Some(model);
-        config.streams = Some(StreamsConfig { profile, memory, beginnings: 1 << 20, emulate });
+        let (emulate, idle) = (Some(model), forebay_streams::IDLE);
+        config.streams =
+            Some(StreamsConfig { profile, memory, beginnings: 1 << 20, idle, emulate });
     });
     let first = stage.open(0);
     assert!(!stage.state(0).ends_with("first-byte-within-ms=0"), "{}", stage.state(0));
@@ -373,4 +378,55 @@ fn beginning_of_a_popular_file_when_on_the_tier_then_there_at_once_and_the_strea
     assert!(stage.read(second, 0, usize::MAX) == content(0, bytes));
     assert!(stage.taken() > 0, "the rest came along the stream");
     stage.node.release(second);
+}
+
+#[test]
+fn handle_that_nobody_reads_then_its_place_goes_to_others_and_it_reads_on_all_the_same() {
+    let bytes = 1_500_000;
+    let stage = Stage::with(60, bytes, |config| {
+        let model = Model::Disk(Disk::table_1());
+        let (profile, memory) = (model.profile("table1"), 16 << 20);
+        let (emulate, idle) = (Some(model), Duration::from_millis(400));
+        config.streams = Some(StreamsConfig { profile, memory, beginnings: 0, idle, emulate });
+    });
+    let handles = stage.fill(60);
+    let (refused, streams) = (handles.len() - 1, handles.len() as u64 - 1);
+    let idle = || stage.node.streams_report().unwrap().status.idle;
+    let begun = Instant::now();
+    while idle() < streams {
+        assert!(begun.elapsed() < LIMIT, "{} of {streams} are idle", idle());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let again = stage.open(refused);
+    assert!(stage.state(refused).starts_with("admitted"), "{}", stage.state(refused));
+    // The first byte of one that has a place again, and all of it.
+    assert!(stage.read(handles[0], 0, usize::MAX) == content(0, bytes));
+    assert!(stage.taken() > 0, "it came along the stream");
+    handles.into_iter().chain([again]).for_each(|fh| stage.node.release(fh));
+    assert_eq!(stage.node.open_streams(), 0);
+}
+
+#[test]
+fn file_when_written_back_beside_a_stream_then_in_turns() {
+    let bytes = 600_000;
+    let stage = Stage::new(2, bytes);
+    let writer = stage.node.open(&CONTEXT, stage.ino(1), libc::O_RDWR).unwrap().fh;
+    let data = vec![7; 1 << 20];
+    assert_eq!(stage.node.write(&CONTEXT, writer, 0, &data).unwrap(), data.len());
+    stage.node.release(writer);
+    let stream = stage.open(0);
+    let turns = || stage.node.streams_report().unwrap().status.turns;
+    let before = turns();
+    let begun = Instant::now();
+    while stage.node.backlog_len() > 0 {
+        assert!(begun.elapsed() < LIMIT, "{} are left", stage.node.backlog_len());
+        // Somebody else may be at it, or the file may be busy for a moment.
+        let _ = stage.node.reconcile(stage.ino(1));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // 64 KiB each.
+    assert!(turns() >= before + 16, "{} turns", turns() - before);
+    assert!(std::fs::read(stage.backing(1)).unwrap() == data, "it is in the backing store");
+    assert!(stage.read(stream, 0, usize::MAX) == content(0, bytes));
+    stage.node.release(stream);
 }

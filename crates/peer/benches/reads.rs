@@ -2,17 +2,20 @@
 //! time that passed, and of the processor's time of both ends, which other work on the machine
 //! disturbs less.
 //!
-//! The file lies in memory. The copy reads it into a buffer and writes that to a socket; its other
-//! end reads the socket into a buffer. Reads are of 1 MiB, four under way.
+//! The copy reads it into a buffer and writes that to a socket; its other
+//! end reads the socket into a buffer. Reads are of 1 MiB, four under way. `SIZE_MIB` is the size of
+//! the file (64), `DIRECTORY` is where it lies (/dev/shm); elsewhere it is in the page cache.
 
 use forebay_peer::message::{Fault, Read, Request};
 use forebay_peer::transport::Transport;
+#[cfg(feature = "quic")]
+use forebay_peer::transport::quic::Quic;
 use forebay_peer::transport::tcp::Tcp;
 use forebay_peer::transport::udp::Udp;
 use forebay_peer::transport::unix::Unix;
 use forebay_peer::{
-    Body, Call, Client, ClientConfig, ClusterSecret, FileRange, Found, Identity, Limits, Security,
-    Server, Service,
+    Body, BufferPool, Call, Client, ClientConfig, ClusterSecret, FileRange, Found, Identity,
+    Limits, Security, Server, Service,
 };
 use std::collections::VecDeque;
 use std::fs::File;
@@ -22,17 +25,37 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const SIZE: u64 = 64 << 20;
 const EXTENT: u32 = 1 << 20;
 const ROUNDS: usize = 7;
 const LONG: Duration = Duration::from_secs(20);
 
-struct Files(Arc<File>);
+/// Bytes of the file.
+fn size() -> u64 {
+    let given = std::env::var("SIZE_MIB").ok().and_then(|text| text.parse::<u64>().ok());
+    given.unwrap_or(64) << 20
+}
+
+/// Answers from a file, by reading it first or while it is sent.
+struct Files {
+    file: Arc<File>,
+    buffers: Arc<BufferPool>,
+    read_first: bool,
+}
 
 impl Service for Files {
     fn read(&self, _call: &Call, read: &Read) -> Result<Found, Fault> {
-        let range = FileRange { file: self.0.clone(), offset: read.offset, len: read.len };
-        Ok(Found { version: 1, body: Body::File(range) })
+        let body = match self.read_first {
+            true => {
+                let mut bytes = self.buffers.take(read.len as usize);
+                self.file.read_exact_at(&mut bytes, read.offset).map_err(|_| Fault::NotHere)?;
+                Body::Buffer(bytes)
+            }
+            false => {
+                let (file, offset, len) = (self.file.clone(), read.offset, read.len);
+                Body::File(FileRange { file, offset, len })
+            }
+        };
+        Ok(Found { version: 1, body })
     }
 }
 
@@ -45,12 +68,15 @@ struct Way {
 fn way(name: &'static str, file: &Arc<File>, transport: Arc<dyn Transport>, sums: bool) -> Way {
     let me = |node| Identity { cluster: "bench".into(), node, epoch: 1 };
     let limits = Limits { sum_files: sums, ..Limits::default() };
-    let at = match name {
-        "unix" => format!("unix:/dev/shm/forebay-peer-{}", std::process::id()),
-        "udp" => "udp://127.0.0.1:0".into(),
+    let at = match name.split(',').next() {
+        Some("unix") => format!("unix:/dev/shm/forebay-peer-{}-{}", std::process::id(), name.len()),
+        Some("udp") => "udp://127.0.0.1:0".into(),
+        Some("quic") => "quic://127.0.0.1:0".into(),
         _ => "tcp://127.0.0.1:0".into(),
     };
-    let mut server = Server::start(Arc::new(Files(file.clone())), me(1), limits.clone()).unwrap();
+    let (read_first, buffers) = (name.ends_with("read first"), BufferPool::new(64 << 20));
+    let files = Files { file: file.clone(), buffers, read_first };
+    let mut server = Server::start(Arc::new(files), me(1), limits.clone()).unwrap();
     let address = server.listen(&*transport, &at.parse().unwrap()).unwrap();
     let config = ClientConfig { limits, ..ClientConfig::new(me(2)) };
     Way { name, client: Client::new(transport, address, config), _server: server }
@@ -72,7 +98,7 @@ fn by_reads(client: &Client) {
     let deadline = Instant::now() + LONG;
     let mut under_way = VecDeque::new();
     let mut got = 0;
-    for offset in (0..SIZE).step_by(EXTENT as usize) {
+    for offset in (0..size()).step_by(EXTENT as usize) {
         let read = Request::Read(Read { ino: 1, version: Some(1), offset, len: EXTENT });
         under_way.push_back(client.start(&read, &Body::Empty, deadline).unwrap());
         if under_way.len() == 4 {
@@ -82,7 +108,7 @@ fn by_reads(client: &Client) {
     for call in under_way {
         got += call.wait().unwrap().1.len();
     }
-    assert_eq!(got as u64, SIZE);
+    assert_eq!(got as u64, size());
 }
 
 /// A thread that copies the file to a socket whenever it is sent a byte.
@@ -93,7 +119,7 @@ fn copier(file: &Arc<File>) -> TcpStream {
     std::thread::spawn(move || {
         let mut buffer = vec![0; EXTENT as usize];
         while sender.read_exact(&mut buffer[..1]).is_ok() {
-            for offset in (0..SIZE).step_by(EXTENT as usize) {
+            for offset in (0..size()).step_by(EXTENT as usize) {
                 file.read_exact_at(&mut buffer, offset).unwrap();
                 sender.write_all(&buffer).unwrap();
             }
@@ -106,7 +132,7 @@ fn copier(file: &Arc<File>) -> TcpStream {
 fn by_copy(stream: &mut TcpStream) {
     stream.write_all(&[1]).unwrap();
     let mut buffer = vec![0; EXTENT as usize];
-    for _ in (0..SIZE).step_by(EXTENT as usize) {
+    for _ in (0..size()).step_by(EXTENT as usize) {
         stream.read_exact(&mut buffer).unwrap();
     }
 }
@@ -117,21 +143,32 @@ fn median(mut seconds: Vec<f64>) -> f64 {
 }
 
 fn main() {
-    let path = format!("/dev/shm/forebay-peer-reads-{}", std::process::id());
-    std::fs::write(&path, (0..SIZE).map(|at| (at >> 3) as u8).collect::<Vec<_>>()).unwrap();
+    let directory = std::env::var("DIRECTORY").unwrap_or_else(|_| "/dev/shm".into());
+    let path = format!("{directory}/forebay-peer-reads-{}", std::process::id());
+    let piece: Vec<u8> = (0..EXTENT).map(|at| (at >> 3) as u8).collect();
+    let mut file = File::create(&path).unwrap();
+    (0..size()).step_by(EXTENT as usize).for_each(|_| file.write_all(&piece).unwrap());
     let file = Arc::new(File::open(&path).unwrap());
     std::fs::remove_file(&path).unwrap();
     let mut copier = copier(&file);
     let tls = ClusterSecret::generate().unwrap().identity().unwrap();
     let plain = || Arc::new(Tcp::new(Security::Off));
+    let encrypted = Arc::new(Tcp::new(Security::Tls(tls.clone())));
     let ways = [
+        way("tcp, read first", &file, plain(), true),
         way("tcp", &file, plain(), true),
         way("tcp, sums only of heads", &file, plain(), false),
-        way("tcp with tls", &file, Arc::new(Tcp::new(Security::Tls(tls))), true),
+        way("tcp, with tls", &file, encrypted.clone(), true),
+        way("tcp, with tls, read first", &file, encrypted, true),
+        way("unix, read first", &file, Arc::new(Unix::default()), true),
         way("unix", &file, Arc::new(Unix::default()), true),
+        #[cfg(feature = "quic")]
+        way("quic", &file, Arc::new(Quic::new(&Security::Tls(tls)).unwrap()), true),
         way("udp", &file, Arc::new(Udp::new(&Security::Off).unwrap()), true),
     ];
     let mut measured = vec![(Vec::new(), Vec::new()); ways.len() + 1];
+    // Connections come about, and buffers are made.
+    ways.iter().for_each(|way| by_reads(&way.client));
     for _ in 0..ROUNDS {
         let copy = timed(|| by_copy(&mut copier));
         let reads = ways.iter().map(|way| timed(|| by_reads(&way.client)));
@@ -142,10 +179,19 @@ fn main() {
     }
     let mut medians = measured.into_iter().map(|(passed, worked)| (median(passed), median(worked)));
     let copy = medians.next().expect("the copy is the first");
-    println!("plain copy: {:.0} MB/s", SIZE as f64 / copy.0 / 1e6);
+    let per_gb = |worked: f64| worked * 1e9 / size() as f64;
+    println!(
+        "plain copy: {:.0} MB/s, {:.2} s of work per GB",
+        size() as f64 / copy.0 / 1e6,
+        per_gb(copy.1)
+    );
     for (way, (passed, worked)) in ways.iter().zip(medians) {
-        let (speed, ratio) = (SIZE as f64 / passed / 1e6, copy.0 / passed);
+        let (speed, ratio) = (size() as f64 / passed / 1e6, copy.0 / passed);
         let work = worked / copy.1;
-        println!("{}: {speed:.0} MB/s, {ratio:.2} of the copy, {work:.2} times its work", way.name);
+        println!(
+            "{}: {speed:.0} MB/s, {ratio:.2} of the copy, {work:.2} times its work, {:.2} s per GB",
+            way.name,
+            per_gb(worked)
+        );
     }
 }

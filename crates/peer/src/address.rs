@@ -6,9 +6,9 @@ use std::str::FromStr;
 
 use crate::error::Error;
 
-/// An address of a node, written as `tcp://host:port`, `unix:/path`, `udp://host:port` or
-/// `quic://host:port`. A host is a name, an IPv4 address, or an IPv6 address in brackets; port 0
-/// means any free one where it is listened on.
+/// An address of a node, written as `tcp://host:port`, `unix:/path`, `quic://host:port`,
+/// `udp://host:port`, `udt://host:port` or `mpi://rank:port`. A host is a name, an IPv4 address, or
+/// an IPv6 address in brackets; port 0 means any free one where it is listened on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
     /// TCP, by `host:port`.
@@ -19,6 +19,11 @@ pub enum Address {
     Udp(String),
     /// QUIC, by `host:port`.
     Quic(String),
+    /// UDT, by `host:port`.
+    Udt(String),
+    /// MPI, by `rank:port`: the number of a process of the job, or `self` for one's own, and a number
+    /// that tells listeners of one process apart.
+    Mpi(String),
 }
 
 impl FromStr for Address {
@@ -47,7 +52,12 @@ impl FromStr for Address {
             "tcp" => Ok(Address::Tcp(rest.to_owned())),
             "udp" => Ok(Address::Udp(rest.to_owned())),
             "quic" => Ok(Address::Quic(rest.to_owned())),
-            _ => Err(wrong("the scheme is none of tcp, unix, udp and quic")),
+            "udt" => Ok(Address::Udt(rest.to_owned())),
+            "mpi" if host == "self" || host.parse::<u16>().is_ok() => {
+                Ok(Address::Mpi(rest.to_owned()))
+            }
+            "mpi" => Err(wrong("neither `self` nor the number of a process of the job")),
+            _ => Err(wrong("the scheme is none of tcp, unix, quic, udp, udt and mpi")),
         }
     }
 }
@@ -59,6 +69,8 @@ impl fmt::Display for Address {
             Address::Unix(path) => write!(f, "unix:{}", path.display()),
             Address::Udp(at) => write!(f, "udp://{at}"),
             Address::Quic(at) => write!(f, "quic://{at}"),
+            Address::Udt(at) => write!(f, "udt://{at}"),
+            Address::Mpi(at) => write!(f, "mpi://{at}"),
         }
     }
 }
@@ -69,9 +81,15 @@ mod tests {
 
     #[test]
     fn address_when_written_and_read_then_the_same() {
-        for text in
-            ["tcp://node7:7000", "unix:/run/f.sock", "udp://[::1]:9", "quic://127.0.0.1:65535"]
-        {
+        for text in [
+            "tcp://node7:7000",
+            "unix:/run/f.sock",
+            "udp://[::1]:9",
+            "quic://127.0.0.1:65535",
+            "udt://node7:1",
+            "mpi://17:0",
+            "mpi://self:0",
+        ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
     }
@@ -82,6 +100,8 @@ mod tests {
         {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
-        assert!("tcp://::1:5".parse::<Address>().is_err());
+        for text in ["tcp://::1:5", "mpi://node7:1", "mpi://-1:0", "mpi://1"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
     }
 }

@@ -74,6 +74,11 @@ impl Buffer {
         bytes
     }
 
+    /// Leaves the first `len` bytes, if there are more.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
     /// Ties a share of a budget to the life of this buffer.
     pub(crate) fn charged(mut self, charge: Charge) -> Buffer {
         self.charge = Some(charge);
@@ -135,6 +140,11 @@ mod tests {
         drop(first);
         let second = pool.take(100);
         assert_eq!((second.as_ptr(), second.len()), (at, 100));
+        let mut third = pool.take(50);
+        third.truncate(60);
+        assert_eq!(third.len(), 50);
+        third.truncate(20);
+        assert_eq!(third.len(), 20);
     }
 
     #[test]

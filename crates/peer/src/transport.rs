@@ -4,14 +4,26 @@
 //! other. Frames do not depend on each other, so a wire may deliver them in another order, if each
 //! of them is whole.
 
+#[cfg(any(feature = "mpi", feature = "udt"))]
+mod library;
+#[cfg(feature = "mpi")]
+pub mod mpi;
+#[cfg(feature = "quic")]
+pub mod quic;
 pub(crate) mod socket;
 pub mod tcp;
 pub mod tls;
 pub mod udp;
+#[cfg(feature = "udt")]
+pub mod udt;
 pub mod unix;
+mod ways;
+
+pub use ways::Ways;
 
 use std::fs::File;
 use std::io::{self, IoSlice};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,4 +122,10 @@ pub trait Sink: Send {
 pub trait Closer: Send + Sync {
     /// Wakes whoever reads or writes; both fail from now on.
     fn close(&self);
+}
+
+/// The first address of `host:port`.
+fn resolve(at: &str) -> io::Result<SocketAddr> {
+    let none = || io::Error::new(io::ErrorKind::NotFound, "the host's name has no address");
+    at.to_socket_addrs()?.next().ok_or_else(none)
 }

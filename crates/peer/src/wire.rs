@@ -278,8 +278,8 @@ impl FrameSink {
         self.sink.send(&mut parts.map(IoSlice::new))
     }
 
-    /// Bytes are read, summed, and sent while they are in the cache, by the kernel itself where it
-    /// can. Should the file change in between, the sum does not fit and the receiver asks again.
+    /// Bytes are read, summed, and sent while they are in the cache, by the kernel itself where that
+    /// pays. Should the file change in between, the sum does not fit and the receiver asks again.
     fn send_file(&mut self, range: &FileRange) -> std::io::Result<()> {
         self.sink.send(&mut [IoSlice::new(&self.head)])?;
         let by_kernel = self.sink.sends_files();

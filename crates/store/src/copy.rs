@@ -13,7 +13,7 @@ use crate::failpoints::fail_at;
 use crate::local::retry;
 use crate::{Bytes, ErrorClass, Result, StoreError};
 
-pub use crate::limits::{Buffer, BufferPool, Gate, Pass, RateLimiter};
+pub use crate::limits::{Buffer, BufferPool, Gate, Pass, RateLimiter, Turns};
 
 /// Classes of copies, most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,6 +90,8 @@ pub struct Limits {
     pub rate: Option<Arc<RateLimiter>>,
     /// One gate per device.
     pub gate: Option<Arc<Gate>>,
+    /// Who has the first call on the device of the target, if anybody.
+    pub turns: Option<Arc<dyn Turns>>,
     /// Buffers; their size is also the size of a chunk.
     pub buffers: Arc<BufferPool>,
     /// Counters to add to.
@@ -106,6 +108,7 @@ impl Limits {
             priority,
             rate: None,
             gate: None,
+            turns: None,
             buffers: Arc::clone(buffers),
             progress: Arc::default(),
         }
@@ -277,12 +280,19 @@ impl Copy<'_> {
         let chunk = self.limits.buffers.buffer_size() as u64;
         let mut at = range.start;
         while at < range.end {
-            let len = (range.end - at).min(chunk);
+            let turns = self.limits.turns.as_ref().and_then(|turns| Some((turns, turns.piece()?)));
+            let piece = turns.map_or(chunk, |(_, piece)| piece.clamp(1, chunk));
+            let len = (range.end - at).min(piece);
             self.step(len)?;
+            let turn = turns.map(|(turns, _)| turns.turn(self.target.fd(), at, len));
             let moved = match self.kernel(at, len)? {
                 Some(moved) => moved,
                 None => self.buffered(at, len as usize)?,
             };
+            if turn.is_some() {
+                self.write_out(at, moved);
+            }
+            drop(turn);
             if moved == 0 {
                 return Err(self.shrunk(self.source.len()?.min(at), wanted));
             }
@@ -290,6 +300,17 @@ impl Copy<'_> {
             at += moved;
         }
         Ok(())
+    }
+
+    /// Has the device write now what is in the page cache of the target: later would be outside of the
+    /// turn. Whether it has arrived is what a sync says at the end.
+    fn write_out(&self, at: u64, bytes: u64) {
+        let Some(to) = self.target.fd() else { return };
+        let flags = libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        let (at, bytes) = (at as libc::off64_t, bytes as libc::off64_t);
+        // SAFETY: the descriptor is borrowed and hence open, the rest are numbers. Some file systems
+        // can't do it: then all works as without turns.
+        unsafe { libc::sync_file_range(to.as_raw_fd(), at, bytes, flags) };
     }
 
     /// One `copy_file_range`; `None` where the kernel cannot, from then on for this copy.

@@ -353,6 +353,32 @@ impl Tier for DirTier {
         Ok(Arc::new(object))
     }
 
+    fn adopt(&self, ino: u64, file: &Path, header: &Header) -> Result<Arc<dyn Object>> {
+        let err = |e: Errno| StoreError::io("make an object of", file, e);
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let fd = retry(|| fs::open(file, flags, Mode::empty())).map_err(err)?;
+        let object = self.object(ino, fd);
+        object.set_header(header)?;
+        let fan = self.fan_dir(ino, true).map_err(err)?;
+        let (name, once) = (object_name(ino), fs::RenameFlags::NOREPLACE);
+        retry(|| fs::renameat_with(fs::CWD, file, fan, &name, once)).map_err(err)?;
+        Ok(Arc::new(object))
+    }
+
+    fn detach(&self, ino: u64, to: &Path) -> Result<()> {
+        let err = |e: Errno| StoreError::io("move an object to", to, e);
+        let fan = self.fan_dir(ino, false).map_err(err)?;
+        let name = object_name(ino);
+        let map = format!("{name}{MAP_SUFFIX}");
+        let beside = to.with_extension("map");
+        // The object goes first: see `remove`.
+        retry(|| fs::renameat(fan, &name, fs::CWD, to)).map_err(err)?;
+        match retry(|| fs::renameat(fan, &map, fs::CWD, &beside)) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(err(e)),
+        }
+    }
+
     fn open(&self, ino: u64) -> Result<Arc<dyn Object>> {
         let fd = self
             .open_at(ino, &object_name(ino), OFlags::empty())

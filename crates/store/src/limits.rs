@@ -1,11 +1,23 @@
 //! What holds a copy back: rates, more urgent copies, buffers.
 
+use std::any::Any;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::copy::{Cancel, Priority};
 use crate::{Result, StoreError};
+
+/// Somebody who has the first call on the device that is written to.
+pub trait Turns: Send + Sync {
+    /// Bytes that may be written at a time; none if nobody has to be waited for now.
+    fn piece(&self) -> Option<u64>;
+
+    /// Waits until so many bytes can be written to a file at an offset. The turn ends when what is
+    /// returned is dropped.
+    fn turn(&self, file: Option<BorrowedFd<'_>>, offset: u64, bytes: u64) -> Box<dyn Any>;
+}
 
 /// Longest sleep between two looks at the cancel flag.
 const SLICE: Duration = Duration::from_millis(20);

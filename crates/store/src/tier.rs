@@ -95,6 +95,14 @@ pub trait Tier: Send + Sync {
     /// Makes an empty object with a header. `Exists` if there is one.
     fn create(&self, ino: u64, header: &Header) -> Result<Arc<dyn Object>>;
 
+    /// Makes a file on the tier's file system an object, with a header; it has no other name from then
+    /// on. `Exists` if there is an object of this inode. A crash leaves one or the other.
+    fn adopt(&self, ino: u64, file: &Path, header: &Header) -> Result<Arc<dyn Object>>;
+
+    /// Moves an object out of the tier, to a path on its file system, and its map to that path with
+    /// `.map`. `NotFound` if there is none.
+    fn detach(&self, ino: u64, to: &Path) -> Result<()>;
+
     /// Opens an object for reading and writing. `NotFound` if there is none.
     fn open(&self, ino: u64) -> Result<Arc<dyn Object>>;
 

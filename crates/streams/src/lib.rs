@@ -26,6 +26,6 @@ pub use error::Error;
 pub use extents::place_of;
 pub use rate::parse_rate;
 pub use service::{
-    Class, Histogram, OpenError, Rejected, Service, ServiceConfig, Status, Stream, StreamError,
-    StreamLine, StreamRequest, Turn,
+    Class, Histogram, IDLE, OpenError, Rejected, Service, ServiceConfig, Status, Stream,
+    StreamError, StreamLine, StreamRequest, Turn,
 };

@@ -149,11 +149,7 @@ fn survey(
     }
     ground.segments.sort_by_key(|segment| segment.physical);
     let last = ground.segments.iter().map(|s| s.physical + s.bytes).max().unwrap_or(1);
-    let whole = if kind.is_dir() {
-        device_bytes(rustix::fs::stat(target).map_or(0, |s| s.st_dev))
-    } else {
-        None
-    };
+    let whole = if kind.is_dir() { device_bytes(target) } else { None };
     let capacity = whole.unwrap_or(0).max(last);
     notes.push(format!(
         "measured in {} file(s), {} MiB in {} piece(s)",
@@ -164,8 +160,9 @@ fn survey(
     Ok((ground, capacity))
 }
 
-/// Bytes of the block device with this number, if the kernel tells.
-fn device_bytes(device: u64) -> Option<u64> {
+/// Bytes of the block device that a directory is on, if the kernel tells.
+pub(crate) fn device_bytes(directory: &Path) -> Option<u64> {
+    let device = rustix::fs::stat(directory).ok()?.st_dev;
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let text = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/size")).ok()?;
     Some(text.trim().parse::<u64>().ok()? * 512)

@@ -6,8 +6,8 @@ use std::fmt::Write;
 use crate::service::{Histogram, Status};
 
 /// Every cause of a glitch, so that each is shown from the start.
-pub const CAUSES: [&str; 6] =
-    ["degraded", "device-slow", "host-busy", "late", "memory", "read-error"];
+pub const CAUSES: [&str; 7] =
+    ["daemon-change", "degraded", "device-slow", "host-busy", "late", "memory", "read-error"];
 /// Every reason of a refusal.
 pub const REASONS: [&str; 6] = ["device", "memory", "places", "rate", "startup", "throttle"];
 
@@ -84,6 +84,12 @@ fn gauges(page: &mut Page, s: &Status) {
         s.degraded,
     );
     page.number("forebay_stream_best_effort", gauge, "Streams without a guarantee.", s.best_effort);
+    page.number(
+        "forebay_stream_idle",
+        gauge,
+        "Streams that have given their places back, since nobody reads them.",
+        s.idle,
+    );
     page.number(
         "forebay_stream_cycle_seconds",
         gauge,
@@ -184,6 +190,18 @@ fn work(page: &mut Page, s: &Status) {
         counter,
         "Bytes read for streams without a guarantee.",
         s.bytes_best_effort,
+    );
+    page.number(
+        "forebay_stream_turns_total",
+        counter,
+        "Turns of the device that others had, for what is no stream.",
+        s.turns,
+    );
+    page.number(
+        "forebay_stream_parked_total",
+        counter,
+        "Times that an idle stream gave its place back.",
+        s.parked,
     );
     page.number(
         "forebay_stream_beginnings_bytes",

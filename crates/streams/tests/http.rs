@@ -42,7 +42,8 @@ fn site(model: &str, memory: u64, limits: Limits, files: &[(&str, usize)]) -> Si
     let profile = model.profile("emulated");
     let device = Arc::new(Emulated::start(model, 1).unwrap());
     let assurance = Assurance::Deterministic;
-    let config = ServiceConfig { library, memory, chunk: 16 << 10, assurance, beginnings: 0 };
+    let (chunk, idle) = (16 << 10, forebay_streams::IDLE);
+    let config = ServiceConfig { library, memory, chunk, assurance, beginnings: 0, idle };
     let service = Service::start(config, device, profile).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = Server::start(service.clone(), listener, limits).unwrap();

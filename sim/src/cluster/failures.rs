@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use forebay_core::cluster::balance::{BalanceConfig, Level, imbalance, plan};
 use forebay_core::cluster::membership::{Membership, Terms};
-use forebay_core::cluster::placement::Site;
+use forebay_core::cluster::placement::{Site, Topology};
 use forebay_core::cluster::repair::{Action, GroupId, Redundancy, Repair, RepairConfig, Transfer};
 use forebay_core::cluster::{Epoch, NodeId};
 use forebay_core::unit::Tick;
@@ -312,6 +312,22 @@ pub struct BalanceReport {
     pub drain: f64,
 }
 
+/// Where [`Topology::place`] puts the second copy of a group whose first one is on a node: that is the
+/// first of the group's `pairs` that does not fail together with it, if there is one.
+fn second_copy(
+    topology: &Topology,
+    pairs: &[Vec<NodeId>],
+    id: u64,
+    node: NodeId,
+) -> Option<NodeId> {
+    let pair = usize::try_from(id).ok().and_then(|at| pairs.get(at));
+    let apart = |other: &&NodeId| !topology.together(**other, node);
+    match pair.and_then(|pair| pair.iter().find(apart)) {
+        Some(other) => Some(*other),
+        None => topology.place(id, 1, &[node]).first().copied(),
+    }
+}
+
 /// Skewed local writes, then rebalancing within a rate, then the drain of one node.
 #[must_use]
 pub fn balance(
@@ -325,11 +341,11 @@ pub fn balance(
     let mut rng = Rng::new(seed);
     let mut cluster = Cluster::new(hardware, nodes, rate);
     let all = u64::from(nodes) * u64::from(groups);
+    let topology = cluster.repair.topology();
+    let pairs: Vec<Vec<NodeId>> = (0..all).map(|id| topology.place(id, 2, &[])).collect();
     let mut placed = vec![0u64; nodes as usize];
-    for id in 0..all {
-        for node in cluster.repair.topology().place(id, 2, &[]) {
-            placed[node.0 as usize] += 1;
-        }
+    for node in pairs.iter().flatten() {
+        placed[node.0 as usize] += 1;
     }
     // Every node writes, but some write up to three times as much as the mean: the owner's copy
     // stays there, the second one is placed.
@@ -338,8 +354,7 @@ pub fn balance(
         let share = 3.0 * rng.unit().powi(2);
         for _ in 0..(f64::from(groups) * share).round() as u64 {
             let mut held = vec![Some(NodeId(node))];
-            let other = cluster.repair.topology().place(id, 1, &[NodeId(node)]);
-            held.extend(other.into_iter().map(Some));
+            held.extend(second_copy(cluster.repair.topology(), &pairs, id, NodeId(node)).map(Some));
             cluster.repair.add(Tick(0), GroupId(id), Redundancy::Replicas(2), shard, &held);
             id += 1;
         }
@@ -381,4 +396,23 @@ fn settle(cluster: &mut Cluster<'_>, begin: u64) -> f64 {
         cluster.step(now);
     }
     last as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::model::{Machine, topology};
+
+    #[test]
+    fn second_copy_then_as_the_core_would_place_it() {
+        for nodes in [16, 64, 200] {
+            let topology = topology(&Machine::Today.hardware(), nodes);
+            let pairs: Vec<Vec<NodeId>> = (0..500).map(|id| topology.place(id, 2, &[])).collect();
+            for id in 0..600 {
+                let node = NodeId(id as u32 * 7 % nodes);
+                let placed = topology.place(id, 1, &[node]).first().copied();
+                assert_eq!(second_copy(&topology, &pairs, id, node), placed, "{id} on {node:?}");
+            }
+        }
+    }
 }

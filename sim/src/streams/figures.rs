@@ -150,7 +150,7 @@ pub fn throughput(args: &StreamsArgs) -> Result<Table, SimError> {
     let mut rows = Vec::new();
     let mut lines =
         ["sweep", "sp", "gpmp", "ring"].map(|name| Line { name: name.into(), points: vec![] });
-    for memory in [4e6, 7e6, 12e6, 17e6, 30e6, 40e6] {
+    for memory in [2e6, 4e6, 7e6, 12e6, 17e6, 24e6, 30e6, 40e6, 64e6] {
         let best = |streams: &dyn Fn(&Model) -> u64| models.iter().map(streams).max().unwrap_or(0);
         let within = |streams: u64, blocks: f64, model: &Model| {
             // Fewer streams than the disk carries, if the memory is for fewer.

@@ -213,7 +213,7 @@ pub fn run_cli(args: &StreamsArgs, out: &mut dyn Write) -> Result<(), SimError> 
         Some(Figure::Startup) => figures::startup(args)?,
         Some(Figure::Gains) => figures::gains(),
         Some(Figure::Ring) => ring::table(args)?,
-        Some(Figure::Truth) => truth::table(args)?,
+        Some(Figure::Truth) => truth::table(args, truth::LENGTH)?,
         None => load::table(args)?,
     };
     table.show(args.json, args.csv.as_deref(), args.plot.as_deref(), out)

@@ -90,9 +90,10 @@ fn admission(trial: &Trial, cycle: u64) -> AdmissionConfig {
 /// takes `S` have consumed for `S / 2` on average since their visits: together they hold
 /// `sum of c (P + H - S / 2)` and two chunks for each, and what is being read; a twentieth is left,
 /// since chance has them hold more at times.
-pub(super) fn longest_cycle(trial: &Trial, rate: &Rate, layouts: &[Layout]) -> u64 {
+pub(super) fn longest_cycle(trial: &Trial, rate: &Rate, layouts: &[Layout], slowdown: f64) -> u64 {
     let holds = |cycle: u64| {
         let mut admission = Admission::new(trial.device.profile(), admission(trial, cycle));
+        admission.slow_down(slowdown);
         let demand = |layout| admission.demand(rate, layout, 0);
         let demands: Vec<_> = layouts.iter().map(demand).collect();
         let plan = admission.unchecked(&demands);
@@ -131,7 +132,7 @@ pub fn run(trial: &Trial) -> Result<Verdict, SimError> {
     if cycle == 0 {
         let whole = |start: &u64| partition(*start, part, part, part);
         let layouts = starts.iter().map(whole).collect::<Result<Vec<_>, _>>()?;
-        cycle = longest_cycle(trial, &rate, &layouts);
+        cycle = longest_cycle(trial, &rate, &layouts, 1.0);
     }
     // One sweep more than is played, in parts that all streams together need half of the device for.
     let bytes = rate.bytes_at(cycle.saturating_mul(trial.sweeps).saturating_add(cycle));
@@ -145,12 +146,25 @@ pub fn run(trial: &Trial) -> Result<Verdict, SimError> {
 /// # Errors
 /// [`SimError`] for numbers that make no machine.
 pub fn play(trial: &Trial, rate: &Rate, layouts: &[Layout]) -> Result<Verdict, SimError> {
-    let cycle = if trial.cycle == 0 { longest_cycle(trial, rate, layouts) } else { trial.cycle };
+    play_on(Device::new(trial.device, trial.seed), trial, rate, layouts)
+}
+
+/// The same on a device that may be slower than it should be.
+pub(super) fn play_on(
+    device: Device,
+    trial: &Trial,
+    rate: &Rate,
+    layouts: &[Layout],
+) -> Result<Verdict, SimError> {
+    let cycle = match trial.cycle {
+        0 => longest_cycle(trial, rate, layouts, device.slowdown),
+        cycle => cycle,
+    };
     let admission = admission(trial, cycle);
     let config =
         Config { admission, enforce: false, request: 1 << 30, interval: 0, ..Config::default() };
     let machine = Machine::new(trial.device.profile(), config)?;
-    let mut driver = Driver::new(machine, Device::new(trial.device, trial.seed), CHUNK);
+    let mut driver = Driver::new(machine, device, CHUNK);
     for (stream, layout) in (0..).zip(layouts) {
         driver.join_at(Tick(0), stream, stream, rate, layout);
     }

@@ -5,6 +5,7 @@
 //! - [`membership`]: leases, epochs and fencing, on both sides.
 //! - [`ownership`]: who may write a file, and when another may take it over.
 //! - [`source`]: own tier, peer or backing store, each byte from the backing store once.
+//! - [`redundancy`]: what users ask for.
 //! - [`repair`]: redundancy that is lacking, drains and moves, in order of risk and within a rate.
 //! - [`locks`]: what programs on several nodes have locked of a file.
 //! - [`balance`]: which nodes have too much and which too little.
@@ -17,6 +18,7 @@ pub mod locks;
 pub mod membership;
 pub mod ownership;
 pub mod placement;
+pub mod redundancy;
 pub mod repair;
 pub mod source;
 

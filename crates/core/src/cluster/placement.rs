@@ -62,11 +62,15 @@ impl<T> Best<T> {
         Self { score: 0.0, hash: 0, weight: 0, what: None }
     }
 
+    /// Whether a draw can't be better, without its logarithm: that grows with the hash, so a smaller
+    /// one wins only with a larger weight.
+    fn beats(&self, hash: u64, weight: u64) -> bool {
+        self.what.is_some() && hash <= self.hash && weight <= self.weight
+    }
+
     /// One more draws.
     fn draw(&mut self, hash: u64, weight: u64, what: T) {
-        // The logarithm grows with the hash: a smaller one wins only with a larger weight.
-        let hopeless = self.what.is_some() && hash <= self.hash && weight <= self.weight;
-        if weight == 0 || hopeless {
+        if weight == 0 || self.beats(hash, weight) {
             return;
         }
         let score = ln_unit(hash) / weight as f64;
@@ -140,9 +144,14 @@ impl Topology {
         loop {
             let (all_domains, before) = (used.is_empty(), chosen.len());
             while chosen.len() < count {
-                let Some(domain) = self.best_domain(key, &used) else { break };
-                used.push(domain);
-                chosen.extend(self.best_node(key, domain, taken, &chosen));
+                let domains = self.best_domains(key, count - chosen.len(), &used);
+                if domains.is_empty() {
+                    break;
+                }
+                for domain in domains {
+                    used.push(domain);
+                    chosen.extend(self.best_node(key, domain, taken, &chosen));
+                }
             }
             let nothing_left = all_domains && chosen.len() == before;
             if chosen.len() == count || nothing_left {
@@ -153,14 +162,25 @@ impl Topology {
         }
     }
 
-    fn best_domain(&self, key: u64, used: &[usize]) -> Option<usize> {
-        let mut best = Best::none();
+    /// The first `count` domains by their draws, none of `used`; fewer if there are no more with a
+    /// weight. All from one round of draws: with hundreds of domains those are what placing costs.
+    fn best_domains(&self, key: u64, count: usize, used: &[usize]) -> Vec<usize> {
+        let mut first: Vec<Best<usize>> = Vec::with_capacity(count + 1);
         for (at, domain) in self.domains.iter().enumerate() {
-            if !used.contains(&at) {
-                best.draw(mix(key, domain.name | 1 << 63), domain.weight, at);
+            let hash = mix(key, domain.name | 1 << 63);
+            let full = first.len() == count;
+            let hopeless = full && first.last().is_some_and(|last| last.beats(hash, domain.weight));
+            if hopeless || domain.weight == 0 || used.contains(&at) {
+                continue;
+            }
+            let score = ln_unit(hash) / domain.weight as f64;
+            let place = first.partition_point(|other| other.score >= score);
+            if place < count {
+                first.truncate(count - 1);
+                first.insert(place, Best { score, hash, weight: domain.weight, what: Some(at) });
             }
         }
-        best.what
+        first.into_iter().filter_map(|best| best.what).collect()
     }
 
     fn best_node(

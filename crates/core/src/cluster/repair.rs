@@ -101,6 +101,27 @@ pub struct Progress {
     pub done: u64,
 }
 
+impl Progress {
+    /// Adds a group to the sums of [`Progress`], or takes it out.
+    fn count(&mut self, group: &Group, add: bool) {
+        let missing = group.missing() as u64;
+        if missing == 0 {
+            return;
+        }
+        let step = |value: &mut u64, by: u64| {
+            *value = if add { *value + by } else { value.saturating_sub(by) };
+        };
+        match group.margin() {
+            Some(margin) => {
+                step(&mut self.lacking, 1);
+                step(&mut self.critical, u64::from(margin == 0));
+                step(&mut self.missing_bytes, missing * group.bytes);
+            }
+            None => step(&mut self.unavailable, 1),
+        }
+    }
+}
+
 #[derive(Debug, Default, Clone)]
 struct Node {
     alive: bool,
@@ -270,7 +291,7 @@ impl Repair {
                 state.shards.insert((id, shard as u8));
             }
         }
-        self.count(&group, true);
+        self.progress.count(&group, true);
         self.groups.insert(id, group);
         self.sort_in(now, id);
     }
@@ -285,7 +306,7 @@ impl Repair {
         self.unreported.remove(&id);
         self.released.remove(&id);
         if let Some(group) = self.groups.remove(&id) {
-            self.count(&group, false);
+            self.progress.count(&group, false);
             for (shard, node) in group.held.iter().enumerate() {
                 if let Some(state) = node.and_then(|node| self.nodes.get_mut(&node)) {
                     state.shards.remove(&(id, shard as u8));
@@ -455,38 +476,18 @@ impl Repair {
 
 /// What the events above are made of.
 impl Repair {
-    /// Adds a group to the sums of [`Progress`], or takes it out.
-    fn count(&mut self, group: &Group, add: bool) {
-        let missing = group.missing() as u64;
-        if missing == 0 {
-            return;
-        }
-        let step = |value: &mut u64, by: u64| {
-            *value = if add { *value + by } else { value.saturating_sub(by) };
-        };
-        match group.margin() {
-            Some(margin) => {
-                step(&mut self.progress.lacking, 1);
-                step(&mut self.progress.critical, u64::from(margin == 0));
-                step(&mut self.progress.missing_bytes, missing * group.bytes);
-            }
-            None => step(&mut self.progress.unavailable, 1),
-        }
-    }
-
     /// Changes where shards of a group are, and keeps the sums.
     fn change(&mut self, id: GroupId, change: impl FnOnce(&mut Group)) {
-        let Some(mut group) = self.groups.remove(&id) else { return };
-        self.count(&group, false);
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        self.progress.count(group, false);
         let before = group.margin();
-        change(&mut group);
+        change(group);
         if before.is_some() && group.margin().is_none() {
             self.unreported.insert(id);
         } else if group.margin().is_some() {
             self.unreported.remove(&id);
         }
-        self.count(&group, true);
-        self.groups.insert(id, group);
+        self.progress.count(group, true);
     }
 
     fn hold(&mut self, id: GroupId, shard: u8, node: NodeId) {

@@ -1,38 +1,52 @@
 //! Which streams a device carries: arithmetic on its profile and on where the files really are.
 //!
-//! The elastic ring visits every stream once in a sweep, in the order of position, and refills it to
-//! what it consumes in the cycle `P` and the headroom `H`. No visit begins before its stream is down
-//! to `H`, so visits of a stream are `P` apart unless something delays them; and what delays them is
-//! the difference between a sweep and the one before, `J` at most, and what is done out of turn, `B`
-//! at most in a cycle; and then it is `V`, the longest visit, until the data are there (`B` is a token bucket: the sporadic server of Sprunt, Sha, Lehoczky, "Aperiodic task
-//! scheduling for hard-real-time systems", Real-Time Systems 1, 1989). With `H = J + B + V` no stream
-//! runs dry if
+//! The elastic ring visits every stream once in a sweep, in the order of position, and fills it up to
+//! what it consumes in the cycle `P` and the headroom `H`. What is done out of turn takes `B` at most
+//! in a cycle (a token bucket: the sporadic server of Sprunt, Sha, Lehoczky, "Aperiodic task
+//! scheduling for hard-real-time systems", Real-Time Systems 1, 1989), and the longest visit takes
+//! `V` until the data are there.
 //!
-//! `sum of (access + bytes(P + H) / rate) + return stroke + B <= (1 - margin) P`.
+//! *Deterministic*: visits follow each other whenever somebody needs it, so a stream that was filled
+//! up to `P + H` is filled again after one sweep and what is out of turn, whatever happened before.
+//! With `H = V` it never runs dry if
 //!
-//! *Deterministic*: the longest access times, by a straight line above them, so that the way of a
-//! sweep, there and back, counts as a whole wherever its visits are (for a concave seek curve equal
-//! gaps are the worst: Oyang, "A tight upper bound of the lumped disk seek time for the SCAN disk
-//! scheduling policy", IPL 54(6), 1995); and a chunk more for each visit, which ends at the end of
-//! one. *Statistical*: mean access times between the positions as they are, and `z` standard
-//! deviations of the sum; `J` is those deviations. A visit reads `bytes(P)` there: one that is late
-//! by `x` reads `c x` more, but those deviations stay unused in every sweep to make up for it.
+//! `sum of (access + (bytes(P + H) + chunk) / rate) + return stroke + B <= (1 - margin) P`
 //!
-//! Memory: deterministic, all streams can be full at once: `sum of c (H + P)`, and two chunks for
-//! each. Statistical: visits exclude each other, and when the last stream has been filled, stream
-//! `i` has consumed for as long as the later ones were read: less
-//! `sum over pairs of c_i c_j P / (fastest rate)`.
+//! for the longest access times. That is also necessary, but for `B`, the margin and the chunk that a
+//! visit may read more: without pauses the worst sweep takes `S = sum of (access + bytes(S) / rate)`,
+//! and a stream with less than `S + V` runs dry in it. Access times are those of a straight line above
+//! the longest ones, so that the way of a sweep, there and back, counts as a whole wherever its visits
+//! are (for a concave seek curve equal gaps are the worst: Oyang, "A tight upper bound of the lumped
+//! disk seek time for the SCAN disk scheduling policy", IPL 54(6), 1995).
+//!
+//! *Statistical*: no visit begins before its stream is down to `H`, so visits of a stream are `P`
+//! apart unless something delays them: the difference between a sweep and the one before, `J`, which
+//! is `z` standard deviations of the sum of access times between the positions as they are, `B`, and
+//! `V`. With `H = J + B + V`, `sum of (mean access + bytes(P) / rate) + J + B <= (1 - margin) P`. One
+//! that is late by `x` reads `c x` more, but those deviations stay unused in every sweep to make up
+//! for it. A sweep takes longer as rarely as a normal variable exceeds `z` deviations (the sums of
+//! many bounded access times have lighter tails): that is not yet a glitch, for which `H` must be used
+//! up as well.
+//!
+//! Memory: deterministic, all streams can be full at once, since clients may pause when they are:
+//! `sum of c (P + H)`, and two chunks for each. Statistical: visits exclude each other, and when the
+//! last stream has been filled, stream `i` has consumed for as long as the later ones were visited.
 
 use super::layout::Layout;
 use super::profile::DeviceProfile;
 use super::rate::Rate;
 use crate::unit::Tick;
 
-/// Most cycles that can be tried.
+/// Most cycles to choose from.
 pub const MAX_CYCLES: usize = 8;
 /// Share of a throttle's rate that is given to streams.
 const THROTTLE_SHARE: f64 = 0.9;
 const BISECTIONS: u32 = 16;
+/// Cycles that are tried between one that the device is too slow for and one that is too long for the
+/// memory.
+const STEPS: u32 = 8;
+/// Bytes of a read out of turn that a deterministic reserve allows for at least.
+const OUT_OF_TURN: u64 = 64 << 10;
 
 /// How sure admission is.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,13 +63,15 @@ pub enum Assurance {
 pub struct AdmissionConfig {
     /// How sure it is.
     pub assurance: Assurance,
-    /// Cycles to choose from, in nanoseconds, shortest first; [`MAX_CYCLES`] at most.
+    /// Cycles to choose from, in nanoseconds, shortest first; [`MAX_CYCLES`] at most. Cycles between
+    /// them are taken only where the memory is too small for the longer one.
     pub cycles: Vec<u64>,
     /// Share of a cycle that stays unused.
     pub margin: f64,
     /// Share of a cycle for best-effort work.
     pub reserve: f64,
-    /// Streams that can join in a cycle.
+    /// Streams that can join in a cycle. Deterministic admission sets nothing aside for them: they
+    /// join when the order comes to their place.
     pub joins: u32,
     /// Bytes of buffers on the host.
     pub memory: u64,
@@ -64,10 +80,9 @@ pub struct AdmissionConfig {
 }
 
 impl Default for AdmissionConfig {
-    /// Deterministic, cycles of 0.25 to 4 s, 5 % unused, 5 % for best effort, 256 MiB.
+    /// Deterministic, cycles of 0.25 to 6 s, 5 % unused, 5 % for best effort, 256 MiB.
     fn default() -> Self {
-        // Close enough to each other that little memory stays unused.
-        let millis = [250, 500, 750, 1_000, 1_500, 2_000, 3_000, 4_000];
+        let millis = [250, 500, 1_000, 1_500, 2_000, 3_000, 4_000, 6_000];
         let cycles = millis.map(|millis| millis * 1_000_000);
         Self {
             assurance: Assurance::Deterministic,
@@ -93,6 +108,8 @@ struct Need {
 /// A stream as admission sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Demand {
+    /// For each of the cycles to choose from.
+    cycles: [u64; MAX_CYCLES],
     needs: [Need; MAX_CYCLES],
     /// Highest rate at any moment, in bytes a second.
     peak: f64,
@@ -120,8 +137,9 @@ impl Demand {
         profile: &DeviceProfile,
         config: &AdmissionConfig,
     ) -> Self {
-        let mut needs = [Need::default(); MAX_CYCLES];
-        for (need, cycle) in needs.iter_mut().zip(&config.cycles) {
+        let (mut needs, mut cycles) = ([Need::default(); MAX_CYCLES], [u64::MAX; MAX_CYCLES]);
+        for ((need, at), cycle) in needs.iter_mut().zip(&mut cycles).zip(&config.cycles) {
+            *at = *cycle;
             let most = rate.most_in(*cycle);
             let fewest = if rate.is_constant() { rate.fewest_in(*cycle) } else { 0 };
             let boundaries = layout.most_boundaries_in(most.saturating_mul(2));
@@ -134,6 +152,7 @@ impl Demand {
             .iter()
             .map(|extent| profile.slowest_in(extent.physical, extent.physical + extent.bytes - 1));
         Self {
+            cycles,
             needs,
             peak: rate.peak(),
             low: starts.min().unwrap_or(0),
@@ -145,6 +164,21 @@ impl Demand {
             held: 0,
             floor: 0,
         }
+    }
+
+    /// What it needs in a cycle that is no longer than the longest to choose from.
+    fn need(&self, cycle: u64) -> Need {
+        let at = self.cycles.partition_point(|known| *known < cycle).min(MAX_CYCLES - 1);
+        let next = self.needs[at];
+        if self.cycles[at] == cycle || at == 0 {
+            return next;
+        }
+        // No more than the longer cycle, and no more than its peak beyond the shorter one.
+        let before = self.needs[at - 1];
+        let beyond = (cycle - self.cycles[at - 1]) as f64 * self.peak / Tick::SECOND as f64;
+        let most = next.most.min(before.most + beyond.ceil() as u64);
+        let fewest = if before.fewest > 0 { before.fewest + beyond as u64 } else { 0 };
+        Need { most, fewest, boundaries: next.boundaries }
     }
 
     /// Tells how many bytes are kept for those who follow it.
@@ -186,7 +220,7 @@ pub struct Plan {
     pub budget: u64,
     /// Nanoseconds of a sweep, with all that admission allows for.
     pub busy: u64,
-    /// Nanoseconds by which two sweeps can differ.
+    /// Nanoseconds by which two sweeps can differ; 0 where that is not what is allowed for.
     pub spread: u64,
     /// Nanoseconds of getting to a stream, on average.
     pub access: u64,
@@ -245,8 +279,6 @@ struct Approach {
     sum: f64,
     mean: f64,
     variance: f64,
-    /// How much two sweeps can differ.
-    spread: f64,
 }
 
 /// A straight line that no longest access time exceeds: `seconds + per_byte * distance`. The ways of
@@ -351,7 +383,6 @@ impl Admission {
                     + 2.0 * (high - low) as f64 * self.line.per_byte,
                 mean: each.mean * count as f64 + back.mean,
                 variance: 0.0,
-                spread: (each.worst - each.least) * count as f64 + back.worst - back.least,
             };
         }
         self.positions.clear();
@@ -376,15 +407,39 @@ impl Admission {
     pub fn plan(&mut self, demands: &[Demand]) -> Result<Plan, Shortage> {
         let approach = self.approach(demands);
         let mut shortage = Shortage::Device;
+        let mut short = None;
         for at in 0..self.config.cycles.len().min(MAX_CYCLES) {
-            match self.try_cycle(at, approach, demands) {
+            let cycle = self.config.cycles[at];
+            match self.try_cycle(cycle, approach, demands) {
                 Ok(plan) => return Ok(plan),
                 // More memory is needed for every longer cycle.
-                Err(Shortage::Memory) => return Err(Shortage::Memory),
-                Err(other) => shortage = other,
+                Err(Shortage::Memory) => {
+                    let between = short.map(|short| (short, cycle));
+                    return self.try_between(between, approach, demands);
+                }
+                Err(other) => (shortage, short) = (other, Some(cycle)),
             }
         }
         Err(shortage)
+    }
+
+    /// A plan between a cycle that the device is too slow for and one that is too long for the memory.
+    fn try_between(
+        &self,
+        between: Option<(u64, u64)>,
+        approach: Approach,
+        demands: &[Demand],
+    ) -> Result<Plan, Shortage> {
+        let (mut short, mut long) = between.ok_or(Shortage::Memory)?;
+        for _ in 0..STEPS {
+            let middle = short.midpoint(long);
+            match self.try_cycle(middle, approach, demands) {
+                Ok(plan) => return Ok(plan),
+                Err(Shortage::Memory) => long = middle,
+                Err(_) => short = middle,
+            }
+        }
+        Err(Shortage::Memory)
     }
 
     /// The plan for the longest cycle, whether it suffices or not.
@@ -392,23 +447,23 @@ impl Admission {
     pub fn unchecked(&mut self, demands: &[Demand]) -> Plan {
         let approach = self.approach(demands);
         let last = self.config.cycles.len().clamp(1, MAX_CYCLES) - 1;
-        self.plan_cycle(last, approach, demands)
+        self.plan_cycle(self.config.cycles[last], approach, demands)
     }
 
-    /// The plan for one of the configured cycles, if it suffices.
+    /// The plan for a cycle, if it suffices.
     fn try_cycle(
         &self,
-        at: usize,
+        cycle: u64,
         approach: Approach,
         demands: &[Demand],
     ) -> Result<Plan, Shortage> {
-        let plan = self.plan_cycle(at, approach, demands);
+        let plan = self.plan_cycle(cycle, approach, demands);
         let cycle = plan.cycle as f64;
         if (plan.busy + plan.budget) as f64 > (1.0 - self.config.margin) * cycle {
             return Err(Shortage::Device);
         }
         if let Some(throttle) = self.profile.throttle {
-            let bytes: f64 = demands.iter().map(|demand| demand.needs[at].most as f64).sum();
+            let bytes: f64 = demands.iter().map(|demand| demand.need(plan.cycle).most as f64).sum();
             if bytes * Tick::SECOND as f64 > THROTTLE_SHARE * throttle.rate * cycle {
                 return Err(Shortage::Throttle);
             }
@@ -416,15 +471,17 @@ impl Admission {
         if plan.memory > self.config.memory { Err(Shortage::Memory) } else { Ok(plan) }
     }
 
-    fn plan_cycle(&self, at: usize, approach: Approach, demands: &[Demand]) -> Plan {
+    fn plan_cycle(&self, length: u64, approach: Approach, demands: &[Demand]) -> Plan {
         let config = &self.config;
-        let cycle = config.cycles[at] as f64 / Tick::SECOND as f64;
+        let cycle = length as f64 / Tick::SECOND as f64;
         let worst = config.assurance == Assurance::Deterministic;
         // With every access allowed for, the reads of a visit are no less than this.
         let (mut access, mut variance) = (approach.sum, approach.variance);
-        let (mut transfer, mut peaks, mut largest, mut mean) = (0.0, 0.0, 0.0f64, approach.mean);
+        let (mut transfer, mut peaks, mut mean) = (0.0, 0.0, approach.mean);
+        let (mut largest, mut steepest, mut slowest) = (0.0f64, 0.0f64, f64::INFINITY);
+        let furthest = self.profile.access(self.profile.capacity).worst;
         for demand in demands {
-            let need = demand.needs[at];
+            let need = demand.need(length);
             let jump = self.profile.access(demand.jump);
             // A jump to another place in the order costs the way there and the way back.
             let often = 2.0 * demand.density * need.most as f64;
@@ -437,58 +494,93 @@ impl Admission {
             variance += jumps * jump.variance;
             transfer += read;
             peaks += demand.peak / demand.slowest;
-            let far = self.profile.access(demand.position.max(self.profile.capacity / 2));
-            let far =
-                if worst { self.profile.access(self.profile.capacity).worst } else { far.mean };
-            largest = largest.max(read + over + far);
+            steepest = steepest.max(demand.peak / demand.slowest);
+            slowest = slowest.min(demand.slowest);
             if worst {
                 // Visits end at the end of a chunk.
-                access += config.chunk as f64 / demand.slowest;
+                let chunk = config.chunk as f64 / demand.slowest;
+                access += chunk;
+                largest = largest.max(read + chunk + over + furthest);
+            } else {
+                let far = demand.position.max(self.profile.capacity / 2);
+                largest = largest.max(read + over + self.profile.access(far).mean);
             }
         }
-        let (deviations, spread) = match config.assurance {
-            Assurance::Deterministic => (0.0, approach.spread),
-            Assurance::Statistical(z) => (z * variance.sqrt(), z * variance.sqrt()),
+        let spread = match config.assurance {
+            Assurance::Deterministic => 0.0,
+            Assurance::Statistical(z) => z * variance.sqrt(),
         };
-        // A join costs its first filling and an early visit.
-        let budget = (config.reserve * cycle).max(2.0 * f64::from(config.joins) * largest);
-        let budget = budget * self.slowdown;
-        let headroom = (spread + largest) * self.slowdown + budget;
+        let budget = self.budget(cycle, largest, slowest);
+        if worst {
+            // It fills the headroom, too, which is the visit itself.
+            largest /= 1.0 - steepest.min(0.9);
+        }
+        let delays = if worst { 0.0 } else { spread + budget };
+        let (budget, headroom) = (budget * self.slowdown, (delays + largest) * self.slowdown);
         // By and large a visit reads what one cycle takes. For certain, it may be late by all of the
         // headroom, and so may those after it.
         let late = if worst { peaks * headroom } else { 0.0 };
-        let sweep = (access + deviations + transfer + late) * self.slowdown;
+        let sweep = (access + spread + transfer + late) * self.slowdown;
         let lanes = f64::from(self.profile.parallel.max(1));
         let busy = sweep / lanes + if lanes > 1.0 { largest } else { 0.0 };
         let each = mean * self.slowdown / demands.len().max(1) as f64 / lanes;
         Plan {
-            cycle: config.cycles[at],
+            cycle: length,
             headroom: nanos(headroom),
             budget: nanos(budget),
             busy: nanos(busy),
             spread: nanos(spread * self.slowdown),
             access: nanos(each),
-            memory: self.memory(at, headroom, demands),
+            memory: self.memory(length, headroom, mean - spread, demands),
         }
     }
 
-    fn memory(&self, at: usize, headroom: f64, demands: &[Demand]) -> u64 {
-        let cycle = self.config.cycles[at] as f64 / Tick::SECOND as f64;
+    /// Seconds in a cycle for what is done out of turn, of a device that is as its profile says.
+    fn budget(&self, cycle: f64, largest: f64, slowest: f64) -> f64 {
+        let config = &self.config;
+        let share = config.reserve * cycle;
+        match config.assurance {
+            // First visits come in turn. One read at least, from anywhere and back.
+            Assurance::Deterministic if config.reserve > 0.0 => {
+                let way = 2.0 * self.profile.capacity as f64 * self.line.per_byte;
+                share.max(self.line.seconds + way + OUT_OF_TURN as f64 / slowest)
+            }
+            Assurance::Deterministic => share,
+            // A join is paid with its first visit and the way back, half of it in each cycle.
+            Assurance::Statistical(_) => share.max(f64::from(config.joins) * largest),
+        }
+    }
+
+    /// Bytes of buffers for a cycle of so many nanoseconds and a headroom of so many seconds, when
+    /// getting to all streams takes `access` seconds at least.
+    fn memory(&self, length: u64, headroom: f64, access: f64, demands: &[Demand]) -> u64 {
+        let cycle = length as f64 / Tick::SECOND as f64;
         let (mut full, mut steady, mut squares, mut largest) = (0.0, 0.0, 0.0, 0.0f64);
+        let mut least = f64::INFINITY;
         for demand in demands {
-            let own = demand.needs[at].most as f64 + demand.peak * headroom;
-            let fewest = demand.needs[at].fewest as f64;
+            let need = demand.need(length);
+            let own = need.most as f64 + demand.peak * headroom;
+            let fewest = need.fewest as f64;
             full += own.max(demand.floor as f64) + demand.held as f64;
             largest = largest.max(own);
+            least = least.min(fewest);
             steady += fewest;
             squares += fewest * fewest;
         }
-        // Visits that are hurried come earlier than a cycle apart.
-        let worst = self.config.assurance == Assurance::Deterministic;
-        let serial = self.profile.parallel == 1 && !worst;
-        let pairs = (steady * steady - squares) / 2.0;
-        let consumed = if serial { pairs / cycle / self.profile.fastest() } else { 0.0 };
-        (full - consumed + largest).ceil() as u64 + 2 * self.config.chunk * demands.len() as u64
+        let chunks = 2 * self.config.chunk * demands.len() as u64;
+        if self.config.assurance == Assurance::Deterministic {
+            // No visit goes beyond its stream's own share.
+            return full.ceil() as u64 + chunks;
+        }
+        let mut consumed = 0.0;
+        if self.profile.parallel == 1 && !demands.is_empty() {
+            // Those before each one, while it is read and while it is got to.
+            let pairs = (steady * steady - squares) / 2.0;
+            let behind = (demands.len() - 1) as f64 / 2.0;
+            let way = behind * access.clamp(0.0, cycle) * least;
+            consumed = (pairs / self.profile.fastest() + way) / cycle;
+        }
+        (full - consumed + largest).ceil() as u64 + chunks
     }
 
     /// The plan with one stream more, which is then the last of `demands`, or why not and what would

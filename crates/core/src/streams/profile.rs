@@ -250,6 +250,27 @@ impl DeviceProfile {
         }
     }
 
+    /// The same for a larger device of this kind: getting across all of it takes as long, and its zones
+    /// lie in proportion. A device that is not larger stays as it is.
+    #[must_use]
+    pub fn stretched(mut self, capacity: u64) -> Self {
+        if capacity <= self.capacity {
+            return self;
+        }
+        let stretch = |at: u64| {
+            let far = u128::from(at) * u128::from(capacity) / u128::from(self.capacity.max(1));
+            u64::try_from(far).unwrap_or(u64::MAX)
+        };
+        for entry in &mut self.access {
+            entry.distance = stretch(entry.distance);
+        }
+        for zone in &mut self.zones {
+            zone.end = stretch(zone.end);
+        }
+        self.capacity = capacity;
+        self
+    }
+
     fn zone(&self, position: u64) -> usize {
         let at = self.zones.partition_point(|zone| zone.end <= position);
         at.min(self.zones.len() - 1)
@@ -313,6 +334,20 @@ mod tests {
         let rate = profile.rate_at(disk.capacity / 2);
         assert!((13.7e6..14e6).contains(&rate), "{rate}");
         assert!(profile.slowest_in(0, disk.capacity) < 11e6);
+    }
+
+    #[test]
+    fn stretched_to_a_larger_device_then_as_long_across_it_and_zones_in_proportion() {
+        let small = DeviceProfile::built_in("table1").expect("built in");
+        let large = small.clone().stretched(small.capacity * 100);
+        assert!(large.check().is_ok());
+        for distance in [small.capacity / 1_000, small.capacity / 3, small.capacity] {
+            let (near, far) = (small.access(distance), large.access(distance * 100));
+            assert!((near.worst - far.worst).abs() < 1e-5, "{distance}: {near:?} {far:?}");
+            let (inner, outer) = (small.rate_at(distance), large.rate_at(distance * 100));
+            assert!((inner - outer).abs() < 1.0, "{distance}");
+        }
+        assert_eq!(small.clone().stretched(5), small);
     }
 
     #[test]

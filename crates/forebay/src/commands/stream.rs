@@ -128,6 +128,7 @@ fn serve(args: &StreamServeArgs) -> Result<(), Error> {
             AssuranceChoice::Statistical => Assurance::Statistical(DEVIATIONS),
         },
         beginnings: args.beginnings,
+        idle: forebay_streams::IDLE,
     };
     let service = Service::start(config, device, profile).map_err(failed)?;
     let endpoint = metrics_listener
@@ -264,10 +265,12 @@ fn text_of(answer: &Answer) -> String {
         "http://{listen}/  {}\n  device   {} ({}), {:.2} times its profile's time\n",
         status.library, status.device, status.profile, status.slowdown
     );
+    text += &format!("  priority {}\n", status.priority);
     text += &format!(
-        "  streams  {} guaranteed ({}/s), {} best effort; cycle {:.2} s\n",
+        "  streams  {} guaranteed ({}/s), {} of them idle, {} best effort; cycle {:.2} s\n",
         status.guaranteed,
         bytes(status.guaranteed_rate),
+        status.idle,
         status.best_effort,
         status.cycle_seconds
     );

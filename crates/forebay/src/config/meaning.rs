@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forebay_core::cluster::redundancy::Redundancy;
 use forebay_core::streams::profile::BUILT_IN;
 
 use super::settings::{Settings, Value};
@@ -197,12 +198,16 @@ pub struct Throttle {
 pub struct ClusterSettings {
     /// Its metadata servers, or the file that names them.
     pub address: String,
-    /// Where to listen for the other nodes; nothing for not at all.
+    /// Where to listen for the other nodes, with the transport in front; nothing for not at all.
     pub listen: Option<String>,
     /// The file with the secret of the cluster; nothing for no TLS.
     pub secret: Option<PathBuf>,
     /// Replicas of a metadata server that must have a change before it counts.
     pub replicas: u32,
+    /// What other nodes keep of what is written here.
+    pub redundancy: Redundancy,
+    /// Bytes a second to make lost copies again.
+    pub repair_rate: u64,
 }
 
 /// Everything that a mount is told. Paths are absolute.
@@ -347,12 +352,23 @@ impl<'a> Reader<'a> {
 
     fn cluster(&self) -> Result<Option<ClusterSettings>, Error> {
         let address = self.parse("cluster", parse_cluster)?;
-        let listen = self.parse("cluster-listen", parse_listen)?;
+        let transport = self.word("cluster-transport", WAYS)?;
+        let listen = self.parse("cluster-listen", |text| parse_listen(text, transport))?;
         let secret = self.path("cluster-secret")?;
         let tls = self.word("cluster-tls", &[("on", true), ("off", false)])?;
         let replicas = self.parse("cluster-replicas", |text| match text.parse() {
             Ok(replicas @ 0..=5) => Ok(replicas),
             _ => Err(format!("'{text}' is not a number of replicas from 0 to 5")),
+        })?;
+        let redundancy = self.parse("redundancy", |text| {
+            text.parse::<Redundancy>().map_err(|error| error.to_string())
+        })?;
+        if redundancy != Redundancy::None && listen.is_none() {
+            return Err(self.wrong("redundancy", "needs --cluster-listen"));
+        }
+        let repair_rate = self.parse("repair-rate", |text| match parse_bytes(text)? {
+            0 => Err(format!("'{text}' would repair nothing")),
+            rate => Ok(rate),
         })?;
         let wrong = |why: &str| Err(self.wrong("cluster-listen", why));
         match (address, &listen) {
@@ -360,9 +376,25 @@ impl<'a> Reader<'a> {
             (Some(_), Some(_)) if tls && secret.is_none() => {
                 wrong("needs --cluster-secret FILE, or --cluster-tls off in a closed network")
             }
+            (_, Some(at)) if tls && (at.starts_with("udp://") || at.starts_with("mpi://")) => {
+                wrong("has no encryption: use quic, or --cluster-tls off in a closed network")
+            }
+            (_, Some(at)) if !tls && at.starts_with("quic://") => {
+                wrong("is always encrypted: needs --cluster-secret FILE, not --cluster-tls off")
+            }
+            (_, Some(at)) if at.starts_with("mpi://") && !self.switch("foreground")? => {
+                wrong("needs --foreground for MPI, as mpirun looks after the process")
+            }
             (address, _) => {
                 let secret = secret.filter(|_| tls);
-                Ok(address.map(|address| ClusterSettings { address, listen, secret, replicas }))
+                Ok(address.map(|address| ClusterSettings {
+                    address,
+                    listen,
+                    secret,
+                    replicas,
+                    redundancy,
+                    repair_rate,
+                }))
             }
         }
     }
@@ -496,16 +528,26 @@ fn parse_cluster(text: &str) -> Result<Option<String>, String> {
     }
 }
 
-fn parse_listen(text: &str) -> Result<Option<String>, String> {
-    let port = |at: &str| at.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    let known = match text.split_once("://") {
-        Some((scheme, rest)) => scheme == "tcp" && port(rest),
-        None => text.starts_with("unix:/") || port(text),
+/// Ways to other nodes.
+const WAYS: &[(&str, &str)] =
+    &[("tcp", "tcp"), ("quic", "quic"), ("udp", "udp"), ("udt", "udt"), ("mpi", "mpi")];
+
+fn parse_listen(text: &str, transport: &str) -> Result<Option<String>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let address = match text.starts_with("unix:") || text.contains("://") {
+        true => text.to_owned(),
+        false => format!("{transport}://{text}"),
     };
-    match text {
-        "" => Ok(None),
-        _ if known => Ok(Some(text.to_owned())),
-        _ => Err("is no address; write HOST:PORT or unix:/PATH".into()),
+    let port = |at: &str| at.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    let known = match address.split_once("://") {
+        Some((scheme, rest)) => WAYS.iter().any(|(name, _)| *name == scheme) && port(rest),
+        None => address.starts_with("unix:/"),
+    };
+    match known {
+        true => Ok(Some(address)),
+        false => Err("is no address; write HOST:PORT or unix:/PATH".into()),
     }
 }
 
@@ -690,13 +732,47 @@ mod tests {
             ("read-only", "maybe", "'maybe' is none of true, false"),
             ("throttle", "fast", "not a size"),
             ("cluster-listen", "here", "is no address"),
-            ("cluster-listen", "udp://a:1", "is no address"),
+            ("cluster-listen", "http://a:1", "is no address"),
+            ("cluster-listen", "unix:a", "is no address"),
+            ("cluster-listen", "mpi://self:0", "needs --cluster"),
+            ("cluster-transport", "quick", "did you mean 'quic'?"),
             ("cluster-listen", "0.0.0.0:0", "needs --cluster"),
             ("cluster-tls", "maybe", "is none of on, off"),
+            ("redundancy", "twice", "is neither none nor replicas=N"),
+            ("redundancy", "replicas=2", "needs --cluster-listen"),
+            ("repair-rate", "0", "would repair nothing"),
         ] {
             let message = config(&[(key, text)]).unwrap_err().to_string();
             assert!(message.contains(part), "{key}={text}: {message}");
         }
+    }
+
+    #[test]
+    fn cluster_transport_when_given_then_in_front_of_the_address_unless_it_has_one() {
+        let listen = |more: &[(&'static str, &'static str)]| {
+            let mut all = vec![("cluster", "redis://a/x"), ("cluster-tls", "off")];
+            all.extend(more);
+            config(&all).map(|config| config.cluster.unwrap().listen.unwrap())
+        };
+        let at = ("cluster-listen", "node7:0");
+        assert_eq!(listen(&[at]).unwrap(), "tcp://node7:0");
+        assert_eq!(listen(&[at, ("cluster-transport", "udt")]).unwrap(), "udt://node7:0");
+        let message = listen(&[at, ("cluster-transport", "quic")]).unwrap_err().to_string();
+        assert!(message.contains("is always encrypted"), "{message}");
+        let at = ("cluster-listen", "unix:/run/f");
+        assert_eq!(listen(&[at, ("cluster-transport", "udp")]).unwrap(), "unix:/run/f");
+        let job = [("cluster-listen", "self:0"), ("cluster-transport", "mpi")];
+        let message = listen(&job).unwrap_err().to_string();
+        assert!(message.contains("needs --foreground"), "{message}");
+        let secret = [("cluster-secret", "/s"), ("cluster-listen", "a:1")];
+        for (transport, good) in [("quic", true), ("udt", true), ("udp", false), ("mpi", false)] {
+            let given =
+                [&secret[..], &[("cluster", "redis://a/x"), ("cluster-transport", transport)]];
+            let made = config(&given.concat());
+            assert_eq!(made.is_ok(), good, "{transport}: {made:?}");
+        }
+        let [at, way] = job;
+        assert_eq!(listen(&[at, way, ("foreground", "true")]).unwrap(), "mpi://self:0");
     }
 
     #[test]

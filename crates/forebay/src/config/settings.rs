@@ -91,6 +91,12 @@ pub const SETTINGS: &[Setting] = &[
         "Talk to the other nodes of the cluster, and listen for them here: HOST:PORT (port 0 for any free one; the others must reach HOST under this name), or unix:/PATH for nodes of one machine. They then read from each other's tiers, and write through the owner of a file. Empty means not at all. Needs --cluster-secret, or --cluster-tls off.",
     ),
     one(
+        "cluster-transport",
+        "NAME",
+        Some("tcp"),
+        "How nodes talk to the HOST:PORT of --cluster-listen: tcp; quic (needs --cluster-secret); udp (only with --cluster-tls off); udt (needs libudt, and a build with that feature); mpi (the same, with Open MPI: started by mpirun, with --foreground, --cluster-tls off and --cluster-listen self:0). A node finds out from the others how they are reached. See docs/cluster-transport.md.",
+    ),
+    one(
         "cluster-secret",
         "FILE",
         Some(""),
@@ -107,6 +113,18 @@ pub const SETTINGS: &[Setting] = &[
         "N",
         Some("0"),
         "How many replicas of a metadata server must have a change before it counts. With 0, the death of a server loses what was changed right before it, even if it has replicas.",
+    ),
+    one(
+        "redundancy",
+        "LEVEL",
+        Some("none"),
+        "What other nodes keep of what is written here, until the backing store has it. `replicas=N`: fsync and close return when N other nodes have a copy, so that the loss of N nodes loses nothing of it; where too few can take one, the file is written back at once. `replicas=N,async`: copies follow, and nobody waits. `none`: it is there again when this node is. Directories may say otherwise: setfattr -n user.forebay.redundancy -v LEVEL DIR. Needs --cluster-listen.",
+    ),
+    one(
+        "repair-rate",
+        "BYTES/S",
+        Some("64MiB"),
+        "How much this node sends in a second to make copies again that were lost with other nodes.",
     ),
     one(
         "policy",

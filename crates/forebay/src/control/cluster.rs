@@ -44,6 +44,32 @@ pub struct ClusterStatus {
     pub this: u16,
     /// All that have ever joined, by number.
     pub nodes: Vec<ClusterNode>,
+    /// How safe is what the node that answers has, and what it does for others.
+    pub safety: Option<Safety>,
+}
+
+/// How safe is what a node has, and what it does for others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Safety {
+    /// Files of its own that have copies on other nodes.
+    pub copied_files: u64,
+    /// Of these, files with fewer copies than they should have.
+    pub lacking_files: u64,
+    /// Bytes of the copies that are missing.
+    pub missing_bytes: u64,
+    /// Files that wait for their copies, for which nobody waits.
+    pub waiting_files: u64,
+    /// How long the first of them has waited, in milliseconds.
+    pub lag_ms: u64,
+    /// Copies that it has for other nodes.
+    pub held_files: u64,
+    /// Bytes that they take on its tiers.
+    pub held_bytes: u64,
+    /// Files that other nodes have taken over from it, of which it keeps what it had aside.
+    pub aside_files: u64,
+    /// Bytes that they take on its tiers.
+    pub aside_bytes: u64,
 }
 
 /// How a node is.

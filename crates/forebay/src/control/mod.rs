@@ -15,6 +15,7 @@ pub use address::{Address, mount_id, record_of, runtime_dir};
 pub use client::Client;
 pub use cluster::{
     ClusterNode, ClusterReply, ClusterRequest, ClusterStatus, Forgotten, LostFile, NodeState,
+    Safety,
 };
 pub use server::{Current, OnUpgrade, Server, ServerLimits, UpgradeCall};
 pub use status::{

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use forebay::control::{
     ClusterNode, ClusterReply, ClusterRequest, ClusterStatus, Control, ControlError, ControlResult,
-    ErrorKind, Forgotten, LostFile, NodeState, Peer, Shutdown,
+    ErrorKind, Forgotten, LostFile, NodeState, Peer, Safety, Shutdown,
 };
-use forebay_node::{Node, NodeReport, Owned};
+use forebay_node::{Node, NodeReport, Owned, SafetyReport};
 
 use super::control::NodeControl;
 use super::convert::{control_error, wire_path};
@@ -17,6 +17,8 @@ use super::convert::{control_error, wire_path};
 const NAMED: usize = 10_000;
 /// Between two looks whether this node is to leave.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long a node that is to leave waits for the copies that it has for others to be moved.
+const COPIES_LIMIT: Duration = Duration::from_secs(600);
 
 /// Answers.
 pub fn answer(node: &Node, request: &ClusterRequest) -> ControlResult<ClusterReply> {
@@ -28,7 +30,8 @@ pub fn answer(node: &Node, request: &ClusterRequest) -> ControlResult<ClusterRep
         ClusterRequest::Status => {
             node.refresh_cluster().map_err(|error| control_error(&error))?;
             let nodes = node.cluster_nodes().into_iter().map(describe).collect();
-            Ok(ClusterReply::Status(ClusterStatus { this, nodes }))
+            let safety = node.safety().map(describe_safety);
+            Ok(ClusterReply::Status(ClusterStatus { this, nodes, safety }))
         }
         ClusterRequest::Drain { node: number } => {
             node.order_to_leave(number).map_err(|error| refused(&error))?;
@@ -63,6 +66,20 @@ fn describe(report: NodeReport) -> ClusterNode {
         dirty_bytes: report.estate.bytes,
         backlog: report.estate.backlog,
         refusal: report.refusal,
+    }
+}
+
+fn describe_safety(report: SafetyReport) -> Safety {
+    Safety {
+        copied_files: report.copied,
+        lacking_files: report.lacking,
+        missing_bytes: report.missing_bytes,
+        waiting_files: report.waiting,
+        lag_ms: u64::try_from(report.lag.as_millis()).unwrap_or(u64::MAX),
+        held_files: report.held.files,
+        held_bytes: report.held.bytes,
+        aside_files: report.aside.files,
+        aside_bytes: report.aside.bytes,
     }
 }
 
@@ -134,7 +151,7 @@ fn look(
     if !node.is_to_leave() {
         return Some(Ok(()));
     }
-    match leave(&control) {
+    match leave(&node, &control) {
         Ok(()) => {
             tracing::info!("this node was told to leave, and leaves");
             None
@@ -146,13 +163,16 @@ fn look(
     }
 }
 
-fn leave(control: &NodeControl) -> Result<(), String> {
+fn leave(node: &Node, control: &NodeControl) -> Result<(), String> {
     let outcome = control.drain(None, &mut |_| true).map_err(|error| error.to_string())?;
     if !outcome.complete && !outcome.in_use {
         return Err(format!(
             "{} files and {} names could not be written back in time",
             outcome.remaining_files, outcome.remaining_backlog
         ));
+    }
+    if !node.await_copies_moved(COPIES_LIMIT) {
+        return Err("other nodes have not moved the copies that it has for them".into());
     }
     control.shutdown(Shutdown::IfIdle).map_err(|error| error.to_string())
 }

@@ -77,8 +77,8 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
     }
 }
 
-/// A node of a cluster sees all that is read and written, and knows who else changes the backing
-/// store: the other nodes.
+/// A node of a cluster knows who else changes the backing store: the other nodes. Where these can't
+/// ask it for a file, it sees all that is read and written.
 fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlResult<NodeConfig> {
     let address = &given.address;
     let address = match address.strip_prefix("file:") {
@@ -92,14 +92,17 @@ fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlRes
     let cluster = ClusterConfig {
         patience: config.backing_timeout.mul_f64(0.6),
         replicas: given.replicas,
+        redundancy: given.redundancy,
+        repair_rate: given.repair_rate,
         peers: given
             .listen
             .clone()
             .map(|listen| PeerConfig { listen, secret: given.secret.clone() }),
         ..ClusterConfig::new(address)
     };
+    let talks = cluster.peers.is_some();
     Ok(NodeConfig {
-        passthrough: Passthrough::Off,
+        passthrough: if talks { config.passthrough } else { Passthrough::Off },
         coherence: Coherence::Exclusive,
         cluster: Some(cluster),
         ..config

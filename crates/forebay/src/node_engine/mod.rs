@@ -189,21 +189,6 @@ impl NodeMount {
     }
 }
 
-impl NodeMount {
-    fn no_stream_is_open(&self) -> ControlResult<()> {
-        match self.node.open_streams() {
-            0 => Ok(()),
-            open => Err(ControlError::new(
-                ErrorKind::Busy,
-                format!(
-                    "{open} streams are open, whose guarantees can't be handed over: `forebay \
-                     status` shows them; upgrade when they are closed"
-                ),
-            )),
-        }
-    }
-}
-
 impl Mounted for NodeMount {
     fn control(&self) -> Arc<dyn Control> {
         self.control.clone()
@@ -227,18 +212,11 @@ impl Mounted for NodeMount {
     }
 
     fn state_version(&self) -> u32 {
-        State::version(self.front.connection().negotiated())
+        State::version(self.front.connection().negotiated(), self.node.is_clustered())
     }
 
     fn give_away(&self, limit: Duration) -> ControlResult<Bequest> {
         let until = Instant::now() + limit;
-        if self.node.is_clustered() {
-            return Err(ControlError::new(
-                ErrorKind::Unsupported,
-                "a node of a cluster can't be handed over: unmount and mount with the new program",
-            ));
-        }
-        self.no_stream_is_open()?;
         self.node.rest(limit).map_err(|error| convert::control_error(&error))?;
         let go_on = |error: ControlError| {
             self.front.resume();
@@ -253,10 +231,15 @@ impl Mounted for NodeMount {
                  again later, or give it more time with --timeout"
             )))
         })?;
-        // One may have come before the requests rested.
-        self.no_stream_is_open().map_err(go_on)?;
         let elapsed_us = || u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
         let parked_us = elapsed_us();
+        if !self.front.can_leave_waiters() {
+            return Err(go_on(busy(
+                "programs wait for locks, and this kernel, or io_uring, can't have them ask a new \
+                 daemon: try again when they have them"
+                    .into(),
+            )));
+        }
         self.front.seal(SEAL_LIMIT).map_err(|error| go_on(busy(error.to_string())))?;
         let (device, rings) =
             self.front.descriptors().map_err(|error| go_on(busy(error.to_string())))?;

@@ -41,7 +41,8 @@ pub fn config(config: &MountConfig, fastest: u64) -> ControlResult<Option<Stream
         StreamDevice::Measure => measured(config)?,
     };
     let beginnings = settings.beginnings.of(fastest).min(fastest);
-    Ok(Some(StreamsConfig { profile, memory: settings.memory, beginnings, emulate }))
+    let idle = forebay_streams::IDLE;
+    Ok(Some(StreamsConfig { profile, memory: settings.memory, beginnings, idle, emulate }))
 }
 
 fn from_file(path: &Path) -> ControlResult<DeviceProfile> {

@@ -71,6 +71,8 @@ pub struct Ring {
     nodes: usize,
     /// What each mount is told beside.
     talk: Vec<String>,
+    /// Whether a supervisor starts dead daemons again.
+    pub supervised: bool,
 }
 
 impl Ring {
@@ -81,7 +83,7 @@ impl Ring {
             fs::create_dir(site.path(&format!("mnt{node}"))).unwrap();
         }
         let server = Server::start(&site.path("redis"));
-        Ring { site, server, nodes, talk: Vec::new() }
+        Ring { site, server, nodes, talk: Vec::new(), supervised: false }
     }
 
     /// Nodes that talk to each other.
@@ -115,6 +117,9 @@ impl Ring {
         let mnt = self.site.text(&format!("mnt{node}"));
         let (backing, address) = (self.site.text("backing"), self.address());
         let mut args = vec!["mount", &backing, &mnt, "--tier", &tier, "--cluster", &address];
+        if !self.supervised {
+            args.push("--no-supervisor");
+        }
         args.extend(self.talk.iter().map(String::as_str));
         args.extend(more);
         self.site.run(&args)

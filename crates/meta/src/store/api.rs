@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::NodeName;
-use crate::types::{Attr, FileKind, Fingerprint, Ino, Record, Timestamp};
+use crate::types::{Attr, FileKind, Fingerprint, Incarnation, Ino, Record, Timestamp};
 
 /// How the store uses memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,11 +13,14 @@ pub struct Options {
     /// As which node of a cluster to join; `None` for a process that has the namespace, and all of
     /// the backlog, for itself.
     pub node: Option<NodeName>,
+    /// Go on as this incarnation of the node instead of a new one: for a process that takes the place
+    /// of another under the same programs, which is gone or writes no more.
+    pub resume: Option<Incarnation>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { cached_records: 65_536, node: None }
+        Options { cached_records: 65_536, node: None, resume: None }
     }
 }
 

@@ -262,6 +262,7 @@ pub(super) fn restore_identity(record: &mut Record, before: &Record) {
     record.orphan = before.orphan;
     record.orphan_of = before.orphan_of;
     record.owner = before.owner;
+    record.copied = before.copied;
     record.subdirs = before.subdirs;
     record.change = before.change;
     record.queued = before.queued;

@@ -90,7 +90,15 @@ impl MetaStore {
         self.records.get(&ino).map(|cached| cached.value)
     }
 
+    /// What was read under a stamp may be older than what another thread has cached under the same
+    /// since: that stays.
     pub(super) fn cache_record(&self, record: &Arc<Record>, stamp: Option<Stamp>) {
+        let is_newer = |known: &Cached<Arc<Record>>| {
+            stamp.is_some() && known.stamp == stamp && known.value.revision > record.revision
+        };
+        if self.records.get(&record.ino).is_some_and(|known| is_newer(&known)) {
+            return;
+        }
         self.records.insert(record.ino, Cached { value: record.clone(), stamp });
     }
 
@@ -177,5 +185,30 @@ impl MetaStore {
             }
         }
         Ok(values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Memory;
+    use crate::store::Options;
+
+    #[test]
+    fn record_when_an_older_one_of_the_same_stamp_comes_then_stays() {
+        let store = MetaStore::open(Box::new(Memory::default()), &Options::default()).unwrap();
+        let old = store.get(Ino::ROOT).unwrap();
+        let stamp = store.stamp(Ino::ROOT.partition());
+        assert!(stamp.is_some());
+        let new = Arc::new(Record { revision: old.revision + 1, ..(*old).clone() });
+        let known = || store.believed(Ino::ROOT).unwrap().revision;
+        store.cache_record(&new, stamp);
+        store.cache_record(&old, stamp);
+        assert_eq!(known(), new.revision);
+        // What counts under another stamp is the engine's word, whatever was there before.
+        store.cache_record(&old, None);
+        assert_eq!(known(), old.revision);
+        store.cache_record(&new, stamp);
+        assert_eq!(known(), new.revision);
     }
 }

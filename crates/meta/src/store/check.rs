@@ -124,7 +124,7 @@ impl Check<'_> {
         let bytes = key.bytes();
         let checked = match (bytes.first().copied(), keys::number(bytes)) {
             (Some(keys::SETTING | keys::MEMBER | keys::WORK | keys::MAIL), _)
-            | (Some(keys::ESTATE | keys::ORDER), _) => Ok(()),
+            | (Some(keys::ESTATE | keys::ORDER | keys::TAKEN), _) => Ok(()),
             (Some(tag), Some(number)) => match tag {
                 keys::RECORD => self.check_record(Ino(number), key, value),
                 keys::ENTRY => self.check_entry(Ino(number), key, value),
@@ -134,6 +134,7 @@ impl Check<'_> {
                 keys::ORPHAN => self.check_orphan(Ino(number), key),
                 keys::HARD_LINK => self.check_hard_link(number, key, value),
                 keys::LOCKS => self.check_locks(Ino(number), key),
+                keys::COPIES => self.check_copies(Ino(number), key),
                 _ => self.stray(key, format!("unknown key {key:?}")),
             },
             _ => self.stray(key, format!("unknown key {key:?}")),
@@ -353,6 +354,13 @@ impl Check<'_> {
         match self.record(ino)? {
             Some(_) => Ok(()),
             None => self.stray(key, format!("locks of {ino}, which does not exist")),
+        }
+    }
+
+    fn check_copies(&mut self, ino: Ino, key: &Key) -> Result<()> {
+        match self.record(ino)?.is_some_and(|record| record.copied) {
+            true => Ok(()),
+            false => self.stray(key, format!("copies of {ino}, which has none")),
         }
     }
 

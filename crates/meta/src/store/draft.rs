@@ -238,6 +238,8 @@ impl<'a> Draft<'a> {
         let before = edit.before.as_deref();
         let ino = edit.after.ino;
         edit.stamp = self.store.stamp(ino.partition());
+        // The backing store has all, or nobody wants it any more: no copy counts from here on.
+        edit.after.copied &= (edit.after.dirty || edit.after.spilled) && !edit.after.is_dead();
         // Other processes must notice that entries changed, also where the times don't.
         let entries_changed = self.store.is_gathered() && self.entries.iter().any(|e| e.dir == ino);
         if before == Some(&edit.after) && !entries_changed {
@@ -271,6 +273,10 @@ impl<'a> Draft<'a> {
         let orphan = |record: Option<&Record>| record.is_some_and(|record| record.orphan);
         let orphan_key = |record| orphan(record).then(|| layout.orphan(ino));
         self.replace(orphan_key(before), orphan_key(after), ino);
+        let copied = |record: Option<&Record>| record.is_some_and(|record| record.copied);
+        if copied(before) && !copied(after) {
+            self.delete(keys::copies(ino));
+        }
         let hard_link = |record: Option<&Record>| record?.hard_link.map(keys::hard_link);
         self.replace(hard_link(before), hard_link(after), ino);
         self.delta.queued += i64::from(queued(after).is_some());

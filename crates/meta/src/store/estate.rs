@@ -141,7 +141,8 @@ impl MetaStore {
     /// If the engine fails.
     pub fn owned_by(&self, node: u16, each: &mut dyn FnMut(Owned)) -> Result<()> {
         self.concerning(node, &mut |record| {
-            if is_owner(&record, node) && record.attr.kind == FileKind::File {
+            let kept = record.copied || record.attr.kind != FileKind::File;
+            if is_owner(&record, node) && !kept {
                 each(Owned {
                     ino: record.ino,
                     path: self.path(record.ino).unwrap_or_default(),
@@ -172,7 +173,10 @@ impl MetaStore {
         let mut nowhere = Vec::new();
         self.concerning(node, &mut |record| {
             let behind = record.dirty || record.spilled;
-            let lost = is_owner(&record, node) && behind && record.attr.kind == FileKind::File;
+            let lost = is_owner(&record, node)
+                && behind
+                && !record.copied
+                && record.attr.kind == FileKind::File;
             if lost && record.backing.fingerprint.is_none() {
                 nowhere.push(record.ino);
             }
@@ -199,6 +203,10 @@ impl MetaStore {
 
     fn take_from(&self, ino: Ino, node: u16) -> Result<()> {
         self.edit_one(ino, |draft, before| {
+            if is_owner(before, node) && before.copied {
+                // Others have it, and take it over.
+                return Ok(());
+            }
             let record = draft.edit(ino)?;
             if is_owner(before, node) {
                 record.owner = None;

@@ -83,7 +83,10 @@ impl MetaStore {
         let number = match &self.name {
             None => self.retry(|| self.next_process())?,
             Some(name) => {
-                let me = self.register(name)?;
+                let me = match self.resume {
+                    None => self.register(name)?,
+                    Some(me) => self.resume(name, me)?,
+                };
                 // Set once: a store is opened once.
                 u64::from(self.member.get_or_init(|| me).node)
             }

@@ -39,6 +39,9 @@ pub struct Member {
     pub address: String,
     /// Where it listens for other nodes; empty if it does not (yet).
     pub reach: String,
+    /// Files were taken over from it, as it showed no sign of life: this start of it must not write
+    /// any more.
+    pub expelled: bool,
 }
 
 impl MetaStore {
@@ -79,11 +82,29 @@ impl MetaStore {
                 left: false,
                 address: name.address.clone(),
                 reach: String::new(),
+                expelled: false,
             };
             self.replace_member(known, &member)?;
             Ok(member)
         })?;
         Ok(Incarnation { node: member.node, epoch: member.epoch })
+    }
+
+    /// Goes on as an incarnation that another process was until now.
+    pub(super) fn resume(&self, name: &NodeName, me: Incarnation) -> Result<Incarnation> {
+        self.retry(|| {
+            let members = self.members()?;
+            let is_me = |m: &&Member| (m.node, m.epoch, &m.id) == (me.node, me.epoch, &name.id);
+            let Some(known) = members.iter().find(is_me) else {
+                return Err(Error::Unsupported("another daemon has taken this node's place"));
+            };
+            if known.expelled {
+                return Err(Error::Unsupported("other nodes have taken over files of this node"));
+            }
+            let mut after = Member { left: false, ..known.clone() };
+            after.beat = after.beat.wrapping_add(1);
+            self.replace_member(Some(known), &after).map(|()| me)
+        })
     }
 
     pub(super) fn replace_member(&self, before: Option<&Member>, after: &Member) -> Result<()> {
@@ -120,12 +141,26 @@ impl MetaStore {
         self.change_member(|member| member.left = true)
     }
 
+    /// Takes from a node, as it is known here, the right to write anything until it starts again;
+    /// false if it is not so any more, perhaps as it has shown a sign of life.
+    ///
+    /// # Errors
+    /// If the engine fails: then it may have been done or not.
+    pub fn expel(&self, known: &Member) -> Result<bool> {
+        let expelled = Member { expelled: true, ..known.clone() };
+        match self.replace_member(Some(known), &expelled) {
+            Ok(()) => Ok(true),
+            Err(Error::Conflict(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     fn change_member(&self, change: impl Fn(&mut Member)) -> Result<bool> {
         let me = self.member().ok_or(Error::Unsupported("this process is no node"))?;
         self.retry(|| {
             let Some(value) = self.read_one(keys::member(me.node))? else { return Ok(false) };
             let before = codec::decode_member(me.node, &value)?;
-            if before.epoch != me.epoch {
+            if before.epoch != me.epoch || before.expelled {
                 return Ok(false);
             }
             let mut after = before.clone();

@@ -6,6 +6,7 @@ mod backlog;
 mod cached;
 mod changes;
 mod check;
+mod copies;
 mod draft;
 mod entries;
 mod estate;
@@ -29,6 +30,7 @@ use smallvec::SmallVec;
 
 pub use api::*;
 pub use changes::Moment;
+pub use copies::CopiesMade;
 pub use estate::{Estate, LeaveOrder, Owned};
 pub use mail::{Answer, Mail, Wish};
 pub use members::{Member, NodeName};
@@ -101,6 +103,8 @@ pub struct MetaStore {
     counts: Mutex<Counts>,
     /// As which node of a cluster to join.
     name: Option<NodeName>,
+    /// The incarnation to go on as.
+    resume: Option<Incarnation>,
     /// Which node this process is.
     member: OnceLock<Incarnation>,
     /// A copy of `counts` for readers, who must not wait for a commit.
@@ -158,6 +162,7 @@ impl MetaStore {
             changes: Changes::default(),
             counts: Mutex::default(),
             name: options.node.clone(),
+            resume: options.resume,
             member: OnceLock::new(),
             shown: ShownCounts::default(),
             executes: AtomicU64::new(0),
@@ -583,6 +588,7 @@ fn new_record(ino: Ino, new: &NewInode, now: Timestamp) -> Record {
         pinned: new.pinned,
         orphan: false,
         owner: None,
+        copied: false,
         orphan_of: 0,
         subdirs: 0,
         change: 1,

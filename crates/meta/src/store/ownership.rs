@@ -30,10 +30,6 @@ enum Look {
 }
 
 impl MetaStore {
-    fn this_node(&self) -> Result<Incarnation> {
-        self.member().ok_or(Error::Unsupported("this process is no node"))
-    }
-
     /// As [`MetaStore::get`], but as the engine has it now, whatever is cached: what others have
     /// reported before this call is seen.
     ///
@@ -107,6 +103,14 @@ impl MetaStore {
     #[must_use]
     pub fn is_listed(&self, dir: Ino) -> bool {
         self.believed(dir).is_some_and(|record| record.is_directory() && record.listed)
+    }
+
+    /// Whether this node is the owner of a file, as far as is known without asking: if so, it is.
+    #[must_use]
+    pub fn owns(&self, ino: Ino) -> bool {
+        let mine = |record: &Arc<Record>| record.owner.is_some() && record.owner == self.member();
+        // Whatever else of it is old: only this node gives up what it has, and then knows it.
+        self.believed(ino).is_some_and(|record| mine(&record))
     }
 
     /// Makes this node the owner of a file that nobody owns, or that an earlier incarnation of it

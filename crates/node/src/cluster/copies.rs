@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_meta::Ino;
-use forebay_peer::Fetcher;
 use forebay_peer::fetch::{Copy, Extent, Wanted};
 use forebay_peer::message::{Fault, Presence};
+use forebay_peer::{Buffer, BufferPool, Fetcher};
 use forebay_store::{BackingFile, Fingerprint, Object};
 use parking_lot::RwLock;
 use xxhash_rust::xxh3::xxh3_64;
@@ -251,21 +252,24 @@ impl Node {
         }
     }
 
-    /// Bytes of a clean copy, for another node.
+    /// Bytes of a clean copy, for another node, in one of `buffers`.
+    ///
+    /// They are read while nobody can change them, not when they are sent: what is sent later, by
+    /// `sendfile` say, may be of another version by then.
     pub(super) fn lend(
         &self,
         ino: Ino,
         version: u64,
-        offset: u64,
-        len: u32,
-    ) -> Result<Vec<u8>, Fault> {
+        (offset, len): (u64, u32),
+        buffers: &Arc<BufferPool>,
+    ) -> Result<Buffer, Fault> {
         self.with_copy(ino, version, |object, presence| {
             let end = offset.saturating_add(len.into()).min(object.len()?);
             let there = presence.is_none_or(|map| map.read().is_present(offset..end));
             if offset >= end || !there {
                 return Ok(None);
             }
-            let mut bytes = vec![0; usize::try_from(end - offset).unwrap_or(0)];
+            let mut bytes = buffers.take(usize::try_from(end - offset).unwrap_or(0));
             let read = object.read_at(&mut bytes, offset)?;
             bytes.truncate(read);
             Ok(Some(bytes))

@@ -1,4 +1,6 @@
-//! The files that this node owns and programs of it can write.
+//! The files that this node owns and that have to stay with it: programs of it can write them, or the
+//! kernel reads them by itself. The kernel accepts one file only for all passthrough opens of an inode,
+//! so none may go to another node, and be another version then, while such an open lives.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -14,8 +16,10 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 
 const STRIPES: usize = 256;
+/// Between two attempts to ask an owner that is not there at the moment.
+const AWAY: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// Writers of files, by inode. A stripe is locked while the ownership of a file in it is taken or
+/// Who needs which files here, by inode. A stripe is locked while the ownership of a file in it is taken or
 /// given up, so that neither overtakes the other.
 pub(super) struct Holds([Mutex<HashMap<u64, u32>>; STRIPES]);
 
@@ -26,7 +30,7 @@ impl Default for Holds {
 }
 
 impl Holds {
-    fn stripe(&self, ino: Ino) -> &Mutex<HashMap<u64, u32>> {
+    pub(super) fn stripe(&self, ino: Ino) -> &Mutex<HashMap<u64, u32>> {
         &self.0[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % STRIPES]
     }
 }
@@ -41,7 +45,7 @@ pub(crate) enum Right<'a> {
     Through(Incarnation),
 }
 
-/// The right to write a file: while it lives, no other node gets the file.
+/// While it lives, no other node gets the file; it may be written here.
 #[must_use]
 pub(crate) struct Hold<'a> {
     node: &'a Node,
@@ -57,7 +61,7 @@ impl Hold<'_> {
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        self.node.unhold(self.ino);
+        let _last = self.node.unhold(self.ino);
     }
 }
 
@@ -95,7 +99,8 @@ impl Node {
             match self.recall(cluster, ino, other)? {
                 Recalled::Given => {}
                 Recalled::InUse => return Ok(Right::Through(other)),
-                Recalled::Unknown => {
+                Recalled::Away if Instant::now() < until => std::thread::sleep(AWAY),
+                Recalled::Away | Recalled::Unknown => {
                     self.ask_owner(cluster, ino, other, Wish::Ownership, until)?;
                 }
             }
@@ -117,25 +122,49 @@ impl Node {
         Ok(Hold { node: self, ino })
     }
 
-    /// Gives back what [`Node::hold`] gave. The file stays owned until another node wants it or the
-    /// backing store has its bytes.
-    pub(crate) fn unhold(&self, ino: Ino) {
-        let Some(cluster) = &self.cluster else { return };
-        let mut holds = cluster.holds.stripe(ino).lock();
-        if let Some(writers) = holds.get_mut(&ino.0) {
-            *writers -= 1;
-            if *writers == 0 {
-                holds.remove(&ino.0);
-            }
+    /// Keeps a file here that is about to be opened for reading, if this node owns it and talks to
+    /// others: these can still write it, by way of this node.
+    pub(crate) fn hold_if_owned(&self, ino: Ino) -> Right<'_> {
+        let Some(cluster) = &self.cluster else { return Right::None };
+        if self.passthrough_refusal().is_some() || cluster.peers.get().is_none() {
+            return Right::None;
         }
+        let owned = || self.meta.owns(ino).then_some(()).ok_or(());
+        self.hold_owned(cluster, ino, owned).map_or(Right::None, Right::Hold)
     }
 
-    /// Whether programs of this node can write the file.
+    /// Gives back what [`Node::hold`] gave; whether nothing keeps the file here now. It stays owned
+    /// until another node wants it or the backing store has its bytes.
+    pub(crate) fn unhold(&self, ino: Ino) -> bool {
+        let Some(cluster) = &self.cluster else { return false };
+        let mut holds = cluster.holds.stripe(ino).lock();
+        let Some(count) = holds.get_mut(&ino.0) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            holds.remove(&ino.0);
+            return true;
+        }
+        false
+    }
+
+    /// Gives a file up that was kept for readers only, and may have been written back meanwhile.
+    pub(crate) fn give_up_later(&self, ino: Ino) {
+        if self.residents.get(ino.0).is_some_and(|resident| resident.dirty) {
+            return;
+        }
+        self.later(move |node| {
+            if let Err(error) = node.give_up(ino) {
+                tracing::debug!(%ino, %error, "a file that nobody uses stays with this node");
+            }
+        });
+    }
+
+    /// Whether something keeps the file on this node.
     pub(super) fn is_held(&self, cluster: &Cluster, ino: Ino) -> bool {
         cluster.holds.stripe(ino).lock().contains_key(&ino.0)
     }
 
-    /// Gives up a file that no program here can write and of which the backing store has all;
+    /// Gives up a file that nothing keeps here and of which the backing store has all;
     /// whether this node has it no longer.
     pub(crate) fn give_up(&self, ino: Ino) -> Result<bool> {
         let Some(cluster) = &self.cluster else { return Ok(false) };

@@ -46,6 +46,10 @@ impl Node {
         until: Instant,
     ) -> Result<()> {
         let _one = cluster.letters.asking[ino.0 as usize % STRIPES].lock();
+        // Nobody answers for it.
+        if cluster.is_silent(owner.node) && self.have_taken_over(cluster, ino, owner)? {
+            return Ok(());
+        }
         // What an earlier one in this line was told may be all that is needed.
         if self.meta.get_now(ino)?.owner != Some(owner) {
             return Ok(());
@@ -74,6 +78,9 @@ impl Node {
                 Answer::Pending => {}
             }
             if cluster.is_silent(owner.node) && self.meta.get_now(ino)?.owner == Some(owner) {
+                if self.have_taken_over(cluster, ino, owner)? {
+                    return Ok(());
+                }
                 return Err(Errno::HOSTDOWN.into());
             }
             if Instant::now() >= until {
@@ -164,7 +171,9 @@ impl Node {
                     false => Ok(()),
                 };
             }
-            let held = self.is_held(cluster, ino);
+            // Also by a mapping that outlasted its open file.
+            let held = self.is_held(cluster, ino)
+                || record.is_behind() && self.is_mapped_by_the_kernel(&file)?;
             if !held {
                 if record.is_behind() {
                     self.reconcile(ino)?;

@@ -11,6 +11,8 @@ use crate::node::Node;
 
 /// Between two heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
+/// Between two looks whether one is due.
+const PULSE: Duration = Duration::from_millis(20);
 /// Between two looks for letters.
 const LOOK: Duration = Duration::from_millis(4);
 /// Between two looks for letters when nobody tells whether there are any.
@@ -20,6 +22,8 @@ const LOOK_BLIND: Duration = Duration::from_millis(50);
 pub(super) struct Seen {
     epoch: u64,
     beat: u64,
+    /// Others have taken files of it over.
+    expelled: bool,
     /// When it was first seen so.
     since: Instant,
     /// When it was last seen so: what this node has not looked at says nothing.
@@ -33,6 +37,12 @@ impl Cluster {
         self.has_followed(who) || self.is_silent(who.node)
     }
 
+    /// Whether an incarnation must not write any more: files were taken over from it.
+    pub(super) fn is_expelled(&self, who: Incarnation) -> bool {
+        let seen = self.seen.lock();
+        seen.get(&who.node).is_some_and(|seen| seen.expelled && seen.epoch == who.epoch)
+    }
+
     /// Whether another incarnation has followed one, as far as this node knows.
     pub(super) fn has_followed(&self, who: Incarnation) -> bool {
         self.seen.lock().get(&who.node).is_some_and(|seen| seen.epoch > who.epoch)
@@ -40,11 +50,29 @@ impl Cluster {
 
     /// Whether a node has shown no sign of life for so long that it counts as dead.
     pub(super) fn is_silent(&self, node: u16) -> bool {
-        self.silence_of(node) > self.config.lease
+        let expelled = self.seen.lock().get(&node).is_some_and(|seen| seen.expelled);
+        expelled || self.silence_of(node) > self.config.lease
     }
 
     pub(super) fn silence_of(&self, node: u16) -> Duration {
         self.seen.lock().get(&node).map_or(Duration::ZERO, |seen| seen.until - seen.since)
+    }
+
+    /// Says no more that this node lives.
+    pub(crate) fn end_heartbeat(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        self.ended.store(true, Ordering::Release);
+        let heart = self.heart.lock().take();
+        while heart.as_ref().is_some_and(|heart| !heart.is_finished()) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Whether a node is as it was last seen: it has given no sign of life since.
+    pub(super) fn was_last_seen_as(&self, member: &Member) -> bool {
+        let seen = self.seen.lock();
+        seen.get(&member.node)
+            .is_some_and(|seen| (seen.epoch, seen.beat) == (member.epoch, member.beat))
     }
 
     /// Whether this node knows that others may take it for dead.
@@ -57,37 +85,60 @@ impl Cluster {
     fn saw(&self, asked: Instant, members: &[Member]) {
         let mut seen = self.seen.lock();
         let now = Instant::now();
-        for Member { node, epoch, beat, .. } in members {
+        for Member { node, epoch, beat, expelled, .. } in members {
             let last = seen.get(node).filter(|last| (last.epoch, last.beat) == (*epoch, *beat));
             let since = last.map_or(now, |last| last.since);
             let until = asked.max(since);
-            seen.insert(*node, Seen { epoch: *epoch, beat: *beat, since, until });
+            let now = Seen { epoch: *epoch, beat: *beat, expelled: *expelled, since, until };
+            seen.insert(*node, now);
         }
     }
 }
 
 impl Node {
-    /// A thread that says that this node lives, looks who else does, and takes letters.
-    pub(crate) fn start_cluster_life(&self) {
-        if self.cluster.is_none() {
-            return;
+    /// A thread that says that this node lives, and looks who else does: from the start on, for what
+    /// lies on the tiers may take long to read, and while the node is handed on.
+    pub(crate) fn start_heartbeat(&self) {
+        let Some(cluster) = &self.cluster else { return };
+        if !cluster.resumed {
+            self.forget_orders();
         }
-        self.forget_orders();
         let this = self.this.clone();
         let live = move || {
-            let (mut beat, mut look) = (Instant::now(), Instant::now());
+            let mut beat = Instant::now();
+            while let Some(node) = this.upgrade() {
+                let Some(cluster) = &node.cluster else { return };
+                if cluster.ended.load(Ordering::Acquire) {
+                    return;
+                }
+                if Instant::now() >= beat {
+                    beat = Instant::now() + BEAT;
+                    node.beat(cluster);
+                    node.report_life(cluster);
+                }
+                drop(node);
+                thread::sleep(PULSE);
+            }
+        };
+        match thread::Builder::new().name("cluster-beat".into()).spawn(live) {
+            Ok(thread) => *cluster.heart.lock() = Some(thread),
+            Err(error) => tracing::error!(%error, "other nodes will take this one for dead"),
+        }
+    }
+
+    /// A thread that takes letters.
+    pub(crate) fn start_cluster_life(&self) {
+        let Some(cluster) = &self.cluster else { return };
+        let this = self.this.clone();
+        let live = move || {
+            let mut look = Instant::now();
             let mut stamp = None;
             while let Some(node) = this.upgrade() {
                 let Some(cluster) = &node.cluster else { return };
-                if node.stopping.load(Ordering::Acquire) {
+                if cluster.is_at_rest() {
                     return;
                 }
                 let now = Instant::now();
-                if now >= beat {
-                    node.beat(cluster);
-                    node.report_life(cluster);
-                    beat = now + BEAT;
-                }
                 let current = node.meta.mail_stamp();
                 if (current.is_some() && current != stamp) || (current.is_none() && now >= look) {
                     // Taken before the look: what comes during it makes another one.
@@ -99,8 +150,8 @@ impl Node {
             }
         };
         match thread::Builder::new().name("cluster".into()).spawn(live) {
-            Ok(thread) => self.threads.lock().push(thread),
-            Err(error) => tracing::error!(%error, "other nodes will take this one for dead"),
+            Ok(thread) => cluster.threads.lock().push(thread),
+            Err(error) => tracing::error!(%error, "what other nodes ask for is not done"),
         }
     }
 

@@ -16,6 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 
 use super::Cluster;
+use super::lock_record::LockRecord;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
@@ -29,6 +30,8 @@ const LOOK_BLIND: Duration = Duration::from_millis(50);
 /// Between two looks at a record whatever its stamp says: a node may have died. Also the pause after
 /// a failure.
 const LOOK_ANYWAY: Duration = Duration::from_secs(1);
+/// After so long every program that waited when the last daemon ended has asked this one.
+const ALL_ASKED: Duration = Duration::from_secs(10);
 
 /// A lock as a program asks for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,41 +61,50 @@ pub struct InTheWay {
     pub pid: u32,
 }
 
+/// What came of waiting for a lock.
+#[derive(Debug)]
+pub enum Waited {
+    /// It is held, or not to be had.
+    Ended(Result<()>),
+    /// The program waits on, and asks a daemon that takes over.
+    HandedOn,
+}
+
 /// Hears what came of waiting for a lock.
-pub type LockDone = Box<dyn FnOnce(Result<()>) + Send>;
+pub type LockDone = Box<dyn FnOnce(Waited) + Send>;
 
 /// The locks of this node's programs.
 #[derive(Default)]
 pub(super) struct FileLocks {
-    owners: Mutex<HashMap<u64, Vec<Owner>>>,
+    pub(super) owners: Mutex<HashMap<u64, Vec<Owner>>>,
     /// Entries of `owners`, to be asked at each close.
-    files: AtomicUsize,
-    waits: Mutex<Waits>,
+    pub(super) files: AtomicUsize,
+    pub(super) waits: Mutex<Waits>,
     wake: Condvar,
 }
 
 /// Somebody who may have locks of a file.
-struct Owner {
-    family: Family,
-    owner: u64,
+pub(super) struct Owner {
+    pub family: Family,
+    pub owner: u64,
     /// Through these they were taken.
-    handles: Vec<u64>,
+    pub handles: Vec<u64>,
     /// All of them are to go.
-    leaving: bool,
+    pub leaving: bool,
 }
 
 #[derive(Default)]
-struct Waits {
-    by_ticket: HashMap<u64, Wait>,
+pub(super) struct Waits {
+    pub by_ticket: HashMap<u64, Wait>,
     /// Some owner is leaving.
-    leavers: bool,
+    pub leavers: bool,
 }
 
-struct Wait {
-    ino: Ino,
+pub(super) struct Wait {
+    pub ino: Ino,
     request: LockRequest,
     /// Nothing if it was told already, and the record may still have it.
-    done: Option<LockDone>,
+    pub done: Option<LockDone>,
     cancelled: bool,
 }
 
@@ -174,6 +186,13 @@ impl FileLocks {
         }
     }
 
+    /// Whether an owner leaves still: the kernel gives the number of one who is gone to the next, who
+    /// may have come since.
+    fn leaves(&self, ino: Ino, family: Family, owner: u64) -> bool {
+        let is = |o: &Owner| o.family == family && o.owner == owner && o.leaving;
+        self.owners.lock().get(&ino.0).is_some_and(|file| file.iter().any(is))
+    }
+
     fn leavers(&self) -> Vec<(Ino, Family, u64)> {
         let owners = self.owners.lock();
         let leaving = owners.iter().flat_map(|(ino, file)| {
@@ -220,6 +239,9 @@ impl Node {
     /// [`Node::find_lock`].
     pub fn try_lock(&self, ino: Ino, request: &LockRequest) -> Result<()> {
         let cluster = self.locking()?;
+        if !self.note_lock_owner(ino, request) {
+            return Err(Errno::NOLCK.into());
+        }
         let mut record = self.lock_record(cluster, ino);
         let leaving = cluster.locks.enter(ino, request);
         let (holder, lock) = (request.holder(cluster), request.lock(cluster));
@@ -241,8 +263,11 @@ impl Node {
     pub fn lock(&self, ino: Ino, request: LockRequest, ticket: u64, done: LockDone) {
         let cluster = match self.locking() {
             Ok(cluster) => cluster,
-            Err(error) => return done(Err(error)),
+            Err(error) => return done(Waited::Ended(Err(error))),
         };
+        if !self.note_lock_owner(ino, &request) {
+            return done(Waited::Ended(Err(Errno::NOLCK.into())));
+        }
         // Held until the record has it: who cancels comes before or after all of this.
         let mut record = self.lock_record(cluster, ino);
         let wait = Wait { ino, request, done: Some(done), cancelled: false };
@@ -252,7 +277,7 @@ impl Node {
                 waits.by_ticket.insert(ticket, wait);
             } else if let Some(done) = wait.done {
                 drop(waits);
-                return done(Err(Errno::NOLCK.into()));
+                return done(Waited::Ended(Err(Errno::NOLCK.into())));
             }
         }
         let leaving = cluster.locks.enter(ino, &request);
@@ -261,7 +286,11 @@ impl Node {
             if leaving {
                 locks.release(holder, Span::ALL);
             }
-            locks.acquire_or_wait(lock, ticket)
+            // One that comes again stands in the queue, or has left it with the lock.
+            match locks.is_waiting(lock.holder.incarnation, ticket) {
+                true => Ok(Outcome::Blocked(lock)),
+                false => locks.acquire_or_wait(lock, ticket),
+            }
         });
         drop(record);
         let told = match outcome {
@@ -271,7 +300,7 @@ impl Node {
             Err(error) => return self.give_up_wait(cluster, ticket, error),
         };
         if let Some(done) = cluster.locks.take(ticket) {
-            done(told);
+            done(Waited::Ended(told));
         }
     }
 
@@ -298,13 +327,23 @@ impl Node {
     }
 
     fn release_locks(&self, cluster: &Cluster, ino: Ino, holder: Holder, span: Span) -> Result<()> {
-        let mut record = self.lock_record(cluster, ino);
+        self.release_from(cluster, self.lock_record(cluster, ino), (ino, holder), span)
+    }
+
+    fn release_from(
+        &self,
+        cluster: &Cluster,
+        mut record: LockRecord<'_>,
+        (ino, holder): (Ino, Holder),
+        span: Span,
+    ) -> Result<()> {
         let has_more = record.change(|locks| {
             locks.release(holder, span);
             has_any(locks, holder)
         })?;
         if !has_more {
             cluster.locks.forget(ino, holder.family, holder.owner);
+            self.forget_lock_owner(ino, holder.family, holder.owner);
         }
         Ok(())
     }
@@ -346,25 +385,28 @@ impl Node {
 
     /// A thread that gives locks to those who wait, and takes them from those who are gone.
     pub(crate) fn start_cluster_locks(&self) {
-        if self.cluster.is_none() {
-            return;
-        }
+        let Some(cluster) = &self.cluster else { return };
         let this = self.this.clone();
         let look_after = move || {
             let mut looked = HashMap::new();
+            let since = Instant::now();
+            let mut strays = false;
             while let Some(node) = this.upgrade() {
                 let Some(cluster) = &node.cluster else { return };
-                let stopping = node.stopping.load(Ordering::Acquire);
+                let stopping = cluster.is_at_rest();
                 node.let_leavers_go(cluster);
                 if stopping {
                     return;
                 }
                 node.serve_waits(cluster, &mut looked);
+                if cluster.resumed && !strays && since.elapsed() > ALL_ASKED {
+                    strays = node.drop_stray_waiters(cluster);
+                }
                 cluster.locks.rest();
             }
         };
         match thread::Builder::new().name("cluster-locks".into()).spawn(look_after) {
-            Ok(thread) => self.threads.lock().push(thread),
+            Ok(thread) => cluster.threads.lock().push(thread),
             Err(error) => tracing::error!(%error, "who waits for a lock will wait for ever"),
         }
     }
@@ -375,7 +417,12 @@ impl Node {
         }
         for (ino, family, owner) in cluster.locks.leavers() {
             let holder = Holder { family, incarnation: cluster.as_holder(), owner };
-            if let Err(error) = self.release_locks(cluster, ino, holder, Span::ALL) {
+            // Whoever locks has this in hand as well.
+            let record = self.lock_record(cluster, ino);
+            if !cluster.locks.leaves(ino, family, owner) {
+                continue;
+            }
+            if let Err(error) = self.release_from(cluster, record, (ino, holder), Span::ALL) {
                 tracing::warn!(%ino, %error, "locks of a closed file stay until the next try");
                 cluster.locks.waits.lock().leavers = true;
                 thread::sleep(LOOK_BLIND);
@@ -443,7 +490,7 @@ impl Node {
             Ok(ended) => {
                 for (ticket, told) in ended {
                     if let Some(done) = cluster.locks.take(ticket) {
-                        done(told.map_err(NodeError::from));
+                        done(Waited::Ended(told.map_err(NodeError::from)));
                     }
                 }
                 true
@@ -467,7 +514,7 @@ impl Node {
             None => None,
         };
         if let Some(done) = done {
-            done(Err(error));
+            done(Waited::Ended(Err(error)));
         }
     }
 }
@@ -501,4 +548,41 @@ impl Looked {
 fn has_any(locks: &Locks, holder: Holder) -> bool {
     locks.held().iter().any(|lock| lock.holder == holder)
         || locks.waiting().iter().any(|waiter| waiter.wanted.holder == holder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(fh: u64, owner: u64) -> LockRequest {
+        let (family, mode, pid) = (Family::Whole, Mode::Exclusive, 1);
+        LockRequest { fh, owner, family, span: Span::ALL, mode, pid }
+    }
+
+    #[test]
+    fn owner_who_is_gone_when_another_comes_under_his_number_then_that_one_leaves_not() {
+        let (locks, ino) = (FileLocks::default(), Ino(5));
+        assert!(!locks.enter(ino, &request(1, 7)));
+        let close = |fh| {
+            locks.mark(ino, |owner| {
+                owner.handles.retain(|handle| *handle != fh);
+                owner.handles.is_empty()
+            });
+        };
+        close(1);
+        // The thread has seen who leaves, and is about to take his locks.
+        assert_eq!(locks.leavers(), [(ino, Family::Whole, 7)]);
+        assert!(locks.leaves(ino, Family::Whole, 7));
+        // The next open file has his number: what the first had goes with its first lock.
+        assert!(locks.enter(ino, &request(2, 7)));
+        assert!(
+            !locks.leaves(ino, Family::Whole, 7),
+            "its locks would be taken and never be known"
+        );
+        assert!(locks.has(ino, Family::Whole, 7));
+        close(1);
+        assert!(!locks.leaves(ino, Family::Whole, 7));
+        close(2);
+        assert!(locks.leaves(ino, Family::Whole, 7));
+    }
 }

@@ -18,8 +18,10 @@ mod locks;
 mod nodes;
 mod orders;
 mod peers;
+mod redundancy;
 mod serve;
 mod sources;
+mod succession;
 mod through;
 mod versions;
 mod work;
@@ -28,6 +30,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Incarnation, Ino, MetaStore, Record};
@@ -40,9 +43,12 @@ use crate::pool::Pool;
 
 pub(crate) use copies::Shared;
 pub(crate) use holds::Right;
-pub use locks::{InTheWay, LockDone, LockRequest};
+pub use locks::{InTheWay, LockDone, LockRequest, Waited};
 pub use nodes::NodeReport;
 use peers::Peers;
+pub(crate) use redundancy::REDUNDANCY;
+pub use redundancy::{Kept, SafetyReport};
+pub use succession::{LockOwner, Membership};
 pub(crate) use through::Remote;
 
 /// Threads that do what other nodes ask for: never those that wait for other nodes.
@@ -66,6 +72,18 @@ pub(crate) struct Cluster {
     beaten: Mutex<Instant>,
     /// Another incarnation of this node has taken its place.
     fenced: AtomicBool,
+    /// It does nothing for others, as it ends or is about to be handed on.
+    resting: AtomicBool,
+    /// It says no more that it lives.
+    ended: AtomicBool,
+    /// Says that it lives.
+    heart: Mutex<Option<JoinHandle<()>>>,
+    /// Those that end when it comes to rest.
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Where it listens, for a successor.
+    listens: Mutex<String>,
+    /// The programs are those of another daemon before this one.
+    resumed: bool,
     lock_records: lock_record::LockRecords,
     locks: locks::FileLocks,
     nodes: nodes::Nodes,
@@ -73,11 +91,13 @@ pub(crate) struct Cluster {
     workers: Pool,
     /// The nodes that it talks to without the metadata engine between.
     peers: OnceLock<Peers>,
+    safety: redundancy::Safety,
 }
 
 impl Cluster {
-    pub(crate) fn new(me: Incarnation, config: ClusterConfig) -> Self {
+    pub(crate) fn new(me: Incarnation, config: ClusterConfig, former: Option<&Membership>) -> Self {
         Cluster {
+            safety: redundancy::Safety::new(config.repair_rate),
             me,
             config,
             holds: holds::Holds::default(),
@@ -85,6 +105,12 @@ impl Cluster {
             seen: Mutex::default(),
             beaten: Mutex::new(Instant::now()),
             fenced: AtomicBool::new(false),
+            resting: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            heart: Mutex::default(),
+            threads: Mutex::default(),
+            listens: Mutex::new(former.map(|former| former.listens.clone()).unwrap_or_default()),
+            resumed: former.is_some(),
             lock_records: lock_record::LockRecords::default(),
             locks: locks::FileLocks::default(),
             nodes: nodes::Nodes::default(),
@@ -112,8 +138,9 @@ impl Cluster {
 
     /// Ends the threads that work for others.
     pub(crate) fn close(&self, limit: Duration) -> bool {
-        self.locks.wake();
-        self.workers.close(limit)
+        let until = Instant::now() + limit;
+        let ended = self.end_threads(limit);
+        self.workers.close(until.saturating_duration_since(Instant::now())) && ended
     }
 }
 

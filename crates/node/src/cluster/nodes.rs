@@ -48,6 +48,13 @@ pub struct NodeReport {
     pub estate: Estate,
 }
 
+impl Nodes {
+    /// Whether a node was told to leave, as was last heard.
+    pub(super) fn is_told_to_leave(&self, node: u16) -> bool {
+        self.0.lock().orders.get(&node) == Some(&LeaveOrder::Pending)
+    }
+}
+
 impl Node {
     /// The number of this node in its cluster, if it is in one.
     pub fn cluster_number(&self) -> Option<u16> {

@@ -1,15 +1,13 @@
 //! The other nodes, as far as this one talks to them without the metadata engine between.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_meta::Member;
-use forebay_peer::transport::Transport;
-use forebay_peer::transport::tcp::Tcp;
-use forebay_peer::transport::unix::Unix;
+use forebay_peer::transport::Ways;
 use forebay_peer::{
     Address, Client, ClientConfig, ClusterSecret, Identity, Limits, Security, Server,
 };
@@ -24,21 +22,8 @@ use crate::node::Node;
 
 /// What other nodes are doing here may take so long to end.
 const GRACE: Duration = Duration::from_secs(2);
-
-/// The ways to other nodes.
-struct Ways {
-    tcp: Arc<dyn Transport>,
-    unix: Arc<dyn Transport>,
-}
-
-impl Ways {
-    fn to(&self, address: &Address) -> Arc<dyn Transport> {
-        match address {
-            Address::Unix(_) => self.unix.clone(),
-            _ => self.tcp.clone(),
-        }
-    }
-}
+/// An address that was somebody else's is tried for so long.
+const AGAIN: Duration = Duration::from_secs(2);
 
 /// A node that listens.
 struct Known {
@@ -53,6 +38,8 @@ pub(super) struct Peers {
     ways: Ways,
     server: Mutex<Option<Server>>,
     known: RwLock<BTreeMap<u16, Known>>,
+    /// Nodes, and their epochs, that listen where this one can't talk to.
+    beyond: Mutex<BTreeSet<(u16, u64)>>,
     pub(super) home: Home,
 }
 
@@ -74,11 +61,21 @@ impl Peers {
                 tracing::warn!(node = member.node, reach = member.reach, "no address of a node");
                 continue;
             };
+            let way = match self.ways.to(&address) {
+                Ok(way) => way,
+                Err(error) => {
+                    // Once for each start of it, not at each look at the members.
+                    if self.beyond.lock().insert((member.node, member.epoch)) {
+                        tracing::warn!(node = member.node, %error, "a node can't be talked to");
+                    }
+                    continue;
+                }
+            };
             let config = ClientConfig {
                 expected: Some(member.node.into()),
                 ..ClientConfig::new(self.me.clone())
             };
-            let client = Arc::new(Client::new(self.ways.to(&address), address, config));
+            let client = Arc::new(Client::new(way, address, config));
             let (epoch, reach) = (member.epoch, member.reach.clone());
             tracing::info!(node = member.node, epoch, at = reach, "another node can be talked to");
             known.insert(member.node, Known { epoch, reach, client });
@@ -101,6 +98,22 @@ impl Peers {
         all.extend(u16::try_from(self.me.node));
         all.sort_unstable();
         all
+    }
+
+    /// Listens where another daemon has until now; `None` if somebody else does by now.
+    fn listen_again(&self, server: &mut Server, former: &Address) -> Option<Address> {
+        let until = Instant::now() + AGAIN;
+        loop {
+            let listening = self.ways.to(former).and_then(|way| server.listen(&*way, former));
+            match listening {
+                Ok(listening) => return Some(listening),
+                Err(error) if Instant::now() >= until => {
+                    tracing::warn!(%error, "other nodes have to look where this one listens now");
+                    return None;
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
     }
 
     /// Ends what others do here, and lets nobody begin anything.
@@ -134,27 +147,45 @@ impl Node {
         let wrong = |error: forebay_peer::Error| {
             NodeError::Config(format!("--cluster-listen {}: {error}", config.listen))
         };
-        let tcp = Arc::new(Tcp::new(security(config)?));
-        let ways = Ways { tcp, unix: Arc::new(Unix::default()) };
+        if cluster.peers.get().is_none() {
+            let peers = self.new_peers(cluster, config)?;
+            if cluster.peers.set(peers).is_err() {
+                return Err(NodeError::Config("a node listens once".into()));
+            }
+        }
+        let Some(peers) = cluster.peers.get() else { return Ok(()) };
+        let wanted = address_of(&config.listen).map_err(wrong)?;
+        let service = Arc::new(Serve::of(self.this.clone()));
+        let mut server =
+            Server::start(service, peers.me.clone(), Limits::default()).map_err(wrong)?;
+        // Others know the daemon before this one by its address.
+        let former = cluster.listens.lock().parse::<Address>().ok();
+        let again = former.and_then(|former| peers.listen_again(&mut server, &former));
+        let listening = match again {
+            Some(listening) => listening,
+            None => {
+                let way = peers.ways.to(&wanted).map_err(wrong)?;
+                server.listen(&*way, &wanted).map_err(wrong)?
+            }
+        };
+        let reach = reach(&wanted, &listening, &cluster.config.host);
+        tracing::info!(%listening, reach, "other nodes can talk to this one");
+        *cluster.listens.lock() = listening.to_string();
+        *peers.server.lock() = Some(server);
+        peers.learn(&self.meta.members()?);
+        self.meta.listen_at(&reach)?;
+        Ok(())
+    }
+
+    fn new_peers(&self, cluster: &Cluster, config: &PeerConfig) -> Result<Peers> {
+        let ways = Ways::new(security(config)?);
         let me = Identity {
             cluster: identity_of(&self.meta)?,
             node: cluster.me.node.into(),
             epoch: cluster.me.epoch,
         };
-        let wanted = address_of(&config.listen).map_err(wrong)?;
-        let service = Arc::new(Serve::of(self.this.clone()));
-        let mut server = Server::start(service, me.clone(), Limits::default()).map_err(wrong)?;
-        let listening = server.listen(&*ways.to(&wanted), &wanted).map_err(wrong)?;
-        let reach = reach(&wanted, &listening, &cluster.config.host);
-        tracing::info!(%listening, reach, "other nodes can talk to this one");
-        let server = Mutex::new(Some(server));
-        let peers = Peers { me, ways, server, known: RwLock::default(), home: Home::default() };
-        peers.learn(&self.meta.members()?);
-        if cluster.peers.set(peers).is_err() {
-            return Err(NodeError::Config("a node listens once".into()));
-        }
-        self.meta.listen_at(&reach)?;
-        Ok(())
+        let (server, known, beyond) = (Mutex::default(), RwLock::default(), Mutex::default());
+        Ok(Peers { me, ways, server, known, beyond, home: Home::default() })
     }
 
     /// How to talk to a node, also one that has joined only now.
@@ -196,13 +227,21 @@ fn address_of(listen: &str) -> forebay_peer::Result<Address> {
 /// What others connect to: the host as it was given, for it may mean another address to them, and
 /// the port that was had. Who listens everywhere is reached by the name of the machine.
 fn reach(wanted: &Address, listening: &Address, machine: &str) -> String {
-    let (Address::Tcp(wanted), Address::Tcp(had)) = (wanted, listening) else {
-        return listening.to_string();
+    let had = listening.to_string();
+    if matches!(listening, Address::Unix(_) | Address::Mpi(_)) {
+        return had;
+    }
+    let wanted = wanted.to_string();
+    let parts = |address: &str| -> Option<(String, String, String)> {
+        let (scheme, at) = address.split_once("://")?;
+        let (host, port) = at.rsplit_once(':')?;
+        Some((scheme.to_owned(), host.to_owned(), port.to_owned()))
     };
-    let host = wanted.rsplit_once(':').map_or(wanted.as_str(), |(host, _)| host);
-    let port = had.rsplit_once(':').map_or("0", |(_, port)| port);
-    let host = if matches!(host, "0.0.0.0" | "[::]") { machine } else { host };
-    Address::Tcp(format!("{host}:{port}")).to_string()
+    let (Some((scheme, host, _)), Some((_, _, port))) = (parts(&wanted), parts(&had)) else {
+        return had;
+    };
+    let host = if matches!(&*host, "0.0.0.0" | "[::]") { machine } else { &host };
+    format!("{scheme}://{host}:{port}")
 }
 
 #[cfg(test)]
@@ -217,6 +256,8 @@ mod tests {
         assert_eq!(at("0.0.0.0:0", "0.0.0.0:4711"), "tcp://node7:4711");
         assert_eq!(at("[::]:9", "[::]:9"), "tcp://node7:9");
         assert_eq!(at("tcp://fast7:0", "10.0.0.7:4711"), "tcp://fast7:4711");
+        assert_eq!(at("quic://0.0.0.0:0", "quic://0.0.0.0:4711"), "quic://node7:4711");
         assert_eq!(at("unix:/run/f", "unix:/run/f"), "unix:/run/f");
+        assert_eq!(at("mpi://self:0", "mpi://3:1"), "mpi://3:1");
     }
 }

@@ -1,31 +1,36 @@
 //! What this node does for others.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use forebay_meta::{Error as MetaError, Incarnation, Ino, Wish};
 use forebay_peer::message::{
-    Fault, Hello, Presence, Read, ReadMap, Recall, RecallKind, Sync, Truncate, Write, WriteBack,
-    Written,
+    Fault, Hello, ObjectId, Presence, Put, Read, ReadMap, Recall, RecallKind, Sync, Truncate,
+    Write, WriteBack, Written,
 };
-use forebay_peer::{Body, Buffer, Call, Found, Service};
+use forebay_peer::{Body, Buffer, BufferPool, Call, Found, Service};
 use prost::Message;
 
-use super::{Cluster, sources, through};
+use super::{Cluster, redundancy, sources, through};
 use crate::error::NodeError;
 use crate::node::Node;
 
+/// Bytes of buffers for what is lent that are kept for the next ones.
+const KEEP: usize = 32 << 20;
+
 /// The node, as others see it.
-pub(super) struct Serve(Weak<Node>);
+pub(super) struct Serve {
+    node: Weak<Node>,
+    buffers: Arc<BufferPool>,
+}
 
 impl Serve {
     pub(super) fn of(node: Weak<Node>) -> Self {
-        Serve(node)
+        Serve { node, buffers: BufferPool::new(KEEP) }
     }
 
     fn node(&self) -> Result<Arc<Node>, Fault> {
-        let node = self.0.upgrade().ok_or(Fault::Closing)?;
-        match node.stopping.load(Ordering::Acquire) {
+        let node = self.node.upgrade().ok_or(Fault::Closing)?;
+        match node.cluster.as_ref().is_none_or(Cluster::is_at_rest) {
             true => Err(Fault::Closing),
             false => Ok(node),
         }
@@ -68,7 +73,8 @@ impl Service for Serve {
         let node = self.node().map_err(|fault| fault.to_string())?;
         let number = u16::try_from(who.node).map_err(|_| "there is no such node".to_string())?;
         let who = Incarnation { node: number, epoch: who.epoch };
-        match node.cluster.as_ref().is_some_and(|cluster| cluster.has_followed(who)) {
+        let gone = |cluster: &Cluster| cluster.has_followed(who) || cluster.is_expelled(who);
+        match node.cluster.as_ref().is_some_and(gone) {
             true => Err(format!("{who} was replaced by another daemon")),
             false => Ok(()),
         }
@@ -80,8 +86,9 @@ impl Service for Serve {
             let bytes = node.read_as_owner(cluster_of(&node)?, read)?;
             return Ok(Found { version: 0, body: Body::Bytes(bytes) });
         };
-        let bytes = node.lend(Ino(read.ino), version, read.offset, read.len)?;
-        Ok(Found { version, body: Body::Bytes(bytes) })
+        let (range, buffers) = ((read.offset, read.len), &self.buffers);
+        let bytes = node.lend(Ino(read.ino), version, range, buffers)?;
+        Ok(Found { version, body: Body::Buffer(bytes) })
     }
 
     fn read_map(&self, _call: &Call, map: &ReadMap) -> Result<Presence, Fault> {
@@ -125,6 +132,16 @@ impl Service for Serve {
         }
     }
 
+    fn put(&self, _call: &Call, put: &Put, bytes: Buffer) -> Result<(), Fault> {
+        let node = self.node()?;
+        node.store_part(cluster_of(&node)?, put, &bytes)
+    }
+
+    fn drop_object(&self, _call: &Call, object: &ObjectId) -> Result<(), Fault> {
+        let node = self.node()?;
+        node.drop_part(cluster_of(&node)?, object)
+    }
+
     fn other(&self, call: &Call, kind: u32, bytes: Buffer) -> Result<Body, Fault> {
         let node = self.node()?;
         let cluster = cluster_of(&node)?;
@@ -132,6 +149,10 @@ impl Service for Serve {
         match kind {
             sources::WANT | sources::HAVE | sources::FAILED => {
                 node.answer_about_sources(cluster, asker, kind, &bytes)
+            }
+            redundancy::TAKE_OVER => {
+                node.take_over_for(cluster, &bytes)?;
+                Ok(Body::Empty)
             }
             through::LOOK => {
                 let looked = node.look_as_owner(cluster, &bytes)?;

@@ -32,7 +32,7 @@ pub(super) const LOOK: u32 = 16;
 /// The longest answer to that, in bytes.
 const LOOKED: u32 = 4096;
 /// The longest that a call of another node may take.
-const WITHIN: Duration = Duration::from_secs(15);
+pub(super) const WITHIN: Duration = Duration::from_secs(15);
 /// Between two attempts to find out who owns a file.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -51,6 +51,9 @@ pub(super) struct Look {
     pub atime: bool,
     #[prost(bool, tag = "5")]
     pub mtime: bool,
+    /// What was written is to be as safe as after a close.
+    #[prost(bool, tag = "6")]
+    pub safe: bool,
 }
 
 /// How a file is at its owner.
@@ -79,8 +82,13 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    fn by(owner: Incarnation) -> Self {
+    pub(super) fn by(owner: Incarnation) -> Self {
         Remote { on: AtomicBool::new(true), owner: Mutex::new(Some(owner)) }
+    }
+
+    /// By way of whom the file is read and written, if not here.
+    pub(crate) fn owner(&self) -> Option<Incarnation> {
+        if self.is_on() { *self.owner.lock() } else { None }
     }
 
     /// Whether the file is read and written by way of another node. If not now, never again.
@@ -95,22 +103,35 @@ pub(super) enum Recalled {
     Given,
     /// Its programs can write it.
     InUse,
+    /// It can't be asked at the moment.
+    Away,
     /// It can't be asked.
     Unknown,
+}
+
+/// Whether a failure may be over in a moment: nobody was there, or was about to leave.
+fn passes(error: &PeerError) -> bool {
+    let fault = matches!(error, PeerError::Fault(Fault::Closing));
+    fault
+        || matches!(
+            error,
+            PeerError::Lost { .. } | PeerError::Connect { .. } | PeerError::Resting { .. }
+        )
 }
 
 fn errno(raw: i32) -> NodeError {
     Errno::from_raw_os_error(raw).into()
 }
 
-/// What a failed call means: nothing was done there and the owner has to be looked for again, or an
-/// error.
-fn judge<T>(answer: Result<T, PeerError>) -> Result<Option<T>> {
+/// What a failed call means: it is to be made again, perhaps of another owner, or an error. One of
+/// which nobody knows whether it was carried out is made again if that does no harm.
+fn judge<T>(answer: Result<T, PeerError>, again: bool) -> Result<Option<T>> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
         Err(PeerError::Fault(Fault::Io { errno: raw })) => Err(errno(raw)),
         Err(PeerError::Fault(Fault::NoSpace)) => Err(Errno::NOSPC.into()),
         Err(error) if error.not_done() => Ok(None),
+        Err(PeerError::Lost { .. }) if again => Ok(None),
         Err(error) => {
             tracing::warn!(%error, "nobody knows whether the owner of a file has done it");
             Err(Errno::IO.into())
@@ -123,10 +144,18 @@ impl Node {
     fn call_owner<T>(
         &self,
         owner: Incarnation,
+        again: bool,
         call: impl FnOnce(&Client) -> Result<T, PeerError>,
     ) -> Result<Option<T>> {
         let client = self.cluster.as_ref().and_then(|cluster| self.peer(cluster, owner.node));
-        client.map_or(Ok(None), |client| judge(call(&client)))
+        client.map_or(Ok(None), |client| judge(call(&client), again))
+    }
+
+    /// Whether a node that can't be asked may be back in a moment: its daemon is being replaced, or was
+    /// started again.
+    fn may_come_back(&self, who: Incarnation) -> bool {
+        let talks = |cluster: &Cluster| self.peer(cluster, who.node).is_some();
+        self.cluster.as_ref().is_some_and(|cluster| !cluster.is_dead(who) && talks(cluster))
     }
 
     /// Asks the owner to give a file up.
@@ -140,6 +169,7 @@ impl Node {
         let recall = Recall { ino: ino.0, epoch: owner.epoch, kind: RecallKind::Ownership };
         match client.recall(recall, cluster.config.patience) {
             Ok(()) => Ok(Recalled::Given),
+            Err(error) if passes(&error) && self.may_come_back(owner) => Ok(Recalled::Away),
             Err(PeerError::Fault(Fault::Locked)) => Ok(Recalled::InUse),
             Err(PeerError::Fault(Fault::Io { errno: raw })) => Err(errno(raw)),
             Err(error) => {
@@ -153,8 +183,24 @@ impl Node {
     pub(super) fn look_through(&self, owner: Incarnation, look: &Look) -> Option<Looked> {
         let look = Look { epoch: owner.epoch, ..look.clone() };
         let body = Body::Bytes(look.encode_to_vec());
-        let called = self.call_owner(owner, |client| client.other(LOOK, &body, LOOKED, WITHIN));
-        Looked::decode(&*called.ok()??).ok()
+        let patience = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.patience);
+        let until = Instant::now() + patience;
+        loop {
+            let call = |client: &Client| client.other(LOOK, &body, LOOKED, WITHIN);
+            match self.call_owner(owner, true, call).ok()? {
+                Some(looked) => return Looked::decode(&*looked).ok(),
+                None if !self.is_still_owned(Ino(look.ino), owner) || Instant::now() >= until => {
+                    return None;
+                }
+                None => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    /// Whether an owner that was not there is one still, and may be back in a moment.
+    fn is_still_owned(&self, ino: Ino, owner: Incarnation) -> bool {
+        self.may_come_back(owner)
+            && self.meta.get_now(ino).is_ok_and(|record| record.owner == Some(owner))
     }
 
     /// Opens a file by way of its owner.
@@ -194,6 +240,7 @@ impl Node {
         &self,
         context: &Context,
         handle: &Handle,
+        again: bool,
         call: impl Fn(&Client, Incarnation) -> Result<T, PeerError>,
     ) -> Result<Option<T>> {
         if !handle.remote.is_on() {
@@ -204,10 +251,12 @@ impl Node {
         let until = Instant::now() + patience;
         loop {
             let Some(owner) = *handle.remote.owner.lock() else { return Ok(None) };
-            if let Some(done) = self.call_owner(owner, |client| call(client, owner))? {
+            if let Some(done) = self.call_owner(owner, again, |client| call(client, owner))? {
                 return Ok(Some(done));
             }
-            self.find_owner(context, handle, owner)?;
+            if !self.is_still_owned(handle.file.ino, owner) {
+                self.find_owner(context, handle, owner)?;
+            }
             if Instant::now() >= until {
                 return Err(Errno::HOSTDOWN.into());
             }
@@ -252,7 +301,7 @@ impl Node {
     ) -> Result<Option<usize>> {
         let ino = handle.file.ino.0;
         let len = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
-        let read = self.by_owner(context, handle, |client, _| {
+        let read = self.by_owner(context, handle, true, |client, _| {
             client.read(Read { ino, version: None, offset, len }, WITHIN)
         })?;
         Ok(read.map(|(_, bytes)| {
@@ -284,7 +333,9 @@ impl Node {
         }
         let at = if handle.append { Position::End } else { Position::At(offset) };
         let body = Body::Bytes(data.to_vec());
-        let written = self.by_owner(context, handle, |client, owner| {
+        // A write at a place may be made twice; at the end it would be there twice.
+        let again = !handle.append;
+        let written = self.by_owner(context, handle, again, |client, owner| {
             let write = Write { ino: ino.0, epoch: owner.epoch, at, sync: false };
             client.write(write, &body, WITHIN)
         })?;
@@ -302,7 +353,7 @@ impl Node {
         data_only: bool,
     ) -> Result<bool> {
         let ino = handle.file.ino.0;
-        let synced = self.by_owner(context, handle, |client, owner| {
+        let synced = self.by_owner(context, handle, true, |client, owner| {
             client.sync(Sync { ino, epoch: owner.epoch, data_only }, WITHIN)
         })?;
         let back = self.config.durability == Durability::Backing
@@ -313,7 +364,7 @@ impl Node {
     fn write_back_through(&self, context: &Context, handle: &Handle) -> Result<bool> {
         let ino = handle.file.ino.0;
         let patience = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.patience);
-        let written = self.by_owner(context, handle, |client, owner| {
+        let written = self.by_owner(context, handle, true, |client, owner| {
             client.write_back(WriteBack { ino, epoch: owner.epoch }, patience)
         })?;
         Ok(written.is_some())
@@ -324,8 +375,9 @@ impl Node {
         if !handle.write {
             return Ok(handle.remote.is_on());
         }
-        let look = Look { ino: handle.file.ino.0, settle: true, ..Look::default() };
-        let looked = self.by_owner(context, handle, |client, owner| {
+        let ino = handle.file.ino.0;
+        let look = Look { ino, settle: true, safe: true, ..Look::default() };
+        let looked = self.by_owner(context, handle, true, |client, owner| {
             let look = Look { epoch: owner.epoch, ..look.clone() };
             client.other(LOOK, &Body::Bytes(look.encode_to_vec()), LOOKED, WITHIN)
         })?;
@@ -336,7 +388,7 @@ impl Node {
     /// How long a file is that is open by way of its owner; `None` if it is here.
     pub(crate) fn length_through(&self, context: &Context, handle: &Handle) -> Result<Option<u64>> {
         let look = Look { ino: handle.file.ino.0, ..Look::default() };
-        let looked = self.by_owner(context, handle, |client, owner| {
+        let looked = self.by_owner(context, handle, true, |client, owner| {
             let look = Look { epoch: owner.epoch, ..look.clone() };
             client.other(LOOK, &Body::Bytes(look.encode_to_vec()), LOOKED, WITHIN)
         })?;
@@ -356,7 +408,7 @@ impl Node {
                 return self.truncate(context, &record, size);
             };
             let truncate = Truncate { ino: ino.0, epoch: owner.epoch, size };
-            let done = self.call_owner(owner, |client| client.truncate(truncate, WITHIN))?;
+            let done = self.call_owner(owner, true, |client| client.truncate(truncate, WITHIN))?;
             if done.is_some() {
                 return Ok(());
             }
@@ -532,6 +584,7 @@ impl Node {
     pub(super) fn sync_as_owner(&self, cluster: &Cluster, sync: &Sync) -> Result<(), Fault> {
         self.as_owner(cluster, (Ino(sync.ino), sync.epoch), false, |file, _| {
             self.settle(file)?;
+            self.safeguard(file)?;
             self.sync_file(file, sync.data_only)
         })
     }
@@ -551,6 +604,9 @@ impl Node {
             }
             if look.settle {
                 self.settle(file)?;
+            }
+            if look.safe {
+                self.safeguard(file)?;
             }
             let (attr, _) = self.live_attr(record);
             let record = self.meta.get(ino)?;

@@ -45,11 +45,19 @@ impl Node {
         };
         context.wait()?;
         let until = Instant::now() + cluster.config.patience;
-        let right = self.read_right(cluster, ino, owner, until)?;
-        let record = self.meta.get_now(ino)?;
-        if matches!(right, Right::Through(_)) {
-            return Ok((record, right));
-        }
+        let mut owner = owner;
+        let record = loop {
+            let right = self.read_right(cluster, ino, owner, until)?;
+            let record = self.meta.get_now(ino)?;
+            if matches!(right, Right::Through(_)) {
+                return Ok((record, right));
+            }
+            // Perhaps it has changed hands, and the next one has not written it back either.
+            match record.owner.filter(|now| *now != owner && now.node != cluster.me.node) {
+                Some(now) if Instant::now() < until => owner = now,
+                _ => break record,
+            }
+        };
         let published = record.backing.fingerprint.is_some();
         if self.is_elsewhere(&record) && !published && record.is_behind() {
             return Err(NodeError::Posix(Errno::BUSY));
@@ -76,12 +84,16 @@ impl Node {
         file: &FileRef,
         record: &Record,
     ) -> Result<()> {
-        if self.cluster.is_none() {
-            return Ok(());
+        let Some(cluster) = &self.cluster else { return Ok(()) };
+        if !cluster.is_mine(record) {
+            self.yield_to_taker(cluster, file)?;
         }
         let version = |record: &Record| record.backing.fingerprint.map(convert::store_fingerprint);
         let mut current = version(record);
-        if self.residents.get(file.ino.0).is_some_and(|resident| resident.dirty) {
+        // Also what this node has published a moment ago and the record does not say yet: nobody else
+        // can have, and the record's version is the one before.
+        let unreported = record.dirty && cluster.is_mine(record);
+        if self.residents.get(file.ino.0).is_some_and(|resident| resident.dirty || unreported) {
             return Ok(());
         }
         let mut shown = file.shown.lock();

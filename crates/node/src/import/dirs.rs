@@ -275,12 +275,13 @@ impl Node {
     }
 
     /// Does something with a directory's handle, and once more with a new handle if the old one
-    /// turns out to be dead.
+    /// turns out to be dead. Waits for the streams before.
     pub(crate) fn in_directory<T>(
         &self,
         dir: Ino,
         mut operation: impl FnMut(&Dir) -> Result<T>,
     ) -> Result<T> {
+        self.pace();
         let handle = self.backing_dir(dir)?;
         match operation(&handle) {
             Err(error) if is_lost(&error) && self.handle_is_dead(dir) => {

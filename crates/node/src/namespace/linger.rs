@@ -107,8 +107,11 @@ impl Node {
             return;
         }
         // Opened at the last moment: whoever did has its record, and closes it.
-        let named = self.meta.get(ino).is_ok_and(|record| !record.links.is_empty());
-        if !named && !self.is_open(ino) {
+        let nameless = match self.meta.get(ino) {
+            Ok(record) => record.links.is_empty(),
+            Err(error) => matches!(error, forebay_meta::Error::Stale(_)),
+        };
+        if nameless && !self.is_open(ino) {
             self.discard_data(ino);
         }
     }

@@ -7,6 +7,7 @@ use forebay_meta::{
 };
 use rustix::io::Errno;
 
+use crate::cluster::REDUNDANCY;
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
@@ -141,6 +142,11 @@ impl Node {
         inode.target = new.target.map(Into::into);
         if new.kind == FileKind::Symlink {
             return Ok(inode);
+        }
+        if new.kind == FileKind::Directory
+            && let Some(redundancy) = self.inherited_redundancy(dir)?
+        {
+            inode.xattrs.push((REDUNDANCY.to_vec(), redundancy));
         }
         match self.default_acl(context, &parent)? {
             Some((list, wire)) => {

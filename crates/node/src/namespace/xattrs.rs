@@ -5,6 +5,7 @@ use forebay_meta::{
 };
 use rustix::io::Errno;
 
+use crate::cluster::REDUNDANCY;
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
@@ -75,7 +76,7 @@ impl Node {
     /// # Errors
     /// `EEXIST` and `ENODATA` as the flags say, `E2BIG`, `ENOSPC` when the list of names would be
     /// too long, `EOPNOTSUPP` for a class of attributes that there is not, `EPERM` for
-    /// `user.forebay.*` but the rate of a stream.
+    /// `user.forebay.*` but the rate of a stream and the redundancy.
     pub fn set_xattr(
         &self,
         context: &Context,
@@ -95,6 +96,9 @@ impl Node {
             _ => return Err(Errno::INVAL.into()),
         };
         let record = self.record(ino)?;
+        if name == REDUNDANCY {
+            self.check_redundancy(&record, value)?;
+        }
         if name == stream::RATE {
             self.check_stream_rate(&record, value)?;
         }
@@ -212,7 +216,7 @@ fn check_name(name: &[u8]) -> Result<()> {
 
 fn check_settable(name: &[u8]) -> Result<()> {
     check_name(name)?;
-    if name.starts_with(VIRTUAL) && name != stream::RATE {
+    if name.starts_with(VIRTUAL) && name != stream::RATE && name != REDUNDANCY {
         return Err(Errno::PERM.into());
     }
     Ok(())
@@ -240,6 +244,7 @@ mod tests {
         assert_eq!(errno(check_settable(b"user.forebay.residency")), Some(Errno::PERM));
         assert_eq!(errno(check_settable(stream::STATE)), Some(Errno::PERM));
         assert!(check_settable(stream::RATE).is_ok());
+        assert!(check_settable(REDUNDANCY).is_ok());
         assert!(check_name(b"user.forebay.residency").is_ok());
     }
 }

@@ -175,6 +175,7 @@ impl Node {
 
     /// Brings one inode in line whose parents stand in place.
     fn reconcile_alone<'a>(&'a self, ino: Ino, batch: &mut Batch<'a>, depth: usize) -> Result<()> {
+        self.pace();
         for _ in 0..MOST_PASSES {
             if batch.has(ino) {
                 batch.finish()?;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_meta::{FileKind, Ino, Record, XattrState};
+use forebay_store::BackingFile;
 use forebay_streams::{Class, OpenError, Rejected, StreamRequest};
 use rustix::io::Errno;
 
@@ -42,6 +43,15 @@ pub(crate) fn parse_rate(value: &[u8]) -> Option<u64> {
     (1.0..=1e12).contains(&rate).then_some(rate as u64)
 }
 
+/// A description of a stream's own: direct I/O and advice are properties of it.
+pub(super) fn own_description(backing: &dyn BackingFile) -> std::result::Result<StdFile, Rejected> {
+    let Some(fd) = backing.fd() else {
+        return Err(Rejected::senseless("the backing store gives no descriptor".into()));
+    };
+    StdFile::open(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+        .map_err(|error| Rejected::senseless(format!("opening it again: {error}")))
+}
+
 impl Node {
     /// The rate at which this open would be a stream, if it may be one: files that are fetched whole
     /// when opened need none.
@@ -70,22 +80,7 @@ impl Node {
         rate: u64,
     ) -> Result<Option<Arc<OpenStream>>> {
         let Some(streams) = &self.streams else { return Ok(None) };
-        let (backing, start) = {
-            let residence = file.residence.read();
-            let Base::Backing(opened) = &residence.base else { return Ok(None) };
-            let missing = match &residence.place {
-                None => Some(0),
-                // Nothing is missing of a whole one.
-                Some(place) => place.presence.as_ref().and_then(|presence| {
-                    let presence = presence.read();
-                    let mut runs = Vec::new();
-                    presence.missing_runs(0..presence.size(), &mut runs);
-                    runs.first().map(|run| run.start)
-                }),
-            };
-            let Some(start) = missing else { return Ok(None) };
-            (self.opened_base(file, opened)?, start)
-        };
+        let Some((backing, start)) = self.source_of_stream(file)? else { return Ok(None) };
         let refuse = |why: Rejected| {
             let path = self.path_of(file.ino);
             tracing::info!(ino = %file.ino, reason = %why.reason, why = %why.message, "no stream");
@@ -95,14 +90,9 @@ impl Node {
         let Some(place) = streams.enter() else {
             return refuse(Rejected::of_places(super::MOST));
         };
-        let Some(fd) = backing.fd() else {
-            return refuse(Rejected::senseless("the backing store gives no descriptor".into()));
-        };
-        // A description of its own: direct I/O and advice are properties of it.
-        let own = StdFile::open(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-        let own = match own {
+        let own = match own_description(&*backing) {
             Ok(own) => own,
-            Err(error) => return refuse(Rejected::senseless(format!("opening it again: {error}"))),
+            Err(why) => return refuse(why),
         };
         let path = PathBuf::from(String::from_utf8_lossy(&self.path_of(file.ino)).into_owned());
         let class = Class::Guaranteed { rate };
@@ -118,6 +108,31 @@ impl Node {
             Err(OpenError::Rejected(why)) => refuse(why),
             Err(OpenError::Failed(error)) => refuse(Rejected::senseless(error.to_string())),
         }
+    }
+
+    /// Where a file's stream is read from, and the first byte that no tier has; `None` of a file that
+    /// needs no stream.
+    ///
+    /// # Errors
+    /// What the backing store says.
+    pub(super) fn source_of_stream(
+        &self,
+        file: &FileRef,
+    ) -> Result<Option<(Arc<dyn BackingFile>, u64)>> {
+        let residence = file.residence.read();
+        let Base::Backing(opened) = &residence.base else { return Ok(None) };
+        let missing = match &residence.place {
+            None => Some(0),
+            // Nothing is missing of a whole one.
+            Some(place) => place.presence.as_ref().and_then(|presence| {
+                let presence = presence.read();
+                let mut runs = Vec::new();
+                presence.missing_runs(0..presence.size(), &mut runs);
+                runs.first().map(|run| run.start)
+            }),
+        };
+        let Some(start) = missing else { return Ok(None) };
+        Ok(Some((self.opened_base(file, opened)?, start)))
     }
 
     /// What became of the last open of a file that has a rate, for people and programs: one line.

@@ -8,6 +8,7 @@
 //! - [`reading`]: the bytes, from the stream and from the tier.
 //! - [`keeping`]: beginnings of popular files on the tier.
 //! - [`slack`]: all other reads of the backing store.
+//! - [`succession`]: streams that another daemon had admitted.
 //!
 //! The machine is driven by `forebay_streams::Service`, which knows nothing of nodes.
 
@@ -15,6 +16,7 @@ mod admission;
 mod keeping;
 mod reading;
 mod slack;
+mod succession;
 mod window;
 
 use std::collections::{HashMap, VecDeque};
@@ -35,6 +37,7 @@ use crate::pool::Pool;
 pub(crate) use admission::{RATE, STATE};
 use keeping::Kept;
 pub(crate) use reading::OpenStream;
+pub use succession::CarriedStream;
 
 /// The memory of streams is handed out in pieces of this size.
 const CHUNK: usize = 16 << 10;
@@ -54,6 +57,9 @@ pub struct StreamsConfig {
     pub memory: u64,
     /// Bytes of the tiers for beginnings of popular files; 0 for none.
     pub beginnings: u64,
+    /// Streams that nobody reads for so long give their places back; [`forebay_streams::IDLE`] unless
+    /// there is a reason.
+    pub idle: Duration,
     /// Take as long for each read as this device would; for tests and demonstrations.
     pub emulate: Option<Model>,
 }
@@ -119,6 +125,7 @@ impl Streams {
             assurance: Assurance::Deterministic,
             // They are kept on the tier.
             beginnings: 0,
+            idle: config.idle,
         };
         let service = Service::start(service, device, config.profile.clone())
             .map_err(|error| NodeError::Config(format!("streams: {error}")))?;

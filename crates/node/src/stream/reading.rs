@@ -18,6 +18,7 @@ use crate::metrics::Source;
 use crate::node::Node;
 
 use super::Place;
+use super::succession::{self, CarriedStream};
 use super::window::{Way, Window};
 
 /// A stream as the handle has it that reads along it.
@@ -26,6 +27,7 @@ pub struct OpenStream {
     /// The version that it reads.
     backing: Arc<dyn BackingFile>,
     size: u64,
+    rate: u64,
     held: Mutex<Held>,
     place: Place,
 }
@@ -49,7 +51,17 @@ impl OpenStream {
         let within = if start > 0 { Duration::ZERO } else { stream.first_byte_within() };
         place.0.tell_open(ino.0, rate, within);
         let held = Held { stream, window: Window::new(start), rest: Bytes::new() };
-        OpenStream { ino, backing, size, held: Mutex::new(held), place }
+        OpenStream { ino, backing, size, rate, held: Mutex::new(held), place }
+    }
+
+    /// What a daemon that goes on with it must know.
+    pub(crate) fn carried(&self) -> CarriedStream {
+        let held = self.held.lock();
+        let ahead = held.rest.len() as u64 + held.stream.ready();
+        let lasts = u128::from(ahead) * 1_000_000_000 / u128::from(self.rate.max(1));
+        let dry_at = succession::monotonic() + u64::try_from(lasts).unwrap_or(u64::MAX / 2);
+        let (rate, at, order) = (self.rate, held.window.next(), held.stream.id());
+        CarriedStream { rate, at, order, dry_at }
     }
 
     /// Whether a read can be answered at once.
@@ -72,9 +84,15 @@ impl OpenStream {
         while done < part.len() {
             if held.rest.is_empty() {
                 match held.stream.read(until.saturating_duration_since(Instant::now())) {
+                    // What is left for the next read is no memory of the stream's: a stream whose
+                    // memory somebody has in hand can't give its place back.
+                    Ok(Some(bytes)) if bytes.len() as u64 > skip + (part.len() - done) as u64 => {
+                        held.rest = Bytes::copy_from_slice(&bytes);
+                    }
                     Ok(Some(bytes)) => held.rest = bytes,
                     // The file has become shorter, the device fails, it takes too long: whoever
-                    // reads without the stream sees which.
+                    // reads without the stream sees which. Or it has given its place back, and the
+                    // device has none for it now.
                     Ok(None) | Err(_) => return false,
                 }
             }

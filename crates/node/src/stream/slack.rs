@@ -1,16 +1,44 @@
-//! Everything that is read from the backing store without being a stream: while streams are open it
-//! takes turns in the time that they leave.
+//! Everything else that is read from the backing store without being a stream, and what is written
+//! back to it: while streams are open it takes turns in the time that they leave.
 
+use std::any::Any;
+use std::os::fd::BorrowedFd;
+
+use forebay_store::copy::Turns;
 use forebay_store::{BackingFile, Bytes};
 use rustix::fs::Advice;
 
+use super::Streams;
 use crate::error::Result;
 use crate::node::Node;
 
 /// Bytes of a turn. A read is not interrupted when a stream is due.
 const TURN: usize = 64 << 10;
+/// Bytes of names and attributes that are got at once.
+const BLOCK: u64 = 4 << 10;
+
+impl Turns for Streams {
+    fn piece(&self) -> Option<u64> {
+        (self.open() > 0).then_some(TURN as u64)
+    }
+
+    fn turn(&self, file: Option<BorrowedFd<'_>>, offset: u64, bytes: u64) -> Box<dyn Any> {
+        // What has no place yet gets one when it is written: anywhere.
+        let place = file.and_then(|file| forebay_streams::place_of(file, offset)).unwrap_or(0);
+        Box::new(self.service.turn(place, bytes))
+    }
+}
 
 impl Node {
+    /// Waits, while streams are open, until the device has time for names and attributes: as often as
+    /// for a small read. Such a turn is over before it is used, since nobody knows which blocks a file
+    /// system looks at; so this bounds how many come in a cycle, not when the device is at them.
+    pub(crate) fn pace(&self) {
+        if let Some(streams) = self.streams.as_ref().filter(|streams| streams.open() > 0) {
+            drop(streams.service.turn(0, BLOCK));
+        }
+    }
+
     /// Reads a file of the backing store that is no stream.
     ///
     /// # Errors

@@ -41,6 +41,8 @@ pub(super) fn reconnect(way: &Way) {
     let client = stage.client(quick_limits());
     client.ping(LONG).unwrap();
     stage.server.close(Duration::ZERO);
+    // What was sent before the end was noticed may have been done, for all that is known.
+    eventually("the end is noticed", || client.ping(Duration::from_millis(500)).is_err());
     let mut rested = 0;
     for _ in 0..20 {
         match client.ping(Duration::from_millis(500)) {

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::tls::Stream;
 use super::{Closer, Sink, Source};
 
 /// A connected stream socket, shared by those who read, write and close it.
@@ -41,12 +42,9 @@ impl Socket {
         }
     }
 
-    /// Sends everything; `more` says that something follows at once.
-    pub fn send_all(&self, mut parts: &mut [IoSlice<'_>], more: bool) -> io::Result<()> {
-        let flags = match more {
-            true => SendFlags::NOSIGNAL | SendFlags::MORE,
-            false => SendFlags::NOSIGNAL,
-        };
+    /// Sends everything.
+    pub fn send_all(&self, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+        let flags = SendFlags::NOSIGNAL;
         IoSlice::advance_slices(&mut parts, 0);
         while !parts.is_empty() {
             match sendmsg(&self.0, parts, &mut SendAncillaryBuffer::default(), flags) {
@@ -63,6 +61,20 @@ impl Socket {
 /// Why a write is given up.
 pub(crate) fn stalled() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the other side takes nothing any more")
+}
+
+impl Stream for Socket {
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        Socket::receive(self, buffer)
+    }
+
+    fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        self.send_all(&mut [IoSlice::new(bytes)])
+    }
+
+    fn patience_to_read(&self, patience: Duration) -> io::Result<()> {
+        Socket::patience_to_read(self, patience)
+    }
 }
 
 impl Closer for Socket {
@@ -86,15 +98,19 @@ impl Source for Socket {
 
 /// What goes out of a socket in plain text.
 #[derive(Debug)]
-pub(crate) struct SocketSink(pub Socket);
+pub(crate) struct SocketSink {
+    pub socket: Socket,
+    /// Whether files are sent by `sendfile`.
+    pub sends_files: bool,
+}
 
 impl Sink for SocketSink {
     fn send(&mut self, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
-        self.0.send_all(parts, false)
+        self.socket.send_all(parts)
     }
 
     fn sends_files(&self) -> bool {
-        true
+        self.sends_files
     }
 
     fn send_file(
@@ -106,7 +122,7 @@ impl Sink for SocketSink {
     ) -> io::Result<()> {
         let mut offset = offset;
         while *sent < len {
-            match rustix::fs::sendfile(&self.0.0, file, Some(&mut offset), len - *sent) {
+            match rustix::fs::sendfile(&self.socket.0, file, Some(&mut offset), len - *sent) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(more) => *sent += more,
                 Err(rustix::io::Errno::INTR) => {}

@@ -37,7 +37,7 @@ impl Transport for Tcp {
         let socket = prepare(stream, patience.stall).map_err(failed)?;
         match &self.security {
             Security::Tls(us) => tls::connect(socket, us, patience.handshake).map_err(failed),
-            Security::Off => Ok(plain(socket)),
+            Security::Off => Ok(plain(socket, false)),
         }
     }
 
@@ -87,10 +87,15 @@ fn prepare(stream: TcpStream, stall: Duration) -> io::Result<Socket> {
     Ok(socket)
 }
 
-pub(super) fn plain(socket: Socket) -> Wire {
+/// Both directions without encryption.
+///
+/// `sendfile` pays on Unix sockets, where the receiver gets the file's own pages. Over TCP it took
+/// more of the processor's time than to read a file piece by piece and to send each piece while it is
+/// in the cache, which is also how it gets its sum (`cargo bench -p forebay-peer --bench reads`).
+pub(super) fn plain(socket: Socket, sends_files: bool) -> Wire {
     Wire {
         source: Box::new(socket.clone()),
-        sink: Box::new(SocketSink(socket.clone())),
+        sink: Box::new(SocketSink { socket: socket.clone(), sends_files }),
         closer: Arc::new(socket),
     }
 }
@@ -145,7 +150,7 @@ impl Arrival for TcpArrival {
                 }
                 shaken.map_err(failed)
             }
-            Security::Off => Ok(plain(socket)),
+            Security::Off => Ok(plain(socket, false)),
         }
     }
 }

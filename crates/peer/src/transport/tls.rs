@@ -1,4 +1,4 @@
-//! TLS over a socket, for one thread that reads and one that writes.
+//! TLS over a stream of bytes, for one thread that reads and one that writes.
 //!
 //! rustls keeps one state for both directions; it is locked only while bytes are encrypted or
 //! decrypted, never while a thread waits for the network.
@@ -10,27 +10,42 @@ use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::socket::Socket;
-use super::{Sink, Source, Wire};
+use super::{Closer, Sink, Source, Wire};
 use crate::secret::{NAME, TlsIdentity};
+
+/// A stream of bytes below TLS; its clones are the same stream.
+pub(crate) trait Stream: Closer + Clone + 'static {
+    /// Waits for bytes; 0 says that none come any more.
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize>;
+
+    /// Sends everything.
+    fn send(&self, bytes: &[u8]) -> io::Result<()>;
+
+    /// How long `receive` may wait until it fails with `WouldBlock`.
+    fn patience_to_read(&self, patience: Duration) -> io::Result<()>;
+}
 
 /// Bytes that are encrypted, or received, in one go.
 const CHUNK: usize = 64 << 10;
 
 /// The side that came to us proves who it is, and we do.
-pub(crate) fn accept(socket: Socket, us: &TlsIdentity, within: Duration) -> io::Result<Wire> {
+pub(crate) fn accept<S: Stream>(socket: S, us: &TlsIdentity, within: Duration) -> io::Result<Wire> {
     let connection = ServerConnection::new(us.server.clone()).map_err(io::Error::other)?;
     shake_hands(socket, connection.into(), within)
 }
 
 /// The side that we came to proves who it is, and we do.
-pub(crate) fn connect(socket: Socket, us: &TlsIdentity, within: Duration) -> io::Result<Wire> {
+pub(crate) fn connect<S: Stream>(
+    socket: S,
+    us: &TlsIdentity,
+    within: Duration,
+) -> io::Result<Wire> {
     let name = ServerName::try_from(NAME).expect("a constant that is a name");
     let connection = ClientConnection::new(us.client.clone(), name).map_err(io::Error::other)?;
     shake_hands(socket, connection.into(), within)
 }
 
-fn shake_hands(socket: Socket, mut tls: Connection, within: Duration) -> io::Result<Wire> {
+fn shake_hands<S: Stream>(socket: S, mut tls: Connection, within: Duration) -> io::Result<Wire> {
     let deadline = Instant::now() + within;
     let mut raw = vec![0; CHUNK];
     let (mut at, mut end) = (0, 0);
@@ -64,15 +79,15 @@ fn shake_hands(socket: Socket, mut tls: Connection, within: Duration) -> io::Res
 }
 
 /// Sends what TLS itself has to say.
-fn flush(tls: &mut Connection, socket: &Socket, out: &mut Vec<u8>) -> io::Result<()> {
+fn flush(tls: &mut Connection, socket: &impl Stream, out: &mut Vec<u8>) -> io::Result<()> {
     while tls.wants_write() {
         tls.write_tls(out)?;
     }
-    socket.send_all(&mut [IoSlice::new(out)], false)
+    socket.send(out)
 }
 
-struct TlsSource {
-    socket: Socket,
+struct TlsSource<S> {
+    socket: S,
     tls: Arc<Mutex<Connection>>,
     /// What was received and not decrypted yet lies between `at` and `end`.
     raw: Vec<u8>,
@@ -80,7 +95,7 @@ struct TlsSource {
     end: usize,
 }
 
-impl Read for TlsSource {
+impl<S: Stream> Read for TlsSource<S> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             {
@@ -107,28 +122,28 @@ impl Read for TlsSource {
     }
 }
 
-impl Source for TlsSource {
+impl<S: Stream> Source for TlsSource<S> {
     fn set_patience(&mut self, patience: Duration) -> io::Result<()> {
         self.socket.patience_to_read(patience)
     }
 }
 
-struct TlsSink {
-    socket: Socket,
+struct TlsSink<S: Stream> {
+    socket: S,
     tls: Arc<Mutex<Connection>>,
     /// Encrypted and not sent yet.
     out: Vec<u8>,
 }
 
-impl TlsSink {
+impl<S: Stream> TlsSink<S> {
     fn flush(&mut self) -> io::Result<()> {
-        let sent = self.socket.send_all(&mut [IoSlice::new(&self.out)], false);
+        let sent = self.socket.send(&self.out);
         self.out.clear();
         sent
     }
 }
 
-impl Sink for TlsSink {
+impl<S: Stream> Sink for TlsSink<S> {
     fn send(&mut self, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
         for part in parts {
             for chunk in part.chunks(CHUNK) {
@@ -156,7 +171,7 @@ impl Sink for TlsSink {
     }
 }
 
-impl Drop for TlsSink {
+impl<S: Stream> Drop for TlsSink<S> {
     fn drop(&mut self) {
         let mut tls = self.tls.lock();
         tls.send_close_notify();

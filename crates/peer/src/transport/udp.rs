@@ -17,7 +17,7 @@ mod packet;
 
 use crossbeam_channel::Receiver;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -85,8 +85,7 @@ impl Udp {
 
 fn resolve(address: &Address) -> io::Result<SocketAddr> {
     let Address::Udp(at) = address else { return Err(io::ErrorKind::Unsupported.into()) };
-    let none = || io::Error::new(io::ErrorKind::NotFound, "the host's name has no address");
-    at.to_socket_addrs()?.next().ok_or_else(none)
+    super::resolve(at)
 }
 
 impl Transport for Udp {

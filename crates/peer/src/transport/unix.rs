@@ -55,7 +55,7 @@ impl Unix {
         stream.set_nonblocking(false)?;
         let socket = Socket::new(stream.into());
         socket.patience_to_write(patience.stall)?;
-        Ok(plain(socket))
+        Ok(plain(socket, true))
     }
 }
 

@@ -76,6 +76,16 @@ impl Tier for InterceptedTier {
         Ok(self.wrap(self.inner.create(ino, header)?))
     }
 
+    fn adopt(&self, ino: u64, file: &Path, header: &Header) -> Result<Arc<dyn Object>> {
+        self.ask(Operation::Create)?;
+        Ok(self.wrap(self.inner.adopt(ino, file, header)?))
+    }
+
+    fn detach(&self, ino: u64, to: &Path) -> Result<()> {
+        self.ask(Operation::Remove)?;
+        self.inner.detach(ino, to)
+    }
+
     fn open(&self, ino: u64) -> Result<Arc<dyn Object>> {
         self.ask(Operation::Open)?;
         Ok(self.wrap(self.inner.open(ino)?))

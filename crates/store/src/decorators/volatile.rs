@@ -172,6 +172,14 @@ impl Tier for VolatileTier {
     fn create(&self, ino: u64, header: &Header) -> Result<Arc<dyn Object>> {
         Ok(self.wrap(self.inner.create(ino, header)?))
     }
+    fn adopt(&self, ino: u64, file: &Path, header: &Header) -> Result<Arc<dyn Object>> {
+        Ok(self.wrap(self.inner.adopt(ino, file, header)?))
+    }
+    fn detach(&self, ino: u64, to: &Path) -> Result<()> {
+        self.inner.detach(ino, to)?;
+        self.logs.lock().remove(&ino);
+        Ok(())
+    }
     fn open(&self, ino: u64) -> Result<Arc<dyn Object>> {
         Ok(self.wrap(self.inner.open(ino)?))
     }

@@ -6,6 +6,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -235,6 +236,10 @@ impl Device for Emulated {
     }
 
     /// Some place of this disk: what the file system says is of another one, which may be larger.
+    fn capacity(&self, _directory: &Path) -> Option<u64> {
+        Some(self.model.capacity())
+    }
+
     fn place(&self, physical: u64) -> u64 {
         physical % self.model.capacity().max(1)
     }

@@ -7,6 +7,7 @@ mod uring;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -124,6 +125,11 @@ pub trait Device: fmt::Debug + Send + Sync {
 
     /// Where a file lies on it.
     fn layout(&self, file: &File, key: FileKey) -> Layout;
+
+    /// Bytes of the device that a directory is on, if it is known and larger than a profile may say.
+    fn capacity(&self, directory: &Path) -> Option<u64> {
+        crate::measure::device_bytes(directory)
+    }
 
     /// Begins a read and returns at once; the completion goes to [`Read::reply`].
     fn submit(&self, read: Read);

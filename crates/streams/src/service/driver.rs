@@ -1,6 +1,7 @@
 //! The thread that drives the machine: what happened goes in, what is to be done comes out.
 
 mod reads;
+mod wants;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -20,6 +21,7 @@ use crate::device::{Completion, Device};
 use crate::media::{FileKey, Media};
 use crate::pool::{Pool, Span};
 use crate::priority::ask_for_promptness;
+use wants::Wanted;
 
 /// Reads of a file that may fail one after the other before its streams break off.
 const FAILURES_MAX: u32 = 5;
@@ -29,6 +31,8 @@ const LONGEST_WAIT: Duration = Duration::from_millis(500);
 const DELAYS_KEPT: Duration = Duration::from_secs(2);
 /// Less than this in that time is no reason for a glitch.
 const NOTICEABLE: Duration = Duration::from_millis(20);
+/// The cause of a glitch that comes of one daemon taking the streams of another over.
+const DAEMON_CHANGE: &str = "daemon-change";
 /// Commands that are taken in before the device is looked at again.
 const BATCH: usize = 256;
 
@@ -43,6 +47,8 @@ pub(super) struct Parts {
     pub library: String,
     pub profile: String,
     pub commands: Sender<Command>,
+    /// After so long streams of which nobody takes anything give their places back.
+    pub idle: Duration,
 }
 
 /// A wish for a stream, its file open.
@@ -54,6 +60,8 @@ pub(crate) struct Wish {
     pub start: u64,
     pub end: u64,
     pub max_startup: Option<Duration>,
+    /// When what an earlier service has left at hand is used up, for a stream that goes on here.
+    pub dry_at: Option<Instant>,
 }
 
 /// What is played by one or more streams: one version of a file up to one place.
@@ -80,12 +88,18 @@ struct Guaranteed {
     /// The reader is done with what is before.
     consumed: u64,
     opened: Instant,
+    /// As [`Wish::dry_at`], until its first bytes are here.
+    dry_at: Option<Instant>,
     playing: bool,
     paused: bool,
     degraded: bool,
     failed: bool,
     glitches: u64,
-    seeking: Option<(u64, Answer)>,
+    wanted: Option<Wanted>,
+    /// It has given its place back.
+    parked: bool,
+    /// Since then it has something that nobody takes, or is paused.
+    touched: Instant,
 }
 
 /// Streams of one title from one place at one rate share what is read, once something is read: those
@@ -125,6 +139,7 @@ enum Asked {
     Open(Joining),
     Seek { offset: u64, reply: Answer },
     Other { reply: Answer, rate: Option<Rate> },
+    Wake,
 }
 
 pub(super) struct Driver {
@@ -152,12 +167,14 @@ pub(super) struct Driver {
     /// What this host has cost the device lately: when, and how long.
     delays: VecDeque<(Instant, Duration)>,
     delays_sum: Duration,
+    idle: Duration,
+    idle_looked_at: Instant,
     stopped: bool,
 }
 
 impl Driver {
     pub fn new(parts: Parts) -> Self {
-        let Parts { machine, pool, spare, device, library, profile, commands } = parts;
+        let Parts { machine, pool, spare, device, library, profile, commands, idle } = parts;
         // As many completions as reads, whose number the machine keeps small.
         let (done, completions) = unbounded();
         let chunks = (pool.bytes() / pool.chunk_bytes() as u64) as usize;
@@ -186,13 +203,15 @@ impl Driver {
             tally,
             delays: VecDeque::new(),
             delays_sum: Duration::ZERO,
+            idle,
+            idle_looked_at: Instant::now(),
             stopped: false,
         }
     }
 
     /// Runs until it is told to stop, or nobody can tell it anything any more.
     pub fn run(mut self, commands: &Receiver<Command>) {
-        ask_for_promptness("driver");
+        self.tally.priority = ask_for_promptness("driver");
         let completions = self.completions.clone();
         let mut actions = Actions::default();
         while !self.stopped {
@@ -218,6 +237,7 @@ impl Driver {
                 self.obey(command);
             }
             self.best_effort_requests();
+            self.park_idle();
             if self.machine.next_deadline().is_some_and(|wake| wake <= self.now()) {
                 self.events.push_back(Event::Tick);
             }
@@ -280,6 +300,9 @@ impl Driver {
             Action::Filled { stream, up_to } => {
                 if let Some(entry) = self.streams.get_mut(stream) {
                     entry.filled = *up_to;
+                    if let Some(dry_at) = entry.dry_at.take() {
+                        self.took_over(*stream, dry_at);
+                    }
                     self.deliver(*stream);
                     self.dissolve(*stream);
                 }
@@ -314,6 +337,18 @@ impl Driver {
             Action::BestEffort { id } => self.best_effort_turn(*id),
             Action::Declined { id } => self.best_effort.declined(*id),
         }
+    }
+
+    /// A stream that began in an earlier service has its first bytes from this one: too late if what
+    /// was at hand there is used up.
+    fn took_over(&mut self, stream: StreamId, dry_at: Instant) {
+        let late = Instant::now().saturating_duration_since(dry_at);
+        let Some(entry) = self.streams.get_mut(&stream).filter(|_| !late.is_zero()) else { return };
+        entry.glitches += 1;
+        *self.tally.glitches.entry(DAEMON_CHANGE.into()).or_default() += 1;
+        self.tally.glitch_seconds += late.as_secs_f64();
+        let (path, late_ms) = (&entry.path, late.as_millis());
+        tracing::info!(stream = stream.0, %path, cause = DAEMON_CHANGE, late_ms, "glitch");
     }
 
     /// Between the end of a read and now the device had nothing to do: this machine was busy.
@@ -353,24 +388,16 @@ impl Driver {
             Command::Open { wish, reply } => self.open(wish, reply),
             Command::Consumed { stream, bytes } => self.consumed(stream, bytes),
             Command::Leave(stream) => self.leave(stream),
-            Command::Pause(stream) => {
-                if let Some(entry) = self.streams.get_mut(&stream) {
-                    entry.paused = true;
-                    self.events.push_back(Event::Pause(stream));
-                }
-            }
-            Command::Resume { stream, reply } => {
-                self.ask(stream, Asked::Other { reply, rate: None }, Event::Resume(stream));
-            }
-            Command::SetRate { stream, rate, reply } => {
-                let asked = Asked::Other { reply, rate: Some(rate.clone()) };
-                self.ask(stream, asked, Event::SetRate { stream, rate });
-            }
+            Command::Pause(stream) => self.pause(stream),
+            Command::Resume { stream, reply } => self.resume(stream, reply),
+            Command::Wake(stream) => self.wake(stream),
+            Command::SetRate { stream, rate, reply } => self.set_rate(stream, rate, reply),
             Command::Seek { stream, offset, reply } => self.seek(stream, offset, reply),
             Command::Turn { physical, bytes, reply } => {
                 self.best_effort.ask_for_turn(physical, bytes, reply);
             }
             Command::TurnEnded { service, ended, added } => {
+                self.tally.turns += 1;
                 self.delayed(added + ended.elapsed());
                 let service = u64::try_from(service.as_nanos()).unwrap_or(u64::MAX);
                 self.events.push_back(Event::BestEffortDone { service });
@@ -379,20 +406,6 @@ impl Driver {
                 let _ = reply.send(self.status());
             }
             Command::Stop => self.stopped = true,
-        }
-    }
-
-    fn ask(&mut self, stream: StreamId, asked: Asked, event: Event) {
-        let known = self.streams.contains_key(&stream);
-        match asked {
-            Asked::Other { reply, .. } | Asked::Seek { reply, .. } if !known => {
-                let why = "a stream without a guarantee has no rate and no place to change";
-                let _ = reply.send(Err(Rejected::senseless(why.into())));
-            }
-            asked => {
-                self.asked.insert(stream, asked);
-                self.events.push_back(event);
-            }
         }
     }
 
@@ -492,7 +505,7 @@ impl Driver {
                     return;
                 }
                 self.tally.opened += 1;
-                let Wish { path, rate, start, end, .. } = *wish;
+                let Wish { path, rate, start, end, dry_at, .. } = *wish;
                 let entry = Guaranteed {
                     core: Arc::downgrade(&core),
                     title,
@@ -504,12 +517,15 @@ impl Driver {
                     given: start,
                     consumed: start,
                     opened: Instant::now(),
+                    dry_at,
                     playing: false,
                     paused: false,
                     degraded: false,
                     failed: false,
                     glitches: 0,
-                    seeking: None,
+                    wanted: None,
+                    parked: false,
+                    touched: Instant::now(),
                 };
                 self.streams.insert(stream, entry);
                 // If nobody waits any more, dropping it makes the stream leave.
@@ -517,20 +533,49 @@ impl Driver {
             }
             Asked::Seek { offset, reply } => {
                 if let Some(entry) = self.streams.get_mut(&stream) {
-                    (entry.given, entry.consumed, entry.filled) = (offset, offset, offset);
-                    (entry.playing, entry.opened) = (false, Instant::now());
+                    (entry.given, entry.consumed) = (offset, offset);
                 }
+                self.replaced(stream);
                 let _ = reply.send(Ok(bound));
             }
-            Asked::Other { reply, rate } => {
+            Asked::Other { reply, rate: Some(rate) } => {
                 if let Some(entry) = self.streams.get_mut(&stream) {
-                    match rate {
-                        Some(rate) => entry.rate = rate,
-                        None => entry.paused = false,
-                    }
+                    entry.rate = rate;
                 }
+                self.replaced(stream);
                 let _ = reply.send(Ok(bound));
             }
+            Asked::Other { reply, rate: None } => {
+                if let Some(entry) = self.streams.get_mut(&stream) {
+                    entry.paused = false;
+                }
+                self.back(stream);
+                let _ = reply.send(Ok(bound));
+            }
+            Asked::Wake => self.back(stream),
+        }
+    }
+
+    /// A stream plays again that was paused or idle.
+    fn back(&mut self, stream: StreamId) {
+        match self.streams.get_mut(&stream) {
+            Some(entry) if entry.parked => self.replaced(stream),
+            _ => self.deliver(stream),
+        }
+    }
+
+    /// The machine has found another place for a stream: it starts there anew.
+    fn replaced(&mut self, stream: StreamId) {
+        let Some(entry) = self.streams.get_mut(&stream) else { return };
+        let there = self.machine.status(stream).map_or(entry.consumed, |status| status.filled);
+        if entry.parked && !entry.paused {
+            // It has a place again, but the machine may think it paused.
+            self.events.push_back(Event::Resume(stream));
+        }
+        (entry.filled, entry.playing, entry.parked) = (there, false, false);
+        (entry.opened, entry.touched) = (Instant::now(), Instant::now());
+        if let Some(core) = entry.core.upgrade() {
+            core.update(|queue| queue.parked = false);
         }
     }
 
@@ -551,8 +596,17 @@ impl Driver {
                 self.deliver(stream);
                 let _ = reply.send(Err(rejected));
             }
-            Asked::Other { reply, .. } => {
+            Asked::Other { reply, rate } => {
+                if rate.is_some() {
+                    self.deliver(stream);
+                }
                 let _ = reply.send(Err(rejected));
+            }
+            Asked::Wake => {
+                if let Some(core) = self.streams.get(&stream).and_then(|entry| entry.core.upgrade())
+                {
+                    core.update(|queue| (queue.parked, queue.refused) = (true, Some(rejected)));
+                }
             }
         }
     }
@@ -568,8 +622,9 @@ impl Driver {
             return;
         };
         entry.consumed += bytes;
+        entry.touched = Instant::now();
         self.events.push_back(Event::Consumed { stream, bytes });
-        self.seek_if_idle(stream);
+        self.go_on_if_idle(stream);
     }
 
     fn leave(&mut self, stream: StreamId) {
@@ -582,50 +637,14 @@ impl Driver {
         }
     }
 
-    fn seek(&mut self, stream: StreamId, offset: u64, reply: Answer) {
-        let Some(entry) = self.streams.get_mut(&stream) else {
-            let answer = if self.best_effort.seek(stream, offset) {
-                Ok(Duration::ZERO)
-            } else {
-                Err(Rejected::senseless("no such place in the stream".into()))
-            };
-            let _ = reply.send(answer);
-            return;
-        };
-        if offset >= entry.end || entry.seeking.is_some() {
-            let why = if offset >= entry.end { "beyond the end" } else { "a seek is under way" };
-            let _ = reply.send(Err(Rejected::senseless(why.into())));
-            return;
-        }
-        if let Some(core) = entry.core.upgrade() {
-            core.update(|queue| {
-                let lengths = queue.ready.drain(..).map(|piece| piece.len() as u64);
-                entry.given -= lengths.sum::<u64>();
-                queue.ended = false;
-            });
-        }
-        entry.seeking = Some((offset, reply));
-        self.seek_if_idle(stream);
-    }
-
-    /// Seeks if the reader is done with all that it was given: the machine then uses that memory
-    /// for something else.
-    fn seek_if_idle(&mut self, stream: StreamId) {
-        let Some(entry) = self.streams.get_mut(&stream) else { return };
-        if entry.given != entry.consumed {
-            return;
-        }
-        if let Some((offset, reply)) = entry.seeking.take() {
-            self.asked.insert(stream, Asked::Seek { offset, reply });
-            self.events.push_back(Event::Seek { stream, offset });
-        }
-    }
-
     /// Hands to the reader's queue what is there.
     fn deliver(&mut self, stream: StreamId) {
         let Some(entry) = self.streams.get_mut(&stream) else { return };
-        if !entry.playing || entry.seeking.is_some() {
+        if !entry.playing || entry.paused || entry.parked || entry.wanted.is_some() {
             return;
+        }
+        if entry.given == entry.consumed {
+            entry.touched = Instant::now();
         }
         let Some(core) = entry.core.upgrade() else { return };
         let chunk_bytes = self.pool.chunk_bytes() as u64;
@@ -656,8 +675,12 @@ impl Driver {
             if entry.title == title && !entry.failed {
                 entry.failed = true;
                 self.tally.broken += 1;
-                // Nothing more is read for it meanwhile.
-                self.events.push_back(Event::Pause(*stream));
+                // Nothing more is read for it, as soon as it has taken what is there.
+                if entry.given == entry.consumed {
+                    self.events.push_back(Event::Pause(*stream));
+                } else {
+                    entry.wanted = Some(Wanted::Pause);
+                }
                 if let Some(core) = entry.core.upgrade() {
                     core.update(|queue| queue.failed = Some(error.clone()));
                 }
@@ -691,6 +714,7 @@ impl Driver {
             guaranteed: self.streams.len() as u64,
             guaranteed_rate: self.streams.values().map(|entry| entry.rate.peak() as u64).sum(),
             degraded: self.streams.values().filter(|entry| entry.degraded).count() as u64,
+            idle: self.streams.values().filter(|entry| entry.parked).count() as u64,
             best_effort: self.best_effort.count() as u64,
             cycle_seconds: Duration::from_nanos(plan.cycle).as_secs_f64(),
             load: if self.streams.is_empty() { 0.0 } else { load },
@@ -714,6 +738,7 @@ impl Guaranteed {
             Self { failed: true, .. } => "failed",
             Self { degraded: true, .. } => "degraded",
             Self { paused: true, .. } => "paused",
+            Self { parked: true, .. } => "idle",
             Self { playing: true, .. } => "playing",
             _ => "starting",
         };

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::model::{
-    AdmissionConfig, Assurance, DeviceProfile, Machine, MachineConfig, Rate, Refusal, Shortage,
-    StreamId,
+    AdmissionConfig, Assurance, DeviceProfile, Layout, Machine, MachineConfig, Rate, Refusal,
+    Shortage, StreamId,
 };
 use bytes::Bytes;
 use crossbeam_channel::{Sender, bounded, unbounded};
@@ -39,6 +39,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const BEST_EFFORT_SHARE: u64 = 8;
 /// Bytes of a read at most: what a deadline may have to wait for.
 const REQUEST_MAX: u64 = 1 << 20;
+/// [`ServiceConfig::idle`] unless somebody knows better: longer than players wait with full buffers.
+pub const IDLE: Duration = Duration::from_secs(60);
 /// When to come again if nobody knows when a stream will end.
 const RETRY_MS: u64 = 5_000;
 
@@ -55,6 +57,9 @@ pub struct ServiceConfig {
     pub assurance: Assurance,
     /// Bytes of memory for the beginnings of popular files, beside the other; 0 for none.
     pub beginnings: u64,
+    /// Streams of which nobody takes anything for so long, though there is something to take, or that
+    /// are paused for so long, give their places back; whoever reads one again is admitted again.
+    pub idle: Duration,
 }
 
 /// What a reader wants to be sure of.
@@ -163,6 +168,7 @@ enum Command {
     Leave(StreamId),
     Pause(StreamId),
     Resume { stream: StreamId, reply: Answer },
+    Wake(StreamId),
     Seek { stream: StreamId, offset: u64, reply: Answer },
     SetRate { stream: StreamId, rate: Rate, reply: Answer },
     Turn { physical: u64, bytes: u64, reply: Sender<Instant> },
@@ -191,6 +197,21 @@ pub struct Service {
     library: Arc<Library>,
     device: Arc<dyn Device>,
     beginnings: Option<Arc<Beginnings>>,
+    /// Bytes of the device, by its profile.
+    capacity: u64,
+}
+
+/// A layout on a device that the profile says to have so many bytes. If the file lies beyond them (of
+/// several devices below one file system, nobody knows how large they are) it is taken to lie in one
+/// piece somewhere on it: then its place says little.
+fn within(layout: Layout, capacity: u64) -> Layout {
+    let ends = layout.extents().iter().map(|extent| extent.physical.saturating_add(extent.bytes));
+    if ends.max().is_none_or(|end| end <= capacity) {
+        return layout;
+    }
+    let room = capacity.saturating_sub(layout.bytes()).max(1);
+    let start = layout.extents()[0].physical % room;
+    Layout::contiguous(start, layout.bytes()).unwrap_or(layout)
 }
 
 /// What is known of a stream before it is asked for.
@@ -219,6 +240,8 @@ impl Service {
     ) -> Result<Self, Error> {
         let at = |source| Error::File { path: config.library.clone(), source };
         let library = Arc::new(Library::open(&config.library).map_err(at)?);
+        // Places beyond the end of the profile would have no distance from each other.
+        let profile = profile.stretched(device.capacity(&config.library).unwrap_or(0));
         let chunk = config.chunk as u64;
         let spare = (config.memory / BEST_EFFORT_SHARE).max(chunk);
         let memory = config.memory.saturating_sub(spare);
@@ -233,7 +256,7 @@ impl Service {
         // One more chunk than the bytes fill if they begin and end within chunks.
         let request = REQUEST_MAX.min(chunk * (CHUNKS_MAX as u64 - 1)).max(chunk);
         let settings = MachineConfig { admission, request, ..MachineConfig::default() };
-        let name = profile.name.clone();
+        let (name, capacity) = (profile.name.clone(), profile.capacity);
         let machine =
             Machine::new(profile, settings).map_err(|error| Error::Settings(error.to_string()))?;
         // Bounded by what it carries: reports of memory that is given back, of which there is a
@@ -247,12 +270,13 @@ impl Service {
             library: config.library.display().to_string(),
             profile: name,
             commands: commands.clone(),
+            idle: config.idle,
         };
         let work = move || Driver::new(parts).run(&receiver);
         let spawned = std::thread::Builder::new().name("stream-driver".into()).spawn(work);
         spawned.map_err(Error::Thread)?;
         let beginnings = (config.beginnings > 0).then(|| Beginnings::new(config.beginnings, chunk));
-        Ok(Self { handle: Arc::new(Handle { commands }), library, device, beginnings })
+        Ok(Self { handle: Arc::new(Handle { commands }), library, device, beginnings, capacity })
     }
 
     /// The directory whose files are streamed.
@@ -287,6 +311,26 @@ impl Service {
         self.ask(wish, Box::new(move |answer| drop(sender.send(answer))))?;
         let stream = replies.recv_timeout(ANSWER_LIMIT).map_err(|_| Rejected::stopped())??;
         Ok(self.begun(stream, start))
+    }
+
+    /// As [`Service::open_file`] for a stream that another service had admitted: `done` hears what
+    /// came of it, on a thread that must not wait. All streams that are taken over one after the other
+    /// come before those that are opened afterwards. If what was at hand there is used up at `dry_at`
+    /// and nothing is here by then, that is a glitch with a cause of its own.
+    ///
+    /// # Errors
+    /// As [`Service::open_file`], as far as that is known at once.
+    pub fn take_over(
+        &self,
+        file: File,
+        path: &Path,
+        request: &StreamRequest,
+        dry_at: Instant,
+        done: impl FnOnce(Result<Stream, Rejected>) + Send + 'static,
+    ) -> Result<(), OpenError> {
+        let mut wish = self.wish(file, path, request)?;
+        wish.dry_at = Some(dry_at);
+        Ok(self.ask(wish, Box::new(done))?)
     }
 
     /// As [`Service::open_file`], without blocking.
@@ -346,7 +390,7 @@ impl Service {
     ) -> Result<driver::Wish, OpenError> {
         let at = |source| Error::File { path: path.to_path_buf(), source };
         let key = Media::key_of(&file).map_err(at)?;
-        let layout = self.device.layout(&file, key);
+        let layout = within(self.device.layout(&file, key), self.capacity);
         let media = Arc::new(Media::new(file, self.device.access(), layout).map_err(at)?);
         let end = request
             .length
@@ -368,6 +412,7 @@ impl Service {
             start: request.start,
             end,
             max_startup: request.max_startup_ms.map(Duration::from_millis),
+            dry_at: None,
         })
     }
 

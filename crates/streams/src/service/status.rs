@@ -37,7 +37,7 @@ pub struct StreamLine {
     pub path: String,
     /// Bytes a second; 0 without a guarantee.
     pub rate: u64,
-    /// `starting`, `playing`, `paused`, `degraded`, `best-effort`, `failed`.
+    /// `starting`, `playing`, `paused`, `idle`, `degraded`, `best-effort`, `failed`.
     pub state: String,
     /// Share of it that was given to the reader.
     pub done: f64,
@@ -55,6 +55,9 @@ pub struct Status {
     pub library: String,
     /// What is read from, and how.
     pub device: String,
+    /// What the kernel allows the threads that read: priority for the processor and for I/O.
+    #[serde(default)]
+    pub priority: String,
     /// By which profile streams are admitted.
     pub profile: String,
     /// Observed service times over those of the profile.
@@ -65,6 +68,9 @@ pub struct Status {
     pub guaranteed_rate: u64,
     /// Those of them that have lost it at the moment.
     pub degraded: u64,
+    /// Those of them that have given their places back, since nobody takes anything.
+    #[serde(default)]
+    pub idle: u64,
     /// Streams without a guarantee.
     pub best_effort: u64,
     /// Time between visits of a stream.
@@ -87,6 +93,9 @@ pub struct Status {
     pub glitch_seconds: f64,
     /// Times a guarantee was taken away, and given back.
     pub degradations: u64,
+    /// Times an idle stream gave its place back.
+    #[serde(default)]
+    pub parked: u64,
     /// Guarantees given back.
     pub restorations: u64,
     /// Streams that broke off because their file could not be read.
@@ -97,6 +106,9 @@ pub struct Status {
     pub bytes_taken: u64,
     /// Bytes read for streams without a guarantee.
     pub bytes_best_effort: u64,
+    /// Turns of the device that others had, for what is no stream.
+    #[serde(default)]
+    pub turns: u64,
     /// Visits of the machine.
     pub visits: u64,
     /// Visits out of order, to meet a deadline.

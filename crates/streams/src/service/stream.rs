@@ -25,6 +25,10 @@ pub enum StreamError {
     /// The service was stopped.
     #[error("the service was stopped")]
     Stopped,
+    /// Nobody had taken anything for long, so the stream had given its place back, and there is none
+    /// for it now. Reading again asks again.
+    #[error("it has given its place back and there is none now: {0}")]
+    Refused(Rejected),
     /// Nothing came within the time that the reader gave.
     #[error("nothing came within {} ms", .0.as_millis())]
     TimedOut(Duration),
@@ -55,6 +59,10 @@ pub(super) struct Queue {
     /// No more will come.
     pub ended: bool,
     pub failed: Option<StreamError>,
+    /// It has given its place back: whoever reads has to ask for one.
+    pub parked: bool,
+    /// Why there was none.
+    pub refused: Option<Rejected>,
     waker: Option<Waker>,
 }
 
@@ -70,6 +78,23 @@ pub(super) struct Core {
 impl Core {
     pub fn new(id: StreamId, commands: Sender<Command>) -> Arc<Self> {
         Arc::new(Self { id, queue: Mutex::default(), filled: Condvar::new(), commands })
+    }
+
+    /// Looks at the queue.
+    pub fn look<T>(&self, look: impl FnOnce(&Queue) -> T) -> T {
+        look(&self.queue.lock())
+    }
+
+    /// Nothing is ready: the reason, if it is that the stream has no place. Asks for one if nobody
+    /// has yet.
+    fn without_place(&self, queue: &mut Queue) -> Option<StreamError> {
+        if let Some(refused) = queue.refused.take() {
+            return Some(StreamError::Refused(refused));
+        }
+        if std::mem::take(&mut queue.parked) {
+            let _ = self.commands.send(Command::Wake(self.id));
+        }
+        None
     }
 
     /// Changes the queue and wakes the reader.
@@ -179,6 +204,9 @@ impl Stream {
             if queue.ended {
                 return Ok(None);
             }
+            if let Some(error) = self.core.without_place(&mut queue) {
+                return Err(error);
+            }
             if self.core.filled.wait_until(&mut queue, deadline).timed_out() {
                 return match queue.ready.pop_front() {
                     Some(piece) => {
@@ -217,6 +245,9 @@ impl Stream {
         if queue.ended {
             return Poll::Ready(None);
         }
+        if let Some(error) = self.core.without_place(&mut queue) {
+            return Poll::Ready(Some(Err(error)));
+        }
         queue.waker = Some(context.waker().clone());
         Poll::Pending
     }
@@ -252,7 +283,8 @@ impl Stream {
         self.ask(|reply| Command::Seek { stream, offset, reply })
     }
 
-    /// Takes nothing for a while; what is read ahead is kept.
+    /// Takes nothing for a while, as soon as all bytes that were read are dropped; what is read ahead
+    /// is kept, for [`crate::ServiceConfig::idle`].
     pub fn pause(&mut self) {
         let _ = self.core.commands.send(Command::Pause(self.core.id));
     }
@@ -266,7 +298,8 @@ impl Stream {
         self.ask(|reply| Command::Resume { stream, reply }).map(drop)
     }
 
-    /// Takes at another rate from now on, in bytes a second.
+    /// Takes at another rate from now on, in bytes a second. All bytes that were read must have been
+    /// dropped.
     ///
     /// # Errors
     /// [`Rejected`]: the old rate holds.

@@ -41,6 +41,10 @@ impl Stage {
     }
 
     fn with(titles: usize, bytes: usize, memory: u64, assurance: Assurance) -> Self {
+        Self::of(titles, bytes, |config| (config.memory, config.assurance) = (memory, assurance))
+    }
+
+    fn of(titles: usize, bytes: usize, change: impl FnOnce(&mut ServiceConfig)) -> Self {
         let dir = temporary();
         for title in 0..titles {
             std::fs::write(dir.path().join(format!("{title}")), content(title, bytes)).unwrap();
@@ -50,8 +54,15 @@ impl Stage {
         let device = Emulated::start(model, 1).unwrap();
         let control = device.control();
         let library = dir.path().to_path_buf();
-        let config =
-            ServiceConfig { library, memory, chunk: 16 << 10, assurance, beginnings: 1 << 20 };
+        let mut config = ServiceConfig {
+            library,
+            memory: 16 << 20,
+            chunk: 16 << 10,
+            assurance: Assurance::Deterministic,
+            beginnings: 1 << 20,
+            idle: IDLE,
+        };
+        change(&mut config);
         let service = Service::start(config, Arc::new(device), profile).unwrap();
         Self { service, control, dir }
     }
@@ -348,6 +359,91 @@ fn stream_when_moved_paused_and_changed_then_the_right_bytes() {
     let status = stage.service.status();
     assert!(undisturbed(&status), "{status:?}");
     assert_eq!(status.guaranteed_rate, 2 * RATE);
+}
+
+/// Waits for something that the service does in its own time.
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn streams_that_nobody_reads_then_their_places_go_to_others_and_the_next_read_asks_again() {
+    let bytes = 20 * RATE as usize;
+    let stage = Stage::of(60, bytes, |config| config.idle = Duration::from_millis(400));
+    let rate = 4 * RATE;
+    let (mut idle, _) = fill(&stage, 60, rate);
+    let admitted = idle.len() as u64;
+    until("all give their places back", || stage.service.status().idle == admitted);
+    // Whoever reads is not idle, and nothing is lost.
+    let mut back = idle.remove(0);
+    let first = back.read(LIMIT).unwrap().unwrap();
+    assert!(first[..] == content(0, bytes)[..first.len()]);
+    drop((first, back));
+    let (others, _) = fill(&stage, 60, rate);
+    let stop = Arc::new(AtomicBool::new(false));
+    let readers: Vec<_> = others
+        .into_iter()
+        .map(|mut stream| {
+            let stop = Arc::clone(&stop);
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) && stream.read(LIMIT).unwrap().is_some() {}
+            })
+        })
+        .collect();
+    let mut late = idle.remove(0);
+    let refused = late.read(LIMIT).unwrap_err();
+    assert!(matches!(refused, StreamError::Refused(_)), "{refused}");
+    stop.store(true, Ordering::Relaxed);
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
+    let mut came = None;
+    until("it is admitted again", || match late.read(LIMIT) {
+        Ok(bytes) => {
+            came = bytes;
+            true
+        }
+        Err(StreamError::Refused(_)) => false,
+        Err(other) => panic!("{other}"),
+    });
+    let came = came.unwrap();
+    assert!(came[..] == content(1, bytes)[..came.len()]);
+}
+
+#[test]
+fn paused_stream_of_a_shared_title_when_it_has_taken_nothing_then_it_resumes_with_the_right_bytes()
+{
+    let bytes = 4 * RATE as usize;
+    let stage = Stage::with(4, bytes, 4 << 20, Assurance::Deterministic);
+    let wish = StreamRequest::at_rate(RATE);
+    let (first, mut second) = (stage.open(0, &wish).unwrap(), stage.open(0, &wish).unwrap());
+    until("both have something", || first.ready() > 0 && second.ready() > 0);
+    assert!(stage.service.status().shared > 0, "they share what is read");
+    second.pause();
+    // The memory that the second did not take is used for others meanwhile.
+    let others = (1..4).map(|title| stage.open(title, &wish).unwrap());
+    let players: Vec<_> = others.chain([first]).collect();
+    for (played, title) in play(players).into_iter().zip([1, 2, 3, 0]) {
+        assert!(played.unwrap().0 == content(title, bytes), "{title}");
+    }
+    second.resume().unwrap();
+    assert!(read_all(second).unwrap().0 == content(0, bytes));
+}
+
+#[test]
+fn stream_when_its_rate_changes_before_it_has_taken_all_then_the_right_bytes() {
+    let bytes = 4 * RATE as usize;
+    let stage = Stage::with(2, bytes, 4 << 20, Assurance::Deterministic);
+    let mut stream = stage.open(0, &StreamRequest::at_rate(RATE)).unwrap();
+    until("it has something", || stream.ready() > 0);
+    stream.set_rate(2 * RATE).unwrap();
+    let other = stage.open(1, &StreamRequest::at_rate(RATE)).unwrap();
+    let played = play(vec![stream, other]);
+    for (title, played) in played.into_iter().enumerate() {
+        assert!(played.unwrap().0 == content(title, bytes), "{title}");
+    }
 }
 
 #[test]

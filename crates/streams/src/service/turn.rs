@@ -21,7 +21,7 @@ impl Service {
     /// and nobody suffers any more.
     pub fn turn(&self, physical: u64, bytes: u64) -> Option<Turn> {
         let commands = self.handle.commands.clone();
-        let physical = self.device.place(physical);
+        let physical = self.device.place(physical) % self.capacity.max(1);
         let (reply, granted) = bounded(1);
         commands.send(Command::Turn { physical, bytes, reply }).ok()?;
         let granted = granted.recv().ok()?;

@@ -199,6 +199,7 @@ impl Machine {
             let access = profile.access(distance).worst;
             let transfer = bytes as f64 / profile.rate_at(physical);
             let cost = ((access + transfer) * self.slowdown * 1e9) as i64;
+            let slack = self.slack_after(now, physical.saturating_add(bytes), slack);
             if let Some(paid) = self.afford(cost, slack) {
                 self.budget -= paid;
                 return Choice::BestEffort;
@@ -206,11 +207,17 @@ impl Machine {
         }
         if let Some(at) = self.sweeps.first(self.wheel)
             && self.hungry(now, at)
-            && let Some(paid) = self.afford(self.cost(at), slack)
-            && self.has_room(now, at)
         {
-            self.budget -= paid;
-            return Choice::Visit(at);
+            let place = self.readers[at as usize].position();
+            let way = self.admission.longest(0, self.head.abs_diff(place)) as i64;
+            let cost = self.cost(at) + if self.sure() { way } else { 0 };
+            let slack = self.slack_after(now, place, slack);
+            if let Some(paid) = self.afford(cost, slack)
+                && self.has_room(now, at)
+            {
+                self.budget -= paid;
+                return Choice::Visit(at);
+            }
         }
         let waiting =
             !self.wakers.is_empty() || !self.starters.is_empty() || !self.requests.is_empty();
@@ -218,6 +225,12 @@ impl Machine {
         // What is out of turn waits for the budget, which grows all the time.
         let soon = now.0 as i64 + (self.plan.cycle / 64).max(1_000_000) as i64;
         Choice::Wait(if waiting { begin.min(soon) } else { begin })
+    }
+
+    /// How much later the order can go on from this place of the device; with a statistical guarantee
+    /// `slack`, wherever it is.
+    fn slack_after(&self, now: Tick, place: u64, slack: i64) -> i64 {
+        if self.sure() { self.latest_from(place).saturating_sub(now.0 as i64) } else { slack }
     }
 
     /// What something out of turn costs of the budget, if no deadline suffers: nothing in the time in

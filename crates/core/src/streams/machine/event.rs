@@ -39,6 +39,9 @@ pub enum Event {
     Leave(StreamId),
     /// The client takes nothing until it resumes. Its place is kept, unless it shares one.
     Pause(StreamId),
+    /// The client has taken nothing for long: its place goes to others. It is paused, and comes back by
+    /// [`Event::Resume`], which is an admission then.
+    Park(StreamId),
     /// It wants to take again, and may when [`Action::Playing`] says so: at once, or with deterministic
     /// admission as soon as nobody suffers. Refused if its place was shared and there is none now: it stays paused.
     Resume(StreamId),

@@ -441,6 +441,14 @@ impl Machine {
         }
     }
 
+    pub(super) fn park(&mut self, now: Tick, stream: StreamId) {
+        let Some(slot) = self.slot(stream) else { return };
+        let member = self.member_mut(slot);
+        member.halt(now);
+        member.paused = true;
+        self.detach(now, slot);
+    }
+
     pub(super) fn resume(&mut self, now: Tick, stream: StreamId, out: &mut Actions) {
         let Some(slot) = self.slot(stream).filter(|slot| self.member(*slot).paused) else { return };
         if let Some(reader) = self.member(slot).reader {

@@ -220,6 +220,7 @@ impl Machine {
             }
             Event::Leave(stream) => self.leave(now, stream),
             Event::Pause(stream) => self.pause(now, stream),
+            Event::Park(stream) => self.park(now, stream),
             Event::Resume(stream) => self.resume(now, stream, out),
             Event::Seek { stream, offset } => self.seek(now, stream, offset, out),
             Event::SetRate { stream, rate } => self.set_rate(now, stream, rate, out),

@@ -6,7 +6,7 @@
 //!
 //! A visit in turn keeps it: until the stream's next visit every other one is visited once at most,
 //! which takes `busy` of the plan, and the visit itself fills to the target, and admission has
-//! `busy + budget <= (1 - margin) cycle < target - longest visit`. Everything else is done only when
+//! `busy + budget <= (1 - margin) cycle = (1 - margin) (target - longest visit)`. Everything else is done only when
 //! the invariant holds afterwards too, and is put off until then: first visits, clocks that start
 //! (also after a pause or a seek), larger buffers for a longer cycle, pauses between visits,
 //! best-effort reads. In a hurry, that is without pauses between visits, it comes to hold for each
@@ -236,9 +236,7 @@ impl Machine {
                 return Choice::Visit(at);
             }
         }
-        // Wherever it goes.
-        let away = self.admission.longest(0, 2 * self.admission.profile().capacity) as i64;
-        self.out_of_turn(now, latest - away - clock, begin)
+        self.out_of_turn(now, latest - clock, begin)
     }
 
     /// Puts a visited reader into the next sweep: where it is now on the device, or behind all others

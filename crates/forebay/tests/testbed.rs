@@ -1,0 +1,121 @@
+//! Nodes with networks of their own (`tests/testbed.sh`), which are cut while programs work.
+
+mod acknowledged;
+mod site;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use acknowledged::Load;
+
+/// A testbed; taken away with the value, whatever has happened.
+struct Testbed {
+    root: tempfile::TempDir,
+}
+
+impl Testbed {
+    /// Without daemons yet. Says so and gives nothing where the machine can't.
+    fn up(options: &[&str]) -> Option<Testbed> {
+        let bed = Testbed { root: tempfile::tempdir().unwrap() };
+        let (code, text) = bed.run(&["check"]);
+        if code != 0 {
+            eprintln!("skipped: {text}");
+            return None;
+        }
+        let (code, text) = bed.run(&[&["up", "3", "--no-mount"], options].concat());
+        if code != 0 {
+            eprintln!("skipped: the testbed does not come up: {text}");
+            return None;
+        }
+        Some(bed)
+    }
+
+    fn run(&self, args: &[&str]) -> (i32, String) {
+        let mut command = Command::new("timeout");
+        command.args(["-k", "5", "120"]);
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/testbed.sh")).args(args);
+        command.env("TESTBED_DIR", self.dir());
+        command.env("FOREBAY", env!("CARGO_BIN_EXE_forebay"));
+        site::outcome(&mut command)
+    }
+
+    fn tell(&self, args: &[&str]) {
+        let (code, text) = self.run(args);
+        assert_eq!(code, 0, "{args:?}: {text}");
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.root.path().join("bed")
+    }
+
+    fn mounts(&self) -> Vec<PathBuf> {
+        (1..=3).map(|node| self.dir().join(format!("mnt/{node}"))).collect()
+    }
+}
+
+impl Drop for Testbed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for node in 1..=3 {
+                let log = fs::read_to_string(self.dir().join(format!("log/{node}")));
+                eprintln!("--- log of node {node}\n{}", log.unwrap_or_default());
+            }
+        }
+        self.run(&["down"]);
+    }
+}
+
+#[test]
+fn node_when_cut_off_under_load_then_gets_errors_and_nothing_is_lost_or_stale() {
+    let Some(bed) = Testbed::up(&["--", "--writeback", "evict"]) else { return };
+    for node in ["1", "2", "3"] {
+        bed.tell(&["mount", node]);
+    }
+    let mounts = bed.mounts();
+    let mut load = Load::start(mounts.clone());
+    let all_work = || {
+        let marks: Vec<u64> = (0..3).map(|node| load.written(node)).collect();
+        let reads: Vec<u64> = (0..9).map(|at| load.read(at / 3, at % 3)).collect();
+        load.wait("work on all nodes", || {
+            (0..3).all(|node| load.written(node) > marks[node])
+                && (0..9).all(|at| load.read(at / 3, at % 3) > reads[at])
+        });
+    };
+    all_work();
+    assert!((0..3).all(|node| load.write_errors(node).is_empty()), "{}", load.told());
+    fs::write(mounts[0].join("kept"), b"written before").unwrap();
+    let open = fs::File::open(mounts[0].join("kept")).unwrap();
+    bed.tell(&["cut", "1"]);
+    // That nobody can say what becomes of a file at its last close is no reason to drop it.
+    drop(open);
+    let since = load.written(0);
+    // The one answers with errors, and what it alone has is not to be had elsewhere.
+    let refused = fs::metadata(&mounts[0]).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EIO), "{refused}");
+    load.wait("that the node counts as dead", || {
+        (1..3).all(|node| load.read_errors(node, 0).contains_key(&libc::EHOSTDOWN))
+    });
+    assert!(load.written(0) <= since + 1, "{since} {}", load.told());
+    // The others go on.
+    let (second, third) = (load.written(1), load.written(2));
+    load.wait("work on the other nodes", || {
+        load.written(1) > second + 5 && load.written(2) > third + 5
+    });
+    bed.tell(&["heal"]);
+    all_work();
+    assert_eq!(fs::read(mounts[0].join("kept")).unwrap(), b"written before");
+    assert_eq!(fs::read(mounts[1].join("kept")).unwrap(), b"written before");
+    assert!((1..3).all(|node| load.write_errors(node).is_empty()), "{}", load.told());
+    load.stop();
+    for node in 0..3 {
+        load.verify(node, &mounts[(node + 1) % 3]);
+    }
+    for node in ["1", "2", "3"] {
+        bed.tell(&["umount", node]);
+    }
+    for node in 0..3 {
+        load.verify(node, &bed.dir().join("backing"));
+    }
+    load.check();
+}

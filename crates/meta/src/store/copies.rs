@@ -1,0 +1,173 @@
+//! What other nodes keep of files that the backing store lacks, and the change of hands when an owner
+//! is gone.
+//!
+//! The copies of a file are one value beside its record, which says that there are some: it goes in the
+//! transaction by which the record says that the backing store has all. A value counts only for the
+//! owner that put it there or took it over, since both compare the record as well.
+
+use std::sync::Arc;
+
+use super::{Draft, MetaStore, compare};
+use crate::codec;
+use crate::engine::{Expect, MiniTransaction, Write};
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::types::{Copies, Incarnation, Ino, Record};
+
+/// What came of telling where copies are.
+#[derive(Debug, Clone)]
+pub enum CopiesMade {
+    /// All know it.
+    Done(Arc<Record>),
+    /// What was known before is not so any more: this is.
+    Changed(Option<Copies>),
+    /// This node does not own the file any more.
+    NotOwner,
+}
+
+impl MetaStore {
+    /// The copies of a file, as they are now.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn copies(&self, ino: Ino) -> Result<Option<Copies>> {
+        let value = self.read_one(keys::copies(ino))?;
+        value.map(|value| codec::decode_copies(ino, &value)).transpose()
+    }
+
+    /// The record of a file and its copies, as they are at one instant now; `None` if it is gone.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn record_and_copies(&self, ino: Ino) -> Result<Option<(Record, Option<Copies>)>> {
+        let mut values = self.read(vec![keys::record(ino), keys::copies(ino)])?.into_iter();
+        let (record, copies) = (values.next().flatten(), values.next().flatten());
+        let Some(record) = record else { return Ok(None) };
+        let copies = copies.map(|value| codec::decode_copies(ino, &value)).transpose()?;
+        Ok(Some((codec::decode_record(ino, &record)?, copies)))
+    }
+
+    /// Says where the copies of a file are that this node owns, in place of `before`; the record
+    /// follows with length and time. From the return on they count.
+    ///
+    /// # Errors
+    /// `Stale` if the file is gone; if the engine fails: then it may have been done or not.
+    pub fn put_copies(
+        &self,
+        ino: Ino,
+        before: Option<&Copies>,
+        after: &Copies,
+    ) -> Result<CopiesMade> {
+        let me = self.this_node()?;
+        let (mut looks, mut changed, mut mine) = (false, None, true);
+        let put = self.edit_one(ino, |draft, record| {
+            mine = record.owner.is_some_and(|owner| owner.node == me.node);
+            if !mine {
+                return Ok(());
+            }
+            if std::mem::replace(&mut looks, true) {
+                let now = self.copies(ino)?;
+                if now.as_ref() != before {
+                    changed = Some(now);
+                    return Ok(());
+                }
+            }
+            compare_copies(draft, ino, before);
+            draft.put(keys::copies(ino), codec::encode_copies(after));
+            draft.edit(ino)?.attr.mtime = after.mtime;
+            follow(draft, ino, after)
+        })?;
+        Ok(match changed {
+            _ if !mine => CopiesMade::NotOwner,
+            Some(now) => CopiesMade::Changed(now),
+            None => CopiesMade::Done(put),
+        })
+    }
+
+    /// Says that copies have moved to other nodes, and nothing else.
+    ///
+    /// # Errors
+    /// As [`MetaStore::put_copies`].
+    pub fn move_copies(&self, ino: Ino, before: &Copies, after: &Copies) -> Result<bool> {
+        let mut transaction = MiniTransaction::default();
+        let expect = Expect::Value(codec::encode_copies(before));
+        // Who takes the file over, or writes it back, changes this value, too.
+        transaction.compare.push(compare(keys::copies(ino), expect));
+        transaction.write.push(Write::Put(keys::copies(ino), codec::encode_copies(after)));
+        Ok(self.execute(&transaction)?.is_some())
+    }
+
+    /// Takes a file over from a node that is gone, with a copy that this node has; false if file or
+    /// copies are not as they were any more.
+    ///
+    /// # Errors
+    /// `Stale` if the file is gone; if the engine fails: then it may have been done or not.
+    pub fn take_over(&self, ino: Ino, from: Incarnation, copies: &Copies) -> Result<bool> {
+        let me = self.this_node()?;
+        let holders = copies.holders.iter().copied().filter(|node| *node != me.node).collect();
+        let after = Copies { writer: me, holders, ..copies.clone() };
+        let (mut looks, mut as_known) = (false, true);
+        self.edit_one(ino, |draft, record| {
+            as_known = record.owner == Some(from) && record.copied && !record.links.is_empty();
+            if as_known && std::mem::replace(&mut looks, true) {
+                as_known = self.copies(ino)?.as_ref() == Some(copies);
+            }
+            if !as_known {
+                return Ok(());
+            }
+            compare_copies(draft, ino, Some(copies));
+            draft.put(keys::copies(ino), codec::encode_copies(&after));
+            draft.put(keys::taken(ino, from.node), codec::encode_incarnation(me));
+            let record = draft.edit(ino)?;
+            (record.owner, record.spilled) = (Some(me), false);
+            if record.attr.size != copies.size {
+                // Else a time that was set since then stays.
+                record.attr.mtime = copies.mtime;
+            }
+            follow(draft, ino, copies)
+        })?;
+        Ok(as_known)
+    }
+
+    /// Whether a file was taken over from this node while it was gone, so that what it has of it
+    /// does not count any more.
+    ///
+    /// # Errors
+    /// If the engine fails; `Unsupported` if this process is no node.
+    pub fn was_taken(&self, ino: Ino) -> Result<bool> {
+        let key = keys::taken(ino, self.this_node()?.node);
+        Ok(self.read_one(key)?.is_some())
+    }
+
+    /// Forgets that a file was taken over from this node.
+    ///
+    /// # Errors
+    /// If the engine fails; `Unsupported` if this process is no node.
+    pub fn forget_taken(&self, ino: Ino) -> Result<()> {
+        let write = vec![Write::Delete(keys::taken(ino, self.this_node()?.node))];
+        self.execute(&MiniTransaction { write, ..Default::default() }).map(drop)
+    }
+
+    /// As [`MetaStore::member`], of a process that must be one.
+    pub(super) fn this_node(&self) -> Result<Incarnation> {
+        self.member().ok_or(Error::Unsupported("this process is no node"))
+    }
+}
+
+fn compare_copies(draft: &mut Draft<'_>, ino: Ino, before: Option<&Copies>) {
+    let expect = before.map(codec::encode_copies).map_or(Expect::Absent, Expect::Value);
+    draft.expect(&keys::copies(ino), expect);
+}
+
+/// The record says what the copies hold.
+fn follow(draft: &mut Draft<'_>, ino: Ino, copies: &Copies) -> Result<()> {
+    let record = draft.edit(ino)?;
+    (record.copied, record.dirty) = (true, true);
+    record.attr.size = copies.size;
+    record.attr.ctime = record.attr.ctime.max(record.attr.mtime);
+    record.change += 1;
+    match record.links.is_empty() {
+        true => Ok(()),
+        false => draft.enqueue(ino),
+    }
+}

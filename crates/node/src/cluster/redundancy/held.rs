@@ -1,0 +1,282 @@
+//! Copies that this node keeps for others: files beside the objects of its tiers.
+//!
+//! A copy is a file under the number of the inode and that of its version. What was acknowledged of it
+//! is never changed; a later version of the same file may only add to its end. So who makes it may stop
+//! at any moment, and the metadata say how much of it counts. Nothing evicts it: it goes when its maker
+//! says so, or when the metadata do not know it any more.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use forebay_meta::Ino;
+use forebay_peer::message::{Fault, ObjectId, Put};
+use parking_lot::Mutex;
+
+use crate::error::Result;
+use crate::node::Node;
+
+/// Where a tier keeps them.
+const DIR: &str = "copies";
+/// Where a tier keeps what was taken over from it by others.
+const ASIDE: &str = "aside";
+const GRAIN: u64 = 4096;
+
+/// A copy.
+#[derive(Debug, Clone, Copy)]
+struct Copy {
+    tier: u8,
+    charged: u64,
+    /// When something was last added, or when it was found.
+    touched: Instant,
+}
+
+/// The copies of this node by inode and version.
+#[derive(Default)]
+pub(super) struct Held {
+    copies: Mutex<BTreeMap<(u64, u64), Copy>>,
+    aside: Mutex<Kept>,
+}
+
+/// How much there is of something.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Files.
+    pub files: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+fn name(ino: u64, version: u64) -> String {
+    format!("{ino:016x}.{version:016x}")
+}
+
+fn parse(name: &str) -> Option<(u64, u64)> {
+    let (ino, version) = name.split_once('.')?;
+    let number = |text: &str| u64::from_str_radix(text, 16).ok().filter(|_| text.len() == 16);
+    Some((number(ino)?, number(version)?))
+}
+
+fn failed(error: &std::io::Error) -> Fault {
+    Fault::Io { errno: error.raw_os_error().unwrap_or(libc::EIO) }
+}
+
+fn sync_dir(dir: &Path) -> std::io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+impl Held {
+    /// How much is held for others.
+    pub fn kept(&self) -> Kept {
+        let copies = self.copies.lock();
+        let bytes = copies.values().map(|copy| copy.charged).sum();
+        Kept { files: copies.len() as u64, bytes }
+    }
+
+    /// What was taken over by others and is kept aside.
+    pub fn aside(&self) -> Kept {
+        *self.aside.lock()
+    }
+
+    /// Some copies after one, with how long they were not touched.
+    pub fn after(
+        &self,
+        last: Option<(u64, u64)>,
+        most: usize,
+    ) -> Vec<((u64, u64), std::time::Duration)> {
+        use std::ops::Bound;
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let copies = self.copies.lock();
+        let some = copies.range((from, Bound::Unbounded)).take(most);
+        some.map(|(key, copy)| (*key, copy.touched.elapsed())).collect()
+    }
+}
+
+impl Node {
+    fn copy_path(&self, tier: u8, ino: u64, version: u64) -> PathBuf {
+        let tier = self.tiers[usize::from(tier)].tier.path();
+        tier.join(DIR).join(name(ino, version))
+    }
+
+    /// Finds the copies that an earlier start has left, and charges them.
+    pub(super) fn find_copies(&self, held: &Held) -> Result<()> {
+        for (index, slot) in self.tiers.iter().enumerate() {
+            let tier = u8::try_from(index).unwrap_or(u8::MAX);
+            for sub in [DIR, ASIDE] {
+                let dir = slot.tier.path().join(sub);
+                match fs::DirBuilder::new().create(&dir) {
+                    Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                        return Err(error.into());
+                    }
+                    _ => {}
+                }
+                for entry in fs::read_dir(&dir)? {
+                    let entry = entry?;
+                    let charged = entry.metadata()?.blocks() * 512;
+                    slot.room.force(charged);
+                    let copy = Copy { tier, charged, touched: Instant::now() };
+                    match entry.file_name().to_str().and_then(parse).filter(|_| sub == DIR) {
+                        Some(key) => drop(held.copies.lock().insert(key, copy)),
+                        None => {
+                            let mut aside = held.aside.lock();
+                            (aside.files, aside.bytes) = (aside.files + 1, aside.bytes + charged);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all that counts of a copy is here.
+    pub(super) fn has_copy(&self, held: &Held, ino: Ino, version: u64, size: u64) -> bool {
+        let copy = held.copies.lock().get(&(ino.0, version)).copied();
+        copy.is_some_and(|copy| {
+            let path = self.copy_path(copy.tier, ino.0, version);
+            fs::metadata(path).is_ok_and(|found| found.len() >= size)
+        })
+    }
+
+    /// Stores a part of a copy; after the last one it is durable.
+    pub(super) fn put_copy(&self, held: &Held, put: &Put, bytes: &[u8]) -> Result<(), Fault> {
+        let ObjectId { ino, version, .. } = put.object;
+        let end = put.offset.checked_add(bytes.len() as u64).filter(|end| *end <= put.total);
+        let end = end.ok_or_else(|| Fault::Invalid("a part beyond the end".into()))?;
+        let tier = self.charge_copy(held, (ino, version), put.offset, end)?;
+        let path = self.copy_path(tier, ino, version);
+        let file = OpenOptions::new().write(true).create(put.offset == 0).mode(0o600).open(&path);
+        let file = file.map_err(|error| match error.kind() {
+            ErrorKind::NotFound => Fault::NotHere,
+            _ => failed(&error),
+        })?;
+        let store = || {
+            file.write_all_at(bytes, put.offset)?;
+            if put.last {
+                if file.metadata()?.len() < put.total {
+                    file.set_len(put.total)?;
+                }
+                file.sync_all()?;
+                sync_dir(path.parent().unwrap_or(&path))?;
+            }
+            Ok(())
+        };
+        store().map_err(|error: std::io::Error| failed(&error))
+    }
+
+    /// Sees to it that a copy is charged for its bytes up to `end`; on which tier it is.
+    fn charge_copy(
+        &self,
+        held: &Held,
+        key: (u64, u64),
+        offset: u64,
+        end: u64,
+    ) -> Result<u8, Fault> {
+        let wanted = end.next_multiple_of(GRAIN).max(GRAIN);
+        for attempt in 0..2 {
+            let known = {
+                let mut copies = held.copies.lock();
+                let (known, new) = match copies.get(&key) {
+                    Some(copy) => (*copy, false),
+                    None if offset == 0 => {
+                        let tier = self.tier_for_copy(wanted);
+                        (Copy { tier, charged: 0, touched: Instant::now() }, true)
+                    }
+                    None => return Err(Fault::NotHere),
+                };
+                let more = wanted.saturating_sub(known.charged);
+                if self.take_room(known.tier, more) {
+                    let charged = known.charged + more;
+                    copies.insert(key, Copy { charged, touched: Instant::now(), ..known });
+                    return Ok(known.tier);
+                }
+                debug_assert!(new || known.charged > 0, "a copy without a charge");
+                known
+            };
+            // Clean files make way, but nobody is waited for here.
+            if attempt == 0 && !self.free_room_at_once(known.tier, wanted - known.charged) {
+                break;
+            }
+        }
+        Err(Fault::NoSpace)
+    }
+
+    /// The first tier that has the room; if none has, the largest.
+    fn tier_for_copy(&self, bytes: u64) -> u8 {
+        let rooms = || self.tiers.iter().enumerate();
+        let free = rooms().find(|(_, slot)| slot.room.free() >= bytes);
+        let largest = || rooms().max_by_key(|(_, slot)| slot.room.size());
+        let chosen = free.or_else(largest).map_or(0, |(index, _)| index);
+        u8::try_from(chosen).unwrap_or(0)
+    }
+
+    /// Removes a copy; one that is not there is removed already.
+    pub(super) fn drop_copy_held(
+        &self,
+        held: &Held,
+        ino: u64,
+        version: u64,
+    ) -> std::io::Result<()> {
+        let Some(copy) = held.copies.lock().remove(&(ino, version)) else { return Ok(()) };
+        self.tiers[usize::from(copy.tier)].room.give_all(copy.charged);
+        match fs::remove_file(self.copy_path(copy.tier, ino, version)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes a copy out of those that are held, to make an object of it: its tier, file and charge.
+    pub(super) fn take_copy(
+        &self,
+        held: &Held,
+        ino: Ino,
+        version: u64,
+    ) -> Option<(u8, PathBuf, u64)> {
+        let copy = held.copies.lock().remove(&(ino.0, version))?;
+        Some((copy.tier, self.copy_path(copy.tier, ino.0, version), copy.charged))
+    }
+
+    /// Puts it back.
+    pub(super) fn return_copy(
+        &self,
+        held: &Held,
+        ino: Ino,
+        version: u64,
+        (tier, charged): (u8, u64),
+    ) {
+        let copy = Copy { tier, charged, touched: Instant::now() };
+        held.copies.lock().insert((ino.0, version), copy);
+    }
+
+    /// Moves an object aside whose file others have taken over: what it has does not count any more,
+    /// and may hold what nobody was told is safe.
+    pub(super) fn move_aside(&self, held: &Held, ino: Ino, tier: u8) -> Result<PathBuf> {
+        let slot = &self.tiers[usize::from(tier)];
+        let dir = slot.tier.path().join(ASIDE);
+        let free = |number: &u32| !dir.join(format!("{:016x}-{number}", ino.0)).exists();
+        let number = (0..u32::MAX).find(free).unwrap_or(u32::MAX);
+        let to = dir.join(format!("{:016x}-{number}", ino.0));
+        slot.tier.detach(ino.0, &to)?;
+        sync_dir(&dir)?;
+        let bytes = fs::metadata(&to)?.blocks() * 512;
+        slot.room.force(bytes);
+        let mut aside = held.aside.lock();
+        (aside.files, aside.bytes) = (aside.files + 1, aside.bytes + bytes);
+        Ok(to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_of_a_copy_when_read_then_inode_and_version_and_others_are_no_copies() {
+        assert_eq!(parse(&name(7, u64::MAX)), Some((7, u64::MAX)));
+        for other in ["", "7.8", "0000000000000007", "0000000000000007.new", &name(1, 2)[1..]] {
+            assert_eq!(parse(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! What is written here and not yet in the backing store is kept on other nodes, too, so that it is not
+//! lost with this one.
+//!
+//! - [`policy`]: what is asked for, by file, directory or mount.
+//! - [`make`]: the owner makes copies at `fsync` and `close`, and tells the metadata where they are.
+//! - [`held`]: the copies that this node has for others.
+//! - [`take_over`]: who has a copy takes a file over whose owner is gone; what the owner has when it is
+//!   back does not count any more.
+//! - [`keep`]: copies that are lost are made again, and those that nobody needs go.
+//!
+//! What counts is decided in the metadata, each time in one transaction on record and copies: copies
+//! count when they are told of, which the owner does when all nodes have them durably; they count no
+//! longer when the record says that the backing store has all; and a file changes hands only as it was
+//! when its copies were looked at.
+
+mod held;
+mod keep;
+mod make;
+mod policy;
+mod take_over;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use forebay_core::cluster::redundancy::Redundancy;
+use forebay_meta::{Copies, Error as MetaError, Ino, Record};
+use forebay_peer::message::{Fault, ObjectId, Put};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use self::held::Held;
+pub use self::held::Kept;
+use self::keep::Keeper;
+use self::make::Outcome;
+pub(crate) use self::policy::ATTRIBUTE as REDUNDANCY;
+pub(super) use self::take_over::TAKE_OVER;
+use super::Cluster;
+use crate::error::Result;
+use crate::files::FileRef;
+use crate::node::Node;
+use crate::place::Base;
+
+/// Files that may wait for their copies where nobody waits for them.
+const MOST_WAITING: usize = 4096;
+
+/// The copies of a file that this node owns.
+struct Made {
+    /// Remembers what has changed since they were made.
+    file: FileRef,
+    copies: Copies,
+    /// Whether bytes may be added to their end: only who made them may, and only as long as all that
+    /// was sent was acknowledged.
+    grows: bool,
+}
+
+/// A node's part in keeping what nodes write.
+pub(super) struct Safety {
+    held: Held,
+    keeper: Keeper,
+    made: Mutex<HashMap<u64, Made>>,
+    waiting: Mutex<Waiting>,
+}
+
+/// Files whose copies nobody waits for, and since when they wait for them.
+#[derive(Default)]
+struct Waiting {
+    since: HashMap<u64, Instant>,
+    /// Those that failed.
+    again: Vec<u64>,
+}
+
+/// How safe is what is written here, and what this node does for others.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SafetyReport {
+    /// Files of others that this node has copies of.
+    pub held: Kept,
+    /// What others have taken over and this node keeps aside.
+    pub aside: Kept,
+    /// Files of this node that have copies elsewhere.
+    pub copied: u64,
+    /// Of these, files with fewer copies than they should have.
+    pub lacking: u64,
+    /// Bytes of the copies that are missing.
+    pub missing_bytes: u64,
+    /// Files that wait for their first copies, as nobody waits for these.
+    pub waiting: u64,
+    /// How long the first of them has waited.
+    pub lag: Duration,
+}
+
+impl Safety {
+    pub fn new(repair_rate: u64) -> Self {
+        Safety {
+            held: Held::default(),
+            keeper: Keeper::new(repair_rate),
+            made: Mutex::default(),
+            waiting: Mutex::default(),
+        }
+    }
+
+    /// The copies of a file, and whether bytes may be added to them.
+    fn known(&self, ino: Ino) -> Option<(Copies, bool)> {
+        self.made.lock().get(&ino.0).map(|made| (made.copies.clone(), made.grows))
+    }
+
+    fn made_of(&self, ino: Ino) -> Option<(FileRef, Copies, bool)> {
+        let made = self.made.lock();
+        made.get(&ino.0).map(|made| (made.file.clone(), made.copies.clone(), made.grows))
+    }
+
+    fn all_made(&self) -> Vec<(Ino, Copies)> {
+        self.made.lock().iter().map(|(ino, made)| (Ino(*ino), made.copies.clone())).collect()
+    }
+
+    /// Nothing may be added to the copies of a file, until that is known to have arrived.
+    fn grow_no_more(&self, ino: Ino) {
+        if let Some(made) = self.made.lock().get_mut(&ino.0) {
+            made.grows = false;
+        }
+    }
+
+    /// Keeps in mind which copies a file has, of which there should be `level`.
+    fn note(&self, me: u16, file: &FileRef, copies: &Copies, (grows, level): (bool, usize)) {
+        let new = Made { file: file.clone(), copies: copies.clone(), grows };
+        let before = self.made.lock().insert(file.ino.0, new);
+        let same = |made: &Made| {
+            (made.copies.version, &made.copies.holders) == (copies.version, &copies.holders)
+        };
+        if !before.as_ref().is_some_and(same) {
+            self.keeper.watch(file.ino.0, me, Some((copies, level)));
+        }
+    }
+
+    /// As [`Safety::note`], of copies that the planner has moved.
+    fn moved(&self, ino: Ino, copies: Copies) {
+        if let Some(made) = self.made.lock().get_mut(&ino.0) {
+            made.copies = copies;
+        }
+    }
+
+    /// Forgets the copies of a file if they are these; whether they were.
+    fn forget(&self, me: u16, ino: Ino, copies: &Copies) -> bool {
+        let forgotten = {
+            let mut made = self.made.lock();
+            match made.get(&ino.0).is_some_and(|made| made.copies == *copies) {
+                true => made.remove(&ino.0),
+                false => None,
+            }
+        };
+        if forgotten.is_some() {
+            self.keeper.watch(ino.0, me, None);
+        }
+        // The file goes with it, and not under a lock.
+        forgotten.is_some()
+    }
+
+    fn report(&self) -> SafetyReport {
+        let progress = self.keeper.progress();
+        let waiting = self.waiting.lock();
+        let oldest = waiting.since.values().map(Instant::elapsed).max();
+        SafetyReport {
+            held: self.held.kept(),
+            aside: self.held.aside(),
+            copied: self.made.lock().len() as u64,
+            lacking: progress.lacking,
+            missing_bytes: progress.missing_bytes,
+            waiting: waiting.since.len() as u64,
+            lag: oldest.unwrap_or_default(),
+        }
+    }
+}
+
+impl Node {
+    /// How safe what is written here is; `None` for a node alone.
+    pub fn safety(&self) -> Option<SafetyReport> {
+        self.cluster.as_ref().map(|cluster| cluster.safety.report())
+    }
+
+    /// Waits until no other node needs a copy that this one has; false if that takes longer than
+    /// `limit`.
+    pub fn await_copies_moved(&self, limit: Duration) -> bool {
+        let Some(cluster) = &self.cluster else { return true };
+        let until = Instant::now() + limit;
+        while self.has_needed_copies(cluster) {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        true
+    }
+
+    /// Finds what an earlier start keeps for others.
+    pub(crate) fn recover_copies(&self) -> Result<()> {
+        match &self.cluster {
+            Some(cluster) => self.find_copies(&cluster.safety.held),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the backing store lacks bytes of a file that are here.
+    fn is_unsaved(&self, record: &Record, file: &FileRef) -> bool {
+        let without_bytes = || record.dirty || record.backing.fingerprint.is_none();
+        let resident = self.residents.get(file.ino.0);
+        resident.map_or_else(without_bytes, |resident| resident.dirty)
+            || matches!(file.residence.read().base, Base::Spill(_))
+    }
+
+    /// Sees to it that what was written to a file before the call is as safe as is asked for; where that
+    /// is left to later, to it that it will be.
+    ///
+    /// # Errors
+    /// `ESTALE` if another node has taken the file over. If too few nodes can take copies, what the
+    /// backing store says, to which the file is written then.
+    pub(crate) fn safeguard(&self, file: &FileRef) -> Result<()> {
+        let Some(cluster) = &self.cluster else { return Ok(()) };
+        let record = match self.meta.get(file.ino) {
+            Ok(record) => record,
+            Err(MetaError::Stale(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let (copies, wait) = match self.redundancy_of(&record)? {
+            Redundancy::Replicas { copies, wait } => (copies, wait),
+            // Else the copies that there are would be taken for the newest.
+            Redundancy::None if record.copied => (1, true),
+            Redundancy::None => return Ok(()),
+        };
+        if record.links.is_empty() || !self.is_unsaved(&record, file) {
+            return Ok(());
+        }
+        if cluster.is_fenced() {
+            return Err(Errno::STALE.into());
+        }
+        if !wait && self.copy_later(cluster, file.ino) {
+            return Ok(());
+        }
+        self.make_safe(cluster, file, copies.into())
+    }
+
+    fn make_safe(&self, cluster: &Cluster, file: &FileRef, copies: usize) -> Result<()> {
+        match self.make_copies(cluster, file, copies)? {
+            Outcome::Made => Ok(()),
+            Outcome::Impossible => {
+                tracing::debug!(ino = %file.ino, copies, "too few nodes take copies: written back at once");
+                self.metrics.written_through.inc();
+                self.settle(file)?;
+                self.reconcile_open(file)
+            }
+        }
+    }
+
+    /// Has copies of a file made sometime; false if too many files wait for that.
+    fn copy_later(&self, cluster: &Cluster, ino: Ino) -> bool {
+        {
+            let mut waiting = cluster.safety.waiting.lock();
+            if waiting.since.contains_key(&ino.0) {
+                return true;
+            }
+            if waiting.since.len() >= MOST_WAITING {
+                return false;
+            }
+            waiting.since.insert(ino.0, Instant::now());
+        }
+        let begun = self.later(move |node| node.copy_now(ino));
+        if !begun {
+            cluster.safety.waiting.lock().since.remove(&ino.0);
+        }
+        begun
+    }
+
+    fn copy_now(&self, ino: Ino) {
+        let Some(cluster) = &self.cluster else { return };
+        // From here on a close counts as one more.
+        let since = cluster.safety.waiting.lock().since.remove(&ino.0);
+        let file = self.files.get(ino);
+        let level = self.level_of(ino).max(1);
+        if let Err(error) = self.make_safe(cluster, &file, level) {
+            tracing::warn!(%ino, %error, "a file has no copies yet");
+            let mut waiting = cluster.safety.waiting.lock();
+            waiting.since.entry(ino.0).or_insert(since.unwrap_or_else(Instant::now));
+            waiting.again.push(ino.0);
+        }
+    }
+
+    /// Tries again what has failed.
+    fn copy_waiting_again(&self, cluster: &Cluster) {
+        let again = std::mem::take(&mut cluster.safety.waiting.lock().again);
+        for ino in again {
+            if !self.later(move |node| node.copy_now(Ino(ino))) {
+                cluster.safety.waiting.lock().again.push(ino);
+            }
+        }
+    }
+
+    /// Another node stores a part of a copy here.
+    pub(super) fn store_part(
+        &self,
+        cluster: &Cluster,
+        put: &Put,
+        bytes: &[u8],
+    ) -> Result<(), Fault> {
+        self.put_copy(&cluster.safety.held, put, bytes)
+    }
+
+    /// Another node needs a copy no longer.
+    pub(super) fn drop_part(&self, cluster: &Cluster, object: &ObjectId) -> Result<(), Fault> {
+        let ObjectId { ino, version, .. } = *object;
+        let dropped = self.drop_copy_held(&cluster.safety.held, ino, version);
+        dropped.map_err(|error| Fault::Io { errno: error.raw_os_error().unwrap_or(libc::EIO) })
+    }
+}

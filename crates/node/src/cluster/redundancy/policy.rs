@@ -1,0 +1,58 @@
+//! How what is written to a file is kept from being lost: as it, its directory or the mount says.
+
+use forebay_core::cluster::redundancy::Redundancy;
+use forebay_meta::{FileKind, Ino, Record, XattrState};
+use rustix::io::Errno;
+
+use crate::error::Result;
+use crate::node::Node;
+
+/// The attribute of files and directories that says it; what is made in a directory inherits it.
+pub(crate) const ATTRIBUTE: &[u8] = b"user.forebay.redundancy";
+
+fn parse(value: &[u8]) -> Option<Redundancy> {
+    std::str::from_utf8(value).ok()?.trim().parse().ok()
+}
+
+impl Node {
+    /// Refuses to set the attribute on what can't have it, or to what means nothing.
+    pub(crate) fn check_redundancy(&self, record: &Record, value: &[u8]) -> Result<()> {
+        let able = matches!(record.attr.kind, FileKind::File | FileKind::Directory);
+        match able && parse(value).is_some() {
+            true => Ok(()),
+            false => Err(Errno::INVAL.into()),
+        }
+    }
+
+    /// What is kept of a file.
+    pub(super) fn redundancy_of(&self, record: &Record) -> Result<Redundancy> {
+        let Some(cluster) = &self.cluster else { return Ok(Redundancy::None) };
+        let said = match self.said_of(record)? {
+            Some(said) => Some(said),
+            // Of a file that is older than the attribute of its directory.
+            None => match record.links.first() {
+                Some(link) => self.said_of(&*self.meta.get(link.parent)?)?,
+                None => None,
+            },
+        };
+        Ok(said.unwrap_or(cluster.config.redundancy))
+    }
+
+    fn said_of(&self, record: &Record) -> Result<Option<Redundancy>> {
+        match record.xattrs {
+            XattrState::Some => {
+                Ok(self.meta.xattr_get(record.ino, ATTRIBUTE)?.and_then(|value| parse(&value)))
+            }
+            XattrState::None | XattrState::Unknown => Ok(None),
+        }
+    }
+
+    /// The attribute of a directory, for a directory that is made in it.
+    pub(crate) fn inherited_redundancy(&self, dir: Ino) -> Result<Option<Vec<u8>>> {
+        let parent = self.meta.get(dir)?;
+        match self.is_clustered() && parent.xattrs == XattrState::Some {
+            true => Ok(self.meta.xattr_get(dir, ATTRIBUTE)?),
+            false => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Files whose owner is gone: who has a copy takes them over.
+//!
+//! First the owner loses the right to write anything until it starts again, unless it has shown a sign
+//! of life; then the record of the file changes hands, if file and copies are as they were; then the
+//! copy becomes the object. A node that dies after the second step finds the copy at its next start, or
+//! another one takes the file over in turn, as the other copies count on.
+
+use forebay_core::steward::Event;
+use forebay_core::unit;
+use forebay_meta::{Copies, Error as MetaError, Incarnation, Ino, Record};
+use forebay_peer::Body;
+use forebay_peer::message::Fault;
+use prost::Message;
+
+use super::super::Cluster;
+use super::super::through::WITHIN;
+use crate::convert;
+use crate::error::Result;
+use crate::files::{File, FileRef};
+use crate::node::Node;
+use crate::place::{Base, Residence};
+use crate::residents::Resident;
+
+/// Take this file over, of which you have a copy.
+pub(in crate::cluster) const TAKE_OVER: u32 = 32;
+
+/// Asks a node to take a file over.
+#[derive(Clone, PartialEq, Message)]
+struct Ask {
+    #[prost(fixed64, tag = "1")]
+    ino: u64,
+    #[prost(uint32, tag = "2")]
+    node: u32,
+    #[prost(uint64, tag = "3")]
+    epoch: u64,
+}
+
+impl Node {
+    /// Has a file taken over whose owner is gone, here or by another node that has a copy; false if
+    /// there is none that counts, or if the owner may be alive.
+    ///
+    /// # Errors
+    /// If the metadata can't be read or changed.
+    pub(in crate::cluster) fn have_taken_over(
+        &self,
+        cluster: &Cluster,
+        ino: Ino,
+        owner: Incarnation,
+    ) -> Result<bool> {
+        let Some((record, copies)) = self.meta.record_and_copies(ino)? else { return Ok(false) };
+        if record.owner != Some(owner) {
+            // Others were first.
+            return Ok(true);
+        }
+        let Some(copies) = copies.filter(|_| record.copied) else { return Ok(false) };
+        if self.take_over(cluster, &record, owner, &copies)? {
+            return Ok(true);
+        }
+        let ask = Ask { ino: ino.0, node: owner.node.into(), epoch: owner.epoch };
+        let body = Body::Bytes(ask.encode_to_vec());
+        let others = copies.holders.iter().filter(|node| **node != cluster.me.node);
+        for holder in others.filter(|node| !cluster.is_silent(**node)) {
+            let Some(client) = self.peer(cluster, *holder) else { continue };
+            match client.other(TAKE_OVER, &body, 0, WITHIN) {
+                Ok(_) => return Ok(true),
+                Err(error) => tracing::debug!(%ino, holder, %error, "a file is not taken over"),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Another node asks for it.
+    pub(in crate::cluster) fn take_over_for(
+        &self,
+        cluster: &Cluster,
+        bytes: &[u8],
+    ) -> Result<(), Fault> {
+        let ask = Ask::decode(bytes).map_err(|error| Fault::Invalid(error.to_string()))?;
+        let node = u16::try_from(ask.node).map_err(|error| Fault::Invalid(error.to_string()))?;
+        let (ino, owner) = (Ino(ask.ino), Incarnation { node, epoch: ask.epoch });
+        let taken = || -> Result<bool> {
+            match self.meta.record_and_copies(ino)? {
+                Some((record, _)) if record.owner != Some(owner) => Ok(true),
+                Some((record, Some(copies))) => self.take_over(cluster, &record, owner, &copies),
+                _ => Ok(false),
+            }
+        };
+        match taken() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Fault::NotHere),
+            Err(error) => Err(super::super::serve::fault(error)),
+        }
+    }
+
+    /// Takes a file over with the copy that this node has; false if it has none, or if the owner may
+    /// be alive.
+    pub(super) fn take_over(
+        &self,
+        cluster: &Cluster,
+        record: &Record,
+        owner: Incarnation,
+        copies: &Copies,
+    ) -> Result<bool> {
+        let ino = record.ino;
+        let held = &cluster.safety.held;
+        let able = !cluster.has_lost_its_lease()
+            && !record.links.is_empty()
+            && copies.holders.contains(&cluster.me.node)
+            && self.has_copy(held, ino, copies.version, copies.size);
+        if !able || !self.expel(cluster, owner)? {
+            return Ok(false);
+        }
+        let file = self.files.get(ino);
+        let mut residence = file.residence.write();
+        if self.meta.get_now(ino)?.owner != Some(owner) {
+            return Ok(true);
+        }
+        self.clear_for_taking(cluster, &file, &mut residence)?;
+        if !self.meta.take_over(ino, owner, copies)? {
+            return Ok(true);
+        }
+        tracing::info!(%ino, %owner, size = copies.size, "a file of a node that is gone was taken over");
+        self.metrics.taken_over.inc();
+        residence.loaded = false;
+        self.look_up(&file, &mut residence)?;
+        file.count_write();
+        let holders =
+            copies.holders.iter().copied().filter(|node| *node != cluster.me.node).collect();
+        let after = Copies { writer: cluster.me, holders, ..copies.clone() };
+        drop(residence);
+        let level = self.level_of(ino);
+        cluster.safety.note(cluster.me.node, &file, &after, (false, level));
+        self.written_back_in(ino);
+        Ok(true)
+    }
+
+    /// Nothing of another version may be in the way of a copy that becomes the object.
+    fn clear_for_taking(
+        &self,
+        cluster: &Cluster,
+        file: &File,
+        residence: &mut Residence,
+    ) -> Result<()> {
+        let place = residence.place.take();
+        (residence.base, residence.loaded) = (Base::backing(), false);
+        let Some(resident) = self.residents.get(file.ino.0) else { return Ok(()) };
+        match resident.dirty {
+            true => drop(self.move_aside(&cluster.safety.held, file.ino, resident.tier)?),
+            false => self.tiers[usize::from(resident.tier)].tier.remove(file.ino.0)?,
+        }
+        self.forget_resident(file.ino, place.as_ref());
+        Ok(())
+    }
+
+    /// Takes from a node that has shown no sign of life for long the right to write anything; false if
+    /// it may be alive.
+    fn expel(&self, cluster: &Cluster, owner: Incarnation) -> Result<bool> {
+        let members = self.meta.members()?;
+        let Some(member) = members.iter().find(|member| member.node == owner.node) else {
+            return Ok(false);
+        };
+        if member.left || member.expelled {
+            return Ok(true);
+        }
+        // As it was seen for so long, and not as it has beaten again since.
+        if !cluster.is_silent(owner.node) || !cluster.was_last_seen_as(member) {
+            return Ok(false);
+        }
+        let expelled = self.meta.expel(member)?;
+        if expelled {
+            tracing::warn!(
+                node = owner.node,
+                epoch = member.epoch,
+                "a node that gave no sign of life may not write any more until it starts again"
+            );
+        }
+        Ok(expelled)
+    }
+
+    /// Makes an object of the copy of a file that this node has taken over and of which no tier has
+    /// anything yet: right after it, or after a death in between.
+    pub(crate) fn adopt_copy(&self, record: &Record) -> Result<Option<Resident>> {
+        let Some(cluster) = &self.cluster else { return Ok(None) };
+        let ino = record.ino;
+        if !record.copied || !cluster.is_mine(record) || record.spilled {
+            return Ok(None);
+        }
+        let Some(copies) = self.meta.copies(ino)? else { return Ok(None) };
+        let held = &cluster.safety.held;
+        if !self.has_copy(held, ino, copies.version, copies.size) {
+            return Ok(None);
+        }
+        let Some((tier, path, charged)) = self.take_copy(held, ino, copies.version) else {
+            return Ok(None);
+        };
+        let adopted = self.make_object_of(record, &copies, (tier, charged), &path);
+        if adopted.is_err() {
+            self.return_copy(held, ino, copies.version, (tier, charged));
+        }
+        adopted.map(Some)
+    }
+
+    fn make_object_of(
+        &self,
+        record: &Record,
+        copies: &Copies,
+        (tier, charged): (u8, u64),
+        path: &std::path::Path,
+    ) -> Result<Resident> {
+        let slot = &self.tiers[usize::from(tier)];
+        // What does not count of it goes: it was sent and never acknowledged.
+        let file = std::fs::OpenOptions::new().write(true).open(path)?;
+        file.set_len(copies.size)?;
+        file.sync_all()?;
+        drop(file);
+        let ino = record.ino;
+        let object = slot.tier.adopt(ino.0, path, &self.header_for(record, true, true))?;
+        object.set_times(None, Some(convert::store_time(record.attr.mtime)))?;
+        slot.tier.sync_dir(ino.0)?;
+        let real = object.allocated_bytes()?;
+        match real > charged {
+            true => slot.room.force(real - charged),
+            false => slot.room.give(charged - real),
+        }
+        let resident = Resident { tier, whole: true, dirty: true, charged: real };
+        self.residents.set(ino.0, resident);
+        let name = unit::Ino(ino.0);
+        self.decide_later(Event::Resident {
+            object: name,
+            tier: unit::Tier(tier),
+            bytes: unit::Bytes(real),
+        });
+        self.decide_later(Event::Dirty { object: name });
+        Ok(resident)
+    }
+
+    /// Moves aside what this node has of a file that others have taken over from it, if that is so.
+    /// Called with nothing of the file in hand.
+    pub(in crate::cluster) fn yield_to_taker(
+        &self,
+        cluster: &Cluster,
+        file: &FileRef,
+    ) -> Result<()> {
+        let dirty = || self.residents.get(file.ino.0).filter(|resident| resident.dirty);
+        if dirty().is_none() {
+            return Ok(());
+        }
+        let mut residence = file.residence.write();
+        let Some(resident) = dirty() else { return Ok(()) };
+        let mine = match self.meta.get_now(file.ino) {
+            Ok(record) => cluster.is_mine(&record),
+            Err(MetaError::Stale(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        if mine || !self.meta.was_taken(file.ino)? {
+            return Ok(());
+        }
+        let place = residence.place.take();
+        let to = self.move_aside(&cluster.safety.held, file.ino, resident.tier)?;
+        self.forget_resident(file.ino, place.as_ref());
+        (residence.base, residence.loaded) = (Base::backing(), false);
+        self.meta.forget_taken(file.ino)?;
+        tracing::warn!(ino = %file.ino, kept = %to.display(), "another node has taken a file over: what this one had of it does not count any more, and is kept aside");
+        Ok(())
+    }
+
+    /// As [`Node::yield_to_taker`], of what a start has found on a tier.
+    pub(crate) fn yield_found(&self, ino: Ino, tier: u8) -> Result<bool> {
+        let Some(cluster) = &self.cluster else { return Ok(false) };
+        if !self.meta.was_taken(ino)? {
+            return Ok(false);
+        }
+        let to = self.move_aside(&cluster.safety.held, ino, tier)?;
+        self.meta.forget_taken(ino)?;
+        tracing::warn!(%ino, kept = %to.display(), "another node took a file over while this one was gone: what this one had of it does not count any more, and is kept aside");
+        Ok(true)
+    }
+}

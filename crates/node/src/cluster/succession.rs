@@ -1,0 +1,262 @@
+//! What one daemon of a node hands to the next, under the same programs: by an upgrade, or because it
+//! died.
+//!
+//! The node stays the same incarnation, for its programs go on: what they have locked stays locked,
+//! whom they write by way of knows this node, and so do those who write by way of it. A new one would
+//! let others in between. The one before is gone when the next begins, or writes nothing any more: its
+//! supervisor has seen its end, or it has handed over.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_core::cluster::locks::Family;
+use forebay_meta::{Incarnation, Ino, Ownership};
+use prost::Message;
+
+use super::locks::Owner;
+use super::{Cluster, LockRequest, Remote, Waited};
+use crate::error::Result;
+use crate::files::FileRef;
+use crate::handle::{Handle, OpenMode};
+use crate::inherit::{Inheritance, OpenHandle};
+use crate::node::Node;
+
+/// Which node of a cluster a daemon is.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Membership {
+    /// Its number.
+    #[prost(uint32, tag = "1")]
+    pub node: u32,
+    /// Its start.
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+    /// Where it listens for other nodes; empty if it does not.
+    #[prost(string, tag = "3")]
+    pub listens: String,
+}
+
+/// Somebody who may have locks of a file, and a handle through which he took some.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct LockOwner {
+    /// The inode number.
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    /// The handle.
+    #[prost(uint64, tag = "2")]
+    pub fh: u64,
+    /// The kernel's number of him.
+    #[prost(uint64, tag = "3")]
+    pub owner: u64,
+    /// By `flock`, not by `fcntl`.
+    #[prost(bool, tag = "4")]
+    pub whole: bool,
+}
+
+impl Membership {
+    pub(crate) fn incarnation(&self) -> Option<Incarnation> {
+        let node = u16::try_from(self.node).ok()?;
+        Some(Incarnation { node, epoch: self.epoch })
+    }
+}
+
+impl LockOwner {
+    fn new(ino: Ino, fh: u64, family: Family, owner: u64) -> Self {
+        LockOwner { ino: ino.0, fh, owner, whole: family == Family::Whole }
+    }
+
+    fn family(&self) -> Family {
+        if self.whole { Family::Whole } else { Family::Ranges }
+    }
+}
+
+impl Cluster {
+    /// Whether it does nothing for others at the moment.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.resting.load(Ordering::Acquire)
+    }
+
+    /// Ends the threads that work for others; whether they have.
+    pub(super) fn end_threads(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        self.resting.store(true, Ordering::Release);
+        self.locks.wake();
+        let mut threads = self.threads.lock();
+        while threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        threads.retain(|thread| !thread.is_finished());
+        threads.is_empty()
+    }
+}
+
+impl Node {
+    /// Which node of a cluster this is.
+    #[must_use]
+    pub fn membership(&self) -> Option<Membership> {
+        let cluster = self.cluster.as_ref()?;
+        let (node, epoch) = (cluster.me.node.into(), cluster.me.epoch);
+        Some(Membership { node, epoch, listens: cluster.listens.lock().clone() })
+    }
+
+    /// Programs of this node that wait for locks.
+    #[must_use]
+    pub fn waiting_for_locks(&self) -> usize {
+        let Some(cluster) = &self.cluster else { return 0 };
+        let waits = cluster.locks.waits.lock();
+        waits.by_ticket.values().filter(|wait| wait.done.is_some()).count()
+    }
+
+    /// Does nothing for others any more; whether all that was under way has ended.
+    pub(crate) fn rest_in_cluster(&self, limit: Duration) -> bool {
+        let Some(cluster) = &self.cluster else { return true };
+        let until = Instant::now() + limit;
+        let ended = cluster.end_threads(limit);
+        cluster.close_to_peers();
+        ended && cluster.workers.rest(until.saturating_duration_since(Instant::now()))
+    }
+
+    /// Takes [`Node::rest_in_cluster`] back.
+    pub(crate) fn go_on_in_cluster(&self) {
+        let Some(cluster) = &self.cluster else { return };
+        if cluster.resting.swap(false, Ordering::AcqRel) {
+            if let Err(error) = self.start_peers() {
+                tracing::error!(%error, "other nodes can't talk to this one any more");
+            }
+            self.start_cluster_life();
+            self.start_cluster_locks();
+        }
+    }
+
+    /// Leaves those who wait for locks to a successor, whom the kernel asks again for them. They keep
+    /// their places in the queues.
+    pub(crate) fn hand_waiters_on(&self) -> u64 {
+        let Some(cluster) = &self.cluster else { return 0 };
+        let waits = std::mem::take(&mut cluster.locks.waits.lock().by_ticket);
+        let done = waits.into_values().filter_map(|wait| wait.done);
+        done.map(|done| done(Waited::HandedOn)).count() as u64
+    }
+
+    /// Who may have locks.
+    pub(crate) fn lock_owners(&self) -> Vec<LockOwner> {
+        let Some(cluster) = &self.cluster else { return Vec::new() };
+        let owners = cluster.locks.owners.lock();
+        let mut all = Vec::new();
+        for (ino, file) in &*owners {
+            for Owner { family, owner, handles, .. } in file {
+                let of = |fh: &u64| LockOwner::new(Ino(*ino), *fh, *family, *owner);
+                all.extend(handles.iter().map(of));
+            }
+        }
+        all
+    }
+
+    /// Knows again who may have locks. Those whose open files have gone lose theirs.
+    pub(crate) fn take_over_locks(&self, inheritance: &Inheritance) {
+        let Some(cluster) = &self.cluster else { return };
+        let open: std::collections::HashSet<u64> =
+            inheritance.handles.iter().map(|handle| handle.fh).collect();
+        let mut owners: HashMap<u64, Vec<Owner>> = HashMap::new();
+        for known in &inheritance.locks {
+            let (family, owner) = (known.family(), known.owner);
+            let file = owners.entry(known.ino).or_default();
+            let at = file.iter().position(|o| (o.family, o.owner) == (family, owner));
+            let at = at.unwrap_or_else(|| {
+                file.push(Owner { family, owner, handles: Vec::new(), leaving: false });
+                file.len() - 1
+            });
+            if open.contains(&known.fh) {
+                file[at].handles.push(known.fh);
+            }
+        }
+        for owner in owners.values_mut().flatten() {
+            owner.leaving = owner.handles.is_empty();
+        }
+        cluster.locks.files.store(owners.len(), Ordering::Release);
+        *cluster.locks.owners.lock() = owners;
+        cluster.locks.waits.lock().leavers = true;
+    }
+
+    /// Takes those of this node out of the queues for whom no program waits: their daemon died after it
+    /// had told them that they have not got it, and before the record said so. Whether all were looked
+    /// at.
+    pub(super) fn drop_stray_waiters(&self, cluster: &Cluster) -> bool {
+        let me = cluster.as_holder();
+        let files: Vec<u64> = cluster.locks.owners.lock().keys().copied().collect();
+        let mut all = true;
+        for ino in files {
+            let mut record = self.lock_record(cluster, Ino(ino));
+            let looked = record.change(|locks| {
+                let waits = cluster.locks.waits.lock();
+                let is_stray = |ticket: &u64| !waits.by_ticket.contains_key(ticket);
+                let mine = locks.waiting().iter().filter(|w| w.wanted.holder.incarnation == me);
+                let strays: Vec<u64> = mine.map(|w| w.ticket).filter(is_stray).collect();
+                for ticket in strays {
+                    locks.cancel(me, ticket);
+                }
+            });
+            all &= looked.is_ok();
+        }
+        all
+    }
+
+    /// The next daemon shall know who may have locks; false if that can't be.
+    pub(super) fn note_lock_owner(&self, ino: Ino, request: &LockRequest) -> bool {
+        let LockRequest { fh, owner, family, .. } = *request;
+        let noted = LockOwner::new(ino, fh, family, owner);
+        self.kernel.get().is_none_or(|kernel| kernel.note_lock_owner(&noted))
+    }
+
+    pub(super) fn forget_lock_owner(&self, ino: Ino, family: Family, owner: u64) {
+        if let Some(kernel) = self.kernel.get() {
+            kernel.forget_lock_owner(&LockOwner::new(ino, 0, family, owner));
+        }
+    }
+
+    /// The handle of a file that was open by way of another node, or is by now.
+    pub(crate) fn take_over_remote(
+        &self,
+        file: &FileRef,
+        open: &OpenHandle,
+    ) -> Result<Option<Handle>> {
+        let Some(owner) = self.owner_of_handle(file.ino, open)? else { return Ok(None) };
+        let mode = open.open_mode();
+        let mut handle = Handle::new(file.clone(), open.write, mode, None);
+        handle.append = open.append;
+        handle.held = AtomicBool::new(false);
+        handle.remote = Remote::by(owner);
+        let mut opens = file.opens.lock();
+        opens.count += 1;
+        opens.writers += u32::from(open.write);
+        opens.cached += u32::from(matches!(mode, OpenMode::Cached { .. }));
+        opens.handles.push(open.fh);
+        file.remote_opens.fetch_add(1, Ordering::AcqRel);
+        if opens.count == 1 {
+            let object = forebay_core::unit::Ino(file.ino.0);
+            self.decide_later(forebay_core::steward::Event::Busy { object });
+        }
+        drop(opens);
+        Ok(Some(handle))
+    }
+
+    /// By way of whom a handle is used; `None` if the file is here. A handle that can write it here, or
+    /// that the kernel serves by itself, keeps it here then.
+    fn owner_of_handle(&self, ino: Ino, open: &OpenHandle) -> Result<Option<Incarnation>> {
+        let Some(cluster) = &self.cluster else { return Ok(None) };
+        if let Some(node) = u16::try_from(open.owner_node).ok().filter(|node| *node != 0) {
+            return Ok(Some(Incarnation { node, epoch: open.owner_epoch }));
+        }
+        if !open.write && !open.open_mode().passes() {
+            return Ok(None);
+        }
+        let mut holds = cluster.holds.stripe(ino).lock();
+        if !holds.contains_key(&ino.0)
+            && let Ownership::Other(other) = self.meta.take_ownership(ino)?
+        {
+            return Ok(Some(other));
+        }
+        *holds.entry(ino.0).or_insert(0) += 1;
+        Ok(None)
+    }
+}
