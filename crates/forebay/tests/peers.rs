@@ -430,6 +430,9 @@ fn owner_when_killed_then_who_writes_by_way_of_it_gets_an_error_and_other_files_
     let refused = other.write_all(b"+lost").unwrap_err();
     let raw = refused.raw_os_error();
     assert!(raw == Some(libc::EHOSTDOWN) || raw == Some(libc::EIO), "{refused}");
+    // The owner would put its own times over these.
+    let refused = other.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EHOSTDOWN), "{refused}");
     fs::write(ring.at(1, "g"), b"goes on").unwrap();
     assert_eq!(fs::read(ring.at(1, "g")).unwrap(), b"goes on");
     drop(other);

@@ -150,7 +150,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_node::OpenHandle;
+    use forebay_node::{LockOwner, Membership, OpenHandle};
 
     fn state() -> State {
         State {
@@ -199,6 +199,19 @@ mod tests {
         let bytes = on_rings.encode();
         assert_eq!((state().encode()[4], bytes[4]), (1, 2));
         assert_eq!(State::decode(&bytes), Ok(on_rings));
+    }
+
+    #[test]
+    fn state_of_a_node_of_a_cluster_then_programs_that_know_none_refuse_it() {
+        let mut clustered = state();
+        let membership = Membership { node: 3, epoch: 9, listens: "tcp://[::1]:7".into() };
+        clustered.node.membership = Some(membership);
+        clustered.node.handles[0].owner_node = 4;
+        clustered.node.locks = vec![LockOwner { ino: 7, fh: 1, owner: u64::MAX, whole: true }];
+        clustered.node.waiters = 2;
+        let bytes = clustered.encode();
+        assert_eq!(bytes[4], 3);
+        assert_eq!(State::decode(&bytes), Ok(clustered));
     }
 
     #[test]

@@ -488,6 +488,27 @@ mod tests {
     }
 
     #[test]
+    fn ledger_of_a_node_of_a_cluster_when_its_daemon_is_gone_then_who_it_was_and_who_has_locks() {
+        let membership = forebay_node::Membership { node: 3, epoch: 9, ..Default::default() };
+        let owner = |fh, owner| LockOwner { ino: 50, fh, owner, whole: owner == 2 };
+        let by_way = OpenHandle { fh: 5, owner_node: 4, owner_epoch: u64::MAX, ..handle(5) };
+        let by_way = OpenHandle { registration: 0, promised: None, ..by_way };
+        let mut begin = state();
+        begin.node.membership = Some(membership.clone());
+        begin.node.locks = vec![owner(1, 1)];
+        let ledger = Ledger::new(&begin, &Before::default()).unwrap();
+        ledger.note_open(&by_way, 0);
+        assert!(ledger.note_lock_owner(&owner(2, 2)) && ledger.note_lock_owner(&owner(3, 3)));
+        ledger.forget_lock_owner(&owner(0, 3));
+        let (found, _) = left(&ledger);
+        assert_eq!(found.node.membership, Some(membership));
+        assert_eq!(
+            (found.node.handles, found.node.locks),
+            (vec![by_way], vec![owner(1, 1), owner(2, 2)])
+        );
+    }
+
+    #[test]
     fn ledger_when_full_of_calls_then_more_are_not_noted_and_room_comes_back() {
         let ledger = Ledger::new(&state(), &Before::default()).unwrap();
         let call = Call { ino: 0, since: Timestamp::default() };

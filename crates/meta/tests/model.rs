@@ -167,7 +167,7 @@ fn errno<T>(result: Result<T, Error>) -> Result<T, &'static str> {
 }
 
 /// A cache this small makes most reads go to the engine.
-const SMALL: Options = Options { cached_records: 16, node: None };
+const SMALL: Options = Options { cached_records: 16, node: None, resume: None };
 
 fn open_embedded(path: &Path) -> MetaStore {
     let small = EmbeddedOptions { write_buffer_mib: 1, workers: 1, ..EmbeddedOptions::default() };

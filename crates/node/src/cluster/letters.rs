@@ -127,6 +127,8 @@ impl Node {
         let failed = match &done {
             Ok(()) => None,
             Err(NodeError::Meta(MetaError::Stale(_))) => None,
+            // The next daemon of this node finds the letter where it is.
+            Err(NodeError::ShuttingDown) => return,
             Err(NodeError::Posix(errno)) => Some(errno.raw_os_error()),
             Err(NodeError::Busy) => Some(libc::EBUSY),
             Err(error) => {

@@ -239,10 +239,10 @@ impl Node {
     /// [`Node::find_lock`].
     pub fn try_lock(&self, ino: Ino, request: &LockRequest) -> Result<()> {
         let cluster = self.locking()?;
+        let mut record = self.lock_record(cluster, ino);
         if !self.note_lock_owner(ino, request) {
             return Err(Errno::NOLCK.into());
         }
-        let mut record = self.lock_record(cluster, ino);
         let leaving = cluster.locks.enter(ino, request);
         let (holder, lock) = (request.holder(cluster), request.lock(cluster));
         let outcome = record.change(|locks| {
@@ -265,11 +265,12 @@ impl Node {
             Ok(cluster) => cluster,
             Err(error) => return done(Waited::Ended(Err(error))),
         };
+        // Held until the record has it: who cancels, or is forgotten, comes before or after all of this.
+        let mut record = self.lock_record(cluster, ino);
         if !self.note_lock_owner(ino, &request) {
+            drop(record);
             return done(Waited::Ended(Err(Errno::NOLCK.into())));
         }
-        // Held until the record has it: who cancels comes before or after all of this.
-        let mut record = self.lock_record(cluster, ino);
         let wait = Wait { ino, request, done: Some(done), cancelled: false };
         {
             let mut waits = cluster.locks.waits.lock();

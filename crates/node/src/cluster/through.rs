@@ -420,13 +420,23 @@ impl Node {
     }
 
     /// The owner learns that times of a file were set.
-    pub(crate) fn times_through(&self, owner: Incarnation, ino: Ino, (atime, mtime): (bool, bool)) {
-        if atime || mtime {
-            let look = Look { ino: ino.0, atime, mtime, ..Look::default() };
-            if self.look_through(owner, &look).is_none() {
-                tracing::debug!(%ino, "the owner of a file does not hear of its times");
-            }
+    ///
+    /// # Errors
+    /// `EHOSTDOWN` if it can't be told, and would put its own over them.
+    pub(crate) fn times_through(
+        &self,
+        owner: Incarnation,
+        ino: Ino,
+        (atime, mtime): (bool, bool),
+    ) -> Result<()> {
+        let look = Look { ino: ino.0, atime, mtime, ..Look::default() };
+        if !atime && !mtime
+            || self.look_through(owner, &look).is_some()
+            || self.meta.get_now(ino)?.owner != Some(owner)
+        {
+            return Ok(());
         }
+        Err(Errno::HOSTDOWN.into())
     }
 
     /// The attributes of a file that a program has open here by way of its owner, as they are there.

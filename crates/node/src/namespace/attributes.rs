@@ -158,7 +158,7 @@ impl Node {
         };
         self.attributes_changed(&record, times);
         if let Some(owner) = through {
-            self.times_through(owner, ino, (times.atime.is_some(), times.mtime.is_some()));
+            self.times_through(owner, ino, (times.atime.is_some(), times.mtime.is_some()))?;
         }
         self.queue(&record);
         drop(hold);

@@ -52,7 +52,7 @@ struct World {
 fn open_meta(dir: &Path) -> MetaStore {
     let engine = forebay_meta::Embedded::open(dir, &forebay_meta::EmbeddedOptions::default());
     let engine = engine.expect("the engine opens");
-    MetaStore::open(Box::new(engine), &Options { cached_records: 64, node: None })
+    MetaStore::open(Box::new(engine), &Options { cached_records: 64, ..Options::default() })
         .expect("the store opens")
 }
 
