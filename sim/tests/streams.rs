@@ -99,8 +99,10 @@ fn admission_when_it_speaks_then_what_it_admits_plays_and_little_is_refused_in_v
     let number = |row: &[String], column: usize| row[column].parse::<f64>().expect("one");
     for row in &table.rows {
         assert_eq!(row[3], "0", "glitches: {table:?}");
-        let judge = if row[0] == "statistical" { 6 } else { 8 };
-        assert!(number(row, judge) < 10.0, "{row:?}");
+    }
+    // Each by its own measure; the statistical one as it is configured unless said otherwise.
+    for (row, judge) in [(0, 8), (1, 8), (3, 6)] {
+        assert!(number(&table.rows[row], judge) < 10.0, "{table:?}");
     }
     // Statistical admission admits more, with the same part of the device kept for others.
     for (sure, likely) in [(0, 2), (1, 3)] {
@@ -143,6 +145,7 @@ enum Deed {
     Join(u64, u64),
     Leave(u64),
     Pause(u64),
+    Park(u64),
     Resume(u64),
     /// To so many per mille of the file.
     Seek(u64, u64),
@@ -156,7 +159,8 @@ fn deeds() -> impl Strategy<Value = Vec<(u64, Deed)>> {
         6 => (stream.clone(), 0..20u64).prop_map(|(s, t)| Deed::Join(s, t)),
         1 => stream.clone().prop_map(Deed::Leave),
         1 => stream.clone().prop_map(Deed::Pause),
-        2 => stream.clone().prop_map(Deed::Resume),
+        1 => stream.clone().prop_map(Deed::Park),
+        3 => stream.clone().prop_map(Deed::Resume),
         1 => (stream.clone(), 0..1_000u64).prop_map(|(s, to)| Deed::Seek(s, to)),
         1 => (stream, 50_000..1_500_000u64).prop_map(|(s, rate)| Deed::Rate(s, rate)),
     ];
@@ -182,6 +186,7 @@ fn plan_deeds(driver: &mut Driver, deeds: &[(u64, Deed)], popular: u64) -> u64 {
             }
             Deed::Leave(stream) => Event::Leave(StreamId(stream)),
             Deed::Pause(stream) => Event::Pause(StreamId(stream)),
+            Deed::Park(stream) => Event::Park(StreamId(stream)),
             Deed::Resume(stream) => Event::Resume(StreamId(stream)),
             Deed::Seek(stream, to) => {
                 let bytes = files[playing[stream as usize] as usize].bytes();

@@ -251,7 +251,7 @@ impl Driver {
                 self.players.insert(stream.0, player);
             }
             Event::Leave(stream) => _ = self.players.remove(&stream.0),
-            Event::Pause(stream) => {
+            Event::Pause(stream) | Event::Park(stream) => {
                 // Reports what it took since the last chunk, so that both know where it stopped.
                 self.settle(stream.0);
                 if let Some(player) = self.players.get_mut(&stream.0) {

@@ -30,7 +30,8 @@
 //!
 //! Memory: deterministic, all streams can be full at once, since clients may pause when they are:
 //! `sum of c (P + H)`, and two chunks for each. Statistical: visits exclude each other, and when the
-//! last stream has been filled, stream `i` has consumed for as long as the later ones were visited.
+//! last stream has been filled, stream `i` has consumed for as long as the later ones were read: less
+//! `sum over pairs of c_i c_j P / (fastest rate)`.
 
 use super::layout::Layout;
 use super::profile::DeviceProfile;
@@ -531,7 +532,7 @@ impl Admission {
             busy: nanos(busy),
             spread: nanos(spread * self.slowdown),
             access: nanos(each),
-            memory: self.memory(length, headroom, mean - spread, demands),
+            memory: self.memory(length, headroom, demands),
         }
     }
 
@@ -546,24 +547,21 @@ impl Admission {
                 share.max(self.line.seconds + way + OUT_OF_TURN as f64 / slowest)
             }
             Assurance::Deterministic => share,
-            // A join is paid with its first visit and the way back, half of it in each cycle.
-            Assurance::Statistical(_) => share.max(f64::from(config.joins) * largest),
+            // A join costs its first filling and an early visit.
+            Assurance::Statistical(_) => share.max(2.0 * f64::from(config.joins) * largest),
         }
     }
 
-    /// Bytes of buffers for a cycle of so many nanoseconds and a headroom of so many seconds, when
-    /// getting to all streams takes `access` seconds at least.
-    fn memory(&self, length: u64, headroom: f64, access: f64, demands: &[Demand]) -> u64 {
+    /// Bytes of buffers for a cycle of so many nanoseconds and a headroom of so many seconds.
+    fn memory(&self, length: u64, headroom: f64, demands: &[Demand]) -> u64 {
         let cycle = length as f64 / Tick::SECOND as f64;
         let (mut full, mut steady, mut squares, mut largest) = (0.0, 0.0, 0.0, 0.0f64);
-        let mut least = f64::INFINITY;
         for demand in demands {
             let need = demand.need(length);
             let own = need.most as f64 + demand.peak * headroom;
             let fewest = need.fewest as f64;
             full += own.max(demand.floor as f64) + demand.held as f64;
             largest = largest.max(own);
-            least = least.min(fewest);
             steady += fewest;
             squares += fewest * fewest;
         }
@@ -572,14 +570,9 @@ impl Admission {
             // No visit goes beyond its stream's own share.
             return full.ceil() as u64 + chunks;
         }
-        let mut consumed = 0.0;
-        if self.profile.parallel == 1 && !demands.is_empty() {
-            // Those before each one, while it is read and while it is got to.
-            let pairs = (steady * steady - squares) / 2.0;
-            let behind = (demands.len() - 1) as f64 / 2.0;
-            let way = behind * access.clamp(0.0, cycle) * least;
-            consumed = (pairs / self.profile.fastest() + way) / cycle;
-        }
+        let pairs = (steady * steady - squares) / 2.0;
+        let serial = self.profile.parallel == 1;
+        let consumed = if serial { pairs / cycle / self.profile.fastest() } else { 0.0 };
         (full - consumed + largest).ceil() as u64 + chunks
     }
 
