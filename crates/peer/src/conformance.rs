@@ -10,6 +10,7 @@ mod pressure;
 pub mod service;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::address::Address;
@@ -71,8 +72,19 @@ fn identity(node: u64) -> Identity {
 /// Long enough for anything that does not hang.
 const LONG: Duration = Duration::from_secs(10);
 
+/// How long nothing may move in the middle of a message, in milliseconds.
+static STALL: AtomicU64 = AtomicU64::new(400);
+
+/// Has all checks of this process wait so much longer, for a way that shares its processor with much
+/// else. At most two seconds, as one check tells silence from work by it.
+pub fn allow_stalls_of(stall: Duration) {
+    let milliseconds = stall.min(Duration::from_secs(2)).as_millis();
+    STALL.store(u64::try_from(milliseconds).unwrap_or(400), Ordering::Relaxed);
+}
+
 fn quick_limits() -> Limits {
-    Limits { stall: Duration::from_millis(400), quick_threads: 4, ..Limits::default() }
+    let stall = Duration::from_millis(STALL.load(Ordering::Relaxed));
+    Limits { stall, quick_threads: 4, ..Limits::default() }
 }
 
 impl Stage {

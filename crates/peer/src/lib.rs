@@ -3,13 +3,14 @@
 //! - [`Server`] answers others by what the node implements, a [`Service`].
 //! - [`Client`] asks one other node, from any number of threads.
 //! - [`message`] has the requests and answers.
-//! - [`transport`] has the ways: TCP with mutual TLS or in plain text, and Unix sockets.
+//! - [`transport`] has the ways: TCP with mutual TLS or in plain text, QUIC, Unix sockets, UDP, and
+//!   as features UDT and MPI.
 //! - [`secret`] has what makes a node a member of its cluster.
 //! - [`conformance`] is the suite that every transport must pass.
 //!
 //! All of it is blocking calls on threads. A node has few peers at a time and moves much with each,
-//! its own work is done by threads, and `sendfile` blocks; so a thread for each connection is the
-//! shortest way from a file to a socket.
+//! and its own work is done by threads; so a thread for each connection is the shortest way from a
+//! file to a socket.
 
 mod address;
 mod body;

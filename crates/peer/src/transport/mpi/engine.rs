@@ -19,8 +19,9 @@ const WAITING: usize = 64;
 const CONNECTIONS: usize = 4096;
 /// Arrivals that nobody has looked at.
 const KNOCKING: usize = 64;
-/// How often nothing may be found before the thread sleeps, and then for how long.
-const SPINS: u32 = 200;
+/// How often nothing may be found before the thread sleeps, and then for how long. Few: who spins
+/// where others want the processor, too, waits for its turn when something comes.
+const SPINS: u32 = 20;
 const SLEEPS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
 
 /// What a message is for.
