@@ -90,9 +90,7 @@ fn file_of_a_node_when_rewritten_then_by_passthrough_and_all_see_it() {
     assert_eq!(at(&file, 10, 999_995), [3; 10]);
     model[999_995..1_000_005].fill(3);
     // Appenders of both take turns, and what the kernel writes beyond the end counts, too.
-    let append = |node: usize| {
-        OpenOptions::new().append(true).open(ring.at(node, "f")).unwrap()
-    };
+    let append = |node: usize| OpenOptions::new().append(true).open(ring.at(node, "f")).unwrap();
     let (here, there) = (append(0), append(1));
     for round in 0..20_u8 {
         let (len, byte) = (usize::from(round) * 100 + 1, round + 10);
@@ -143,7 +141,8 @@ fn file_read_by_passthrough_when_changed_elsewhere_then_the_next_open_shows_it()
         if round % 5 == 0 {
             // Nobody keeps it: it is written back and given up.
             drop((reader, mapping, again));
-            let clean = || ring.status(0)["dirty"]["bytes"] == 0 && ring.status(1)["dirty"]["bytes"] == 0;
+            let clean =
+                || ring.status(0)["dirty"]["bytes"] == 0 && ring.status(1)["dirty"]["bytes"] == 0;
             assert!(wait_for(LONG, clean), "{}{}", ring.log(0), ring.log(1));
         }
     }
