@@ -53,35 +53,6 @@ fn quic(_: &str) -> Way {
     Way { transport, address: "quic://127.0.0.1:0".parse().unwrap() }
 }
 
-#[cfg(feature = "udt")]
-fn udt(security: Security) -> Option<Way> {
-    match forebay_peer::transport::udt::Udt::new(security) {
-        Ok(udt) => {
-            let address = "udt://127.0.0.1:0".parse().unwrap();
-            Some(Way { transport: Arc::new(udt), address })
-        }
-        Err(missing) => {
-            eprintln!("skipped: {missing}");
-            None
-        }
-    }
-}
-
-#[cfg(feature = "udt")]
-fn check_udt(name: &str) {
-    if let Some(way) = udt(Security::Off) {
-        check(way, name);
-    }
-}
-
-#[cfg(feature = "udt")]
-fn check_udt_with_tls(name: &str) {
-    let secret = ClusterSecret::generate().unwrap();
-    if let Some(way) = udt(Security::Tls(secret.identity().unwrap())) {
-        check(way, name);
-    }
-}
-
 fn unix(name: &str) -> Way {
     let directory = std::env::temp_dir().join(format!("fb-peer-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
@@ -89,15 +60,6 @@ fn unix(name: &str) -> Way {
     let at = CHECKS.iter().position(|(known, _)| *known == name).unwrap();
     let address = format!("{address}-{at}").parse().unwrap();
     Way { transport: Arc::new(Unix::default()), address }
-}
-
-/// TLS over UDT is that over TCP, so that what it adds is looked at here, not all of it again.
-#[cfg(feature = "udt")]
-#[test]
-fn udt_when_with_tls_then_requests_are_answered_and_bodies_arrive_whole() {
-    check_udt_with_tls("every_request_when_made_then_answered");
-    check_udt_with_tls("large_and_empty_bodies_when_sent_then_arrive_whole");
-    check_udt_with_tls("server_when_closed_then_finishes_what_it_began");
 }
 
 macro_rules! suite {
@@ -108,8 +70,6 @@ macro_rules! suite {
         mod over_lossy_udp { $( #[test] fn $name() { let n = stringify!($name); super::check(super::lossy_udp(n), n); } )* }
         #[cfg(feature = "quic")]
         mod over_quic { $( #[test] fn $name() { let n = stringify!($name); super::check(super::quic(n), n); } )* }
-        #[cfg(feature = "udt")]
-        mod over_udt { $( #[test] fn $name() { super::check_udt(stringify!($name)); } )* }
         mod over_unix { $( #[test] fn $name() { let n = stringify!($name); super::check(super::unix(n), n); } )* }
 
         #[test]
