@@ -32,8 +32,8 @@ CSV=
 DIRS=("$DIR" "$GLUSTER")
 MOUNTS=("$DIR/own/mnt")
 stop() {
-    [ ! -d "$GLUSTER" ] || stop_gluster
     "$BED" down
+    [ ! -d "$GLUSTER" ] || stop_gluster
 }
 
 # --- Measuring
@@ -250,7 +250,7 @@ stop_gluster() {
     rm -rf --one-file-system "$GLUSTER"
 }
 
-gluster() {
+beside_gluster() {
     need gluster glusterfs-server glusterfs-client
     # On a disk, as its bricks need extended attributes that a file system in memory may lack.
     TESTBED_DIR=$GLUSTER/bed FOREBAY_RUNTIME_DIR=$GLUSTER/bed/run
@@ -259,6 +259,7 @@ gluster() {
     # First, so that its namespaces have no copies of Forebay's mounts.
     start_gluster
     for node in 1 2 3; do "$BED" mount $node; done
+    echo probe >"$GLUSTER/mnt/probe"
     local subjects=("gluster=$GLUSTER/mnt" "forebay=$TESTBED_DIR/mnt/3")
     "$BENCH" meta "${subjects[@]}" --files "${FILES:-300}" --entries 500 --procs 1,4 --rounds "$ROUNDS" \
         --out "$RESULTS/nodes-gluster-names"
@@ -277,7 +278,8 @@ mkdir -p "$DIR" "$RESULTS"
 for part in "$@"; do
     say "$part"
     case $part in
-    peer | dataset | traffic | shards | gluster) $part ;;
+    peer | dataset | traffic | shards) $part ;;
+    gluster) beside_gluster ;;
     *) say "unknown: $part"; exit 2 ;;
     esac
 done

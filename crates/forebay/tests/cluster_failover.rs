@@ -123,7 +123,7 @@ fn primary_when_killed_under_mounts_then_answers_stay_right_and_work_goes_on() {
         let reads: Vec<u64> = (0..4).map(|at| load.read(at / 2, at % 2)).collect();
         // Enough that all directories, and so all servers, had their turn.
         load.wait("work on both nodes", || {
-            (0..2).all(|node| load.written(node) > marks[node] + 12)
+            (0..2).all(|node| load.written(node) > marks[node] + 6)
                 && (0..4).all(|at| load.read(at / 2, at % 2) > reads[at])
         });
     };
