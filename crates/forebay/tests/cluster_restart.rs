@@ -155,7 +155,9 @@ fn under_load(change: impl Fn(&Ring, usize), rounds: &[usize]) {
         status["nodes"].as_array().unwrap().iter().map(|n| n["epoch"].clone()).collect::<Vec<_>>()
     };
     let before = epochs(&ring);
-    let loads = [0, 1].map(|node| Load::start(&ring.at(node, &format!("of{node}"))));
+    // A listing would be made of hundreds of files first, each some round trips.
+    let start = |node| Load::start_without(&ring.at(node, &format!("of{node}")), &["listing"]);
+    let loads = [0, 1].map(start);
     let (shared, locked) = (Shared::start(&ring), Locked::start(&ring));
     for &node in rounds {
         let done = loads.each_ref().map(Load::operations);
@@ -178,8 +180,6 @@ fn under_load(change: impl Fn(&Ring, usize), rounds: &[usize]) {
     locked.stop();
     assert_eq!(epochs(&ring), before, "another incarnation");
     ring.umount_all();
-    assert_eq!(fs::read_dir(ring.backing("of0/load/listing")).unwrap().count(), 400);
-    assert_eq!(fs::read_dir(ring.backing("of1/load/listing")).unwrap().count(), 400);
 }
 
 #[test]

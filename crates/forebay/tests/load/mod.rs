@@ -59,17 +59,22 @@ const PROGRAMS: [(&str, Program); 8] = [
 impl Load {
     /// Starts all programs below `mount`.
     pub fn start(mount: &Path) -> Self {
-        Self::start_as(mount, false)
+        Self::start_as(mount, false, &[])
+    }
+
+    /// Starts them without some.
+    pub fn start_without(mount: &Path, left_out: &[&str]) -> Self {
+        Self::start_as(mount, false, left_out)
     }
 
     /// The same with programs that make a call again which fails with `ECANCELED`, and was not
     /// carried out. Without the one that stores into a mapping: of what was on its way from there,
     /// nobody can make the call again.
     pub fn start_forgiving(mount: &Path) -> Self {
-        Self::start_as(mount, true)
+        Self::start_as(mount, true, &["mapping"])
     }
 
-    fn start_as(mount: &Path, forgiving: bool) -> Self {
+    fn start_as(mount: &Path, forgiving: bool, left_out: &[&str]) -> Self {
         let dir = mount.join("load");
         fs::create_dir_all(&dir).unwrap();
         let common = Arc::new(Common {
@@ -89,7 +94,7 @@ impl Load {
                 }
             })
         };
-        let programs = PROGRAMS.into_iter().filter(|(name, _)| !forgiving || *name != "mapping");
+        let programs = PROGRAMS.into_iter().filter(|(name, _)| !left_out.contains(name));
         let names = programs.clone().map(|(name, _)| name).collect();
         Load { threads: programs.map(start).collect(), names, common }
     }
