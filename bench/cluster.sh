@@ -44,9 +44,10 @@ subjects=("single=$DIR/single/mnt" "cluster=$DIR/cluster/mnt")
 
 # How the metadata servers bring their log to the disk: log_by always|everysec|no
 log_by() {
-    local address
-    address=$(sed 's/,.*//; s|\(redis://[^/]*\).*|\1|' "$DIR/servers/address")
-    redis-cli --no-auth-warning -u "$address" config set appendfsync "$1" >/dev/null
+    local address login host
+    address=$(sed 's|^redis://||; s|[/,].*||' "$DIR/servers/address")
+    login=${address%@*} host=${address##*@}
+    REDISCLI_AUTH=${login#*:} redis-cli -h "${host%:*}" -p "${host##*:}" config set appendfsync "$1" >/dev/null
 }
 
 for what in "$@"; do

@@ -77,8 +77,8 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
     }
 }
 
-/// A node of a cluster knows who else changes the backing store: the other nodes. Where these can't
-/// ask it for a file, it sees all that is read and written.
+/// A node of a cluster sees all that is read and written, and knows who else changes the backing
+/// store: the other nodes.
 fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlResult<NodeConfig> {
     let address = &given.address;
     let address = match address.strip_prefix("file:") {
@@ -100,9 +100,8 @@ fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlRes
             .map(|listen| PeerConfig { listen, secret: given.secret.clone() }),
         ..ClusterConfig::new(address)
     };
-    let talks = cluster.peers.is_some();
     Ok(NodeConfig {
-        passthrough: if talks { config.passthrough } else { Passthrough::Off },
+        passthrough: Passthrough::Off,
         coherence: Coherence::Exclusive,
         cluster: Some(cluster),
         ..config
