@@ -26,6 +26,14 @@ pub enum CopiesMade {
 }
 
 impl MetaStore {
+    /// What the caches say of an inode, however old; else as [`MetaStore::get`].
+    ///
+    /// # Errors
+    /// As [`MetaStore::get`].
+    pub fn get_believed(&self, ino: Ino) -> Result<Arc<Record>> {
+        self.believed(ino).map_or_else(|| self.get(ino), Ok)
+    }
+
     /// The copies of a file, as they are now.
     ///
     /// # Errors

@@ -81,7 +81,11 @@ impl Node {
                 if self.have_taken_over(cluster, ino, owner)? {
                     return Ok(());
                 }
-                return Err(Errno::HOSTDOWN.into());
+                // To those that have copies it may not be gone yet.
+                let waits = self.meta.get(ino)?.copied && Instant::now() < until;
+                if !waits {
+                    return Err(Errno::HOSTDOWN.into());
+                }
             }
             if Instant::now() >= until {
                 return Err(Errno::BUSY.into());

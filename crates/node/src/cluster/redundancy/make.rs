@@ -16,7 +16,7 @@ use forebay_peer::{Body, Client, Error as PeerError};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::super::Cluster;
+use super::super::{Cluster, Peers};
 use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::files::FileRef;
@@ -169,7 +169,7 @@ impl Node {
         now: &Snapshot,
     ) -> Result<Outcome> {
         let version = new_version(cluster);
-        let mut candidates = self.candidates(cluster, file.ino).into_iter();
+        let mut candidates = self.candidates(cluster, file.ino, copies)?.into_iter();
         let mut holders: Vec<u16> = Vec::new();
         let mut error = None;
         while holders.len() < copies && error.is_none() {
@@ -235,9 +235,19 @@ impl Node {
             && !cluster.nodes.is_told_to_leave(node)
     }
 
-    /// The nodes that may be given copies of a file, the best first.
-    fn candidates(&self, cluster: &Cluster, ino: Ino) -> Vec<u16> {
-        let Some(peers) = cluster.peers.get() else { return Vec::new() };
+    /// The nodes that may be given copies of a file, the best first; if there seem to be fewer than
+    /// are wanted, also those that have joined only now.
+    fn candidates(&self, cluster: &Cluster, ino: Ino, wanted: usize) -> Result<Vec<u16>> {
+        let Some(peers) = cluster.peers.get() else { return Ok(Vec::new()) };
+        let known = self.candidates_among(cluster, peers, ino);
+        if known.len() >= wanted {
+            return Ok(known);
+        }
+        peers.learn(&self.meta.members()?);
+        Ok(self.candidates_among(cluster, peers, ino))
+    }
+
+    fn candidates_among(&self, cluster: &Cluster, peers: &Peers, ino: Ino) -> Vec<u16> {
         let listening = peers.listening();
         let order = super::keep::topology(&listening).place(ino.0, listening.len(), &[]);
         let node = |id: &NodeId| u16::try_from(id.0).ok();

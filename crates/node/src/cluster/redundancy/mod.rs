@@ -214,7 +214,9 @@ impl Node {
     /// backing store says, to which the file is written then.
     pub(crate) fn safeguard(&self, file: &FileRef) -> Result<()> {
         let Some(cluster) = &self.cluster else { return Ok(()) };
-        let record = match self.meta.get(file.ino) {
+        // No round trip: only this node says that there are copies, and each look-up of a path brings
+        // what its directories say.
+        let record = match self.meta.get_believed(file.ino) {
             Ok(record) => record,
             Err(MetaError::Stale(_)) => return Ok(()),
             Err(error) => return Err(error.into()),

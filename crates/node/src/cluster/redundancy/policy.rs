@@ -31,7 +31,7 @@ impl Node {
             Some(said) => Some(said),
             // Of a file that is older than the attribute of its directory.
             None => match record.links.first() {
-                Some(link) => self.said_of(&*self.meta.get(link.parent)?)?,
+                Some(link) => self.said_of(&*self.meta.get_believed(link.parent)?)?,
                 None => None,
             },
         };
@@ -49,7 +49,7 @@ impl Node {
 
     /// The attribute of a directory, for a directory that is made in it.
     pub(crate) fn inherited_redundancy(&self, dir: Ino) -> Result<Option<Vec<u8>>> {
-        let parent = self.meta.get(dir)?;
+        let parent = self.meta.get_believed(dir)?;
         match self.is_clustered() && parent.xattrs == XattrState::Some {
             true => Ok(self.meta.xattr_get(dir, ATTRIBUTE)?),
             false => Ok(None),
