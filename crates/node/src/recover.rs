@@ -198,13 +198,10 @@ impl Node {
             return Ok(None);
         }
         let record = match self.meta.get(ino) {
-            Ok(record) => record,
-            Err(forebay_meta::Error::Stale(_)) => return Ok(None),
+            Ok(record) if !is_removed(&record) => record,
+            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        if is_removed(&record) {
-            return Ok(None);
-        }
         let record = self.as_seen_here(&record);
         let object = slot.tier.open(ino.0)?;
         let tier = u8::try_from(index).unwrap_or(u8::MAX);
@@ -221,10 +218,9 @@ impl Node {
         let mut dirty = header.dirty || map.as_ref().is_some_and(forebay_store::Presence::is_dirty);
         let mut current = record.backing.fingerprint.map(convert::store_fingerprint);
         if dirty && !self.may_have_written(&record) {
-            if self.yield_found(ino, tier)? {
-                return Ok(None);
+            if !self.yield_found(ino, tier)? {
+                self.check_overtaken(&record, &header, slot.tier.path())?;
             }
-            self.check_overtaken(&record, &header, slot.tier.path())?;
             return Ok(None);
         }
         if !dirty && record.dirty {

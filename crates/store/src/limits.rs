@@ -11,7 +11,7 @@ use crate::{Result, StoreError};
 
 /// Somebody who has the first call on the device that is written to.
 pub trait Turns: Send + Sync {
-    /// Bytes that may be written at a time; none if nobody has to be waited for now.
+    /// Bytes that may be written at a time; none if there is nobody to wait for.
     fn piece(&self) -> Option<u64>;
 
     /// Waits until so many bytes can be written to a file at an offset. The turn ends when what is

@@ -66,10 +66,10 @@ pub struct Load {
 impl Load {
     /// A writer and a reader on each mount.
     pub fn start(mounts: Vec<PathBuf>) -> Load {
-        for node in 0..mounts.len() {
-            fs::write(mounts[node].join(counter(node)), format!("{:08}", 0)).unwrap();
+        for (node, mount) in mounts.iter().enumerate() {
+            fs::write(mount.join(counter(node)), format!("{:08}", 0)).unwrap();
             for dir in 0..DIRS {
-                fs::create_dir_all(mounts[node].join(format!("n{node}/d{dir}"))).unwrap();
+                fs::create_dir_all(mount.join(format!("n{node}/d{dir}"))).unwrap();
             }
         }
         let nodes = mounts.len();
