@@ -193,7 +193,8 @@ fn free_ports(bind: IpAddr, first: Option<u16>, count: u16) -> Result<Vec<u16>, 
     // Below the ports that the system gives to clients; where to begin differs, as others look too.
     const LOW: u16 = 12_000;
     const RANGE: u16 = 10_000;
-    let start = (std::process::id() % u32::from(RANGE)) as u16;
+    // Processes that start together have numbers close to each other.
+    let start = (u64::from(std::process::id()) * 7919 % u64::from(RANGE)) as u16;
     let ports = (0..RANGE).map(|step| LOW + (start + step) % RANGE);
     let free: Vec<u16> = ports.filter(both_free).take(count.into()).collect();
     match free.len() == usize::from(count) {
