@@ -71,13 +71,9 @@ fn write_all(ring: &Ring, node: usize) -> (Vec<(String, Vec<u8>)>, Vec<File>) {
 
 /// Has a node write everything back; what another one is just taking over or giving up comes later.
 fn sync(ring: &Ring, node: usize) {
-    let mut text = String::new();
-    let done = wait_for(LONG, || {
-        let code;
-        (code, text) = ring.site.run(&["sync", &ring.site.text(&format!("mnt{node}"))]);
-        code == 0
-    });
-    assert!(done, "{text}\n{}", ring.log(node));
+    let mnt = ring.site.text(&format!("mnt{node}"));
+    let done = wait_for(LONG, || ring.site.run(&["sync", &mnt]).0 == 0);
+    assert!(done, "{}", ring.log(node));
 }
 
 /// Reads a file as soon as that can be done.
