@@ -69,11 +69,16 @@ fn write_all(ring: &Ring, node: usize) -> (Vec<(String, Vec<u8>)>, Vec<File>) {
     (written, open)
 }
 
-/// Has a node write everything back; what another one is just taking over or giving up comes later.
-fn sync(ring: &Ring, node: usize) {
-    let mnt = ring.site.text(&format!("mnt{node}"));
-    let done = wait_for(LONG, || ring.site.run(&["sync", &mnt]).0 == 0);
-    assert!(done, "{}", ring.log(node));
+/// Has nodes write everything back. Each does what is its own, and says so when nothing is left of
+/// what others have.
+fn sync(ring: &Ring, nodes: std::ops::Range<usize>) {
+    let one = |node: usize| {
+        let mnt = ring.site.text(&format!("mnt{node}"));
+        ring.site.run(&["sync", &mnt]).0 == 0
+    };
+    // All of them, also after one that has something left.
+    let all = || nodes.clone().filter(|node| !one(*node)).count() == 0;
+    assert!(wait_for(LONG, all), "{}", ring.log(nodes.start));
 }
 
 /// Reads a file as soon as that can be done.
@@ -131,7 +136,7 @@ fn owner_when_killed_then_all_that_was_acknowledged_is_there_and_what_it_returns
     let with_bytes = written.iter().filter(|(_, bytes)| !bytes.is_empty()).count();
     assert_eq!(count(&ring, 0, "aside_files"), with_bytes as u64, "{}", ring.log(0));
     check_all(&ring, 0, &written);
-    (0..3).for_each(|node| sync(&ring, node));
+    sync(&ring, 0..3);
     for (name, bytes) in &written {
         assert!(fs::read(ring.backing(name)).unwrap() == *bytes, "{name}");
     }
@@ -161,7 +166,7 @@ fn node_with_copies_when_killed_then_they_are_made_again_and_the_owner_may_go() 
     ring.kill(0);
     drop(open);
     check_all(&ring, 2, &written);
-    sync(&ring, 2);
+    sync(&ring, 2..3);
     for (name, bytes) in &written {
         assert!(fs::read(ring.backing(name)).unwrap() == *bytes, "{name}");
     }
@@ -255,7 +260,7 @@ fn copies_when_nobody_waits_for_them_then_they_come_later_and_go_with_the_write_
     }
     assert!(wait_for(LONG, || count(&ring, 1, "held_files") == 20), "{}", safety(&ring, 0));
     assert!(wait_for(LONG, || count(&ring, 0, "waiting_files") == 0));
-    sync(&ring, 0);
+    sync(&ring, 0..1);
     assert!(wait_for(LONG, || count(&ring, 1, "held_files") == 0), "{}", safety(&ring, 1));
     ring.umount_all();
 }
