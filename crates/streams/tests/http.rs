@@ -327,8 +327,7 @@ fn flash_crowd_of_one_title_when_some_vanish_and_some_dawdle_then_the_others_pla
     let status = site.service.status();
     assert!(undisturbed(&status), "{status:?}");
     assert!(status.memory_peak <= status.memory_limit, "{status:?}");
-    // About once; a few times where the machine has them start far apart. Each for itself: 151.
-    assert!(status.bytes_read < 20 * bytes as u64, "they share little: {status:?}");
+    assert!(status.bytes_read < 4 * bytes as u64, "the device reads it about once: {status:?}");
     // Who dawdled gets everything, late; who vanished holds nothing.
     dawdlers.into_iter().map(play).for_each(|player| player.join().unwrap());
     while site.service.status().guaranteed > 0 || site.service.status().memory_used > 0 {
