@@ -1,37 +1,18 @@
 //! QUIC: who does not have the cluster's secret gets nothing.
 #![cfg(feature = "quic")]
 
-use forebay_peer::message::Hello;
+mod stranger;
+
 use forebay_peer::transport::quic::Quic;
-use forebay_peer::{
-    Address, Client, ClientConfig, ClusterSecret, Error, Identity, Limits, Security, Server,
-    Service,
-};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{DigitallySignedStruct, SignatureScheme};
+use forebay_peer::{Address, Client, ClientConfig, ClusterSecret, Error, Limits, Security, Server};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-const CLUSTER: &str = "a-cluster-whose-name-is-nobodys-business";
+use stranger::*;
+
 const LONG: Duration = Duration::from_secs(60);
-
-/// Counts who got as far as to say who it is.
-#[derive(Default)]
-struct Counting(AtomicU32);
-
-impl Service for Counting {
-    fn admit(&self, _who: &Hello) -> Result<(), String> {
-        self.0.fetch_add(1, Ordering::AcqRel);
-        Ok(())
-    }
-}
-
-fn me(node: u64) -> Identity {
-    Identity { cluster: CLUSTER.into(), node, epoch: 1 }
-}
 
 fn quic(secret: &ClusterSecret) -> Quic {
     Quic::new(&Security::Tls(secret.identity().unwrap())).unwrap()
@@ -60,53 +41,6 @@ impl Stage {
     fn member(&self) -> Client {
         let config = ClientConfig::new(me(2));
         Client::new(Arc::new(quic(&self.secret)), self.address.clone(), config)
-    }
-}
-
-fn nothing_of_ours(heard: &[u8]) {
-    for telling in [b"FBP".as_slice(), CLUSTER.as_bytes(), b"forebay"] {
-        let found = heard.windows(telling.len()).any(|some| some.eq_ignore_ascii_case(telling));
-        assert!(!found, "a stranger heard {heard:?}");
-    }
-}
-
-/// A stranger who believes any server, to hear as much as can be heard.
-#[derive(Debug)]
-struct Gullible;
-
-impl ServerCertVerifier for Gullible {
-    fn verify_server_cert(
-        &self,
-        own: &CertificateDer<'_>,
-        _others: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        nothing_of_ours(own);
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _own: &CertificateDer<'_>,
-        _signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _message: &[u8],
-        _own: &CertificateDer<'_>,
-        _signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
     }
 }
 

@@ -1,40 +1,23 @@
 //! Who does not have the cluster's secret gets nothing.
 
+mod stranger;
+
 use forebay_peer::conformance::service::Known;
-use forebay_peer::message::Hello;
 use forebay_peer::transport::tcp::Tcp;
 use forebay_peer::transport::unix::Unix;
 use forebay_peer::transport::{Listener, Patience, Transport};
-use forebay_peer::{
-    Address, Client, ClientConfig, ClusterSecret, Error, Identity, Limits, Security, Server,
-    Service,
-};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConnection, DigitallySignedStruct, SignatureScheme};
+use forebay_peer::{Address, Client, ClientConfig, ClusterSecret, Error, Limits, Security, Server};
+use rustls::ClientConnection;
+use rustls::pki_types::ServerName;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-const CLUSTER: &str = "a-cluster-whose-name-is-nobodys-business";
+use stranger::*;
+
 const LONG: Duration = Duration::from_secs(10);
-
-/// Counts who got as far as to say who it is.
-#[derive(Default)]
-struct Counting(AtomicU32);
-
-impl Service for Counting {
-    fn admit(&self, _who: &Hello) -> Result<(), String> {
-        self.0.fetch_add(1, Ordering::AcqRel);
-        Ok(())
-    }
-}
-
-fn me(node: u64) -> Identity {
-    Identity { cluster: CLUSTER.into(), node, epoch: 1 }
-}
 
 fn tls(secret: &ClusterSecret) -> Tcp {
     Tcp::new(Security::Tls(secret.identity().unwrap()))
@@ -63,75 +46,31 @@ fn raw(address: &Address) -> TcpStream {
 }
 
 /// All that a stream still says, and nothing of it may be ours.
-fn nothing_of_ours(mut stream: impl Read) {
+fn nothing_from(mut stream: impl Read) {
     let mut heard = Vec::new();
     let ended = stream.read_to_end(&mut heard);
     assert!(
         !matches!(&ended, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock),
         "the connection was left open"
     );
-    for telling in [b"FBP".as_slice(), CLUSTER.as_bytes(), b"forebay"] {
-        let found = heard.windows(telling.len()).any(|some| some.eq_ignore_ascii_case(telling));
-        assert!(!found, "a stranger heard {heard:?}");
-    }
-}
-
-/// A stranger who believes any server, to hear as much as can be heard.
-#[derive(Debug)]
-struct Gullible;
-
-impl ServerCertVerifier for Gullible {
-    fn verify_server_cert(
-        &self,
-        own: &CertificateDer<'_>,
-        _others: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        // What the certificate itself tells everybody.
-        nothing_of_ours(&own[..]);
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _own: &CertificateDer<'_>,
-        _signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _message: &[u8],
-        _own: &CertificateDer<'_>,
-        _signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
+    nothing_of_ours(&heard);
 }
 
 #[test]
-fn stranger_without_tls_when_it_talks_then_hears_nothing_of_ours() {
+fn stranger_without_tls_when_it_talks_then_hears_nothing_from() {
     let stage = stage();
     // A hello as it would be right on a plain connection.
     let hello = [b"FBP\x01\x01\0\x01\0".as_slice(), &[0; 24]].concat();
     for said in [b"".as_slice(), b"GET / HTTP/1.1\r\n\r\n", &hello] {
         let mut stream = raw(&stage.address);
         stream.write_all(said).unwrap();
-        nothing_of_ours(stream);
+        nothing_from(stream);
     }
     assert_eq!(stage.service.0.load(Ordering::Acquire), 0);
 }
 
 #[test]
-fn stranger_with_tls_and_no_certificate_when_it_talks_then_hears_nothing_of_ours() {
+fn stranger_with_tls_and_no_certificate_when_it_talks_then_hears_nothing_from() {
     let stage = stage();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
@@ -146,7 +85,7 @@ fn stranger_with_tls_and_no_certificate_when_it_talks_then_hears_nothing_of_ours
     let mut both = rustls::Stream::new(&mut tls, &mut stream);
     // In TLS 1.3 a client may talk before the server has seen that there is no certificate.
     let _ = both.write_all(&[b"FBP\x01\x01\0\x01\0".as_slice(), &[0; 24]].concat());
-    nothing_of_ours(both);
+    nothing_from(both);
     assert_eq!(stage.service.0.load(Ordering::Acquire), 0);
 }
 
