@@ -56,7 +56,7 @@ impl Node {
 
     /// Looks up where the bytes of a file are.
     pub(crate) fn look_up(&self, file: &File, residence: &mut Residence) -> Result<()> {
-        let record = self.as_seen_here(&self.meta.get(file.ino)?);
+        let record = self.record_for_look_up(file)?;
         if let Some(resident) = self.residents.get(file.ino.0) {
             residence.place = self.open_place(file.ino, resident)?;
         } else if let Some(resident) = self.adopt_copy(&record)? {
@@ -70,9 +70,22 @@ impl Node {
         } else {
             Base::Zeros
         };
-        file.privileged.store(is_privileged(&record), Ordering::Relaxed);
         residence.loaded = true;
         Ok(())
+    }
+
+    /// The record of a file, and whether its next write takes set-id bits away as that says. A
+    /// change of the mode in between counts, not what was read before it.
+    fn record_for_look_up(&self, file: &File) -> Result<Arc<Record>> {
+        loop {
+            let changes = file.attribute_changes.load(Ordering::SeqCst);
+            let record = self.as_seen_here(&self.meta.get(file.ino)?);
+            fail::fail_point!("node.look_up.record");
+            file.privileged.store(is_privileged(&record), Ordering::SeqCst);
+            if file.attribute_changes.load(Ordering::SeqCst) == changes {
+                return Ok(record);
+            }
+        }
     }
 
     pub(crate) fn open_place(&self, ino: Ino, resident: Resident) -> Result<Option<Place>> {
@@ -496,7 +509,8 @@ impl Node {
         }
         // Also while no tier has any of its bytes.
         if let Some(file) = self.files.peek(record.ino) {
-            file.privileged.store(is_privileged(record), Ordering::Relaxed);
+            file.attribute_changes.fetch_add(1, Ordering::SeqCst);
+            file.privileged.store(is_privileged(record), Ordering::SeqCst);
         }
         let Some(resident) = self.residents.get(record.ino.0) else { return };
         if !resident.dirty || times == Times::default() {

@@ -58,6 +58,8 @@ pub struct File {
     pub appending: Mutex<()>,
     /// The setuid or setgid bit or file capabilities must go at the next write.
     pub privileged: AtomicBool,
+    /// Changes of mode or owner since the file came into use: a record read before one is old.
+    pub attribute_changes: AtomicU32,
 }
 
 impl File {
@@ -81,6 +83,7 @@ impl File {
             changed_from: AtomicU64::new(0),
             appending: Mutex::new(()),
             privileged: AtomicBool::new(false),
+            attribute_changes: AtomicU32::new(0),
         }
     }
 
