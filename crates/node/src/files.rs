@@ -12,8 +12,8 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 
+use crate::faces::Opens;
 use crate::fetch::Filler;
-use crate::open::Opens;
 use crate::place::Residence;
 use crate::staging::Staged;
 
@@ -58,6 +58,10 @@ pub struct File {
     pub appending: Mutex<()>,
     /// The setuid or setgid bit or file capabilities must go at the next write.
     pub privileged: AtomicBool,
+    /// A mapping may live that outlasted a passthrough open and that programs store into.
+    pub stored_unseen: AtomicBool,
+    /// In a cluster: counts replacements of bytes that the kernel had not asked for.
+    pub pages_replaced: AtomicU64,
 }
 
 impl File {
@@ -81,6 +85,9 @@ impl File {
             changed_from: AtomicU64::new(0),
             appending: Mutex::new(()),
             privileged: AtomicBool::new(false),
+            // Nobody knows what was before.
+            stored_unseen: AtomicBool::new(true),
+            pages_replaced: AtomicU64::new(0),
         }
     }
 
