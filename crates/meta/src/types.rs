@@ -4,7 +4,8 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-/// An inode number: the partition in which its record lives (16 bits), then a sequence (48 bits).
+/// An inode number: the partition in which its record lives (16 bits), then a sequence (48 bits, of
+/// which the upper 8 are always 0 and left to whoever shows inodes to others).
 ///
 /// Inode numbers are never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -13,6 +14,9 @@ pub struct Ino(pub u64);
 impl Ino {
     /// The root directory.
     pub const ROOT: Ino = Ino(1);
+
+    /// Where the 8 bits begin that are 0 in every inode number.
+    pub const SPARE_SHIFT: u32 = 40;
 
     pub(crate) const SEQUENCE_BITS: u32 = 48;
 

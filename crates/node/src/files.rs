@@ -12,8 +12,8 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 
+use crate::faces::Opens;
 use crate::fetch::Filler;
-use crate::open::Opens;
 use crate::place::Residence;
 use crate::staging::Staged;
 
@@ -60,6 +60,10 @@ pub struct File {
     pub privileged: AtomicBool,
     /// Changes of mode or owner since the file came into use: a record read before one is old.
     pub attribute_changes: AtomicU32,
+    /// A mapping may live that outlasted a passthrough open and that programs store into.
+    pub stored_unseen: AtomicBool,
+    /// In a cluster: counts replacements of bytes that the kernel had not asked for.
+    pub pages_replaced: AtomicU64,
 }
 
 impl File {
@@ -84,6 +88,9 @@ impl File {
             appending: Mutex::new(()),
             privileged: AtomicBool::new(false),
             attribute_changes: AtomicU32::new(0),
+            // Nobody knows what was before.
+            stored_unseen: AtomicBool::new(true),
+            pages_replaced: AtomicU64::new(0),
         }
     }
 

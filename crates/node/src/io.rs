@@ -394,14 +394,16 @@ impl Node {
         if !through && !self.is_clustered() {
             return Ok(());
         }
-        context.wait()?;
         let handle = self.handle(fh)?;
+        self.note_pages(&handle);
+        if !handle.write {
+            return Ok(());
+        }
+        context.wait()?;
         if self.flush_through(context, &handle)? {
             return Ok(());
         }
-        if handle.write {
-            self.check_fence()?;
-        }
+        self.check_fence()?;
         let file = handle.file.clone();
         drop(handle);
         // What other nodes are shown from now on.

@@ -527,8 +527,8 @@ impl MetaStore {
             }
         };
         let end = next + INO_BLOCK;
-        if end >> Ino::SEQUENCE_BITS != 0 {
-            return Err(Error::Unsupported("all 2^48 inode numbers are used up"));
+        if end >> Ino::SPARE_SHIFT != 0 {
+            return Err(Error::Unsupported("all 2^40 inode numbers are used up"));
         }
         let mut transaction = MiniTransaction::default();
         transaction.compare.push(compare(key.clone(), old.map_or(Expect::Absent, Expect::Value)));

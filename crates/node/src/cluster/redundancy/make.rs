@@ -95,7 +95,11 @@ impl Node {
     ) -> Result<Outcome> {
         let Some(now) = self.snapshot(file)? else { return Ok(Outcome::Impossible) };
         // The kernel may have written what nobody has noted.
-        let changed = if file.opens.lock().registered.is_some() { 0 } else { changed };
+        let passes_writers = {
+            let opens = file.opens.lock();
+            opens.now.registered.is_some() && opens.writers > 0
+        };
+        let changed = if passes_writers { 0 } else { changed };
         let known = cluster.safety.known(file.ino);
         if let Some((known, grows)) = &known {
             let reached =

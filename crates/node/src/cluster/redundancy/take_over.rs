@@ -142,6 +142,7 @@ impl Node {
         residence: &mut Residence,
     ) -> Result<()> {
         let place = residence.place.take();
+        self.pages_replaced(file);
         (residence.base, residence.loaded) = (Base::backing(), false);
         let Some(resident) = self.residents.get(file.ino.0) else { return Ok(()) };
         match resident.dirty {
@@ -256,6 +257,7 @@ impl Node {
             return Ok(());
         }
         let place = residence.place.take();
+        self.pages_replaced(file);
         let to = self.move_aside(&cluster.safety.held, file.ino, resident.tier)?;
         self.forget_resident(file.ino, place.as_ref());
         (residence.base, residence.loaded) = (Base::backing(), false);
