@@ -698,6 +698,9 @@ impl Repair {
         takes: u64,
     ) -> Result<Vec<NodeId>, NodeId> {
         let itself = group.held[usize::from(shard)];
+        if let (Redundancy::Whole { .. }, Some(owner)) = (group.redundancy, group.held[0]) {
+            return if self.is_busy(now, owner, takes) { Err(owner) } else { Ok(vec![owner]) };
+        }
         let needed = match (group.redundancy, itself) {
             // The shard itself is there: it need not be made from others.
             (Redundancy::Code { .. }, Some(node)) => {
