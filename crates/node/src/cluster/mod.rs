@@ -46,7 +46,7 @@ pub(crate) use holds::Right;
 pub use locks::{InTheWay, LockDone, LockRequest, Waited};
 pub use nodes::NodeReport;
 use peers::Peers;
-pub(crate) use redundancy::REDUNDANCY;
+pub(crate) use redundancy::{Begun, REDUNDANCY};
 pub use redundancy::{Kept, SafetyReport};
 pub use succession::{LockOwner, Membership};
 pub(crate) use through::Remote;
