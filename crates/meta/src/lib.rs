@@ -31,6 +31,6 @@ pub use store::{
     XattrFlags,
 };
 pub use types::{
-    Attr, Backing, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record, Seq,
+    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record, Seq,
     Timestamp, XattrState,
 };

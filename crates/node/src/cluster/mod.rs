@@ -48,7 +48,7 @@ pub use locks::{InTheWay, LockDone, LockRequest, Waited};
 pub use nodes::NodeReport;
 pub(crate) use pages::Seen;
 use peers::Peers;
-pub(crate) use redundancy::REDUNDANCY;
+pub(crate) use redundancy::{Begun, REDUNDANCY};
 pub use redundancy::{Kept, SafetyReport};
 pub use succession::{LockOwner, Membership};
 pub(crate) use through::Remote;

@@ -309,6 +309,9 @@ impl Node {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<Option<usize>> {
+        if let Some(read) = self.read_by_fragments(context, handle, offset, buffer)? {
+            return Ok(Some(read));
+        }
         let ino = handle.file.ino.0;
         let len = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
         let read = self.by_owner(context, handle, true, |client, _| {
@@ -478,6 +481,7 @@ impl Node {
         match self.look_through(owner, &look) {
             Some(looked) if looked.behind => Ok(Right::Through(owner)),
             Some(_) => Ok(Right::None),
+            None if self.is_read_by_fragments(cluster, ino, owner)? => Ok(Right::Through(owner)),
             None => self.ask_owner(cluster, ino, owner, Wish::Bytes, until).map(|()| Right::None),
         }
     }
