@@ -52,6 +52,18 @@ pub(crate) const TAKEN: u8 = b'T';
 pub(crate) const ESTATE: u8 = b'E';
 pub(crate) const ORDER: u8 = b'C';
 
+/// Whether a partition belongs to directories, so that one node may have it for itself for a while.
+pub(crate) fn may_be_leased(partition: u16) -> bool {
+    partition != GLOBAL && partition < GATHERED
+}
+
+/// Whether what a key says is to be acted upon outside of its partition: by other nodes, or in the
+/// backing store. Then all that was committed before must have arrived at the servers.
+pub(crate) fn is_for_others(key: &Key) -> bool {
+    // What begins with a zero belongs to transactions over several partitions.
+    matches!(key.bytes().first(), None | Some(&(0 | WORK | COPIES | TAKEN)))
+}
+
 /// Where keys lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layout {
@@ -70,8 +82,14 @@ impl Layout {
     pub fn version(self) -> u32 {
         match self {
             Layout::Central => 1,
-            Layout::Gathered => 2,
+            Layout::Gathered => 3,
         }
+    }
+
+    /// Whether a store of an earlier version is one of this as it stands.
+    pub fn takes(self, version: u32) -> bool {
+        // What came with 3 are leases, which programs before it do not see.
+        self == Layout::Gathered && version == 2
     }
 
     /// The partition in which a directory's entries, and the files created in it, live.

@@ -183,6 +183,7 @@ impl MetaStore {
         let version = <[u8; 4]>::try_from(format.as_slice()).map(u32::from_be_bytes);
         match version {
             Ok(found) if found == self.layout.version() => {}
+            Ok(found) if self.layout.takes(found) => self.raise_format(format)?,
             Ok(found) if found > Layout::Gathered.version() => {
                 let (what, known) = ("the metadata store".into(), Layout::Gathered.version());
                 return Err(Error::NewerFormat { what, found, known });
@@ -200,6 +201,17 @@ impl MetaStore {
         self.shown.show(&counts);
         *self.counts.lock() = counts;
         Ok(())
+    }
+
+    /// Keeps programs away that do not know what this one may do. Another may have been first.
+    fn raise_format(&self, before: Vec<u8>) -> Result<()> {
+        let key = keys::setting(FORMAT);
+        let mut transaction = MiniTransaction::default();
+        let before = Expect::Value(codec::encode_bytes(&before));
+        transaction.compare.push(compare(key.clone(), before));
+        let version = codec::encode_bytes(&self.layout.version().to_be_bytes());
+        transaction.write.push(Write::Put(key, version));
+        self.execute(&transaction).map(drop)
     }
 
     fn create_root(&self) -> Result<()> {
