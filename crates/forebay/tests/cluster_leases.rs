@@ -14,9 +14,8 @@ use std::time::{Duration, Instant};
 use ring::{Ring, can_cluster};
 
 fn names(dir: &Path) -> Vec<String> {
-    let entry = |entry: std::io::Result<fs::DirEntry>| {
-        entry.unwrap().file_name().into_string().unwrap()
-    };
+    let entry =
+        |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
     let mut names: Vec<String> = fs::read_dir(dir).unwrap().map(entry).collect();
     names.sort_unstable();
     names
@@ -92,7 +91,8 @@ fn nodes_when_each_works_alone_and_then_in_the_others_directory_then_both_see_al
 }
 
 #[test]
-fn daemon_when_killed_while_it_works_alone_then_all_that_it_acknowledged_is_there_after_it_is_back() {
+fn daemon_when_killed_while_it_works_alone_then_all_that_it_acknowledged_is_there_after_it_is_back()
+{
     if !can_cluster() {
         return;
     }
@@ -217,7 +217,7 @@ fn random_changes_by_nodes_in_turn_then_the_next_sees_what_any_has_done() {
     let mut model: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let begun = Instant::now();
     let (mut turns, mut steps) = (0, 0u64);
-    while turns < 60 && begun.elapsed() < Duration::from_secs(35) {
+    while turns < 40 && begun.elapsed() < Duration::from_secs(20) {
         turns += 1;
         let node = random.below(3) as usize;
         for _ in 0..random.below(25) {
@@ -255,7 +255,10 @@ fn random_changes_by_nodes_in_turn_then_the_next_sees_what_any_has_done() {
             let found = names(&ring.at(other, dir));
             let mut expected: Vec<&str> = below.collect();
             expected.sort_unstable();
-            assert_eq!(found, expected, "turn {turns}, step {steps}, {dir} on {other} after {node}");
+            assert_eq!(
+                found, expected,
+                "turn {turns}, step {steps}, {dir} on {other} after {node}"
+            );
         }
         for (name, contents) in model.iter().skip(turns % 5).step_by(5) {
             let found = fs::read(ring.at(other, name)).unwrap_or_else(|e| panic!("{name}: {e}"));

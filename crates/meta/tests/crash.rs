@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_meta::{
-    Embedded, EmbeddedOptions, FileKind, Ino, MetaStore, NewInode, Options, Redis, LeaseOptions,
-    Leased, RedisOptions, RenameFlags, Timestamp,
+    Embedded, EmbeddedOptions, FileKind, Ino, LeaseOptions, Leased, MetaStore, NewInode, Options,
+    Redis, RedisOptions, RenameFlags, Timestamp,
 };
 use servers::Servers;
 

@@ -4,7 +4,7 @@
 //! and ships what it committed in batches. Another node's access recalls the lease (Gray, Cheriton:
 //! "Leases: an efficient fault-tolerant mechanism for distributed file cache consistency", SOSP 1989;
 //! delegations of NFSv4, RFC 7530 section 10.4, are taken and recalled alike). What that costs is
-//! paid back by some number of changes; so whoever changes a partition often takes its lease, and if
+//! paid back by some number of changes; so whoever changes a partition often, or looks at it very often, takes its lease, and if
 //! it is soon recalled, waits longer before the next time, so that nodes which share a directory do
 //! not pass its lease to and fro.
 
@@ -15,9 +15,12 @@ use crate::unit::Tick;
 /// When leases are taken and given back. Times are in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
-    /// So many changes by this node, none further than `within` from the last, make it take a lease.
+    /// So many changes by this node, none further than `within` from the last use, make it take a
+    /// lease.
     pub changes: u32,
-    /// The longest pause between two changes that belong together.
+    /// So many looks count as a change.
+    pub looks: u32,
+    /// The longest pause between two uses that belong together.
     pub within: u64,
     /// A lease that was not used for so long is given back.
     pub idle: u64,
@@ -35,6 +38,7 @@ impl Default for Terms {
     fn default() -> Self {
         Terms {
             changes: 6,
+            looks: 8,
             within: Tick::SECOND,
             idle: 10 * Tick::SECOND,
             first_pause: Tick::SECOND / 2,
@@ -63,8 +67,9 @@ const MOST_KNOWN: usize = 8192;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Known {
-    changes: u32,
-    changed: Tick,
+    /// In looks.
+    uses: u32,
+    used: Tick,
     /// Since when there is a lease.
     held: Option<Tick>,
     pause: u64,
@@ -86,26 +91,28 @@ impl Leases {
         Leases { terms, known: HashMap::new(), held: 0 }
     }
 
-    /// This node has changed a partition without a lease. Whether to take it.
-    pub fn changed(&mut self, now: Tick, partition: u16) -> bool {
+    /// This node has used a partition without a lease, and changed it or only looked. Whether to take
+    /// the lease.
+    pub fn used(&mut self, now: Tick, partition: u16, changed: bool) -> bool {
         if self.known.len() >= MOST_KNOWN {
             self.forget(now);
         }
-        let Terms { within, changes, .. } = self.terms;
+        let Terms { within, changes, looks, .. } = self.terms;
         let is_full = self.held >= self.terms.most || self.known.len() > MOST_KNOWN;
         let known = self.known.entry(partition).or_default();
-        if now.0.saturating_sub(known.changed.0) > within {
-            known.changes = 0;
+        if now.0.saturating_sub(known.used.0) > within {
+            known.uses = 0;
         }
-        known.changes = known.changes.saturating_add(1);
-        known.changed = now;
-        known.held.is_none() && known.changes >= changes && now >= known.not_before && !is_full
+        known.uses = known.uses.saturating_add(if changed { looks } else { 1 });
+        known.used = now;
+        let enough = known.uses >= changes.saturating_mul(looks);
+        enough && known.held.is_none() && now >= known.not_before && !is_full
     }
 
     /// The lease was taken.
     pub fn took(&mut self, now: Tick, partition: u16) {
         let known = self.known.entry(partition).or_default();
-        known.changes = 0;
+        known.uses = 0;
         if known.held.replace(now).is_none() {
             self.held += 1;
         }
@@ -119,7 +126,7 @@ impl Leases {
         if known.held.take().is_some() {
             self.held -= 1;
         }
-        known.changes = 0;
+        known.uses = 0;
         known.pause = match end {
             End::Idle => 0,
             End::TooLarge => longest_pause,
@@ -148,7 +155,7 @@ impl Leases {
     fn forget(&mut self, now: Tick) {
         let within = self.terms.within;
         self.known.retain(|_, known| {
-            let is_recent = now.0.saturating_sub(known.changed.0) <= within;
+            let is_recent = now.0.saturating_sub(known.used.0) <= within;
             known.held.is_some() || known.not_before > now || is_recent
         });
         if self.known.len() >= MOST_KNOWN {
@@ -173,7 +180,7 @@ mod tests {
     /// `from` on.
     fn taken_after(leases: &mut Leases, from: u64, step: u64) -> u64 {
         let mut now = from;
-        while !leases.changed(at(now), 1) {
+        while !leases.used(at(now), 1, true) {
             now += step;
             assert!(now < from + 1_000_000, "never taken");
         }
@@ -185,9 +192,11 @@ mod tests {
     fn lease_when_changes_follow_each_other_then_taken_and_else_not() {
         let mut leases = Leases::new(Terms::default());
         assert_eq!(taken_after(&mut leases, 0, 1), 5);
-        assert!(!leases.changed(at(6), 1), "it is held");
+        assert!(!leases.used(at(6), 1, true), "it is held");
         let mut leases = Leases::new(Terms::default());
-        assert!((0..100).all(|n| !leases.changed(at(n * 1001), 1)), "too seldom");
+        assert!((0..100).all(|n| !leases.used(at(n * 1001), 1, true)), "too seldom");
+        let mut leases = Leases::new(Terms::default());
+        assert!((0..47).all(|n| !leases.used(at(n), 1, false)) && leases.used(at(47), 1, false));
     }
 
     #[test]
@@ -219,7 +228,7 @@ mod tests {
                 now += pause;
                 match what {
                     0..=3 => {
-                        if leases.changed(at(now), partition) {
+                        if leases.used(at(now), partition, true) {
                             prop_assert!(!held.contains(&partition));
                             leases.took(at(now), partition);
                             held.insert(partition);
@@ -228,7 +237,7 @@ mod tests {
                     4 => {
                         leases.ended(at(now), partition, End::Recalled);
                         held.remove(&partition);
-                        prop_assert!(!leases.changed(at(now), partition));
+                        prop_assert!(!leases.used(at(now), partition, true));
                     }
                     _ => {
                         leases.ended(at(now), partition, End::Idle);
@@ -246,7 +255,7 @@ mod tests {
         let mut leases = Leases::new(Terms::default());
         leases.took(at(0), 7);
         for n in 0..60_000u64 {
-            leases.changed(at(n / 100), (n % 60_000) as u16);
+            leases.used(at(n / 100), (n % 60_000) as u16, n % 2 == 0);
             assert!(leases.known.len() <= MOST_KNOWN + 1);
         }
         assert_eq!(leases.held(), 1);

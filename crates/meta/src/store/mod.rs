@@ -205,6 +205,19 @@ impl MetaStore {
 
     /// Keeps programs away that do not know what this one may do. Another may have been first.
     fn raise_format(&self, before: Vec<u8>) -> Result<()> {
+        for prefix in [keys::members(), keys::estates(), keys::orders()] {
+            // Where it was before.
+            let old = Key::new(keys::GLOBAL, prefix.bytes());
+            for (bytes, value) in self.scan(&old, None, usize::MAX)?.items {
+                let mut transaction = MiniTransaction::default();
+                let key = Key::new(prefix.partition(), &bytes);
+                transaction.compare.push(compare(key.clone(), Expect::Absent));
+                transaction.write.push(Write::Put(key, value));
+                self.execute(&transaction)?;
+                let write = vec![Write::Delete(Key::new(keys::GLOBAL, &bytes))];
+                self.execute(&MiniTransaction { write, ..Default::default() })?;
+            }
+        }
         let key = keys::setting(FORMAT);
         let mut transaction = MiniTransaction::default();
         let before = Expect::Value(codec::encode_bytes(&before));

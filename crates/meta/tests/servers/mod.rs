@@ -2,16 +2,18 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Engine, LeaseOptions, LeaseTerms, Leased, Redis, RedisOptions};
 
-/// Leases that are taken at the first change.
+/// Leases that are taken at the first change, and soon again.
 pub fn eager() -> LeaseOptions {
-    let terms = LeaseTerms { changes: 1, first_pause: 0, longest_pause: 0, ..LeaseTerms::default() };
+    let (first_pause, longest_pause) = (5_000_000, 5_000_000);
+    let terms =
+        LeaseTerms { changes: 1, looks: 8, first_pause, longest_pause, ..LeaseTerms::default() };
     LeaseOptions { terms, patience: Duration::from_secs(3), ..LeaseOptions::default() }
 }
 

@@ -13,7 +13,7 @@ use crate::engine::redis::Batch;
 use crate::engine::{Engine, EngineError};
 
 /// What is committed meanwhile is shipped together.
-const GATHER: Duration = Duration::from_millis(2);
+const GATHER: Duration = Duration::from_millis(5);
 /// A server that did not answer is asked again after this.
 const RETRY: Duration = Duration::from_millis(200);
 /// Between two looks at all leases.
@@ -96,7 +96,9 @@ impl Shared {
             let done = match end {
                 Some(end) => self.give_back(part, end),
                 // One that nobody uses shows that it lives when it is used again.
-                None if is_used && left < self.validity() / 2 => self.ship_some(part, u64::MAX).map(drop),
+                None if is_used && left < self.validity() / 2 => {
+                    self.ship_some(part, u64::MAX).map(drop)
+                }
                 None => Ok(()),
             };
             if let Err(error) = done {

@@ -231,7 +231,7 @@ impl Shared {
             match self.below.try_execute(partition, transaction, "")? {
                 Answer::Done(outcome) => {
                     let changed = outcome != Outcome::Conflict && !transaction.write.is_empty();
-                    if changed && self.is_to_be_taken(partition) {
+                    if self.is_to_be_taken(partition, changed) {
                         self.take(partition);
                     }
                     return Ok(outcome);
@@ -312,7 +312,7 @@ impl Shared {
         // The right to acknowledge it must not have ended meanwhile.
         let must_arrive = !noted
             || waiting > BACKLOG
-            || transaction.write.iter().any(|write| keys::is_for_others(write.key()))
+            || transaction.write.iter().any(keys::is_for_others)
             || !part.is_valid(self.now());
         Ok(Local::Done(outcome, must_arrive.then_some(number)))
     }
@@ -402,10 +402,10 @@ impl Shared {
         }
     }
 
-    fn is_to_be_taken(&self, partition: u16) -> bool {
+    fn is_to_be_taken(&self, partition: u16, changed: bool) -> bool {
         keys::may_be_leased(partition)
             && !self.closed.load(Ordering::Acquire)
-            && self.leases.lock().changed(Tick(self.now()), partition)
+            && self.leases.lock().used(Tick(self.now()), partition, changed)
     }
 
     /// Takes the lease of a partition if it is to be had.
