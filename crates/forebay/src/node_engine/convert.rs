@@ -92,6 +92,7 @@ fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlRes
     let cluster = ClusterConfig {
         patience: config.backing_timeout.mul_f64(0.6),
         replicas: given.replicas,
+        leases: given.leases,
         redundancy: given.redundancy,
         repair_rate: given.repair_rate,
         peers: given
