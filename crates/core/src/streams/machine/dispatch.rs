@@ -96,6 +96,9 @@ impl Machine {
         if self.sweeps.is_empty(self.current) && !self.sweeps.is_empty(1 - self.current) {
             self.current = 1 - self.current;
             self.new_sweep(now, out);
+        } else if self.owners.is_empty() && !self.sweeps.is_empty(self.wheel) {
+            // Nobody begins sweeps, and there is room for those who have lost their guarantee.
+            self.adapt(now, out);
         }
         self.wake_up(now, out);
         let latest = self.latest();

@@ -2,7 +2,7 @@
 //!
 //! *Invariant*: served from now on without a pause, in the order of this sweep and the next, each
 //! visit taking the longest that it can (the longest way there, and a whole target of media to
-//! read), every stream with a running clock has its data before it runs dry.
+//! read), and all of them together what the device is delayed by once, every stream with a running clock has its data before it runs dry.
 //!
 //! A visit in turn keeps it: until the stream's next visit every other one is visited once at most,
 //! which takes `busy` of the plan, and the visit itself fills to the target, and admission has
@@ -63,7 +63,8 @@ impl Machine {
         let on = self.sweeps.end(self.current).unwrap_or(head);
         let both = way + self.way(on, 1 - self.current);
         let longest = |way| self.admission.longest(0, way) as i64;
-        (this - longest(way)).min(next.saturating_sub(total) - longest(both))
+        let latest = (this - longest(way)).min(next.saturating_sub(total) - longest(both));
+        latest.saturating_sub(self.admission.delay() as i64)
     }
 
     /// The latest moment at which the sweep can go on in order.
@@ -263,15 +264,35 @@ impl Machine {
         self.settle_quota(at);
     }
 
+    /// Chunks that a reader may hold for all its streams. With a statistical guarantee no memory is set
+    /// aside for it, so that clients may lag a little.
+    fn allowed(&self, at: u32) -> u64 {
+        let reader = &self.readers[at as usize];
+        if self.sure() {
+            return reader.quota;
+        }
+        let lag = reader.rate.most_in(self.config.lag) / self.config.admission.chunk;
+        self.quota(at, self.full()) + 2 * lag + 2
+    }
+
     /// Before a visit up to `end`: streams that are so far behind the first of their title that its
     /// reader would hold more than it may get a reader of their own, or none.
     pub(super) fn separate(&mut self, now: Tick, at: u32, end: u64, out: &mut Actions) {
         let chunk = self.config.admission.chunk;
         loop {
+            let allowed = self.allowed(at);
             let reader = &self.readers[at as usize];
             // Nothing is to be read for one that has all of its file.
-            let beyond = end.div_ceil(chunk).saturating_sub(reader.ring.front()) > reader.quota;
-            if !beyond || reader.members.len() < 2 {
+            let beyond = end.div_ceil(chunk).saturating_sub(reader.ring.front()) > allowed;
+            if !beyond {
+                return;
+            }
+            if let Some(behind) = reader.followed_by.filter(|_| !self.sure()) {
+                // It takes too long to arrive.
+                self.unfollow(behind);
+                continue;
+            }
+            if reader.members.len() < 2 {
                 return;
             }
             let members = reader.members.iter().copied();

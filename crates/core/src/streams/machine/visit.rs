@@ -107,7 +107,7 @@ impl Machine {
         self.starters.retain(|starter| *starter != at);
         let end = self.visit_end(now, at);
         self.readers[at as usize].visit_end = end;
-        if self.sure() {
+        if self.config.enforce && self.config.scheme == Scheme::Elastic {
             self.separate(now, at, end, out);
         }
         if self.issue(at, out) {
@@ -156,7 +156,8 @@ impl Machine {
             (self.admission.profile().expected(distance, physical, bytes) * 1e9) as u64;
         let profile = self.admission.profile();
         let most = profile.access(distance).worst
-            + bytes as f64 / profile.slowest_in(physical, physical + bytes);
+            + bytes as f64 / profile.slowest_in(physical, physical + bytes)
+            + profile.delay;
         reader.longest = (most * 1.01e9) as u64;
         reader.state = State::Flying;
         self.head = physical + bytes;
