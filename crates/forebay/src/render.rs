@@ -367,6 +367,18 @@ fn copies(out: &mut String, safety: &Safety) {
         let lacking = files(safety.lacking_files, safety.missing_bytes);
         let _ = writeln!(out, "copies to be made again: {lacking}");
     }
+    if safety.wanted_nodes > safety.able_nodes {
+        let (wanted, able) = (safety.wanted_nodes, safety.able_nodes);
+        let _ = writeln!(
+            out,
+            "too few nodes: --redundancy takes {wanted} others, {able} can be had: files are written \
+             back at fsync and close instead"
+        );
+    }
+    if safety.moving_files > 0 {
+        let moving = files(safety.moving_files, safety.moving_bytes);
+        let _ = writeln!(out, "copies on their way to nodes with more room: {moving}");
+    }
     if safety.waiting_files > 0 {
         let lag = format_seconds(safety.lag_ms / 1000);
         let waiting = format_count(safety.waiting_files);

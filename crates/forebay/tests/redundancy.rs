@@ -1,108 +1,19 @@
 //! What other nodes keep of what is written: nothing that was acknowledged is lost with its node.
 
+mod kept;
 mod ring;
 mod site;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
-use std::time::Duration;
 
+use kept::{LONG, check_all, contents, count, safety, sync, write_all};
 use ring::{Ring, can_cluster};
 use site::{alive, outcome, signal, wait_for};
 
-/// Nothing that the machine does takes longer.
-const LONG: Duration = Duration::from_secs(60);
-
 /// Nothing is written back but what has to be.
 const KEPT: [&str; 4] = ["--writeback", "evict", "--redundancy", "replicas=1"];
-
-/// Bytes that tell where in which file they are.
-fn contents(seed: u64, size: usize) -> Vec<u8> {
-    let word = |at: u64| (at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
-    (0..size.div_ceil(8) as u64).flat_map(word).take(size).collect()
-}
-
-/// What `cluster status` says of a node's part in keeping what is written.
-fn safety(ring: &Ring, node: usize) -> serde_json::Value {
-    let mnt = ring.site.text(&format!("mnt{node}"));
-    let (code, text) = ring.site.run(&["cluster", "status", "--json", &mnt]);
-    assert_eq!(code, 0, "{text}");
-    let status: serde_json::Value = serde_json::from_str(&text).unwrap();
-    status["safety"].clone()
-}
-
-fn count(ring: &Ring, node: usize, what: &str) -> u64 {
-    safety(ring, node)[what].as_u64().unwrap_or_else(|| panic!("no {what}"))
-}
-
-/// Writes files in all ways: closed, synced and kept open, added to, and overwritten.
-fn write_all(ring: &Ring, node: usize) -> (Vec<(String, Vec<u8>)>, Vec<File>) {
-    let (mut written, mut open) = (Vec::new(), Vec::new());
-    for (number, size) in [0, 5, 4096, 70_000, 5_000_000].into_iter().enumerate() {
-        let (name, bytes) = (format!("closed{number}"), contents(number as u64, size));
-        fs::write(ring.at(node, &name), &bytes).unwrap();
-        written.push((name, bytes));
-    }
-    let mut log = File::create(ring.at(node, "log")).unwrap();
-    let mut lines = Vec::new();
-    for line in 0..40 {
-        let text = format!("line {line}\n");
-        log.write_all(text.as_bytes()).unwrap();
-        log.sync_data().unwrap();
-        lines.extend_from_slice(text.as_bytes());
-    }
-    written.push(("log".into(), lines));
-    open.push(log);
-    let base = File::create(ring.at(node, "base")).unwrap();
-    let mut bytes = contents(7, 300_000);
-    base.write_all_at(&bytes, 0).unwrap();
-    base.sync_all().unwrap();
-    base.write_all_at(b"over what was there", 1000).unwrap();
-    base.set_len(200_000).unwrap();
-    base.sync_all().unwrap();
-    bytes[1000..1019].copy_from_slice(b"over what was there");
-    bytes.truncate(200_000);
-    written.push(("base".into(), bytes));
-    open.push(base);
-    (written, open)
-}
-
-/// Has nodes write everything back. Each does what is its own, and says so when nothing is left of
-/// what others have.
-fn sync(ring: &Ring, nodes: std::ops::Range<usize>) {
-    let one = |node: usize| {
-        let mnt = ring.site.text(&format!("mnt{node}"));
-        ring.site.run(&["sync", &mnt]).0 == 0
-    };
-    // All of them, also after one that has something left.
-    let all = || nodes.clone().filter(|node| !one(*node)).count() == 0;
-    assert!(wait_for(LONG, all), "{}", ring.log(nodes.start));
-}
-
-/// Reads a file as soon as that can be done.
-fn read_soon(path: &PathBuf) -> Vec<u8> {
-    let found = std::cell::RefCell::new(None);
-    let read = wait_for(LONG, || match fs::read(path) {
-        Ok(bytes) => found.borrow_mut().replace(bytes).is_none_or(|_| true),
-        Err(_) => false,
-    });
-    assert!(read, "{} can't be read: {:?}", path.display(), fs::read(path).err());
-    found.into_inner().unwrap()
-}
-
-fn check_all(ring: &Ring, node: usize, written: &[(String, Vec<u8>)]) {
-    for (name, bytes) in written {
-        let found = read_soon(&ring.at(node, name));
-        let differs = found.iter().zip(bytes).position(|(found, meant)| found != meant);
-        let lengths = (found.len(), bytes.len());
-        assert!(
-            found == *bytes,
-            "{name} on node {node}: {lengths:?} bytes, differs at {differs:?}"
-        );
-    }
-}
 
 #[test]
 fn owner_when_killed_then_all_that_was_acknowledged_is_there_and_what_it_returns_with_is_not_served()
@@ -262,5 +173,23 @@ fn copies_when_nobody_waits_for_them_then_they_come_later_and_go_with_the_write_
     assert!(wait_for(LONG, || count(&ring, 0, "waiting_files") == 0));
     sync(&ring, 0..1);
     assert!(wait_for(LONG, || count(&ring, 1, "held_files") == 0), "{}", safety(&ring, 1));
+    ring.umount_all();
+}
+
+#[test]
+fn closed_file_whose_copies_come_later_then_copied_and_not_written_back() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(2);
+    ring.mount_all(&["--writeback", "evict", "--redundancy", "replicas=1,async"]);
+    // Closed before anybody gets to them, so that nobody has them open then.
+    for number in 0..60u64 {
+        fs::write(ring.at(0, &format!("f{number}")), contents(number, 30_000)).unwrap();
+    }
+    assert!(wait_for(LONG, || count(&ring, 0, "waiting_files") == 0));
+    assert!(wait_for(LONG, || count(&ring, 1, "held_files") == 60), "{}", safety(&ring, 0));
+    let there = (0..60).filter(|number| ring.backing(&format!("f{number}")).exists());
+    assert_eq!(there.count(), 0, "written back");
     ring.umount_all();
 }

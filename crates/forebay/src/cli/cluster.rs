@@ -22,6 +22,9 @@ pub enum ClusterCommand {
     /// Have a node write everything back and leave
     #[command(long_about = help::CLUSTER_DRAIN)]
     Drain(ClusterDrainArgs),
+    /// Have copies move from full nodes to emptier ones
+    #[command(long_about = help::CLUSTER_REBALANCE)]
+    Rebalance(ClusterRebalanceArgs),
     /// Give up what a dead node had and had not written back
     #[command(long_about = help::CLUSTER_FORGET)]
     Forget(ClusterForgetArgs),
@@ -71,6 +74,16 @@ pub struct ClusterStatusArgs {
 pub struct ClusterDrainArgs {
     /// The node, by its number in `cluster status`
     pub node: u16,
+    /// A mount of the cluster; may be left out if there is only one on this machine
+    pub mountpoint: Option<PathBuf>,
+    /// How long to wait
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = crate::units::parse_duration)]
+    pub timeout: std::time::Duration,
+}
+
+/// Arguments of `cluster rebalance`.
+#[derive(Debug, Args)]
+pub struct ClusterRebalanceArgs {
     /// A mount of the cluster; may be left out if there is only one on this machine
     pub mountpoint: Option<PathBuf>,
     /// How long to wait

@@ -271,6 +271,12 @@ pub const CLUSTER_DRAIN: &str = "\
 Has a node write everything back, unmount, and leave, and waits for it. A node on which programs \
 have files open stays, and says so.";
 
+/// `cluster rebalance`.
+pub const CLUSTER_REBALANCE: &str = "\
+Has copies and fragments of files that are not written back move from nodes that are fuller than the \
+mean by more than 5 % to those that are emptier, within --repair-rate, and waits for it. Nodes do so by \
+themselves once a minute where one is fuller by a quarter. Files stay where they were written.";
+
 /// `cluster forget`.
 pub const CLUSTER_FORGET: &str = "\
 Gives up what a dead node had and had not written back, so that the files can be used again: those \

@@ -124,7 +124,7 @@ pub const SETTINGS: &[Setting] = &[
         "redundancy",
         "LEVEL",
         Some("none"),
-        "What other nodes keep of what is written here, until the backing store has it. `replicas=N`: fsync and close return when N other nodes have a copy, so that the loss of N nodes loses nothing of it; where too few can take one, the file is written back at once. `replicas=N,async`: copies follow, and nobody waits. `none`: it is there again when this node is. Directories may say otherwise: setfattr -n user.forebay.redundancy -v LEVEL DIR. Needs --cluster-listen.",
+        "What other nodes keep of what is written here, until the backing store has it. `replicas=N`: fsync and close return when N other nodes have a copy, so that the loss of N nodes loses nothing of it; where too few can take one, the file is written back at once. `ec=K+M`: K+M-1 other nodes have a fragment each, any K of which give the file back, so that the loss of M nodes loses nothing of it; takes (K+M-1)/K times the bytes. With `,async` copies or fragments follow, and nobody waits. `none`: it is there again when this node is. Directories may say otherwise: setfattr -n user.forebay.redundancy -v LEVEL DIR. Needs --cluster-listen.",
     ),
     one(
         "repair-rate",

@@ -15,6 +15,8 @@ pub enum ClusterRequest {
         /// Its number.
         node: u16,
     },
+    /// Copies shall move to nodes with more room. Answer, at once: [`ClusterReply::Rebalancing`].
+    Rebalance,
     /// What a dead node had is given up. Answer: [`ClusterReply::Forgotten`].
     Forget {
         /// Its number.
@@ -32,6 +34,8 @@ pub enum ClusterReply {
     Status(ClusterStatus),
     /// To [`ClusterRequest::Drain`].
     Done,
+    /// To [`ClusterRequest::Rebalance`]: so many nodes were told.
+    Rebalancing(usize),
     /// To [`ClusterRequest::Forget`].
     Forgotten(Forgotten),
 }
@@ -70,6 +74,14 @@ pub struct Safety {
     pub aside_files: u64,
     /// Bytes that they take on its tiers.
     pub aside_bytes: u64,
+    /// Copies of its own files that are about to move to nodes with more room.
+    pub moving_files: u64,
+    /// Their bytes.
+    pub moving_bytes: u64,
+    /// Other nodes that it takes to keep what is written as the mount asks for.
+    pub wanted_nodes: u64,
+    /// Other nodes that can be given something to keep.
+    pub able_nodes: u64,
 }
 
 /// How a node is.
@@ -107,6 +119,12 @@ pub struct ClusterNode {
     pub dirty_bytes: u64,
     /// Inodes that it has to bring in line in the backing store.
     pub backlog: u64,
+    /// Bytes that it keeps for other nodes, as it said last.
+    pub held_bytes: u64,
+    /// Bytes of its tiers.
+    pub room_bytes: u64,
+    /// Bytes of copies of its files that are about to move to nodes with more room.
+    pub moving_bytes: u64,
     /// Why it did not leave when it was last told to.
     pub refusal: Option<String>,
 }

@@ -37,6 +37,10 @@ pub fn answer(node: &Node, request: &ClusterRequest) -> ControlResult<ClusterRep
             node.order_to_leave(number).map_err(|error| refused(&error))?;
             Ok(ClusterReply::Done)
         }
+        ClusterRequest::Rebalance => {
+            let told = node.rebalance().map_err(|error| refused(&error))?;
+            Ok(ClusterReply::Rebalancing(told))
+        }
         ClusterRequest::Forget { node: number, really } => forget(node, number, really),
     }
 }
@@ -65,6 +69,9 @@ fn describe(report: NodeReport) -> ClusterNode {
         dirty_files: report.estate.files,
         dirty_bytes: report.estate.bytes,
         backlog: report.estate.backlog,
+        held_bytes: report.estate.held,
+        room_bytes: report.estate.room,
+        moving_bytes: report.estate.moving,
         refusal: report.refusal,
     }
 }
@@ -80,6 +87,10 @@ fn describe_safety(report: SafetyReport) -> Safety {
         held_bytes: report.held.bytes,
         aside_files: report.aside.files,
         aside_bytes: report.aside.bytes,
+        moving_files: report.moving,
+        moving_bytes: report.moving_bytes,
+        wanted_nodes: report.wanted_nodes as u64,
+        able_nodes: report.able_nodes as u64,
     }
 }
 

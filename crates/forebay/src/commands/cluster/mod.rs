@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{print, print_json};
-use crate::cli::cluster::{ClusterCommand, ClusterDrainArgs, ClusterForgetArgs, ClusterStatusArgs};
+use crate::cli::cluster::{
+    ClusterCommand, ClusterDrainArgs, ClusterForgetArgs, ClusterRebalanceArgs, ClusterStatusArgs,
+};
 use crate::control::{
     Client, ClusterReply, ClusterRequest, ClusterStatus, NodeState, Reply, Request,
 };
@@ -20,6 +22,10 @@ const QUESTION_LIMIT: Duration = Duration::from_secs(20);
 const FORGET_LIMIT: Duration = Duration::from_secs(24 * 3600);
 /// Between two looks at a node that is to leave.
 const LOOK: Duration = Duration::from_millis(300);
+/// What each node says of itself is known after so long.
+const NEWS: Duration = Duration::from_secs(4);
+/// To have all nodes plan what moves.
+const PLAN_LIMIT: Duration = Duration::from_secs(120);
 
 /// Runs one of the commands.
 pub fn run(command: &ClusterCommand) -> Result<(), Error> {
@@ -28,6 +34,7 @@ pub fn run(command: &ClusterCommand) -> Result<(), Error> {
         ClusterCommand::Stop(args) => servers::stop(&args.dir),
         ClusterCommand::Status(args) => status(args),
         ClusterCommand::Drain(args) => drain(args),
+        ClusterCommand::Rebalance(args) => rebalance(args),
         ClusterCommand::Forget(args) => forget(args),
     }
 }
@@ -116,6 +123,34 @@ fn drain(args: &ClusterDrainArgs) -> Result<(), Error> {
         thread::sleep(LOOK);
     }
     print(&format!("node {number} has written everything back and left\n"))
+}
+
+fn rebalance(args: &ClusterRebalanceArgs) -> Result<(), Error> {
+    let mut client = Client::for_path(&member(args.mountpoint.as_deref())?)?;
+    let (begun, until) = (Instant::now(), Instant::now() + args.timeout);
+    let told = match ask(&mut client, ClusterRequest::Rebalance, PLAN_LIMIT)? {
+        ClusterReply::Rebalancing(told) => told,
+        _ => return Err(Error::Protocol("not an answer about rebalancing".into())),
+    };
+    let mut shown = None;
+    loop {
+        let status = status_of(&mut client)?;
+        let alive = |node: &&crate::control::ClusterNode| {
+            matches!(node.state, NodeState::Up | NodeState::Leaving)
+        };
+        let left: u64 = status.nodes.iter().filter(alive).map(|node| node.moving_bytes).sum();
+        if left == 0 && begun.elapsed() >= NEWS {
+            return print(&format!("{told} nodes have moved what was to move\n"));
+        }
+        if shown.replace(left) != Some(left) && left > 0 {
+            print(&format!("{} to move\n", crate::units::format_bytes(left)))?;
+        }
+        if Instant::now() >= until {
+            let left = crate::units::format_bytes(left);
+            return Err(Error::NotDrained(format!("{left} have not moved yet; it goes on")));
+        }
+        thread::sleep(LOOK);
+    }
 }
 
 fn forget(args: &ClusterForgetArgs) -> Result<(), Error> {

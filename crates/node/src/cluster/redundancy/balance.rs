@@ -20,19 +20,18 @@ pub(in crate::cluster) const REBALANCE: u32 = 34;
 const ASKED_PERCENT: u32 = 5;
 
 impl Node {
-    /// How full the nodes are that can give and take.
+    /// How full the nodes are to which copies of this node's files can go: what each keeps for others,
+    /// of the room that what it has written itself leaves.
     fn levels(&self, cluster: &Cluster) -> Vec<Level> {
         let Some(peers) = cluster.peers.get() else { return Vec::new() };
-        let able = |node: &u16| *node == cluster.me.node || self.can_hold(cluster, *node);
         let level = |node: u16| {
             let estate = cluster.nodes.estate_of(node);
-            Level {
-                node: NodeId(node.into()),
-                load: estate.held.saturating_add(estate.bytes),
-                capacity: estate.room,
-            }
+            let left = estate.room.saturating_sub(estate.bytes);
+            let capacity = if estate.room > 0 { left.max(1) } else { 0 };
+            Level { node: NodeId(node.into()), load: estate.held, capacity }
         };
-        peers.listening().into_iter().filter(able).map(level).collect()
+        let others = peers.listening().into_iter();
+        others.filter(|node| self.can_hold(cluster, *node)).map(level).collect()
     }
 
     fn shift(&self, cluster: &Cluster, shifts: &[Shift]) -> u64 {
