@@ -12,7 +12,7 @@ const GROWTH: f64 = 1.0 / 64.0;
 
 /// Buffers that are filled to `target` grow so far in a sweep that it ends in time: by the part of
 /// the cycle that admission leaves unused.
-fn grown(target: u64, full: u64, margin: f64) -> u64 {
+pub(super) fn grown(target: u64, full: u64, margin: f64) -> u64 {
     let step = (target as f64 * margin.max(GROWTH)) as u64;
     full.min(target.saturating_add(step.max(1)))
 }
@@ -96,6 +96,9 @@ impl Machine {
         if self.sweeps.is_empty(self.current) && !self.sweeps.is_empty(1 - self.current) {
             self.current = 1 - self.current;
             self.new_sweep(now, out);
+        } else if self.owners.is_empty() && !self.sweeps.is_empty(self.wheel) {
+            // Nobody begins sweeps, and there is room for those who have lost their guarantee.
+            self.adapt(now, out);
         }
         self.wake_up(now, out);
         let latest = self.latest();
