@@ -9,6 +9,7 @@ use forebay_sim::streams::device::{Device, DeviceKind};
 use forebay_sim::streams::driver::Driver;
 use forebay_sim::streams::{StreamsArgs, ring, truth};
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 
 const MB: u64 = 1_000_000;
 const CHUNK: u64 = 16_384;
@@ -151,6 +152,8 @@ enum Deed {
     Seek(u64, u64),
     /// To so many bytes a second.
     Rate(u64, u64),
+    /// Takes nothing for so many milliseconds, and does not say so.
+    Stall(u64, u64),
 }
 
 fn deeds() -> impl Strategy<Value = Vec<(u64, Deed)>> {
@@ -162,10 +165,14 @@ fn deeds() -> impl Strategy<Value = Vec<(u64, Deed)>> {
         1 => stream.clone().prop_map(Deed::Park),
         3 => stream.clone().prop_map(Deed::Resume),
         1 => (stream.clone(), 0..1_000u64).prop_map(|(s, to)| Deed::Seek(s, to)),
-        1 => (stream, 50_000..1_500_000u64).prop_map(|(s, rate)| Deed::Rate(s, rate)),
+        1 => (stream.clone(), 50_000..1_500_000u64).prop_map(|(s, rate)| Deed::Rate(s, rate)),
+        1 => (stream.clone(), 1..300u64).prop_map(|(s, millis)| Deed::Stall(s, millis)),
+        1 => (stream, 1..20_000u64).prop_map(|(s, millis)| Deed::Stall(s, millis)),
     ];
+    let seldom = prop::collection::vec((0..2_000u64, deed.clone()), 1..90);
+    let often = prop::collection::vec((0..500u64, deed.clone()), 1..200);
     let busy = prop::collection::vec((0..100u64, deed.clone()), 1..200);
-    prop_oneof![2 => prop::collection::vec((0..2_000u64, deed), 1..90), 1 => busy]
+    prop_oneof![seldom, often, busy, prop::collection::vec((0..20u64, deed), 1..400)]
 }
 
 /// Plans them, on so many titles; when the last one is done, in milliseconds.
@@ -192,6 +199,10 @@ fn plan_deeds(driver: &mut Driver, deeds: &[(u64, Deed)], popular: u64) -> u64 {
                 let bytes = files[playing[stream as usize] as usize].bytes();
                 Event::Seek { stream: StreamId(stream), offset: bytes / 1_000 * to }
             }
+            Deed::Stall(stream, millis) => {
+                driver.stall_at(at, stream, millis * 1_000_000);
+                continue;
+            }
             Deed::Rate(stream, rate) => {
                 let rate = Rate::constant(rate).expect("a rate");
                 Event::SetRate { stream: StreamId(stream), rate }
@@ -202,8 +213,39 @@ fn plan_deeds(driver: &mut Driver, deeds: &[(u64, Deed)], popular: u64) -> u64 {
     now
 }
 
+/// Plays deeds, and a minute more; the most bytes of buffers.
+fn play(driver: &mut Driver, deeds: &[(u64, Deed)], popular: u64) -> u64 {
+    let now = plan_deeds(driver, deeds, popular);
+    let mut most = 0;
+    driver.run_checked(Tick((now + 60_000) * 1_000_000), |driver| {
+        let counters = driver.machine.counters();
+        // What several streams share is read once and consumed by each.
+        assert!(counters.shared > 0 || counters.consumed <= counters.bytes);
+        most = most.max(driver.machine.memory().0);
+    });
+    most
+}
+
+/// That everything held that deterministic admission promises.
+fn kept(driver: &Driver) -> Result<(), TestCaseError> {
+    let outcome = &driver.outcome;
+    prop_assert!(outcome.glitches.is_empty(), "{:?}", outcome.glitches);
+    prop_assert!(outcome.degraded.is_empty(), "{:?}", outcome.degraded);
+    prop_assert_eq!(driver.machine.counters().early, 0);
+    prop_assert_eq!(driver.put_off(), 0);
+    prop_assert!(outcome.broken_promises.is_empty(), "{:?}", outcome.broken_promises);
+    Ok(())
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 80,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/streams.proptest-regressions"
+        )))),
+        ..ProptestConfig::default()
+    })]
     #[test]
     fn admitted_streams_whatever_their_clients_do_then_no_glitch_and_bounded_memory(
         deeds in deeds(),
@@ -218,37 +260,25 @@ proptest! {
         config.interval = if sharing { 30 * Tick::SECOND } else { 0 };
         let mut driver = driver(config, DeviceKind::Table1, seed);
         driver.device.worst = worst;
-        let now = plan_deeds(&mut driver, &deeds, popular);
-        let mut most = 0;
-        driver.run_checked(Tick((now + 60_000) * 1_000_000), |driver| {
-            let counters = driver.machine.counters();
-            // What several streams share is read once and consumed by each.
-            assert!(counters.shared > 0 || counters.consumed <= counters.bytes);
-            most = most.max(driver.machine.memory().0);
-        });
+        let most = play(&mut driver, &deeds, popular);
         prop_assert!(most <= limit, "{most} bytes");
-        let outcome = &driver.outcome;
-        prop_assert!(outcome.glitches.is_empty(), "{:?}", outcome.glitches);
-        prop_assert!(outcome.degraded.is_empty(), "{:?}", outcome.degraded);
-        prop_assert_eq!(driver.machine.counters().early, 0);
-        prop_assert_eq!(driver.put_off(), 0);
-        prop_assert!(outcome.broken_promises.is_empty(), "{:?}", outcome.broken_promises);
+        kept(&driver)?;
     }
 }
 
-/// Plays deeds that once made streams run dry.
-fn replay(deeds: &[(u64, Deed)], memory: u64, interval: u64) -> Driver {
-    let mut config = elastic(memory, Assurance::Deterministic);
-    config.interval = interval;
+/// Plays deeds that once broke a promise, with the longest access times.
+fn replay(deeds: &[(u64, Deed)], memory: u64, popular: u64) -> Result<(), TestCaseError> {
+    let config = Config { interval: 0, ..elastic(memory, Assurance::Deterministic) };
     let mut driver = driver(config, DeviceKind::Table1, 0);
     driver.device.worst = true;
-    let now = plan_deeds(&mut driver, deeds, 20);
-    driver.run_until(Tick((now + 60_000) * 1_000_000));
-    driver
+    let most = play(&mut driver, deeds, popular);
+    prop_assert!(most <= memory, "{most} bytes");
+    kept(&driver)
 }
 
 #[test]
-fn device_that_always_takes_its_longest_then_no_guarantee_is_taken_away() {
+fn device_that_always_takes_its_longest_then_no_guarantee_is_taken_away()
+-> Result<(), TestCaseError> {
     use Deed::{Join, Leave, Pause, Rate};
     let deeds = [
         (0, Join(12, 14)),
@@ -269,9 +299,89 @@ fn device_that_always_takes_its_longest_then_no_guarantee_is_taken_away() {
         (707, Join(18, 0)),
         (413, Join(19, 19)),
     ];
-    let driver = replay(&deeds, 9 * MB, 0);
-    assert!(driver.outcome.degraded.is_empty(), "{:?}", driver.outcome.degraded);
-    assert!(driver.outcome.glitches.is_empty(), "{:?}", driver.outcome.glitches);
+    replay(&deeds, 9 * MB, 20)
+}
+
+#[test]
+fn stream_that_overtakes_others_then_they_are_not_visited_twice_before_it()
+-> Result<(), TestCaseError> {
+    use Deed::{Join, Rate};
+    let deeds = [
+        (0, Join(28, 7)),
+        (67, Join(20, 18)),
+        (10, Join(53, 5)),
+        (0, Join(21, 15)),
+        (1, Join(7, 6)),
+        (1002, Join(33, 18)),
+        (88, Join(24, 15)),
+        (84, Join(50, 13)),
+        (93, Join(56, 5)),
+        (0, Join(31, 11)),
+        (100, Join(34, 1)),
+        (458, Rate(34, 817_621)),
+    ];
+    replay(&deeds, 22 * MB, 1)
+}
+
+#[test]
+fn client_that_stops_taking_then_others_start_in_time() -> Result<(), TestCaseError> {
+    use Deed::{Join, Stall};
+    let deeds = [
+        (0, Join(26, 10)),
+        (25_970, Join(50, 7)),
+        (860, Join(15, 12)),
+        (1921, Stall(26, 19_698)),
+        (0, Join(24, 18)),
+        (0, Join(18, 15)),
+        (1000, Join(6, 11)),
+    ];
+    replay(&deeds, 4 * MB, 6)
+}
+
+#[test]
+fn client_that_stops_taking_then_it_does_not_run_dry_when_it_goes_on() -> Result<(), TestCaseError>
+{
+    use Deed::{Join, Stall};
+    let deeds = [
+        (0, Join(10, 15)),
+        (0, Join(23, 14)),
+        (87, Join(32, 17)),
+        (227, Stall(32, 4057)),
+        (203, Join(30, 10)),
+        (39, Join(16, 14)),
+        (54, Join(28, 17)),
+    ];
+    replay(&deeds, 68 * MB, 9)
+}
+
+#[test]
+fn memory_that_is_no_multiple_of_a_chunk_then_what_is_admitted_has_room()
+-> Result<(), TestCaseError> {
+    let titles = [11, 18, 19, 15, 5, 16, 16, 18, 4, 11, 14, 13, 17, 9];
+    let deeds: Vec<_> =
+        (0..).zip(titles).map(|(stream, title)| (10, Deed::Join(stream, title))).collect();
+    replay(&deeds, 4 * MB, 17)
+}
+
+#[test]
+fn reader_that_is_followed_arrives_at_the_one_it_follows_then_its_follower_goes_on_behind_both() {
+    use Deed::{Join, Leave, Rate};
+    let deeds = [
+        (0, Join(18, 5)),
+        (208, Join(6, 2)),
+        (0, Join(0, 14)),
+        (140, Join(7, 4)),
+        (796, Leave(0)),
+        (2987, Join(0, 12)),
+        (404, Rate(8, 55_562)),
+        (1732, Join(54, 4)),
+    ];
+    let config =
+        Config { interval: 30 * Tick::SECOND, ..elastic(11 * MB, Assurance::Statistical(4.0)) };
+    let mut driver = driver(config, DeviceKind::Table1, 15_842_703_020_470_296_356);
+    let most = play(&mut driver, &deeds, 4);
+    assert!(most <= 11 * MB && driver.put_off() == 0, "{most} {}", driver.put_off());
+    assert!(driver.machine.counters().shared > 1 && driver.outcome.glitches.is_empty());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use forebay_core::streams::layout::Layout;
 use forebay_core::streams::machine::{
-    Action, Actions, Event, GlitchCause, Machine, ReadId, StreamId, Title,
+    Action, Actions, Config, Event, GlitchCause, Machine, ReadId, StreamId, Title,
 };
 use forebay_core::streams::rate::Rate;
 use forebay_core::unit::Tick;
@@ -28,6 +28,8 @@ struct Player {
     wanted: Option<Rate>,
     /// Reports that were planned before this count no more.
     generation: u32,
+    /// It takes nothing since.
+    stalled: Option<u64>,
 }
 
 impl Player {
@@ -44,6 +46,8 @@ enum Happening {
     BestEffort(u64),
     Report(u64, u32, u64),
     Scripted(usize),
+    Stall(u64, u64),
+    TakesAgain(u64),
     Wake,
 }
 
@@ -138,6 +142,38 @@ impl Driver {
         }
     }
 
+    /// From a moment on a client takes nothing for so many nanoseconds, and does not say so. Then it
+    /// takes at once what it has missed, if it may.
+    pub fn stall_at(&mut self, moment: Tick, stream: u64, nanos: u64) {
+        self.plan(moment.0, Happening::Stall(stream, nanos));
+    }
+
+    fn stalls(&mut self, stream: u64, nanos: u64) {
+        let now = self.now.0;
+        self.settle(stream);
+        let Some(player) = self.players.get_mut(&stream) else { return };
+        if player.clock.is_some() && player.stalled.is_none() {
+            player.stalled = Some(now);
+            player.generation += 1;
+            self.plan(now.saturating_add(nanos), Happening::TakesAgain(stream));
+        }
+    }
+
+    fn takes_again(&mut self, stream: u64) {
+        let now = self.now.0;
+        let lag = Config::default().lag;
+        let Some(player) = self.players.get_mut(&stream) else { return };
+        let Some(since) = player.stalled.take() else { return };
+        let Some((wall, media)) = player.clock else { return };
+        if now - since > lag {
+            // The rest of its claim is lost.
+            let late = player.rate.time_of(player.offset) + lag;
+            player.clock = Some((now, late.min(media + now - wall)));
+        }
+        self.settle(stream);
+        self.next_report(stream);
+    }
+
     /// A new stream from the start of a file.
     pub fn join_at(&mut self, moment: Tick, number: u64, title: u64, rate: &Rate, layout: &Layout) {
         let (stream, title) = (StreamId(number), Title(title));
@@ -204,6 +240,14 @@ impl Driver {
                 self.outcome.best_effort += 1;
                 Some(Event::BestEffortDone { service })
             }
+            Happening::Stall(stream, nanos) => {
+                self.stalls(stream, nanos);
+                None
+            }
+            Happening::TakesAgain(stream) => {
+                self.takes_again(stream);
+                None
+            }
             Happening::Wake => {
                 let due = self.machine.next_deadline().is_some_and(|wake| wake <= self.now);
                 due.then_some(Event::Tick)
@@ -247,6 +291,7 @@ impl Driver {
                     waiting: true,
                     wanted: None,
                     generation: 0,
+                    stalled: None,
                 };
                 self.players.insert(stream.0, player);
             }
@@ -255,9 +300,11 @@ impl Driver {
                 // Reports what it took since the last chunk, so that both know where it stopped.
                 self.settle(stream.0);
                 if let Some(player) = self.players.get_mut(&stream.0) {
-                    player.clock = None;
+                    (player.clock, player.stalled) = (None, None);
                     player.generation += 1;
                 }
+                // It was told the latest start of one who does not pause.
+                self.promises.remove(&stream.0);
             }
             Event::Seek { stream, .. } => self.settle(stream.0),
             Event::SetRate { stream, rate } => {
@@ -277,7 +324,7 @@ impl Driver {
     fn settle(&mut self, stream: u64) {
         let now = self.now.0;
         let Some(player) = self.players.get_mut(&stream) else { return };
-        let Some((wall, media)) = player.clock else { return };
+        let Some((wall, media)) = player.clock.filter(|_| player.stalled.is_none()) else { return };
         let taken = player.rate.bytes_at((media + now).saturating_sub(wall));
         let taken = taken.clamp(player.offset, player.filled.max(player.offset));
         let bytes = taken - player.offset;
@@ -289,6 +336,9 @@ impl Driver {
 
     fn next_report(&mut self, stream: u64) {
         let Some(player) = self.players.get_mut(&stream) else { return };
+        if player.stalled.is_some() {
+            return;
+        }
         let up_to = (player.offset / self.chunk + 1).saturating_mul(self.chunk);
         let up_to = up_to.min(player.filled).min(player.end);
         player.generation += 1;
@@ -325,7 +375,10 @@ impl Driver {
             Action::Declined { id } => _ = self.best_effort.remove(id),
             Action::Admitted { stream, first_byte_by } => {
                 self.outcome.admitted += 1;
-                self.promises.insert(stream.0, *first_byte_by);
+                let paused = self.machine.status(*stream).is_some_and(|status| status.paused);
+                if !paused {
+                    self.promises.insert(stream.0, *first_byte_by);
+                }
                 self.moved(*stream);
             }
             Action::Refused { stream, .. } => {
@@ -359,7 +412,7 @@ impl Driver {
             if let Some(rate) = player.wanted.take() {
                 player.rate = rate;
             }
-            player.clock = None;
+            (player.clock, player.stalled) = (None, None);
             player.generation += 1;
             (player.waiting, player.joined) = (true, self.now.0);
         }

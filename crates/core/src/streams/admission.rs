@@ -128,7 +128,7 @@ pub struct Demand {
     density: f64,
     /// Bytes that are kept for followers.
     held: u64,
-    /// Bytes that it has already while it pauses.
+    /// Bytes that it has already.
     floor: u64,
 }
 
@@ -197,7 +197,7 @@ impl Demand {
         self.held
     }
 
-    /// Tells how many bytes it has already and keeps while it pauses; 0 for one that plays.
+    /// Tells how many bytes it has already and may keep for long, if its client stops.
     pub fn keep(&mut self, bytes: u64) {
         self.floor = bytes;
     }
@@ -566,18 +566,23 @@ impl Admission {
     /// Bytes of buffers for a cycle of so many nanoseconds and a headroom of so many seconds.
     fn memory(&self, length: u64, headroom: f64, demands: &[Demand]) -> u64 {
         let cycle = length as f64 / Tick::SECOND as f64;
+        let worst = self.config.assurance == Assurance::Deterministic;
+        let chunk = self.config.chunk as f64;
         let (mut full, mut steady, mut squares, mut largest) = (0.0, 0.0, 0.0, 0.0f64);
         for demand in demands {
             let need = demand.need(length);
             let own = need.most as f64 + demand.peak * headroom;
             let fewest = need.fewest as f64;
-            full += own.max(demand.floor as f64) + demand.held as f64;
+            // Certain is what whole chunks hold.
+            let whole = |bytes: f64| if worst { (bytes / chunk).ceil() * chunk } else { bytes };
+            // Two bytes for what is rounded up in each of its parts.
+            full += whole(own + 2.0).max(demand.floor as f64) + whole(demand.held as f64);
             largest = largest.max(own);
             steady += fewest;
             squares += fewest * fewest;
         }
         let chunks = 2 * self.config.chunk * demands.len() as u64;
-        if self.config.assurance == Assurance::Deterministic {
+        if worst {
             // No visit goes beyond its stream's own share.
             return full.ceil() as u64 + chunks;
         }

@@ -82,7 +82,8 @@ pub struct Config {
     pub depth: u32,
     /// Best-effort reads that wait.
     pub best_effort: u32,
-    /// Nanoseconds of media by which a client may lag behind its rate and catch up later.
+    /// Nanoseconds of media by which a client may lag behind its rate and catch up later, as far as its
+    /// buffers have room for it.
     pub lag: u64,
     /// Nanoseconds of media between streams of a title that are worth keeping in memory.
     pub interval: u64,

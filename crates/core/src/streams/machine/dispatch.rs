@@ -12,7 +12,7 @@ const GROWTH: f64 = 1.0 / 64.0;
 
 /// Buffers that are filled to `target` grow so far in a sweep that it ends in time: by the part of
 /// the cycle that admission leaves unused.
-fn grown(target: u64, full: u64, margin: f64) -> u64 {
+pub(super) fn grown(target: u64, full: u64, margin: f64) -> u64 {
     let step = (target as f64 * margin.max(GROWTH)) as u64;
     full.min(target.saturating_add(step.max(1)))
 }

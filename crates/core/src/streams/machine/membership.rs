@@ -183,6 +183,7 @@ impl Machine {
             let ahead = lead.map_or(filled, |lead| self.member(lead).offset);
             let before = self.demands[at as usize].held();
             let apart = ahead.saturating_sub(offset) + self.lateness(&rate);
+            self.tell_holdings();
             self.demands[at as usize].hold(before.max(apart));
             let plan = self.admission.plan(&self.demands);
             let quota = self.quota(reader, self.target).max(self.holds(reader));
@@ -278,6 +279,7 @@ impl Machine {
             self.plan = self.admission.unchecked(&self.demands);
             return Ok(true);
         }
+        self.tell_holdings();
         match self.admission.admit(&mut self.demands, layout, (rate, offset), None) {
             Ok(plan) => {
                 self.plan = plan;
@@ -453,7 +455,6 @@ impl Machine {
             // The others cannot keep what it does not take.
             self.detach(now, slot);
         } else {
-            self.keep_paused(reader);
             self.choose_lead(now, reader);
             self.reschedule(now, reader);
         }
@@ -587,6 +588,7 @@ impl Machine {
         let alone = member.reader.filter(|at| self.readers[*at as usize].members.len() == 1);
         let own = alone.and_then(|at| self.readers[at as usize].demand);
         let retry_after = self.first_end(now);
+        self.tell_holdings();
         let demand = self.admission.demand(rate, &layout, offset);
         let at = own.map_or(self.demands.len(), |at| at as usize);
         if own.is_none() {

@@ -160,10 +160,12 @@ impl Machine {
             Scheme::Elastic => 2,
             Scheme::Rounds(rounds) => rounds.depth as usize + 2,
         };
+        let mut config = config;
+        let chunks = config.admission.memory / config.admission.chunk;
+        // What is less than a chunk holds nothing.
+        config.admission.memory = chunks * config.admission.chunk;
         let mut admission = Admission::new(profile, config.admission.clone());
         let plan = admission.unchecked(&[]);
-        let chunks = config.admission.memory / config.admission.chunk;
-        let mut config = config;
         if config.depth == 0 {
             config.depth = admission.profile().parallel;
         }

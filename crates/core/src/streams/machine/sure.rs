@@ -5,7 +5,8 @@
 //! read), and all of them together what the device is delayed by once, every stream with a running clock has its data before it runs dry.
 //!
 //! A visit in turn keeps it: until the stream's next visit every other one is visited once at most,
-//! which takes `busy` of the plan, and the visit itself fills to the target, and admission has
+//! which takes `busy` of the plan, and the visit itself fills to the target (or all of the buffers of
+//! a client that lags, which claims no more then), and admission has
 //! `busy + budget <= (1 - margin) cycle = (1 - margin) (target - longest visit)`. Everything else is done only when
 //! the invariant holds afterwards too, and is put off until then: first visits, clocks that start
 //! (also after a pause or a seek), larger buffers for a longer cycle, pauses between visits,
@@ -16,10 +17,10 @@
 //! reader's. A stream that would make the others of its title hold more is separated from them.
 
 use super::super::sweep::NEVER;
-use super::dispatch::Choice;
+use super::dispatch::{Choice, grown};
 use super::reader::State;
 use super::{Actions, Machine, Scheme};
-use crate::streams::admission::{Assurance, Demand};
+use crate::streams::admission::Assurance;
 use crate::unit::Tick;
 
 /// How often a target between the old and the new one is tried in a sweep.
@@ -89,7 +90,8 @@ impl Machine {
         let chunk = self.config.admission.chunk;
         let reader = &self.readers[at as usize];
         let held = reader.demand.map_or(0, |demand| self.demands[demand as usize].held());
-        reader.rate.most_in(target) / chunk + 2 + held.div_ceil(chunk)
+        // A visit ends at the end of a chunk, and clients tell when they are done with one.
+        reader.rate.most_in(target).div_ceil(chunk) + 2 + held.div_ceil(chunk)
     }
 
     /// Chunks that a reader holds.
@@ -103,15 +105,27 @@ impl Machine {
         self.reserved = self.reserved + chunks - old;
     }
 
-    /// After a visit: the quota is that of the target again, and admission knows what a paused stream
-    /// keeps.
+    /// After a visit: the quota is that of the target again.
     pub(super) fn settle_quota(&mut self, at: u32) {
         let held = self.holds(at);
         self.set_quota(at, self.quota(at, self.target).max(held));
-        let paused = self.readers[at as usize].lead.is_none();
-        if let Some(demand) = self.readers[at as usize].demand {
-            let bytes = if paused { held * self.config.admission.chunk } else { 0 };
-            self.demands[demand as usize].keep(bytes);
+    }
+
+    /// Tells admission what buffers hold already: a client that stops or dawdles from now on keeps it.
+    pub(super) fn tell_holdings(&mut self) {
+        if !self.sure() {
+            return;
+        }
+        let chunk = self.config.admission.chunk;
+        for demand in 0..self.demands.len() {
+            let reader = &self.readers[self.owners[demand] as usize];
+            let end = match reader.state {
+                State::Flying => reader.visit_end.div_ceil(chunk),
+                _ => 0,
+            };
+            let holds = reader.ring.back().max(end) - reader.ring.front();
+            let own = (holds * chunk).saturating_sub(self.demands[demand].held());
+            self.demands[demand].keep(own);
         }
     }
 
@@ -119,9 +133,11 @@ impl Machine {
         self.plan.cycle + self.plan.headroom
     }
 
-    /// Follows the plan: to a smaller target at once, to a larger one as far as nobody suffers.
+    /// Follows the plan: to a smaller target at once, to a larger one as far as nobody suffers, and no
+    /// further than the first who waits needs, whom those behind him are not to delay.
     pub(super) fn grow(&mut self, now: Tick) {
-        let full = self.full();
+        let needs = self.starters.front().map(|at| self.readers[*at as usize].needs);
+        let full = self.full().min(needs.unwrap_or(u64::MAX).max(self.target));
         if self.target >= full {
             if self.target > full {
                 self.recost(full);
@@ -130,8 +146,10 @@ impl Machine {
         }
         let before = self.target;
         let quotas: Vec<u64> = self.readers.iter().map(|reader| reader.quota).collect();
-        for halving in 0..HALVINGS {
-            let target = before + ((full - before) >> halving);
+        // As far as possible; the least is what the time that admission leaves unused suffices for.
+        let least = grown(before, full, self.config.admission.margin);
+        let steps = (0..HALVINGS).map(|halving| before + ((full - before) >> halving));
+        for target in steps.filter(|target| *target > least).chain([least]) {
             self.recost(target);
             for at in 0..self.readers.len() as u32 {
                 if quotas[at as usize] > 0 {
@@ -240,26 +258,31 @@ impl Machine {
         self.out_of_turn(now, latest - clock, begin)
     }
 
-    /// Puts a visited reader into the next sweep: where it is now on the device, or behind all others
-    /// if one of them would be late for it.
+    /// Puts a visited reader where it comes next without anybody's harm. After its first visit, which
+    /// may be out of turn, that is its place in this sweep, to be in step with its neighbours; else
+    /// where it is now on the device in the next sweep. Behind all others nobody waits for it, and each
+    /// of them is visited once before it.
     pub(super) fn requeue_sure(&mut self, now: Tick, at: u32, (position, release): (u64, u64)) {
         let (cost, deadline) = (self.cost(at), self.deadline(at));
         let next = 1 - self.current;
-        let last = self.sweeps.end(next);
+        let behind = self.sweeps.end(next).map_or(position, |last| position.max(last + 1));
         let reader = &mut self.readers[at as usize];
         let first = std::mem::take(&mut reader.fresh);
         reader.release = if first { now.0 } else { release };
-        reader.earliest = now.0 + self.plan.cycle / SOONEST;
-        reader.order = position;
-        let sweep = if first && position > self.progress { self.current } else { next };
-        if sweep == self.current {
-            reader.earliest = now.0;
-        }
-        self.sweeps.insert(sweep, at, position, cost, deadline);
-        let behind = last.filter(|last| *last > position && sweep == next);
-        if let Some(last) = behind.filter(|_| self.latest() < now.0 as i64) {
-            self.readers[at as usize].order = last;
-            self.sweeps.insert(next, at, last, cost, deadline);
+        let soonest = now.0 + self.plan.cycle / SOONEST;
+        let in_this = first && position > self.progress;
+        let places = [
+            in_this.then_some((self.current, position, now.0)),
+            Some((next, position, soonest)),
+            Some((next, behind, soonest)),
+        ];
+        for (sweep, order, earliest) in places.into_iter().flatten() {
+            let reader = &mut self.readers[at as usize];
+            (reader.order, reader.earliest) = (order, earliest);
+            self.sweeps.insert(sweep, at, order, cost, deadline);
+            if self.latest() >= now.0 as i64 {
+                break;
+            }
         }
         self.settle_quota(at);
     }
@@ -304,15 +327,6 @@ impl Machine {
                 self.member_mut(slot).paused = true;
                 self.refuse(stream, refusal, out);
             }
-        }
-    }
-
-    /// What a paused stream's reader keeps, for admission.
-    pub(super) fn keep_paused(&mut self, at: u32) {
-        let bytes = self.holds(at) * self.config.admission.chunk;
-        let demand = self.readers[at as usize].demand;
-        if let Some(demand) = demand.map(|demand| &mut self.demands[demand as usize]) {
-            Demand::keep(demand, bytes);
         }
     }
 }

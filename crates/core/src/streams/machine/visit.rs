@@ -72,13 +72,28 @@ impl Machine {
             }
         };
         let end = end.div_ceil(chunk).saturating_mul(chunk).min(reader.end());
-        // A client that takes less than its rate holds no more than its share.
-        let alone = reader.quota > 0 && reader.members.len() == 1;
-        let end = if alone { end.min((reader.ring.front() + reader.quota) * chunk) } else { end };
-        match reader.follows {
+        let end = match reader.follows {
             Some(ahead) => end.min(self.readers[ahead as usize].ring.front() * chunk),
             None => end,
+        };
+        self.within_quota(now, at, end)
+    }
+
+    /// A client that takes less than its rate holds no more than its share. What is not read for that
+    /// reason it cannot claim later: it runs dry as late as if it had come with an empty buffer.
+    fn within_quota(&mut self, now: Tick, at: u32, end: u64) -> u64 {
+        let reader = &self.readers[at as usize];
+        let most = (reader.ring.front() + reader.quota) * self.config.admission.chunk;
+        if reader.quota == 0 || reader.members.len() != 1 || end <= most {
+            return end;
         }
+        let latest = reader.rate.time_of(most).saturating_sub(self.target);
+        let slot = reader.members[0];
+        let member = self.member_mut(slot);
+        if member.clock.running && member.clock.media(now) > latest {
+            member.clock.set(now, latest);
+        }
+        most
     }
 
     /// Blocks that the next visit of this round reads.
@@ -106,10 +121,10 @@ impl Machine {
         self.sweeps.remove(at);
         self.starters.retain(|starter| *starter != at);
         let end = self.visit_end(now, at);
-        self.readers[at as usize].visit_end = end;
         if self.config.enforce && self.config.scheme == Scheme::Elastic {
             self.separate(now, at, end, out);
         }
+        self.readers[at as usize].visit_end = self.visit_end(now, at);
         if self.issue(at, out) {
             self.counters.visits += 1;
             return true;
@@ -391,13 +406,20 @@ impl Machine {
         if self.readers[at as usize].filled < front * chunk {
             return false;
         }
-        let mut own = std::mem::take(&mut self.readers[at as usize].ring);
-        let members = std::mem::take(&mut self.readers[at as usize].members);
+        let reader = &mut self.readers[at as usize];
+        let mut own = std::mem::take(&mut reader.ring);
+        let members = std::mem::take(&mut reader.members);
+        // Who follows this one follows the other from now on: the place that is kept for it is in the
+        // chunks that move.
+        let behind = (reader.followed_by.take(), std::mem::take(&mut reader.kept));
+        if let Some(behind) = behind.0 {
+            self.readers[behind as usize].follows = Some(ahead);
+        }
         let other = &mut self.readers[ahead as usize];
         // The place that was kept is taken by the streams themselves.
         other.ring.prepend(&mut own);
         other.ring.leave(front);
-        (other.followed_by, other.kept) = (None, 0);
+        (other.followed_by, other.kept) = behind;
         other.ring.trim(&mut self.pool);
         let reader = &mut self.readers[at as usize];
         (reader.follows, reader.ring) = (None, own);
