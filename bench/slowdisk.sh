@@ -6,7 +6,8 @@
 #   bench/slowdisk.sh down DIR              removes it, also what a failed `up` left
 #   bench/slowdisk.sh check                 exit 0 if this machine can do it, else says why not
 #
-# Environment: SLOW_BPS (104857600), SLOW_IOPS (200). Exit codes: 0 done, 1 failed, 2 usage,
+# Environment: SLOW_BPS (104857600), SLOW_IOPS (200), SLOW_SPARSE (if set, the disk takes only the
+# room that is written). Exit codes: 0 done, 1 failed, 2 usage,
 # 5 this machine can not.
 set -euo pipefail
 
@@ -63,7 +64,7 @@ up() {
     mkdir -p "$dir/mnt"
     [ ! -e "$dir/disk.img" ] || { say "$dir/disk.img exists: $0 down $dir first"; exit 1; }
     trap 'down "$dir"' EXIT
-    fallocate -l "${mib}M" "$dir/disk.img"
+    if [ -n "${SLOW_SPARSE:-}" ]; then truncate -s "${mib}M" "$dir/disk.img"; else fallocate -l "${mib}M" "$dir/disk.img"; fi
     mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0 "$dir/disk.img"
     # Direct I/O: otherwise the page cache of the file below would hide the throttle.
     device=$(losetup -f --show --direct-io=on "$dir/disk.img") ||

@@ -8,17 +8,21 @@
 #   bench/streams.sh comparison                  start-up at each load, and between which loads the
 #                                                maximum is, for each size of memory: 15 minutes
 #   bench/streams.sh long [emulated|throttled]   the admitted maximum for LONG seconds, best-effort
-#                                                reads beside it: no glitch is expected
+#                                                reads beside it: no glitch is expected. 11 to 13 minutes
+#   bench/streams.sh cpu                         processor time of the service for each stream: 2 minutes
 #
 # Environment: QUICK=1 (small and short, less than 5 minutes: shows that it works, the figures say
-# little; all of it takes about three hours), WORK_DIR (a new directory in /var/tmp), MEMORY
+# little; all of it takes about three hours), WORK_DIR (a new directory in /var/tmp; with one below
+# /dev/shm no disk is needed: titles are zeros, which take no room), MEMORY
 # ("16 64 256", in MB), RATE (bytes a second of a stream, 1000000), TITLES (120), LENGTH (seconds that
-# each plays, 30), LONG (600, of 20 with QUICK), BUDGET (seconds to search for a maximum, none), NOISE
-# (best-effort readers beside a long run, 4), MOST (streams to try at most, TITLES), APART (milliseconds between starts, 200),
-# LOADS ("50 80 95 105", in % of what the service admits), REFINE (loads more that comparison tries
-# between the highest that everybody played at and the lowest that somebody did not, 1), ASSURANCE (deterministic or statistical), SLOW_BPS, SLOW_IOPS (see slowdisk.sh),
-# SKIP_BUILD. Long runs are for a machine with nothing else to do. Results:
-# bench/results/streams.csv, .json, and .svg with the maxima.
+# each plays, 30), LONG (600, of 20 with QUICK), BUDGET (seconds: to search for each maximum, none; for
+# all of a comparison, 780), NOISE (best-effort readers beside a long run, 4), MOST (streams to try at
+# most, TITLES), APART (milliseconds between starts, 200), LOADS ("50 80 95 105", in % of what the
+# service admits), REFINE (loads more that comparison tries between the highest that everybody played at
+# and the lowest that somebody did not, 1), ASSURANCE (deterministic or statistical), SLOW_BPS,
+# SLOW_IOPS (see slowdisk.sh), SKIP_BUILD. Players gather a second before they begin and have run dry
+# when nothing is left of what they gathered. Long runs are for a machine with nothing else to do.
+# Results: bench/results/streams.csv, .json, and .svg with the maxima; LOAD of a figure is `-50%`.
 set -euo pipefail
 source "$(dirname "$0")/lib.sh"
 
@@ -32,7 +36,7 @@ RESULTS=$ROOT/bench/results
 MEMORY=${MEMORY:-16 64 256}
 RATE=${RATE:-1000000}
 # A comparison is many runs, all of which count: short ones.
-[ "${1:-}" != comparison ] || : "${LENGTH=6}" "${APART=20}" "${TITLES=100}"
+[ "${1:-}" != comparison ] || : "${LENGTH=5}" "${APART=10}" "${TITLES=100}" "${BUDGET=780}"
 TITLES=${TITLES:-120}
 LENGTH=${LENGTH:-30}
 MOST=${MOST:-$TITLES}
@@ -69,14 +73,23 @@ build
 mkdir -p "$RESULTS" "$DIR/run"
 export FOREBAY_RUNTIME_DIR=$DIR/run
 
-# Makes titles: fill DIR COUNT BYTES.
-fill() {
+# Makes titles for the emulated disk, whose reads take the model's time: holes. holes DIR COUNT BYTES.
+holes() {
     local title
     mkdir -p "$1"
+    for title in $(seq -w 1 "$2"); do truncate -s "$3" "$1/t$title"; done
+}
+
+# Makes titles on the throttled disk: zeros, written so that they have blocks of the disk, of which
+# then nothing is kept below it. zeros DIR COUNT BYTES.
+zeros() {
+    local title mib=$((($3 + 1048575) / 1048576))
     for title in $(seq -w 1 "$2"); do
-        head -c "$3" </dev/urandom >"$1/t$title"
+        dd if=/dev/zero of="$1/t$title" bs=1M count="$mib" oflag=direct conv=fsync status=none
+        fallocate --dig-holes "$DISK/disk.img"
     done
     sync
+    fallocate --dig-holes "$DISK/disk.img"
 }
 
 unthrottle() { for k in read write; do for w in bps iops; do echo "$number 0" >"/sys/fs/cgroup/blkio/blkio.throttle.${k}_${w}_device"; done; done; }
@@ -90,11 +103,11 @@ slow_disk() {
     LIBRARY=$DISK/mnt
     [ -z "${number:-}" ] || return 0
     say "a throttled disk with $TITLES titles of $((bytes / 1000000)) MB"
-    "$ROOT/bench/slowdisk.sh" up "$DISK" $((TITLES * bytes / 1048576 * 11 / 10 + 256)) >/dev/null
+    SLOW_SPARSE=1 "$ROOT/bench/slowdisk.sh" up "$DISK" $((TITLES * bytes / 1048576 * 11 / 10 + 256)) >/dev/null
     device=$(findmnt -n -o SOURCE "$LIBRARY")
     number=$(cat "/sys/block/${device#/dev/}/dev")
     unthrottle
-    fill "$LIBRARY" "$TITLES" "$bytes"
+    zeros "$LIBRARY" "$TITLES" "$bytes"
     throttle
     say "measuring the disk"
     "$FOREBAY" stream profile "$LIBRARY" --time "${PROFILE_TIME:-20s}" --quiet -o "$DIR/profile.json"
@@ -234,14 +247,28 @@ maximum() {
 # Start-up of everybody at the loads that the service's maximum gives, and his own maximum as far as
 # these and REFINE more between them show it.
 comparison() {
-    local mb name
+    local mb name run=0 more=0 runs count
+    count=$(others | wc -w)
+    # Each size of memory: what is admitted, and all loads of everybody. If time is left, more.
+    runs=$(($(wc -w <<<"$MEMORY") * (1 + (1 + count) * $(wc -w <<<"$LOADS"))))
     slow_disk
     for mb in $MEMORY; do
+        run=$((run + 1))
         admitted comparison "$mb"
         for name in forebay $(others); do
             compared "$name" "$mb"
         done
     done
+}
+
+# Whether BUDGET has time for one run more than those that are left, if they take as long as others.
+in_time() {
+    local spent=$((SECONDS - begun)) each
+    each=$((spent / (run + more > 0 ? run + more : 1) + 1))
+    [ -z "${BUDGET:-}" ] || [ $((spent + each * (runs - run + 1))) -lt "$BUDGET" ] || {
+        say "no time for more of $name, $mb MB"
+        return 1
+    }
 }
 
 # One of them at all loads: compared NAME MB.
@@ -257,8 +284,8 @@ compared() {
         return
     fi
     # Beyond what the service admits.
-    if [ "$high" = 0 ]; then one more $((FITS * 5 / 4)); fi
-    while [ "$refine" -gt 0 ] && [ "$high" -gt $((low + 1)) ]; do
+    if [ "$high" = 0 ] && in_time; then one more $((FITS * 5 / 4)); fi
+    while [ "$refine" -gt 0 ] && [ "$high" -gt $((low + 1)) ] && in_time; do
         refine=$((refine - 1))
         one more $(((low + high) / 2))
     done
@@ -269,7 +296,9 @@ compared() {
 # One run of a comparison: one LOAD PLAYERS; notes the start-up unless it is one `more`.
 one() {
     local out players
+    if [ "$1" = more ]; then more=$((more + 1)); else run=$((run + 1)); fi
     [ "$2" -gt 0 ] || return 0
+    say "run $run of $runs and $more more, $((SECONDS - begun)) s: $name, $mb MB, $2 players"
     if [ "$name" = forebay ]; then out=$(play_forebay "$mb" "$2"); else out=$(play_from "$name" "$mb" "$2"); fi
     [ "$1" = more ] || started comparison "$name" "$mb" "${1%\%}" "$out"
     [ "$1" != more ] || say "$name, $mb MB, $2 players: $out"
@@ -333,12 +362,34 @@ emulated() (
     # All of them at the same time: they come within less than they play.
     LENGTH=$((LENGTH < 10 ? 10 : LENGTH)) APART=$((APART < 100 ? APART : 100))
     SERVE=(--emulate table1)
-    fill "$LIBRARY" 60 $((RATE * (LENGTH + 10)))
+    holes "$LIBRARY" 60 $((RATE * (LENGTH + 10)))
     for mb in $MEMORY; do
         admitted emulated "$mb"
         for load in $LOADS; do
             started emulated forebay "$mb" "$load" "$(play_forebay "$mb" $((FITS * load / 100)))"
         done
+    done
+)
+
+# Processor time of the service for a stream: milliseconds in each second that it plays.
+cpu() (
+    LIBRARY=$DIR/emulated MOST=40 APART=20 mb=${MEMORY##* } LENGTH=$([ -n "${QUICK:-}" ] && echo 10 || echo 40)
+    SERVE=(--emulate ssd)
+    holes "$LIBRARY" "$MOST" $((RATE * (LENGTH + 10)))
+    ticks() { awk '{ print $14 + $15 }' "/proc/$(cat "$DIR/server.pid")/stat"; }
+    for n in 10 40; do
+        serve_forebay "$mb"
+        play "$n" --url http://127.0.0.1:$PORT --query "?rate=$((RATE * 8))" >"$DIR/played" &
+        # The start of all of them is another matter.
+        sleep 5
+        before=$(ticks)
+        sleep $((LENGTH - 8))
+        after=$(ticks)
+        wait $!
+        stop_server
+        say "cpu, $n players: $(cat "$DIR/played")"
+        note cpu "$n-streams" "$mb" ms_per_stream_and_second "$(awk -v ticks=$((after - before)) -v hz="$(getconf CLK_TCK)" \
+            -v s=$((LENGTH - 8)) -v n="$n" 'BEGIN { printf "%.2f", ticks * 1000 / hz / s / n }')"
     done
 )
 
@@ -354,11 +405,7 @@ long() (
     LENGTH=$LONG mb=${MEMORY%% *} on=$DIR/noise
     if [ "$1" = emulated ]; then
         RATE=250000 MOST=60 APART=100 LIBRARY=$DIR/emulated SERVE=(--emulate table1)
-        mkdir -p "$LIBRARY"
-        # The time that a read takes is the model's: what is read may be holes.
-        for title in $(seq -w 1 $((MOST + NOISE))); do
-            truncate -s $((RATE * (LENGTH + 10))) "$LIBRARY/t$title"
-        done
+        holes "$LIBRARY" $((MOST + NOISE)) $((RATE * (LENGTH + 10)))
     else
         export SLOW_BPS=20000000
         MOST=24 TITLES=$((24 + NOISE))
@@ -366,6 +413,12 @@ long() (
     fi
     serve_forebay "$mb"
     touch "$on"
+    # So that whoever waits sees how it goes.
+    (while [ -e "$on" ]; do
+        for _ in $(seq 30); do [ ! -e "$on" ] || sleep 1; done
+        say "$((SECONDS - begun)) s: $(timeout 10 "$FOREBAY" stream status --json 2>/dev/null | tr -d ' \n' |
+            grep -o '"\(guaranteed\|glitches\|slowdown\)":\({[^}]*}\|[0-9.]*\)' | tr '\n' ' ' || true)"
+    done) &
     for title in $(seq -w 1 $((MOST + NOISE)) | tail -n "$NOISE"); do
         noise "$on" "t$title" &
     done
@@ -391,14 +444,14 @@ while [ $# -gt 0 ]; do
     part=$1
     shift
     case $part in
-    maximum | startup | truth | emulated | comparison) $part ;;
+    maximum | startup | truth | emulated | comparison | cpu) $part ;;
     long)
         case ${1:-} in
         emulated | throttled) long "$1" && shift ;;
         *) long emulated ;;
         esac
         ;;
-    *) say "usage: $0 [maximum|startup|truth|emulated|comparison|long [emulated|throttled]]..."; exit 2 ;;
+    *) say "usage: $0 [maximum|startup|truth|emulated|comparison|cpu|long [emulated|throttled]]..."; exit 2 ;;
     esac
 done
 # The same as JSON, and the maxima as a chart.

@@ -154,8 +154,8 @@ enum Command {
         /// Seconds that each plays
         #[arg(long, default_value_t = 20)]
         seconds: u64,
-        /// Milliseconds of media that a player gathers before it begins
-        #[arg(long, default_value_t = 500)]
+        /// Milliseconds of media that a player gathers before it begins (VLC's default)
+        #[arg(long, default_value_t = 1000)]
         buffer_ms: u64,
     },
     /// Use a directory in many ways and check all that is seen, until a file appears; print what came

@@ -1,11 +1,13 @@
-//! Players: each takes a title at its rate, from a server (by curl) or straight from files, and
-//! counts each time that it runs dry.
+//! Players: each takes a title at its rate, from a server or straight from files, and counts each time
+//! that it runs dry. As real players do it gathers a little before it begins, and reads ahead a little.
+//! All are threads of this process, and ask the server by
+//! themselves: on a machine of few processors a program for each would be part of what is measured.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -14,6 +16,8 @@ use crate::Error;
 
 /// Bytes of one read of a player.
 const READ: usize = 64 * 1024;
+/// How long a player waits for bytes beyond twice the time that it plays.
+const SILENCE: Duration = Duration::from_secs(60);
 /// Media that a player holds at most, as those in browsers do.
 const AHEAD: Duration = Duration::from_secs(4);
 
@@ -142,26 +146,40 @@ fn play(load: &Load, title: &Path) -> Played {
             Err(error) => Played::Failed(error.to_string()),
         };
     };
-    let name = title.file_name().unwrap_or_default().to_string_lossy();
-    let limit = (load.length * 4).as_secs() + 60;
-    let curl = Command::new("curl")
-        .args(["-sfN", "--max-time", &limit.to_string(), &format!("{url}/{name}{}", load.query)])
-        .stdout(Stdio::piped())
-        .spawn();
-    let mut curl = match curl {
-        Ok(curl) => curl,
-        Err(error) => return Played::Failed(format!("curl: {error}")),
-    };
-    let mut output = curl.stdout.take().expect("it is piped");
-    let played = watch(load, asked, &mut output);
-    let _ = curl.kill();
-    let status = curl.wait();
-    // 22: the server answered with 400 or more.
-    match (played, status.ok().and_then(|status| status.code())) {
-        (Err(_), Some(22)) => Played::Refused,
-        (Err(why), code) => Played::Failed(format!("{why}, curl ended with {code:?}")),
-        (Ok(played), _) => played,
+    match ask(load, url, title) {
+        Ok(Some(mut body)) => watch(load, asked, &mut body).unwrap_or_else(Played::Failed),
+        Ok(None) => Played::Refused,
+        Err(why) => Played::Failed(why),
     }
+}
+
+/// Asks a server for a title; its bytes follow. None if it says that it has no room.
+fn ask(load: &Load, url: &str, title: &Path) -> Result<Option<impl Read + use<>>, String> {
+    let host = url.strip_prefix("http://").ok_or("an address begins with http://")?;
+    let name = title.file_name().unwrap_or_default().to_string_lossy();
+    let mut stream = TcpStream::connect(host).map_err(|error| format!("{host}: {error}"))?;
+    let failed = |error: std::io::Error| error.to_string();
+    // Whoever hears nothing for so long gives up; he has been counted as late by then.
+    stream.set_read_timeout(Some(load.length * 2 + SILENCE)).map_err(failed)?;
+    let query = &load.query;
+    write!(stream, "GET /{name}{query} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")
+        .map_err(failed)?;
+    let mut answer = BufReader::with_capacity(READ, stream);
+    let mut line = String::new();
+    answer.read_line(&mut line).map_err(failed)?;
+    let status = line.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    match status {
+        200 => {}
+        503 => return Ok(None),
+        _ => return Err(format!("{name}: the server answered {}", line.trim())),
+    }
+    while line != "\r\n" {
+        line.clear();
+        if answer.read_line(&mut line).map_err(failed)? == 0 {
+            return Err("the answer ended in its head".into());
+        }
+    }
+    Ok(Some(answer))
 }
 
 /// Plays: gathers the first bytes, then takes at the rate and notes when it runs dry.

@@ -44,9 +44,9 @@ impl Causes {
         }
     }
 
-    /// Whether this host explains that a stream was late by so much.
+    /// Whether this host explains most of what a stream was late by.
     fn explain(&self, late: Duration) -> bool {
-        self.sum > late.max(NOTICEABLE)
+        self.sum > (late / 2).max(NOTICEABLE)
     }
 }
 
