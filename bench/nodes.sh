@@ -2,16 +2,19 @@
 # Several nodes on one machine (tests/testbed.sh): what they read from each other and from the backing store, what their
 # writes cost the network, metadata on several servers, and GlusterFS beside Forebay.
 #
-#   bench/nodes.sh [peer|dataset|traffic|shards|gluster]...     all if not said
+#   bench/nodes.sh [peer|dataset|traffic|redundancy|shards|gluster]...     all if not said
 #
 #   peer     a file that another node has, read through a mount, with TLS and without, against a plain TCP copy between
 #            the same namespaces; at full speed and at 1 Gb/s
 #   dataset  eight nodes read one data set on a slow disk: together, each with a cache of its own, without a cache
 #   traffic  bytes on the network while a node writes
+#   redundancy  a file that is written and synced, without copies, with one elsewhere, with fragments on two nodes:
+#            with tiers in memory, where the processors that all nodes share are the bound, and on disks of DISK_MB a
+#            second each, as nodes of their own have them
 #   shards   creates a second straight to the metadata engine, on 1, 2 and 4 servers
 #   gluster  creates and blocks of 1 MiB through a mount of three nodes and through GlusterFS on the same nodes
 #
-# Environment: ROUNDS (3), MIB of the file for `peer` and `traffic` (256), NODES for `dataset` (8), SECONDS_EACH for
+# Environment: ROUNDS (3), ROUNDS_REDUNDANCY (5), DISK_MB (200), MIB of the file for `peer`, `traffic` and `redundancy` (256), NODES for `dataset` (8), SECONDS_EACH for
 # `shards` (1), FILES for `gluster` (300), WORK_DIR (a new directory in /dev/shm), SKIP_BUILD, FOREBAY and FOREBAY_BENCH
 # as in the other scripts. Results: bench/results/nodes-PART.csv, .json and .svg; a row `CPU` is what all of the machine
 # worked meanwhile, so that nothing else may run. `peer`, `dataset` and `gluster` need root.
@@ -27,7 +30,7 @@ BED=$ROOT/tests/testbed.sh
 export TESTBED_DIR=$DIR/bed FOREBAY FOREBAY_RUNTIME_DIR=$DIR/bed/run
 GLUSTER=/var/tmp/forebay-gluster.$$
 CSV=
-[ $# -gt 0 ] || set -- peer dataset traffic shards gluster
+[ $# -gt 0 ] || set -- peer dataset traffic redundancy shards gluster
 
 DIRS=("$DIR" "$GLUSTER")
 MOUNTS=("$DIR/own/mnt")
@@ -187,6 +190,65 @@ traffic() {
     finish traffic "Bytes on the network while a node writes, without redundancy"
 }
 
+# --- redundancy
+
+LEVELS=(none replicas=1 replicas=1,async ec=2+1 ec=2+1,async)
+
+# Until nothing waits for its copies any more.
+copied() {
+    local try
+    for try in $(seq 600); do
+        "$FOREBAY" cluster status --json "$TESTBED_DIR/mnt/1" | grep -q '"waiting_files": *0[,}]' && return
+        sleep 0.1
+    done
+}
+
+measure_levels() { # test
+    local level round
+    for level in "${LEVELS[@]}"; do
+        mkdir "$TESTBED_DIR/mnt/1/$level"
+        setfattr -n user.forebay.redundancy -v "$level" "$TESTBED_DIR/mnt/1/$level"
+    done
+    for round in $(seq 0 $((${ROUNDS_REDUNDANCY:-5} - 1))); do
+        for level in "${LEVELS[@]}"; do
+            measure "$1" "$level" write_file "$level/file"
+            copied
+            rm "$TESTBED_DIR/mnt/1/$level/file"
+            # What is gone here goes elsewhere a moment later.
+            sleep 3
+        done
+    done
+}
+
+redundancy() {
+    local node
+    need setfattr attr
+    begin redundancy
+    export TIER_SIZE=$((MIB * 3))M
+    "$BED" up 3 -- --writeback evict
+    export FOREBAY_RUNTIME_DIR=$TESTBED_DIR/run
+    measure_levels "$MIB MiB, tiers in memory"
+    "$BED" down
+    if "$ROOT/bench/slowdisk.sh" check; then
+        "$BED" up 3 --no-mount -- --writeback evict
+        for node in 1 2 3; do
+            DISKS+=("$DIR/disk$node")
+            SLOW_BPS=$((${DISK_MB:-200} * 1000000)) SLOW_IOPS=100000 \
+                "$ROOT/bench/slowdisk.sh" up "$DIR/disk$node" $((MIB * 4)) >/dev/null
+            ln -s "$DIR/disk$node/mnt" "$TESTBED_DIR/tier/$node"
+            "$BED" mount "$node"
+        done
+        measure_levels "$MIB MiB, tiers of ${DISK_MB:-200} MB/s"
+        "$BED" down
+        for node in 1 2 3; do "$ROOT/bench/slowdisk.sh" down "$DIR/disk$node"; done
+        DISKS=()
+    else
+        say "no tiers on disks"
+    fi
+    unset TIER_SIZE
+    finish redundancy "A file of $MIB MiB that is written and synced, by what other nodes keep of it"
+}
+
 # --- shards
 
 shards() {
@@ -278,7 +340,7 @@ mkdir -p "$DIR" "$RESULTS"
 for part in "$@"; do
     say "$part"
     case $part in
-    peer | dataset | traffic | shards) $part ;;
+    peer | dataset | traffic | redundancy | shards) $part ;;
     gluster) beside_gluster ;;
     *) say "unknown: $part"; exit 2 ;;
     esac

@@ -283,7 +283,8 @@ impl Encoder {
             }
         }
         if let Some(plan) = &self.parity {
-            let input = |fragment: usize| match self.wanted[..data_wanted].binary_search(&fragment) {
+            let input = |fragment: usize| match self.wanted[..data_wanted].binary_search(&fragment)
+            {
                 Ok(place) if whole => &data[place][SEAL as usize..],
                 _ => &self.scratch[fragment][..],
             };
@@ -377,7 +378,8 @@ impl Decoder {
         (present, lost, length): (&[usize], Vec<usize>, usize),
         parts: Vec<&mut [u8]>,
     ) -> Result<(), Error> {
-        let known = |(of, made, _): &(Vec<usize>, Vec<usize>, Recovery)| of == present && *made == lost;
+        let known =
+            |(of, made, _): &(Vec<usize>, Vec<usize>, Recovery)| of == present && *made == lost;
         if !self.plan.as_ref().is_some_and(known) {
             let plan = self.code.recovery(present, &lost)?;
             self.plan = Some((present.to_vec(), lost.clone(), plan));

@@ -40,11 +40,7 @@ fn fragments_of(file: &[u8], data: usize, count: usize, ends: &[u64], step: usiz
 }
 
 /// The file from the fragments that are there; wrong pieces count as lost.
-fn restored(
-    layout: &Layout,
-    data: usize,
-    fragments: &[Option<Vec<u8>>],
-) -> Result<Vec<u8>, Error> {
+fn restored(layout: &Layout, data: usize, fragments: &[Option<Vec<u8>>]) -> Result<Vec<u8>, Error> {
     let mut decoder = Decoder::new(data, fragments.len())?;
     let mut file = vec![0; layout.size() as usize];
     for stripe in layout.stripes(0..layout.size()) {

@@ -11,8 +11,8 @@ use prost::Message;
 use crate::error::{Error, Result};
 use crate::store::{Counts, Member};
 use crate::types::{
-    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record, Seq,
-    Timestamp, XattrState,
+    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record,
+    Seq, Timestamp, XattrState,
 };
 
 /// The version of all values.

@@ -32,6 +32,6 @@ pub use store::{
     XattrFlags,
 };
 pub use types::{
-    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record, Seq,
-    Timestamp, XattrState,
+    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record,
+    Seq, Timestamp, XattrState,
 };

@@ -70,15 +70,10 @@ impl Node {
         } else {
             Base::Zeros
         };
-<<<<<<< HEAD
-=======
-        self.note_privileges(file, &record)?;
->>>>>>> pages
         residence.loaded = true;
         Ok(())
     }
 
-<<<<<<< HEAD
     /// The record of a file, and whether its next write takes set-id bits away as that says. A
     /// change of the mode in between counts, not what was read before it.
     fn record_for_look_up(&self, file: &File) -> Result<Arc<Record>> {
@@ -90,21 +85,6 @@ impl Node {
             if file.attribute_changes.load(Ordering::SeqCst) == changes {
                 return Ok(record);
             }
-=======
-    /// Notes whether the next write changes the mode. Whoever changes the mode notes it after the
-    /// record has it, and may do so at this moment: what was noted is compared with the record once
-    /// more.
-    fn note_privileges(&self, file: &File, record: &Record) -> Result<()> {
-        let mut privileged = is_privileged(record);
-        loop {
-            file.privileged.store(privileged, Ordering::SeqCst);
-            fail::fail_point!("node.privileges.noted");
-            let now = is_privileged(&*self.meta.get(file.ino)?);
-            if now == privileged {
-                return Ok(());
-            }
-            privileged = now;
->>>>>>> pages
         }
     }
 

@@ -329,6 +329,10 @@ impl Node {
                 return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });
             }
         }
+        let Some(replaced) = self.names.lingering.take(until) else {
+            let what = "the removal of a file that was replaced".into();
+            return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });
+        };
         self.discard_removed();
         self.write_accesses();
         let mut inheritance = Inheritance {
@@ -337,7 +341,7 @@ impl Node {
             at_rest: true,
             membership: self.membership(),
             locks: self.lock_owners(),
-            replaced: self.names.lingering.take().into_iter().map(|ino| ino.0).collect(),
+            replaced: replaced.into_iter().map(|ino| ino.0).collect(),
             ..Inheritance::default()
         };
         self.residents.for_each(|ino, resident| {

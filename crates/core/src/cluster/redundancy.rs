@@ -93,7 +93,9 @@ impl FromStr for Redundancy {
             number.filter(|number| (least..=most).contains(number)).ok_or_else(wrong)
         };
         match kind {
-            "replicas" => Ok(Redundancy::Replicas { copies: number(numbers, 1, Self::MOST)?, wait }),
+            "replicas" => {
+                Ok(Redundancy::Replicas { copies: number(numbers, 1, Self::MOST)?, wait })
+            }
             "ec" => {
                 let (data, parity) = numbers.split_once('+').ok_or_else(wrong)?;
                 let data = number(data, 2, Self::MOST_DATA)?;
@@ -140,8 +142,21 @@ mod tests {
     #[test]
     fn redundancy_when_of_no_sense_then_refused() {
         for text in [
-            "", "replicas", "replicas=0", "replicas=9", "replicas=1,fast", "replicas=+1", "two",
-            "ec", "ec=4", "ec=1+1", "ec=17+1", "ec=4+0", "ec=4+9", "ec=4+2,fast", "ec=4++2",
+            "",
+            "replicas",
+            "replicas=0",
+            "replicas=9",
+            "replicas=1,fast",
+            "replicas=+1",
+            "two",
+            "ec",
+            "ec=4",
+            "ec=1+1",
+            "ec=17+1",
+            "ec=4+0",
+            "ec=4+9",
+            "ec=4+2,fast",
+            "ec=4++2",
         ] {
             assert!(text.parse::<Redundancy>().is_err(), "{text}");
         }

@@ -31,11 +31,14 @@ struct Waiting {
     files: VecDeque<(Instant, Ino)>,
     /// A thread sees to them.
     attended: bool,
+    /// It is letting go of some that are not among the files any more.
+    going: bool,
 }
 
 impl Waiting {
     fn take_due(&mut self, now: Instant) -> Vec<Ino> {
         let due = self.files.iter().take_while(|(since, _)| now - *since >= GRACE).count();
+        self.going = due > 0;
         self.files.drain(..due).map(|(_, ino)| ino).collect()
     }
 }
@@ -46,9 +49,21 @@ impl Lingering {
         self.0.lock().files.iter().any(|(_, other)| *other == ino)
     }
 
-    /// Takes all of them, for somebody else to let go.
-    pub fn take(&self) -> Vec<Ino> {
-        self.0.lock().files.drain(..).map(|(_, ino)| ino).collect()
+    /// Takes all of them, for somebody else to let go, once nobody is at it here: else an object
+    /// would count as there that goes at this moment. `None` if that takes longer than `until`.
+    pub fn take(&self, until: Instant) -> Option<Vec<Ino>> {
+        loop {
+            {
+                let mut waiting = self.0.lock();
+                if !waiting.going {
+                    return Some(waiting.files.drain(..).map(|(_, ino)| ino).collect());
+                }
+            }
+            if Instant::now() >= until {
+                return None;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -92,6 +107,7 @@ impl Node {
                 for ino in due {
                     node.let_go(ino);
                 }
+                node.names.lingering.0.lock().going = false;
             }
         };
         thread::Builder::new().name("replaced".into()).spawn(attend).is_ok()
@@ -130,5 +146,21 @@ mod tests {
         assert!(waiting.take_due(begin).is_empty());
         assert_eq!(waiting.take_due(begin + GRACE), [Ino(5)]);
         assert_eq!(waiting.take_due(begin + 2 * GRACE), [Ino(6)]);
+        assert!(waiting.take_due(begin + 2 * GRACE).is_empty() && !waiting.going);
+    }
+
+    #[test]
+    fn replaced_files_when_one_is_going_then_taken_only_after_it() {
+        let lingering = Lingering::default();
+        let begin = Instant::now();
+        {
+            let mut waiting = lingering.0.lock();
+            waiting.files.push_back((begin, Ino(5)));
+            waiting.files.push_back((begin + GRACE, Ino(6)));
+            assert_eq!(waiting.take_due(begin + GRACE), [Ino(5)]);
+        }
+        assert_eq!(lingering.take(Instant::now()), None);
+        lingering.0.lock().going = false;
+        assert_eq!(lingering.take(Instant::now()), Some(vec![Ino(6)]));
     }
 }

@@ -70,7 +70,8 @@ impl Node {
         let mut asked = 1;
         self.balance_now(cluster);
         let Some(peers) = cluster.peers.get() else { return Ok(asked) };
-        for node in cluster.within_reach(peers).into_iter().filter(|node| *node != cluster.me.node) {
+        for node in cluster.within_reach(peers).into_iter().filter(|node| *node != cluster.me.node)
+        {
             let Some(client) = self.peer(cluster, node) else { continue };
             match client.other(REBALANCE, &Body::Empty, 0, WITHIN) {
                 Ok(_) => asked += 1,

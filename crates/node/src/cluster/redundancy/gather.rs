@@ -12,8 +12,8 @@ use prost::Message;
 use rustix::io::Errno;
 
 use super::super::Cluster;
-use super::send::WITHIN;
 use super::level;
+use super::send::WITHIN;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::handle::Handle;
@@ -149,11 +149,11 @@ impl<'a> Gatherer<'a> {
                     pieces[*at] = Some(&[]);
                     continue;
                 }
-                let from = usize::try_from(piece.at - self.layout.piece(first, *at).at).unwrap_or(0);
+                let from =
+                    usize::try_from(piece.at - self.layout.piece(first, *at).at).unwrap_or(0);
                 let stored = fragment.get(from..from + piece.stored() as usize);
-                pieces[*at] = stored.and_then(|stored| {
-                    unsealed(self.copies.version, stripe, *at, stored)
-                });
+                pieces[*at] =
+                    stored.and_then(|stored| unsealed(self.copies.version, stripe, *at, stored));
             }
             for at in found.keys().filter(|at| pieces[**at].is_none()) {
                 if !std::mem::replace(&mut self.bad[*at], true) {

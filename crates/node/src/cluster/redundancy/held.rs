@@ -28,8 +28,7 @@ const DIR: &str = "copies";
 const ASIDE: &str = "aside";
 const GRAIN: u64 = 4096;
 /// More fragments no code has.
-const MOST_PARTS: u32 =
-    Redundancy::MOST as u32 + Redundancy::MOST_DATA as u32;
+const MOST_PARTS: u32 = Redundancy::MOST as u32 + Redundancy::MOST_DATA as u32;
 
 /// A copy.
 #[derive(Debug, Clone, Copy)]
@@ -101,11 +100,7 @@ impl Held {
     }
 
     /// Some copies after one, with how long they were not touched.
-    pub fn after(
-        &self,
-        last: Option<Key>,
-        most: usize,
-    ) -> Vec<(Key, std::time::Duration)> {
+    pub fn after(&self, last: Option<Key>, most: usize) -> Vec<(Key, std::time::Duration)> {
         use std::ops::Bound;
         let from = last.map_or(Bound::Unbounded, Bound::Excluded);
         let copies = self.copies.lock();
@@ -212,13 +207,7 @@ impl Node {
     }
 
     /// Sees to it that a copy is charged for its bytes up to `end`; on which tier it is.
-    fn charge_copy(
-        &self,
-        held: &Held,
-        key: Key,
-        offset: u64,
-        end: u64,
-    ) -> Result<u8, Fault> {
+    fn charge_copy(&self, held: &Held, key: Key, offset: u64, end: u64) -> Result<u8, Fault> {
         let wanted = end.next_multiple_of(GRAIN).max(GRAIN);
         for attempt in 0..2 {
             let known = {

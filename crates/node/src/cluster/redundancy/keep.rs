@@ -352,7 +352,8 @@ impl Node {
                 let gone = record
                     .owner
                     .filter(|owner| owner.node != cluster.me.node && cluster.is_silent(owner.node));
-                if let Some(owner) = gone.filter(|owner| self.is_my_turn(cluster, &copies, *owner)) {
+                if let Some(owner) = gone.filter(|owner| self.is_my_turn(cluster, &copies, *owner))
+                {
                     self.take_over(cluster, &record, owner, &copies)?;
                 }
             }

@@ -81,7 +81,12 @@ impl Level {
     }
 
     /// What the metadata are told of a new version.
-    pub fn made(self, (version, writer): (u64, Incarnation), now: &Snapshot, holders: Vec<u16>) -> Copies {
+    pub fn made(
+        self,
+        (version, writer): (u64, Incarnation),
+        now: &Snapshot,
+        holders: Vec<u16>,
+    ) -> Copies {
         let code = match self {
             Level::Copies(_) => None,
             Level::Fragments { data, .. } => Some(Coded {

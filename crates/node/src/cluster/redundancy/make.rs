@@ -59,8 +59,10 @@ impl Node {
         let ahead = ahead.take();
         let changed = file.changed_from.swap(u64::MAX, Ordering::AcqRel);
         let made = self.make_since(cluster, file, level, (changed, ahead));
-        if !matches!(made, Ok(Outcome::Made)) {
-            file.changed_from.fetch_min(changed, Ordering::AcqRel);
+        match made {
+            // What is written anew from the beginning is sent ahead again.
+            Ok(Outcome::Made) => file.ahead_refused.store(false, Ordering::Release),
+            _ => drop(file.changed_from.fetch_min(changed, Ordering::AcqRel)),
         }
         made
     }

@@ -54,6 +54,8 @@ use crate::place::Base;
 
 /// Files that may wait for their copies where nobody waits for them.
 const MOST_WAITING: usize = 4096;
+/// Files that are put together from fragments at a time.
+const MOST_ASSEMBLED: usize = 4;
 
 /// The copies of a file that this node owns.
 struct Made {
@@ -133,9 +135,12 @@ impl Safety {
         }
     }
 
-    /// `None` if somebody is at it.
+    /// `None` if somebody is at it, or if this node puts together as many files as it may: what others
+    /// need for theirs is had of the same threads.
     fn begin_whole(&self, ino: Ino) -> Option<Assembly<'_>> {
-        self.assembled.lock().insert(ino.0).then_some(Assembly { safety: self, ino: ino.0 })
+        let mut assembled = self.assembled.lock();
+        let begun = assembled.len() < MOST_ASSEMBLED && assembled.insert(ino.0);
+        begun.then_some(Assembly { safety: self, ino: ino.0 })
     }
 
     /// The copies of a file, and whether bytes may be added to them.
@@ -160,7 +165,13 @@ impl Safety {
     }
 
     /// Keeps in mind which copies a file has, of which there should be `level`.
-    fn note(&self, me: u16, file: &FileRef, copies: &Copies, (grows, level): (bool, Option<Level>)) {
+    fn note(
+        &self,
+        me: u16,
+        file: &FileRef,
+        copies: &Copies,
+        (grows, level): (bool, Option<Level>),
+    ) {
         let new = Made { file: file.clone(), copies: copies.clone(), grows };
         let before = self.made.lock().insert(file.ino.0, new);
         let same = |made: &Made| {

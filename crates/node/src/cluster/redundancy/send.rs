@@ -133,7 +133,8 @@ impl Node {
         };
         let mut lanes = Vec::with_capacity(to.len());
         for (place, node) in to {
-            let object = ObjectId { ino: cargo.file.ino.0, version: cargo.version, part: part(*place) };
+            let object =
+                ObjectId { ino: cargo.file.ino.0, version: cargo.version, part: part(*place) };
             let lane = |client| Lane {
                 node: *node,
                 object,
@@ -244,9 +245,10 @@ impl Node {
     /// The file behind an object that has all bytes of a file.
     fn object_of(&self, file: &File) -> Result<Option<Arc<std::fs::File>>, Failed> {
         let residence = file.residence.read();
-        let whole = residence.place.as_ref().filter(|place| {
-            place.presence.is_none() && !matches!(residence.base, Base::Spill(_))
-        });
+        let whole = residence
+            .place
+            .as_ref()
+            .filter(|place| place.presence.is_none() && !matches!(residence.base, Base::Spill(_)));
         let Some(fd) = whole.and_then(|place| place.object.fd()) else { return Ok(None) };
         let fd = fd.as_fd().try_clone_to_owned().map_err(NodeError::from)?;
         Ok(Some(Arc::new(fd.into())))

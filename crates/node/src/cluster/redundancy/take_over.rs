@@ -8,8 +8,8 @@
 use forebay_core::steward::Event;
 use forebay_core::unit;
 use forebay_meta::{Copies, Error as MetaError, Incarnation, Ino, Record};
-use forebay_peer::{Body, Error as PeerError};
 use forebay_peer::message::Fault;
+use forebay_peer::{Body, Error as PeerError};
 use prost::Message;
 
 use super::super::Cluster;
