@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
 # The longest that the tests may take.
-TEST_MINUTES ?= 20
+TEST_MINUTES ?= 25
 # Suites with mounts need /dev/fuse. Fail points cost nothing where no test sets one.
 FEATURES = $(if $(wildcard /dev/fuse),--all-features,--features forebay/failpoints)
 RELEASE = $(or $(CARGO_TARGET_DIR),target)/release

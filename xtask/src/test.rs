@@ -6,6 +6,7 @@
 //! the test or of what it tests, and is listed at the end, but what is sent is not held up by it.
 
 mod program;
+mod stuck;
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -16,6 +17,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use self::program::{Outcome, Program};
+use self::stuck::Before;
 
 /// With more failures than this none gets a second chance: something is broken.
 const SECOND_CHANCES: usize = 4;
@@ -23,7 +25,8 @@ const SECOND_CHANCES: usize = 4;
 /// Builds and runs all tests with the arguments for cargo (features) as given. True if all passed.
 ///
 /// Environment: `FOREBAY_TEST_LANES`, test programs side by side (2); `FOREBAY_TEST_STRICT`, if
-/// set, gives no second chance.
+/// set, gives no second chance; `FOREBAY_TEST_ONLY`, names of test programs, separated by blanks,
+/// runs these and no examples of the documentation.
 ///
 /// # Errors
 /// When tests can't be built or started.
@@ -35,13 +38,17 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         },
         Err(_) => 2,
     };
-    let begin = Instant::now();
-    let programs = program::build(root, arguments)?;
+    let only = std::env::var("FOREBAY_TEST_ONLY").ok();
+    let (begin, before) = (Instant::now(), Before::look());
+    let mut programs = program::build(root, arguments)?;
+    if let Some(only) = &only {
+        programs.retain(|program| only.split(' ').any(|name| program.is(name)));
+    }
     println!("{} test programs, built in {} s", programs.len(), begin.elapsed().as_secs());
-    let outcomes = side_by_side(programs, lanes)?;
-    let documents = program::documents(root, arguments)?;
+    let outcomes = side_by_side(programs, lanes, &before)?;
+    let documents = only.is_some() || program::documents(root, arguments)?;
     let failed: Vec<(Program, Vec<String>)> = outcomes.into_iter().filter_map(failures).collect();
-    let unsteady = second_chances(&failed)?;
+    let unsteady = second_chances(&failed, &before)?;
     println!("\ntests took {} s", begin.elapsed().as_secs());
     for name in unsteady.iter().flatten() {
         println!("UNSTEADY: {name} failed beside others and passed alone");
@@ -50,14 +57,14 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
 }
 
 /// Runs all programs, `lanes` at a time, and prints what each said when it ends.
-fn side_by_side(programs: Vec<Program>, lanes: usize) -> Result<Vec<Outcome>> {
+fn side_by_side(programs: Vec<Program>, lanes: usize, before: &Before) -> Result<Vec<Outcome>> {
     let queue = Mutex::new(VecDeque::from(programs));
     let outcomes = Mutex::new(Vec::new());
     let lane = || -> Result<()> {
         loop {
             let next = queue.lock().ok().and_then(|mut queue| queue.pop_front());
             let Some(program) = next else { return Ok(()) };
-            let outcome = program.run(&[])?;
+            let outcome = program.run(&[], before)?;
             show(&outcome);
             if let Ok(mut outcomes) = outcomes.lock() {
                 outcomes.push(outcome);
@@ -105,7 +112,10 @@ fn failed_tests(said: &str) -> Vec<String> {
 
 /// Runs what failed once more, one after the other. The names of those that passed then; `None` if
 /// one failed again.
-fn second_chances(failed: &[(Program, Vec<String>)]) -> Result<Option<Vec<String>>> {
+fn second_chances(
+    failed: &[(Program, Vec<String>)],
+    before: &Before,
+) -> Result<Option<Vec<String>>> {
     let tests =
         || failed.iter().flat_map(|(program, names)| names.iter().map(move |n| (program, n)));
     let mut unsteady = Vec::new();
@@ -119,7 +129,7 @@ fn second_chances(failed: &[(Program, Vec<String>)]) -> Result<Option<Vec<String
     for (program, name) in tests() {
         println!("\nonce more, alone: {} {name}", program.name);
         let exact = [name.as_str(), "--exact", "--test-threads=1"];
-        let outcome = program.run(if name.is_empty() { &[] } else { &exact })?;
+        let outcome = program.run(if name.is_empty() { &[] } else { &exact }, before)?;
         show(&outcome);
         if !outcome.passed {
             return Ok(None);

@@ -4,6 +4,7 @@
 //! - [`Code`]: encoding, and [`Recovery`], the plan that makes lost shards from present ones.
 //! - [`Seal`]: the checksum by which a wrong shard is told from a right one. The code itself only
 //!   knows which shards are lost; a changed byte must be made a loss first ([`Code::restore`]).
+//! - [`fragments`]: files as stripes of sealed pieces, which grow without a change of what is there.
 //! - [`Kernel`]: which instructions do the work: AVX2 or SSSE3 on x86-64, NEON on aarch64, tables
 //!   elsewhere. All give the same bytes.
 //!
@@ -16,6 +17,7 @@
 
 mod code;
 mod field;
+pub mod fragments;
 mod kernel;
 mod seal;
 
@@ -52,6 +54,9 @@ pub enum Error {
         /// Bytes of the other.
         given: usize,
     },
+    /// Segments of a file that do not follow each other.
+    #[error("the segments of the file are not in order, or one is empty")]
+    Segments,
     /// More is lost than the code can bear.
     #[error("{present} sound shards of {needed} needed: wait for another node, or restore a copy")]
     TooFew {

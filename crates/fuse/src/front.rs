@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_node::metrics::ErrorClass;
-use forebay_node::{Context, Ino, Node, NodeError, OpenHandle, Result, Urgency};
+use forebay_node::{Context, Node, NodeError, OpenHandle, Result, Urgency};
 use fusewire::{Connection, Handler, Header, Operation, Reply, Request};
 
 use crate::answer::Answer;
@@ -197,7 +197,8 @@ impl Shared {
         let call = before.calls.get(&number).filter(|_| request.is_resent()).copied();
         let Header { node, uid, gid, pid, .. } = *request.header();
         let context = Context { uid, gid, pid, may_wait };
-        let call = call.or_else(|| resent::call(&self.node, &context, Ino(node), &operation))?;
+        let (about, _) = forebay_node::of_node_id(node);
+        let call = call.or_else(|| resent::call(&self.node, &context, about, &operation))?;
         Some(ledger.begin(number, call, request.is_resent()))
     }
 

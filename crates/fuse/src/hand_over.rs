@@ -11,13 +11,14 @@ use forebay_node::Inheritance;
 /// The newest version of the state that is taken over. It grows when an older program could not go
 /// on correctly with what a newer one writes; what merely adds to it does not need that. What is
 /// written is the oldest version that will do: [`State::version`].
-pub const STATE_VERSION: u32 = 3;
+pub const STATE_VERSION: u32 = 4;
 /// Requests come by the device.
 const ON_DEVICE: u32 = 1;
 /// Requests come by io_uring, and what holds them is handed on too.
 const ON_RINGS: u32 = 2;
-/// The node is one of a cluster: handles may be used by way of other nodes, and programs have locks.
-const CLUSTERED: u32 = 3;
+/// The node is one of a cluster: handles may be used by way of other nodes, programs have locks, and
+/// files several faces (the last since 4).
+const CLUSTERED: u32 = 4;
 
 const MAGIC: &[u8; 4] = b"FBHO";
 

@@ -45,6 +45,8 @@ const APPEND: u32 = 1 << 26;
 /// have, a registration and a promise.
 const REMOTE: u32 = 1 << 25;
 const MODE: u32 = 0xff;
+/// The face of the file has 8 bits from here.
+const FACE_SHIFT: u32 = 8;
 
 #[repr(C)]
 struct Layout {
@@ -86,6 +88,7 @@ struct HandleSlot {
     promised: AtomicU64,
     registration: AtomicU32,
     bits: AtomicU32,
+    object: AtomicU64,
 }
 
 /// A call that a daemon had begun and not answered when it died.
@@ -358,6 +361,7 @@ impl HandleSlot {
         };
         self.promised.store(promised, Ordering::Relaxed);
         self.registration.store(registration, Ordering::Relaxed);
+        self.object.store(handle.object, Ordering::Relaxed);
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         let bits = USED
             | flag(handle.write, WRITE)
@@ -366,6 +370,7 @@ impl HandleSlot {
             | flag(handle.append, APPEND)
             | flag(remote, REMOTE)
             | flag(handle.stream.is_some(), STREAM)
+            | u32::from(handle.face()) << FACE_SHIFT
             | (handle.mode.cast_unsigned() & MODE);
         self.bits.store(bits, Ordering::Release);
     }
@@ -389,6 +394,8 @@ impl HandleSlot {
             append: bits & APPEND != 0,
             owner_node: if remote { registration } else { 0 },
             owner_epoch: if remote { promised } else { 0 },
+            face: bits >> FACE_SHIFT & 0xff,
+            object: self.object.load(Ordering::Relaxed),
         };
         (bits & USED != 0).then(|| (handle, self.unique.load(Ordering::Relaxed)))
     }
@@ -441,6 +448,8 @@ mod tests {
             promised: fh.is_multiple_of(2).then_some(fh),
             stream: fh.is_multiple_of(5).then(CarriedStream::default),
             append: fh.is_multiple_of(7),
+            face: (fh % 256) as u32,
+            object: fh << 33,
             ..OpenHandle::default()
         }
     }

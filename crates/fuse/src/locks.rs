@@ -38,7 +38,7 @@ pub fn serve(shared: &Arc<Shared>, request: Request, reply: Reply, began: Instan
 
 fn carry_out(shared: &Arc<Shared>, request: &Request, reply: Reply, began: Instant) {
     let (node, header) = (&shared.node, *request.header());
-    let ino = Ino(header.node);
+    let (ino, _) = forebay_node::of_node_id(header.node);
     let outcome = match request.operation() {
         Ok(Operation::Getlk { fh, owner, lock, flock }) => {
             find(shared, ino, &wanted(fh, owner, lock, flock), lock)
@@ -79,7 +79,8 @@ fn wait(
     };
     // The kernel gives no two requests of a mount one number, and one that comes again keeps its.
     let ticket = resent::number(request);
-    shared.node.lock(Ino(header.node), wanted, ticket, Box::new(done));
+    let (ino, _) = forebay_node::of_node_id(header.node);
+    shared.node.lock(ino, wanted, ticket, Box::new(done));
     // The signal may have come before the waiter could be found.
     if interrupt.is_set() {
         shared.node.stop_waiting(ticket);

@@ -38,6 +38,7 @@ struct State {
 }
 
 struct Suspect {
+    /// The number under which the kernel knows the inode.
     ino: u64,
     misses: u32,
 }
@@ -45,8 +46,10 @@ struct Suspect {
 impl Orphans {
     /// Looks after these, too.
     pub fn suspect(&self, handles: &[OpenHandle]) {
-        let suspects =
-            handles.iter().map(|handle| (handle.fh, Suspect { ino: handle.ino, misses: 0 }));
+        let suspects = handles.iter().map(|handle| {
+            let ino = forebay_node::node_id(forebay_node::Ino(handle.ino), handle.face());
+            (handle.fh, Suspect { ino, misses: 0 })
+        });
         self.0.lock().suspects.extend(suspects);
     }
 

@@ -87,7 +87,7 @@ impl Serve<'_> {
                 self.made_since(call, name)?.map(|stat| self.entry(&stat))
             }
             Op::Link { node, name } => match self.node.known_name(dir, name) {
-                Some(ino) if ino == Ino(*node) => {
+                Some(ino) if ino == forebay_node::of_node_id(*node).0 => {
                     Some(self.entry(&self.node.getattr(&self.context, ino)?))
                 }
                 _ => None,
@@ -133,7 +133,7 @@ impl Serve<'_> {
 
     fn opened_before(&self, fh: u64, operation: &Operation<'_>) -> Result<Option<Answer>> {
         let Some(handle) = self.node.open_handle(fh) else { return Ok(None) };
-        let opened = forebay_node::Opened { fh, mode: handle.open_mode() };
+        let opened = forebay_node::Opened { fh, mode: handle.open_mode(), face: handle.face() };
         Ok(match operation {
             Operation::Open { flags, .. } => {
                 Some(Answer::Opened(self.manner.opened(opened, *flags)))

@@ -71,7 +71,7 @@ impl Serve<'_> {
     }
 
     pub(crate) fn ino(&self) -> Ino {
-        Ino(self.request.header().node)
+        forebay_node::of_node_id(self.request.header().node).0
     }
 
     pub(crate) fn entry(&self, stat: &Stat) -> Answer {
@@ -108,7 +108,8 @@ impl Serve<'_> {
                 Answer::Done
             }
             Operation::Link { node: ino, name } => {
-                self.entry(&node.link(context, Ino(ino), dir, name)?)
+                let (ino, _) = forebay_node::of_node_id(ino);
+                self.entry(&node.link(context, ino, dir, name)?)
             }
             Operation::Readlink => Answer::Bytes(node.readlink(dir)?),
             _ => return Err(Errno::NOSYS.into()),
@@ -184,7 +185,7 @@ impl Serve<'_> {
     fn file_operation(&self, operation: Operation<'_>) -> Result<Answer> {
         let (node, context, ino) = (self.node, &self.context, self.ino());
         Ok(match operation {
-            Operation::Open { flags, open_flags } => self.open(ino, flags, open_flags)?,
+            Operation::Open { flags, open_flags } => self.open(flags, open_flags)?,
             Operation::Create { name, flags, mode, umask, .. } => {
                 let modes = (mode, umask);
                 let (stat, opened) =
@@ -233,8 +234,10 @@ impl Serve<'_> {
         })
     }
 
-    fn open(&self, ino: Ino, flags: u32, open_flags: OpenInFlags) -> Result<Answer> {
-        let opened = self.node.open(&self.context, ino, flags.cast_signed())?;
+    fn open(&self, flags: u32, open_flags: OpenInFlags) -> Result<Answer> {
+        let id = self.request.header().node;
+        let (ino, face) = forebay_node::of_node_id(id);
+        let opened = self.node.open_face(&self.context, ino, face, flags.cast_signed())?;
         // The open truncated the file on behalf of somebody without privilege. The kernel has
         // taken care of the rest: the file is his to write.
         if open_flags.contains(OpenInFlags::KILL_SUIDGID)
@@ -247,13 +250,13 @@ impl Serve<'_> {
             && let Some(notifier) = self.notifier
         {
             // What the kernel was told before the open holds for long.
-            notifier.forget_attributes(ino.0);
+            notifier.forget_attributes(id);
         }
         Ok(Answer::Opened(self.manner.opened(opened, flags)))
     }
 
     pub(crate) fn created(&self, stat: &Stat, opened: Opened, flags: u32) -> Answer {
-        let mut entry = self.manner.entry(stat);
+        let mut entry = self.manner.entry(&Stat { face: opened.face, ..stat.clone() });
         if changes_unseen(opened, flags) {
             entry.attr_valid = entry.attr_valid.min(wire::OPEN);
         }

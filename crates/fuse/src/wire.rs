@@ -52,7 +52,7 @@ impl Manner {
     /// A name with the inode behind it.
     pub fn entry(&self, stat: &Stat) -> Entry {
         Entry {
-            node: stat.ino.0,
+            node: forebay_node::node_id(stat.ino, stat.face),
             // Inode numbers are never used twice.
             generation: 0,
             attr: attr(stat),
@@ -186,7 +186,7 @@ mod tests {
         let mut config = NodeConfig::new(PathBuf::from("/b"), Vec::new());
         config.writeback = writeback;
         let manner = Manner::new(&config);
-        let out = manner.opened(Opened { fh: 3, mode }, flags.cast_unsigned());
+        let out = manner.opened(Opened { fh: 3, mode, face: 0 }, flags.cast_unsigned());
         assert_eq!(out.fh, 3);
         (out.flags, out.backing_id)
     }

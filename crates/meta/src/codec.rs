@@ -11,7 +11,7 @@ use prost::Message;
 use crate::error::{Error, Result};
 use crate::store::{Counts, Member};
 use crate::types::{
-    Attr, Backing, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record, Seq,
+    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record, Seq,
     Timestamp, XattrState,
 };
 
@@ -139,6 +139,11 @@ struct PbCopies {
     mtime: Option<PbTime>,
     #[prost(uint32, repeated, tag = "5")]
     holders: Vec<u32>,
+    /// Of a file that is coded; 0 for whole copies.
+    #[prost(uint32, tag = "6")]
+    data: u32,
+    #[prost(uint64, repeated, tag = "7")]
+    ends: Vec<u64>,
 }
 
 /// A lock of a program, or somebody who waits for it.
@@ -505,6 +510,8 @@ pub(crate) fn encode_copies(copies: &Copies) -> Vec<u8> {
         size: copies.size,
         mtime: Some(time_out(copies.mtime)),
         holders: copies.holders.iter().map(|node| u32::from(*node)).collect(),
+        data: copies.code.as_ref().map_or(0, |code| code.data.into()),
+        ends: copies.code.as_ref().map_or_else(Vec::new, |code| code.ends.clone()),
     };
     let mut value = Vec::with_capacity(1 + message.encoded_len());
     value.push(VERSION);
@@ -522,6 +529,10 @@ pub(crate) fn decode_copies(ino: Ino, value: &[u8]) -> Result<Copies> {
         size: message.size,
         mtime: message.mtime.map_or(Timestamp::default(), time_in),
         holders: message.holders.iter().map(holder).collect::<Result<_>>()?,
+        code: match u8::try_from(message.data).map_err(|error| corrupt(what(), error))? {
+            0 => None,
+            data => Some(Coded { data, ends: message.ends }),
+        },
     })
 }
 

@@ -10,9 +10,9 @@
 //! 0 or inode      O ino                                orphan
 //! 0               H backing-inode-number               inode
 //! 0               S name                               setting
-//! 0               N number                             node of the cluster
-//! 0               E number                             what a node has to bring to the backing store
-//! 0               C number                             the order to leave
+//! 2^15            N number                             node of the cluster
+//! 2^15            E number                             what a node has to bring to the backing store
+//! 2^15            C number                             the order to leave
 //! inode           L ino                                who works on the inode
 //! inode           K ino                                locks of programs
 //! inode           R ino                                copies on other nodes
@@ -22,11 +22,15 @@
 //!
 //! The partitions of directories and marks are a matter of [`Layout`].
 
-use crate::engine::Key;
+use crate::engine::{Key, Write};
 use crate::types::{FileKind, Ino, Seq};
 
 /// The partition of what belongs to no inode.
 pub(crate) const GLOBAL: u16 = 0;
+
+/// The partition of what nodes say of themselves every second, beyond those of directories and
+/// mailboxes: others than these change rarely.
+pub(crate) const NODES: u16 = 1 << 15;
 
 /// Partitions of [`Layout::Gathered`]: as many as a cluster has slots, as more would spread nothing
 /// further.
@@ -52,6 +56,22 @@ pub(crate) const TAKEN: u8 = b'T';
 pub(crate) const ESTATE: u8 = b'E';
 pub(crate) const ORDER: u8 = b'C';
 
+/// Whether a partition belongs to directories, so that one node may have it for itself for a while.
+pub(crate) fn may_be_leased(partition: u16) -> bool {
+    partition < GATHERED
+}
+
+/// Whether a change is acted upon outside of its partition: by other nodes, or in the backing store.
+/// Then all that was committed before must have arrived at the servers.
+pub(crate) fn is_for_others(write: &Write) -> bool {
+    match write.key().bytes().first() {
+        // What begins with a zero belongs to transactions over several partitions.
+        None | Some(&(0 | COPIES | TAKEN)) => true,
+        Some(&WORK) => matches!(write, Write::Put(..)),
+        Some(_) => false,
+    }
+}
+
 /// Where keys lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layout {
@@ -70,8 +90,14 @@ impl Layout {
     pub fn version(self) -> u32 {
         match self {
             Layout::Central => 1,
-            Layout::Gathered => 2,
+            Layout::Gathered => 3,
         }
+    }
+
+    /// Whether a store of an earlier version is one of this as it stands.
+    pub fn takes(self, version: u32) -> bool {
+        // What came with 3 are leases, which programs before it do not see, and `NODES`.
+        self == Layout::Gathered && version == 2
     }
 
     /// The partition in which a directory's entries, and the files created in it, live.
@@ -167,32 +193,32 @@ pub(crate) fn hard_link(backing_ino: u64) -> Key {
 }
 
 pub(crate) fn member(node: u16) -> Key {
-    numbered(GLOBAL, MEMBER, node.into())
+    numbered(NODES, MEMBER, node.into())
 }
 
 /// The prefix of all nodes.
 pub(crate) fn members() -> Key {
-    Key::new(GLOBAL, &[MEMBER])
+    Key::new(NODES, &[MEMBER])
 }
 
 /// What a node has to bring to the backing store.
 pub(crate) fn estate(node: u16) -> Key {
-    numbered(GLOBAL, ESTATE, node.into())
+    numbered(NODES, ESTATE, node.into())
 }
 
 /// The prefix of that of all nodes.
 pub(crate) fn estates() -> Key {
-    Key::new(GLOBAL, &[ESTATE])
+    Key::new(NODES, &[ESTATE])
 }
 
 /// The order to leave.
 pub(crate) fn order(node: u16) -> Key {
-    numbered(GLOBAL, ORDER, node.into())
+    numbered(NODES, ORDER, node.into())
 }
 
 /// The prefix of the orders of all nodes.
 pub(crate) fn orders() -> Key {
-    Key::new(GLOBAL, &[ORDER])
+    Key::new(NODES, &[ORDER])
 }
 
 /// Who works on an inode.

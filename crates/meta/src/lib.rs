@@ -20,10 +20,11 @@ mod store;
 mod types;
 
 pub use engine::{
-    Compare, Embedded, EmbeddedOptions, Engine, EngineError, Expect, Key, Memory, MiniTransaction,
-    Outcome, Page, Redis, RedisOptions, Spanning, Stamp, Write,
+    Compare, Embedded, EmbeddedOptions, Engine, EngineError, Expect, Key, LeaseOptions, Leased,
+    Memory, MiniTransaction, Outcome, Page, Redis, RedisOptions, Spanning, Stamp, Write,
 };
 pub use error::{Error, Result};
+pub use forebay_core::cluster::lease::Terms as LeaseTerms;
 pub use store::{
     Accessed, Answer, CopiesMade, Counts, Entry, EntryPlus, Estate, Found, LeaveOrder, Mail,
     Member, MetaStore, Moment, NewInode, NodeName, Options, Owned, Ownership, Queue, Refreshed,
@@ -31,6 +32,6 @@ pub use store::{
     XattrFlags,
 };
 pub use types::{
-    Attr, Backing, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record, Seq,
+    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record, Seq,
     Timestamp, XattrState,
 };

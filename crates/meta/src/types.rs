@@ -4,7 +4,8 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-/// An inode number: the partition in which its record lives (16 bits), then a sequence (48 bits).
+/// An inode number: the partition in which its record lives (16 bits), then a sequence (48 bits, of
+/// which the upper 8 are always 0 and left to whoever shows inodes to others).
 ///
 /// Inode numbers are never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -13,6 +14,9 @@ pub struct Ino(pub u64);
 impl Ino {
     /// The root directory.
     pub const ROOT: Ino = Ino(1);
+
+    /// Where the 8 bits begin that are 0 in every inode number.
+    pub const SPARE_SHIFT: u32 = 40;
 
     pub(crate) const SEQUENCE_BITS: u32 = 48;
 
@@ -161,8 +165,54 @@ pub struct Copies {
     pub size: u64,
     /// When it was last modified.
     pub mtime: Timestamp,
-    /// The nodes that have a copy each, and did so durably when this was written.
+    /// The nodes that have a copy each, and did so durably when this was written. Of a file that is
+    /// coded, each has the fragment of its place; 0 stands for nobody.
     pub holders: Vec<u16>,
+    /// How the file is coded; `None` for whole copies.
+    pub code: Option<Coded>,
+}
+
+/// How a file is divided into fragments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Coded {
+    /// So many fragments give the file back.
+    pub data: u8,
+    /// Where the segments end that were coded one after the other; the last at the end of the file.
+    pub ends: Vec<u64>,
+}
+
+impl Copies {
+    /// Under which number a node has what belongs to a place among the holders: 0 for a whole copy.
+    #[must_use]
+    pub fn part(&self, place: usize) -> u32 {
+        match self.code {
+            Some(_) => u32::try_from(place + 1).unwrap_or(u32::MAX),
+            None => 0,
+        }
+    }
+
+    /// Who has what.
+    #[must_use]
+    pub fn parts(&self) -> Vec<(u16, u32)> {
+        let parts = self.holders.iter().enumerate().map(|(place, node)| (*node, self.part(place)));
+        parts.filter(|(node, _)| *node != 0).collect()
+    }
+
+    /// Whether what a node has under a number counts.
+    #[must_use]
+    pub fn counts(&self, node: u16, part: u32) -> bool {
+        self.parts().contains(&(node, part))
+    }
+
+    /// What other nodes have beside one that has the whole now.
+    #[must_use]
+    pub fn without(&self, node: u16) -> Vec<u16> {
+        let others = self.holders.iter().copied();
+        match self.code {
+            Some(_) => others.map(|holder| if holder == node { 0 } else { holder }).collect(),
+            None => others.filter(|holder| *holder != node).collect(),
+        }
+    }
 }
 
 /// What is known about an inode's extended attributes.

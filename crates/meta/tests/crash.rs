@@ -5,18 +5,29 @@ mod servers;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_meta::{
-    Embedded, EmbeddedOptions, FileKind, Ino, MetaStore, NewInode, Options, Redis, RedisOptions,
-    RenameFlags, Timestamp,
+    Embedded, EmbeddedOptions, FileKind, Ino, LeaseOptions, Leased, MetaStore, NewInode, Options,
+    Redis, RedisOptions, RenameFlags, Timestamp,
 };
 use servers::Servers;
 
 const CHILD: &str = "FOREBAY_META_CRASH_CHILD";
 
+/// Between the address of a cluster and the directory for the journal of leases.
+const LEASES: &str = " with ";
+
 /// `place` is a directory or the address of a cluster.
 fn open(place: &str) -> MetaStore {
+    if let Some((address, journal)) = place.split_once(LEASES) {
+        let engine = Arc::new(Redis::open(address, &RedisOptions::default()).unwrap());
+        let journal = Some(journal.into());
+        let options = LeaseOptions { journal, ..LeaseOptions::default() };
+        let engine = Leased::open(engine, options).unwrap();
+        return MetaStore::open(Box::new(engine), &Options::default()).unwrap();
+    }
     if place.starts_with("redis://") {
         let engine = Redis::open(place, &RedisOptions::default()).unwrap();
         return MetaStore::open(Box::new(engine), &Options::default()).unwrap();
@@ -26,24 +37,35 @@ fn open(place: &str) -> MetaStore {
     MetaStore::open(Box::new(engine), &Options::default()).unwrap()
 }
 
+/// Where the process works.
+fn directory(store: &MetaStore) -> Ino {
+    match store.lookup(Ino::ROOT, b"dir").unwrap() {
+        Some(found) => found.ino,
+        None => {
+            let new = NewInode::new(FileKind::Directory, 0o755, 0, 0);
+            store.create(Ino::ROOT, b"dir", new, Timestamp::new(1, 0)).unwrap().ino
+        }
+    }
+}
+
 /// Not a test by itself: what the killed process does. Acknowledges each step on standard output.
 #[test]
 fn child_works_until_killed() {
     let Ok(place) = std::env::var(CHILD) else { return };
     let store = open(&place);
+    let dir = directory(&store);
     let first = store.counts().inodes;
     let mut out = std::io::stdout();
     let now = Timestamp::new(1, 0);
     for n in first..first + 1_000_000 {
         let new = NewInode::new(FileKind::File, 0o644, 0, 0);
-        store.create(Ino::ROOT, format!("file-{n}").as_bytes(), new, now).unwrap();
+        store.create(dir, format!("file-{n}").as_bytes(), new, now).unwrap();
         writeln!(out, "created {n}").unwrap();
         if n % 3 == 0 {
             let (from, to) = (format!("file-{n}"), format!("moved-{n}"));
             let (from, to) = (from.as_bytes(), to.as_bytes());
-            let root = Ino::ROOT;
             let flags = RenameFlags::default();
-            store.rename(root, from, root, to, flags, now, &|_| false).unwrap();
+            store.rename(dir, from, dir, to, flags, now, &|_| false).unwrap();
             writeln!(out, "moved {n}").unwrap();
         }
     }
@@ -60,6 +82,17 @@ fn process_killed_at_random_moments_with_its_namespace_on_a_cluster_then_the_sam
     if servers::installed() {
         let servers = Servers::cluster(2, 0, &[]);
         kill_at_random_moments(&servers.address("crash"), 3);
+    }
+}
+
+#[test]
+fn process_killed_at_random_moments_while_it_has_leases_then_the_same_holds() {
+    if servers::installed() {
+        let servers = Servers::cluster(2, 0, &[]);
+        let state = tempfile::tempdir_in("/dev/shm").unwrap();
+        let journal = state.path().join("leases");
+        let place = format!("{}{LEASES}{}", servers.address("crash"), journal.display());
+        kill_at_random_moments(&place, 5);
     }
 }
 
@@ -86,9 +119,10 @@ fn kill_at_random_moments(place: &str, rounds: u64) {
         acknowledged.extend(reader.join().unwrap());
 
         let store = open(place);
+        let dir = directory(&store);
         for (moved, n) in &acknowledged {
-            let old = store.lookup(Ino::ROOT, format!("file-{n}").as_bytes()).unwrap();
-            let new = store.lookup(Ino::ROOT, format!("moved-{n}").as_bytes()).unwrap();
+            let old = store.lookup(dir, format!("file-{n}").as_bytes()).unwrap();
+            let new = store.lookup(dir, format!("moved-{n}").as_bytes()).unwrap();
             assert!(old.is_some() ^ new.is_some(), "file {n}");
             assert!(!moved || new.is_some(), "the move of file {n} is lost");
         }

@@ -40,6 +40,7 @@ fn each_partitioned(test: impl Fn(Arc<dyn Engine>)) {
         test(Arc::new(single.open("conformance", &RedisOptions::default())));
         let cluster = Servers::cluster(3, 0, &[]);
         test(Arc::new(cluster.open("conformance", &RedisOptions::default())));
+        test(servers::leased(&cluster, "leased", &servers::eager()));
     }
 }
 

@@ -80,6 +80,8 @@ pub struct ClusterConfig {
     pub replicas: u32,
     /// Whether metadata servers that keep nothing on disk will do.
     pub memory_only: bool,
+    /// Whether it takes leases of directories in which it alone works.
+    pub leases: bool,
     /// A node that shows no sign of life for so long counts as dead.
     pub lease: Duration,
     /// How long an open waits for the owner of the file.
@@ -101,6 +103,7 @@ impl ClusterConfig {
             host: host.trim().to_string(),
             replicas: 0,
             memory_only: false,
+            leases: true,
             lease: Duration::from_secs(12),
             patience: Duration::from_secs(20),
             redundancy: Redundancy::None,

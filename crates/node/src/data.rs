@@ -56,7 +56,7 @@ impl Node {
 
     /// Looks up where the bytes of a file are.
     pub(crate) fn look_up(&self, file: &File, residence: &mut Residence) -> Result<()> {
-        let record = self.as_seen_here(&self.meta.get(file.ino)?);
+        let record = self.record_for_look_up(file)?;
         if let Some(resident) = self.residents.get(file.ino.0) {
             residence.place = self.open_place(file.ino, resident)?;
         } else if let Some(resident) = self.adopt_copy(&record)? {
@@ -70,9 +70,42 @@ impl Node {
         } else {
             Base::Zeros
         };
-        file.privileged.store(is_privileged(&record), Ordering::Relaxed);
+<<<<<<< HEAD
+=======
+        self.note_privileges(file, &record)?;
+>>>>>>> pages
         residence.loaded = true;
         Ok(())
+    }
+
+<<<<<<< HEAD
+    /// The record of a file, and whether its next write takes set-id bits away as that says. A
+    /// change of the mode in between counts, not what was read before it.
+    fn record_for_look_up(&self, file: &File) -> Result<Arc<Record>> {
+        loop {
+            let changes = file.attribute_changes.load(Ordering::SeqCst);
+            let record = self.as_seen_here(&self.meta.get(file.ino)?);
+            fail::fail_point!("node.look_up.record");
+            file.privileged.store(is_privileged(&record), Ordering::SeqCst);
+            if file.attribute_changes.load(Ordering::SeqCst) == changes {
+                return Ok(record);
+            }
+=======
+    /// Notes whether the next write changes the mode. Whoever changes the mode notes it after the
+    /// record has it, and may do so at this moment: what was noted is compared with the record once
+    /// more.
+    fn note_privileges(&self, file: &File, record: &Record) -> Result<()> {
+        let mut privileged = is_privileged(record);
+        loop {
+            file.privileged.store(privileged, Ordering::SeqCst);
+            fail::fail_point!("node.privileges.noted");
+            let now = is_privileged(&*self.meta.get(file.ino)?);
+            if now == privileged {
+                return Ok(());
+            }
+            privileged = now;
+>>>>>>> pages
+        }
     }
 
     pub(crate) fn open_place(&self, ino: Ino, resident: Resident) -> Result<Option<Place>> {
@@ -124,9 +157,26 @@ impl Node {
     pub(crate) fn forget_resident(&self, ino: Ino, place: Option<&Place>) {
         if let Some(resident) = self.residents.remove(ino.0) {
             let charged = place.map_or(resident.charged, |place| place.charge.bytes());
-            self.tiers[usize::from(resident.tier)].room.give_all(charged);
+            if !self.leave_to_kernel(ino, place, (resident.tier, charged)) {
+                self.tiers[usize::from(resident.tier)].room.give_all(charged);
+            }
             self.decide(Event::Removed { object: unit::Ino(ino.0) });
         }
+    }
+
+    /// An object that the kernel reads by itself takes up its room until it is closed; whether it
+    /// does.
+    fn leave_to_kernel(&self, ino: Ino, place: Option<&Place>, charged: (u8, u64)) -> bool {
+        let (Some(place), Some(file)) = (place, self.files.peek(ino)) else { return false };
+        let mut opens = file.opens.lock();
+        let Some(registered) = opens.now.registered.as_mut().filter(|r| !r.bypass) else {
+            return false;
+        };
+        let this = registered.object == crate::faces::object_id(place.object.fd());
+        if this {
+            registered.charged = Some(charged);
+        }
+        this
     }
 
     /// The header that an object of this file should carry.
@@ -251,7 +301,7 @@ impl Node {
             (Some(place), _) if place.dirty.load(Ordering::Acquire) => {
                 let stat = place.object.stat()?;
                 let unchanged = place.clean_as.lock().take() == Some((stat.size, stat.mtime));
-                let mapped = || !matches!(place.object.exclusive(), Ok(Some(_)));
+                let mapped = || self.maybe_stored_into(file, place);
                 if unchanged && file.opens.lock().writers == 0 && !mapped() {
                     return self.mark_clean(file, place, None).map(|()| true);
                 }
@@ -371,6 +421,9 @@ impl Node {
         fail_at!("node.clean.after_header");
         place.dirty.store(false, Ordering::Release);
         self.set_resident(file.ino, place);
+        if let Some(version) = base {
+            self.pages_published(file.ino, version);
+        }
         self.decide(Event::Clean { object: unit::Ino(file.ino.0) });
         Ok(())
     }
@@ -496,7 +549,8 @@ impl Node {
         }
         // Also while no tier has any of its bytes.
         if let Some(file) = self.files.peek(record.ino) {
-            file.privileged.store(is_privileged(record), Ordering::Relaxed);
+            file.attribute_changes.fetch_add(1, Ordering::SeqCst);
+            file.privileged.store(is_privileged(record), Ordering::SeqCst);
         }
         let Some(resident) = self.residents.get(record.ino.0) else { return };
         if !resident.dirty || times == Times::default() {
@@ -529,9 +583,7 @@ impl Node {
             }
         }
         file.privileged.store(false, Ordering::Relaxed);
-        if let Some(kernel) = self.kernel.get() {
-            kernel.forget_attributes(file.ino.0);
-        }
+        self.forget_object(file.ino, false);
         Ok(())
     }
 

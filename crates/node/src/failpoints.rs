@@ -7,6 +7,7 @@ const OWN: &[&str] = &[
     "node.open.prepare",
     "node.open.attach",
     "node.release.before_settle",
+    "node.look_up.record",
     "node.write.marked",
     "node.dirty.before_header",
     "node.dirty.after_header",

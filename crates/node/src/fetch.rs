@@ -449,19 +449,28 @@ impl Node {
     fn fill(&self, file: &FileRef) -> Result<()> {
         let extent = self.config.extent_bytes;
         let mut buffer = vec![0; usize::try_from(extent).unwrap_or(1 << 20)];
-        let mut filled = 0;
+        let (mut filled, mut asked_to) = (0, 0);
         loop {
             let (at, speculative) = {
                 let mut filler = file.filler.lock();
                 let size = file.residence.read().place.as_ref().map_or(0, |place| {
                     place.presence.as_ref().map_or(0, |presence| presence.read().size())
                 });
-                let at = filler.next;
-                if at >= filler.until.min(size) || self.stopping.load(Ordering::Relaxed) {
+                let (at, until) = (filler.next, filler.until.min(size));
+                if at >= until || self.stopping.load(Ordering::Relaxed) {
                     break;
                 }
                 filler.next = at + extent;
-                (at, filler.speculative)
+                let speculative = filler.speculative;
+                drop(filler);
+                if !speculative && at >= asked_to {
+                    // Of other nodes many extents are asked at once, so that none waits for questions.
+                    asked_to = until.min(at + WINDOW * extent);
+                    if !self.fill_shared(file, at..asked_to, Haste::Now)? {
+                        break;
+                    }
+                }
+                (at, speculative)
             };
             let range = at..at + extent;
             let gate = self.copies.gate.as_ref().filter(|_| speculative);

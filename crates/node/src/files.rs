@@ -12,8 +12,8 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 
+use crate::faces::Opens;
 use crate::fetch::Filler;
-use crate::open::Opens;
 use crate::place::Residence;
 use crate::staging::Staged;
 
@@ -49,8 +49,17 @@ pub struct File {
     pub shown: Mutex<Option<Option<Fingerprint>>>,
     /// In a cluster: opens by way of the owner since the file came into use, whatever they are now.
     pub remote_opens: AtomicU32,
-    /// In a cluster: one at a time makes copies of it on other nodes.
-    pub copying: Mutex<()>,
+    /// In a cluster: one at a time makes copies of it on other nodes, of which this was sent ahead.
+    pub copying: Mutex<Option<crate::cluster::Begun>>,
+    /// Who waits to make copies, for which sending ahead stops.
+    pub copies_wanted: AtomicU32,
+    /// Somebody is about to send it ahead.
+    pub ahead_queued: AtomicBool,
+    /// There is no use in sending it ahead until copies of it were made.
+    pub ahead_refused: AtomicBool,
+    /// The first byte that was written since a part was last begun to be sent ahead; `u64::MAX` for
+    /// nothing.
+    pub lowest_write: AtomicU64,
     /// In a cluster: the first byte that was changed since copies of it were last made; `u64::MAX` for
     /// nothing.
     pub changed_from: AtomicU64,
@@ -58,6 +67,12 @@ pub struct File {
     pub appending: Mutex<()>,
     /// The setuid or setgid bit or file capabilities must go at the next write.
     pub privileged: AtomicBool,
+    /// Changes of mode or owner since the file came into use: a record read before one is old.
+    pub attribute_changes: AtomicU32,
+    /// A mapping may live that outlasted a passthrough open and that programs store into.
+    pub stored_unseen: AtomicBool,
+    /// In a cluster: counts replacements of bytes that the kernel had not asked for.
+    pub pages_replaced: AtomicU64,
 }
 
 impl File {
@@ -77,10 +92,18 @@ impl File {
             durable_change: AtomicU64::new(0),
             shown: Mutex::default(),
             remote_opens: AtomicU32::new(0),
-            copying: Mutex::new(()),
+            copying: Mutex::default(),
+            copies_wanted: AtomicU32::new(0),
+            ahead_queued: AtomicBool::new(false),
+            ahead_refused: AtomicBool::new(false),
+            lowest_write: AtomicU64::new(u64::MAX),
             changed_from: AtomicU64::new(0),
             appending: Mutex::new(()),
             privileged: AtomicBool::new(false),
+            attribute_changes: AtomicU32::new(0),
+            // Nobody knows what was before.
+            stored_unseen: AtomicBool::new(true),
+            pages_replaced: AtomicU64::new(0),
         }
     }
 
@@ -110,6 +133,7 @@ impl File {
     pub fn count_write_from(&self, offset: u64) {
         self.writes.fetch_add(1, Ordering::Relaxed);
         self.changed_from.fetch_min(offset, Ordering::AcqRel);
+        self.lowest_write.fetch_min(offset, Ordering::AcqRel);
     }
 }
 

@@ -32,7 +32,7 @@ use crate::context::Context;
 use crate::convert;
 use crate::error::Result;
 use crate::failpoints::fail_at;
-use crate::files::FileRef;
+use crate::files::{File, FileRef};
 use crate::metrics::Source;
 use crate::node::Node;
 use crate::overlay::Spill;
@@ -167,7 +167,8 @@ impl Node {
             Base::Backing(_) | Base::Zeros => None,
         };
         let beneath = matches!(residence.base, Base::Backing(_));
-        let mapped = residence.place.as_ref().is_some_and(|place| self.maybe_mapped(place));
+        let mapped = residence.place.as_ref();
+        let mapped = mapped.is_some_and(|place| self.maybe_stored_into(file, place));
         Ok((residence.place.is_none(), beneath, mapped, spill))
     }
 
@@ -220,8 +221,10 @@ impl Node {
             // Whoever has written since has begun another spill file.
             return Ok(!matches!(residence.base, Base::Spill(_)));
         };
-        let quiet =
-            unwritten && file.opens.lock().writers == 0 && !mapped && !self.maybe_mapped(place);
+        let quiet = unwritten
+            && file.opens.lock().writers == 0
+            && !mapped
+            && !self.maybe_stored_into(file, place);
         if !quiet {
             self.edit_header(place, |header| {
                 header.base = Some(fingerprint);
@@ -240,6 +243,21 @@ impl Node {
         self.settle_before_clean(file.ino, place)?;
         self.mark_clean(file, place, Some(fingerprint))?;
         Ok(true)
+    }
+
+    /// Whether a mapping of the object may live that outlasted its open file, and that may be stored
+    /// into. Readers whose open files the kernel reads by itself are not in the way, once it was seen
+    /// that no mapping of a writer is left.
+    pub(crate) fn maybe_stored_into(&self, file: &File, place: &Place) -> bool {
+        // A writer that comes or goes meanwhile says so again.
+        if !file.stored_unseen.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let mapped = self.maybe_mapped(place);
+        if mapped {
+            file.stored_unseen.store(true, Ordering::Release);
+        }
+        mapped
     }
 
     /// Whether a mapping of the object may live that outlasted its open file.

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use sharded_slab::{Entry, Slab};
 
-use crate::cluster::Remote;
+use crate::cluster::{Remote, Seen};
 use crate::files::FileRef;
 use crate::stream::OpenStream;
 
@@ -33,9 +33,17 @@ pub enum OpenMode {
 }
 
 impl OpenMode {
-    /// Whether the kernel was given a file that it reads, writes or maps by itself.
+    /// The registration of the file that the kernel was given to read, write or map by itself.
+    pub(crate) fn registration(self) -> Option<u32> {
+        match self {
+            OpenMode::Passthrough { id } | OpenMode::PassthroughDirect { id } => Some(id),
+            OpenMode::Cached { .. } | OpenMode::Direct => None,
+        }
+    }
+
+    /// Whether there is one.
     pub(crate) fn passes(self) -> bool {
-        matches!(self, OpenMode::Passthrough { .. } | OpenMode::PassthroughDirect { .. })
+        self.registration().is_some()
     }
 }
 
@@ -46,6 +54,8 @@ pub struct Opened {
     pub fh: u64,
     /// How the kernel shall treat it.
     pub mode: OpenMode,
+    /// The face of the file that was opened ([`crate::node_id`]).
+    pub face: u8,
 }
 
 /// An open file.
@@ -55,8 +65,11 @@ pub struct Handle {
     pub(crate) mode: OpenMode,
     /// Every write goes to the end of the file, wherever the kernel takes that to be.
     pub(crate) append: bool,
-    /// Whether it keeps the file on this node ([`crate::cluster::Hold`]): as long as it may write
-    /// it, or the kernel does something with it by itself.
+    /// Under which face of the file it was opened.
+    pub(crate) face: u8,
+    /// What its open has shown.
+    pub(crate) seen: Seen,
+    /// Whether it keeps the file on this node ([`crate::cluster::Hold`]), as it may write it.
     pub(crate) held: AtomicBool,
     /// By way of which node the file is read and written, if it is not here.
     pub(crate) remote: Remote,
@@ -84,7 +97,9 @@ impl Handle {
             write,
             mode,
             append,
-            held: AtomicBool::new(write || mode.passes()),
+            face: 0,
+            seen: Seen::default(),
+            held: AtomicBool::new(write),
             remote: Remote::default(),
             stream: OnceLock::new(),
             promised,

@@ -20,9 +20,9 @@ use crate::cluster::{LockOwner, Membership};
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
+use crate::faces::{Opens, Use as Shown, object_id};
 use crate::handle::{GENERATIONS, Handle, Handles, OpenMode};
 use crate::node::Node;
-use crate::open::Registered;
 use crate::residents::Resident;
 use crate::stream::CarriedStream;
 
@@ -95,6 +95,12 @@ pub struct OpenHandle {
     /// That node's start.
     #[prost(uint64, tag = "11")]
     pub owner_epoch: u64,
+    /// The face of the file that it is of.
+    #[prost(uint32, tag = "12")]
+    pub face: u32,
+    /// Tells the registered object from others; 0 if it is not known.
+    #[prost(fixed64, tag = "13")]
+    pub object: u64,
 }
 
 /// How the kernel treats an open file: [`OpenMode`] without its values.
@@ -210,7 +216,7 @@ impl DepartedInode {
 }
 
 impl OpenHandle {
-    fn new(fh: u64, handle: &Handle, bypass: bool) -> Self {
+    fn new(fh: u64, handle: &Handle, opens: &mut Opens) -> Self {
         let (mode, registration) = match handle.mode {
             OpenMode::Direct => (HandleMode::Direct, 0),
             OpenMode::Cached { .. } => (HandleMode::Cached, 0),
@@ -218,19 +224,29 @@ impl OpenHandle {
             OpenMode::PassthroughDirect { id } => (HandleMode::PassthroughDirect, id),
         };
         let owner = handle.remote.owner();
+        let registered = opens.registration(registration).filter(|_| handle.mode.passes());
+        let (bypass, object) = registered.map_or((false, 0), |r| (r.bypass, r.object));
         OpenHandle {
             fh,
             ino: handle.file.ino.0,
             write: handle.write,
             mode: mode.into(),
             registration,
-            bypass: bypass && registration != 0,
+            bypass,
             promised: handle.promised.map(|(_, bytes)| bytes),
             stream: handle.stream.get().map(|stream| stream.carried()),
             append: handle.append,
             owner_node: owner.map_or(0, |owner| owner.node.into()),
             owner_epoch: owner.map_or(0, |owner| owner.epoch),
+            face: handle.face.into(),
+            object,
         }
+    }
+
+    /// The face of the file that it is of.
+    #[must_use]
+    pub fn face(&self) -> u8 {
+        u8::try_from(self.face).unwrap_or(0)
     }
 
     /// How the kernel treats it.
@@ -353,8 +369,8 @@ impl Node {
     #[must_use]
     pub fn open_handle(&self, fh: u64) -> Option<OpenHandle> {
         let handle = self.handles.get(fh)?;
-        let bypass = handle.file.opens.lock().registered.as_ref().is_some_and(|file| file.bypass);
-        Some(OpenHandle::new(fh, &handle, bypass))
+        let mut opens = handle.file.opens.lock();
+        Some(OpenHandle::new(fh, &handle, &mut opens))
     }
 
     /// The generation of the numbers of this node's own handles.
@@ -373,14 +389,10 @@ impl Node {
     fn open_handles(&self) -> Vec<OpenHandle> {
         let mut open = Vec::new();
         for file in self.files.in_use().into_iter().filter_map(|ino| self.files.peek(ino)) {
-            let opens = file.opens.lock();
-            let bypass = opens.registered.as_ref().is_some_and(|registered| registered.bypass);
-            open.extend(
-                opens
-                    .handles
-                    .iter()
-                    .filter_map(|&fh| Some(OpenHandle::new(fh, &*self.handles.get(fh)?, bypass))),
-            );
+            let mut opens = file.opens.lock();
+            let handles = opens.handles.clone();
+            let known = |fh| Some(OpenHandle::new(fh, &*self.handles.get(fh)?, &mut opens));
+            open.extend(handles.into_iter().filter_map(known));
         }
         open
     }
@@ -446,18 +458,13 @@ impl Node {
         opens.count += 1;
         opens.writers += u32::from(open.write);
         opens.handles.push(open.fh);
-        match mode {
-            OpenMode::Passthrough { id } | OpenMode::PassthroughDirect { id } => {
-                let bypass = open.bypass;
-                let registered =
-                    opens.registered.get_or_insert(Registered { id, opens: 0, bypass });
-                registered.opens += 1;
-                if let (false, Some(place)) = (bypass, &residence.place) {
-                    place.passed.store(true, Ordering::Release);
-                }
-            }
-            OpenMode::Cached { .. } => opens.cached += 1,
-            OpenMode::Direct => {}
+        let place = residence.place.as_ref();
+        let here = place.map_or(0, |place| object_id(place.object.fd()));
+        let how = Shown { cached: matches!(mode, OpenMode::Cached { .. }), remote: false };
+        let registered = mode.registration().map(|id| (id, open.bypass, open.object));
+        opens.adopt(open.face(), how, registered, here)?;
+        if let (Some((_, false, _)), Some(place)) = (registered, place) {
+            place.passed.store(true, Ordering::Release);
         }
         if open.write {
             file.count_write();
@@ -472,6 +479,7 @@ impl Node {
         drop((opens, residence));
         let mut handle = Handle::new(file, open.write, mode, promised);
         handle.append = open.append;
+        handle.face = open.face();
         Ok(handle)
     }
 }

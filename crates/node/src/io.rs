@@ -203,6 +203,7 @@ impl Node {
         self.drop_privileges(context, file)?;
         if let Some(written) = self.write_to_tier(context, file, offset, data)? {
             self.metrics.bytes.of(Source::Tier).add(written as u64);
+            self.consider_ahead(file, offset, end);
             return Ok((offset, written));
         }
         context.wait()?;
@@ -338,8 +339,7 @@ impl Node {
         self.check_fence()?;
         let file = handle.file.clone();
         drop(handle);
-        self.safeguard(&file)?;
-        self.sync_file(&file, data_only)?;
+        self.safeguard_and_sync(&file, data_only)?;
         if self.config.durability == Durability::Backing
             || self.config.writeback == Writeback::Through
         {
@@ -347,6 +347,28 @@ impl Node {
             self.reconcile_open(&file)?;
         }
         Ok(())
+    }
+
+    /// What other nodes are sent and what this one's device has to do are done at the same time, if
+    /// there is much of it.
+    fn safeguard_and_sync(&self, file: &FileRef, data_only: bool) -> Result<()> {
+        let from = file.changed_from.load(Ordering::Acquire);
+        let much = self.cluster.is_some()
+            && from < u64::MAX
+            && self.length_now(&Context::DAEMON, file)?.saturating_sub(from) > STEP;
+        if !much {
+            self.safeguard(file)?;
+            return self.sync_file(file, data_only);
+        }
+        std::thread::scope(|scope| {
+            let begun = scope.spawn(|| {
+                let residence = file.residence.read();
+                residence.place.as_ref().map_or(Ok(()), |place| place.object.sync(true))
+            });
+            self.safeguard(file)?;
+            begun.join().unwrap_or(Ok(()))?;
+            self.sync_file(file, data_only)
+        })
     }
 
     pub(crate) fn sync_file(&self, file: &File, data_only: bool) -> Result<()> {
@@ -394,14 +416,16 @@ impl Node {
         if !through && !self.is_clustered() {
             return Ok(());
         }
-        context.wait()?;
         let handle = self.handle(fh)?;
+        self.note_pages(&handle);
+        if !handle.write {
+            return Ok(());
+        }
+        context.wait()?;
         if self.flush_through(context, &handle)? {
             return Ok(());
         }
-        if handle.write {
-            self.check_fence()?;
-        }
+        self.check_fence()?;
         let file = handle.file.clone();
         drop(handle);
         // What other nodes are shown from now on.

@@ -18,6 +18,7 @@ mod convert;
 mod data;
 mod error;
 mod evict;
+mod faces;
 mod failpoints;
 mod fetch;
 mod files;
@@ -64,6 +65,7 @@ pub use config::{
 pub use context::Context;
 pub use convert::now;
 pub use error::{NodeError, Result};
+pub use faces::{node_id, of_node_id};
 pub use failpoints::{arm_fail_points, fail_points};
 pub use forebay_core::cluster::locks::{Family, Mode, Span};
 pub use forebay_core::cluster::redundancy::Redundancy;

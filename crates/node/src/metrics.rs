@@ -296,8 +296,6 @@ label! {
         StackDepth = "stack-depth",
         /// The kernel refused for another reason.
         Refused = "refused",
-        /// In a cluster: the file is not this node's.
-        NotOwned = "not-owned",
     }
 }
 
@@ -453,7 +451,7 @@ metrics! {
         "Files that were changed on both sides and kept in both versions.";
     passthrough_opens: Counter = "forebay_passthrough_opens_total", "opens", Stable,
         "Opens that were handed to the kernel.";
-    passthrough_refusals: Family<RefusalReason, Counter, 11> = "forebay_passthrough_refusals_total", "opens", Stable,
+    passthrough_refusals: Family<RefusalReason, Counter, 10> = "forebay_passthrough_refusals_total", "opens", Stable,
         "Opens that the daemon served itself, by reason.";
     errors: Family<ErrorClass, Counter, 7> = "forebay_errors_total", "errors", Stable,
         "Errors given to programs that were not their own doing, by class.";
@@ -481,6 +479,10 @@ metrics! {
         "Bytes sent to other nodes, so that they are not lost with this one.";
     copies_repaired: Counter = "forebay_repaired_copies_total", "copies", Stable,
         "Copies on other nodes that were made again elsewhere.";
+    copies_moved: Counter = "forebay_moved_copies_total", "copies", Stable,
+        "Copies and fragments on other nodes that were moved to nodes with more room.";
+    read_by_fragments: Counter = "forebay_fragment_read_bytes_total", "bytes", Stable,
+        "Bytes of files whose owner is gone that were read by their fragments, before another node had taken them over.";
     written_through: Counter = "forebay_written_through_total", "files", Stable,
         "Files that were written back at fsync or close, as too few nodes could take copies.";
     taken_over: Counter = "forebay_taken_over_total", "files", Stable,

@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 
 use forebay_core::steward::{Action, Event, Steward, StewardConfig, TierConfig};
 use forebay_core::unit::Bytes;
-use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, NodeName, Options, Redis, RedisOptions};
+use forebay_meta::{
+    Embedded, EmbeddedOptions, Engine, LeaseOptions, Leased, MetaStore, NodeName, Options, Redis,
+    RedisOptions,
+};
 use forebay_store::backing::BackingStore;
 use forebay_store::copy::{Gate, Limits, Priority};
 use forebay_store::decorators::{InterceptedBacking, Throttled};
@@ -100,6 +103,9 @@ const GATE_WAIT: Duration = Duration::from_millis(100);
 
 /// The metadata engine's directory in the state directory.
 pub(crate) const METADATA: &str = "meta";
+
+/// Where it notes what it has committed under leases, there.
+const LEASES: &str = "leases";
 
 /// Name of this mount among all that share a backing store: the identity of its first tier.
 fn owner_of(tier: &dyn Tier) -> String {
@@ -370,6 +376,10 @@ impl Node {
             cluster.end_heartbeat(left(until));
         }
         self.leave_cluster(ended);
+        if self.cluster.is_some() {
+            // Nobody has to wait for what this node worked in.
+            self.meta.close();
+        }
         ended
     }
 }
@@ -405,11 +415,24 @@ fn open_namespace(
         ..RedisOptions::default()
     };
     let engine = Redis::open(&cluster.address, &redis).map_err(forebay_meta::Error::from)?;
+    let engine: Box<dyn Engine> = match cluster.leases {
+        true => {
+            let leases = LeaseOptions {
+                patience: cluster.lease,
+                who: format!("the node on {}", cluster.host),
+                journal: Some(state_dir.join(LEASES)),
+                ..LeaseOptions::default()
+            };
+            let leased = Leased::open(Arc::new(engine), leases);
+            Box::new(leased.map_err(forebay_meta::Error::from)?)
+        }
+        false => Box::new(engine),
+    };
     let id = tiers.first().map(|first| owner_of(&*first.tier)).unwrap_or_default();
     let node = Some(NodeName { id, address: cluster.host.clone() });
     let resume = former.and_then(Membership::incarnation);
     let options = Options { node, resume, ..Options::default() };
-    let meta = MetaStore::open(Box::new(engine), &options)?;
+    let meta = MetaStore::open(engine, &options)?;
     cluster::bind_to_namespace(state_dir, Some(&meta))?;
     Ok(meta)
 }

@@ -10,11 +10,12 @@ use forebay_meta::{Error as MetaError, FileKind, Ino, Record};
 use forebay_store::backing::Access;
 use rustix::io::Errno;
 
-use crate::cluster::Right;
+use crate::cluster::{Right, Seen};
 use crate::config::{Passthrough, Writeback};
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
+use crate::faces::{Opens, Registered, Use as Shown, object_id};
 use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::handle::{Handle, Keys, OpenMode, Opened};
@@ -24,48 +25,27 @@ use crate::node::Node;
 use crate::place::{Base, Residence};
 use crate::stream::OpenStream;
 
-/// Who has a file open, and how.
-#[derive(Default)]
-pub struct Opens {
-    /// All opens.
-    pub count: u32,
-    /// Those that may write.
-    pub writers: u32,
-    /// Those through the kernel's page cache.
-    pub cached: u32,
-    /// The registration that passthrough opens share. The kernel accepts only one for an inode
-    /// while any of them lives.
-    pub registered: Option<Registered>,
-    /// The numbers of all handles.
-    pub handles: Vec<u64>,
-}
-
-/// A file registered with the kernel for passthrough. The kernel keeps it open.
-pub struct Registered {
-    /// Its id.
-    pub id: u32,
-    /// Opens that use it.
-    pub opens: u32,
-    /// Whether it is the backing file, because the tiers were passed over; else it is the object.
-    pub bypass: bool,
-}
-
-impl Opens {
-    /// Whether a passthrough open of the object lives.
-    pub fn passes_to_object(&self) -> bool {
-        self.registered.as_ref().is_some_and(|registered| !registered.bypass)
-    }
-}
-
 impl Node {
-    /// Opens a regular file.
+    /// Opens a regular file, under whatever face it has now.
     ///
     /// # Errors
     /// `MustWait` when the file is not on a tier and the caller may not wait; whatever the tier or
     /// the backing store says.
     pub fn open(&self, context: &Context, ino: Ino, flags: i32) -> Result<Opened> {
+        self.open_as(context, ino, None, flags)
+    }
+
+    /// As [`Node::open`], for somebody who knows the file under one of its faces.
+    ///
+    /// # Errors
+    /// As [`Node::open`]; `ESTALE` if it has another face now: it is to be looked up once more.
+    pub fn open_face(&self, context: &Context, ino: Ino, face: u8, flags: i32) -> Result<Opened> {
+        self.open_as(context, ino, Some(face), flags)
+    }
+
+    fn open_as(&self, context: &Context, ino: Ino, face: Option<u8>, flags: i32) -> Result<Opened> {
         let changes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
-        let (mut record, mut right) = self.newest(context, ino, changes)?;
+        let (mut record, right) = self.newest(context, ino, changes)?;
         if record.attr.kind != FileKind::File {
             let is_dir = record.attr.kind == FileKind::Directory;
             return Err(if is_dir { Errno::ISDIR } else { Errno::NXIO }.into());
@@ -89,15 +69,12 @@ impl Node {
                 return Err(error.into());
             }
         };
-        if matches!(right, Right::None) {
-            right = self.hold_if_owned(ino);
-        }
-        let held = matches!(right, Right::Hold(_));
+        let how = Use { flags, face };
         let opened = match &right {
-            Right::Through(owner) => self.open_through(context, &file, *owner, flags),
-            _ => self.match_version(context, &file, &record).and_then(|()| {
-                self.open_known(context, &file, self.as_seen_here(&record), flags, held)
-            }),
+            Right::Through(owner) => self.open_through(context, &file, *owner, how),
+            _ => self
+                .match_version(context, &file, &record)
+                .and_then(|()| self.open_known(context, &file, self.as_seen_here(&record), how)),
         };
         self.keep_hold(right, &opened, flags);
         drop(in_use);
@@ -114,27 +91,22 @@ impl Node {
         context: &Context,
         file: &FileRef,
         mut record: Arc<Record>,
-        flags: i32,
-        held: bool,
+        how: Use,
     ) -> Result<Opened> {
-        let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         drop(file.residence_for(context)?);
-        if flags & libc::O_TRUNC != 0 {
+        if how.flags & libc::O_TRUNC != 0 {
             self.truncate(context, &record, 0)?;
             record = self.meta.get(file.ino)?;
         }
-        let stream = self.prepare(context, file, &record, write)?;
-        self.attach(file, &record, Use { flags, held }, stream)
+        let stream = self.prepare(context, file, &record, how.writes())?;
+        self.attach(file, &record, how, stream)
     }
 
-    /// A handle that may write, or that the kernel serves by itself, keeps the file on this node for
-    /// as long as it lives.
+    /// A handle that may write keeps the file on this node for as long as it lives.
     fn keep_hold(&self, right: Right<'_>, opened: &Result<Opened>, flags: i32) {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         match right {
-            Right::Hold(hold) if opened.as_ref().is_ok_and(|o| write || o.mode.passes()) => {
-                hold.keep();
-            }
+            Right::Hold(hold) if write && opened.is_ok() => hold.keep(),
             other => drop(other),
         }
     }
@@ -202,8 +174,7 @@ impl Node {
         let file = self.files.get(record.ino);
         self.load(&Context::DAEMON, &file)?;
         self.tracer.note(file.ino, 0, true);
-        let held = matches!(right, Right::Hold(_));
-        let opened = self.attach(&file, record, Use { flags, held }, None);
+        let opened = self.attach(&file, record, Use { flags, face: None }, None);
         self.keep_hold(right, &opened, flags);
         opened
     }
@@ -270,9 +241,17 @@ impl Node {
         let write = how.writes();
         let residence = file.residence.read();
         let mut opens = file.opens.lock();
+        self.turn_if_replaced(&mut opens, residence.place.as_ref())?;
+        check_face(&mut opens, how)?;
         self.busiest.count(file.ino.0);
         let (mut mode, promised) = self.choose_mode(file, &residence, &mut opens, record, how);
+        let face = opens.now.number;
+        let mut seen = Seen::default();
+        if let OpenMode::Cached { keep } = &mut mode {
+            (*keep, seen) = self.keeps_pages(file, record, face);
+        }
         let mut handle = Handle::new(file.clone(), write, mode, promised);
+        (handle.face, handle.seen) = (face, seen);
         handle.append = self.appends_itself(how);
         if let Some(stream) = stream
             && matches!(mode, OpenMode::Cached { .. } | OpenMode::Direct)
@@ -291,15 +270,13 @@ impl Node {
         opens.count += 1;
         opens.writers += u32::from(write);
         opens.handles.push(fh);
-        match mode {
-            OpenMode::Passthrough { .. } | OpenMode::PassthroughDirect { .. } => {
-                if let Some(registered) = &mut opens.registered {
-                    registered.opens += 1;
-                }
-                self.metrics.passthrough_opens.add(1);
+        opens.now.enter(Shown { cached: matches!(mode, OpenMode::Cached { .. }), remote: false });
+        if let Some(registered) = opens.now.registered.as_mut().filter(|_| mode.passes()) {
+            registered.opens += 1;
+            if write {
+                file.stored_unseen.store(true, Ordering::Release);
             }
-            OpenMode::Cached { .. } => opens.cached += 1,
-            OpenMode::Direct => {}
+            self.metrics.passthrough_opens.add(1);
         }
         let mut marked = Ok(());
         if write {
@@ -313,7 +290,7 @@ impl Node {
             self.decide(Event::Busy { object: forebay_core::unit::Ino(file.ino.0) });
         }
         drop((opens, residence));
-        let opened = Opened { fh, mode };
+        let opened = Opened { fh, mode, face };
         marked.map(|()| opened).inspect_err(|_| {
             if let Some(handle) = self.handles.get(fh) {
                 // The right to write is the caller's still, who drops it.
@@ -343,7 +320,7 @@ impl Node {
         how: Use,
     ) -> (OpenMode, Option<(u8, u64)>) {
         let write = how.writes();
-        if let Some(registered) = &opens.registered {
+        if let Some(registered) = &opens.now.registered {
             let id = registered.id;
             if !write {
                 return (OpenMode::Passthrough { id }, None);
@@ -362,13 +339,8 @@ impl Node {
         if let Some(reason) = self.passthrough_refusal() {
             return (self.served(reason, false, write), None);
         }
-        if opens.cached > 0 {
+        if opens.now.cached > 0 {
             return (self.served(RefusalReason::MixedOpen, true, write), None);
-        }
-        if self.is_clustered() && !how.held {
-            // Another node may write it, and the kernel would go on with the version of this open:
-            // for later opens, too, as long as one of them lives.
-            return (self.served(RefusalReason::NotOwned, true, write), None);
         }
         // A daemon that writes may have to move extents away from under a passthrough reader.
         let serves_writer = opens.writers > 0;
@@ -382,7 +354,8 @@ impl Node {
                 match place.object.fd().map(|fd| self.register(fd)) {
                     Some(Ok(id)) => {
                         place.passed.store(true, Ordering::Release);
-                        opens.registered = Some(Registered { id, opens: 0, bypass: false });
+                        let object = object_id(place.object.fd());
+                        opens.now.registered = Some(Registered::new(id, false, object));
                         (OpenMode::Passthrough { id }, promised)
                     }
                     _ => {
@@ -417,7 +390,7 @@ impl Node {
         let Ok(backing) = self.open_backing(record, Access::Read) else { return refused() };
         match backing.fd().map(|fd| self.register(fd)) {
             Some(Ok(id)) => {
-                opens.registered = Some(Registered { id, opens: 0, bypass: true });
+                opens.now.registered = Some(Registered::new(id, true, 0));
                 (OpenMode::Passthrough { id }, None)
             }
             // Counted already, with the kernel's own reason.
@@ -429,9 +402,7 @@ impl Node {
     /// the way open for it; elsewhere the kernel's page cache serves readers better.
     fn served(&self, reason: RefusalReason, passthrough_able: bool, write: bool) -> OpenMode {
         self.metrics.passthrough_refusals.of(reason).inc();
-        // In a cluster the pages may be of a version before that of this open.
-        let keep = !self.is_clustered();
-        if write && passthrough_able { OpenMode::Direct } else { OpenMode::Cached { keep } }
+        if write && passthrough_able { OpenMode::Direct } else { OpenMode::Cached { keep: true } }
     }
 
     /// Room for a passthrough writer to grow into, if there is plenty.
@@ -473,45 +444,32 @@ impl Node {
         })
     }
 
-    fn unregister_unused(&self, opens: &mut Opens) {
-        if opens.registered.as_ref().is_some_and(|registered| registered.opens == 0)
-            && let Some(registered) = opens.registered.take()
-            && let Some(kernel) = self.kernel.get()
-        {
-            kernel.unregister(registered.id);
-        }
-    }
-
     /// Closes a handle: the kernel's last use of it.
     pub fn release(&self, fh: u64) {
         let Some(handle) = self.handles.take(fh) else { return };
+        self.note_pages(&handle);
         let file = handle.file.clone();
-        if matches!(handle.mode, OpenMode::Passthrough { .. }) && handle.write {
+        if handle.mode.passes() && handle.write {
             // Its writes were not seen: a flush that began before may not have them.
             file.count_write();
+            // Neither are those of a mapping that outlasts it.
+            file.stored_unseen.store(true, Ordering::Release);
         }
         let (last, last_writer) = {
             let mut opens = file.opens.lock();
             opens.count -= 1;
             opens.writers -= u32::from(handle.write);
             opens.handles.retain(|other| *other != fh);
-            match handle.mode {
-                OpenMode::Passthrough { .. } | OpenMode::PassthroughDirect { .. } => {
-                    if let Some(registered) = &mut opens.registered {
-                        registered.opens -= 1;
-                    }
-                    self.unregister_unused(&mut opens);
-                }
-                OpenMode::Cached { .. } => opens.cached -= 1,
-                OpenMode::Direct => {}
-            }
+            let cached = matches!(handle.mode, OpenMode::Cached { .. });
+            opens.leave(handle.face, cached, handle.mode.registration());
+            self.unregister_unused(&mut opens);
             (opens.count == 0, handle.write && opens.writers == 0)
         };
         if let Some((tier, bytes)) = handle.promised {
             self.tiers[usize::from(tier)].room.unpromise(bytes);
         }
-        if handle.held.load(Ordering::Acquire) && self.unhold(file.ino) && !handle.write {
-            self.give_up_later(file.ino);
+        if handle.held.load(Ordering::Acquire) {
+            self.unhold(file.ino);
         }
         fail::fail_point!("node.release.before_settle");
         if last_writer {
@@ -595,15 +553,30 @@ impl Node {
 
 /// How a file is opened.
 #[derive(Clone, Copy)]
-struct Use {
+pub(crate) struct Use {
     /// Those of open(2).
-    flags: i32,
-    /// In a cluster: the file stays with this node while the handle lives.
-    held: bool,
+    pub flags: i32,
+    /// Under which face whoever opens it knows the file, if he does.
+    pub face: Option<u8>,
+}
+
+/// Whether whoever opens a file knows it under the face that it has now. If it is not open, it has
+/// whichever he knows.
+pub(crate) fn check_face(opens: &mut Opens, how: Use) -> Result<()> {
+    match how.face {
+        Some(known) if known != opens.now.number => {
+            if opens.count > 0 {
+                return Err(Errno::STALE.into());
+            }
+            opens.now.number = known;
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 impl Use {
-    fn writes(self) -> bool {
+    pub(crate) fn writes(self) -> bool {
         self.flags & libc::O_ACCMODE != libc::O_RDONLY
     }
 }

@@ -216,7 +216,8 @@ impl Node {
             || place.passed.load(Ordering::Acquire) && self.maybe_mapped(place)
     }
 
-    /// Whether a mapping of the object may live that outlasted a passthrough open.
+    /// Whether a mapping of the object may live that outlasted a passthrough open, and that may be
+    /// stored into.
     pub(crate) fn is_mapped_by_the_kernel(&self, file: &File) -> Result<bool> {
         if self.passthrough_refusal().is_some() {
             return Ok(false);
@@ -224,7 +225,7 @@ impl Node {
         // It may be in use by nobody else.
         self.load(&Context::DAEMON, file)?;
         let residence = file.residence.read();
-        Ok(residence.place.as_ref().is_some_and(|place| self.maybe_mapped(place)))
+        Ok(residence.place.as_ref().is_some_and(|place| self.maybe_stored_into(file, place)))
     }
 
     /// Writes for which no room could be made into an object that the kernel reads by itself. The

@@ -105,7 +105,7 @@ impl Node {
         let Some(place) = &residence.place else { return Ok(false) };
         if place.presence.is_some()
             || matches!(residence.base, Base::Spill(_))
-            || self.maybe_mapped(place)
+            || self.maybe_stored_into(file, place)
         {
             return Ok(false);
         }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use forebay_node::{Context, Ino, Node, NodeConfig, TierConfig};
+use forebay_node::{Context, Ino, Node, NodeConfig, SetAttr, TierConfig};
 
 const CONTEXT: Context = Context::DAEMON;
 const WRITE: i32 = libc::O_RDWR | libc::O_CREAT;
@@ -86,6 +86,25 @@ fn open_when_the_file_is_removed_and_the_open_fails_then_nothing_stays() {
     assert!(rig.node.open(&CONTEXT, ino, libc::O_RDONLY).is_err());
     assert!(rig.node.lookup(&CONTEXT, Ino::ROOT, b"old").unwrap().is_none(), "it was removed");
     assert_eq!(rig.orphans(), 0);
+}
+
+#[test]
+fn set_id_bits_when_set_while_the_file_is_looked_up_then_the_next_write_takes_them_away() {
+    let _scenario = fail::FailScenario::setup();
+    let rig = Rig::new("setid");
+    let stat = rig.node.lookup(&CONTEXT, Ino::ROOT, b"old").unwrap().unwrap();
+    let node = Arc::downgrade(&rig.node);
+    let chmod = move || {
+        fail::remove("node.look_up.record");
+        let set = SetAttr { mode: Some(0o2777), ..SetAttr::default() };
+        node.upgrade().unwrap().setattr(&CONTEXT, stat.ino, &set).unwrap();
+    };
+    fail::cfg_callback("node.look_up.record", chmod).unwrap();
+    let opened = rig.node.open(&CONTEXT, stat.ino, libc::O_RDWR).unwrap();
+    let stranger = Context { uid: 1234, gid: 1234, ..CONTEXT };
+    assert_eq!(rig.node.write(&stranger, opened.fh, 0, b"x").unwrap(), 1);
+    rig.node.release(opened.fh);
+    assert_eq!(rig.node.getattr(&CONTEXT, stat.ino).unwrap().attr.perm, 0o777);
 }
 
 #[test]

@@ -110,7 +110,7 @@ impl Error {
     }
 
     /// Whether making the same request again may succeed.
-    pub(crate) fn passes(&self) -> bool {
+    pub fn passes(&self) -> bool {
         match self {
             Error::Lost { .. } | Error::Corrupt(_) | Error::Protocol(_) => true,
             Error::Fault(fault) => {

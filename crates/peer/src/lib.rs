@@ -32,7 +32,7 @@ mod wire;
 pub use address::Address;
 pub use body::{Body, FileRange};
 pub use buffer::{Buffer, BufferPool};
-pub use client::{Client, ClientConfig};
+pub use client::{Client, ClientConfig, Started};
 pub use error::{Error, Result};
 pub use fetch::Fetcher;
 pub use limits::Limits;

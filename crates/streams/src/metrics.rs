@@ -83,6 +83,12 @@ fn gauges(page: &mut Page, s: &Status) {
         "Streams that have lost their guarantee at the moment.",
         s.degraded,
     );
+    page.number(
+        "forebay_stream_joining",
+        gauge,
+        "Streams that wait for the first of those that ask for the same.",
+        s.joining,
+    );
     page.number("forebay_stream_best_effort", gauge, "Streams without a guarantee.", s.best_effort);
     page.number(
         "forebay_stream_idle",
@@ -232,6 +238,12 @@ fn work(page: &mut Page, s: &Status) {
         counter,
         "Streams that came to share what another one reads.",
         s.shared,
+    );
+    page.number(
+        "forebay_stream_behind_total",
+        counter,
+        "Times that a stream fell behind the others of its title and lost its place among them.",
+        s.behind,
     );
     page.number("forebay_stream_read_errors_total", counter, "Reads that failed.", s.read_errors);
 }

@@ -70,6 +70,7 @@ impl std::fmt::Display for Kept {
         match self.0 {
             Redundancy::Replicas(copies) => write!(f, "{copies}"),
             Redundancy::Code { data, parity } => write!(f, "{data}+{parity}"),
+            Redundancy::Whole { data, fragments } => write!(f, "1 and {fragments} of {data}"),
         }
     }
 }

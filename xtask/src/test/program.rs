@@ -2,16 +2,20 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use super::stuck::Before;
+
 /// The longest that one program may take; more than twice what the longest takes here.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(300);
 const LOOK: Duration = Duration::from_millis(20);
+/// For a program that was killed to be gone.
+const STUCK: Duration = Duration::from_secs(30);
 /// For the rest of what a program printed, once it has ended.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -84,8 +88,14 @@ fn program(root: &Path, line: &str) -> Option<Program> {
 }
 
 impl Program {
-    /// Runs it with the arguments given, for [`LIMIT`] at most.
-    pub fn run(&self, arguments: &[&str]) -> Result<Outcome> {
+    /// Whether this is what cargo calls a target.
+    pub fn is(&self, target: &str) -> bool {
+        Path::new(&self.name).file_stem().is_some_and(|stem| stem == target)
+    }
+
+    /// Runs it with the arguments given, for [`LIMIT`] at most. Also where the kernel does not let
+    /// go of it, this comes back.
+    pub fn run(&self, arguments: &[&str], before: &Before) -> Result<Outcome> {
         let began = Instant::now();
         let (mut reader, writer) = std::io::pipe()?;
         let mut command = Command::new(&self.executable);
@@ -104,8 +114,7 @@ impl Program {
                 break Some(status);
             }
             if began.elapsed() > LIMIT {
-                child.kill()?;
-                child.wait()?;
+                end(&mut child, before)?;
                 break None;
             }
             std::thread::sleep(LOOK);
@@ -134,6 +143,17 @@ impl Program {
     }
 }
 
+/// Ends a program that took too long. One that the kernel holds for a file system without a daemon
+/// is freed first; should even that not help it is left alone.
+fn end(child: &mut Child, before: &Before) -> Result<()> {
+    child.kill()?;
+    let until = Instant::now() + STUCK;
+    while child.try_wait()?.is_none() && Instant::now() < until {
+        before.abort_waiting();
+    }
+    Ok(())
+}
+
 fn listen(reader: &mut impl Read, heard: &Mutex<Vec<u8>>) {
     let mut part = [0; 4096];
     while let Ok(length @ 1..) = reader.read(&mut part) {
@@ -155,7 +175,7 @@ mod tests {
     fn run(script: &str) -> Outcome {
         let (program, arguments) = shell(script);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        program.run(&arguments).expect("it runs")
+        program.run(&arguments, &Before::look()).expect("it runs")
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! [`Repair::shift`](super::repair::Repair::shift) to choose.
 
 use super::NodeId;
+use crate::unit::Tick;
 
 /// How loaded a node is: in bytes, or in whatever else can be moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +103,60 @@ pub fn plan(levels: &[Level], config: &BalanceConfig) -> Vec<Shift> {
     shifts
 }
 
+/// The part of what a node gives that one of those falls to whose copies it has: in proportion to its
+/// own, and no more.
+#[must_use]
+pub fn share(amount: u64, own: u64, all: u64) -> u64 {
+    let part = u128::from(amount) * u128::from(own) / u128::from(all.max(own).max(1));
+    u64::try_from(part).unwrap_or(u64::MAX).min(own)
+}
+
+/// Decides from time to time whether anything is to move: only what has been out of balance for a
+/// while does, and each plan is given time to be carried out.
+#[derive(Debug, Clone)]
+pub struct Balancer {
+    config: BalanceConfig,
+    /// Nanoseconds that an imbalance lasts before it counts.
+    patience: u64,
+    /// Nanoseconds from one plan to the next.
+    period: u64,
+    since: Option<Tick>,
+    rests_until: Tick,
+}
+
+impl Default for Balancer {
+    /// What is fuller than the mean by a quarter for 20 seconds gives, once a minute.
+    fn default() -> Self {
+        let config = BalanceConfig { tolerance_percent: 25, ..BalanceConfig::default() };
+        Self::new(config, 20 * Tick::SECOND, 60 * Tick::SECOND)
+    }
+}
+
+impl Balancer {
+    /// One that waits `patience` nanoseconds before it believes an imbalance, and `period` between
+    /// plans.
+    #[must_use]
+    pub fn new(config: BalanceConfig, patience: u64, period: u64) -> Self {
+        Self { config, patience, period, since: None, rests_until: Tick(0) }
+    }
+
+    /// How full the nodes are now; what is to move.
+    pub fn look(&mut self, now: Tick, levels: &[Level]) -> Vec<Shift> {
+        let shifts = plan(levels, &self.config);
+        if shifts.is_empty() {
+            self.since = None;
+            return shifts;
+        }
+        let since = *self.since.get_or_insert(now);
+        if now < since.after(self.patience) || now < self.rests_until {
+            return Vec::new();
+        }
+        self.rests_until = now.after(self.period);
+        self.since = None;
+        shifts
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -109,6 +164,41 @@ mod tests {
     use super::*;
 
     proptest! {
+        #[test]
+        fn shares_of_all_owners_then_no_more_than_the_amount_and_each_no_more_than_its_own(
+            amount in 0u64..1 << 50,
+            own in proptest::collection::vec(0u64..1 << 40, 1..20),
+        ) {
+            let all: u64 = own.iter().sum();
+            let shares: Vec<u64> = own.iter().map(|own| share(amount, *own, all)).collect();
+            prop_assert!(shares.iter().sum::<u64>() <= amount);
+            prop_assert!(shares.iter().zip(&own).all(|(share, own)| share <= own));
+            let least = amount.min(all).saturating_sub(own.len() as u64);
+            prop_assert!(shares.iter().sum::<u64>() >= least, "nearly all of it");
+        }
+
+        #[test]
+        fn balancer_any_history_then_patient_and_no_two_plans_in_a_period(
+            looks in proptest::collection::vec((1u64..30, 0u64..100, 0u64..100), 1..100),
+        ) {
+            let mut balancer = Balancer::default();
+            let (mut now, mut last, mut since) = (Tick(0), None, None);
+            for (seconds, a, b) in looks {
+                now = now.after(seconds * Tick::SECOND);
+                let level = |node, load| Level { node: NodeId(node), load, capacity: 100 };
+                let levels = [level(0, a), level(1, b)];
+                let out = imbalance(&levels) > 1.25 && !plan(&levels, &balancer.config).is_empty();
+                since = if out { since.or(Some(now)) } else { None };
+                let shifts = balancer.look(now, &levels);
+                if shifts.is_empty() {
+                    continue;
+                }
+                prop_assert!(since.is_some_and(|since: Tick| now.0 - since.0 >= 20 * Tick::SECOND));
+                prop_assert!(last.is_none_or(|last: Tick| now.0 - last.0 >= 60 * Tick::SECOND));
+                (last, since) = (Some(now), None);
+            }
+        }
+
         #[test]
         fn plan_any_loads_then_balanced_conserved_and_quiet_after_it(
             loads in proptest::collection::vec((0u64..1 << 40, 0u64..8), 1..50),

@@ -3,6 +3,7 @@
 //!
 //! - [`placement`]: on which nodes replicas and shards go.
 //! - [`membership`]: leases, epochs and fencing, on both sides.
+//! - [`lease`]: when a node takes a part of the namespace for itself, and gives it back.
 //! - [`ownership`]: who may write a file, and when another may take it over.
 //! - [`source`]: own tier, peer or backing store, each byte from the backing store once.
 //! - [`redundancy`]: what users ask for.
@@ -14,6 +15,7 @@
 
 pub mod balance;
 mod hash;
+pub mod lease;
 pub mod locks;
 pub mod membership;
 pub mod ownership;

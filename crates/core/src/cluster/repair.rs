@@ -229,6 +229,20 @@ impl Repair {
         shards.map(|(group, _)| *group)
     }
 
+    /// Bytes of the shards that a node has.
+    #[must_use]
+    pub fn bytes_on(&self, node: NodeId) -> u64 {
+        let bytes = |id| self.groups.get(&id).map_or(0, |group| group.bytes);
+        self.groups_of(node).map(bytes).sum()
+    }
+
+    /// Shards that are to move for balance, and their bytes.
+    #[must_use]
+    pub fn moves(&self) -> (u64, u64) {
+        let wished = self.groups.values().filter(|group| group.wish.is_some());
+        wished.fold((0, 0), |(count, bytes), group| (count + 1, bytes + group.bytes))
+    }
+
     /// A node takes part, or has another weight (free space), or is back: what it still has is told
     /// by [`Repair::offer`].
     pub fn node_up(&mut self, now: Tick, site: &Site) {
@@ -391,6 +405,10 @@ impl Repair {
         let (mut moved, mut chosen) = (0u64, Vec::new());
         for (id, shard) in &state.shards {
             let Some(group) = self.groups.get(id) else { continue };
+            // The whole is where its owner is.
+            if *shard == 0 && matches!(group.redundancy, Redundancy::Whole { .. }) {
+                continue;
+            }
             let healthy = group.missing() == 0 && group.wish.is_none() && group.is_quiet();
             let others = || group.held.iter().flatten().filter(|node| **node != from);
             let near = |node: &NodeId| self.topology.together(*node, to);
@@ -698,6 +716,9 @@ impl Repair {
         takes: u64,
     ) -> Result<Vec<NodeId>, NodeId> {
         let itself = group.held[usize::from(shard)];
+        if let (Redundancy::Whole { .. }, Some(owner)) = (group.redundancy, group.held[0]) {
+            return if self.is_busy(now, owner, takes) { Err(owner) } else { Ok(vec![owner]) };
+        }
         let needed = match (group.redundancy, itself) {
             // The shard itself is there: it need not be made from others.
             (Redundancy::Code { .. }, Some(node)) => {

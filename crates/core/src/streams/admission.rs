@@ -28,6 +28,10 @@
 //! many bounded access times have lighter tails): that is not yet a glitch, for which `H` must be used
 //! up as well.
 //!
+//! A device whose reads are delayed in a lump now and then, by `D` at most in whatever run of them
+//! ([`DeviceProfile::delay`]), has `D` on the left side of both: a stream waits for one sweep. For the
+//! statistical headroom it counts as part of `J`.
+//!
 //! Memory: deterministic, all streams can be full at once, since clients may pause when they are:
 //! `sum of c (P + H)`, and two chunks for each. Statistical: visits exclude each other, and when the
 //! last stream has been filled, stream `i` has consumed for as long as the later ones were read: less
@@ -357,6 +361,12 @@ impl Admission {
         nanos(seconds * self.slowdown)
     }
 
+    /// Nanoseconds that a run of reads takes longer at most than its reads do one by one.
+    #[must_use]
+    pub fn delay(&self) -> u64 {
+        nanos(self.profile.delay * self.slowdown)
+    }
+
     /// Nanoseconds that the jumps within one visit of a stream take at most, that reads so many bytes.
     #[must_use]
     pub fn jumps(&self, layout: &Layout, bytes: u64) -> u64 {
@@ -516,21 +526,22 @@ impl Admission {
             // It fills the headroom, too, which is the visit itself.
             largest /= 1.0 - steepest.min(0.9);
         }
-        let delays = if worst { 0.0 } else { spread + budget };
+        let lump = self.profile.delay;
+        let delays = if worst { 0.0 } else { spread + lump + budget };
         let (budget, headroom) = (budget * self.slowdown, (delays + largest) * self.slowdown);
         // By and large a visit reads what one cycle takes. For certain, it may be late by all of the
         // headroom, and so may those after it.
         let late = if worst { peaks * headroom } else { 0.0 };
         let sweep = (access + spread + transfer + late) * self.slowdown;
         let lanes = f64::from(self.profile.parallel.max(1));
-        let busy = sweep / lanes + if lanes > 1.0 { largest } else { 0.0 };
+        let busy = sweep / lanes + lump * self.slowdown + if lanes > 1.0 { largest } else { 0.0 };
         let each = mean * self.slowdown / demands.len().max(1) as f64 / lanes;
         Plan {
             cycle: length,
             headroom: nanos(headroom),
             budget: nanos(budget),
             busy: nanos(busy),
-            spread: nanos(spread * self.slowdown),
+            spread: if worst { 0 } else { nanos((spread + lump) * self.slowdown) },
             access: nanos(each),
             memory: self.memory(length, headroom, demands),
         }
@@ -711,6 +722,36 @@ mod tests {
         let demands = spread(10, &rate, &admission);
         assert!(admission.plan(&demands[..9]).is_ok());
         assert_eq!(admission.plan(&demands), Err(Shortage::Throttle));
+    }
+
+    #[test]
+    fn device_that_gives_its_budget_in_slices_then_fewer_streams_and_the_delay_once_a_sweep() {
+        let config = AdmissionConfig { memory: 16 * MB, chunk: 16_384, ..Default::default() };
+        let at_once = DeviceProfile::built_in("table1").expect("one");
+        let sliced = DeviceProfile { delay: 0.1, ..at_once.clone() };
+        for assurance in [Assurance::Deterministic, Assurance::Statistical(4.0)] {
+            let config = AdmissionConfig { assurance, ..config.clone() };
+            let rate = Rate::constant(250_000).expect("a rate");
+            let plan = |profile: &DeviceProfile, count| {
+                let mut admission = Admission::new(profile.clone(), config.clone());
+                let demands = spread(count, &rate, &admission);
+                admission.unchecked(&demands)
+            };
+            for count in [5, 20] {
+                let more = plan(&sliced, count).busy - plan(&at_once, count).busy;
+                let expected = 100_000_000..102_000_000;
+                assert!(expected.contains(&more), "{assurance:?}, {count}: {more}");
+            }
+            let most = |profile: &DeviceProfile| {
+                let mut admission = Admission::new(profile.clone(), config.clone());
+                let fits = |count: &u64| {
+                    let demands = spread(*count, &rate, &admission);
+                    admission.plan(&demands).is_ok()
+                };
+                (1..100).take_while(fits).last().unwrap_or(0)
+            };
+            assert!(most(&sliced) < most(&at_once), "{assurance:?}");
+        }
     }
 
     #[test]

@@ -69,9 +69,21 @@ pub struct DeviceProfile {
     /// What throttles it, if anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttle: Option<Throttle>,
+    /// Seconds that a run of reads takes at most beyond what its reads take one by one, whichever they
+    /// are and however many: what throttles a device gives its budget in slices, and whoever comes
+    /// when one is used up waits for the next (the latency of a latency-rate server: Stiliadis, Varma,
+    /// "Latency-rate servers", IEEE/ACM Transactions on Networking 6(5), 1998). 0 for most devices.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub delay: f64,
     /// Reads that it serves at the same time at no loss for each: 1 for a disk, the connections of an
     /// object store.
     pub parallel: u32,
+}
+
+// As serde wants it.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(seconds: &f64) -> bool {
+    *seconds == 0.0
 }
 
 /// A profile that cannot be used.
@@ -119,7 +131,7 @@ impl DeviceProfile {
         };
         let zones = vec![Zone { end: capacity, rate }];
         let (version, name, access) = (VERSION, name.to_owned(), vec![access]);
-        Self { version, name, capacity, access, zones, throttle: None, parallel }
+        Self { version, name, capacity, access, zones, throttle: None, delay: 0.0, parallel }
     }
 
     /// The profile of a modelled disk. Rotation is uniform over a revolution.
@@ -156,6 +168,7 @@ impl DeviceProfile {
             access,
             zones: zones.collect(),
             throttle: None,
+            delay: 0.0,
             parallel: 1,
         }
     }
@@ -220,6 +233,9 @@ impl DeviceProfile {
         }
         if self.throttle.is_some_and(|t| !positive(t.rate) || t.burst.is_nan() || t.burst < 0.0) {
             return wrong("a throttle needs a rate and a burst");
+        }
+        if !self.delay.is_finite() || self.delay < 0.0 {
+            return wrong("a delay must not be negative");
         }
         if self.parallel == 0 || self.parallel > 1_024 {
             return wrong("parallel must be 1 to 1024");
@@ -357,6 +373,8 @@ mod tests {
         assert!(matches!(DeviceProfile::from_json(&other), Err(ProfileError::Version(9))));
         let cut = &good[..good.len() / 2];
         assert!(matches!(DeviceProfile::from_json(cut), Err(ProfileError::Syntax(_))));
+        let late = good.replace("\"parallel\": 4", "\"parallel\": 4, \"delay\": -1.0");
+        assert!(matches!(DeviceProfile::from_json(&late), Err(ProfileError::Values(_))));
         let idle = good.replace("\"parallel\": 4", "\"parallel\": 0");
         assert!(matches!(DeviceProfile::from_json(&idle), Err(ProfileError::Values(_))));
     }

@@ -204,6 +204,8 @@ pub struct ClusterSettings {
     pub secret: Option<PathBuf>,
     /// Replicas of a metadata server that must have a change before it counts.
     pub replicas: u32,
+    /// Whether leases of directories are taken.
+    pub leases: bool,
     /// What other nodes keep of what is written here.
     pub redundancy: Redundancy,
     /// Bytes a second to make lost copies again.
@@ -360,6 +362,7 @@ impl<'a> Reader<'a> {
             Ok(replicas @ 0..=5) => Ok(replicas),
             _ => Err(format!("'{text}' is not a number of replicas from 0 to 5")),
         })?;
+        let leases = self.word("cluster-leases", &[("on", true), ("off", false)])?;
         let redundancy = self.parse("redundancy", |text| {
             text.parse::<Redundancy>().map_err(|error| error.to_string())
         })?;
@@ -392,6 +395,7 @@ impl<'a> Reader<'a> {
                     listen,
                     secret,
                     replicas,
+                    leases,
                     redundancy,
                     repair_rate,
                 }))
@@ -723,6 +727,7 @@ mod tests {
             ("extent-size", "3M", "not a power of two"),
             ("threads", "-1", "not a number of threads"),
             ("cluster-replicas", "many", "not a number of replicas"),
+            ("cluster-leases", "some", "is none of on, off"),
             ("tier", "/fast", "is not DIR=SIZE"),
             ("tier", "/fast=lots", "size of /fast=lots"),
             ("low-mark", "96%", "must be below the high mark"),

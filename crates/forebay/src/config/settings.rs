@@ -115,6 +115,12 @@ pub const SETTINGS: &[Setting] = &[
         "How many replicas of a metadata server must have a change before it counts. With 0, the death of a server loses what was changed right before it, even if it has replicas.",
     ),
     one(
+        "cluster-leases",
+        "WHETHER",
+        Some("on"),
+        "`on`: while this node alone works in a directory, it changes names and attributes there on its own, and tells the metadata servers a few milliseconds later; whoever else wants to look gets it at once. `off`: the servers have each change before it counts. See docs/cluster.md for what it promises.",
+    ),
+    one(
         "redundancy",
         "LEVEL",
         Some("none"),

@@ -77,8 +77,8 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
     }
 }
 
-/// A node of a cluster sees all that is read and written, and knows who else changes the backing
-/// store: the other nodes.
+/// A node of a cluster knows who else changes the backing store: the other nodes. What the kernel may
+/// do by itself others have to be told of, so it may where they can ask.
 fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlResult<NodeConfig> {
     let address = &given.address;
     let address = match address.strip_prefix("file:") {
@@ -92,6 +92,7 @@ fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlRes
     let cluster = ClusterConfig {
         patience: config.backing_timeout.mul_f64(0.6),
         replicas: given.replicas,
+        leases: given.leases,
         redundancy: given.redundancy,
         repair_rate: given.repair_rate,
         peers: given
@@ -101,7 +102,7 @@ fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlRes
         ..ClusterConfig::new(address)
     };
     Ok(NodeConfig {
-        passthrough: Passthrough::Off,
+        passthrough: if given.listen.is_some() { config.passthrough } else { Passthrough::Off },
         coherence: Coherence::Exclusive,
         cluster: Some(cluster),
         ..config

@@ -2,6 +2,7 @@
 
 mod ballast;
 mod embedded;
+mod leased;
 mod memory;
 mod redis;
 mod spanning;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 use smallvec::SmallVec;
 
 pub use embedded::{Embedded, EmbeddedOptions};
+pub use leased::{LeaseOptions, Leased};
 pub use memory::Memory;
 pub use redis::{Redis, RedisOptions};
 pub use spanning::Spanning;
@@ -194,6 +196,24 @@ fn successor(prefix: &[u8]) -> Option<Vec<u8>> {
     let mut end = prefix[..=last].to_vec();
     end[last] += 1;
     Some(end)
+}
+
+/// As [`Engine::sweep`], of an engine that finds partitions.
+fn sweep(
+    engine: &dyn Engine,
+    after: Option<&Key>,
+    limit: usize,
+) -> Result<Vec<(Key, Vec<u8>)>, EngineError> {
+    let mut found = Vec::new();
+    let mut at = Some(after.map_or(0, Key::partition));
+    while let Some(from) = at.filter(|_| found.len() < limit) {
+        let Some(partition) = engine.next_partition(from)? else { break };
+        let behind = after.filter(|key| key.partition() == partition).map(Key::bytes);
+        let page = engine.scan(partition, b"", behind, limit - found.len())?;
+        found.extend(page.items.into_iter().map(|(key, value)| (Key::new(partition, &key), value)));
+        at = partition.checked_add(1);
+    }
+    Ok(found)
 }
 
 /// Why the engine failed.

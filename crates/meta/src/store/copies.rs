@@ -112,8 +112,7 @@ impl MetaStore {
     /// `Stale` if the file is gone; if the engine fails: then it may have been done or not.
     pub fn take_over(&self, ino: Ino, from: Incarnation, copies: &Copies) -> Result<bool> {
         let me = self.this_node()?;
-        let holders = copies.holders.iter().copied().filter(|node| *node != me.node).collect();
-        let after = Copies { writer: me, holders, ..copies.clone() };
+        let after = Copies { writer: me, holders: copies.without(me.node), ..copies.clone() };
         let (mut looks, mut as_known) = (false, true);
         self.edit_one(ino, |draft, record| {
             as_known = record.owner == Some(from) && record.copied && !record.links.is_empty();

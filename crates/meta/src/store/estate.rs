@@ -23,6 +23,12 @@ pub struct Estate {
     pub bytes: u64,
     /// Inodes in its backlog.
     pub backlog: u64,
+    /// Bytes that it keeps for other nodes.
+    pub held: u64,
+    /// Bytes of its tiers; 0 from a node that does not say.
+    pub room: u64,
+    /// Bytes of copies of its files that are about to move to other nodes.
+    pub moving: u64,
 }
 
 /// What has become of the order to leave.
@@ -59,7 +65,8 @@ impl MetaStore {
     /// If the engine fails; `Unsupported` if this process is no node.
     pub fn report_estate(&self, estate: &Estate) -> Result<bool> {
         let me = self.member().ok_or(Error::Unsupported("this process is no node"))?;
-        let numbers = [estate.files, estate.bytes, estate.backlog].map(u64::to_be_bytes).concat();
+        let Estate { files, bytes, backlog, held, room, moving } = *estate;
+        let numbers = [files, bytes, backlog, held, room, moving].map(u64::to_be_bytes).concat();
         let mut transaction = MiniTransaction::reading(vec![keys::order(me.node)]);
         let value = codec::encode_bytes(&numbers);
         transaction.write.push(Write::Put(keys::estate(me.node), value));
@@ -82,7 +89,16 @@ impl MetaStore {
                 let part = bytes.get(8 * at..8 * at + 8).and_then(|part| part.try_into().ok());
                 part.map(u64::from_be_bytes).ok_or_else(|| corrupt("a node's estate", "short"))
             };
-            let estate = Estate { files: number(0)?, bytes: number(1)?, backlog: number(2)? };
+            // Nodes of an earlier version say three numbers.
+            let later = |at: usize| if bytes.len() > 24 { number(at) } else { Ok(0) };
+            let estate = Estate {
+                files: number(0)?,
+                bytes: number(1)?,
+                backlog: number(2)?,
+                held: later(3)?,
+                room: later(4)?,
+                moving: later(5)?,
+            };
             Ok((node_of(key)?, estate))
         };
         page.items.iter().map(estate).collect()

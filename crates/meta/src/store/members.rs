@@ -174,3 +174,39 @@ impl MetaStore {
         self.member().is_none_or(|me| seq.0 % PROCESSES == u64::from(me.node))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::engine::{Engine, Key, Memory};
+    use crate::store::{FORMAT, Options};
+
+    #[test]
+    fn nodes_of_a_store_of_the_format_before_then_are_known_after_it_is_opened() {
+        let engine = Arc::new(Memory::partitioned());
+        let open = || {
+            let node = Some(NodeName { id: "one".into(), address: "here".into() });
+            let options = Options { node, ..Options::default() };
+            MetaStore::open(Box::new(engine.clone()), &options).unwrap()
+        };
+        let before = open().members().unwrap();
+        // As it was in format 2.
+        let key = keys::member(before[0].node);
+        let write = vec![
+            Write::Put(Key::new(keys::GLOBAL, key.bytes()), codec::encode_member(&before[0])),
+            Write::Delete(key),
+            Write::Put(keys::setting(FORMAT), codec::encode_bytes(&2u32.to_be_bytes())),
+        ];
+        for write in write {
+            let transaction = MiniTransaction { write: vec![write], ..Default::default() };
+            engine.execute(&transaction).unwrap();
+        }
+        let store = open();
+        let after = store.members().unwrap();
+        assert_eq!((after.len(), after[0].node), (1, before[0].node));
+        assert_eq!(after[0].epoch, before[0].epoch + 1);
+        assert_eq!(store.setting(FORMAT).unwrap().unwrap(), 3u32.to_be_bytes());
+    }
+}

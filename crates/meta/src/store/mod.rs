@@ -183,6 +183,7 @@ impl MetaStore {
         let version = <[u8; 4]>::try_from(format.as_slice()).map(u32::from_be_bytes);
         match version {
             Ok(found) if found == self.layout.version() => {}
+            Ok(found) if self.layout.takes(found) => self.raise_format(format)?,
             Ok(found) if found > Layout::Gathered.version() => {
                 let (what, known) = ("the metadata store".into(), Layout::Gathered.version());
                 return Err(Error::NewerFormat { what, found, known });
@@ -200,6 +201,30 @@ impl MetaStore {
         self.shown.show(&counts);
         *self.counts.lock() = counts;
         Ok(())
+    }
+
+    /// Keeps programs away that do not know what this one may do. Another may have been first.
+    fn raise_format(&self, before: Vec<u8>) -> Result<()> {
+        for prefix in [keys::members(), keys::estates(), keys::orders()] {
+            // Where it was before.
+            let old = Key::new(keys::GLOBAL, prefix.bytes());
+            for (bytes, value) in self.scan(&old, None, usize::MAX)?.items {
+                let mut transaction = MiniTransaction::default();
+                let key = Key::new(prefix.partition(), &bytes);
+                transaction.compare.push(compare(key.clone(), Expect::Absent));
+                transaction.write.push(Write::Put(key, value));
+                self.execute(&transaction)?;
+                let write = vec![Write::Delete(Key::new(keys::GLOBAL, &bytes))];
+                self.execute(&MiniTransaction { write, ..Default::default() })?;
+            }
+        }
+        let key = keys::setting(FORMAT);
+        let mut transaction = MiniTransaction::default();
+        let before = Expect::Value(codec::encode_bytes(&before));
+        transaction.compare.push(compare(key.clone(), before));
+        let version = codec::encode_bytes(&self.layout.version().to_be_bytes());
+        transaction.write.push(Write::Put(key, version));
+        self.execute(&transaction).map(drop)
     }
 
     fn create_root(&self) -> Result<()> {
@@ -527,8 +552,8 @@ impl MetaStore {
             }
         };
         let end = next + INO_BLOCK;
-        if end >> Ino::SEQUENCE_BITS != 0 {
-            return Err(Error::Unsupported("all 2^48 inode numbers are used up"));
+        if end >> Ino::SPARE_SHIFT != 0 {
+            return Err(Error::Unsupported("all 2^40 inode numbers are used up"));
         }
         let mut transaction = MiniTransaction::default();
         transaction.compare.push(compare(key.clone(), old.map_or(Expect::Absent, Expect::Value)));

@@ -105,14 +105,6 @@ impl MetaStore {
         self.believed(dir).is_some_and(|record| record.is_directory() && record.listed)
     }
 
-    /// Whether this node is the owner of a file, as far as is known without asking: if so, it is.
-    #[must_use]
-    pub fn owns(&self, ino: Ino) -> bool {
-        let mine = |record: &Arc<Record>| record.owner.is_some() && record.owner == self.member();
-        // Whatever else of it is old: only this node gives up what it has, and then knows it.
-        self.believed(ino).is_some_and(|record| mine(&record))
-    }
-
     /// Makes this node the owner of a file that nobody owns, or that an earlier incarnation of it
     /// did. From then on it may write the file's bytes.
     ///

@@ -3,10 +3,26 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Redis, RedisOptions};
+use forebay_meta::{Engine, LeaseOptions, LeaseTerms, Leased, Redis, RedisOptions};
+
+/// Leases that are taken at the first change, and soon again.
+pub fn eager() -> LeaseOptions {
+    let (first_pause, longest_pause) = (5_000_000, 5_000_000);
+    let terms =
+        LeaseTerms { changes: 1, looks: 8, first_pause, longest_pause, ..LeaseTerms::default() };
+    LeaseOptions { terms, patience: Duration::from_secs(3), ..LeaseOptions::default() }
+}
+
+/// An engine with leases, once it hears what others do.
+pub fn leased(servers: &Servers, name: &str, options: &LeaseOptions) -> Arc<Leased> {
+    let below = Arc::new(servers.open(name, &RedisOptions::default()));
+    servers.wait("changes are heard", |_| (0..64).all(|at| below.watch(at).is_some()));
+    Arc::new(Leased::open(below, options.clone()).unwrap())
+}
 
 pub const NODE_TIMEOUT_MS: u32 = 700;
 

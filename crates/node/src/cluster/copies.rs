@@ -33,6 +33,10 @@ const LONGEST_WAIT: Duration = Duration::from_secs(15);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 /// The longest extent that is asked for.
 const MOST: u64 = 8 << 20;
+/// Who waits for somebody who fetches looks as often whether what he wants is there.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// The home of a file is told of so many extents at once that came from other nodes.
+const ANNOUNCED: usize = 4;
 /// Other nodes are given up for an extent after so many of them have failed.
 const FAILURES: u32 = 3;
 
@@ -213,17 +217,24 @@ impl Node {
         if copies.is_empty() {
             return Ok(true);
         }
-        let mut room = true;
+        let (mut room, mut came) = (true, Vec::new());
         let wanted = Wanted { ino, version, extents: &extents, verify: None };
         let fetcher = Fetcher { patience: PATIENCE, ..Fetcher::default() };
         let fetched = fetcher.fetch(&wanted, &copies, |extent, bytes| -> Result<()> {
             let range = extent.offset..extent.offset + u64::from(extent.len);
             room = room && deliver(range, &bytes, Source::Peer)?;
             if room {
-                self.got(shared, extent.offset / unit, todo);
+                let index = extent.offset / unit;
+                todo.retain(|other| *other != index);
+                came.push(index);
+            }
+            if came.len() >= ANNOUNCED {
+                self.announce_part(shared, std::mem::take(&mut came));
             }
             Ok(())
-        })?;
+        });
+        self.announce_part(shared, came);
+        let fetched = fetched?;
         for (place, error) in &fetched.failures {
             let node = copies[*place].node;
             tracing::debug!(?node, %error, "another node does not deliver a file");
@@ -233,8 +244,13 @@ impl Node {
 
     fn got(&self, shared: &Shared, index: u64, todo: &mut Vec<u64>) {
         todo.retain(|other| *other != index);
+        self.announce_part(shared, vec![index]);
+    }
+
+    /// As [`Node::announce`], unless only the whole file can be lent.
+    fn announce_part(&self, shared: &Shared, indexes: Vec<u64>) {
         if !shared.at_once {
-            self.announce(shared, vec![index]);
+            self.announce(shared, indexes);
         }
     }
 
@@ -378,12 +394,19 @@ impl Node {
         if !self.has_peers() {
             return Ok(true);
         }
-        // One at a time: two would read the same from the backing store.
-        let _one = file.fetching.lock();
-        let Some((shared, indexes)) = self.absent_extents(file, range)? else { return Ok(true) };
-        if indexes.is_empty() {
-            return Ok(true);
-        }
+        // One at a time: two would read the same from the backing store. What another one brings of
+        // many extents may be what is wanted here.
+        let (_one, shared, indexes) = loop {
+            let one = file.fetching.try_lock_for(LOOK_AGAIN);
+            let Some((shared, indexes)) = self.absent_extents(file, range.clone())? else {
+                return Ok(true);
+            };
+            match one {
+                _ if indexes.is_empty() => return Ok(true),
+                Some(one) => break (one, shared, indexes),
+                None => {}
+            }
+        };
         let Some((tier, base)) = self.base_to_fill_from(file)? else { return Ok(true) };
         self.obtain(&shared, &*base, &indexes, &mut |range, bytes, source| {
             self.install_extent(file, (tier, &base), (range, bytes), source, haste)

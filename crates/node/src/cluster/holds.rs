@@ -1,6 +1,4 @@
-//! The files that this node owns and that have to stay with it: programs of it can write them, or the
-//! kernel reads them by itself. The kernel accepts one file only for all passthrough opens of an inode,
-//! so none may go to another node, and be another version then, while such an open lives.
+//! The files that this node owns and that have to stay with it, as programs of it can write them.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -61,7 +59,7 @@ impl Hold<'_> {
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        let _last = self.node.unhold(self.ino);
+        self.node.unhold(self.ino);
     }
 }
 
@@ -89,6 +87,7 @@ impl Node {
                 }
                 match self.meta.take_ownership(ino)? {
                     Ownership::Mine(_) => {
+                        self.pages_of_former_term(ino);
                         holds.insert(ino.0, 1);
                         return Ok(Right::Hold(Hold { node: self, ino }));
                     }
@@ -122,41 +121,16 @@ impl Node {
         Ok(Hold { node: self, ino })
     }
 
-    /// Keeps a file here that is about to be opened for reading, if this node owns it and talks to
-    /// others: these can still write it, by way of this node.
-    pub(crate) fn hold_if_owned(&self, ino: Ino) -> Right<'_> {
-        let Some(cluster) = &self.cluster else { return Right::None };
-        if self.passthrough_refusal().is_some() || cluster.peers.get().is_none() {
-            return Right::None;
-        }
-        let owned = || self.meta.owns(ino).then_some(()).ok_or(());
-        self.hold_owned(cluster, ino, owned).map_or(Right::None, Right::Hold)
-    }
-
-    /// Gives back what [`Node::hold`] gave; whether nothing keeps the file here now. It stays owned
-    /// until another node wants it or the backing store has its bytes.
-    pub(crate) fn unhold(&self, ino: Ino) -> bool {
-        let Some(cluster) = &self.cluster else { return false };
+    /// Gives back what [`Node::hold`] gave. The file stays owned until another node wants it or the
+    /// backing store has its bytes.
+    pub(crate) fn unhold(&self, ino: Ino) {
+        let Some(cluster) = &self.cluster else { return };
         let mut holds = cluster.holds.stripe(ino).lock();
-        let Some(count) = holds.get_mut(&ino.0) else { return false };
+        let Some(count) = holds.get_mut(&ino.0) else { return };
         *count -= 1;
         if *count == 0 {
             holds.remove(&ino.0);
-            return true;
         }
-        false
-    }
-
-    /// Gives a file up that was kept for readers only, and may have been written back meanwhile.
-    pub(crate) fn give_up_later(&self, ino: Ino) {
-        if self.residents.get(ino.0).is_some_and(|resident| resident.dirty) {
-            return;
-        }
-        self.later(move |node| {
-            if let Err(error) = node.give_up(ino) {
-                tracing::debug!(%ino, %error, "a file that nobody uses stays with this node");
-            }
-        });
     }
 
     /// Whether something keeps the file on this node.

@@ -17,6 +17,7 @@ mod lock_record;
 mod locks;
 mod nodes;
 mod orders;
+mod pages;
 mod peers;
 mod redundancy;
 mod serve;
@@ -45,8 +46,9 @@ pub(crate) use copies::Shared;
 pub(crate) use holds::Right;
 pub use locks::{InTheWay, LockDone, LockRequest, Waited};
 pub use nodes::NodeReport;
+pub(crate) use pages::Seen;
 use peers::Peers;
-pub(crate) use redundancy::REDUNDANCY;
+pub(crate) use redundancy::{Begun, REDUNDANCY};
 pub use redundancy::{Kept, SafetyReport};
 pub use succession::{LockOwner, Membership};
 pub(crate) use through::Remote;
@@ -87,6 +89,7 @@ pub(crate) struct Cluster {
     lock_records: lock_record::LockRecords,
     locks: locks::FileLocks,
     nodes: nodes::Nodes,
+    pages: pages::Pages,
     orders: orders::Orders,
     workers: Pool,
     /// The nodes that it talks to without the metadata engine between.
@@ -114,6 +117,7 @@ impl Cluster {
             lock_records: lock_record::LockRecords::default(),
             locks: locks::FileLocks::default(),
             nodes: nodes::Nodes::default(),
+            pages: pages::Pages::default(),
             orders: orders::Orders::default(),
             workers: Pool::new(WORKERS, MOST_LETTERS),
             peers: OnceLock::new(),

@@ -13,6 +13,9 @@ use crate::node::Node;
 /// Between two looks at what other nodes say.
 const LOOK: Duration = Duration::from_secs(2);
 
+/// As if a node that does not say how much room it has had so much.
+const UNKNOWN_MIB: u64 = 1024;
+
 /// What was last heard of all nodes.
 #[derive(Default)]
 pub(super) struct Nodes(Mutex<Heard>);
@@ -52,6 +55,23 @@ impl Nodes {
     /// Whether a node was told to leave, as was last heard.
     pub(super) fn is_told_to_leave(&self, node: u16) -> bool {
         self.0.lock().orders.get(&node) == Some(&LeaveOrder::Pending)
+    }
+
+    /// MiB that nodes have left for what must stay there, as they said last; at least one each.
+    pub(super) fn free_room(&self, nodes: &[u16]) -> Vec<u64> {
+        let heard = self.0.lock();
+        let free = |node: &u16| match heard.estates.get(node) {
+            Some(estate) if estate.room > 0 => {
+                (estate.room.saturating_sub(estate.held + estate.bytes) >> 20).max(1)
+            }
+            _ => UNKNOWN_MIB,
+        };
+        nodes.iter().map(free).collect()
+    }
+
+    /// What a node said last that it has.
+    pub(super) fn estate_of(&self, node: u16) -> Estate {
+        self.0.lock().estates.get(&node).copied().unwrap_or_default()
     }
 }
 
@@ -93,6 +113,10 @@ impl Node {
     /// What this node has to bring to the backing store.
     fn estate(&self) -> Estate {
         let mut estate = Estate { backlog: self.meta.backlog_len(), ..Estate::default() };
+        estate.room = self.tiers.iter().map(|slot| slot.room.size()).sum();
+        if let Some(cluster) = &self.cluster {
+            (estate.held, estate.moving) = self.kept_and_moving(cluster);
+        }
         self.residents.for_each(|_, resident| {
             if resident.dirty {
                 estate.files += 1;

@@ -21,7 +21,7 @@ impl Orders {
 }
 
 impl Node {
-    fn in_cluster(&self) -> Result<&Cluster> {
+    pub(super) fn in_cluster(&self) -> Result<&Cluster> {
         self.cluster.as_ref().ok_or(NodeError::Posix(Errno::OPNOTSUPP))
     }
 

@@ -154,6 +154,11 @@ impl Service for Serve {
                 node.take_over_for(cluster, &bytes)?;
                 Ok(Body::Empty)
             }
+            redundancy::FRAGMENT => node.fragment_for(cluster, &bytes),
+            redundancy::REBALANCE => {
+                node.balance_now(cluster);
+                Ok(Body::Empty)
+            }
             through::LOOK => {
                 let looked = node.look_as_owner(cluster, &bytes)?;
                 Ok(Body::Bytes(looked.encode_to_vec()))

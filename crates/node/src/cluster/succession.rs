@@ -18,6 +18,7 @@ use prost::Message;
 use super::locks::Owner;
 use super::{Cluster, LockRequest, Remote, Waited};
 use crate::error::Result;
+use crate::faces::Use as Shown;
 use crate::files::FileRef;
 use crate::handle::{Handle, OpenMode};
 use crate::inherit::{Inheritance, OpenHandle};
@@ -226,10 +227,12 @@ impl Node {
         handle.append = open.append;
         handle.held = AtomicBool::new(false);
         handle.remote = Remote::by(owner);
+        handle.face = open.face();
         let mut opens = file.opens.lock();
         opens.count += 1;
         opens.writers += u32::from(open.write);
-        opens.cached += u32::from(matches!(mode, OpenMode::Cached { .. }));
+        let how = Shown { cached: matches!(mode, OpenMode::Cached { .. }), remote: true };
+        opens.adopt(handle.face, how, None, 0)?;
         opens.handles.push(open.fh);
         file.remote_opens.fetch_add(1, Ordering::AcqRel);
         if opens.count == 1 {
@@ -240,14 +243,14 @@ impl Node {
         Ok(Some(handle))
     }
 
-    /// By way of whom a handle is used; `None` if the file is here. A handle that can write it here, or
-    /// that the kernel serves by itself, keeps it here then.
+    /// By way of whom a handle is used; `None` if the file is here. A handle that can write it here
+    /// keeps it here then.
     fn owner_of_handle(&self, ino: Ino, open: &OpenHandle) -> Result<Option<Incarnation>> {
         let Some(cluster) = &self.cluster else { return Ok(None) };
         if let Some(node) = u16::try_from(open.owner_node).ok().filter(|node| *node != 0) {
             return Ok(Some(Incarnation { node, epoch: open.owner_epoch }));
         }
-        if !open.write && !open.open_mode().passes() {
+        if !open.write {
             return Ok(None);
         }
         let mut holds = cluster.holds.stripe(ino).lock();

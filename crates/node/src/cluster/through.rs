@@ -22,10 +22,12 @@ use super::{Cluster, Right};
 use crate::config::{Durability, Writeback};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
+use crate::faces::Use as Shown;
 use crate::files::FileRef;
 use crate::handle::{Handle, OpenMode, Opened};
 use crate::namespace::without_set_ids;
 use crate::node::Node;
+use crate::open::{Use, check_face};
 
 /// How is the file now?
 pub(super) const LOOK: u32 = 16;
@@ -209,30 +211,38 @@ impl Node {
         context: &Context,
         file: &FileRef,
         owner: Incarnation,
-        flags: i32,
+        how: Use,
     ) -> Result<Opened> {
-        if flags & libc::O_TRUNC != 0 {
+        if how.flags & libc::O_TRUNC != 0 {
             self.truncate_anywhere(context, file.ino, 0)?;
         }
-        let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let write = how.writes();
         // What is written must come here at once; what is read may stay until the next open.
         let mode = if write { OpenMode::Direct } else { OpenMode::Cached { keep: false } };
         let mut handle = Handle::new(file.clone(), write, mode, None);
-        handle.append = write && flags & libc::O_APPEND != 0;
+        handle.append = write && how.flags & libc::O_APPEND != 0;
         handle.held = AtomicBool::new(false);
         handle.remote = Remote::by(owner);
-        let fh = self.handles.insert(handle).ok_or(NodeError::Posix(Errno::NFILE))?;
         let mut opens = file.opens.lock();
+        // What those see who read it here is not what the owner has.
+        if !opens.now.remote {
+            opens.turn()?;
+        }
+        check_face(&mut opens, how)?;
+        let face = opens.now.number;
+        handle.face = face;
+        let fh = self.handles.insert(handle).ok_or(NodeError::Posix(Errno::NFILE))?;
         opens.count += 1;
         opens.writers += u32::from(write);
-        opens.cached += u32::from(!write);
+        opens.now.enter(Shown { cached: !write, remote: true });
         opens.handles.push(fh);
         file.remote_opens.fetch_add(1, Ordering::AcqRel);
         if opens.count == 1 {
             let object = forebay_core::unit::Ino(file.ino.0);
             self.decide(forebay_core::steward::Event::Busy { object });
         }
-        Ok(Opened { fh, mode })
+        self.pages_replaced(file);
+        Ok(Opened { fh, mode, face })
     }
 
     /// Has the owner do something to an open file; `None` if the file is here now.
@@ -299,6 +309,9 @@ impl Node {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<Option<usize>> {
+        if let Some(read) = self.read_by_fragments(context, handle, offset, buffer)? {
+            return Ok(Some(read));
+        }
         let ino = handle.file.ino.0;
         let len = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
         let read = self.by_owner(context, handle, true, |client, _| {
@@ -372,9 +385,6 @@ impl Node {
 
     /// [`Node::flush`] by way of the owner; false if the file is here.
     pub(crate) fn flush_through(&self, context: &Context, handle: &Handle) -> Result<bool> {
-        if !handle.write {
-            return Ok(handle.remote.is_on());
-        }
         let ino = handle.file.ino.0;
         let look = Look { ino, settle: true, safe: true, ..Look::default() };
         let looked = self.by_owner(context, handle, true, |client, owner| {
@@ -471,6 +481,7 @@ impl Node {
         match self.look_through(owner, &look) {
             Some(looked) if looked.behind => Ok(Right::Through(owner)),
             Some(_) => Ok(Right::None),
+            None if self.is_read_by_fragments(cluster, ino, owner)? => Ok(Right::Through(owner)),
             None => self.ask_owner(cluster, ino, owner, Wish::Bytes, until).map(|()| Right::None),
         }
     }
@@ -526,11 +537,11 @@ impl Node {
         drop(in_use);
         let unused = change && file.opens.lock().writers == 0;
         let closed = if unused { self.settle_unused(&file) } else { Ok(()) };
-        if change
-            && file.opens.lock().cached > 0
-            && let Some(kernel) = self.kernel.get()
-        {
-            kernel.forget_inode(ino.0);
+        if change {
+            self.pages_replaced(&file);
+            if file.is_open() {
+                self.forget_object(ino, true);
+            }
         }
         drop(hold);
         done.and_then(|done| closed.map(|()| done)).map_err(super::serve::fault)

@@ -32,13 +32,14 @@ impl Node {
         write: bool,
     ) -> Result<(Arc<Record>, Right<'_>)> {
         let Some(cluster) = &self.cluster else { return Ok((self.meta.get(ino)?, Right::None)) };
+        // What is cached will do for the type, which never changes.
+        if write && self.meta.get(ino)?.attr.kind == FileKind::File {
+            let hold = self.hold(context, ino)?;
+            return Ok((self.meta.get_now(ino)?, hold));
+        }
         let record = self.meta.get_now(ino)?;
         if record.attr.kind != FileKind::File {
             return Ok((record, Right::None));
-        }
-        if write {
-            let hold = self.hold(context, ino)?;
-            return Ok((self.meta.get_now(ino)?, hold));
         }
         let Some(owner) = record.owner.filter(|owner| owner.node != cluster.me.node) else {
             return Ok((record, Right::None));
@@ -148,6 +149,7 @@ impl Node {
             return Ok(());
         }
         let place = residence.place.take();
+        self.pages_replaced(file);
         if let Some(resident) = resident {
             let tier = &self.tiers[usize::from(resident.tier)].tier;
             match tier.remove(file.ino.0) {

@@ -241,15 +241,6 @@ impl Node {
         }
     }
 
-    /// The kernel forgets what it knows of an inode.
-    pub(crate) fn forget_object(&self, ino: Ino, pages: bool) {
-        match self.kernel.get() {
-            Some(kernel) if pages => kernel.forget_inode(ino.0),
-            Some(kernel) => kernel.forget_attributes(ino.0),
-            None => {}
-        }
-    }
-
     /// The backing store gave up `link`: a listing that is under way and has seen it must not
     /// import it again. To be called before the namespace is told.
     pub(crate) fn backing_name_gone(&self, link: &Link) {

@@ -55,6 +55,8 @@ pub struct Stat {
     /// The file is open: its attributes may change without a request that tells, for instance by a
     /// store into a mapping.
     pub open: bool,
+    /// The face of a file that is shown now ([`crate::node_id`]).
+    pub face: u8,
 }
 
 impl Stat {
@@ -83,8 +85,11 @@ impl Node {
     /// As [`Node::stat`]; the record was read after the moment.
     fn stat_since(&self, record: &Record, moment: Option<Moment>) -> Stat {
         let (attr, blocks) = self.live_attr_since(record, moment);
-        let open = attr.kind == forebay_meta::FileKind::File && self.is_open(record.ino);
-        Stat { ino: record.ino, attr, blocks, open }
+        let is_file = attr.kind == forebay_meta::FileKind::File;
+        let file = is_file.then(|| self.files.peek(record.ino)).flatten();
+        let open = file.as_ref().is_some_and(|file| file.is_open());
+        let face = file.map_or(0, |file| file.opens.lock().now.number);
+        Stat { ino: record.ino, attr, blocks, open, face }
     }
 
     /// The path of an inode from the root of the mount, without a leading slash; `None` if it has

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::model::{AccessTime, DeviceProfile, Disk, Layout, Throttle};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::{Device, Read};
 use crate::media::{Access, FileKey};
@@ -28,7 +28,8 @@ pub enum Model {
     /// By the formula of a disk: seeks, rotation, zones.
     Disk(Disk),
     /// By a profile: access times are drawn so that its quantiles come out, a token bucket counts,
-    /// and as many reads as it says are served at once.
+    /// as many reads as it says are served at once, and where it says that reads are delayed in a lump,
+    /// time for them is given in slices of that length.
     Profile(DeviceProfile),
 }
 
@@ -88,6 +89,14 @@ impl Model {
         }
     }
 
+    /// Seconds of a slice; 0 if there are none.
+    fn slice(&self) -> f64 {
+        match self {
+            Self::Disk(_) => 0.0,
+            Self::Profile(profile) => profile.delay,
+        }
+    }
+
     fn parallel(&self) -> usize {
         match self {
             Self::Disk(_) => 1,
@@ -102,6 +111,8 @@ pub struct Control {
     slowness_permille: AtomicU64,
     failures: AtomicU64,
     stall_nanos: AtomicU64,
+    held: Mutex<bool>,
+    let_go: Condvar,
     reads: AtomicU64,
     bytes: AtomicU64,
 }
@@ -121,6 +132,18 @@ impl Control {
     pub fn stall(&self, duration: Duration) {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         self.stall_nanos.store(nanos, Ordering::Relaxed);
+    }
+
+    /// From now on nobody hears of a read that has ended, until [`Control::release`]; as if this host
+    /// did not run, and not the disk's time.
+    pub fn hold(&self) {
+        *self.held.lock() = true;
+    }
+
+    /// Ends [`Control::hold`].
+    pub fn release(&self) {
+        *self.held.lock() = false;
+        self.let_go.notify_all();
     }
 
     /// Reads that were done.
@@ -169,6 +192,8 @@ impl Emulated {
             slowness_permille: 1000.into(),
             failures: 0.into(),
             stall_nanos: 0.into(),
+            held: false.into(),
+            let_go: Condvar::new(),
             reads: 0.into(),
             bytes: 0.into(),
         });
@@ -180,6 +205,7 @@ impl Emulated {
             random: seed,
             tokens: model.throttle().map_or(0.0, |throttle| throttle.burst),
             tokens_at: now,
+            slices: Slices { began: now, length: model.slice(), used: 0.0 },
             model: model.clone(),
             control: Arc::clone(&control),
             order: 0,
@@ -261,6 +287,30 @@ struct Head {
     free_at: Instant,
 }
 
+/// Time of the device, given in slices as throttles do: what a slice has is there at its beginning, and
+/// what nobody uses of it is lost.
+struct Slices {
+    began: Instant,
+    /// Seconds; 0 if time is given as it passes.
+    length: f64,
+    /// Seconds since the beginning that are used up.
+    used: f64,
+}
+
+impl Slices {
+    /// When a read ends that takes so long and begins now.
+    fn grant(&mut self, now: Instant, service: Duration) -> Instant {
+        if self.length <= 0.0 {
+            return now + service;
+        }
+        let passed = now.saturating_duration_since(self.began).as_secs_f64();
+        let slice = (passed / self.length).floor();
+        self.used = self.used.max(slice * self.length) + service.as_secs_f64();
+        let given = (self.used / self.length).floor() * self.length;
+        self.began + Duration::from_secs_f64(given.max(passed))
+    }
+}
+
 /// A read that ends at a known time.
 struct Pending {
     ends: Instant,
@@ -295,6 +345,7 @@ struct Arm {
     random: u64,
     tokens: f64,
     tokens_at: Instant,
+    slices: Slices,
     order: u64,
     pending: BinaryHeap<Pending>,
 }
@@ -342,7 +393,7 @@ impl Arm {
                 Duration::from_secs_f64(seconds)
             }
         };
-        let ends = started + service;
+        let ends = self.slices.grant(started, service);
         self.heads[head].free_at = ends;
         self.order += 1;
         self.pending.push(Pending { ends, order: self.order, started, job });
@@ -350,6 +401,7 @@ impl Arm {
 
     fn finish(&mut self, pending: Pending) {
         let Pending { ends, started, job, .. } = pending;
+        self.control.let_go.wait_while(&mut self.control.held.lock(), |held| *held);
         let mut read = match job {
             Job::Read(read) => read,
             Job::Foreign { ended, .. } => {
@@ -367,7 +419,7 @@ impl Arm {
             read.perform()
         };
         self.control.bytes.fetch_add(*result.as_ref().unwrap_or(&0) as u64, Ordering::Relaxed);
-        read.complete_at(result, started, ends);
+        read.complete_at(result, (started, ends), Duration::ZERO);
     }
 
     /// How long a head works on a read that it begins at `now`.

@@ -50,17 +50,24 @@ pub struct Completion {
     pub result: io::Result<usize>,
     /// When the device took it up.
     pub started: Instant,
-    /// When it had ended.
+    /// When it was seen to have ended.
     pub ended: Instant,
+    /// How much of that time went by since this host did not let the reading thread run.
+    pub late: Duration,
 }
 
 impl Read {
     /// Tells its sender how it ended. A sender that is gone does not care.
     fn complete(self, result: io::Result<usize>, started: Instant) {
-        self.complete_at(result, started, Instant::now());
+        self.complete_at(result, (started, Instant::now()), Duration::ZERO);
     }
 
-    fn complete_at(mut self, result: io::Result<usize>, started: Instant, ended: Instant) {
+    fn complete_at(
+        mut self,
+        result: io::Result<usize>,
+        (started, ended): (Instant, Instant),
+        late: Duration,
+    ) {
         let came = *result.as_ref().unwrap_or(&0);
         let mut left = came;
         for chunk in &mut self.chunks {
@@ -72,11 +79,11 @@ impl Read {
             self.media.forget(self.offset, came);
         }
         let Self { token, chunks, reply, .. } = self;
-        let _ = reply.send(Completion { token, chunks, result, started, ended });
+        let _ = reply.send(Completion { token, chunks, result, started, ended, late });
     }
 
     /// Does it by preadv(2), until all has come or the file ends.
-    fn perform(&mut self) -> io::Result<usize> {
+    pub(crate) fn perform(&mut self) -> io::Result<usize> {
         let mut done = 0;
         loop {
             let mut skip = done;

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::model::Layout;
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
@@ -20,6 +20,9 @@ use crate::priority::ask_for_promptness;
 
 /// Reads that the kernel is given at once.
 const ENTRIES: usize = 32;
+/// A thread that waits for reads wakes so often at the least. What it is late then, or when a read
+/// wakes it, is not the device's time: the host did not let it run.
+const TICK: Duration = Duration::from_millis(10);
 /// The completion that says that something was handed in.
 const WAKE: u64 = u64::MAX;
 
@@ -88,6 +91,8 @@ impl Device for Uring {
 struct Flying {
     read: Read,
     started: Instant,
+    /// Of the time since, what the host has taken.
+    late: Duration,
     done: usize,
     /// What the kernel reads from while the call is under way.
     vectors: Box<[libc::iovec; CHUNKS_MAX]>,
@@ -155,11 +160,7 @@ impl Worker {
             if !self.armed && !self.closed {
                 self.arm();
             }
-            match self.ring.submit_and_wait(1) {
-                Ok(_) => {}
-                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                Err(error) => tracing::error!(%error, "io_uring_enter"),
-            }
+            let woken = self.sleep(busy);
             let done: Vec<(u64, i32)> =
                 self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
             for (token, result) in done {
@@ -168,10 +169,36 @@ impl Worker {
                     // Empties the counter; what was handed in is looked for next.
                     let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
                 } else {
-                    self.land(token as usize, result);
+                    self.land(token as usize, result, woken);
                 }
             }
         }
+    }
+
+    /// Waits until something is done, or a tick has passed while reads are under way; returns when it
+    /// woke.
+    fn sleep(&mut self, busy: bool) -> Instant {
+        let since = Instant::now();
+        // Older kernels (before 5.11) have no such limit: there it is not known who was late.
+        let ticks = busy && self.ring.params().is_feature_ext_arg();
+        let waited = if ticks {
+            let tick = types::Timespec::from(TICK);
+            self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&tick))
+        } else {
+            self.ring.submit_and_wait(1)
+        };
+        match waited.map_err(|error| (error.raw_os_error(), error)) {
+            Ok(_) | Err((Some(libc::EINTR | libc::ETIME), _)) => {}
+            Err((_, error)) => tracing::error!(%error, "io_uring_enter"),
+        }
+        let woken = Instant::now();
+        let late = woken.duration_since(since).saturating_sub(TICK);
+        if ticks && !late.is_zero() {
+            for flying in self.flying.iter_mut().flatten() {
+                flying.late += late;
+            }
+        }
+        woken
     }
 
     /// Hands to the kernel what was handed in, as far as there is room.
@@ -182,7 +209,8 @@ impl Worker {
                     let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
                     let vectors = Box::new([none; CHUNKS_MAX]);
                     let started = Instant::now();
-                    self.flying[slot] = Some(Flying { read, started, done: 0, vectors });
+                    self.flying[slot] =
+                        Some(Flying { read, started, late: Duration::ZERO, done: 0, vectors });
                     self.launch(slot);
                 }
                 Err(TryRecvError::Empty) => return,
@@ -217,15 +245,21 @@ impl Worker {
         self.armed = true;
     }
 
-    fn land(&mut self, slot: usize, result: i32) {
+    fn land(&mut self, slot: usize, result: i32, woken: Instant) {
         let Some(mut flying) = self.flying[slot].take() else { return };
         match flying.goes_on(result) {
             Ok(true) => {
                 self.flying[slot] = Some(flying);
                 self.launch(slot);
             }
-            Ok(false) => flying.read.complete(Ok(flying.done), flying.started),
-            Err(error) => flying.read.complete(Err(error), flying.started),
+            Ok(false) => {
+                let Flying { read, started, late, done, .. } = flying;
+                read.complete_at(Ok(done), (started, woken), late);
+            }
+            Err(error) => {
+                let Flying { read, started, late, .. } = flying;
+                read.complete_at(Err(error), (started, woken), late);
+            }
         }
     }
 }

@@ -134,11 +134,15 @@ impl BestEffort {
         self.turns.extend(self.turns_asked.remove(&id));
     }
 
-    /// A read has ended; returns the bytes that came.
-    pub fn came(&mut self, stream: StreamId, mut completion: Completion) -> u64 {
+    /// A read from this place has ended; returns the bytes that came.
+    pub fn came(&mut self, stream: StreamId, from: u64, mut completion: Completion) -> u64 {
         let Some(idle) = self.streams.get_mut(&stream) else { return 0 };
         let Some(core) = idle.core.upgrade() else { return 0 };
         let aligned = idle.next / ALIGNMENT as u64 * ALIGNMENT as u64;
+        if from != aligned {
+            // The reader has gone elsewhere meanwhile, and has asked for what is there.
+            return 0;
+        }
         let skip = (idle.next - aligned) as usize;
         let came = completion.result.as_ref().map_or(0, |bytes| *bytes);
         let end = came.min((idle.end - aligned) as usize);
@@ -231,7 +235,7 @@ impl Driver {
         match found {
             Some((stream, chunk, media, next)) => {
                 let offset = next / ALIGNMENT as u64 * ALIGNMENT as u64;
-                self.submit(media, offset, vec![chunk], Flying::BestEffort { stream });
+                self.submit(media, offset, vec![chunk], Flying::BestEffort { stream, offset });
             }
             None => self.tell(Event::BestEffortDone { service: 0 }),
         }

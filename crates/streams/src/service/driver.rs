@@ -1,15 +1,17 @@
 //! The thread that drives the machine: what happened goes in, what is to be done comes out.
 
+mod behind;
+mod causes;
 mod reads;
+#[cfg(test)]
+mod tests;
 mod wants;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::model::{
-    Action, Actions, ChunkId, Event, GlitchCause, Machine, Rate, Refusal, StreamId, Title,
-};
+use crate::model::{Action, Actions, ChunkId, Event, Machine, Rate, Refusal, StreamId, Title};
 use crossbeam_channel::{Receiver, Sender, select_biased, unbounded};
 use forebay_core::unit::Tick;
 
@@ -21,34 +23,30 @@ use crate::device::{Completion, Device};
 use crate::media::{FileKey, Media};
 use crate::pool::{Pool, Span};
 use crate::priority::ask_for_promptness;
+use behind::Waiting;
+use causes::Causes;
 use wants::Wanted;
 
 /// Reads of a file that may fail one after the other before its streams break off.
 const FAILURES_MAX: u32 = 5;
 /// The driver looks at the clock at least so often.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
-/// How long it is remembered that this host kept the device waiting.
-const DELAYS_KEPT: Duration = Duration::from_secs(2);
-/// Less than this in that time is no reason for a glitch.
-const NOTICEABLE: Duration = Duration::from_millis(20);
-/// The cause of a glitch that comes of one daemon taking the streams of another over.
-const DAEMON_CHANGE: &str = "daemon-change";
 /// Commands that are taken in before the device is looked at again.
 const BATCH: usize = 256;
 
 /// What a driver is made of.
 pub(super) struct Parts {
     pub machine: Machine,
-    /// The machine's memory, by the numbers of its chunks.
+    /// Set apart in it is the machine's memory; the rest is for reads without a guarantee.
     pub pool: Arc<Pool>,
-    /// Memory for reads without a guarantee.
-    pub spare: Arc<Pool>,
     pub device: Arc<dyn Device>,
     pub library: String,
     pub profile: String,
     pub commands: Sender<Command>,
     /// After so long streams of which nobody takes anything give their places back.
     pub idle: Duration,
+    /// What time it is.
+    pub clock: Box<dyn Fn() -> Instant + Send>,
 }
 
 /// A wish for a stream, its file open.
@@ -71,6 +69,8 @@ struct Reading {
     streams: usize,
     /// Reads that failed one after the other.
     failures: u32,
+    /// The last that failed did so since there was no memory for it.
+    crowded: bool,
 }
 
 /// A stream with a guarantee.
@@ -93,10 +93,12 @@ struct Guaranteed {
     playing: bool,
     paused: bool,
     degraded: bool,
+    /// When it had its guarantee back.
+    restored: Option<Instant>,
     failed: bool,
     glitches: u64,
     wanted: Option<Wanted>,
-    /// It has given its place back.
+    /// It has no place: it has given it back, or waits for one.
     parked: bool,
     /// Since then it has something that nobody takes, or is paused.
     touched: Instant,
@@ -119,6 +121,12 @@ struct Joining {
     reply: OpenReply,
 }
 
+/// The first of a crowd, and who waits for it.
+struct Awaited {
+    first: StreamId,
+    waiting: Vec<Joining>,
+}
+
 /// What a chunk of the machine holds.
 #[derive(Clone, Copy, Default)]
 struct Holding {
@@ -131,7 +139,7 @@ struct Holding {
 /// A read under way.
 pub(super) enum Flying {
     Machine { read: crate::model::machine::Read, chunks: Vec<ChunkId>, start: u64 },
-    BestEffort { stream: StreamId },
+    BestEffort { stream: StreamId, offset: u64 },
 }
 
 /// Who waits for the machine's answer.
@@ -140,6 +148,7 @@ enum Asked {
     Seek { offset: u64, reply: Answer },
     Other { reply: Answer, rate: Option<Rate> },
     Wake,
+    Behind,
 }
 
 pub(super) struct Driver {
@@ -155,37 +164,44 @@ pub(super) struct Driver {
     by_key: HashMap<(FileKey, u64), Title>,
     next_id: u64,
     holdings: Vec<Holding>,
-    flying: HashMap<u64, Flying>,
+    /// Where in the pool each of the machine's chunks is.
+    places: Vec<u32>,
+    /// Reads under way, and since when.
+    flying: HashMap<u64, (Flying, Instant)>,
     next_token: u64,
     /// What happened and the machine was not told yet.
     events: VecDeque<Event>,
     asked: HashMap<StreamId, Asked>,
-    /// The first of each crowd that has no data yet, and who waits for it.
-    crowds: HashMap<Crowd, (StreamId, Vec<Joining>)>,
+    /// Those whose first has no data yet.
+    crowds: HashMap<Crowd, Awaited>,
     pub(super) best_effort: BestEffort,
     pub(super) tally: Status,
-    /// What this host has cost the device lately: when, and how long.
-    delays: VecDeque<(Instant, Duration)>,
-    delays_sum: Duration,
+    causes: Causes,
+    /// Since when the driver is at work.
+    woken: Option<Instant>,
+    /// Streams that have lost their places and wait for others, who waits longest first.
+    waiting: VecDeque<Waiting>,
+    waiting_looked_at: Instant,
     idle: Duration,
     idle_looked_at: Instant,
+    clock: Box<dyn Fn() -> Instant + Send>,
     stopped: bool,
 }
 
 impl Driver {
     pub fn new(parts: Parts) -> Self {
-        let Parts { machine, pool, spare, device, library, profile, commands, idle } = parts;
+        let Parts { machine, pool, device, library, profile, commands, idle, clock } = parts;
         // As many completions as reads, whose number the machine keeps small.
         let (done, completions) = unbounded();
-        let chunks = (pool.bytes() / pool.chunk_bytes() as u64) as usize;
-        let memory_limit = pool.bytes() + spare.bytes();
+        let (chunks, memory_limit, begun) = (pool.apart(), pool.bytes(), clock());
+        let best_effort = BestEffort::new(Arc::clone(&pool));
         let tally =
             Status { library, device: device.name(), profile, memory_limit, ..Status::default() };
         Self {
             machine,
             pool,
             device,
-            begun: Instant::now(),
+            begun,
             commands,
             done,
             completions,
@@ -194,17 +210,21 @@ impl Driver {
             by_key: HashMap::new(),
             next_id: 1,
             holdings: vec![Holding::default(); chunks],
+            places: (0..chunks as u32).collect(),
             flying: HashMap::new(),
             next_token: 0,
             events: VecDeque::new(),
             asked: HashMap::new(),
             crowds: HashMap::new(),
-            best_effort: BestEffort::new(spare),
+            best_effort,
             tally,
-            delays: VecDeque::new(),
-            delays_sum: Duration::ZERO,
+            causes: Causes::default(),
+            woken: None,
+            waiting: VecDeque::new(),
+            waiting_looked_at: begun,
             idle,
-            idle_looked_at: Instant::now(),
+            idle_looked_at: begun,
+            clock,
             stopped: false,
         }
     }
@@ -215,6 +235,7 @@ impl Driver {
         let completions = self.completions.clone();
         let mut actions = Actions::default();
         while !self.stopped {
+            let (since, wait) = ((self.clock)(), self.wait());
             select_biased! {
                 recv(completions) -> completion => {
                     // It holds a sender of this channel itself, so that it never closes.
@@ -228,24 +249,39 @@ impl Driver {
                         Err(_) => return,
                     }
                 }
-                default(self.wait()) => self.events.push_back(Event::Tick),
+                default(wait) => {
+                    // Whoever is woken late keeps the device waiting.
+                    self.causes.note(since + wait, (self.clock)());
+                    self.events.push_back(Event::Tick);
+                }
             }
+            self.woken = Some((self.clock)());
             while let Ok(completion) = completions.try_recv() {
                 self.complete(completion);
             }
             for command in commands.try_iter().take(BATCH) {
                 self.obey(command);
             }
-            self.best_effort_requests();
-            self.park_idle();
-            if self.machine.next_deadline().is_some_and(|wake| wake <= self.now()) {
-                self.events.push_back(Event::Tick);
-            }
-            while let Some(event) = self.events.pop_front() {
-                self.step(event, &mut actions);
+            self.work(&mut actions);
+            // The driver's own work, and what interrupted it.
+            if let Some(woken) = self.woken.take() {
+                self.causes.note(woken, (self.clock)());
             }
         }
         self.break_off_all(&StreamError::Stopped);
+    }
+
+    /// Tells the machine what has happened, and does what it wants done.
+    fn work(&mut self, actions: &mut Actions) {
+        self.best_effort_requests();
+        self.park_idle();
+        self.help_waiting();
+        if self.machine.next_deadline().is_some_and(|wake| wake <= self.now()) {
+            self.events.push_back(Event::Tick);
+        }
+        while let Some(event) = self.events.pop_front() {
+            self.step(event, actions);
+        }
     }
 
     /// Keeps an event for the machine.
@@ -254,7 +290,8 @@ impl Driver {
     }
 
     fn now(&self) -> Tick {
-        Tick(u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        let passed = (self.clock)().saturating_duration_since(self.begun);
+        Tick(u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX))
     }
 
     fn wait(&self) -> Duration {
@@ -263,8 +300,11 @@ impl Driver {
         next.map_or(LONGEST_WAIT, |nanos| Duration::from_nanos(nanos).min(LONGEST_WAIT))
     }
 
-    fn step(&mut self, event: Event, actions: &mut Actions) {
+    fn step(&mut self, mut event: Event, actions: &mut Actions) {
         actions.clear();
+        if let Event::Consumed { stream, bytes } = &mut event {
+            *bytes = self.due(*stream);
+        }
         let concerned = match &event {
             Event::Resume(stream) | Event::SetRate { stream, .. } | Event::Seek { stream, .. } => {
                 Some(*stream)
@@ -287,44 +327,42 @@ impl Driver {
         match action {
             Action::Admitted { stream, first_byte_by } => {
                 let bound = Duration::from_nanos(first_byte_by.0.saturating_sub(self.now().0));
-                if let Some(asked) = self.asked.remove(stream) {
-                    self.granted(*stream, asked, bound);
+                match self.asked.remove(stream) {
+                    Some(asked) => self.granted(*stream, asked, bound),
+                    None => self.moved(*stream),
                 }
             }
             Action::Refused { stream, refusal } => {
                 if let Some(asked) = self.asked.remove(stream) {
                     self.refused(*stream, asked, refusal);
                 }
+                self.wait_for_a_place(*stream, refusal);
             }
             Action::Read(read) => self.read(*read, actions.chunks_of(read).to_vec()),
             Action::Filled { stream, up_to } => {
-                if let Some(entry) = self.streams.get_mut(stream) {
-                    entry.filled = *up_to;
-                    if let Some(dry_at) = entry.dry_at.take() {
-                        self.took_over(*stream, dry_at);
-                    }
-                    self.deliver(*stream);
-                    self.dissolve(*stream);
+                let Some(entry) = self.streams.get_mut(stream) else { return };
+                entry.filled = *up_to;
+                if let Some(dry_at) = entry.dry_at.take() {
+                    self.took_over(*stream, dry_at);
                 }
+                self.report_what_is_due(*stream);
+                self.deliver(*stream);
+                self.dissolve(*stream);
             }
             Action::Playing(stream) => {
                 if let Some(entry) = self.streams.get_mut(stream) {
                     if !entry.playing {
-                        self.tally.startup.observe(entry.opened.elapsed());
+                        let opened = entry.opened;
+                        self.tally
+                            .startup
+                            .observe((self.clock)().saturating_duration_since(opened));
                     }
                     entry.playing = true;
                     self.deliver(*stream);
                 }
             }
             Action::Glitch { stream, cause, late } => {
-                let cause = self.cause(*cause, Duration::from_nanos(*late));
-                *self.tally.glitches.entry(cause.into()).or_default() += 1;
-                self.tally.glitch_seconds += Duration::from_nanos(*late).as_secs_f64();
-                if let Some(entry) = self.streams.get_mut(stream) {
-                    entry.glitches += 1;
-                    let path = &entry.path;
-                    tracing::warn!(stream = stream.0, %path, cause, late_ms = late / 1_000_000, "glitch");
-                }
+                self.glitch(*stream, *cause, Duration::from_nanos(*late));
             }
             Action::Degraded(stream) => {
                 self.tally.degradations += 1;
@@ -339,46 +377,11 @@ impl Driver {
         }
     }
 
-    /// A stream that began in an earlier service has its first bytes from this one: too late if what
-    /// was at hand there is used up.
-    fn took_over(&mut self, stream: StreamId, dry_at: Instant) {
-        let late = Instant::now().saturating_duration_since(dry_at);
-        let Some(entry) = self.streams.get_mut(&stream).filter(|_| !late.is_zero()) else { return };
-        entry.glitches += 1;
-        *self.tally.glitches.entry(DAEMON_CHANGE.into()).or_default() += 1;
-        self.tally.glitch_seconds += late.as_secs_f64();
-        let (path, late_ms) = (&entry.path, late.as_millis());
-        tracing::info!(stream = stream.0, %path, cause = DAEMON_CHANGE, late_ms, "glitch");
-    }
-
-    /// Between the end of a read and now the device had nothing to do: this machine was busy.
-    fn delayed(&mut self, delay: Duration) {
-        self.tally.hand_over.observe(delay);
-        let now = Instant::now();
-        self.delays.push_back((now, delay));
-        self.delays_sum += delay;
-        while let Some((at, delay)) = self.delays.front().copied() {
-            if now.duration_since(at) < DELAYS_KEPT {
-                break;
-            }
-            self.delays.pop_front();
-            self.delays_sum -= delay;
-        }
-    }
-
-    /// The cause of a glitch: the machine's, unless the processors of this host have cost the device
-    /// more time lately than the stream was late.
-    fn cause(&self, cause: GlitchCause, late: Duration) -> &'static str {
-        let theirs = matches!(cause, GlitchCause::SlowDevice | GlitchCause::Late);
-        if theirs && self.delays_sum > late.max(NOTICEABLE) {
-            return "host-busy";
-        }
-        cause_word(cause)
-    }
-
     fn set_degraded(&mut self, stream: StreamId, degraded: bool) {
+        let now = (self.clock)();
         if let Some(entry) = self.streams.get_mut(&stream) {
             entry.degraded = degraded;
+            entry.restored = (!degraded).then_some(now);
             tracing::warn!(stream = stream.0, path = %entry.path, degraded, "guarantee");
         }
     }
@@ -398,7 +401,7 @@ impl Driver {
             }
             Command::TurnEnded { service, ended, added } => {
                 self.tally.turns += 1;
-                self.delayed(added + ended.elapsed());
+                self.delayed(ended, added);
                 let service = u64::try_from(service.as_nanos()).unwrap_or(u64::MAX);
                 self.events.push_back(Event::BestEffortDone { service });
             }
@@ -423,9 +426,9 @@ impl Driver {
         let crowd = Crowd { title, start: wish.start, rate: rate.peak() as u64 };
         let joining = Joining { wish: Box::new(wish), core, title, reply };
         match self.crowds.get_mut(&crowd) {
-            Some((_, waiting)) => waiting.push(joining),
+            Some(crowd) => crowd.waiting.push(joining),
             None => {
-                self.crowds.insert(crowd, (stream, Vec::new()));
+                self.crowds.insert(crowd, Awaited { first: stream, waiting: Vec::new() });
                 self.join(joining);
             }
         }
@@ -449,17 +452,14 @@ impl Driver {
 
     /// The first of a crowd has data, or never will: the others join.
     fn dissolve(&mut self, first: StreamId) {
-        let crowds: Vec<Crowd> = self
-            .crowds
-            .iter()
-            .filter(|(_, held)| held.0 == first)
-            .map(|(c, _)| c.clone())
-            .collect();
-        for crowd in crowds {
-            let Some((_, waiting)) = self.crowds.remove(&crowd) else { continue };
-            for joining in waiting {
-                self.join(joining);
-            }
+        self.dissolve_those(|crowd| crowd.first == first);
+    }
+
+    fn dissolve_those(&mut self, which: impl Fn(&Awaited) -> bool) {
+        let crowds = self.crowds.extract_if(|_, crowd| which(crowd));
+        let waiting: Vec<Joining> = crowds.flat_map(|(_, crowd)| crowd.waiting).collect();
+        for joining in waiting {
+            self.join(joining);
         }
     }
 
@@ -470,7 +470,8 @@ impl Driver {
             let title = Title(self.next_id);
             self.next_id += 1;
             let media = Arc::clone(&wish.media);
-            self.titles.insert(title, Reading { key, media, streams: 0, failures: 0 });
+            self.titles
+                .insert(title, Reading { key, media, streams: 0, failures: 0, crowded: false });
             title
         });
         if let Some(reading) = self.titles.get_mut(&title) {
@@ -505,6 +506,7 @@ impl Driver {
                     return;
                 }
                 self.tally.opened += 1;
+                let now = (self.clock)();
                 let Wish { path, rate, start, end, dry_at, .. } = *wish;
                 let entry = Guaranteed {
                     core: Arc::downgrade(&core),
@@ -516,16 +518,17 @@ impl Driver {
                     filled: start,
                     given: start,
                     consumed: start,
-                    opened: Instant::now(),
+                    opened: now,
                     dry_at,
                     playing: false,
                     paused: false,
                     degraded: false,
+                    restored: None,
                     failed: false,
                     glitches: 0,
                     wanted: None,
                     parked: false,
-                    touched: Instant::now(),
+                    touched: now,
                 };
                 self.streams.insert(stream, entry);
                 // If nobody waits any more, dropping it makes the stream leave.
@@ -552,7 +555,7 @@ impl Driver {
                 self.back(stream);
                 let _ = reply.send(Ok(bound));
             }
-            Asked::Wake => self.back(stream),
+            Asked::Wake | Asked::Behind => self.back(stream),
         }
     }
 
@@ -566,6 +569,7 @@ impl Driver {
 
     /// The machine has found another place for a stream: it starts there anew.
     fn replaced(&mut self, stream: StreamId) {
+        let now = (self.clock)();
         let Some(entry) = self.streams.get_mut(&stream) else { return };
         let there = self.machine.status(stream).map_or(entry.consumed, |status| status.filled);
         if entry.parked && !entry.paused {
@@ -573,7 +577,9 @@ impl Driver {
             self.events.push_back(Event::Resume(stream));
         }
         (entry.filled, entry.playing, entry.parked) = (there, false, false);
-        (entry.opened, entry.touched) = (Instant::now(), Instant::now());
+        (entry.opened, entry.touched) = (now, now);
+        self.waiting.retain(|waiting| waiting.stream != stream);
+        let Some(entry) = self.streams.get(&stream) else { return };
         if let Some(core) = entry.core.upgrade() {
             core.update(|queue| queue.parked = false);
         }
@@ -581,7 +587,10 @@ impl Driver {
 
     fn refused(&mut self, stream: StreamId, asked: Asked, refusal: &Refusal) {
         let rejected = Rejected::of(refusal);
-        self.count_refusal(&rejected);
+        // Whoever waits in order is told nothing.
+        if !matches!(asked, Asked::Behind) {
+            self.count_refusal(&rejected);
+        }
         match asked {
             Asked::Open(Joining { title, reply, .. }) => {
                 self.dissolve(stream);
@@ -602,6 +611,7 @@ impl Driver {
                 }
                 let _ = reply.send(Err(rejected));
             }
+            Asked::Behind => {}
             Asked::Wake => {
                 if let Some(core) = self.streams.get(&stream).and_then(|entry| entry.core.upgrade())
                 {
@@ -622,7 +632,7 @@ impl Driver {
             return;
         };
         entry.consumed += bytes;
-        entry.touched = Instant::now();
+        entry.touched = (self.clock)();
         self.events.push_back(Event::Consumed { stream, bytes });
         self.go_on_if_idle(stream);
     }
@@ -631,6 +641,8 @@ impl Driver {
         if let Some(entry) = self.streams.remove(&stream) {
             self.dissolve(stream);
             self.release(entry.title);
+            self.waiting.retain(|waiting| waiting.stream != stream);
+            self.help_now();
             self.events.push_back(Event::Leave(stream));
         } else {
             self.best_effort.leave(stream);
@@ -639,12 +651,13 @@ impl Driver {
 
     /// Hands to the reader's queue what is there.
     fn deliver(&mut self, stream: StreamId) {
+        let now = (self.clock)();
         let Some(entry) = self.streams.get_mut(&stream) else { return };
         if !entry.playing || entry.paused || entry.parked || entry.wanted.is_some() {
             return;
         }
         if entry.given == entry.consumed {
-            entry.touched = Instant::now();
+            entry.touched = now;
         }
         let Some(core) = entry.core.upgrade() else { return };
         let chunk_bytes = self.pool.chunk_bytes() as u64;
@@ -655,10 +668,10 @@ impl Driver {
             let number = entry.given / chunk_bytes;
             let to = until.min((number + 1) * chunk_bytes);
             let (from, upto) = (entry.given % chunk_bytes, to - number * chunk_bytes);
-            // SAFETY: the machine keeps the chunk until this stream has consumed it, which it is
-            // told when the span is dropped; these bytes are read completely, and reads into the
-            // rest of the chunk begin behind what is filled.
-            let span = unsafe { Span::new(&self.pool, chunk, from as usize, upto as usize) };
+            let place = self.places[chunk as usize];
+            // SAFETY: these bytes are read completely; reads into the rest of the chunk begin behind
+            // what is filled, and a chunk of which there are spans is not written anew (`unread`).
+            let span = unsafe { Span::new(&self.pool, place, from as usize, upto as usize) };
             pieces.push(Piece::Guaranteed(span));
             entry.given = to;
         }
@@ -671,6 +684,9 @@ impl Driver {
 
     /// Ends the streams of a title with an error. They leave when their readers have seen it.
     fn break_off(&mut self, title: Title, error: &StreamError) {
+        // Whoever waits for one of them finds out for himself.
+        let first = |crowd: &Awaited| crowd.waiting.iter().any(|joining| joining.title == title);
+        self.dissolve_those(first);
         for (stream, entry) in &mut self.streams {
             if entry.title == title && !entry.failed {
                 entry.failed = true;
@@ -702,9 +718,13 @@ impl Driver {
         let plan = self.machine.plan();
         let (used, peak) = self.machine.memory();
         let chunk = self.pool.chunk_bytes() as u64;
-        let spare = &self.best_effort.memory;
         let mut lines: Vec<StreamLine> =
             self.streams.iter().map(|(id, entry)| entry.line(*id)).collect();
+        for line in &mut lines {
+            if self.waiting.iter().any(|waiting| waiting.stream.0 == line.id) {
+                line.state = "waiting".into();
+            }
+        }
         lines.extend(self.best_effort.lines());
         lines.sort_by_key(|line| line.id);
         lines.truncate(LINES_MAX);
@@ -715,11 +735,12 @@ impl Driver {
             guaranteed_rate: self.streams.values().map(|entry| entry.rate.peak() as u64).sum(),
             degraded: self.streams.values().filter(|entry| entry.degraded).count() as u64,
             idle: self.streams.values().filter(|entry| entry.parked).count() as u64,
+            joining: self.crowds.values().map(|crowd| crowd.waiting.len() as u64).sum(),
             best_effort: self.best_effort.count() as u64,
             cycle_seconds: Duration::from_nanos(plan.cycle).as_secs_f64(),
             load: if self.streams.is_empty() { 0.0 } else { load },
-            memory_used: used + spare.used() as u64 * chunk,
-            memory_peak: peak + spare.peak() as u64 * chunk,
+            memory_used: used + self.pool.used() as u64 * chunk,
+            memory_peak: peak + self.pool.peak() as u64 * chunk,
             bytes_read: counters.bytes,
             bytes_taken: counters.consumed,
             visits: counters.visits,
@@ -758,15 +779,4 @@ impl Guaranteed {
 fn processor_time() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
-}
-
-/// A cause as metrics and status show it.
-fn cause_word(cause: GlitchCause) -> &'static str {
-    match cause {
-        GlitchCause::ReadError => "read-error",
-        GlitchCause::Degraded => "degraded",
-        GlitchCause::SlowDevice => "device-slow",
-        GlitchCause::Memory => "memory",
-        GlitchCause::Late => "late",
-    }
 }

@@ -35,6 +35,9 @@ pub use turn::Turn;
 
 /// How long the driver may take to answer; it decides within milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// How long it may take to open a stream: whoever asks for the same as another one waits until that one
+/// has its first bytes.
+const OPEN_LIMIT: Duration = Duration::from_secs(60);
 /// Share of the memory for reads without a guarantee.
 const BEST_EFFORT_SHARE: u64 = 8;
 /// Bytes of a read at most: what a deadline may have to wait for.
@@ -245,11 +248,10 @@ impl Service {
         let chunk = config.chunk as u64;
         let spare = (config.memory / BEST_EFFORT_SHARE).max(chunk);
         let memory = config.memory.saturating_sub(spare);
-        let pool = Pool::new(memory, config.chunk).map_err(Error::Memory)?;
-        let spare = Pool::new(spare, config.chunk).map_err(Error::Memory)?;
+        let pool = Pool::with_apart(config.memory, config.chunk, memory).map_err(Error::Memory)?;
         let admission = AdmissionConfig {
             assurance: config.assurance,
-            memory: pool.bytes(),
+            memory: pool.apart() as u64 * chunk,
             chunk,
             ..AdmissionConfig::default()
         };
@@ -265,12 +267,12 @@ impl Service {
         let parts = driver::Parts {
             machine,
             pool,
-            spare,
             device: Arc::clone(&device),
             library: config.library.display().to_string(),
             profile: name,
             commands: commands.clone(),
             idle: config.idle,
+            clock: Box::new(Instant::now),
         };
         let work = move || Driver::new(parts).run(&receiver);
         let spawned = std::thread::Builder::new().name("stream-driver".into()).spawn(work);
@@ -309,7 +311,7 @@ impl Service {
         let (sender, replies) = bounded(1);
         // Whoever has stopped waiting has no use for the answer.
         self.ask(wish, Box::new(move |answer| drop(sender.send(answer))))?;
-        let stream = replies.recv_timeout(ANSWER_LIMIT).map_err(|_| Rejected::stopped())??;
+        let stream = replies.recv_timeout(OPEN_LIMIT).map_err(|_| Rejected::stopped())??;
         Ok(self.begun(stream, start))
     }
 

@@ -37,7 +37,8 @@ pub struct StreamLine {
     pub path: String,
     /// Bytes a second; 0 without a guarantee.
     pub rate: u64,
-    /// `starting`, `playing`, `paused`, `idle`, `degraded`, `best-effort`, `failed`.
+    /// `starting`, `playing`, `paused`, `idle`, `waiting` (for a place), `degraded`, `best-effort`,
+    /// `failed`.
     pub state: String,
     /// Share of it that was given to the reader.
     pub done: f64,
@@ -71,6 +72,9 @@ pub struct Status {
     /// Those of them that have given their places back, since nobody takes anything.
     #[serde(default)]
     pub idle: u64,
+    /// Streams that wait for the first of those that ask for the same, to share what it reads.
+    #[serde(default)]
+    pub joining: u64,
     /// Streams without a guarantee.
     pub best_effort: u64,
     /// Time between visits of a stream.
@@ -121,6 +125,9 @@ pub struct Status {
     /// Streams that have begun with one.
     #[serde(default)]
     pub beginnings_used: u64,
+    /// Times a stream fell behind the others of its title and lost its place among them.
+    #[serde(default)]
+    pub behind: u64,
     /// Reads that failed.
     pub read_errors: u64,
     /// Time from the wish to the first bytes.

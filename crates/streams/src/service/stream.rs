@@ -121,21 +121,23 @@ impl Drop for Core {
 /// Bytes that were given to a reader. The driver is told when the reader is done with them, and
 /// keeps the machine's memory until then.
 struct Given {
-    piece: Piece,
+    /// There until it is dropped.
+    piece: Option<Piece>,
     core: Arc<Core>,
 }
 
 impl Given {
     fn bytes(piece: Piece, core: &Arc<Core>) -> Bytes {
-        Bytes::from_owner(Self { piece, core: Arc::clone(core) })
+        Bytes::from_owner(Self { piece: Some(piece), core: Arc::clone(core) })
     }
 }
 
 impl AsRef<[u8]> for Given {
     fn as_ref(&self) -> &[u8] {
         match &self.piece {
-            Piece::Guaranteed(span) => span.as_ref(),
-            Piece::BestEffort(chunk, range) => &chunk.as_ref()[range.clone()],
+            Some(Piece::Guaranteed(span)) => span.as_ref(),
+            Some(Piece::BestEffort(chunk, range)) => &chunk.as_ref()[range.clone()],
+            None => &[],
         }
     }
 }
@@ -143,6 +145,8 @@ impl AsRef<[u8]> for Given {
 impl Drop for Given {
     fn drop(&mut self) {
         let bytes = self.as_ref().len() as u64;
+        // The memory first: the driver gives it to others as soon as it hears of this.
+        self.piece = None;
         let _ = self.core.commands.send(Command::Consumed { stream: self.core.id, bytes });
     }
 }

@@ -19,6 +19,13 @@ pub enum Redundancy {
         /// Shards that may be lost.
         parity: u8,
     },
+    /// The whole at its owner, which is shard 0, and fragments of an erasure code elsewhere.
+    Whole {
+        /// Fragments needed without the owner.
+        data: u8,
+        /// Fragments; not fewer.
+        fragments: u8,
+    },
 }
 
 impl Redundancy {
@@ -28,22 +35,37 @@ impl Redundancy {
         match self {
             Self::Replicas(copies) => usize::from(copies.max(1)),
             Self::Code { data, parity } => usize::from(data) + usize::from(parity),
+            Self::Whole { data, fragments } => usize::from(fragments.max(data)) + 1,
         }
     }
 
-    /// How many give all others back.
+    /// How many give all others back, whichever they are.
     #[must_use]
     pub fn needed(self) -> usize {
         match self {
             Self::Replicas(_) => 1,
-            Self::Code { data, .. } => usize::from(data),
+            Self::Code { data, .. } | Self::Whole { data, .. } => usize::from(data),
         }
     }
 
-    /// How many may be lost.
+    /// How many may be lost, whichever they are.
     #[must_use]
     pub fn tolerates(self) -> usize {
         self.shards() - self.needed()
+    }
+
+    /// How many of the shards that are there may be lost, whichever they are; nothing if they do not
+    /// give the others back. `there` has them in order.
+    #[must_use]
+    pub fn margin(self, there: &[bool]) -> Option<usize> {
+        let left = there.iter().filter(|there| **there).count();
+        match self {
+            // The owner goes first, at worst; with it alone all can be made again.
+            Self::Whole { .. } if there.first() == Some(&true) => {
+                Some(left.saturating_sub(self.needed()))
+            }
+            _ => left.checked_sub(self.needed()),
+        }
     }
 }
 
@@ -91,8 +113,8 @@ impl Group {
 
     /// How many more losses it bears; nothing if it is unavailable.
     pub fn margin(&self) -> Option<u8> {
-        let left = self.held.len() - self.missing();
-        left.checked_sub(self.redundancy.needed()).map(|margin| margin.min(200) as u8)
+        let there: Vec<bool> = self.held.iter().map(Option::is_some).collect();
+        self.redundancy.margin(&there).map(|margin| margin.min(200) as u8)
     }
 
     /// Whether a transfer reads there.

@@ -42,6 +42,7 @@ impl World {
             Redundancy::Replicas(3),
             Redundancy::Code { data: 2, parity: 1 },
             Redundancy::Code { data: 4, parity: 2 },
+            Redundancy::Whole { data: 2, fragments: 3 },
         ];
         for at in 0..16u64 {
             let (id, redundancy) = (GroupId(at), kinds[at as usize % kinds.len()]);
@@ -62,13 +63,20 @@ impl World {
     }
 
     /// Shards of a group on live nodes, as the planner knows them.
-    fn left(&self, id: GroupId, without: Option<NodeId>) -> usize {
+    fn left(&self, id: GroupId) -> usize {
+        self.repair.shards(id).expect("a group").iter().flatten().count()
+    }
+
+    /// How many more losses a group bears without a node.
+    fn margin(&self, id: GroupId, without: Option<NodeId>) -> Option<usize> {
         let shards = self.repair.shards(id).expect("a group");
-        shards.iter().flatten().filter(|node| Some(**node) != without).count()
+        let there: Vec<bool> =
+            shards.iter().map(|node| node.is_some_and(|node| Some(node) != without)).collect();
+        self.groups[&id].margin(&there)
     }
 
     fn bears(&self, node: NodeId) -> bool {
-        self.groups.iter().all(|(id, kind)| self.left(*id, Some(node)) >= kind.needed())
+        self.groups.keys().all(|id| self.margin(*id, Some(node)).is_some())
     }
 
     fn die(&mut self, node: NodeId, forget: bool) {
@@ -147,9 +155,13 @@ impl World {
         // The sources must truly have what it takes.
         let needed = self.groups[&group].needed();
         let itself = |node: &NodeId| self.disks[node].contains(&(group, shard));
+        // The owner of fragments has what they are made from.
+        let of_fragments = matches!(self.groups[&group], Redundancy::Whole { .. });
+        let whole = |node: &NodeId| of_fragments && self.disks[node].contains(&(group, 0));
         let any = |node: &NodeId| self.disks[node].iter().any(|(id, _)| *id == group);
         let sound = sources.iter().all(|node| self.alive.contains(node))
             && (sources.iter().any(itself)
+                || sources.iter().any(whole)
                 || sources.iter().filter(|node| any(node)).count() >= needed);
         // A transfer that the planner has given up, as a node came back with the shard, may find
         // its sources gone; one that it counts on may not.
@@ -168,7 +180,7 @@ impl World {
 
     /// What holds at every moment while failures stay within the redundancy.
     fn check(&self) {
-        for (id, kind) in &self.groups {
+        for id in self.groups.keys() {
             let shards = self.repair.shards(*id).expect("a group");
             for (shard, node) in shards.iter().enumerate() {
                 if let Some(node) = node {
@@ -180,10 +192,10 @@ impl World {
             let mut nodes: Vec<NodeId> = shards.iter().flatten().copied().collect();
             nodes.sort_unstable();
             nodes.dedup();
-            assert_eq!(nodes.len(), self.left(*id, None), "two shards on one node");
-            assert!(nodes.len() >= kind.needed(), "group {id:?} is lost");
+            assert_eq!(nodes.len(), self.left(*id), "two shards on one node");
+            assert!(self.margin(*id, None).is_some(), "group {id:?} is lost");
         }
-        let missing = |id: &GroupId| self.groups[id].shards() - self.left(*id, None);
+        let missing = |id: &GroupId| self.groups[id].shards() - self.left(*id);
         let lacking = self.groups.keys().filter(|id| missing(id) > 0).count() as u64;
         assert_eq!(self.repair.progress().lacking + self.repair.progress().unavailable, lacking);
     }
@@ -277,7 +289,7 @@ fn transfers_when_several_groups_lack_shards_then_in_order_of_risk() {
     world.repair.step(world.now, &mut actions);
     let margin = |action: &Action| {
         let Action::Copy(transfer) = action else { panic!("only copies: {action:?}") };
-        world.left(transfer.group, None) - world.groups[&transfer.group].needed()
+        world.margin(transfer.group, None).expect("it can be made")
     };
     let margins: Vec<usize> = actions.iter().map(margin).collect();
     assert_eq!(margins[0], 0, "{margins:?}");
@@ -347,4 +359,28 @@ fn losses_beyond_the_redundancy_then_said_once_and_repaired_when_a_node_comes_ba
     }
     world.converge();
     assert_eq!(world.repair.progress().unavailable, 0);
+}
+
+proptest! {
+    #[test]
+    fn margin_any_shards_then_as_many_losses_are_borne_and_not_one_more(
+        data in 2u8..5,
+        more in 0u8..4,
+        there in proptest::collection::vec(any::<bool>(), 8),
+    ) {
+        let kind = Redundancy::Whole { data, fragments: data + more };
+        let there = &there[..kind.shards()];
+        let sound = |left: u32| {
+            left & 1 == 1 || (left >> 1).count_ones() >= u32::from(data)
+        };
+        let all: u32 = there.iter().enumerate().map(|(at, there)| u32::from(*there) << at).sum();
+        let Some(margin) = kind.margin(there) else {
+            prop_assert!(!sound(all));
+            return Ok(());
+        };
+        let parts = (0..1u32 << kind.shards()).filter(|part| part & !all == 0);
+        let lost = |part: u32| (all.count_ones() - part.count_ones()) as usize;
+        let least = parts.filter(|part| !sound(*part)).map(lost).min();
+        prop_assert_eq!(least, Some(margin + 1));
+    }
 }

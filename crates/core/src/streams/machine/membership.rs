@@ -47,10 +47,28 @@ impl Machine {
         }
         self.members[slot as usize] = Some(member);
         self.since += 1;
+        if self.somebody_is_degraded() && self.reader_within(slot, offset).is_none() {
+            self.forget(slot);
+            let retry_after = Some(self.plan.cycle);
+            let refusal = Refusal { shortage: Shortage::Device, retry_after, fitting_rate: None };
+            self.refuse(stream, refusal, out);
+            return;
+        }
         if let Err(refusal) = self.place(now, slot, offset, out) {
             self.forget(slot);
             self.refuse(stream, refusal, out);
         }
+    }
+
+    /// Whether a stream has lost its guarantee and comes before all new ones, therefore.
+    fn somebody_is_degraded(&self) -> bool {
+        let lost = |reader: &Reader| {
+            reader.demand.is_none() && matches!(reader.state, State::Waiting | State::Flying)
+        };
+        self.config.enforce
+            && self.config.scheme == Scheme::Elastic
+            && self.slowdown > 1.0
+            && self.readers.iter().any(lost)
     }
 
     pub(super) fn refuse(&mut self, stream: StreamId, refusal: Refusal, out: &mut Actions) {

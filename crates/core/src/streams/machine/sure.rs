@@ -2,7 +2,7 @@
 //!
 //! *Invariant*: served from now on without a pause, in the order of this sweep and the next, each
 //! visit taking the longest that it can (the longest way there, and a whole target of media to
-//! read), every stream with a running clock has its data before it runs dry.
+//! read), and all of them together what the device is delayed by once, every stream with a running clock has its data before it runs dry.
 //!
 //! A visit in turn keeps it: until the stream's next visit every other one is visited once at most,
 //! which takes `busy` of the plan, and the visit itself fills to the target (or all of the buffers of
@@ -64,7 +64,8 @@ impl Machine {
         let on = self.sweeps.end(self.current).unwrap_or(head);
         let both = way + self.way(on, 1 - self.current);
         let longest = |way| self.admission.longest(0, way) as i64;
-        (this - longest(way)).min(next.saturating_sub(total) - longest(both))
+        let latest = (this - longest(way)).min(next.saturating_sub(total) - longest(both));
+        latest.saturating_sub(self.admission.delay() as i64)
     }
 
     /// The latest moment at which the sweep can go on in order.

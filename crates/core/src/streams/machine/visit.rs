@@ -171,7 +171,8 @@ impl Machine {
             (self.admission.profile().expected(distance, physical, bytes) * 1e9) as u64;
         let profile = self.admission.profile();
         let most = profile.access(distance).worst
-            + bytes as f64 / profile.slowest_in(physical, physical + bytes);
+            + bytes as f64 / profile.slowest_in(physical, physical + bytes)
+            + profile.delay;
         reader.longest = (most * 1.01e9) as u64;
         reader.state = State::Flying;
         self.head = physical + bytes;

@@ -11,6 +11,7 @@
 //! tracking are written here, since after a fail-over its cluster client may go on asking the dead
 //! primary for pipelines, and its tracking stays silent until it is asked for again.
 
+mod lease;
 mod link;
 mod route;
 mod topology;
@@ -25,7 +26,9 @@ use redis::{Cmd, TlsCertificates, Value};
 
 use super::{
     Engine, EngineError, Expect, Key, MiniTransaction, Outcome, Page, Stamp, Write, successor,
+    sweep,
 };
+pub(in crate::engine) use lease::{Answer, Batch, Stopped, Taken};
 use link::{Dial, Patience};
 use route::Cluster;
 use url::Url;
@@ -33,7 +36,7 @@ use watch::Tracker;
 
 /// The version of the library of server-side functions. One that differs in what it does must have
 /// another: old and new programs then work side by side.
-const LIBRARY: &str = "forebay_1";
+const LIBRARY: &str = "forebay_2";
 
 /// Transactions that one client may have under way.
 const LANES: usize = 256;
@@ -177,11 +180,17 @@ impl Redis {
         format!("fbk:{}:{{{partition:04x}}}", self.name)
     }
 
-    fn scan_command(&self, partition: u16, bounds: &Bounds, guard: Option<&Key>) -> Cmd {
+    fn scan_command(
+        &self,
+        partition: u16,
+        bounds: &Bounds,
+        guard: Option<&Key>,
+        lease: &str,
+    ) -> Cmd {
         let mut command =
             function("scan", &[self.values_key(partition), self.order_key(partition)]);
         command.arg(&bounds.low).arg(&bounds.high).arg(bounds.limit);
-        command.arg(guard.map_or(&[][..], Key::bytes));
+        command.arg(guard.map_or(&[][..], Key::bytes)).arg(lease);
         command
     }
 
@@ -191,9 +200,69 @@ impl Redis {
         bounds: &Bounds,
         guard: Option<&Key>,
     ) -> Result<Option<Page>, EngineError> {
-        let command = self.scan_command(partition, bounds, guard);
+        let mut stopped = Stopped::new(self.options.give_up);
+        loop {
+            match self.try_scan(partition, bounds, guard, "")? {
+                Answer::Done(page) => return Ok(page),
+                Answer::Leased(lease) => self.meet(partition, &lease, &mut stopped)?,
+                Answer::Lost => return Err(nonsense()),
+            }
+        }
+    }
+
+    /// One attempt of a scan, by whoever has `lease`.
+    fn try_scan(
+        &self,
+        partition: u16,
+        bounds: &Bounds,
+        guard: Option<&Key>,
+        lease: &str,
+    ) -> Result<Answer<Option<Page>>, EngineError> {
+        let command = self.scan_command(partition, bounds, guard, lease);
         let confirm = self.options.replicas > 0;
-        page(self.cluster.call(slot_of(partition), confirm, &|_| command.clone())?)
+        let value = self.cluster.call(slot_of(partition), confirm, &|_| command.clone())?;
+        match lease::refusal(&value)? {
+            Some(refusal) => Ok(refusal),
+            None => page(value).map(Answer::Done),
+        }
+    }
+
+    /// One attempt of a transaction within `partition`, by whoever has `lease`.
+    pub(in crate::engine) fn try_execute(
+        &self,
+        partition: u16,
+        transaction: &MiniTransaction,
+        lease: &str,
+    ) -> Result<Answer<Outcome>, EngineError> {
+        let mut keys = vec![self.values_key(partition), self.order_key(partition)];
+        let lane = (!transaction.write.is_empty()).then(|| self.lane());
+        let name = if lane.is_some() { "execute" } else { "read" };
+        if let Some(Lane { number, .. }) = lane {
+            keys.push(format!("fbt:{}:{{{partition:04x}}}:{}:{number}", self.name, self.client));
+        }
+        let sequence = lane.as_ref().map_or(0, |lane| lane.sequence);
+        let confirm = self.options.replicas > 0;
+        let value = self.cluster.call(slot_of(partition), confirm, &|again| {
+            let mut command = function(name, &keys);
+            command.arg(sequence).arg(i32::from(again)).arg(lease);
+            add_arguments(&mut command, transaction);
+            command
+        })?;
+        if let Some(refusal) = lease::refusal(&value)? {
+            return Ok(refusal);
+        }
+        let Value::Array(mut values) = value else { return Err(nonsense()) };
+        match values.first() {
+            Some(Value::Int(0)) => Ok(Answer::Done(Outcome::Conflict)),
+            Some(Value::Int(_)) => {
+                let reads = values.drain(1..).map(bytes).collect::<Result<Vec<_>, _>>()?;
+                match reads.len() == transaction.read.len() {
+                    true => Ok(Answer::Done(Outcome::Committed(reads))),
+                    false => Err(nonsense()),
+                }
+            }
+            _ => Err(nonsense()),
+        }
     }
 }
 
@@ -205,31 +274,13 @@ impl Engine for Redis {
         if !transaction.in_one_partition() {
             return Err(EngineError::SpansPartitions);
         }
-        let mut keys = vec![self.values_key(partition), self.order_key(partition)];
-        let lane = (!transaction.write.is_empty()).then(|| self.lane());
-        let name = if lane.is_some() { "execute" } else { "read" };
-        if let Some(Lane { number, .. }) = lane {
-            keys.push(format!("fbt:{}:{{{partition:04x}}}:{}:{number}", self.name, self.client));
-        }
-        let sequence = lane.as_ref().map_or(0, |lane| lane.sequence);
-        let confirm = self.options.replicas > 0;
-        let value = self.cluster.call(slot_of(partition), confirm, &|again| {
-            let mut command = function(name, &keys);
-            command.arg(sequence).arg(i32::from(again));
-            add_arguments(&mut command, transaction);
-            command
-        })?;
-        let Value::Array(mut values) = value else { return Err(nonsense()) };
-        match values.first() {
-            Some(Value::Int(0)) => Ok(Outcome::Conflict),
-            Some(Value::Int(_)) => {
-                let reads = values.drain(1..).map(bytes).collect::<Result<Vec<_>, _>>()?;
-                match reads.len() == transaction.read.len() {
-                    true => Ok(Outcome::Committed(reads)),
-                    false => Err(nonsense()),
-                }
+        let mut stopped = Stopped::new(self.options.give_up);
+        loop {
+            match self.try_execute(partition, transaction, "")? {
+                Answer::Done(outcome) => return Ok(outcome),
+                Answer::Leased(lease) => self.meet(partition, &lease, &mut stopped)?,
+                Answer::Lost => return Err(nonsense()),
             }
-            _ => Err(nonsense()),
         }
     }
 
@@ -255,18 +306,7 @@ impl Engine for Redis {
     }
 
     fn sweep(&self, after: Option<&Key>, limit: usize) -> Result<Vec<(Key, Vec<u8>)>, EngineError> {
-        let mut found = Vec::new();
-        let mut at = Some(after.map_or(0, Key::partition));
-        while let Some(from) = at.filter(|_| found.len() < limit) {
-            let Some(partition) = self.next_partition(from)? else { break };
-            let behind = after.filter(|key| key.partition() == partition).map(Key::bytes);
-            let page = self.scan(partition, b"", behind, limit - found.len())?;
-            found.extend(
-                page.items.into_iter().map(|(key, value)| (Key::new(partition, &key), value)),
-            );
-            at = partition.checked_add(1);
-        }
-        Ok(found)
+        sweep(self, after, limit)
     }
 
     fn spans_partitions(&self) -> bool {
@@ -386,7 +426,8 @@ fn library() -> String {
 }
 
 fn function(name: &str, keys: &[String]) -> Cmd {
-    let mut command = redis::cmd(if name == "execute" { "FCALL" } else { "FCALL_RO" });
+    let reads = matches!(name, "read" | "scan" | "lease");
+    let mut command = redis::cmd(if reads { "FCALL_RO" } else { "FCALL" });
     command.arg(format!("{LIBRARY}_{name}")).arg(keys.len()).arg(keys);
     command
 }
@@ -406,8 +447,12 @@ fn add_arguments(command: &mut Cmd, transaction: &MiniTransaction) {
     for key in &transaction.read {
         command.arg(key.bytes());
     }
-    command.arg(transaction.write.len());
-    for write in &transaction.write {
+    add_writes(command, &transaction.write);
+}
+
+fn add_writes(command: &mut Cmd, writes: &[Write]) {
+    command.arg(writes.len());
+    for write in writes {
         match write {
             Write::Put(key, value) => command.arg(key.bytes()).arg("P").arg(value.as_slice()),
             Write::Delete(key) => command.arg(key.bytes()).arg("D").arg(""),

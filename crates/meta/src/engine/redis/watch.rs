@@ -7,18 +7,22 @@
 //! connection is lost, made anew, or the cluster changes, the generation does, and with it every
 //! stamp.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock};
 use redis::{Connection, PushKind, Value};
 
 use super::route::{self, Cluster};
 use super::topology::Topology;
 use super::url::Address;
 use crate::engine::Stamp;
+
+/// The key by whose changes the holder of a lease hears that others want it: that of the values, and
+/// this. Nothing is kept under it.
+pub(super) const WANT: &str = ":want";
 
 const PARTITIONS: usize = 1 << 16;
 /// A server that can't be tracked is asked again after this.
@@ -34,6 +38,9 @@ struct State {
     /// Counts the changes of each partition.
     changes: Vec<AtomicU64>,
     tracked: RwLock<HashMap<Address, Tracked>>,
+    /// Partitions whose leases somebody wants, until they are looked at.
+    wanted: Mutex<BTreeSet<u16>>,
+    want: Condvar,
     stop: AtomicBool,
 }
 
@@ -61,6 +68,8 @@ impl Tracker {
             generation: AtomicU64::new(0),
             changes: (0..PARTITIONS).map(|_| AtomicU64::new(0)).collect(),
             tracked: RwLock::default(),
+            wanted: Mutex::default(),
+            want: Condvar::new(),
             stop: AtomicBool::new(false),
         });
         let threads = Arc::new(Mutex::new(Vec::new()));
@@ -77,6 +86,26 @@ impl Tracker {
 
     pub fn stamp(&self, partition: u16, slot: u16) -> Option<Stamp> {
         self.state.stamp(partition, slot)
+    }
+
+    /// What is known of a partition does not hold any more, whatever was heard of it.
+    pub fn touch(&self, partition: u16) {
+        self.state.changes[usize::from(partition)].fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Waits until others want leases, no longer than `limit`; of which partitions.
+    pub fn wanted(&self, limit: Duration) -> BTreeSet<u16> {
+        let mut wanted = self.state.wanted.lock();
+        if wanted.is_empty() {
+            self.state.want.wait_for(&mut wanted, limit);
+        }
+        std::mem::take(&mut *wanted)
+    }
+
+    /// Ends a wait of [`Tracker::wanted`].
+    pub fn wake(&self) {
+        let _wanted = self.state.wanted.lock();
+        self.state.want.notify_all();
     }
 }
 
@@ -237,7 +266,11 @@ impl State {
         };
         for key in keys {
             match self.partition_of(key) {
-                Some(partition) => {
+                Some((partition, true)) => {
+                    self.wanted.lock().insert(partition);
+                    self.want.notify_all();
+                }
+                Some((partition, false)) => {
                     self.changes[usize::from(partition)].fetch_add(1, Ordering::AcqRel);
                 }
                 None => {
@@ -247,9 +280,11 @@ impl State {
         }
     }
 
-    fn partition_of(&self, key: &Value) -> Option<u16> {
+    /// Of which partition a key is, and whether it is the one by which its lease is wanted.
+    fn partition_of(&self, key: &Value) -> Option<(u16, bool)> {
         let Value::BulkString(bytes) = key else { return None };
-        let digits = bytes.strip_prefix(self.prefix.as_bytes())?.get(..4)?;
-        u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+        let (digits, rest) = bytes.strip_prefix(self.prefix.as_bytes())?.split_at_checked(4)?;
+        let partition = u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+        Some((partition, rest.ends_with(WANT.as_bytes())))
     }
 }

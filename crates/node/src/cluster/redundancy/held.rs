@@ -1,6 +1,7 @@
 //! Copies that this node keeps for others: files beside the objects of its tiers.
 //!
-//! A copy is a file under the number of the inode and that of its version. What was acknowledged of it
+//! A copy is a file under the number of the inode and that of its version, and a fragment also under that
+//! of its place among the fragments, from 1 on. What was acknowledged of it
 //! is never changed; a later version of the same file may only add to its end. So who makes it may stop
 //! at any moment, and the metadata say how much of it counts. Nothing evicts it: it goes when its maker
 //! says so, or when the metadata do not know it any more.
@@ -12,9 +13,11 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use forebay_core::cluster::redundancy::Redundancy;
 use forebay_meta::Ino;
 use forebay_peer::message::{Fault, ObjectId, Put};
 use parking_lot::Mutex;
+use rustix::fs::Advice;
 
 use crate::error::Result;
 use crate::node::Node;
@@ -24,6 +27,9 @@ const DIR: &str = "copies";
 /// Where a tier keeps what was taken over from it by others.
 const ASIDE: &str = "aside";
 const GRAIN: u64 = 4096;
+/// More fragments no code has.
+const MOST_PARTS: u32 =
+    Redundancy::MOST as u32 + Redundancy::MOST_DATA as u32;
 
 /// A copy.
 #[derive(Debug, Clone, Copy)]
@@ -34,10 +40,13 @@ struct Copy {
     touched: Instant,
 }
 
-/// The copies of this node by inode and version.
+/// What tells a copy from others: inode, version, and 0 or the number of a fragment.
+pub(super) type Key = (u64, u64, u32);
+
+/// The copies of this node.
 #[derive(Default)]
 pub(super) struct Held {
-    copies: Mutex<BTreeMap<(u64, u64), Copy>>,
+    copies: Mutex<BTreeMap<Key, Copy>>,
     aside: Mutex<Kept>,
 }
 
@@ -50,14 +59,24 @@ pub struct Kept {
     pub bytes: u64,
 }
 
-fn name(ino: u64, version: u64) -> String {
-    format!("{ino:016x}.{version:016x}")
+fn name((ino, version, part): Key) -> String {
+    match part {
+        0 => format!("{ino:016x}.{version:016x}"),
+        part => format!("{ino:016x}.{version:016x}.{part:02x}"),
+    }
 }
 
-fn parse(name: &str) -> Option<(u64, u64)> {
-    let (ino, version) = name.split_once('.')?;
-    let number = |text: &str| u64::from_str_radix(text, 16).ok().filter(|_| text.len() == 16);
-    Some((number(ino)?, number(version)?))
+fn parse(name: &str) -> Option<Key> {
+    let number = |text: &str, digits: usize| {
+        u64::from_str_radix(text, 16).ok().filter(|_| text.len() == digits)
+    };
+    let mut fields = name.split('.');
+    let (ino, version) = (number(fields.next()?, 16)?, number(fields.next()?, 16)?);
+    let part = match fields.next() {
+        Some(text) => number(text, 2).filter(|part| *part > 0)?,
+        None => 0,
+    };
+    fields.next().is_none().then_some((ino, version, u32::try_from(part).ok()?))
 }
 
 fn failed(error: &std::io::Error) -> Fault {
@@ -84,9 +103,9 @@ impl Held {
     /// Some copies after one, with how long they were not touched.
     pub fn after(
         &self,
-        last: Option<(u64, u64)>,
+        last: Option<Key>,
         most: usize,
-    ) -> Vec<((u64, u64), std::time::Duration)> {
+    ) -> Vec<(Key, std::time::Duration)> {
         use std::ops::Bound;
         let from = last.map_or(Bound::Unbounded, Bound::Excluded);
         let copies = self.copies.lock();
@@ -96,9 +115,9 @@ impl Held {
 }
 
 impl Node {
-    fn copy_path(&self, tier: u8, ino: u64, version: u64) -> PathBuf {
+    fn copy_path(&self, tier: u8, key: Key) -> PathBuf {
         let tier = self.tiers[usize::from(tier)].tier.path();
-        tier.join(DIR).join(name(ino, version))
+        tier.join(DIR).join(name(key))
     }
 
     /// Finds the copies that an earlier start has left, and charges them.
@@ -132,21 +151,43 @@ impl Node {
     }
 
     /// Whether all that counts of a copy is here.
-    pub(super) fn has_copy(&self, held: &Held, ino: Ino, version: u64, size: u64) -> bool {
-        let copy = held.copies.lock().get(&(ino.0, version)).copied();
+    pub(super) fn has_copy(&self, held: &Held, key: Key, size: u64) -> bool {
+        let copy = held.copies.lock().get(&key).copied();
         copy.is_some_and(|copy| {
-            let path = self.copy_path(copy.tier, ino.0, version);
+            let path = self.copy_path(copy.tier, key);
             fs::metadata(path).is_ok_and(|found| found.len() >= size)
         })
     }
 
+    /// Bytes of a copy, fewer where it ends.
+    ///
+    /// # Errors
+    /// `NotFound` if it is not here; what the tier says.
+    pub(super) fn read_copy(
+        &self,
+        held: &Held,
+        key: Key,
+        (offset, len): (u64, u64),
+    ) -> std::io::Result<Vec<u8>> {
+        let copy = held.copies.lock().get(&key).copied().ok_or(ErrorKind::NotFound)?;
+        let file = File::open(self.copy_path(copy.tier, key))?;
+        let there = file.metadata()?.len().saturating_sub(offset).min(len);
+        let mut bytes = vec![0; usize::try_from(there).unwrap_or(0)];
+        file.read_exact_at(&mut bytes, offset)?;
+        Ok(bytes)
+    }
+
     /// Stores a part of a copy; after the last one it is durable.
     pub(super) fn put_copy(&self, held: &Held, put: &Put, bytes: &[u8]) -> Result<(), Fault> {
-        let ObjectId { ino, version, .. } = put.object;
+        let ObjectId { ino, version, part } = put.object;
         let end = put.offset.checked_add(bytes.len() as u64).filter(|end| *end <= put.total);
         let end = end.ok_or_else(|| Fault::Invalid("a part beyond the end".into()))?;
-        let tier = self.charge_copy(held, (ino, version), put.offset, end)?;
-        let path = self.copy_path(tier, ino, version);
+        if part > MOST_PARTS {
+            return Err(Fault::Invalid("no code has so many fragments".into()));
+        }
+        let key = (ino, version, part);
+        let tier = self.charge_copy(held, key, put.offset, end)?;
+        let path = self.copy_path(tier, key);
         let file = OpenOptions::new().write(true).create(put.offset == 0).mode(0o600).open(&path);
         let file = file.map_err(|error| match error.kind() {
             ErrorKind::NotFound => Fault::NotHere,
@@ -160,6 +201,10 @@ impl Node {
                 }
                 file.sync_all()?;
                 sync_dir(path.parent().unwrap_or(&path))?;
+            } else if let Some(len) = std::num::NonZeroU64::new(bytes.len() as u64) {
+                // The device begins now, as somebody will wait for it; nobody is going to read these
+                // bytes soon. What can't be begun is done at the end.
+                let _ = rustix::fs::fadvise(&file, put.offset, Some(len), Advice::DontNeed);
             }
             Ok(())
         };
@@ -170,7 +215,7 @@ impl Node {
     fn charge_copy(
         &self,
         held: &Held,
-        key: (u64, u64),
+        key: Key,
         offset: u64,
         end: u64,
     ) -> Result<u8, Fault> {
@@ -213,29 +258,26 @@ impl Node {
     }
 
     /// Removes a copy; one that is not there is removed already.
-    pub(super) fn drop_copy_held(
-        &self,
-        held: &Held,
-        ino: u64,
-        version: u64,
-    ) -> std::io::Result<()> {
-        let Some(copy) = held.copies.lock().remove(&(ino, version)) else { return Ok(()) };
+    pub(super) fn drop_copy_held(&self, held: &Held, key: Key) -> std::io::Result<()> {
+        let Some(copy) = held.copies.lock().remove(&key) else { return Ok(()) };
         self.tiers[usize::from(copy.tier)].room.give_all(copy.charged);
-        match fs::remove_file(self.copy_path(copy.tier, ino, version)) {
+        match fs::remove_file(self.copy_path(copy.tier, key)) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Takes a copy out of those that are held, to make an object of it: its tier, file and charge.
+    /// Takes a whole copy out of those that are held, to make an object of it: its tier, file and
+    /// charge.
     pub(super) fn take_copy(
         &self,
         held: &Held,
         ino: Ino,
         version: u64,
     ) -> Option<(u8, PathBuf, u64)> {
-        let copy = held.copies.lock().remove(&(ino.0, version))?;
-        Some((copy.tier, self.copy_path(copy.tier, ino.0, version), copy.charged))
+        let key = (ino.0, version, 0);
+        let copy = held.copies.lock().remove(&key)?;
+        Some((copy.tier, self.copy_path(copy.tier, key), copy.charged))
     }
 
     /// Puts it back.
@@ -247,7 +289,7 @@ impl Node {
         (tier, charged): (u8, u64),
     ) {
         let copy = Copy { tier, charged, touched: Instant::now() };
-        held.copies.lock().insert((ino.0, version), copy);
+        held.copies.lock().insert((ino.0, version, 0), copy);
     }
 
     /// Moves an object aside whose file others have taken over: what it has does not count any more,
@@ -274,9 +316,17 @@ mod tests {
 
     #[test]
     fn name_of_a_copy_when_read_then_inode_and_version_and_others_are_no_copies() {
-        assert_eq!(parse(&name(7, u64::MAX)), Some((7, u64::MAX)));
-        for other in ["", "7.8", "0000000000000007", "0000000000000007.new", &name(1, 2)[1..]] {
-            assert_eq!(parse(other), None, "{other}");
+        for key in [(7, u64::MAX, 0), (u64::MAX, 0, 1), (1, 2, 24)] {
+            assert_eq!(parse(&name(key)), Some(key));
+        }
+        let whole = name((1, 2, 0));
+        let others = ["", "7.8", "0000000000000007", "0000000000000007.new", &whole[1..]];
+        for other in others.map(str::to_owned).into_iter().chain([
+            format!("{whole}.00"),
+            format!("{whole}.1"),
+            format!("{whole}.01.01"),
+        ]) {
+            assert_eq!(parse(&other), None, "{other}");
         }
     }
 }

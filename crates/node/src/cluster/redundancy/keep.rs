@@ -11,14 +11,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_core::cluster::NodeId;
+use forebay_core::cluster::balance::{self, Balancer, Shift};
 use forebay_core::cluster::placement::{Site, Topology};
-use forebay_core::cluster::redundancy::Redundancy;
 use forebay_core::cluster::repair::{self, Action, GroupId, Repair, RepairConfig, Transfer};
 use forebay_core::unit::Tick;
-use forebay_meta::{Copies, Error as MetaError, Ino};
+use forebay_meta::{Copies, Error as MetaError, Incarnation, Ino};
 use parking_lot::Mutex;
 
 use super::super::{Cluster, Peers};
+use super::held::Key;
+use super::level::{self, Level};
+use super::send::{Cargo, Failed};
+use crate::context::Context;
 use crate::error::Result;
 use crate::node::Node;
 
@@ -28,6 +32,8 @@ const LOOK: Duration = Duration::from_millis(500);
 const ASKED: usize = 64;
 /// A copy that the metadata do not know may be one that is being made.
 const UNKNOWN_FOR: Duration = Duration::from_secs(60);
+/// How long one that has a copy waits for another to take the file over before it does itself.
+const TURN: Duration = Duration::from_secs(5);
 /// The nodes that were up at the last look, and the planner.
 pub(super) struct Keeper {
     planner: Mutex<Planner>,
@@ -36,23 +42,38 @@ pub(super) struct Keeper {
 
 struct Planner {
     repair: Repair,
+    balancer: Balancer,
     up: BTreeSet<u16>,
     leaving: BTreeSet<u16>,
 }
 
-/// The nodes among which copies are placed. All count alike.
-pub(super) fn topology(nodes: &[u16]) -> Topology {
-    Topology::new(&nodes.iter().map(|node| site(*node)).collect::<Vec<_>>())
+/// The nodes among which copies are placed, as each has room.
+pub(super) fn topology(cluster: &Cluster, nodes: &[u16]) -> Topology {
+    Topology::new(&sites(cluster, nodes))
 }
 
-fn site(node: u16) -> Site {
-    Site { node: NodeId(node.into()), domain: None, weight: 1 }
+fn sites(cluster: &Cluster, nodes: &[u16]) -> Vec<Site> {
+    let weights = cluster.nodes.free_room(nodes);
+    nodes.iter().zip(weights).map(|(node, weight)| site(*node, weight)).collect()
+}
+
+fn site(node: u16, weight: u64) -> Site {
+    Site { node: NodeId(node.into()), domain: None, weight }
+}
+
+/// What a file has and should have.
+fn planned(copies: &Copies, level: Option<Level>) -> Level {
+    match (Level::as_made(copies), level) {
+        (Level::Copies(there), Some(Level::Copies(wanted))) => Level::Copies(there.max(wanted)),
+        (made, _) => made,
+    }
 }
 
 impl Keeper {
     pub fn new(rate: u64) -> Self {
         let repair = Repair::new(RepairConfig { rate, ..RepairConfig::default() });
-        let planner = Planner { repair, up: BTreeSet::new(), leaving: BTreeSet::new() };
+        let balancer = Balancer::default();
+        let planner = Planner { repair, balancer, up: BTreeSet::new(), leaving: BTreeSet::new() };
         Keeper { planner: Mutex::new(planner), started: Instant::now() }
     }
 
@@ -61,24 +82,24 @@ impl Keeper {
     }
 
     /// Copies of a file are to be looked after as they are now; `None` for not any more.
-    pub fn watch(&self, ino: u64, me: u16, wanted: Option<(&Copies, usize)>) {
+    pub fn watch(&self, ino: u64, me: u16, wanted: Option<(&Copies, Option<Level>)>) {
         let now = self.now();
         let mut planner = self.planner.lock();
         let Planner { repair, up, .. } = &mut *planner;
         repair.remove(now, GroupId(ino));
         if let Some((copies, level)) = wanted {
             // Those that are not there any more are found so at the next look.
-            for node in copies.holders.iter().copied().chain([me]) {
+            for (node, _) in copies.parts().into_iter().chain([(me, 0)]) {
                 if up.insert(node) {
-                    repair.node_up(now, &site(node));
+                    repair.node_up(now, &site(node, 1));
                 }
             }
-            let level = level.max(copies.holders.len());
-            let holders = copies.holders.iter().map(|node| Some(NodeId((*node).into())));
+            let holder = |node: &u16| (*node != 0).then(|| NodeId((*node).into()));
+            let holders = copies.holders.iter().map(holder);
             let held: Vec<_> = std::iter::once(Some(NodeId(me.into()))).chain(holders).collect();
-            let redundancy =
-                repair::Redundancy::Replicas(u8::try_from(level + 1).unwrap_or(u8::MAX));
-            repair.add(now, GroupId(ino), redundancy, copies.size.max(1), &held);
+            let redundancy = planned(copies, level).planned();
+            let bytes = level::bytes_of_each(copies).max(1);
+            repair.add(now, GroupId(ino), redundancy, bytes, &held);
         }
     }
 
@@ -87,23 +108,51 @@ impl Keeper {
         self.planner.lock().repair.progress()
     }
 
-    /// Takes in which nodes are there; what is to be done now.
-    fn look(&self, up: BTreeSet<u16>, leaving: BTreeSet<u16>) -> Vec<Action> {
+    /// How many copies are about to move, and their bytes.
+    pub fn moves(&self) -> (u64, u64) {
+        self.planner.lock().repair.moves()
+    }
+
+    /// What is to move between nodes that have these levels, if it is time.
+    pub fn due(&self, levels: &[balance::Level]) -> Vec<Shift> {
         let now = self.now();
+        self.planner.lock().balancer.look(now, levels)
+    }
+
+    /// Has copies of this node's files move; how many bytes it will be.
+    pub fn shift(&self, shifts: &[Shift], held: impl Fn(u16) -> u64) -> u64 {
+        let now = self.now();
+        let repair = &mut self.planner.lock().repair;
+        let mut moved = 0;
+        for shift in shifts {
+            // Each owner moves its part of what a node gives.
+            let all = u16::try_from(shift.from.0).map_or(0, &held);
+            let share = balance::share(shift.amount, repair.bytes_on(shift.from), all);
+            moved += repair.shift(now, shift.from, shift.to, share);
+        }
+        moved
+    }
+
+    /// Takes in which nodes are there; what is to be done now.
+    fn look(&self, sites: &[Site], leaving: BTreeSet<u16>) -> Vec<Action> {
+        let now = self.now();
+        let number = |site: &Site| u16::try_from(site.node.0).ok();
+        let up: BTreeSet<u16> = sites.iter().filter_map(number).collect();
         let mut planner = self.planner.lock();
-        let Planner { repair, up: before, leaving: left } = &mut *planner;
+        let Planner { repair, up: before, leaving: left, .. } = &mut *planner;
         for node in before.difference(&up) {
             repair.node_dead(now, NodeId((*node).into()));
         }
-        for node in up
-            .iter()
-            .filter(|node| !before.contains(node) || left.contains(node) && !leaving.contains(node))
-        {
-            if before.contains(node) {
+        for site in sites {
+            let stays = |node: u16| left.contains(&node) && !leaving.contains(&node);
+            if number(site).is_some_and(|node| before.contains(&node) && stays(node)) {
                 // It stays after all.
-                repair.node_dead(now, NodeId((*node).into()));
+                repair.node_dead(now, site.node);
             }
-            repair.node_up(now, &site(*node));
+            let joins = number(site).is_some_and(|node| !before.contains(&node) || stays(node));
+            if joins || repair.topology().weight(site.node) != site.weight {
+                repair.node_up(now, site);
+            }
         }
         for node in leaving.iter().filter(|node| !left.contains(node) && up.contains(node)) {
             repair.drain(now, NodeId((*node).into()));
@@ -145,6 +194,7 @@ impl Node {
                     node.copy_waiting_again(cluster);
                     node.look_after_own(cluster);
                     node.repair_copies(cluster, peers);
+                    node.balance_sometimes(cluster);
                     last = node.ask_about_held(cluster, last);
                 }
                 drop(node);
@@ -170,16 +220,16 @@ impl Node {
             }
             // Made anew since they were looked at, perhaps.
             if cluster.safety.forget(cluster.me.node, ino, &copies) && !copied {
-                self.drop_elsewhere(ino, copies.version, copies.holders);
+                self.drop_copies(ino, &copies);
             }
         }
     }
 
     fn repair_copies(&self, cluster: &Cluster, peers: &Peers) {
-        let up: BTreeSet<u16> = cluster.within_reach(peers).into_iter().collect();
+        let up = cluster.within_reach(peers);
         let leaving =
             up.iter().copied().filter(|node| cluster.nodes.is_told_to_leave(*node)).collect();
-        for action in cluster.safety.keeper.look(up, leaving) {
+        for action in cluster.safety.keeper.look(&sites(cluster, &up), leaving) {
             match action {
                 Action::Copy(transfer) => {
                     let failed = transfer.clone();
@@ -211,54 +261,76 @@ impl Node {
         let Some((file, known, grows)) = cluster.safety.made_of(ino) else { return Ok(false) };
         let one = file.copying.lock();
         let same = cluster.safety.known(ino).is_some_and(|(now, _)| now == known);
-        if !same || at == 0 || known.holders.contains(&target) {
+        let (Some(place), true) = (at.checked_sub(1), same && !known.holders.contains(&target))
+        else {
             return Ok(false);
-        }
+        };
         let whole =
             |file: &crate::files::File| file.changed_from.load(Ordering::Acquire) >= known.size;
         if !grows || !whole(&file) {
             // Others made them, or bytes were overwritten since: it takes a version of this node's.
             drop(one);
-            let level = self.level_of(ino).max(1);
+            let level = self.level_of(ino).unwrap_or(Level::Copies(1));
             return Ok(self.make_copies(cluster, &file, level)? == super::make::Outcome::Made
                 && cluster
                     .safety
                     .known(ino)
                     .is_some_and(|(now, _)| now.holders.contains(&target)));
         }
-        let Some(client) = self.peer(cluster, target) else { return Ok(false) };
-        if !self.send_copy(&file, &client, known.version, (0, known.size))? || !whole(&file) {
+        self.load(&Context::DAEMON, &file)?;
+        let cargo = Cargo {
+            file: &file,
+            version: known.version,
+            level: Level::as_made(&known),
+            layout: level::layout(&known)?,
+            range: (0, known.size),
+            last: true,
+        };
+        let sent = match self.send_to(cluster, &cargo, &[(place, target)]) {
+            Ok(sent) => sent == [true],
+            Err(Failed::Here(error)) => return Err(error),
+            Err(Failed::Moved) => false,
+        };
+        if !sent || !whole(&file) {
             // What was sent may arrive at any later time: never again under this version.
             cluster.safety.grow_no_more(ino);
             return Ok(false);
         }
         let mut after = known.clone();
-        let former = match after.holders.get_mut(at - 1) {
-            Some(holder) => Some(std::mem::replace(holder, target)),
+        let former = match after.holders.get_mut(place) {
+            Some(holder) => std::mem::replace(holder, target),
             None => {
                 after.holders.push(target);
-                None
+                0
             }
         };
         let moved = self.meta.move_copies(ino, &known, &after)?;
         if moved {
             cluster.safety.moved(ino, after);
-            self.metrics.copies_repaired.inc();
-            self.drop_elsewhere(ino, known.version, former.into_iter().collect());
+            let balanced = former != 0
+                && !cluster.is_silent(former)
+                && !cluster.nodes.is_told_to_leave(former);
+            match balanced {
+                true => self.metrics.copies_moved.inc(),
+                false => self.metrics.copies_repaired.inc(),
+            }
+            if former != 0 {
+                self.drop_elsewhere(ino, known.version, vec![(former, known.part(place))]);
+            }
         }
         Ok(moved)
     }
 
     /// Asks about some of the copies that this node has whether they count: those that do not go, and
     /// files whose owner is gone are taken over.
-    fn ask_about_held(&self, cluster: &Cluster, last: Option<(u64, u64)>) -> Option<(u64, u64)> {
+    fn ask_about_held(&self, cluster: &Cluster, last: Option<Key>) -> Option<Key> {
         let some = cluster.safety.held.after(last, ASKED);
-        for ((ino, version), untouched) in &some {
+        for (key, untouched) in &some {
             // One that was just put is most likely not known yet.
             if *untouched >= 2 * LOOK
-                && let Err(error) = self.ask_about(cluster, (Ino(*ino), *version), *untouched)
+                && let Err(error) = self.ask_about(cluster, *key, *untouched)
             {
-                tracing::debug!(ino, %error, "whether a copy counts is not known");
+                tracing::debug!(ino = key.0, %error, "whether a copy counts is not known");
             }
         }
         some.last().map(|(key, _)| *key)
@@ -267,36 +339,44 @@ impl Node {
     fn ask_about(
         &self,
         cluster: &Cluster,
-        (ino, version): (Ino, u64),
+        (number, version, part): Key,
         untouched: Duration,
     ) -> Result<()> {
-        let held = &cluster.safety.held;
+        let (held, ino) = (&cluster.safety.held, Ino(number));
         let known = self.meta.record_and_copies(ino)?;
         let known = known.and_then(|(record, copies)| Some((record, copies?)));
-        let counts = |copies: &Copies| {
-            copies.version == version && copies.holders.contains(&cluster.me.node)
-        };
         match known {
-            Some((record, copies)) if counts(&copies) => {
-                let first = copies
-                    .holders
-                    .iter()
-                    .find(|node| **node == cluster.me.node || !cluster.is_silent(**node));
+            Some((record, copies))
+                if copies.version == version && copies.counts(cluster.me.node, part) =>
+            {
                 let gone = record
                     .owner
                     .filter(|owner| owner.node != cluster.me.node && cluster.is_silent(owner.node));
-                if let Some(owner) = gone.filter(|_| first == Some(&cluster.me.node)) {
+                if let Some(owner) = gone.filter(|owner| self.is_my_turn(cluster, &copies, *owner)) {
                     self.take_over(cluster, &record, owner, &copies)?;
                 }
             }
             // Taken over, and this node died before it was an object.
-            Some((record, copies)) if copies.version == version && cluster.is_mine(&record) => {
-                self.load(&crate::context::Context::DAEMON, &self.files.get(ino))?;
+            Some((record, copies))
+                if copies.version == version && part == 0 && cluster.is_mine(&record) =>
+            {
+                self.load(&Context::DAEMON, &self.files.get(ino))?;
             }
-            _ if untouched >= UNKNOWN_FOR => self.drop_copy_held(held, ino.0, version)?,
+            _ if untouched >= UNKNOWN_FOR => {
+                self.drop_copy_held(held, (number, version, part))?;
+            }
             _ => {}
         }
         Ok(())
+    }
+
+    /// Those that have copies take a file over one after the other, should the first not be able to.
+    fn is_my_turn(&self, cluster: &Cluster, copies: &Copies, owner: Incarnation) -> bool {
+        let live = |node: &u16| *node == cluster.me.node || !cluster.is_silent(*node);
+        let mut able = copies.parts().into_iter().map(|(node, _)| node).filter(live);
+        let before = able.position(|node| node == cluster.me.node).unwrap_or(usize::MAX);
+        let silence = cluster.silence_of(owner.node).saturating_sub(cluster.config.lease);
+        u32::try_from(before).is_ok_and(|before| silence >= TURN * before)
     }
 
     /// Whether a copy that this node has counts, or may.
@@ -306,26 +386,23 @@ impl Node {
             let some = cluster.safety.held.after(last, ASKED);
             let Some((end, _)) = some.last() else { return false };
             last = Some(*end);
-            let counts = |ino: u64, version: u64| match self.meta.copies(Ino(ino)) {
+            let counts = |(ino, version, part): Key| match self.meta.copies(Ino(ino)) {
                 Ok(Some(copies)) => {
-                    copies.version == version && copies.holders.contains(&cluster.me.node)
+                    copies.version == version && copies.counts(cluster.me.node, part)
                 }
                 Ok(None) => false,
                 Err(_) => true,
             };
-            if some.iter().any(|((ino, version), _)| counts(*ino, *version)) {
+            if some.iter().any(|(key, _)| counts(*key)) {
                 return true;
             }
         }
     }
 
-    /// How many copies a file should have.
-    pub(super) fn level_of(&self, ino: Ino) -> usize {
+    /// What other nodes should have of a file.
+    pub(super) fn level_of(&self, ino: Ino) -> Option<Level> {
         let said =
             self.meta.get(ino).map_err(Into::into).and_then(|record| self.redundancy_of(&record));
-        match said {
-            Ok(Redundancy::Replicas { copies, .. }) => copies.into(),
-            Ok(Redundancy::None) | Err(_) => 0,
-        }
+        said.ok().and_then(Level::of)
     }
 }

@@ -2,35 +2,47 @@
 //! lost with this one.
 //!
 //! - [`policy`]: what is asked for, by file, directory or mount.
-//! - [`make`]: the owner makes copies at `fsync` and `close`, and tells the metadata where they are.
+//! - [`level`]: whole copies, or fragments, and where the pieces of these lie.
+//! - [`make`]: the owner makes copies at `fsync` and `close`, and tells the metadata where they are;
+//!   [`send`] is how, and [`ahead`] what of it is done while a file is written.
 //! - [`held`]: the copies that this node has for others.
 //! - [`take_over`]: who has a copy takes a file over whose owner is gone; what the owner has when it is
 //!   back does not count any more.
+//! - [`gather`]: the bytes of a file from its fragments, for that and until then.
 //! - [`keep`]: copies that are lost are made again, and those that nobody needs go.
+//! - [`balance`]: copies move from nodes that are much fuller than others.
 //!
 //! What counts is decided in the metadata, each time in one transaction on record and copies: copies
 //! count when they are told of, which the owner does when all nodes have them durably; they count no
 //! longer when the record says that the backing store has all; and a file changes hands only as it was
 //! when its copies were looked at.
 
+mod ahead;
+mod balance;
+mod gather;
 mod held;
 mod keep;
+mod level;
 mod make;
 mod policy;
+mod send;
 mod take_over;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use forebay_core::cluster::redundancy::Redundancy;
 use forebay_meta::{Copies, Error as MetaError, Ino, Record};
 use forebay_peer::message::{Fault, ObjectId, Put};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
+pub(crate) use self::ahead::Begun;
+pub(super) use self::balance::REBALANCE;
+pub(super) use self::gather::FRAGMENT;
 use self::held::Held;
 pub use self::held::Kept;
 use self::keep::Keeper;
+use self::level::Level;
 use self::make::Outcome;
 pub(crate) use self::policy::ATTRIBUTE as REDUNDANCY;
 pub(super) use self::take_over::TAKE_OVER;
@@ -59,6 +71,20 @@ pub(super) struct Safety {
     keeper: Keeper,
     made: Mutex<HashMap<u64, Made>>,
     waiting: Mutex<Waiting>,
+    /// Files that are being put together from fragments.
+    assembled: Mutex<HashSet<u64>>,
+}
+
+/// One at a time puts a file together.
+struct Assembly<'a> {
+    safety: &'a Safety,
+    ino: u64,
+}
+
+impl Drop for Assembly<'_> {
+    fn drop(&mut self) {
+        self.safety.assembled.lock().remove(&self.ino);
+    }
 }
 
 /// Files whose copies nobody waits for, and since when they wait for them.
@@ -86,6 +112,14 @@ pub struct SafetyReport {
     pub waiting: u64,
     /// How long the first of them has waited.
     pub lag: Duration,
+    /// Copies that are about to move to nodes with more room.
+    pub moving: u64,
+    /// Their bytes.
+    pub moving_bytes: u64,
+    /// Other nodes that it takes to keep what is written here as the mount asks for.
+    pub wanted_nodes: usize,
+    /// Other nodes that can be given something to keep.
+    pub able_nodes: usize,
 }
 
 impl Safety {
@@ -95,7 +129,13 @@ impl Safety {
             keeper: Keeper::new(repair_rate),
             made: Mutex::default(),
             waiting: Mutex::default(),
+            assembled: Mutex::default(),
         }
+    }
+
+    /// `None` if somebody is at it.
+    fn begin_whole(&self, ino: Ino) -> Option<Assembly<'_>> {
+        self.assembled.lock().insert(ino.0).then_some(Assembly { safety: self, ino: ino.0 })
     }
 
     /// The copies of a file, and whether bytes may be added to them.
@@ -120,7 +160,7 @@ impl Safety {
     }
 
     /// Keeps in mind which copies a file has, of which there should be `level`.
-    fn note(&self, me: u16, file: &FileRef, copies: &Copies, (grows, level): (bool, usize)) {
+    fn note(&self, me: u16, file: &FileRef, copies: &Copies, (grows, level): (bool, Option<Level>)) {
         let new = Made { file: file.clone(), copies: copies.clone(), grows };
         let before = self.made.lock().insert(file.ino.0, new);
         let same = |made: &Made| {
@@ -166,6 +206,7 @@ impl Safety {
             missing_bytes: progress.missing_bytes,
             waiting: waiting.since.len() as u64,
             lag: oldest.unwrap_or_default(),
+            ..SafetyReport::default()
         }
     }
 }
@@ -173,7 +214,21 @@ impl Safety {
 impl Node {
     /// How safe what is written here is; `None` for a node alone.
     pub fn safety(&self) -> Option<SafetyReport> {
-        self.cluster.as_ref().map(|cluster| cluster.safety.report())
+        let cluster = self.cluster.as_ref()?;
+        let all = cluster.peers.get().map(super::Peers::listening).unwrap_or_default();
+        let (moving, moving_bytes) = cluster.safety.keeper.moves();
+        Some(SafetyReport {
+            moving,
+            moving_bytes,
+            wanted_nodes: cluster.config.redundancy.others(),
+            able_nodes: all.iter().filter(|node| self.can_hold(cluster, **node)).count(),
+            ..cluster.safety.report()
+        })
+    }
+
+    /// What this node keeps for others, in bytes, and what of its own is about to move.
+    pub(super) fn kept_and_moving(&self, cluster: &Cluster) -> (u64, u64) {
+        (cluster.safety.held.kept().bytes, cluster.safety.keeper.moves().1)
     }
 
     /// Waits until no other node needs a copy that this one has; false if that takes longer than
@@ -221,11 +276,12 @@ impl Node {
             Err(MetaError::Stale(_)) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let (copies, wait) = match self.redundancy_of(&record)? {
-            Redundancy::Replicas { copies, wait } => (copies, wait),
+        let asked = self.redundancy_of(&record)?;
+        let (level, wait) = match Level::of(asked) {
+            Some(level) => (level, asked.waits()),
             // Else the copies that there are would be taken for the newest.
-            Redundancy::None if record.copied => (1, true),
-            Redundancy::None => return Ok(()),
+            None if record.copied => (Level::Copies(1), true),
+            None => return Ok(()),
         };
         if record.links.is_empty() || !self.is_unsaved(&record, file) {
             return Ok(());
@@ -236,14 +292,14 @@ impl Node {
         if !wait && self.copy_later(cluster, file.ino) {
             return Ok(());
         }
-        self.make_safe(cluster, file, copies.into())
+        self.make_safe(cluster, file, level)
     }
 
-    fn make_safe(&self, cluster: &Cluster, file: &FileRef, copies: usize) -> Result<()> {
-        match self.make_copies(cluster, file, copies)? {
+    fn make_safe(&self, cluster: &Cluster, file: &FileRef, level: Level) -> Result<()> {
+        match self.make_copies(cluster, file, level)? {
             Outcome::Made => Ok(()),
             Outcome::Impossible => {
-                tracing::debug!(ino = %file.ino, copies, "too few nodes take copies: written back at once");
+                tracing::debug!(ino = %file.ino, ?level, "too few nodes take copies: written back at once");
                 self.metrics.written_through.inc();
                 self.settle(file)?;
                 self.reconcile_open(file)
@@ -275,7 +331,7 @@ impl Node {
         // From here on a close counts as one more.
         let since = cluster.safety.waiting.lock().since.remove(&ino.0);
         let file = self.files.get(ino);
-        let level = self.level_of(ino).max(1);
+        let level = self.level_of(ino).unwrap_or(Level::Copies(1));
         if let Err(error) = self.make_safe(cluster, &file, level) {
             tracing::warn!(%ino, %error, "a file has no copies yet");
             let mut waiting = cluster.safety.waiting.lock();
@@ -306,8 +362,8 @@ impl Node {
 
     /// Another node needs a copy no longer.
     pub(super) fn drop_part(&self, cluster: &Cluster, object: &ObjectId) -> Result<(), Fault> {
-        let ObjectId { ino, version, .. } = *object;
-        let dropped = self.drop_copy_held(&cluster.safety.held, ino, version);
+        let ObjectId { ino, version, part } = *object;
+        let dropped = self.drop_copy_held(&cluster.safety.held, (ino, version, part));
         dropped.map_err(|error| Fault::Io { errno: error.raw_os_error().unwrap_or(libc::EIO) })
     }
 }

@@ -8,7 +8,7 @@
 use forebay_core::steward::Event;
 use forebay_core::unit;
 use forebay_meta::{Copies, Error as MetaError, Incarnation, Ino, Record};
-use forebay_peer::Body;
+use forebay_peer::{Body, Error as PeerError};
 use forebay_peer::message::Fault;
 use prost::Message;
 
@@ -58,11 +58,14 @@ impl Node {
         }
         let ask = Ask { ino: ino.0, node: owner.node.into(), epoch: owner.epoch };
         let body = Body::Bytes(ask.encode_to_vec());
-        let others = copies.holders.iter().filter(|node| **node != cluster.me.node);
-        for holder in others.filter(|node| !cluster.is_silent(**node)) {
-            let Some(client) = self.peer(cluster, *holder) else { continue };
+        let others = copies.parts().into_iter().map(|(node, _)| node);
+        let others = others.filter(|node| *node != cluster.me.node);
+        for holder in others.filter(|node| !cluster.is_silent(*node)) {
+            let Some(client) = self.peer(cluster, holder) else { continue };
             match client.other(TAKE_OVER, &body, 0, WITHIN) {
                 Ok(_) => return Ok(true),
+                // It is at it, perhaps.
+                Err(PeerError::TimedOut { .. }) => return Ok(false),
                 Err(error) => tracing::debug!(%ino, holder, %error, "a file is not taken over"),
             }
         }
@@ -102,11 +105,10 @@ impl Node {
         copies: &Copies,
     ) -> Result<bool> {
         let ino = record.ino;
-        let held = &cluster.safety.held;
         let able = !cluster.has_lost_its_lease()
             && !record.links.is_empty()
             && copies.holders.contains(&cluster.me.node)
-            && self.has_copy(held, ino, copies.version, copies.size);
+            && self.has_whole(cluster, ino, owner, copies)?;
         if !able || !self.expel(cluster, owner)? {
             return Ok(false);
         }
@@ -124,14 +126,44 @@ impl Node {
         residence.loaded = false;
         self.look_up(&file, &mut residence)?;
         file.count_write();
-        let holders =
-            copies.holders.iter().copied().filter(|node| *node != cluster.me.node).collect();
+        let holders = copies.without(cluster.me.node);
         let after = Copies { writer: cluster.me, holders, ..copies.clone() };
         drop(residence);
         let level = self.level_of(ino);
         cluster.safety.note(cluster.me.node, &file, &after, (false, level));
         self.written_back_in(ino);
         Ok(true)
+    }
+
+    /// Whether this node has all bytes of a file whose owner is gone; of fragments it makes them.
+    fn has_whole(
+        &self,
+        cluster: &Cluster,
+        ino: Ino,
+        owner: Incarnation,
+        copies: &Copies,
+    ) -> Result<bool> {
+        let held = &cluster.safety.held;
+        let key = (ino.0, copies.version, 0);
+        if self.has_copy(held, key, copies.size) {
+            return Ok(true);
+        }
+        if copies.code.is_none() || !self.is_surely_gone(cluster, owner)? {
+            return Ok(false);
+        }
+        let Some(_one) = cluster.safety.begin_whole(ino) else { return Ok(false) };
+        self.make_whole(cluster, ino, copies)
+    }
+
+    /// Whether a node that gave no sign of life for long has given none since either.
+    fn is_surely_gone(&self, cluster: &Cluster, owner: Incarnation) -> Result<bool> {
+        let members = self.meta.members()?;
+        let member = members.iter().find(|member| member.node == owner.node);
+        Ok(member.is_some_and(|member| {
+            member.left
+                || member.expelled
+                || cluster.is_silent(owner.node) && cluster.was_last_seen_as(member)
+        }))
     }
 
     /// Nothing of another version may be in the way of a copy that becomes the object.
@@ -142,6 +174,7 @@ impl Node {
         residence: &mut Residence,
     ) -> Result<()> {
         let place = residence.place.take();
+        self.pages_replaced(file);
         (residence.base, residence.loaded) = (Base::backing(), false);
         let Some(resident) = self.residents.get(file.ino.0) else { return Ok(()) };
         match resident.dirty {
@@ -187,7 +220,7 @@ impl Node {
         }
         let Some(copies) = self.meta.copies(ino)? else { return Ok(None) };
         let held = &cluster.safety.held;
-        if !self.has_copy(held, ino, copies.version, copies.size) {
+        if !self.has_copy(held, (ino.0, copies.version, 0), copies.size) {
             return Ok(None);
         }
         let Some((tier, path, charged)) = self.take_copy(held, ino, copies.version) else {
@@ -256,6 +289,7 @@ impl Node {
             return Ok(());
         }
         let place = residence.place.take();
+        self.pages_replaced(file);
         let to = self.move_aside(&cluster.safety.held, file.ino, resident.tier)?;
         self.forget_resident(file.ino, place.as_ref());
         (residence.base, residence.loaded) = (Base::backing(), false);

@@ -2,7 +2,7 @@
 //! nothing at all. The machine gives the memory of a stream that does one of these to somebody else,
 //! so it is told only when the reader is done with all that it was given.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{Answer, Asked, Driver};
 use crate::model::{Event, Rate, StreamId};
@@ -19,7 +19,7 @@ pub(super) enum Wanted {
 
 impl Driver {
     /// Takes back what the reader has not taken out of its queue.
-    fn take_back(&mut self, stream: StreamId) {
+    pub(super) fn take_back(&mut self, stream: StreamId) {
         let Some(entry) = self.streams.get_mut(&stream) else { return };
         let Some(core) = entry.core.upgrade() else { return };
         core.update(|queue| {
@@ -132,7 +132,7 @@ impl Driver {
     /// Takes their places from streams of which nobody has taken anything for so long, though there
     /// was something to take, or which have been paused for so long.
     pub(super) fn park_idle(&mut self) {
-        let now = Instant::now();
+        let now = (self.clock)();
         if now < self.idle_looked_at + self.idle / 8 {
             return;
         }

@@ -1,0 +1,155 @@
+//! Which version of a file the kernel's pages of it are, so that they may stay over opens.
+//!
+//! The kernel drops the pages of an inode at each open that does not tell it to keep them. Pages are
+//! those of the version that an open showed once it is certain that the kernel has dropped older ones:
+//! its handle has been used since, so that the open had returned. What takes another version's place
+//! here, or changes bytes on behalf of other nodes, makes the kernel's pages those of no version.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_meta::{Ino, Record};
+use forebay_store::Fingerprint;
+use parking_lot::Mutex;
+
+use crate::convert;
+use crate::files::File;
+use crate::handle::{Handle, OpenMode};
+use crate::node::Node;
+
+const SHARDS: usize = 64;
+/// Files of which something is known, in each shard.
+const MOST: usize = 1024;
+
+/// A version of a file, as this node shows it.
+#[derive(Clone, Copy, Debug)]
+enum Version {
+    /// What programs of this node have written, and the backing store does not have.
+    Own,
+    /// One in the backing store; `None` if it has none.
+    Published(Option<Fingerprint>),
+}
+
+impl Version {
+    fn is(&self, other: &Version) -> bool {
+        match (self, other) {
+            (Version::Own, Version::Own) => true,
+            (Version::Published(Some(one)), Version::Published(Some(other))) => {
+                one.same_content(other)
+            }
+            (Version::Published(None), Version::Published(None)) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Of which version the kernel's pages are, by inode, and which face has them.
+pub(super) struct Pages([Mutex<HashMap<u64, (u8, Version)>>; SHARDS]);
+
+impl Default for Pages {
+    fn default() -> Self {
+        Pages(std::array::from_fn(|_| Mutex::default()))
+    }
+}
+
+impl Pages {
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<u64, (u8, Version)>> {
+        &self.0[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % SHARDS]
+    }
+
+    /// Notes of which version they are, if that is `certain`.
+    fn note(&self, ino: Ino, (face, version): (u8, Version), certain: impl FnOnce() -> bool) {
+        let mut shard = self.shard(ino).lock();
+        if !certain() {
+            return;
+        }
+        if shard.len() >= MOST && !shard.contains_key(&ino.0) {
+            // Any one: it costs its next open the pages.
+            if let Some(other) = shard.keys().next().copied() {
+                shard.remove(&other);
+            }
+        }
+        shard.insert(ino.0, (face, version));
+    }
+}
+
+/// What an open showed.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    version: Option<Version>,
+    /// How often the bytes had been replaced then.
+    replaced: u64,
+    /// Nothing is to be noted any more.
+    done: AtomicBool,
+}
+
+impl Node {
+    /// Whether the kernel may keep the pages of a file that is being opened, and what this open shows
+    /// of it. The caller has the residence in hand and has compared versions ([`Node::match_version`]).
+    pub(crate) fn keeps_pages(&self, file: &File, record: &Record, face: u8) -> (bool, Seen) {
+        let Some(cluster) = &self.cluster else { return (true, Seen::default()) };
+        let replaced = file.pages_replaced.load(Ordering::Acquire);
+        if file.remote_opens.load(Ordering::Acquire) > 0 {
+            return (false, Seen::default());
+        }
+        let unreported = record.dirty && cluster.is_mine(record);
+        let dirty = self.residents.get(file.ino.0).is_some_and(|resident| resident.dirty);
+        let version = match dirty || unreported {
+            true => Version::Own,
+            false => {
+                let published = record.backing.fingerprint.map(convert::store_fingerprint);
+                Version::Published(published)
+            }
+        };
+        let mut shard = cluster.pages.shard(file.ino).lock();
+        let kept =
+            shard.get(&file.ino.0).is_some_and(|(of, known)| *of == face && known.is(&version));
+        if !kept {
+            shard.remove(&file.ino.0);
+        }
+        (kept, Seen { version: Some(version), replaced, done: AtomicBool::new(kept) })
+    }
+
+    /// A handle is closed: its open has returned, and the kernel has dropped what it had before.
+    pub(crate) fn note_pages(&self, handle: &Handle) {
+        if handle.write && handle.mode == OpenMode::Direct {
+            // The kernel drops the pages in the way of such a write before it sends it: a reader may
+            // have brought the bytes back that were there before.
+            self.pages_replaced(&handle.file);
+        }
+        let (Some(cluster), Some(version)) = (&self.cluster, handle.seen.version) else { return };
+        if handle.seen.done.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let file = &handle.file;
+        // Whoever replaces bytes says so first, and takes away then what was noted.
+        let same = || file.pages_replaced.load(Ordering::Acquire) == handle.seen.replaced;
+        cluster.pages.note(file.ino, (handle.face, version), same);
+    }
+
+    /// Bytes of a file were replaced, and not by the kernel: it may have pages of older ones.
+    pub(crate) fn pages_replaced(&self, file: &File) {
+        let Some(cluster) = &self.cluster else { return };
+        file.pages_replaced.fetch_add(1, Ordering::AcqRel);
+        cluster.pages.shard(file.ino).lock().remove(&file.ino.0);
+    }
+
+    /// The backing store has what this node's programs have written: pages stay what they are.
+    pub(crate) fn pages_published(&self, ino: Ino, version: Fingerprint) {
+        let Some(cluster) = &self.cluster else { return };
+        if let Some((_, known)) = cluster.pages.shard(ino).lock().get_mut(&ino.0)
+            && known.is(&Version::Own)
+        {
+            *known = Version::Published(Some(version));
+        }
+    }
+
+    /// A file became this node's: what it had written before, it had written to another version.
+    pub(super) fn pages_of_former_term(&self, ino: Ino) {
+        let Some(cluster) = &self.cluster else { return };
+        let mut shard = cluster.pages.shard(ino).lock();
+        if shard.get(&ino.0).is_some_and(|(_, known)| known.is(&Version::Own)) {
+            shard.remove(&ino.0);
+        }
+    }
+}

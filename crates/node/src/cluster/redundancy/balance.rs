@@ -1,0 +1,83 @@
+//! Copies and fragments move from nodes that are much fuller than others: from time to time, or when
+//! somebody asks for it.
+//!
+//! Each owner plans for its own files, with what all nodes have said that they have; of what a node is
+//! to give each takes the part that is its own. The planner that repairs carries it out, after
+//! everything that is missing and within the same rate.
+
+use forebay_core::cluster::NodeId;
+use forebay_core::cluster::balance::{BalanceConfig, Level, Shift, plan};
+use forebay_peer::Body;
+
+use super::super::Cluster;
+use super::send::WITHIN;
+use crate::error::Result;
+use crate::node::Node;
+
+/// Have copies of your files move to nodes with more room.
+pub(in crate::cluster) const REBALANCE: u32 = 34;
+/// Where it was asked for, what is fuller than the mean by so many per cent gives.
+const ASKED_PERCENT: u32 = 5;
+
+impl Node {
+    /// How full the nodes are that can give and take.
+    fn levels(&self, cluster: &Cluster) -> Vec<Level> {
+        let Some(peers) = cluster.peers.get() else { return Vec::new() };
+        let able = |node: &u16| *node == cluster.me.node || self.can_hold(cluster, *node);
+        let level = |node: u16| {
+            let estate = cluster.nodes.estate_of(node);
+            Level {
+                node: NodeId(node.into()),
+                load: estate.held.saturating_add(estate.bytes),
+                capacity: estate.room,
+            }
+        };
+        peers.listening().into_iter().filter(able).map(level).collect()
+    }
+
+    fn shift(&self, cluster: &Cluster, shifts: &[Shift]) -> u64 {
+        let held = |node: u16| cluster.nodes.estate_of(node).held;
+        let bytes = cluster.safety.keeper.shift(shifts, held);
+        if bytes > 0 {
+            tracing::info!(bytes, "copies move to nodes with more room");
+        }
+        bytes
+    }
+
+    /// Looks whether it is time.
+    pub(super) fn balance_sometimes(&self, cluster: &Cluster) {
+        let shifts = cluster.safety.keeper.due(&self.levels(cluster));
+        if !shifts.is_empty() {
+            self.shift(cluster, &shifts);
+        }
+    }
+
+    /// Has copies of this node's files move now; how many bytes it will be.
+    pub(in crate::cluster) fn balance_now(&self, cluster: &Cluster) -> u64 {
+        if let Err(error) = self.refresh_cluster() {
+            tracing::debug!(%error, "what the other nodes have is not known");
+        }
+        let config = BalanceConfig { tolerance_percent: ASKED_PERCENT, ..Default::default() };
+        self.shift(cluster, &plan(&self.levels(cluster), &config))
+    }
+
+    /// Has all nodes move copies to where there is more room; how many nodes were asked.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if this node is alone; if the metadata can't be read.
+    pub fn rebalance(&self) -> Result<usize> {
+        let cluster = self.in_cluster()?;
+        self.refresh_cluster()?;
+        let mut asked = 1;
+        self.balance_now(cluster);
+        let Some(peers) = cluster.peers.get() else { return Ok(asked) };
+        for node in cluster.within_reach(peers).into_iter().filter(|node| *node != cluster.me.node) {
+            let Some(client) = self.peer(cluster, node) else { continue };
+            match client.other(REBALANCE, &Body::Empty, 0, WITHIN) {
+                Ok(_) => asked += 1,
+                Err(error) => tracing::warn!(node, %error, "a node does not move its copies"),
+            }
+        }
+        Ok(asked)
+    }
+}
