@@ -3,6 +3,7 @@
 use forebay_core::streams::closed_form;
 use forebay_core::streams::disk::Disk;
 use forebay_sim::streams::paper::{DEPTHS, Model, Variant};
+use proptest::prelude::*;
 use serde_json::Value;
 
 fn golden(text: &str) -> Value {
@@ -74,4 +75,94 @@ fn table_1_disk_then_the_golden_results_within_their_tolerance() {
         }
     }
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), rows.len() * 9, wrong.join("\n"));
+}
+
+/// A device in whole numbers, so that the independent arithmetic is exact.
+#[derive(Debug, Clone, Copy)]
+struct Whole {
+    overhead_ns: u128,
+    rate: u128,
+    stream: u128,
+    round_ns: u128,
+}
+
+impl Whole {
+    /// Device time of one round, of getting to a block, and of reading one; all in one unit.
+    fn times(self) -> (u128, u128, u128) {
+        (self.round_ns * self.rate, self.overhead_ns * self.rate, self.stream * self.round_ns)
+    }
+
+    fn model(self) -> closed_form::Model {
+        closed_form::Model {
+            overhead: self.overhead_ns as f64 / 1e9,
+            device_rate: self.rate as f64,
+            stream_rate: self.stream as f64,
+            round: self.round_ns as f64 / 1e9,
+        }
+    }
+
+    /// Streams, accesses and prefetched blocks of Sweep & Prefetch, by trying all.
+    fn sweep_and_prefetch(self, depth: u128, cache: u128) -> (u128, u128, u128) {
+        let (round, access, read) = self.times();
+        let mut best = (0, 0, 0);
+        for v in (0..=round / (access + read)).rev() {
+            // A block has stream * round / 1e9 bytes.
+            let held = self.stream * self.round_ns * depth * (depth + 1) / 2;
+            let in_cache = cache * 1_000_000_000 / held;
+            let in_time = (round - v * (access + read)) / (depth * read);
+            let m = v.min(in_cache).min(in_time);
+            if v + m * depth > best.0 {
+                best = (v + m * depth, v, m * depth);
+            }
+        }
+        best
+    }
+}
+
+fn close(found: f64, expect: f64) -> bool {
+    (found - expect).abs() <= 1e-9 * expect.abs()
+}
+
+proptest! {
+    #[test]
+    fn any_device_then_what_trying_all_finds(
+        overhead_ns in 0..60_000_000u128,
+        rate in 100_000..400_000_000u128,
+        stream in 10_000..4_000_000u128,
+        round_ns in prop_oneof![Just(1_000_000_000u128), 1_000_000..8_000_000_000u128],
+        cache in prop_oneof![0..20_000_000u128, Just(1u128 << 60)],
+        k in 1..40u64,
+    ) {
+        let device = Whole { overhead_ns, rate, stream, round_ns };
+        let (round, access, read) = device.times();
+        prop_assume!(round / (access + read) < 5_000);
+        let (model, block) = (device.model(), stream as f64 * round_ns as f64 / 1e9);
+        let (wide, seconds) = (u128::from(k), round_ns as f64 / 1e9);
+
+        let sweep = model.sweep().expect("a model");
+        prop_assert_eq!(u128::from(sweep.streams), round / (access + read));
+        prop_assert!(close(sweep.memory_bytes, 2.0 * sweep.streams as f64 * block));
+        prop_assert!(close(sweep.startup_mean_s, 1.5 * seconds));
+
+        let groups = model.gpmp(k).expect("a model");
+        let visits = round / (access + wide * read);
+        prop_assert_eq!((u128::from(groups.v), u128::from(groups.streams)), (visits, visits * wide));
+        let memory = groups.streams as f64 * block * (k as f64 + 3.0) / 2.0;
+        prop_assert!(close(groups.memory_bytes, memory));
+        prop_assert!(close(groups.startup_max_s, (k + 1) as f64 * seconds));
+
+        for depth in [1, k] {
+            let found = model.sweep_and_prefetch(depth, Some(cache as f64)).expect("a model");
+            let expect = device.sweep_and_prefetch(u128::from(depth), cache);
+            let parts = [found.streams, found.v, found.p].map(u128::from);
+            prop_assert_eq!((parts[0], parts[1], parts[2]), expect, "depth {}", depth);
+        }
+        let gradual = model.gradual(Some(cache as f64)).expect("a model");
+        let paper = model.sweep_and_prefetch(1, Some(cache as f64)).expect("a model");
+        let own = 2.0 * gradual.streams as f64 * block + gradual.p as f64 * block;
+        prop_assert_eq!((gradual.streams, gradual.v, gradual.p), (paper.streams, paper.v, paper.p));
+        prop_assert!(close(gradual.memory_bytes, own));
+        prop_assert!(close(gradual.startup_mean_s, 1.5 * seconds));
+        prop_assert!(close(paper.startup_mean_s, 2.5 * seconds));
+    }
 }

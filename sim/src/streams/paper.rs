@@ -142,6 +142,20 @@ impl Model {
         (0..steps).take_while(fits).last().unwrap_or(0) as f64 / 100.0 * k as f64
     }
 
+    /// Streams that no policy exceeds with so many bytes of buffers: half of what a visit reads is
+    /// there on average, so that visits are no further apart than `2 memory / (N c)`, each gets to its
+    /// place in the order of position and waits for half a revolution, and nobody needs a margin.
+    #[must_use]
+    pub fn bound(&self, memory: f64) -> u64 {
+        let rate = self.block / self.round;
+        let fits = |streams: &usize| {
+            let (count, access) = (*streams as f64, self.access[*streams].0);
+            let cycle = 2.0 * memory / (count * rate);
+            count * access + count * rate * cycle * self.inverse_rate.0 <= cycle
+        };
+        (1..self.access.len()).take_while(fits).last().unwrap_or(0) as u64
+    }
+
     /// Bytes that a stream consumes in a round.
     #[must_use]
     pub fn block(&self) -> f64 {
