@@ -6,7 +6,9 @@
 //!
 //! First transactions like a creation's, each in one partition, straight to the engine, and the
 //! server's memory for each of their records; then creations in the namespace, each thread in a
-//! directory of its own. Clients and servers share the machine, whose cores limit both.
+//! directory of its own; then by 1, 2 and 4 processes (each with a namespace and connections of its
+//! own) in one directory, which is whole or split over partitions, and how many requests each
+//! creation took. Clients and servers share the machine, whose cores limit both.
 
 #[path = "../tests/servers/mod.rs"]
 mod servers;
@@ -50,8 +52,48 @@ fn main() {
                 store.create(dir, name.as_bytes(), new(FileKind::File), now(n)).expect("create");
             });
         }
+        for split in [false, true] {
+            for processes in [1, 2, 4] {
+                one_directory(&servers, (primaries, processes), seconds, split);
+            }
+        }
     }
     memory();
+}
+
+/// Several processes that create in one directory.
+fn one_directory(servers: &Servers, shape: (usize, u64), seconds: f64, split: bool) {
+    let name = format!("o{}-{split}", shape.1);
+    let split_above = if split { 64 } else { u64::MAX };
+    let options = Options { split_above, ..Options::default() };
+    let join = |_| {
+        let engine = Arc::new(servers.open(&name, &RedisOptions::default()));
+        let store = MetaStore::open(Box::new(engine.clone()), &options).expect("opens");
+        (engine, store)
+    };
+    let processes: Vec<_> = (0..shape.1).map(join).collect();
+    let new = |kind| NewInode::new(kind, 0o755, 1000, 1000);
+    let now = |n| Timestamp::new(1_700_000_000, n as u32);
+    let store = &processes[0].1;
+    let dir = store.create(Ino::ROOT, b"d", new(FileKind::Directory), now(0)).expect("mkdir").ino;
+    let create = |process: u64, n: u64| {
+        let name = format!("result-{process}-{n:08}.dat");
+        let store = &processes[process as usize].1;
+        store.create(dir, name.as_bytes(), new(FileKind::File), now(n)).expect("create");
+    };
+    // Each has seen the directory as it is from here on.
+    (0..100).for_each(|n| create(0, u64::MAX - n));
+    (0..shape.1).for_each(|process| create(process, u64::MAX / 2));
+    let requests = || processes.iter().map(|(engine, _)| engine.requests()).sum::<u64>();
+    let made = AtomicU64::new(0);
+    let before = requests();
+    let what = if split { "one-split" } else { "one-whole" };
+    measure(servers, shape, seconds, what, |process, n| {
+        create(process, n);
+        made.fetch_add(1, Ordering::Relaxed);
+    });
+    let each = (requests() - before) as f64 / made.load(Ordering::Relaxed) as f64;
+    println!("{what:10} {each:.3} requests a creation");
 }
 
 /// Seconds of processor time that the servers have taken.

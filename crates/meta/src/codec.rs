@@ -11,8 +11,8 @@ use prost::Message;
 use crate::error::{Error, Result};
 use crate::store::{Counts, Member};
 use crate::types::{
-    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record,
-    Seq, Timestamp, XattrState,
+    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, LIFE_BITS, Link, Links,
+    Record, Seq, Spread, Timestamp, Touched, XattrState,
 };
 
 /// The version of all values.
@@ -196,6 +196,18 @@ struct PbEntry {
     kind: u32,
 }
 
+/// When entries of a directory were last changed.
+#[derive(Clone, Copy, PartialEq, Message)]
+struct PbTouched {
+    #[prost(message, optional, tag = "1")]
+    mtime: Option<PbTime>,
+    /// Absent where equal to mtime.
+    #[prost(message, optional, tag = "2")]
+    ctime: Option<PbTime>,
+    #[prost(fixed64, tag = "3")]
+    nonce: u64,
+}
+
 mod flag {
     pub const DIRTY: u32 = 1;
     pub const SPILLED: u32 = 1 << 1;
@@ -208,6 +220,8 @@ mod flag {
     pub const XATTRS_SOME: u32 = 1 << 8;
     pub const SAME_LINKS: u32 = 1 << 9;
     pub const COPIED: u32 = 1 << 10;
+    pub const SPLITTING: u32 = 1 << 11;
+    pub const SPLIT: u32 = 1 << 12;
 }
 
 fn kind_number(kind: FileKind) -> u32 {
@@ -294,6 +308,8 @@ fn flags_of(record: &Record) -> u32 {
         (record.backing.attrs_differ, flag::ATTRS_DIFFER),
         (record.backing.xattrs_differ, flag::XATTRS_DIFFER),
         (record.links == record.backing.links, flag::SAME_LINKS),
+        (record.spread == Spread::Splitting, flag::SPLITTING),
+        (record.spread == Spread::Split, flag::SPLIT),
     ];
     bits.iter().filter(|(set, _)| *set).fold(xattrs, |flags, (_, bit)| flags | bit)
 }
@@ -304,6 +320,34 @@ pub(crate) fn record_prefix(revision: u64) -> Vec<u8> {
     prefix.push(VERSION);
     prefix.extend_from_slice(&revision.to_be_bytes());
     prefix
+}
+
+/// As [`record_prefix`], of all revisions in which entries of a directory can be changed as in this
+/// one.
+pub(crate) fn life_prefix(revision: u64) -> Vec<u8> {
+    let mut prefix = record_prefix(revision);
+    prefix.truncate(1 + LIFE_BITS as usize / 8);
+    prefix
+}
+
+pub(crate) fn encode_touched(touched: Touched) -> Vec<u8> {
+    let message = PbTouched {
+        mtime: touched.times.map(|(mtime, _)| time_out(mtime)),
+        ctime: touched.times.filter(|(mtime, ctime)| ctime != mtime).map(|(_, c)| time_out(c)),
+        nonce: touched.nonce,
+    };
+    let mut value = Vec::with_capacity(1 + message.encoded_len());
+    value.push(VERSION);
+    message.encode_raw(&mut value);
+    value
+}
+
+pub(crate) fn decode_touched(dir: Ino, value: &[u8]) -> Result<Touched> {
+    let what = || format!("times of {dir}");
+    let message = PbTouched::decode(body(&what, value)?).map_err(|error| corrupt(what(), error))?;
+    let times =
+        message.mtime.map(|mtime| (time_in(mtime), time_in(message.ctime.unwrap_or(mtime))));
+    Ok(Touched { times, nonce: message.nonce })
 }
 
 pub(crate) fn encode_record(record: &Record) -> Vec<u8> {
@@ -415,6 +459,11 @@ pub(crate) fn decode_record(ino: Ino, value: &[u8]) -> Result<Record> {
         change: message.change,
         queued: message.queued.map(Seq),
         hard_link: message.hard_link,
+        spread: match (has(flag::SPLIT), has(flag::SPLITTING)) {
+            (true, _) => Spread::Split,
+            (false, true) => Spread::Splitting,
+            (false, false) => Spread::Whole,
+        },
         revision: u64::from_be_bytes(*revision),
     })
 }
@@ -640,6 +689,7 @@ mod tests {
                 dirty: bit(2), spilled: bit(3), listed: bit(4), pinned: bit(5), orphan: bit(6), copied: bit(9), orphan_of: bits,
                 owner: bit(8).then_some(Incarnation { node: bits, epoch: numbers.0 }),
                 subdirs: numbers.2, change: numbers.0, queued: queued.map(Seq), hard_link: queued, revision: numbers.1,
+                spread: [Spread::Whole, Spread::Splitting, Spread::Split][bits as usize / 3 % 3],
             }
         }
     }
@@ -649,7 +699,15 @@ mod tests {
         fn record_when_encoded_and_decoded_is_the_same(record in record()) {
             let value = encode_record(&record);
             prop_assert!(value.starts_with(&record_prefix(record.revision)));
+            prop_assert!(value.starts_with(&life_prefix(record.revision)));
+            prop_assert_eq!(life_prefix(record.revision), &value[..3]);
             prop_assert_eq!(decode_record(record.ino, &value).unwrap(), record);
+        }
+
+        #[test]
+        fn touched_when_encoded_and_decoded_is_the_same(times in proptest::option::of((time(), time())), nonce: u64) {
+            let touched = Touched { times, nonce };
+            prop_assert_eq!(decode_touched(Ino(2), &encode_touched(touched)).unwrap(), touched);
         }
 
         #[test]
@@ -658,6 +716,7 @@ mod tests {
             let _ = decode_entry(b"x", &bytes);
             let _ = decode_locks(Ino(2), &bytes);
             let _ = decode_copies(Ino(2), &bytes);
+            let _ = decode_touched(Ino(2), &bytes);
         }
 
         #[test]

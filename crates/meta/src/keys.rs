@@ -4,8 +4,11 @@
 //! partition of    key                                  value
 //! inode           I ino                                record
 //! inode           X ino name                           extended attribute
-//! directory       D dir hash(name) name                entry: inode, type
-//! directory       B dir hash(name) name ino            ghost: inode
+//! entries         D dir hash(name) name                entry: inode, type
+//! entries         B dir hash(name) name ino            ghost: inode
+//! entries         W dir                                when entries were last changed
+//! entries         V dir                                which import was the last
+//! 0               P dir                                a split is under way
 //! 0 or inode      Q seq                                backlog: inode
 //! 0 or inode      O ino                                orphan
 //! 0               H backing-inode-number               inode
@@ -13,6 +16,7 @@
 //! 2^15            N number                             node of the cluster
 //! 2^15            E number                             what a node has to bring to the backing store
 //! 2^15            C number                             the order to leave
+//! 2^15            Y number inode                       programs of a node wait for locks of it
 //! inode           L ino                                who works on the inode
 //! inode           K ino                                locks of programs
 //! inode           R ino                                copies on other nodes
@@ -20,10 +24,11 @@
 //! node            M number ino asker                   what a node is asked for
 //! ```
 //!
-//! The partitions of directories and marks are a matter of [`Layout`].
+//! The partitions of directories' entries and of marks are a matter of [`Layout`]. Where a split
+//! directory's entries were before, an entry without a name stays ([`moved`]).
 
 use crate::engine::{Key, Write};
-use crate::types::{FileKind, Ino, Seq};
+use crate::types::{FileKind, Ino, Seq, Spread};
 
 /// The partition of what belongs to no inode.
 pub(crate) const GLOBAL: u16 = 0;
@@ -35,6 +40,11 @@ pub(crate) const NODES: u16 = 1 << 15;
 /// Partitions of [`Layout::Gathered`]: as many as a cluster has slots, as more would spread nothing
 /// further.
 pub(crate) const GATHERED: u16 = 1 << 14;
+
+/// Partitions over which the entries of a split directory are spread, by the highest bits of their
+/// names' hashes: then a listing that goes from one to the next is in the order of hashes.
+pub(crate) const BUCKETS: u16 = 16;
+const BUCKET_SHIFT: u32 = 62 - BUCKETS.trailing_zeros();
 
 /// Cursors below this are left to callers (for `.` and `..`).
 pub(crate) const MIN_HASH: u64 = 16;
@@ -55,6 +65,10 @@ pub(crate) const COPIES: u8 = b'R';
 pub(crate) const TAKEN: u8 = b'T';
 pub(crate) const ESTATE: u8 = b'E';
 pub(crate) const ORDER: u8 = b'C';
+pub(crate) const TIMES: u8 = b'W';
+pub(crate) const IMPORTS: u8 = b'V';
+pub(crate) const SPLIT: u8 = b'P';
+pub(crate) const WAITING: u8 = b'Y';
 
 /// Whether a partition belongs to directories, so that one node may have it for itself for a while.
 pub(crate) fn may_be_leased(partition: u16) -> bool {
@@ -68,6 +82,8 @@ pub(crate) fn is_for_others(write: &Write) -> bool {
         // What begins with a zero belongs to transactions over several partitions.
         None | Some(&(0 | COPIES | TAKEN)) => true,
         Some(&WORK) => matches!(write, Write::Put(..)),
+        // With these a directory's entries come to be elsewhere, or are gone.
+        Some(&TIMES) => matches!(write, Write::Delete(_)),
         Some(_) => false,
     }
 }
@@ -96,58 +112,37 @@ impl Layout {
 
     /// Whether a store of an earlier version is one of this as it stands.
     pub fn takes(self, version: u32) -> bool {
-        // What came with 3 are leases, which programs before it do not see, and `NODES`.
+        // What came with 3 are leases and splits of directories, which programs before it do not see,
+        // and `NODES`.
         self == Layout::Gathered && version == 2
     }
 
-    /// The partition in which a directory's entries, and the files created in it, live.
-    pub fn entries_partition(self, dir: Ino) -> u16 {
-        match self {
-            Layout::Central => xxhash_rust::xxh3::xxh3_64(&dir.0.to_be_bytes()) as u16,
-            Layout::Gathered => dir.partition(),
+    /// The partition in which a directory's entry of this hash, and the file created under its name,
+    /// live.
+    pub fn entry_partition(self, dir: Ino, spread: Spread, hash: u64) -> u16 {
+        match (self, spread) {
+            (Layout::Central, _) => xxhash_rust::xxh3::xxh3_64(&dir.0.to_be_bytes()) as u16,
+            (Layout::Gathered, Spread::Split) => bucket_partition(dir, bucket_of(hash)),
+            (Layout::Gathered, _) => dir.partition(),
         }
     }
 
-    /// The partition of a new inode in a directory.
-    pub fn birthplace(self, dir: Ino, kind: FileKind, sequence: u64) -> u16 {
+    /// All partitions with entries of a directory, in the order of the entries' hashes.
+    pub fn entries_partitions(self, dir: Ino, spread: Spread) -> Vec<u16> {
+        match spread {
+            Spread::Split => (0..BUCKETS).map(|bucket| bucket_partition(dir, bucket)).collect(),
+            _ => vec![self.entry_partition(dir, spread, 0)],
+        }
+    }
+
+    /// The partition of a new inode whose entry lies in `beside`.
+    pub fn birthplace(self, beside: u16, kind: FileKind, sequence: u64) -> u16 {
         match (self, kind) {
             (Layout::Gathered, FileKind::Directory) => {
                 xxhash_rust::xxh3::xxh3_64(&sequence.to_be_bytes()) as u16 % GATHERED
             }
-            _ => self.entries_partition(dir),
+            _ => beside,
         }
-    }
-
-    pub fn entry(self, dir: Ino, name: &[u8]) -> Key {
-        let mut key = self.entries(dir);
-        key.push(&name_hash(name).to_be_bytes());
-        key.push(name);
-        key
-    }
-
-    /// The prefix of all entries of a directory.
-    pub fn entries(self, dir: Ino) -> Key {
-        numbered(self.entries_partition(dir), ENTRY, dir.0)
-    }
-
-    /// Several inodes may claim one backing name while workers are at it, so the key ends with the
-    /// inode.
-    pub fn ghost(self, dir: Ino, name: &[u8], ino: Ino) -> Key {
-        let mut key = self.ghosts_of_name(dir, name);
-        key.push(&ino.0.to_be_bytes());
-        key
-    }
-
-    /// The prefix of the ghosts of one name (and of longer names of the same hash).
-    pub fn ghosts_of_name(self, dir: Ino, name: &[u8]) -> Key {
-        let mut key = self.ghosts(dir);
-        key.push(&name_hash(name).to_be_bytes());
-        key.push(name);
-        key
-    }
-
-    pub fn ghosts(self, dir: Ino) -> Key {
-        numbered(self.entries_partition(dir), GHOST, dir.0)
     }
 
     fn marks_partition(self, ino: Ino) -> u16 {
@@ -164,6 +159,79 @@ impl Layout {
     pub fn orphan(self, ino: Ino) -> Key {
         numbered(self.marks_partition(ino), ORPHAN, ino.0)
     }
+}
+
+/// In which bucket of a split directory a name of this hash is.
+pub(crate) fn bucket_of(hash: u64) -> u16 {
+    ((hash >> BUCKET_SHIFT) as u16).min(BUCKETS - 1)
+}
+
+/// The partition of a bucket: never that of the directory's record, and no two are the same. At this
+/// distance their slots are spread evenly over 2 or 4 servers.
+pub(crate) fn bucket_partition(dir: Ino, bucket: u16) -> u16 {
+    const DISTANCE: u16 = GATHERED / BUCKETS;
+    (dir.partition() % GATHERED + DISTANCE / 2 + bucket * DISTANCE) % GATHERED
+}
+
+/// An entry of a directory.
+pub(crate) fn entry(partition: u16, dir: Ino, name: &[u8]) -> Key {
+    let mut key = entries(partition, dir);
+    key.push(&name_hash(name).to_be_bytes());
+    key.push(name);
+    key
+}
+
+/// The prefix of a directory's entries in a partition.
+pub(crate) fn entries(partition: u16, dir: Ino) -> Key {
+    numbered(partition, ENTRY, dir.0)
+}
+
+/// Comes after all entries of a directory, and says that they are elsewhere.
+pub(crate) fn moved(partition: u16, dir: Ino) -> Key {
+    let mut key = entries(partition, dir);
+    key.push(&u64::MAX.to_be_bytes());
+    key
+}
+
+/// Several inodes may claim one backing name while workers are at it, so the key ends with the
+/// inode.
+pub(crate) fn ghost(partition: u16, dir: Ino, name: &[u8], ino: Ino) -> Key {
+    let mut key = ghosts_of_name(partition, dir, name);
+    key.push(&ino.0.to_be_bytes());
+    key
+}
+
+/// The prefix of the ghosts of one name (and of longer names of the same hash).
+pub(crate) fn ghosts_of_name(partition: u16, dir: Ino, name: &[u8]) -> Key {
+    let mut key = ghosts(partition, dir);
+    key.push(&name_hash(name).to_be_bytes());
+    key.push(name);
+    key
+}
+
+/// The prefix of a directory's ghosts in a partition.
+pub(crate) fn ghosts(partition: u16, dir: Ino) -> Key {
+    numbered(partition, GHOST, dir.0)
+}
+
+/// When entries of a directory in this partition were last changed.
+pub(crate) fn times(partition: u16, dir: Ino) -> Key {
+    numbered(partition, TIMES, dir.0)
+}
+
+/// Which import into this partition of a directory was the last.
+pub(crate) fn imports(partition: u16, dir: Ino) -> Key {
+    numbered(partition, IMPORTS, dir.0)
+}
+
+/// A directory whose split is under way.
+pub(crate) fn split(dir: Ino) -> Key {
+    numbered(GLOBAL, SPLIT, dir.0)
+}
+
+/// The prefix of all splits under way.
+pub(crate) fn splits() -> Key {
+    Key::new(GLOBAL, &[SPLIT])
 }
 
 /// The stable 62-bit hash (XXH3) by which a directory's entries are ordered.
@@ -219,6 +287,28 @@ pub(crate) fn order(node: u16) -> Key {
 /// The prefix of the orders of all nodes.
 pub(crate) fn orders() -> Key {
     Key::new(NODES, &[ORDER])
+}
+
+/// Programs of a node wait for locks of a file.
+pub(crate) fn waiting(node: u16, ino: Ino) -> Key {
+    let mut key = waiting_on(node);
+    key.push(&ino.0.to_be_bytes());
+    key
+}
+
+/// The prefix of the files for which programs of a node wait.
+pub(crate) fn waiting_on(node: u16) -> Key {
+    numbered(NODES, WAITING, node.into())
+}
+
+/// The prefix of those of all nodes.
+pub(crate) fn all_waiting() -> Key {
+    Key::new(NODES, &[WAITING])
+}
+
+/// The inode in the bytes of such a key.
+pub(crate) fn waiting_for(bytes: &[u8]) -> Option<Ino> {
+    Some(Ino(u64::from_be_bytes(bytes.get(9..17)?.try_into().ok()?)))
 }
 
 /// Who works on an inode.
@@ -300,23 +390,46 @@ mod tests {
 
     #[test]
     fn entry_key_when_taken_apart_gives_directory_hash_and_name() {
-        for layout in [Layout::Central, Layout::Gathered] {
-            let key = layout.entry(Ino(77), b"a name");
-            assert_eq!(number(key.bytes()), Some(77));
-            assert_eq!(entry_name(key.bytes()), Some((name_hash(b"a name"), &b"a name"[..])));
-            assert!(key.raw().starts_with(layout.entries(Ino(77)).raw()));
+        let key = entry(9, Ino(77), b"a name");
+        assert_eq!(number(key.bytes()), Some(77));
+        assert_eq!(entry_name(key.bytes()), Some((name_hash(b"a name"), &b"a name"[..])));
+        assert!(key.raw().starts_with(entries(9, Ino(77)).raw()));
+    }
+
+    #[test]
+    fn buckets_then_follow_each_other_in_the_order_of_hashes_and_never_share_a_partition() {
+        for home in [0, 511, 512, 1024, 9000, GATHERED - 1] {
+            let dir = Ino(u64::from(home) << Ino::SEQUENCE_BITS | 7);
+            let partitions = Layout::Gathered.entries_partitions(dir, Spread::Split);
+            let mut distinct = partitions.clone();
+            distinct.push(home);
+            distinct.sort_unstable();
+            distinct.dedup();
+            assert_eq!(distinct.len(), usize::from(BUCKETS) + 1);
+            assert!(distinct.iter().all(|partition| *partition < GATHERED));
+            for n in 0..1000u32 {
+                let hash = name_hash(&n.to_le_bytes());
+                let at = Layout::Gathered.entry_partition(dir, Spread::Split, hash);
+                assert_eq!(at, partitions[(hash >> 58) as usize]);
+            }
         }
+        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
     }
 
     #[test]
     fn keys_of_different_things_never_meet() {
         let dir = Ino(5);
         for layout in [Layout::Central, Layout::Gathered] {
+            let at = layout.entry_partition(dir, Spread::Whole, 0);
             let all = [
                 record(dir),
                 xattr(dir, b""),
-                layout.entry(dir, b""),
-                layout.ghost(dir, b"", dir),
+                entry(at, dir, b""),
+                ghost(at, dir, b"", dir),
+                moved(at, dir),
+                times(at, dir),
+                imports(at, dir),
+                split(dir),
                 layout.queue(dir, Seq(5)),
                 layout.orphan(dir),
                 hard_link(5),
@@ -328,6 +441,7 @@ mod tests {
                 taken(dir, 5),
                 estate(5),
                 order(5),
+                waiting(5, dir),
                 mail(5, dir, 5),
             ];
             for (i, a) in all.iter().enumerate() {

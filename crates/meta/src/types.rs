@@ -226,6 +226,27 @@ pub enum XattrState {
     Some,
 }
 
+/// Where the entries of a directory are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Spread {
+    /// In one partition.
+    Whole,
+    /// As [`Spread::Whole`], but nobody changes them until they are copied to the buckets.
+    Splitting,
+    /// In buckets, partitions of their own. That never changes back.
+    Split,
+}
+
+/// When entries of a directory were last changed, apart from the directory's record, so that those
+/// who change different entries do not meet in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Touched {
+    /// mtime and ctime; `None` if the record says them.
+    pub times: Option<(Timestamp, Timestamp)>,
+    /// Never the same twice: who finds it unchanged knows that no entry was changed.
+    pub nonce: u64,
+}
+
 /// Where an inode stands now in the backing store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Backing {
@@ -288,7 +309,11 @@ pub struct Record {
     /// The inode number in the backing store of an imported file that has several names there, by
     /// which its other names are recognised.
     pub(crate) hard_link: Option<u64>,
-    /// Counts writes of this record, for optimistic comparison.
+    /// Of a directory: where its entries are.
+    pub(crate) spread: Spread,
+    /// Counts writes of this record, for optimistic comparison. The highest 16 bits count those of a
+    /// directory after which entries can't be changed as before: its removal and the steps of its
+    /// split.
     pub(crate) revision: u64,
 }
 
@@ -320,6 +345,33 @@ impl Record {
         self.attr.kind == FileKind::Directory
     }
 
+    /// True for what has no name any more.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.links.is_empty() && self.ino != Ino::ROOT
+    }
+
+    /// The revision of this record, made of another.
+    pub(crate) fn next_revision(&self, before: &Record) -> u64 {
+        const LOW: u64 = u64::MAX >> LIFE_BITS;
+        let removed = self.is_removed() && !before.is_removed();
+        let life = before.revision & !LOW;
+        let life = match self.is_directory() && (removed || self.spread != before.spread) {
+            true => life.wrapping_add(LOW + 1),
+            false => life,
+        };
+        life | before.revision.wrapping_add(1) & LOW
+    }
+
+    /// Takes the times of changes of entries that are kept apart from the record.
+    pub(crate) fn take_times(&mut self, touched: impl Iterator<Item = Touched>) {
+        let latest =
+            touched.filter_map(|touched| touched.times).reduce(|a, b| (a.0.max(b.0), a.1.max(b.1)));
+        if let Some((mtime, ctime)) = latest {
+            self.attr.mtime = mtime;
+            self.attr.ctime = self.attr.ctime.max(ctime);
+        }
+    }
+
     /// True if neither a name here, nor a user, nor the backing store needs the record.
     pub(crate) fn is_dead(&self) -> bool {
         self.links.is_empty()
@@ -333,6 +385,9 @@ impl Record {
         self.backing.links.iter().filter(|link| !self.links.contains(link))
     }
 }
+
+/// The bits of a revision that say whether entries can be changed as before.
+pub(crate) const LIFE_BITS: u32 = 16;
 
 pub(crate) fn same_links(a: &[Link], b: &[Link]) -> bool {
     a.len() == b.len() && a.iter().all(|link| b.contains(link))

@@ -167,7 +167,7 @@ fn errno<T>(result: Result<T, Error>) -> Result<T, &'static str> {
 }
 
 /// A cache this small makes most reads go to the engine.
-const SMALL: Options = Options { cached_records: 16, node: None, resume: None };
+const SMALL: Options = Options { cached_records: 16, split_above: 4096, node: None, resume: None };
 
 fn open_embedded(path: &Path) -> MetaStore {
     let small = EmbeddedOptions { write_buffer_mib: 1, workers: 1, ..EmbeddedOptions::default() };
@@ -392,6 +392,20 @@ proptest! {
     ) {
         let engine = Arc::new(Memory::partitioned());
         compare_with_model(&ops, &|| MetaStore::open(Box::new(engine.clone()), &SMALL).unwrap());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_operations_in_directories_that_are_split_when_compared_with_a_naive_tree_agree(
+        ops in proptest::collection::vec(op(), 1..120),
+        split_above in 0u64..3,
+    ) {
+        let engine = Arc::new(Memory::partitioned());
+        let options = Options { split_above, ..SMALL };
+        compare_with_model(&ops, &|| MetaStore::open(Box::new(engine.clone()), &options).unwrap());
     }
 }
 

@@ -494,7 +494,8 @@ impl Node {
 
     /// What is due when nobody has the file open any more.
     pub(crate) fn last_close(&self, file: &FileRef) {
-        let record = self.meta.get(file.ino);
+        // After a removal under way, which has counted this user and leaves the file to it.
+        let record = self.meta.get_settled(file.ino);
         // Opened again since: the record that counts was read before, and whoever opened it comes
         // by here too.
         if file.is_open() {

@@ -167,3 +167,28 @@ fn file_when_replaced_before_its_last_close_then_whoever_looked_it_up_can_still_
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
+
+#[test]
+fn file_when_closed_in_the_middle_of_its_removal_then_nothing_stays() {
+    let _scenario = fail::FailScenario::setup();
+    let rig = Rig::new("closed");
+    let made = rig.node.create_and_open(&CONTEXT, Ino::ROOT, b"file", (0o600, 0), WRITE).unwrap();
+    assert_eq!(rig.node.write(&CONTEXT, made.1.fh, 0, b"bytes").unwrap(), 5);
+    let (asked, told) = std::sync::mpsc::sync_channel(1);
+    let point = "node.unlink.asked";
+    // The removal has found the file open. It goes on when the close has had all the time it needs
+    // to look at the record, unless it waits for the removal.
+    let meet = move || {
+        asked.try_send(()).ok();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+    };
+    fail::cfg_callback(point, meet).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| rig.node.unlink(&CONTEXT, Ino::ROOT, b"file").unwrap());
+        told.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
+        rig.node.release(made.1.fh);
+    });
+    fail::remove(point);
+    assert_eq!(rig.orphans(), 0);
+    assert_eq!(rig.node.remaining().bytes, 0);
+}

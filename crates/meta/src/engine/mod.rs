@@ -8,6 +8,7 @@ mod redis;
 mod spanning;
 
 use std::fmt;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use smallvec::SmallVec;
@@ -359,6 +360,21 @@ pub trait Engine: Send + Sync {
         }
     }
 
+    /// The partitions of a range that have keys, in order.
+    ///
+    /// # Errors
+    /// When the engine fails.
+    fn partitions(&self, range: Range<u16>) -> Result<Vec<u16>, EngineError> {
+        let mut found = Vec::new();
+        let mut from = range.start;
+        while let Some(next) = self.next_partition(from)?.filter(|next| range.contains(next)) {
+            found.push(next);
+            // It is less than the end.
+            from = next + 1;
+        }
+        Ok(found)
+    }
+
     /// How many keys of a partition begin with `prefix`.
     ///
     /// # Errors
@@ -444,6 +460,10 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
 
     fn next_partition(&self, from: u16) -> Result<Option<u16>, EngineError> {
         (**self).next_partition(from)
+    }
+
+    fn partitions(&self, range: Range<u16>) -> Result<Vec<u16>, EngineError> {
+        (**self).partitions(range)
     }
 
     fn count(&self, partition: u16, prefix: &[u8]) -> Result<u64, EngineError> {

@@ -20,6 +20,7 @@
 //! no step relies on a clock.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -349,6 +350,10 @@ impl<E: Engine> Engine for Spanning<E> {
 
     fn next_partition(&self, from: u16) -> Result<Option<u16>, EngineError> {
         self.engine.next_partition(from)
+    }
+
+    fn partitions(&self, range: Range<u16>) -> Result<Vec<u16>, EngineError> {
+        self.engine.partitions(range)
     }
 
     /// Of keys that others are about to change, it may be the number before or after.

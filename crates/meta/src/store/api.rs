@@ -10,6 +10,9 @@ use crate::types::{Attr, FileKind, Fingerprint, Incarnation, Ino, Record, Timest
 pub struct Options {
     /// Number of inode records, and of directory entries, kept in memory.
     pub cached_records: usize,
+    /// Entries of a directory above which they are spread over several partitions, where an engine
+    /// commits only within one.
+    pub split_above: u64,
     /// As which node of a cluster to join; `None` for a process that has the namespace, and all of
     /// the backlog, for itself.
     pub node: Option<NodeName>,
@@ -20,7 +23,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { cached_records: 65_536, node: None, resume: None }
+        Options { cached_records: 65_536, split_above: 4096, node: None, resume: None }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::codec;
 use crate::engine::Key;
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{Fingerprint, Ino, Link, Record, Seq, Timestamp};
+use crate::types::{Fingerprint, Ino, Link, Record, Seq, Spread, Timestamp};
 
 /// Hands out places in the backlog, and knows which of them are not committed yet: readers see
 /// only what lies before those, so that a cursor never passes a place that is filled later.
@@ -223,13 +223,19 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn ghosts(&self, dir: Ino) -> Result<Vec<(Box<[u8]>, Ino)>> {
-        let page = self.scan(&self.layout.ghosts(dir), None, usize::MAX)?;
-        let ghosts = page.items.iter().map(|(key, _)| {
-            let ghost = keys::ghost_name(key);
-            let (name, ino) = ghost.ok_or_else(|| corrupt("a ghost", "short key"))?;
-            Ok((name.into(), ino))
-        });
-        ghosts.collect()
+        let spread = self.settled(dir)?.map_or(Spread::Whole, |record| record.spread);
+        let mut ghosts = Vec::new();
+        for partition in self.layout.entries_partitions(dir, spread) {
+            for (key, _) in self.scan(&keys::ghosts(partition, dir), None, usize::MAX)?.items {
+                let ghost = keys::ghost_name(&key);
+                let (name, ino) = ghost.ok_or_else(|| corrupt("a ghost", "short key"))?;
+                ghosts.push((name.into(), ino));
+            }
+        }
+        match self.is_split_since(dir, spread)? {
+            true => self.ghosts(dir),
+            false => Ok(ghosts),
+        }
     }
 
     /// The inodes that hold, or after an interruption may hold, a backing name which logically they
@@ -238,7 +244,13 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn ghosts_of(&self, dir: Ino, name: &[u8]) -> Result<Vec<Ino>> {
-        let page = self.scan(&self.layout.ghosts_of_name(dir, name), None, usize::MAX)?;
+        let spread = self.settled(dir)?.map_or(Spread::Whole, |record| record.spread);
+        let partition = self.layout.entry_partition(dir, spread, keys::name_hash(name));
+        let prefix = keys::ghosts_of_name(partition, dir, name);
+        let page = self.scan(&prefix, None, usize::MAX)?;
+        if self.is_split_since(dir, spread)? {
+            return self.ghosts_of(dir, name);
+        }
         let ghosts = page.items.iter().filter_map(|(key, _)| keys::ghost_name(key));
         Ok(ghosts.filter(|(found, _)| *found == name).map(|(_, ino)| ino).collect())
     }

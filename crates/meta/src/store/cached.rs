@@ -10,11 +10,13 @@ use crate::codec;
 use crate::engine::{Key, Stamp};
 use crate::error::Result;
 use crate::keys;
-use crate::types::{FileKind, Ino, Record};
+use crate::types::{FileKind, Ino, Record, Spread};
 
 /// What is known of a name, in the cache.
 pub(super) struct Dentry {
     name: Box<[u8]>,
+    /// Where the entry was, or would be.
+    partition: u16,
     /// `None`: there is no such entry.
     found: Option<(Ino, FileKind)>,
 }
@@ -24,6 +26,16 @@ pub(super) struct Dentry {
 pub(super) struct Cached<T> {
     value: T,
     stamp: Option<Stamp>,
+}
+
+/// What a look at a name found.
+struct Seen {
+    found: Option<(Ino, FileKind)>,
+    partition: u16,
+    /// From before the look.
+    stamp: Option<Stamp>,
+    /// The directory, if it was looked at, too.
+    parent: Option<(Arc<Record>, Option<Stamp>)>,
 }
 
 impl MetaStore {
@@ -50,9 +62,33 @@ impl MetaStore {
         }
     }
 
-    fn read_record(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
-        let value = self.read_one(keys::record(ino))?;
-        value.map(|value| codec::decode_record(ino, &value).map(Arc::new)).transpose()
+    pub(super) fn read_record(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
+        if !self.is_gathered() {
+            let value = self.read_one(keys::record(ino))?;
+            return value.map(|value| codec::decode_record(ino, &value).map(Arc::new)).transpose();
+        }
+        let mut values = self.read(self.record_keys(ino).into())?.into_iter();
+        self.decode_record(ino, values.next().flatten(), values.next().flatten())
+    }
+
+    /// What has to be read of a record: itself, and when entries beside it were changed.
+    pub(super) fn record_keys(&self, ino: Ino) -> [Key; 2] {
+        [keys::record(ino), keys::times(ino.partition(), ino)]
+    }
+
+    /// A record of the values of [`Self::record_keys`].
+    pub(super) fn decode_record(
+        &self,
+        ino: Ino,
+        record: Option<Vec<u8>>,
+        times: Option<Vec<u8>>,
+    ) -> Result<Option<Arc<Record>>> {
+        let Some(value) = record else { return Ok(None) };
+        let mut record = codec::decode_record(ino, &value)?;
+        if let Some(times) = times.filter(|_| record.spread != Spread::Split) {
+            record.take_times(std::iter::once(codec::decode_touched(ino, &times)?));
+        }
+        Ok(Some(Arc::new(record)))
     }
 
     /// A record whose lock (shared or exclusive) is held.
@@ -79,10 +115,28 @@ impl MetaStore {
     /// A record whose exclusive lock is held, to be changed by a transaction that compares its
     /// revision. It may be old: then that transaction conflicts, and the next attempt reads anew.
     pub(super) fn load_to_change(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
-        match self.believed(ino) {
-            Some(record) => Ok(Some(record)),
-            None => self.load_locked(ino),
+        let record = match self.believed(ino) {
+            Some(record) => Some(record),
+            None => self.load_locked(ino)?,
+        };
+        if record.as_ref().is_some_and(|record| record.spread == Spread::Splitting) {
+            self.finish_split(ino)?;
+            return self.reload_locked(ino);
         }
+        Ok(record)
+    }
+
+    /// As [`Self::load_to_change`] without a lock, to depend on where entries are.
+    pub(super) fn settled(&self, dir: Ino) -> Result<Option<Arc<Record>>> {
+        let record = match self.believed(dir) {
+            Some(record) => Some(record),
+            None => self.load(dir)?,
+        };
+        if record.as_ref().is_some_and(|record| record.spread == Spread::Splitting) {
+            self.finish_split(dir)?;
+            return self.read_record(dir);
+        }
+        Ok(record)
     }
 
     /// A cached record that may be old: enough for what never changes, as the type.
@@ -106,8 +160,7 @@ impl MetaStore {
     pub(super) fn cached_entry(&self, dir: Ino, name: &[u8]) -> Option<Option<(Ino, FileKind)>> {
         let cached = self.dentries.get(&(dir, keys::name_hash(name)))?;
         let dentry = &cached.value;
-        let holds = *dentry.name == *name
-            && self.is_current(self.layout.entries_partition(dir), cached.stamp);
+        let holds = *dentry.name == *name && self.is_current(dentry.partition, cached.stamp);
         holds.then_some(dentry.found)
     }
 
@@ -121,13 +174,42 @@ impl MetaStore {
     pub(super) fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
         match self.cached_entry(dir, name) {
             Some(found) => Ok(found),
-            None => self.read_entry(dir, name),
+            None => Ok(self.read_entry(dir, name)?.found),
         }
     }
 
-    fn read_entry(&self, dir: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
-        let value = self.read_one(self.layout.entry(dir, name))?;
-        value.map(|value| codec::decode_entry(name, &value)).transpose()
+    /// Reads an entry: one round trip, unless the directory turns out to have been split.
+    fn read_entry(&self, dir: Ino, name: &[u8]) -> Result<Seen> {
+        let hash = keys::name_hash(name);
+        let at = |spread| self.layout.entry_partition(dir, spread, hash);
+        let decode = |value: Option<Vec<u8>>| {
+            value.map(|value| codec::decode_entry(name, &value)).transpose()
+        };
+        let mut parent = None;
+        let believed = self.believed_spread(dir);
+        if self.is_gathered() && believed != Spread::Split {
+            let partition = at(believed);
+            let stamp = self.stamp(partition);
+            let mut wanted = vec![keys::entry(partition, dir, name)];
+            wanted.extend(self.record_keys(dir));
+            let mut values = self.read(wanted)?.into_iter();
+            let mut next = || values.next().flatten();
+            let (entry, record, times) = (next(), next(), next());
+            parent = self.decode_record(dir, record, times)?.map(|record| (record, stamp));
+            if parent.as_ref().is_none_or(|(record, _)| record.spread != Spread::Split) {
+                return Ok(Seen { found: decode(entry)?, partition, stamp, parent });
+            }
+        }
+        let partition = at(if self.is_gathered() { Spread::Split } else { believed });
+        let stamp = self.stamp(partition);
+        let found = decode(self.read_one(keys::entry(partition, dir, name))?)?;
+        Ok(Seen { found, partition, stamp, parent })
+    }
+
+    /// Where entries of a directory are, as far as is known. Who relies on it finds out from what he
+    /// reads or compares there.
+    pub(super) fn believed_spread(&self, dir: Ino) -> Spread {
+        self.believed(dir).map_or(Spread::Whole, |record| record.spread)
     }
 
     /// An entry of a directory whose lock (shared or exclusive) is held.
@@ -135,10 +217,12 @@ impl MetaStore {
         if let Some(found) = self.cached_entry(dir, name) {
             return Ok(found);
         }
-        let stamp = self.stamp(self.layout.entries_partition(dir));
-        let found = self.read_entry(dir, name)?;
-        self.cache_entry(dir, name, found, stamp);
-        Ok(found)
+        let seen = self.read_entry(dir, name)?;
+        if let Some((record, stamp)) = &seen.parent {
+            self.cache_record(record, *stamp);
+        }
+        self.cache_entry(dir, name, seen.partition, seen.found, seen.stamp);
+        Ok(seen.found)
     }
 
     /// An entry to be changed by a transaction that compares it, as [`Self::load_to_change`].
@@ -153,11 +237,12 @@ impl MetaStore {
         &self,
         dir: Ino,
         name: &[u8],
+        partition: u16,
         found: Option<(Ino, FileKind)>,
         stamp: Option<Stamp>,
     ) {
         if found.is_some() || self.exclusive {
-            let value = Arc::new(Dentry { name: name.into(), found });
+            let value = Arc::new(Dentry { name: name.into(), partition, found });
             self.dentries.insert((dir, keys::name_hash(name)), Cached { value, stamp });
         } else {
             self.forget_entry(dir, name);

@@ -7,7 +7,7 @@ use crate::codec;
 use crate::engine::{Expect, Key, MiniTransaction, Write};
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{Ino, Link, Record, Seq, XattrState};
+use crate::types::{Ino, Link, Record, Seq, Spread, Touched, XattrState};
 
 /// Keys per step of the sweep.
 const STEP: usize = 4096;
@@ -55,6 +55,9 @@ impl MetaStore {
         self.dentries.clear();
         // Nor must half of a transaction be taken for damage: it is finished, or undone.
         self.engine.recover()?;
+        if self.is_gathered() {
+            self.finish_splits()?;
+        }
         let mut check =
             Check { store: self, repair, report: Report::default(), counts: Counts::default() };
         let mut after: Option<Key> = None;
@@ -124,7 +127,7 @@ impl Check<'_> {
         let bytes = key.bytes();
         let checked = match (bytes.first().copied(), keys::number(bytes)) {
             (Some(keys::SETTING | keys::MEMBER | keys::WORK | keys::MAIL), _)
-            | (Some(keys::ESTATE | keys::ORDER | keys::TAKEN), _) => Ok(()),
+            | (Some(keys::ESTATE | keys::ORDER | keys::TAKEN | keys::WAITING), _) => Ok(()),
             (Some(tag), Some(number)) => match tag {
                 keys::RECORD => self.check_record(Ino(number), key, value),
                 keys::ENTRY => self.check_entry(Ino(number), key, value),
@@ -135,6 +138,8 @@ impl Check<'_> {
                 keys::HARD_LINK => self.check_hard_link(number, key, value),
                 keys::LOCKS => self.check_locks(Ino(number), key),
                 keys::COPIES => self.check_copies(Ino(number), key),
+                keys::TIMES | keys::IMPORTS => self.check_times(Ino(number), key),
+                keys::SPLIT => self.stray(key, format!("directory {number} is not being split")),
                 _ => self.stray(key, format!("unknown key {key:?}")),
             },
             _ => self.stray(key, format!("unknown key {key:?}")),
@@ -169,6 +174,7 @@ impl Check<'_> {
         self.check_marks(&record)?;
         if record.is_directory() {
             self.check_directory(&record)?;
+            self.check_buckets(&record)?;
         }
         Ok(())
     }
@@ -201,7 +207,8 @@ impl Check<'_> {
                 return Ok(());
             }
         }
-        let entry = self.store.read_one(self.store.layout.entry(link.parent, &link.name))?;
+        let place = keys::entry(self.partition(link)?, link.parent, &link.name);
+        let entry = self.store.read_one(place.clone())?;
         let entry = entry.map(|value| codec::decode_entry(&link.name, &value)).transpose()?;
         match entry {
             Some(entry) if entry == (ino, record.attr.kind) => {}
@@ -211,8 +218,7 @@ impl Check<'_> {
             }
             _ => {
                 let value = codec::encode_entry(ino, record.attr.kind);
-                let repaired = self
-                    .write(Write::Put(self.store.layout.entry(link.parent, &link.name), value))?;
+                let repaired = self.write(Write::Put(place, value))?;
                 self.violation(format!("inode {ino}: its entry {name} is missing"), repaired);
             }
         }
@@ -227,9 +233,10 @@ impl Check<'_> {
         marks.extend(record.queued.map(|seq| (layout.queue(ino, seq), "place in the backlog")));
         marks.extend(record.orphan.then(|| (layout.orphan(ino), "orphan mark")));
         marks.extend(record.hard_link.map(|number| (keys::hard_link(number), "hard-link mark")));
-        marks.extend(
-            record.ghosts().map(|link| (layout.ghost(link.parent, &link.name, ino), "ghost")),
-        );
+        for link in record.ghosts() {
+            let key = keys::ghost(self.partition(link)?, link.parent, &link.name, ino);
+            marks.push((key, "ghost"));
+        }
         let values = match marks.is_empty() {
             true => Vec::new(),
             false => self.store.read_each(marks.iter().map(|(key, _)| key.clone()).collect())?,
@@ -278,11 +285,67 @@ impl Check<'_> {
         Ok(())
     }
 
+    /// Where the entry of a name has to be.
+    fn partition(&mut self, link: &Link) -> Result<u16> {
+        let spread = self.record(link.parent)?.map_or(Spread::Whole, |record| record.spread);
+        let hash = keys::name_hash(&link.name);
+        Ok(self.store.layout.entry_partition(link.parent, spread, hash))
+    }
+
+    fn check_times(&mut self, dir: Ino, key: &Key) -> Result<()> {
+        let partitions = match self.record(dir)? {
+            Some(record) if record.is_directory() && !record.is_removed() => {
+                self.store.layout.entries_partitions(dir, record.spread)
+            }
+            _ => Vec::new(),
+        };
+        match partitions.contains(&key.partition()) {
+            true => Ok(()),
+            false => self.stray(key, format!("{key:?} are times of no entries")),
+        }
+    }
+
+    /// The buckets of a split directory are open.
+    fn check_buckets(&mut self, record: &Record) -> Result<()> {
+        if record.spread != Spread::Split || record.is_removed() {
+            return Ok(());
+        }
+        let dir = record.ino;
+        for partition in self.store.layout.entries_partitions(dir, record.spread) {
+            let key = keys::times(partition, dir);
+            if self.store.read_one(key.clone())?.is_none() {
+                let open = Touched { times: None, nonce: self.store.nonce() };
+                let repaired = self.write(Write::Put(key, codec::encode_touched(open)))?;
+                self.violation(format!("a bucket of directory {dir} is closed"), repaired);
+            }
+        }
+        let moved = keys::moved(dir.partition(), dir);
+        if self.store.read_one(moved.clone())?.is_none() {
+            let value = codec::encode_entry(dir, crate::FileKind::Directory);
+            let repaired = self.write(Write::Put(moved, value))?;
+            self.violation(format!("directory {dir} does not say that it is split"), repaired);
+        }
+        Ok(())
+    }
+
+    /// What stands in for the entries of a split directory.
+    fn check_moved(&mut self, dir: Ino, key: &Key) -> Result<()> {
+        let split = |record: Record| record.spread == Spread::Split && !record.is_removed();
+        match *key == keys::moved(dir.partition(), dir) && self.record(dir)?.is_some_and(split) {
+            true => Ok(()),
+            false => self.stray(key, format!("directory {dir} is not split")),
+        }
+    }
+
     fn check_entry(&mut self, dir: Ino, key: &Key, value: &[u8]) -> Result<()> {
-        self.report.entries += 1;
         let (hash, name) = keys::entry_name(key.bytes()).unwrap_or((0, b""));
+        if hash == u64::MAX && name.is_empty() {
+            return self.check_moved(dir, key);
+        }
+        self.report.entries += 1;
+        let place = keys::entry(self.partition(&Link::new(dir, name))?, dir, name);
         let shown = name.escape_ascii().to_string();
-        if hash != keys::name_hash(name) || *key != self.store.layout.entry(dir, name) {
+        if hash != keys::name_hash(name) || *key != place {
             self.violation(format!("entry {shown} of {dir} lies in the wrong place"), false);
             return Ok(());
         }
@@ -328,7 +391,9 @@ impl Check<'_> {
     fn check_ghost(&mut self, dir: Ino, key: &Key) -> Result<()> {
         let (name, ino) = keys::ghost_name(key.bytes()).unwrap_or((b"", Ino(0)));
         let record = self.record(ino)?;
-        let justified = record.is_some_and(|record| record.ghosts().any(|link| link.is(dir, name)));
+        let partition = self.partition(&Link::new(dir, name))?;
+        let justified = key.partition() == partition
+            && record.is_some_and(|record| record.ghosts().any(|link| link.is(dir, name)));
         let what = || format!("ghost {} of {dir} is not held by {ino}", name.escape_ascii());
         if justified { Ok(()) } else { self.stray(key, what()) }
     }

@@ -11,7 +11,7 @@ use crate::codec;
 use crate::engine::{Expect, Key, MiniTransaction, Stamp, Write};
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{FileKind, Ino, Link, Record, Seq, XattrState};
+use crate::types::{FileKind, Ino, Link, Record, Seq, Spread, Touched, XattrState};
 
 #[derive(Debug)]
 struct Edit {
@@ -23,6 +23,7 @@ struct Edit {
 
 struct EntryChange {
     dir: Ino,
+    partition: u16,
     name: Box<[u8]>,
     now: Option<(Ino, FileKind)>,
     /// From before the commit.
@@ -59,6 +60,10 @@ pub(super) struct Draft<'a> {
     edits: SmallVec<[Edit; 4]>,
     entries: SmallVec<[EntryChange; 2]>,
     seqs: SmallVec<[Seq; 2]>,
+    /// Directories that have to be alive and spread as they were at a revision.
+    bases: SmallVec<[(Ino, u64); 2]>,
+    /// Entries are added that were there before: their directories' times stay.
+    pub imports: bool,
     delta: Delta,
 }
 
@@ -70,6 +75,8 @@ impl<'a> Draft<'a> {
             edits: SmallVec::new(),
             entries: SmallVec::new(),
             seqs: SmallVec::new(),
+            bases: SmallVec::new(),
+            imports: false,
             delta: Delta::default(),
         }
     }
@@ -154,12 +161,28 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// The partition of a name of a directory that is edited.
+    pub fn entry_partition(&self, dir: Ino, name: &[u8]) -> u16 {
+        let edited = self.edits.iter().find(|edit| edit.after.ino == dir);
+        let spread = match edited.and_then(|edit| edit.before.as_deref()) {
+            Some(before) => before.spread,
+            None => self.store.believed_spread(dir),
+        };
+        self.store.layout.entry_partition(dir, spread, keys::name_hash(name))
+    }
+
+    /// A number for an inode created under a name in a directory that is edited.
+    pub fn new_ino(&self, dir: Ino, name: &[u8], kind: FileKind) -> Result<Ino> {
+        self.store.new_ino(self.entry_partition(dir, name), kind)
+    }
+
     /// Makes an entry where there is none, which was seen under the directory's lock.
     pub fn add_entry(&mut self, dir: Ino, name: &[u8], ino: Ino, kind: FileKind) {
-        let key = self.store.layout.entry(dir, name);
+        let partition = self.entry_partition(dir, name);
+        let key = keys::entry(partition, dir, name);
         self.expect(&key, Expect::Absent);
         self.put(key, codec::encode_entry(ino, kind));
-        self.entry_changes(dir, name, Some((ino, kind)));
+        self.entry_changes(partition, dir, name, Some((ino, kind)));
     }
 
     /// Makes an entry lead elsewhere, or nowhere.
@@ -170,18 +193,70 @@ impl<'a> Draft<'a> {
         was: (Ino, FileKind),
         now: Option<(Ino, FileKind)>,
     ) {
-        let key = self.store.layout.entry(dir, name);
+        let partition = self.entry_partition(dir, name);
+        let key = keys::entry(partition, dir, name);
         self.expect(&key, Expect::Value(codec::encode_entry(was.0, was.1)));
         match now {
             Some((ino, kind)) => self.put(key, codec::encode_entry(ino, kind)),
             None => self.delete(key),
         }
-        self.entry_changes(dir, name, now);
+        self.entry_changes(partition, dir, name, now);
     }
 
-    fn entry_changes(&mut self, dir: Ino, name: &[u8], now: Option<(Ino, FileKind)>) {
-        let stamp = self.store.stamp(self.store.layout.entries_partition(dir));
-        self.entries.push(EntryChange { dir, name: name.into(), now, stamp });
+    fn entry_changes(
+        &mut self,
+        partition: u16,
+        dir: Ino,
+        name: &[u8],
+        now: Option<(Ino, FileKind)>,
+    ) {
+        let stamp = self.store.stamp(partition);
+        self.entries.push(EntryChange { dir, partition, name: name.into(), now, stamp });
+    }
+
+    /// Whether a directory has no entries. If so, the commit fails should it have got some since:
+    /// for its removal, as what says that none came is removed as well.
+    pub fn expect_empty(&mut self, dir: Ino) -> Result<bool> {
+        if !self.edit(dir)?.is_directory() {
+            return Err(Error::NotDirectory);
+        }
+        if !self.store.is_gathered() {
+            return self.store.is_empty(dir);
+        }
+        // The record was read first, then what every change of entries writes, then the entries: what
+        // comes in between changes one of those before it.
+        let spread = self.edit(dir)?.spread;
+        let mut touched = Vec::new();
+        for partition in self.store.layout.entries_partitions(dir, spread) {
+            let witnesses = [keys::times(partition, dir), keys::imports(partition, dir)];
+            let found = self.store.read(witnesses.to_vec())?;
+            let removed = spread == Spread::Split && found[0].is_none();
+            let entries = self.store.scan(&keys::entries(partition, dir), None, 1)?.items;
+            let moved = keys::moved(partition, dir);
+            match entries.first() {
+                Some((key, _)) if key != moved.bytes() => return Ok(false),
+                None if !removed => {}
+                _ => {
+                    // It was removed, or split, since its record was read.
+                    self.store.records.remove(&dir);
+                    return Err(Error::Conflict(1));
+                }
+            }
+            for (key, value) in witnesses.into_iter().zip(found) {
+                if let Some(value) = &value {
+                    self.delete(key.clone());
+                    if key.bytes().starts_with(&[keys::TIMES]) {
+                        touched.push(codec::decode_touched(dir, value)?);
+                    }
+                }
+                self.expect(&key, value.map_or(Expect::Absent, Expect::Value));
+            }
+        }
+        if spread == Spread::Split {
+            self.delete(keys::moved(dir.partition(), dir));
+        }
+        self.edit(dir)?.take_times(touched.into_iter());
+        Ok(true)
     }
 
     /// Commits. Fails with `Conflict` if somebody else changed what this draft builds on; what is
@@ -191,6 +266,8 @@ impl<'a> Draft<'a> {
         for edit in &mut edits {
             self.derive(edit)?;
         }
+        let bases = std::mem::take(&mut self.bases);
+        self.expect_bases(&bases);
         let committed = if self.transaction.write.is_empty() {
             Ok(true)
         } else if self.delta == Delta::default() && self.seqs.is_empty() {
@@ -199,7 +276,7 @@ impl<'a> Draft<'a> {
             self.execute_with_counts()
         };
         if !matches!(committed, Ok(true)) {
-            self.forget(&edits);
+            self.forget(&edits, &bases);
         }
         if committed.is_err() {
             self.store.marks.doubt(edits.iter().map(|edit| edit.after.ino));
@@ -240,10 +317,14 @@ impl<'a> Draft<'a> {
         edit.stamp = self.store.stamp(ino.partition());
         // The backing store has all, or nobody wants it any more: no copy counts from here on.
         edit.after.copied &= (edit.after.dirty || edit.after.spilled) && !edit.after.is_dead();
-        // Other processes must notice that entries changed, also where the times don't.
-        let entries_changed = self.store.is_gathered() && self.entries.iter().any(|e| e.dir == ino);
-        if before == Some(&edit.after) && !entries_changed {
-            if self.store.member().is_some() {
+        let same = match before {
+            Some(before) if self.store.is_gathered() && before.is_directory() => {
+                self.derive_times(before, &edit.after)
+            }
+            before => before == Some(&edit.after),
+        };
+        if same {
+            if self.store.is_gathered() {
                 // Nothing is compared: it may be as old as it was.
                 edit.stamp = None;
             }
@@ -251,11 +332,11 @@ impl<'a> Draft<'a> {
         }
         if let Some(before) = before {
             self.expect(&keys::record(ino), Expect::Prefix(codec::record_prefix(before.revision)));
-            edit.after.revision = before.revision.wrapping_add(1);
+            edit.after.revision = edit.after.next_revision(before);
         }
         let after = (!edit.after.is_dead()).then_some(&edit.after);
         self.derive_marks(ino, before, after);
-        self.derive_ghosts(before, after);
+        self.derive_ghosts(before, after)?;
         match (before, after) {
             (_, Some(after)) => self.put(keys::record(ino), codec::encode_record(after)),
             (Some(before), None) => self.delete_record(before)?,
@@ -263,6 +344,69 @@ impl<'a> Draft<'a> {
         }
         self.delta.inodes += i64::from(after.is_some()) - i64::from(before.is_some());
         Ok(())
+    }
+
+    /// Notes when entries changed, and says whether the directory's record is the same apart from
+    /// that. Whoever changes entries only depends on the directory being there, not on the rest of
+    /// its record: others may change other entries at the same time.
+    fn derive_times(&mut self, before: &Record, after: &Record) -> bool {
+        let dir = before.ino;
+        let mut partitions: SmallVec<[u16; 2]> =
+            self.entries.iter().filter(|e| e.dir == dir).map(|e| e.partition).collect();
+        partitions.sort_unstable();
+        partitions.dedup();
+        let now = (after.attr.mtime, after.attr.ctime);
+        let was = (before.attr.mtime, before.attr.ctime);
+        for partition in &partitions {
+            if before.spread == Spread::Split {
+                self.expect(&keys::times(*partition, dir), Expect::Present);
+            }
+            let (key, times) = match self.imports {
+                true => (keys::imports(*partition, dir), None),
+                false => (keys::times(*partition, dir), Some(now)),
+            };
+            let nonce = self.store.nonce();
+            self.put(key, codec::encode_touched(Touched { times, nonce }));
+        }
+        if partitions.is_empty() {
+            if now.0 != was.0 && !after.is_removed() {
+                self.clear_times(before);
+            }
+            return before == after;
+        }
+        if self.imports {
+            self.expect(&keys::record(dir), Expect::Prefix(codec::record_prefix(before.revision)));
+        } else if before.spread != Spread::Split {
+            self.bases.push((dir, before.revision));
+        }
+        let attr = crate::types::Attr { mtime: was.0, ctime: was.1, ..after.attr.clone() };
+        attr == before.attr && Record { attr, ..after.clone() } == *before
+    }
+
+    /// From here on the record says when entries of a directory were last changed.
+    fn clear_times(&mut self, before: &Record) {
+        let dir = before.ino;
+        for partition in self.store.layout.entries_partitions(dir, before.spread) {
+            let key = keys::times(partition, dir);
+            if before.spread == Spread::Split {
+                let nonce = self.store.nonce();
+                self.expect(&key, Expect::Present);
+                self.put(key, codec::encode_touched(Touched { times: None, nonce }));
+            } else {
+                self.delete(key);
+            }
+        }
+    }
+
+    /// The directories on which the commit depends must be as they were; where their whole records
+    /// are compared, they are.
+    fn expect_bases(&mut self, bases: &[(Ino, u64)]) {
+        for (dir, revision) in bases {
+            let key = keys::record(*dir);
+            if self.transaction.compare.iter().all(|compare| compare.key != key) {
+                self.expect(&key, Expect::Prefix(codec::life_prefix(*revision)));
+            }
+        }
     }
 
     fn derive_marks(&mut self, ino: Ino, before: Option<&Record>, after: Option<&Record>) {
@@ -296,21 +440,39 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn derive_ghosts(&mut self, before: Option<&Record>, after: Option<&Record>) {
+    fn derive_ghosts(&mut self, before: Option<&Record>, after: Option<&Record>) -> Result<()> {
         fn ghosts(record: Option<&Record>) -> SmallVec<[&Link; 2]> {
             record.map(|record| record.ghosts().collect()).unwrap_or_default()
         }
-        let Some(ino) = before.or(after).map(|record| record.ino) else { return };
+        let Some(ino) = before.or(after).map(|record| record.ino) else { return Ok(()) };
         let (old, new) = (ghosts(before), ghosts(after));
-        let layout = self.store.layout;
         for link in old.iter().filter(|link| !new.contains(link)) {
-            self.delete(layout.ghost(link.parent, &link.name, ino));
+            let partition = self.ghost_partition(link)?;
+            self.delete(keys::ghost(partition, link.parent, &link.name, ino));
             self.delta.ghosts -= 1;
         }
         for link in new.iter().filter(|link| !old.contains(link)) {
-            self.put(layout.ghost(link.parent, &link.name, ino), codec::encode_ino(ino));
+            let partition = self.ghost_partition(link)?;
+            let key = keys::ghost(partition, link.parent, &link.name, ino);
+            self.put(key, codec::encode_ino(ino));
             self.delta.ghosts += 1;
         }
+        Ok(())
+    }
+
+    /// Where the ghost of a name is; the commit fails if it goes elsewhere meanwhile.
+    fn ghost_partition(&mut self, link: &Link) -> Result<u16> {
+        let store = self.store;
+        let mut spread = Spread::Whole;
+        if store.is_gathered()
+            && let Some(parent) = store.settled(link.parent)?
+        {
+            spread = parent.spread;
+            if spread != Spread::Split {
+                self.bases.push((link.parent, parent.revision));
+            }
+        }
+        Ok(store.layout.entry_partition(link.parent, spread, keys::name_hash(&link.name)))
     }
 
     fn delete_record(&mut self, record: &Record) -> Result<()> {
@@ -324,7 +486,10 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    fn forget(&self, edits: &[Edit]) {
+    fn forget(&self, edits: &[Edit], bases: &[(Ino, u64)]) {
+        for (dir, _) in bases {
+            self.store.records.remove(dir);
+        }
         for edit in edits {
             self.store.records.remove(&edit.after.ino);
             // Whether an engine that failed has done it is unknown.
@@ -338,7 +503,7 @@ impl<'a> Draft<'a> {
     fn publish(&self, edits: SmallVec<[Edit; 4]>) -> Committed {
         let store = self.store;
         for entry in &self.entries {
-            store.cache_entry(entry.dir, &entry.name, entry.now, entry.stamp);
+            store.cache_entry(entry.dir, &entry.name, entry.partition, entry.now, entry.stamp);
         }
         let mut committed = Committed::new();
         for edit in edits {

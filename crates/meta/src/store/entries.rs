@@ -1,6 +1,6 @@
 //! Listing directories.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{Entry, EntryPlus, MetaStore, corrupt};
@@ -8,7 +8,7 @@ use crate::codec;
 use crate::engine::Key;
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{Ino, Record};
+use crate::types::{FileKind, Ino, Record, Spread};
 
 /// Entries read in one scan, and records in one transaction, at most.
 const PAGE: usize = 4096;
@@ -31,28 +31,62 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails. A directory that doesn't exist has no entries.
     pub fn entries(&self, dir: Ino, after: u64, limit: usize) -> Result<Vec<Entry>> {
-        let prefix = self.layout.entries(dir);
-        let mut entries: Vec<Entry> = Vec::new();
+        let limit = limit.max(1);
+        let mut entries = Vec::new();
+        let spread = self.believed_spread(dir);
+        if spread != Spread::Split {
+            let partition = self.layout.entry_partition(dir, spread, after);
+            if self.entries_in(partition, dir, after, limit, &mut entries)? {
+                return Ok(entries);
+            }
+            // It was split since.
+            entries.clear();
+        }
+        for bucket in keys::bucket_of(after)..keys::BUCKETS {
+            let partition = keys::bucket_partition(dir, bucket);
+            self.entries_in(partition, dir, after, limit, &mut entries)?;
+            if entries.len() >= limit {
+                break;
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Adds entries of a partition until there are `limit`, and those that share the last one's
+    /// cursor; false if the directory's entries are elsewhere.
+    fn entries_in(
+        &self,
+        partition: u16,
+        dir: Ino,
+        after: u64,
+        limit: usize,
+        entries: &mut Vec<Entry>,
+    ) -> Result<bool> {
+        let prefix = keys::entries(partition, dir);
+        let moved = keys::moved(partition, dir);
         // No key ends right after the hash, as names are not empty: the next hash is a bound
         // between all keys of `after` and all keys behind.
         let mut last = prefix.bytes().to_vec();
         last.extend_from_slice(&after.saturating_add(1).to_be_bytes());
         loop {
-            let want = limit.max(1).saturating_sub(entries.len()).clamp(1, PAGE);
+            let want = limit.saturating_sub(entries.len()).clamp(1, PAGE);
             let page = self.scan(&prefix, Some(&last), want)?;
             for (key, value) in &page.items {
+                if key == moved.bytes() {
+                    return Ok(false);
+                }
                 let (cursor, name) =
                     keys::entry_name(key).ok_or_else(|| corrupt("an entry", "short key"))?;
-                let full = entries.len() >= limit.max(1);
+                let full = entries.len() >= limit;
                 if full && entries.last().is_some_and(|entry| entry.cursor != cursor) {
-                    return Ok(entries);
+                    return Ok(true);
                 }
                 let (ino, kind) = codec::decode_entry(name, value)?;
                 entries.push(Entry { cursor, name: name.into(), ino, kind });
             }
             match page.items.into_iter().last() {
                 Some((key, _)) if page.more => last = key,
-                _ => return Ok(entries),
+                _ => return Ok(true),
             }
         }
     }
@@ -77,6 +111,9 @@ impl MetaStore {
     fn records_of(&self, entries: &[Entry]) -> Result<HashMap<Ino, Arc<Record>>> {
         let mut records = HashMap::with_capacity(entries.len());
         let mut missing = Vec::new();
+        let is_directory = |entry: &&Entry| entry.kind == FileKind::Directory;
+        let dirs: HashSet<Ino> =
+            entries.iter().filter(is_directory).map(|entry| entry.ino).collect();
         for entry in entries {
             match self.cached_record(entry.ino) {
                 Some(record) => {
@@ -91,7 +128,8 @@ impl MetaStore {
         missing.sort_unstable();
         let mut single = Vec::new();
         for run in missing.chunk_by(|a, b| b.0 - a.0 <= RUN_GAP) {
-            if !is_dense(run) {
+            // Where directories' times lie apart from their records they are not in the run.
+            if !is_dense(run) || self.is_gathered() && run.iter().any(|ino| dirs.contains(ino)) {
                 single.extend_from_slice(run);
                 continue;
             }
@@ -100,11 +138,19 @@ impl MetaStore {
             }
         }
         for part in single.chunks(PAGE) {
-            let values = self.read_each(part.iter().map(|ino| keys::record(*ino)).collect())?;
-            for (ino, value) in part.iter().zip(values) {
-                if let Some(value) = value {
-                    records.insert(*ino, Arc::new(codec::decode_record(*ino, &value)?));
+            if !self.is_gathered() {
+                let values = self.read_each(part.iter().map(|ino| keys::record(*ino)).collect())?;
+                for (ino, value) in part.iter().zip(values) {
+                    records
+                        .extend(self.decode_record(*ino, value, None)?.map(|found| (*ino, found)));
                 }
+                continue;
+            }
+            let wanted = part.iter().flat_map(|ino| self.record_keys(*ino)).collect();
+            let mut values = self.read_each(wanted)?.into_iter();
+            for ino in part {
+                let (record, times) = (values.next().flatten(), values.next().flatten());
+                records.extend(self.decode_record(*ino, record, times)?.map(|found| (*ino, found)));
             }
         }
         Ok(records)
@@ -143,7 +189,7 @@ impl MetaStore {
         if !record.is_directory() {
             return Err(Error::NotDirectory);
         }
-        Ok(self.scan(&self.layout.entries(dir), None, 1)?.items.is_empty())
+        Ok(self.entries(dir, 0, 1)?.is_empty())
     }
 }
 

@@ -15,7 +15,7 @@ use crate::keys::{self, Layout};
 use crate::types::{Ino, Seq};
 
 /// Partitions are looked through by so many threads at once: their requests share round trips.
-const THREADS: u32 = 8;
+const THREADS: u16 = 8;
 
 /// Places in the backlog are handed out among so many processes without meeting: far more than have
 /// opened the store between any two that are alive.
@@ -133,8 +133,8 @@ impl MetaStore {
     }
 
     fn census(&self) -> Result<Census> {
-        let share = u32::from(keys::GATHERED) / THREADS;
-        let part = |n: u32| n * share..(n + 1) * share;
+        let share = keys::GATHERED / THREADS;
+        let part = |n: u16| n * share..(n + 1) * share;
         let parts = std::thread::scope(|scope| {
             let threads: Vec<_> =
                 (0..THREADS).map(|n| scope.spawn(move || self.census_of(part(n)))).collect();
@@ -155,14 +155,9 @@ impl MetaStore {
         }))
     }
 
-    fn census_of(&self, partitions: Range<u32>) -> Result<Census> {
+    fn census_of(&self, partitions: Range<u16>) -> Result<Census> {
         let mut census = Census::default();
-        let mut from = partitions.start;
-        while let Ok(start) = u16::try_from(from) {
-            let next = self.engine.next_partition(start)?;
-            let Some(partition) = next.filter(|next| partitions.contains(&(*next).into())) else {
-                break;
-            };
+        for partition in self.engine.partitions(partitions)? {
             for (key, value) in
                 self.scan(&Key::new(partition, &[keys::QUEUE]), None, usize::MAX)?.items
             {
@@ -184,7 +179,6 @@ impl MetaStore {
             // After the scans, which finish what others left half done.
             census.counts.inodes += self.engine.count(partition, &[keys::RECORD])?;
             census.counts.ghosts += self.engine.count(partition, &[keys::GHOST])?;
-            from = u32::from(partition) + 1;
         }
         Ok(census)
     }

@@ -8,7 +8,7 @@ use super::{Draft, Found, MetaStore, NewInode, Refreshed, check_name, new_record
 use crate::codec;
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{FileKind, Fingerprint, Ino, Link, Record, Timestamp, XattrState};
+use crate::types::{FileKind, Fingerprint, Ino, Link, Record, Spread, Timestamp, XattrState};
 
 /// Entries imported in one transaction.
 const BATCH: usize = 256;
@@ -36,17 +36,27 @@ impl MetaStore {
     }
 
     fn import_into(&self, dir: Ino, found: &[Found], unless_listed: bool) -> Result<u64> {
+        for found in found {
+            check_name(&found.name)?;
+        }
+        self.split_if_large(dir, found.len() as u64)?;
+        // What lies in one bucket is one partition's.
+        let mut sorted: Vec<&Found> = found.iter().collect();
+        sorted.sort_by_key(|found| keys::bucket_of(keys::name_hash(&found.name)));
+        let bucket = |found: &Found| match self.believed_spread(dir) {
+            Spread::Split => keys::bucket_of(keys::name_hash(&found.name)),
+            _ => 0,
+        };
         let mut imported = 0;
-        for batch in found.chunks(BATCH) {
-            for found in batch {
-                check_name(&found.name)?;
+        for part in sorted.chunk_by(|a, b| bucket(a) == bucket(b)) {
+            for batch in part.chunks(BATCH) {
+                imported += self.retry(|| self.import_batch(dir, batch, unless_listed))?;
             }
-            imported += self.retry(|| self.import_batch(dir, batch, unless_listed))?;
         }
         Ok(imported)
     }
 
-    fn import_batch(&self, dir: Ino, batch: &[Found], unless_listed: bool) -> Result<u64> {
+    fn import_batch(&self, dir: Ino, batch: &[&Found], unless_listed: bool) -> Result<u64> {
         let known = self.known_inodes(batch)?;
         let locked: Vec<Ino> = known.iter().flatten().copied().chain([dir]).collect();
         let _locked = self.lock(&locked);
@@ -54,9 +64,13 @@ impl MetaStore {
         if self.known_inodes(batch)? != known {
             return Err(Error::Conflict(1));
         }
-        let taken = self.read(batch.iter().map(|f| self.layout.entry(dir, &f.name)).collect())?;
-        let has_ghosts = !self.scan(&self.layout.ghosts(dir), None, 1)?.items.is_empty();
         let mut draft = Draft::new(self);
+        draft.imports = true;
+        let parent = draft.edit(dir)?;
+        if parent.spread == Spread::Split && parent.is_removed() {
+            return Ok(0);
+        }
+        let (taken, has_ghosts) = self.taken(&draft, dir, batch)?;
         let mut names = HashSet::new();
         let mut inodes: Vec<(u64, Ino)> = Vec::new();
         let mut subdirs = 0;
@@ -87,7 +101,7 @@ impl MetaStore {
                 }
                 other => {
                     let mut record =
-                        imported_record(self.new_ino(dir, found.attr.kind)?, found, link);
+                        imported_record(draft.new_ino(dir, name, found.attr.kind)?, found, link);
                     if may_have_names(found) && other.is_none() {
                         record.hard_link = Some(found.fingerprint.ino);
                         inodes.push((found.fingerprint.ino, record.ino));
@@ -110,10 +124,32 @@ impl MetaStore {
         Ok(imported)
     }
 
+    /// The entries that there are of these names, and whether any of them may be a ghost.
+    #[allow(clippy::type_complexity)]
+    fn taken(
+        &self,
+        draft: &Draft<'_>,
+        dir: Ino,
+        batch: &[&Found],
+    ) -> Result<(Vec<Option<Vec<u8>>>, bool)> {
+        let mut partitions = HashSet::new();
+        let place = |found: &&Found| {
+            let partition = draft.entry_partition(dir, &found.name);
+            partitions.insert(partition);
+            keys::entry(partition, dir, &found.name)
+        };
+        let taken = self.read_each(batch.iter().map(place).collect())?;
+        let mut has_ghosts = false;
+        for partition in partitions {
+            has_ghosts |= !self.scan(&keys::ghosts(partition, dir), None, 1)?.items.is_empty();
+        }
+        Ok((taken, has_ghosts))
+    }
+
     /// The inodes that are known by their backing inode number.
-    fn known_inodes(&self, batch: &[Found]) -> Result<Vec<Option<Ino>>> {
+    fn known_inodes(&self, batch: &[&Found]) -> Result<Vec<Option<Ino>>> {
         let mut known = vec![None; batch.len()];
-        let asked: Vec<usize> = (0..batch.len()).filter(|at| may_have_names(&batch[*at])).collect();
+        let asked: Vec<usize> = (0..batch.len()).filter(|at| may_have_names(batch[*at])).collect();
         if asked.is_empty() {
             return Ok(known);
         }

@@ -18,6 +18,7 @@ mod members;
 mod names;
 mod ownership;
 mod rename;
+mod split;
 mod vanish;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,17 +38,19 @@ pub use members::{Member, NodeName};
 pub use ownership::Ownership;
 
 use crate::codec;
-use crate::engine::{Engine, Expect, Key, MiniTransaction, Outcome, Page, Spanning, Write};
+use crate::engine::{Engine, Expect, Key, MiniTransaction, Outcome, Page, Spanning, Stamp, Write};
 use crate::error::{Error, Result};
 use crate::keys::{self, Layout};
 use crate::types::{
-    Attr, Backing, FileKind, Incarnation, Ino, Link, Links, Record, Timestamp, XattrState,
+    Attr, Backing, FileKind, Incarnation, Ino, Link, Links, Record, Spread, Timestamp, Touched,
+    XattrState,
 };
 use backlog::Places;
 use cached::{Cached, Dentry};
 use changes::Changes;
 use draft::Draft;
 use gathered::Marks;
+use split::Growth;
 
 /// Locks are striped by inode number.
 const STRIPES: usize = 256;
@@ -99,6 +102,9 @@ pub struct MetaStore {
     /// Places in the backlog, where they lie scattered.
     marks: Marks,
     changes: Changes,
+    growth: Growth,
+    /// Times of buckets, with the stamps from before they were read.
+    touched: Cache<(Ino, u16), (Touched, Option<Stamp>)>,
     /// Written with every transaction that changes it, hence locked over its commit.
     counts: Mutex<Counts>,
     /// As which node of a cluster to join.
@@ -160,6 +166,8 @@ impl MetaStore {
             places: Places::default(),
             marks: Marks::default(),
             changes: Changes::default(),
+            growth: Growth::new(options.split_above)?,
+            touched: Cache::new(split::CACHED_TIMES),
             counts: Mutex::default(),
             name: options.node.clone(),
             resume: options.resume,
@@ -507,15 +515,15 @@ impl MetaStore {
         Err(Error::Conflict(ATTEMPTS))
     }
 
-    /// A number for an inode created in a directory.
-    fn new_ino(&self, dir: Ino, kind: FileKind) -> Result<Ino> {
+    /// A number for an inode whose entry lies in a partition.
+    fn new_ino(&self, beside: u16, kind: FileKind) -> Result<Ino> {
         let mut block = self.inos.lock();
         if block.next == block.end {
             *block = self.retry(|| self.next_block())?;
         }
         let sequence = block.next;
         block.next += 1;
-        let partition = self.layout.birthplace(dir, kind, sequence);
+        let partition = self.layout.birthplace(beside, kind, sequence);
         Ok(Ino(u64::from(partition) << Ino::SEQUENCE_BITS | sequence))
     }
 
@@ -619,6 +627,7 @@ fn new_record(ino: Ino, new: &NewInode, now: Timestamp) -> Record {
         change: 1,
         queued: None,
         hard_link: None,
+        spread: Spread::Whole,
         revision: 0,
     }
 }

@@ -7,7 +7,7 @@ use super::{Draft, MetaStore, NewInode, Unlinked, check_name, new_record};
 use crate::codec;
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{FileKind, Ino, Link, Record, Timestamp, XattrState};
+use crate::types::{FileKind, Ino, Link, Record, Spread, Timestamp, XattrState};
 
 impl MetaStore {
     /// Creates an inode under a name, queued. A directory is `listed` from the start.
@@ -41,7 +41,7 @@ impl MetaStore {
     ) -> Result<Arc<Record>> {
         check_name(name)?;
         let mut conflicts = false;
-        self.retry(|| {
+        let created = self.retry(|| {
             let _locked = self.lock(&[dir]);
             // Elsewhere the commit finds out: the first attempt spares a round trip.
             let taken = if self.exclusive || std::mem::replace(&mut conflicts, true) {
@@ -59,7 +59,7 @@ impl MetaStore {
             if is_directory {
                 parent.add_subdirs(1);
             }
-            let ino = self.new_ino(dir, new.kind)?;
+            let ino = draft.new_ino(dir, name, new.kind)?;
             announce(ino);
             let mut record = new_record(ino, &new, now);
             record.links.push(Link::new(dir, name));
@@ -74,7 +74,9 @@ impl MetaStore {
             draft.enqueue(ino)?;
             draft.add_entry(dir, name, ino, new.kind);
             committed_record(&draft.commit()?, ino)
-        })
+        })?;
+        self.has_grown(dir);
+        Ok(created)
     }
 
     /// Creates an inode without a name (`O_TMPFILE`): an orphan with nlink 0, not queued.
@@ -89,7 +91,8 @@ impl MetaStore {
         if parent.links.is_empty() && dir != Ino::ROOT {
             return Err(Error::NotFound);
         }
-        let ino = self.new_ino(dir, new.kind)?;
+        let partition = self.layout.entry_partition(dir, Spread::Whole, 0);
+        let ino = self.new_ino(partition, new.kind)?;
         let _locked = self.lock(&[ino]);
         let mut draft = Draft::new(self);
         let mut record = new_record(ino, &new, now);
@@ -111,7 +114,7 @@ impl MetaStore {
     /// [`MetaStore::create`] for the directory and the name.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8], now: Timestamp) -> Result<Arc<Record>> {
         check_name(name)?;
-        self.retry(|| {
+        let linked = self.retry(|| {
             let _locked = self.lock(&[dir, ino]);
             let mut draft = Draft::new(self);
             draft.edit_directory(dir)?;
@@ -135,7 +138,9 @@ impl MetaStore {
             draft.edit_directory(dir)?.entries_changed(now);
             draft.add_entry(dir, name, ino, kind);
             committed_record(&draft.commit()?, ino)
-        })
+        })?;
+        self.has_grown(dir);
+        Ok(linked)
     }
 
     /// Removes a name of anything but a directory. If it was the last one known and the inode is
@@ -160,7 +165,7 @@ impl MetaStore {
         now: Timestamp,
         in_use: &dyn Fn(Ino) -> bool,
     ) -> Result<Unlinked> {
-        self.remove(dir, name, now, in_use, |_, kind| match kind {
+        self.remove(dir, name, now, in_use, |_, _, kind| match kind {
             FileKind::Directory => Err(Error::IsDirectory),
             _ => Ok(()),
         })
@@ -172,11 +177,11 @@ impl MetaStore {
     /// # Errors
     /// `NotFound`; `NotDirectory`; `NotEmpty`.
     pub fn rmdir(&self, dir: Ino, name: &[u8], now: Timestamp, in_use: bool) -> Result<Unlinked> {
-        self.remove(dir, name, now, &|_| in_use, |ino, kind| {
+        self.remove(dir, name, now, &|_| in_use, |draft, ino, kind| {
             if kind != FileKind::Directory {
                 return Err(Error::NotDirectory);
             }
-            if self.is_empty(ino)? { Ok(()) } else { Err(Error::NotEmpty) }
+            if draft.expect_empty(ino)? { Ok(()) } else { Err(Error::NotEmpty) }
         })
     }
 
@@ -186,7 +191,7 @@ impl MetaStore {
         name: &[u8],
         now: Timestamp,
         in_use: &dyn Fn(Ino) -> bool,
-        may: impl Fn(Ino, FileKind) -> Result<()>,
+        may: impl Fn(&mut Draft<'_>, Ino, FileKind) -> Result<()>,
     ) -> Result<Unlinked> {
         // What others may have changed is believed until it is a reason to refuse.
         let mut believe = self.is_gathered();
@@ -195,19 +200,29 @@ impl MetaStore {
                 true => self.lock_believed(dir, name)?,
                 false => self.lock_entry(dir, name)?,
             };
-            let allowed = found.ok_or(Error::NotFound).and_then(|(ino, kind)| may(ino, kind));
+            let mut draft = Draft::new(self);
+            let allowed = found.ok_or(Error::NotFound);
+            let allowed = allowed.and_then(|(ino, kind)| may(&mut draft, ino, kind));
             if allowed.is_err() && std::mem::replace(&mut believe, false) {
                 return Err(Error::Conflict(1));
             }
             allowed?;
             let (ino, kind) = found.ok_or(Error::NotFound)?;
-            let mut draft = Draft::new(self);
             let parent = draft.edit(dir)?;
             parent.entries_changed(now);
             if kind == FileKind::Directory {
                 parent.add_subdirs(-1);
             }
-            detach(draft.edit(ino)?, dir, name, now, in_use(ino));
+            let record = match draft.edit(ino) {
+                Err(Error::Stale(_)) => {
+                    // Others have removed it, and its name with it.
+                    self.forget_entry(dir, name);
+                    believe = false;
+                    return Err(Error::Conflict(1));
+                }
+                record => record?,
+            };
+            detach(record, dir, name, now, in_use(ino));
             self.note_holder(&mut draft, ino)?;
             draft.settle(ino)?;
             draft.change_entry(dir, name, (ino, kind), None);

@@ -8,7 +8,7 @@ use crate::codec;
 use crate::engine::{Expect, MiniTransaction, Write};
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{Incarnation, Ino, Record};
+use crate::types::{FileKind, Incarnation, Ino, Record, Spread};
 
 /// What came of asking for the ownership of a file.
 #[derive(Debug, Clone)]
@@ -27,6 +27,8 @@ enum Look {
     Record(Arc<Record>),
     /// An inode whose record was not read.
     Inode(Ino),
+    /// The directory was split: its names are not where they were looked for.
+    Elsewhere,
 }
 
 impl MetaStore {
@@ -51,6 +53,7 @@ impl MetaStore {
                 Look::Nothing => return Ok(None),
                 Look::Record(record) => return Ok(Some(record)),
                 Look::Inode(ino) => ino,
+                Look::Elsewhere => continue,
             };
             match self.get_now(ino) {
                 Ok(record) => return Ok(Some(record)),
@@ -65,23 +68,34 @@ impl MetaStore {
     /// Reads a name, its directory, and the record that the name is believed to mean if it lies beside
     /// them, at one instant.
     fn look(&self, dir: Ino, name: &[u8]) -> Result<Look> {
-        let partition = self.layout.entries_partition(dir);
+        let spread = self.believed_spread(dir);
+        let partition = self.layout.entry_partition(dir, spread, keys::name_hash(name));
         let beside = |ino: &Ino| *ino != dir && ino.partition() == partition;
-        let guess = self.believed_entry(dir, name).map(|(ino, _)| ino).filter(beside);
+        let file = self.believed_entry(dir, name).filter(|(_, kind)| *kind != FileKind::Directory);
+        let guess = file.map(|(ino, _)| ino).filter(beside);
         let _shared = self.shared(dir, guess);
         let stamp = self.stamp(partition);
-        let mut wanted = vec![self.layout.entry(dir, name), keys::record(dir)];
+        // A bucket's times are there as long as the directory is.
+        let mut wanted = vec![keys::entry(partition, dir, name), keys::times(partition, dir)];
+        wanted.extend(Some(keys::record(dir)).filter(|_| spread != Spread::Split));
         wanted.extend(guess.map(keys::record));
         let mut values = self.read_each(wanted)?.into_iter();
-        let (entry, parent) = (values.next().flatten(), values.next().flatten());
-        let parent = parent.ok_or(Error::Stale(dir))?;
-        let parent = Arc::new(codec::decode_record(dir, &parent)?);
-        self.cache_record(&parent, stamp.filter(|_| dir.partition() == partition));
-        if !parent.is_directory() {
-            return Err(Error::NotDirectory);
+        let (entry, times) = (values.next().flatten(), values.next().flatten());
+        if spread != Spread::Split {
+            let record = values.next().flatten();
+            let parent = self.decode_record(dir, record, times)?.ok_or(Error::Stale(dir))?;
+            self.cache_record(&parent, stamp.filter(|_| dir.partition() == partition));
+            if !parent.is_directory() {
+                return Err(Error::NotDirectory);
+            }
+            if parent.spread == Spread::Split {
+                return Ok(Look::Elsewhere);
+            }
+        } else if times.is_none() {
+            self.reload_locked(dir)?.ok_or(Error::Stale(dir))?;
         }
         let found = entry.map(|value| codec::decode_entry(name, &value)).transpose()?;
-        self.cache_entry(dir, name, found, stamp);
+        self.cache_entry(dir, name, partition, found, stamp);
         let Some((ino, _)) = found else { return Ok(Look::Nothing) };
         match values.next().flatten() {
             Some(value) if guess == Some(ino) => {

@@ -50,7 +50,11 @@ impl MetaStore {
         }
         let from = Place { dir: from_dir, name: from_name };
         let to = Place { dir: to_dir, name: to_name };
-        self.retry(|| self.rename_once(from, to, flags, now, in_use))
+        let renamed = self.retry(|| self.rename_once(from, to, flags, now, in_use))?;
+        if from_dir != to_dir {
+            self.has_grown(to_dir);
+        }
+        Ok(renamed)
     }
 
     fn rename_once(
@@ -177,7 +181,7 @@ impl MetaStore {
             match (is_directory(moving), is_directory(target)) {
                 (true, false) => return Err(Error::NotDirectory),
                 (false, true) => return Err(Error::IsDirectory),
-                (true, true) if !self.is_empty(target.0)? => return Err(Error::NotEmpty),
+                (true, true) if !draft.expect_empty(target.0)? => return Err(Error::NotEmpty),
                 (true, true) => draft.edit(to.dir)?.add_subdirs(-1),
                 (false, false) => {}
             }

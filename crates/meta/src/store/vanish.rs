@@ -98,8 +98,9 @@ impl MetaStore {
             return Ok(Fate::Untouched);
         };
         let mut draft = Draft::new(self);
-        let record = draft.edit(ino)?;
-        if must_stay(record) || kind == FileKind::Directory && !self.is_empty(ino)? {
+        let stays = must_stay(draft.edit(ino)?);
+        if stays || kind == FileKind::Directory && !draft.expect_empty(ino)? {
+            let record = draft.edit(ino)?;
             let had = record.backing.links.len();
             record.backing.links.retain(|link| !link.is(dir, name));
             if record.backing.links.len() < had {
@@ -113,6 +114,7 @@ impl MetaStore {
             }
             return Ok(Fate::Kept(ino));
         }
+        let record = draft.edit(ino)?;
         record.links.retain(|link| !link.is(dir, name));
         record.backing.links.retain(|link| !link.is(dir, name));
         record.attr.nlink = record.attr.nlink.saturating_sub(1);

@@ -70,7 +70,7 @@ impl Node {
                 Ok(Stat { ino, attr, blocks, open: false, face: 0 })
             }
             record => {
-                let record = record?;
+                let record = self.meta.with_times(record?)?;
                 match self.attr_through(context, &record)? {
                     Some(attr) => {
                         let blocks = attr.size.div_ceil(512);

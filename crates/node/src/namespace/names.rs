@@ -279,7 +279,11 @@ impl Node {
             return Err(Errno::ISDIR.into());
         }
         let mut before = self.stat(&record);
-        let in_use = |ino| self.is_open(ino);
+        let in_use = |ino| {
+            let open = self.is_open(ino);
+            fail::fail_point!("node.unlink.asked");
+            open
+        };
         let unlinked = self.meta.unlink_asking(dir, name, convert::now(), &in_use)?;
         if old || before.ino != unlinked.record.ino {
             // Somebody else was quicker, and it is another file of that name that was removed; or it

@@ -74,17 +74,25 @@ impl Node {
         if self.stub().is_some() {
             return 0;
         }
-        if self.is_clustered() {
-            // To find the orphans among all nodes' would take long.
-            return self.dirty_bytes();
-        }
         // Nobody will write the bytes of removed files that are still in use.
         let orphans = match self.meta.counts().orphans {
+            // To find the orphans among all nodes' would take long: those that count are open here.
+            _ if self.is_clustered() => self.orphans_in_use(),
             0 => Vec::new(),
             _ => self.meta.orphans().unwrap_or_default(),
         };
         let removed = orphans.iter().filter_map(|ino| self.residents.get(ino.0));
         let removed: u64 = removed.filter(|found| found.dirty).map(|found| found.charged).sum();
         self.dirty_bytes().saturating_sub(removed)
+    }
+
+    /// Files without a name that programs here have open, and whose bytes are dirty.
+    fn orphans_in_use(&self) -> Vec<Ino> {
+        let mut inos = self.files.in_use();
+        inos.retain(|ino| {
+            self.residents.get(ino.0).is_some_and(|found| found.dirty)
+                && self.meta.get(*ino).is_ok_and(|record| record.orphan)
+        });
+        inos
     }
 }

@@ -18,6 +18,7 @@ mod topology;
 mod url;
 mod watch;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,7 @@ const LIBRARY: &str = "forebay_2";
 const LANES: usize = 256;
 /// Partitions asked at once whether there is anything in them.
 const PROBES: u16 = 512;
+const MOST_PROBES: usize = 4096;
 
 /// How to use a cluster.
 #[derive(Debug, Clone)]
@@ -314,22 +316,26 @@ impl Engine for Redis {
     }
 
     fn next_partition(&self, from: u16) -> Result<Option<u16>, EngineError> {
-        let mut from = Some(from);
-        while let Some(first) = from {
-            let last = first.saturating_add(PROBES - 1);
-            let probe = |partition: u16| {
-                let mut exists = redis::cmd("EXISTS");
-                exists.arg(self.values_key(partition));
-                (slot_of(partition), exists)
-            };
-            let probes: Vec<(u16, Cmd)> = (first..=last).map(probe).collect();
-            let found = self.cluster.call_each(&probes)?;
-            if let Some(at) = found.iter().position(|value| *value == Value::Int(1)) {
-                return Ok(Some(first + at as u16));
+        let mut from = from;
+        loop {
+            let end = from.saturating_add(PROBES);
+            if let Some(first) = self.partitions(from..end)?.first() {
+                return Ok(Some(*first));
             }
-            from = last.checked_add(1);
+            if end == u16::MAX {
+                return Ok(self.present(&[end])?.pop());
+            }
+            from = end;
         }
-        Ok(None)
+    }
+
+    fn partitions(&self, range: Range<u16>) -> Result<Vec<u16>, EngineError> {
+        let all: Vec<u16> = range.collect();
+        let mut found = Vec::new();
+        for part in all.chunks(MOST_PROBES) {
+            found.extend(self.present(part)?);
+        }
+        Ok(found)
     }
 
     fn count(&self, partition: u16, prefix: &[u8]) -> Result<u64, EngineError> {
@@ -363,6 +369,19 @@ impl Engine for Redis {
 }
 
 impl Redis {
+    /// Which of these partitions have keys: one request for each server.
+    fn present(&self, partitions: &[u16]) -> Result<Vec<u16>, EngineError> {
+        let probe = |partition: &u16| {
+            let mut exists = redis::cmd("EXISTS");
+            exists.arg(self.values_key(*partition));
+            (slot_of(*partition), exists)
+        };
+        let probes: Vec<(u16, Cmd)> = partitions.iter().map(probe).collect();
+        let found = self.cluster.call_each(&probes)?;
+        let there = partitions.iter().zip(found).filter(|(_, value)| *value == Value::Int(1));
+        Ok(there.map(|(partition, _)| *partition).collect())
+    }
+
     /// Waits until what the server has written to its log is on its disk.
     fn sync_one(&self, primary: &url::Address) -> Result<(), EngineError> {
         let mut patience = Patience::until(Instant::now() + self.options.give_up);
