@@ -159,6 +159,70 @@ fn node_when_killed_and_back_then_what_its_programs_had_locked_is_free() {
     ring.umount_all();
 }
 
+/// A program on each node has locked a file, and each but the last waits for that of the next: the
+/// last, who closes the circle, is told, and all others get what they wait for.
+fn wait_in_a_circle(count: usize) {
+    let ring = Ring::new(count);
+    ring.mount_all(&[]);
+    let name = |number: usize| format!("f{}", number % count);
+    for number in 0..count {
+        fs::write(ring.at(0, &name(number)), b"x").unwrap();
+    }
+    let asked = forebay_meta::Redis::open(&ring.address(), &Default::default()).unwrap();
+    let store = forebay_meta::MetaStore::open(Box::new(asked), &Default::default()).unwrap();
+    let is_waited_for = |number: usize| {
+        let file = store.lookup(forebay_meta::Ino::ROOT, name(number).as_bytes()).unwrap().unwrap();
+        !store.locks(file.ino).unwrap().waiting().is_empty()
+    };
+    let own = |node: usize| {
+        OpenOptions::new().read(true).write(true).open(ring.at(node, &name(node))).unwrap()
+    };
+    let own: Vec<File> = (0..count).map(own).collect();
+    let next: Vec<File> = (0..count).map(|node| read_only(&ring, node, &name(node + 1))).collect();
+    let lock = |file: &File, kind| fcntl(file, libc::F_SETLKW, kind, 0, 0).map(|_| ());
+    for file in &own {
+        lock(file, libc::F_WRLCK).unwrap();
+    }
+    std::thread::scope(|scope| {
+        let mut waiters = Vec::new();
+        for node in 0..count - 1 {
+            let (next, own) = (&next[node], &own[node]);
+            waiters.push(scope.spawn(move || {
+                let told = lock(next, libc::F_RDLCK);
+                lock(next, libc::F_UNLCK).and(lock(own, libc::F_UNLCK)).unwrap();
+                told
+            }));
+            assert!(wait_for(LIMIT, || is_waited_for(node + 1)), "node {node} does not wait");
+        }
+        assert_eq!(lock(&next[count - 1], libc::F_RDLCK), Err(libc::EDEADLK));
+        assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "only the last is told");
+        lock(&own[count - 1], libc::F_UNLCK).unwrap();
+        for waiter in waiters {
+            assert_eq!(waiter.join().unwrap(), Ok(()));
+        }
+    });
+    // Whoever waits without a circle just waits.
+    lock(&own[0], libc::F_WRLCK).unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| lock(&next[count - 1], libc::F_RDLCK));
+        assert!(wait_for(LIMIT, || is_waited_for(0)), "it does not wait");
+        lock(&own[0], libc::F_UNLCK).unwrap();
+        assert_eq!(waiter.join().unwrap(), Ok(()));
+    });
+    drop((own, next));
+    ring.umount_all();
+}
+
+#[test]
+fn waiters_in_a_circle_over_two_or_three_nodes_then_the_one_who_closes_it_is_told() {
+    if !can_cluster() {
+        return;
+    }
+    for count in [2, 3] {
+        wait_in_a_circle(count);
+    }
+}
+
 #[test]
 fn forty_waiters_on_two_nodes_when_some_get_a_signal_then_every_other_gets_the_lock() {
     use std::process::{Child, Command, Stdio};

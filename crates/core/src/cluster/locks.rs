@@ -146,7 +146,12 @@ impl Locks {
     /// What keeps somebody from a lock.
     #[must_use]
     pub fn blocker(&self, wanted: &Lock) -> Option<Lock> {
-        self.held.iter().find(|held| held.conflicts(wanted)).copied()
+        self.blockers(wanted).next()
+    }
+
+    /// All that keeps somebody from a lock.
+    pub fn blockers(&self, wanted: &Lock) -> impl Iterator<Item = Lock> {
+        self.held.iter().filter(|held| held.conflicts(wanted)).copied()
     }
 
     /// Whether all of this is held, as it is wanted or more.

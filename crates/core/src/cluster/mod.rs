@@ -8,12 +8,14 @@
 //! - [`source`]: own tier, peer or backing store, each byte from the backing store once.
 //! - [`redundancy`]: what users ask for.
 //! - [`repair`]: redundancy that is lacking, drains and moves, in order of risk and within a rate.
+//! - [`deadlock`]: who of them waits for himself in the end.
 //! - [`locks`]: what programs on several nodes have locked of a file.
 //! - [`balance`]: which nodes have too much and which too little.
 //!
 //! All are state machines or functions: time comes in, actions come out.
 
 pub mod balance;
+pub mod deadlock;
 mod hash;
 pub mod lease;
 pub mod locks;

@@ -80,6 +80,8 @@ pub(super) struct FileLocks {
     /// Entries of `owners`, to be asked at each close.
     pub(super) files: AtomicUsize,
     pub(super) waits: Mutex<Waits>,
+    /// Files of which others know that programs here wait for locks of ranges.
+    pub(super) noted: Mutex<BTreeSet<u64>>,
     wake: Condvar,
 }
 
@@ -203,7 +205,7 @@ impl FileLocks {
     }
 
     /// Takes somebody's right to be told.
-    fn take(&self, ticket: u64) -> Option<LockDone> {
+    pub(super) fn take(&self, ticket: u64) -> Option<LockDone> {
         self.waits.lock().by_ticket.remove(&ticket)?.done
     }
 }
@@ -283,19 +285,33 @@ impl Node {
         }
         let leaving = cluster.locks.enter(ino, &request);
         let (holder, lock) = (request.holder(cluster), request.lock(cluster));
-        let outcome = record.change(|locks| {
-            if leaving {
-                locks.release(holder, Span::ALL);
+        let mut attempt = |waits: bool| {
+            record.change(|locks| {
+                if leaving {
+                    locks.release(holder, Span::ALL);
+                }
+                // One that comes again stands in the queue, or has left it with the lock.
+                match locks.is_waiting(lock.holder.incarnation, ticket) {
+                    true => Ok(Outcome::Blocked(lock)),
+                    false if waits => locks.acquire_or_wait(lock, ticket),
+                    false => locks.acquire(lock),
+                }
+            })
+        };
+        let mut outcome = attempt(request.family == Family::Whole);
+        if request.family == Family::Ranges && matches!(outcome, Ok(Ok(Outcome::Blocked(_)))) {
+            // Before it stands in the queue, so that who closes a circle finds all the others.
+            if let Err(error) = self.note_lock_waits(cluster, ino) {
+                tracing::debug!(%ino, %error, "a circle of waiters may not be found out");
             }
-            // One that comes again stands in the queue, or has left it with the lock.
-            match locks.is_waiting(lock.holder.incarnation, ticket) {
-                true => Ok(Outcome::Blocked(lock)),
-                false => locks.acquire_or_wait(lock, ticket),
-            }
-        });
+            outcome = attempt(true);
+        }
         drop(record);
         let told = match outcome {
-            Ok(Ok(Outcome::Blocked(_))) => return cluster.locks.wake(),
+            Ok(Ok(Outcome::Blocked(_))) => {
+                cluster.locks.wake();
+                return self.end_circle(cluster, (ino, holder), ticket);
+            }
             Ok(Ok(Outcome::Held)) => Ok(()),
             Ok(Err(TooMany)) => Err(Errno::NOLCK.into()),
             Err(error) => return self.give_up_wait(cluster, ticket, error),
@@ -387,6 +403,7 @@ impl Node {
     /// A thread that gives locks to those who wait, and takes them from those who are gone.
     pub(crate) fn start_cluster_locks(&self) {
         let Some(cluster) = &self.cluster else { return };
+        self.begin_to_note_waits(cluster);
         let this = self.this.clone();
         let look_after = move || {
             let mut looked = HashMap::new();
@@ -440,6 +457,7 @@ impl Node {
             }
         }
         looked.retain(|ino, _| files.contains(ino));
+        self.forget_lock_waits(cluster);
         if cluster.has_lost_its_lease() {
             // What others have taken away meanwhile is asked for again when they hear us again.
             files.retain(|ino| cancelled.contains(ino));

@@ -10,6 +10,7 @@
 //! backing store; files that a dead node owned wait for its return.
 
 mod copies;
+mod deadlock;
 mod holds;
 mod letters;
 mod life;

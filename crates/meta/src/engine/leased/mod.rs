@@ -26,6 +26,7 @@ mod keeper;
 mod part;
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -586,6 +587,10 @@ impl Engine for Leased {
 
     fn next_partition(&self, from: u16) -> Result<Option<u16>, EngineError> {
         self.shared.below.next_partition(from)
+    }
+
+    fn partitions(&self, range: Range<u16>) -> Result<Vec<u16>, EngineError> {
+        self.shared.below.partitions(range)
     }
 
     fn count(&self, partition: u16, prefix: &[u8]) -> Result<u64, EngineError> {
