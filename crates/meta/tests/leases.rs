@@ -130,7 +130,7 @@ impl Load {
             let mut seen = None;
             for _ in 0..7 {
                 round += 1;
-                let (event, found) = self.one(engine, *partition, seen, round % 4 == 0);
+                let (event, found) = self.one(engine, *partition, seen, round.is_multiple_of(4));
                 history.lock().push(event);
                 seen = found;
             }
@@ -242,7 +242,8 @@ fn work_in(store: &MetaStore, dirs: &[Ino; 2], seed: usize) {
         let name = |n: usize| format!("n{}", n % 7);
         let (a, b) = (name(pick / 64), name(pick / 448));
         let (a, b) = (a.as_bytes(), b.as_bytes());
-        let kind = if pick / 3136 % 4 == 0 { FileKind::Directory } else { FileKind::File };
+        let kind =
+            if (pick / 3136).is_multiple_of(4) { FileKind::Directory } else { FileKind::File };
         let done = match pick / 12_544 % 6 {
             0 | 1 => store.create(from, a, new(kind), NOW).map(drop),
             2 => store.unlink(from, a, NOW, false).map(drop),
