@@ -166,6 +166,8 @@ fn copies_when_nobody_waits_for_them_then_they_come_later_and_go_with_the_write_
     }
     let ring = Ring::talking(2);
     ring.mount_all(&["--writeback", "evict", "--redundancy", "replicas=1,async"]);
+    // Before it knows another node it writes back at once.
+    assert!(wait_for(LONG, || ring.log(0).contains("another node can be talked to")));
     for number in 0..20u64 {
         fs::write(ring.at(0, &format!("f{number}")), contents(number, 3000)).unwrap();
     }

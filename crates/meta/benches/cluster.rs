@@ -6,7 +6,7 @@
 //!
 //! First transactions like a creation's, each in one partition, straight to the engine, and the
 //! server's memory for each of their records; then creations in the namespace, each thread in a
-//! directory of its own; then by 1, 2 and 4 processes (each with a namespace and connections of its
+//! directory of its own, without leases and with them; then by 1, 2 and 4 processes (each with a namespace and connections of its
 //! own) in one directory, which is whole or split over partitions, and how many requests each
 //! creation took. Clients and servers share the machine, whose cores limit both.
 
@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_meta::{
-    Compare, Engine, Expect, FileKind, Ino, Key, MetaStore, MiniTransaction, NewInode, Options,
-    Outcome, Redis, RedisOptions, Timestamp, Write,
+    Compare, Engine, Expect, FileKind, Ino, Key, LeaseOptions, MetaStore, MiniTransaction,
+    NewInode, Options, Outcome, Redis, RedisOptions, Timestamp, Write,
 };
 use servers::Servers;
 
@@ -36,17 +36,25 @@ fn main() {
                 create(&engine, thread, n);
             });
         }
-        for threads in [1, 4, 24] {
-            let engine = servers.open(&format!("n{threads}"), &RedisOptions::default());
-            let store = MetaStore::open(Box::new(engine), &Options::default()).expect("opens");
+        let kinds = [false, true].into_iter();
+        for (leases, threads) in kinds.flat_map(|leases| [1, 4, 24].map(|n| (leases, n))) {
+            let engine: Box<dyn Engine> = match leases {
+                false => Box::new(servers.open(&format!("n{threads}"), &RedisOptions::default())),
+                true => {
+                    let name = format!("l{threads}");
+                    Box::new(servers::leased(&servers, &name, &LeaseOptions::default()))
+                }
+            };
+            let store = MetaStore::open(engine, &Options::default()).expect("opens");
             let new = |kind| NewInode::new(kind, 0o755, 1000, 1000);
+            let what = if leases { "leases" } else { "namespace" };
             let now = |n| Timestamp::new(1_700_000_000, n as u32);
             let make = |name: &str| {
                 store.create(Ino::ROOT, name.as_bytes(), new(FileKind::Directory), now(0))
             };
             let dirs: Vec<Ino> =
                 (0..threads).map(|n| make(&format!("d{n}")).expect("mkdir").ino).collect();
-            measure(&servers, (primaries, threads), seconds, "namespace", |thread, n| {
+            measure(&servers, (primaries, threads), seconds, what, |thread, n| {
                 let name = format!("result-{n:08}.dat");
                 let dir = dirs[thread as usize];
                 store.create(dir, name.as_bytes(), new(FileKind::File), now(n)).expect("create");

@@ -270,8 +270,27 @@ impl DirBacking {
         let kept = self.spill_name(key);
         let missing = || StoreError::errno_of("find in limbo", PathBuf::from(&kept), libc::ENOENT);
         let limbo = self.existing_area(Area::Limbo)?.ok_or_else(missing)?;
-        rename_no_replace(&limbo, &kept, dir, name)
-            .map_err(|e| self.err("move from limbo to", dir, name, e))
+        let mut moved = rename_no_replace(&limbo, &kept, dir, name);
+        if moved == Err(Errno::NOENT)
+            && let Some(kept) = self.of_another_owner(&limbo, key)?
+        {
+            moved = rename_no_replace(&limbo, &kept, dir, name);
+        }
+        moved.map_err(|e| self.err("move from limbo to", dir, name, e))
+    }
+
+    /// What another owner, a node of the same cluster, has put into limbo under a key.
+    fn of_another_owner(&self, limbo: &Dir, key: u64) -> Result<Option<OsString>> {
+        let suffix = format!(".{key:x}");
+        let mut found = Vec::new();
+        self.list(limbo, &mut |batch| {
+            let fits = batch.iter().map(|entry| &entry.name);
+            let fits = fits.filter(|name| name.to_str().is_some_and(|n| n.ends_with(&suffix)));
+            found.extend(fits.cloned());
+            ControlFlow::Continue(())
+        })?;
+        // Of several nobody could tell which one is meant.
+        Ok(found.pop().filter(|_| found.is_empty()))
     }
 
     pub(crate) fn clean(&self, owner: &str) -> Result<Cleaned> {

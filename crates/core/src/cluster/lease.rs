@@ -255,7 +255,7 @@ mod tests {
         let mut leases = Leases::new(Terms::default());
         leases.took(at(0), 7);
         for n in 0..60_000u64 {
-            leases.used(at(n / 100), (n % 60_000) as u16, n % 2 == 0);
+            leases.used(at(n / 100), (n % 60_000) as u16, n.is_multiple_of(2));
             assert!(leases.known.len() <= MOST_KNOWN + 1);
         }
         assert_eq!(leases.held(), 1);

@@ -76,6 +76,9 @@ impl Shared {
         // Those that take most go first.
         parts.sort_by_key(|part| std::cmp::Reverse(part.bytes.load(Ordering::Relaxed)));
         for part in &parts {
+            if self.stopped.load(Ordering::Acquire) {
+                return;
+            }
             if part.stamp.load(Ordering::Acquire) == 0 {
                 continue;
             }
@@ -110,9 +113,10 @@ impl Shared {
 
     fn release_strays(&self) {
         let strays = std::mem::take(&mut *self.strays.lock());
-        for (partition, id) in strays {
-            if self.below.release(partition, &id).is_err() {
-                self.strays.lock().push((partition, id));
+        for (at, (partition, id)) in strays.iter().enumerate() {
+            if self.below.release(*partition, id).is_err() {
+                self.strays.lock().extend_from_slice(&strays[at..]);
+                return;
             }
         }
     }
@@ -122,7 +126,9 @@ impl Shared {
         self.closed.store(true, Ordering::Release);
         for part in self.all_parts() {
             if let Err(error) = self.give_back(&part, End::Idle) {
-                tracing::warn!(%error, "a lease is left: the next daemon ships what it holds");
+                tracing::warn!(%error, "leases are left: the next daemon ships what they hold");
+                // Each of the others would wait as long.
+                break;
             }
         }
         self.release_strays();

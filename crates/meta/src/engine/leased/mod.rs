@@ -119,10 +119,11 @@ struct Shared {
 }
 
 impl Leased {
-    /// Puts leases on an engine. What an earlier process left in the journal is shipped first.
+    /// Puts leases on an engine. What an earlier process left in the journal is shipped first. As
+    /// long as the journal can't be used, no leases are taken.
     ///
     /// # Errors
-    /// If the journal can't be used, or the servers don't answer.
+    /// If the system has no random numbers or threads.
     pub fn open(below: Arc<Redis>, options: LeaseOptions) -> Result<Self, EngineError> {
         let mut number = [0u8; 4];
         let fill = rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty());
@@ -142,7 +143,7 @@ impl Leased {
             closed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         });
-        shared.open_journal()?;
+        shared.has_journal();
         let mut threads = Vec::new();
         for (name, work) in
             [("meta-ship", keeper::ship as fn(&Shared)), ("meta-lease", keeper::keep)]
