@@ -80,9 +80,9 @@ impl Node {
     /// more.
     fn note_privileges(&self, file: &File, record: &Record) -> Result<()> {
         let mut privileged = is_privileged(record);
+        fail::fail_point!("node.privileges.read");
         loop {
             file.privileged.store(privileged, Ordering::SeqCst);
-            fail::fail_point!("node.privileges.noted");
             let now = is_privileged(&*self.meta.get(file.ino)?);
             if now == privileged {
                 return Ok(());

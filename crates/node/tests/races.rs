@@ -312,3 +312,26 @@ fn file_that_workers_move_again_and_again_when_opened_then_is_found() {
         same(&rig.plain(&MOVES.to_string()), &content, "in the backing store");
     }
 }
+
+#[test]
+fn mode_when_set_while_the_file_is_loaded_then_the_next_write_takes_the_set_id_bit() {
+    let _one = ONE.lock();
+    let rig = Rig::small(MIB);
+    std::fs::write(rig.backing().join("file"), noise(9, 50_000)).unwrap();
+    let ino = rig.ino("file");
+    let held = Held::at("node.privileges.read");
+    std::thread::scope(|scope| {
+        let opened = scope.spawn(|| rig.open("file", libc::O_RDWR));
+        held.wait();
+        let set = SetAttr { mode: Some(0o2775), ..SetAttr::default() };
+        rig.node().setattr(&CONTEXT, ino, &set).unwrap();
+        held.release();
+        let fh = opened.join().unwrap();
+        let somebody = forebay_node::Context { uid: 1000, gid: 1000, ..CONTEXT };
+        rig.node().write(&somebody, fh, 0, b"x").unwrap();
+        let perm = rig.node().getattr(&CONTEXT, ino).unwrap().attr.perm;
+        assert_eq!(perm, 0o775, "{perm:o}");
+        rig.node().release(fh);
+    });
+    rig.drain();
+}
