@@ -75,6 +75,8 @@ read_mount() { dd if="$TESTBED_DIR/mnt/$1" of=/dev/null bs=1M status=none; }
 from_peer() {
     local before now
     "$FOREBAY" evict "$TESTBED_DIR/mnt/2/file" >/dev/null
+    # The kernel's pages stay over opens of one version.
+    drop_caches
     before=$(received 2)
     measure "$1" "$2" read_mount 2/file
     now=$(received 2)
