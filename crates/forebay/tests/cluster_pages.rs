@@ -341,6 +341,8 @@ fn file_that_is_open_and_mapped_when_another_node_rewrites_it_then_new_opens_sho
     let (here, there) = (ring.at(0, "f"), ring.at(1, "f"));
     fs::write(&there, version(1)).unwrap();
     let inode = fs::metadata(&here).unwrap().ino();
+    let given = || shown(&here) == (1, 1) && passed(&ring, 0) > 0;
+    assert!(wait_for(LIMIT, given), "the kernel was given nothing");
     let mut open = Vec::new();
     for number in 1..6 {
         assert_eq!(shown(&here), (number, number));
@@ -370,7 +372,6 @@ fn file_that_is_open_and_mapped_when_another_node_rewrites_it_then_new_opens_sho
     assert_eq!(shown(&here), (8, 8));
     drop(open);
     assert_eq!(shown(&here), (8, 8));
-    assert!(passed(&ring, 0) > 0, "the kernel was given nothing");
     ring.umount_all();
     assert_eq!(fs::read(ring.backing("f")).unwrap(), version(8));
 }

@@ -181,8 +181,8 @@ mod tests {
     #[test]
     fn state_when_newer_or_damaged_then_refused_with_the_reason() {
         let mut newer = state().encode();
-        newer[4] = 4;
-        assert_eq!(State::decode(&newer), Err(StateError::Version { found: 4 }));
+        newer[4] = 5;
+        assert_eq!(State::decode(&newer), Err(StateError::Version { found: 5 }));
         let whole = state().encode();
         for len in 0..whole.len() {
             // Cut anywhere it is refused, or says less; it never panics.
@@ -211,7 +211,7 @@ mod tests {
         clustered.node.locks = vec![LockOwner { ino: 7, fh: 1, owner: u64::MAX, whole: true }];
         clustered.node.waiters = 2;
         let bytes = clustered.encode();
-        assert_eq!(bytes[4], 3);
+        assert_eq!(bytes[4], 4);
         assert_eq!(State::decode(&bytes), Ok(clustered));
     }
 

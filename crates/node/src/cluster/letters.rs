@@ -77,7 +77,9 @@ impl Node {
                 Answer::Failed(errno) => return Err(Errno::from_raw_os_error(errno).into()),
                 Answer::Pending => {}
             }
-            if cluster.is_silent(owner.node) && self.meta.get_now(ino)?.owner == Some(owner) {
+            if self.is_silent_now(cluster, owner.node)?
+                && self.meta.get_now(ino)?.owner == Some(owner)
+            {
                 if self.have_taken_over(cluster, ino, owner)? {
                     return Ok(());
                 }

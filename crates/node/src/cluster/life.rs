@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_meta::{Incarnation, Member};
 
 use super::Cluster;
+use crate::error::Result;
 use crate::node::Node;
 
 /// Between two heartbeats.
@@ -153,6 +154,17 @@ impl Node {
             Ok(thread) => cluster.threads.lock().push(thread),
             Err(error) => tracing::error!(%error, "what other nodes ask for is not done"),
         }
+    }
+
+    /// Whether a node counts as dead, also after a look at what it says of itself at this moment: it
+    /// may be back since the last one.
+    pub(super) fn is_silent_now(&self, cluster: &Cluster, node: u16) -> Result<bool> {
+        if !cluster.is_silent(node) {
+            return Ok(false);
+        }
+        let asked = Instant::now();
+        cluster.saw(asked, &self.meta.members()?);
+        Ok(cluster.is_silent(node))
     }
 
     fn beat(&self, cluster: &Cluster) {
