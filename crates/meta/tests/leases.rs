@@ -103,7 +103,11 @@ fn stamp_under_a_lease_then_stays_and_changes_with_its_end() {
     let other = servers.open("t", &RedisOptions::default());
     other.execute(&put(3, 50)).unwrap();
     assert_ne!(engine.watch(3), Some(stamp));
-    put_all(&*engine, 3, 51..53);
+    let until = Instant::now() + Duration::from_secs(20);
+    while engine.held() == 0 && Instant::now() < until {
+        put_all(&*engine, 3, 51..53);
+        std::thread::sleep(Duration::from_millis(10));
+    }
     assert!(engine.held() == 1 && engine.watch(3) != Some(stamp));
 }
 

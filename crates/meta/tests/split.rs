@@ -267,6 +267,25 @@ fn creators_in_several_processes_then_take_one_round_trip_each_before_and_after_
 }
 
 #[test]
+fn count_of_subdirectories_when_a_process_believes_an_old_one_then_stays_right() {
+    let engine = Arc::new(Memory::partitioned());
+    let (one, two) = (open(&engine), open(&engine));
+    let dir = mkdir(&one, Ino::ROOT, "dir");
+    // From now on the second process has the record in which there is no subdirectory.
+    create(&two, dir, "file");
+    mkdir(&one, dir, "below");
+    two.lookup(dir, b"below").unwrap();
+    create(&two, dir, "another");
+    two.rmdir(dir, b"below", NOW, false).unwrap();
+    clean(&one);
+    mkdir(&one, dir, "moving");
+    create(&two, dir, "third");
+    two.rename(dir, b"moving", Ino::ROOT, b"moved", RenameFlags::default(), NOW, &|_| false)
+        .unwrap();
+    clean(&one);
+}
+
+#[test]
 fn process_with_an_old_picture_of_a_directory_then_finds_and_changes_what_is_there() {
     let engine = Arc::new(Memory::partitioned());
     let (one, two) = (open(&engine), open(&engine));

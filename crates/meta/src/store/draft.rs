@@ -113,6 +113,19 @@ impl<'a> Draft<'a> {
         Ok(record)
     }
 
+    /// Changes the count of a directory's subdirectories. The commit depends on the whole record,
+    /// also where nothing seems to change: a count that others have raised meanwhile would stay at
+    /// zero here.
+    pub fn add_subdirs(&mut self, dir: Ino, count: i64) -> Result<()> {
+        self.edit(dir)?.add_subdirs(count);
+        let before = self.edits.iter().find(|edit| edit.after.ino == dir);
+        if let Some(before) = before.and_then(|edit| edit.before.clone()) {
+            let same = Expect::Prefix(codec::record_prefix(before.revision));
+            self.expect(&keys::record(dir), same);
+        }
+        Ok(())
+    }
+
     /// A new record.
     pub fn add(&mut self, record: Record) {
         self.edits.push(Edit { before: None, after: record, stamp: None });

@@ -54,10 +54,9 @@ impl MetaStore {
             }
             let mut draft = Draft::new(self);
             let is_directory = new.kind == FileKind::Directory;
-            let parent = draft.edit_directory(dir)?;
-            parent.entries_changed(now);
+            draft.edit_directory(dir)?.entries_changed(now);
             if is_directory {
-                parent.add_subdirs(1);
+                draft.add_subdirs(dir, 1)?;
             }
             let ino = draft.new_ino(dir, name, new.kind)?;
             announce(ino);
@@ -208,10 +207,9 @@ impl MetaStore {
             }
             allowed?;
             let (ino, kind) = found.ok_or(Error::NotFound)?;
-            let parent = draft.edit(dir)?;
-            parent.entries_changed(now);
+            draft.edit(dir)?.entries_changed(now);
             if kind == FileKind::Directory {
-                parent.add_subdirs(-1);
+                draft.add_subdirs(dir, -1)?;
             }
             let record = match draft.edit(ino) {
                 Err(Error::Stale(_)) => {

@@ -182,7 +182,7 @@ impl MetaStore {
                 (true, false) => return Err(Error::NotDirectory),
                 (false, true) => return Err(Error::IsDirectory),
                 (true, true) if !draft.expect_empty(target.0)? => return Err(Error::NotEmpty),
-                (true, true) => draft.edit(to.dir)?.add_subdirs(-1),
+                (true, true) => draft.add_subdirs(to.dir, -1)?,
                 (false, false) => {}
             }
             detach(draft.edit(target.0)?, to.dir, to.name, now, in_use(target.0));
@@ -193,8 +193,8 @@ impl MetaStore {
             draft.add_entry(to.dir, to.name, moving.0, moving.1);
         }
         if is_directory(moving) && from.dir != to.dir {
-            draft.edit(from.dir)?.add_subdirs(-1);
-            draft.edit(to.dir)?.add_subdirs(1);
+            draft.add_subdirs(from.dir, -1)?;
+            draft.add_subdirs(to.dir, 1)?;
         }
         draft.change_entry(from.dir, from.name, moving, None);
         move_link(draft.edit(moving.0)?, from, to, now);
@@ -226,8 +226,8 @@ impl MetaStore {
         draft.edit_directory(to.dir)?.entries_changed(now);
         if from.dir != to.dir {
             let gain = i64::from(is_directory(moving)) - i64::from(is_directory(target));
-            draft.edit(to.dir)?.add_subdirs(gain);
-            draft.edit(from.dir)?.add_subdirs(-gain);
+            draft.add_subdirs(to.dir, gain)?;
+            draft.add_subdirs(from.dir, -gain)?;
         }
         draft.change_entry(to.dir, to.name, target, Some(moving));
         draft.change_entry(from.dir, from.name, moving, Some(target));

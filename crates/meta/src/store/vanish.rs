@@ -125,10 +125,9 @@ impl MetaStore {
         }
         let gone = record.links.is_empty();
         draft.change_entry(dir, name, (ino, kind), None);
-        let parent = draft.edit(dir)?;
-        parent.entries_changed(now);
+        draft.edit(dir)?.entries_changed(now);
         if kind == FileKind::Directory {
-            parent.add_subdirs(-1);
+            draft.add_subdirs(dir, -1)?;
         }
         draft.commit()?;
         Ok(if gone { Fate::Removed(ino) } else { Fate::Untouched })
