@@ -71,7 +71,7 @@ timeout -k 10 $((LONG * 2 + 60)) chromium --headless --no-sandbox --disable-gpu 
     --autoplay-policy=no-user-gesture-required --enable-logging=stderr --user-data-dir="$DIR/user" \
     --remote-debugging-port=0 "file://$DIR/page.html" >"$DIR/browser.log" 2>&1 &
 BROWSER=$!
-while kill -0 "$BROWSER" 2>/dev/null && ! grep -q "FOREBAY \(ended\|failed\)" "$DIR/browser.log"; do sleep 0.5; done
+while kill -0 "$BROWSER" 2>/dev/null && ! grep -qs "FOREBAY \(ended\|failed\)" "$DIR/browser.log"; do sleep 0.5; done
 grep -o 'FOREBAY [^"]*' "$DIR/browser.log" || tail -5 "$DIR/browser.log"
 status=$(timeout 10 "$FOREBAY" stream status --json | tr -d ' \n')
 glitches=$(echo "$status" | grep -o '"glitches":{[^}]*}')

@@ -65,7 +65,8 @@ up() {
     [ ! -e "$dir/disk.img" ] || { say "$dir/disk.img exists: $0 down $dir first"; exit 1; }
     trap 'down "$dir"' EXIT
     if [ -n "${SLOW_SPARSE:-}" ]; then truncate -s "${mib}M" "$dir/disk.img"; else fallocate -l "${mib}M" "$dir/disk.img"; fi
-    mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0 "$dir/disk.img"
+    # Small ones would get blocks that are too short for a tier's attributes.
+    mkfs.ext4 -q -F -b 4096 -E lazy_itable_init=0,lazy_journal_init=0 "$dir/disk.img"
     # Direct I/O: otherwise the page cache of the file below would hide the throttle.
     device=$(losetup -f --show --direct-io=on "$dir/disk.img") ||
         device=$(losetup -f --show "$dir/disk.img")

@@ -22,7 +22,7 @@
 # and the lowest that somebody did not, 1), ASSURANCE (deterministic or statistical), SLOW_BPS,
 # SLOW_IOPS (see slowdisk.sh), SKIP_BUILD. Players gather a second before they begin and have run dry
 # when nothing is left of what they gathered. Long runs are for a machine with nothing else to do.
-# Results: bench/results/streams.csv, .json, and .svg with the maxima; LOAD of a figure is `-50%`.
+# Results: streams.csv, .json, and .svg with the maxima in RESULTS (bench/results); LOAD of a figure is `-50%`.
 set -euo pipefail
 source "$(dirname "$0")/lib.sh"
 
@@ -32,7 +32,7 @@ if [ -n "${QUICK:-}" ]; then
 fi
 export SLOW_BPS=${SLOW_BPS:-104857600} SLOW_IOPS=${SLOW_IOPS:-200}
 DIR=${WORK_DIR:-$(mktemp -d /var/tmp/forebay-streams.XXXXXX)}
-RESULTS=$ROOT/bench/results
+RESULTS=${RESULTS:-$ROOT/bench/results}
 MEMORY=${MEMORY:-16 64 256}
 RATE=${RATE:-1000000}
 # A comparison is many runs, all of which count: short ones.
@@ -430,6 +430,8 @@ long() (
     say "long, $1, $mb MB, $LENGTH s: $out"
     say "the service's own count: $(echo "$counted" | grep -o '"glitches":{[^}]*}')," \
         "$(echo "$counted" | field bytes_best_effort) bytes of best effort"
+    # When, which stream, and by how much.
+    grep glitch "$DIR/server.log" >&2 || true
     note long "$1" "$mb" seconds "$LENGTH"
     note long "$1" "$mb" streams $(($(echo "$out" | field players) - $(echo "$out" | field refused)))
     note long "$1" "$mb" disturbed "$(echo "$out" | field disturbed)"

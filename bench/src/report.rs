@@ -143,9 +143,9 @@ impl Report {
         for (number, line) in text.lines().enumerate().skip(1) {
             let wrong =
                 || Error::Usage(format!("line {}: not test,subject,unit,round,value", number + 1));
-            let fields: Vec<&str> =
-                line.rsplitn(5, ',').map(|field| field.trim_matches('"')).collect();
-            let [value, _, unit, subject, test] = fields[..] else { return Err(wrong()) };
+            let fields: Vec<&str> = line.rsplitn(4, ',').collect();
+            let [value, _, unit, names] = fields[..] else { return Err(wrong()) };
+            let (test, subject) = two_names(names).ok_or_else(wrong)?;
             let unit = ["s", "ms", "op/s", "MB/s", "MiB"].into_iter().find(|known| *known == unit);
             report.add(test, subject, unit.ok_or_else(wrong)?, value.parse().map_err(|_| wrong())?);
         }
@@ -163,6 +163,15 @@ impl Report {
         }
         Ok(())
     }
+}
+
+/// Test and subject as they stand in a line: in quotes, or the second without a comma.
+fn two_names(text: &str) -> Option<(&str, &str)> {
+    let quoted = text.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+    quoted.and_then(|rest| rest.split_once("\",\"")).or_else(|| {
+        let (test, subject) = text.rsplit_once(',')?;
+        Some((test.trim_matches('"'), subject.trim_matches('"')))
+    })
 }
 
 /// A number in at most seven characters, with k or M where it is large.
@@ -221,6 +230,16 @@ mod tests {
     fn quantile_when_even_then_between_the_middle_two() {
         assert_eq!(quantile(&[1.0, 2.0, 3.0, 10.0], 0.5), 2.5);
         assert_eq!(quantile(&[], 0.5), 0.0);
+    }
+
+    #[test]
+    fn csv_when_names_have_commas_then_read_back_as_they_were() {
+        let mut report = Report::new("t");
+        report.add("a, b", "c,d", "s", 1.0);
+        let read = Report::from_csv("t", &report.csv()).unwrap();
+        assert_eq!(read.csv(), report.csv());
+        let bare = Report::from_csv("t", "\na, b,c,s,0,1\n").unwrap();
+        assert_eq!((&*bare.series[0].test, &*bare.series[0].subject), ("a, b", "c"));
     }
 
     #[test]

@@ -13,6 +13,8 @@ use crate::plot::{Chart, Line};
 const CACHES: [f64; 4] = [2e6, 4e6, 8e6, 12e6];
 /// Parts of the memory that the ring's cycle is made for.
 const PARTS: [f64; 3] = [1.0, 0.7, 0.5];
+/// Sweeps and placements in which the ring's most streams are looked for.
+const SEARCHED: (u64, u64) = (150, 3);
 const ROUNDS: [f64; 6] = [0.5, 1.0, 1.5, 2.0, 3.0, 4.0];
 
 /// The device of the paper's examples: 15 ms to get to a block, 10 MB/s, streams of 2 Mb/s.
@@ -117,43 +119,57 @@ fn ring_holds(trial: &Trial, placements: u64) -> Result<bool, SimError> {
     Ok(true)
 }
 
+/// A trial of the ring on the figure's disk, for part of the memory.
+fn ring_trial(args: &StreamsArgs, memory: f64, streams: u64) -> Trial {
+    Trial {
+        device: args.device,
+        streams,
+        rate: args.stream_rate() as u64,
+        cycle: 0,
+        memory: memory as u64,
+        sweeps: args.sweeps,
+        seed: args.seed,
+    }
+}
+
 /// The most streams that the ring carries without underflow, and its cycle, looked for from `near` on:
 /// the cycle that the memory allows, or that of a part of the memory, since a longer one is not always
-/// better.
+/// better. Looked for in few placements and sweeps; what is found is tried in all of them, and so is
+/// one less until it holds.
 fn ring_most(args: &StreamsArgs, memory: f64, near: u64) -> Result<(u64, f64), SimError> {
-    let mut best = (0, 0.0);
+    let mut found = Vec::new();
     for part in PARTS {
-        let trial = |streams: u64| Trial {
-            device: args.device,
-            streams,
-            rate: args.stream_rate() as u64,
-            cycle: 0,
-            memory: (memory * part) as u64,
-            sweeps: args.sweeps,
-            seed: args.seed,
+        let holds = |streams: u64| {
+            let trial = ring_trial(args, memory * part, streams);
+            let short = Trial { sweeps: args.sweeps.min(SEARCHED.0), ..trial };
+            ring_holds(&short, args.placements.min(SEARCHED.1))
         };
-        // Cheap trials first: most that fail do so soon.
-        let holds = |streams: u64| -> Result<bool, SimError> {
-            let short = Trial { sweeps: args.sweeps.min(150), ..trial(streams) };
-            Ok(ring_holds(&short, args.placements)?
-                && ring_holds(&trial(streams), args.placements)?)
-        };
-        let mut streams = near.max(best.0 + 1);
+        let best = found.iter().map(|(streams, _)| *streams).max().unwrap_or(0);
+        let mut streams = near.max(best);
         if holds(streams)? {
             while holds(streams + 1)? {
                 streams += 1;
             }
         } else {
-            while streams > best.0 && !holds(streams)? {
+            while streams > 0 && !holds(streams)? {
                 streams -= 1;
             }
         }
-        if streams > best.0 {
-            let cycle = ring::run(&Trial { sweeps: 1, ..trial(streams) })?.cycle;
-            best = (streams, cycle as f64 / 1e9);
-        }
+        found.push((streams, part));
     }
-    Ok(best)
+    while let Some(at) = (0..found.len()).max_by_key(|at| found[*at].0) {
+        let (streams, part) = found[at];
+        if streams == 0 {
+            break;
+        }
+        let trial = ring_trial(args, memory * part, streams);
+        if ring_holds(&trial, args.placements)? {
+            let cycle = ring::run(&Trial { sweeps: 1, ..trial })?.cycle;
+            return Ok((streams, cycle as f64 / 1e9));
+        }
+        found[at].0 -= 1;
+    }
+    Ok((0, 0.0))
 }
 
 /// Figure 4: streams against memory on the disk of Table 1.
@@ -184,6 +200,7 @@ pub fn throughput(args: &StreamsArgs) -> Result<Table, SimError> {
             groups.max().unwrap_or(0)
         });
         let (ring, cycle) = ring_most(args, memory, gpmp)?;
+        eprintln!("{} MB: sweep {sweep}, sp {prefetch}, gpmp {gpmp}, ring {ring}", memory / 1e6);
         for (line, streams) in lines.iter_mut().zip([sweep, prefetch, gpmp, ring]) {
             line.points.push((memory / 1e6, streams as f64));
         }

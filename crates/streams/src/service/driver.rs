@@ -31,6 +31,8 @@ use wants::Wanted;
 const FAILURES_MAX: u32 = 5;
 /// The driver looks at the clock at least so often.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
+/// Before a read for which there was no memory counts as failed.
+const POSTPONED: Duration = Duration::from_millis(2);
 /// Commands that are taken in before the device is looked at again.
 const BATCH: usize = 256;
 
@@ -171,6 +173,8 @@ pub(super) struct Driver {
     next_token: u64,
     /// What happened and the machine was not told yet.
     events: VecDeque<Event>,
+    /// What it is told the next time, not before others had a turn.
+    postponed: Vec<Event>,
     asked: HashMap<StreamId, Asked>,
     /// Those whose first has no data yet.
     crowds: HashMap<Crowd, Awaited>,
@@ -214,6 +218,7 @@ impl Driver {
             flying: HashMap::new(),
             next_token: 0,
             events: VecDeque::new(),
+            postponed: Vec::new(),
             asked: HashMap::new(),
             crowds: HashMap::new(),
             best_effort,
@@ -273,6 +278,7 @@ impl Driver {
 
     /// Tells the machine what has happened, and does what it wants done.
     fn work(&mut self, actions: &mut Actions) {
+        self.events.extend(self.postponed.drain(..));
         self.best_effort_requests();
         self.park_idle();
         self.help_waiting();
@@ -296,8 +302,9 @@ impl Driver {
 
     fn wait(&self) -> Duration {
         let now = self.now();
+        let longest = if self.postponed.is_empty() { LONGEST_WAIT } else { POSTPONED };
         let next = self.machine.next_deadline().map(|wake| wake.0.saturating_sub(now.0));
-        next.map_or(LONGEST_WAIT, |nanos| Duration::from_nanos(nanos).min(LONGEST_WAIT))
+        next.map_or(longest, |nanos| Duration::from_nanos(nanos).min(longest))
     }
 
     fn step(&mut self, mut event: Event, actions: &mut Actions) {

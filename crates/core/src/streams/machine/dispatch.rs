@@ -86,6 +86,18 @@ impl Machine {
         self.budget_at = now;
     }
 
+    /// Who waits for his first visit, if it can be now; what it costs is then paid.
+    fn starter_that_fits(&mut self, now: Tick, slack: i64, full: u64) -> Option<u32> {
+        let at = self.starters.front().copied()?;
+        let grown = self.target >= self.readers[at as usize].needs.min(full);
+        let paid = self.afford(self.cost(at), slack)?;
+        let fits = grown && self.has_room(now, at);
+        if fits {
+            self.budget -= 2 * paid;
+        }
+        fits.then_some(at)
+    }
+
     fn choose_elastic(&mut self, now: Tick, out: &mut Actions) -> Choice {
         let clock = now.0 as i64;
         if self.sure()
@@ -129,23 +141,18 @@ impl Machine {
         if self.sure() {
             return self.choose_sure(now);
         }
-        if let Some(at) = self.starters.front().copied() {
-            let grown = self.target >= self.readers[at as usize].needs.min(full);
-            if let Some(paid) = self.afford(self.cost(at), slack)
-                && grown
-                && self.has_room(now, at)
-            {
-                self.budget -= 2 * paid;
-                self.in_place(at, first);
-                return Choice::Visit(at);
-            }
+        if let Some(at) = self.starter_that_fits(now, slack, full) {
+            self.in_place(at, first);
+            return Choice::Visit(at);
         }
         let mut begin = NEVER;
         if let Some(at) = first {
-            let release = self.readers[at as usize].release as i64;
+            let reader = &self.readers[at as usize];
+            let (release, earliest) = (reader.release as i64, reader.earliest as i64);
             // What the sweep may take longer than on average is not waited for.
             let sure = latest.saturating_sub(self.plan.spread as i64);
-            let hurry = if self.hungry(now, at) { sure } else { NEVER };
+            // Whose client takes nothing has no need of a visit, but others wait behind it.
+            let hurry = if self.hungry(now, at) { sure } else { sure.max(earliest) };
             begin = hurry.min(release).max(clock);
             let last_moment = latest <= clock && self.pool.free() > 0;
             if begin <= clock && self.pool.free() == 0 && self.hungry(now, at) {

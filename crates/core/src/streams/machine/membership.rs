@@ -89,8 +89,19 @@ impl Machine {
         offset: u64,
         out: &mut Actions,
     ) -> Result<(), Refusal> {
-        let stream = self.member(slot).id;
         let shared = self.reader_within(slot, offset);
+        self.place_with(now, slot, (offset, shared), out)
+    }
+
+    /// The same with this reader that has it, or with a new one.
+    pub(super) fn place_with(
+        &mut self,
+        now: Tick,
+        slot: u32,
+        (offset, shared): (u64, Option<u32>),
+        out: &mut Actions,
+    ) -> Result<(), Refusal> {
+        let stream = self.member(slot).id;
         let shared = match shared {
             Some(reader) => match self.share(reader, slot, offset) {
                 Ok(()) => Some(reader),
@@ -151,7 +162,7 @@ impl Machine {
     }
 
     /// A reader of the same title at the same rate that has this byte in its buffers.
-    fn reader_within(&self, slot: u32, offset: u64) -> Option<u32> {
+    pub(super) fn reader_within(&self, slot: u32, offset: u64) -> Option<u32> {
         let member = self.member(slot);
         if self.config.scheme != Scheme::Elastic || self.config.interval == 0 {
             return None;
@@ -283,6 +294,7 @@ impl Machine {
         match self.admission.admit(&mut self.demands, layout, (rate, offset), None) {
             Ok(plan) => {
                 self.plan = plan;
+                self.lower_needs();
                 Ok(true)
             }
             Err(refusal) if refusal.shortage == Shortage::Alone => Err(refusal),
@@ -429,10 +441,22 @@ impl Machine {
 
     /// Plans again for those that are left, or with a device that has changed.
     pub(super) fn replan(&mut self) {
+        self.tell_holdings();
         if !self.config.enforce || self.config.scheme != Scheme::Elastic {
             self.plan = self.admission.unchecked(&self.demands);
         } else if let Ok(plan) = self.admission.plan(&self.demands) {
             self.plan = plan;
+        }
+        self.lower_needs();
+    }
+
+    /// Those who wait for their first visits need no larger buffers than any plan since their admission
+    /// has: it would have done for them, and those behind them were promised their starts by it.
+    fn lower_needs(&mut self) {
+        let full = self.plan.cycle + self.plan.headroom;
+        for at in &self.starters {
+            let needs = &mut self.readers[*at as usize].needs;
+            *needs = full.min(*needs);
         }
     }
 

@@ -94,10 +94,14 @@ impl Machine {
         reader.rate.most_in(target).div_ceil(chunk) + 2 + held.div_ceil(chunk)
     }
 
-    /// Chunks that a reader holds.
+    /// Chunks that a reader holds, or will when the visit under way is done.
     pub(super) fn holds(&self, at: u32) -> u64 {
-        let ring = &self.readers[at as usize].ring;
-        ring.back() - ring.front()
+        let reader = &self.readers[at as usize];
+        let end = match reader.state {
+            State::Flying => reader.visit_end.div_ceil(self.config.admission.chunk),
+            _ => 0,
+        };
+        reader.ring.back().max(end) - reader.ring.front()
     }
 
     pub(super) fn set_quota(&mut self, at: u32, chunks: u64) {
@@ -105,7 +109,8 @@ impl Machine {
         self.reserved = self.reserved + chunks - old;
     }
 
-    /// After a visit: the quota is that of the target again.
+    /// Before and after a visit: the quota is that of the target again. Admission counts with no more
+    /// than that, or what buffers hold; a client that dawdles would fill an older, larger one.
     pub(super) fn settle_quota(&mut self, at: u32) {
         let held = self.holds(at);
         self.set_quota(at, self.quota(at, self.target).max(held));
@@ -118,12 +123,7 @@ impl Machine {
         }
         let chunk = self.config.admission.chunk;
         for demand in 0..self.demands.len() {
-            let reader = &self.readers[self.owners[demand] as usize];
-            let end = match reader.state {
-                State::Flying => reader.visit_end.div_ceil(chunk),
-                _ => 0,
-            };
-            let holds = reader.ring.back().max(end) - reader.ring.front();
+            let holds = self.holds(self.owners[demand]);
             let own = (holds * chunk).saturating_sub(self.demands[demand].held());
             self.demands[demand].keep(own);
         }
@@ -139,9 +139,7 @@ impl Machine {
         let needs = self.starters.front().map(|at| self.readers[*at as usize].needs);
         let full = self.full().min(needs.unwrap_or(u64::MAX).max(self.target));
         if self.target >= full {
-            if self.target > full {
-                self.recost(full);
-            }
+            self.shrink();
             return;
         }
         let before = self.target;
@@ -164,6 +162,21 @@ impl Machine {
             self.set_quota(at, quota);
         }
         self.recost(before);
+    }
+
+    /// Follows the plan to a smaller target, and gives back what buffers may no more hold.
+    fn shrink(&mut self) {
+        if self.target <= self.full() {
+            return;
+        }
+        self.recost(self.full());
+        for at in 0..self.readers.len() as u32 {
+            if self.readers[at as usize].quota > 0
+                && self.readers[at as usize].state != State::Doomed
+            {
+                self.settle_quota(at);
+            }
+        }
     }
 
     /// Starts clocks that wait, as far as nobody suffers.
@@ -227,14 +240,18 @@ impl Machine {
         now.0 as i64 + visit + there <= latest
     }
 
+    /// The next visit of a stream that is visited now comes then at the earliest, also if neither takes
+    /// any time.
+    pub(super) fn soonest(&self, now: Tick) -> u64 {
+        now.0 + self.plan.cycle / SOONEST
+    }
+
     /// What is next, so that the invariant holds.
     pub(super) fn choose_sure(&mut self, now: Tick) -> Choice {
         let clock = now.0 as i64;
         let latest = self.latest();
         let first = self.sweeps.first(self.current);
-        if self.target > self.full() {
-            self.recost(self.full());
-        }
+        self.shrink();
         if let Some(at) = self.starters.front().copied()
             && self.admits_first_visit(now, at)
         {
@@ -247,11 +264,13 @@ impl Machine {
         let mut begin = NEVER;
         if let Some(at) = first {
             let reader = &self.readers[at as usize];
+            // Not sooner, whoever suffers: a visit may have failed because there was no memory for it,
+            // and would fail again.
             let (release, earliest) = (reader.release as i64, reader.earliest as i64);
             let hurry = (latest - self.plan.budget as i64).max(earliest);
             begin = if busy { earliest } else { hurry.min(release) };
             if begin <= clock {
-                self.progress = reader.order;
+                self.progress = self.readers[at as usize].order;
                 return Choice::Visit(at);
             }
         }
@@ -269,7 +288,7 @@ impl Machine {
         let reader = &mut self.readers[at as usize];
         let first = std::mem::take(&mut reader.fresh);
         reader.release = if first { now.0 } else { release };
-        let soonest = now.0 + self.plan.cycle / SOONEST;
+        let soonest = self.soonest(now);
         let in_this = first && position > self.progress;
         let places = [
             in_this.then_some((self.current, position, now.0)),
@@ -302,6 +321,7 @@ impl Machine {
     /// reader would hold more than it may get a reader of their own, or none.
     pub(super) fn separate(&mut self, now: Tick, at: u32, end: u64, out: &mut Actions) {
         let chunk = self.config.admission.chunk;
+        let mut tried = Vec::new();
         loop {
             let allowed = self.allowed(at);
             let reader = &self.readers[at as usize];
@@ -323,7 +343,12 @@ impl Machine {
             let (stream, offset) = (self.member(slot).id, self.member(slot).offset);
             self.member_mut(slot).halt(now);
             self.detach(now, slot);
-            if let Err(refusal) = self.place(now, slot, offset, out) {
+            // The same reader may hold more for it if there is memory. If that does not suffice, it is
+            // not asked again.
+            let again = !tried.contains(&slot);
+            tried.push(slot);
+            let shared = self.reader_within(slot, offset).filter(|other| again || *other != at);
+            if let Err(refusal) = self.place_with(now, slot, (offset, shared), out) {
                 self.member_mut(slot).paused = true;
                 self.refuse(stream, refusal, out);
             }

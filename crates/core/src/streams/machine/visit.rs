@@ -120,6 +120,9 @@ impl Machine {
     pub(super) fn begin(&mut self, now: Tick, at: u32, out: &mut Actions) -> bool {
         self.sweeps.remove(at);
         self.starters.retain(|starter| *starter != at);
+        if self.sure() && self.readers[at as usize].quota > 0 {
+            self.settle_quota(at);
+        }
         let end = self.visit_end(now, at);
         if self.config.enforce && self.config.scheme == Scheme::Elastic {
             self.separate(now, at, end, out);
@@ -368,10 +371,12 @@ impl Machine {
             self.requeue_sure(now, at, (position, release));
             return;
         }
+        let soonest = self.soonest(now);
         let reader = &mut self.readers[at as usize];
         // After its first visit, which is out of turn, it is visited once at the place it has in the
         // order, to be in step with its neighbours.
         reader.release = if first { now.0 } else { release };
+        reader.earliest = soonest;
         let old = std::mem::replace(&mut reader.order, position);
         let sweep = if first && position > self.progress { self.current } else { next };
         self.sweeps.insert(sweep, at, position, cost, deadline);

@@ -121,10 +121,15 @@ impl Driver {
 
     /// A read for which there is no memory, since readers that are behind have it in hand: later.
     pub(super) fn no_memory(&mut self, read: &machine::Read) {
-        if let Some(reading) = self.titles.get_mut(&read.title) {
-            reading.crowded = true;
+        if let Some(reading) = self.titles.get_mut(&read.title)
+            && !std::mem::replace(&mut reading.crowded, true)
+        {
+            tracing::warn!(
+                offset = read.offset,
+                "no memory for a read: slow readers have it in hand"
+            );
         }
-        tracing::warn!(offset = read.offset, "no memory for a read: slow readers have it in hand");
-        self.tell(Event::ReadFailed { read: read.read, service: 0 });
+        // The machine may want the same at once.
+        self.postponed.push(Event::ReadFailed { read: read.read, service: 0 });
     }
 }
