@@ -38,6 +38,9 @@ pub trait Transport: Send + Sync {
 
     /// Listens on `address`.
     fn listen(&self, address: &Address) -> Result<Box<dyn Listener>>;
+
+    /// The process is about to end. What was sent is sent; nothing works any more after that.
+    fn end(&self) {}
 }
 
 /// How long to wait for what.

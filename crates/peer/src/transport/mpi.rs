@@ -39,9 +39,9 @@ impl std::fmt::Debug for Mpi {
 }
 
 impl Mpi {
-    /// MPI without protection; initializes the library, which is possible once in a process. The
-    /// last of all clones and connections finalizes it, which waits for the other processes of the
-    /// job to do so, too.
+    /// MPI without protection; initializes the library, which is possible once in a process.
+    /// [`Transport::end`] finalizes it, or the last of all clones and connections, which waits for the
+    /// other processes of the job to do so, too.
     ///
     /// # Errors
     /// [`Error::Settings`] if `security` is not off, if the process was not started by `mpirun`, or
@@ -107,6 +107,10 @@ impl Transport for Mpi {
             why: error.to_string(),
         })?;
         Ok(Box::new(door))
+    }
+
+    fn end(&self) {
+        self.engine.end();
     }
 }
 

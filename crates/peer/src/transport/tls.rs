@@ -26,7 +26,7 @@ pub(crate) trait Stream: Closer + Clone + 'static {
 }
 
 /// Bytes that are encrypted, or received, in one go.
-const CHUNK: usize = 64 << 10;
+const CHUNK: usize = 128 << 10;
 
 /// The side that came to us proves who it is, and we do.
 pub(crate) fn accept<S: Stream>(socket: S, us: &TlsIdentity, within: Duration) -> io::Result<Wire> {

@@ -39,6 +39,12 @@ impl Ways {
         made.insert(discriminant(address), transport.clone());
         Ok(transport)
     }
+
+    /// Ends all that were made: the process is about to end.
+    pub fn end(&self) {
+        let made: Vec<_> = self.made.lock().values().cloned().collect();
+        made.iter().for_each(|transport| transport.end());
+    }
 }
 
 fn make(address: &Address, security: &Security) -> Result<Arc<dyn Transport>> {

@@ -4,7 +4,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounde
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -82,6 +82,8 @@ pub(super) struct Engine {
     table: Arc<Table>,
     /// To the thread; taken away at the end.
     outgoing: Option<Sender<Message>>,
+    /// The thread is to end, whoever still has connections.
+    ending: Arc<AtomicBool>,
     ended: Receiver<()>,
 }
 
@@ -116,6 +118,8 @@ impl Engine {
         let (end, ended) = bounded(0);
         let table = Arc::new(Table::default());
         let known = table.clone();
+        let ending = Arc::new(AtomicBool::new(false));
+        let ends = ending.clone();
         // What it answers to connections that nobody knows goes the same way as the rest.
         spawn("peer-mpi", move || {
             let native =
@@ -127,7 +131,7 @@ impl Engine {
                     Err(error) => return drop(started.send(Err(error))),
                 };
             let mut turn = Turn::default();
-            if let Err(error) = turn.run(&native, &messages, &known) {
+            if let Err(error) = turn.run(&native, &messages, &known, &ends) {
                 tracing::error!(%error, "MPI has failed, other nodes can't be reached any more");
             }
             known.connections.lock().drain().for_each(|(_, connection)| connection.lost());
@@ -137,7 +141,8 @@ impl Engine {
         })?;
         let place = starts.recv().map_err(|_| Error::Settings("MPI does not start".into()))?;
         let (rank, size) = place?;
-        Ok(Engine { rank, size, next: AtomicU64::new(1), table, outgoing: Some(outgoing), ended })
+        let outgoing = Some(outgoing);
+        Ok(Engine { rank, size, next: AtomicU64::new(1), table, outgoing, ending, ended })
     }
 
     pub fn rank(&self) -> u16 {
@@ -186,13 +191,20 @@ impl Engine {
     pub fn shut(&self, port: u16) {
         self.table.doors.lock().remove(&port);
     }
+
+    /// Ends MPI in this process. Before a process of a job may end it must have done that, or the job
+    /// is taken for failed.
+    pub fn end(&self) {
+        self.ending.store(true, Ordering::Release);
+        // The job's processes end together; one that does not is not waited for here.
+        let _ = self.ended.recv_timeout(Duration::from_secs(30));
+    }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
         self.outgoing = None;
-        // The job's processes end together; one that does not is not waited for here.
-        let _ = self.ended.recv_timeout(Duration::from_secs(30));
+        self.end();
     }
 }
 
@@ -207,9 +219,16 @@ struct Turn {
 
 impl Turn {
     /// Moves messages until nobody can give any, and all are sent.
-    fn run(&mut self, native: &Native, messages: &Receiver<Message>, table: &Table) -> Result<()> {
+    fn run(
+        &mut self,
+        native: &Native,
+        messages: &Receiver<Message>,
+        table: &Table,
+        ending: &AtomicBool,
+    ) -> Result<()> {
         let (mut quiet, mut open) = (0_u32, true);
         while open || !self.sending.is_empty() || !self.own.is_empty() {
+            open &= !ending.load(Ordering::Acquire);
             let mut moved = self.receive(native, table)?;
             while self.sending.len() < WAITING
                 && let Some((rank, message)) = self.own.pop_front()
