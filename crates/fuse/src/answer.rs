@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use forebay_node::Belief;
 use fusewire::{Attr, Buffer, DirectoryBuffer, Entry, Lock, Opened, Reply, Statfs};
 
 /// What a request is answered with when it succeeds. Apart from the [`Reply`], so that a request
@@ -25,7 +26,12 @@ pub enum Answer {
     Offset(u64),
     Directory(DirectoryBuffer),
     Lock(Lock),
+    /// One with what the kernel may keep for a while.
+    Kept(Box<Answer>, Beliefs),
 }
+
+/// What an answer tells the kernel and lets it keep: a name and attributes.
+pub type Beliefs = [Option<Belief>; 2];
 
 impl Answer {
     /// Sends it.
@@ -46,6 +52,11 @@ impl Answer {
             Answer::Offset(offset) => reply.lseek(offset),
             Answer::Directory(directory) => reply.directory(directory),
             Answer::Lock(lock) => reply.lock(&lock),
+            Answer::Kept(answer, beliefs) => {
+                answer.send(reply);
+                // From here on the kernel has it.
+                drop(beliefs);
+            }
         }
     }
 
@@ -53,6 +64,7 @@ impl Answer {
     pub fn handle(&self) -> Option<u64> {
         match self {
             Answer::Opened(opened) | Answer::Created(_, opened) => Some(opened.fh),
+            Answer::Kept(answer, _) => answer.handle(),
             _ => None,
         }
     }

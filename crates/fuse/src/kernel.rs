@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_node::metrics::RefusalReason;
-use forebay_node::{DepartedInode, Kernel, LockOwner, NodeConfig, Passthrough};
+use forebay_node::{DepartedInode, Fact, Kernel, LockOwner, NodeConfig, Passthrough};
 use fusewire::{Connection, Features};
 use parking_lot::Mutex;
 use rustix::thread::CapabilitySet;
@@ -27,6 +27,8 @@ enum Notice {
     Inode(u64),
     Attributes(u64),
     Entry(u64, Box<[u8]>),
+    /// Facts that the kernel may keep no longer, and who is to know when it has been told.
+    Expire(Vec<Fact>, Box<dyn FnOnce() + Send>),
 }
 
 /// The kernel as the node sees it.
@@ -140,12 +142,41 @@ impl Kernel for Notifier {
     fn forget_entry(&self, parent: u64, name: &[u8]) {
         self.post(Notice::Entry(parent, name.into()));
     }
+
+    fn expire(&self, facts: Vec<Fact>, done: Box<dyn FnOnce() + Send>) {
+        match self.connection.has_ended() {
+            true => done(),
+            false => self.post(Notice::Expire(facts, done)),
+        }
+    }
+
+    fn expire_at_once(&self, facts: &[Fact]) -> bool {
+        if self.connection.has_ended() {
+            return true;
+        }
+        for fact in facts {
+            if let Fact::Attributes(node) = fact {
+                told(self.connection.notify_inval_inode(*node, -1, 0));
+            }
+        }
+        let names = facts.iter().any(|fact| !matches!(fact, Fact::Attributes(_)));
+        !names || self.connection.notify_inc_epoch().is_ok()
+    }
 }
 
 /// Whether this process has the capability that registrations need.
 fn has_privilege() -> bool {
     rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+}
+
+/// Whether what the kernel was told was of use to it makes no difference.
+fn told(sent: io::Result<()>) {
+    match sent.map_err(|error| error.raw_os_error()) {
+        // Not known to the kernel: nothing to forget.
+        Ok(()) | Err(Some(libc::ENOENT | libc::ENOTDIR)) => {}
+        Err(errno) => tracing::debug!(?errno, "the kernel did not take an invalidation"),
+    }
 }
 
 struct Sender {
@@ -159,7 +190,7 @@ impl Sender {
         loop {
             match queue.recv_timeout(Duration::from_secs(1)) {
                 Ok(notice) => {
-                    self.send(&notice);
+                    self.send(notice);
                     self.unsent.fetch_sub(1, Ordering::AcqRel);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -174,16 +205,31 @@ impl Sender {
         }
     }
 
-    fn send(&self, notice: &Notice) {
-        let sent = match notice {
-            Notice::Inode(ino) => self.connection.notify_inval_inode(*ino, 0, 0),
-            Notice::Attributes(ino) => self.connection.notify_inval_inode(*ino, -1, 0),
-            Notice::Entry(parent, name) => self.connection.notify_inval_entry(*parent, name, false),
-        };
-        match sent.map_err(|error| error.raw_os_error()) {
-            // Not known to the kernel: nothing to forget.
-            Ok(()) | Err(Some(libc::ENOENT | libc::ENOTDIR)) => {}
-            Err(errno) => tracing::debug!(?errno, "the kernel did not take an invalidation"),
+    fn send(&self, notice: Notice) {
+        match notice {
+            Notice::Inode(ino) => told(self.connection.notify_inval_inode(ino, 0, 0)),
+            Notice::Attributes(ino) => told(self.connection.notify_inval_inode(ino, -1, 0)),
+            Notice::Entry(parent, name) => {
+                told(self.connection.notify_inval_entry(parent, &name, false));
+            }
+            Notice::Expire(facts, done) => {
+                for fact in facts {
+                    self.expire(&fact);
+                }
+                done();
+            }
+        }
+    }
+
+    fn expire(&self, fact: &Fact) {
+        match fact {
+            Fact::Attributes(node) => told(self.connection.notify_inval_inode(*node, -1, 0)),
+            Fact::Name(parent, name) => {
+                told(self.connection.notify_inval_entry(*parent, name, false));
+            }
+            Fact::Directory(parent, name) => {
+                told(self.connection.notify_inval_entry(*parent, name, true));
+            }
         }
     }
 

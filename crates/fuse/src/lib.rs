@@ -13,6 +13,7 @@ mod kernel;
 mod ledger;
 mod lock_notes;
 mod locks;
+mod looker;
 mod mount;
 mod names;
 mod orphans;

@@ -6,6 +6,7 @@ use rustix::io::Errno;
 
 use crate::answer::Answer;
 use crate::kernel::Notifier;
+use crate::looker::Looker;
 use crate::wire::{self, Manner};
 
 /// Bytes that an entry of a listing takes up beside its name, without and with attributes.
@@ -80,20 +81,21 @@ impl Serve<'_> {
 
     fn name_operation(&self, operation: Operation<'_>) -> Result<Answer> {
         let (node, context, dir) = (self.node, &self.context, self.ino());
+        let looker = Looker::new(self, dir);
         Ok(match operation {
-            Operation::Lookup { name } => match node.lookup(context, dir, name)? {
-                Some(stat) => self.entry(&stat),
-                None => Answer::Entry(self.manner.negative()),
-            },
+            Operation::Lookup { name } => {
+                let looker = looker.also_behind(name);
+                looker.found(name, node.lookup(context, dir, name)?.as_ref())
+            }
             Operation::Symlink { name, target } => {
-                self.entry(&node.symlink(context, dir, name, target)?)
+                looker.made(name, &node.symlink(context, dir, name, target)?)
             }
             Operation::Mknod { name, mode, rdev, umask } => {
                 let rdev = wire::device_from_wire(rdev);
-                self.entry(&node.mknod(context, dir, name, (mode, umask), rdev)?)
+                looker.made(name, &node.mknod(context, dir, name, (mode, umask), rdev)?)
             }
             Operation::Mkdir { name, mode, umask } => {
-                self.entry(&node.mkdir(context, dir, name, mode, umask)?)
+                looker.made(name, &node.mkdir(context, dir, name, mode, umask)?)
             }
             Operation::Unlink { name } => {
                 node.unlink(context, dir, name)?;
@@ -109,7 +111,7 @@ impl Serve<'_> {
             }
             Operation::Link { node: ino, name } => {
                 let (ino, _) = forebay_node::of_node_id(ino);
-                self.entry(&node.link(context, ino, dir, name)?)
+                looker.made(name, &node.link(context, ino, dir, name)?)
             }
             Operation::Readlink => Answer::Bytes(node.readlink(dir)?),
             _ => return Err(Errno::NOSYS.into()),
@@ -118,7 +120,8 @@ impl Serve<'_> {
 
     fn attribute_operation(&self, operation: Operation<'_>) -> Result<Answer> {
         let (node, context, ino) = (self.node, &self.context, self.ino());
-        let attr = |stat: Stat| Answer::Attr(wire::attr(&stat), self.manner.attr_valid(&stat));
+        let looker = Looker::new(self, ino);
+        let attr = |stat: Stat| looker.attributes(&stat);
         Ok(match operation {
             Operation::Getattr { .. } => attr(node.getattr(context, ino)?),
             Operation::Setattr(set) => attr(node.setattr(context, ino, &wire::set_attr(&set))?),
@@ -187,10 +190,10 @@ impl Serve<'_> {
         Ok(match operation {
             Operation::Open { flags, open_flags } => self.open(flags, open_flags)?,
             Operation::Create { name, flags, mode, umask, .. } => {
-                let modes = (mode, umask);
+                let (modes, looker) = ((mode, umask), Looker::new(self, ino));
                 let (stat, opened) =
                     node.create_and_open(context, ino, name, modes, flags.cast_signed())?;
-                self.created(&stat, opened, flags)
+                looker.created(name, &stat, (opened, flags))
             }
             Operation::Tmpfile { flags, mode, umask, .. } => {
                 let modes = (mode, umask);
@@ -256,11 +259,7 @@ impl Serve<'_> {
     }
 
     pub(crate) fn created(&self, stat: &Stat, opened: Opened, flags: u32) -> Answer {
-        let mut entry = self.manner.entry(&Stat { face: opened.face, ..stat.clone() });
-        if changes_unseen(opened, flags) {
-            entry.attr_valid = entry.attr_valid.min(wire::OPEN);
-        }
-        Answer::Created(entry, self.manner.opened(opened, flags))
+        Looker::blind(self).created(b"", stat, (opened, flags))
     }
 
     fn copy(&self, range: &CopyRange, length: u64) -> Result<u64> {
@@ -274,7 +273,7 @@ impl Serve<'_> {
 }
 
 /// Whether stores into a mapping of the file change its times without anybody being told.
-fn changes_unseen(opened: Opened, flags: u32) -> bool {
+pub(crate) fn changes_unseen(opened: Opened, flags: u32) -> bool {
     let to_kernel = match opened.mode {
         OpenMode::Passthrough { .. } | OpenMode::PassthroughDirect { .. } => true,
         OpenMode::Cached { .. } | OpenMode::Direct => false,

@@ -20,10 +20,12 @@ const BLOCK: u32 = 4096;
 /// How the mount presents what the node says.
 #[derive(Debug, Clone, Copy)]
 pub struct Manner {
-    /// How long attributes of files that are not open may be cached.
+    /// How long attributes of files that are not open may be cached at most.
     attr_valid: Duration,
-    /// How long names may be cached, also of what is not there.
+    /// How long names may be cached at most, also of what is not there.
     entry_valid: Duration,
+    /// Other nodes may change all that: nothing may be cached, but what is known to be this node's.
+    shared: bool,
     /// Something is done with written files before `close` returns.
     through: bool,
     /// Locks of programs are not the kernel's business, so it has to say who closes a file.
@@ -33,20 +35,37 @@ pub struct Manner {
 impl Manner {
     pub fn new(config: &NodeConfig) -> Self {
         let (attr_valid, entry_valid) = match config.coherence {
-            // What other nodes change is seen because the kernel asks each time.
-            _ if config.cluster.is_some() => (Duration::ZERO, Duration::ZERO),
             Coherence::Exclusive => (EXCLUSIVE, EXCLUSIVE),
             Coherence::Open => (config.attr_timeout, config.entry_timeout),
         };
         // Other nodes are shown at a close what was written.
         let locks = config.cluster.is_some();
         let through = config.writeback == Writeback::Through || locks;
-        Manner { attr_valid, entry_valid, through, locks }
+        Manner { attr_valid, entry_valid, shared: locks, through, locks }
     }
 
-    /// How long attributes may be cached.
+    /// How long attributes may be cached if nobody else changes them.
+    pub fn attr_limit(&self, stat: &Stat) -> Duration {
+        match stat.open {
+            _ if stat.mode_is_fleeting => Duration::ZERO,
+            true => self.attr_valid.min(OPEN),
+            false => self.attr_valid,
+        }
+    }
+
+    /// How long names may be cached if nobody else changes them.
+    pub fn entry_limit(&self) -> Duration {
+        self.entry_valid
+    }
+
+    /// How long attributes may be cached. In a cluster the kernel asks each time, unless it was
+    /// allowed to keep what it was told.
     pub fn attr_valid(&self, stat: &Stat) -> Duration {
-        if stat.open { self.attr_valid.min(OPEN) } else { self.attr_valid }
+        if self.shared { Duration::ZERO } else { self.attr_limit(stat) }
+    }
+
+    fn entry_valid(&self) -> Duration {
+        if self.shared { Duration::ZERO } else { self.entry_valid }
     }
 
     /// A name with the inode behind it.
@@ -56,14 +75,14 @@ impl Manner {
             // Inode numbers are never used twice.
             generation: 0,
             attr: attr(stat),
-            entry_valid: self.entry_valid,
+            entry_valid: self.entry_valid(),
             attr_valid: self.attr_valid(stat),
         }
     }
 
     /// A name that nothing has.
     pub fn negative(&self) -> Entry {
-        Entry::negative(self.entry_valid)
+        Entry::negative(self.entry_valid())
     }
 
     /// An open file. `flags` are those of open(2).

@@ -21,7 +21,8 @@ mod types;
 
 pub use engine::{
     Compare, Embedded, EmbeddedOptions, Engine, EngineError, Expect, Key, LeaseOptions, Leased,
-    Memory, MiniTransaction, Outcome, Page, Redis, RedisOptions, Spanning, Stamp, Write,
+    Memory, MiniTransaction, Outcome, Page, Redis, RedisOptions, Reliant, Spanning, Stamp, Tenure,
+    Write,
 };
 pub use error::{Error, Result};
 pub use forebay_core::cluster::lease::Terms as LeaseTerms;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::{
     Compare, Engine, EngineError, Error, Expect, FileKind, Ino, Key, LeaseOptions, Leased,
-    MetaStore, MiniTransaction, NewInode, Options, Outcome, RedisOptions, RenameFlags, Timestamp,
-    Write,
+    MetaStore, MiniTransaction, NewInode, Options, Outcome, RedisOptions, Reliant, RenameFlags,
+    Timestamp, Write,
 };
 use linearize::{Event, Op, is_linearizable};
 use parking_lot::Mutex;
@@ -429,4 +429,106 @@ fn holder_when_cut_off_then_it_acknowledges_nothing_after_its_time() {
     servers.wait("it goes on", |_| engine.execute(&put(3, 10_000)).is_ok());
     let found = numbers(&engine, 3);
     assert!((0..acknowledged).all(|n| found.contains(&n)), "{acknowledged}: {found:?}");
+}
+
+/// Somebody who lets go of leases when he is allowed to.
+#[derive(Default)]
+struct Holder {
+    lets_go: AtomicBool,
+    asked: Mutex<Vec<(u16, u64, bool)>>,
+}
+
+impl Holder {
+    fn was_asked(&self, partition: u16, lease: u64, for_good: bool) -> bool {
+        self.asked.lock().contains(&(partition, lease, for_good))
+    }
+}
+
+impl Reliant for Holder {
+    fn let_go(&self, partition: u16, lease: u64, for_good: bool) -> bool {
+        self.asked.lock().push((partition, lease, for_good));
+        self.lets_go.load(Ordering::Acquire)
+    }
+}
+
+#[test]
+fn lease_when_others_rely_on_it_then_it_goes_when_they_have_let_go_and_serves_until_then() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let plain = servers.open("t", &RedisOptions::default());
+    let engine = leased(&servers, "t", &LeaseOptions::default());
+    let holder = Arc::new(Holder::default());
+    engine.rely(holder.clone());
+    assert_eq!(engine.tenure(7), None);
+    put_all(&*engine, 7, 0..20);
+    let tenure = engine.tenure(7).expect("it is leased");
+    let limit = Duration::from_secs(8);
+    assert!(tenure.left > Duration::from_secs(5) && tenure.left <= limit, "{tenure:?}");
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| numbers(&plain, 7));
+        servers.wait("it is asked", |_| holder.was_asked(7, tenure.lease, true));
+        put_all(&*engine, 7, 20..40);
+        assert!(engine.tenure(7).is_none(), "nobody is to rely on it any more");
+        assert!(!reader.is_finished() && engine.held() == 1);
+        holder.lets_go.store(true, Ordering::Release);
+        assert_eq!(reader.join().unwrap(), (0..40).collect::<Vec<_>>());
+    });
+    servers.wait("the next one is taken", |_| {
+        put_all(&*engine, 7, 0..10);
+        engine.tenure(7).is_some()
+    });
+    assert!(engine.tenure(7).unwrap().lease > tenure.lease);
+}
+
+#[test]
+fn holder_when_cut_off_then_those_who_rely_on_it_are_told_within_its_time() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let options = LeaseOptions { patience: Duration::from_secs(12), ..eager() };
+    let engine = leased(&servers, "t", &options);
+    let holder = Arc::new(Holder::default());
+    holder.lets_go.store(true, Ordering::Release);
+    engine.rely(holder.clone());
+    put_all(&*engine, 3, 0..10);
+    let tenure = engine.tenure(3).expect("it is leased");
+    // As long as somebody relies on it, it shows that it lives, used or not.
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(
+        engine.tenure(3).is_some_and(|now| now.lease == tenure.lease && now.left > tenure.left / 2)
+    );
+    assert!(holder.asked.lock().is_empty());
+    servers.freeze(0, true);
+    let begun = Instant::now();
+    servers.wait("they are told", |_| holder.was_asked(3, tenure.lease, false));
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert_eq!(engine.tenure(3), None);
+    servers.freeze(0, false);
+    servers.wait("it goes on", |_| engine.tenure(3).is_some() || engine.held() == 0);
+}
+
+#[test]
+fn process_when_it_dies_and_others_rely_on_its_leases_then_the_next_goes_on_with_them() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let state = tempfile::tempdir().unwrap();
+    let options = LeaseOptions { journal: Some(state.path().to_path_buf()), ..eager() };
+    let engine = leased(&servers, "t", &options);
+    put_all(&*engine, 7, 0..300);
+    Arc::into_inner(engine).unwrap().die();
+    let begun = Instant::now();
+    let next = leased(&servers, "t", &LeaseOptions { outlived: true, ..options });
+    assert_eq!(next.held(), 1);
+    put_all(&*next, 7, 300..320);
+    assert!(next.tenure(7).is_some());
+    // Two thirds of its patience of three seconds: so long others may have been told before.
+    let plain = servers.open("t", &RedisOptions::default());
+    assert_eq!(numbers(&plain, 7), (0..320).collect::<Vec<_>>());
+    assert!(begun.elapsed() >= Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert_eq!(next.held(), 0);
 }

@@ -48,6 +48,10 @@ pub struct Checked {
     pub problems: u64,
     /// Problems repaired.
     pub repaired: u64,
+    /// Of the namespace of a cluster: inodes that were looked at.
+    pub inodes: u64,
+    /// Their names.
+    pub names: u64,
     /// Objects that the next mount removes by itself: what a daemon that was killed left.
     pub leftovers: u64,
     /// Some of the problems, in words.
@@ -58,7 +62,7 @@ pub struct Checked {
 const TOLD: usize = 100;
 
 impl Checked {
-    fn problem(&mut self, repaired: bool, what: String) {
+    pub(crate) fn problem(&mut self, repaired: bool, what: String) {
         self.problems += 1;
         self.repaired += u64::from(repaired);
         if self.details.len() < TOLD {

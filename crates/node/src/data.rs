@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
 use forebay_meta::{Attr, FileKind, Ino, Moment, Queue, Record, Times, Timestamp};
-use forebay_store::{ErrorClass, Header};
+use forebay_store::{Attributes, ErrorClass, Header};
 use rustix::io::Errno;
 
 pub(crate) use crate::flush::{Flushed, Target};
@@ -20,6 +20,7 @@ use crate::convert;
 use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
+use crate::handle::OpenMode;
 use crate::namespace::without_set_ids;
 use crate::node::Node;
 use crate::overlay::Spill;
@@ -27,7 +28,9 @@ use crate::place::{Base, Charge, Place, Residence};
 use crate::residents::Resident;
 
 /// How long `stat` waits for whoever changes where a file's bytes are; then the record counts.
-const ATTRIBUTES_WAIT: std::time::Duration = std::time::Duration::from_millis(50);
+const ATTRIBUTES_WAIT: Duration = Duration::from_millis(50);
+/// The longest step of the clock by which files get their times.
+const CLOCK_STEP: Duration = Duration::from_millis(10);
 
 /// Allocation grain that charges are rounded to.
 pub(crate) const BLOCK: u64 = 4096;
@@ -88,7 +91,18 @@ impl Node {
         }
     }
 
-    pub(crate) fn open_place(&self, ino: Ino, resident: Resident) -> Result<Option<Place>> {
+    /// The object of a file that comes into use.
+    fn open_place(&self, ino: Ino, resident: Resident) -> Result<Option<Place>> {
+        let place = self.open_place_to_read(ino, resident)?;
+        if let Some(place) = &place {
+            place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
+        }
+        Ok(place)
+    }
+
+    /// The same for a moment, for who does not write: where its blocks end is not looked up, which
+    /// takes as long as the object has pages.
+    pub(crate) fn open_place_to_read(&self, ino: Ino, resident: Resident) -> Result<Option<Place>> {
         let tier = &self.tiers[usize::from(resident.tier)].tier;
         let object = match tier.open(ino.0) {
             Ok(object) => object,
@@ -110,7 +124,6 @@ impl Node {
             clean_as: Mutex::new(None),
             passed: AtomicBool::new(false),
         };
-        place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
         Ok(Some(place))
     }
 
@@ -416,7 +429,7 @@ impl Node {
 
     /// As [`Node::live_attr`]; the record was read after the moment.
     pub(crate) fn live_attr_since(&self, record: &Record, moment: Option<Moment>) -> (Attr, u64) {
-        let mut attr = record.attr.clone();
+        let (ino, mut attr) = (record.ino, record.attr.clone());
         if attr.kind != FileKind::File {
             let blocks = if attr.kind == FileKind::Directory { 8 } else { 0 };
             if attr.kind == FileKind::Directory {
@@ -440,6 +453,10 @@ impl Node {
                 _ => None,
             };
             if let Some(stat) = stat {
+                if has_lost_set_ids(&file, &stat) {
+                    attr.perm = without_set_ids(attr.perm);
+                    self.later(move |node| node.look_for_lost_set_ids(&node.files.get(ino)));
+                }
                 attr.size = stat.size;
                 attr.mtime = convert::time(stat.mtime);
                 attr.atime = attr.atime.max(convert::time(stat.atime));
@@ -528,10 +545,18 @@ impl Node {
             return;
         }
         // Also while no tier has any of its bytes.
-        if let Some(file) = self.files.peek(record.ino) {
+        let file = self.files.peek(record.ino);
+        if let Some(file) = &file {
             file.attribute_changes.fetch_add(1, Ordering::SeqCst);
             file.privileged.store(is_privileged(record), Ordering::SeqCst);
         }
+        self.set_object_times(record, times);
+        if let Some(file) = &file {
+            self.watch_set_ids(file, is_privileged(record));
+        }
+    }
+
+    fn set_object_times(&self, record: &Record, times: Times) {
         let Some(resident) = self.residents.get(record.ino.0) else { return };
         if !resident.dirty || times == Times::default() {
             return;
@@ -567,6 +592,60 @@ impl Node {
         Ok(())
     }
 
+    /// Programs have a file open that the kernel writes for them without the daemon, so that nobody hears
+    /// of the write that takes new set-id bits away. It shows in the object, which is noted as it is.
+    fn watch_set_ids(&self, file: &File, privileged: bool) {
+        let unheard = |fh: &u64| {
+            self.handles.get(*fh).is_some_and(|handle| {
+                let passes = matches!(handle.mode, OpenMode::Passthrough { .. });
+                handle.write && passes && !handle.keeps_set_ids
+            })
+        };
+        let object = || {
+            let resident = self.residents.get(file.ino.0)?;
+            self.tiers[usize::from(resident.tier)].tier.open(file.ino.0).ok()
+        };
+        let writers = privileged.then(|| file.opens.lock().handles.iter().any(unheard));
+        let since = match writers.unwrap_or_default().then(object).flatten() {
+            None => None,
+            Some(object) => {
+                // Whatever is written from here on has another time, also by a coarse clock.
+                if object.stat().is_ok_and(|stat| is_fresh(convert::time(stat.mtime))) {
+                    std::thread::sleep(CLOCK_STEP);
+                }
+                object.stat().ok().map(|stat| (stat.size, stat.mtime))
+            }
+        };
+        *file.set_ids_since.lock() = since;
+    }
+
+    /// As after a change of the mode, of a file whose open handles were another daemon's.
+    pub(crate) fn watch_taken_over(&self, ino: Ino) {
+        if let Some(file) =
+            self.files.peek(ino).filter(|file| file.privileged.load(Ordering::SeqCst))
+        {
+            self.watch_set_ids(&file, true);
+        }
+    }
+
+    /// Takes set-id bits away if the kernel has written a file without the daemon since they were set.
+    pub(crate) fn look_for_lost_set_ids(&self, file: &File) {
+        if file.set_ids_since.lock().is_none() {
+            return;
+        }
+        let Some(resident) = self.residents.get(file.ino.0) else { return };
+        let tier = &self.tiers[usize::from(resident.tier)].tier;
+        let stat = tier.open(file.ino.0).and_then(|object| object.stat());
+        if stat.is_ok_and(|stat| has_lost_set_ids(file, &stat)) {
+            match self.kill_set_ids(file.ino) {
+                Ok(()) => *file.set_ids_since.lock() = None,
+                Err(error) => {
+                    tracing::warn!(ino = %file.ino, %error, "set-id bits stay over a write");
+                }
+            }
+        }
+    }
+
     /// Bytes that only the tiers hold.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         let mut bytes = 0;
@@ -575,6 +654,18 @@ impl Node {
         });
         bytes
     }
+}
+
+/// Whether something that happens now may have the same time as what happened then.
+fn is_fresh(then: Timestamp) -> bool {
+    let nanos = |time: Timestamp| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
+    let age = nanos(convert::now()) - nanos(then);
+    age < i128::try_from(CLOCK_STEP.as_nanos()).unwrap_or(0)
+}
+
+/// Whether an object was written since set-id bits were set that this takes away.
+fn has_lost_set_ids(file: &File, now: &Attributes) -> bool {
+    file.set_ids_since.lock().is_some_and(|since| since != (now.size, now.mtime))
 }
 
 /// Whether a write by somebody without privilege changes the mode. (File capabilities are the

@@ -48,6 +48,14 @@ pub enum NodeError {
     /// The configuration can't work.
     #[error("{0}")]
     Config(String),
+    /// A node of the cluster lives, and what was asked for can be done without any only.
+    #[error("node {node} on {address} uses the namespace: unmount all nodes first")]
+    NodeLives {
+        /// Its number.
+        node: u16,
+        /// Where it runs.
+        address: String,
+    },
 }
 
 /// The result of a node's operation.

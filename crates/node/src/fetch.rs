@@ -76,7 +76,7 @@ enum Installed {
 }
 
 /// Extents that are brought in at a time where other nodes may have them.
-pub(crate) const WINDOW: u64 = 8;
+pub(crate) const WINDOW: u64 = 16;
 
 /// Random misses remembered for a file.
 const TOUCHED: usize = 64;

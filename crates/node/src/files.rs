@@ -67,6 +67,9 @@ pub struct File {
     pub appending: Mutex<()>,
     /// The setuid or setgid bit or file capabilities must go at the next write.
     pub privileged: AtomicBool,
+    /// Length and time of the object when set-id bits were set while programs had the file open that write
+    /// it without the daemon.
+    pub set_ids_since: Mutex<Option<(u64, forebay_store::Timestamp)>>,
     /// Changes of mode or owner since the file came into use: a record read before one is old.
     pub attribute_changes: AtomicU32,
     /// A mapping may live that outlasted a passthrough open and that programs store into.
@@ -100,6 +103,7 @@ impl File {
             changed_from: AtomicU64::new(0),
             appending: Mutex::new(()),
             privileged: AtomicBool::new(false),
+            set_ids_since: Mutex::default(),
             attribute_changes: AtomicU32::new(0),
             // Nobody knows what was before.
             stored_unseen: AtomicBool::new(true),

@@ -65,6 +65,8 @@ pub struct Handle {
     pub(crate) mode: OpenMode,
     /// Every write goes to the end of the file, wherever the kernel takes that to be.
     pub(crate) append: bool,
+    /// Set-id bits stay over its writes, as over those of whoever has all rights.
+    pub(crate) keeps_set_ids: bool,
     /// Under which face of the file it was opened.
     pub(crate) face: u8,
     /// What its open has shown.
@@ -97,6 +99,7 @@ impl Handle {
             write,
             mode,
             append,
+            keeps_set_ids: false,
             face: 0,
             seen: Seen::default(),
             held: AtomicBool::new(write),

@@ -283,6 +283,9 @@ impl Node {
         let rested = ended && self.flushers.rest(left);
         let left = until.saturating_duration_since(Instant::now());
         if rested && self.slow.rest(left) {
+            if let Some(cluster) = &self.cluster {
+                cluster.beliefs.stop();
+            }
             return Ok(());
         }
         let what = self.what_goes_on();
@@ -425,6 +428,9 @@ impl Node {
         }
         tracing::info!(open = adopted.len(), at_rest = inheritance.at_rest, "taken over");
         self.handles.adopt(adopted);
+        for open in inheritance.handles.iter().filter(|open| open.write) {
+            self.watch_taken_over(Ino(open.ino));
+        }
         self.take_over_locks(inheritance);
         self.take_over_streams(inheritance);
         for &ino in &inheritance.replaced {

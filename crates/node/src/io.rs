@@ -214,7 +214,7 @@ impl Node {
     }
 
     /// Refuses what is not this node's to do any more.
-    fn check_fence(&self) -> Result<()> {
+    pub(crate) fn check_fence(&self) -> Result<()> {
         match self.cluster.as_ref().is_some_and(Cluster::is_fenced) {
             true => Err(NodeError::Posix(Errno::STALE)),
             false => Ok(()),

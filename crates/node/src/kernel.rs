@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use forebay_core::cluster::grants::Fact;
+
 use crate::cluster::LockOwner;
 use crate::inherit::DepartedInode;
 use crate::metrics::RefusalReason;
@@ -46,6 +48,20 @@ pub trait Kernel: Send + Sync {
     /// Hears of an owner who has no locks of a file any more, whichever handles he had them through.
     fn forget_lock_owner(&self, owner: &LockOwner) {
         let _ = owner;
+    }
+
+    /// Has the kernel ask again for what it was told and kept; `done` is called when it has listened,
+    /// or has nothing. Does not wait for it.
+    fn expire(&self, facts: Vec<Fact>, done: Box<dyn FnOnce() + Send>) {
+        drop(facts);
+        done();
+    }
+
+    /// The same for these facts and for all names, at once, by means that never wait for anybody;
+    /// false if there are none.
+    fn expire_at_once(&self, facts: &[Fact]) -> bool {
+        let _ = facts;
+        true
     }
 
     /// Drops a name that the kernel cached.

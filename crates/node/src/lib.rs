@@ -56,7 +56,8 @@ mod truncate;
 
 pub use check::{CheckRequest, Checked, check};
 pub use cluster::{
-    InTheWay, Kept, LockDone, LockOwner, LockRequest, Membership, NodeReport, SafetyReport, Waited,
+    Belief, Ground, InTheWay, Kept, LockDone, LockOwner, LockRequest, Membership, NodeReport,
+    SafetyReport, Waited, check_cluster,
 };
 pub use config::{
     ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,
@@ -67,6 +68,7 @@ pub use convert::now;
 pub use error::{NodeError, Result};
 pub use faces::{node_id, of_node_id};
 pub use failpoints::{arm_fail_points, fail_points};
+pub use forebay_core::cluster::grants::Fact;
 pub use forebay_core::cluster::locks::{Family, Mode, Span};
 pub use forebay_core::cluster::redundancy::Redundancy;
 pub use forebay_meta::{

@@ -202,6 +202,9 @@ impl Node {
         let meta = open_namespace(&config, &state_dir, &tiers, former)?;
         let cluster = meta.member().zip(config.cluster.clone());
         let cluster = cluster.map(|(me, config)| Cluster::new(me, config, former));
+        if let Some(cluster) = &cluster {
+            meta.rely(cluster.beliefs.clone());
+        }
         bind_to_backing(&meta, &config.backing)?;
         let spills_noted = meta.has_setting_like(crate::spill::SETTING)?;
         let decisions = steward_config(&config);
@@ -257,6 +260,9 @@ impl Node {
 
     /// Connects the front. Called once, before the first request.
     pub fn attach_kernel(&self, kernel: Arc<dyn Kernel>) {
+        if let Some(cluster) = &self.cluster {
+            cluster.beliefs.attach(kernel.clone());
+        }
         if self.kernel.set(kernel).is_err() {
             tracing::error!("a second front was connected; it is ignored");
         }
@@ -376,9 +382,10 @@ impl Node {
             cluster.end_heartbeat(left(until));
         }
         self.leave_cluster(ended);
-        if self.cluster.is_some() {
+        if let Some(cluster) = &self.cluster {
             // Nobody has to wait for what this node worked in.
             self.meta.close();
+            cluster.end();
         }
         ended
     }
@@ -421,6 +428,7 @@ fn open_namespace(
                 patience: cluster.lease,
                 who: format!("the node on {}", cluster.host),
                 journal: Some(state_dir.join(LEASES)),
+                outlived: former.is_some(),
                 ..LeaseOptions::default()
             };
             let leased = Leased::open(Arc::new(engine), leases);

@@ -69,7 +69,7 @@ impl Node {
                 return Err(error.into());
             }
         };
-        let how = Use { flags, face };
+        let how = Use { flags, face, root: context.uid == 0 };
         let opened = match &right {
             Right::Through(owner) => self.open_through(context, &file, *owner, how),
             _ => self
@@ -130,10 +130,16 @@ impl Node {
         let owned = flags & libc::O_ACCMODE != libc::O_RDONLY;
         match self.find_or_make(context, dir, name, &new, owned, announce)? {
             Found::Created(record) => {
-                let opened = self.open_new(&record, flags);
+                let opened = self.open_new(context, &record, flags);
                 drop(made);
-                let opened =
-                    opened.inspect_err(|_| self.last_close(&self.files.get(record.ino)))?;
+                let opened = opened.map_err(|error| {
+                    self.last_close(&self.files.get(record.ino));
+                    match error {
+                        // At this the kernel would make the call once more, and find its own file.
+                        NodeError::Posix(Errno::STALE) => Errno::IO.into(),
+                        error => error,
+                    }
+                })?;
                 Ok((self.stat(&record), opened))
             }
             Found::Existing(_) if flags & libc::O_EXCL != 0 => Err(Errno::EXIST.into()),
@@ -156,14 +162,14 @@ impl Node {
         flags: i32,
     ) -> Result<(Stat, Opened)> {
         let record = self.make_unnamed(context, dir, mode, umask)?;
-        let opened = self.open_new(&record, flags).inspect_err(|_| {
+        let opened = self.open_new(context, &record, flags).inspect_err(|_| {
             self.last_close(&self.files.get(record.ino));
         })?;
         Ok((self.stat(&record), opened))
     }
 
     /// Opens a file that was made right now.
-    fn open_new(&self, record: &Arc<Record>, flags: i32) -> Result<Opened> {
+    fn open_new(&self, context: &Context, record: &Arc<Record>, flags: i32) -> Result<Opened> {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         // It is owned already.
         let right = if write { self.hold(&Context::DAEMON, record.ino)? } else { Right::None };
@@ -174,7 +180,8 @@ impl Node {
         let file = self.files.get(record.ino);
         self.load(&Context::DAEMON, &file)?;
         self.tracer.note(file.ino, 0, true);
-        let opened = self.attach(&file, record, Use { flags, face: None }, None);
+        let how = Use { flags, face: None, root: context.uid == 0 };
+        let opened = self.attach(&file, record, how, None);
         self.keep_hold(right, &opened, flags);
         opened
     }
@@ -253,6 +260,7 @@ impl Node {
         let mut handle = Handle::new(file.clone(), write, mode, promised);
         (handle.face, handle.seen) = (face, seen);
         handle.append = self.appends_itself(how);
+        handle.keeps_set_ids = how.root;
         if let Some(stream) = stream
             && matches!(mode, OpenMode::Cached { .. } | OpenMode::Direct)
         {
@@ -472,6 +480,9 @@ impl Node {
             self.unhold(file.ino);
         }
         fail::fail_point!("node.release.before_settle");
+        if handle.write && handle.mode.passes() {
+            self.look_for_lost_set_ids(&file);
+        }
         if last_writer {
             let settled = self.settle_by(&file, Some(Instant::now())).unwrap_or_else(|error| {
                 tracing::error!(ino = file.ino.0, %error, "can't record a closed file's size");
@@ -559,6 +570,8 @@ pub(crate) struct Use {
     pub flags: i32,
     /// Under which face whoever opens it knows the file, if he does.
     pub face: Option<u8>,
+    /// By somebody who has all rights.
+    pub root: bool,
 }
 
 /// Whether whoever opens a file knows it under the face that it has now. If it is not open, it has

@@ -4,6 +4,7 @@
 //! - [`placement`]: on which nodes replicas and shards go.
 //! - [`membership`]: leases, epochs and fencing, on both sides.
 //! - [`lease`]: when a node takes a part of the namespace for itself, and gives it back.
+//! - [`grants`]: what its kernel may keep of that part, and how it is taken back.
 //! - [`ownership`]: who may write a file, and when another may take it over.
 //! - [`source`]: own tier, peer or backing store, each byte from the backing store once.
 //! - [`redundancy`]: what users ask for.
@@ -16,6 +17,7 @@
 
 pub mod balance;
 pub mod deadlock;
+pub mod grants;
 mod hash;
 pub mod lease;
 pub mod locks;

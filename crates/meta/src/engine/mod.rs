@@ -10,6 +10,8 @@ mod spanning;
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
@@ -189,6 +191,23 @@ pub struct Page {
 pub struct Stamp {
     pub(crate) generation: u64,
     pub(crate) change: u64,
+}
+
+/// A partition that nobody but this process may change at present.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tenure {
+    /// Which of the leases of the partition this is: later ones have greater numbers.
+    pub lease: u64,
+    /// For how long what is read under it can be relied on, also by those whom nobody can tell.
+    pub left: Duration,
+}
+
+/// Who goes by what this process has read under a lease without asking it again, and has to be told
+/// before others may change it.
+pub trait Reliant: Send + Sync {
+    /// A lease of a partition is about to end, `for_good`, or can't be relied on for the moment. True
+    /// if nobody goes by it; else it is asked again a moment later. Does not block.
+    fn let_go(&self, partition: u16, lease: u64, for_good: bool) -> bool;
 }
 
 /// The smallest byte string greater than all that begin with `prefix`.
@@ -416,6 +435,18 @@ pub trait Engine: Send + Sync {
         Some(Stamp { generation: 0, change: 0 })
     }
 
+    /// Whether nobody else may change a partition at present. What is read after the answer can be
+    /// relied on for as long as it says, unless who is named by [`Engine::rely`] is told otherwise.
+    fn tenure(&self, partition: u16) -> Option<Tenure> {
+        let _ = partition;
+        None
+    }
+
+    /// Names who is to be told before a lease ends; once.
+    fn rely(&self, reliant: Arc<dyn Reliant>) {
+        drop(reliant);
+    }
+
     /// Lets go of the store for ever, so that another process can open it: waits for calls under
     /// way; all later ones fail. An engine that nobody else can open has nothing to do.
     fn close(&self) {}
@@ -448,6 +479,14 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
 
     fn watch(&self, partition: u16) -> Option<Stamp> {
         (**self).watch(partition)
+    }
+
+    fn tenure(&self, partition: u16) -> Option<Tenure> {
+        (**self).tenure(partition)
+    }
+
+    fn rely(&self, reliant: Arc<dyn Reliant>) {
+        (**self).rely(reliant);
     }
 
     fn recover(&self) -> Result<u64, EngineError> {

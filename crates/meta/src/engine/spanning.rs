@@ -21,13 +21,15 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use prost::Message;
 
 use super::{
-    Compare, Engine, EngineError, Expect, Key, MiniTransaction, Outcome, Page, Stamp, Write,
+    Compare, Engine, EngineError, Expect, Key, MiniTransaction, Outcome, Page, Reliant, Stamp,
+    Tenure, Write,
 };
 
 /// Keys of a partition that begin with this are ours; no others may.
@@ -371,6 +373,14 @@ impl<E: Engine> Engine for Spanning<E> {
 
     fn watch(&self, partition: u16) -> Option<Stamp> {
         self.engine.watch(partition)
+    }
+
+    fn tenure(&self, partition: u16) -> Option<Tenure> {
+        self.engine.tenure(partition)
+    }
+
+    fn rely(&self, reliant: Arc<dyn Reliant>) {
+        self.engine.rely(reliant);
     }
 
     fn recover(&self) -> Result<u64, EngineError> {

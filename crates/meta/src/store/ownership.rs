@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Draft, MetaStore, compare};
 use crate::codec;
-use crate::engine::{Expect, MiniTransaction, Write};
+use crate::engine::{Expect, MiniTransaction, Reliant, Tenure, Write};
 use crate::error::{Error, Result};
 use crate::keys;
 use crate::types::{FileKind, Incarnation, Ino, Record, Spread};
@@ -117,6 +117,25 @@ impl MetaStore {
     #[must_use]
     pub fn is_listed(&self, dir: Ino) -> bool {
         self.believed(dir).is_some_and(|record| record.is_directory() && record.listed)
+    }
+
+    /// Whether nobody but this process may change at present what is kept with an inode: its record, and
+    /// of a directory that is not split its entries and their times.
+    #[must_use]
+    pub fn tenure(&self, ino: Ino) -> Option<Tenure> {
+        self.engine.tenure(ino.partition())
+    }
+
+    /// Whether a directory has its entries and times with it, by what was just read of it.
+    #[must_use]
+    pub fn is_whole(&self, dir: Ino) -> bool {
+        let record = self.cached_record(dir);
+        record.is_some_and(|record| record.is_directory() && record.spread == Spread::Whole)
+    }
+
+    /// Names who is to be told before what [`MetaStore::tenure`] said ends.
+    pub fn rely(&self, reliant: Arc<dyn Reliant>) {
+        self.engine.rely(reliant);
     }
 
     /// Makes this node the owner of a file that nobody owns, or that an earlier incarnation of it

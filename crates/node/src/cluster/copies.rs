@@ -229,11 +229,11 @@ impl Node {
                 came.push(index);
             }
             if came.len() >= ANNOUNCED {
-                self.announce_part(shared, std::mem::take(&mut came));
+                self.announce_aside(shared, std::mem::take(&mut came));
             }
             Ok(())
         });
-        self.announce_part(shared, came);
+        self.announce_aside(shared, came);
         let fetched = fetched?;
         for (place, error) in &fetched.failures {
             let node = copies[*place].node;
@@ -250,6 +250,23 @@ impl Node {
     /// As [`Node::announce`], unless only the whole file can be lent.
     fn announce_part(&self, shared: &Shared, indexes: Vec<u64>) {
         if !shared.at_once {
+            self.announce(shared, indexes);
+        }
+    }
+
+    /// As [`Node::announce_part`], by a thread of its own if there is one: what is on its way here does
+    /// not wait for an answer that comes behind it.
+    fn announce_aside(&self, shared: &Shared, indexes: Vec<u64>) {
+        if shared.at_once || indexes.is_empty() {
+            return;
+        }
+        let part = shared.part(indexes.clone());
+        let aside = self.later(move |node| {
+            if let Some((cluster, _)) = node.talking() {
+                node.tell_home(cluster, sources::HAVE, &part);
+            }
+        });
+        if !aside {
             self.announce(shared, indexes);
         }
     }
@@ -333,7 +350,7 @@ impl Node {
         let place = match (&residence.place, self.residents.get(ino.0)) {
             (Some(place), _) => place,
             (None, Some(resident)) if !residence.loaded => {
-                opened = self.open_place(ino, resident).map_err(fault)?;
+                opened = self.open_place_to_read(ino, resident).map_err(fault)?;
                 opened.as_ref().ok_or(Fault::NotHere)?
             }
             _ => return Err(Fault::NotHere),

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::node::Node;
 
 /// Between two heartbeats.
-const BEAT: Duration = Duration::from_secs(1);
+pub(super) const BEAT: Duration = Duration::from_secs(1);
 /// Between two looks whether one is due.
 const PULSE: Duration = Duration::from_millis(20);
 /// Between two looks for letters.

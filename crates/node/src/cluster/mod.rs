@@ -9,6 +9,8 @@
 //! What a node believes to be dead it takes nothing from but the right to work on an inode in the
 //! backing store; files that a dead node owned wait for its return.
 
+mod beliefs;
+mod check;
 mod copies;
 mod deadlock;
 mod holds;
@@ -43,6 +45,8 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::pool::Pool;
 
+pub use beliefs::{Belief, Ground};
+pub use check::check_cluster;
 pub(crate) use copies::Shared;
 pub(crate) use holds::Right;
 pub use locks::{InTheWay, LockDone, LockRequest, Waited};
@@ -96,6 +100,8 @@ pub(crate) struct Cluster {
     /// The nodes that it talks to without the metadata engine between.
     peers: OnceLock<Peers>,
     safety: redundancy::Safety,
+    /// What its kernel may keep.
+    pub(crate) beliefs: std::sync::Arc<beliefs::Beliefs>,
 }
 
 impl Cluster {
@@ -121,6 +127,7 @@ impl Cluster {
             pages: pages::Pages::default(),
             orders: orders::Orders::default(),
             workers: Pool::new(WORKERS, MOST_LETTERS),
+            beliefs: beliefs::Beliefs::new(),
             peers: OnceLock::new(),
         }
     }
@@ -138,6 +145,13 @@ impl Cluster {
     pub(crate) fn close_to_peers(&self) {
         if let Some(peers) = self.peers.get() {
             peers.close();
+        }
+    }
+
+    /// The process is about to end.
+    pub(crate) fn end(&self) {
+        if let Some(peers) = self.peers.get() {
+            peers.end();
         }
     }
 

@@ -125,6 +125,11 @@ impl Peers {
         }
         self.known.write().clear();
     }
+
+    /// Nobody is talked to any more.
+    pub(super) fn end(&self) {
+        self.ways.end();
+    }
 }
 
 impl Cluster {

@@ -258,12 +258,15 @@ impl Node {
         let deadline = Instant::now() + WITHIN;
         let map = ReadMap { ino: what.ino, version: Some(what.version), from: 0 };
         let mut found = Vec::new();
-        if asker != cluster.me.node
+        // Who asks may have other parts of it, from when it knew of nobody to tell.
+        let concerns = |node: u16| node != asker || what.size > what.unit;
+        if concerns(cluster.me.node)
             && let Ok(presence) = self.lendable(Ino(what.ino), what.version, 0)
         {
             found.push((cluster.me.node, presence));
         }
-        let others = cluster.within_reach(peers).into_iter().filter(|node| *node != asker);
+        let reached = cluster.within_reach(peers).into_iter();
+        let others = reached.filter(|node| *node != cluster.me.node && concerns(*node));
         let calls: Vec<_> = others
             .take(ASKED)
             .filter_map(|node| {

@@ -121,6 +121,7 @@ impl Node {
     /// Takes [`Node::rest_in_cluster`] back.
     pub(crate) fn go_on_in_cluster(&self) {
         let Some(cluster) = &self.cluster else { return };
+        cluster.beliefs.go_on();
         if cluster.resting.swap(false, Ordering::AcqRel) {
             if let Err(error) = self.start_peers() {
                 tracing::error!(%error, "other nodes can't talk to this one any more");

@@ -23,6 +23,7 @@ use crate::config::{Durability, Writeback};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::faces::Use as Shown;
+use crate::failpoints::fail_at;
 use crate::files::FileRef;
 use crate::handle::{Handle, OpenMode, Opened};
 use crate::namespace::without_set_ids;
@@ -35,8 +36,12 @@ pub(super) const LOOK: u32 = 16;
 const LOOKED: u32 = 4096;
 /// The longest that a call of another node may take.
 pub(super) const WITHIN: Duration = Duration::from_secs(15);
+/// The shortest: what is left of a caller's patience may be less than a round trip.
+const LEAST: Duration = Duration::from_millis(500);
 /// Between two attempts to find out who owns a file.
 const PAUSE: Duration = Duration::from_millis(10);
+/// Attempts of an owner at what others change in the metadata at the same time.
+const ATTEMPTS: u32 = 8;
 
 /// Asks the owner how a file is.
 #[derive(Clone, PartialEq, Message)]
@@ -125,18 +130,54 @@ fn errno(raw: i32) -> NodeError {
     Errno::from_raw_os_error(raw).into()
 }
 
-/// What a failed call means: it is to be made again, perhaps of another owner, or an error. One of
-/// which nobody knows whether it was carried out is made again if that does no harm.
-fn judge<T>(answer: Result<T, PeerError>, again: bool) -> Result<Option<T>> {
+/// Whether a call may be made again of which nobody knows whether it was carried out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Again {
+    /// Twice is not once.
+    Never,
+    /// It may be done twice in a row, but not after what was asked later.
+    AfterLoss,
+    /// Whenever it is done, it does no harm.
+    Always,
+}
+
+/// What a failed call means: it is to be made again, perhaps of another owner, or an error.
+fn judge<T>(answer: Result<T, PeerError>, again: Again) -> Result<Option<T>> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
         Err(PeerError::Fault(Fault::Io { errno: raw })) => Err(errno(raw)),
         Err(PeerError::Fault(Fault::NoSpace)) => Err(Errno::NOSPC.into()),
         Err(error) if error.not_done() => Ok(None),
-        Err(PeerError::Lost { .. }) if again => Ok(None),
+        Err(PeerError::Lost { .. }) if again >= Again::AfterLoss => Ok(None),
+        // It may still be carried out at any time.
+        Err(PeerError::TimedOut { .. }) if again == Again::Always => Ok(None),
         Err(error) => {
             tracing::warn!(%error, "nobody knows whether the owner of a file has done it");
             Err(Errno::IO.into())
+        }
+    }
+}
+
+/// How long a call may take of somebody who waits until a moment.
+fn within(until: Instant) -> Duration {
+    WITHIN.min(until.saturating_duration_since(Instant::now())).max(LEAST)
+}
+
+/// Does for another node what changes the metadata, and does no harm if it is done twice; again if others
+/// changed the same at that moment.
+fn steadily<T>(mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    let mut attempt = 1;
+    loop {
+        let done = (|| {
+            fail::fail_point!("node.owner.attempt", |_| Err(MetaError::Conflict(1).into()));
+            work()
+        })();
+        match done {
+            Err(NodeError::Meta(MetaError::Conflict(_))) if attempt < ATTEMPTS => {
+                std::thread::sleep(PAUSE * attempt);
+                attempt += 1;
+            }
+            done => return done,
         }
     }
 }
@@ -146,7 +187,7 @@ impl Node {
     fn call_owner<T>(
         &self,
         owner: Incarnation,
-        again: bool,
+        again: Again,
         call: impl FnOnce(&Client) -> Result<T, PeerError>,
     ) -> Result<Option<T>> {
         let client = self.cluster.as_ref().and_then(|cluster| self.peer(cluster, owner.node));
@@ -188,8 +229,8 @@ impl Node {
         let patience = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.patience);
         let until = Instant::now() + patience;
         loop {
-            let call = |client: &Client| client.other(LOOK, &body, LOOKED, WITHIN);
-            match self.call_owner(owner, true, call).ok()? {
+            let call = |client: &Client| client.other(LOOK, &body, LOOKED, within(until));
+            match self.call_owner(owner, Again::Always, call).ok()? {
                 Some(looked) => return Looked::decode(&*looked).ok(),
                 None if !self.is_still_owned(Ino(look.ino), owner) || Instant::now() >= until => {
                     return None;
@@ -250,8 +291,8 @@ impl Node {
         &self,
         context: &Context,
         handle: &Handle,
-        again: bool,
-        call: impl Fn(&Client, Incarnation) -> Result<T, PeerError>,
+        again: Again,
+        call: impl Fn(&Client, Incarnation, Duration) -> Result<T, PeerError>,
     ) -> Result<Option<T>> {
         if !handle.remote.is_on() {
             return Ok(None);
@@ -261,7 +302,8 @@ impl Node {
         let until = Instant::now() + patience;
         loop {
             let Some(owner) = *handle.remote.owner.lock() else { return Ok(None) };
-            if let Some(done) = self.call_owner(owner, again, |client| call(client, owner))? {
+            let asked = |client: &Client| call(client, owner, within(until));
+            if let Some(done) = self.call_owner(owner, again, asked)? {
                 return Ok(Some(done));
             }
             if !self.is_still_owned(handle.file.ino, owner) {
@@ -290,6 +332,10 @@ impl Node {
             (_, Right::None) => None,
         };
         let record = self.meta.get_settled(file.ino)?;
+        if self.is_out_of_reach(&record) {
+            // Another node has got it since: it is asked for once more.
+            return Ok(());
+        }
         self.match_version(context, file, &record)?;
         self.prepare(context, file, &self.as_seen_here(&record), handle.write)?;
         if let Some(hold) = hold {
@@ -314,8 +360,8 @@ impl Node {
         }
         let ino = handle.file.ino.0;
         let len = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
-        let read = self.by_owner(context, handle, true, |client, _| {
-            client.read(Read { ino, version: None, offset, len }, WITHIN)
+        let read = self.by_owner(context, handle, Again::Always, |client, _, within| {
+            client.read(Read { ino, version: None, offset, len }, within)
         })?;
         Ok(read.map(|(_, bytes)| {
             let read = bytes.len().min(buffer.len());
@@ -347,10 +393,10 @@ impl Node {
         let at = if handle.append { Position::End } else { Position::At(offset) };
         let body = Body::Bytes(data.to_vec());
         // A write at a place may be made twice; at the end it would be there twice.
-        let again = !handle.append;
-        let written = self.by_owner(context, handle, again, |client, owner| {
+        let again = if handle.append { Again::Never } else { Again::AfterLoss };
+        let written = self.by_owner(context, handle, again, |client, owner, within| {
             let write = Write { ino: ino.0, epoch: owner.epoch, at, sync: false };
-            client.write(write, &body, WITHIN)
+            client.write(write, &body, within)
         })?;
         Ok(written.map(|_| {
             self.metrics.bytes.of(crate::metrics::Source::Owner).add(data.len() as u64);
@@ -366,8 +412,8 @@ impl Node {
         data_only: bool,
     ) -> Result<bool> {
         let ino = handle.file.ino.0;
-        let synced = self.by_owner(context, handle, true, |client, owner| {
-            client.sync(Sync { ino, epoch: owner.epoch, data_only }, WITHIN)
+        let synced = self.by_owner(context, handle, Again::Always, |client, owner, within| {
+            client.sync(Sync { ino, epoch: owner.epoch, data_only }, within)
         })?;
         let back = self.config.durability == Durability::Backing
             || self.config.writeback == Writeback::Through;
@@ -377,7 +423,7 @@ impl Node {
     fn write_back_through(&self, context: &Context, handle: &Handle) -> Result<bool> {
         let ino = handle.file.ino.0;
         let patience = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.patience);
-        let written = self.by_owner(context, handle, true, |client, owner| {
+        let written = self.by_owner(context, handle, Again::Always, |client, owner, _| {
             client.write_back(WriteBack { ino, epoch: owner.epoch }, patience)
         })?;
         Ok(written.is_some())
@@ -387,9 +433,9 @@ impl Node {
     pub(crate) fn flush_through(&self, context: &Context, handle: &Handle) -> Result<bool> {
         let ino = handle.file.ino.0;
         let look = Look { ino, settle: true, safe: true, ..Look::default() };
-        let looked = self.by_owner(context, handle, true, |client, owner| {
+        let looked = self.by_owner(context, handle, Again::Always, |client, owner, within| {
             let look = Look { epoch: owner.epoch, ..look.clone() };
-            client.other(LOOK, &Body::Bytes(look.encode_to_vec()), LOOKED, WITHIN)
+            client.other(LOOK, &Body::Bytes(look.encode_to_vec()), LOOKED, within)
         })?;
         let through = self.config.writeback == Writeback::Through;
         Ok(looked.is_some() && (!through || self.write_back_through(context, handle)?))
@@ -398,9 +444,9 @@ impl Node {
     /// How long a file is that is open by way of its owner; `None` if it is here.
     pub(crate) fn length_through(&self, context: &Context, handle: &Handle) -> Result<Option<u64>> {
         let look = Look { ino: handle.file.ino.0, ..Look::default() };
-        let looked = self.by_owner(context, handle, true, |client, owner| {
+        let looked = self.by_owner(context, handle, Again::Always, |client, owner, within| {
             let look = Look { epoch: owner.epoch, ..look.clone() };
-            client.other(LOOK, &Body::Bytes(look.encode_to_vec()), LOOKED, WITHIN)
+            client.other(LOOK, &Body::Bytes(look.encode_to_vec()), LOOKED, within)
         })?;
         let Some(bytes) = looked else { return Ok(None) };
         Looked::decode(&*bytes).map(|looked| Some(looked.size)).map_err(|_| Errno::IO.into())
@@ -418,7 +464,8 @@ impl Node {
                 return self.truncate(context, &record, size);
             };
             let truncate = Truncate { ino: ino.0, epoch: owner.epoch, size };
-            let done = self.call_owner(owner, true, |client| client.truncate(truncate, WITHIN))?;
+            let call = |client: &Client| client.truncate(truncate, within(until));
+            let done = self.call_owner(owner, Again::AfterLoss, call)?;
             if done.is_some() {
                 return Ok(());
             }
@@ -450,22 +497,52 @@ impl Node {
     }
 
     /// The attributes of a file that a program has open here by way of its owner, as they are there.
+    ///
+    /// # Errors
+    /// `EHOSTDOWN` if the owner does not answer: the record may be of before what was written by way of
+    /// it.
     pub(crate) fn attr_through(&self, context: &Context, record: &Record) -> Result<Option<Attr>> {
-        let Some(owner) = record.owner.filter(|_| self.is_elsewhere(record)) else {
-            return Ok(None);
-        };
+        let Some(cluster) = &self.cluster else { return Ok(None) };
+        let elsewhere = |record: &Record| record.owner.filter(|_| self.is_elsewhere(record));
+        let Some(mut owner) = elsewhere(record) else { return Ok(None) };
+        let ino = record.ino;
         let through = |file: &FileRef| file.remote_opens.load(Ordering::Acquire) > 0;
-        if !self.files.peek(record.ino).is_some_and(|file| through(&file)) {
+        if !self.files.peek(ino).is_some_and(|file| through(&file)) {
             return Ok(None);
         }
         context.wait()?;
-        let look = Look { ino: record.ino.0, ..Look::default() };
-        Ok(self.look_through(owner, &look).map(|looked| Attr {
-            size: looked.size,
-            mtime: Timestamp::new(looked.mtime, looked.mtime_nsec),
-            ctime: Timestamp::new(looked.ctime, looked.ctime_nsec),
-            ..record.attr.clone()
-        }))
+        let until = Instant::now() + cluster.config.patience;
+        let look = Look { ino: ino.0, ..Look::default() };
+        loop {
+            if let Some(looked) = self.look_through(owner, &look) {
+                return Ok(Some(Attr {
+                    size: looked.size,
+                    mtime: Timestamp::new(looked.mtime, looked.mtime_nsec),
+                    ctime: Timestamp::new(looked.ctime, looked.ctime_nsec),
+                    ..record.attr.clone()
+                }));
+            }
+            let now = self.meta.get_now(ino)?;
+            match elsewhere(&now) {
+                None => return Ok(Some(self.live_attr(&now).0)),
+                Some(same) if same == owner => {
+                    if self.is_read_by_fragments(cluster, ino, owner)? {
+                        return Ok(Some(now.attr.clone()));
+                    }
+                    let silent = cluster.is_silent(owner.node);
+                    if silent && self.have_taken_over(cluster, ino, owner)? {
+                        continue;
+                    }
+                    let waits = now.copied || self.may_come_back(owner);
+                    if Instant::now() >= until || !waits {
+                        return Err(Errno::HOSTDOWN.into());
+                    }
+                }
+                Some(next) if Instant::now() < until => owner = next,
+                Some(_) => return Err(Errno::HOSTDOWN.into()),
+            }
+            std::thread::sleep(PAUSE);
+        }
     }
 
     /// Whether another node has to be asked to write a file back before it is opened for reading
@@ -530,18 +607,18 @@ impl Node {
         let record = self.owned(cluster, ino, false)?;
         let file = self.files.get(ino);
         let in_use = crate::open::InUse::new(&file);
-        let done = self
-            .match_version(&Context::DAEMON, &file, &record)
-            .and_then(|()| self.load(&Context::DAEMON, &file))
-            .and_then(|()| work(&file, &record));
+        let ready = steadily(|| {
+            self.match_version(&Context::DAEMON, &file, &record)?;
+            self.load(&Context::DAEMON, &file)
+        });
+        let done = ready.and_then(|()| work(&file, &record));
         drop(in_use);
         let unused = change && file.opens.lock().writers == 0;
-        let closed = if unused { self.settle_unused(&file) } else { Ok(()) };
+        let closed = if unused { steadily(|| self.settle_unused(&file)) } else { Ok(()) };
         if change {
             self.pages_replaced(&file);
-            if file.is_open() {
-                self.forget_object(ino, true);
-            }
+            // Also without anybody who has it open the kernel may know its length and times.
+            self.forget_object(ino, file.is_open());
         }
         drop(hold);
         done.and_then(|done| closed.map(|()| done)).map_err(super::serve::fault)
@@ -561,6 +638,7 @@ impl Node {
     pub(super) fn read_as_owner(&self, cluster: &Cluster, read: &Read) -> Result<Vec<u8>, Fault> {
         let about = (Ino(read.ino), cluster.me.epoch);
         self.as_owner(cluster, about, false, |file, _| {
+            fail_at!("node.owner.read");
             let mut bytes = vec![0; read.len as usize];
             let residence = file.residence.read();
             let got = self.read_with_gaps(file, &residence, read.offset, &mut bytes)?;
@@ -577,15 +655,16 @@ impl Node {
     ) -> Result<(u64, u64), Fault> {
         self.as_owner(cluster, (Ino(write.ino), write.epoch), true, |file, record| {
             if file.residence.read().place.is_none() {
-                self.prepare(&Context::DAEMON, file, record, true)?;
+                steadily(|| self.prepare(&Context::DAEMON, file, record, true))?;
             }
-            let at = match write.at {
-                Position::At(offset) => Some(offset),
-                Position::End => None,
+            let write_to = |at| self.write_to(&Context::DAEMON, file, at, bytes);
+            let (offset, _) = match write.at {
+                Position::At(offset) => steadily(|| write_to(Some(offset)))?,
+                // It would be there twice.
+                Position::End => write_to(None)?,
             };
-            let (offset, _) = self.write_to(&Context::DAEMON, file, at, bytes)?;
             if write.sync {
-                self.sync_file(file, false)?;
+                steadily(|| self.sync_file(file, false))?;
             }
             Ok((offset, self.length_now(&Context::DAEMON, file)?))
         })
@@ -598,15 +677,17 @@ impl Node {
     ) -> Result<(), Fault> {
         let about = (Ino(truncate.ino), truncate.epoch);
         self.as_owner(cluster, about, true, |_, record| {
-            self.truncate(&Context::DAEMON, record, truncate.size)
+            steadily(|| self.truncate(&Context::DAEMON, record, truncate.size))
         })
     }
 
     pub(super) fn sync_as_owner(&self, cluster: &Cluster, sync: &Sync) -> Result<(), Fault> {
         self.as_owner(cluster, (Ino(sync.ino), sync.epoch), false, |file, _| {
-            self.settle(file)?;
-            self.safeguard(file)?;
-            self.sync_file(file, sync.data_only)
+            steadily(|| {
+                self.settle(file)?;
+                self.safeguard(file)?;
+                self.sync_file(file, sync.data_only)
+            })
         })
     }
 
@@ -622,12 +703,13 @@ impl Node {
                     ..Default::default()
                 };
                 self.attributes_changed(&now, times);
+                self.forget_object(ino, false);
             }
             if look.settle {
-                self.settle(file)?;
+                steadily(|| self.settle(file))?;
             }
             if look.safe {
-                self.safeguard(file)?;
+                steadily(|| self.safeguard(file))?;
             }
             let (attr, _) = self.live_attr(record);
             let record = self.meta.get(ino)?;

@@ -59,11 +59,17 @@ impl Node {
                 _ => break record,
             }
         };
-        let published = record.backing.fingerprint.is_some();
-        if self.is_elsewhere(&record) && !published && record.is_behind() {
+        if self.is_out_of_reach(&record) {
             return Err(NodeError::Posix(Errno::BUSY));
         }
         Ok((record, Right::None))
+    }
+
+    /// Whether nothing of a file can be shown here: another node has it, and the backing store has no
+    /// version of it.
+    pub(super) fn is_out_of_reach(&self, record: &Record) -> bool {
+        let published = record.backing.fingerprint.is_some();
+        self.is_elsewhere(record) && !published && record.is_behind()
     }
 
     /// A record as this node may use it: what another node has not written back is not there.

@@ -57,6 +57,8 @@ pub struct Stat {
     pub open: bool,
     /// The face of a file that is shown now ([`crate::node_id`]).
     pub face: u8,
+    /// The next write may change the mode without a request that tells.
+    pub mode_is_fleeting: bool,
 }
 
 impl Stat {
@@ -88,8 +90,10 @@ impl Node {
         let is_file = attr.kind == forebay_meta::FileKind::File;
         let file = is_file.then(|| self.files.peek(record.ino)).flatten();
         let open = file.as_ref().is_some_and(|file| file.is_open());
+        let mode_is_fleeting =
+            file.as_ref().is_some_and(|file| file.set_ids_since.lock().is_some());
         let face = file.map_or(0, |file| file.opens.lock().now.number);
-        Stat { ino: record.ino, attr, blocks, open, face }
+        Stat { ino: record.ino, attr, blocks, open, face, mode_is_fleeting }
     }
 
     /// The path of an inode from the root of the mount, without a leading slash; `None` if it has

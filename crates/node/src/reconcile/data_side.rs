@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use forebay_meta::{Ino, Record};
+use forebay_meta::{Error as MetaError, Ino, Record};
 use forebay_store::Attributes;
 
 use crate::data::{Flushed, Target};
@@ -17,6 +17,20 @@ pub(crate) trait Stub: Send + Sync {
     fn flush(&self, node: &Node, record: &Record, target: &Target<'_>) -> Result<Flushed>;
     fn drop_copy(&self, ino: Ino);
     fn discard(&self, ino: Ino);
+}
+
+/// Removed files whose bytes are still here.
+#[derive(Default)]
+pub(super) struct Kept {
+    pub files: u64,
+    /// Those of them that programs have open.
+    pub open: u64,
+}
+
+impl Kept {
+    pub fn are_all_open(&self) -> bool {
+        self.files > 0 && self.open == self.files
+    }
 }
 
 #[cfg_attr(not(test), allow(clippy::unused_self))]
@@ -84,6 +98,39 @@ impl Node {
         let removed = orphans.iter().filter_map(|ino| self.residents.get(ino.0));
         let removed: u64 = removed.filter(|found| found.dirty).map(|found| found.charged).sum();
         self.dirty_bytes().saturating_sub(removed)
+    }
+
+    /// Lets go of removed files that no program uses and that have bytes here which nobody will write;
+    /// what is kept for those who use theirs, or is going at this moment.
+    pub(super) fn let_removed_go(&self) -> Kept {
+        #[cfg(test)]
+        if self.stub().is_some() {
+            return Kept::default();
+        }
+        self.discard_removed();
+        let mut dirty = Vec::new();
+        self.residents.for_each(|ino, resident| dirty.extend(resident.dirty.then_some(Ino(ino))));
+        let mut kept = Kept::default();
+        for ino in dirty.into_iter().filter(|ino| self.is_removed(*ino)) {
+            if !self.is_open(ino) {
+                // Its last close is at it, or was by another daemon, which has died.
+                self.last_close(&self.files.get(ino));
+            }
+            if self.residents.get(ino.0).is_some() {
+                kept.files += 1;
+                kept.open += u64::from(self.is_open(ino));
+            }
+        }
+        kept
+    }
+
+    /// Whether nobody can find a file any more whose bytes are here.
+    fn is_removed(&self, ino: Ino) -> bool {
+        match self.meta.get(ino) {
+            Ok(record) => record.orphan && self.may_have_written(&record),
+            Err(MetaError::Stale(_)) => true,
+            Err(_) => false,
+        }
     }
 
     /// Files without a name that programs here have open, and whose bytes are dirty.

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Ino, Seq};
+use forebay_meta::{Ino, Record, Seq};
 use parking_lot::{Condvar, Mutex};
 
 use super::Remaining;
+use super::data_side::Kept;
 use super::queue::{Turn, batch_size};
 use crate::error::Result;
 use crate::node::Node;
@@ -146,7 +147,8 @@ fn work_through(node: &Node, shared: &Shared, due: &[(Ino, u32)]) {
 impl Node {
     /// What is not in the backing store yet.
     pub fn remaining(&self) -> Remaining {
-        Remaining { entries: self.meta.backlog_len(), bytes: self.unwritten_bytes(), in_use: false }
+        let (entries, bytes) = (self.meta.backlog_len(), self.unwritten_bytes());
+        Remaining { entries, bytes, ..Remaining::default() }
     }
 
     /// Brings everything in line until nothing remains or `until` has passed. `progress` is told
@@ -183,7 +185,8 @@ impl Node {
         })
     }
 
-    /// As [`Node::drain`], for an inode and all below it. What remains is counted in the subtree.
+    /// As [`Node::drain`], for an inode and all below it. The inodes that remain are counted in the
+    /// subtree, bytes on the whole node.
     pub fn sync_subtree(
         &self,
         root: Ino,
@@ -191,8 +194,9 @@ impl Node {
         progress: &mut dyn FnMut(Remaining) -> bool,
     ) -> Result<Remaining> {
         let _unsettled = self.settle_all(until);
-        self.sweep(until, progress, |node, sweep| {
-            node.add_if_behind(root, sweep)?;
+        let mut elsewhere = 0;
+        let left = self.sweep(until, progress, |node, sweep| {
+            elsewhere = node.add_if_behind(root, sweep)?;
             let mut way = vec![(root, 0)];
             while let Some((dir, after)) = way.pop() {
                 if sweep.over() {
@@ -204,37 +208,44 @@ impl Node {
                 }
                 if after == 0 {
                     for (_, ghost) in node.meta.ghosts(dir)? {
-                        node.add_if_behind(ghost, sweep)?;
+                        elsewhere += node.add_if_behind(ghost, sweep)?;
                     }
                 }
                 let page = node.meta.entries_plus(dir, after, PAGE)?;
                 let Some(last) = page.last() else { continue };
                 way.push((dir, last.entry.cursor));
                 for item in &page {
-                    if item.record.queued.is_some() && !node.keeps_hidden(&item.record) {
-                        sweep.add(item.record.ino);
-                    }
+                    elsewhere += node.add_behind(&item.record, sweep);
                     if item.record.is_directory() {
                         way.push((item.record.ino, 0));
                     }
                 }
             }
             Ok(u64::MAX)
-        })
+        })?;
+        Ok(Remaining { elsewhere, ..left })
     }
 
-    fn add_if_behind(&self, ino: Ino, sweep: &mut Sweep<'_, '_>) -> Result<()> {
-        if let Some(record) = self.known(ino)?
-            && record.queued.is_some()
-            && !self.keeps_hidden(&record)
-        {
-            sweep.add(ino);
+    fn add_if_behind(&self, ino: Ino, sweep: &mut Sweep<'_, '_>) -> Result<u64> {
+        let record = self.known(ino)?;
+        Ok(record.map_or(0, |record| self.add_behind(&record, sweep)))
+    }
+
+    /// Has an inode brought in line if it is this node's to do; else 1.
+    fn add_behind(&self, record: &Record, sweep: &mut Sweep<'_, '_>) -> u64 {
+        if record.queued.is_none() || self.keeps_hidden(record) {
+            return 0;
         }
-        Ok(())
+        if self.is_others_work(record) {
+            return 1;
+        }
+        sweep.add(record.ino);
+        0
     }
 
     /// Passes over what `select` adds until a pass leaves nothing behind. `select` says how many
-    /// entries of the whole backlog count as done, or `u64::MAX` when it selects a part of it.
+    /// entries of the whole backlog count as done, or `u64::MAX` when it selects a part of it. Of the
+    /// whole, also the bytes of removed files are to go: a close is told of later than it returns.
     fn sweep(
         &self,
         until: Instant,
@@ -244,17 +255,21 @@ impl Node {
         let mut sweep = Sweep::new(self, until, progress);
         let mut pause = Duration::from_millis(20);
         let mut progressed = Instant::now();
+        let mut last_kept = 0;
         loop {
-            let kept = select(self, &mut sweep)?;
+            let outside = select(self, &mut sweep)?;
             let tally = sweep.end();
-            let left = match kept {
-                u64::MAX => tally.busy + tally.failed,
-                kept => self.meta.backlog_len().saturating_sub(kept),
+            let whole = outside != u64::MAX;
+            let left = match whole {
+                false => tally.busy + tally.failed,
+                true => self.meta.backlog_len().saturating_sub(outside),
             };
+            let kept = if whole && left == 0 { self.let_removed_go() } else { Kept::default() };
             let bytes = self.unwritten_bytes();
-            let remaining = Remaining { entries: left, bytes, in_use: false };
+            let in_use = kept.are_all_open();
+            let remaining = Remaining { entries: left, bytes, in_use, ..Remaining::default() };
             let nothing_selected = tally.done + tally.busy + tally.failed == 0;
-            if left == 0 && (kept != u64::MAX || nothing_selected) {
+            if left == 0 && kept.files == 0 && (whole || nothing_selected) {
                 self.restore_directory_times();
                 (sweep.progress)(remaining);
                 return Ok(remaining);
@@ -262,7 +277,8 @@ impl Node {
             if sweep.over() {
                 return Ok(remaining);
             }
-            if tally.done > 0 {
+            let fewer = std::mem::replace(&mut last_kept, kept.files) > kept.files;
+            if tally.done > 0 || fewer {
                 progressed = Instant::now();
                 pause = Duration::from_millis(20);
             } else {
@@ -270,7 +286,7 @@ impl Node {
                 if only_busy && progressed.elapsed() > BUSY_PATIENCE {
                     // In a cluster, what is busy may be another node's to do.
                     let in_use = tally.busy > 0 && !self.is_clustered();
-                    return Ok(Remaining { in_use, ..remaining });
+                    return Ok(Remaining { in_use: remaining.in_use || in_use, ..remaining });
                 }
                 sweep.pause(pause);
                 pause = (pause * 2).min(LONGEST_PAUSE);

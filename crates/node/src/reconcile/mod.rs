@@ -68,6 +68,8 @@ pub struct Remaining {
     /// Of a drain that has given up before its time: all that remains are files that programs may
     /// be changing, by an open file or a mapping.
     pub in_use: bool,
+    /// Files that other nodes have not written back; not counted above, as they are theirs to do.
+    pub elsewhere: u64,
 }
 
 /// A parent chain or a nest of removed directories deeper than this is not followed.

@@ -1,14 +1,17 @@
 //! What happens to leases beside requests: shipping, signs of life, giving back, and what an earlier
 //! process left.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_core::cluster::lease::End;
 use forebay_core::unit::Tick;
 
 use super::Shared;
 use super::journal::{Journal, Left};
+use super::part::Part;
 use crate::engine::redis::Batch;
 use crate::engine::{Engine, EngineError};
 
@@ -18,6 +21,12 @@ const GATHER: Duration = Duration::from_millis(5);
 const RETRY: Duration = Duration::from_millis(200);
 /// Between two looks at all leases.
 const LOOK: Duration = Duration::from_millis(100);
+/// Between two looks at those that others have to let go of.
+const STEP: Duration = Duration::from_millis(1);
+/// Between two looks for those that can't be relied on.
+const DOUBT: Duration = Duration::from_millis(50);
+/// The longest that the end of the engine waits for others to let go.
+const LET_GO: Duration = Duration::from_secs(2);
 
 /// Ships what was committed, until the engine stops.
 pub(super) fn ship(shared: &Shared) {
@@ -52,24 +61,63 @@ pub(super) fn ship(shared: &Shared) {
 
 /// Shows that this process lives, and gives leases back, until the engine stops.
 pub(super) fn keep(shared: &Shared) {
-    let mut looked = std::time::Instant::now();
+    let mut looked = Instant::now();
+    let mut leaving = Leaving::default();
     while !shared.stopped.load(Ordering::Acquire) {
-        for partition in shared.below.wanted(LOOK) {
-            if let Some(part) = shared.part(partition)
-                && let Err(error) = shared.give_back(&part, End::Recalled)
-            {
-                tracing::debug!(%error, partition, "a lease that others want is given back later");
+        let limit = if leaving.is_empty() { LOOK } else { STEP };
+        for partition in shared.below.wanted(limit) {
+            if let Some(part) = shared.part(partition) {
+                leaving.entry(partition).or_insert((part, End::Recalled));
             }
         }
+        shared.forsake();
         if looked.elapsed() >= LOOK {
-            shared.look_at_all();
-            looked = std::time::Instant::now();
+            shared.look_at_all(&mut leaving);
+            looked = Instant::now();
+        }
+        leaving.retain(|partition, (part, end)| {
+            if !shared.is_let_go(part) {
+                return true;
+            }
+            if let Err(error) = shared.give_back(part, *end) {
+                tracing::debug!(%error, partition, "a lease is given back later");
+            }
+            false
+        });
+    }
+}
+
+/// Has nobody rely on leases that show no sign of life any more, until the engine stops. Apart from
+/// whoever shows them, since that one may be waiting for a server.
+pub(super) fn doubt(shared: &Shared) {
+    while !shared.stopped.load(Ordering::Acquire) {
+        std::thread::sleep(DOUBT);
+        let now = shared.now();
+        for part in shared.all_parts() {
+            let lease = part.stamp.load(Ordering::Acquire);
+            let is_relied_on = lease != 0 && part.relied.load(Ordering::Acquire) > now;
+            if is_relied_on && !part.is_valid(now) && shared.let_go(part.partition, lease, false) {
+                part.relied.store(0, Ordering::Release);
+            }
         }
     }
 }
 
+/// Leases that are to be given back, and why.
+type Leaving = BTreeMap<u16, (Arc<Part>, End)>;
+
 impl Shared {
-    fn look_at_all(&self) {
+    /// Tells those who rely on leases that were lost.
+    fn forsake(&self) {
+        let forsaken = std::mem::take(&mut *self.forsaken.lock());
+        for (partition, lease) in forsaken {
+            if !self.let_go(partition, lease, true) {
+                self.forsaken.lock().push((partition, lease));
+            }
+        }
+    }
+
+    fn look_at_all(&self, leaving: &mut Leaving) {
         let now = self.now();
         let mut parts = self.all_parts();
         let mut memory: usize = parts.iter().map(|part| part.bytes.load(Ordering::Relaxed)).sum();
@@ -94,17 +142,17 @@ impl Shared {
             } else {
                 None
             };
-            let is_used = now.saturating_sub(used.0) < self.validity();
+            if let Some(end) = end {
+                leaving.entry(part.partition).or_insert((part.clone(), end));
+            }
+            let is_used = now.saturating_sub(used.0) < self.validity()
+                || part.relied.load(Ordering::Acquire) > now;
             let left = part.valid.load(Ordering::Acquire).saturating_sub(now);
-            let done = match end {
-                Some(end) => self.give_back(part, end),
-                // One that nobody uses shows that it lives when it is used again.
-                None if is_used && left < self.validity() / 2 => {
-                    self.ship_some(part, u64::MAX).map(drop)
-                }
-                None => Ok(()),
-            };
-            if let Err(error) = done {
+            // One that nobody uses shows that it lives when it is used again.
+            if is_used
+                && left < self.validity() / 2
+                && let Err(error) = self.ship_some(part, u64::MAX)
+            {
                 tracing::debug!(%error, partition = part.partition, "a lease is not renewed");
             }
         }
@@ -112,19 +160,34 @@ impl Shared {
     }
 
     fn release_strays(&self) {
-        let strays = std::mem::take(&mut *self.strays.lock());
-        for (at, (partition, id)) in strays.iter().enumerate() {
-            if self.below.release(*partition, id).is_err() {
-                self.strays.lock().extend_from_slice(&strays[at..]);
-                return;
-            }
-        }
+        let now = self.now();
+        let mut strays = std::mem::take(&mut *self.strays.lock());
+        let mut failed = false;
+        strays.retain(|stray| {
+            failed |= stray.not_before <= now
+                && !failed
+                && self.below.release(stray.partition, &stray.id).is_err();
+            failed || stray.not_before > now
+        });
+        self.strays.lock().extend(strays);
     }
 
     /// Gives all leases back, and takes no more.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        for part in self.all_parts() {
+        let parts = self.all_parts();
+        let until = Instant::now() + LET_GO;
+        // All are told before any is waited for.
+        while parts.iter().filter(|part| !self.is_let_go(part)).count() > 0
+            && Instant::now() < until
+        {
+            std::thread::sleep(STEP);
+        }
+        for part in parts {
+            if !self.is_let_go(&part) {
+                tracing::warn!("a lease is left: what was read under it may still be relied on");
+                continue;
+            }
             if let Err(error) = self.give_back(&part, End::Idle) {
                 tracing::warn!(%error, "leases are left: the next daemon ships what they hold");
                 // Each of the others would wait as long.
@@ -159,15 +222,26 @@ impl Shared {
         }
         let opened = Journal::open(dir).map_err(|error| EngineError::Io(Box::new(error)))?;
         let Some((mut opened, left)) = opened else { return Ok(false) };
+        let mut kept = Vec::new();
         for (partition, left) in left {
-            self.finish(partition, left, &mut opened)?;
+            kept.extend(self.finish(partition, left, &mut opened)?);
         }
         *journal = Some(opened);
+        drop(journal);
+        for (partition, lease, shipped) in kept {
+            self.resume(partition, lease, shipped);
+        }
         Ok(true)
     }
 
-    /// Ships what an earlier process left, and gives its lease back.
-    fn finish(&self, partition: u16, left: Left, journal: &mut Journal) -> Result<(), EngineError> {
+    /// Ships what an earlier process left, and gives its lease back, unless others rely on it: then
+    /// with what it can be gone on, the lease and the last transaction.
+    fn finish(
+        &self,
+        partition: u16,
+        left: Left,
+        journal: &mut Journal,
+    ) -> Result<Option<(u16, String, u64)>, EngineError> {
         let Left { lease, transactions, .. } = left;
         let arrived = self.below.shipped(partition, &lease)?;
         let mut rest = transactions;
@@ -183,6 +257,13 @@ impl Shared {
                 arrived = number;
             }
             tracing::info!(partition, changes = count - rest.len(), "shipped after a restart");
+            // A sign of life brings it back if it was broken, and nobody has changed anything since.
+            let alive = Batch { after: arrived, last: arrived, writes: Vec::new() };
+            let goes_on = self.options.outlived && rest.is_empty();
+            if goes_on && self.below.ship(partition, &lease, &alive)? {
+                journal.shipped(partition, &lease, arrived);
+                return Ok(Some((partition, lease, arrived)));
+            }
             self.below.release(partition, &lease)?;
         }
         if !rest.is_empty() {
@@ -197,6 +278,6 @@ impl Shared {
             );
         }
         journal.ended(partition, &lease);
-        Ok(())
+        Ok(None)
     }
 }

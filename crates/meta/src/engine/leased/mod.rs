@@ -28,8 +28,8 @@ mod part;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,10 @@ use forebay_core::unit::Tick;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::redis::{Answer, Stopped, Taken};
-use super::{Engine, EngineError, Key, MiniTransaction, Outcome, Page, Redis, Stamp, Write, sweep};
+use super::{
+    Engine, EngineError, Key, MiniTransaction, Outcome, Page, Redis, Reliant, Stamp, Tenure, Write,
+    sweep,
+};
 use crate::keys;
 use journal::Journal;
 use part::{Held, Image, Part};
@@ -47,6 +50,8 @@ use part::{Held, Image, Part};
 const PAGE: usize = 2000;
 /// Transactions that wait to be shipped; whoever adds more ships some first.
 const BACKLOG: usize = 4096;
+/// Nobody waits longer for a lease, however patient its holder wants others to be.
+const MOST_RELIANCE: Duration = Duration::from_secs(60);
 /// Stamps of leases differ from all others by this.
 const LEASED: u64 = 1 << 63;
 
@@ -65,6 +70,9 @@ pub struct LeaseOptions {
     pub memory: usize,
     /// When leases are taken and given back.
     pub terms: Terms,
+    /// Others may go by what an earlier process of this journal has told them: a kernel that has
+    /// outlived it. Its leases are gone on with.
+    pub outlived: bool,
 }
 
 impl Default for LeaseOptions {
@@ -76,6 +84,7 @@ impl Default for LeaseOptions {
             records: 50_000,
             memory: 128 << 20,
             terms: Terms::default(),
+            outlived: false,
         }
     }
 }
@@ -96,6 +105,14 @@ enum Local {
     Gone,
 }
 
+/// A mark that is to be taken away, not before others have let go of what it meant.
+#[derive(Clone)]
+struct Stray {
+    partition: u16,
+    id: String,
+    not_before: u64,
+}
+
 struct Shared {
     below: Arc<Redis>,
     options: LeaseOptions,
@@ -106,11 +123,15 @@ struct Shared {
     /// Locked after the state of a partition.
     journal: Mutex<Option<Journal>>,
     /// Marks that may stand although nobody knows of them here any more.
-    strays: Mutex<Vec<(u16, String)>>,
+    strays: Mutex<Vec<Stray>>,
     /// Partitions of which there is something to ship.
     unshipped: Mutex<BTreeSet<u16>>,
     ship: Condvar,
     stamps: AtomicU64,
+    /// Who is told before a lease ends.
+    reliant: OnceLock<Arc<dyn Reliant>>,
+    /// Leases that were lost, of which the reliant has not let go yet.
+    forsaken: Mutex<Vec<(u16, u64)>>,
     /// Tells the leases of this process from those of others.
     name: String,
     /// No more leases are taken.
@@ -139,15 +160,19 @@ impl Leased {
             unshipped: Mutex::default(),
             ship: Condvar::new(),
             stamps: AtomicU64::new(LEASED),
+            reliant: OnceLock::new(),
+            forsaken: Mutex::default(),
             name: format!("{:08x}", u32::from_ne_bytes(number)),
             closed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         });
         shared.has_journal();
         let mut threads = Vec::new();
-        for (name, work) in
-            [("meta-ship", keeper::ship as fn(&Shared)), ("meta-lease", keeper::keep)]
-        {
+        for (name, work) in [
+            ("meta-ship", keeper::ship as fn(&Shared)),
+            ("meta-lease", keeper::keep),
+            ("meta-doubt", keeper::doubt),
+        ] {
             let shared = shared.clone();
             let thread = std::thread::Builder::new().name(name.into());
             let thread = thread.spawn(move || work(&shared));
@@ -201,6 +226,29 @@ impl Shared {
     /// For how long after a sign of life this process may act, in nanoseconds.
     fn validity(&self) -> u64 {
         u64::try_from(self.options.patience.as_nanos() / 12).unwrap_or(u64::MAX)
+    }
+
+    /// For how long after a sign of life others may rely on what they were told, in nanoseconds:
+    /// they can't be told if this process dies, so long before anybody breaks the lease.
+    fn reliance(&self) -> u64 {
+        let patience = self.options.patience.min(MOST_RELIANCE);
+        u64::try_from(patience.as_nanos() / 3 * 2).unwrap_or(u64::MAX)
+    }
+
+    /// Whether nobody relies on a lease any more that is about to be given back.
+    fn is_let_go(&self, part: &Part) -> bool {
+        part.leaving.store(true, Ordering::Release);
+        let lease = part.stamp.load(Ordering::Acquire);
+        if lease != 0 && !self.let_go(part.partition, lease, true) {
+            return false;
+        }
+        part.is_let_go.store(true, Ordering::Release);
+        self.now() >= part.inherited
+    }
+
+    fn let_go(&self, partition: u16, lease: u64, for_good: bool) -> bool {
+        let reliant = self.reliant.get();
+        reliant.is_none_or(|reliant| reliant.let_go(partition, lease, for_good))
     }
 
     fn stop(&self) {
@@ -416,32 +464,49 @@ impl Shared {
         if self.below.watch(partition).is_none() || !self.has_journal() {
             return;
         }
-        let part = Arc::new(Part::new(partition));
+        let number = self.stamps.fetch_add(1, Ordering::Relaxed) + 1;
+        let id = format!("{}{:08x}", self.name, number as u32);
+        self.take_as(Part::new(partition, 0), id, (number, part::Log::default()));
+    }
+
+    /// Goes on with the lease `id` that an earlier process had, of which so many transactions have
+    /// been shipped.
+    fn resume(&self, partition: u16, id: String, shipped: u64) {
+        let number = self.stamps.fetch_add(1, Ordering::Relaxed) + 1;
+        let inherited = self.now().saturating_add(self.reliance());
+        self.take_as(Part::new(partition, inherited), id, (number, part::Log::after(shipped)));
+    }
+
+    fn take_as(&self, part: Part, id: String, (number, log): (u64, part::Log)) {
+        let (partition, part) = (part.partition, Arc::new(part));
         let mut state = part.state.lock();
         match self.parts.write().entry(partition) {
             std::collections::hash_map::Entry::Occupied(_) => return,
             std::collections::hash_map::Entry::Vacant(place) => place.insert(part.clone()),
         };
-        let number = self.stamps.fetch_add(1, Ordering::Relaxed) + 1;
-        let id = format!("{}{:08x}", self.name, number as u32);
         let taken = self.take_and_read(&part, &id);
         let now = Tick(self.now());
         match taken {
             Ok(Ok(image)) => {
                 part.bytes.store(image.bytes(), Ordering::Relaxed);
                 part.used.store(now.0, Ordering::Relaxed);
-                *state = Some(Held { id, image, log: part::Log::default() });
+                part.arrived.store(log.arrived(), Ordering::Release);
+                *state = Some(Held { id, image, log });
                 part.stamp.store(number, Ordering::Release);
                 self.leases.lock().took(now, partition);
             }
             Ok(Err(end)) => self.end(&part, &id, end),
             Err(error) => {
                 tracing::debug!(%error, partition, "no lease");
-                self.strays.lock().push((partition, id.clone()));
+                self.strays.lock().push(self.stray(&part, id.clone()));
                 self.end(&part, &id, End::Lost);
             }
         }
         self.below.touch(partition);
+    }
+
+    fn stray(&self, part: &Part, id: String) -> Stray {
+        Stray { partition: part.partition, id, not_before: part.inherited }
     }
 
     fn take_and_read(&self, part: &Part, id: &str) -> Result<Result<Image, End>, EngineError> {
@@ -464,7 +529,7 @@ impl Shared {
             let more = page.more;
             after = image.load(page);
             if image.bytes() > self.options.memory / 2 {
-                self.below.release(part.partition, id)?;
+                self.strays.lock().push(self.stray(part, id.to_string()));
                 return Ok(Err(End::TooLarge));
             }
             if !more {
@@ -486,7 +551,7 @@ impl Shared {
         self.end(part, &held.id, end);
         if let Err(error) = self.below.release(part.partition, &held.id) {
             tracing::debug!(%error, "a lease is given back later");
-            self.strays.lock().push((part.partition, held.id));
+            self.strays.lock().push(self.stray(part, held.id));
         }
         self.below.touch(part.partition);
         Ok(())
@@ -518,7 +583,12 @@ impl Shared {
 
     /// The lease does not count from here on. The caller has the lock of the state.
     fn end(&self, part: &Part, id: &str, end: End) {
-        part.stamp.store(0, Ordering::Release);
+        let lease = part.stamp.swap(0, Ordering::AcqRel);
+        if lease != 0 && !part.is_let_go.load(Ordering::Acquire) && self.reliant.get().is_some() {
+            // Too late to be told before, but not for nothing: this process may be alone in it.
+            self.forsaken.lock().push((part.partition, lease));
+            self.below.wake();
+        }
         part.valid.store(0, Ordering::Release);
         self.parts.write().remove(&part.partition);
         if let Some(journal) = self.journal.lock().as_mut() {
@@ -621,6 +691,26 @@ impl Engine for Leased {
         let generation = part.stamp.load(Ordering::Acquire);
         let counts = generation != 0 && part.is_valid(self.shared.now());
         counts.then_some(Stamp { generation, change: 0 })
+    }
+
+    fn tenure(&self, partition: u16) -> Option<Tenure> {
+        let shared = &self.shared;
+        let part = shared.part(partition)?;
+        let (now, lease) = (shared.now(), part.stamp.load(Ordering::Acquire));
+        if lease == 0 || part.leaving.load(Ordering::Acquire) || !part.is_valid(now) {
+            return None;
+        }
+        let sent = part.valid.load(Ordering::Acquire).saturating_sub(shared.validity());
+        let until = sent.saturating_add(shared.reliance());
+        part.relied.fetch_max(until, Ordering::AcqRel);
+        let left = Duration::from_nanos(until.saturating_sub(now));
+        (!left.is_zero()).then_some(Tenure { lease, left })
+    }
+
+    fn rely(&self, reliant: Arc<dyn Reliant>) {
+        if self.shared.reliant.set(reliant).is_err() {
+            tracing::error!("somebody relies on leases already");
+        }
     }
 
     /// Gives all leases back and takes no more. It goes on without.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -23,6 +23,14 @@ pub(super) struct Part {
     /// Up to when this process may act on it.
     pub valid: AtomicU64,
     pub used: AtomicU64,
+    /// Up to when others go by what was read here without asking, perhaps.
+    pub relied: AtomicU64,
+    /// Up to when others may go by what an earlier process read, and can't be told.
+    pub inherited: u64,
+    /// It is about to be given back: nobody else is to rely on it.
+    pub leaving: AtomicBool,
+    /// Nobody else relies on it any more.
+    pub is_let_go: AtomicBool,
     /// The last transaction that has arrived at the servers.
     pub arrived: AtomicU64,
     /// Memory that it takes.
@@ -33,8 +41,12 @@ pub(super) struct Part {
 }
 
 impl Part {
-    pub fn new(partition: u16) -> Self {
+    pub fn new(partition: u16, inherited: u64) -> Self {
         Part {
+            relied: AtomicU64::new(0),
+            inherited,
+            leaving: AtomicBool::new(false),
+            is_let_go: AtomicBool::new(false),
             partition,
             stamp: AtomicU64::new(0),
             valid: AtomicU64::new(0),
@@ -153,6 +165,11 @@ pub(super) struct Log {
 }
 
 impl Log {
+    /// After so many transactions that an earlier process has committed and shipped.
+    pub fn after(shipped: u64) -> Self {
+        Log { last: shipped, ..Log::default() }
+    }
+
     /// The number of the next transaction.
     pub fn next(&self) -> u64 {
         self.last + 1

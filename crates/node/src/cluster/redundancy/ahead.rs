@@ -30,6 +30,11 @@ pub(crate) struct Begun {
 }
 
 impl Begun {
+    /// How many bytes of the file the nodes have.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
     /// What the nodes have got.
     fn parts(&self, cluster: &Cluster) -> Copies {
         let now = Snapshot { size: self.sent, mtime: forebay_meta::Timestamp::default() };
@@ -87,6 +92,10 @@ impl Node {
         let Some(mut copying) = file.copying.try_lock() else { return Ok(true) };
         let wanted = self.redundancy_of(&*self.meta.get_believed(file.ino)?)?;
         let Some(level) = Level::of(wanted) else { return Ok(false) };
+        // It would take from the writer what it does not save it afterwards.
+        if !wanted.waits() {
+            return Ok(false);
+        }
         let mut begun = match copying.take() {
             Some(begun) => begun,
             // What is added to copies is sent as a whole, and the rest of the file stays.
@@ -156,6 +165,13 @@ impl Node {
             }
             Ok(_) | Err(Failed::Moved) => Ok(false),
             Err(Failed::Here(error)) => Err(error),
+        }
+    }
+
+    /// Nothing of what was begun is of use.
+    pub(super) fn drop_ahead(&self, cluster: &Cluster, file: &File, begun: Option<Begun>) {
+        if let Some(begun) = begun {
+            self.drop_copies(file.ino, &begun.parts(cluster));
         }
     }
 

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::cluster::NodeId;
-use forebay_meta::{Copies, CopiesMade, Ino};
+use forebay_meta::{Copies, CopiesMade, Error as MetaError, Ino};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -82,21 +82,36 @@ impl Node {
         };
         let changed = if passes_writers { 0 } else { changed };
         let known = cluster.safety.known(file.ino);
-        if let Some((known, grows)) = &known {
-            let in_reach = known.holders.iter().all(|node| self.can_hold(cluster, *node));
-            let behind_the_end = changed >= known.size && now.size >= known.size;
-            if behind_the_end && in_reach && level.is_met_by(known) {
-                if now.size == known.size {
-                    return Ok(Outcome::Made);
-                }
-                if *grows && self.grow_copies(cluster, file, known, &now)? {
-                    return Ok(Outcome::Made);
-                }
-            }
-        }
+        // Whether the copies that there are lack nothing but what has come at their end.
+        let behind = known.as_ref().is_some_and(|(known, _)| {
+            changed >= known.size
+                && now.size >= known.size
+                && level.is_met_by(known)
+                && known.holders.iter().all(|node| self.can_hold(cluster, *node))
+        });
+        let grows = behind && known.as_ref().is_some_and(|(_, grows)| *grows);
         let known = known.map(|(known, _)| known);
+        let there = known.as_ref().map_or(0, |known| known.size);
+        if behind && now.size == there {
+            self.drop_ahead(cluster, file, ahead);
+            return Ok(Outcome::Made);
+        }
+        // Sent under another version, it is worth more than those copies if it is more: who closes a
+        // duplicate of his descriptor before he writes has copies of an empty file made.
+        let ahead = match ahead {
+            Some(begun) if grows && begun.sent() <= there => {
+                self.drop_ahead(cluster, file, Some(begun));
+                None
+            }
+            other => other,
+        };
         if let Some(begun) = ahead
             && self.end_ahead(cluster, file, (level, begun), known.as_ref(), &now)?
+        {
+            return Ok(Outcome::Made);
+        }
+        if let Some(known) = known.as_ref().filter(|_| grows)
+            && self.grow_copies(cluster, file, known, &now)?
         {
             return Ok(Outcome::Made);
         }
@@ -216,7 +231,12 @@ impl Node {
         after: Copies,
     ) -> Result<()> {
         for _ in 0..ATTEMPTS {
-            match self.meta.put_copies(file.ino, known.as_ref(), &after)? {
+            let put = self.meta.put_copies(file.ino, known.as_ref(), &after);
+            if matches!(put, Err(MetaError::Stale(_))) {
+                // Removed meanwhile: nobody else will ask for them to go.
+                self.drop_copies(file.ino, &after);
+            }
+            match put? {
                 CopiesMade::Done(_) => {
                     let level = Level::as_made(&after);
                     cluster.safety.note(cluster.me.node, file, &after, (true, Some(level)));

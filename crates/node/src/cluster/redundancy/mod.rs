@@ -93,6 +93,8 @@ impl Drop for Assembly<'_> {
 #[derive(Default)]
 struct Waiting {
     since: HashMap<u64, Instant>,
+    /// Those whose copies are being made.
+    under_way: Vec<(u64, Instant)>,
     /// Those that failed.
     again: Vec<u64>,
 }
@@ -208,14 +210,18 @@ impl Safety {
     fn report(&self) -> SafetyReport {
         let progress = self.keeper.progress();
         let waiting = self.waiting.lock();
-        let oldest = waiting.since.values().map(Instant::elapsed).max();
+        let under_way =
+            waiting.under_way.iter().filter(|(ino, _)| !waiting.since.contains_key(ino));
+        let count = waiting.since.len() + under_way.count();
+        let begun = waiting.under_way.iter().map(|(_, since)| since);
+        let oldest = waiting.since.values().chain(begun).map(Instant::elapsed).max();
         SafetyReport {
             held: self.held.kept(),
             aside: self.held.aside(),
             copied: self.made.lock().len() as u64,
             lacking: progress.lacking,
             missing_bytes: progress.missing_bytes,
-            waiting: waiting.since.len() as u64,
+            waiting: count as u64,
             lag: oldest.unwrap_or_default(),
             ..SafetyReport::default()
         }
@@ -339,15 +345,35 @@ impl Node {
 
     fn copy_now(&self, ino: Ino) {
         let Some(cluster) = &self.cluster else { return };
-        // From here on a close counts as one more.
-        let since = cluster.safety.waiting.lock().since.remove(&ino.0);
+        let since = {
+            let mut waiting = cluster.safety.waiting.lock();
+            // From here on a close counts as one more.
+            let since = waiting.since.remove(&ino.0).unwrap_or_else(Instant::now);
+            waiting.under_way.push((ino.0, since));
+            since
+        };
         let file = self.files.get(ino);
         let level = self.level_of(ino).unwrap_or(Level::Copies(1));
-        if let Err(error) = self.make_safe(cluster, &file, level) {
+        let made = self.make_safe(cluster, &file, level);
+        let failed = made.err().filter(|_| self.needs_copies(&file));
+        let mut waiting = cluster.safety.waiting.lock();
+        let this = waiting.under_way.iter().position(|entry| *entry == (ino.0, since));
+        if let Some(at) = this {
+            waiting.under_way.swap_remove(at);
+        }
+        if let Some(error) = failed {
             tracing::warn!(%ino, %error, "a file has no copies yet");
-            let mut waiting = cluster.safety.waiting.lock();
-            waiting.since.entry(ino.0).or_insert(since.unwrap_or_else(Instant::now));
+            waiting.since.entry(ino.0).or_insert(since);
             waiting.again.push(ino.0);
+        }
+    }
+
+    /// Whether a file that could not be copied has to be: not one that was removed meanwhile, or that
+    /// the backing store has.
+    fn needs_copies(&self, file: &FileRef) -> bool {
+        match self.meta.get(file.ino) {
+            Ok(record) => !record.links.is_empty() && self.is_unsaved(&record, file),
+            Err(error) => !matches!(error, MetaError::Stale(_)),
         }
     }
 

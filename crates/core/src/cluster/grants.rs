@@ -1,0 +1,291 @@
+//! What a node's kernel was told of partitions whose leases the node has, and how it is taken back.
+//!
+//! While a node has the lease of a partition ([`super::lease`]), nobody else changes what is in it, so
+//! its kernel may keep names and attributes of it: every fact is granted for a time that ends before
+//! others may break the lease. Before the lease is given up the kernel is told to ask again, fact by
+//! fact. That needs locks of the kernel which a request may hold that waits for another node; so if
+//! the kernel does not listen in time, all names are taken back at once, which needs none.
+//!
+//! A fact counts as granted from before its answer is sent until its time is over. An answer may be
+//! on its way to the kernel when the lease is wanted, and must not get there after the kernel was told
+//! to forget: so answers that are on their way are waited for, and for directories a moment more, as
+//! the program that asked may not have run yet. What is remembered is bounded; beyond that nothing is granted.
+
+use std::collections::HashMap;
+
+use crate::unit::Tick;
+
+/// Bounds and times of grants. Times are in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// The most facts that are remembered.
+    pub most: usize,
+    /// The most of them of one partition: so many are taken back when its lease is wanted.
+    pub most_each: usize,
+    /// The name of a directory is taken back so long after its answer was sent: the program that
+    /// asked has brought it into the kernel's cache by then.
+    pub settle: u64,
+    /// If the kernel has not forgotten all by then, other means are used.
+    pub patience: u64,
+    /// A fact counts for so much longer than was granted.
+    pub slack: u64,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        let ms = Tick::SECOND / 1000;
+        Terms {
+            most: 1 << 16,
+            most_each: 1 << 14,
+            settle: 250 * ms,
+            patience: 500 * ms,
+            slack: 250 * ms,
+        }
+    }
+}
+
+/// What a kernel was told and may keep for a while.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Fact {
+    /// What a directory has under a name, other than a directory, or that it has nothing there. It is
+    /// dropped from the cache, and what comes late has no effect there.
+    Name(u64, Box<[u8]>),
+    /// The directory that a directory has under a name. It stays in the cache to be asked for again,
+    /// as it may be somebody's working directory, or something may be mounted there.
+    Directory(u64, Box<[u8]>),
+    /// The attributes of a node of the kernel.
+    Attributes(u64),
+}
+
+/// What has to be done before a lease may be given up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Leave {
+    /// Nothing: nobody goes by it any more.
+    Free,
+    /// To wait a moment and ask again.
+    Wait,
+    /// To have the kernel forget these facts, to say so by [`Grants::told`] with the number, and ask
+    /// again.
+    Tell(u64, Vec<Fact>),
+    /// The same by means that never wait, since the kernel did not listen. All names are meant.
+    Force(u64, Vec<Fact>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Granting,
+    /// Nothing is granted any more.
+    Leaving,
+    /// The kernel is being told under this number, since then.
+    Telling(u64, Tick),
+    /// It is told by other means.
+    Forced(u64),
+}
+
+#[derive(Debug, Clone)]
+struct Part {
+    lease: u64,
+    state: State,
+    /// The facts, and how long each may be kept.
+    facts: HashMap<Fact, Tick>,
+    /// The end of the latest.
+    until: Tick,
+    /// Until when an answer may get into the cache.
+    looked_up: Tick,
+    /// Answers that are on their way.
+    sending: u32,
+}
+
+/// The facts that a node's kernel may have, by partition.
+#[derive(Debug, Clone)]
+pub struct Grants {
+    terms: Terms,
+    parts: HashMap<u16, Part>,
+    /// The last lease of each partition that was given up.
+    left: HashMap<u16, u64>,
+    facts: usize,
+    /// After it was full, not before.
+    not_before: Tick,
+    /// Numbers of what the kernel was told.
+    told: u64,
+}
+
+impl Grants {
+    /// No facts yet.
+    #[must_use]
+    pub fn new(terms: Terms) -> Self {
+        Grants {
+            terms,
+            parts: HashMap::new(),
+            left: HashMap::new(),
+            facts: 0,
+            not_before: Tick(0),
+            told: 0,
+        }
+    }
+
+    /// Whether a fact that was read under a lease, not before it was asked for, may be kept by the
+    /// kernel for `time`. If so, [`Grants::sent`] must follow when the answer was sent. `looked_up`
+    /// says that it may get into the kernel's cache later than that, and have an effect there.
+    pub fn grant(
+        &mut self,
+        now: Tick,
+        (partition, lease): (u16, u64),
+        fact: Fact,
+        time: u64,
+        looked_up: bool,
+    ) -> bool {
+        if time == 0 || self.left.get(&partition).is_some_and(|left| *left >= lease) {
+            return false;
+        }
+        if !self.has_room(now, partition) {
+            return false;
+        }
+        let fresh = || Part {
+            lease,
+            state: State::Granting,
+            facts: HashMap::new(),
+            until: Tick(0),
+            looked_up: Tick(0),
+            sending: 0,
+        };
+        let is_over = |part: &Part| part.lease < lease && part.until <= now && part.sending == 0;
+        if self.parts.get(&partition).is_some_and(is_over) {
+            self.free(partition);
+        }
+        let part = self.parts.entry(partition).or_insert_with(fresh);
+        if part.lease != lease || part.state != State::Granting {
+            // Of an earlier lease, of which not all is taken back yet, or of an earlier look.
+            return false;
+        }
+        let until = now.after(time.saturating_add(self.terms.slack));
+        if part.facts.insert(fact, until).is_none() {
+            self.facts += 1;
+        }
+        part.until = part.until.max(until);
+        if looked_up {
+            part.looked_up = now.after(self.terms.settle);
+        }
+        part.sending += 1;
+        true
+    }
+
+    /// The answer with a fact that was granted under a lease was sent: the kernel counts from now.
+    pub fn sent(&mut self, now: Tick, (partition, lease): (u16, u64), fact: &Fact, time: u64) {
+        let slack = self.terms.slack;
+        if let Some(part) = self.parts.get_mut(&partition).filter(|part| part.lease == lease) {
+            part.sending = part.sending.saturating_sub(1);
+            let until = now.after(time.saturating_add(slack));
+            part.until = part.until.max(until);
+            if let Some(known) = part.facts.get_mut(fact) {
+                *known = until.max(*known);
+            }
+            if part.looked_up > Tick(0) {
+                part.looked_up = part.looked_up.max(now.after(self.terms.settle));
+            }
+        }
+    }
+
+    /// A lease is about to be given up, `for_good`, or can't be relied on for the moment: what is to
+    /// be done before. Until [`Leave::Free`] nothing more is granted under it, and after a lease was
+    /// left for good never.
+    pub fn leave(&mut self, now: Tick, (partition, lease): (u16, u64), for_good: bool) -> Leave {
+        if for_good {
+            let left = self.left.entry(partition).or_default();
+            *left = lease.max(*left);
+        }
+        let patience = self.terms.patience;
+        let number = self.told + 1;
+        let Some(part) = self.parts.get_mut(&partition).filter(|part| part.lease <= lease) else {
+            return Leave::Free;
+        };
+        if part.sending > 0 {
+            if part.state == State::Granting {
+                part.state = State::Leaving;
+            }
+            return Leave::Wait;
+        }
+        let live = |part: &Part| -> Vec<Fact> {
+            let live = part.facts.iter().filter(|(_, until)| **until > now);
+            let mut live: Vec<Fact> = live.map(|(fact, _)| fact.clone()).collect();
+            live.sort_unstable();
+            live
+        };
+        match part.state {
+            _ if part.until <= now => self.free(partition),
+            State::Granting | State::Leaving if part.looked_up > now => {
+                part.state = State::Leaving;
+                return Leave::Wait;
+            }
+            State::Granting | State::Leaving => {
+                part.state = State::Telling(number, now);
+                self.told = number;
+                return Leave::Tell(number, live(part));
+            }
+            State::Telling(_, since) if now.0.saturating_sub(since.0) >= patience => {
+                part.state = State::Forced(number);
+                self.told = number;
+                return Leave::Force(number, live(part));
+            }
+            State::Telling(..) | State::Forced(_) => return Leave::Wait,
+        }
+        Leave::Free
+    }
+
+    /// The kernel has forgotten all that it was told to under a number.
+    pub fn told(&mut self, partition: u16, number: u64) {
+        let is_it = |part: &Part| match part.state {
+            State::Telling(told, _) | State::Forced(told) => told == number,
+            State::Granting | State::Leaving => false,
+        };
+        if self.parts.get(&partition).is_some_and(is_it) {
+            self.free(partition);
+        }
+    }
+
+    /// Whether the kernel may have a fact of a partition.
+    #[must_use]
+    pub fn has(&self, now: Tick, partition: u16, fact: &Fact) -> bool {
+        let known = self.parts.get(&partition).and_then(|part| part.facts.get(fact));
+        known.is_some_and(|until| *until > now)
+    }
+
+    /// The leases under which something was granted.
+    #[must_use]
+    pub fn leases(&self) -> Vec<(u16, u64)> {
+        self.parts.iter().map(|(partition, part)| (*partition, part.lease)).collect()
+    }
+
+    fn free(&mut self, partition: u16) {
+        if let Some(part) = self.parts.remove(&partition) {
+            self.facts -= part.facts.len();
+        }
+    }
+
+    /// Whether another fact can be remembered. Those whose time is over are forgotten, at most so
+    /// often that it costs little.
+    fn has_room(&mut self, now: Tick, partition: u16) -> bool {
+        let Terms { most, most_each, .. } = self.terms;
+        let full = |grants: &Grants| {
+            let each = grants.parts.get(&partition).map_or(0, |part| part.facts.len());
+            grants.facts >= most || each >= most_each
+        };
+        if !full(self) {
+            return true;
+        }
+        if now < self.not_before {
+            return false;
+        }
+        self.not_before = now.after(Tick::SECOND / 10);
+        // Facts whose answers are on their way count from when they arrive.
+        for part in self.parts.values_mut().filter(|part| part.sending == 0) {
+            let before = part.facts.len();
+            part.facts.retain(|_, until| *until > now);
+            self.facts -= before - part.facts.len();
+        }
+        !full(self)
+    }
+}
+
+#[cfg(test)]
+mod tests;
