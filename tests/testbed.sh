@@ -164,7 +164,8 @@ mount_node() { # node option...
     shift
     known "$node"
     mapfile -t options <"$DIR/options"
-    FOREBAY_RUNTIME_DIR=$DIR/run inside "$node" setsid "$FOREBAY" mount "$DIR/backing" "$DIR/mnt/$node" \
+    # Not by `inside`: the process that is written down must become the daemon, which a function's does not.
+    FOREBAY_RUNTIME_DIR=$DIR/run nsenter --net="$DIR/net/$node" setsid "$FOREBAY" mount "$DIR/backing" "$DIR/mnt/$node" \
         --tier "$DIR/tier/$node=${TIER_SIZE:-256M}" --cluster "file:$DIR/meta/address" \
         --cluster-listen "$(address "$node"):0" --cluster-secret "$DIR/secret" --foreground "${options[@]}" "$@" \
         </dev/null >>"$DIR/log/$node" 2>&1 &

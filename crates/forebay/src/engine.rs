@@ -158,6 +158,9 @@ pub struct FsckRequest {
     pub rebuild: bool,
     /// Repair what can be repaired without losing data.
     pub repair: bool,
+    /// In place of tiers: the address of a cluster's metadata servers, and how many replicas of each
+    /// must have a repair.
+    pub cluster: Option<(String, u32)>,
 }
 
 /// What a check found.
@@ -174,6 +177,10 @@ pub struct FsckReport {
     pub problems: u64,
     /// Number of problems repaired.
     pub repaired: u64,
+    /// Of the namespace of a cluster: inodes that were looked at.
+    pub inodes: u64,
+    /// Their names.
+    pub names: u64,
     /// Objects that the next mount removes by itself: what a daemon that was killed left.
     pub leftovers: u64,
     /// Some of the problems, in words.

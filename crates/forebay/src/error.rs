@@ -24,7 +24,7 @@ pub enum Exit {
     Unsupported = 5,
     /// The state on a tier is damaged or of an unknown format.
     BadState = 6,
-    /// Another daemon uses the tier or the mount point.
+    /// Another daemon uses the tier or the mount point, or a node the cluster to be checked.
     Locked = 7,
 }
 
@@ -38,7 +38,10 @@ impl Exit {
         (Exit::NotDrained, "a time limit passed before everything was in the backing store"),
         (Exit::Unsupported, "a privilege or a kernel feature is missing"),
         (Exit::BadState, "the state on a tier is damaged or of an unknown format"),
-        (Exit::Locked, "another daemon uses the tier or the mount point"),
+        (
+            Exit::Locked,
+            "another daemon uses the tier or the mount point, or a node the cluster to be checked",
+        ),
     ];
 
     /// The number given to the shell.

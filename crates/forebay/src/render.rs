@@ -273,6 +273,13 @@ pub fn outcome(verb: &str, outcome: &Outcome) -> String {
         let _ = write!(out, "; {} needed nothing", format_count(outcome.skipped));
     }
     out.push('\n');
+    if outcome.elsewhere > 0 {
+        let _ = writeln!(
+            out,
+            "  {} files are other nodes' to write back: `forebay sync` there does it",
+            format_count(outcome.elsewhere)
+        );
+    }
     for (path, reason) in outcome.failures.iter().take(ROWS_MAX) {
         let _ = writeln!(out, "  {path}: {reason}");
     }
@@ -424,12 +431,18 @@ pub fn forgotten(forgotten: &Forgotten) -> String {
 
 /// The report of a check.
 pub fn fsck(report: &FsckReport) -> String {
-    let mut out = format!(
-        "checked {} objects, {}; {} not yet in the backing store\n",
-        format_count(report.objects),
-        format_bytes(report.bytes),
-        format_count(report.dirty)
-    );
+    let mut out = match report.inodes {
+        0 => format!(
+            "checked {} objects, {}; {} not yet in the backing store\n",
+            format_count(report.objects),
+            format_bytes(report.bytes),
+            format_count(report.dirty)
+        ),
+        inodes => {
+            let (inodes, names) = (format_count(inodes), format_count(report.names));
+            format!("checked {inodes} inodes, {names} names\n")
+        }
+    };
     if report.leftovers > 0 {
         let leftovers = format_count(report.leftovers);
         let _ = writeln!(

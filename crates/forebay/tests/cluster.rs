@@ -10,15 +10,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ring::{Ring, can_cluster};
-
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
-}
+use ring::{Random, Ring, can_cluster, names};
 
 fn append(path: &Path, text: &[u8]) {
     let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
@@ -26,18 +18,6 @@ fn append(path: &Path, text: &[u8]) {
 }
 
 const SEED: u64 = 0x5eed_0001;
-
-/// A number for each call: xorshift (Marsaglia, 2003).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
 
 #[test]
 fn names_when_changed_on_one_node_then_seen_on_the_other_at_once() {

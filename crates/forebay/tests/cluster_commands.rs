@@ -79,6 +79,99 @@ fn umount(site: &Site, node: usize) {
 }
 
 #[test]
+fn sync_when_another_node_has_files_that_are_not_written_back_then_it_is_done_and_says_so() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(2);
+    ring.mount_all(&["--writeback", "evict"]);
+    let sync = |node: usize, path: &str| {
+        let path = ring.at(node, path);
+        let (code, text) = ring.site.run(&["sync", path.to_str().unwrap()]);
+        assert_eq!(code, 0, "{text}");
+        text
+    };
+    fs::create_dir(ring.at(0, "dir")).unwrap();
+    fs::write(ring.at(0, "dir/mine"), b"of the first").unwrap();
+    fs::write(ring.at(0, "other"), b"in another directory").unwrap();
+    fs::write(ring.at(1, "dir/theirs"), b"of the second").unwrap();
+    let text = sync(0, "dir");
+    assert!(text.contains("1 files are other nodes'"), "{text}");
+    assert_eq!(fs::read(ring.backing("dir/mine")).unwrap(), b"of the first");
+    assert!(!ring.backing("dir/theirs").exists() && !ring.backing("other").exists());
+    let text = sync(1, "");
+    assert!(text.contains("1 files are other nodes'"), "{text}");
+    assert_eq!(fs::read(ring.backing("dir/theirs")).unwrap(), b"of the second");
+    let text = sync(0, "");
+    assert!(!text.contains("other nodes'"), "{text}");
+    assert_eq!(fs::read(ring.backing("other")).unwrap(), b"in another directory");
+    ring.umount_all();
+}
+
+/// What a Redis command answers, line by line.
+fn redis(ring: &Ring, command: &[&str]) -> Vec<String> {
+    let port = ring.server.port.to_string();
+    let output = ring.site.command("redis-cli").args(["-p", &port]).args(command).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    // Keys are bytes: what is no text is shown in escapes, which are taken back in between.
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn fsck_of_a_cluster_when_mounted_refused_when_a_name_was_lost_then_said_and_repaired() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(2);
+    ring.mount_all(&[]);
+    fs::create_dir(ring.at(0, "dir")).unwrap();
+    for number in 0..5 {
+        fs::write(ring.at(number % 2, &format!("dir/file{number}")), b"something").unwrap();
+    }
+    let address = ring.address();
+    let fsck =
+        |more: &[&str]| ring.site.run(&[&["fsck", "--cluster", &address, "--json"], more].concat());
+    let (code, text) = fsck(&[]);
+    assert_eq!(code, 7, "{text}");
+    assert!(text.contains("unmount all nodes first"), "{text}");
+    ring.umount_all();
+    let (code, text) = fsck(&[]);
+    assert_eq!(code, 0, "{text}");
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert!(report["inodes"].as_u64() >= Some(7) && report["names"].as_u64() >= Some(6), "{text}");
+    // A name goes, and its record stays.
+    let lost = "local gone = 0
+        local function lose(key, fields, command)
+            for _, field in ipairs(fields) do
+                if string.sub(field, -5) == 'file3' then
+                    gone = gone + redis.call(command, key, field)
+                end
+            end
+        end
+        for _, key in ipairs(redis.call('KEYS', '*')) do
+            local kind = redis.call('TYPE', key).ok
+            if kind == 'hash' then lose(key, redis.call('HKEYS', key), 'HDEL') end
+            if kind == 'zset' then lose(key, redis.call('ZRANGE', key, 0, -1), 'ZREM') end
+        end
+        return gone";
+    assert_eq!(redis(&ring, &["EVAL", lost, "0"]), ["2"]);
+    let (code, text) = fsck(&[]);
+    assert_eq!(code, 6, "{text}");
+    let (code, text) = fsck(&["--repair"]);
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = fsck(&[]);
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = ring.site.run(&["fsck", "--cluster", &format!("{address}-not")]);
+    assert!(code != 0 && text.contains("nothing of that name"), "{code} {text}");
+    ring.mount_all(&[]);
+    for number in [0, 1, 2, 4] {
+        let read = fs::read(ring.at(1 - number % 2, &format!("dir/file{number}"))).unwrap();
+        assert_eq!(read, b"something");
+    }
+    ring.umount_all();
+}
+
+#[test]
 fn servers_for_a_job_then_mounts_share_them_and_a_later_start_knows_all() {
     if !can_cluster() {
         return;

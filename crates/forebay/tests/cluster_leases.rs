@@ -11,15 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ring::{Ring, can_cluster};
-
-fn names(dir: &Path) -> Vec<String> {
-    let entry =
-        |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
-    let mut names: Vec<String> = fs::read_dir(dir).unwrap().map(entry).collect();
-    names.sort_unstable();
-    names
-}
+use ring::{Random, Ring, can_cluster, names};
 
 /// Makes files that hold their own names.
 fn make(dir: &Path, names: impl Iterator<Item = String>) {
@@ -187,18 +179,6 @@ fn leases_when_switched_off_then_the_servers_have_each_change_at_once() {
     ring.mount(0, &["--writeback", "evict"]);
     ring.umount_all();
     assert_eq!(names(&ring.backing("dir")).len(), 60);
-}
-
-/// A number for each call: xorshift (Marsaglia, 2003).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
 }
 
 /// Some changes by one node, then a look by another: all mounts are one file system.

@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ring::{Ring, can_cluster};
+use ring::{Random, Ring, can_cluster};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::Signal;
@@ -19,18 +19,6 @@ use site::{alive, signal, wait_for};
 
 /// Far more than anything here takes.
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// A number for each call: xorshift (Marsaglia, 2003).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % limit as u64) as usize
-    }
-}
 
 /// The bytes of a file, mapped for reading.
 struct Mapping {
@@ -124,15 +112,15 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn step(&mut self, step: usize) {
-        let node = self.random.below(3);
-        let name = format!("f{}", self.random.below(4));
+        let node = self.random.pick(3);
+        let name = format!("f{}", self.random.pick(4));
         let path = self.ring.at(node, &name);
-        let what = self.random.below(12);
+        let what = self.random.pick(12);
         let said = format!("step {step}: node {node}, {name}, operation {what}");
         if std::env::var_os("FOREBAY_TEST_STEPS").is_some() {
             eprintln!("{said}");
         }
-        let size = [10, 3_000, 90_000, 600_000, 1_200_000][self.random.below(5)];
+        let size = [10, 3_000, 90_000, 600_000, 1_200_000][self.random.pick(5)];
         let fill = step as u8;
         match what {
             0 | 1 => {
@@ -146,7 +134,7 @@ impl Run<'_> {
             }
             3..=5 => self.change(&path, &name, fill, &said),
             6 => {
-                let other = format!("f{}", self.random.below(4));
+                let other = format!("f{}", self.random.pick(4));
                 let done = fs::rename(&path, self.ring.at(node, &other));
                 let of = self.model.names.get(&name).copied();
                 assert_eq!(done.is_ok(), of.is_some(), "{said}: {done:?}");
@@ -161,7 +149,7 @@ impl Run<'_> {
             }
             8..=10 => self.keep(&path, &name, said.clone()),
             _ => {
-                let which = self.random.below(self.kept.len().max(1));
+                let which = self.random.pick(self.kept.len().max(1));
                 self.kept.truncate(which);
             }
         }
@@ -173,13 +161,13 @@ impl Run<'_> {
         let Some(len) = self.model.now(name).map(Vec::len).filter(|len| *len > 100) else { return };
         let file = OpenOptions::new().read(true).write(true).open(path);
         let file = file.unwrap_or_else(|e| panic!("{said}: {e}"));
-        if self.random.below(4) == 0 {
-            let to = self.random.below(len + 2_000);
+        if self.random.pick(4) == 0 {
+            let to = self.random.pick(len + 2_000);
             file.set_len(to as u64).unwrap_or_else(|e| panic!("{said}: {e}"));
             self.model.change(name, |bytes| bytes.resize(to, 0));
             return;
         }
-        let at = self.random.below(len - 50);
+        let at = self.random.pick(len - 50);
         file.write_all_at(&[fill; 50], at as u64).unwrap_or_else(|e| panic!("{said}: {e}"));
         self.model.change(name, |bytes| bytes[at..at + 50].fill(fill));
     }
@@ -187,14 +175,14 @@ impl Run<'_> {
     fn keep(&mut self, path: &Path, name: &str, said: String) {
         let Some(&of) = self.model.names.get(name) else { return };
         let file = File::open(path).unwrap_or_else(|e| panic!("{said}: {e}"));
-        let mapping = Mapping::new(&file).filter(|_| self.random.below(2) == 0);
+        let mapping = Mapping::new(&file).filter(|_| self.random.pick(2) == 0);
         let since = self.model.versions[of].len() - 1;
         self.kept.push(Kept { file, mapping, of, since, said });
     }
 
     /// Some node opens some file anew, and those that are open are looked at.
     fn check(&mut self, said: &str) {
-        let (node, name) = (self.random.below(3), format!("f{}", self.random.below(4)));
+        let (node, name) = (self.random.pick(3), format!("f{}", self.random.pick(4)));
         let (path, said) = (self.ring.at(node, &name), format!("{said}; {name} on {node}"));
         let Some(expected) = self.model.now(&name) else {
             assert!(fs::metadata(path).is_err(), "{said}: is there");

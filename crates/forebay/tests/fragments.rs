@@ -8,16 +8,12 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 
-use kept::{LONG, check_all, contents, count, safety, sync, write_all};
+use kept::{LONG, check_all, contents, count, held, safety, sync, write_all};
 use ring::{Ring, can_cluster};
 use site::wait_for;
 
 fn options(level: &'static str) -> [&'static str; 4] {
     ["--writeback", "evict", "--redundancy", level]
-}
-
-fn held(ring: &Ring, node: usize) -> u64 {
-    count(ring, node, "held_files")
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Nodes that talk to each other: reads from the tiers of others, writes by way of the owner.
 
+mod kept;
 mod ring;
 mod site;
 
@@ -20,17 +21,9 @@ use forebay_peer::{
     Address, Body, Call, Client, ClientConfig, ClusterSecret, Found, Identity, Limits, Security,
     Server, Service,
 };
-use ring::{Ring, SECRET, can_cluster};
+use kept::{LONG, contents};
+use ring::{Random, Ring, SECRET, can_cluster};
 use site::wait_for;
-
-/// Nothing that the machine does takes longer.
-const LONG: Duration = Duration::from_secs(60);
-
-/// Bytes that tell where in which file they are.
-fn contents(seed: u64, size: usize) -> Vec<u8> {
-    let word = |at: u64| (at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
-    (0..size.div_ceil(8) as u64).flat_map(word).take(size).collect()
-}
 
 /// Where a node listens, as its log says.
 fn reach(ring: &Ring, node: usize) -> String {
@@ -152,6 +145,62 @@ fn tree_when_another_node_has_it_then_it_is_read_from_there_also_by_one_that_joi
     for node in [1, 2, 0] {
         assert!(fs::read(ring.at(node, &name(7))).unwrap() == new, "node {node}");
     }
+    ring.umount_all();
+}
+
+#[test]
+fn file_when_evicted_and_read_again_then_from_the_other_node_each_time() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(2);
+    let whole = contents(5, 20 << 20);
+    fs::write(ring.backing("f"), &whole).unwrap();
+    ring.mount_all(&[]);
+    let (code, text) = ring.site.run(&["warm", "--quiet", &ring.site.text("mnt0/f")]);
+    assert_eq!(code, 0, "{text}");
+    for round in 1..=4 {
+        assert!(fs::read(ring.at(1, "f")).unwrap() == whole, "round {round}");
+        let (peers, backing) = (ring.bytes(1, "peers"), ring.bytes_from_backing(1));
+        assert_eq!((peers, backing), (round * whole.len() as u64, 0), "round {round}");
+        // The kernel keeps its pages of a file that nobody has changed.
+        let opened = File::open(ring.at(1, "f")).unwrap();
+        rustix::fs::fadvise(&opened, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        drop(opened);
+        let file = ring.site.text("mnt1/f");
+        // The kernel closes a file a moment after the program has.
+        let gone = || {
+            let (code, text) = ring.site.run(&["evict", "--json", &file]);
+            let said: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+            code == 0 && said["files"] == 1
+        };
+        assert!(wait_for(LONG, gone), "not evicted in round {round}");
+    }
+    ring.umount_all();
+}
+
+#[test]
+fn file_when_its_beginning_was_read_before_nodes_met_then_that_is_read_from_there_too() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(2);
+    let whole = contents(6, 48 << 20);
+    let total = whole.len() as u64;
+    fs::write(ring.backing("f"), &whole).unwrap();
+    ring.mount(0, &[]);
+    let mut start = vec![0; 1 << 20];
+    File::open(ring.at(0, "f")).unwrap().read_exact(&mut start).unwrap();
+    assert!(start == whole[..start.len()]);
+    let alone = ring.bytes_from_backing(0);
+    assert!(alone > 0 && alone < total, "{alone} of {total}");
+    ring.mount(1, &[]);
+    let met = |node| ring.log(node).matches("another node can be talked to").count() == 1;
+    assert!(wait_for(LONG, || met(0) && met(1)), "they do not meet");
+    let (code, text) = ring.site.run(&["warm", "--quiet", &ring.site.text("mnt0/f")]);
+    assert_eq!(code, 0, "{text}");
+    assert!(fs::read(ring.at(1, "f")).unwrap() == whole);
+    assert_eq!((ring.bytes(1, "peers"), ring.bytes_from_backing(1)), (total, 0));
     ring.umount_all();
 }
 
@@ -433,6 +482,9 @@ fn owner_when_killed_then_who_writes_by_way_of_it_gets_an_error_and_other_files_
     // The owner would put its own times over these.
     let refused = other.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EHOSTDOWN), "{refused}");
+    // How long the file is by now, nobody else knows.
+    let refused = other.metadata().map(|found| found.len()).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EHOSTDOWN), "{refused}");
     fs::write(ring.at(1, "g"), b"goes on").unwrap();
     assert_eq!(fs::read(ring.at(1, "g")).unwrap(), b"goes on");
     drop(other);
@@ -443,18 +495,6 @@ fn owner_when_killed_then_who_writes_by_way_of_it_gets_an_error_and_other_files_
 }
 
 const SEED: u64 = 0x5eed_0004;
-
-/// A number for each call: xorshift (Marsaglia, 2003).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
 
 /// Writes where a writer does, and the same to the model.
 fn write_somewhere(

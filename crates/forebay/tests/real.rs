@@ -4,7 +4,7 @@ mod site;
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -135,6 +135,27 @@ fn umount_while_a_file_is_open_names_the_holder() {
     assert!(site.is_mounted());
     site.umount();
     assert!(site.path("backing/held").exists());
+}
+
+#[test]
+fn umount_while_a_removed_file_is_open_names_the_holder_and_goes_on_when_it_is_closed() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&["--writeback", "evict"]);
+    let held = fs::File::create(site.path("mnt/held")).unwrap();
+    held.write_all_at(&[7; 4096], 0).unwrap();
+    let mut holder: Child = Command::new("sleep").arg("60").stdout(held).spawn().unwrap();
+    fs::remove_file(site.path("mnt/held")).unwrap();
+    let (code, text) = site.run(&["umount", &site.text("mnt")]);
+    let listed = text.contains(&format!("{} (sleep)", holder.id()));
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    assert_eq!(code, 1, "{text}");
+    assert!(listed, "{text}");
+    site.umount();
+    assert!(!site.path("backing/held").exists());
 }
 
 /// A reader of the object that holds it for good, as the kernel did for a daemon that was killed.

@@ -8,7 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 
-use kept::{LONG, check_all, contents, count, safety, sync, write_all};
+use kept::{LONG, check_all, contents, count, held, safety, sync, write_all};
 use ring::{Ring, can_cluster};
 use site::{alive, outcome, signal, wait_for};
 
@@ -54,6 +54,34 @@ fn owner_when_killed_then_all_that_was_acknowledged_is_there_and_what_it_returns
 }
 
 #[test]
+fn node_when_fenced_then_a_new_file_is_refused_and_leaves_no_name() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(3);
+    ring.mount_all(&KEPT);
+    fs::write(ring.at(0, "kept"), b"closed").unwrap();
+    let daemon = ring.daemon(0);
+    signal(daemon, rustix::process::Signal::STOP);
+    let taken = || fs::read(ring.at(1, "kept")).is_ok_and(|bytes| bytes == b"closed");
+    assert!(wait_for(LONG, taken), "it is not taken over\n{}", ring.log(1));
+    signal(daemon, rustix::process::Signal::CONT);
+    let write = || OpenOptions::new().write(true).open(ring.at(0, "kept"));
+    let fenced = || write().is_err_and(|error| error.raw_os_error() == Some(libc::ESTALE));
+    assert!(wait_for(LONG, fenced), "{}", ring.log(0));
+    let made = File::create_new(ring.at(0, "new")).map(drop);
+    assert_eq!(made.unwrap_err().raw_os_error(), Some(libc::ESTALE));
+    let made = fs::create_dir(ring.at(0, "dir"));
+    assert_eq!(made.unwrap_err().raw_os_error(), Some(libc::ESTALE));
+    for name in ["new", "dir"] {
+        assert!(!fs::exists(ring.at(1, name)).unwrap(), "{name} was made");
+    }
+    // What is there can be read.
+    assert_eq!(fs::read(ring.at(0, "kept")).unwrap(), b"closed");
+    ring.kill(0);
+}
+
+#[test]
 fn node_with_copies_when_killed_then_they_are_made_again_and_the_owner_may_go() {
     if !can_cluster() {
         return;
@@ -61,7 +89,7 @@ fn node_with_copies_when_killed_then_they_are_made_again_and_the_owner_may_go() 
     let ring = Ring::talking(3);
     ring.mount_all(&KEPT);
     let (written, open) = write_all(&ring, 0);
-    let held = |node| count(&ring, node, "held_files");
+    let held = |node| held(&ring, node);
     let mut all = written.len() as u64;
     // What was replaced goes a moment later.
     assert!(wait_for(LONG, || held(1) + held(2) == all), "{} {} {all}", held(1), held(2));
@@ -105,7 +133,7 @@ fn copies_when_too_few_nodes_can_take_them_then_the_backing_store_has_all_at_clo
     assert!(wait_for(LONG, || {
         number.set(number.get() + 1);
         fs::write(ring.at(0, &format!("two{}", number.get())), b"closed").unwrap();
-        count(&ring, 1, "held_files") > 0
+        held(&ring, 1) > 0
     }));
     ring.umount_all();
 }
@@ -119,7 +147,7 @@ fn node_with_copies_when_drained_then_they_move_before_it_leaves() {
     ring.mount_all(&KEPT);
     let (written, open) = write_all(&ring, 0);
     let all = written.len() as u64;
-    let held = |node| count(&ring, node, "held_files");
+    let held = |node| held(&ring, node);
     assert!(wait_for(LONG, || held(1) + held(2) == all));
     let status = ring.site.text("mnt1");
     let (_, text) = ring.site.run(&["cluster", "status", "--json", &status]);
@@ -155,7 +183,7 @@ fn directory_when_it_says_otherwise_than_the_mount_then_that_counts_also_below()
     fs::create_dir(ring.at(0, "safe/below")).unwrap();
     fs::write(ring.at(0, "unsafe"), b"here").unwrap();
     fs::write(ring.at(0, "safe/below/one"), b"there, too").unwrap();
-    assert_eq!(count(&ring, 1, "held_files"), 1);
+    assert_eq!(held(&ring, 1), 1);
     ring.umount_all();
 }
 
@@ -171,9 +199,59 @@ fn copies_when_nobody_waits_for_them_then_they_come_later_and_go_with_the_write_
     for number in 0..20u64 {
         fs::write(ring.at(0, &format!("f{number}")), contents(number, 3000)).unwrap();
     }
-    assert!(wait_for(LONG, || count(&ring, 1, "held_files") == 20), "{}", safety(&ring, 0));
+    assert!(wait_for(LONG, || held(&ring, 1) == 20), "{}", safety(&ring, 0));
     assert!(wait_for(LONG, || count(&ring, 0, "waiting_files") == 0));
     sync(&ring, 0..1);
+    assert!(wait_for(LONG, || held(&ring, 1) == 0), "{}", safety(&ring, 1));
+    ring.umount_all();
+}
+
+/// Bytes that a node has sent to be kept by others.
+fn bytes_copied(ring: &Ring, node: usize) -> u64 {
+    let (code, text) = ring.site.run(&["debug", "metrics", &ring.site.text(&format!("mnt{node}"))]);
+    assert_eq!(code, 0, "{text}");
+    let line = text.lines().find(|line| line.starts_with("forebay_copied_bytes_total"));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).expect("a number")
+}
+
+#[test]
+fn file_when_a_duplicate_is_closed_before_it_is_written_then_each_byte_is_sent_once() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(2);
+    ring.mount_all(&["--writeback", "evict", "--redundancy", "replicas=1"]);
+    assert!(wait_for(LONG, || ring.log(0).contains("another node can be talked to")));
+    let whole = contents(3, 32 << 20);
+    let (start, rest) = whole.split_at(24 << 20);
+    let mut file = fs::File::create(ring.at(0, "f")).unwrap();
+    // As `dd` does, and shells for what they redirect.
+    drop(file.try_clone().unwrap());
+    for piece in start.chunks(1 << 20) {
+        file.write_all(piece).unwrap();
+    }
+    assert!(wait_for(LONG, || bytes_copied(&ring, 0) > 0), "nothing is sent ahead");
+    file.write_all(rest).unwrap();
+    drop(file);
+    assert_eq!(bytes_copied(&ring, 0), whole.len() as u64);
+    assert_eq!(count(&ring, 1, "held_files"), 1);
+    ring.umount_all();
+}
+
+#[test]
+fn file_when_removed_before_its_copies_are_made_then_it_waits_for_none() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(2);
+    ring.mount_all(&["--writeback", "evict", "--redundancy", "replicas=1,async"]);
+    assert!(wait_for(LONG, || ring.log(0).contains("another node can be talked to")));
+    for number in 0..40u64 {
+        let path = ring.at(0, &format!("f{number}"));
+        fs::write(&path, contents(number, 1_000_000)).unwrap();
+        fs::remove_file(&path).unwrap();
+    }
+    assert!(wait_for(LONG, || count(&ring, 0, "waiting_files") == 0), "{}", safety(&ring, 0));
     assert!(wait_for(LONG, || count(&ring, 1, "held_files") == 0), "{}", safety(&ring, 1));
     ring.umount_all();
 }
@@ -190,7 +268,7 @@ fn closed_file_whose_copies_come_later_then_copied_and_not_written_back() {
         fs::write(ring.at(0, &format!("f{number}")), contents(number, 30_000)).unwrap();
     }
     assert!(wait_for(LONG, || count(&ring, 0, "waiting_files") == 0));
-    assert!(wait_for(LONG, || count(&ring, 1, "held_files") == 60), "{}", safety(&ring, 0));
+    assert!(wait_for(LONG, || held(&ring, 1) == 60), "{}", safety(&ring, 0));
     let there = (0..60).filter(|number| ring.backing(&format!("f{number}")).exists());
     assert_eq!(there.count(), 0, "written back");
     ring.umount_all();

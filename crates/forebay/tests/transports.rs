@@ -5,6 +5,7 @@ mod site;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Child;
 use std::time::Duration;
 
 use ring::{Ring, SECRET, can_cluster};
@@ -89,4 +90,80 @@ fn mpi_when_not_started_by_mpirun_then_the_mount_says_so() {
         ring.mount_with(0, &[&args[..], &["--foreground", "--cluster-tls", "off"]].concat());
     assert!(code != 0, "{text}");
     assert!(text.contains("mpirun") || text.contains("--features mpi"), "{text}");
+}
+
+/// A job of `mpirun`, whose standard error is in a file; killed with the value.
+struct Job(Child);
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Job {
+    /// `mpirun` with two processes, each of which runs a shell command.
+    fn start(ring: &Ring, command: &str) -> Job {
+        let log = fs::File::create(ring.site.path("job.log")).unwrap();
+        let child = ring
+            .site
+            .command("mpirun")
+            .args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"])
+            .args(["--mca", "mpi_yield_when_idle", "1", "-np", "2", "sh", "-c", command])
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Job(child)
+    }
+}
+
+#[test]
+fn processes_of_an_mpi_job_when_each_mounts_then_they_read_from_each_other_and_end_well() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::new(2);
+    let said = || fs::read_to_string(ring.site.path("job.log")).unwrap_or_default();
+    // Where MPI itself does not run, nothing can be said of what is built on it.
+    let mut probe = Job::start(&ring, "true");
+    if !probe.0.wait().unwrap().success() {
+        return eprintln!("skipped: no job of two processes: {}", said());
+    }
+    for node in 0..2 {
+        fs::write(ring.backing(&format!("f{node}")), contents()).unwrap();
+    }
+    let root = ring.site.text("");
+    let mut job = Job::start(
+        &ring,
+        &format!(
+            "r=$OMPI_COMM_WORLD_RANK; exec {} mount {root}backing {root}mnt$r --foreground --no-supervisor \
+             --tier {root}tier$r=64M --cluster {} --cluster-transport mpi --cluster-listen self:0 \
+             --cluster-tls off",
+            env!("CARGO_BIN_EXE_forebay"),
+            ring.address()
+        ),
+    );
+    let without = || said().contains("--features mpi");
+    let met = || without() || said().matches("another node can be talked to").count() == 2;
+    assert!(wait_for(Duration::from_secs(60), met), "{}", said());
+    if without() {
+        return eprintln!("skipped: {}", said());
+    }
+    for node in 0..2 {
+        for by in [node, 1 - node] {
+            assert!(fs::read(ring.at(by, &format!("f{node}"))).unwrap() == contents());
+        }
+        assert_eq!(ring.bytes(1 - node, "peers"), SIZE as u64, "{}", said());
+    }
+    // Who has left waits for the others.
+    std::thread::scope(|scope| {
+        for node in 0..2 {
+            let ring = &ring;
+            scope.spawn(move || ring.umount(node));
+        }
+    });
+    let end = job.0.wait().unwrap();
+    assert!(end.success(), "{end}: {}", said());
 }

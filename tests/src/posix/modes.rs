@@ -1,5 +1,7 @@
 //! Mode bits: umask, chmod and its rules, and the clearing of setuid and setgid.
 
+use std::os::fd::OwnedFd;
+
 use rustix::fs::symlink;
 
 use super::{Ctx, checks};
@@ -17,6 +19,7 @@ checks!("modes":
     fallocate_clears_setuid, setgid_without_group_execute_stays, write_clears_setuid_of_owner,
     mmap_and_read_keep_setuid, append_clears_setuid, chmod_of_missing, chmod_through_descriptor_path,
     mode_is_kept_through_rename_and_link, first_write_after_chmod_clears_setuid,
+    write_after_chmod_of_an_open_file_clears_setuid, close_after_chmod_of_an_open_file_keeps_setuid,
 );
 
 fn first_write_after_chmod_clears_setuid(ctx: &Ctx) -> Outcome {
@@ -30,6 +33,33 @@ fn first_write_after_chmod_clears_setuid(ctx: &Ctx) -> Outcome {
         equal!(os::permissions(&path)?, 0o755);
         Ok(())
     })
+}
+
+/// A file with bytes that is open for writing when its mode is set, by BOB.
+fn chmod_while_open(ctx: &Ctx, then: fn(&OwnedFd) -> Outcome, permissions: u32) -> Outcome {
+    ctx.need_root()?;
+    let path = ctx.file("f", b"a program")?;
+    os::chown(&path, Some(BOB.uid), Some(BOB.gid))?;
+    as_user(BOB, || {
+        os::write_at(os::open(&path, OFlags::RDWR, 0)?, 0, b"A")?;
+        let fd = os::open(&path, OFlags::RDWR, 0)?;
+        os::write_at(&fd, 2, b"P")?;
+        os::chmod(&path, 0o6755)?;
+        equal!(os::permissions(&path)?, 0o6755);
+        then(&fd)?;
+        equal!(os::permissions(&path)?, permissions);
+        drop(fd);
+        equal!(os::permissions(&path)?, permissions);
+        Ok(())
+    })
+}
+
+fn write_after_chmod_of_an_open_file_clears_setuid(ctx: &Ctx) -> Outcome {
+    chmod_while_open(ctx, |fd| Ok(os::write_at(fd, 0, b"B")?), 0o755)
+}
+
+fn close_after_chmod_of_an_open_file_keeps_setuid(ctx: &Ctx) -> Outcome {
+    chmod_while_open(ctx, |_| Ok(()), 0o6755)
 }
 
 fn umask_applies_to_every_creation(ctx: &Ctx) -> Outcome {

@@ -157,7 +157,8 @@ and the tiers' reserve can't together exceed a tier; what does not fit is report
 /// `sync`.
 pub const SYNC: &str = "\
 Writes dirty files, and the changes of names and attributes that they need, to the backing store \
-now and waits for it. With a mount point as PATH, everything.";
+now and waits for it. With a mount point as PATH, everything. On a node of a cluster it is about what \
+this node has; of files that other nodes have not written back it says how many there are.";
 
 /// `hint`.
 pub const HINT: &str = "\
@@ -212,7 +213,8 @@ Examples:
 /// `fsck`.
 pub const FSCK: &str = "\
 Checks that the index agrees with what is on the tiers. The tiers must not be mounted. Without \
---repair or --rebuild nothing is changed.";
+--repair or --rebuild nothing is changed. With --cluster, checks the names that a cluster has on its \
+metadata servers, while none of its nodes is mounted.";
 
 /// Examples of `fsck`.
 pub const FSCK_EXAMPLES: &str = "\
@@ -220,8 +222,10 @@ Examples:
   forebay fsck /nvme/forebay
   forebay fsck --rebuild /dev/shm/f /nvme/f
   forebay fsck --config /etc/forebay/data.toml --repair
+  forebay fsck --cluster file:/srv/forebay/address
 
-Exit codes: 0 no problem, or all repaired; 6 problems remain; 7 the tiers are in use.";
+Exit codes: 0 no problem, or all repaired; 6 problems remain; 7 the tiers are in use, or
+a node of the cluster is mounted.";
 
 /// `top`.
 pub const TOP: &str = "\

@@ -283,6 +283,14 @@ pub struct FsckArgs {
     /// Take the tiers from this configuration file
     #[arg(long, value_name = "FILE", conflicts_with = "tiers")]
     pub config: Option<PathBuf>,
+    /// In place of tiers, check the names of a cluster on its metadata servers: what its mounts have
+    /// as --cluster. No node may be mounted
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["tiers", "config", "backing", "state_dir", "rebuild"],
+        value_parser = crate::config::cluster_address)]
+    pub cluster: Option<String>,
+    /// With --cluster: replicas of each server that must have a repair before it counts
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "cluster")]
+    pub cluster_replicas: u32,
     /// Compare with this backing store too
     #[arg(long, value_name = "DIR")]
     pub backing: Option<PathBuf>,

@@ -35,6 +35,10 @@ pub fn run(args: &FsckArgs, engine: &dyn Engine) -> Result<u8, Error> {
 }
 
 fn request(args: &FsckArgs) -> Result<FsckRequest, Error> {
+    if let Some(address) = &args.cluster {
+        let cluster = Some((address.clone(), args.cluster_replicas));
+        return Ok(FsckRequest { repair: args.repair, cluster, ..FsckRequest::default() });
+    }
     let mut texts: Vec<OsString> = args.tiers.clone();
     let mut backing = args.backing.clone();
     let mut state_dir = args.state_dir.clone();
@@ -48,7 +52,7 @@ fn request(args: &FsckArgs) -> Result<FsckRequest, Error> {
     }
     if texts.is_empty() {
         return Err(Error::Usage(
-            "name the tiers, fastest first, or a --config that has them".into(),
+            "name the tiers, fastest first, a --config that has them, or a --cluster".into(),
         ));
     }
     let tiers = texts.iter().map(tier).collect::<Result<Vec<_>, _>>()?;
@@ -56,7 +60,8 @@ fn request(args: &FsckArgs) -> Result<FsckRequest, Error> {
         let readable = std::fs::read_dir(&tier.dir);
         readable.map_err(|source| Error::File { path: tier.dir.clone(), source })?;
     }
-    Ok(FsckRequest { tiers, backing, state_dir, rebuild: args.rebuild, repair: args.repair })
+    let (rebuild, repair) = (args.rebuild, args.repair);
+    Ok(FsckRequest { tiers, backing, state_dir, rebuild, repair, cluster: None })
 }
 
 /// A tier with or without its size; an existing directory whose name has a `=` is meant as such.

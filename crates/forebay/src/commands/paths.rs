@@ -137,6 +137,7 @@ pub(super) fn add(total: &mut Outcome, part: Outcome) {
     total.skipped += part.skipped;
     total.failed += part.failed;
     total.complete &= part.complete;
+    total.elsewhere += part.elsewhere;
     total.failures.extend(part.failures);
     total.failures.truncate(1000);
 }

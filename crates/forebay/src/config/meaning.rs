@@ -523,12 +523,19 @@ fn parse_address(text: &str) -> Result<Option<SocketAddr>, String> {
 }
 
 fn parse_cluster(text: &str) -> Result<Option<String>, String> {
+    (!text.is_empty()).then(|| cluster_address(text)).transpose()
+}
+
+/// The address of a cluster's metadata servers, as `--cluster` takes it.
+///
+/// # Errors
+/// Says what an address looks like.
+pub fn cluster_address(text: &str) -> Result<String, String> {
     let known = ["redis://", "rediss://", "file:"];
-    match text {
-        "" => Ok(None),
-        _ if known.iter().any(|scheme| text.starts_with(scheme)) => Ok(Some(text.to_owned())),
+    match known.iter().any(|scheme| text.starts_with(scheme)) {
+        true => Ok(text.to_owned()),
         // Not shown again: there may be a password in it.
-        _ => Err("is no address; write redis://HOST:PORT/NAME or file:PATH".into()),
+        false => Err("is no address; write redis://HOST:PORT/NAME or file:PATH".into()),
     }
 }
 

@@ -8,6 +8,7 @@ mod settings;
 mod sources;
 mod validate;
 
+pub use meaning::cluster_address;
 pub use meaning::{
     ClusterSettings, Coherence, Durability, LogFormat, MountConfig, Passthrough, SpaceSize,
     StreamDevice, StreamSettings, Throttle, TierConfig, Transport, Writeback,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::WirePath;
 use crate::error::Error;
-use crate::mountinfo::Mount;
+use crate::mountinfo::{self, Mount};
 
 /// The longest path that a Unix socket can have (`sun_path` of unix(7), less its final NUL).
 const SOCKET_PATH_MAX: usize = 107;
@@ -164,7 +164,7 @@ impl Address {
         }
         // In another mount namespace paths and devices differ, but not the source.
         for dir in &dirs {
-            found.extend(sockets_of_source(dir, mount));
+            found.extend(sockets_of_source(dir, mount, mounts));
         }
         let mut unique: Vec<PathBuf> = Vec::new();
         for path in found.into_iter().filter(|path| path.exists()) {
@@ -178,7 +178,8 @@ impl Address {
 
 impl Drop for Address {
     fn drop(&mut self) {
-        if !self.kept {
+        // Whoever took the directory away may have had another daemon begin there: the names are its.
+        if !self.kept || !is_named(&self.lock, &self.record) {
             return;
         }
         // The lock is held until the names are gone; a failure leaves a name that the next
@@ -189,11 +190,19 @@ impl Drop for Address {
     }
 }
 
-/// The sockets in a directory whose record names the mount's source, if it is the only one.
-fn sockets_of_source(dir: &Path, mount: &Mount) -> Option<PathBuf> {
+/// The sockets in a directory whose record names the mount's source, if it is the only one. Nodes of a
+/// cluster have their source in common: what is the daemon of another mount that is listed is not this
+/// one's, also while this one's does not answer.
+fn sockets_of_source(dir: &Path, mount: &Mount, mounts: &[Mount]) -> Option<PathBuf> {
+    let of_another = |record: &Record| {
+        mountinfo::at(mounts, &record.mountpoint.0)
+            .is_some_and(|other| other.is_forebay() && other.device != mount.device)
+    };
+    let fits =
+        |record: Record| record.backing.0.as_os_str() == mount.source && !of_another(&record);
     let mut matching = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).filter(|path| {
         path.extension().is_some_and(|extension| extension == "json")
-            && record_of(path).is_some_and(|record| record.backing.0.as_os_str() == mount.source)
+            && record_of(path).is_some_and(fits)
     });
     let only = matching.next()?;
     matching.next().is_none().then(|| only.with_extension("sock"))
@@ -213,14 +222,19 @@ fn lock_file(path: &Path) -> Result<Option<File>, Error> {
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Ok(None);
         }
-        let held = file.metadata().map_err(error())?;
-        if fs::metadata(path)
-            .is_ok_and(|named| named.ino() == held.ino() && named.dev() == held.dev())
-        {
+        if is_named(&file, path) {
             return Ok(Some(file));
         }
     }
     Ok(None)
+}
+
+/// Whether an open file is the one that has a name.
+fn is_named(file: &File, path: &Path) -> bool {
+    let same = |named: fs::Metadata, held: fs::Metadata| {
+        (named.ino(), named.dev()) == (held.ino(), held.dev())
+    };
+    fs::metadata(path).is_ok_and(|named| file.metadata().is_ok_and(|held| same(named, held)))
 }
 
 fn write_all(mut file: &File, text: &[u8]) -> io::Result<()> {
@@ -293,8 +307,53 @@ mod tests {
             fs::write(dir.path().join(name), serde_json::to_vec(&record).unwrap()).unwrap();
         };
         record("a.json");
-        assert_eq!(sockets_of_source(dir.path(), &mount), Some(dir.path().join("a.sock")));
+        assert_eq!(sockets_of_source(dir.path(), &mount, &[]), Some(dir.path().join("a.sock")));
         record("b.json");
-        assert_eq!(sockets_of_source(dir.path(), &mount), None);
+        assert_eq!(sockets_of_source(dir.path(), &mount, &[]), None);
+    }
+
+    #[test]
+    fn sockets_of_source_when_the_only_one_is_of_another_mount_that_is_listed_then_it_is_not_taken()
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let mount = |at: &str, device: &str| Mount {
+            device: device.into(),
+            mountpoint: at.into(),
+            kind: mountinfo::FILE_SYSTEM_TYPE.into(),
+            source: "/slow".into(),
+            options: String::new(),
+        };
+        let (one, two) = (mount("/mnt/1", "0:41"), mount("/mnt/2", "0:42"));
+        let record =
+            Record { mountpoint: Path::new("/mnt/1").into(), backing: "/slow".into(), pid: 1 };
+        fs::write(dir.path().join("1.json"), serde_json::to_vec(&record).unwrap()).unwrap();
+        let mounts = [one.clone(), two.clone()];
+        assert_eq!(sockets_of_source(dir.path(), &two, &mounts), None);
+        assert_eq!(sockets_of_source(dir.path(), &one, &mounts), Some(dir.path().join("1.sock")));
+        // In another mount namespace nothing is known of where it was made.
+        let seen = [mount("/inside", "0:43")];
+        let found = sockets_of_source(dir.path(), &seen[0], &seen);
+        assert_eq!(found, Some(dir.path().join("1.sock")));
+    }
+
+    #[test]
+    fn address_when_another_daemon_has_it_by_now_then_its_names_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let claim = || {
+            let (socket, record) = (dir.path().join("id.sock"), dir.path().join("id.json"));
+            let lock = lock_file(&record).unwrap().unwrap();
+            Address { socket, record, lock, kept: true }
+        };
+        let first = claim();
+        drop(first.listen().unwrap());
+        fs::remove_file(&first.record).unwrap();
+        fs::remove_file(&first.socket).unwrap();
+        let second = claim();
+        let _listener = second.listen().unwrap();
+        drop(first);
+        assert!(second.record.exists() && second.socket.exists());
+        let names = [second.record.clone(), second.socket.clone()];
+        drop(second);
+        assert!(names.iter().all(|name| !name.exists()));
     }
 }

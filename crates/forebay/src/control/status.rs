@@ -484,4 +484,6 @@ pub struct Outcome {
     pub remaining_backlog: u64,
     /// For a drain: whether all that is left are files that programs may be changing.
     pub in_use: bool,
+    /// For a sync on a node of a cluster: files that other nodes have not written back.
+    pub elsewhere: u64,
 }

@@ -350,7 +350,9 @@ impl Control for NodeControl {
                     })
                 })
                 .map_err(|error| control_error(&error))?;
-            outcome.complete &= left.entries == 0 && left.bytes == 0;
+            // Bytes are those of the whole node.
+            outcome.complete &= left.entries == 0;
+            outcome.elsewhere += left.elsewhere;
             outcome.remaining_backlog += left.entries;
             outcome.remaining_bytes += left.bytes;
         }

@@ -77,18 +77,19 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
     }
 }
 
+/// Where a cluster's metadata are, which may be written in a file.
+pub fn cluster_address(given: &str) -> ControlResult<String> {
+    let Some(path) = given.strip_prefix("file:") else { return Ok(given.to_owned()) };
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        ControlError::new(ErrorKind::Usage, format!("--cluster file:{path}: {error}"))
+    })?;
+    Ok(text.trim().to_owned())
+}
+
 /// A node of a cluster knows who else changes the backing store: the other nodes. What the kernel may
 /// do by itself others have to be told of, so it may where they can ask.
 fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlResult<NodeConfig> {
-    let address = &given.address;
-    let address = match address.strip_prefix("file:") {
-        None => address.to_owned(),
-        Some(path) => {
-            std::fs::read_to_string(path).map(|text| text.trim().to_owned()).map_err(|error| {
-                ControlError::new(ErrorKind::Usage, format!("--cluster file:{path}: {error}"))
-            })?
-        }
-    };
+    let address = cluster_address(&given.address)?;
     let cluster = ClusterConfig {
         patience: config.backing_timeout.mul_f64(0.6),
         replicas: given.replicas,
@@ -149,6 +150,7 @@ pub fn control_error(error: &NodeError) -> ControlError {
     use forebay_node::{EngineError, MetaError, StoreError};
     let kind = match error {
         NodeError::Store(StoreError::Locked { .. })
+        | NodeError::NodeLives { .. }
         | NodeError::Meta(MetaError::Engine(EngineError::InUse { .. })) => ErrorKind::Locked,
         NodeError::Store(
             StoreError::Foreign { .. } | StoreError::Version { .. } | StoreError::Damaged { .. },

@@ -93,6 +93,7 @@ impl Engine for NodeEngine {
     }
 
     fn fsck(&self, request: &FsckRequest, progress: OnProgress<'_>) -> ControlResult<FsckReport> {
+        let cluster = &request.cluster;
         let request = forebay_node::CheckRequest {
             tiers: request.tiers.iter().map(|tier| tier.dir.clone()).collect(),
             backing: request.backing.clone(),
@@ -103,14 +104,22 @@ impl Engine for NodeEngine {
         let mut on_object = |objects: u64| {
             progress(Progress { files_done: objects, files_total: objects, ..Progress::default() })
         };
-        let found = forebay_node::check(&request, &mut on_object)
-            .map_err(|error| convert::control_error(&error))?;
+        let found = match cluster {
+            None => forebay_node::check(&request, &mut on_object),
+            Some((address, replicas)) => {
+                let address = convert::cluster_address(address)?;
+                forebay_node::check_cluster(&address, *replicas, request.repair)
+            }
+        };
+        let found = found.map_err(|error| convert::control_error(&error))?;
         Ok(FsckReport {
             objects: found.objects,
             bytes: found.bytes,
             dirty: found.dirty,
             problems: found.problems,
             repaired: found.repaired,
+            inodes: found.inodes,
+            names: found.names,
             leftovers: found.leftovers,
             details: found.details,
         })

@@ -32,6 +32,11 @@ pub fn count(ring: &Ring, node: usize, what: &str) -> u64 {
     safety(ring, node)[what].as_u64().unwrap_or_else(|| panic!("no {what}"))
 }
 
+/// Files that a node keeps for others.
+pub fn held(ring: &Ring, node: usize) -> u64 {
+    count(ring, node, "held_files")
+}
+
 /// Writes files in all ways: closed, synced and kept open, added to, and overwritten.
 pub fn write_all(ring: &Ring, node: usize) -> (Vec<(String, Vec<u8>)>, Vec<File>) {
     let (mut written, mut open) = (Vec::new(), Vec::new());
@@ -64,12 +69,12 @@ pub fn write_all(ring: &Ring, node: usize) -> (Vec<(String, Vec<u8>)>, Vec<File>
     (written, open)
 }
 
-/// Has nodes write everything back. Each does what is its own, and says so when nothing is left of
-/// what others have.
+/// Has nodes write everything back, until nothing is left that any has, these or others.
 pub fn sync(ring: &Ring, nodes: std::ops::Range<usize>) {
     let one = |node: usize| {
         let mnt = ring.site.text(&format!("mnt{node}"));
-        ring.site.run(&["sync", &mnt]).0 == 0
+        let (code, text) = ring.site.run(&["sync", "--json", &mnt]);
+        code == 0 && serde_json::from_str::<serde_json::Value>(&text).unwrap()["elsewhere"] == 0
     };
     // All of them, also after one that has something left.
     let all = || nodes.clone().filter(|node| !one(*node)).count() == 0;

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
@@ -18,6 +18,32 @@ pub fn can_cluster() -> bool {
         eprintln!("skipped: redis-server is not installed");
     }
     able && can_mount()
+}
+
+/// A number for each call: xorshift (Marsaglia, 2003).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+
+    /// One of so many.
+    pub fn pick(&mut self, many: usize) -> usize {
+        self.below(many as u64) as usize
+    }
+}
+
+/// The names in a directory, in order.
+pub fn names(dir: &Path) -> Vec<String> {
+    let entry =
+        |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+    let mut names: Vec<String> = fs::read_dir(dir).unwrap().map(entry).collect();
+    names.sort_unstable();
+    names
 }
 
 /// What the nodes of a test share.
@@ -49,7 +75,7 @@ fn free_port() -> u16 {
 }
 
 impl Server {
-    fn start(dir: &std::path::Path) -> Server {
+    fn start(dir: &Path) -> Server {
         let port = free_port();
         let text = port.to_string();
         let mut command = Command::new("setpriv");
@@ -113,6 +139,17 @@ impl Ring {
     }
 
     pub fn mount_with(&self, node: usize, more: &[&str]) -> (i32, String) {
+        outcome(&mut self.mount_command(node, more))
+    }
+
+    /// Mounts with fail points, as the crate `fail` writes them.
+    pub fn mount_failing(&self, node: usize, fail_points: &str, more: &[&str]) {
+        let mut command = self.mount_command(node, more);
+        let (code, text) = outcome(command.env("FAILPOINTS", fail_points));
+        assert_eq!(code, 0, "{text}");
+    }
+
+    fn mount_command(&self, node: usize, more: &[&str]) -> Command {
         let tier = format!("{}=64M", self.site.text(&format!("tier{node}")));
         let mnt = self.site.text(&format!("mnt{node}"));
         let (backing, address) = (self.site.text("backing"), self.address());
@@ -122,7 +159,9 @@ impl Ring {
         }
         args.extend(self.talk.iter().map(String::as_str));
         args.extend(more);
-        self.site.run(&args)
+        let mut command = self.site.command(env!("CARGO_BIN_EXE_forebay"));
+        command.args(args);
+        command
     }
 
     pub fn mount(&self, node: usize, more: &[&str]) {

@@ -1,0 +1,311 @@
+//! Names and attributes that the kernels of several nodes keep while their node has the lease of a
+//! directory: no request for what is known, and what is done by any node is seen by all at once.
+
+mod ring;
+mod site;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ring::{Ring, can_cluster};
+
+/// A number for each call: xorshift (Marsaglia, 2003).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % limit as u64) as usize
+    }
+}
+
+/// Look-ups and questions for attributes that a node was asked by its kernel.
+fn asked(ring: &Ring, node: usize) -> u64 {
+    let (code, text) = ring.site.run(&["debug", "metrics", &ring.site.text(&format!("mnt{node}"))]);
+    assert_eq!(code, 0, "{text}");
+    let count = |op: &str| -> u64 {
+        let wanted = format!("forebay_op_seconds_count{{op=\"{op}\"}} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&wanted));
+        line.map_or(0, |count| count.parse().unwrap())
+    };
+    count("lookup") + count("getattr")
+}
+
+#[test]
+fn names_when_looked_at_again_in_a_leased_directory_then_cost_no_request_and_others_changes_show() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(2);
+    ring.mount_all(&["--writeback", "1s"]);
+    fs::create_dir(ring.at(0, "dir")).unwrap();
+    let paths: Vec<PathBuf> = (0..20).map(|n| ring.at(0, &format!("dir/f{n}"))).collect();
+    for path in &paths {
+        fs::write(path, b"12345").unwrap();
+    }
+    let look = |rounds: usize| {
+        for _ in 0..rounds {
+            for path in &paths {
+                assert_eq!(fs::metadata(path).unwrap().len(), 5);
+                assert!(fs::metadata(path.with_extension("not")).is_err());
+            }
+        }
+    };
+    // Leases are taken by looking, and what a kernel keeps is asked for again now and then.
+    let begun = Instant::now();
+    let few = loop {
+        let before = asked(&ring, 0);
+        look(50);
+        let few = asked(&ring, 0) - before;
+        if few < 40 || begun.elapsed() > Duration::from_secs(30) {
+            break few;
+        }
+    };
+    assert!(few < 40, "{few} requests for 1,000 looks at names, and 1,000 at what is not there");
+    // The other node changes what this one's kernel keeps.
+    fs::set_permissions(ring.at(1, "dir/f3"), Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(fs::metadata(&paths[3]).unwrap().mode() & 0o777, 0o600);
+    look(2);
+    fs::rename(ring.at(1, "dir/f4"), ring.at(1, "dir/f5.not")).unwrap();
+    assert!(fs::metadata(&paths[4]).is_err());
+    assert_eq!(fs::metadata(paths[5].with_extension("not")).unwrap().len(), 5);
+    fs::remove_file(ring.at(1, "dir/f6")).unwrap();
+    assert!(fs::metadata(&paths[6]).is_err());
+    ring.umount_all();
+}
+
+#[test]
+fn daemon_when_killed_while_its_kernel_keeps_names_then_others_changes_show_all_the_same() {
+    if !can_cluster() {
+        return;
+    }
+    let mut ring = Ring::talking(2);
+    ring.supervised = true;
+    ring.mount_all(&["--writeback", "1s"]);
+    fs::create_dir(ring.at(0, "dir")).unwrap();
+    let paths: Vec<PathBuf> = (0..20).map(|n| ring.at(0, &format!("dir/f{n}"))).collect();
+    for path in &paths {
+        fs::write(path, b"12345").unwrap();
+    }
+    let begun = Instant::now();
+    loop {
+        let before = asked(&ring, 0);
+        for path in paths.iter().cycle().take(400) {
+            assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o644);
+        }
+        if asked(&ring, 0) - before < 40 {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "nothing is kept");
+    }
+    let pid = ring.daemon(0);
+    site::signal(pid, rustix::process::Signal::KILL);
+    // Served by the kernel alone, or by the next daemon.
+    for path in &paths {
+        assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o644);
+    }
+    for n in 0..10 {
+        let path = ring.at(1, &format!("dir/f{n}"));
+        fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+    }
+    for (n, path) in paths.iter().enumerate() {
+        let expected = if n < 10 { 0o600 } else { 0o644 };
+        assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, expected, "{n}");
+    }
+    assert!(site::wait_for(Duration::from_secs(10), || !site::alive(pid)));
+    ring.umount_all();
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Kept {
+    inode: usize,
+    len: u64,
+    mode: u32,
+}
+
+/// What all nodes must show.
+struct Run<'a> {
+    ring: &'a Ring,
+    nodes: usize,
+    random: Random,
+    names: BTreeMap<String, Kept>,
+    inodes: usize,
+    /// Files that are held by a descriptor, which knows nothing of names.
+    held: Vec<(File, usize)>,
+    /// Under which name the second directory is now.
+    second: &'static str,
+}
+
+impl Run<'_> {
+    fn pick(&mut self) -> String {
+        let dir = ["a", self.second][self.random.below(2)];
+        format!("{dir}/f{}", self.random.below(6))
+    }
+
+    /// What a node shows of a name is what the model says.
+    fn check(&self, node: usize, name: &str, said: &str) {
+        let found = fs::metadata(self.ring.at(node, name));
+        let shown = found.as_ref().ok().map(|found| (found.len(), found.mode() & 0o777));
+        let expected = self.names.get(name).map(|kept| (kept.len, kept.mode));
+        assert_eq!(shown, expected, "{said}: {name} on node {node}: {:?}", found.err());
+    }
+
+    fn change(&mut self, node: usize, said: &str) -> Vec<String> {
+        let (name, other) = (self.pick(), self.pick());
+        let (path, to) = (self.ring.at(node, &name), self.ring.at(node, &other));
+        match self.random.below(8) {
+            0 | 1 => {
+                let len = self.random.below(3000);
+                fs::write(&path, vec![7; len]).unwrap_or_else(|e| panic!("{said}: {e}"));
+                self.inodes += 1;
+                let new = Kept { inode: self.inodes, len: 0, mode: 0o644 };
+                self.names.entry(name.clone()).or_insert(new).len = len as u64;
+            }
+            2 | 3 => {
+                let mode = [0o600, 0o640, 0o644, 0o755][self.random.below(4)];
+                let done = fs::set_permissions(&path, Permissions::from_mode(mode));
+                assert_eq!(done.is_ok(), self.names.contains_key(&name), "{said}: {done:?}");
+                if let Some(kept) = self.names.get_mut(&name) {
+                    kept.mode = mode;
+                }
+            }
+            4 | 5 => {
+                let done = fs::rename(&path, &to);
+                assert_eq!(done.is_ok(), self.names.contains_key(&name), "{said}: {done:?}");
+                if let Some(kept) = self.names.remove(&name) {
+                    self.names.insert(other.clone(), kept);
+                }
+            }
+            6 => {
+                let done = fs::remove_file(&path);
+                assert_eq!(done.is_ok(), self.names.remove(&name).is_some(), "{said}: {done:?}");
+            }
+            _ => {
+                let now = if self.second == "b" { "c" } else { "b" };
+                fs::rename(self.ring.at(node, self.second), self.ring.at(node, now)).unwrap();
+                let moved = |name: &String| match name.strip_prefix(self.second) {
+                    Some(rest) => format!("{now}{rest}"),
+                    None => name.clone(),
+                };
+                self.names = self.names.iter().map(|(name, kept)| (moved(name), *kept)).collect();
+                let gone = format!("{}/f0", self.second);
+                self.second = now;
+                return vec![gone, format!("{now}/f0")];
+            }
+        }
+        vec![name, other]
+    }
+
+    fn step(&mut self, step: usize, seed: u64) {
+        let node = self.random.below(self.nodes);
+        let said = format!("step {step} by node {node} (seed {seed:#x})");
+        let mut names = self.change(node, &said);
+        names.push(self.pick());
+        for _ in 0..2 {
+            let at = self.random.below(self.nodes);
+            for name in &names {
+                self.check(at, name, &said);
+            }
+        }
+        // A descriptor shows what its file has become, as long as that has a name.
+        for (file, inode) in &self.held {
+            let Some(kept) = self.names.values().find(|kept| kept.inode == *inode) else {
+                continue;
+            };
+            let found = file.metadata().unwrap_or_else(|e| panic!("{said}: held: {e}"));
+            assert_eq!((found.len(), found.mode() & 0o777), (kept.len, kept.mode), "{said}: held");
+        }
+        if step.is_multiple_of(7) {
+            let (at, name) = (self.random.below(self.nodes), self.pick());
+            if let Some(kept) = self.names.get(&name).copied() {
+                let mut options = OpenOptions::new();
+                let options = options.read(true).custom_flags(libc::O_PATH);
+                self.held.push((options.open(self.ring.at(at, &name)).unwrap(), kept.inode));
+                if self.held.len() > 4 {
+                    self.held.remove(0);
+                }
+            }
+        }
+        // Somebody looks so often that his node takes the leases and his kernel keeps all.
+        if step.is_multiple_of(9) {
+            let at = self.random.below(self.nodes);
+            for _ in 0..8 {
+                for n in 0..6 {
+                    self.check(at, &format!("a/f{n}"), &said);
+                    self.check(at, &format!("{}/f{n}", self.second), &said);
+                }
+            }
+        }
+    }
+}
+
+/// Random changes and looks on several nodes, each over before the next begins; beside it programs
+/// of every node look at the same names all the time, so that kernels keep what they can.
+fn run(nodes: usize, seed: u64) {
+    let ring = Ring::talking(nodes);
+    ring.mount_all(&["--writeback", "1s"]);
+    for dir in ["a", "b"] {
+        fs::create_dir(ring.at(0, dir)).unwrap();
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for node in 0..nodes {
+            let (ring, stop) = (&ring, &stop);
+            scope.spawn(move || {
+                let mut random = Random(seed ^ (node as u64 + 1) << 20);
+                while !stop.load(Ordering::Acquire) {
+                    for _ in 0..random.below(60) {
+                        let dir = ["a", "b", "c"][random.below(3)];
+                        let name = format!("{dir}/f{}", random.below(6));
+                        let _ = fs::metadata(ring.at(node, &name));
+                    }
+                    std::thread::sleep(Duration::from_millis(random.below(30) as u64));
+                }
+            });
+        }
+        let mut run = Run {
+            ring: &ring,
+            nodes,
+            random: Random(seed),
+            names: BTreeMap::new(),
+            inodes: 0,
+            held: Vec::new(),
+            second: "b",
+        };
+        let begun = Instant::now();
+        let steps = std::panic::AssertUnwindSafe(|| {
+            let mut step = 0;
+            while step < 400 && begun.elapsed() < Duration::from_secs(25) {
+                step += 1;
+                run.step(step, seed);
+            }
+            assert!(step > 20, "only {step} steps in time");
+        });
+        let outcome = std::panic::catch_unwind(steps);
+        stop.store(true, Ordering::Release);
+        if let Err(cause) = outcome {
+            std::panic::resume_unwind(cause);
+        }
+    });
+    ring.umount_all();
+}
+
+#[test]
+fn random_changes_on_two_nodes_that_keep_names_then_what_one_has_done_the_other_sees() {
+    if can_cluster() {
+        run(2, 0x5eed_0021);
+    }
+}
+
+#[test]
+fn random_changes_on_three_nodes_that_keep_names_then_what_one_has_done_the_others_see() {
+    if can_cluster() {
+        run(3, 0x5eed_0022);
+    }
+}
