@@ -45,7 +45,7 @@ begin() { # part
     CSV=$RESULTS/nodes-$1.csv
     echo "test,subject,unit,round,value" >"$CSV"
 }
-add() { echo "$1,$2,$3,$round,$4" >>"$CSV"; }
+add() { echo "\"$1\",\"$2\",$3,$round,$4" >>"$CSV"; }
 finish() { # part title
     "$BENCH" plot "$CSV" --title "$2" --out "$RESULTS/nodes-$1"
 }
@@ -96,8 +96,9 @@ peer() {
         for rate in none 1gbit; do
             for node in 1 2; do "$BED" slow $node $rate; done
             for round in $(seq 0 $((ROUNDS - 1))); do
-                [ $tls = off ] || measure "$MIB MiB, rate $rate" "TCP copy" get_plain
-                from_peer "$MIB MiB, rate $rate" "peer, TLS $tls"
+                # Beside each, as the machine is not the same at all times.
+                measure "$MIB MiB, rate $rate, TLS $tls" "TCP copy" get_plain
+                from_peer "$MIB MiB, rate $rate, TLS $tls" peer
             done
         done
         "$BED" down
