@@ -118,7 +118,7 @@ fn second_chances(
 ) -> Result<Option<Vec<String>>> {
     let tests =
         || failed.iter().flat_map(|(program, names)| names.iter().map(move |n| (program, n)));
-    let mut unsteady = Vec::new();
+    let (mut unsteady, mut again) = (Vec::new(), false);
     for (program, name) in tests() {
         println!("FAILED: {} {name}", program.name);
     }
@@ -131,12 +131,12 @@ fn second_chances(
         let exact = [name.as_str(), "--exact", "--test-threads=1"];
         let outcome = program.run(if name.is_empty() { &[] } else { &exact }, before)?;
         show(&outcome);
-        if !outcome.passed {
-            return Ok(None);
+        match outcome.passed {
+            true => unsteady.push(format!("{} {name}", program.name)),
+            false => again = true,
         }
-        unsteady.push(format!("{} {name}", program.name));
     }
-    Ok(Some(unsteady))
+    Ok((!again).then_some(unsteady))
 }
 
 #[cfg(test)]

@@ -96,7 +96,8 @@ fn set(beliefs: &Beliefs, entry: &mut std::time::Duration, attr: &mut std::time:
     }
 }
 
-fn kept(answer: Answer, beliefs: Beliefs) -> Answer {
+/// An answer, and what is to be had until it was sent.
+pub fn kept(answer: Answer, beliefs: Beliefs) -> Answer {
     match beliefs.iter().any(Option::is_some) {
         true => Answer::Kept(Box::new(answer), beliefs),
         false => answer,

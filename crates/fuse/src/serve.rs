@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use crate::answer::Answer;
 use crate::kernel::Notifier;
-use crate::looker::Looker;
+use crate::looker::{Looker, kept};
 use crate::wire::{self, Manner};
 
 /// Bytes that an entry of a listing takes up beside its name, without and with attributes.
@@ -106,8 +106,7 @@ impl Serve<'_> {
                 Answer::Done
             }
             Operation::Rename { old, new_parent, new, flags } => {
-                node.rename(context, (dir, old), (Ino(new_parent), new), flags)?;
-                Answer::Done
+                self.rename((dir, old), (Ino(new_parent), new), flags)?
             }
             Operation::Link { node: ino, name } => {
                 let (ino, _) = forebay_node::of_node_id(ino);
@@ -116,6 +115,14 @@ impl Serve<'_> {
             Operation::Readlink => Answer::Bytes(node.readlink(dir)?),
             _ => return Err(Errno::NOSYS.into()),
         })
+    }
+
+    fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<Answer> {
+        let exchange = flags & libc::RENAME_EXCHANGE != 0;
+        let mut renaming = self.node.before_rename(from, to, exchange)?;
+        self.node.rename(&self.context, from, to, flags)?;
+        self.node.after_rename(&mut renaming);
+        Ok(kept(Answer::Done, renaming.beliefs))
     }
 
     fn attribute_operation(&self, operation: Operation<'_>) -> Result<Answer> {

@@ -10,10 +10,16 @@
 //! on its way to the kernel when the lease is wanted, and must not get there after the kernel was told
 //! to forget: so answers that are on their way are waited for, and for directories a moment more, as
 //! the program that asked may not have run yet. What is remembered is bounded; beyond that nothing is granted.
+//!
+//! A rename takes what the kernel keeps of the old name along to the new one, without asking
+//! ([`Grants::rename`]).
 
 use std::collections::HashMap;
 
 use crate::unit::Tick;
+
+/// Names that are to be looked up again before they are moved.
+const MOST_MOVING: usize = 1024;
 
 /// Bounds and times of grants. Times are in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +77,56 @@ pub enum Leave {
     Force(u64, Vec<Fact>),
 }
 
+/// A lease that a node has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// The partition, and which lease of it.
+    pub key: (u16, u64),
+    /// For how long it can be relied on yet, in nanoseconds.
+    pub left: u64,
+}
+
+/// What has to be done about a name that the kernel is about to move.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Moving {
+    /// Nothing: the kernel keeps nothing of it.
+    Free,
+    /// Nothing, as this is granted now, for so much longer, too; [`Grants::sent`] must follow when the
+    /// answer was sent.
+    Granted(Fact, u64),
+    /// The new name can't be granted. The kernel has to look the old one up before, of which nothing is
+    /// granted any more.
+    Again,
+    /// The new name can't be granted; the kernel has to be told to forget it once it has moved it.
+    Forget(Fact),
+}
+
+/// A name in a directory.
+type Name = (u64, Box<[u8]>);
+
+/// Why nothing is granted of a name.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Mark {
+    /// It is being moved so many times.
+    moves: u32,
+    /// Until then it is to be looked up to be moved.
+    looked_up: Tick,
+}
+
+/// How far a fact goes that was granted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Known {
+    until: Tick,
+    /// Answers with it that are on their way.
+    sending: u32,
+}
+
+impl Known {
+    fn is_live(self, now: Tick) -> bool {
+        self.until > now || self.sending > 0
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Granting,
@@ -86,14 +142,44 @@ enum State {
 struct Part {
     lease: u64,
     state: State,
-    /// The facts, and how long each may be kept.
-    facts: HashMap<Fact, Tick>,
+    facts: HashMap<Fact, Known>,
     /// The end of the latest.
     until: Tick,
     /// Until when an answer may get into the cache.
     looked_up: Tick,
     /// Answers that are on their way.
     sending: u32,
+}
+
+impl Part {
+    fn new(lease: u64) -> Self {
+        Part {
+            lease,
+            state: State::Granting,
+            facts: HashMap::new(),
+            until: Tick(0),
+            looked_up: Tick(0),
+            sending: 0,
+        }
+    }
+
+    /// A fact is on its way to the kernel, which may keep it until then; whether it is a new one.
+    fn note(&mut self, fact: Fact, until: Tick) -> bool {
+        self.until = self.until.max(until);
+        self.sending += 1;
+        let before = self.facts.len();
+        let known = self.facts.entry(fact).or_default();
+        known.until = until.max(known.until);
+        known.sending += 1;
+        self.facts.len() > before
+    }
+}
+
+fn fact_of((dir, name): (u64, &[u8]), is_directory: bool) -> Fact {
+    match is_directory {
+        true => Fact::Directory(dir, name.into()),
+        false => Fact::Name(dir, name.into()),
+    }
 }
 
 /// The facts that a node's kernel may have, by partition.
@@ -103,6 +189,8 @@ pub struct Grants {
     parts: HashMap<u16, Part>,
     /// The last lease of each partition that was given up.
     left: HashMap<u16, u64>,
+    /// Names of which nothing is granted, as they are moved.
+    moving: HashMap<Name, Mark>,
     facts: usize,
     /// After it was full, not before.
     not_before: Tick,
@@ -118,6 +206,7 @@ impl Grants {
             terms,
             parts: HashMap::new(),
             left: HashMap::new(),
+            moving: HashMap::new(),
             facts: 0,
             not_before: Tick(0),
             told: 0,
@@ -138,36 +227,120 @@ impl Grants {
         if time == 0 || self.left.get(&partition).is_some_and(|left| *left >= lease) {
             return false;
         }
-        if !self.has_room(now, partition) {
+        if self.is_moving(now, &fact) || !self.has_room(now, partition) {
             return false;
         }
-        let fresh = || Part {
-            lease,
-            state: State::Granting,
-            facts: HashMap::new(),
-            until: Tick(0),
-            looked_up: Tick(0),
-            sending: 0,
+        let until = now.after(time.saturating_add(self.terms.slack));
+        let settled = now.after(self.terms.settle);
+        let Some(part) = self.granting(now, (partition, lease)) else { return false };
+        let is_new = part.note(fact, until);
+        if looked_up {
+            part.looked_up = settled;
+        }
+        self.facts += usize::from(is_new);
+        true
+    }
+
+    /// What is under a name is about to be moved to another, of a directory whose partition this node
+    /// has a lease of, or has not. What the kernel keeps of the old
+    /// name it will keep of the new one, so that must be granted before. Unless it is [`Moving::Again`],
+    /// nothing is granted of the old name until [`Grants::moved`], which must follow when the answer was sent.
+    pub fn rename(
+        &mut self,
+        now: Tick,
+        (partition, from): (u16, (u64, &[u8])),
+        (lease, to): (Option<Lease>, (u64, &[u8])),
+    ) -> Moving {
+        let name: Name = (from.0, from.1.into());
+        let known = |grants: &Grants, is_directory| {
+            let part = grants.parts.get(&partition)?;
+            part.facts.get(&fact_of(from, is_directory)).copied().filter(|known| known.is_live(now))
         };
+        let (file, directory) = (known(self, false), known(self, true));
+        let Some(known) = directory.or(file) else {
+            self.mark(name);
+            return Moving::Free;
+        };
+        let until = known.until.max(file.unwrap_or_default().until);
+        let fact = fact_of(to, directory.is_some());
+        // An answer that is on its way would be kept longer than is known by now.
+        let is_known = known.sending == 0 && file.unwrap_or_default().sending == 0;
+        if is_known && let Some(time) = self.grant_also(now, lease, &fact, until) {
+            self.mark(name);
+            return Moving::Granted(fact, time);
+        }
+        if self.moving.len() >= MOST_MOVING {
+            self.moving.retain(|_, mark| mark.moves > 0 || mark.looked_up > now);
+        }
+        let is_marked = self.moving.get(&name).is_some_and(|mark| mark.looked_up > Tick(0));
+        if is_marked || self.moving.len() >= MOST_MOVING {
+            // It was looked up, or whoever moves it does not do that.
+            self.mark(name);
+            return Moving::Forget(fact);
+        }
+        self.moving.entry(name).or_default().looked_up = now.after(self.terms.patience);
+        Moving::Again
+    }
+
+    fn mark(&mut self, name: Name) {
+        let mark = self.moving.entry(name).or_default();
+        *mark = Mark { moves: mark.moves + 1, looked_up: Tick(0) };
+    }
+
+    /// The kernel has moved what is under a name, or has not: it was answered.
+    pub fn moved(&mut self, dir: u64, name: &[u8]) {
+        let name: Name = (dir, name.into());
+        if let Some(mark) = self.moving.get_mut(&name) {
+            mark.moves = mark.moves.saturating_sub(1);
+            if *mark == Mark::default() {
+                self.moving.remove(&name);
+            }
+        }
+    }
+
+    /// Grants a fact that the kernel will have until then as it had another; for how much longer.
+    fn grant_also(
+        &mut self,
+        now: Tick,
+        lease: Option<Lease>,
+        fact: &Fact,
+        until: Tick,
+    ) -> Option<u64> {
+        let time = until.0.saturating_sub(now.0).saturating_sub(self.terms.slack);
+        // Both times count from before the answers were sent.
+        let fits = |valid: u64| time <= valid.saturating_add(self.terms.slack);
+        let key = lease.filter(|lease| fits(lease.left))?.key;
+        let is_left = self.left.get(&key.0).is_some_and(|left| *left >= key.1);
+        if is_left || !self.has_room(now, key.0) {
+            return None;
+        }
+        let is_new = self.granting(now, key)?.note(fact.clone(), until);
+        self.facts += usize::from(is_new);
+        Some(time)
+    }
+
+    fn is_moving(&self, now: Tick, fact: &Fact) -> bool {
+        if self.moving.is_empty() {
+            return false;
+        }
+        match fact {
+            Fact::Name(dir, name) | Fact::Directory(dir, name) => {
+                let mark = self.moving.get(&(*dir, name.clone()));
+                mark.is_some_and(|mark| mark.moves > 0 || mark.looked_up > now)
+            }
+            Fact::Attributes(_) => false,
+        }
+    }
+
+    /// The part of a partition under a lease, if something can be granted there.
+    fn granting(&mut self, now: Tick, (partition, lease): (u16, u64)) -> Option<&mut Part> {
         let is_over = |part: &Part| part.lease < lease && part.until <= now && part.sending == 0;
         if self.parts.get(&partition).is_some_and(is_over) {
             self.free(partition);
         }
-        let part = self.parts.entry(partition).or_insert_with(fresh);
-        if part.lease != lease || part.state != State::Granting {
-            // Of an earlier lease, of which not all is taken back yet, or of an earlier look.
-            return false;
-        }
-        let until = now.after(time.saturating_add(self.terms.slack));
-        if part.facts.insert(fact, until).is_none() {
-            self.facts += 1;
-        }
-        part.until = part.until.max(until);
-        if looked_up {
-            part.looked_up = now.after(self.terms.settle);
-        }
-        part.sending += 1;
-        true
+        let part = self.parts.entry(partition).or_insert_with(|| Part::new(lease));
+        // Else of an earlier lease, of which not all is taken back yet, or of an earlier look.
+        (part.lease == lease && part.state == State::Granting).then_some(part)
     }
 
     /// The answer with a fact that was granted under a lease was sent: the kernel counts from now.
@@ -178,7 +351,8 @@ impl Grants {
             let until = now.after(time.saturating_add(slack));
             part.until = part.until.max(until);
             if let Some(known) = part.facts.get_mut(fact) {
-                *known = until.max(*known);
+                known.sending = known.sending.saturating_sub(1);
+                known.until = until.max(known.until);
             }
             if part.looked_up > Tick(0) {
                 part.looked_up = part.looked_up.max(now.after(self.terms.settle));
@@ -206,7 +380,7 @@ impl Grants {
             return Leave::Wait;
         }
         let live = |part: &Part| -> Vec<Fact> {
-            let live = part.facts.iter().filter(|(_, until)| **until > now);
+            let live = part.facts.iter().filter(|(_, known)| known.until > now);
             let mut live: Vec<Fact> = live.map(|(fact, _)| fact.clone()).collect();
             live.sort_unstable();
             live
@@ -247,7 +421,7 @@ impl Grants {
     #[must_use]
     pub fn has(&self, now: Tick, partition: u16, fact: &Fact) -> bool {
         let known = self.parts.get(&partition).and_then(|part| part.facts.get(fact));
-        known.is_some_and(|until| *until > now)
+        known.is_some_and(|known| known.until > now)
     }
 
     /// The leases under which something was granted.
@@ -280,7 +454,7 @@ impl Grants {
         // Facts whose answers are on their way count from when they arrive.
         for part in self.parts.values_mut().filter(|part| part.sending == 0) {
             let before = part.facts.len();
-            part.facts.retain(|_, until| *until > now);
+            part.facts.retain(|_, known| known.until > now);
             self.facts -= before - part.facts.len();
         }
         !full(self)

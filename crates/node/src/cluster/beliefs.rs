@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_core::cluster::grants::{Fact, Grants, Leave, Terms};
+use forebay_core::cluster::grants::{Fact, Grants, Lease, Leave, Moving, Terms};
 use forebay_core::unit::Tick;
 use forebay_meta::{FileKind, Ino, Reliant, Tenure};
 use parking_lot::Mutex;
+use rustix::io::Errno;
 
+use crate::error::Result;
 use crate::faces::node_id;
 use crate::kernel::Kernel;
 use crate::namespace::Stat;
@@ -90,7 +92,40 @@ impl Beliefs {
         let granted = !self.stopped.load(Ordering::Acquire)
             && grants.grant(self.now(), key, fact.clone(), time, looked_up);
         drop(grants);
-        granted.then(|| Belief { beliefs, key, fact, valid })
+        granted.then(|| Belief { beliefs, granted: Some((key, fact)), valid, moved: None })
+    }
+
+    /// The kernel is about to move what is under a name to another, in a directory that stands on such
+    /// ground: what has to be kept until that was answered, and what is to be forgotten then.
+    ///
+    /// # Errors
+    /// `ESTALE` if the kernel has to look the old name up before.
+    fn rename(
+        &self,
+        (from_dir, from): (Ino, &[u8]),
+        ground: Option<Ground>,
+        (to_dir, to): (Ino, &[u8]),
+    ) -> Result<(Option<Belief>, Option<Fact>)> {
+        let lease = ground.map(|Ground { partition, tenure, since }| {
+            let left = nanoseconds(tenure.left.saturating_sub(since.elapsed()));
+            Lease { key: (partition, tenure.lease), left }
+        });
+        let old = (from_dir.partition(), (from_dir.0, from));
+        let moving = self.grants.lock().rename(self.now(), old, (lease, (to_dir.0, to)));
+        let (mut granted, mut valid, mut forget) = (None, Duration::ZERO, None);
+        match moving {
+            Moving::Free => {}
+            Moving::Granted(fact, time) => {
+                granted = lease.map(|lease| (lease.key, fact));
+                valid = Duration::from_nanos(time);
+            }
+            // At this the kernel makes the whole call once more, and looks both names up then.
+            Moving::Again => return Err(Errno::STALE.into()),
+            Moving::Forget(fact) => forget = Some(fact),
+        }
+        let moved = Some((from_dir.0, from.into()));
+        let belief = self.this.upgrade().map(|beliefs| Belief { beliefs, granted, valid, moved });
+        Ok((belief, forget))
     }
 }
 
@@ -130,9 +165,10 @@ pub struct Ground {
 /// Something that the kernel is told and may keep. To be dropped when it was told.
 pub struct Belief {
     beliefs: Arc<Beliefs>,
-    key: (u16, u64),
-    fact: Fact,
+    granted: Option<((u16, u64), Fact)>,
     valid: Duration,
+    /// Under which name the kernel had it.
+    moved: Option<(u64, Box<[u8]>)>,
 }
 
 impl Belief {
@@ -146,8 +182,22 @@ impl Belief {
 impl Drop for Belief {
     fn drop(&mut self) {
         let now = self.beliefs.now();
-        self.beliefs.grants.lock().sent(now, self.key, &self.fact, nanoseconds(self.valid));
+        let mut grants = self.beliefs.grants.lock();
+        if let Some((key, fact)) = &self.granted {
+            grants.sent(now, *key, fact, nanoseconds(self.valid));
+        }
+        if let Some((dir, name)) = &self.moved {
+            grants.moved(*dir, name);
+        }
     }
+}
+
+/// Names that the kernel is about to move.
+#[derive(Default)]
+pub struct Renaming {
+    /// To be dropped when the kernel was told that it can.
+    pub beliefs: [Option<Belief>; 2],
+    forget: Vec<Fact>,
 }
 
 fn nanoseconds(time: Duration) -> u64 {
@@ -198,6 +248,36 @@ impl Node {
                 let fact = Fact::Name(dir.0, name.into());
                 cluster.beliefs.grant(ground, fact, limit, false)
             }
+        }
+    }
+
+    /// Before a rename: the kernel takes what it keeps of names along to the new ones.
+    ///
+    /// # Errors
+    /// `ESTALE` if it has to make the call again, with names that it looks up anew.
+    pub fn before_rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        exchange: bool,
+    ) -> Result<Renaming> {
+        let Some(cluster) = &self.cluster else { return Ok(Renaming::default()) };
+        let ground = |dir: Ino| self.ground(dir).filter(|_| self.meta.is_whole(dir));
+        let mut renaming = Renaming::default();
+        let moves = [Some((from, to)), exchange.then_some((to, from))];
+        for (at, (old, new)) in moves.into_iter().flatten().enumerate() {
+            let (belief, forget) = cluster.beliefs.rename(old, ground(new.0), new)?;
+            renaming.beliefs[at] = belief;
+            renaming.forget.extend(forget);
+        }
+        Ok(renaming)
+    }
+
+    /// After it: what the kernel may not keep of the new names is forgotten when it has moved them.
+    pub fn after_rename(&self, renaming: &mut Renaming) {
+        let forget = std::mem::take(&mut renaming.forget);
+        if let Some(kernel) = self.kernel.get().filter(|_| !forget.is_empty()) {
+            kernel.expire(forget, Box::new(|| {}));
         }
     }
 

@@ -18,6 +18,7 @@ mod letters;
 mod life;
 mod lock_record;
 mod locks;
+mod moved;
 mod nodes;
 mod orders;
 mod pages;
@@ -45,7 +46,7 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::pool::Pool;
 
-pub use beliefs::{Belief, Ground};
+pub use beliefs::{Belief, Ground, Renaming};
 pub use check::check_cluster;
 pub(crate) use copies::Shared;
 pub(crate) use holds::Right;

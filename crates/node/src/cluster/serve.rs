@@ -10,7 +10,7 @@ use forebay_peer::message::{
 use forebay_peer::{Body, Buffer, BufferPool, Call, Found, Service};
 use prost::Message;
 
-use super::{Cluster, redundancy, sources, through};
+use super::{Cluster, moved, redundancy, sources, through};
 use crate::error::NodeError;
 use crate::node::Node;
 
@@ -157,6 +157,10 @@ impl Service for Serve {
             redundancy::FRAGMENT => node.fragment_for(cluster, &bytes),
             redundancy::REBALANCE => {
                 node.balance_now(cluster);
+                Ok(Body::Empty)
+            }
+            moved::MOVED => {
+                node.forget_moved(&bytes)?;
                 Ok(Body::Empty)
             }
             through::LOOK => {

@@ -360,6 +360,7 @@ impl Node {
         let in_use = |ino: Ino| lingers || self.is_open(ino);
         let now = convert::now();
         let renamed = self.meta.rename(from_dir, from, to_dir, to, flags, now, &in_use)?;
+        self.tell_of_moved(&renamed, (from_dir, from), (to_dir, to));
         self.queue(&renamed.moved);
         self.note_moved(&renamed.moved);
         if let Some(other) = &renamed.exchanged {

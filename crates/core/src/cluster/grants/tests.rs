@@ -13,30 +13,137 @@ fn at(ms: u64) -> Tick {
     Tick(ms * MS)
 }
 
-/// The kernel, the lease and the other node, as they are in the world.
+/// A name in one of two directories, each in a partition of its own.
+fn entry(n: u8) -> Fact {
+    Fact::Name(7 + u64::from(n / 4), Box::new([b'a' + n % 4]))
+}
+
+fn partition_of(fact: &Fact) -> u16 {
+    match fact {
+        Fact::Name(dir, _) => u16::try_from(*dir).unwrap(),
+        _ => 7,
+    }
+}
+
+fn name_of(fact: &Fact) -> (u64, &[u8]) {
+    match fact {
+        Fact::Name(dir, name) | Fact::Directory(dir, name) => (*dir, name),
+        Fact::Attributes(_) => panic!("no name"),
+    }
+}
+
+/// What is on its way to the kernel.
+enum Answer {
+    /// A fact of a lease, for something in the kernel's cache.
+    Fact(Fact, u64, usize),
+    /// A rename, what was granted for it, and whether the new name is to be forgotten.
+    Renamed(Fact, Fact, Option<(u64, Fact, u64)>, bool),
+}
+
+struct Leased {
+    number: u64,
+    held: bool,
+    wanted: bool,
+}
+
+/// The kernel, the leases and the other node, as they are in the world.
 struct World {
     grants: Grants,
     now: u64,
-    lease: u64,
-    held: bool,
-    wanted: bool,
-    /// Answers on their way: the fact, and of which lease.
-    answers: Vec<(Fact, u64)>,
-    /// Until when the kernel keeps each fact.
-    kernel: std::collections::BTreeMap<Fact, u64>,
+    leases: [Leased; 2],
+    answers: Vec<Answer>,
+    /// What the kernel's cache has under which name.
+    kernel: std::collections::BTreeMap<Fact, usize>,
+    /// Until when each is kept. What has no name in the cache is of no effect.
+    ends: Vec<u64>,
     /// What the kernel has not been told to forget yet.
-    notices: Vec<(u64, Vec<Fact>)>,
+    notices: Vec<(u16, u64, Vec<Fact>)>,
 }
 
 impl World {
-    /// The answer reaches the kernel.
+    fn lease(&mut self, partition: u16) -> &mut Leased {
+        &mut self.leases[usize::from(partition - 7)]
+    }
+
+    /// What the cache has of a fact, from now on.
+    fn cached(&mut self, fact: &Fact) -> usize {
+        let ends = &mut self.ends;
+        *self.kernel.entry(fact.clone()).or_insert_with(|| {
+            ends.push(0);
+            ends.len() - 1
+        })
+    }
+
+    fn is_renaming(&self, fact: &Fact) -> bool {
+        let is_it = |answer: &Answer| matches!(answer, Answer::Renamed(from, ..) if from == fact);
+        self.answers.iter().any(is_it)
+    }
+
+    /// The kernel asks; true if it may keep what it is told.
+    fn look(&mut self, fact: Fact, looked_up: bool) -> bool {
+        let (now, partition) = (Tick(self.now), partition_of(&fact));
+        let lease = self.lease(partition).number;
+        let granted = self.grants.grant(now, (partition, lease), fact.clone(), TTL, looked_up);
+        if granted {
+            let cached = self.cached(&fact);
+            self.answers.push(Answer::Fact(fact, lease, cached));
+        }
+        granted
+    }
+
+    /// The kernel renames, with the locks of both directories.
+    fn rename(&mut self, from: &Fact, to: &Fact) {
+        if from == to || self.answers.iter().any(|answer| matches!(answer, Answer::Renamed(..))) {
+            return;
+        }
+        for attempt in 0..2 {
+            let under = partition_of(to);
+            let (number, held) = (self.lease(under).number, self.lease(under).held);
+            let lease = held.then_some(Lease { key: (under, number), left: TTL });
+            let old = (partition_of(from), name_of(from));
+            let (granted, forget) =
+                match self.grants.rename(Tick(self.now), old, (lease, name_of(to))) {
+                    Moving::Free => (None, false),
+                    Moving::Granted(fact, time) => (Some((number, fact, time)), false),
+                    Moving::Forget(fact) => {
+                        assert_eq!(&fact, to);
+                        (None, true)
+                    }
+                    Moving::Again => {
+                        assert_eq!(attempt, 0, "it is not made a third time");
+                        assert!(!self.look(from.clone(), false), "granted before it is moved");
+                        let cached = self.cached(from);
+                        self.ends[cached] = 0;
+                        continue;
+                    }
+                };
+            self.answers.push(Answer::Renamed(from.clone(), to.clone(), granted, forget));
+            return;
+        }
+    }
+
+    /// An answer reaches the kernel.
     fn deliver(&mut self) {
         if self.answers.is_empty() {
             return;
         }
-        let (fact, lease) = self.answers.remove(0);
-        self.kernel.insert(fact.clone(), self.now + TTL);
-        self.grants.sent(Tick(self.now), (7, lease), &fact, TTL);
+        match self.answers.remove(0) {
+            Answer::Fact(fact, lease, cached) => {
+                self.ends[cached] = self.now + TTL;
+                self.grants.sent(Tick(self.now), (partition_of(&fact), lease), &fact, TTL);
+            }
+            Answer::Renamed(from, to, granted, forget) => {
+                match self.kernel.remove(&from).filter(|_| !forget) {
+                    Some(cached) => self.kernel.insert(to.clone(), cached),
+                    None => self.kernel.remove(&to),
+                };
+                if let Some((lease, fact, time)) = granted {
+                    self.grants.sent(Tick(self.now), (partition_of(&fact), lease), &fact, time);
+                }
+                let (dir, name) = name_of(&from);
+                self.grants.moved(dir, name);
+            }
+        }
     }
 
     fn forget(&mut self, facts: &[Fact]) {
@@ -45,70 +152,88 @@ impl World {
         }
     }
 
-    /// The notices reach the kernel.
+    /// The notices reach the kernel, unless a rename has the locks of the directories.
     fn listen(&mut self) {
-        for (number, facts) in std::mem::take(&mut self.notices) {
+        if self.answers.iter().any(|answer| matches!(answer, Answer::Renamed(..))) {
+            return;
+        }
+        for (partition, number, facts) in std::mem::take(&mut self.notices) {
             self.forget(&facts);
-            self.grants.told(7, number);
+            self.grants.told(partition, number);
         }
     }
 
-    /// The holder of the lease looks whether it can go.
-    fn leave(&mut self) {
-        if !self.wanted || !self.held {
+    /// The holder of the leases looks whether they can go.
+    fn leave(&mut self, partition: u16) {
+        let Leased { number: lease, held, wanted } = *self.lease(partition);
+        if !wanted || !held {
             return;
         }
-        match self.grants.leave(Tick(self.now), (7, self.lease), true) {
+        match self.grants.leave(Tick(self.now), (partition, lease), true) {
             Leave::Wait => {}
-            Leave::Tell(number, facts) => self.notices.push((number, facts)),
+            Leave::Tell(number, facts) => self.notices.push((partition, number, facts)),
             Leave::Force(number, facts) => {
+                self.kernel.retain(|fact, _| matches!(fact, Fact::Attributes(_)));
                 self.forget(&facts);
-                self.grants.told(7, number);
+                self.grants.told(partition, number);
             }
             Leave::Free => {
-                let live: Vec<_> = self.kernel.iter().filter(|(_, end)| **end > self.now).collect();
-                assert!(live.is_empty() && self.answers.is_empty(), "{live:?} {:?}", self.answers);
-                (self.held, self.wanted) = (false, false);
+                let is_live = |(fact, cached): &(&Fact, &usize)| {
+                    partition_of(fact) == partition && self.ends[**cached] > self.now
+                };
+                let live: Vec<_> = self.kernel.iter().filter(is_live).collect();
+                let is_late = |answer: &&Answer| match answer {
+                    Answer::Fact(fact, ..) => partition_of(fact) == partition,
+                    Answer::Renamed(_, _, granted, _) => {
+                        granted.as_ref().is_some_and(|(_, fact, _)| partition_of(fact) == partition)
+                    }
+                };
+                let late = self.answers.iter().filter(is_late).count();
+                assert!(live.is_empty() && late == 0, "{partition}: {live:?}, {late} late");
+                *self.lease(partition) = Leased { number: lease, held: false, wanted: false };
             }
         }
     }
 }
 
 proptest! {
-    /// Whatever is late, when a lease goes the kernel has nothing of it, nor will get anything.
+    /// Whatever is late or renamed, when a lease goes the kernel has nothing of it, nor will get anything.
     #[test]
     fn grants_any_history_then_the_kernel_has_nothing_when_a_lease_goes(
-        history in proptest::collection::vec((0u8..8, 0u8..5, 0u64..120), 1..300),
-        most in 2usize..6,
+        history in proptest::collection::vec((0u8..12, 0u8..9, 0u8..8, 0u64..120), 1..300),
+        most in 2usize..9,
     ) {
-        let terms = Terms { most, most_each: 4, ..Terms::default() };
+        let terms = Terms { most, most_each: 5, ..Terms::default() };
+        let lease = || Leased { number: 1, held: true, wanted: false };
         let mut world = World {
             grants: Grants::new(terms),
             now: MS,
-            lease: 1,
-            held: true,
-            wanted: false,
+            leases: [lease(), lease()],
             answers: Vec::new(),
             kernel: Default::default(),
+            ends: Vec::new(),
             notices: Vec::new(),
         };
-        for (what, which, pause) in history {
+        for (what, which, other, pause) in history {
             world.now += pause * MS;
+            let partition = 7 + u16::from(which % 2);
             match what {
-                0..=2 => {
-                    let (now, lease) = (Tick(world.now), world.lease);
-                    let fact = if which == 4 { Fact::Attributes(9) } else { name(which) };
-                    let granted = world.grants.grant(now, (7, lease), fact.clone(), TTL, which < 2);
-                    prop_assert!(!granted || world.held, "granted without a lease");
-                    if granted {
-                        world.answers.push((fact, lease));
-                    }
+                0..=3 => {
+                    let fact = if which == 8 { Fact::Attributes(9) } else { entry(which) };
+                    let (held, moves) = (world.lease(partition_of(&fact)).held, world.is_renaming(&fact));
+                    let granted = world.look(fact, which < 2);
+                    prop_assert!(!granted || held, "granted without a lease");
+                    prop_assert!(!granted || !moves, "granted while it is moved");
                 }
-                3 => world.deliver(),
-                4 => world.listen(),
-                5 => world.wanted = world.held,
-                6 => world.leave(),
-                _ if !world.held => (world.lease, world.held) = (world.lease + 1, true),
+                4 | 5 => world.deliver(),
+                6 => world.listen(),
+                7 => world.lease(partition).wanted = world.lease(partition).held,
+                8 => world.leave(partition),
+                9 | 10 => world.rename(&entry(which % 8), &entry(other)),
+                _ if !world.lease(partition).held => {
+                    let number = world.lease(partition).number + 1;
+                    *world.lease(partition) = Leased { number, held: true, wanted: false };
+                }
                 _ => {}
             }
             prop_assert!(world.grants.facts <= terms.most);
@@ -116,17 +241,64 @@ proptest! {
             prop_assert_eq!(world.grants.facts, counted);
         }
         // Once answers are through, a lease that is wanted goes, whether the kernel listens or not.
-        world.wanted = world.held;
         while !world.answers.is_empty() {
             world.deliver();
         }
-        let end = world.now + terms.settle + 2 * terms.patience;
-        while world.held {
-            world.leave();
-            world.now += 5 * MS;
-            prop_assert!(world.now < end, "it is not given up");
+        prop_assert!(world.grants.moving.values().all(|mark| mark.moves == 0));
+        for partition in [7, 8] {
+            world.lease(partition).wanted = world.lease(partition).held;
+            let end = world.now + terms.settle + 2 * terms.patience;
+            while world.lease(partition).held {
+                world.leave(partition);
+                world.now += 5 * MS;
+                prop_assert!(world.now < end, "it is not given up");
+            }
         }
     }
+}
+
+#[test]
+fn name_when_moved_where_it_can_be_granted_then_granted_there_for_as_long() {
+    let mut grants = Grants::new(Terms::default());
+    assert_eq!(grants.rename(at(0), (7, (7, b"a")), (None, (8, b"b"))), Moving::Free);
+    grants.moved(7, b"a");
+    assert!(grants.grant(at(0), (7, 1), entry(0), TTL, false));
+    grants.sent(at(0), (7, 1), &entry(0), TTL);
+    let to = (Some(Lease { key: (8, 1), left: TTL }), (8, &b"b"[..]));
+    let moving = grants.rename(at(100), (7, (7, b"a")), to);
+    assert_eq!(moving, Moving::Granted(entry(5), 400 * MS));
+    assert!(!grants.grant(at(101), (7, 1), entry(0), TTL, false), "it is being moved");
+    grants.sent(at(102), (8, 1), &entry(5), 400 * MS);
+    grants.moved(7, b"a");
+    assert!(grants.grant(at(103), (7, 1), entry(0), TTL, false));
+    assert!(
+        matches!(grants.leave(at(103), (8, 1), true), Leave::Tell(_, facts) if facts == [entry(5)])
+    );
+}
+
+#[test]
+fn name_when_moved_where_it_cannot_be_granted_then_looked_up_before_and_else_forgotten_after() {
+    let mut grants = Grants::new(Terms::default());
+    let looked_up = |grants: &mut Grants, ms| {
+        assert!(grants.grant(at(ms), (7, 1), entry(0), TTL, false));
+        grants.sent(at(ms), (7, 1), &entry(0), TTL);
+    };
+    looked_up(&mut grants, 0);
+    let rename = |grants: &mut Grants, ms, left: Option<u64>| {
+        let lease = left.map(|left| Lease { key: (8, 1), left });
+        grants.rename(at(ms), (7, (7, b"a")), (lease, (8, &b"b"[..])))
+    };
+    // No lease, or one that ends before the kernel forgets.
+    assert_eq!(rename(&mut grants, 1, None), Moving::Again);
+    assert!(!grants.grant(at(2), (7, 1), entry(0), TTL, false), "else it would be kept again");
+    assert_eq!(rename(&mut grants, 3, Some(10 * MS)), Moving::Forget(entry(5)));
+    grants.moved(7, b"a");
+    looked_up(&mut grants, 4);
+    // An answer that is on its way would be kept for longer than is known.
+    assert!(grants.grant(at(5), (7, 1), entry(0), TTL, false));
+    assert_eq!(rename(&mut grants, 6, Some(10 * TTL)), Moving::Again);
+    grants.sent(at(7), (7, 1), &entry(0), TTL);
+    let Moving::Granted(..) = rename(&mut grants, 8, Some(10 * TTL)) else { panic!("not granted") };
 }
 
 #[test]
