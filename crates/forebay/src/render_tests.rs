@@ -137,7 +137,8 @@ fn outcome_when_some_failed_then_they_are_named() {
 }
 
 #[test]
-fn outcome_when_other_nodes_have_files_that_are_not_written_back_then_says_so_in_the_right_number() {
+fn outcome_when_other_nodes_have_files_that_are_not_written_back_then_says_so_in_the_right_number()
+{
     let ended = |files, elsewhere| Outcome { files, elsewhere, ..Outcome::default() };
     let beside = |files, elsewhere| outcome("wrote back", &ended(files, elsewhere));
     assert_eq!(beside(2, 0), "wrote back 2 files, 0 B\n");
