@@ -267,17 +267,22 @@ pub fn locations(locations: &[Location]) -> String {
 
 /// The end of an operation, with `verb` in the past: `warmed`.
 pub fn outcome(verb: &str, outcome: &Outcome) -> String {
-    let mut out =
-        format!("{verb} {} files, {}", format_count(outcome.files), format_bytes(outcome.bytes));
+    let files = if outcome.files == 1 { "file" } else { "files" };
+    let (count, bytes) = (format_count(outcome.files), format_bytes(outcome.bytes));
+    let mut out = format!("{verb} {count} {files}, {bytes}");
     if outcome.skipped > 0 {
         let _ = write!(out, "; {} needed nothing", format_count(outcome.skipped));
     }
     out.push('\n');
     if outcome.elsewhere > 0 {
+        let (was, it) = match outcome.elsewhere {
+            1 => ("1 file was".to_owned(), "it"),
+            many => (format!("{} files were", format_count(many)), "them"),
+        };
         let _ = writeln!(
             out,
-            "  {} files are other nodes' to write back: `forebay sync` there does it",
-            format_count(outcome.elsewhere)
+            "  {was} written on other nodes and not written back yet: the backing store has an older \
+             version, or none; `forebay sync` on those nodes brings {it} there"
         );
     }
     for (path, reason) in outcome.failures.iter().take(ROWS_MAX) {

@@ -137,6 +137,22 @@ fn outcome_when_some_failed_then_they_are_named() {
 }
 
 #[test]
+fn outcome_when_other_nodes_have_files_that_are_not_written_back_then_says_so_in_the_right_number()
+{
+    let ended = |files, elsewhere| Outcome { files, elsewhere, ..Outcome::default() };
+    let beside = |files, elsewhere| outcome("wrote back", &ended(files, elsewhere));
+    assert_eq!(beside(2, 0), "wrote back 2 files, 0 B\n");
+    assert_eq!(
+        beside(1, 1),
+        "wrote back 1 file, 0 B\n  1 file was written on other nodes and not written back yet: the \
+         backing store has an older version, or none; `forebay sync` on those nodes brings it there\n"
+    );
+    let many = beside(0, 1_200);
+    assert!(many.contains("\n  1,200 files were written on other nodes and"), "{many}");
+    assert!(many.contains("on those nodes brings them there\n"), "{many}");
+}
+
+#[test]
 fn progress_when_half_done_then_the_bar_is_half_full() {
     let half = Progress {
         files_done: 5,

@@ -82,6 +82,51 @@ fn node_when_fenced_then_a_new_file_is_refused_and_leaves_no_name() {
 }
 
 #[test]
+fn node_when_fenced_then_no_name_and_no_attribute_is_changed_there() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(3);
+    ring.mount_all(&KEPT);
+    fs::create_dir(ring.at(0, "dir")).unwrap();
+    for name in ["kept", "other"] {
+        fs::write(ring.at(0, name), b"closed").unwrap();
+    }
+    let daemon = ring.daemon(0);
+    signal(daemon, rustix::process::Signal::STOP);
+    // Waits for the daemon, and is carried out before that has heard of anything.
+    let (from, to) = (ring.at(0, "other"), ring.at(0, "renamed"));
+    let renaming = std::thread::spawn(move || fs::rename(from, to));
+    let taken = || fs::read(ring.at(1, "kept")).is_ok_and(|bytes| bytes == b"closed");
+    assert!(wait_for(LONG, taken), "it is not taken over\n{}", ring.log(1));
+    signal(daemon, rustix::process::Signal::CONT);
+    let stale = |what: &str, done: std::io::Result<()>| {
+        let raw = done.expect_err(what).raw_os_error();
+        assert_eq!(raw, Some(libc::ESTALE), "{what}\n{}", ring.log(0));
+    };
+    stale("the rename that had waited", renaming.join().unwrap());
+    let at = |name: &str| ring.at(0, name);
+    stale("a rename", fs::rename(at("other"), at("renamed")));
+    stale("a rename over another", fs::rename(at("other"), at("kept")));
+    stale("a removal", fs::remove_file(at("other")));
+    stale("the removal of a directory", fs::remove_dir(at("dir")));
+    stale("a link", fs::hard_link(at("other"), at("link")));
+    stale("a symbolic link", std::os::unix::fs::symlink("other", at("link")));
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    stale("a mode", fs::set_permissions(at("other"), mode));
+    let read = File::open(at("other")).unwrap();
+    stale("times", read.set_modified(std::time::SystemTime::UNIX_EPOCH));
+    let set = rustix::fs::setxattr(at("other"), "user.x", b"y", rustix::fs::XattrFlags::empty());
+    stale("an attribute", set.map_err(std::io::Error::from));
+    drop(read);
+    assert_eq!(ring::names(&ring.at(1, "")), ["dir", "kept", "other"]);
+    let found = fs::metadata(ring.at(1, "other")).unwrap();
+    assert_eq!(std::os::unix::fs::MetadataExt::nlink(&found), 1);
+    assert!(found.modified().unwrap() > std::time::SystemTime::UNIX_EPOCH);
+    ring.kill(0);
+}
+
+#[test]
 fn node_with_copies_when_killed_then_they_are_made_again_and_the_owner_may_go() {
     if !can_cluster() {
         return;

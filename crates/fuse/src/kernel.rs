@@ -244,3 +244,76 @@ impl Sender {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fusewire::{Negotiated, Options, Parts, Session};
+    use std::os::unix::net::UnixDatagram;
+
+    /// Serves nobody.
+    struct Nobody;
+
+    impl fusewire::Handler for Nobody {
+        fn handle(&self, _request: fusewire::Request, _reply: fusewire::Reply) {}
+
+        fn forget(&self, _node: u64, _lookups: u64) {}
+    }
+
+    /// The kernel's end of a device, and a notifier at the other one.
+    fn device() -> (UnixDatagram, Session<Nobody>, Notifier) {
+        let (kernel, device) = UnixDatagram::pair().unwrap();
+        kernel.set_nonblocking(true).unwrap();
+        let negotiated = Negotiated {
+            minor: 45,
+            kernel_minor: 45,
+            features: Features::NONE,
+            offered: Features::NONE,
+            max_write: 1 << 20,
+            max_pages: 256,
+            max_readahead: 1 << 17,
+        };
+        let parts = Parts { device: device.into(), negotiated, mountpoint: None, rings: None };
+        let session = Session::from_parts(parts, &Options::default(), Arc::new(Nobody)).unwrap();
+        let config = NodeConfig::new("/nowhere".into(), Vec::new());
+        let notifier = Notifier::new(session.connection().clone(), &config, None).unwrap();
+        (kernel, session, notifier)
+    }
+
+    /// What the kernel was told by now: codes, and the inode of each that has one.
+    fn told(kernel: &UnixDatagram) -> Vec<(u32, Option<u64>)> {
+        let mut found = Vec::new();
+        let mut bytes = [0; 256];
+        while let Ok(len) = kernel.recv(&mut bytes) {
+            let code = u32::from_ne_bytes(bytes[4..8].try_into().unwrap());
+            let node = (len >= 24).then(|| u64::from_ne_bytes(bytes[16..24].try_into().unwrap()));
+            found.push((code, node));
+        }
+        found
+    }
+
+    const INVAL_INODE: u32 = 2;
+    const INC_EPOCH: u32 = 8;
+
+    #[test]
+    fn names_when_they_expire_at_once_then_the_kernel_was_told_of_an_epoch_when_it_returns() {
+        let (kernel, _session, notifier) = device();
+        let name = Fact::Name(1, (*b"name").into());
+        let directory = Fact::Directory(1, (*b"dir").into());
+        assert!(notifier.expire_at_once(&[Fact::Attributes(7), name, directory.clone()]));
+        // One for all names: to name them would wait for whoever holds their directory's lock.
+        assert_eq!(told(&kernel), [(INVAL_INODE, Some(7)), (INC_EPOCH, None)]);
+        assert!(notifier.expire_at_once(&[directory]));
+        assert_eq!(told(&kernel), [(INC_EPOCH, None)]);
+        assert!(notifier.expire_at_once(&[Fact::Attributes(8)]));
+        assert_eq!(told(&kernel), [(INVAL_INODE, Some(8))], "no name was to be forgotten");
+    }
+
+    #[test]
+    fn names_when_the_kernel_takes_no_epoch_then_they_do_not_count_as_forgotten() {
+        let (kernel, _session, notifier) = device();
+        drop(kernel);
+        assert!(!notifier.expire_at_once(&[Fact::Name(1, (*b"name").into())]));
+        assert!(notifier.expire_at_once(&[Fact::Attributes(7)]), "it does not know the inode");
+    }
+}

@@ -30,6 +30,9 @@ impl Serve<'_> {
     /// Does what the request asks for.
     pub fn serve(&self, operation: Operation<'_>) -> Result<Answer> {
         use Operation as Op;
+        if changes(&operation) {
+            self.node.may_change(&self.context)?;
+        }
         match operation {
             Op::Lookup { .. }
             | Op::Symlink { .. }
@@ -301,6 +304,30 @@ fn sized(value: Vec<u8>, size: u32) -> Result<Answer> {
 
 fn narrow(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+/// Whether an operation changes the namespace. An open for writing is not among them, for it takes the
+/// right to write, which a node that is fenced does not get; nor is a write, which asks for itself.
+fn changes(operation: &Operation<'_>) -> bool {
+    use Operation as Op;
+    matches!(
+        operation,
+        Op::Symlink { .. }
+            | Op::Mknod { .. }
+            | Op::Mkdir { .. }
+            | Op::Unlink { .. }
+            | Op::Rmdir { .. }
+            | Op::Rename { .. }
+            | Op::Link { .. }
+            | Op::Setattr(_)
+            | Op::Setxattr { .. }
+            | Op::Removexattr { .. }
+            | Op::Create { .. }
+            | Op::Tmpfile { .. }
+            | Op::Fallocate { .. }
+            | Op::CopyFileRange(_)
+            | Op::CopyFileRange64(_)
+    )
 }
 
 /// How a request may be treated when it takes long.

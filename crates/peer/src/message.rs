@@ -12,7 +12,7 @@ pub use answer::{Answer, Conflict, Load, Presence, Written};
 pub use fault::Fault;
 pub use request::{
     Hello, LockKind, LockOp, LockSpace, ObjectId, Position, Put, Read, ReadMap, Recall, RecallKind,
-    Request, Sync, Truncate, Write, WriteBack,
+    Request, Sync, Truncate, Turn, Write, WriteBack,
 };
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ use connection::Connection;
 use pool::Job;
 
 /// The version of requests and answers that this crate speaks.
-pub const PROTOCOL: u16 = 1;
+pub const PROTOCOL: u16 = 2;
 
 /// Which node this is.
 #[derive(Clone, Debug, PartialEq, Eq)]

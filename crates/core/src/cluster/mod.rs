@@ -11,6 +11,7 @@
 //! - [`repair`]: redundancy that is lacking, drains and moves, in order of risk and within a rate.
 //! - [`deadlock`]: who of them waits for himself in the end.
 //! - [`locks`]: what programs on several nodes have locked of a file.
+//! - [`turns`]: writes that one node asks another for, each carried out once at most.
 //! - [`balance`]: which nodes have too much and which too little.
 //!
 //! All are state machines or functions: time comes in, actions come out.
@@ -27,6 +28,7 @@ pub mod placement;
 pub mod redundancy;
 pub mod repair;
 pub mod source;
+pub mod turns;
 
 use std::fmt;
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_meta::{Incarnation, Member};
 
 use super::Cluster;
+use crate::context::Context;
 use crate::error::Result;
 use crate::node::Node;
 
@@ -167,19 +168,38 @@ impl Node {
         Ok(cluster.is_silent(node))
     }
 
-    fn beat(&self, cluster: &Cluster) {
+    /// Refuses a change of the namespace that is not this node's to make any more.
+    ///
+    /// # Errors
+    /// `ESTALE` if it is fenced. `MustWait` if it may be and does not know, as nobody has heard of it
+    /// for long: then it has to ask.
+    pub fn may_change(&self, context: &Context) -> Result<()> {
+        let Some(cluster) = &self.cluster else { return Ok(()) };
+        if !cluster.is_fenced() && cluster.has_lost_its_lease() {
+            context.wait()?;
+            self.say_alive(cluster)?;
+        }
+        self.check_fence()
+    }
+
+    /// Says that this node lives, and hears whether it still counts.
+    fn say_alive(&self, cluster: &Cluster) -> Result<()> {
         let asked = Instant::now();
-        match self.meta.beat() {
-            Ok(true) => *cluster.beaten.lock() = asked,
-            Ok(false) => {
-                if !cluster.fenced.swap(true, Ordering::AcqRel) {
-                    tracing::error!(
-                        "another daemon has taken this node's place in the cluster: nothing is \
-                         written here any more; unmount"
-                    );
-                }
-            }
-            Err(error) => tracing::warn!(%error, "the metadata cluster did not hear this node"),
+        if self.meta.beat()? {
+            let mut beaten = cluster.beaten.lock();
+            *beaten = asked.max(*beaten);
+        } else if !cluster.fenced.swap(true, Ordering::AcqRel) {
+            tracing::error!(
+                "another daemon has taken this node's place in the cluster, or others have taken over \
+                 its files: nothing is written here any more; unmount"
+            );
+        }
+        Ok(())
+    }
+
+    fn beat(&self, cluster: &Cluster) {
+        if let Err(error) = self.say_alive(cluster) {
+            tracing::warn!(%error, "the metadata cluster did not hear this node");
         }
         let asked = Instant::now();
         match self.meta.members() {

@@ -28,6 +28,7 @@ mod serve;
 mod sources;
 mod succession;
 mod through;
+mod turns;
 mod versions;
 mod work;
 
@@ -98,6 +99,7 @@ pub(crate) struct Cluster {
     pages: pages::Pages,
     orders: orders::Orders,
     workers: Pool,
+    turns: turns::Turns,
     /// The nodes that it talks to without the metadata engine between.
     peers: OnceLock<Peers>,
     safety: redundancy::Safety,
@@ -128,6 +130,7 @@ impl Cluster {
             pages: pages::Pages::default(),
             orders: orders::Orders::default(),
             workers: Pool::new(WORKERS, MOST_LETTERS),
+            turns: turns::Turns::new(),
             beliefs: beliefs::Beliefs::new(),
             peers: OnceLock::new(),
         }

@@ -10,7 +10,7 @@ use forebay_peer::message::{
 use forebay_peer::{Body, Buffer, BufferPool, Call, Found, Service};
 use prost::Message;
 
-use super::{Cluster, moved, redundancy, sources, through};
+use super::{Cluster, moved, redundancy, sources, through, turns};
 use crate::error::NodeError;
 use crate::node::Node;
 
@@ -42,7 +42,7 @@ fn cluster_of(node: &Node) -> Result<&Cluster, Fault> {
     node.cluster.as_ref().ok_or(Fault::Unsupported)
 }
 
-fn same_epoch(cluster: &Cluster, epoch: u64) -> Result<(), Fault> {
+pub(super) fn same_epoch(cluster: &Cluster, epoch: u64) -> Result<(), Fault> {
     match epoch == cluster.me.epoch {
         true => Ok(()),
         false => Err(Fault::WrongEpoch { epoch: cluster.me.epoch }),
@@ -50,7 +50,7 @@ fn same_epoch(cluster: &Cluster, epoch: u64) -> Result<(), Fault> {
 }
 
 /// The number of the node that asks.
-fn asker(call: &Call) -> Result<u16, Fault> {
+pub(super) fn asker(call: &Call) -> Result<u16, Fault> {
     u16::try_from(call.from.node).map_err(|_| Fault::Invalid("there is no such node".into()))
 }
 
@@ -103,15 +103,23 @@ impl Service for Serve {
         node.comply(cluster, Ino(what.ino), Wish::Bytes, true).map_err(fault)
     }
 
-    fn write(&self, _call: &Call, write: &Write, bytes: Buffer) -> Result<Written, Fault> {
+    fn write(&self, call: &Call, write: &Write, bytes: Buffer) -> Result<Written, Fault> {
         let node = self.node()?;
-        let (offset, size) = node.write_as_owner(cluster_of(&node)?, write, &bytes)?;
+        let cluster = cluster_of(&node)?;
+        fail::fail_point!("node.owner.late");
+        let (offset, size) = node.in_turn(cluster, call, (write.epoch, write.turn), || {
+            node.write_as_owner(cluster, write, &bytes)
+        })?;
         Ok(Written { offset, size, version: 0 })
     }
 
-    fn truncate(&self, _call: &Call, truncate: &Truncate) -> Result<(), Fault> {
+    fn truncate(&self, call: &Call, truncate: &Truncate) -> Result<(), Fault> {
         let node = self.node()?;
-        node.truncate_as_owner(cluster_of(&node)?, truncate)
+        let cluster = cluster_of(&node)?;
+        let done = node.in_turn(cluster, call, (truncate.epoch, truncate.turn), || {
+            node.truncate_as_owner(cluster, truncate).map(|()| (0, truncate.size))
+        });
+        done.map(drop)
     }
 
     fn sync(&self, _call: &Call, sync: &Sync) -> Result<(), Fault> {
@@ -162,6 +170,10 @@ impl Service for Serve {
             moved::MOVED => {
                 node.forget_moved(&bytes)?;
                 Ok(Body::Empty)
+            }
+            turns::SETTLE => {
+                let settled = node.settle_with(cluster, call, &bytes)?;
+                Ok(Body::Bytes(settled.encode_to_vec()))
             }
             through::LOOK => {
                 let looked = node.look_as_owner(cluster, &bytes)?;

@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use prost::Message;
 use rustix::io::Errno;
 
+use super::turns::Asking;
 use super::{Cluster, Right};
 use crate::config::{Durability, Writeback};
 use crate::context::Context;
@@ -126,40 +127,28 @@ fn passes(error: &PeerError) -> bool {
         )
 }
 
-fn errno(raw: i32) -> NodeError {
+pub(super) fn errno(raw: i32) -> NodeError {
     Errno::from_raw_os_error(raw).into()
 }
 
-/// Whether a call may be made again of which nobody knows whether it was carried out.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Again {
-    /// Twice is not once.
-    Never,
-    /// It may be done twice in a row, but not after what was asked later.
-    AfterLoss,
-    /// Whenever it is done, it does no harm.
-    Always,
-}
-
-/// What a failed call means: it is to be made again, perhaps of another owner, or an error.
-fn judge<T>(answer: Result<T, PeerError>, again: Again) -> Result<Option<T>> {
+/// What a failed call means that may be made again at any time: that it is, perhaps of another owner,
+/// or an error.
+fn judge<T>(answer: Result<T, PeerError>) -> Result<Option<T>> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
         Err(PeerError::Fault(Fault::Io { errno: raw })) => Err(errno(raw)),
         Err(PeerError::Fault(Fault::NoSpace)) => Err(Errno::NOSPC.into()),
+        Err(PeerError::Lost { .. } | PeerError::TimedOut { .. }) => Ok(None),
         Err(error) if error.not_done() => Ok(None),
-        Err(PeerError::Lost { .. }) if again >= Again::AfterLoss => Ok(None),
-        // It may still be carried out at any time.
-        Err(PeerError::TimedOut { .. }) if again == Again::Always => Ok(None),
         Err(error) => {
-            tracing::warn!(%error, "nobody knows whether the owner of a file has done it");
+            tracing::warn!(%error, "the owner of a file has not answered as it should");
             Err(Errno::IO.into())
         }
     }
 }
 
 /// How long a call may take of somebody who waits until a moment.
-fn within(until: Instant) -> Duration {
+pub(super) fn within(until: Instant) -> Duration {
     WITHIN.min(until.saturating_duration_since(Instant::now())).max(LEAST)
 }
 
@@ -183,15 +172,15 @@ fn steadily<T>(mut work: impl FnMut() -> Result<T>) -> Result<T> {
 }
 
 impl Node {
-    /// Asks the owner of a file for something; `None` if it does not own it, or can't be asked.
+    /// Asks the owner of a file for something that may be done any number of times; `None` if it does
+    /// not own it, or can't be asked.
     fn call_owner<T>(
         &self,
         owner: Incarnation,
-        again: Again,
         call: impl FnOnce(&Client) -> Result<T, PeerError>,
     ) -> Result<Option<T>> {
         let client = self.cluster.as_ref().and_then(|cluster| self.peer(cluster, owner.node));
-        client.map_or(Ok(None), |client| judge(call(&client), again))
+        client.map_or(Ok(None), |client| judge(call(&client)))
     }
 
     /// Whether a node that can't be asked may be back in a moment: its daemon is being replaced, or was
@@ -230,7 +219,7 @@ impl Node {
         let until = Instant::now() + patience;
         loop {
             let call = |client: &Client| client.other(LOOK, &body, LOOKED, within(until));
-            match self.call_owner(owner, Again::Always, call).ok()? {
+            match self.call_owner(owner, call).ok()? {
                 Some(looked) => return Looked::decode(&*looked).ok(),
                 None if !self.is_still_owned(Ino(look.ino), owner) || Instant::now() >= until => {
                     return None;
@@ -286,13 +275,30 @@ impl Node {
         Ok(Opened { fh, mode, face })
     }
 
-    /// Has the owner do something to an open file; `None` if the file is here now.
+    /// Has the owner do something to an open file that may be done any number of times; `None` if the
+    /// file is here now.
     fn by_owner<T>(
         &self,
         context: &Context,
         handle: &Handle,
-        again: Again,
         call: impl Fn(&Client, Incarnation, Duration) -> Result<T, PeerError>,
+    ) -> Result<Option<T>> {
+        self.ask_owners(context, handle, |owner, until| {
+            let cluster = self.cluster.as_ref();
+            let told = |cluster| self.tell_given_up(cluster, owner, handle.file.ino, until);
+            match cluster.is_none_or(told) {
+                true => self.call_owner(owner, |client| call(client, owner, within(until))),
+                false => Ok(None),
+            }
+        })
+    }
+
+    /// Asks whoever owns an open file until he answers; `None` if the file is here now.
+    fn ask_owners<T>(
+        &self,
+        context: &Context,
+        handle: &Handle,
+        mut ask: impl FnMut(Incarnation, Instant) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         if !handle.remote.is_on() {
             return Ok(None);
@@ -302,8 +308,7 @@ impl Node {
         let until = Instant::now() + patience;
         loop {
             let Some(owner) = *handle.remote.owner.lock() else { return Ok(None) };
-            let asked = |client: &Client| call(client, owner, within(until));
-            if let Some(done) = self.call_owner(owner, again, asked)? {
+            if let Some(done) = ask(owner, until)? {
                 return Ok(Some(done));
             }
             if !self.is_still_owned(handle.file.ino, owner) {
@@ -360,7 +365,7 @@ impl Node {
         }
         let ino = handle.file.ino.0;
         let len = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
-        let read = self.by_owner(context, handle, Again::Always, |client, _, within| {
+        let read = self.by_owner(context, handle, |client, _, within| {
             client.read(Read { ino, version: None, offset, len }, within)
         })?;
         Ok(read.map(|(_, bytes)| {
@@ -392,12 +397,16 @@ impl Node {
         }
         let at = if handle.append { Position::End } else { Position::At(offset) };
         let body = Body::Bytes(data.to_vec());
-        // A write at a place may be made twice; at the end it would be there twice.
-        let again = if handle.append { Again::Never } else { Again::AfterLoss };
-        let written = self.by_owner(context, handle, again, |client, owner, within| {
-            let write = Write { ino: ino.0, epoch: owner.epoch, at, sync: false };
-            client.write(write, &body, within)
-        })?;
+        // Should the owner forget what it has done, a write at a place may be made twice; at the end it
+        // would be there twice.
+        let mut asking = Asking::new(self, ino, handle.append);
+        let written = self.ask_owners(context, handle, |owner, until| {
+            asking.ask(owner, until, |client, turn, within| {
+                let write = Write { ino: ino.0, epoch: owner.epoch, at, sync: false, turn };
+                client.write(write, &body, within)
+            })
+        });
+        let written = asking.close(written)?;
         Ok(written.map(|_| {
             self.metrics.bytes.of(crate::metrics::Source::Owner).add(data.len() as u64);
             data.len()
@@ -412,7 +421,7 @@ impl Node {
         data_only: bool,
     ) -> Result<bool> {
         let ino = handle.file.ino.0;
-        let synced = self.by_owner(context, handle, Again::Always, |client, owner, within| {
+        let synced = self.by_owner(context, handle, |client, owner, within| {
             client.sync(Sync { ino, epoch: owner.epoch, data_only }, within)
         })?;
         let back = self.config.durability == Durability::Backing
@@ -423,7 +432,7 @@ impl Node {
     fn write_back_through(&self, context: &Context, handle: &Handle) -> Result<bool> {
         let ino = handle.file.ino.0;
         let patience = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.patience);
-        let written = self.by_owner(context, handle, Again::Always, |client, owner, _| {
+        let written = self.by_owner(context, handle, |client, owner, _| {
             client.write_back(WriteBack { ino, epoch: owner.epoch }, patience)
         })?;
         Ok(written.is_some())
@@ -433,7 +442,7 @@ impl Node {
     pub(crate) fn flush_through(&self, context: &Context, handle: &Handle) -> Result<bool> {
         let ino = handle.file.ino.0;
         let look = Look { ino, settle: true, safe: true, ..Look::default() };
-        let looked = self.by_owner(context, handle, Again::Always, |client, owner, within| {
+        let looked = self.by_owner(context, handle, |client, owner, within| {
             let look = Look { epoch: owner.epoch, ..look.clone() };
             client.other(LOOK, &Body::Bytes(look.encode_to_vec()), LOOKED, within)
         })?;
@@ -444,7 +453,7 @@ impl Node {
     /// How long a file is that is open by way of its owner; `None` if it is here.
     pub(crate) fn length_through(&self, context: &Context, handle: &Handle) -> Result<Option<u64>> {
         let look = Look { ino: handle.file.ino.0, ..Look::default() };
-        let looked = self.by_owner(context, handle, Again::Always, |client, owner, within| {
+        let looked = self.by_owner(context, handle, |client, owner, within| {
             let look = Look { epoch: owner.epoch, ..look.clone() };
             client.other(LOOK, &Body::Bytes(look.encode_to_vec()), LOOKED, within)
         })?;
@@ -455,6 +464,18 @@ impl Node {
     /// Sets the length of a file, here or by way of its owner.
     pub(crate) fn truncate_anywhere(&self, context: &Context, ino: Ino, size: u64) -> Result<()> {
         context.wait()?;
+        let mut asking = Asking::new(self, ino, false);
+        let done = self.truncate_asking(context, size, ino, &mut asking);
+        asking.close(done.map(Some)).map(drop)
+    }
+
+    fn truncate_asking(
+        &self,
+        context: &Context,
+        size: u64,
+        ino: Ino,
+        asking: &mut Asking<'_>,
+    ) -> Result<()> {
         let patience = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.patience);
         let until = Instant::now() + patience;
         loop {
@@ -463,9 +484,9 @@ impl Node {
                 self.match_version(context, &self.files.get(ino), &record)?;
                 return self.truncate(context, &record, size);
             };
-            let truncate = Truncate { ino: ino.0, epoch: owner.epoch, size };
-            let call = |client: &Client| client.truncate(truncate, within(until));
-            let done = self.call_owner(owner, Again::AfterLoss, call)?;
+            let done = asking.ask(owner, until, |client, turn, within| {
+                client.truncate(Truncate { ino: ino.0, epoch: owner.epoch, size, turn }, within)
+            })?;
             if done.is_some() {
                 return Ok(());
             }
@@ -666,6 +687,7 @@ impl Node {
             if write.sync {
                 steadily(|| self.sync_file(file, false))?;
             }
+            fail::fail_point!("node.owner.written");
             Ok((offset, self.length_now(&Context::DAEMON, file)?))
         })
     }

@@ -100,8 +100,6 @@ impl Node {
             if looks && let Some(record) = self.find(context, dir, name)? {
                 return Ok(Found::Existing(record));
             }
-            // It could neither be opened nor brought to the backing store.
-            self.check_fence()?;
             let mut inode = self.new_inode(context, dir, new)?;
             inode.owned = owned;
             match self.meta.create_announced(dir, name, inode, convert::now(), announce) {

@@ -66,6 +66,18 @@ pub enum Position {
     End,
 }
 
+/// By what a call is known that must not be carried out twice, however often it comes. What the
+/// numbers mean is up to the layer above.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Turn {
+    /// The session of asker and owner.
+    pub session: u64,
+    /// A slot of the session.
+    pub slot: u16,
+    /// The number of the call in its slot.
+    pub number: u64,
+}
+
 /// Writes the message's body through the owner of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
@@ -77,6 +89,8 @@ pub struct Write {
     pub at: Position,
     /// Whether it is to be durable before the answer.
     pub sync: bool,
+    /// Which call it is.
+    pub turn: Turn,
 }
 
 /// Changes the length of a file through its owner.
@@ -88,6 +102,8 @@ pub struct Truncate {
     pub epoch: u64,
     /// The new length in bytes.
     pub size: u64,
+    /// Which call it is.
+    pub turn: Turn,
 }
 
 /// Makes durable what was written through the owner.
@@ -306,9 +322,11 @@ impl Request {
                     Position::End => None,
                 };
                 to.u64(r.ino).u64(r.epoch).maybe(at).flag(r.sync);
+                r.turn.encode(to);
             }
             Request::Truncate(r) => {
                 to.u64(r.ino).u64(r.epoch).u64(r.size);
+                r.turn.encode(to);
             }
             Request::Sync(r) => {
                 to.u64(r.ino).u64(r.epoch).flag(r.data_only);
@@ -350,8 +368,14 @@ impl Request {
                 epoch: f.u64()?,
                 at: f.maybe()?.map_or(Position::End, Position::At),
                 sync: f.flag()?,
+                turn: Turn::decode(f)?,
             }),
-            7 => Request::Truncate(Truncate { ino: f.u64()?, epoch: f.u64()?, size: f.u64()? }),
+            7 => Request::Truncate(Truncate {
+                ino: f.u64()?,
+                epoch: f.u64()?,
+                size: f.u64()?,
+                turn: Turn::decode(f)?,
+            }),
             8 => Request::Sync(Sync { ino: f.u64()?, epoch: f.u64()?, data_only: f.flag()? }),
             9 => Request::Recall(Recall {
                 ino: f.u64()?,
@@ -378,6 +402,16 @@ impl Request {
 fn one_of<T: Copy>(from: &mut Decoder<'_>, all: &[T]) -> Result<T> {
     let at = usize::from(from.u8()?);
     all.get(at).copied().ok_or_else(|| Error::Protocol(format!("{at} is none of the kinds")))
+}
+
+impl Turn {
+    fn encode(&self, to: &mut Encoder) {
+        to.u64(self.session).u16(self.slot).u64(self.number);
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Turn> {
+        Ok(Turn { session: from.u64()?, slot: from.u16()?, number: from.u64()? })
+    }
 }
 
 impl Hello {

@@ -3,6 +3,11 @@ use crate::codec::Encoder;
 use proptest::prelude::*;
 use std::time::Duration;
 
+fn turns() -> impl Strategy<Value = Turn> {
+    let fields = (any::<u64>(), any::<u16>(), any::<u64>());
+    fields.prop_map(|(session, slot, number)| Turn { session, slot, number })
+}
+
 fn requests() -> impl Strategy<Value = Request> {
     let n = any::<u64>;
     let object =
@@ -26,14 +31,17 @@ fn requests() -> impl Strategy<Value = Request> {
         (n(), any::<Option<u64>>(), n())
             .prop_map(|(ino, version, from)| { Request::ReadMap(ReadMap { ino, version, from }) }),
         (n(), n()).prop_map(|(ino, epoch)| Request::WriteBack(WriteBack { ino, epoch })),
-        (n(), n(), any::<Option<u64>>(), any::<bool>()).prop_map(|(ino, epoch, at, sync)| {
-            let at = at.map_or(Position::End, Position::At);
-            Request::Write(Write { ino, epoch, at, sync })
-        }),
-        (n(), n(), n()).prop_map(|(ino, epoch, size)| Request::Truncate(Truncate {
+        (n(), n(), any::<Option<u64>>(), any::<bool>(), turns()).prop_map(
+            |(ino, epoch, at, sync, turn)| {
+                let at = at.map_or(Position::End, Position::At);
+                Request::Write(Write { ino, epoch, at, sync, turn })
+            }
+        ),
+        (n(), n(), n(), turns()).prop_map(|(ino, epoch, size, turn)| Request::Truncate(Truncate {
             ino,
             epoch,
-            size
+            size,
+            turn
         })),
         (n(), n(), any::<bool>()).prop_map(|(ino, epoch, data_only)| Request::Sync(Sync {
             ino,

@@ -1,0 +1,422 @@
+//! Writes and changes of length by way of owners: each is carried out once at most, however often it is
+//! asked for, and none after this node has given it up. [`turns`] decides.
+//!
+//! [`turns`]: forebay_core::cluster::turns
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use forebay_core::cluster::turns::{Asker, Begin, Owner, Turn};
+use forebay_meta::{Incarnation, Ino};
+use forebay_peer::message::{self, Fault};
+use forebay_peer::{Body, Call, Client, Error as PeerError};
+use parking_lot::{Condvar, Mutex};
+use prost::Message;
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::Cluster;
+use super::serve::{asker, same_epoch};
+use super::through::{errno, within};
+use crate::error::Result;
+use crate::node::Node;
+
+/// Opens a session, or tells what was given up.
+pub(super) const SETTLE: u32 = 17;
+/// The longest answer to that, in bytes.
+const SETTLED: u32 = 64;
+/// For how long an owner is told that a call was given up, before its program is answered. Else it is
+/// told before the next call about the file.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// When an asker is to ask again for what is under way.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What came of a call: where bytes went, and how long the file is.
+type Outcome = Result<(u64, u64), Fault>;
+
+#[derive(Clone, PartialEq, Message)]
+struct Settle {
+    #[prost(uint64, tag = "1")]
+    epoch: u64,
+    /// The session that the calls are of; a new one is wanted if it is 0.
+    #[prost(uint64, tag = "2")]
+    session: u64,
+    #[prost(message, repeated, tag = "3")]
+    given_up: Vec<GivenUp>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct GivenUp {
+    #[prost(uint32, tag = "1")]
+    slot: u32,
+    #[prost(uint64, tag = "2")]
+    number: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Settled {
+    /// The session that was opened.
+    #[prost(uint64, tag = "1")]
+    session: u64,
+}
+
+/// The calls of this node of owners, and of others of this one as an owner.
+pub(super) struct Turns {
+    asked: Mutex<HashMap<u16, Asked>>,
+    freed: Condvar,
+    served: Mutex<Owner<Outcome>>,
+    ended: Condvar,
+}
+
+/// What this node has asked another for.
+struct Asked {
+    owner: Incarnation,
+    asker: Asker,
+    /// Somebody is asking for a session.
+    opening: bool,
+}
+
+/// What is to be done before a call, if not the call itself.
+enum Next {
+    Call(Turn),
+    Open,
+    Tell(Vec<Turn>),
+}
+
+impl Turns {
+    pub(super) fn new() -> Self {
+        // Later than any number that a daemon of this incarnation before this one has given.
+        let now = clock_gettime(ClockId::Boottime);
+        let first = now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs();
+        Turns {
+            asked: Mutex::default(),
+            freed: Condvar::new(),
+            served: Mutex::new(Owner::new(first.max(1))),
+            ended: Condvar::new(),
+        }
+    }
+
+    /// What is next for a call about a file; `None` if it can't be made until then, or of this owner.
+    fn next(&self, owner: Incarnation, ino: Ino, until: Instant) -> Option<Next> {
+        let mut all = self.asked.lock();
+        loop {
+            let new = || Asked { owner, asker: Asker::default(), opening: false };
+            let asked = all.entry(owner.node).or_insert_with(new);
+            if asked.owner.epoch < owner.epoch {
+                *asked = new();
+            }
+            if asked.owner != owner {
+                return None;
+            }
+            if asked.asker.is_open() {
+                let told_first = asked.asker.untold(Some(ino.0));
+                if !told_first.is_empty() {
+                    return Some(Next::Tell(told_first));
+                }
+                if let Some(turn) = asked.asker.take() {
+                    return Some(Next::Call(turn));
+                }
+                let untold = asked.asker.untold(None);
+                if !untold.is_empty() {
+                    return Some(Next::Tell(untold));
+                }
+            } else if !asked.opening {
+                asked.opening = true;
+                return Some(Next::Open);
+            }
+            if self.freed.wait_until(&mut all, until).timed_out() {
+                return None;
+            }
+        }
+    }
+
+    /// Does something to what was asked of an owner, if that is still the one.
+    fn of<T>(&self, owner: Incarnation, work: impl FnOnce(&mut Asked) -> T) -> Option<T> {
+        let mut all = self.asked.lock();
+        let done = all.get_mut(&owner.node).filter(|asked| asked.owner == owner).map(work);
+        drop(all);
+        self.freed.notify_all();
+        done
+    }
+}
+
+/// A change of a file that its owner is asked for, perhaps several times.
+pub(super) struct Asking<'a> {
+    node: &'a Node,
+    ino: Ino,
+    /// Twice is not once, not even if nothing was asked for in between.
+    once: bool,
+    turn: Option<(Incarnation, Turn)>,
+    /// The owner may have carried it out.
+    doubt: bool,
+}
+
+impl<'a> Asking<'a> {
+    pub(super) fn new(node: &'a Node, ino: Ino, once: bool) -> Self {
+        Asking { node, ino, once, turn: None, doubt: false }
+    }
+
+    /// Asks the owner; `None` if it does not own the file, or can't be asked, or has not answered.
+    pub(super) fn ask<T>(
+        &mut self,
+        owner: Incarnation,
+        until: Instant,
+        call: impl FnOnce(&Client, message::Turn, Duration) -> Result<T, PeerError>,
+    ) -> Result<Option<T>> {
+        let Some(cluster) = &self.node.cluster else { return Ok(None) };
+        if self.turn.is_some_and(|(before, _)| before != owner) {
+            self.leave(cluster);
+            self.dare()?;
+        }
+        let Some(client) = self.node.peer(cluster, owner.node) else { return Ok(None) };
+        let turn = match self.turn {
+            Some((_, turn)) => turn,
+            None => match self.node.turn_for(cluster, &client, owner, self.ino, until) {
+                Some(turn) => turn,
+                None => return Ok(None),
+            },
+        };
+        self.turn = Some((owner, turn));
+        let Turn { session, slot, number } = turn;
+        let answer = call(&client, message::Turn { session, slot, number }, within(until));
+        self.judge(cluster, (owner, turn), answer)
+    }
+
+    fn judge<T>(
+        &mut self,
+        cluster: &Cluster,
+        (owner, turn): (Incarnation, Turn),
+        answer: Result<T, PeerError>,
+    ) -> Result<Option<T>> {
+        let known = match answer {
+            Ok(answer) => Ok(Some(answer)),
+            Err(PeerError::Fault(Fault::Io { errno: raw })) => Err(errno(raw)),
+            Err(PeerError::Fault(Fault::NoSpace)) => Err(Errno::NOSPC.into()),
+            Err(PeerError::Fault(Fault::Cancelled)) => Err(Errno::IO.into()),
+            Err(PeerError::Fault(Fault::NotHere)) => {
+                // The owner's daemon was started anew: nothing that is on its way counts any more.
+                cluster.turns.of(owner, |asked| asked.asker.closed(turn.session));
+                self.turn = None;
+                self.dare()?;
+                return Ok(None);
+            }
+            Err(error) => {
+                // Of a call under this number the owner says for good that it was not its to do.
+                let spent = matches!(error, PeerError::Fault(Fault::NotOwner { .. }));
+                self.doubt = !spent && (self.doubt || !error.not_done());
+                if !self.doubt {
+                    let anew = cluster.turns.of(owner, |asked| asked.asker.anew(turn));
+                    self.turn = anew.flatten().map(|turn| (owner, turn));
+                }
+                return Ok(None);
+            }
+        };
+        self.doubt = false;
+        self.leave(cluster);
+        known
+    }
+
+    /// Goes on without knowing what became of the call so far.
+    fn dare(&mut self) -> Result<()> {
+        if self.doubt && self.once {
+            tracing::warn!(ino = %self.ino, "nobody knows whether the owner of a file has done it");
+            return Err(Errno::IO.into());
+        }
+        self.doubt = false;
+        Ok(())
+    }
+
+    fn leave(&mut self, cluster: &Cluster) {
+        let Some((owner, turn)) = self.turn.take() else { return };
+        let (doubt, ino) = (self.doubt, self.ino.0);
+        cluster.turns.of(owner, |asked| match doubt {
+            true => asked.asker.give_up(turn, ino),
+            false => asked.asker.ended(turn),
+        });
+    }
+
+    /// Gives it up, or says what came of it. It must not be done here either if the owner may have.
+    pub(super) fn close<T>(mut self, done: Result<Option<T>>) -> Result<Option<T>> {
+        let doubt = self.doubt && !matches!(done, Ok(Some(_)));
+        if let (Some(cluster), Some((owner, _)), true) = (&self.node.cluster, self.turn, doubt) {
+            self.leave(cluster);
+            let until = Instant::now() + FAREWELL;
+            if !self.node.tell_given_up(cluster, owner, self.ino, until) {
+                tracing::warn!(ino = %self.ino, %owner, "an owner will hear later of what was given up");
+            }
+        }
+        match done {
+            Ok(None) | Err(_) if doubt && self.once => Err(Errno::IO.into()),
+            done => done,
+        }
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if let Some(cluster) = &self.node.cluster {
+            self.leave(cluster);
+        }
+    }
+}
+
+impl Node {
+    fn turn_for(
+        &self,
+        cluster: &Cluster,
+        client: &Client,
+        owner: Incarnation,
+        ino: Ino,
+        until: Instant,
+    ) -> Option<Turn> {
+        loop {
+            match cluster.turns.next(owner, ino, until)? {
+                Next::Call(turn) => return Some(turn),
+                Next::Open => {
+                    let opened = settle(client, owner, 0, &[], until);
+                    cluster.turns.of(owner, |asked| {
+                        asked.opening = false;
+                        if let Some(opened) = &opened {
+                            asked.asker.opened(opened.session);
+                        }
+                    });
+                    opened?;
+                }
+                Next::Tell(given_up) => {
+                    let session = given_up.first()?.session;
+                    settle(client, owner, session, &given_up, until)?;
+                    cluster.turns.of(owner, |asked| asked.asker.told(&given_up));
+                }
+            }
+        }
+    }
+
+    /// Tells an owner which calls about a file were given up, if there are any; whether it knows, and
+    /// none of them is under way.
+    pub(super) fn tell_given_up(
+        &self,
+        cluster: &Cluster,
+        owner: Incarnation,
+        ino: Ino,
+        until: Instant,
+    ) -> bool {
+        let untold = |asked: &mut Asked| asked.asker.untold(Some(ino.0));
+        let given_up = cluster.turns.of(owner, untold).unwrap_or_default();
+        let Some(session) = given_up.first().map(|turn| turn.session) else { return true };
+        let told = self
+            .peer(cluster, owner.node)
+            .and_then(|client| settle(&client, owner, session, &given_up, until));
+        if told.is_some() {
+            cluster.turns.of(owner, |asked| asked.asker.told(&given_up));
+        }
+        told.is_some()
+    }
+
+    /// Carries out what another node asks for, unless that was done or is too late.
+    pub(super) fn in_turn(
+        &self,
+        cluster: &Cluster,
+        call: &Call,
+        (epoch, turn): (u64, message::Turn),
+        work: impl FnOnce() -> Outcome,
+    ) -> Outcome {
+        same_epoch(cluster, epoch)?;
+        let from = u32::from(asker(call)?);
+        let message::Turn { session, slot, number } = turn;
+        let turn = Turn { session, slot, number };
+        let (turns, until) = (&cluster.turns, Instant::now() + call.left());
+        let mut served = turns.served.lock();
+        loop {
+            match served.begin(from, turn) {
+                Begin::Go => break,
+                Begin::Wait if turns.ended.wait_until(&mut served, until).timed_out() => {
+                    return Err(Fault::Busy { pause: PAUSE });
+                }
+                Begin::Wait => {}
+                Begin::Was(outcome) => return outcome,
+                Begin::Late => {
+                    tracing::info!(
+                        node = from,
+                        ?turn,
+                        "a write came too late and is not carried out"
+                    );
+                    return Err(Fault::Cancelled);
+                }
+                Begin::Unknown => return Err(Fault::NotHere),
+            }
+        }
+        drop(served);
+        // Also if the work panics, nobody may wait for its end for ever.
+        let failed = Err(Fault::Io { errno: libc::EIO });
+        let mut under_way = UnderWay { turns, from, turn, outcome: failed };
+        under_way.outcome = work();
+        under_way.outcome.clone()
+    }
+
+    /// Opens a session for another node, or hears what it has given up.
+    pub(super) fn settle_with(
+        &self,
+        cluster: &Cluster,
+        call: &Call,
+        bytes: &[u8],
+    ) -> Result<Settled, Fault> {
+        let settle = Settle::decode(bytes).map_err(|error| Fault::Invalid(error.to_string()))?;
+        same_epoch(cluster, settle.epoch)?;
+        let from = u32::from(asker(call)?);
+        let turn = |GivenUp { slot, number }: &GivenUp| {
+            let slot = u16::try_from(*slot).ok()?;
+            Some(Turn { session: settle.session, slot, number: *number })
+        };
+        let given_up: Vec<Turn> = settle.given_up.iter().filter_map(turn).collect();
+        let (turns, until) = (&cluster.turns, Instant::now() + call.left());
+        let mut served = turns.served.lock();
+        loop {
+            let session = match settle.session {
+                0 => served.open(from),
+                known => served.give_up(from, &given_up).then_some(known),
+            };
+            if let Some(session) = session {
+                return Ok(Settled { session });
+            }
+            if turns.ended.wait_until(&mut served, until).timed_out() {
+                return Err(Fault::Busy { pause: PAUSE });
+            }
+        }
+    }
+}
+
+/// A call that is being carried out.
+struct UnderWay<'a> {
+    turns: &'a Turns,
+    from: u32,
+    turn: Turn,
+    outcome: Outcome,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.turns.served.lock().ended(self.from, self.turn, self.outcome.clone());
+        self.turns.ended.notify_all();
+    }
+}
+
+/// Asks an owner for a session, or tells it what was given up in one; `None` if it has not answered.
+fn settle(
+    client: &Client,
+    owner: Incarnation,
+    session: u64,
+    given_up: &[Turn],
+    until: Instant,
+) -> Option<Settled> {
+    let one = |turn: &Turn| GivenUp { slot: turn.slot.into(), number: turn.number };
+    let given_up = given_up.iter().map(one).collect();
+    let settle = Settle { epoch: owner.epoch, session, given_up };
+    let body = Body::Bytes(settle.encode_to_vec());
+    match client.other(SETTLE, &body, SETTLED, within(until)) {
+        Ok(settled) => Settled::decode(&*settled).ok().filter(|settled| settled.session != 0),
+        Err(error) => {
+            tracing::debug!(%owner, %error, "the owner of a file can't be asked");
+            None
+        }
+    }
+}
