@@ -9,9 +9,11 @@
 //! A fact counts as granted from before its answer is sent until its time is over. An answer may be
 //! on its way to the kernel when the lease is wanted, and must not get there after the kernel was told
 //! to forget: so answers that are on their way are waited for, and for directories a moment more, as
-//! the program that asked may not have run yet. What is remembered is bounded; beyond that nothing is granted.
+//! the program that asked may not have run yet. An answer may bring many facts, as a listing does. What
+//! is remembered is bounded; beyond that nothing is granted.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::unit::Tick;
 
@@ -49,10 +51,10 @@ impl Default for Terms {
 pub enum Fact {
     /// What a directory has under a name, other than a directory, or that it has nothing there. It is
     /// dropped from the cache, and what comes late has no effect there.
-    Name(u64, Box<[u8]>),
+    Name(u64, Arc<[u8]>),
     /// The directory that a directory has under a name. It stays in the cache to be asked for again,
     /// as it may be somebody's working directory, or something may be mounted there.
-    Directory(u64, Box<[u8]>),
+    Directory(u64, Arc<[u8]>),
     /// The attributes of a node of the kernel.
     Attributes(u64),
 }
@@ -124,22 +126,25 @@ impl Grants {
         }
     }
 
-    /// Whether a fact that was read under a lease, not before it was asked for, may be kept by the
-    /// kernel for `time`. If so, [`Grants::sent`] must follow when the answer was sent. `looked_up`
-    /// says that it may get into the kernel's cache later than that, and have an effect there.
+    /// Which facts of an answer, all read under a lease, not before it was asked for, may be kept by
+    /// the kernel, each for its time: that of those which may not becomes 0. If any may,
+    /// [`Grants::sent`] must follow when the answer was sent. `looked_up` says that they may get into
+    /// the kernel's cache later than that, and have an effect there.
     pub fn grant(
         &mut self,
         now: Tick,
         (partition, lease): (u16, u64),
-        fact: Fact,
-        time: u64,
+        facts: &mut [(Fact, u64)],
         looked_up: bool,
     ) -> bool {
-        if time == 0 || self.left.get(&partition).is_some_and(|left| *left >= lease) {
+        if facts.iter().all(|(_, time)| *time == 0) {
             return false;
         }
-        if !self.has_room(now, partition) {
-            return false;
+        let is_left = self.left.get(&partition).is_some_and(|left| *left >= lease);
+        let room = if is_left { 0 } else { self.room(now, partition, facts.len()) };
+        let is_over = |part: &Part| part.lease < lease && part.until <= now && part.sending == 0;
+        if self.parts.get(&partition).is_some_and(is_over) {
+            self.free(partition);
         }
         let fresh = || Part {
             lease,
@@ -149,39 +154,41 @@ impl Grants {
             looked_up: Tick(0),
             sending: 0,
         };
-        let is_over = |part: &Part| part.lease < lease && part.until <= now && part.sending == 0;
-        if self.parts.get(&partition).is_some_and(is_over) {
-            self.free(partition);
-        }
-        let part = self.parts.entry(partition).or_insert_with(fresh);
-        if part.lease != lease || part.state != State::Granting {
-            // Of an earlier lease, of which not all is taken back yet, or of an earlier look.
+        let part = match room {
+            0 => self.parts.get_mut(&partition),
+            _ => Some(self.parts.entry(partition).or_insert_with(fresh)),
+        };
+        // Not of an earlier lease, of which not all is taken back yet, nor of an earlier look.
+        let is_open = |part: &&mut Part| part.lease == lease && part.state == State::Granting;
+        let Some(part) = part.filter(is_open).filter(|_| !is_left) else {
+            facts.iter_mut().for_each(|(_, time)| *time = 0);
             return false;
+        };
+        let (granted, added) = part.take(now, self.terms.slack, facts, room);
+        self.facts += added;
+        if granted {
+            part.sending += 1;
+            if looked_up {
+                part.looked_up = now.after(self.terms.settle);
+            }
         }
-        let until = now.after(time.saturating_add(self.terms.slack));
-        if part.facts.insert(fact, until).is_none() {
-            self.facts += 1;
-        }
-        part.until = part.until.max(until);
-        if looked_up {
-            part.looked_up = now.after(self.terms.settle);
-        }
-        part.sending += 1;
-        true
+        granted
     }
 
-    /// The answer with a fact that was granted under a lease was sent: the kernel counts from now.
-    pub fn sent(&mut self, now: Tick, (partition, lease): (u16, u64), fact: &Fact, time: u64) {
-        let slack = self.terms.slack;
+    /// The answer with facts that were granted under a lease was sent: the kernel counts from now.
+    pub fn sent(&mut self, now: Tick, (partition, lease): (u16, u64), facts: &[(Fact, u64)]) {
+        let Terms { slack, settle, .. } = self.terms;
         if let Some(part) = self.parts.get_mut(&partition).filter(|part| part.lease == lease) {
             part.sending = part.sending.saturating_sub(1);
-            let until = now.after(time.saturating_add(slack));
-            part.until = part.until.max(until);
-            if let Some(known) = part.facts.get_mut(fact) {
-                *known = until.max(*known);
+            for (fact, time) in facts.iter().filter(|(_, time)| *time > 0) {
+                let until = now.after(time.saturating_add(slack));
+                part.until = part.until.max(until);
+                if let Some(known) = part.facts.get_mut(fact) {
+                    *known = until.max(*known);
+                }
             }
             if part.looked_up > Tick(0) {
-                part.looked_up = part.looked_up.max(now.after(self.terms.settle));
+                part.looked_up = part.looked_up.max(now.after(settle));
             }
         }
     }
@@ -262,19 +269,17 @@ impl Grants {
         }
     }
 
-    /// Whether another fact can be remembered. Those whose time is over are forgotten, at most so
-    /// often that it costs little.
-    fn has_room(&mut self, now: Tick, partition: u16) -> bool {
+    /// How many more facts can be remembered of a partition. If fewer than are wanted, those whose time
+    /// is over are forgotten, at most so often that it costs little.
+    fn room(&mut self, now: Tick, partition: u16, wanted: usize) -> usize {
         let Terms { most, most_each, .. } = self.terms;
-        let full = |grants: &Grants| {
+        let room = |grants: &Grants| {
             let each = grants.parts.get(&partition).map_or(0, |part| part.facts.len());
-            grants.facts >= most || each >= most_each
+            most.saturating_sub(grants.facts).min(most_each.saturating_sub(each))
         };
-        if !full(self) {
-            return true;
-        }
-        if now < self.not_before {
-            return false;
+        let found = room(self);
+        if found >= wanted || now < self.not_before {
+            return found;
         }
         self.not_before = now.after(Tick::SECOND / 10);
         // Facts whose answers are on their way count from when they arrive.
@@ -283,7 +288,39 @@ impl Grants {
             part.facts.retain(|_, until| *until > now);
             self.facts -= before - part.facts.len();
         }
-        !full(self)
+        room(self)
+    }
+}
+
+impl Part {
+    /// Remembers facts, of those that are not known so many as there is room for, and lets the others
+    /// have no time. Whether there are any, and how many are new.
+    fn take(
+        &mut self,
+        now: Tick,
+        slack: u64,
+        facts: &mut [(Fact, u64)],
+        room: usize,
+    ) -> (bool, usize) {
+        let (mut granted, mut added) = (false, 0);
+        for (fact, time) in facts.iter_mut().filter(|(_, time)| *time > 0) {
+            let until = now.after(time.saturating_add(slack));
+            match self.facts.get_mut(fact) {
+                // The kernel may not take the newer answer, and keep the older.
+                Some(known) => *known = until.max(*known),
+                None if added < room => {
+                    self.facts.insert(fact.clone(), until);
+                    added += 1;
+                }
+                None => {
+                    *time = 0;
+                    continue;
+                }
+            }
+            self.until = self.until.max(until);
+            granted = true;
+        }
+        (granted, added)
     }
 }
 

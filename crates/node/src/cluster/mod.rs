@@ -45,7 +45,7 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::pool::Pool;
 
-pub use beliefs::{Belief, Ground};
+pub use beliefs::{Belief, Ground, Shown};
 pub use check::check_cluster;
 pub(crate) use copies::Shared;
 pub(crate) use holds::Right;

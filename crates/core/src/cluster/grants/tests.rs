@@ -6,7 +6,16 @@ const MS: u64 = 1_000_000;
 const TTL: u64 = 500 * MS;
 
 fn name(n: u8) -> Fact {
-    Fact::Name(1, Box::new([b'a' + n]))
+    Fact::Name(1, Arc::new([b'a' + n]))
+}
+
+/// Grants one fact.
+fn grant(grants: &mut Grants, now: Tick, key: (u16, u64), fact: Fact, looked_up: bool) -> bool {
+    grants.grant(now, key, &mut [(fact, TTL)], looked_up)
+}
+
+fn sent(grants: &mut Grants, now: Tick, key: (u16, u64), fact: Fact) {
+    grants.sent(now, key, &[(fact, TTL)]);
 }
 
 fn at(ms: u64) -> Tick {
@@ -20,8 +29,8 @@ struct World {
     lease: u64,
     held: bool,
     wanted: bool,
-    /// Answers on their way: the fact, and of which lease.
-    answers: Vec<(Fact, u64)>,
+    /// Answers on their way: the facts with their times, and of which lease.
+    answers: Vec<(Vec<(Fact, u64)>, u64)>,
     /// Until when the kernel keeps each fact.
     kernel: std::collections::BTreeMap<Fact, u64>,
     /// What the kernel has not been told to forget yet.
@@ -34,9 +43,11 @@ impl World {
         if self.answers.is_empty() {
             return;
         }
-        let (fact, lease) = self.answers.remove(0);
-        self.kernel.insert(fact.clone(), self.now + TTL);
-        self.grants.sent(Tick(self.now), (7, lease), &fact, TTL);
+        let (facts, lease) = self.answers.remove(0);
+        for (fact, time) in facts.iter().filter(|(_, time)| *time > 0) {
+            self.kernel.insert(fact.clone(), self.now + time);
+        }
+        self.grants.sent(Tick(self.now), (7, lease), &facts);
     }
 
     fn forget(&mut self, facts: &[Fact]) {
@@ -97,11 +108,17 @@ proptest! {
             match what {
                 0..=2 => {
                     let (now, lease) = (Tick(world.now), world.lease);
-                    let fact = if which == 4 { Fact::Attributes(9) } else { name(which) };
-                    let granted = world.grants.grant(now, (7, lease), fact.clone(), TTL, which < 2);
+                    let mut facts = match (what, which) {
+                        // A listing.
+                        (2, 3) => (0..6).map(|n| (name(n), TTL + u64::from(n) * MS)).collect(),
+                        (_, 4) => vec![(Fact::Attributes(9), TTL)],
+                        _ => vec![(name(which), TTL)],
+                    };
+                    let granted = world.grants.grant(now, (7, lease), &mut facts, which < 2);
                     prop_assert!(!granted || world.held, "granted without a lease");
+                    prop_assert_eq!(granted, facts.iter().any(|(_, time)| *time > 0));
                     if granted {
-                        world.answers.push((fact, lease));
+                        world.answers.push((facts, lease));
                     }
                 }
                 3 => world.deliver(),
@@ -134,12 +151,12 @@ fn lease_when_wanted_then_the_kernel_is_told_once_and_nothing_is_granted_any_mor
     let mut grants = Grants::new(Terms::default());
     let key = (7, 3);
     assert_eq!(grants.leave(at(1), (7, 2), true), Leave::Free, "nothing was granted");
-    assert!(!grants.grant(at(1), (7, 2), name(0), TTL, false), "of a lease that was left");
-    assert!(grants.grant(at(1), key, name(0), TTL, false));
+    assert!(!grant(&mut grants, at(1), (7, 2), name(0), false), "of a lease that was left");
+    assert!(grant(&mut grants, at(1), key, name(0), false));
     assert!(grants.has(at(1), 7, &name(0)) && !grants.has(at(1), 7, &name(1)));
     assert_eq!(grants.leave(at(2), key, true), Leave::Wait, "its answer is on its way");
-    assert!(!grants.grant(at(2), key, name(1), TTL, false));
-    grants.sent(at(3), key, &name(0), TTL);
+    assert!(!grant(&mut grants, at(2), key, name(1), false));
+    sent(&mut grants, at(3), key, name(0));
     let Leave::Tell(number, facts) = grants.leave(at(3), key, true) else { panic!("not told") };
     assert_eq!(facts, [name(0)]);
     assert_eq!(grants.leave(at(4), key, true), Leave::Wait);
@@ -147,16 +164,16 @@ fn lease_when_wanted_then_the_kernel_is_told_once_and_nothing_is_granted_any_mor
     assert_eq!(grants.leave(at(5), key, true), Leave::Wait, "that was another one");
     grants.told(7, number);
     assert_eq!(grants.leave(at(6), key, true), Leave::Free);
-    assert!(!grants.grant(at(7), key, name(0), TTL, false));
-    assert!(grants.grant(at(7), (7, 4), name(0), TTL, false), "the next lease");
+    assert!(!grant(&mut grants, at(7), key, name(0), false));
+    assert!(grant(&mut grants, at(7), (7, 4), name(0), false), "the next lease");
 }
 
 #[test]
 fn directory_when_it_was_looked_up_a_moment_ago_then_is_taken_back_a_moment_later() {
     let mut grants = Grants::new(Terms::default());
     let key = (7, 1);
-    assert!(grants.grant(at(0), key, name(0), TTL, true));
-    grants.sent(at(30), key, &name(0), TTL);
+    assert!(grant(&mut grants, at(0), key, name(0), true));
+    sent(&mut grants, at(30), key, name(0));
     assert_eq!(grants.leave(at(279), key, true), Leave::Wait);
     assert!(matches!(grants.leave(at(280), key, true), Leave::Tell(_, facts) if facts.len() == 1));
 }
@@ -165,9 +182,9 @@ fn directory_when_it_was_looked_up_a_moment_ago_then_is_taken_back_a_moment_late
 fn kernel_when_it_does_not_listen_then_is_told_by_other_means_and_at_last_time_tells() {
     let mut grants = Grants::new(Terms { patience: 100 * MS, ..Terms::default() });
     let key = (7, 1);
-    assert!(grants.grant(at(0), key, name(0), TTL, false));
+    assert!(grant(&mut grants, at(0), key, name(0), false));
     assert_eq!(grants.leases(), [key]);
-    grants.sent(at(0), key, &name(0), TTL);
+    sent(&mut grants, at(0), key, name(0));
     assert!(matches!(grants.leave(at(1), key, true), Leave::Tell(..)));
     assert_eq!(grants.leave(at(100), key, true), Leave::Wait);
     let Leave::Force(_, facts) = grants.leave(at(101), key, true) else { panic!("not forced") };
@@ -180,12 +197,12 @@ fn kernel_when_it_does_not_listen_then_is_told_by_other_means_and_at_last_time_t
 fn lease_when_doubted_and_confirmed_then_facts_are_granted_again() {
     let mut grants = Grants::new(Terms::default());
     let key = (7, 1);
-    assert!(grants.grant(at(0), key, name(0), TTL, false));
-    grants.sent(at(0), key, &name(0), TTL);
+    assert!(grant(&mut grants, at(0), key, name(0), false));
+    sent(&mut grants, at(0), key, name(0));
     let Leave::Tell(number, _) = grants.leave(at(1), key, false) else { panic!("not told") };
-    assert!(!grants.grant(at(2), key, name(1), TTL, false));
+    assert!(!grant(&mut grants, at(2), key, name(1), false));
     grants.told(7, number);
-    assert!(grants.grant(at(3), key, name(0), TTL, false));
+    assert!(grant(&mut grants, at(3), key, name(0), false));
 }
 
 #[test]
@@ -194,14 +211,38 @@ fn grants_when_full_then_refused_until_some_are_over() {
     let mut grants = Grants::new(terms);
     for partition in 0..4u16 {
         for n in 0..6 {
-            let granted = grants.grant(at(0), (partition, 1), name(n), TTL, false);
+            let granted = grant(&mut grants, at(0), (partition, 1), name(n), false);
             assert_eq!(granted, n < 4 && u64::from(partition) * 4 + u64::from(n) < 10);
             if granted {
-                grants.sent(at(0), (partition, 1), &name(n), TTL);
+                sent(&mut grants, at(0), (partition, 1), name(n));
             }
         }
     }
-    assert!(!grants.grant(at(700), (3, 1), name(0), TTL, false));
-    assert!(grants.grant(at(900), (3, 1), name(0), TTL, false));
+    assert!(!grant(&mut grants, at(700), (3, 1), name(0), false));
+    assert!(grant(&mut grants, at(900), (3, 1), name(0), false));
     assert_eq!(grants.facts, 1);
+}
+
+#[test]
+fn listing_when_not_all_of_it_fits_then_the_rest_is_refused_and_what_is_known_is_kept_on() {
+    let mut grants = Grants::new(Terms { most: 10, most_each: 4, ..Terms::default() });
+    let key = (7, 1);
+    let listing = |from: u8| Vec::from_iter((from..from + 4).map(|n| (name(n), TTL)));
+    let times = |facts: &[(Fact, u64)]| Vec::from_iter(facts.iter().map(|(_, time)| *time > 0));
+    let mut facts = listing(0);
+    facts[1].1 = 0;
+    assert!(grants.grant(at(0), key, &mut facts, false));
+    assert_eq!(times(&facts), [true, false, true, true]);
+    let mut more = listing(2);
+    assert!(grants.grant(at(100), key, &mut more, false));
+    assert_eq!(times(&more), [true, true, true, false]);
+    assert_eq!(grants.leave(at(101), key, true), Leave::Wait);
+    grants.sent(at(102), key, &facts);
+    assert_eq!(grants.leave(at(103), key, true), Leave::Wait, "the second is on its way");
+    let mut late = listing(0);
+    assert!(!grants.grant(at(104), key, &mut late, false));
+    assert_eq!(times(&late), [false; 4]);
+    grants.sent(at(105), key, &more);
+    let Leave::Tell(_, told) = grants.leave(at(106), key, true) else { panic!("not told") };
+    assert_eq!(told, [name(0), name(2), name(3), name(4)]);
 }
