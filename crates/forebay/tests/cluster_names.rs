@@ -221,6 +221,80 @@ fn directory_when_renamed_by_another_node_then_its_old_name_is_dropped_before_th
     ring.umount_all();
 }
 
+/// What a directory shows to `ls -l`: length and mode of each file by its name.
+fn list(dir: &Path) -> BTreeMap<String, (u64, u32)> {
+    let shown = |entry: std::io::Result<fs::DirEntry>| {
+        let entry = entry.unwrap();
+        let found = entry.metadata().unwrap_or_else(|e| panic!("{}: {e}", entry.path().display()));
+        (entry.file_name().into_string().unwrap(), (found.len(), found.mode() & 0o777))
+    };
+    fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())).map(shown).collect()
+}
+
+#[test]
+fn listing_when_repeated_in_leased_directories_then_names_cost_no_request_and_others_changes_show()
+{
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(2);
+    ring.mount_all(&["--writeback", "1s"]);
+    let (dir, other) = (ring.at(0, "dir"), ring.at(1, "dir"));
+    for name in ["dir", "before"] {
+        fs::create_dir(ring.at(0, name)).unwrap();
+    }
+    let mut expected = BTreeMap::new();
+    for n in 0..200 {
+        // What was moved here is kept where it was made.
+        let made = ring.at(0, if n < 150 { "dir" } else { "before" }).join(format!("f{n}"));
+        fs::write(&made, b"12345").unwrap();
+        if n >= 150 {
+            fs::rename(made, dir.join(format!("f{n}"))).unwrap();
+        }
+        expected.insert(format!("f{n}"), (5, 0o644));
+    }
+    // What was looked up or made is kept for 8 seconds: after that the kernel has it from listings.
+    let (begun, mut asked_much) = (Instant::now(), Instant::now());
+    while asked_much.elapsed() < Duration::from_secs(9) {
+        let before = asked(&ring, 0);
+        for _ in 0..10 {
+            assert_eq!(list(&dir), expected);
+        }
+        let count = asked(&ring, 0) - before;
+        if count >= 100 {
+            asked_much = Instant::now();
+        }
+        let waited = begun.elapsed();
+        assert!(waited < Duration::from_secs(60), "{count} requests for 10 listings of 200 files");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // The other node changes what this one's kernel keeps.
+    for n in [3, 160] {
+        fs::set_permissions(other.join(format!("f{n}")), Permissions::from_mode(0o600)).unwrap();
+        expected.insert(format!("f{n}"), (5, 0o600));
+    }
+    for n in [10, 170] {
+        let (old, new) = (format!("f{n}"), format!("g{n}"));
+        fs::rename(other.join(&old), other.join(&new)).unwrap();
+        let kept = expected.remove(&old).unwrap();
+        expected.insert(new, kept);
+    }
+    fs::remove_file(other.join("f20")).unwrap();
+    expected.remove("f20");
+    fs::write(other.join("f30"), b"1234567").unwrap();
+    expected.insert("f30".to_string(), (7, 0o644));
+    // By their names first: a listing brings the kernel up to date.
+    for n in 0..200 {
+        for name in [format!("f{n}"), format!("g{n}")] {
+            let found = fs::symlink_metadata(dir.join(&name)).ok();
+            let shown = found.map(|found| (found.len(), found.mode() & 0o777));
+            assert_eq!(shown.as_ref(), expected.get(&name), "{name}");
+        }
+    }
+    assert_eq!(list(&dir), expected);
+    ring.umount_all();
+}
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Kept {
     inode: usize,
@@ -264,6 +338,16 @@ impl Run<'_> {
         panic!(
             "{said}: {name} on node {node}: {shown:?}, not {expected:?}; healed in {time:?}: {healed}"
         );
+    }
+
+    /// As [`Run::check`] for all that a node lists of a directory, with attributes.
+    fn check_list(&self, node: usize, dir: &str, said: &str) {
+        let here = self.names.iter().filter_map(|(name, kept)| {
+            let name = name.strip_prefix(dir)?.strip_prefix('/')?;
+            Some((name.to_string(), (kept.len, kept.mode)))
+        });
+        let shown = list(&self.ring.at(node, dir));
+        assert_eq!(shown, here.collect(), "{said}: {dir} listed on node {node}");
     }
 
     fn change(&mut self, node: usize, said: &str) -> Vec<String> {
@@ -323,6 +407,12 @@ impl Run<'_> {
                 self.check(at, name, &said);
             }
         }
+        if self.random.below(3) == 0 {
+            let at = self.random.below(self.nodes);
+            for dir in ["a", self.second] {
+                self.check_list(at, dir, &said);
+            }
+        }
         // A descriptor shows what its file has become, as long as that has a name.
         for (file, inode) in &self.held {
             let Some(kept) = self.names.values().find(|kept| kept.inode == *inode) else {
@@ -374,6 +464,10 @@ fn run(nodes: usize, seed: u64) {
                         let dir = ["a", "b", "c"][random.below(3)];
                         let name = format!("{dir}/f{}", random.below(6));
                         let _ = fs::metadata(ring.at(node, &name));
+                    }
+                    let dir = ring.at(node, ["a", "b", "c", ""][random.below(4)]);
+                    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+                        let _ = entry.metadata();
                     }
                     std::thread::sleep(Duration::from_millis(random.below(30) as u64));
                 }

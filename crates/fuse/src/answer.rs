@@ -27,11 +27,8 @@ pub enum Answer {
     Directory(DirectoryBuffer),
     Lock(Lock),
     /// One with what the kernel may keep for a while.
-    Kept(Box<Answer>, Beliefs),
+    Kept(Box<Answer>, Vec<Belief>),
 }
-
-/// What an answer tells the kernel and lets it keep: a name and attributes.
-pub type Beliefs = [Option<Belief>; 2];
 
 impl Answer {
     /// Sends it.

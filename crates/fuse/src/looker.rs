@@ -1,9 +1,12 @@
 //! Answers with names and attributes, and how long the kernel may keep them where other nodes use
 //! them, too: as long as this one alone can change them ([`forebay_node::Node::ground`]).
 
-use forebay_node::{Ground, Ino, Opened, Stat};
+use std::time::Duration;
 
-use crate::answer::{Answer, Beliefs};
+use forebay_node::{Belief, DirEntry, Ground, Ino, Opened, Result, Shown, Stat};
+use fusewire::{DirectoryBuffer, Entry};
+
+use crate::answer::Answer;
 use crate::serve::{Serve, changes_unseen};
 use crate::wire;
 
@@ -48,58 +51,102 @@ impl<'a> Looker<'a> {
     fn entry(&self, name: &[u8], stat: Option<&Stat>, looked_up: bool) -> Answer {
         let manner = self.serve.manner;
         let mut entry = stat.map_or_else(|| manner.negative(), |stat| manner.entry(stat));
-        let beliefs = self.beliefs(Some((name, looked_up)), stat);
-        set(&beliefs, &mut entry.entry_valid, &mut entry.attr_valid);
+        let beliefs = self.keep(&mut entry, name, stat, looked_up);
         kept(Answer::Entry(entry), beliefs)
     }
 
     /// The attributes of the inode.
     pub fn attributes(&self, stat: &Stat) -> Answer {
-        let beliefs = self.beliefs(None, Some(stat));
-        let valid = match &beliefs[1] {
-            Some(belief) => belief.valid(),
-            None => self.serve.manner.attr_valid(stat),
-        };
-        kept(Answer::Attr(wire::attr(stat), valid), beliefs)
+        let manner = self.serve.manner;
+        let belief = self.ground.and_then(|ground| {
+            self.serve.node.keep_attributes(ground, stat, manner.attr_limit(stat))
+        });
+        let valid =
+            belief.as_ref().map_or_else(|| manner.attr_valid(stat), Belief::attributes_valid);
+        kept(Answer::Attr(wire::attr(stat), valid), Vec::from_iter(belief))
     }
 
     /// A file that was made under a name and opened.
     pub fn created(&self, name: &[u8], stat: &Stat, (opened, flags): (Opened, u32)) -> Answer {
         let stat = Stat { face: opened.face, ..stat.clone() };
         let mut entry = self.serve.manner.entry(&stat);
-        let beliefs = self.beliefs(Some((name, false)), Some(&stat));
-        set(&beliefs, &mut entry.entry_valid, &mut entry.attr_valid);
+        let beliefs = self.keep(&mut entry, name, Some(&stat), false);
         if changes_unseen(opened, flags) {
             entry.attr_valid = entry.attr_valid.min(wire::OPEN);
         }
         kept(Answer::Created(entry, self.serve.manner.opened(opened, flags)), beliefs)
     }
 
-    fn beliefs(&self, name: Option<(&[u8], bool)>, stat: Option<&Stat>) -> Beliefs {
-        let Serve { node, manner, .. } = self.serve;
-        let of_name = self.ground.zip(name).and_then(|(ground, (name, looked_up))| {
-            node.keep_name(ground, (self.ino, name), stat, manner.entry_limit(), looked_up)
-        });
+    /// A listing with attributes. `list` puts entries into it, and says of each what
+    /// [`Looker::listed`] makes of it.
+    pub fn listing(
+        &self,
+        mut directory: DirectoryBuffer,
+        list: impl FnOnce(&mut DirectoryBuffer, &mut Vec<Listed>) -> Result<()>,
+    ) -> Result<Answer> {
+        let mut entries = Vec::new();
+        list(&mut directory, &mut entries)?;
+        let Some(ground) = self.ground.filter(|_| !entries.is_empty()) else {
+            return Ok(Answer::Directory(directory));
+        };
+        let (places, mut shown): (Vec<_>, Vec<_>) =
+            entries.into_iter().map(|listed| ((listed.at, listed.entry), listed.shown)).unzip();
+        // The kernel takes note of all of it with the directory locked.
+        let beliefs = self.serve.node.keep_shown((self.ino, ground), &mut shown, false);
+        for ((at, mut entry), shown) in places.into_iter().zip(shown) {
+            (entry.entry_valid, entry.attr_valid) = (shown.entry_valid, shown.attr_valid);
+            directory.set_entry(at, &entry);
+        }
+        Ok(kept(Answer::Directory(directory), beliefs))
+    }
+
+    /// An entry of a listing at a place of the answer, if the kernel may keep something of it.
+    pub fn listed(&self, at: usize, entry: Entry, listed: &DirEntry<'_>) -> Option<Listed> {
+        let (ground, stat) = (self.ground?, listed.stat.as_ref()?);
+        let is_here = listed.ino.partition() == self.ino.partition();
+        let ground = if is_here { Some(ground) } else { listed.behind };
+        let shown = self.shown(listed.name, Some(stat), ground.filter(|_| listed.is_known_here));
+        Some(Listed { at, entry, shown })
+    }
+
+    fn shown(&self, name: &[u8], stat: Option<&Stat>, ground: Option<Ground>) -> Shown {
+        let manner = self.serve.manner;
+        let attr_limit = stat.map_or(Duration::ZERO, |stat| manner.attr_limit(stat));
+        Shown::new(name, stat, ground, (manner.entry_limit(), attr_limit))
+    }
+
+    /// Has the kernel keep what it may of an entry.
+    fn keep(
+        &self,
+        entry: &mut Entry,
+        name: &[u8],
+        stat: Option<&Stat>,
+        looked_up: bool,
+    ) -> Vec<Belief> {
+        let Some(ground) = self.ground else { return Vec::new() };
+        let node = self.serve.node;
         let of_attributes =
-            self.behind.or(self.ground).zip(stat).and_then(|(ground, stat)| {
-                node.keep_attributes(ground, stat, manner.attr_limit(stat))
-            });
-        [of_name, of_attributes]
+            stat.and_then(|stat| node.ground_of_attributes(self.behind.unwrap_or(ground), stat));
+        let mut shown = [self.shown(name, stat, of_attributes)];
+        let beliefs = node.keep_shown((self.ino, ground), &mut shown, looked_up);
+        let [shown] = shown;
+        (entry.entry_valid, entry.attr_valid) = (shown.entry_valid, shown.attr_valid);
+        beliefs
     }
 }
 
-fn set(beliefs: &Beliefs, entry: &mut std::time::Duration, attr: &mut std::time::Duration) {
-    for (belief, valid) in beliefs.iter().zip([entry, attr]) {
-        if let Some(belief) = belief {
-            *valid = belief.valid();
-        }
-    }
+/// An entry of a listing that the kernel may keep.
+pub struct Listed {
+    /// Where it is in the answer.
+    at: usize,
+    entry: Entry,
+    shown: Shown,
 }
 
 /// An answer, and what is to be had until it was sent.
-pub fn kept(answer: Answer, beliefs: Beliefs) -> Answer {
-    match beliefs.iter().any(Option::is_some) {
-        true => Answer::Kept(Box::new(answer), beliefs),
-        false => answer,
+pub fn kept(answer: Answer, beliefs: Vec<Belief>) -> Answer {
+    match beliefs.is_empty() {
+        true => answer,
+        false => Answer::Kept(Box::new(answer), beliefs),
     }
 }

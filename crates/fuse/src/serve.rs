@@ -180,19 +180,27 @@ impl Serve<'_> {
         let mut directory = DirectoryBuffer::new(self.request.connection(), size);
         let fixed = if plus { ENTRY_PLUS_BYTES } else { ENTRY_BYTES };
         let limit = (size / (fixed + NAME_BYTES)).clamp(1, ENTRIES_MOST) as usize;
-        let from = (offset, limit);
-        self.node.read_dir(&self.context, self.ino(), from, plus, &mut |entry| {
-            if !plus {
+        let (ino, from) = (self.ino(), (offset, limit));
+        if !plus {
+            self.node.read_dir(&self.context, ino, from, false, &mut |entry| {
                 let kind = wire::kind(entry.kind);
-                return directory.add(entry.ino.0, entry.offset, kind, entry.name);
-            }
-            let full = match &entry.stat {
-                Some(stat) => self.manner.entry(stat),
-                None => wire::dot_entry(entry.ino),
-            };
-            directory.add_plus(&full, entry.offset, entry.name)
-        })?;
-        Ok(Answer::Directory(directory))
+                directory.add(entry.ino.0, entry.offset, kind, entry.name)
+            })?;
+            return Ok(Answer::Directory(directory));
+        }
+        let looker = Looker::new(self, ino);
+        looker.listing(directory, |directory, listed| {
+            self.node.read_dir(&self.context, ino, from, true, &mut |entry| {
+                let full = match &entry.stat {
+                    Some(stat) => self.manner.entry(stat),
+                    None => wire::dot_entry(entry.ino),
+                };
+                let at = directory.end();
+                let fits = directory.add_plus(&full, entry.offset, entry.name);
+                listed.extend(looker.listed(at, full, &entry).filter(|_| fits));
+                fits
+            })
+        })
     }
 
     fn file_operation(&self, operation: Operation<'_>) -> Result<Answer> {

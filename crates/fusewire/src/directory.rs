@@ -37,6 +37,21 @@ impl DirectoryBuffer {
         self.push(Some(&entry.to_wire()), entry.attr.ino, offset, kind, name)
     }
 
+    /// Where the next entry goes, for [`DirectoryBuffer::set_entry`].
+    pub fn end(&self) -> usize {
+        self.used
+    }
+
+    /// Changes what was added by [`DirectoryBuffer::add_plus`] at a place.
+    ///
+    /// # Panics
+    /// If nothing was added there.
+    pub fn set_entry(&mut self, at: usize, entry: &Entry) {
+        let entry = entry.to_wire();
+        let bytes = entry.as_bytes();
+        self.buffer[..self.used][at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
     fn push(
         &mut self,
         entry: Option<&abi::EntryOut>,

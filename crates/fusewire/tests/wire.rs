@@ -181,8 +181,17 @@ fn directories_when_listed_then_entries_are_padded_and_end_at_the_size() {
         assert!(list.add_plus(&entry(), 5, b"n"));
         reply.directory(list);
     };
-    let expected = entry_bytes(b()).u64(0x1122).u64(5).u32(1).u32(8).raw(b"n\0\0\0\0\0\0\0");
-    expect_answer(plus, &expected);
+    let one = |b| entry_bytes(b).u64(0x1122).u64(5).u32(1).u32(8).raw(b"n\0\0\0\0\0\0\0");
+    expect_answer(plus, &one(b()));
+    let changed = |reply: Reply| {
+        let mut list = DirectoryBuffer::new(reply.connection(), 4096);
+        assert!(list.add_plus(&entry(), 5, b"n"));
+        let at = list.end();
+        assert!(list.add_plus(&Entry { node: 99, ..entry() }, 5, b"n"));
+        list.set_entry(at, &entry());
+        reply.directory(list);
+    };
+    expect_answer(changed, &one(one(b())));
 }
 
 #[test]

@@ -345,6 +345,12 @@ impl Record {
         self.attr.kind == FileKind::Directory
     }
 
+    /// True for a directory that has its entries and their times with it: one that was not split.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.is_directory() && self.spread == Spread::Whole
+    }
+
     /// True for what has no name any more.
     pub(crate) fn is_removed(&self) -> bool {
         self.links.is_empty() && self.ino != Ino::ROOT

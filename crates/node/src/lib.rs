@@ -57,7 +57,7 @@ mod truncate;
 pub use check::{CheckRequest, Checked, check};
 pub use cluster::{
     Belief, Ground, InTheWay, Kept, LockDone, LockOwner, LockRequest, Membership, NodeReport,
-    Renaming, SafetyReport, Waited, check_cluster,
+    Renaming, SafetyReport, Shown, Waited, check_cluster,
 };
 pub use config::{
     ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,

@@ -9,12 +9,14 @@
 //! A fact counts as granted from before its answer is sent until its time is over. An answer may be
 //! on its way to the kernel when the lease is wanted, and must not get there after the kernel was told
 //! to forget: so answers that are on their way are waited for, and for directories a moment more, as
-//! the program that asked may not have run yet. What is remembered is bounded; beyond that nothing is granted.
+//! the program that asked may not have run yet. An answer may bring many facts, as a listing does. What
+//! is remembered is bounded; beyond that nothing is granted.
 //!
 //! A rename takes what the kernel keeps of the old name along to the new one, without asking
 //! ([`Grants::rename`]).
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::unit::Tick;
 
@@ -55,10 +57,10 @@ impl Default for Terms {
 pub enum Fact {
     /// What a directory has under a name, other than a directory, or that it has nothing there. It is
     /// dropped from the cache, and what comes late has no effect there.
-    Name(u64, Box<[u8]>),
+    Name(u64, Arc<[u8]>),
     /// The directory that a directory has under a name. It stays in the cache to be asked for again,
     /// as it may be somebody's working directory, or something may be mounted there.
-    Directory(u64, Box<[u8]>),
+    Directory(u64, Arc<[u8]>),
     /// The attributes of a node of the kernel.
     Attributes(u64),
 }
@@ -102,7 +104,7 @@ pub enum Moving {
 }
 
 /// A name in a directory.
-type Name = (u64, Box<[u8]>);
+type Name = (u64, Arc<[u8]>);
 
 /// Why nothing is granted of a name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -163,15 +165,42 @@ impl Part {
         }
     }
 
-    /// A fact is on its way to the kernel, which may keep it until then; whether it is a new one.
-    fn note(&mut self, fact: Fact, until: Tick) -> bool {
+    /// A fact is on its way to the kernel, which may keep it until then; whether it is a new one. `None`
+    /// if it would be and there is no room.
+    fn note(&mut self, fact: &Fact, until: Tick, room: bool) -> Option<bool> {
+        let is_new = !self.facts.contains_key(fact);
+        if is_new && !room {
+            return None;
+        }
+        let known = self.facts.entry(fact.clone()).or_default();
+        // The kernel may not take the newer answer, and keep the older.
+        *known = Known { until: until.max(known.until), sending: known.sending + 1 };
         self.until = self.until.max(until);
-        self.sending += 1;
-        let before = self.facts.len();
-        let known = self.facts.entry(fact).or_default();
-        known.until = until.max(known.until);
-        known.sending += 1;
-        self.facts.len() > before
+        Some(is_new)
+    }
+
+    /// Remembers facts of an answer, of those that are not known so many as there is room for, and lets
+    /// the others have no time. Whether there are any, and how many are new.
+    fn take(
+        &mut self,
+        now: Tick,
+        slack: u64,
+        facts: &mut [(Fact, u64)],
+        room: usize,
+    ) -> (bool, usize) {
+        let (mut granted, mut added) = (false, 0);
+        for (fact, time) in facts.iter_mut().filter(|(_, time)| *time > 0) {
+            let until = now.after(time.saturating_add(slack));
+            match self.note(fact, until, added < room) {
+                Some(is_new) => {
+                    added += usize::from(is_new);
+                    granted = true;
+                }
+                None => *time = 0,
+            }
+        }
+        self.sending += u32::from(granted);
+        (granted, added)
     }
 }
 
@@ -213,32 +242,38 @@ impl Grants {
         }
     }
 
-    /// Whether a fact that was read under a lease, not before it was asked for, may be kept by the
-    /// kernel for `time`. If so, [`Grants::sent`] must follow when the answer was sent. `looked_up`
-    /// says that it may get into the kernel's cache later than that, and have an effect there.
+    /// Which facts of an answer, all read under a lease, not before it was asked for, may be kept by
+    /// the kernel, each for its time: that of those which may not becomes 0. If any may,
+    /// [`Grants::sent`] must follow when the answer was sent. `looked_up` says that they may get into
+    /// the kernel's cache later than that, and have an effect there.
     pub fn grant(
         &mut self,
         now: Tick,
         (partition, lease): (u16, u64),
-        fact: Fact,
-        time: u64,
+        facts: &mut [(Fact, u64)],
         looked_up: bool,
     ) -> bool {
-        if time == 0 || self.left.get(&partition).is_some_and(|left| *left >= lease) {
+        if facts.iter().all(|(_, time)| *time == 0) {
             return false;
         }
-        if self.is_moving(now, &fact) || !self.has_room(now, partition) {
+        if !self.moving.is_empty() {
+            let moved = facts.iter_mut().filter(|(fact, _)| self.is_moving(now, fact));
+            moved.for_each(|(_, time)| *time = 0);
+        }
+        let Terms { slack, settle, .. } = self.terms;
+        let room = self.room(now, partition, facts.len());
+        let is_left = self.left.get(&partition).is_some_and(|left| *left >= lease);
+        let part = if is_left { None } else { self.granting(now, (partition, lease)) };
+        let Some(part) = part else {
+            facts.iter_mut().for_each(|(_, time)| *time = 0);
             return false;
+        };
+        let (granted, added) = part.take(now, slack, facts, room);
+        if granted && looked_up {
+            part.looked_up = now.after(settle);
         }
-        let until = now.after(time.saturating_add(self.terms.slack));
-        let settled = now.after(self.terms.settle);
-        let Some(part) = self.granting(now, (partition, lease)) else { return false };
-        let is_new = part.note(fact, until);
-        if looked_up {
-            part.looked_up = settled;
-        }
-        self.facts += usize::from(is_new);
-        true
+        self.facts += added;
+        granted
     }
 
     /// What is under a name is about to be moved to another, of a directory whose partition this node
@@ -306,23 +341,23 @@ impl Grants {
         fact: &Fact,
         until: Tick,
     ) -> Option<u64> {
-        let time = until.0.saturating_sub(now.0).saturating_sub(self.terms.slack);
+        let time = until.0.saturating_sub(now.0).saturating_sub(self.terms.slack).max(1);
         // Both times count from before the answers were sent.
         let fits = |valid: u64| time <= valid.saturating_add(self.terms.slack);
         let key = lease.filter(|lease| fits(lease.left))?.key;
         let is_left = self.left.get(&key.0).is_some_and(|left| *left >= key.1);
-        if is_left || !self.has_room(now, key.0) {
+        if is_left {
             return None;
         }
-        let is_new = self.granting(now, key)?.note(fact.clone(), until);
+        let room = self.room(now, key.0, 1);
+        let part = self.granting(now, key)?;
+        let is_new = part.note(fact, until, room > 0)?;
+        part.sending += 1;
         self.facts += usize::from(is_new);
         Some(time)
     }
 
     fn is_moving(&self, now: Tick, fact: &Fact) -> bool {
-        if self.moving.is_empty() {
-            return false;
-        }
         match fact {
             Fact::Name(dir, name) | Fact::Directory(dir, name) => {
                 let mark = self.moving.get(&(*dir, name.clone()));
@@ -343,19 +378,21 @@ impl Grants {
         (part.lease == lease && part.state == State::Granting).then_some(part)
     }
 
-    /// The answer with a fact that was granted under a lease was sent: the kernel counts from now.
-    pub fn sent(&mut self, now: Tick, (partition, lease): (u16, u64), fact: &Fact, time: u64) {
-        let slack = self.terms.slack;
+    /// The answer with facts that were granted under a lease was sent: the kernel counts from now.
+    pub fn sent(&mut self, now: Tick, (partition, lease): (u16, u64), facts: &[(Fact, u64)]) {
+        let Terms { slack, settle, .. } = self.terms;
         if let Some(part) = self.parts.get_mut(&partition).filter(|part| part.lease == lease) {
             part.sending = part.sending.saturating_sub(1);
-            let until = now.after(time.saturating_add(slack));
-            part.until = part.until.max(until);
-            if let Some(known) = part.facts.get_mut(fact) {
-                known.sending = known.sending.saturating_sub(1);
-                known.until = until.max(known.until);
+            for (fact, time) in facts.iter().filter(|(_, time)| *time > 0) {
+                let until = now.after(time.saturating_add(slack));
+                part.until = part.until.max(until);
+                if let Some(known) = part.facts.get_mut(fact) {
+                    known.sending = known.sending.saturating_sub(1);
+                    known.until = until.max(known.until);
+                }
             }
             if part.looked_up > Tick(0) {
-                part.looked_up = part.looked_up.max(now.after(self.terms.settle));
+                part.looked_up = part.looked_up.max(now.after(settle));
             }
         }
     }
@@ -436,19 +473,17 @@ impl Grants {
         }
     }
 
-    /// Whether another fact can be remembered. Those whose time is over are forgotten, at most so
-    /// often that it costs little.
-    fn has_room(&mut self, now: Tick, partition: u16) -> bool {
+    /// How many more facts can be remembered of a partition. If fewer than are wanted, those whose time
+    /// is over are forgotten, at most so often that it costs little.
+    fn room(&mut self, now: Tick, partition: u16, wanted: usize) -> usize {
         let Terms { most, most_each, .. } = self.terms;
-        let full = |grants: &Grants| {
+        let room = |grants: &Grants| {
             let each = grants.parts.get(&partition).map_or(0, |part| part.facts.len());
-            grants.facts >= most || each >= most_each
+            most.saturating_sub(grants.facts).min(most_each.saturating_sub(each))
         };
-        if !full(self) {
-            return true;
-        }
-        if now < self.not_before {
-            return false;
+        let found = room(self);
+        if found >= wanted || now < self.not_before {
+            return found;
         }
         self.not_before = now.after(Tick::SECOND / 10);
         // Facts whose answers are on their way count from when they arrive.
@@ -457,7 +492,7 @@ impl Grants {
             part.facts.retain(|_, known| known.until > now);
             self.facts -= before - part.facts.len();
         }
-        !full(self)
+        room(self)
     }
 }
 

@@ -129,8 +129,7 @@ impl MetaStore {
     /// Whether a directory has its entries and times with it, by what was just read of it.
     #[must_use]
     pub fn is_whole(&self, dir: Ino) -> bool {
-        let record = self.cached_record(dir);
-        record.is_some_and(|record| record.is_directory() && record.spread == Spread::Whole)
+        self.cached_record(dir).is_some_and(|record| record.is_whole())
     }
 
     /// Names who is to be told before what [`MetaStore::tenure`] said ends.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::cluster::grants::{Fact, Grants, Lease, Leave, Moving, Terms};
 use forebay_core::unit::Tick;
-use forebay_meta::{FileKind, Ino, Reliant, Tenure};
+use forebay_meta::{FileKind, Ino, Record, Reliant, Tenure};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
@@ -77,22 +77,20 @@ impl Beliefs {
         Tick(nanoseconds(self.started.elapsed()))
     }
 
-    fn grant(
-        &self,
-        ground: Ground,
-        fact: Fact,
-        limit: Duration,
-        looked_up: bool,
-    ) -> Option<Belief> {
-        let Ground { partition, tenure, since } = ground;
-        let valid = limit.min(tenure.left.saturating_sub(since.elapsed()));
-        let (key, time) = ((partition, tenure.lease), nanoseconds(valid));
-        let beliefs = self.this.upgrade()?;
+    /// Has the kernel keep what it may of an answer. Facts of the lease `looked_up` may get into its
+    /// cache later than with the answer.
+    fn grant(&self, batches: Vec<Batch>, looked_up: Option<(u16, u64)>) -> Vec<Belief> {
+        let Some(beliefs) = self.this.upgrade() else { return Vec::new() };
+        let mut granted = Vec::with_capacity(batches.len());
         let mut grants = self.grants.lock();
-        let granted = !self.stopped.load(Ordering::Acquire)
-            && grants.grant(self.now(), key, fact.clone(), time, looked_up);
-        drop(grants);
-        granted.then(|| Belief { beliefs, granted: Some((key, fact)), valid, moved: None })
+        let is_stopped = self.stopped.load(Ordering::Acquire);
+        for Batch { key, mut facts } in batches {
+            let late = looked_up == Some(key);
+            if !is_stopped && grants.grant(self.now(), key, &mut facts, late) {
+                granted.push(Belief { beliefs: beliefs.clone(), key, facts, moved: None });
+            }
+        }
+        granted
     }
 
     /// The kernel is about to move what is under a name to another, in a directory that stands on such
@@ -106,25 +104,21 @@ impl Beliefs {
         ground: Option<Ground>,
         (to_dir, to): (Ino, &[u8]),
     ) -> Result<(Option<Belief>, Option<Fact>)> {
-        let lease = ground.map(|Ground { partition, tenure, since }| {
-            let left = nanoseconds(tenure.left.saturating_sub(since.elapsed()));
-            Lease { key: (partition, tenure.lease), left }
-        });
+        let lease =
+            ground.map(|ground| Lease { key: ground.key(), left: ground.time(Duration::MAX) });
         let old = (from_dir.partition(), (from_dir.0, from));
         let moving = self.grants.lock().rename(self.now(), old, (lease, (to_dir.0, to)));
-        let (mut granted, mut valid, mut forget) = (None, Duration::ZERO, None);
+        let (mut facts, mut forget) = (Vec::new(), None);
         match moving {
             Moving::Free => {}
-            Moving::Granted(fact, time) => {
-                granted = lease.map(|lease| (lease.key, fact));
-                valid = Duration::from_nanos(time);
-            }
+            Moving::Granted(fact, time) => facts.push((fact, time)),
             // At this the kernel makes the whole call once more, and looks both names up then.
             Moving::Again => return Err(Errno::STALE.into()),
             Moving::Forget(fact) => forget = Some(fact),
         }
+        let key = lease.map_or((from_dir.partition(), 0), |lease| lease.key);
         let moved = Some((from_dir.0, from.into()));
-        let belief = self.this.upgrade().map(|beliefs| Belief { beliefs, granted, valid, moved });
+        let belief = self.this.upgrade().map(|beliefs| Belief { beliefs, key, facts, moved });
         Ok((belief, forget))
     }
 }
@@ -162,20 +156,36 @@ pub struct Ground {
     since: Instant,
 }
 
-/// Something that the kernel is told and may keep. To be dropped when it was told.
+impl Ground {
+    fn key(&self) -> (u16, u64) {
+        (self.partition, self.tenure.lease)
+    }
+
+    /// For how long something may be kept that could be for `limit`.
+    fn time(&self, limit: Duration) -> u64 {
+        nanoseconds(limit.min(self.tenure.left.saturating_sub(self.since.elapsed())))
+    }
+}
+
+/// What the kernel is told of one partition and may keep. To be dropped when it was told.
 pub struct Belief {
     beliefs: Arc<Beliefs>,
-    granted: Option<((u16, u64), Fact)>,
-    valid: Duration,
-    /// Under which name the kernel had it.
+    key: (u16, u64),
+    facts: Vec<(Fact, u64)>,
+    /// Under which name the kernel had it until now.
     moved: Option<(u64, Box<[u8]>)>,
 }
 
 impl Belief {
-    /// For how long.
+    /// For how long it may keep one of its facts: not at all if that is not granted.
+    fn valid(&self, at: usize) -> Duration {
+        self.facts.get(at).map_or(Duration::ZERO, |(_, time)| Duration::from_nanos(*time))
+    }
+
+    /// For how long it may keep attributes.
     #[must_use]
-    pub fn valid(&self) -> Duration {
-        self.valid
+    pub fn attributes_valid(&self) -> Duration {
+        self.valid(0)
     }
 }
 
@@ -183,8 +193,8 @@ impl Drop for Belief {
     fn drop(&mut self) {
         let now = self.beliefs.now();
         let mut grants = self.beliefs.grants.lock();
-        if let Some((key, fact)) = &self.granted {
-            grants.sent(now, *key, fact, nanoseconds(self.valid));
+        if !self.facts.is_empty() {
+            grants.sent(now, self.key, &self.facts);
         }
         if let Some((dir, name)) = &self.moved {
             grants.moved(*dir, name);
@@ -192,11 +202,91 @@ impl Drop for Belief {
     }
 }
 
+/// A name in an answer, with the attributes of what it means, and for how long the kernel may keep
+/// both: at first if nobody else changes them, after [`Node::keep_shown`] in the cluster.
+#[derive(Debug, Clone)]
+pub struct Shown {
+    name: Arc<[u8]>,
+    is_directory: bool,
+    /// What the attributes stand on, and of which node of the kernel they are.
+    attributes: Option<(Ground, u64)>,
+    /// For how long the name may be kept.
+    pub entry_valid: Duration,
+    /// For how long the attributes may be.
+    pub attr_valid: Duration,
+}
+
+impl Shown {
+    /// A name, and the attributes with what those stand on, if they may be kept at all.
+    #[must_use]
+    pub fn new(
+        name: &[u8],
+        stat: Option<&Stat>,
+        ground: Option<Ground>,
+        (entry_valid, attr_valid): (Duration, Duration),
+    ) -> Self {
+        let attributes =
+            ground.zip(stat).map(|(ground, stat)| (ground, node_id(stat.ino, stat.face)));
+        let is_directory = stat.is_some_and(|stat| stat.attr.kind == FileKind::Directory);
+        Shown { name: name.into(), is_directory, attributes, entry_valid, attr_valid }
+    }
+
+    fn fact(&self, dir: Ino) -> Fact {
+        match self.is_directory {
+            true => Fact::Directory(dir.0, self.name.clone()),
+            false => Fact::Name(dir.0, self.name.clone()),
+        }
+    }
+}
+
+/// Facts of one partition.
+struct Batch {
+    key: (u16, u64),
+    facts: Vec<(Fact, u64)>,
+}
+
+/// The facts of an answer, and where those of each name are: of which partition, at which place.
+#[derive(Default)]
+struct Batches {
+    all: Vec<Batch>,
+    names: Vec<Option<usize>>,
+    attributes: Vec<Option<((u16, u64), usize)>>,
+}
+
+impl Batches {
+    fn push(&mut self, key: (u16, u64), fact: Fact, time: u64) -> usize {
+        let at = self.all.iter().position(|batch| batch.key == key).unwrap_or_else(|| {
+            self.all.push(Batch { key, facts: Vec::new() });
+            self.all.len() - 1
+        });
+        let facts = &mut self.all[at].facts;
+        facts.push((fact, time));
+        facts.len() - 1
+    }
+
+    fn add(&mut self, dir: Ino, ground: Ground, shown: &Shown, names: bool) {
+        let time = if names { ground.time(shown.entry_valid) } else { 0 };
+        let name = (time > 0).then(|| self.push(ground.key(), shown.fact(dir), time));
+        let attributes = shown.attributes.map(|(behind, node)| {
+            let time = behind.time(shown.attr_valid);
+            // The kernel takes note of an inode that it does not know after the answer, with the
+            // directory locked, and would miss an earlier call to forget its attributes. So it is
+            // always told about a name first, which waits for that lock.
+            if name.is_none() || behind.key() != ground.key() {
+                self.push(behind.key(), Fact::Directory(dir.0, shown.name.clone()), time);
+            }
+            (behind.key(), self.push(behind.key(), Fact::Attributes(node), time))
+        });
+        self.names.push(name);
+        self.attributes.push(attributes);
+    }
+}
+
 /// Names that the kernel is about to move.
 #[derive(Default)]
 pub struct Renaming {
     /// To be dropped when the kernel was told that it can.
-    pub beliefs: [Option<Belief>; 2],
+    pub beliefs: Vec<Belief>,
     forget: Vec<Fact>,
 }
 
@@ -223,32 +313,40 @@ impl Node {
         (behind.ino.partition() != dir.partition()).then(|| self.ground(behind.ino)).flatten()
     }
 
-    /// Whether the kernel may keep what a directory has under a name, or that it has nothing there.
-    /// `looked_up` says that it may have been asked for without the directory's lock.
+    /// Sets for how long the kernel may keep names of a directory, also of what is not there, and
+    /// attributes of what they mean. `looked_up` says that they may have been asked for without the
+    /// directory's lock.
     #[must_use]
-    pub fn keep_name(
+    pub fn keep_shown(
         &self,
-        ground: Ground,
-        (dir, name): (Ino, &[u8]),
-        stat: Option<&Stat>,
-        limit: Duration,
+        (dir, ground): (Ino, Ground),
+        shown: &mut [Shown],
         looked_up: bool,
-    ) -> Option<Belief> {
-        let cluster = self.cluster.as_ref()?;
+    ) -> Vec<Belief> {
+        let Some(cluster) = self.cluster.as_ref() else { return Vec::new() };
         // Entries of a directory that was split are kept elsewhere.
-        if ground.partition != dir.partition() || !self.meta.is_whole(dir) {
-            return None;
+        let names = ground.partition == dir.partition() && self.meta.is_whole(dir);
+        let mut batches = Batches::default();
+        for shown in &*shown {
+            batches.add(dir, ground, shown, names);
         }
-        match stat.is_some_and(|stat| stat.attr.kind == FileKind::Directory) {
-            true => {
-                let fact = Fact::Directory(dir.0, name.into());
-                cluster.beliefs.grant(ground, fact, limit, looked_up)
-            }
-            false => {
-                let fact = Fact::Name(dir.0, name.into());
-                cluster.beliefs.grant(ground, fact, limit, false)
-            }
+        let late = names && looked_up && shown.iter().any(|shown| shown.is_directory);
+        let Batches { all, names, attributes } = batches;
+        let beliefs = cluster.beliefs.grant(all, late.then(|| ground.key()));
+        let valid = |key: (u16, u64), at: usize| {
+            let belief = beliefs.iter().find(|belief| belief.key == key);
+            belief.map_or(Duration::ZERO, |belief| belief.valid(at))
+        };
+        for (shown, (name, attributes)) in shown.iter_mut().zip(names.into_iter().zip(attributes)) {
+            shown.entry_valid = name.map_or(Duration::ZERO, |at| valid(ground.key(), at));
+            // The fact before them is about the name: not without that.
+            let both = |(key, at): ((u16, u64), usize)| match at.checked_sub(1) {
+                Some(before) if !valid(key, before).is_zero() => valid(key, at),
+                _ => Duration::ZERO,
+            };
+            shown.attr_valid = attributes.map_or(Duration::ZERO, both);
         }
+        beliefs
     }
 
     /// Before a rename: the kernel takes what it keeps of names along to the new ones.
@@ -265,9 +363,9 @@ impl Node {
         let ground = |dir: Ino| self.ground(dir).filter(|_| self.meta.is_whole(dir));
         let mut renaming = Renaming::default();
         let moves = [Some((from, to)), exchange.then_some((to, from))];
-        for (at, (old, new)) in moves.into_iter().flatten().enumerate() {
+        for (old, new) in moves.into_iter().flatten() {
             let (belief, forget) = cluster.beliefs.rename(old, ground(new.0), new)?;
-            renaming.beliefs[at] = belief;
+            renaming.beliefs.extend(belief);
             renaming.forget.extend(forget);
         }
         Ok(renaming)
@@ -281,20 +379,80 @@ impl Node {
         }
     }
 
-    /// Whether the kernel may keep attributes.
+    /// Whether the kernel may keep attributes of an inode that it knows.
     #[must_use]
     pub fn keep_attributes(&self, ground: Ground, stat: &Stat, limit: Duration) -> Option<Belief> {
         let cluster = self.cluster.as_ref()?;
+        let ground = self.ground_of_attributes(ground, stat)?;
+        let fact = Fact::Attributes(node_id(stat.ino, stat.face));
+        let batch = Batch { key: ground.key(), facts: vec![(fact, ground.time(limit))] };
+        cluster.beliefs.grant(vec![batch], None).pop()
+    }
+
+    /// What attributes stand on that were read with a ground: nothing if others may change them.
+    #[must_use]
+    pub fn ground_of_attributes(&self, ground: Ground, stat: &Stat) -> Option<Ground> {
         if ground.partition != stat.ino.partition() {
             return None;
         }
         let record = self.meta.get(stat.ino).ok()?;
-        // Another node has what its programs write, and a directory that was split its times elsewhere.
-        let is_here = match record.is_directory() {
-            true => self.meta.is_whole(stat.ino),
-            false => !record.links.is_empty() && !self.is_elsewhere(&record),
-        };
-        let fact = Fact::Attributes(node_id(stat.ino, stat.face));
-        is_here.then(|| cluster.beliefs.grant(ground, fact, limit, false)).flatten()
+        self.is_known_here(&record).then_some(ground)
+    }
+
+    /// Whether nobody changes attributes without changing the record: another node has what its
+    /// programs write, and a directory that was split its times elsewhere.
+    pub(crate) fn is_known_here(&self, record: &Record) -> bool {
+        match record.is_directory() {
+            true => record.is_whole(),
+            false => !record.links.is_empty() && !self.is_elsewhere(record),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ground(partition: u16) -> Ground {
+        let tenure = Tenure { lease: 3, left: Duration::from_secs(8) };
+        Ground { partition, tenure, since: Instant::now() }
+    }
+
+    fn shown(name: &str, attributes: Option<(u16, u64)>) -> Shown {
+        Shown {
+            name: name.as_bytes().into(),
+            is_directory: false,
+            attributes: attributes.map(|(partition, node)| (ground(partition), node)),
+            entry_valid: Duration::from_secs(5),
+            attr_valid: Duration::from_secs(4),
+        }
+    }
+
+    /// Facts of an answer about names of directory 1 in partition 7, by partition.
+    fn facts(names: bool, shown: &[Shown]) -> Vec<(u16, Vec<Fact>)> {
+        let mut batches = Batches::default();
+        for shown in shown {
+            batches.add(Ino(1), ground(7), shown, names);
+        }
+        let of = |batch: Batch| batch.facts.into_iter().map(|(fact, _)| fact).collect();
+        batches.all.into_iter().map(|batch| (batch.key.0, of(batch))).collect()
+    }
+
+    #[test]
+    fn attributes_when_kept_then_the_kernel_is_told_about_their_name_before() {
+        let (name, guard) = (
+            |name: &str| Fact::Name(1, name.as_bytes().into()),
+            |name: &str| Fact::Directory(1, name.as_bytes().into()),
+        );
+        let listing = [shown("a", Some((7, 11))), shown("b", Some((8, 12))), shown("c", None)];
+        let here = vec![name("a"), Fact::Attributes(11), name("b"), name("c")];
+        let behind = vec![guard("b"), Fact::Attributes(12)];
+        assert_eq!(facts(true, &listing), [(7, here), (8, behind.clone())]);
+        // The order in which it is told.
+        assert!(behind.is_sorted() && name("b") < Fact::Attributes(0));
+        // Of a directory that was split.
+        let here = vec![guard("a"), Fact::Attributes(11)];
+        assert_eq!(facts(false, &listing), [(7, here), (8, behind)]);
+        assert_eq!(facts(false, &[shown("c", None)]), []);
     }
 }

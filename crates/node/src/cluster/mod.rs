@@ -47,7 +47,7 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::pool::Pool;
 
-pub use beliefs::{Belief, Ground, Renaming};
+pub use beliefs::{Belief, Ground, Renaming, Shown};
 pub use check::check_cluster;
 pub(crate) use copies::Shared;
 pub(crate) use holds::Right;

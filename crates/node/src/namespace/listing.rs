@@ -5,6 +5,7 @@ use std::sync::Arc;
 use forebay_meta::{Entry, FileKind, Ino, Moment, Record};
 use rustix::io::Errno;
 
+use crate::cluster::Ground;
 use crate::context::Context;
 use crate::error::Result;
 use crate::node::Node;
@@ -28,6 +29,10 @@ pub struct DirEntry<'a> {
     pub name: &'a [u8],
     /// The attributes, if they were asked for; never for "." and "..".
     pub stat: Option<Stat>,
+    /// What they stand on, if they are kept elsewhere than the directory.
+    pub behind: Option<Ground>,
+    /// Nobody changes them without changing what they stand on.
+    pub is_known_here: bool,
 }
 
 /// A real entry, with its record where attributes were asked for, and a moment before that was read.
@@ -75,8 +80,16 @@ impl Node {
         let parent = record.links.first().map_or(Ino::ROOT, |link| link.parent);
         let dots: [(u64, Ino, &[u8]); 2] = [(1, ino, b"."), (AFTER_DOTS, parent, b"..")];
         for (next, ino, name) in dots {
-            let kind = FileKind::Directory;
-            if offset < next && !emit(DirEntry { offset: next, ino, kind, name, stat: None }) {
+            let entry = DirEntry {
+                offset: next,
+                ino,
+                kind: FileKind::Directory,
+                name,
+                stat: None,
+                behind: None,
+                is_known_here: false,
+            };
+            if offset < next && !emit(entry) {
                 return Ok(());
             }
         }
@@ -85,7 +98,7 @@ impl Node {
             let page = self.page(context, ino, (after, limit.max(1)), plus)?;
             let Some(last) = page.last() else { return Ok(()) };
             let next = last.entry.cursor;
-            if !self.emit_page(&page, after, emit) {
+            if !self.emit_page(ino, &page, after, emit) {
                 return Ok(());
             }
             after = next;
@@ -112,19 +125,37 @@ impl Node {
 
     fn emit_page(
         &self,
+        dir: Ino,
         page: &[Listed],
         after: u64,
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> bool {
         let offsets = offsets(page.iter().map(|listed| listed.entry.cursor), after);
         for (Listed { entry, record }, offset) in page.iter().zip(offsets) {
-            let stat = record.as_ref().map(|(record, since)| self.stat_since(record, Some(*since)));
             let (ino, kind, name) = (entry.ino, entry.kind, &*entry.name);
-            if !emit(DirEntry { offset, ino, kind, name, stat }) {
+            let (mut stat, mut behind, mut is_known_here) = (None, None, false);
+            if let Some((record, since)) = record {
+                let newer = self.newer_elsewhere(dir, record);
+                behind = newer.as_ref().map(|(_, ground)| *ground);
+                let record = newer.as_ref().map_or(record, |(newer, _)| newer);
+                is_known_here = self.is_known_here(record);
+                stat = Some(self.stat_since(record, Some(*since)));
+            }
+            if !emit(DirEntry { offset, ino, kind, name, stat, behind, is_known_here }) {
                 return false;
             }
         }
         true
+    }
+
+    /// A record that is kept elsewhere than the directory, if nobody else changes it at present: read
+    /// since that was asked for.
+    fn newer_elsewhere(&self, dir: Ino, record: &Record) -> Option<(Arc<Record>, Ground)> {
+        if record.ino.partition() == dir.partition() {
+            return None;
+        }
+        let ground = self.ground(record.ino)?;
+        Some((self.meta.get(record.ino).ok()?, ground))
     }
 }
 

@@ -6,7 +6,16 @@ const MS: u64 = 1_000_000;
 const TTL: u64 = 500 * MS;
 
 fn name(n: u8) -> Fact {
-    Fact::Name(1, Box::new([b'a' + n]))
+    Fact::Name(1, Arc::new([b'a' + n]))
+}
+
+/// Grants one fact.
+fn grant(grants: &mut Grants, now: Tick, key: (u16, u64), fact: Fact, looked_up: bool) -> bool {
+    grants.grant(now, key, &mut [(fact, TTL)], looked_up)
+}
+
+fn sent(grants: &mut Grants, now: Tick, key: (u16, u64), fact: Fact) {
+    grants.sent(now, key, &[(fact, TTL)]);
 }
 
 fn at(ms: u64) -> Tick {
@@ -15,7 +24,7 @@ fn at(ms: u64) -> Tick {
 
 /// A name in one of two directories, each in a partition of its own.
 fn entry(n: u8) -> Fact {
-    Fact::Name(7 + u64::from(n / 4), Box::new([b'a' + n % 4]))
+    Fact::Name(7 + u64::from(n / 4), Arc::new([b'a' + n % 4]))
 }
 
 fn partition_of(fact: &Fact) -> u16 {
@@ -34,8 +43,8 @@ fn name_of(fact: &Fact) -> (u64, &[u8]) {
 
 /// What is on its way to the kernel.
 enum Answer {
-    /// A fact of a lease, for something in the kernel's cache.
-    Fact(Fact, u64, usize),
+    /// Facts of a partition under a lease, with their times, each for something in the kernel's cache.
+    Facts((u16, u64), Vec<(Fact, u64)>, Vec<usize>),
     /// A rename, what was granted for it, and whether the new name is to be forgotten.
     Renamed(Fact, Fact, Option<(u64, Fact, u64)>, bool),
 }
@@ -79,21 +88,30 @@ impl World {
         self.answers.iter().any(is_it)
     }
 
-    /// The kernel asks; true if it may keep what it is told.
-    fn look(&mut self, fact: Fact, looked_up: bool) -> bool {
-        let (now, partition) = (Tick(self.now), partition_of(&fact));
-        let lease = self.lease(partition).number;
-        let granted = self.grants.grant(now, (partition, lease), fact.clone(), TTL, looked_up);
+    /// The kernel asks; true if it may keep something of what it is told.
+    fn look(&mut self, mut facts: Vec<(Fact, u64)>, looked_up: bool) -> bool {
+        let (now, partition) = (Tick(self.now), partition_of(&facts[0].0));
+        let key = (partition, self.lease(partition).number);
+        let granted = self.grants.grant(now, key, &mut facts, looked_up);
+        assert_eq!(granted, facts.iter().any(|(_, time)| *time > 0));
         if granted {
-            let cached = self.cached(&fact);
-            self.answers.push(Answer::Fact(fact, lease, cached));
+            let cached = facts.iter().map(|(fact, _)| self.cached(fact)).collect();
+            self.answers.push(Answer::Facts(key, facts, cached));
         }
         granted
     }
 
+    /// Somebody has the locks of the directories: who renames, or, shared, who lists.
+    fn is_locked(&self, shared: bool) -> bool {
+        self.answers.iter().any(|answer| match answer {
+            Answer::Renamed(..) => true,
+            Answer::Facts(_, facts, _) => !shared && facts.len() > 1,
+        })
+    }
+
     /// The kernel renames, with the locks of both directories.
     fn rename(&mut self, from: &Fact, to: &Fact) {
-        if from == to || self.answers.iter().any(|answer| matches!(answer, Answer::Renamed(..))) {
+        if from == to || self.is_locked(false) {
             return;
         }
         for attempt in 0..2 {
@@ -111,7 +129,8 @@ impl World {
                     }
                     Moving::Again => {
                         assert_eq!(attempt, 0, "it is not made a third time");
-                        assert!(!self.look(from.clone(), false), "granted before it is moved");
+                        let looked = self.look(vec![(from.clone(), TTL)], false);
+                        assert!(!looked, "granted before it is moved");
                         let cached = self.cached(from);
                         self.ends[cached] = 0;
                         continue;
@@ -128,9 +147,13 @@ impl World {
             return;
         }
         match self.answers.remove(0) {
-            Answer::Fact(fact, lease, cached) => {
-                self.ends[cached] = self.now + TTL;
-                self.grants.sent(Tick(self.now), (partition_of(&fact), lease), &fact, TTL);
+            Answer::Facts(key, facts, cached) => {
+                for ((_, time), cached) in
+                    facts.iter().zip(cached).filter(|((_, time), _)| *time > 0)
+                {
+                    self.ends[cached] = self.now + time;
+                }
+                self.grants.sent(Tick(self.now), key, &facts);
             }
             Answer::Renamed(from, to, granted, forget) => {
                 match self.kernel.remove(&from).filter(|_| !forget) {
@@ -138,7 +161,8 @@ impl World {
                     None => self.kernel.remove(&to),
                 };
                 if let Some((lease, fact, time)) = granted {
-                    self.grants.sent(Tick(self.now), (partition_of(&fact), lease), &fact, time);
+                    let key = (partition_of(&fact), lease);
+                    self.grants.sent(Tick(self.now), key, &[(fact, time)]);
                 }
                 let (dir, name) = name_of(&from);
                 self.grants.moved(dir, name);
@@ -154,7 +178,7 @@ impl World {
 
     /// The notices reach the kernel, unless a rename has the locks of the directories.
     fn listen(&mut self) {
-        if self.answers.iter().any(|answer| matches!(answer, Answer::Renamed(..))) {
+        if self.is_locked(false) {
             return;
         }
         for (partition, number, facts) in std::mem::take(&mut self.notices) {
@@ -183,7 +207,7 @@ impl World {
                 };
                 let live: Vec<_> = self.kernel.iter().filter(is_live).collect();
                 let is_late = |answer: &&Answer| match answer {
-                    Answer::Fact(fact, ..) => partition_of(fact) == partition,
+                    Answer::Facts(key, ..) => key.0 == partition,
                     Answer::Renamed(_, _, granted, _) => {
                         granted.as_ref().is_some_and(|(_, fact, _)| partition_of(fact) == partition)
                     }
@@ -219,9 +243,18 @@ proptest! {
             let partition = 7 + u16::from(which % 2);
             match what {
                 0..=3 => {
-                    let fact = if which == 8 { Fact::Attributes(9) } else { entry(which) };
-                    let (held, moves) = (world.lease(partition_of(&fact)).held, world.is_renaming(&fact));
-                    let granted = world.look(fact, which < 2);
+                    let facts = match (what, which) {
+                        (0, 0..=3) if world.is_locked(true) => continue,
+                        // A listing.
+                        (0, 0..=3) => (0..4)
+                            .map(|n| (entry(which % 2 * 4 + n), TTL + u64::from(n) * MS))
+                            .collect(),
+                        (_, 8) => vec![(Fact::Attributes(9), TTL)],
+                        _ => vec![(entry(which), TTL)],
+                    };
+                    let held = world.lease(partition_of(&facts[0].0)).held;
+                    let moves = facts.len() == 1 && world.is_renaming(&facts[0].0);
+                    let granted = world.look(facts, which < 2);
                     prop_assert!(!granted || held, "granted without a lease");
                     prop_assert!(!granted || !moves, "granted while it is moved");
                 }
@@ -262,15 +295,15 @@ fn name_when_moved_where_it_can_be_granted_then_granted_there_for_as_long() {
     let mut grants = Grants::new(Terms::default());
     assert_eq!(grants.rename(at(0), (7, (7, b"a")), (None, (8, b"b"))), Moving::Free);
     grants.moved(7, b"a");
-    assert!(grants.grant(at(0), (7, 1), entry(0), TTL, false));
-    grants.sent(at(0), (7, 1), &entry(0), TTL);
+    assert!(grant(&mut grants, at(0), (7, 1), entry(0), false));
+    sent(&mut grants, at(0), (7, 1), entry(0));
     let to = (Some(Lease { key: (8, 1), left: TTL }), (8, &b"b"[..]));
     let moving = grants.rename(at(100), (7, (7, b"a")), to);
     assert_eq!(moving, Moving::Granted(entry(5), 400 * MS));
-    assert!(!grants.grant(at(101), (7, 1), entry(0), TTL, false), "it is being moved");
-    grants.sent(at(102), (8, 1), &entry(5), 400 * MS);
+    assert!(!grant(&mut grants, at(101), (7, 1), entry(0), false), "it is being moved");
+    grants.sent(at(102), (8, 1), &[(entry(5), 400 * MS)]);
     grants.moved(7, b"a");
-    assert!(grants.grant(at(103), (7, 1), entry(0), TTL, false));
+    assert!(grant(&mut grants, at(103), (7, 1), entry(0), false));
     assert!(
         matches!(grants.leave(at(103), (8, 1), true), Leave::Tell(_, facts) if facts == [entry(5)])
     );
@@ -280,8 +313,8 @@ fn name_when_moved_where_it_can_be_granted_then_granted_there_for_as_long() {
 fn name_when_moved_where_it_cannot_be_granted_then_looked_up_before_and_else_forgotten_after() {
     let mut grants = Grants::new(Terms::default());
     let looked_up = |grants: &mut Grants, ms| {
-        assert!(grants.grant(at(ms), (7, 1), entry(0), TTL, false));
-        grants.sent(at(ms), (7, 1), &entry(0), TTL);
+        assert!(grant(grants, at(ms), (7, 1), entry(0), false));
+        sent(grants, at(ms), (7, 1), entry(0));
     };
     looked_up(&mut grants, 0);
     let rename = |grants: &mut Grants, ms, left: Option<u64>| {
@@ -290,14 +323,14 @@ fn name_when_moved_where_it_cannot_be_granted_then_looked_up_before_and_else_for
     };
     // No lease, or one that ends before the kernel forgets.
     assert_eq!(rename(&mut grants, 1, None), Moving::Again);
-    assert!(!grants.grant(at(2), (7, 1), entry(0), TTL, false), "else it would be kept again");
+    assert!(!grant(&mut grants, at(2), (7, 1), entry(0), false), "else it would be kept again");
     assert_eq!(rename(&mut grants, 3, Some(10 * MS)), Moving::Forget(entry(5)));
     grants.moved(7, b"a");
     looked_up(&mut grants, 4);
     // An answer that is on its way would be kept for longer than is known.
-    assert!(grants.grant(at(5), (7, 1), entry(0), TTL, false));
+    assert!(grant(&mut grants, at(5), (7, 1), entry(0), false));
     assert_eq!(rename(&mut grants, 6, Some(10 * TTL)), Moving::Again);
-    grants.sent(at(7), (7, 1), &entry(0), TTL);
+    sent(&mut grants, at(7), (7, 1), entry(0));
     let Moving::Granted(..) = rename(&mut grants, 8, Some(10 * TTL)) else { panic!("not granted") };
 }
 
@@ -306,12 +339,12 @@ fn lease_when_wanted_then_the_kernel_is_told_once_and_nothing_is_granted_any_mor
     let mut grants = Grants::new(Terms::default());
     let key = (7, 3);
     assert_eq!(grants.leave(at(1), (7, 2), true), Leave::Free, "nothing was granted");
-    assert!(!grants.grant(at(1), (7, 2), name(0), TTL, false), "of a lease that was left");
-    assert!(grants.grant(at(1), key, name(0), TTL, false));
+    assert!(!grant(&mut grants, at(1), (7, 2), name(0), false), "of a lease that was left");
+    assert!(grant(&mut grants, at(1), key, name(0), false));
     assert!(grants.has(at(1), 7, &name(0)) && !grants.has(at(1), 7, &name(1)));
     assert_eq!(grants.leave(at(2), key, true), Leave::Wait, "its answer is on its way");
-    assert!(!grants.grant(at(2), key, name(1), TTL, false));
-    grants.sent(at(3), key, &name(0), TTL);
+    assert!(!grant(&mut grants, at(2), key, name(1), false));
+    sent(&mut grants, at(3), key, name(0));
     let Leave::Tell(number, facts) = grants.leave(at(3), key, true) else { panic!("not told") };
     assert_eq!(facts, [name(0)]);
     assert_eq!(grants.leave(at(4), key, true), Leave::Wait);
@@ -319,16 +352,16 @@ fn lease_when_wanted_then_the_kernel_is_told_once_and_nothing_is_granted_any_mor
     assert_eq!(grants.leave(at(5), key, true), Leave::Wait, "that was another one");
     grants.told(7, number);
     assert_eq!(grants.leave(at(6), key, true), Leave::Free);
-    assert!(!grants.grant(at(7), key, name(0), TTL, false));
-    assert!(grants.grant(at(7), (7, 4), name(0), TTL, false), "the next lease");
+    assert!(!grant(&mut grants, at(7), key, name(0), false));
+    assert!(grant(&mut grants, at(7), (7, 4), name(0), false), "the next lease");
 }
 
 #[test]
 fn directory_when_it_was_looked_up_a_moment_ago_then_is_taken_back_a_moment_later() {
     let mut grants = Grants::new(Terms::default());
     let key = (7, 1);
-    assert!(grants.grant(at(0), key, name(0), TTL, true));
-    grants.sent(at(30), key, &name(0), TTL);
+    assert!(grant(&mut grants, at(0), key, name(0), true));
+    sent(&mut grants, at(30), key, name(0));
     assert_eq!(grants.leave(at(279), key, true), Leave::Wait);
     assert!(matches!(grants.leave(at(280), key, true), Leave::Tell(_, facts) if facts.len() == 1));
 }
@@ -337,9 +370,9 @@ fn directory_when_it_was_looked_up_a_moment_ago_then_is_taken_back_a_moment_late
 fn kernel_when_it_does_not_listen_then_is_told_by_other_means_and_at_last_time_tells() {
     let mut grants = Grants::new(Terms { patience: 100 * MS, ..Terms::default() });
     let key = (7, 1);
-    assert!(grants.grant(at(0), key, name(0), TTL, false));
+    assert!(grant(&mut grants, at(0), key, name(0), false));
     assert_eq!(grants.leases(), [key]);
-    grants.sent(at(0), key, &name(0), TTL);
+    sent(&mut grants, at(0), key, name(0));
     assert!(matches!(grants.leave(at(1), key, true), Leave::Tell(..)));
     assert_eq!(grants.leave(at(100), key, true), Leave::Wait);
     let Leave::Force(_, facts) = grants.leave(at(101), key, true) else { panic!("not forced") };
@@ -352,12 +385,12 @@ fn kernel_when_it_does_not_listen_then_is_told_by_other_means_and_at_last_time_t
 fn lease_when_doubted_and_confirmed_then_facts_are_granted_again() {
     let mut grants = Grants::new(Terms::default());
     let key = (7, 1);
-    assert!(grants.grant(at(0), key, name(0), TTL, false));
-    grants.sent(at(0), key, &name(0), TTL);
+    assert!(grant(&mut grants, at(0), key, name(0), false));
+    sent(&mut grants, at(0), key, name(0));
     let Leave::Tell(number, _) = grants.leave(at(1), key, false) else { panic!("not told") };
-    assert!(!grants.grant(at(2), key, name(1), TTL, false));
+    assert!(!grant(&mut grants, at(2), key, name(1), false));
     grants.told(7, number);
-    assert!(grants.grant(at(3), key, name(0), TTL, false));
+    assert!(grant(&mut grants, at(3), key, name(0), false));
 }
 
 #[test]
@@ -366,14 +399,38 @@ fn grants_when_full_then_refused_until_some_are_over() {
     let mut grants = Grants::new(terms);
     for partition in 0..4u16 {
         for n in 0..6 {
-            let granted = grants.grant(at(0), (partition, 1), name(n), TTL, false);
+            let granted = grant(&mut grants, at(0), (partition, 1), name(n), false);
             assert_eq!(granted, n < 4 && u64::from(partition) * 4 + u64::from(n) < 10);
             if granted {
-                grants.sent(at(0), (partition, 1), &name(n), TTL);
+                sent(&mut grants, at(0), (partition, 1), name(n));
             }
         }
     }
-    assert!(!grants.grant(at(700), (3, 1), name(0), TTL, false));
-    assert!(grants.grant(at(900), (3, 1), name(0), TTL, false));
+    assert!(!grant(&mut grants, at(700), (3, 1), name(0), false));
+    assert!(grant(&mut grants, at(900), (3, 1), name(0), false));
     assert_eq!(grants.facts, 1);
+}
+
+#[test]
+fn listing_when_not_all_of_it_fits_then_the_rest_is_refused_and_what_is_known_is_kept_on() {
+    let mut grants = Grants::new(Terms { most: 10, most_each: 4, ..Terms::default() });
+    let key = (7, 1);
+    let listing = |from: u8| Vec::from_iter((from..from + 4).map(|n| (name(n), TTL)));
+    let times = |facts: &[(Fact, u64)]| Vec::from_iter(facts.iter().map(|(_, time)| *time > 0));
+    let mut facts = listing(0);
+    facts[1].1 = 0;
+    assert!(grants.grant(at(0), key, &mut facts, false));
+    assert_eq!(times(&facts), [true, false, true, true]);
+    let mut more = listing(2);
+    assert!(grants.grant(at(100), key, &mut more, false));
+    assert_eq!(times(&more), [true, true, true, false]);
+    assert_eq!(grants.leave(at(101), key, true), Leave::Wait);
+    grants.sent(at(102), key, &facts);
+    assert_eq!(grants.leave(at(103), key, true), Leave::Wait, "the second is on its way");
+    let mut late = listing(0);
+    assert!(!grants.grant(at(104), key, &mut late, false));
+    assert_eq!(times(&late), [false; 4]);
+    grants.sent(at(105), key, &more);
+    let Leave::Tell(_, told) = grants.leave(at(106), key, true) else { panic!("not told") };
+    assert_eq!(told, [name(0), name(2), name(3), name(4)]);
 }
