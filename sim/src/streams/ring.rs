@@ -16,6 +16,9 @@ use crate::rng::Rng;
 const DEVIATIONS: f64 = 6.0;
 /// Bytes of a chunk: small, since many streams share little memory.
 pub(super) const CHUNK: u64 = 4096;
+/// Bytes of a read: a visit has several, which follow each other on the disk, so that a stream has its
+/// first data before the last of them.
+pub(super) const REQUEST: u64 = 64 << 10;
 
 /// What is tried.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -162,7 +165,7 @@ pub(super) fn play_on(
     };
     let admission = admission(trial, cycle);
     let config =
-        Config { admission, enforce: false, request: 1 << 30, interval: 0, ..Config::default() };
+        Config { admission, enforce: false, request: REQUEST, interval: 0, ..Config::default() };
     let machine = Machine::new(trial.device.profile(), config)?;
     let mut driver = Driver::new(machine, device, CHUNK);
     for (stream, layout) in (0..).zip(layouts) {

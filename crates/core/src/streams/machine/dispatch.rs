@@ -105,7 +105,8 @@ impl Machine {
         {
             return Choice::Visit(at);
         }
-        if self.sweeps.is_empty(self.current) && !self.sweeps.is_empty(1 - self.current) {
+        let over = self.sweeps.is_empty(self.current) && self.partial.is_none();
+        if over && !self.sweeps.is_empty(1 - self.current) {
             self.current = 1 - self.current;
             self.new_sweep(now, out);
         } else if self.owners.is_empty() && !self.sweeps.is_empty(self.wheel) {
