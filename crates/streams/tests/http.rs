@@ -253,6 +253,22 @@ fn connections_beyond_the_limit_then_told_to_come_again() {
     }
 }
 
+/// Also one that is slow to send its request is answered, and not cut off by a reset.
+#[test]
+fn client_when_turned_away_while_it_sends_then_reads_why() {
+    let limits = Limits { connections: 1, ..Limits::default() };
+    let site = site("ssd", 16 << 20, limits, &[("a", 1000)]);
+    let mut held = connect(site.server.address());
+    held.write_all(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    assert_eq!(receive(&mut held).status, 200);
+    let mut stream = connect(site.server.address());
+    for part in ["GET /a ", "HTTP/1.1\r\n", "Host: x\r\n", "\r\n"] {
+        std::thread::sleep(Duration::from_millis(50));
+        stream.write_all(part.as_bytes()).unwrap();
+    }
+    assert_eq!(receive(&mut stream).status, 503);
+}
+
 #[test]
 fn client_that_takes_nothing_for_too_long_then_its_connection_is_closed() {
     let limits = Limits { idle: Duration::from_secs(2), ..Limits::default() };

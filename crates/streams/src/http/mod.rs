@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 
@@ -29,7 +29,9 @@ const BLOCKING: usize = 8;
 const HEAD_MAX: usize = 16 * 1024;
 /// How long a client may take to send a request, and to think of the next one.
 const HEAD_LIMIT: Duration = Duration::from_secs(30);
-/// How often connections that do not move are looked for.
+/// Clients that are told at a time that there are too many.
+const TURNED_AWAY: usize = 256;
+/// How often connections that do not move are looked for, and the longest that one is turned away.
 const WATCH: Duration = Duration::from_secs(1);
 
 /// Limits of a server.
@@ -124,6 +126,7 @@ async fn accept(
     mut stopped: watch::Receiver<bool>,
 ) {
     let room = Arc::new(Semaphore::new(shared.limits.connections));
+    let outside = Arc::new(Semaphore::new(TURNED_AWAY));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -139,7 +142,13 @@ async fn accept(
             }
         };
         let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
-            tokio::spawn(turn_away(stream));
+            // Beyond those it is closed at once.
+            if let Ok(permit) = Arc::clone(&outside).try_acquire_owned() {
+                tokio::spawn(async move {
+                    turn_away(stream).await;
+                    drop(permit);
+                });
+            }
             continue;
         };
         let (shared, stopped) = (Arc::clone(&shared), stopped.clone());
@@ -150,11 +159,18 @@ async fn accept(
     }
 }
 
-/// Tells a client that there are too many.
+/// Tells a client that there are too many. What it sends is read until it has gone, though not for
+/// long: a connection that is closed with something unread is reset, and a reset can overtake the answer.
 async fn turn_away(mut stream: TcpStream) {
     let answer = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nContent-Length: 21\r\n\
         Content-Type: text/plain\r\nConnection: close\r\n\r\ntoo many connections\n";
-    let _ = tokio::time::timeout(WATCH, stream.write_all(answer)).await;
+    let all = async {
+        stream.write_all(answer).await?;
+        stream.shutdown().await?;
+        let mut sent = stream.take(HEAD_MAX as u64);
+        tokio::io::copy(&mut sent, &mut tokio::io::sink()).await
+    };
+    let _ = tokio::time::timeout(WATCH, all).await;
 }
 
 /// When something last happened on a connection, as milliseconds since the server's start.
