@@ -1,8 +1,10 @@
 //! The daemon: how it is left behind by `mount`, how it ends.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
@@ -10,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::cli::DaemonArgs;
 use crate::config::{MountConfig, Origin, Setting, Settings};
 use crate::control::{ControlError, ErrorKind};
+use crate::descriptors::{self, words_in_memory, words_out_of_memory};
 use crate::engine::Engine;
 use crate::error::{Error, Exit};
 use crate::service::{Guard, Plan};
@@ -27,13 +30,16 @@ struct Report {
 
 /// Starts the daemon with these settings and waits until it can be used or has failed.
 pub fn launch(settings: &Settings) -> Result<(), Error> {
+    descriptors::close_others_on_exec();
+    let given = words_in_memory(&pairs(settings)).map_err(Error::io("settings in memory"))?;
+    let mountpoint = settings.get("mountpoint").and_then(|value| value.texts.first());
     let mut command = Command::new("/proc/self/exe");
-    command.arg("daemon").args(arguments(settings));
+    command.arg0("forebay").arg("daemon").arg(mountpoint.map_or(OsStr::new("-"), |path| path));
     let alone = settings.get("no-supervisor").is_some_and(|value| value.texts == ["true"]);
     if !alone {
         command.arg("--supervise");
     }
-    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    command.stdin(Stdio::from(given)).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(Error::io("starting the daemon"))?;
     let mut text = String::new();
     if let Some(pipe) = child.stdout.take() {
@@ -62,20 +68,20 @@ pub fn launch(settings: &Settings) -> Result<(), Error> {
     }
 }
 
-/// The settings as arguments of a daemon.
-fn arguments(settings: &Settings) -> Vec<OsString> {
-    let mut arguments = Vec::new();
+/// The settings as words `KEY=VALUE`.
+fn pairs(settings: &Settings) -> Vec<OsString> {
+    let mut pairs = Vec::new();
     for (setting, value) in settings.iter() {
         for text in &value.texts {
-            let mut pair = OsString::from(format!("--set={}=", setting.key));
+            let mut pair = OsString::from(format!("{}=", setting.key));
             pair.push(text);
-            arguments.push(pair);
+            pairs.push(pair);
         }
     }
-    arguments
+    pairs
 }
 
-/// The settings that [`launch`] gave.
+/// The settings that `pairs` made words of.
 pub fn settings_from(pairs: &[OsString]) -> Result<Settings, Error> {
     let mut collected: Vec<(&'static Setting, Vec<OsString>)> = Vec::new();
     for pair in pairs {
@@ -100,16 +106,23 @@ pub fn settings_from(pairs: &[OsString]) -> Result<Settings, Error> {
 
 /// One of the processes of a mount in the background.
 pub fn run(args: &DaemonArgs, engine: &dyn Engine) -> Result<(), Error> {
+    descriptors::name_process(if args.supervise { c"forebay-superv" } else { c"forebay" });
     if args.successor {
-        return run_successor(&args.settings, engine);
+        return run_successor(engine);
     }
-    let settings = settings_from(&args.settings)?;
+    let stranger = || Error::Usage("only `forebay mount` and a supervisor start daemons".into());
+    let (given, link) = if args.supervised {
+        let link = Link::from_stdin().map_err(|_| stranger())?;
+        (supervisor::settings().map_err(|_| stranger())?, Some(link))
+    } else {
+        (descriptors::take_stdin().map_err(|_| stranger())?, None)
+    };
+    let given = File::from(given);
+    let settings = settings_from(&words_out_of_memory(&given).map_err(|_| stranger())?)?;
     if args.supervise {
         let config = MountConfig::from_settings(&settings, engine.policies())?;
-        return supervisor::run(arguments(&settings), config.restart_limit);
+        return supervisor::run(&given, &args.mountpoint, config.restart_limit);
     }
-    let link = args.supervised.then(Link::from_stdin).transpose();
-    let link = link.map_err(|_| Error::Usage("only a supervisor starts such a daemon".into()))?;
     run_detached(&settings, engine, link, args.revived)
 }
 
@@ -123,9 +136,8 @@ fn run_detached(
 ) -> Result<(), Error> {
     let mut told = false;
     let result = detach(settings, engine).and_then(|(config, mut pipe)| {
-        let arguments = arguments(settings);
         let guard = supervisor.map(Guard::Supervisor);
-        let plan = Plan { arguments, config: &config, engine, guard };
+        let plan = Plan { settings: pairs(settings), config: &config, engine, guard };
         if revived {
             let kept = supervisor::kept().map_err(Error::io("what the last daemon left"))?;
             return service::serve_revived(plan, kept);
@@ -135,7 +147,7 @@ fn run_detached(
             report(&mut pipe, Exit::Ok, String::new())
                 .map_err(Error::io("whoever ran `forebay mount` went away"))?;
             // Closing the pipe is what lets `mount` return.
-            pipe = std::fs::File::open("/dev/null").map_err(Error::io("/dev/null"))?;
+            pipe = File::open("/dev/null").map_err(Error::io("/dev/null"))?;
             Ok(())
         })
         .inspect_err(|error| {
@@ -157,16 +169,16 @@ fn report(pipe: &mut impl Write, exit: Exit, message: String) -> io::Result<()> 
 }
 
 /// Leaves session, directory and terminal; returns the configuration and the pipe to report on.
-fn detach(settings: &Settings, engine: &dyn Engine) -> Result<(MountConfig, std::fs::File), Error> {
+fn detach(settings: &Settings, engine: &dyn Engine) -> Result<(MountConfig, File), Error> {
     let pipe = rustix::io::fcntl_dupfd_cloexec(io::stdout(), 3)
         .map_err(|e| Error::io("report pipe")(e.into()))?;
-    let mut pipe = std::fs::File::from(pipe);
+    let mut pipe = File::from(pipe);
     let prepared = MountConfig::from_settings(settings, engine.policies()).and_then(|config| {
         // Before the log, which lies in a tier.
         engine.check_tiers(&config)?;
         let log = config.log_file.as_deref().map(logging::open_file).transpose()?;
         let null = || {
-            std::fs::File::options().write(true).open("/dev/null").map_err(Error::io("/dev/null"))
+            File::options().write(true).open("/dev/null").map_err(Error::io("/dev/null"))
         };
         let log = log.map_or_else(null, Ok)?;
         let dup = |e: rustix::io::Errno| Error::io("standard output")(e.into());
@@ -194,7 +206,7 @@ pub fn run_foreground(
 ) -> Result<(), Error> {
     prepare_foreground(config, engine)?;
     let guard = Store::of_service(config, 0).map(Guard::ServiceManager);
-    let plan = Plan { arguments: arguments(settings), config, engine, guard };
+    let plan = Plan { settings: pairs(settings), config, engine, guard };
     service::serve(plan, &mut || {
         service_manager::notify("READY=1\n");
         Ok(())
@@ -213,19 +225,14 @@ fn prepare_foreground(config: &MountConfig, engine: &dyn Engine) -> Result<(), E
 /// Goes on, in the foreground, where a daemon of the same service died, with that one's settings.
 /// Nothing here may touch the mount before it is served: who asks would wait for itself.
 pub fn run_stored(stored: Stored, engine: &dyn Engine) -> Result<(), Error> {
-    let Stored { kept, arguments, store } = stored;
-    let pairs: Vec<OsString> = arguments
-        .iter()
-        .map(|argument| argument.as_bytes().strip_prefix(b"--set=").unwrap_or_default())
-        .map(|pair| OsString::from_vec(pair.to_vec()))
-        .collect();
-    let config = settings_from(&pairs)
+    let Stored { kept, settings, store } = stored;
+    let config = settings_from(&settings)
         .and_then(|settings| MountConfig::from_settings(&settings, engine.policies()))
         .and_then(|config| prepare_foreground(&config, engine).map(|()| config));
     match config {
         Ok(config) => {
             let guard = Some(Guard::ServiceManager(store));
-            let plan = Plan { arguments, config: &config, engine, guard };
+            let plan = Plan { settings, config: &config, engine, guard };
             service::serve_revived(plan, kept)
         }
         Err(error) => {
@@ -237,12 +244,12 @@ pub fn run_stored(stored: Stored, engine: &dyn Engine) -> Result<(), Error> {
 }
 
 /// The daemon that another one has started to take its mount over.
-fn run_successor(given: &[OsString], engine: &dyn Engine) -> Result<(), Error> {
+fn run_successor(engine: &dyn Engine) -> Result<(), Error> {
     let predecessor = Predecessor::from_stdin().map_err(|_| {
         Error::Usage("only a daemon starts a successor: use `forebay upgrade`".into())
     })?;
     let mut known = None;
-    predecessor.accept(|version| {
+    predecessor.accept(|given, version| {
         known = Some(suited(given, engine, version)?);
         Ok(())
     })?;
@@ -251,7 +258,7 @@ fn run_successor(given: &[OsString], engine: &dyn Engine) -> Result<(), Error> {
         // Fails only for a process group leader, which is on its own already.
         let _ = rustix::process::setsid();
     }
-    let plan = Plan { arguments: arguments(&settings), config: &config, engine, guard: None };
+    let plan = Plan { settings: pairs(&settings), config: &config, engine, guard: None };
     let result = service::serve_after(plan, &predecessor);
     if let Err(error) = &result {
         tracing::error!(%error, "daemon ends");

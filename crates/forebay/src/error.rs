@@ -18,7 +18,7 @@ pub enum Exit {
     Usage = 2,
     /// The path is not on a Forebay mount, or its daemon does not answer.
     NotMounted = 3,
-    /// A time limit passed before everything was written to the backing store.
+    /// Not everything is in the backing store: a time limit passed, or the daemon was dead.
     NotDrained = 4,
     /// A privilege or a kernel feature is missing.
     Unsupported = 5,
@@ -35,7 +35,7 @@ impl Exit {
         (Exit::Failed, "the operation failed"),
         (Exit::Usage, "wrong command line, environment or configuration; nothing was touched"),
         (Exit::NotMounted, "not a Forebay mount, or its daemon does not answer"),
-        (Exit::NotDrained, "a time limit passed before everything was in the backing store"),
+        (Exit::NotDrained, "not everything is in the backing store: a time limit passed, or the daemon was dead"),
         (Exit::Unsupported, "a privilege or a kernel feature is missing"),
         (Exit::BadState, "the state on a tier is damaged or of an unknown format"),
         (

@@ -6,6 +6,7 @@ mod commands;
 pub mod config;
 pub mod control;
 mod daemon;
+mod descriptors;
 mod engine;
 mod error;
 mod glob;

@@ -1,6 +1,7 @@
 //! Where log lines go, and how their filter is changed while the daemon runs.
 
 use std::fs::{DirBuilder, File};
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -28,7 +29,7 @@ pub fn start_with(filter: &str, format: LogFormat) -> Result<(), Error> {
         .map_err(|error| Error::Usage(format!("--log-level: {error}")))?;
     let (filter, handle) = reload::Layer::new(filter);
     let base = tracing_subscriber::registry().with(filter);
-    let layer = fmt::layer().with_writer(std::io::stderr).with_ansi(false);
+    let layer = fmt::layer().with_writer(|| OneLine(io::stderr())).with_ansi(false);
     let started = match format {
         LogFormat::Text => base.with(layer).try_init(),
         LogFormat::Json => base.with(layer.json()).try_init(),
@@ -37,6 +38,44 @@ pub fn start_with(filter: &str, format: LogFormat) -> Result<(), Error> {
     let _ =
         SET_FILTER.set(Box::new(move |filter| handle.reload(filter).map_err(|e| e.to_string())));
     Ok(())
+}
+
+/// Writes each event as one line: names of files, which any user may choose, can hold line ends and
+/// commands to terminals. Those are escaped.
+struct OneLine<W>(W);
+
+impl<W: Write> Write for OneLine<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let (text, end) = match event.strip_suffix(b"\n") {
+            Some(text) => (text, "\n"),
+            None => (event, ""),
+        };
+        let is_plain = !text.iter().any(|byte| byte.is_ascii_control());
+        if is_plain {
+            self.0.write_all(event)?;
+        } else {
+            let escaped = one_line(&String::from_utf8_lossy(text));
+            self.0.write_all((escaped + end).as_bytes())?;
+        }
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// A text with its control characters escaped.
+pub fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
+    }
+    line
 }
 
 /// Makes a panic of any thread end the process, logged. A daemon with a thread missing can't be
@@ -68,4 +107,18 @@ pub fn open_file(path: &Path) -> Result<File, Error> {
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(error())?;
     }
     File::options().append(true).create(true).mode(0o600).open(path).map_err(error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn event_when_a_name_has_line_ends_and_escapes_then_one_plain_line() {
+        let mut written = Vec::new();
+        OneLine(&mut written).write_all(b"file a\nERROR forged \x1b[2J\n").unwrap();
+        OneLine(&mut written).write_all("plain \u{e9}\n".as_bytes()).unwrap();
+        let text = String::from_utf8(written).unwrap();
+        assert_eq!(text, "file a\\nERROR forged \\u{1b}[2J\nplain \u{e9}\n");
+    }
 }

@@ -7,6 +7,7 @@ use crate::control::{
     Status, TierStatus, WirePath,
 };
 use crate::engine::FsckReport;
+use crate::logging::one_line;
 use crate::units::{format_bytes, format_count, format_seconds};
 
 /// Rows printed of lists that may be long.
@@ -188,7 +189,7 @@ fn dirty(status: &Status, line: Line<'_>) {
     ));
     for file in dirty.list.iter().take(ROWS_MAX) {
         let open = if file.open { ", open" } else { "" };
-        let error = file.last_error.as_deref().map(|e| format!(": {e}")).unwrap_or_default();
+        let error = why(file.last_error.as_deref());
         line(format_args!(
             "               {}  ({}, {}{open}){error}",
             file.path,
@@ -210,8 +211,13 @@ fn dirty(status: &Status, line: Line<'_>) {
         line(format_args!("               {path}  (name or attributes)"));
     }
     if let Some(error) = &backlog.last_error {
-        line(format_args!("               last attempt failed: {error}"));
+        line(format_args!("               last attempt failed: {}", one_line(error)));
     }
+}
+
+/// The end of a line about a file: why the last attempt failed. Errors have names of files in them.
+fn why(error: Option<&str>) -> String {
+    error.map(|error| format!(": {}", one_line(error))).unwrap_or_default()
 }
 
 fn troubles(status: &Status, line: Line<'_>) {
@@ -286,7 +292,7 @@ pub fn outcome(verb: &str, outcome: &Outcome) -> String {
         );
     }
     for (path, reason) in outcome.failures.iter().take(ROWS_MAX) {
-        let _ = writeln!(out, "  {path}: {reason}");
+        let _ = writeln!(out, "  {path}: {}", one_line(reason));
     }
     let shown = outcome.failures.len().min(ROWS_MAX) as u64;
     if outcome.failed > shown {
@@ -304,7 +310,7 @@ pub fn remaining(outcome: &Outcome) -> String {
         format_count(outcome.remaining_backlog)
     );
     for file in outcome.remaining.iter().take(ROWS_MAX) {
-        let error = file.last_error.as_deref().map(|e| format!(": {e}")).unwrap_or_default();
+        let error = why(file.last_error.as_deref());
         let _ = writeln!(out, "  {}  ({}){error}", file.path, format_bytes(file.bytes));
     }
     let shown = outcome.remaining.len().min(ROWS_MAX) as u64;
@@ -456,7 +462,7 @@ pub fn fsck(report: &FsckReport) -> String {
         );
     }
     for detail in &report.details {
-        let _ = writeln!(out, "  {detail}");
+        let _ = writeln!(out, "  {}", one_line(detail));
     }
     let _ = match (report.problems, report.repaired) {
         (0, _) => writeln!(out, "no problems"),

@@ -2,7 +2,6 @@
 //! the daemon after.
 
 use std::ffi::OsString;
-use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -19,6 +18,7 @@ use crate::control::{
     Address, Control, ControlError, ControlResult, Current, ErrorKind, Server, ServerLimits,
     Shutdown, UpgradeCall, Upgraded,
 };
+use crate::descriptors;
 use crate::engine::{Bequest, Ended, Engine, Keeper, Mounted};
 use crate::error::Error;
 use crate::metrics_http::Endpoint;
@@ -34,8 +34,8 @@ const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 
 /// What is to be served.
 pub struct Plan<'a> {
-    /// The settings, as arguments of a daemon.
-    pub arguments: Vec<OsString>,
+    /// The settings, as words `KEY=VALUE`.
+    pub settings: Vec<OsString>,
     /// Their meaning.
     pub config: &'a MountConfig,
     /// Who serves.
@@ -56,18 +56,21 @@ pub enum Guard {
 impl Guard {
     fn leave(
         &self,
-        arguments: &[OsString],
+        settings: &[OsString],
         left: [BorrowedFd<'_>; 4],
         rings: Option<BorrowedFd<'_>>,
-    ) -> io::Result<()> {
-        match self {
+    ) {
+        let left = match self {
             Guard::Supervisor(link) => link.leave(left, rings),
-            Guard::ServiceManager(store) => {
-                if let Err(error) = store.leave(arguments, left, rings) {
-                    tracing::warn!(%error, "no restart after a crash: nothing could be stored");
-                }
-                Ok(())
-            }
+            Guard::ServiceManager(store) => store.leave(settings, left, rings),
+        };
+        // Serving goes on: whoever would restart a dead daemon is dead itself.
+        if let Err(error) = left {
+            tracing::error!(
+                %error,
+                "if this daemon dies it is not restarted: nobody keeps the mount; \
+                 unmount and mount again to have it supervised"
+            );
         }
     }
 
@@ -89,7 +92,8 @@ impl Plan<'_> {
     ) -> T {
         let Some(guard) = &self.guard else { return work(None) };
         work(Some(&|device, ledger, rings| {
-            guard.leave(&self.arguments, [device, ledger, lock, listener], rings)
+            guard.leave(&self.settings, [device, ledger, lock, listener], rings);
+            Ok(())
         }))
     }
 
@@ -183,6 +187,7 @@ fn begin(config: &MountConfig) -> Result<(), Error> {
     signals::block()?;
     logging::start(config)?;
     logging::abort_on_panic();
+    descriptors::raise_limit();
     Ok(())
 }
 
@@ -322,19 +327,22 @@ impl<'a> Service<'a> {
     }
 
     fn find_successor(&self, program: &Path) -> ControlResult<Successor> {
-        Successor::start(program, &self.plan.arguments, self.mounted.state_version())
+        let (settings, mountpoint) = (&self.plan.settings, &self.plan.config.mountpoint);
+        Successor::start(program, settings, mountpoint, self.mounted.state_version())
     }
 
     fn hand_over(&mut self, successor: &mut Successor, limit: Duration) -> ControlResult<Upgraded> {
         self.shared.current.clear(OTHERS_LIMIT)?;
+        // Before requests are parked: a client of the network must not make programs wait.
+        self.metrics = None;
         let bequest = match self.mounted.give_away(limit) {
             Ok(bequest) => bequest,
             Err(error) => {
                 self.shared.current.set(self.mounted.control());
+                self.answer_metrics();
                 return Err(error);
             }
         };
-        self.metrics = None;
         let supervisor = match &self.plan.guard {
             Some(Guard::Supervisor(link)) => Some(link.socket()),
             _ => None,
@@ -373,13 +381,18 @@ impl<'a> Service<'a> {
         {
             tracing::error!(%error, "serving on after a failed upgrade");
         }
-        let metrics = config.metrics.map(|address| {
+        self.answer_metrics();
+        Ok(())
+    }
+
+    /// Answers with metrics over HTTP again.
+    fn answer_metrics(&mut self) {
+        let metrics = self.plan.config.metrics.map(|address| {
             metrics_http::listen(address).and_then(|listener| endpoint(listener, &self.shared))
         });
         self.metrics = metrics.and_then(|metrics| {
             metrics.inspect_err(|error| tracing::error!(%error, "no metrics over HTTP")).ok()
         });
-        Ok(())
     }
 
     /// After somebody else has taken over.

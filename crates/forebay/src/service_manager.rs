@@ -10,8 +10,8 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use rustix::net::{
 
 use crate::config::MountConfig;
 use crate::engine::Remains;
-use crate::succession::{in_memory, out_of_memory};
+use crate::descriptors::{self, words_in_memory, words_out_of_memory};
 use crate::supervisor::Kept;
 
 /// The first descriptor that a service manager passes.
@@ -126,7 +126,7 @@ impl Store {
     /// complete comes last: until then the next daemon goes on from what the last one had left.
     pub fn leave(
         &self,
-        arguments: &[OsString],
+        settings: &[OsString],
         [device, ledger, lock, listener]: [BorrowedFd<'_>; 4],
         rings: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
@@ -138,7 +138,7 @@ impl Store {
         if let Some(rings) = rings {
             put(RINGS, rings)?;
         }
-        let settings = in_memory(&joined(arguments))?;
+        let settings = words_in_memory(settings)?;
         put(&format!("{SETTINGS}{}", last + 1), settings.as_fd())?;
         put(&format!("{LEDGER}{}", last + 1), ledger)?;
         for number in [last, last.saturating_sub(1)] {
@@ -169,8 +169,8 @@ fn remove_of_daemon(number: u64) {
 pub struct Stored {
     /// What it had in use.
     pub kept: Kept,
-    /// Its settings, as arguments of a daemon.
-    pub arguments: Vec<OsString>,
+    /// Its settings, as [`settings_from`](crate::daemon::settings_from) reads them.
+    pub settings: Vec<OsString>,
     /// The store that all this came from.
     pub store: Store,
 }
@@ -218,13 +218,8 @@ fn passed() -> Vec<(String, OwnedFd)> {
     let ours =
         (FIRST..FIRST + count).zip(names.split(':')).filter(|(_, name)| name.starts_with(OURS));
     let take = |(number, name): (RawFd, &str)| {
-        // SAFETY: fcntl on a number, which fails if it is no descriptor.
-        if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
-            return None;
-        }
-        // SAFETY: it is one, it was passed to this program for this, and nobody else owns it: this
-        // is called once, before anything else is opened.
-        Some((name.to_owned(), unsafe { OwnedFd::from_raw_fd(number) }))
+        // This is called once, before anything else is opened.
+        descriptors::take(number).ok().map(|passed| (name.to_owned(), passed))
     };
     ours.filter_map(take).collect()
 }
@@ -244,16 +239,14 @@ fn sort(passed: Vec<(String, OwnedFd)>) -> Result<Stored, &'static str> {
     let listener = take(LISTENER).ok_or(missing)?;
     let ledger = take(&format!("{LEDGER}{newest}")).ok_or(missing)?;
     let settings = take(&format!("{SETTINGS}{newest}")).ok_or(missing)?;
-    let arguments = out_of_memory(&File::from(settings))
-        .map(|text| split(&text))
-        .map_err(|_| "the last daemon's settings can't be read")?;
+    let settings = words_out_of_memory(&File::from(settings)).map_err(|_| "the last daemon's settings can't be read")?;
     if is_dead(device.as_fd()) {
         return Err("the mount that the last daemon served is gone");
     }
     let remains = Remains { device, ledger, rings: take(RINGS) };
     let store = Store::after(newest);
     store.used.store(true, Ordering::Relaxed);
-    Ok(Stored { kept: Kept { remains, lock, listener }, arguments, store })
+    Ok(Stored { kept: Kept { remains, lock, listener }, settings, store })
 }
 
 /// Whether the connection has ended.
@@ -264,34 +257,24 @@ fn is_dead(device: BorrowedFd<'_>) -> bool {
         || state[0].revents().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL)
 }
 
-/// Arguments as a text, each ended by a zero byte.
-fn joined(arguments: &[OsString]) -> Vec<u8> {
-    arguments.iter().flat_map(|argument| [argument.as_bytes(), &[0]].concat()).collect()
-}
-
-fn split(text: &[u8]) -> Vec<OsString> {
-    let parts = text.split_inclusive(|byte| *byte == 0);
-    parts.map(|part| OsString::from_vec(part.strip_suffix(&[0]).unwrap_or(part).to_vec())).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::descriptors::{in_memory, out_of_memory};
 
     /// What a whole mount leaves, with two daemons' own parts; the device is alive.
     fn kept() -> (Vec<(String, OwnedFd)>, OwnedFd) {
         let (device, kernel) = rustix::pipe::pipe().unwrap();
         let memory = |text: &[u8]| OwnedFd::from(in_memory(text).unwrap());
-        let older = joined(&["--set=tier=/old".into()]);
-        let newer = joined(&["--set=tier=/a b=1G".into(), "--set=log-file=".into()]);
+        let words = |words: &[OsString]| OwnedFd::from(words_in_memory(words).unwrap());
         let all = vec![
             ("forebay-ledger-9".into(), memory(b"older")),
-            ("forebay-settings-9".into(), memory(&older)),
+            ("forebay-settings-9".into(), words(&["tier=/old".into()])),
             (DEVICE.into(), device),
             (LOCK.into(), memory(b"")),
             (LISTENER.into(), memory(b"")),
             ("forebay-settings-11".into(), memory(b"")),
-            ("forebay-settings-10".into(), memory(&newer)),
+            ("forebay-settings-10".into(), words(&["tier=/a b=1G".into(), "log-file=".into()])),
             ("forebay-ledger-10".into(), memory(b"newer")),
         ];
         (all, kernel)
@@ -303,7 +286,7 @@ mod tests {
         let names: Vec<String> = all.iter().map(|(name, _)| name.clone()).collect();
         let stored = sort(all).unwrap();
         assert_eq!(stored.store.number(), 10);
-        assert_eq!(stored.arguments, ["--set=tier=/a b=1G", "--set=log-file="]);
+        assert_eq!(stored.settings, ["tier=/a b=1G", "log-file="]);
         assert_eq!(out_of_memory(&stored.kept.remains.ledger.into()).unwrap(), b"newer");
         assert!(stored.kept.remains.rings.is_none());
         let others: Vec<&String> = names.iter().filter(|name| is_of_other(name, 10)).collect();

@@ -8,10 +8,9 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Write};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -25,6 +24,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::control::{ControlError, ControlResult, ErrorKind};
+use crate::descriptors::{self, in_memory, out_of_memory, words_in_memory, words_out_of_memory};
 use crate::engine::Bequest;
 
 /// How long a new program may take to look at the offer.
@@ -35,8 +35,6 @@ const TAKE_LIMIT: Duration = Duration::from_secs(60);
 const REST_LIMIT: Duration = Duration::from_secs(3600);
 /// The longest message.
 const MESSAGE_MAX: usize = 64 << 10;
-/// The largest state that is read: some ten million open files.
-const STATE_MAX: u64 = 1 << 30;
 /// Descriptors of a message: the connection, the state, the lock and the socket of the address, what
 /// holds the requests if they come by io_uring, and the supervisor if there is one.
 const DESCRIPTORS: usize = 6;
@@ -45,7 +43,7 @@ const DESCRIPTORS: usize = 6;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
 enum Word {
-    /// The old one: take my mount, whose state will have this version.
+    /// The old one, with my settings in memory: take my mount, whose state will have this version.
     Offer { state: u32, version: String },
     /// The new one: I can.
     Accept { version: String },
@@ -74,11 +72,17 @@ pub struct Successor {
 }
 
 impl Successor {
-    /// Starts `program` with the daemon's settings and offers it the mount.
+    /// Starts `program` and offers it the mount with the daemon's settings. The mount point on its
+    /// command line is for people who list processes.
     ///
     /// # Errors
     /// When it can't be started or refuses.
-    pub fn start(program: &Path, settings: &[OsString], state: u32) -> ControlResult<Self> {
+    pub fn start(
+        program: &Path,
+        settings: &[OsString],
+        mountpoint: &Path,
+        state: u32,
+    ) -> ControlResult<Self> {
         let (ours, theirs) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -86,15 +90,17 @@ impl Successor {
             None,
         )
         .map_err(|error| failed("a socket for the new daemon", &error.into()))?;
+        let settings =
+            words_in_memory(settings).map_err(|error| failed("settings in memory", &error))?;
         let child = Command::new(program)
             .args(["daemon", "--successor"])
-            .args(settings)
+            .arg(mountpoint)
             .stdin(Stdio::from(theirs))
             .spawn()
             .map_err(|error| failed(&program.display().to_string(), &error))?;
         let mut successor = Self { child, socket: ours, version: String::new(), serves: false };
         let offer = Word::Offer { state, version: env!("CARGO_PKG_VERSION").into() };
-        let answer = send(successor.socket.as_fd(), &offer, &[])
+        let answer = send(successor.socket.as_fd(), &offer, &[settings.as_fd()])
             .and_then(|()| receive(successor.socket.as_fd(), OFFER_LIMIT));
         match answer {
             Ok((Word::Accept { version }, _)) => {
@@ -197,21 +203,29 @@ impl Predecessor {
     /// # Errors
     /// When there is none.
     pub fn from_stdin() -> io::Result<Self> {
-        let socket = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?;
+        let socket = descriptors::take_stdin()?;
         rustix::net::sockopt::socket_type(&socket)?;
-        rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
         Ok(Self { socket })
     }
 
-    /// Hears the offer and answers it with what `look` says of the version of the state.
+    /// Hears the offer and answers it with what `look` says of the settings and of the version of the
+    /// state.
     ///
     /// # Errors
     /// The refusal, or why nothing was heard.
-    pub fn accept(&self, look: impl FnOnce(u32) -> ControlResult<()>) -> ControlResult<()> {
+    pub fn accept(
+        &self,
+        look: impl FnOnce(&[OsString], u32) -> ControlResult<()>,
+    ) -> ControlResult<()> {
         let offer = receive(self.socket.as_fd(), OFFER_LIMIT);
-        let (word, _) = offer.map_err(|error| failed("the offer", &error))?;
+        let (word, descriptors) = offer.map_err(|error| failed("the offer", &error))?;
         let Word::Offer { state, .. } = word else { return Err(unexpected()) };
-        look(state).inspect_err(|error| self.refuse(error))?;
+        let settings = descriptors.into_iter().next().ok_or_else(unexpected).and_then(|settings| {
+            words_out_of_memory(&settings.into()).map_err(|error| failed("the settings", &error))
+        });
+        settings
+            .and_then(|settings| look(&settings, state))
+            .inspect_err(|error| self.refuse(error))?;
         let accept = Word::Accept { version: env!("CARGO_PKG_VERSION").into() };
         send(self.socket.as_fd(), &accept, &[]).map_err(|error| failed("the offer", &error))
     }
@@ -254,25 +268,6 @@ fn failed(doing: &str, error: &io::Error) -> ControlError {
 
 fn unexpected() -> ControlError {
     ControlError::new(ErrorKind::Failed, "the other daemon says something that makes no sense")
-}
-
-/// A file without a name that holds `bytes`.
-pub fn in_memory(bytes: &[u8]) -> io::Result<File> {
-    let flags = rustix::fs::MemfdFlags::CLOEXEC;
-    let mut file = File::from(rustix::fs::memfd_create("forebay-state", flags)?);
-    file.write_all(bytes)?;
-    Ok(file)
-}
-
-/// What a file without a name holds.
-pub fn out_of_memory(file: &File) -> io::Result<Vec<u8>> {
-    let length = file.metadata()?.len();
-    if length > STATE_MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the state is too large"));
-    }
-    let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
-    file.read_exact_at(&mut bytes, 0)?;
-    Ok(bytes)
 }
 
 fn send(socket: BorrowedFd<'_>, word: &Word, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -354,10 +349,12 @@ mod tests {
     fn accept_when_the_version_is_unknown_then_the_old_one_hears_why() {
         let (old, new) = pair();
         let predecessor = Predecessor { socket: new };
-        send(old.as_fd(), &Word::Offer { state: 9, version: "x".into() }, &[]).unwrap();
+        let settings = words_in_memory(&["policy=lru".into()]).unwrap();
+        let offer = Word::Offer { state: 9, version: "x".into() };
+        send(old.as_fd(), &offer, &[settings.as_fd()]).unwrap();
         let refusal = ControlError::new(ErrorKind::BadState, "version 9 is unknown");
-        let refused = predecessor.accept(|version| {
-            assert_eq!(version, 9);
+        let refused = predecessor.accept(|settings, version| {
+            assert_eq!((settings, version), (["policy=lru".into()].as_slice(), 9));
             Err(refusal.clone())
         });
         assert_eq!(refused, Err(refusal.clone()));

@@ -7,18 +7,20 @@
 //! instead of waiting. After its start it allocates nothing, so that it lives through a lack of
 //! memory.
 
-use std::ffi::{CString, OsString, c_char, c_int};
+use std::ffi::{CString, c_char, c_int};
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 
+use crate::descriptors;
 use crate::engine::Remains;
 use crate::error::Error;
 
@@ -32,6 +34,8 @@ const KEPT: [RawFd; 5] = [100, 101, 102, 103, PROGRAM];
 const PROGRAM: RawFd = 104;
 /// Where what holds the requests is kept, if they come by io_uring.
 const RINGS: RawFd = 105;
+/// Where the settings are, for each daemon.
+const SETTINGS: RawFd = 106;
 /// The most descriptors of one message.
 const MOST: usize = KEPT.len() + 1;
 const MESSAGE: usize = 4;
@@ -54,9 +58,8 @@ pub struct Kept {
 impl Link {
     /// The supervisor that started this process.
     pub fn from_stdin() -> io::Result<Self> {
-        let socket = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?;
+        let socket = descriptors::take_stdin()?;
         rustix::net::sockopt::socket_type(&socket)?;
-        rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
         Ok(Self(socket))
     }
 
@@ -98,30 +101,32 @@ impl Link {
 /// # Errors
 /// When a descriptor is missing: nobody kept anything.
 pub fn kept() -> io::Result<Kept> {
-    let take = |number: RawFd| -> io::Result<OwnedFd> {
-        // SAFETY: fcntl on a number, which fails if it is no descriptor.
-        if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: it is one, it was passed to this program for this, and nobody else owns it.
-        Ok(unsafe { OwnedFd::from_raw_fd(number) })
-    };
-    let [device, ledger, lock, listener, program] = KEPT.map(take);
+    let [device, ledger, lock, listener, program] = KEPT.map(descriptors::take);
     drop(program);
-    let remains = Remains { device: device?, ledger: ledger?, rings: take(RINGS).ok() };
+    let rings = descriptors::take(RINGS).ok();
+    let remains = Remains { device: device?, ledger: ledger?, rings };
     Ok(Kept { remains, lock: lock?, listener: listener? })
 }
 
-/// Runs the program as daemon with these arguments, and again whenever it dies, but not more than
+/// The settings that the supervisor has for this process, as [`run`] was given them.
+///
+/// # Errors
+/// When no supervisor started this process.
+pub fn settings() -> io::Result<OwnedFd> {
+    descriptors::take(SETTINGS)
+}
+
+/// Runs the program as daemon with these settings, and again whenever it dies, but not more than
 /// `limit` times within [`WINDOW`]. Does not return
 /// but for a failure before the first start; ends with the daemon's exit code.
-pub fn run(arguments: Vec<OsString>, limit: usize) -> Result<(), Error> {
+pub fn run(settings: &File, mountpoint: &Path, limit: usize) -> Result<(), Error> {
     let failed = |error: io::Error| Error::io("supervisor")(error);
     let words = |more: &[&str]| -> io::Result<Vec<CString>> {
-        let fixed = ["forebay", "daemon"].iter().chain(more).map(|word| word.as_bytes().to_vec());
-        let given = arguments.iter().map(|argument| argument.clone().into_vec());
-        fixed.chain(given).map(|word| CString::new(word).map_err(io::Error::from)).collect()
+        let fixed = ["forebay", "daemon"].iter().chain(more).map(|word| word.as_bytes());
+        let words = fixed.chain([mountpoint.as_os_str().as_bytes()]);
+        words.map(|word| CString::new(word).map_err(io::Error::from)).collect()
     };
+    keep(settings.as_raw_fd(), SETTINGS).map_err(failed)?;
     let first = words(&["--supervised"]).map_err(failed)?;
     let again = words(&["--supervised", "--revived"]).map_err(failed)?;
     let pointers = |words: &[CString]| -> Vec<*const c_char> {
@@ -314,6 +319,7 @@ impl Watch {
             libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
             libc::dup2(self.child_end, 0);
             let kept = KEPT.into_iter().chain([RINGS]);
+            libc::fcntl(SETTINGS, libc::F_SETFD, 0);
             for number in kept.filter(|number| self.has_left && *number != PROGRAM) {
                 libc::fcntl(number, libc::F_SETFD, 0);
             }

@@ -368,12 +368,12 @@ pub enum DebugCommand {
     },
 }
 
-/// Arguments of the daemon: every setting, already decided by `mount`.
+/// Arguments of the daemon. Its settings, already decided by `mount`, come by a descriptor: every
+/// user of the machine can read a command line.
 #[derive(Debug, Args)]
 pub struct DaemonArgs {
-    /// KEY=VALUE of a setting
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub settings: Vec<OsString>,
+    /// The mount point, for people who list processes
+    pub mountpoint: PathBuf,
     /// Take a mount over from the daemon at the other end of standard input
     #[arg(long, conflicts_with_all = ["supervise", "supervised"])]
     pub successor: bool,

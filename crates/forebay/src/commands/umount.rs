@@ -40,10 +40,15 @@ pub fn run(args: &UmountArgs) -> Result<(), Error> {
     match client {
         Ok(client) => end_daemon(client, args),
         Err(Error::NoDaemon { reason, .. }) if mount.is_some() => {
-            warn(&format!(
-                "the daemon is dead ({reason}); removing its mount. What was not yet written back is safe on the tiers: mount again with the same tiers to continue"
-            ));
-            remove_dead(&path)
+            warn(&format!("the daemon is dead ({reason}); removing its mount"));
+            remove_dead(&path)?;
+            if args.no_drain {
+                return Ok(());
+            }
+            Err(Error::NotDrained(format!(
+                "{}: unmounted, but nobody could write anything back: what was not yet in the backing store waits on the tiers; mount again with the same tiers, and unmount, to bring it there",
+                path.display()
+            )))
         }
         Err(error) => Err(error),
     }

@@ -3,7 +3,7 @@
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -217,6 +217,8 @@ fn lock_file(path: &Path) -> Result<Option<File>, Error> {
             .write(true)
             .create(true)
             .truncate(false)
+            // Whoever may open it may lock it.
+            .mode(0o600)
             .open(path)
             .map_err(error())?;
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -268,6 +270,13 @@ pub(crate) fn make_private_dir(dir: &Path, uid: u32) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lock_file_when_made_then_nobody_else_may_open_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = lock_file(&dir.path().join("id.json")).unwrap().unwrap();
+        assert_eq!(lock.metadata().unwrap().mode() & 0o777, 0o600);
+    }
 
     #[test]
     fn lock_file_when_held_then_a_second_one_gets_nothing_until_it_is_dropped() {
