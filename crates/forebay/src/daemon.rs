@@ -119,11 +119,28 @@ pub fn run(args: &DaemonArgs, engine: &dyn Engine) -> Result<(), Error> {
     };
     let given = File::from(given);
     let settings = settings_from(&words_out_of_memory(&given).map_err(|_| stranger())?)?;
+    if args.given_up {
+        return log_given_up(&settings, engine);
+    }
     if args.supervise {
         let config = MountConfig::from_settings(&settings, engine.policies())?;
         return supervisor::run(&given, &args.mountpoint, config.restart_limit);
     }
     run_detached(&settings, engine, link, args.revived)
+}
+
+/// Says in the log what a supervisor, which has none, has decided.
+fn log_given_up(settings: &Settings, engine: &dyn Engine) -> Result<(), Error> {
+    let config = MountConfig::from_settings(settings, engine.policies())?;
+    prepare_foreground(&config, engine)?;
+    logging::start(&config)?;
+    tracing::error!(
+        mountpoint = %config.mountpoint.display(),
+        limit = config.restart_limit,
+        within = ?supervisor::WINDOW,
+        "daemons died too often: no other is started and programs get errors; mount again to continue"
+    );
+    Ok(())
 }
 
 /// The daemon process that `launch` started: leaves the terminal, serves, and reports on its
@@ -177,9 +194,7 @@ fn detach(settings: &Settings, engine: &dyn Engine) -> Result<(MountConfig, File
         // Before the log, which lies in a tier.
         engine.check_tiers(&config)?;
         let log = config.log_file.as_deref().map(logging::open_file).transpose()?;
-        let null = || {
-            File::options().write(true).open("/dev/null").map_err(Error::io("/dev/null"))
-        };
+        let null = || File::options().write(true).open("/dev/null").map_err(Error::io("/dev/null"));
         let log = log.map_or_else(null, Ok)?;
         let dup = |e: rustix::io::Errno| Error::io("standard output")(e.into());
         rustix::stdio::dup2_stdout(&log).map_err(dup)?;

@@ -63,6 +63,13 @@ pub trait Engine: Sync {
     /// Checks the state on tiers that no daemon uses.
     fn fsck(&self, request: &FsckRequest, progress: OnProgress<'_>) -> ControlResult<FsckReport>;
 
+    /// This process dies of every panic from now on. Returns whether a thread is in a request whose
+    /// panic the engine notes first, so that the next daemon does not try it again; the engine ends
+    /// the process then.
+    fn die_of_panics(&self) -> fn() -> bool {
+        || false
+    }
+
     /// Names of the fail points that this build has, for tests.
     fn fail_points(&self) -> Vec<&'static str> {
         Vec::new()

@@ -35,7 +35,10 @@ impl Exit {
         (Exit::Failed, "the operation failed"),
         (Exit::Usage, "wrong command line, environment or configuration; nothing was touched"),
         (Exit::NotMounted, "not a Forebay mount, or its daemon does not answer"),
-        (Exit::NotDrained, "not everything is in the backing store: a time limit passed, or the daemon was dead"),
+        (
+            Exit::NotDrained,
+            "not everything is in the backing store: a time limit passed, or the daemon was dead",
+        ),
         (Exit::Unsupported, "a privilege or a kernel feature is missing"),
         (Exit::BadState, "the state on a tier is damaged or of an unknown format"),
         (

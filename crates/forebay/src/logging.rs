@@ -80,14 +80,18 @@ pub fn one_line(text: &str) -> String {
 
 /// Makes a panic of any thread end the process, logged. A daemon with a thread missing can't be
 /// trusted, and its death is safe by design: the next mount continues where this one ended.
-pub fn abort_on_panic() {
+///
+/// A thread that is in a request, by `is_in_request`, is left to whoever notes the request's number.
+pub fn abort_on_panic(is_in_request: fn() -> bool) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let thread = std::thread::current();
         let name = thread.name().unwrap_or("unnamed");
         tracing::error!(thread = name, %panic, "the daemon aborts; mount again to continue");
         print(panic);
-        std::process::abort();
+        if !is_in_request() {
+            std::process::abort();
+        }
     }));
 }
 

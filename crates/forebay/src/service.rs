@@ -105,7 +105,7 @@ impl Plan<'_> {
 /// Mounts, serves until the mount is gone or somebody else's, and cleans up.
 pub fn serve(plan: Plan<'_>, ready: &mut dyn FnMut() -> Result<(), Error>) -> Result<(), Error> {
     let config = plan.config;
-    begin(config)?;
+    begin(config, plan.engine)?;
     let address = Address::claim(&config.mountpoint, &config.backing)?;
     let listener = address.listen()?;
     let metrics = config.metrics.map(metrics_http::listen).transpose()?;
@@ -123,7 +123,7 @@ pub fn serve(plan: Plan<'_>, ready: &mut dyn FnMut() -> Result<(), Error>) -> Re
 /// Goes on where another daemon ends.
 pub fn serve_after(mut plan: Plan<'_>, predecessor: &Predecessor) -> Result<(), Error> {
     let config = plan.config;
-    begin(config)?;
+    begin(config, plan.engine)?;
     let Estate { bequest, lock, listener, supervisor, stored } = predecessor.take()?;
     plan.guard = match supervisor {
         Some(socket) => Some(Guard::Supervisor(Link::inherited(socket))),
@@ -139,7 +139,7 @@ pub fn serve_after(mut plan: Plan<'_>, predecessor: &Predecessor) -> Result<(), 
 
 /// Goes on where a daemon of the same supervisor, or of the same service, died.
 pub fn serve_revived(plan: Plan<'_>, kept: Kept) -> Result<(), Error> {
-    begin(plan.config)?;
+    begin(plan.config, plan.engine)?;
     let Kept { remains, lock, listener } = kept;
     let revived = plan.kept(lock.as_fd(), listener.as_fd(), |keeper| {
         let keeper = keeper.ok_or_else(|| {
@@ -182,11 +182,11 @@ fn go_on(
     service.run()
 }
 
-fn begin(config: &MountConfig) -> Result<(), Error> {
+fn begin(config: &MountConfig, engine: &dyn Engine) -> Result<(), Error> {
     // Before any thread exists, so that all threads inherit it and only one receives signals.
     signals::block()?;
     logging::start(config)?;
-    logging::abort_on_panic();
+    logging::abort_on_panic(engine.die_of_panics());
     descriptors::raise_limit();
     Ok(())
 }

@@ -22,8 +22,8 @@ use rustix::net::{
 };
 
 use crate::config::MountConfig;
-use crate::engine::Remains;
 use crate::descriptors::{self, words_in_memory, words_out_of_memory};
+use crate::engine::Remains;
 use crate::supervisor::Kept;
 
 /// The first descriptor that a service manager passes.
@@ -239,7 +239,8 @@ fn sort(passed: Vec<(String, OwnedFd)>) -> Result<Stored, &'static str> {
     let listener = take(LISTENER).ok_or(missing)?;
     let ledger = take(&format!("{LEDGER}{newest}")).ok_or(missing)?;
     let settings = take(&format!("{SETTINGS}{newest}")).ok_or(missing)?;
-    let settings = words_out_of_memory(&File::from(settings)).map_err(|_| "the last daemon's settings can't be read")?;
+    let settings = words_out_of_memory(&File::from(settings))
+        .map_err(|_| "the last daemon's settings can't be read")?;
     if is_dead(device.as_fd()) {
         return Err("the mount that the last daemon served is gone");
     }

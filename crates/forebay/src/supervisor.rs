@@ -25,7 +25,7 @@ use crate::engine::Remains;
 use crate::error::Error;
 
 /// The time within which deaths count.
-const WINDOW: Duration = Duration::from_secs(60);
+pub const WINDOW: Duration = Duration::from_secs(60);
 /// Pauses before the first and further starts within the time, at the usual limit.
 const PAUSES_MS: [u64; 5] = [0, 100, 400, 1000, 2000];
 
@@ -132,7 +132,9 @@ pub fn run(settings: &File, mountpoint: &Path, limit: usize) -> Result<(), Error
     let pointers = |words: &[CString]| -> Vec<*const c_char> {
         words.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect()
     };
+    let no_more = words(&["--supervised", "--given-up"]).map_err(failed)?;
     let (first_words, again_words) = (pointers(&first), pointers(&again));
+    let no_more_words = pointers(&no_more);
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let (ours, theirs) = rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None)
         .map_err(|error| failed(error.into()))?;
@@ -147,6 +149,7 @@ pub fn run(settings: &File, mountpoint: &Path, limit: usize) -> Result<(), Error
         signals: signals.as_raw_fd(),
         child_end: theirs.as_raw_fd(),
         again: again_words.as_ptr(),
+        no_more: no_more_words.as_ptr(),
         daemon: 0,
         has_left: false,
         deaths: vec![None; limit].into_boxed_slice(),
@@ -199,6 +202,7 @@ struct Watch {
     signals: RawFd,
     child_end: RawFd,
     again: *const *const c_char,
+    no_more: *const *const c_char,
     daemon: libc::pid_t,
     has_left: bool,
     deaths: Box<[Option<Instant>]>,
@@ -284,7 +288,12 @@ impl Watch {
         let now = Instant::now();
         let recent = |death: &Option<Instant>| death.is_some_and(|at| now - at < WINDOW);
         let count = self.deaths.iter().filter(|death| recent(death)).count();
-        let Some(place) = self.deaths.iter_mut().find(|death| !recent(death)) else { end(1) };
+        let Some(place) = self.deaths.iter_mut().find(|death| !recent(death)) else {
+            // Whoever logs it gets nothing of what keeps the mount alive.
+            self.has_left = false;
+            let _ = self.start(self.no_more);
+            end(1)
+        };
         *place = Some(now);
         // Where many deaths are expected, they are not slowed down.
         let patience = self.deaths.len() == PAUSES_MS.len();

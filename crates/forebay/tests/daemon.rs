@@ -435,9 +435,13 @@ fn help_when_asked_then_exit_codes_and_environment_are_in_it() {
     let site = Site::new(&[]);
     let (code, text) = site.run(&["--help"]);
     assert_eq!(code, 0);
-    for part in
-        ["Exit codes:", "4  not everything is in the backing store", "FOREBAY_RUNTIME_DIR", "Examples:", "umount"]
-    {
+    for part in [
+        "Exit codes:",
+        "4  not everything is in the backing store",
+        "FOREBAY_RUNTIME_DIR",
+        "Examples:",
+        "umount",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     let (code, text) = site.run(&["mount", "--help"]);

@@ -81,7 +81,7 @@ fn daemon_when_it_dies_again_and_again_then_clean_errors_and_no_hang() {
         return;
     }
     let site = Site::new();
-    site.mount(&[]);
+    site.mount(&["--log-file", &site.text("log")]);
     fs::write(site.path("mnt/file"), "text").unwrap();
     let open = fs::File::open(site.path("mnt/file")).unwrap();
     let mut daemon = site.daemon();
@@ -93,6 +93,9 @@ fn daemon_when_it_dies_again_and_again_then_clean_errors_and_no_hang() {
     }
     kill(daemon);
     assert!(wait_for(Duration::from_secs(60), || !alive(supervisor)), "it does not give up");
+    let log = || fs::read_to_string(site.path("log")).unwrap_or_default();
+    let told = || log().contains("no other is started and programs get errors");
+    assert!(wait_for(Duration::from_secs(20), told), "{}", log());
     let error = fs::metadata(site.path("mnt/file")).unwrap_err();
     assert!(matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)), "{error}");
     drop(open);
@@ -103,4 +106,36 @@ fn daemon_when_it_dies_again_and_again_then_clean_errors_and_no_hang() {
     assert!(!fs::read_to_string(format!("/proc/{daemon}/cmdline")).unwrap().contains("supervised"));
     site.umount();
     assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"text");
+}
+
+#[test]
+fn request_when_it_ends_a_daemon_by_a_defect_then_the_next_refuses_it_and_serves_on() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let has = !site.run(&["debug", "failpoints"]).1.is_empty();
+    assert!(has || cfg!(not(feature = "failpoints")), "no fail point to die at");
+    if !has {
+        eprintln!("skipped: built without fail points");
+        return;
+    }
+    let (tier, log) = (format!("{}=64M", site.text("tier")), site.text("log"));
+    let (backing, mnt) = (site.text("backing"), site.text("mnt"));
+    let mut mount = site.command(env!("CARGO_BIN_EXE_forebay"));
+    mount.args(["mount", &backing, &mnt, "--tier", &tier, "--log-file", &log]);
+    let (code, text) = outcome(mount.env("FAILPOINTS", "node.unlink.asked=panic"));
+    assert_eq!(code, 0, "{text}");
+    fs::write(site.path("mnt/kept"), "text").unwrap();
+    let first = site.daemon();
+    let error = fs::remove_file(site.path("mnt/kept")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+    let second = site.daemon();
+    assert_ne!(second, first);
+    assert_eq!(fs::read(site.path("mnt/kept")).unwrap(), b"text");
+    let log = fs::read_to_string(site.path("log")).unwrap();
+    assert!(log.contains("a request that ended a daemon is refused"), "{log}");
+    assert_eq!(site.daemon(), second, "no other daemon had to die");
+    site.umount();
+    assert_eq!(fs::read(site.path("backing/kept")).unwrap(), b"text");
 }

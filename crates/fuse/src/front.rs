@@ -1,6 +1,6 @@
 //! The handler: requests in, answers out.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use fusewire::{Connection, Handler, Header, Operation, Reply, Request};
 use crate::answer::Answer;
 use crate::deferred::{Stuck, Watch};
 use crate::errno::{errno, error_class};
+use crate::in_request;
 use crate::kernel::Notifier;
 use crate::ledger::{Before, Begun, Ledger};
 use crate::locks;
@@ -144,7 +145,29 @@ impl Front {
 }
 
 impl Shared {
+    /// Serves a request. If that panics, in a daemon that dies of panics, the next daemon is told not to
+    /// try it again: the kernel sends it to each.
     fn serve(&self, request: &Request, may_wait: bool) -> Result<Answer> {
+        let Some(kept) = self.kept.get() else { return self.serve_once(request, may_wait) };
+        let number = resent::number(request);
+        if request.is_resent() && kept.before.fatal.contains(&number) {
+            let Header { opcode, node, pid, .. } = *request.header();
+            tracing::error!(opcode, node, pid, "a request that ended a daemon is refused");
+            return Err(NodeError::Posix(rustix::io::Errno::IO));
+        }
+        let serving = in_request::enter();
+        match catch_unwind(AssertUnwindSafe(|| self.serve_once(request, may_wait))) {
+            Ok(outcome) => outcome,
+            Err(panic) => {
+                kept.ledger.note_fatal(number);
+                drop(serving);
+                in_request::end_after_panic();
+                resume_unwind(panic)
+            }
+        }
+    }
+
+    fn serve_once(&self, request: &Request, may_wait: bool) -> Result<Answer> {
         let Header { uid, gid, pid, opcode, .. } = *request.header();
         let operation = request.operation().map_err(|error| {
             tracing::error!(opcode, %error, "a malformed request of the kernel");

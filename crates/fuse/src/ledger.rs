@@ -6,7 +6,7 @@
 //! an atomic number, so a daemon can die at any instruction: an entry counts when its last word is
 //! written, which comes after all others. Its layout has the version of [`STATE_VERSION`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,6 +29,8 @@ const MAGIC: u32 = u32::from_le_bytes(*b"FBLG");
 const HANDLES: usize = 1 << 20;
 /// Calls that are under way at one time at most: more than threads that carry them out.
 const CALLS: usize = 512;
+/// Calls that are remembered as the end of a daemon.
+const FATAL: usize = 64;
 /// Removed directories that are remembered, and as many of all else.
 const DEPARTED: usize = 4096;
 const STATE_BYTES: usize = 2048;
@@ -57,6 +59,8 @@ struct Layout {
     /// A [`State`] without handles.
     state: [AtomicU8; STATE_BYTES],
     calls: [CallSlot; CALLS],
+    /// Numbers of calls that panicked; 0: none.
+    fatal: [AtomicU64; FATAL],
     departed: [[DepartedSlot; DEPARTED]; 2],
     locks: [LockSlot; LOCKS],
     handles: [HandleSlot; HANDLES],
@@ -107,6 +111,8 @@ pub struct Before {
     pub calls: HashMap<u64, Call>,
     /// Handles by the number of the call that opened them.
     pub opened: HashMap<u64, u64>,
+    /// Numbers of calls in which a daemon died by a defect.
+    pub fatal: HashSet<u64>,
 }
 
 /// The ledger of a served mount.
@@ -197,6 +203,9 @@ impl Ledger {
             // Until it comes again and is answered.
             std::mem::forget(ledger.begin(*unique, *call, false));
         }
+        for unique in &before.fatal {
+            ledger.note_fatal(*unique);
+        }
         ledger.map.version.store(STATE_VERSION, Ordering::Relaxed);
         ledger.map.magic.store(MAGIC, Ordering::Release);
         Ok(ledger)
@@ -238,6 +247,8 @@ impl Ledger {
             }
         }
         before.calls = map.calls.iter().filter_map(CallSlot::read).collect();
+        let fatal = map.fatal.iter().map(|slot| slot.load(Ordering::Acquire));
+        before.fatal = fatal.filter(|unique| *unique != 0).collect();
         state.node.locks = map.locks.iter().filter_map(LockSlot::read).collect();
         state.node.departed =
             map.departed.iter().flatten().filter_map(DepartedSlot::read).collect();
@@ -300,6 +311,16 @@ impl Ledger {
     /// Forgets an owner who has no locks of a file any more.
     pub fn forget_lock_owner(&self, owner: &LockOwner) {
         self.locks.forget(&self.map.locks, owner);
+    }
+
+    /// Notes that a call ends this daemon by a defect: the next one must not try it again.
+    pub fn note_fatal(&self, unique: u64) {
+        let (set, fetch) = (Ordering::AcqRel, Ordering::Relaxed);
+        let take = |slot: &AtomicU64| slot.compare_exchange(0, unique, set, fetch).is_ok();
+        if !self.map.fatal.iter().any(take) {
+            // As many defects as that: the first of them is not sent any more.
+            self.map.fatal[0].store(unique, Ordering::Release);
+        }
     }
 
     /// Notes that a call is begun, until what is returned is dropped, which must be after its answer.

@@ -386,4 +386,7 @@ pub struct DaemonArgs {
     /// Go on where a daemon of the same supervisor died
     #[arg(long, requires = "supervised")]
     pub revived: bool,
+    /// Log that the supervisor starts no more daemons
+    #[arg(long, requires = "supervised")]
+    pub given_up: bool,
 }

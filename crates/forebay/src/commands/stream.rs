@@ -109,7 +109,7 @@ fn device_of(args: &StreamServeArgs) -> Result<(Arc<dyn Device>, DeviceProfile),
 fn serve(args: &StreamServeArgs) -> Result<(), Error> {
     signals::block()?;
     logging::start_with(&args.log_level, crate::config::LogFormat::Text)?;
-    logging::abort_on_panic();
+    logging::abort_on_panic(|| false);
     raise_descriptors(args.connections);
     let listener = TcpListener::bind(args.listen).map_err(|error| {
         Error::Usage(format!(

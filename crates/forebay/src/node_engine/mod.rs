@@ -29,6 +29,11 @@ const SEAL_LIMIT: Duration = Duration::from_secs(10);
 pub struct NodeEngine;
 
 impl Engine for NodeEngine {
+    fn die_of_panics(&self) -> fn() -> bool {
+        forebay_fuse::die_of_panics();
+        forebay_fuse::is_in_request
+    }
+
     fn policies(&self) -> &[&str] {
         forebay_node::ONLINE_POLICIES
     }
