@@ -42,6 +42,8 @@ install: build ## Install to PREFIX (/usr/local), with man pages and completions
 	$(RELEASE)/forebay completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/forebay
 	sed 's|/usr/local|$(PREFIX)|' dist/systemd/forebay@.service | \
 		install -Dm644 /dev/stdin $(DESTDIR)/etc/systemd/system/forebay@.service
+	install -Dm644 dist/systemd/forebay@.service.d/network.conf \
+		$(DESTDIR)$(PREFIX)/share/doc/forebay/network.conf
 	install -Dm644 dist/forebay.toml $(DESTDIR)$(PREFIX)/share/doc/forebay/forebay.toml
 
 uninstall: ## Remove what install put there

@@ -50,7 +50,7 @@ impl<W: Write> Write for OneLine<W> {
             Some(text) => (text, "\n"),
             None => (event, ""),
         };
-        let is_plain = !text.iter().any(|byte| byte.is_ascii_control());
+        let is_plain = !text.iter().any(u8::is_ascii_control);
         if is_plain {
             self.0.write_all(event)?;
         } else {

@@ -489,10 +489,14 @@ impl Shared {
 fn drain_and_end(control: &dyn Control, received: &AtomicU32) {
     tracing::info!("signal: writing everything to the backing store");
     service_manager::notify("STOPPING=1\n");
+    let mut last = None;
     let drained = control.drain(None, &mut |progress| {
-        // The service manager is asked for ten more seconds as long as there is progress.
-        service_manager::notify("EXTEND_TIMEOUT_USEC=10000000\n");
-        tracing::debug!(?progress, "draining");
+        // The service manager is asked for ten more seconds when there is progress.
+        if last.as_ref() != Some(&progress) {
+            service_manager::notify("EXTEND_TIMEOUT_USEC=10000000\n");
+            tracing::debug!(?progress, "draining");
+        }
+        last = Some(progress);
         received.load(Ordering::SeqCst) < 2
     });
     match drained {

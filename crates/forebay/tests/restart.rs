@@ -139,3 +139,25 @@ fn request_when_it_ends_a_daemon_by_a_defect_then_the_next_refuses_it_and_serves
     site.umount();
     assert_eq!(fs::read(site.path("backing/kept")).unwrap(), b"text");
 }
+
+#[test]
+fn upgrade_when_the_supervisor_is_dead_then_the_mount_goes_on_without_one() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&["--log-file", &site.text("log")]);
+    fs::write(site.path("mnt/file"), "text").unwrap();
+    let daemon = site.daemon();
+    let supervisor = supervisor_of(daemon);
+    kill(supervisor);
+    assert!(wait_for(Duration::from_secs(20), || !alive(supervisor)));
+    let (code, text) = site.run(&["upgrade", &site.text("mnt")]);
+    assert_eq!(code, 0, "{text}");
+    assert_ne!(site.daemon(), daemon);
+    assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"text");
+    let log = fs::read_to_string(site.path("log")).unwrap();
+    assert!(log.contains("if this daemon dies it is not restarted"), "{log}");
+    site.umount();
+    assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"text");
+}
