@@ -12,7 +12,7 @@ use forebay_store::{Attributes, ErrorClass, Header};
 use rustix::io::Errno;
 
 pub(crate) use crate::flush::{Flushed, Target};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 
 use crate::config::Writeback;
 use crate::context::Context;
@@ -121,7 +121,6 @@ impl Node {
             presence,
             charge: Charge::new(resident.charged, 0),
             dirty: AtomicBool::new(resident.dirty),
-            clean_as: Mutex::new(None),
             passed: AtomicBool::new(false),
         };
         Ok(Some(place))
@@ -219,21 +218,6 @@ impl Node {
         Ok(())
     }
 
-    /// As [`Node::mark_dirty`] for an open whose writes nobody will see: remembers the state of the
-    /// object, so that an open that wrote nothing costs no flush.
-    pub(crate) fn mark_dirty_for_passthrough(&self, file: &File, place: &Place) -> Result<()> {
-        if place.dirty.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let stat = place.object.stat()?;
-        let age = convert::now().sec - stat.mtime.seconds;
-        // A change within the clock's grain of the last one might not move the time.
-        if age >= 1 {
-            *place.clean_as.lock() = Some((stat.size, stat.mtime));
-        }
-        self.mark_dirty(file, place)
-    }
-
     /// Enters an object into the residency index as it is now.
     pub(crate) fn set_resident(&self, ino: Ino, place: &Place) {
         let resident = Resident {
@@ -282,6 +266,10 @@ impl Node {
             && place.dirty.load(Ordering::Acquire)
         {
             self.true_up(file, place)?;
+            // Nobody writes, opens or closes it now.
+            if self.is_proved_unwritten(file, place)? {
+                return self.mark_clean(file, place, None).map(|()| true);
+            }
         }
         let residence = match deadline {
             None => file.residence.read(),
@@ -290,14 +278,10 @@ impl Node {
                 None => return Ok(false),
             },
         };
+        let one_at_a_time = file.times.lock();
         let (size, mtime) = match (&residence.place, &residence.base) {
             (Some(place), _) if place.dirty.load(Ordering::Acquire) => {
                 let stat = place.object.stat()?;
-                let unchanged = place.clean_as.lock().take() == Some((stat.size, stat.mtime));
-                let mapped = || self.maybe_stored_into(file, place);
-                if unchanged && file.opens.lock().writers == 0 && !mapped() {
-                    return self.mark_clean(file, place, None).map(|()| true);
-                }
                 (stat.size, convert::time(stat.mtime))
             }
             (None, Base::Spill(spill)) => {
@@ -308,6 +292,7 @@ impl Node {
         };
         fail_at!("node.settle.before_record");
         let settled = self.record_written(file.ino, size, mtime)?;
+        drop(one_at_a_time);
         fail_at!("node.settle.after_record");
         if settled {
             self.written_back_in(file.ino);
@@ -324,7 +309,8 @@ impl Node {
                 // Another node has taken the file over: what was written here does not count.
                 return Queue::No;
             }
-            if !record.dirty || record.attr.size != size || record.attr.mtime != mtime {
+            // A time that a program has set is not that of a change.
+            if record.attr.size != size || record.attr.mtime != mtime {
                 record.attr.ctime = record.attr.ctime.max(mtime);
             }
             record.attr.size = size;
@@ -342,12 +328,16 @@ impl Node {
 
     /// Before an object counts as clean, and its size and time as those of the record: whoever has
     /// closed the file may not have come to settle it yet, and finds nothing to do then.
-    pub(crate) fn settle_before_clean(&self, ino: Ino, place: &Place) -> Result<()> {
+    pub(crate) fn settle_before_clean(&self, file: &File, place: &Place) -> Result<()> {
+        if !place.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _one_at_a_time = file.times.lock();
         let stat = place.object.stat()?;
         let mtime = convert::time(stat.mtime);
-        match self.meta.get(ino) {
-            Ok(record) if record.attr.size != stat.size || record.attr.mtime < mtime => {
-                self.record_written(ino, stat.size, mtime).map(drop)
+        match self.meta.get(file.ino) {
+            Ok(record) if record.attr.size != stat.size || record.attr.mtime != mtime => {
+                self.record_written(file.ino, stat.size, mtime).map(drop)
             }
             Ok(_) | Err(forebay_meta::Error::Stale(_)) => Ok(()),
             Err(error) => Err(error.into()),
@@ -445,9 +435,7 @@ impl Node {
                 (Some(place), _) if place.dirty.load(Ordering::Acquire) => place.object.stat().ok(),
                 (None, Base::Spill(spill)) => {
                     let (size, mtime) = spill.size_and_mtime();
-                    attr.size = size;
-                    attr.mtime = convert::time(mtime);
-                    attr.ctime = attr.ctime.max(attr.mtime);
+                    show_written(&mut attr, size, convert::time(mtime));
                     return (attr, size.div_ceil(512));
                 }
                 _ => None,
@@ -457,10 +445,8 @@ impl Node {
                     attr.perm = without_set_ids(attr.perm);
                     self.later(move |node| node.look_for_lost_set_ids(&node.files.get(ino)));
                 }
-                attr.size = stat.size;
-                attr.mtime = convert::time(stat.mtime);
+                show_written(&mut attr, stat.size, convert::time(stat.mtime));
                 attr.atime = attr.atime.max(convert::time(stat.atime));
-                attr.ctime = attr.ctime.max(attr.mtime);
                 let whole = residence.place.as_ref().is_some_and(|place| place.presence.is_none());
                 let blocks = if whole { stat.blocks } else { stat.size.div_ceil(512) };
                 return (attr, blocks);
@@ -539,8 +525,8 @@ impl Node {
         self.forget_resident(ino, place.as_ref());
     }
 
-    /// A file's mode or owner were set, and perhaps times, which the object on the tier follows in.
-    pub(crate) fn attributes_changed(&self, record: &Record, times: Times) {
+    /// A file's mode or owner were set.
+    pub(crate) fn attributes_changed(&self, record: &Record) {
         if record.attr.kind != FileKind::File {
             return;
         }
@@ -550,23 +536,35 @@ impl Node {
             file.attribute_changes.fetch_add(1, Ordering::SeqCst);
             file.privileged.store(is_privileged(record), Ordering::SeqCst);
         }
-        self.set_object_times(record, times);
         if let Some(file) = &file {
             self.watch_set_ids(file, is_privileged(record));
         }
     }
 
-    fn set_object_times(&self, record: &Record, times: Times) {
-        let Some(resident) = self.residents.get(record.ino.0) else { return };
-        if !resident.dirty || times == Times::default() {
+    /// Times of a file were set in its record: those of its object follow, and of its spill file. The
+    /// caller holds [`File::times`].
+    pub(crate) fn set_object_times(&self, file: &File, times: Times) {
+        if times == Times::default() {
             return;
         }
-        // The object itself: whoever has the residence in hand may wait for the backing store.
+        // Who has written may put the times back.
+        file.clean_as.lock().take();
         let [atime, mtime] = [times.atime, times.mtime].map(|t| t.map(convert::store_time));
+        let Some(resident) = self.residents.get(file.ino.0) else {
+            if let (Some(mtime), Some(residence)) =
+                (mtime, file.residence.try_read_for(ATTRIBUTES_WAIT))
+                && let Base::Spill(spill) = &residence.base
+            {
+                spill.set_mtime(mtime);
+            }
+            return;
+        };
+        // The object itself: whoever has the residence in hand may wait for the backing store. Also a
+        // clean one, whose times count as soon as somebody opens it to write.
         let tier = &self.tiers[usize::from(resident.tier)].tier;
-        let set = tier.open(record.ino.0).and_then(|object| object.set_times(atime, mtime));
+        let set = tier.open(file.ino.0).and_then(|object| object.set_times(atime, mtime));
         if let Err(error) = set {
-            tracing::warn!(ino = %record.ino, %error, "times not set on the tier");
+            tracing::warn!(ino = %file.ino, %error, "times not set on the tier");
         }
     }
 
@@ -654,6 +652,15 @@ impl Node {
         });
         bytes
     }
+}
+
+/// Size and time of the object or spill file are newer than the record, or the same. One that differs
+/// is that of a change, which nobody has noted yet.
+fn show_written(attr: &mut Attr, size: u64, mtime: Timestamp) {
+    if attr.size != size || attr.mtime != mtime {
+        attr.ctime = attr.ctime.max(mtime);
+    }
+    (attr.size, attr.mtime) = (size, mtime);
 }
 
 /// Whether something that happens now may have the same time as what happened then.

@@ -9,7 +9,6 @@ use forebay_core::unit::{self, Bytes, Tick};
 use forebay_meta::Ino;
 use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{Object, Presence};
-use parking_lot::Mutex;
 
 use crate::context::Context;
 use crate::error::Result;
@@ -323,8 +322,14 @@ impl Node {
             }
         };
         let old = &self.tiers[usize::from(from)];
+        // Times that are set from here on are set on the new one.
+        let _one_at_a_time = file.times.lock();
         fail_at!("node.move.before_remove");
-        if let Err(error) = old.tier.remove(ino.0) {
+        let removed = place.object.stat().and_then(|stat| {
+            object.set_times(Some(stat.atime), Some(stat.mtime))?;
+            old.tier.remove(ino.0)
+        });
+        if let Err(error) = removed {
             // Two of them would be one too many: the old one stays the object.
             target.room.give(charged);
             drop(target.tier.remove(ino.0));
@@ -337,7 +342,6 @@ impl Node {
             presence: None,
             charge: Charge::new(charged, if size <= charged { size } else { 0 }),
             dirty: dirty.into(),
-            clean_as: Mutex::new(None),
             passed: false.into(),
         };
         self.set_resident(ino, &place);

@@ -254,7 +254,6 @@ impl Node {
                     presence: None,
                     charge: Charge::new(charge, charge - BLOCK),
                     dirty: AtomicBool::new(false),
-                    clean_as: Mutex::new(None),
                     passed: AtomicBool::new(false),
                 }))
             }
@@ -346,7 +345,6 @@ impl Node {
                 presence: Some(RwLock::new(presence)),
                 charge: Charge::new(charge, 0),
                 dirty: AtomicBool::new(false),
-                clean_as: Mutex::new(None),
                 passed: AtomicBool::new(false),
             })
         })();
@@ -592,7 +590,7 @@ impl Node {
             room.give(charge);
             return Ok(Installed::Overtaken);
         };
-        match place.object.write_at(bytes, run.start) {
+        match self.write_fetched(file, place, run.start, bytes) {
             Ok(written) if written == bytes.len() => {}
             Ok(_) => {
                 room.give(charge);
@@ -610,6 +608,21 @@ impl Node {
         self.set_resident(file.ino, place);
         self.announce_resident(file.ino, place);
         Ok(Installed::Done)
+    }
+
+    /// Writes what was fetched into an object, which keeps the time of the last change.
+    fn write_fetched(
+        &self,
+        file: &File,
+        place: &Place,
+        offset: u64,
+        bytes: &[u8],
+    ) -> forebay_store::Result<usize> {
+        let _one_at_a_time = file.times.lock();
+        let mtime = place.object.stat()?.mtime;
+        let written = place.object.write_at(bytes, offset);
+        place.object.set_times(None, Some(mtime))?;
+        written
     }
 
     /// A file all of whose extents are there loses its map: the next first open can bypass the

@@ -48,6 +48,13 @@ pub(crate) enum Flushed {
         /// Nothing was written meanwhile and nobody can write now: the file is clean.
         clean: bool,
     },
+    /// The backing store had them before, so that nothing was published: no attribute either.
+    Same {
+        /// As this version.
+        fingerprint: Fingerprint,
+        /// As of [`Flushed::Done`].
+        clean: bool,
+    },
     /// Something else is there now (`None`: nothing). Nothing was overwritten.
     Conflict(Option<Attributes>),
     /// They changed during the copy: later.
@@ -137,6 +144,12 @@ impl Node {
             return Err(rustix::io::Errno::IO.into());
         }
         let in_place = target.in_place || beneath && absent;
+        if own && let Some(fingerprint) = self.equals_published(&file, record, target)? {
+            file.staged.lock().take();
+            let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
+            file.flush_done.store(number, Ordering::Release);
+            return Ok(Flushed::Same { fingerprint, clean });
+        }
         let flushed = match spill {
             Some(spill) if target.in_place && own => {
                 self.flush_spill_in_place(&file, record, target, &spill)?
@@ -240,7 +253,7 @@ impl Node {
             }
             presence.rebase()?;
         }
-        self.settle_before_clean(file.ino, place)?;
+        self.settle_before_clean(file, place)?;
         self.mark_clean(file, place, Some(fingerprint))?;
         Ok(true)
     }

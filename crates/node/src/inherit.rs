@@ -475,6 +475,9 @@ impl Node {
         opens.adopt(open.face(), how, registered, here)?;
         if let (Some((_, false, _)), Some(place)) = (registered, place) {
             place.passed.store(true, Ordering::Release);
+            if open.write {
+                self.mark_dirty(&file, place)?;
+            }
         }
         if open.write {
             file.count_write();

@@ -53,6 +53,7 @@ mod staging;
 mod stream;
 mod trace;
 mod truncate;
+mod unwritten;
 
 pub use check::{CheckRequest, Checked, check};
 pub use cluster::{

@@ -289,8 +289,10 @@ impl Node {
         let mut marked = Ok(());
         if write {
             file.count_write();
-            if let (OpenMode::Passthrough { .. }, Some(place)) = (mode, &residence.place) {
-                // From here on the kernel writes without asking: dirty before the reply.
+            let to_object = mode.passes() && opens.passes_to_object();
+            if let Some(place) = residence.place.as_ref().filter(|_| to_object) {
+                // From here on the kernel writes, or maps to be stored into, without asking: dirty
+                // before the reply.
                 marked = self.mark_dirty_for_passthrough(file, place);
             }
         }

@@ -76,6 +76,11 @@ impl Spill {
         *self.seen.lock()
     }
 
+    /// A program has set the modification time.
+    pub fn set_mtime(&self, mtime: Timestamp) {
+        self.seen.lock().1 = mtime;
+    }
+
     /// Sets the length; what is beyond the old one reads as zeros.
     ///
     /// # Errors

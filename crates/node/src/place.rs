@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_store::{BackingFile, Object, Presence, Timestamp};
+use forebay_store::{BackingFile, Object, Presence};
 use parking_lot::{Mutex, RwLock};
 
 use crate::data::BLOCK;
@@ -34,9 +34,6 @@ pub struct Place {
     pub charge: Charge,
     /// Whether the header says dirty.
     pub dirty: AtomicBool,
-    /// Size and modification time when a passthrough writer came to a clean object: if they are the
-    /// same when it has left, it wrote nothing.
-    pub clean_as: Mutex<Option<(u64, Timestamp)>>,
     /// Whether the kernel was given the object for passthrough since it is in use: programs may
     /// read it, or have it mapped, without asking.
     pub passed: AtomicBool,

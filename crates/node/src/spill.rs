@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_meta::{Ino, Queue, Record};
 use forebay_store::{Attributes, Bytes, ErrorClass, Presence, StoreError};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -63,7 +63,6 @@ impl Node {
                 presence: None,
                 charge: Charge::new(BEGIN, BLOCK),
                 dirty: true.into(),
-                clean_as: Mutex::new(None),
                 passed: false.into(),
             };
             self.set_resident(file.ino, &place);

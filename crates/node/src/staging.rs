@@ -109,6 +109,10 @@ impl Node {
         {
             return Ok(false);
         }
+        if self.may_be_published(record, place)? {
+            // What there is may do.
+            return Ok(false);
+        }
         let object = place.object.clone();
         drop(residence);
         let temporary = self.copy_to_temporary(record, &*object)?;

@@ -124,7 +124,12 @@ impl Node {
         Ok(())
     }
 
-    fn resize(&self, file: &FileRef, residence: &mut Residence, size: u64) -> Result<()> {
+    pub(crate) fn resize(
+        &self,
+        file: &FileRef,
+        residence: &mut Residence,
+        size: u64,
+    ) -> Result<()> {
         let Some(place) = &mut residence.place else {
             // No tier has room for it.
             return self.ensure_spill(file, residence)?.set_len(size);

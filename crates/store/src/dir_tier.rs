@@ -44,7 +44,12 @@ pub struct DirTier {
     fans: Vec<OnceLock<OwnedFd>>,
     /// Fan-out directories have been opened, and perhaps made, since `objects` was last synced.
     fans_unsynced: AtomicBool,
+    tells_stores: bool,
 }
+
+/// File systems that write-protect pages of shared mappings, to be told of the first store into each,
+/// by their numbers in statfs(2): ext2 to ext4, XFS, btrfs, f2fs.
+const TELLING: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 
 /// Fan-out directory of an inode. The numbers of one node often differ in few bits only, so that
 /// they are spread by a multiplication (Knuth, TAOCP vol. 3, 6.4: Fibonacci hashing).
@@ -79,7 +84,9 @@ impl DirTier {
         let objects = open_dir(&path.join(OBJECTS))?;
         let fans = (0..256).map(|_| OnceLock::new()).collect();
         let fans_unsynced = AtomicBool::new(false);
-        Ok(Self { path: path.clone(), id, root, objects, fans, fans_unsynced })
+        let kind = fs::fstatfs(&objects).map_err(|e| StoreError::io("statfs", path, e))?.f_type;
+        let tells_stores = u64::try_from(kind).is_ok_and(|kind| TELLING.contains(&kind));
+        Ok(Self { path: path.clone(), id, root, objects, fans, fans_unsynced, tells_stores })
     }
 
     fn object_path(&self, ino: u64) -> PathBuf {
@@ -426,6 +433,10 @@ impl Tier for DirTier {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(StoreError::io("remove", self.map_path(ino), e)),
         }
+    }
+
+    fn tells_stores(&self) -> bool {
+        self.tells_stores
     }
 
     fn usage(&self) -> Result<TierUsage> {

@@ -127,6 +127,12 @@ pub trait Tier: Send + Sync {
     /// must be synced before, or it counts as whole after a crash without being so.
     fn remove_map(&self, ino: u64) -> Result<()>;
 
+    /// Whether the first store into each page of a mapping moves an object's modification time, also
+    /// when the page was loaded before. On other file systems (tmpfs) a store may leave no trace.
+    fn tells_stores(&self) -> bool {
+        false
+    }
+
     /// Room on the file system.
     fn usage(&self) -> Result<TierUsage>;
 

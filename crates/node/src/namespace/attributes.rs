@@ -139,13 +139,36 @@ impl Node {
         if set.changes_owner() && !record.is_directory() {
             self.drop_capabilities(&record, now)?;
         }
-        let live = self.stat(&record).attr;
         if set.atime.is_some() {
             self.accesses.forget(ino);
         }
-        let record = self.meta.update(ino, Some(now), |record| {
+        let (record, times) = self.apply_attributes(context, &record, set, now)?;
+        self.attributes_changed(&record);
+        if let Some(owner) = through {
+            self.times_through(owner, ino, (times.atime.is_some(), times.mtime.is_some()))?;
+        }
+        self.queue(&record);
+        drop(hold);
+        Ok(self.stat(&record))
+    }
+
+    /// Sets attributes in the record, and times on the object as well: the record as it is then, and
+    /// the times that were set.
+    fn apply_attributes(
+        &self,
+        context: &Context,
+        seen: &Record,
+        set: &SetAttr,
+        now: Timestamp,
+    ) -> Result<(Arc<Record>, Times)> {
+        let live = self.stat(seen).attr;
+        let file = (seen.attr.kind == FileKind::File).then(|| self.files.get(seen.ino));
+        let _one_at_a_time = file.as_ref().map(|file| file.times.lock());
+        let record = self.meta.update(seen.ino, Some(now), |record| {
             // The object may be ahead of the record, and follows it below.
-            record.attr.mtime = record.attr.mtime.max(live.mtime);
+            let unmoved = record.attr.mtime == seen.attr.mtime;
+            let newest = record.attr.mtime.max(live.mtime);
+            record.attr.mtime = if unmoved { live.mtime } else { newest };
             record.attr.atime = record.attr.atime.max(live.atime);
             apply(context, set, record, now);
             record.backing.attrs_differ = true;
@@ -156,13 +179,10 @@ impl Node {
             mtime: set.mtime.map(|_| record.attr.mtime),
             ..Times::default()
         };
-        self.attributes_changed(&record, times);
-        if let Some(owner) = through {
-            self.times_through(owner, ino, (times.atime.is_some(), times.mtime.is_some()))?;
+        if let Some(file) = &file {
+            self.set_object_times(file, times);
         }
-        self.queue(&record);
-        drop(hold);
-        Ok(self.stat(&record))
+        Ok((record, times))
     }
 
     /// Clears the set-id bits of a file and takes its capabilities away: somebody without privilege
@@ -182,7 +202,7 @@ impl Node {
             record.backing.attrs_differ = true;
             Queue::Yes
         })?;
-        self.attributes_changed(&record, Times::default());
+        self.attributes_changed(&record);
         self.queue(&record);
         Ok(())
     }

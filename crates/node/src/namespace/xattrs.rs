@@ -1,7 +1,7 @@
 //! Extended attributes, access control lists among them.
 
 use forebay_meta::{
-    Error as MetaError, FileKind, Ino, Queue, Record, Times, Timestamp, XattrFlags, XattrState,
+    Error as MetaError, FileKind, Ino, Queue, Record, Timestamp, XattrFlags, XattrState,
 };
 use rustix::io::Errno;
 
@@ -183,7 +183,7 @@ impl Node {
     }
 
     fn xattrs_changed(&self, record: &Record) {
-        self.attributes_changed(record, Times::default());
+        self.attributes_changed(record);
         self.queue(record);
     }
 }

@@ -60,7 +60,7 @@ impl Node {
                 }
                 if clean { Ok(Step::Done) } else { Err(NodeError::Busy) }
             }
-            Flushed::Busy => Err(NodeError::Busy),
+            Flushed::Busy | Flushed::Same { .. } => Err(NodeError::Busy),
             Flushed::Conflict(None) => {
                 work.disowned();
                 if let Some((owned, mut other)) = replaced {
@@ -156,6 +156,14 @@ impl Node {
                 work.touched(link.parent, &dir);
                 all_written(work, fingerprint, clean);
                 if clean { Ok(Step::Done) } else { Err(NodeError::Busy) }
+            }
+            Flushed::Same { fingerprint, clean } => {
+                work.settled(convert::fingerprint(fingerprint));
+                if !clean {
+                    return Err(NodeError::Busy);
+                }
+                work.bytes_done();
+                Ok(Step::Done)
             }
             Flushed::Busy => Err(NodeError::Busy),
             Flushed::Conflict(Some(found))

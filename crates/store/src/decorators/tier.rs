@@ -116,6 +116,10 @@ impl Tier for InterceptedTier {
         self.inner.remove_map(ino)
     }
 
+    fn tells_stores(&self) -> bool {
+        self.inner.tells_stores()
+    }
+
     fn usage(&self) -> Result<TierUsage> {
         self.ask(Operation::Usage)?;
         self.inner.usage()

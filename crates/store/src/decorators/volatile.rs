@@ -200,6 +200,9 @@ impl Tier for VolatileTier {
     fn remove_map(&self, ino: u64) -> Result<()> {
         self.inner.remove_map(ino)
     }
+    fn tells_stores(&self) -> bool {
+        self.inner.tells_stores()
+    }
     fn usage(&self) -> Result<TierUsage> {
         self.inner.usage()
     }
