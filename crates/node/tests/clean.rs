@@ -213,6 +213,92 @@ fn times_when_set_on_a_resident_file_then_an_open_to_write_shows_and_keeps_them(
     }
 }
 
+/// Files that are closed and given a time at about the same moment.
+fn close_and_set_times(writeback: Writeback) {
+    let rig = Rig::new(&[64 * MIB], Arc::new(Transparent), |config| config.writeback = writeback);
+    let set = |file: u32| Timestamp::new(1_000_000_000 + i64::from(file), file);
+    for file in 0..120 {
+        let name = format!("f{file}");
+        let fh = rig.create(&name);
+        rig.write(fh, 0, &noise(file.into(), 3000));
+        rig.node().flush(&CONTEXT, fh).unwrap();
+        let ino = rig.ino(&name);
+        std::thread::scope(|scope| {
+            // The kernel tells of a close after it has returned.
+            scope.spawn(|| rig.node().release(fh));
+            std::thread::sleep(Duration::from_micros(u64::from(file % 24) * 400));
+            set_times(&rig, ino, set(file));
+        });
+        assert_eq!(mtime(&rig, &name), set(file), "{name}");
+    }
+    rig.drain();
+    let wrong = |found: &dyn Fn(&str) -> Timestamp| {
+        (0..120).filter(|&file| found(&format!("f{file}")) != set(file)).collect::<Vec<_>>()
+    };
+    assert_eq!(wrong(&|name| mtime(&rig, name)), [0; 0], "on the mount");
+    assert_eq!(wrong(&|name| mtime_below(&rig, name)), [0; 0], "in the backing store");
+}
+
+#[test]
+fn times_when_set_right_after_a_close_that_is_written_back_then_stay() {
+    close_and_set_times(Writeback::OnClose);
+}
+
+#[test]
+fn times_when_set_right_after_a_close_that_is_written_through_then_stay() {
+    close_and_set_times(Writeback::Through);
+}
+
+#[test]
+fn times_when_set_beside_a_sync_then_stay() {
+    let rig = Rig::small(64 * MIB);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(std::sync::atomic::Ordering::Acquire) {
+                let until = std::time::Instant::now() + Duration::from_secs(5);
+                rig.node().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+            }
+        });
+        for file in 0..150_u32 {
+            let name = format!("f{file}");
+            rig.put(&name, &noise(file.into(), 3000));
+            set_times(&rig, rig.ino(&name), Timestamp::new(1_000_000_000 + i64::from(file), 0));
+        }
+        over.store(true, std::sync::atomic::Ordering::Release);
+    });
+    rig.drain();
+    for file in 0..150_u32 {
+        let (name, set) = (format!("f{file}"), Timestamp::new(1_000_000_000 + i64::from(file), 0));
+        assert_eq!((mtime(&rig, &name), mtime_below(&rig, &name)), (set, set), "{name}");
+    }
+}
+
+#[test]
+fn directories_when_synced_beside_a_write_back_then_have_their_times_below() {
+    let rig = Rig::new(&[64 * MIB], Arc::new(Transparent), |config| {
+        config.writeback = Writeback::OnClose;
+    });
+    for round in 0..40_u32 {
+        let name = format!("d{round}");
+        let made = rig.node().mkdir(&CONTEXT, Ino::ROOT, name.as_bytes(), 0o755, 0o022).unwrap();
+        for file in 0..8_u32 {
+            let file = format!("f{file}");
+            let (mode, flags) = ((0o644, 0o022), libc::O_RDWR);
+            let opened =
+                rig.node().create_and_open(&CONTEXT, made.ino, file.as_bytes(), mode, flags);
+            let fh = opened.unwrap().1.fh;
+            rig.write(fh, 0, b"content");
+            rig.node().release(fh);
+        }
+        set_times(&rig, made.ino, Timestamp::new(1_000_000_000 + i64::from(round), 0));
+        std::thread::sleep(Duration::from_micros(u64::from(round) * 300));
+        let until = std::time::Instant::now() + Duration::from_secs(10);
+        rig.node().sync_subtree(made.ino, until, &mut |_| true).unwrap();
+        assert_eq!(mtime_below(&rig, &name), mtime(&rig, &name), "{name} after its sync");
+    }
+}
+
 #[test]
 fn times_when_set_to_the_future_then_the_change_time_stays_in_the_present() {
     for base in BASES {
@@ -237,6 +323,7 @@ fn times_when_set_to_the_future_then_the_change_time_stays_in_the_present() {
 #[test]
 fn allocation_when_the_tier_is_full_then_the_file_is_longer() {
     let rig = Rig::small(MIB);
+    std::fs::write(rig.backing().join("old"), noise(2, 200_000)).unwrap();
     let filler = rig.create("filler");
     rig.write(filler, 0, &noise(1, MIB - 4 * KIB));
     let fh = rig.create("new");
@@ -245,7 +332,6 @@ fn allocation_when_the_tier_is_full_then_the_file_is_longer() {
     rig.node().fallocate(&CONTEXT, fh, 90_000, 60_000, 0).unwrap();
     assert_eq!(rig.size("new"), 150_000, "of one past the tier");
     rig.write(fh, 149_999, b"x");
-    std::fs::write(rig.backing().join("old"), noise(2, 200_000)).unwrap();
     let old = rig.open("old", libc::O_RDWR);
     rig.node().fallocate(&CONTEXT, old, 150_000, 150_000, 0).unwrap();
     assert_eq!(rig.size("old"), 300_000, "of one that only the backing store has");

@@ -14,7 +14,7 @@ use crate::convert;
 use crate::error::Result;
 use crate::node::Node;
 
-/// Directories whose times are to be set again, at most.
+/// So many directories whose times are to be set again do not wait for a quiet moment.
 const MOST_ENTRIES_WRITTEN: usize = 10_000;
 
 impl Node {
@@ -128,17 +128,24 @@ impl Node {
         }
     }
 
-    /// A worker changed entries of a directory, and with them its times.
-    pub(super) fn entries_written(&self, dir: Ino) {
-        let mut written = self.reconciler.entries_written.lock();
-        if written.len() < MOST_ENTRIES_WRITTEN {
-            written.insert(dir.0);
+    /// A worker changed entries of directories, and with them their times.
+    pub(super) fn entries_written(&self, dirs: impl Iterator<Item = u64>) {
+        let many = {
+            let mut written = self.reconciler.entries_written.lock();
+            written.extend(dirs);
+            written.len() >= MOST_ENTRIES_WRITTEN
+        };
+        if many {
+            // Where more is to come, it says so again.
+            self.restore_directory_times();
         }
     }
 
     /// Gives directories whose entries were written the times that programs see, now that no more
     /// is to come.
     pub(super) fn restore_directory_times(&self) {
+        // Who finds nothing to do waits for the one who is at it.
+        let _one_at_a_time = self.reconciler.restoring.lock();
         let dirs = std::mem::take(&mut *self.reconciler.entries_written.lock());
         for dir in dirs.into_iter().map(Ino) {
             if let Err(error) = self.restore_times_of(dir) {

@@ -54,6 +54,8 @@ pub struct Reconciler {
     pub(crate) wanted: Mutex<std::collections::HashSet<u64>>,
     /// Directories whose entries a worker changed since their times were set.
     entries_written: Mutex<std::collections::HashSet<u64>>,
+    /// Held by whoever sets them.
+    restoring: Mutex<()>,
     #[cfg(test)]
     pub(crate) stub: std::sync::OnceLock<std::sync::Arc<dyn data_side::Stub>>,
 }

@@ -266,6 +266,8 @@ impl<'a> Batch<'a> {
     pub(super) fn finish(&mut self) -> Result<()> {
         let finished = std::mem::take(&mut self.finished);
         let dirs: Vec<(u64, Dir)> = self.dirs.drain().collect();
+        // Before the report: whoever sees by it that nothing is left to do restores their times.
+        self.node.entries_written(dirs.iter().map(|(ino, _)| *ino));
         if !dirs.is_empty() {
             let handles: Vec<Dir> = dirs.iter().map(|(_, dir)| dir.clone()).collect();
             fail_at!("node.reconcile.before_sync");
@@ -290,7 +292,6 @@ impl<'a> Batch<'a> {
             if let Err(error) = self.node.settle_directory(Ino(dir)) {
                 failed.get_or_insert(error);
             }
-            self.node.entries_written(Ino(dir));
         }
         drop(finished);
         for link in std::mem::take(&mut self.foreign) {
