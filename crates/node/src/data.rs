@@ -309,12 +309,7 @@ impl Node {
                 // Another node has taken the file over: what was written here does not count.
                 return Queue::No;
             }
-            // A time that a program has set is not that of a change.
-            if record.attr.size != size || record.attr.mtime != mtime {
-                record.attr.ctime = record.attr.ctime.max(mtime);
-            }
-            record.attr.size = size;
-            record.attr.mtime = mtime;
+            show_written(&mut record.attr, size, mtime);
             record.dirty = true;
             Queue::Yes
         });
@@ -332,16 +327,20 @@ impl Node {
         if !place.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
-        let _one_at_a_time = file.times.lock();
+        let one_at_a_time = file.times.lock();
         let stat = place.object.stat()?;
         let mtime = convert::time(stat.mtime);
         match self.meta.get(file.ino) {
             Ok(record) if record.attr.size != stat.size || record.attr.mtime != mtime => {
-                self.record_written(file.ino, stat.size, mtime).map(drop)
+                self.record_written(file.ino, stat.size, mtime)?;
             }
-            Ok(_) | Err(forebay_meta::Error::Stale(_)) => Ok(()),
-            Err(error) => Err(error.into()),
+            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
         }
+        drop(one_at_a_time);
+        // Perhaps by a mapping that outlasted its open file, of which nobody has told the kernel.
+        self.forget_object(file.ino, false);
+        Ok(())
     }
 
     /// Asks for the write-back of a file that was closed just now.
@@ -655,8 +654,8 @@ impl Node {
 }
 
 /// Size and time of the object or spill file are newer than the record, or the same. One that differs
-/// is that of a change, which nobody has noted yet.
-fn show_written(attr: &mut Attr, size: u64, mtime: Timestamp) {
+/// is that of a change, which nobody has noted yet; one that a program has set is in the record.
+pub(crate) fn show_written(attr: &mut Attr, size: u64, mtime: Timestamp) {
     if attr.size != size || attr.mtime != mtime {
         attr.ctime = attr.ctime.max(mtime);
     }

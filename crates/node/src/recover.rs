@@ -9,6 +9,7 @@ use forebay_meta::{Ino, Queue, Record};
 use forebay_store::{ErrorClass, Header, Object};
 
 use crate::convert;
+use crate::data::show_written;
 use crate::error::{NodeError, Result};
 use crate::flush::is_announced;
 use crate::node::Node;
@@ -268,9 +269,7 @@ impl Node {
         let stat = object.stat()?;
         let published = self.published_meanwhile(record, header)?;
         self.meta.update(record.ino, None, |record| {
-            record.attr.size = stat.size;
-            record.attr.mtime = convert::time(stat.mtime);
-            record.attr.ctime = record.attr.ctime.max(record.attr.mtime);
+            show_written(&mut record.attr, stat.size, convert::time(stat.mtime));
             record.dirty = true;
             if let Some(fingerprint) = published {
                 record.backing.fingerprint = Some(fingerprint);
@@ -321,9 +320,7 @@ impl Node {
             let (size, mtime) =
                 Spill::new(spill, self.backing.open_spill_map(ino.0)?)?.size_and_mtime();
             self.meta.update(ino, None, |record| {
-                record.attr.size = size;
-                record.attr.mtime = convert::time(mtime);
-                record.attr.ctime = record.attr.ctime.max(record.attr.mtime);
+                show_written(&mut record.attr, size, convert::time(mtime));
                 record.dirty = true;
                 Queue::Yes
             })?;

@@ -67,7 +67,7 @@ impl Node {
             Err(NodeError::Meta(MetaError::Stale(_))) => {
                 let attr = self.names.departed.recall(ino).ok_or(MetaError::Stale(ino))?;
                 let blocks = attr.size.div_ceil(512);
-                Ok(Stat { ino, attr, blocks, open: false, face: 0, mode_is_fleeting: false })
+                Ok(Stat { ino, attr, blocks, open: false, face: 0, is_fleeting: false })
             }
             record => {
                 let record = self.meta.with_times(record?)?;
