@@ -282,10 +282,10 @@ fn refresh_then_follows_the_backing_store_unless_changes_are_pending() {
     store.import(ROOT, &[found("a", FileKind::File, 1, 9)]).unwrap();
     let ino = store.lookup(ROOT, b"a").unwrap().unwrap().ino;
     let mut changed = found("a", FileKind::File, 1, 9);
-    assert!(matches!(store.refresh(ino, &changed).unwrap(), Refreshed::Unchanged(_)));
+    assert!(matches!(store.refresh(ino, &changed, &|_| false).unwrap(), Refreshed::Unchanged(_)));
     changed.attr.size = 70;
     changed.fingerprint.size = 70;
-    let Refreshed::Updated(record) = store.refresh(ino, &changed).unwrap() else { panic!() };
+    let Refreshed::Updated(record) = store.refresh(ino, &changed, &|_| false).unwrap() else { panic!() };
     assert_eq!(record.attr.size, 70);
     let write = |record: &mut Record| {
         record.dirty = true;
@@ -293,7 +293,7 @@ fn refresh_then_follows_the_backing_store_unless_changes_are_pending() {
     };
     store.update(ino, Some(LATER), write).unwrap();
     changed.fingerprint.size = 71;
-    assert!(matches!(store.refresh(ino, &changed).unwrap(), Refreshed::Conflict(_)));
+    assert!(matches!(store.refresh(ino, &changed, &|_| false).unwrap(), Refreshed::Conflict(_)));
     clean(&store);
 }
 
@@ -310,7 +310,7 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     let mut gone = Vec::new();
     // Nothing pending: all goes.
     let fresh = create(&store, dir, "fresh").ino;
-    let result = store.vanished(ROOT, b"d", dir, LATER, &mut |ino| gone.push(ino)).unwrap();
+    let result = store.vanished(ROOT, b"d", dir, LATER, &|_| false, &mut |ino| gone.push(ino)).unwrap();
     assert_eq!((result.removed, gone.len()), (602, 602));
     assert_eq!(result.kept, [fresh, dir]);
     let kept = store.get(dir).unwrap();
@@ -318,11 +318,11 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     assert_eq!(store.path(fresh).unwrap().unwrap(), b"d/fresh");
     clean(&store);
     // A name that means another inode by now is not the one that vanished.
-    assert_eq!(store.vanished(ROOT, b"d", fresh, LATER, &mut |_| ()).unwrap(), Vanished::default());
+    assert_eq!(store.vanished(ROOT, b"d", fresh, LATER, &|_| false, &mut |_| ()).unwrap(), Vanished::default());
     // A name the backing store never had can't vanish.
-    assert_eq!(store.vanished(dir, b"fresh", fresh, LATER, &mut |_| ()).unwrap().removed, 0);
+    assert_eq!(store.vanished(dir, b"fresh", fresh, LATER, &|_| false, &mut |_| ()).unwrap().removed, 0);
     reconcile_all(&store);
-    let result = store.vanished(ROOT, b"d", dir, LATER, &mut |_| ()).unwrap();
+    let result = store.vanished(ROOT, b"d", dir, LATER, &|_| false, &mut |_| ()).unwrap();
     assert_eq!((result.removed, result.kept.len()), (2, 0));
     assert_eq!(store.counts().inodes, 1);
     clean(&store);

@@ -315,6 +315,21 @@ impl Node {
         Ok(true)
     }
 
+    /// Whether a tier has bytes of a file of which its record may not speak yet: it is open, and
+    /// was written to.
+    pub(crate) fn is_unsettled(&self, ino: Ino) -> bool {
+        self.residents.get(ino.0).is_some_and(|resident| resident.dirty)
+    }
+
+    /// The record of a file that is to be judged says what was written to it.
+    pub(crate) fn settle_if_unsettled(&self, ino: Ino) -> Result<bool> {
+        let unsettled = self.is_unsettled(ino);
+        if unsettled {
+            self.settle(&self.files.get(ino))?;
+        }
+        Ok(unsettled)
+    }
+
     /// The record follows what was written to a file; false if it is gone.
     fn record_written(&self, ino: Ino, size: u64, mtime: Timestamp) -> Result<bool> {
         let mut mine = true;

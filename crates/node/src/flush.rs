@@ -400,9 +400,8 @@ impl Node {
         spill: &Arc<Spill>,
     ) -> Result<Flushed> {
         let mtime = self.fill_spill(file, record, spill)?;
-        let mut fresh = match self.backing.open_spill(record.ino.0)? {
-            Some(fresh) => fresh,
-            None => return Ok(Flushed::Busy),
+        let Some(mut fresh) = self.backing.open_spill(record.ino.0)? else {
+            return self.flushed_before(file, record, spill);
         };
         self.copy_attributes(record, mtime, &**fresh.file())?;
         fresh.file().sync(false)?;
@@ -412,13 +411,44 @@ impl Node {
         if !same || !spill.is_complete() {
             return Ok(Flushed::Busy);
         }
-        let flushed = self.publish_file(file.ino, residence.place.as_ref(), &mut fresh, target)?;
+        let published =
+            self.publish_file(file.ino, residence.place.as_ref(), &mut fresh, target);
+        let flushed = match published {
+            // Before anybody can write to it again: an error may come after the deed.
+            Err(error) => match self.published_spill(record) {
+                Ok(Some(found)) => {
+                    Flushed::Done { fingerprint: found.fingerprint(), clean: false }
+                }
+                _ => return Err(error),
+            },
+            flushed => flushed?,
+        };
         if let Flushed::Done { fingerprint, .. } = flushed {
             fail_at!("node.flush.spill_published");
             self.forget_spill(file, &mut residence, fingerprint)?;
             fail_at!("node.flush.spill_noted");
         }
         Ok(flushed)
+    }
+
+    /// The spill file is not in its place: an earlier flush has published it, and got no answer.
+    fn flushed_before(
+        &self,
+        file: &FileRef,
+        record: &Record,
+        spill: &Arc<Spill>,
+    ) -> Result<Flushed> {
+        let mut residence = file.residence.write();
+        if !matches!(&residence.base, Base::Spill(now) if Arc::ptr_eq(now, spill)) {
+            return Ok(Flushed::Busy);
+        }
+        let Some(found) = self.published_spill(record)? else {
+            tracing::error!(ino = %file.ino, "the file's spill file is gone from the backing store");
+            return Err(rustix::io::Errno::IO.into());
+        };
+        let fingerprint = found.fingerprint();
+        self.forget_spill(file, &mut residence, fingerprint)?;
+        Ok(Flushed::Done { fingerprint, clean: false })
     }
 
     /// Gives a spill file all bytes of its file; their modification time.

@@ -386,7 +386,8 @@ impl Node {
             }
         }
         // A name that is durable already needs no second journal write.
-        let change = self.meta.get(file.ino)?.change + 1;
+        // After a removal under way by others: what nobody finds any more is not kept.
+        let change = self.meta.get_settled(file.ino)?.change + 1;
         if file.durable_change.load(Ordering::Acquire) != change {
             if let Some(resident) = self.residents.get(file.ino.0) {
                 self.tiers[usize::from(resident.tier)].tier.sync_dir(file.ino.0)?;

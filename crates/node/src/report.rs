@@ -247,6 +247,19 @@ impl Node {
             .collect()
     }
 
+    /// The files whose bytes lie in spill files and on no tier, and how many bytes these are.
+    pub fn spilled_files(&self) -> (u64, u64) {
+        if !self.spills_noted.load(std::sync::atomic::Ordering::Acquire) {
+            return (0, 0);
+        }
+        let backlog = self.meta.backlog(Seq(0), LOOKED_AT).unwrap_or_default().into_iter();
+        let records = backlog.filter_map(|(_, ino)| self.meta.get(ino).ok());
+        let spilled = records.filter(|record| {
+            record.spilled && !record.links.is_empty() && !self.is_unsettled(record.ino)
+        });
+        spilled.fold((0, 0), |(files, bytes), record| (files + 1, bytes + record.attr.size))
+    }
+
     /// The files that programs opened most often lately, busiest first.
     pub fn busiest_files(&self, most: usize) -> Vec<BusyFile> {
         let list = self.busiest.list(2 * most).into_iter();

@@ -1,5 +1,6 @@
 //! A backing store in a directory.
 
+use std::collections::HashSet;
 use std::ffi::{CString, OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::ops::ControlFlow;
@@ -37,6 +38,8 @@ pub struct DirBacking {
     pub(crate) owner: String,
     pub(crate) root: Dir,
     pub(crate) areas: Mutex<Areas>,
+    /// Spill files whose exchange with a published file got no answer.
+    pub(crate) swapped: Mutex<HashSet<u64>>,
 }
 
 impl DirBacking {
@@ -52,7 +55,7 @@ impl DirBacking {
         let fd = retry(|| fs::open(&path, flags, Mode::empty()))
             .map_err(|e| StoreError::io("open backing store", &path, e))?;
         let root = Dir(Arc::new(fd));
-        Ok(Self { path, owner: owner.to_owned(), root, areas: Mutex::default() })
+        Ok(Self { path, owner: owner.to_owned(), root, areas: Mutex::default(), swapped: Mutex::default() })
     }
 
     /// Builds an error with a path for people: the directory's present path and the name.

@@ -196,11 +196,43 @@ impl DirBacking {
 
     pub(crate) fn find_spill(&self, ino: u64) -> Result<Option<Temporary>> {
         let Some(dir) = self.existing_area(Area::Spill)? else { return Ok(None) };
-        match self.spill_in(&dir, ino, OFlags::empty()) {
+        let find = || match self.spill_in(&dir, ino, OFlags::empty()) {
             Ok(found) => Ok(Some(found)),
             Err(e) if e.errno() == libc::ENOENT => Ok(None),
             Err(e) => Err(e),
+        };
+        if let Some(found) = find()? {
+            return Ok(Some(found));
         }
+        // A commit that got no answer may have left it under its other name.
+        self.settle_swaps(&dir, ino)?;
+        find()
+    }
+
+    /// An exchange of this file is not settled: whoever wants its spill file next has to look.
+    pub(crate) fn leave_swapped(&self, place: &Place) {
+        if place.spill {
+            self.swapped.lock().insert(place.ino);
+        }
+    }
+
+    /// Ends what commits of a spill file that got no answer have left undone: the spill file gets its
+    /// name back, and what it has replaced goes.
+    fn settle_swaps(&self, dir: &Dir, ino: u64) -> Result<()> {
+        let prefix = format!("y.{}.{ino:x}.", self.owner);
+        let mut names = Vec::new();
+        self.list(dir, &mut |batch| {
+            let fits = batch.iter().map(|entry| &entry.name);
+            let fits = fits.filter(|name| name.to_str().is_some_and(|n| n.starts_with(&prefix)));
+            names.extend(fits.cloned());
+            ControlFlow::Continue(())
+        })?;
+        let mut cleaned = Cleaned::default();
+        for name in names {
+            self.clean_one(dir, &name, &self.owner, &mut cleaned)?;
+        }
+        self.swapped.lock().remove(&ino);
+        Ok(())
     }
 
     fn spill_map_name(&self, ino: u64) -> OsString {
@@ -230,6 +262,9 @@ impl DirBacking {
 
     pub(crate) fn drop_spill(&self, ino: u64) -> Result<()> {
         let Some(dir) = self.existing_area(Area::Spill)? else { return Ok(()) };
+        if self.swapped.lock().contains(&ino) {
+            self.settle_swaps(&dir, ino)?;
+        }
         // The file goes first: without its map it would count as complete.
         for name in [self.spill_name(ino), self.spill_map_name(ino)] {
             match fs::unlinkat(&dir, &name, AtFlags::empty()) {

@@ -76,7 +76,7 @@ impl NodeControl {
     }
 
     fn dirty(&self) -> Dirty {
-        let (mut files, mut bytes) = (0, 0);
+        let (mut files, mut bytes) = self.node.spilled_files();
         for tier in self.node.tier_reports() {
             files += tier.dirty_objects;
             bytes += tier.dirty;

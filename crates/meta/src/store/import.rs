@@ -182,11 +182,17 @@ impl MetaStore {
     }
 
     /// What the backing store says now about an inode (`found.name` is ignored). An object of
-    /// another type is a `Conflict`: the name has vanished and another has appeared.
+    /// another type is a `Conflict`: the name has vanished and another has appeared. So is one of a
+    /// file with changes, also if only `unsettled` knows of them, which is asked with it locked.
     ///
     /// # Errors
     /// `Stale` if there is no such inode.
-    pub fn refresh(&self, ino: Ino, found: &Found) -> Result<Refreshed> {
+    pub fn refresh(
+        &self,
+        ino: Ino,
+        found: &Found,
+        unsettled: &dyn Fn(Ino) -> bool,
+    ) -> Result<Refreshed> {
         self.retry(|| {
             let _locked = self.lock(&[ino]);
             let before = self.load_locked(ino)?.ok_or(Error::Stale(ino))?;
@@ -194,7 +200,7 @@ impl MetaStore {
                 return Ok(Refreshed::Unchanged(before));
             }
             let pending = before.dirty || before.spilled || before.backing.attrs_differ;
-            if pending || before.attr.kind != found.attr.kind {
+            if pending || before.attr.kind != found.attr.kind || unsettled(ino) {
                 return Ok(Refreshed::Conflict(before));
             }
             let mut draft = Draft::new(self);

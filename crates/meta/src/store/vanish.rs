@@ -26,8 +26,10 @@ struct Level {
 impl MetaStore {
     /// The backing store no longer has `expected` under a name: removes the entry with all below
     /// that has no pending changes. What has is kept, its vanished names forgotten, and queued, so
-    /// that it is written again. `removed` is called for each inode removed. Nothing happens if the
-    /// name has come to mean another inode meanwhile.
+    /// that it is written again. So has a file of which `unsettled` says that there are bytes which
+    /// its record does not speak of yet: it counts as dirty from then on. It is asked with the inode
+    /// locked. `removed` is called for each inode removed. Nothing happens if the name has come to
+    /// mean another inode meanwhile.
     ///
     /// # Errors
     /// If the engine fails; part of the subtree may be removed then, and it may be repeated.
@@ -37,6 +39,7 @@ impl MetaStore {
         name: &[u8],
         expected: Ino,
         now: Timestamp,
+        unsettled: &dyn Fn(Ino) -> bool,
         removed: &mut dyn FnMut(Ino),
     ) -> Result<Vanished> {
         let mut result = Vanished::default();
@@ -53,7 +56,7 @@ impl MetaStore {
             Fate::Untouched => {}
         };
         if kind != FileKind::Directory {
-            settle(self.retry(|| self.vanish_one(dir, name, ino, now))?);
+            settle(self.retry(|| self.vanish_one(dir, name, ino, now, unsettled))?);
             return Ok(result);
         }
         // Depth first; a directory goes after its entries.
@@ -64,7 +67,7 @@ impl MetaStore {
             if entries.is_empty() {
                 let (dir, name, ino) = (level.dir, std::mem::take(&mut level.name), level.ino);
                 way.pop();
-                settle(self.retry(|| self.vanish_one(dir, &name, ino, now))?);
+                settle(self.retry(|| self.vanish_one(dir, &name, ino, now, unsettled))?);
                 continue;
             }
             let mut below = Vec::new();
@@ -78,7 +81,7 @@ impl MetaStore {
                     below.push(Level { dir: parent, name: entry.name, ino: entry.ino, cursor: 0 });
                 } else {
                     let (name, ino) = (&entry.name, entry.ino);
-                    settle(self.retry(|| self.vanish_one(parent, name, ino, now))?);
+                    settle(self.retry(|| self.vanish_one(parent, name, ino, now, unsettled))?);
                 }
             }
             way.append(&mut below);
@@ -92,13 +95,21 @@ impl MetaStore {
         Ok(record.is_some_and(|record| record.backing.links.iter().any(|link| link.is(dir, name))))
     }
 
-    fn vanish_one(&self, dir: Ino, name: &[u8], expected: Ino, now: Timestamp) -> Result<Fate> {
+    fn vanish_one(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        expected: Ino,
+        now: Timestamp,
+        unsettled: &dyn Fn(Ino) -> bool,
+    ) -> Result<Fate> {
         let (_locked, found) = self.lock_entry(dir, name)?;
         let Some((ino, kind)) = found.filter(|(ino, _)| *ino == expected) else {
             return Ok(Fate::Untouched);
         };
         let mut draft = Draft::new(self);
-        let stays = must_stay(draft.edit(ino)?);
+        let unsettled = kind == FileKind::File && unsettled(ino);
+        let stays = must_stay(draft.edit(ino)?) || unsettled;
         if stays || kind == FileKind::Directory && !draft.expect_empty(ino)? {
             let record = draft.edit(ino)?;
             let had = record.backing.links.len();
@@ -108,6 +119,7 @@ impl MetaStore {
                 record.backing.attrs_differ = true;
                 record.backing.xattrs_differ = true;
                 record.listed |= kind == FileKind::Directory;
+                record.dirty |= unsettled;
                 record.change += 1;
                 draft.enqueue(ino)?;
                 draft.commit()?;

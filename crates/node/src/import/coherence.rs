@@ -71,6 +71,23 @@ impl Node {
         }
     }
 
+    /// Others changed a file before what was set here reached it: it is taken over as it is now.
+    pub(crate) fn take_theirs(&self, ino: Ino) -> Result<()> {
+        let record = self.meta.get(ino)?;
+        let [link, _, ..] = record.backing.links.as_slice() else {
+            return self.compare(ino).map(drop);
+        };
+        let Some(_owned) = self.own(ino, Duration::ZERO) else { return Ok(()) };
+        if record.differs() {
+            return Ok(());
+        }
+        let found = self.in_directory(link.parent, |dir| {
+            let attributes = self.backing.stat(dir, OsStr::from_bytes(&link.name))?;
+            self.found(dir, &link.name, &attributes)
+        })?;
+        self.take_in(&record, &found).map(drop)
+    }
+
     /// Whether the backing store is without an inode that it had: looks again, with nothing on the
     /// way to it on the move. What was looked for while a worker renamed a directory above it was
     /// sought in two wrong places. The caller owns the inode.
@@ -129,7 +146,7 @@ impl Node {
         let now = if record.backing.fingerprint == Some(found.fingerprint) {
             record.clone()
         } else {
-            match self.meta.refresh(ino, found)? {
+            match self.meta.refresh(ino, found, &|ino| self.is_unsettled(ino))? {
                 Refreshed::Unchanged(now) | Refreshed::Conflict(now) => now,
                 Refreshed::Updated(now) => {
                     let known = record.backing.fingerprint.map(convert::store_fingerprint);
@@ -151,9 +168,10 @@ impl Node {
     fn take_away(&self, link: &Link, ino: Ino) -> Result<()> {
         let (dir, name) = (link.parent, &link.name);
         let mut removed = Vec::new();
-        let vanished = self.meta.vanished(dir, name, ino, convert::now(), &mut |ino| {
-            removed.push(ino);
-        })?;
+        let unsettled = |ino| self.is_unsettled(ino);
+        let now = convert::now();
+        let vanished =
+            self.meta.vanished(dir, name, ino, now, &unsettled, &mut |ino| removed.push(ino))?;
         for ino in removed {
             self.drop_handle(ino);
             self.imports.directories.expire(ino);
@@ -162,6 +180,7 @@ impl Node {
             self.forget_object(ino, true);
         }
         for ino in vanished.kept {
+            self.settle_if_unsettled(ino)?;
             self.reconcile_later(ino, NAMES_DELAY);
         }
         self.forget_name(link.parent, &link.name);
@@ -312,7 +331,7 @@ impl Node {
     /// known, which this does not change: one that nothing has makes the next check list it.
     pub(super) fn refresh_directory(&self, dir: Ino, mut found: Found) -> Result<()> {
         found.fingerprint.ino = 0;
-        self.meta.refresh(dir, &found)?;
+        self.meta.refresh(dir, &found, &|_| false)?;
         Ok(())
     }
 }

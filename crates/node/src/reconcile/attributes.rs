@@ -11,7 +11,7 @@ use super::identity::is_own;
 use super::names::os;
 use super::work::Work;
 use crate::convert;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::node::Node;
 
 /// Directories whose times are to be set again, at most.
@@ -27,6 +27,11 @@ impl Node {
         }
         let (dir, name) = self.backing_place(&work.record)?;
         let before = self.backing.stat(&dir, os(&name))?;
+        let known = work.record.backing.fingerprint;
+        if known.is_some() && !is_own(&work.record, &before) {
+            self.leave_to_others(work);
+            return Ok(());
+        }
         let itself = match work.record.is_directory() {
             true => Some(self.backing_dir(work.ino())?),
             false => None,
@@ -45,23 +50,39 @@ impl Node {
                 self.set_xattrs(&record, &dir, &name)?;
             }
             if attributes {
+                // The time is what tells a change by others: none may be covered up.
+                let now = self.backing.stat(&dir, os(&name))?;
+                if !record.is_directory() && !is_same(&before, &now) {
+                    return Err(NodeError::Busy);
+                }
                 self.set_times(&record, &dir, &name)?;
             }
             Ok(())
         })?;
-        let known = work.record.backing.fingerprint;
-        let unchanged = known.is_none() || is_own(&work.record, &before);
         work.attributes_done();
         if xattrs {
             work.xattrs_done();
         }
         if let Some(dir) = itself {
             work.touched(work.ino(), &dir);
-        } else if unchanged {
+        } else {
             let after = self.backing.stat(&dir, os(&name))?;
-            work.settled(convert::fingerprint(after.fingerprint()));
+            if (after.ino, after.size) == (before.ino, before.size) {
+                work.settled(convert::fingerprint(after.fingerprint()));
+            }
         }
         Ok(())
+    }
+
+    /// Others have changed or replaced what attributes were set of here: theirs stays as it is, and
+    /// what is known here follows it.
+    fn leave_to_others(&self, work: &mut Work<'_>) {
+        work.attributes_done();
+        work.xattrs_done();
+        work.theirs = !work.record.is_directory();
+        if let Some(link) = work.record.links.first() {
+            self.remember(&link.clone(), None, "attributes set here, changed by others");
+        }
     }
 
     fn set_owner_and_mode(
@@ -160,6 +181,11 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// Whether nobody has changed the contents of an object between two looks at it.
+fn is_same(before: &Attributes, now: &Attributes) -> bool {
+    before.fingerprint().same_content(&now.fingerprint())
 }
 
 /// Whether the backing store can't have this extended attribute: it stays known here alone.

@@ -136,7 +136,7 @@ impl Node {
         Ok(Step::Again)
     }
 
-    fn remember(&self, link: &Link, ours: Option<Vec<u8>>, why: &'static str) {
+    pub(super) fn remember(&self, link: &Link, ours: Option<Vec<u8>>, why: &'static str) {
         let mut path = self.meta.path(link.parent).ok().flatten().unwrap_or_default();
         if !path.is_empty() {
             path.push(b'/');

@@ -97,7 +97,8 @@ impl Node {
         };
         let removed = orphans.iter().filter_map(|ino| self.residents.get(ino.0));
         let removed: u64 = removed.filter(|found| found.dirty).map(|found| found.charged).sum();
-        self.dirty_bytes().saturating_sub(removed)
+        let (_, spilled) = self.spilled_files();
+        self.dirty_bytes().saturating_sub(removed) + spilled
     }
 
     /// Lets go of removed files that no program uses and that have bytes here which nobody will write;

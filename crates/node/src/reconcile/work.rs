@@ -76,6 +76,8 @@ pub(super) struct Work<'a> {
     foreign: Vec<Link>,
     /// Inodes that were moved aside and want to go on.
     pub(super) followers: Vec<Ino>,
+    /// Others changed it: it is taken over as it is after the report.
+    pub(super) theirs: bool,
     /// Names changed, and with them the change time of the backing store's object.
     pub(super) moved: bool,
 }
@@ -90,6 +92,7 @@ impl<'a> Work<'a> {
             others: Vec::new(),
             foreign: Vec::new(),
             followers: Vec::new(),
+            theirs: false,
             moved: false,
         }
     }
@@ -200,6 +203,7 @@ pub(super) struct Batch<'a> {
     finished: Vec<Finished<'a>>,
     followers: Vec<Ino>,
     foreign: Vec<Link>,
+    theirs: Vec<Ino>,
 }
 
 impl<'a> Batch<'a> {
@@ -210,6 +214,7 @@ impl<'a> Batch<'a> {
             finished: Vec::new(),
             followers: Vec::new(),
             foreign: Vec::new(),
+            theirs: Vec::new(),
         }
     }
 
@@ -247,6 +252,7 @@ impl<'a> Batch<'a> {
             self.keep(owned, other);
         }
         self.foreign.extend(work.foreign);
+        self.theirs.extend(work.theirs.then_some(work.record.ino));
         self.dirs.extend(work.dirs.into_iter().map(|(ino, dir)| (ino.0, dir)));
         self.followers.extend(work.followers);
         let seen_change = work.seen_change;
@@ -298,6 +304,11 @@ impl<'a> Batch<'a> {
                 tracing::debug!(%error, "what others made is imported later");
             }
             self.node.forget_name(link.parent, &link.name);
+        }
+        for ino in std::mem::take(&mut self.theirs) {
+            if let Err(error) = self.node.take_theirs(ino) {
+                tracing::debug!(%ino, %error, "what others made is taken over later");
+            }
         }
         failed.map_or(Ok(()), Err)
     }
