@@ -220,9 +220,20 @@ fn troubles(status: &Status, line: Line<'_>) {
         line(format_args!("  errors       {errors} given to programs; see the log"));
     }
     for conflict in status.conflicts.iter().take(ROWS_MAX) {
+        let path = &conflict.path;
+        if conflict.kept_as == WirePath::default() {
+            line(format_args!("  conflict     {path} was also changed in the backing store; its version counts"));
+            continue;
+        }
         line(format_args!(
-            "  conflict     {} was also changed in the backing store; your version is {}",
-            conflict.path, conflict.kept_as
+            "  conflict     {path} was also changed in the backing store; your version is {}",
+            conflict.kept_as
+        ));
+    }
+    for refused in status.refused.iter().take(ROWS_MAX) {
+        line(format_args!(
+            "  refused      {}: the backing store does not take {}: {}",
+            refused.path, refused.what, refused.error
         ));
     }
     for stuck in status.stuck.iter().take(ROWS_MAX) {

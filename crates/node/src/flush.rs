@@ -37,7 +37,7 @@ use crate::metrics::Source;
 use crate::node::Node;
 use crate::overlay::Spill;
 use crate::place::{Base, Place, Residence};
-use crate::reconcile::is_own;
+use crate::reconcile::{described, is_own, is_refused_owner};
 
 /// How a flush of a file's bytes ended.
 pub(crate) enum Flushed {
@@ -136,9 +136,11 @@ impl Node {
             tracing::error!(ino = %record.ino, "the bytes of a file are gone from the tiers");
             return Err(rustix::io::Errno::IO.into());
         }
-        let in_place = target.in_place || beneath && absent;
+        // What can't be given to its owner keeps its inode.
+        let gives = !own || self.may_give(&record.attr)?;
+        let in_place = target.in_place || beneath && absent || !gives;
         let flushed = match spill {
-            Some(spill) if target.in_place && own => {
+            Some(spill) if (target.in_place || !gives) && own => {
                 self.flush_spill_in_place(&file, record, target, &spill)?
             }
             Some(spill) => self.flush_spilled(&file, record, target, &spill)?,
@@ -280,7 +282,7 @@ impl Node {
         let mut temporary = match file.take_staged(record) {
             Some(staged) => staged,
             None => {
-                let mut temporary = self.backing.temporary(record.ino.0)?;
+                let mut temporary = self.temporary_for(record, target.dir)?;
                 let mtime = match self.copy_layers(file, &**temporary.file())? {
                     Copied::Empty => record.attr.mtime,
                     Copied::As(mtime) => mtime,
@@ -662,28 +664,64 @@ impl Node {
         }
     }
 
-    /// Mode, owner, times and extended attributes of a file that is about to be published.
+    /// A new file for a version of a file: where it gets the owner that it should have.
+    pub(crate) fn temporary_for(&self, record: &Record, dir: &Dir) -> Result<Temporary> {
+        match self.may_give(&record.attr)? {
+            true => Ok(self.backing.temporary(record.ino.0)?),
+            // The group of a directory that hands it on need not be one of the user's.
+            false => Ok(self.backing.temporary_beside(record.ino.0, dir)?),
+        }
+    }
+
+    /// Mode, owner, times and extended attributes of a file that is about to be published. What the
+    /// backing store can't have of them is named.
     pub(crate) fn copy_attributes(
         &self,
         record: &Record,
         mtime: forebay_meta::Timestamp,
         to: &dyn BackingFile,
     ) -> Result<()> {
+        self.forget_refused(record.ino);
         if record.xattrs == XattrState::Some {
             for (name, value) in self.meta.xattr_all(record.ino)? {
-                let name = OsStr::from_bytes(&name);
-                if let Err(error) = to.set_xattr(name, &value) {
-                    tracing::warn!(ino = %record.ino, %error, "the backing store keeps no such attribute");
+                match to.set_xattr(OsStr::from_bytes(&name), &value) {
+                    Err(error) if self.is_refused_attribute(&error) => {
+                        self.note_refused(record.ino, &described(&name), &error);
+                    }
+                    set => set?,
                 }
             }
         }
-        to.set_attributes(&SetAttributes {
-            mode: Some(record.attr.perm),
-            uid: Some(record.attr.uid),
-            gid: Some(record.attr.gid),
-            atime: Some(convert::store_time(record.attr.atime)),
+        let (attr, found) = (&record.attr, to.stat()?);
+        let refused = |set: &SetAttributes, what| -> Result<bool> {
+            match to.set_attributes(set) {
+                Err(error) if is_refused_owner(&error) => {
+                    self.note_refused(record.ino, what, &error);
+                    Ok(true)
+                }
+                set => Ok(set.map(|()| false)?),
+            }
+        };
+        let uid = (found.uid != attr.uid).then_some(attr.uid);
+        let gid = (found.gid != attr.gid).then_some(attr.gid);
+        let owner = SetAttributes { uid, gid, ..SetAttributes::default() };
+        let owner_differs = uid.or(gid).is_some();
+        let others = owner_differs && refused(&owner, "its owner")?;
+        // Not with the rights of somebody else.
+        let perm = if others { attr.perm & 0o1777 } else { attr.perm };
+        if owner_differs || found.mode != perm {
+            let mode = SetAttributes { mode: Some(perm), ..SetAttributes::default() };
+            refused(&mode, "its mode")?;
+        }
+        let times = SetAttributes {
+            atime: Some(convert::store_time(attr.atime)),
             mtime: Some(convert::store_time(mtime)),
-        })?;
-        Ok(())
+            ..SetAttributes::default()
+        };
+        match to.set_attributes(&times) {
+            // Of a file of somebody else they say when it was written here.
+            Err(error) if is_refused_owner(&error) => Ok(()),
+            set => Ok(set?),
+        }
     }
 }

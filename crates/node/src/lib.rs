@@ -85,7 +85,7 @@ pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Stat, Statfs};
 pub use node::Node;
 pub use paths::{Residency, Whereabouts};
 pub use pool::{Pool, Refused, Urgency};
-pub use reconcile::{Conflict, Remaining};
+pub use reconcile::{Conflict, Refused as RefusedByStore, Remaining};
 pub use report::{BusyFile, DirtyFile, LongWork, TierReport};
 pub use stream::{CarriedStream, RefusedStream, StreamsConfig, StreamsReport};
 pub use trace::{Opening, Recorded};

@@ -248,6 +248,9 @@ pub trait BackingStore: Send + Sync {
     /// Makes a hard link (to a symbolic link itself if that is what the name is).
     fn link(&self, dir: &Dir, name: &OsStr, to_dir: &Dir, to_name: &OsStr) -> Result<()>;
 
+    /// Whether there are hard links at all.
+    fn has_links(&self) -> Result<bool>;
+
     /// Renames.
     fn rename(
         &self,

@@ -375,6 +375,18 @@ impl BackingStore for DirBacking {
             .map_err(|e| self.err("make hard link", to_dir, to_name, e))
     }
 
+    fn has_links(&self) -> Result<bool> {
+        let one = self.make_temporary(0)?;
+        let mut other = one.place.name.clone();
+        other.push(".link");
+        match fs::linkat(&one.place.dir, &one.place.name, &one.place.dir, &other, AtFlags::empty())
+        {
+            Ok(()) => self.unlink(&one.place.dir, &other).map(|()| true),
+            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
+            Err(e) => Err(self.err("make hard link", &one.place.dir, &other, e)),
+        }
+    }
+
     fn rename(
         &self,
         dir: &Dir,

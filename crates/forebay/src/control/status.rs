@@ -104,6 +104,8 @@ pub struct Status {
     pub passthrough: Passthrough,
     /// Files that were changed on both sides; nothing of them was overwritten.
     pub conflicts: Vec<Conflict>,
+    /// What the backing store can't have, and is kept here.
+    pub refused: Vec<RefusedFile>,
     /// Operations that wait longer than they should, mostly on the backing store.
     pub stuck: Vec<StuckOperation>,
     /// Errors given to programs since the mount.
@@ -269,6 +271,18 @@ pub struct Conflict {
     pub kept_as: WirePath,
     /// Seconds since it was noticed.
     pub age_s: u64,
+}
+
+/// Something that the backing store does not take.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RefusedFile {
+    /// The path concerned.
+    pub path: WirePath,
+    /// What of it.
+    pub what: String,
+    /// What the backing store says.
+    pub error: String,
 }
 
 /// An operation that waits for a device longer than it should.
@@ -484,6 +498,9 @@ pub struct Outcome {
     pub remaining_backlog: u64,
     /// For a drain: whether all that is left are files that programs may be changing.
     pub in_use: bool,
+    /// For a drain: of the backlog that is left, entries that the backing store can't have. If these
+    /// are all, waiting would not help.
+    pub refused: u64,
     /// For a sync on a node of a cluster: files that other nodes have not written back.
     pub elsewhere: u64,
 }

@@ -279,6 +279,16 @@ impl Control for NodeControl {
                     path: wire_path(conflict.path),
                 })
                 .collect(),
+            refused: self
+                .node
+                .refused()
+                .into_iter()
+                .map(|refused| RefusedFile {
+                    path: wire_path(refused.path),
+                    what: refused.what,
+                    error: refused.error,
+                })
+                .collect(),
             stuck: self.stuck(),
             errors: self.errors(),
             busiest: self.busiest(),
@@ -395,7 +405,8 @@ impl Control for NodeControl {
             })
             .map_err(|error| control_error(&error))?;
         let complete = left.entries == 0 && left.bytes == 0;
-        self.drained.store(complete || left.in_use, Ordering::Release);
+        let all_refused = left.refused > 0 && left.refused == left.entries;
+        self.drained.store(complete || left.in_use || all_refused, Ordering::Release);
         let dirty = self.dirty();
         Ok(Outcome {
             files: total.saturating_sub(left.entries),
@@ -406,6 +417,7 @@ impl Control for NodeControl {
             remaining_bytes: left.bytes,
             remaining_backlog: left.entries,
             in_use: left.in_use,
+            refused: left.refused,
             ..Outcome::default()
         })
     }

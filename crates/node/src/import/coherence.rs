@@ -232,6 +232,16 @@ impl Node {
         Err(Errno::STALE.into())
     }
 
+    /// A worker did not find a directory: whether others have removed it. It is made again if
+    /// something in it is to be kept.
+    pub(crate) fn directory_is_gone(&self, dir: Ino) -> Result<bool> {
+        match self.directory_not_found(dir) {
+            Ok(()) => Ok(false),
+            Err(NodeError::Posix(Errno::STALE)) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Reads a directory anew: what is new comes in, what changed is taken over, what is gone goes.
     fn list_again(&self, dir: Ino, handle: &Dir) -> Result<()> {
         let mut seen = NamesSeen::new();

@@ -248,7 +248,8 @@ impl Node {
     /// Gives an inode another name.
     ///
     /// # Errors
-    /// `EEXIST`; `EPERM` for a directory or a reserved name.
+    /// `EEXIST`; `EPERM` for a directory or a reserved name, and where the backing store was found to
+    /// have no hard links.
     pub fn link(&self, context: &Context, ino: Ino, dir: Ino, name: &[u8]) -> Result<Stat> {
         check_new_name(dir, name)?;
         if self.record(ino)?.is_directory() {
@@ -256,6 +257,9 @@ impl Node {
         }
         if self.find(context, dir, name)?.is_some() {
             return Err(Errno::EXIST.into());
+        }
+        if self.store_lacks_links() {
+            return Err(Errno::PERM.into());
         }
         let record = self.meta.link(ino, dir, name, convert::now())?;
         self.queue(&record);

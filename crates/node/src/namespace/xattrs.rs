@@ -117,6 +117,7 @@ impl Node {
         if listed + name.len() + 1 > LIST_MAX {
             return Err(Errno::NOSPC.into());
         }
+        self.check_attribute_fits(context, name, value)?;
         let record = self.meta.xattr_set(ino, name, value, flags, now)?;
         self.xattrs_changed(&record);
         Ok(())

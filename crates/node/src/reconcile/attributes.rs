@@ -5,10 +5,11 @@ use std::os::unix::ffi::OsStrExt;
 
 use forebay_meta::{Error as MetaError, FileKind, Ino, Record};
 use forebay_store::backing::{SetAttributes, XattrMode};
-use forebay_store::{Attributes, Dir, ErrorClass, StoreError};
+use forebay_store::{Attributes, Dir, ErrorClass};
 
 use super::identity::is_own;
 use super::names::os;
+use super::refused::is_refused_owner;
 use super::work::Work;
 use crate::convert;
 use crate::error::{NodeError, Result};
@@ -42,6 +43,7 @@ impl Node {
         if attributes && itself.is_none() && convert::time(before.mtime) != record.attr.mtime {
             self.intend_in_place(work)?;
         }
+        self.forget_refused(work.ino());
         self.own_change(&changed, || {
             if attributes {
                 self.set_owner_and_mode(&record, &dir, &name, &before)?;
@@ -55,7 +57,7 @@ impl Node {
                 if !record.is_directory() && !is_same(&before, &now) {
                     return Err(NodeError::Busy);
                 }
-                self.set_times(&record, &dir, &name)?;
+                self.set_times(&record, &dir, &name, true)?;
             }
             Ok(())
         })?;
@@ -102,19 +104,34 @@ impl Node {
             gid: (found.gid != attr.gid).then_some(attr.gid),
             ..SetAttributes::default()
         };
-        if set != SetAttributes::default() {
-            self.backing.set_attributes(dir, os(name), &set)?;
+        if set == SetAttributes::default() {
+            return Ok(());
         }
-        Ok(())
+        match self.backing.set_attributes(dir, os(name), &set) {
+            Err(error) if is_refused_owner(&error) => {
+                self.note_refused(record.ino, "its owner or mode", &error);
+                Ok(())
+            }
+            set => Ok(set?),
+        }
     }
 
-    fn set_times(&self, record: &Record, dir: &Dir, name: &[u8]) -> Result<()> {
+    fn set_times(&self, record: &Record, dir: &Dir, name: &[u8], wanted: bool) -> Result<()> {
         let set = SetAttributes {
             atime: Some(convert::store_time(record.attr.atime)),
             mtime: Some(convert::store_time(record.attr.mtime)),
             ..SetAttributes::default()
         };
-        Ok(self.backing.set_attributes(dir, os(name), &set)?)
+        match self.backing.set_attributes(dir, os(name), &set) {
+            Err(error) if is_refused_owner(&error) => {
+                // Those of a directory that others own follow from its entries.
+                if wanted {
+                    self.note_refused(record.ino, "its times", &error);
+                }
+                Ok(())
+            }
+            set => Ok(set?),
+        }
     }
 
     fn set_xattrs(&self, record: &Record, dir: &Dir, name: &[u8]) -> Result<()> {
@@ -125,7 +142,9 @@ impl Node {
                 continue;
             }
             match self.backing.set_xattr(dir, os(name), os(attribute), value, XattrMode::Any) {
-                Err(error) if is_refused(&error) => warn_refused(record, attribute, &error),
+                Err(error) if self.is_refused_attribute(&error) => {
+                    self.note_refused(record.ino, &described(attribute), &error);
+                }
                 set => set?,
             }
         }
@@ -134,7 +153,9 @@ impl Node {
         for attribute in gone {
             match self.backing.remove_xattr(dir, os(name), os(attribute)) {
                 Err(error) if error.class() == ErrorClass::NotFound => {}
-                Err(error) if is_refused(&error) => warn_refused(record, attribute, &error),
+                Err(error) if self.is_refused_attribute(&error) => {
+                    self.note_refused(record.ino, &described(attribute), &error);
+                }
                 removed => removed?,
             }
         }
@@ -176,7 +197,7 @@ impl Node {
         let handle = self.backing_dir(dir)?;
         let found = self.backing.stat(&handle, os(b""))?;
         if convert::time(found.mtime) != record.attr.mtime {
-            self.own_change(&[(dir, &handle)], || self.set_times(&record, &handle, b""))?;
+            self.own_change(&[(dir, &handle)], || self.set_times(&record, &handle, b"", false))?;
             self.settle_directory(dir)?;
         }
         Ok(())
@@ -188,18 +209,9 @@ fn is_same(before: &Attributes, now: &Attributes) -> bool {
     before.fingerprint().same_content(&now.fingerprint())
 }
 
-/// Whether the backing store can't have this extended attribute: it stays known here alone.
-pub(super) fn is_refused(error: &StoreError) -> bool {
-    matches!(error.class(), ErrorClass::Unsupported | ErrorClass::Denied)
-}
-
-pub(super) fn warn_refused(record: &Record, attribute: &[u8], error: &StoreError) {
-    tracing::warn!(
-        ino = %record.ino,
-        attribute = %attribute.escape_ascii(),
-        %error,
-        "the backing store does not take an extended attribute: it is lost with this node"
-    );
+/// An extended attribute, for people.
+pub(crate) fn described(attribute: &[u8]) -> String {
+    format!("its extended attribute {}", attribute.escape_ascii())
 }
 
 /// Labels that the system itself puts on files are left alone.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use forebay_meta::{FileKind, Link, Record};
-use forebay_store::backing::SetAttributes;
 use forebay_store::{Attributes, Commit, Dir, ErrorClass, Expect, Fingerprint};
 
 use super::identity::{is_own, is_pending};
@@ -90,28 +89,8 @@ impl Node {
     /// An empty file appears with all its attributes at once, as one with bytes does.
     fn publish_empty(&self, work: &mut Work<'_>, target: &Target<'_>) -> Result<Flushed> {
         let record = &work.record;
-        let mut temporary = self.backing.temporary(record.ino.0)?;
-        let attr = &record.attr;
-        let owner = temporary.file().stat()?;
-        temporary.file().set_attributes(&SetAttributes {
-            mode: Some(attr.perm),
-            uid: (owner.uid != attr.uid).then_some(attr.uid),
-            gid: (owner.gid != attr.gid).then_some(attr.gid),
-            ..SetAttributes::default()
-        })?;
-        for (name, value) in self.known_xattrs(record)? {
-            match temporary.file().set_xattr(os(&name), &value) {
-                Err(error) if super::attributes::is_refused(&error) => {
-                    super::attributes::warn_refused(record, &name, &error);
-                }
-                set => set?,
-            }
-        }
-        temporary.file().set_attributes(&SetAttributes {
-            atime: Some(convert::store_time(attr.atime)),
-            mtime: Some(convert::store_time(attr.mtime)),
-            ..SetAttributes::default()
-        })?;
+        let mut temporary = self.temporary_for(record, target.dir)?;
+        self.copy_attributes(record, record.attr.mtime, &**temporary.file())?;
         let name = os(target.name);
         let found = match self.backing.stat(target.dir, name) {
             Ok(found) => Some(found),

@@ -20,6 +20,7 @@ mod names;
 mod occupied;
 mod owned;
 mod queue;
+mod refused;
 mod remove;
 #[cfg(test)]
 mod tests;
@@ -35,9 +36,13 @@ use crate::error::{NodeError, Result};
 use crate::files::File;
 use crate::node::Node;
 
+pub(crate) use attributes::described;
 pub use conflict::Conflict;
 pub(crate) use identity::{is_own, is_pending};
 pub(crate) use queue::NAMES_DELAY;
+pub use refused::Refused;
+pub(crate) use refused::is_refused_owner;
+use refused::is_beyond_store;
 use work::{Batch, Step, Work};
 
 /// The state of the backlog's workers.
@@ -50,6 +55,8 @@ pub struct Reconciler {
     /// Why the last attempt failed, by inode.
     failures: Mutex<std::collections::HashMap<u64, String>>,
     warnings: Mutex<queue::Warnings>,
+    /// What the backing store can't have.
+    pub(crate) limits: refused::Limits,
     /// Files that must be written so that they can make room.
     pub(crate) wanted: Mutex<std::collections::HashSet<u64>>,
     /// Directories whose entries a worker changed since their times were set.
@@ -70,6 +77,9 @@ pub struct Remaining {
     pub in_use: bool,
     /// Files that other nodes have not written back; not counted above, as they are theirs to do.
     pub elsewhere: u64,
+    /// Of the entries, those that the backing store can't have as they are ([`Node::refused`]): a
+    /// drain does not wait for them.
+    pub refused: u64,
 }
 
 /// A parent chain or a nest of removed directories deeper than this is not followed.
@@ -219,8 +229,14 @@ impl Node {
                 return self.remove(work, depth);
             }
             self.survey(work)?;
-            if self.place(work, depth)? == Step::Again {
-                return Ok(Step::Again);
+            match self.place(work, depth) {
+                Ok(Step::Done) => {}
+                Ok(Step::Again) => return Ok(Step::Again),
+                // What it has reaches the store all the same, if it stands anywhere there.
+                Err(error) if is_beyond_store(&error) && !work.record.backing.links.is_empty() => {
+                    work.refused = Some(error);
+                }
+                Err(error) => return Err(error),
             }
             self.look_after_move(work)?;
             if self.write_bytes(work, depth)? == Step::Again {
@@ -295,6 +311,11 @@ impl Node {
     }
 
     fn note_success(&self, ino: Ino) {
+        // A name or bytes; of attributes whoever has set them has said so meanwhile.
+        let failed = self.reconciler.failures.lock().contains_key(&ino.0);
+        if failed {
+            self.forget_refused(ino);
+        }
         self.reconciler.failures.lock().remove(&ino.0);
     }
 

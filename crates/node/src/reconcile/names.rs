@@ -9,6 +9,7 @@ use forebay_store::{Attributes, Dir, ErrorClass};
 
 use super::identity::{is_pending, may_be_ours};
 use super::occupied::Room;
+use super::refused::is_beyond_store;
 use super::work::{Step, Work};
 use crate::convert;
 use crate::error::Result;
@@ -147,7 +148,13 @@ impl Node {
                     work.went(from);
                     Ok(Step::Done)
                 }
-                _ => Err(error),
+                _ => {
+                    if is_beyond_store(&error) {
+                        // It stands where it stood, and nowhere else.
+                        work.went(to);
+                    }
+                    Err(error)
+                }
             },
         }
     }
@@ -215,7 +222,13 @@ impl Node {
                 }
                 if work.record.backing.links.is_empty() { Ok(Step::Done) } else { Err(error) }
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                if is_beyond_store(&error) {
+                    self.doubt_links();
+                    work.went(to);
+                }
+                Err(error)
+            }
         }
     }
 

@@ -76,6 +76,8 @@ pub(super) struct Work<'a> {
     foreign: Vec<Link>,
     /// Inodes that were moved aside and want to go on.
     pub(super) followers: Vec<Ino>,
+    /// A name that the backing store does not take; the rest is done.
+    pub(super) refused: Option<NodeError>,
     /// Others changed it: it is taken over as it is after the report.
     pub(super) theirs: bool,
     /// Names changed, and with them the change time of the backing store's object.
@@ -92,6 +94,7 @@ impl<'a> Work<'a> {
             others: Vec::new(),
             foreign: Vec::new(),
             followers: Vec::new(),
+            refused: None,
             theirs: false,
             moved: false,
         }
@@ -243,8 +246,12 @@ impl<'a> Batch<'a> {
             // would with nothing left that differs.
             work.seen_change = NEVER;
         }
+        let refused = work.refused.take();
         self.keep(owned, work);
-        done
+        match (done, refused) {
+            (Ok(Step::Done), Some(refused)) => Err(refused),
+            (done, _) => done,
+        }
     }
 
     fn keep(&mut self, owned: Owned<'a>, work: Work<'a>) {
