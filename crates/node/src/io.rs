@@ -207,7 +207,7 @@ impl Node {
             return Ok((offset, written));
         }
         context.wait()?;
-        let written = self.write_the_hard_way(file, offset, data, end)?;
+        let written = self.write_the_hard_way(context, file, offset, data)?;
         drop(one_at_the_end);
         self.metrics.bytes.of(Source::Tier).add(written as u64);
         Ok((offset, written))

@@ -61,6 +61,7 @@ pub struct Node {
     pub(crate) moved: Moved,
     pub(crate) removals: Removals,
     pub(crate) accesses: Accesses,
+    pub(crate) given_up: crate::context::GivenUp,
     /// A spill file has been noted, now or by an earlier daemon.
     pub(crate) spills_noted: AtomicBool,
     pub(crate) handles: Handles,
@@ -228,6 +229,7 @@ impl Node {
             moved: Moved::default(),
             removals: Removals::default(),
             accesses: Accesses::default(),
+            given_up: Default::default(),
             spills_noted: AtomicBool::new(spills_noted),
             handles: Handles::new(generation),
             steward: Mutex::new(steward),

@@ -77,6 +77,7 @@ impl Node {
         {
             self.ensure_place(&file, &record)?;
         }
+        self.check_wanted(context)?;
         if punch || zero {
             self.zero_range(&file, offset, end, keep)?;
         } else {

@@ -78,11 +78,12 @@ impl Node {
     /// made, and what still has none goes to the base.
     pub(crate) fn write_the_hard_way(
         &self,
+        context: &Context,
         file: &FileRef,
         offset: u64,
         data: &[u8],
-        end: u64,
     ) -> Result<usize> {
+        let end = offset + data.len() as u64;
         let record = self.meta.get(file.ino)?;
         fail_at!("node.spill.begin");
         let tier = file.residence.read().place.as_ref().map_or(0, |place| place.tier);
@@ -96,6 +97,7 @@ impl Node {
                 self.ensure_place(file, &record)?;
             }
             let residence = file.residence.write();
+            self.check_wanted(context)?;
             if let Some(place) = &residence.place {
                 // Charges of writes that were repeated go, for nobody else writes now.
                 self.true_up(file, place)?;
@@ -107,6 +109,7 @@ impl Node {
             }
         }
         let mut residence = file.residence.write();
+        self.check_wanted(context)?;
         self.write_around(file, &mut residence, offset, data)
     }
 

@@ -74,6 +74,7 @@ impl Node {
         }
         {
             let mut residence = file.residence.write();
+            self.check_wanted(context)?;
             file.count_write();
             fail_at!("node.truncate.before_object");
             if size == 0 {

@@ -131,6 +131,7 @@ impl Node {
         if !set.beside_size() {
             return Ok(self.stat(&record));
         }
+        self.check_wanted(context)?;
         let now = convert::now();
         if let Some(list) = list {
             let flags = forebay_meta::XattrFlags::Either;

@@ -102,6 +102,7 @@ impl Node {
             }
             let mut inode = self.new_inode(context, dir, new)?;
             inode.owned = owned;
+            self.check_wanted(context)?;
             match self.meta.create_announced(dir, name, inode, convert::now(), announce) {
                 // Removed again if it is not found now: then so be it.
                 Err(MetaError::Exists) if !looks => looks = true,
@@ -261,6 +262,7 @@ impl Node {
         if self.store_lacks_links() {
             return Err(Errno::PERM.into());
         }
+        self.check_wanted(context)?;
         let record = self.meta.link(ino, dir, name, convert::now())?;
         self.queue(&record);
         Ok(self.stat(&record))
@@ -282,6 +284,7 @@ impl Node {
         if record.is_directory() {
             return Err(Errno::ISDIR.into());
         }
+        self.check_wanted(context)?;
         let mut before = self.stat(&record);
         let in_use = |ino| {
             let open = self.is_open(ino);
@@ -308,6 +311,7 @@ impl Node {
             return Err(Errno::NOTDIR.into());
         }
         self.ensure_listed(context, record.ino)?;
+        self.check_wanted(context)?;
         let before = self.stat(&record);
         let unlinked = self.meta.rmdir(dir, name, convert::now(), false)?;
         self.after_removal(before, &unlinked);
@@ -356,6 +360,7 @@ impl Node {
             }
             _ => {}
         }
+        self.check_wanted(context)?;
         let before = target.map(|target| self.stat(&target));
         let file = before.as_ref().is_some_and(|before| before.attr.kind == FileKind::File);
         let lingers = file && !flags.exchange;

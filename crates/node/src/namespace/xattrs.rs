@@ -103,6 +103,7 @@ impl Node {
             self.check_stream_rate(&record, value)?;
         }
         self.import_if_unknown(context, ino)?;
+        self.check_wanted(context)?;
         let now = convert::now();
         match name {
             acl::ACCESS => return self.set_access(&record, value, flags, kill_setgid, now),
@@ -165,6 +166,7 @@ impl Node {
             // To remove a list that there is not is no error.
             return if acl { Ok(()) } else { Err(Errno::NODATA.into()) };
         }
+        self.check_wanted(context)?;
         if acl {
             return self.drop_xattr(ino, name, convert::now());
         }

@@ -176,6 +176,7 @@ fn node_on(
         moved: Default::default(),
         removals: Default::default(),
         accesses: Default::default(),
+        given_up: Default::default(),
         spills_noted: Default::default(),
         handles: crate::handle::Handles::new(0),
         steward: Mutex::new(Steward::new(&steward).expect("a sound configuration")),
