@@ -241,6 +241,11 @@ impl Node {
             }
         }
         if dirty {
+            if !trusted {
+                self.set_aside_if_cut(&record, object.len()?)?;
+            }
+            // As it is now.
+            let record = self.meta.get(ino)?;
             self.recover_dirty(&record, &header, &*object)?;
             if !header.dirty {
                 let mut header = header.clone();

@@ -1,6 +1,7 @@
 //! Making, finding, moving and removing names.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use forebay_meta::{
     Error as MetaError, FileKind, Ino, NewInode, Record, RenameFlags, Unlinked, XattrState,
@@ -361,6 +362,11 @@ impl Node {
             _ => {}
         }
         self.check_wanted(context)?;
+        if target.is_some() && !source.dirty && self.is_unsettled(source.ino) {
+            // A crash of the machine may leave less of it than there is now, and then what it is to
+            // replace stays: how much there is must be known.
+            self.settle_by(&self.files.get(source.ino), Some(Instant::now()))?;
+        }
         let before = target.map(|target| self.stat(&target));
         let file = before.as_ref().is_some_and(|before| before.attr.kind == FileKind::File);
         let lingers = file && !flags.exchange;

@@ -155,7 +155,7 @@ impl Node {
 }
 
 /// `NAME.forebay-conflict-HOST-TIME`, shortened where it would be too long for a name.
-fn conflict_name(name: &[u8], now: Timestamp, attempt: u32) -> Vec<u8> {
+pub(super) fn conflict_name(name: &[u8], now: Timestamp, attempt: u32) -> Vec<u8> {
     let host = rustix::system::uname();
     let host: String = host.nodename().to_string_lossy().chars().take(64).collect();
     let host = host.replace('/', "_");

@@ -24,6 +24,7 @@ mod refused;
 mod remove;
 #[cfg(test)]
 mod tests;
+mod unsynced;
 mod work;
 
 use std::sync::atomic::Ordering;
