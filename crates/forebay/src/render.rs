@@ -222,7 +222,9 @@ fn troubles(status: &Status, line: Line<'_>) {
     for conflict in status.conflicts.iter().take(ROWS_MAX) {
         let path = &conflict.path;
         if conflict.kept_as == WirePath::default() {
-            line(format_args!("  conflict     {path} was also changed in the backing store; its version counts"));
+            line(format_args!(
+                "  conflict     {path} was also changed in the backing store; its version counts"
+            ));
             continue;
         }
         line(format_args!(

@@ -160,7 +160,8 @@ impl Shared {
             tracing::error!(opcode, %error, "a malformed request of the kernel");
             NodeError::Posix(rustix::io::Errno::IO)
         })?;
-        let context = Context { uid, gid, pid, may_wait, request: waiting_number(request, may_wait) };
+        let context =
+            Context { uid, gid, pid, may_wait, request: waiting_number(request, may_wait) };
         let notifier = self.notifier.get().map(|notifier| &**notifier);
         let serve = Serve { node: &self.node, manner: &self.manner, notifier, request, context };
         match self.kept.get() {
@@ -206,7 +207,8 @@ impl Shared {
         let operation = request.operation().ok()?;
         let call = before.calls.get(&number).filter(|_| request.is_resent()).copied();
         let Header { node, uid, gid, pid, .. } = *request.header();
-        let context = Context { uid, gid, pid, may_wait, request: waiting_number(request, may_wait) };
+        let context =
+            Context { uid, gid, pid, may_wait, request: waiting_number(request, may_wait) };
         let (about, _) = forebay_node::of_node_id(node);
         let call = call.or_else(|| resent::call(&self.node, &context, about, &operation))?;
         Some(ledger.begin(number, call, request.is_resent()))

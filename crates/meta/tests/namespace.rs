@@ -285,7 +285,9 @@ fn refresh_then_follows_the_backing_store_unless_changes_are_pending() {
     assert!(matches!(store.refresh(ino, &changed, &|_| false).unwrap(), Refreshed::Unchanged(_)));
     changed.attr.size = 70;
     changed.fingerprint.size = 70;
-    let Refreshed::Updated(record) = store.refresh(ino, &changed, &|_| false).unwrap() else { panic!() };
+    let Refreshed::Updated(record) = store.refresh(ino, &changed, &|_| false).unwrap() else {
+        panic!()
+    };
     assert_eq!(record.attr.size, 70);
     let write = |record: &mut Record| {
         record.dirty = true;
@@ -310,7 +312,8 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     let mut gone = Vec::new();
     // Nothing pending: all goes.
     let fresh = create(&store, dir, "fresh").ino;
-    let result = store.vanished(ROOT, b"d", dir, LATER, &|_| false, &mut |ino| gone.push(ino)).unwrap();
+    let result =
+        store.vanished(ROOT, b"d", dir, LATER, &|_| false, &mut |ino| gone.push(ino)).unwrap();
     assert_eq!((result.removed, gone.len()), (602, 602));
     assert_eq!(result.kept, [fresh, dir]);
     let kept = store.get(dir).unwrap();
@@ -318,9 +321,15 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     assert_eq!(store.path(fresh).unwrap().unwrap(), b"d/fresh");
     clean(&store);
     // A name that means another inode by now is not the one that vanished.
-    assert_eq!(store.vanished(ROOT, b"d", fresh, LATER, &|_| false, &mut |_| ()).unwrap(), Vanished::default());
+    assert_eq!(
+        store.vanished(ROOT, b"d", fresh, LATER, &|_| false, &mut |_| ()).unwrap(),
+        Vanished::default()
+    );
     // A name the backing store never had can't vanish.
-    assert_eq!(store.vanished(dir, b"fresh", fresh, LATER, &|_| false, &mut |_| ()).unwrap().removed, 0);
+    assert_eq!(
+        store.vanished(dir, b"fresh", fresh, LATER, &|_| false, &mut |_| ()).unwrap().removed,
+        0
+    );
     reconcile_all(&store);
     let result = store.vanished(ROOT, b"d", dir, LATER, &|_| false, &mut |_| ()).unwrap();
     assert_eq!((result.removed, result.kept.len()), (2, 0));

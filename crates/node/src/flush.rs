@@ -413,14 +413,11 @@ impl Node {
         if !same || !spill.is_complete() {
             return Ok(Flushed::Busy);
         }
-        let published =
-            self.publish_file(file.ino, residence.place.as_ref(), &mut fresh, target);
+        let published = self.publish_file(file.ino, residence.place.as_ref(), &mut fresh, target);
         let flushed = match published {
             // Before anybody can write to it again: an error may come after the deed.
             Err(error) => match self.published_spill(record) {
-                Ok(Some(found)) => {
-                    Flushed::Done { fingerprint: found.fingerprint(), clean: false }
-                }
+                Ok(Some(found)) => Flushed::Done { fingerprint: found.fingerprint(), clean: false },
                 _ => return Err(error),
             },
             flushed => flushed?,

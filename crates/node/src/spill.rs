@@ -331,21 +331,10 @@ impl Node {
                 _ => Some(self.meta.get(file.ino)?.attr.size),
             },
         };
-        // What an earlier use may have left there is not this file's.
-        self.forget_half_written(file.ino)?;
-        self.backing.remove_spill(file.ino.0)?;
-        let map = match over {
-            None => None,
-            Some(size) => {
-                Some(self.backing.spill_map(file.ino.0, self.config.extent_bytes, size)?)
-            }
-        };
-        let made = self.backing.spill(file.ino.0)?;
-        fail_at!("node.spill.made");
-        made.file().set_len(over.unwrap_or(0))?;
-        self.spills_noted.store(true, Ordering::Release);
-        self.meta.set_setting(&spill_setting(file.ino), &made.file().stat()?.ino.to_le_bytes())?;
-        let spill = Arc::new(Spill::new(made, map)?);
+        let spill = Arc::new(self.make_spill(file.ino, over).inspect_err(|_| {
+            // Nobody knows of it.
+            drop(self.backing.remove_spill(file.ino.0));
+        })?);
         if let Some(place) = &residence.place {
             self.edit_header(place, |header| {
                 header.spilled = true;
@@ -360,6 +349,23 @@ impl Node {
         fail_at!("node.spill.noted");
         residence.base = Base::Spill(spill.clone());
         Ok(spill)
+    }
+
+    /// An empty spill file, and a map if it is laid over a version of so many bytes.
+    fn make_spill(&self, ino: Ino, over: Option<u64>) -> Result<Spill> {
+        // What an earlier use may have left there is not this file's.
+        self.forget_half_written(ino)?;
+        self.backing.remove_spill(ino.0)?;
+        let map = match over {
+            None => None,
+            Some(size) => Some(self.backing.spill_map(ino.0, self.config.extent_bytes, size)?),
+        };
+        let made = self.backing.spill(ino.0)?;
+        fail_at!("node.spill.made");
+        made.file().set_len(over.unwrap_or(0))?;
+        self.spills_noted.store(true, Ordering::Release);
+        self.meta.set_setting(&spill_setting(ino), &made.file().stat()?.ino.to_le_bytes())?;
+        Spill::new(made, map)
     }
 
     /// The version in the backing store that the spill file of a file has become, if its

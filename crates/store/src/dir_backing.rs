@@ -55,7 +55,13 @@ impl DirBacking {
         let fd = retry(|| fs::open(&path, flags, Mode::empty()))
             .map_err(|e| StoreError::io("open backing store", &path, e))?;
         let root = Dir(Arc::new(fd));
-        Ok(Self { path, owner: owner.to_owned(), root, areas: Mutex::default(), swapped: Mutex::default() })
+        Ok(Self {
+            path,
+            owner: owner.to_owned(),
+            root,
+            areas: Mutex::default(),
+            swapped: Mutex::default(),
+        })
     }
 
     /// Builds an error with a path for people: the directory's present path and the name.

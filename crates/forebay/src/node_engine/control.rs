@@ -9,8 +9,8 @@ use forebay::config::MountConfig;
 use forebay::control::{
     Backlog, BusyFile, BytesBySource, ClusterReply, ClusterRequest, Conflict, Control,
     ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location, OnProgress,
-    Outcome, Passthrough, PolicySnapshot, Progress, Recorded, Refusal, Residency, Shutdown, Status,
-    StuckOperation, TierStatus, WirePath,
+    Outcome, Passthrough, PolicySnapshot, Progress, Recorded, Refusal, RefusedFile, Residency,
+    Shutdown, Status, StuckOperation, TierStatus, WirePath,
 };
 use forebay_fuse::Mounted;
 use forebay_node::metrics::{ErrorClass, RefusalReason, Source};

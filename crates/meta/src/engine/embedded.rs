@@ -310,7 +310,8 @@ impl Engine for Embedded {
     }
 
     fn sync(&self) -> Result<(), EngineError> {
-        if !self.doubtful.load(Ordering::Acquire) && self.with(|opened| self.persist(opened)).is_ok()
+        if !self.doubtful.load(Ordering::Acquire)
+            && self.with(|opened| self.persist(opened)).is_ok()
         {
             return Ok(());
         }
@@ -375,7 +376,8 @@ mod tests {
 
     /// Makes the parts of the log look old; says how many there are.
     fn age(directory: &Path) -> Vec<PathBuf> {
-        let parts = std::fs::read_dir(directory).expect("listed").map(|entry| entry.expect("").path());
+        let parts =
+            std::fs::read_dir(directory).expect("listed").map(|entry| entry.expect("").path());
         let parts: Vec<_> =
             parts.filter(|path| path.extension().is_some_and(|found| found == LOG)).collect();
         for part in &parts {

@@ -42,8 +42,8 @@ pub use conflict::Conflict;
 pub(crate) use identity::{is_own, is_pending};
 pub(crate) use queue::NAMES_DELAY;
 pub use refused::Refused;
-pub(crate) use refused::is_refused_owner;
 use refused::is_beyond_store;
+pub(crate) use refused::is_refused_owner;
 use work::{Batch, Step, Work};
 
 /// The state of the backlog's workers.

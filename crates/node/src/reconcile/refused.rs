@@ -60,8 +60,18 @@ pub(crate) fn is_beyond_store(error: &NodeError) -> bool {
         EPERM, EXDEV,
     };
     const BEYOND: [i32; 12] = [
-        E2BIG, EACCES, EFBIG, EILSEQ, EINVAL, EMLINK, ENAMETOOLONG, ENOSYS, EOPNOTSUPP, EOVERFLOW,
-        EPERM, EXDEV,
+        E2BIG,
+        EACCES,
+        EFBIG,
+        EILSEQ,
+        EINVAL,
+        EMLINK,
+        ENAMETOOLONG,
+        ENOSYS,
+        EOPNOTSUPP,
+        EOVERFLOW,
+        EPERM,
+        EXDEV,
     ];
     let NodeError::Store(StoreError::Io { source, .. }) = error else { return false };
     source.raw_os_error().is_some_and(|errno| BEYOND.contains(&errno))
