@@ -300,6 +300,27 @@ fn refresh_then_follows_the_backing_store_unless_changes_are_pending() {
 }
 
 #[test]
+fn file_with_unsettled_bytes_when_others_change_or_remove_it_then_kept_and_dirty() {
+    let store = store();
+    store.import(ROOT, &[found("d", FileKind::Directory, 2, 2)]).unwrap();
+    let dir = store.lookup(ROOT, b"d").unwrap().unwrap().ino;
+    let files = [found("open", FileKind::File, 1, 3), found("closed", FileKind::File, 1, 4)];
+    store.import(dir, &files).unwrap();
+    let open = store.lookup(dir, b"open").unwrap().unwrap().ino;
+    let mut changed = found("open", FileKind::File, 1, 3);
+    changed.fingerprint.size = 70;
+    let unsettled = |ino| ino == open;
+    let refreshed = store.refresh(open, &changed, &unsettled).unwrap();
+    assert!(matches!(refreshed, Refreshed::Conflict(_)));
+    let result = store.vanished(ROOT, b"d", dir, LATER, &unsettled, &mut |_| ()).unwrap();
+    assert_eq!((result.removed, &result.kept[..]), (1, &[open, dir][..]));
+    let kept = store.get(open).unwrap();
+    assert!(kept.dirty && kept.queued.is_some() && kept.backing.links.is_empty());
+    assert_eq!(store.path(open).unwrap().unwrap(), b"d/open");
+    clean(&store);
+}
+
+#[test]
 fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     let store = store();
     store.import(ROOT, &[found("d", FileKind::Directory, 2, 2)]).unwrap();

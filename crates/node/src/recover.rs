@@ -62,7 +62,7 @@ impl Node {
             // Not among those at which a mounted daemon dies: it is not mounted yet.
             fail::fail_point!("node.recover.tier");
         }
-        self.recover_spills()?;
+        self.recover_spills(trusted)?;
         if !known {
             self.meta.set_setting(RECOVERED, b"1")?;
         }
@@ -241,12 +241,7 @@ impl Node {
             }
         }
         if dirty {
-            if !trusted {
-                self.set_aside_if_cut(&record, object.len()?)?;
-            }
-            // As it is now.
-            let record = self.meta.get(ino)?;
-            self.recover_dirty(&record, &header, &*object)?;
+            self.recover_dirty(&record, &header, &*object, trusted)?;
             if !header.dirty {
                 let mut header = header.clone();
                 (header.dirty, header.writing) = (true, true);
@@ -269,8 +264,19 @@ impl Node {
     /// An object that was being written: its size and times count, and it goes to the backlog. If a
     /// flush was interrupted right after it was published, what stands in the backing store is its
     /// own work.
-    fn recover_dirty(&self, record: &Record, header: &Header, object: &dyn Object) -> Result<()> {
+    fn recover_dirty(
+        &self,
+        record: &Record,
+        header: &Header,
+        object: &dyn Object,
+        trusted: bool,
+    ) -> Result<()> {
         let stat = object.stat()?;
+        if !trusted {
+            self.set_aside_if_cut(record, stat.size)?;
+        }
+        // With the name that it has now.
+        let record = &*self.as_seen_here(&self.meta.get(record.ino)?);
         let published = self.published_meanwhile(record, header)?;
         self.meta.update(record.ino, None, |record| {
             record.attr.size = stat.size;
@@ -317,14 +323,18 @@ impl Node {
 
     /// Spill files: those of files that are gone or were flushed go; of a file that has nothing on a
     /// tier the spill file alone knows the size.
-    fn recover_spills(&self) -> Result<()> {
+    fn recover_spills(&self, trusted: bool) -> Result<()> {
         for ino in self.wanted_spills()? {
             if self.residents.get(ino.0).is_some() {
                 continue;
             }
             let Some(spill) = self.backing.open_spill(ino.0)? else { continue };
-            let (size, mtime) =
-                Spill::new(spill, self.backing.open_spill_map(ino.0)?)?.size_and_mtime();
+            let map = self.backing.open_spill_map(ino.0)?;
+            let whole = map.is_none();
+            let (size, mtime) = Spill::new(spill, map)?.size_and_mtime();
+            if !trusted && whole {
+                self.set_aside_if_cut(&*self.meta.get(ino)?, size)?;
+            }
             self.meta.update(ino, None, |record| {
                 record.attr.size = size;
                 record.attr.mtime = convert::time(mtime);

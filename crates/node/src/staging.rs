@@ -75,7 +75,8 @@ impl Node {
         let group = self.backing.begin_group();
         for &ino in due {
             let Ok(record) = self.meta.get(ino) else { continue };
-            if may_be_staged(&record) {
+            // What has its owner from its directory, or keeps its inode, is made there.
+            if may_be_staged(&record) && self.may_give(&record.attr).unwrap_or(false) {
                 let file = self.files.get(ino);
                 match self.stage_file(&file, &record) {
                     Ok(true) => stage.files.push(file),

@@ -312,11 +312,7 @@ impl Node {
     }
 
     fn note_success(&self, ino: Ino) {
-        // A name or bytes; of attributes whoever has set them has said so meanwhile.
-        let failed = self.reconciler.failures.lock().contains_key(&ino.0);
-        if failed {
-            self.forget_refused(ino);
-        }
+        self.forget_refused_place(ino);
         self.reconciler.failures.lock().remove(&ino.0);
     }
 

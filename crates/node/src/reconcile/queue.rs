@@ -303,7 +303,7 @@ impl Node {
                     self.turn_failed(ino, failures, &error);
                     let refused = is_beyond_store(&error);
                     if refused {
-                        self.note_refused(ino, "its place", &error);
+                        self.note_refused_place(ino, &error);
                     }
                     told(ino, if refused { Turn::Refused } else { Turn::Failed });
                 }

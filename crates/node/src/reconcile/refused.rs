@@ -25,6 +25,9 @@ const MOST_REMEMBERED: usize = 1000;
 /// Owners of whom it is remembered whether files can be given to them.
 const MOST_OWNERS: usize = 256;
 
+/// What is refused where it is no attribute.
+const PLACE: &str = "its place";
+
 /// Extended attributes up to this size are not asked about before they are set.
 const SMALL_ATTRIBUTE: usize = 1024;
 /// The longest that there can be (`XATTR_SIZE_MAX`).
@@ -105,6 +108,19 @@ impl Node {
         if refused.insert(ino.0, noted.clone()).as_ref() != Some(&noted) {
             drop(refused);
             tracing::warn!(%ino, what, %error, "the backing store does not take this: it is kept here");
+        }
+    }
+
+    /// A name that the store can't have, or bytes under it.
+    pub(super) fn note_refused_place(&self, ino: Ino, error: &NodeError) {
+        self.note_refused(ino, PLACE, error);
+    }
+
+    /// It has them; what it refused of the attributes whoever has set them has noted.
+    pub(super) fn forget_refused_place(&self, ino: Ino) {
+        let mut refused = self.reconciler.limits.refused.lock();
+        if refused.get(&ino.0).is_some_and(|(what, _)| what == PLACE) {
+            refused.remove(&ino.0);
         }
     }
 
