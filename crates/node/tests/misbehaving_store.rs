@@ -282,12 +282,13 @@ impl Round {
         let node = self.rig.node().clone();
         match step {
             Step::Unlink { name } => {
-                if self.find(name).is_some() {
-                    self.close(name);
-                    let bytes = file_name(name).into_bytes();
-                    self.again(step, || node.unlink(&CONTEXT, Ino::ROOT, &bytes));
-                    self.names.remove(&name);
+                if self.find(name).is_none() {
+                    return;
                 }
+                self.close(name);
+                let bytes = file_name(name).into_bytes();
+                self.again(step, || node.unlink(&CONTEXT, Ino::ROOT, &bytes));
+                self.names.remove(&name);
             }
             Step::Rename { from, to } => {
                 self.close(from);
