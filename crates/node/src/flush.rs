@@ -37,7 +37,7 @@ use crate::metrics::Source;
 use crate::node::Node;
 use crate::overlay::Spill;
 use crate::place::{Base, Place, Residence};
-use crate::reconcile::is_own;
+use crate::reconcile::{is_own, was_changed};
 
 /// How a flush of a file's bytes ended.
 pub(crate) enum Flushed {
@@ -366,7 +366,9 @@ impl Node {
         };
         let pending = temporary.pending()?;
         let mut expect = self.intend(ino, target.expect, found.as_ref(), pending)?;
+        let now = self.meta.get(ino)?;
         let found = found.map(|found| found.fingerprint());
+        let found = found.filter(|found| !was_changed(&now, found));
         if let Some(place) = place {
             self.edit_header(place, |header| {
                 if let Some(found) = found.filter(|found| is_announced(header, found))
@@ -487,7 +489,8 @@ impl Node {
         let backing = self.backing.open_file(target.dir, name, Access::ReadWrite)?;
         let found = backing.stat()?;
         if !self.is_half_written(file.ino, &found)?
-            && !target.expect.is_some_and(|print| print.same_content(&found.fingerprint()))
+            && (was_changed(&*self.meta.get(file.ino)?, &found.fingerprint())
+                || !target.expect.is_some_and(|print| print.same_content(&found.fingerprint())))
         {
             return Ok(Flushed::Conflict(Some(found)));
         }
@@ -524,10 +527,11 @@ impl Node {
             Some(place) => is_announced(&place.object.header()?, &found.fingerprint()),
             None => false,
         };
+        let now = self.meta.get(file.ino)?;
         let same = announced
             || expected.is_some_and(|print| print.same_content(&found.fingerprint()))
-            || is_own(&*self.meta.get(file.ino)?, &found);
-        if !same {
+            || is_own(&now, &found);
+        if !same || was_changed(&now, &found.fingerprint()) {
             return Ok(Flushed::Conflict(Some(found)));
         }
         // Also for a file of which no tier has anything.

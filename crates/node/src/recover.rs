@@ -13,7 +13,7 @@ use crate::error::{NodeError, Result};
 use crate::flush::is_announced;
 use crate::node::Node;
 use crate::overlay::Spill;
-use crate::reconcile::is_pending;
+use crate::reconcile::{is_pending, was_changed};
 use crate::residents::Resident;
 
 /// What a recovery found.
@@ -290,6 +290,9 @@ impl Node {
         for link in &record.backing.links {
             let Some(found) = self.found_under(record, link)? else { continue };
             let print = found.fingerprint();
+            if was_changed(record, &print) {
+                continue;
+            }
             if is_announced(header, &print) || is_pending(record, &found) {
                 return Ok(Some(convert::fingerprint(print)));
             }

@@ -21,6 +21,9 @@ use crate::reconcile::NAMES_DELAY;
 
 const PAGE: usize = 1000;
 
+/// Names of a file that are looked at to find one under which it stands.
+const MOST_NAMES: usize = 16;
+
 impl Node {
     /// Compares a clean object with the backing store when its freshness has run out; drops stale
     /// copies. The record that counts from now on.
@@ -48,17 +51,15 @@ impl Node {
             return Ok(Some(self.meta.get(ino)?));
         };
         let record = self.meta.get(ino)?;
-        let [link] = record.backing.links.as_slice() else { return Ok(Some(record)) };
         if record.differs() {
             return Ok(Some(record));
         }
-        let link = link.clone();
+        let Some(link) = record.backing.links.first().cloned() else { return Ok(Some(record)) };
         let _asked = self.imports.health.begin();
-        let looked = self.in_directory(link.parent, |dir| {
-            let attributes = self.backing.stat(dir, OsStr::from_bytes(&link.name))?;
-            self.found(dir, &link.name, &attributes)
-        });
-        match looked {
+        if record.backing.links.len() > 1 {
+            return self.compare_one_of(&record).map(Some);
+        }
+        match self.look_under(&link) {
             Ok(found) => self.take_in(&record, &found).map(Some),
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {
                 if !self.is_gone(ino)? {
@@ -69,6 +70,31 @@ impl Node {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// What the backing store has under a name.
+    fn look_under(&self, link: &Link) -> Result<Found> {
+        self.in_directory(link.parent, |dir| {
+            let attributes = self.backing.stat(dir, OsStr::from_bytes(&link.name))?;
+            self.found(dir, &link.name, &attributes)
+        })
+    }
+
+    /// As [`Node::compare`], of a file with several names: by one under which it still stands. What
+    /// others did to the other names the listings of their directories find.
+    fn compare_one_of(&self, record: &Arc<Record>) -> Result<Arc<Record>> {
+        let known = record.backing.fingerprint.map(|print| print.ino);
+        for link in record.backing.links.iter().take(MOST_NAMES) {
+            match self.look_under(link) {
+                Ok(found) if Some(found.fingerprint.ino) == known => {
+                    return self.take_in(record, &found);
+                }
+                Ok(_) => {}
+                Err(error) if error.class() == Some(ErrorClass::NotFound) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(record.clone())
     }
 
     /// Whether the backing store is without an inode that it had: looks again, with nothing on the
@@ -129,16 +155,17 @@ impl Node {
         let now = if record.backing.fingerprint == Some(found.fingerprint) {
             record.clone()
         } else {
+            // Our own changes are in the record with the change time that they left: whatever moved
+            // it may have changed the bytes. First the copy goes, so that none is ever taken for the
+            // version that the record names.
+            let is_file = record.attr.kind == FileKind::File;
+            if is_file {
+                self.copy_is_stale(ino);
+            }
             match self.meta.refresh(ino, found)? {
                 Refreshed::Unchanged(now) | Refreshed::Conflict(now) => now,
                 Refreshed::Updated(now) => {
-                    let known = record.backing.fingerprint.map(convert::store_fingerprint);
-                    let found = convert::store_fingerprint(found.fingerprint);
-                    let same = known.is_some_and(|known| known.same_content(&found));
-                    if !same && now.attr.kind == FileKind::File {
-                        self.copy_is_stale(ino);
-                    }
-                    self.forget_object(ino, !same);
+                    self.forget_object(ino, is_file);
                     now
                 }
             }

@@ -234,6 +234,12 @@ impl Node {
         self.imports.directories.expire(dir);
     }
 
+    /// The version of a file that stands in the backing store may be another than the one that is
+    /// known: the next open compares.
+    pub(crate) fn doubt_version(&self, file: Ino) {
+        self.imports.files.expire(file);
+    }
+
     /// The kernel forgets a name.
     pub(crate) fn forget_name(&self, dir: Ino, name: &[u8]) {
         if let Some(kernel) = self.kernel.get() {

@@ -7,7 +7,7 @@ use forebay_meta::{Error as MetaError, FileKind, Ino, Record};
 use forebay_store::backing::{SetAttributes, XattrMode};
 use forebay_store::{Attributes, Dir, ErrorClass, StoreError};
 
-use super::identity::is_own;
+use super::identity::is_as_known;
 use super::names::os;
 use super::work::Work;
 use crate::convert;
@@ -50,7 +50,7 @@ impl Node {
             Ok(())
         })?;
         let known = work.record.backing.fingerprint;
-        let unchanged = known.is_none() || is_own(&work.record, &before);
+        let unchanged = known.is_none() || is_as_known(&work.record, &before.fingerprint());
         work.attributes_done();
         if xattrs {
             work.xattrs_done();
@@ -60,6 +60,10 @@ impl Node {
         } else if unchanged {
             let after = self.backing.stat(&dir, os(&name))?;
             work.settled(convert::fingerprint(after.fingerprint()));
+        } else {
+            // Others have changed it, or an interrupted worker has.
+            work.at_rest();
+            self.doubt_version(work.ino());
         }
         Ok(())
     }

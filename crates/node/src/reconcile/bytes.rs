@@ -6,7 +6,7 @@ use forebay_meta::{FileKind, Link, Record};
 use forebay_store::backing::SetAttributes;
 use forebay_store::{Attributes, Commit, Dir, ErrorClass, Expect, Fingerprint};
 
-use super::identity::{is_own, is_pending};
+use super::identity::{is_own, is_pending, was_changed};
 use super::names::os;
 use super::occupied::Room;
 use super::work::{Step, Work};
@@ -171,7 +171,11 @@ impl Node {
     /// Whether what stands under a name is what an interrupted worker of the same inode made.
     fn is_unreported(&self, work: &Work<'_>, found: &Attributes) -> Result<bool> {
         // What was intended is noted in the record as it is now.
-        let own = self.known(work.ino())?.is_some_and(|record| {
+        let now = self.known(work.ino())?;
+        if now.as_ref().is_some_and(|record| was_changed(record, &found.fingerprint())) {
+            return Ok(false);
+        }
+        let own = now.is_some_and(|record| {
             record.backing.fingerprint.is_some() && is_own(&record, found)
                 || is_pending(&record, found)
         });

@@ -41,8 +41,36 @@ pub(super) fn may_be_ours(record: &Record, found: &Attributes) -> bool {
     }
 }
 
+/// Whether a worker may have moved the change time of the object of this record without having been
+/// able to say so: it was interrupted at its names, or at a change in place.
+fn is_under_way(record: &Record) -> bool {
+    let pending = record.backing.pending.map(|pending| pending.ino);
+    pending.is_some() && pending == record.backing.fingerprint.map(|known| known.ino)
+        || record.queued.is_some() && record.backing.links.len() > 1
+}
+
+/// Whether the change time alone says that others have changed the object of this record: nothing
+/// of ours can have moved it.
+pub(crate) fn was_changed(record: &Record, found: &Fingerprint) -> bool {
+    record.backing.fingerprint.map(convert::store_fingerprint).is_some_and(|known| {
+        known.same_content(found) && known.ctime != found.ctime && !is_under_way(record)
+    })
+}
+
+/// Whether `found` is the version that was known, as far as can be said: for a copy that can be had
+/// again any doubt counts, for bytes that are only here none that our own work may have caused.
+pub(super) fn is_as_known(record: &Record, found: &Fingerprint) -> bool {
+    record.backing.fingerprint.map(convert::store_fingerprint).is_some_and(|known| {
+        known == *found
+            || known.same_content(found)
+                && is_under_way(record)
+                && (record.dirty || record.spilled)
+    })
+}
+
 /// Whether `found` is the object of this record as it was known, or as a worker was about to make
-/// it: nothing of others is in it. The change time is left out, for our own renames alter it.
+/// it: nothing of others is in it. The change time is left out, for our own renames alter it: see
+/// [`was_changed`].
 pub(crate) fn is_own(record: &Record, found: &Attributes) -> bool {
     if !may_be_ours(record, found) {
         return false;
@@ -101,7 +129,10 @@ impl Node {
         let record = self.meta.get(ino)?;
         let unreported = |found: &&Attributes| {
             let known = record.backing.fingerprint.is_some() || record.backing.pending.is_some();
-            expect != Some(found.fingerprint()) && known && is_own(&record, found)
+            expect != Some(found.fingerprint())
+                && known
+                && is_own(&record, found)
+                && !was_changed(&record, &found.fingerprint())
         };
         let own = found.filter(unreported).map(Attributes::fingerprint);
         self.meta.intend(ino, own.map(convert::fingerprint), convert::fingerprint(pending))?;

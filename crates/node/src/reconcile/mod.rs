@@ -36,7 +36,7 @@ use crate::files::File;
 use crate::node::Node;
 
 pub use conflict::Conflict;
-pub(crate) use identity::{is_own, is_pending};
+pub(crate) use identity::{is_own, is_pending, was_changed};
 pub(crate) use queue::NAMES_DELAY;
 use work::{Batch, Step, Work};
 
@@ -219,6 +219,7 @@ impl Node {
                 return self.remove(work, depth);
             }
             self.survey(work)?;
+            self.look_before_move(work)?;
             if self.place(work, depth)? == Step::Again {
                 return Ok(Step::Again);
             }

@@ -7,7 +7,7 @@ use forebay_meta::{FileKind, Link, Record};
 use forebay_store::backing::{Node as Special, RenameMode};
 use forebay_store::{Attributes, Dir, ErrorClass};
 
-use super::identity::{is_pending, may_be_ours};
+use super::identity::{is_as_known, is_pending, may_be_ours};
 use super::occupied::Room;
 use super::work::{Step, Work};
 use crate::convert;
@@ -363,17 +363,46 @@ impl Node {
         Ok(())
     }
 
-    /// After a move the change time is another one: the fingerprint follows if the contents are
-    /// those that were known.
+    /// Before the names of a file change, and with them its change time: whether it is the version
+    /// that was known.
+    pub(super) fn look_before_move(&self, work: &mut Work<'_>) -> Result<()> {
+        let (record, backing) = (&work.record, &work.record.backing);
+        let at_rest = record.links == backing.links || backing.links.is_empty();
+        if at_rest || record.is_directory() || backing.fingerprint.is_none() {
+            return Ok(());
+        }
+        match self.backing_place(record) {
+            Ok((dir, name)) => self.note_version(work, &dir, &name),
+            Err(error) if error.class() == Some(ErrorClass::NotFound) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`Node::look_before_move`], of what stands under a name.
+    pub(super) fn note_version(&self, work: &mut Work<'_>, dir: &Dir, name: &[u8]) -> Result<()> {
+        match self.backing.stat(dir, os(name)) {
+            Ok(found) => work.as_known = is_as_known(&work.record, &found.fingerprint()),
+            Err(error) if error.class() == ErrorClass::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// After a move the change time is another one: the fingerprint follows if the version was the
+    /// one that was known. Else the next open has to look.
     pub(super) fn look_after_move(&self, work: &mut Work<'_>) -> Result<()> {
         if !work.moved || work.record.is_directory() {
             return Ok(());
         }
-        let Some(known) = work.record.backing.fingerprint else { return Ok(()) };
+        let Some(known) = work.record.backing.fingerprint.map(convert::store_fingerprint) else {
+            return Ok(());
+        };
         let (dir, name) = self.backing_place(&work.record)?;
         let found = self.backing.stat(&dir, os(&name))?.fingerprint();
-        if convert::store_fingerprint(known).same_content(&found) {
+        if work.as_known && known.same_content(&found) {
             work.print(convert::fingerprint(found));
+        } else if known != found {
+            self.doubt_version(work.ino());
         }
         Ok(())
     }

@@ -619,6 +619,7 @@ fn sync_subtree_when_asked_for_one_directory_then_leaves_the_others() {
 mod imports;
 mod model;
 mod stale;
+mod times_kept;
 mod unanswered;
 
 /// Fails every commit and notes when it was asked for.

@@ -78,6 +78,8 @@ pub(super) struct Work<'a> {
     pub(super) followers: Vec<Ino>,
     /// Names changed, and with them the change time of the backing store's object.
     pub(super) moved: bool,
+    /// Whether the object was the version that was known, right before that.
+    pub(super) as_known: bool,
 }
 
 impl<'a> Work<'a> {
@@ -91,6 +93,7 @@ impl<'a> Work<'a> {
             foreign: Vec::new(),
             followers: Vec::new(),
             moved: false,
+            as_known: false,
         }
     }
 
@@ -130,6 +133,12 @@ impl<'a> Work<'a> {
     /// What stands in the backing store is this version, and nothing is under way.
     pub(super) fn settled(&mut self, print: Fingerprint) {
         self.print(print);
+        self.record.backing.pending = None;
+        self.facts.settled = true;
+    }
+
+    /// Nothing is under way; what stands in the backing store has to be looked at.
+    pub(super) fn at_rest(&mut self) {
         self.record.backing.pending = None;
         self.facts.settled = true;
     }
