@@ -367,8 +367,8 @@ impl Node {
         let pending = temporary.pending()?;
         let mut expect = self.intend(ino, target.expect, found.as_ref(), pending)?;
         let now = self.meta.get(ino)?;
-        let found = found.map(|found| found.fingerprint());
         let found = found.filter(|found| !was_changed(&now, found));
+        let found = found.map(|found| found.fingerprint());
         if let Some(place) = place {
             self.edit_header(place, |header| {
                 if let Some(found) = found.filter(|found| is_announced(header, found))
@@ -489,7 +489,7 @@ impl Node {
         let backing = self.backing.open_file(target.dir, name, Access::ReadWrite)?;
         let found = backing.stat()?;
         if !self.is_half_written(file.ino, &found)?
-            && (was_changed(&*self.meta.get(file.ino)?, &found.fingerprint())
+            && (was_changed(&*self.meta.get(file.ino)?, &found)
                 || !target.expect.is_some_and(|print| print.same_content(&found.fingerprint())))
         {
             return Ok(Flushed::Conflict(Some(found)));
@@ -531,7 +531,7 @@ impl Node {
         let same = announced
             || expected.is_some_and(|print| print.same_content(&found.fingerprint()))
             || is_own(&now, &found);
-        if !same || was_changed(&now, &found.fingerprint()) {
+        if !same || was_changed(&now, &found) {
             return Ok(Flushed::Conflict(Some(found)));
         }
         // Also for a file of which no tier has anything.

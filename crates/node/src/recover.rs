@@ -290,7 +290,7 @@ impl Node {
         for link in &record.backing.links {
             let Some(found) = self.found_under(record, link)? else { continue };
             let print = found.fingerprint();
-            if was_changed(record, &print) {
+            if was_changed(record, &found) {
                 continue;
             }
             if is_announced(header, &print) || is_pending(record, &found) {

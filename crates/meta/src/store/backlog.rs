@@ -175,7 +175,11 @@ impl MetaStore {
     pub fn claim(&self, ino: Ino, link: &Link) -> Result<Arc<Record>> {
         self.edit_one(ino, |draft, before| {
             if !before.backing.links.contains(link) {
-                draft.edit(ino)?.backing.links.push(link.clone());
+                let backing = &mut draft.edit(ino)?.backing;
+                backing.links.push(link.clone());
+                if before.apart > 0 {
+                    backing.claimed.push(link.clone());
+                }
                 draft.enqueue(ino)?;
             }
             Ok(())

@@ -2,7 +2,7 @@
 
 use super::{Draft, MetaStore, Vanished};
 use crate::error::Result;
-use crate::types::{FileKind, Ino, Record, Timestamp, same_links};
+use crate::types::{FileKind, Ino, Link, Record, Timestamp};
 
 /// Entries looked at in one go.
 const PAGE: usize = 256;
@@ -89,7 +89,7 @@ impl MetaStore {
     /// Whether the backing store was known to have the inode under this name.
     fn backing_has(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<bool> {
         let record = self.load(ino)?;
-        Ok(record.is_some_and(|record| record.backing.links.iter().any(|link| link.is(dir, name))))
+        Ok(record.is_some_and(|record| record.backing.links.has(dir, name)))
     }
 
     fn vanish_one(&self, dir: Ino, name: &[u8], expected: Ino, now: Timestamp) -> Result<Fate> {
@@ -101,9 +101,7 @@ impl MetaStore {
         let stays = must_stay(draft.edit(ino)?);
         if stays || kind == FileKind::Directory && !draft.expect_empty(ino)? {
             let record = draft.edit(ino)?;
-            let had = record.backing.links.len();
-            record.backing.links.retain(|link| !link.is(dir, name));
-            if record.backing.links.len() < had {
+            if record.backing.links.remove(&Link::new(dir, name)) {
                 record.backing.fingerprint = None;
                 record.backing.attrs_differ = true;
                 record.backing.xattrs_differ = true;
@@ -115,8 +113,8 @@ impl MetaStore {
             return Ok(Fate::Kept(ino));
         }
         let record = draft.edit(ino)?;
-        record.links.retain(|link| !link.is(dir, name));
-        record.backing.links.retain(|link| !link.is(dir, name));
+        record.links.remove(&Link::new(dir, name));
+        record.backing.links.remove(&Link::new(dir, name));
         record.attr.nlink = record.attr.nlink.saturating_sub(1);
         record.attr.ctime = now;
         record.change += 1;
@@ -139,7 +137,7 @@ impl MetaStore {
 fn must_stay(record: &Record) -> bool {
     // Claimed and never seen there: nobody can have removed it. (What was imported is not queued.)
     let unconfirmed = record.backing.fingerprint.is_none() && record.queued.is_some();
-    let names_differ = unconfirmed || !same_links(&record.links, &record.backing.links);
+    let names_differ = unconfirmed || !record.links.same(&record.backing.links);
     match record.attr.kind {
         FileKind::File => record.dirty || record.spilled || names_differ,
         _ => unconfirmed || record.differs(),

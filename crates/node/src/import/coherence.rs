@@ -128,7 +128,7 @@ impl Node {
                 Err(MetaError::Stale(_)) => return Ok(None),
                 record => record?,
             };
-            let [link] = record.links.as_slice() else { return Ok(None) };
+            let Some(link) = record.links.only() else { return Ok(None) };
             if record.links != record.backing.links || is_unconfirmed(&record) {
                 return Ok(None);
             }
@@ -232,7 +232,7 @@ impl Node {
             Err(MetaError::Stale(_)) => return Ok(()), // Removed: it has no entries to be compared.
             record => record?,
         };
-        let [link] = record.links.as_slice() else { return Ok(()) };
+        let Some(link) = record.links.only() else { return Ok(()) };
         if record.queued.is_some() || !self.is_gone(dir)? {
             return Ok(());
         }

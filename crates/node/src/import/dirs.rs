@@ -120,7 +120,7 @@ impl Node {
     fn open_one_of(&self, record: &Record, depth: usize) -> Result<Sought> {
         let mut sought = Sought::NoParent;
         // Newest first: a name that was claimed for a rename may or may not be there yet.
-        for link in record.backing.links.iter().rev() {
+        for link in record.backing.links.newest_first() {
             let (parent, name) = match self.place_of(record, link, depth - 1) {
                 Err(error) if error.class() == Some(ErrorClass::NotFound) => continue,
                 place => place?,
@@ -193,12 +193,12 @@ impl Node {
         if record.ino == Ino::ROOT {
             return Ok((self.backing.root(), Vec::new()));
         }
-        let mut newest_first = record.backing.links.iter().rev();
+        let mut newest_first = record.backing.links.newest_first();
         let Some(first) = newest_first.next() else { return Err(Errno::NOENT.into()) };
         if record.backing.links.len() == 1 {
             return self.place_of(record, first, MOST_PARENTS);
         }
-        for link in record.backing.links.iter().rev() {
+        for link in record.backing.links.newest_first() {
             let (dir, name) = self.place_of(record, link, MOST_PARENTS)?;
             match self.backing.stat(&dir, OsStr::from_bytes(&name)) {
                 Ok(found)

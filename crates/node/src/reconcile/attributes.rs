@@ -7,7 +7,7 @@ use forebay_meta::{Error as MetaError, FileKind, Ino, Record};
 use forebay_store::backing::{SetAttributes, XattrMode};
 use forebay_store::{Attributes, Dir, ErrorClass, StoreError};
 
-use super::identity::is_as_known;
+use super::identity::is_own;
 use super::names::os;
 use super::work::Work;
 use crate::convert;
@@ -49,21 +49,21 @@ impl Node {
             }
             Ok(())
         })?;
-        let known = work.record.backing.fingerprint;
-        let unchanged = known.is_none() || is_as_known(&work.record, &before.fingerprint());
+        let is_own = work.record.backing.fingerprint.is_none() || is_own(&work.record, &before);
         work.attributes_done();
         if xattrs {
             work.xattrs_done();
         }
         if let Some(dir) = itself {
             work.touched(work.ino(), &dir);
-        } else if unchanged {
+        } else if is_own {
+            work.note_version(&before.fingerprint());
             let after = self.backing.stat(&dir, os(&name))?;
-            work.settled(convert::fingerprint(after.fingerprint()));
-        } else {
-            // Others have changed it, or an interrupted worker has.
+            work.note_change(&after.fingerprint());
             work.at_rest();
-            self.doubt_version(work.ino());
+            if !work.as_known {
+                self.doubt_version(work.ino());
+            }
         }
         Ok(())
     }

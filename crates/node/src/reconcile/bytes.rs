@@ -134,7 +134,8 @@ impl Node {
             return Ok(Step::Done);
         }
         let standing = record.backing.links.iter().find(|link| record.links.contains(link));
-        let Some(link) = standing.or_else(|| record.backing.links.last()).cloned() else {
+        let Some(link) = standing.or_else(|| record.backing.links.newest_first().next()).cloned()
+        else {
             return Ok(Step::Done);
         };
         if record.backing.fingerprint.is_none() && record.links.contains(&link) {
@@ -142,13 +143,14 @@ impl Node {
             return self.publish(work, &link, depth);
         }
         let (dir, name) = self.place_of_link(record, &link)?;
-        let target = Target {
-            parent: link.parent,
-            dir: &dir,
-            name: &name,
-            expect: record.backing.fingerprint.map(convert::store_fingerprint),
-            in_place: record.attr.nlink > 1 || record.links.len() > 1,
-        };
+        let mut in_place = record.attr.nlink > 1 || record.links.len() > 1;
+        if !in_place && let Some(known) = record.backing.fingerprint {
+            // Others may have given it another name since.
+            let found = self.backing.stat(&dir, os(&name));
+            in_place = found.is_ok_and(|found| found.ino == known.ino && found.nlink > 1);
+        }
+        let expect = record.backing.fingerprint.map(convert::store_fingerprint);
+        let target = Target { parent: link.parent, dir: &dir, name: &name, expect, in_place };
         let record = Arc::new(record.clone());
         work.unsettled();
         match self.flush_bytes(&record, &target)? {
@@ -172,7 +174,7 @@ impl Node {
     fn is_unreported(&self, work: &Work<'_>, found: &Attributes) -> Result<bool> {
         // What was intended is noted in the record as it is now.
         let now = self.known(work.ino())?;
-        if now.as_ref().is_some_and(|record| was_changed(record, &found.fingerprint())) {
+        if now.as_ref().is_some_and(|record| was_changed(record, found)) {
             return Ok(false);
         }
         let own = now.is_some_and(|record| {

@@ -41,6 +41,10 @@ pub(super) fn may_be_ours(record: &Record, found: &Attributes) -> bool {
     }
 }
 
+/// The change time of an object that an interrupted worker of ours may have moved. No version has it:
+/// copies are fetched again.
+const UNKNOWN: forebay_store::Timestamp = forebay_store::Timestamp { seconds: 0, nanos: 0 };
+
 /// Whether a worker may have moved the change time of the object of this record without having been
 /// able to say so: it was interrupted at its names, or at a change in place.
 fn is_under_way(record: &Record) -> bool {
@@ -50,21 +54,48 @@ fn is_under_way(record: &Record) -> bool {
 }
 
 /// Whether the change time alone says that others have changed the object of this record: nothing
-/// of ours can have moved it.
-pub(crate) fn was_changed(record: &Record, found: &Fingerprint) -> bool {
+/// of ours can have moved it, nor has it got another name.
+pub(crate) fn was_changed(record: &Record, found: &Attributes) -> bool {
+    let print = found.fingerprint();
     record.backing.fingerprint.map(convert::store_fingerprint).is_some_and(|known| {
-        known.same_content(found) && known.ctime != found.ctime && !is_under_way(record)
+        known.same_content(&print)
+            && known.ctime != print.ctime
+            && known.ctime != UNKNOWN
+            && found.nlink == u64::from(record.attr.nlink)
+            && !is_under_way(record)
     })
+}
+
+impl Work<'_> {
+    /// Notes what stands in the backing store before a change of ours that moves its change time.
+    pub(super) fn note_version(&mut self, found: &Fingerprint) {
+        self.as_known = is_as_known(&self.record, found);
+        if !self.as_known
+            && is_under_way(&self.record)
+            && let Some(known) = &mut self.record.backing.fingerprint
+        {
+            known.ctime = convert::time(UNKNOWN);
+        }
+    }
+
+    /// What stands there after that change. If it was not the version that was known before, it is
+    /// known again as the same file, but not as the same version.
+    pub(super) fn note_change(&mut self, after: &Fingerprint) {
+        let known = self.record.backing.fingerprint.map(|known| known.ctime);
+        let ctime = known.filter(|_| !self.as_known);
+        let after = convert::fingerprint(*after);
+        let as_known = self.as_known;
+        self.print(Print { ctime: ctime.unwrap_or(after.ctime), ..after });
+        self.as_known = as_known;
+    }
 }
 
 /// Whether `found` is the version that was known, as far as can be said: for a copy that can be had
 /// again any doubt counts, for bytes that are only here none that our own work may have caused.
-pub(super) fn is_as_known(record: &Record, found: &Fingerprint) -> bool {
+fn is_as_known(record: &Record, found: &Fingerprint) -> bool {
     record.backing.fingerprint.map(convert::store_fingerprint).is_some_and(|known| {
         known == *found
-            || known.same_content(found)
-                && is_under_way(record)
-                && (record.dirty || record.spilled)
+            || known.same_content(found) && is_under_way(record) && (record.dirty || record.spilled)
     })
 }
 
@@ -132,7 +163,7 @@ impl Node {
             expect != Some(found.fingerprint())
                 && known
                 && is_own(&record, found)
-                && !was_changed(&record, &found.fingerprint())
+                && !was_changed(&record, found)
         };
         let own = found.filter(unreported).map(Attributes::fingerprint);
         self.meta.intend(ino, own.map(convert::fingerprint), convert::fingerprint(pending))?;

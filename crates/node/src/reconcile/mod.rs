@@ -25,6 +25,7 @@ mod remove;
 mod tests;
 mod work;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -78,6 +79,9 @@ const MOST_PARENTS: usize = 2000;
 /// Removed directories within removed directories that one worker follows; the others have their
 /// own turn.
 const MOST_NESTED: usize = 32;
+
+/// The parents of so many names are looked after, whether anything is to be done below them or not.
+const FEW_NAMES: usize = 8;
 
 /// Inodes whose last failure is remembered.
 const MOST_FAILURES: usize = 1000;
@@ -136,7 +140,12 @@ impl Node {
     /// finished, whether this succeeded or not.
     fn reconcile_in<'a>(&'a self, ino: Ino, batch: &mut Batch<'a>) -> Result<()> {
         if let Some(record) = self.known(ino)? {
-            for parent in record.links.iter().map(|link| link.parent).collect::<Vec<_>>() {
+            // Of names that stand where they should the parents do.
+            let parents: BTreeSet<Ino> = match record.links.len() {
+                0..=FEW_NAMES => record.links.iter().map(|link| link.parent).collect(),
+                _ => record.missing().into_iter().map(|link| link.parent).collect(),
+            };
+            for parent in parents {
                 self.place_parents(parent, batch)?;
             }
         }

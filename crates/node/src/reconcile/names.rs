@@ -7,7 +7,7 @@ use forebay_meta::{FileKind, Link, Record};
 use forebay_store::backing::{Node as Special, RenameMode};
 use forebay_store::{Attributes, Dir, ErrorClass};
 
-use super::identity::{is_as_known, is_pending, may_be_ours};
+use super::identity::{is_pending, may_be_ours};
 use super::occupied::Room;
 use super::work::{Step, Work};
 use crate::convert;
@@ -38,7 +38,12 @@ impl Node {
         if !in_doubt || bytes_tell {
             return Ok(());
         }
-        for link in record.backing.links.clone() {
+        // Of many names those that were claimed, if it is known which file it is.
+        let doubtful = match record.backing.fingerprint {
+            Some(_) => record.claims().clone(),
+            None => record.backing.links.clone(),
+        };
+        for link in doubtful {
             let found = self.found_under(&work.record, &link)?;
             let ours = found.filter(|found| may_be_ours(&work.record, found));
             let Some(found) = ours else {
@@ -49,9 +54,12 @@ impl Node {
                 work.record.backing.fingerprint.is_some() || is_pending(&work.record, &found);
             if !sure && self.is_anothers(work, &link, &found)? {
                 work.went(&link);
-            } else if is_pending(&work.record, &found) {
+                continue;
+            }
+            if is_pending(&work.record, &found) {
                 work.settled(convert::fingerprint(found.fingerprint()));
             }
+            work.confirmed(&link);
         }
         Ok(())
     }
@@ -86,25 +94,42 @@ impl Node {
     /// Gives the inode the names that it should have in the backing store, and takes the others.
     pub(super) fn place<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
         loop {
-            let (record, backing) = (&work.record, &work.record.backing);
-            let missing = record.links.iter().find(|link| !backing.links.contains(link)).cloned();
-            let stale = backing.links.iter().find(|link| !record.links.contains(link)).cloned();
-            let step = match (missing, stale) {
-                (None, None) => return Ok(Step::Done),
-                (None, Some(stale)) => {
-                    self.take_name(work, &stale)?;
-                    continue;
+            let mut missing = first_last(work.record.missing());
+            let mut stale = first_last(work.record.ghosts());
+            if missing.is_empty() && stale.is_empty() {
+                return Ok(Step::Done);
+            }
+            while let Some(step) = self.place_next(work, &mut missing, &mut stale, depth)? {
+                if step == Step::Again {
+                    return Ok(Step::Again);
                 }
-                (Some(missing), _) if backing.links.is_empty() => {
-                    self.make_name(work, &missing, depth)?
-                }
-                (Some(missing), Some(stale)) => self.move_name(work, &stale, &missing, depth)?,
-                (Some(missing), None) => self.add_name(work, &missing, depth)?,
-            };
-            if step == Step::Again {
-                return Ok(Step::Again);
             }
         }
+    }
+
+    /// Makes the last of the names that are missing, or takes the last of those that are stale;
+    /// `None` if there is no such name any more.
+    fn place_next<'a>(
+        &'a self,
+        work: &mut Work<'a>,
+        missing: &mut Vec<Link>,
+        stale: &mut Vec<Link>,
+        depth: usize,
+    ) -> Result<Option<Step>> {
+        let (here, there) = (&work.record.links, &work.record.backing.links);
+        // To place one name may have settled another.
+        let wanted = last_of(missing, |link| here.contains(link) && !there.contains(link));
+        let left = last_of(stale, |link| there.contains(link) && !here.contains(link));
+        Ok(Some(match (wanted, left) {
+            (None, None) => return Ok(None),
+            (None, Some(left)) => {
+                self.take_name(work, &left)?;
+                Step::Done
+            }
+            (Some(wanted), _) if there.is_empty() => self.make_name(work, &wanted, depth)?,
+            (Some(wanted), Some(left)) => self.move_name(work, &left, &wanted, depth)?,
+            (Some(wanted), None) => self.add_name(work, &wanted, depth)?,
+        }))
     }
 
     /// Moves the inode from one name to another.
@@ -372,18 +397,13 @@ impl Node {
             return Ok(());
         }
         match self.backing_place(record) {
-            Ok((dir, name)) => self.note_version(work, &dir, &name),
-            Err(error) if error.class() == Some(ErrorClass::NotFound) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// As [`Node::look_before_move`], of what stands under a name.
-    pub(super) fn note_version(&self, work: &mut Work<'_>, dir: &Dir, name: &[u8]) -> Result<()> {
-        match self.backing.stat(dir, os(name)) {
-            Ok(found) => work.as_known = is_as_known(&work.record, &found.fingerprint()),
-            Err(error) if error.class() == ErrorClass::NotFound => {}
-            Err(error) => return Err(error.into()),
+            Ok((dir, name)) => match self.backing.stat(&dir, os(&name)) {
+                Ok(found) => work.note_version(&found.fingerprint()),
+                Err(error) if error.class() == ErrorClass::NotFound => {}
+                Err(error) => return Err(error.into()),
+            },
+            Err(error) if error.class() == Some(ErrorClass::NotFound) => {}
+            Err(error) => return Err(error),
         }
         Ok(())
     }
@@ -399,11 +419,23 @@ impl Node {
         };
         let (dir, name) = self.backing_place(&work.record)?;
         let found = self.backing.stat(&dir, os(&name))?.fingerprint();
-        if work.as_known && known.same_content(&found) {
-            work.print(convert::fingerprint(found));
-        } else if known != found {
+        if known.same_content(&found) {
+            work.note_change(&found);
+        }
+        if known != found && !work.as_known {
             self.doubt_version(work.ino());
         }
         Ok(())
     }
+}
+
+/// Names in reverse order.
+fn first_last(links: Vec<&Link>) -> Vec<Link> {
+    links.into_iter().rev().cloned().collect()
+}
+
+/// The last of the names for which something holds; those after it are dropped.
+fn last_of(links: &mut Vec<Link>, holds: impl Fn(&Link) -> bool) -> Option<Link> {
+    while links.pop_if(|link| !holds(link)).is_some() {}
+    links.last().cloned()
 }

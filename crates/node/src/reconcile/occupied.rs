@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_meta::{Ino, Link};
 use forebay_store::{Dir, ErrorClass};
 
-use super::identity::{is_as_known, is_own};
+use super::identity::is_own;
 use super::names::os;
 use super::owned::Owned;
 use super::work::Work;
@@ -94,11 +94,11 @@ impl Node {
         if removed {
             return self.replace_or_remove(work, link, dir, owned, other).map(Some);
         }
-        other.as_known =
-            found.is_some_and(|found| is_as_known(&other.record, &found.fingerprint()));
-        let aside = self
-            .put_aside(&mut other, link, dir)
-            .and_then(|()| self.look_after_move(&mut other));
+        if let Some(found) = found {
+            other.note_version(&found.fingerprint());
+        }
+        let aside =
+            self.put_aside(&mut other, link, dir).and_then(|()| self.look_after_move(&mut other));
         work.followers.extend((!record.links.is_empty()).then_some(ghost));
         work.also(owned, other);
         aside?;

@@ -349,8 +349,8 @@ impl Node {
             return Ok(true);
         }
         let missing = error.class() == Some(ErrorClass::NotFound);
-        let parents = record.links.iter().map(|link| link.parent);
-        Ok(missing && parents.filter(|dir| self.handle_is_dead(*dir)).count() > 0)
+        let parents: BTreeSet<Ino> = record.links.iter().map(|link| link.parent).collect();
+        Ok(missing && parents.into_iter().filter(|dir| self.handle_is_dead(*dir)).count() > 0)
     }
 
     fn turn_failed(&self, ino: Ino, failures: u32, error: &NodeError) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{Error as MetaError, Fingerprint, Ino, Link, Record};
+use forebay_meta::{Error as MetaError, Fingerprint, Ino, Link, Links, Record};
 use forebay_store::Dir;
 
 use super::OWNER_WAIT;
@@ -30,7 +30,8 @@ pub(super) enum Step {
 /// what went and what came, never how all is.
 #[derive(Debug, Default)]
 struct Facts {
-    gone: Vec<Link>,
+    gone: Links,
+    came: Links,
     fingerprint: Option<Fingerprint>,
     /// That is what a worker intended, or what it found: nothing is under way.
     settled: bool,
@@ -43,7 +44,10 @@ struct Facts {
 
 impl Facts {
     fn apply(&self, record: &mut Record, seen_change: u64) {
-        record.backing.links.retain(|link| !self.gone.contains(link));
+        for link in &self.gone {
+            record.backing.links.remove(link);
+        }
+        record.claims_made(&self.came);
         if self.disowned || record.backing.links.is_empty() && record.ino != Ino::ROOT {
             record.backing.fingerprint = None;
         }
@@ -104,21 +108,26 @@ impl<'a> Work<'a> {
     /// The inode may be under `link` from now on, even if it was found not to be before: whatever
     /// becomes of it, that is not reported any more.
     pub(super) fn claimed(&mut self, link: &Link) {
-        self.facts.gone.retain(|gone| gone != link);
+        self.facts.gone.remove(link);
     }
 
     /// The backing store has the inode under `link` now; it was claimed before.
     pub(super) fn came(&mut self, link: &Link, dir: &Dir) {
-        if !self.record.backing.links.contains(link) {
-            self.record.backing.links.push(link.clone());
-        }
+        self.record.backing.links.push(link.clone());
+        self.facts.came.push(link.clone());
         self.touched(link.parent, dir);
         self.moved = true;
     }
 
+    /// The backing store has the inode under `link`, which was in doubt.
+    pub(super) fn confirmed(&mut self, link: &Link) {
+        self.facts.came.push(link.clone());
+    }
+
     /// The backing store has the inode under `link` no longer.
     pub(super) fn went(&mut self, link: &Link) {
-        self.record.backing.links.retain(|known| known != link);
+        self.record.backing.links.remove(link);
+        self.facts.came.remove(link);
         self.facts.gone.push(link.clone());
         self.moved = true;
     }
@@ -151,6 +160,7 @@ impl<'a> Work<'a> {
     pub(super) fn print(&mut self, print: Fingerprint) {
         self.record.backing.fingerprint = Some(print);
         self.facts.fingerprint = Some(print);
+        self.as_known = true;
     }
 
     /// What the backing store has is another's now.
