@@ -341,16 +341,6 @@ impl IntoIterator for Links {
     }
 }
 
-impl std::ops::Index<usize> for Links {
-    type Output = Link;
-
-    /// # Panics
-    /// If there are not so many names.
-    fn index(&self, at: usize) -> &Link {
-        self.iter().nth(at).expect("the caller knows that there are so many names")
-    }
-}
-
 /// Goes through the names of an inode.
 #[derive(Clone)]
 pub struct Iter<'a> {

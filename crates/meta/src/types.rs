@@ -429,9 +429,9 @@ impl Record {
     pub(crate) fn name_bits(&self, link: &Link) -> u8 {
         let there = self.backing.links.contains(link);
         let claimed = there && self.backing.claimed.contains(link);
-        u8::from(self.links.contains(link)) * NAME_HERE
-            | u8::from(there) * NAME_THERE
-            | u8::from(claimed) * NAME_CLAIMED
+        let bits =
+            [(self.links.contains(link), NAME_HERE), (there, NAME_THERE), (claimed, NAME_CLAIMED)];
+        bits.iter().filter(|(set, _)| *set).fold(0, |bits, (_, bit)| bits | bit)
     }
 }
 

@@ -165,7 +165,7 @@ fn record_changed_while_a_worker_was_at_it_then_stays_queued_with_its_difference
     let store = store();
     let ino = create(&store, ROOT, "x").ino;
     let seen = store.get(ino).unwrap();
-    store.claim(ino, &seen.links[0]).unwrap();
+    store.claim(ino, seen.links.first().unwrap()).unwrap();
     let chmod = |record: &mut Record| {
         record.backing.attrs_differ = true;
         record.dirty = true;

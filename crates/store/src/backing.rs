@@ -354,6 +354,9 @@ pub trait BackingStore: Send + Sync {
     /// Moves an entry of any kind out of the way, for rename cycles; `key` finds it again.
     fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
 
+    /// The name in limbo that [`BackingStore::to_limbo`] gives to what has this key.
+    fn limbo_name(&self, key: u64) -> OsString;
+
     /// Moves it to its place; `Exists` when the name is taken.
     #[allow(clippy::wrong_self_convention, reason = "moves from limbo, makes nothing")]
     fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()>;

@@ -537,6 +537,10 @@ impl BackingStore for DirBacking {
         self.move_to_limbo(dir, name, key)
     }
 
+    fn limbo_name(&self, key: u64) -> OsString {
+        self.name_in_limbo(key)
+    }
+
     fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()> {
         self.checked(dir, name)?;
         self.move_from_limbo(key, dir, name)

@@ -255,9 +255,13 @@ impl DirBacking {
         Ok(numbers)
     }
 
+    pub(crate) fn name_in_limbo(&self, key: u64) -> OsString {
+        self.spill_name(key)
+    }
+
     pub(crate) fn move_to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
         fail_at!("store.limbo.before_move", &self.path);
-        let kept = self.spill_name(key);
+        let kept = self.name_in_limbo(key);
         // A missing source must not look like an area that was tidied away.
         self.stat(dir, name)?;
         self.in_area(Area::Limbo, |limbo| {
@@ -267,7 +271,7 @@ impl DirBacking {
     }
 
     pub(crate) fn move_from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()> {
-        let kept = self.spill_name(key);
+        let kept = self.name_in_limbo(key);
         let missing = || StoreError::errno_of("find in limbo", PathBuf::from(&kept), libc::ENOENT);
         let limbo = self.existing_area(Area::Limbo)?.ok_or_else(missing)?;
         let mut moved = rename_no_replace(&limbo, &kept, dir, name);

@@ -170,6 +170,16 @@ impl Node {
     /// The name that the store gave to an object in limbo: it ends in the key, here the inode's
     /// number in hexadecimal, after the name of the mount that put it there.
     fn limbo_name(&self, limbo: &Dir, record: &Record) -> Result<Vec<u8>> {
+        // Nearly always this mount itself did: then nobody has to look at all that is there.
+        let own = self.backing.limbo_name(record.ino.0);
+        match self.backing.stat(limbo, &own) {
+            Ok(found) if record.backing.fingerprint.is_none_or(|print| print.ino == found.ino) => {
+                return Ok(own.into_encoded_bytes());
+            }
+            Ok(_) => {}
+            Err(error) if error.class() == ErrorClass::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
         let suffix = format!(".{:x}", record.ino.0);
         let mut names = Vec::new();
         self.backing.list(limbo, &mut |entries| {

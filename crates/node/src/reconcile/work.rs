@@ -1,6 +1,6 @@
 //! Work in hand: what was done to inodes in the backing store, until it is durable and reported.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,6 +76,8 @@ pub(super) struct Work<'a> {
     dirs: Vec<(Ino, Dir)>,
     /// Other inodes that stood in the way, and what was done to them.
     others: Vec<(Owned<'a>, Work<'a>)>,
+    /// Those, and whom something was done to for their sake.
+    taken: HashSet<Ino>,
     /// Names under which the backing store has something of others.
     foreign: Vec<Link>,
     /// Inodes that were moved aside and want to go on.
@@ -94,6 +96,7 @@ impl<'a> Work<'a> {
             facts: Facts::default(),
             dirs: Vec::new(),
             others: Vec::new(),
+            taken: HashSet::new(),
             foreign: Vec::new(),
             followers: Vec::new(),
             moved: false,
@@ -186,12 +189,14 @@ impl<'a> Work<'a> {
     /// must not leave the backlog before its own turn.
     pub(super) fn also(&mut self, owned: Owned<'a>, mut other: Work<'a>) {
         other.seen_change = NEVER;
+        self.taken.insert(owned.ino);
+        self.taken.extend(other.taken.drain());
         self.others.push((owned, other));
     }
 
     /// Whether something was done to `ino` for the sake of this one.
     pub(super) fn has_other(&self, ino: Ino) -> bool {
-        self.others.iter().any(|(owned, work)| owned.ino == ino || work.has_other(ino))
+        self.taken.contains(&ino)
     }
 
     /// The backing store has something of others under `link`: it is imported after the report.

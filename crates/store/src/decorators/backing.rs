@@ -113,6 +113,10 @@ impl BackingStore for InterceptedBacking {
         Clean: fn tidy(&self) -> Result<()>, "";
     }
 
+    fn limbo_name(&self, key: u64) -> OsString {
+        self.inner.limbo_name(key)
+    }
+
     fn begin_group(&self) -> Option<Group> {
         self.inner.begin_group()
     }

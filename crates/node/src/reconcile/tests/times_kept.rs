@@ -77,7 +77,8 @@ fn our_own_changes_of_names_and_attributes_when_looked_at_then_the_copy_stays() 
 #[test]
 fn file_changed_in_place_before_a_change_of_ours_when_looked_at_then_the_copy_is_stale() {
     let bench = Bench::new();
-    let steps: [&dyn Fn(&str, Ino); 4] = [
+    type Change<'a> = &'a dyn Fn(&str, Ino);
+    let steps: [Change<'_>; 4] = [
         &|_, ino| set_mode(&bench, ino, 0o600),
         &|name, _| bench.rename(name, "moved", false),
         &|_, ino| {
