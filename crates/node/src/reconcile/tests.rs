@@ -643,7 +643,8 @@ fn removed_file_in_use_when_its_last_close_comes_then_limbo_is_not_searched_for_
         bench.node.meta.release_orphan(*ino, convert::now()).expect("released");
         bench.node.reconcile(*ino).expect("removed");
     }
-    assert_eq!(lists.0.load(Ordering::Relaxed), before);
+    // The root may be listed in the background.
+    assert!(lists.0.load(Ordering::Relaxed) <= before + 1);
     assert!(bench.node.backing.list_limbo().expect("limbo").is_empty());
 }
 
