@@ -171,8 +171,10 @@ impl MetaStore {
             let mut marks = BTreeMap::new();
             for (key, value) in &step {
                 let number = keys::number(key.bytes());
-                if let (Some(&keys::RECORD), Some(ino)) = (key.bytes().first(), number) {
-                    let record = codec::decode_record(Ino(ino), value)?;
+                // What is damaged must not keep the store from being opened: the check finds it.
+                if let (Some(&keys::RECORD), Some(ino)) = (key.bytes().first(), number)
+                    && let Ok(record) = codec::decode_record(Ino(ino), value)
+                {
                     marks.extend(self.backing_number(&record).map(|number| (number, record.ino)));
                 }
             }
