@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, XattrFlags};
@@ -42,8 +42,34 @@ pub struct DirTier {
     objects: OwnedFd,
     /// The 256 fan-out directories, opened when first needed.
     fans: Vec<OnceLock<OwnedFd>>,
-    /// Fan-out directories have been opened, and perhaps made, since `objects` was last synced.
-    fans_unsynced: AtomicBool,
+    /// Fan-out directories that have been opened, and perhaps made.
+    fans_opened: Changes,
+    /// Objects that were taken out of each fan-out directory.
+    removals: Vec<Changes>,
+}
+
+/// Counts changes of a directory, and those of them that a sync has covered.
+#[derive(Default)]
+struct Changes {
+    made: AtomicU64,
+    durable: AtomicU64,
+}
+
+impl Changes {
+    fn made_one(&self) {
+        self.made.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Has `sync` done if there is something for it to do.
+    fn settle(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        let seen = self.made.load(Ordering::Acquire);
+        if self.durable.load(Ordering::Acquire) < seen {
+            sync()?;
+            // Only now: others that come meanwhile must not take it for done.
+            self.durable.fetch_max(seen, Ordering::AcqRel);
+        }
+        Ok(())
+    }
 }
 
 /// Fan-out directory of an inode. The numbers of one node often differ in few bits only, so that
@@ -78,8 +104,9 @@ impl DirTier {
         let root = open_dir(path)?;
         let objects = open_dir(&path.join(OBJECTS))?;
         let fans = (0..256).map(|_| OnceLock::new()).collect();
-        let fans_unsynced = AtomicBool::new(false);
-        Ok(Self { path: path.clone(), id, root, objects, fans, fans_unsynced })
+        let removals = (0..256).map(|_| Changes::default()).collect();
+        let fans_opened = Changes::default();
+        Ok(Self { path: path.clone(), id, root, objects, fans, fans_opened, removals })
     }
 
     fn object_path(&self, ino: u64) -> PathBuf {
@@ -112,7 +139,7 @@ impl DirTier {
                 Mode::empty(),
             )
         })?;
-        self.fans_unsynced.store(true, Ordering::Release);
+        self.fans_opened.made_one();
         Ok(slot.get_or_init(|| fd))
     }
 
@@ -124,6 +151,10 @@ impl DirTier {
 
     fn unlink_at(&self, ino: u64, name: &str) -> rustix::io::Result<()> {
         fs::unlinkat(self.fan_dir(ino, false)?, name, AtFlags::empty())
+    }
+
+    fn removals_of(&self, ino: u64) -> &Changes {
+        &self.removals[usize::from(fan(ino))]
     }
 
     fn object(&self, ino: u64, fd: OwnedFd) -> DirObject {
@@ -373,6 +404,7 @@ impl Tier for DirTier {
         let beside = to.with_extension("map");
         // The object goes first: see `remove`.
         retry(|| fs::renameat(fan, &name, fs::CWD, to)).map_err(err)?;
+        self.removals_of(ino).made_one();
         match retry(|| fs::renameat(fan, &map, fs::CWD, &beside)) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(err(e)),
@@ -391,6 +423,7 @@ impl Tier for DirTier {
         // would count as whole.
         self.unlink_at(ino, &object_name(ino))
             .map_err(|e| StoreError::io("remove", self.object_path(ino), e))?;
+        self.removals_of(ino).made_one();
         fail_at!("store.remove.before_map", &self.path);
         self.remove_map(ino)
     }
@@ -445,13 +478,11 @@ impl Tier for DirTier {
             Err(Errno::NOENT) => {}
             Err(e) => return Err(err(e)),
         }
-        if !self.fans_unsynced.swap(false, Ordering::AcqRel) {
-            return Ok(());
-        }
-        retry(|| fs::fsync(&self.objects)).map_err(|e| {
-            self.fans_unsynced.store(true, Ordering::Release);
-            err(e)
-        })
+        self.fans_opened.settle(|| retry(|| fs::fsync(&self.objects)).map_err(err))
+    }
+
+    fn settle_removals(&self, ino: u64) -> Result<()> {
+        self.removals_of(ino).settle(|| self.sync_dir(ino))
     }
 
     fn sync(&self) -> Result<()> {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::dir_tier::{
     MAP_SUFFIX, OBJECTS, fan, object_name, parse_name, read_header_path, read_label,
 };
-use crate::{Header, Result, StoreError};
+use crate::{Header, Result, StoreError, Tier};
 
 /// Directory of a tier that takes files which the repair does not understand.
 pub const LOST: &str = "lost";
@@ -170,6 +170,24 @@ pub fn repair(tier: &Path, finding: &Finding) -> Result<Option<PathBuf>> {
     }
 }
 
+/// Moves an object, and its map if there is one, to a free name in `lost/` of its tier, durably.
+///
+/// # Errors
+/// What the tier says.
+pub fn set_aside(tier: &dyn Tier, ino: u64) -> Result<PathBuf> {
+    let lost = tier.path().join(LOST);
+    std::fs::create_dir_all(&lost).map_err(|e| StoreError::io("create directory", &lost, e))?;
+    let name = object_name(ino);
+    let names = (0..u32::MAX).map(|n| if n == 0 { name.clone() } else { format!("{name}.{n}") });
+    let free = |path: &PathBuf| !path.exists() && !path.with_extension("map").exists();
+    let to = names.map(|name| lost.join(name)).find(free);
+    let to = to.ok_or_else(|| StoreError::errno_of("find a free name in", &lost, libc::EEXIST))?;
+    tier.detach(ino, &to)?;
+    let dir = std::fs::File::open(&lost).map_err(|e| StoreError::io("open", &lost, e))?;
+    dir.sync_all().map_err(|e| StoreError::io("sync", &lost, e))?;
+    Ok(to)
+}
+
 /// Moves a file, and the map of an object with it, to a free name in `lost/`.
 fn move_to_lost(tier: &Path, path: &Path) -> Result<PathBuf> {
     let lost = tier.join(LOST);
@@ -208,7 +226,6 @@ fn move_to_lost(tier: &Path, path: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Tier as _;
     use crate::tier::DirTier;
     use rustix::fs::XattrFlags;
 

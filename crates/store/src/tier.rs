@@ -133,6 +133,9 @@ pub trait Tier: Send + Sync {
     /// Makes the directory entry of an object durable (after `create` or `remove`).
     fn sync_dir(&self, ino: u64) -> Result<()>;
 
+    /// Makes it durable that objects are gone that were removed, in the directory of this one.
+    fn settle_removals(&self, ino: u64) -> Result<()>;
+
     /// Makes everything on the tier's file system durable.
     fn sync(&self) -> Result<()>;
 }

@@ -126,6 +126,11 @@ impl Tier for InterceptedTier {
         self.inner.sync_dir(ino)
     }
 
+    fn settle_removals(&self, ino: u64) -> Result<()> {
+        self.ask(Operation::Sync)?;
+        self.inner.settle_removals(ino)
+    }
+
     fn sync(&self) -> Result<()> {
         self.ask(Operation::Sync)?;
         self.inner.sync()

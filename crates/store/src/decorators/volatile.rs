@@ -206,6 +206,9 @@ impl Tier for VolatileTier {
     fn sync_dir(&self, ino: u64) -> Result<()> {
         self.inner.sync_dir(ino)
     }
+    fn settle_removals(&self, ino: u64) -> Result<()> {
+        self.inner.settle_removals(ino)
+    }
     fn sync(&self) -> Result<()> {
         let logs: Vec<Log> = self.logs.lock().values().cloned().collect();
         self.inner.sync()?;
