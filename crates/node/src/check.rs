@@ -11,7 +11,7 @@ use forebay_meta::{
 };
 use forebay_store::copy::{self, Cancel, Limits, Priority};
 use forebay_store::tier::DirTier;
-use forebay_store::{ErrorClass, Header, Object, Tier};
+use forebay_store::{ErrorClass, Header, Object, StoreError, Tier};
 
 use crate::config::{NodeConfig, TierConfig};
 use crate::context::Context;
@@ -133,7 +133,7 @@ fn check_tier(
         if checked.objects.is_multiple_of(256) && !progress(checked.objects) {
             return ControlFlow::Break(());
         }
-        match check_object(tier, meta, Ino(ino), header, checked) {
+        match check_object(tier, meta, Ino(ino), header, repair, checked) {
             Ok(None) => {}
             Ok(Some(what)) => {
                 // Without a record or a header nobody can ever read it again.
@@ -156,6 +156,7 @@ fn check_object(
     meta: &MetaStore,
     ino: Ino,
     header: forebay_store::Result<Header>,
+    repair: bool,
     checked: &mut Checked,
 ) -> Result<Option<String>> {
     let header = match header {
@@ -196,10 +197,17 @@ fn check_object(
         }
         Err(error) => return Err(error.into()),
     };
-    if !header.whole && tier.open_map(ino.0, header.dirty)?.is_none() {
-        // Not completely fetched.
-        checked.leftovers += 1;
-        return Ok(None);
+    if !header.whole {
+        let why = match tier.open_map(ino.0, header.dirty) {
+            Ok(Some(_)) => None,
+            Ok(None) => Some("its map is missing".to_string()),
+            Err(error @ StoreError::Damaged { .. }) => Some(error.to_string()),
+            Err(error) => return Err(error.into()),
+        };
+        if let Some(why) = why {
+            without_map(tier, (ino, &path), &header, why, repair, checked)?;
+            return Ok(None);
+        }
     }
     let current = record.backing.fingerprint.map(convert::store_fingerprint);
     if !header.dirty && !record.dirty && header.base != current {
@@ -207,6 +215,30 @@ fn check_object(
         checked.leftovers += 1;
     }
     Ok(None)
+}
+
+/// Nobody can say which bytes of a partly resident object are the file's. A copy is removed by the
+/// next mount; what may be newer than the backing store is set aside, by a repair or by the next mount.
+fn without_map(
+    tier: &DirTier,
+    (ino, path): (Ino, &str),
+    header: &Header,
+    why: String,
+    repair: bool,
+    checked: &mut Checked,
+) -> Result<()> {
+    if !header.dirty {
+        checked.leftovers += 1;
+        return Ok(());
+    }
+    let what = format!("object {ino} ({path}) was being written: {why}");
+    if repair {
+        let kept = forebay_store::recover::set_aside(tier, ino.0)?;
+        checked.problem(true, format!("{what}; it is {} now", kept.display()));
+    } else {
+        checked.problem(false, what);
+    }
+    Ok(())
 }
 
 /// Makes the namespace anew: the backing store's tree as it is, and over it what the dirty objects

@@ -24,7 +24,7 @@ use crate::handle::OpenMode;
 use crate::namespace::without_set_ids;
 use crate::node::Node;
 use crate::overlay::Spill;
-use crate::place::{Base, Charge, Place, Residence};
+use crate::place::{Base, Charge, Headers, Place, Residence};
 use crate::residents::Resident;
 
 /// How long `stat` waits for whoever changes where a file's bytes are; then the record counts.
@@ -123,6 +123,7 @@ impl Node {
             dirty: AtomicBool::new(resident.dirty),
             clean_as: Mutex::new(None),
             passed: AtomicBool::new(false),
+            headers: Headers::default(),
         };
         Ok(Some(place))
     }
@@ -194,7 +195,18 @@ impl Node {
         }
     }
 
+    /// Whether [`Node::mark_dirty`] has to wait for the tier's device.
+    pub(crate) fn needs_sync_to_change(place: &Place) -> bool {
+        !place.dirty.load(Ordering::Acquire)
+            && place.presence.is_none()
+            && place.object.len().is_ok_and(|len| len > 0)
+    }
+
     /// Marks the object dirty, durably against the death of the daemon, before its first change.
+    ///
+    /// A header that says dirty makes the object what counts. So the bytes that it was fetched with,
+    /// or that were written back from it, are durable before: else a power cut would leave them as
+    /// zeros in place of those that the backing store has. (A map knows which of them are.)
     pub(crate) fn mark_dirty(&self, file: &File, place: &Place) -> Result<()> {
         if place.dirty.load(Ordering::Acquire) {
             return Ok(());
@@ -204,6 +216,9 @@ impl Node {
             return Ok(());
         }
         let record = self.meta.get(file.ino)?;
+        if Self::needs_sync_to_change(place) {
+            place.object.sync(true)?;
+        }
         let mut header = place.object.header()?;
         header.dirty = true;
         header.writing = true;
@@ -211,7 +226,7 @@ impl Node {
         header.path = path.path;
         header.path_truncated = path.path_truncated;
         fail_at!("node.dirty.before_header");
-        place.object.set_header(&header)?;
+        place.set_header(&header)?;
         fail_at!("node.dirty.after_header");
         place.dirty.store(true, Ordering::Release);
         self.set_resident(file.ino, place);
@@ -390,7 +405,7 @@ impl Node {
         let _one_at_a_time = place.charge.growing.lock();
         let mut header = place.object.header()?;
         edit(&mut header)?;
-        Ok(place.object.set_header(&header)?)
+        place.set_header(&header)
     }
 
     /// The object equals the backing store's version (`base`, or the one it had before).
@@ -410,7 +425,7 @@ impl Node {
             header.pending = None;
         }
         fail_at!("node.clean.before_header");
-        place.object.set_header(&header)?;
+        place.set_header(&header)?;
         fail_at!("node.clean.after_header");
         place.dirty.store(false, Ordering::Release);
         self.set_resident(file.ino, place);
@@ -481,8 +496,21 @@ impl Node {
         self.files.peek(ino).is_some_and(|file| file.is_open())
     }
 
-    /// The file is removed and nobody uses it: drops all its bytes.
+    /// The file is removed and nobody uses it: drops all its bytes. Those that the backing store lacks
+    /// go when the namespace has forgotten the file durably, for after a power cut it would be there
+    /// without them.
     pub(crate) fn discard_data(&self, ino: Ino) {
+        if self.residents.get(ino.0).is_some_and(|resident| resident.dirty)
+            && let Err(error) = self.meta.sync()
+        {
+            tracing::warn!(%ino, %error, "the bytes of a removed file stay until the next start");
+            return;
+        }
+        self.discard_forgotten(ino);
+    }
+
+    /// As [`Node::discard_data`], of a file that the namespace has forgotten durably.
+    pub(crate) fn discard_forgotten(&self, ino: Ino) {
         let file = self.files.get(ino);
         let mut residence = file.residence.write();
         let place = residence.place.take();

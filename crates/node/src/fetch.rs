@@ -22,7 +22,7 @@ use crate::files::{File, FileRef};
 use crate::io::no_room;
 use crate::metrics::Source;
 use crate::node::Node;
-use crate::place::{Base, Charge, Place};
+use crate::place::{Base, Charge, Headers, Place};
 use crate::pool::Urgency;
 use crate::spill::write_all;
 
@@ -256,6 +256,7 @@ impl Node {
                     dirty: AtomicBool::new(false),
                     clean_as: Mutex::new(None),
                     passed: AtomicBool::new(false),
+                    headers: Headers::default(),
                 }))
             }
             failed => {
@@ -348,6 +349,7 @@ impl Node {
                 dirty: AtomicBool::new(false),
                 clean_as: Mutex::new(None),
                 passed: AtomicBool::new(false),
+                headers: Headers::default(),
             })
         })();
         let place = match made {
@@ -634,7 +636,7 @@ impl Node {
         fail_at!("node.fill.finish");
         let mut header = place.object.header()?;
         header.whole = true;
-        place.object.set_header(&header)?;
+        place.set_header(&header)?;
         fail_at!("node.fill.whole");
         self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
         place.presence = None;

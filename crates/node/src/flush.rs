@@ -10,9 +10,9 @@
 //!   header if there is one, is then of the inode that was known before. A spill file that is written
 //!   in place notes the inode in `half.INO`.
 //!
-//! The record follows once the version is there, and the header's `base` with or before it. A crash
-//! before the announcement leaves the old version; one after it either version, both known as ours;
-//! one in the middle of writing in place a mixture, also known, and written again.
+//! The record follows once the version is there durably, and the header's `base` with or before it.
+//! A crash before the announcement leaves the old version; one after it either version, both known as
+//! ours; one in the middle of writing in place a mixture, also known, and written again.
 
 use std::ffi::OsStr;
 use std::ops::Range;
@@ -70,6 +70,15 @@ pub(crate) struct Target<'a> {
 
 /// Dirty extents are flushed this many bytes at a time.
 const PIECE: u64 = 64 << 20;
+
+/// A version that was published, and whose name is not known to be durable yet. Until it is, the
+/// object is dirty: it may be the only copy that outlasts a power cut.
+pub(crate) struct Published {
+    file: FileRef,
+    fingerprint: Fingerprint,
+    /// [`File::writes`] when the object had exactly these bytes, and nobody could write.
+    quiet: Option<u64>,
+}
 
 /// Where it is noted that a file in the backing store holds a part of a newer version.
 fn half_setting(ino: Ino) -> String {
@@ -201,9 +210,9 @@ impl Node {
         Ok(())
     }
 
-    /// After the backing store has the bytes: the object is clean if nobody has written since the
-    /// copy began and nobody can. `mapped`: a mapping may have lived then; it may have gone since,
-    /// and what it stored with it.
+    /// After the backing store has the bytes: says whether nobody has written since the copy began and
+    /// nobody can. `mapped`: a mapping may have lived then; it may have gone since, and what it stored
+    /// with it. The object follows when the name is durable.
     fn settle_flush(
         &self,
         file: &FileRef,
@@ -225,13 +234,30 @@ impl Node {
             && file.opens.lock().writers == 0
             && !mapped
             && !self.maybe_stored_into(file, place);
+        let published = Published { file: file.clone(), fingerprint, quiet: quiet.then_some(seen) };
+        self.reconciler.published.lock().insert(file.ino.0, published);
+        Ok(quiet)
+    }
+
+    /// What was published of a file is durable in the backing store, or (`durable` is false) not known
+    /// to be: then all stays as if it had not been, and is done again.
+    pub(crate) fn settle_published(&self, ino: Ino, durable: bool) -> Result<()> {
+        let published = self.reconciler.published.lock().remove(&ino.0);
+        let Some(Published { file, fingerprint, quiet }) = published.filter(|_| durable) else {
+            return Ok(());
+        };
+        let file = &file;
+        let residence = file.residence.write();
+        let Some(place) = &residence.place else { return Ok(()) };
+        let quiet = quiet == Some(file.writes.load(Ordering::Acquire))
+            && file.opens.lock().writers == 0
+            && !self.maybe_stored_into(file, place);
         if !quiet {
-            self.edit_header(place, |header| {
+            return self.edit_header(place, |header| {
                 header.base = Some(fingerprint);
                 header.pending = None;
                 Ok(())
-            })?;
-            return Ok(false);
+            });
         }
         if let Some(presence) = &place.presence {
             let mut presence = presence.write();
@@ -241,8 +267,7 @@ impl Node {
             presence.rebase()?;
         }
         self.settle_before_clean(file.ino, place)?;
-        self.mark_clean(file, place, Some(fingerprint))?;
-        Ok(true)
+        self.mark_clean(file, place, Some(fingerprint))
     }
 
     /// Whether a mapping of the object may live that outlasted its open file, and that may be stored
@@ -367,6 +392,7 @@ impl Node {
         let pending = temporary.pending()?;
         let mut expect = self.intend(ino, target.expect, found.as_ref(), pending)?;
         let found = found.map(|found| found.fingerprint());
+        let known = self.meta.get(ino)?.backing.fingerprint.map(convert::store_fingerprint);
         if let Some(place) = place {
             self.edit_header(place, |header| {
                 if let Some(found) = found.filter(|found| is_announced(header, found))
@@ -375,9 +401,23 @@ impl Node {
                     expect = Some(found);
                     header.base = expect;
                 }
+                let known =
+                    known.zip(found).is_some_and(|(known, found)| known.same_content(&found));
+                if known {
+                    // It may have been announced as pending: the next one takes its place there.
+                    header.base = found;
+                }
                 header.pending = Some(pending);
                 Ok(())
             })?;
+            let unseen = |file: FileRef| {
+                file.opens.lock().writers > 0 || file.stored_unseen.load(Ordering::Acquire)
+            };
+            if self.files.peek(ino).is_some_and(unseen) {
+                // What the kernel makes durable by itself from now on is newer than this version: the
+                // header has to know it.
+                place.object.sync(false)?;
+            }
         }
         let expect = expect.map_or(Expect::Absent, Expect::Version);
         fail_at!("node.flush.publish");
@@ -414,6 +454,8 @@ impl Node {
         }
         let flushed = self.publish_file(file.ino, residence.place.as_ref(), &mut fresh, target)?;
         if let Flushed::Done { fingerprint, .. } = flushed {
+            // Before the record lets go of the spill file: the next start would remove it.
+            self.backing.sync_dirs(std::slice::from_ref(target.dir))?;
             fail_at!("node.flush.spill_published");
             self.forget_spill(file, &mut residence, fingerprint)?;
             fail_at!("node.flush.spill_noted");

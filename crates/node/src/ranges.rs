@@ -55,6 +55,10 @@ impl Node {
         if handle.remote.is_on() {
             return Err(NodeError::Posix(Errno::OPNOTSUPP));
         }
+        let durably = handle.durably;
+        if durably {
+            context.wait()?;
+        }
         let file = handle.file.clone();
         drop(handle);
         if !context.may_wait && file.residence.try_write().is_none() {
@@ -65,7 +69,7 @@ impl Node {
         let simple = {
             let residence = file.residence.read();
             match &residence.place {
-                Some(place) => place.presence.is_none(),
+                Some(place) => place.presence.is_none() && !Self::needs_sync_to_change(place),
                 None => matches!(residence.base, Base::Zeros),
             }
         };
@@ -82,7 +86,8 @@ impl Node {
         } else {
             self.allocate_range(&file, offset, end, keep)?;
         }
-        self.note_change(&file)
+        self.note_change(&file)?;
+        if durably { self.fsync(context, fh, false) } else { Ok(()) }
     }
 
     fn zero_range(&self, file: &FileRef, offset: u64, end: u64, keep: bool) -> Result<()> {
@@ -236,6 +241,9 @@ impl Node {
             from_offset += written;
             to_offset += written;
             done += written;
+        }
+        if self.handle(to_fh)?.durably {
+            self.fsync(context, to_fh, false)?;
         }
         Ok(done)
     }

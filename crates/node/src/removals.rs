@@ -1,8 +1,9 @@
 //! What removed files leave on the tiers, taken away behind the back of those who removed them.
 //!
-//! The namespace has forgotten such a file durably; to remove its object is housekeeping that grows
-//! with the file. If the daemon dies before it is done, the next start finds objects without a
-//! record and removes them.
+//! The namespace has forgotten such a file; to remove its object is housekeeping that grows with the
+//! file. If the daemon dies before it is done, the next start finds objects without a record and
+//! removes them. Bytes that the backing store lacks stay until the namespace is durable: many files
+//! share one sync of it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -62,10 +63,19 @@ impl Node {
     /// Drops the bytes of all removed files now: somebody needs their room, or the daemon ends.
     pub(crate) fn discard_removed(&self) {
         loop {
-            let Some(ino) = self.removals.0.lock().files.pop_front() else { return };
+            let files = std::mem::take(&mut self.removals.0.lock().files);
+            let dirty = |ino: &Ino| self.residents.get(ino.0).is_some_and(|found| found.dirty);
+            let durable = !files.iter().any(dirty) || self.meta.sync().is_ok();
+            if files.is_empty() {
+                return;
+            }
             // Opened at the last moment: whoever did discards the data at the end.
-            if !self.is_open(ino) {
-                self.discard_data(ino);
+            for ino in files.into_iter().filter(|ino| !self.is_open(*ino)) {
+                if durable {
+                    self.discard_forgotten(ino);
+                } else {
+                    self.discard_data(ino);
+                }
             }
         }
     }

@@ -20,7 +20,7 @@ use crate::io::{blocks_of_gap_write, no_room};
 use crate::metrics::Source;
 use crate::node::Node;
 use crate::overlay::Spill;
-use crate::place::{Base, Charge, Place, Residence};
+use crate::place::{Base, Charge, Headers, Place, Residence};
 
 /// An object is begun on a tier only if this much can be charged at once: a block for its header,
 /// where the file system keeps that outside the inode, and one for its first bytes.
@@ -65,6 +65,7 @@ impl Node {
                 dirty: true.into(),
                 clean_as: Mutex::new(None),
                 passed: false.into(),
+                headers: Headers::default(),
             };
             self.set_resident(file.ino, &place);
             self.announce_resident(file.ino, &place);
@@ -303,6 +304,7 @@ impl Node {
             record.dirty = true;
             Queue::Yes
         })?;
+        self.meta.sync()?;
         fail_at!("node.spill.evacuated");
         self.tiers[usize::from(place.tier)].tier.remove(file.ino.0)?;
         self.forget_resident(file.ino, residence.place.take().as_ref());
@@ -343,6 +345,8 @@ impl Node {
         self.spills_noted.store(true, Ordering::Release);
         self.meta.set_setting(&spill_setting(file.ino), &made.file().stat()?.ino.to_le_bytes())?;
         let spill = Arc::new(Spill::new(made, map)?);
+        // Before anything says that it is there: without it the file could not be read any more.
+        spill.sync(false)?;
         if let Some(place) = &residence.place {
             self.edit_header(place, |header| {
                 header.spilled = true;
@@ -425,11 +429,13 @@ impl Node {
         if size > 0 {
             presence.mark_dirty(0..size)?;
         }
+        // What was synced is in the object alone, and counts by the map from here on.
+        presence.sync(&*place.object)?;
         fail_at!("node.spill.mapped");
         let mut header = place.object.header()?;
         (header.whole, header.spilled) = (false, true);
         (header.dirty, header.writing) = (true, true);
-        place.object.set_header(&header)?;
+        place.set_header(&header)?;
         place.dirty.store(true, Ordering::Release);
         place.presence = Some(RwLock::new(presence));
         place.charge.paid_end.store(0, Ordering::Release);
@@ -459,7 +465,16 @@ impl Node {
                 let read = place.object.read_at(&mut buffer, at)?;
                 self.write_spill(file, spill, at, &buffer[..read])?;
                 fail_at!("node.spill.moved");
+                let durable = presence.is_durable(at..stop);
+                if durable {
+                    // It must not be less so there, nor be looked for where it is not any more.
+                    spill.sync(false)?;
+                    self.meta.sync()?;
+                }
                 presence.leave_to_base(at..stop)?;
+                if durable {
+                    presence.sync_map()?;
+                }
                 match place.object.punch(at, extent) {
                     Ok(()) => {}
                     Err(error) if error.class() == ErrorClass::Unsupported => {}

@@ -91,7 +91,27 @@ impl Node {
                 *staged = None;
             }
         }
+        if let Err(error) = self.intend_staged(&stage) {
+            // They would be published without having been announced.
+            tracing::debug!(%error, "nothing is staged");
+            return Stage::default();
+        }
         stage
+    }
+
+    /// Announces what is staged with one sync of the namespace. Each is announced once more when its
+    /// turn comes, which costs no sync if it is the same.
+    fn intend_staged(&self, stage: &Stage) -> Result<()> {
+        for file in &stage.files {
+            let staged = file.staged.lock();
+            let Some(staged) = &*staged else { continue };
+            // What is under way is not to be forgotten.
+            if self.meta.get(file.ino).is_ok_and(|record| record.backing.pending.is_none()) {
+                let pending = convert::fingerprint(staged.temporary.pending()?);
+                self.meta.intend(file.ino, None, pending)?;
+            }
+        }
+        Ok(self.meta.sync()?)
     }
 
     fn stage_file(&self, file: &FileRef, record: &Arc<Record>) -> Result<bool> {

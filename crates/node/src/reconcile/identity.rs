@@ -85,8 +85,8 @@ impl Node {
         Ok(false)
     }
 
-    /// Notes that `pending` is about to appear under a name where `found` stands now, so that it is
-    /// known again after a failure or a crash. Gives the version that may be replaced: `expect`,
+    /// Notes durably that `pending` is about to appear under a name where `found` stands now, so that
+    /// it is known again after a failure or a crash, also one of the machine. Gives the version that may be replaced: `expect`,
     /// or one of our own that an interrupted worker could not report.
     ///
     /// # Errors
@@ -104,7 +104,12 @@ impl Node {
             expect != Some(found.fingerprint()) && known && is_own(&record, found)
         };
         let own = found.filter(unreported).map(Attributes::fingerprint);
-        self.meta.intend(ino, own.map(convert::fingerprint), convert::fingerprint(pending))?;
+        let pending = convert::fingerprint(pending);
+        self.meta.intend(ino, own.map(convert::fingerprint), pending)?;
+        // Of a staged file it was noted before, together with others.
+        if record.backing.pending != Some(pending) {
+            self.meta.sync()?;
+        }
         Ok(own.or(expect))
     }
 

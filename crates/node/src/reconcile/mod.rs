@@ -50,6 +50,8 @@ pub struct Reconciler {
     /// Why the last attempt failed, by inode.
     failures: Mutex<std::collections::HashMap<u64, String>>,
     warnings: Mutex<queue::Warnings>,
+    /// What was published and is not known to be durable, by inode.
+    pub(crate) published: Mutex<std::collections::HashMap<u64, crate::flush::Published>>,
     /// Files that must be written so that they can make room.
     pub(crate) wanted: Mutex<std::collections::HashSet<u64>>,
     /// Directories whose entries a worker changed since their times were set.

@@ -166,6 +166,7 @@ impl Node {
         };
         let mut changed = vec![(to.parent, to_dir)];
         changed.extend(itself.as_ref().map(|dir| (work.ino(), dir)));
+        self.meta.sync()?;
         if from.parent == LIMBO {
             let key = work.ino().0;
             self.own_change(&changed, || {
@@ -356,7 +357,8 @@ impl Node {
         })
     }
 
-    /// Notes that the inode may be under `link` from now on.
+    /// Notes that the inode may be under `link` from now on. Who moves it there has the note durable
+    /// before, or it would be somebody else's after a power cut.
     pub(super) fn claim(&self, work: &mut Work<'_>, link: &Link) -> Result<()> {
         work.claimed(link);
         self.meta.claim(work.ino(), link)?;

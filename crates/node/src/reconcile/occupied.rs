@@ -135,6 +135,7 @@ impl Node {
     pub(super) fn put_aside(&self, work: &mut Work<'_>, link: &Link, dir: &Dir) -> Result<()> {
         let limbo = limbo_link(work.ino());
         self.claim(work, &limbo)?;
+        self.meta.sync()?;
         let itself = match work.record.is_directory() {
             true => self.backing_dir(work.ino()).ok(),
             false => None,

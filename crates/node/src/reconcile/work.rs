@@ -271,6 +271,7 @@ impl<'a> Batch<'a> {
             fail_at!("node.reconcile.before_sync");
             if let Err(error) = self.node.backing.sync_dirs(&handles) {
                 for done in &finished {
+                    self.node.settle_published(done.owned.ino, false)?;
                     let Facts { fingerprint, settled, .. } = done.facts;
                     let facts = Facts { fingerprint, settled, ..Facts::default() };
                     self.node.report(&done.owned, NEVER, &facts)?;
@@ -281,7 +282,9 @@ impl<'a> Batch<'a> {
         fail_at!("node.reconcile.before_report");
         let mut failed = None;
         for done in &finished {
-            if let Err(error) = self.report(done) {
+            // The names are durable: from here on the tiers need not have what is under them.
+            let settled = self.node.settle_published(done.owned.ino, true);
+            if let Err(error) = settled.and_then(|()| self.report(done)) {
                 failed.get_or_insert(error);
             }
         }
