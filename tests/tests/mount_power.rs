@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_tests::random::seed_from_env;
 use forebay_tests::subject::{binary, run_command};
 
-const CUTS: &str = "8";
+const CUTS: &str = "4";
 /// A cut takes a second or two.
 const PATIENCE_FOR_A_CUT: u64 = 10;
 

@@ -90,6 +90,8 @@ impl Node {
         }
         if !known {
             self.meta.set_setting(RECOVERED, b"1")?;
+            // Before anything is written: else a power cut leaves tiers without a namespace.
+            self.meta.sync()?;
         }
         tracing::info!(
             objects = recovered.objects,
