@@ -219,6 +219,24 @@ fn troubles(status: &Status, line: Line<'_>) {
         let errors = format_count(status.errors);
         line(format_args!("  errors       {errors} given to programs; see the log"));
     }
+    if status.lost.files > 0 {
+        line(format_args!(
+            "  lost         {} files were written and nothing is left of them; `forebay fsck` says more",
+            format_count(status.lost.files)
+        ));
+        for path in status.lost.list.iter().take(ROWS_MAX) {
+            line(format_args!("               {path}"));
+        }
+    }
+    if status.set_aside.files > 0 {
+        line(format_args!(
+            "  set aside    {} damaged or unknown files, for you to look at",
+            format_count(status.set_aside.files)
+        ));
+        for path in status.set_aside.list.iter().take(ROWS_MAX) {
+            line(format_args!("               {path}"));
+        }
+    }
     for conflict in status.conflicts.iter().take(ROWS_MAX) {
         line(format_args!(
             "  conflict     {} was also changed in the backing store; your version is {}",
@@ -457,6 +475,13 @@ pub fn fsck(report: &FsckReport) -> String {
     }
     for detail in &report.details {
         let _ = writeln!(out, "  {detail}");
+    }
+    for kept in report.set_aside.iter().take(ROWS_MAX) {
+        let _ = writeln!(out, "  set aside, for you to look at: {kept}");
+    }
+    let more = report.set_aside.len().saturating_sub(ROWS_MAX) as u64;
+    if more > 0 {
+        let _ = writeln!(out, "  and {} more", format_count(more));
     }
     let _ = match (report.problems, report.repaired) {
         (0, _) => writeln!(out, "no problems"),

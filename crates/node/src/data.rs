@@ -23,7 +23,6 @@ use crate::files::{File, FileRef};
 use crate::handle::OpenMode;
 use crate::namespace::without_set_ids;
 use crate::node::Node;
-use crate::overlay::Spill;
 use crate::place::{Base, Charge, Place, Residence};
 use crate::residents::Resident;
 
@@ -64,6 +63,9 @@ impl Node {
             residence.place = self.open_place(file.ino, resident)?;
         } else if let Some(resident) = self.adopt_copy(&record)? {
             residence.place = self.open_place(file.ino, resident)?;
+        }
+        if residence.place.is_none() && self.troubles.is_lost(file.ino) {
+            return Err(crate::error::NodeError::Lost);
         }
         let emptied = record.dirty && record.attr.size == 0;
         residence.base = if record.spilled {
@@ -129,9 +131,8 @@ impl Node {
 
     /// The spill file of a file, or what became of it.
     fn spill_base(&self, record: &Record) -> Result<Base> {
-        if let Some(spill) = self.backing.open_spill(record.ino.0)? {
-            let map = self.backing.open_spill_map(record.ino.0)?;
-            return Ok(Base::Spill(Arc::new(Spill::new(spill, map)?)));
+        if let Some(spill) = self.open_spilled(record.ino)? {
+            return Ok(Base::Spill(Arc::new(spill)));
         }
         match self.published_spill(record)? {
             Some(found) => {
@@ -490,6 +491,8 @@ impl Node {
         let spilled = matches!(std::mem::take(&mut residence.base), Base::Spill(_))
             || self.has_spill_noted(ino);
         residence.loaded = true;
+        self.troubles.forget_lost(ino);
+        self.note_removed(ino);
         fail::fail_point!("node.discard.before_object");
         if let Some(resident) = self.residents.get(ino.0) {
             let tier = &self.tiers[usize::from(resident.tier)].tier;

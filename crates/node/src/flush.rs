@@ -134,7 +134,7 @@ impl Node {
             && target.expect == record.backing.fingerprint.map(convert::store_fingerprint);
         if absent && spill.is_none() && record.attr.size > 0 && !(beneath && own) {
             tracing::error!(ino = %record.ino, "the bytes of a file are gone from the tiers");
-            return Err(rustix::io::Errno::IO.into());
+            return Err(crate::error::NodeError::Lost);
         }
         let in_place = target.in_place || beneath && absent;
         let flushed = match spill {

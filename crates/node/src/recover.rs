@@ -6,13 +6,13 @@ use std::ops::ControlFlow;
 use forebay_core::steward::Event;
 use forebay_core::unit;
 use forebay_meta::{Ino, Queue, Record};
-use forebay_store::{ErrorClass, Header, Object};
+use forebay_store::{Attributes, ErrorClass, Header, Object, Presence, StoreError};
 
+use crate::aside::Evidence;
 use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::flush::is_announced;
 use crate::node::Node;
-use crate::overlay::Spill;
 use crate::reconcile::is_pending;
 use crate::residents::Resident;
 
@@ -25,6 +25,26 @@ pub struct Recovered {
     pub dirty: u64,
     /// Objects removed: of files that are gone, stale, or not completely fetched.
     pub removed: u64,
+    /// Objects set aside: they may be the only copy, and can't be used.
+    pub set_aside: u64,
+}
+
+/// What becomes of an object.
+enum Fate {
+    /// It is in use.
+    Resident(Resident),
+    /// Nobody needs it: a copy, or of a file that is gone.
+    Removed,
+    /// It may be the only copy of its bytes and can't be used, for this reason.
+    SetAside(String),
+}
+
+/// A look at an object whose header is sound.
+struct Looked {
+    object: std::sync::Arc<dyn Object>,
+    stat: Attributes,
+    map: Option<Presence>,
+    charged: u64,
 }
 
 const CLEAN_END: &str = "clean-end";
@@ -49,7 +69,9 @@ impl Node {
                 "a file of others was displaced by an interrupted flush; it is in .forebay/limbo"
             );
         }
-        self.release_orphans(open)?;
+        let mut evidence = Evidence::default();
+        evidence.removed.extend(self.begin_removal_notes());
+        evidence.removed.extend(self.release_orphans(open)?);
         self.recover_copies()?;
         let trusted = self.clean_copies_are_trusted()?;
         let known = self.meta.setting(RECOVERED)?.is_some();
@@ -58,11 +80,14 @@ impl Node {
             if !known {
                 self.refuse_orphaned_tier(index)?;
             }
-            self.recover_tier(index, trusted, &mut recovered)?;
+            self.recover_tier(index, trusted, &mut recovered, &mut evidence)?;
             // Not among those at which a mounted daemon dies: it is not mounted yet.
             fail::fail_point!("node.recover.tier");
         }
-        self.recover_spills()?;
+        let spills = self.recover_spills()?;
+        self.find_lost(&evidence, &spills)?;
+        self.forget_removal_notes();
+        self.count_set_aside();
         if !known {
             self.meta.set_setting(RECOVERED, b"1")?;
         }
@@ -70,17 +95,20 @@ impl Node {
             objects = recovered.objects,
             dirty = recovered.dirty,
             removed = recovered.removed,
+            set_aside = recovered.set_aside,
             "tiers read"
         );
         Ok(recovered)
     }
 
-    /// Files that were open without a name when the daemon ended are gone.
-    pub(crate) fn release_orphans(&self, open: &HashSet<Ino>) -> Result<()> {
+    /// Files that were open without a name when the daemon ended are gone: which.
+    pub(crate) fn release_orphans(&self, open: &HashSet<Ino>) -> Result<Vec<u64>> {
+        let mut released = Vec::new();
         for ino in self.meta.orphans()?.into_iter().filter(|ino| !open.contains(ino)) {
             self.meta.release_orphan(ino, convert::now())?;
+            released.push(ino.0);
         }
-        Ok(())
+        Ok(released)
     }
 
     /// After a crash of the machine, clean copies may hold less than was written: the backing store
@@ -117,11 +145,15 @@ impl Node {
             _ => ControlFlow::Continue(()),
         })?;
         let Some((_, path)) = dirty else { return Ok(()) };
-        Err(NodeError::Config(format!(
+        let tiers: Vec<_> =
+            self.tiers.iter().map(|slot| slot.tier.path().display().to_string()).collect();
+        Err(NodeError::BadState(format!(
             "the tier {} holds files that the backing store lacks ({} is one), but its metadata is \
-             gone: bring them back with `forebay fsck --rebuild`",
+             gone: bring them back with `forebay fsck --rebuild --backing {} {}`",
             tier.path().display(),
-            path.display()
+            path.display(),
+            self.config.backing.display(),
+            tiers.join(" ")
         )))
     }
 
@@ -133,25 +165,35 @@ impl Node {
         Ok(std::fs::write(self.state_dir.join(CLEAN_END), "")?)
     }
 
-    fn recover_tier(&self, index: usize, trusted: bool, recovered: &mut Recovered) -> Result<()> {
+    fn recover_tier(
+        &self,
+        index: usize,
+        trusted: bool,
+        recovered: &mut Recovered,
+        evidence: &mut Evidence,
+    ) -> Result<()> {
         let slot = &self.tiers[index];
         let mut failed = None;
         slot.tier.list(&mut |ino, header| {
-            match self.recover_object(index, Ino(ino), header, trusted) {
-                Ok(Some(resident)) => {
+            match self.fate_of_object(index, Ino(ino), header, trusted, evidence) {
+                Ok(Fate::Resident(resident)) => {
                     slot.room.force(resident.charged);
                     self.residents.set(ino, resident);
                     recovered.objects += 1;
                     recovered.dirty += u64::from(resident.dirty);
                     self.tell_steward(ino, resident);
                 }
-                Ok(None) => {
+                Ok(Fate::Removed) => {
                     recovered.removed += 1;
                     if let Err(error) = slot.tier.remove(ino)
                         && error.class() != ErrorClass::NotFound
                     {
                         tracing::warn!(ino, %error, "can't remove an object");
                     }
+                }
+                Ok(Fate::SetAside(why)) => {
+                    recovered.set_aside += 1;
+                    self.set_object_aside(index, Ino(ino), &why);
                 }
                 Err(error) => {
                     failed = Some(error);
@@ -177,55 +219,82 @@ impl Node {
         }
     }
 
-    /// One object: its entry in the residency index, or `None` when it is to be removed.
-    fn recover_object(
+    /// One object: what it is to the namespace, and what becomes of it.
+    fn fate_of_object(
         &self,
         index: usize,
         ino: Ino,
         header: forebay_store::Result<Header>,
         trusted: bool,
-    ) -> Result<Option<Resident>> {
-        let slot = &self.tiers[index];
+        evidence: &mut Evidence,
+    ) -> Result<Fate> {
+        let tier = &*self.tiers[index].tier;
         let header = match header {
             Ok(header) => header,
-            Err(error) => {
-                tracing::warn!(%ino, %error, "an object without a readable header is dropped");
-                return Ok(None);
-            }
+            Err(error) => return Ok(fate_without_header(tier, ino, &error)),
         };
         if self.residents.get(ino.0).is_some() {
             // Moved between tiers, and the daemon ended before the old one was removed.
-            return Ok(None);
+            return Ok(Fate::Removed);
         }
         let record = match self.meta.get(ino) {
             Ok(record) if !is_removed(&record) => record,
-            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(None),
+            Err(forebay_meta::Error::Stale(_))
+                if header.dirty && !evidence.removed.contains(&ino.0) =>
+            {
+                return Ok(Fate::SetAside("the index does not know its file".into()));
+            }
+            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(Fate::Removed),
             Err(error) => return Err(error.into()),
         };
         let record = self.as_seen_here(&record);
-        let object = slot.tier.open(ino.0)?;
-        let tier = u8::try_from(index).unwrap_or(u8::MAX);
-        let mut map = if header.whole { None } else { slot.tier.open_map(ino.0, header.dirty)? };
-        if !header.whole && map.is_none() {
-            return Ok(None);
-        }
-        if let Some(map) = &mut map {
-            // The last change of length was interrupted, and is as far as the object says.
-            map.set_len(object.len()?)?;
-        }
-        let map_bytes = map.as_ref().map_or(0, forebay_store::Presence::sidecar_bytes);
-        let charged = object.allocated_bytes()? + map_bytes;
-        let mut dirty = header.dirty || map.as_ref().is_some_and(forebay_store::Presence::is_dirty);
-        let mut current = record.backing.fingerprint.map(convert::store_fingerprint);
-        if dirty && !self.may_have_written(&record) {
-            if !self.yield_found(ino, tier)? {
-                self.check_overtaken(&record, &header, slot.tier.path())?;
+        let looked = match look_at(tier, ino, &header) {
+            Ok(Some(looked)) => looked,
+            Ok(None) if !header.dirty => return Ok(Fate::Removed),
+            Ok(None) => return self.unusable(&record, "its map is gone".into()),
+            Err(error) if !header.dirty && !record.dirty => {
+                tracing::warn!(%ino, %error, "a copy can't be read, and is dropped");
+                return Ok(Fate::Removed);
             }
-            return Ok(None);
+            Err(error) => return self.unusable(&record, error.to_string()),
+        };
+        self.fate_of_sound_object(index, &record, &header, looked, (trusted, evidence))
+    }
+
+    /// A dirty object that can't be used: its file is not what the backing store has.
+    fn unusable(&self, record: &Record, why: String) -> Result<Fate> {
+        if !record.dirty && self.may_have_written(record) {
+            self.meta.update(record.ino, None, |record| {
+                record.dirty = true;
+                Queue::Yes
+            })?;
+        }
+        Ok(Fate::SetAside(why))
+    }
+
+    fn fate_of_sound_object(
+        &self,
+        index: usize,
+        record: &Record,
+        header: &Header,
+        looked: Looked,
+        (trusted, evidence): (bool, &mut Evidence),
+    ) -> Result<Fate> {
+        let ino = record.ino;
+        let Looked { object, stat, map, charged } = looked;
+        let tier = u8::try_from(index).unwrap_or(u8::MAX);
+        let mut dirty = header.dirty || map.as_ref().is_some_and(Presence::is_dirty);
+        let mut current = record.backing.fingerprint.map(convert::store_fingerprint);
+        if dirty && !self.may_have_written(record) {
+            if !self.yield_found(ino, tier)? {
+                self.check_overtaken(record, header, self.tiers[index].tier.path())?;
+            }
+            return Ok(Fate::Removed);
         }
         if !dirty && record.dirty {
             // It was flushed, but that was not reported any more.
-            match self.published_meanwhile(&record, &header)? {
+            evidence.written_back.insert(ino.0);
+            match self.published_meanwhile(record, header)? {
                 Some(found) => {
                     self.meta.update(ino, None, |record| {
                         record.dirty = false;
@@ -236,12 +305,12 @@ impl Node {
                 }
                 // Fetched again, and not even whole: nothing in it is newer than what is below, and
                 // its length is not the file's.
-                None if !header.whole => return Ok(None),
+                None if !header.whole => return Ok(Fate::Removed),
                 None => dirty = true,
             }
         }
         if dirty {
-            self.recover_dirty(&record, &header, &*object)?;
+            self.recover_dirty(record, header, &stat)?;
             if !header.dirty {
                 let mut header = header.clone();
                 (header.dirty, header.writing) = (true, true);
@@ -253,19 +322,18 @@ impl Node {
                 _ => false,
             };
             // Of a fetch that had not come to give it its length nothing counts.
-            let complete = current.is_some_and(|current| current.size == object.len().unwrap_or(0));
+            let complete = current.is_some_and(|current| current.size == stat.size);
             if !same || !complete || !trusted {
-                return Ok(None);
+                return Ok(Fate::Removed);
             }
         }
-        Ok(Some(Resident { tier, whole: header.whole, dirty, charged }))
+        Ok(Fate::Resident(Resident { tier, whole: header.whole, dirty, charged }))
     }
 
     /// An object that was being written: its size and times count, and it goes to the backlog. If a
     /// flush was interrupted right after it was published, what stands in the backing store is its
     /// own work.
-    fn recover_dirty(&self, record: &Record, header: &Header, object: &dyn Object) -> Result<()> {
-        let stat = object.stat()?;
+    fn recover_dirty(&self, record: &Record, header: &Header, stat: &Attributes) -> Result<()> {
         let published = self.published_meanwhile(record, header)?;
         self.meta.update(record.ino, None, |record| {
             record.attr.size = stat.size;
@@ -282,7 +350,7 @@ impl Node {
 
     /// The version in the backing store that a flush of this object made, if it is there: the one
     /// about to appear, or the last one that did.
-    fn published_meanwhile(
+    pub(crate) fn published_meanwhile(
         &self,
         record: &Record,
         header: &Header,
@@ -297,13 +365,14 @@ impl Node {
         Ok(None)
     }
 
-    /// The files that have a spill file; spill files of others are removed.
+    /// The files that have a spill file; those of others are removed, or set aside if they may be the
+    /// only copy of anything.
     pub(crate) fn wanted_spills(&self) -> Result<Vec<Ino>> {
         let mut wanted = Vec::new();
         for ino in self.backing.list_spills()?.into_iter().map(Ino) {
             match self.meta.get(ino) {
                 Ok(record) if record.spilled && !is_removed(&record) => wanted.push(ino),
-                Ok(_) | Err(forebay_meta::Error::Stale(_)) => self.drop_spill(ino)?,
+                Ok(_) | Err(forebay_meta::Error::Stale(_)) => self.dismiss_spill(ino)?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -311,15 +380,28 @@ impl Node {
     }
 
     /// Spill files: those of files that are gone or were flushed go; of a file that has nothing on a
-    /// tier the spill file alone knows the size.
-    fn recover_spills(&self) -> Result<()> {
+    /// tier the spill file alone knows the size. The files whose spill files can be used.
+    fn recover_spills(&self) -> Result<HashSet<u64>> {
+        let mut usable = HashSet::new();
         for ino in self.wanted_spills()? {
+            let (size, mtime) = match self.open_spilled(ino) {
+                Ok(Some(spill)) => spill.size_and_mtime(),
+                Ok(None) => continue,
+                Err(
+                    error @ (NodeError::Lost
+                    | NodeError::Store(
+                        StoreError::Damaged { .. } | StoreError::Version { .. },
+                    )),
+                ) => {
+                    tracing::error!(%ino, %error, "a spill file can't be used");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            usable.insert(ino.0);
             if self.residents.get(ino.0).is_some() {
                 continue;
             }
-            let Some(spill) = self.backing.open_spill(ino.0)? else { continue };
-            let (size, mtime) =
-                Spill::new(spill, self.backing.open_spill_map(ino.0)?)?.size_and_mtime();
             self.meta.update(ino, None, |record| {
                 record.attr.size = size;
                 record.attr.mtime = convert::time(mtime);
@@ -328,6 +410,36 @@ impl Node {
                 Queue::Yes
             })?;
         }
-        Ok(())
+        Ok(usable)
     }
+}
+
+/// An object whose header can't be read is nobody's if it is empty: its creation was cut short.
+fn fate_without_header(tier: &dyn forebay_store::Tier, ino: Ino, error: &StoreError) -> Fate {
+    let empty = || tier.open(ino.0).and_then(|object| object.len()).is_ok_and(|len| len == 0);
+    if error.errno() == libc::ENODATA && empty() {
+        return Fate::Removed;
+    }
+    Fate::SetAside(error.to_string())
+}
+
+/// Opens an object and its map; `None` if the map that it needs is not there.
+fn look_at(
+    tier: &dyn forebay_store::Tier,
+    ino: Ino,
+    header: &Header,
+) -> forebay_store::Result<Option<Looked>> {
+    let object = tier.open(ino.0)?;
+    let stat = object.stat()?;
+    let mut map = if header.whole { None } else { tier.open_map(ino.0, header.dirty)? };
+    if !header.whole && map.is_none() {
+        return Ok(None);
+    }
+    if let Some(map) = &mut map {
+        // The last change of length was interrupted, and is as far as the object says.
+        map.set_len(stat.size)?;
+    }
+    let map_bytes = map.as_ref().map_or(0, Presence::sidecar_bytes);
+    let charged = object.allocated_bytes()? + map_bytes;
+    Ok(Some(Looked { object, stat, map, charged }))
 }

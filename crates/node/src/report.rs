@@ -242,7 +242,10 @@ impl Node {
                 bytes: resident.map_or(record.attr.size, |resident| resident.charged),
                 open: self.seems_open(record.ino),
                 age_s,
-                last_error: self.write_error(record.ino),
+                last_error: match self.troubles.is_lost(record.ino) {
+                    true => Some(crate::error::NodeError::Lost.to_string()),
+                    false => self.write_error(record.ino),
+                },
             })
             .collect()
     }

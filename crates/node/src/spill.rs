@@ -341,7 +341,9 @@ impl Node {
         fail_at!("node.spill.made");
         made.file().set_len(over.unwrap_or(0))?;
         self.spills_noted.store(true, Ordering::Release);
-        self.meta.set_setting(&spill_setting(file.ino), &made.file().stat()?.ino.to_le_bytes())?;
+        let mut note = made.file().stat()?.ino.to_le_bytes().to_vec();
+        note.extend(map.is_some().then_some(HAS_MAP));
+        self.meta.set_setting(&spill_setting(file.ino), &note)?;
         let spill = Arc::new(Spill::new(made, map)?);
         if let Some(place) = &residence.place {
             self.edit_header(place, |header| {
@@ -363,10 +365,7 @@ impl Node {
     /// publication was the last thing that an earlier daemon did.
     pub(crate) fn published_spill(&self, record: &Record) -> Result<Option<Attributes>> {
         let noted = self.meta.setting(&spill_setting(record.ino))?;
-        let Some(noted) = noted.and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes)
-        else {
-            return Ok(None);
-        };
+        let Some(noted) = noted_inode(noted.as_deref()) else { return Ok(None) };
         for link in record.links.iter().chain(&record.backing.links) {
             let Ok(dir) = self.backing_dir(link.parent) else { continue };
             match self.backing.stat(&dir, OsStr::from_bytes(&link.name)) {
@@ -396,10 +395,46 @@ impl Node {
         self.drop_spill(ino)
     }
 
+    /// The spill file of a file, laid over the published version as its map says.
+    ///
+    /// # Errors
+    /// What the backing store says; [`NodeError::Lost`] if its map is gone.
+    pub(crate) fn open_spilled(&self, ino: Ino) -> Result<Option<Spill>> {
+        let Some(spill) = self.backing.open_spill(ino.0)? else { return Ok(None) };
+        let map = self.backing.open_spill_map(ino.0)?;
+        if map.is_none()
+            && let Some(note) = self.meta.setting(&spill_setting(ino))?
+            && note.get(8) == Some(&HAS_MAP)
+        {
+            return Err(NodeError::Lost);
+        }
+        Spill::new(spill, map).map(Some)
+    }
+
     /// Whether a spill file of a file may be in the backing store. What can't be read may be so.
     pub(crate) fn has_spill_noted(&self, ino: Ino) -> bool {
         self.spills_noted.load(Ordering::Acquire)
             && self.meta.setting(&spill_setting(ino)).map_or(true, |noted| noted.is_some())
+    }
+
+    /// Removes what the spill area has for a file that needs no spill file, as the namespace let go of
+    /// it, or as nothing was written to it yet. Any other may be the only copy of somebody's bytes, and
+    /// is set aside.
+    pub(crate) fn dismiss_spill(&self, ino: Ino) -> Result<()> {
+        let Some(spill) = self.backing.open_spill(ino.0)? else { return self.drop_spill(ino) };
+        let noted = self.meta.setting(&spill_setting(ino))?;
+        let known = noted_inode(noted.as_deref()) == Some(spill.file().stat()?.ino);
+        let empty = || match spill.file().seek_data(0) {
+            Ok(data) => Ok(data.is_none()),
+            Err(error) if error.class() == ErrorClass::Unsupported => {
+                spill.file().allocated_bytes().map(|bytes| bytes == 0)
+            }
+            Err(error) => Err(error),
+        };
+        if known || empty()? {
+            return self.drop_spill(ino);
+        }
+        self.set_spill_aside(ino, "the index does not know it")
     }
 
     /// Removes the spill file of a file, its map, and what was noted about it.
@@ -491,6 +526,14 @@ pub(crate) const SETTING: &str = "spill.";
 /// that the spill file has become.
 fn spill_setting(ino: Ino) -> String {
     format!("{SETTING}{:x}", ino.0)
+}
+
+/// Stands behind the inode number of a spill file that has a map: without it the spill file would
+/// count as complete.
+const HAS_MAP: u8 = 1;
+
+fn noted_inode(note: Option<&[u8]>) -> Option<u64> {
+    note?.get(..8)?.try_into().ok().map(u64::from_le_bytes)
 }
 
 fn is_no_room(error: &NodeError) -> bool {

@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use crate::dir_backing::DirBacking;
@@ -330,6 +331,13 @@ pub trait BackingStore: Send + Sync {
 
     /// Removes the spill file of an inode, and its map; no error if there is none.
     fn remove_spill(&self, ino: u64) -> Result<()>;
+
+    /// Moves the spill file of an inode, which may be the only copy of its bytes and can't be used, to
+    /// `.forebay/lost`, its map beside it. Where it is now, if there was one.
+    fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>>;
+
+    /// What lies in `.forebay/lost`, of all owners.
+    fn list_set_aside(&self) -> Result<Vec<PathBuf>>;
 
     /// Inodes with a spill file of this owner.
     fn list_spills(&self) -> Result<Vec<u64>>;

@@ -517,6 +517,14 @@ impl BackingStore for DirBacking {
         self.drop_spill(ino)
     }
 
+    fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>> {
+        self.move_spill_aside(ino)
+    }
+
+    fn list_set_aside(&self) -> Result<Vec<PathBuf>> {
+        self.lost_files()
+    }
+
     fn list_spills(&self) -> Result<Vec<u64>> {
         self.numbers_in(crate::private::Area::Spill)
     }

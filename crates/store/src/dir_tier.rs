@@ -72,7 +72,7 @@ impl DirTier {
         let path = &std::fs::canonicalize(path).map_err(|e| StoreError::io("open", path, e))?;
         let id = match read_label(path)? {
             Some(id) => id,
-            None => format_tier(path)?,
+            None => format_tier(path, TierId(random()?))?,
         };
         make_dir(&path.join(OBJECTS))?;
         let root = open_dir(path)?;
@@ -183,6 +183,24 @@ pub fn check_dir(path: &Path) -> Result<()> {
     if path.exists() { read_label(path).map(drop) } else { Ok(()) }
 }
 
+/// The identity of a tier, without touching it; `None` if the directory is not one yet, or not there.
+///
+/// # Errors
+/// As [`check_dir`].
+pub fn identity(path: &Path) -> Result<Option<TierId>> {
+    if path.exists() { read_label(path) } else { Ok(None) }
+}
+
+fn is_sound(label: &[u8]) -> bool {
+    label.len() == LABEL_LEN && xxh3_64(&label[..32]) == u64_at(label, 32)
+}
+
+/// Whether a label that claims another version is merely damaged: a sound one has its checksum.
+#[must_use]
+pub fn is_label_torn(path: &Path) -> bool {
+    std::fs::read(path.join(LABEL)).is_ok_and(|label| !is_sound(&label))
+}
+
 /// The identity of a tier, or `None` for a directory that may become one.
 pub(crate) fn read_label(path: &Path) -> Result<Option<TierId>> {
     let label = path.join(LABEL);
@@ -197,6 +215,8 @@ pub(crate) fn read_label(path: &Path) -> Result<Option<TierId>> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             return if may_become_tier(path)? {
                 Ok(None)
+            } else if path.join(OBJECTS).is_dir() {
+                Err(StoreError::Damaged { path: label, what: "tier label" })
             } else {
                 Err(StoreError::Foreign { path: path.to_owned() })
             };
@@ -210,7 +230,7 @@ pub(crate) fn read_label(path: &Path) -> Result<Option<TierId>> {
     if found != LABEL_VERSION {
         return Err(StoreError::Version { path: label, found, known: LABEL_VERSION });
     }
-    if bytes.len() != LABEL_LEN || xxh3_64(&bytes[..32]) != u64_at(&bytes, 32) {
+    if !is_sound(&bytes) {
         return Err(StoreError::Damaged { path: label, what: "tier label" });
     }
     Ok(Some(TierId(array_at(&bytes, 16))))
@@ -231,10 +251,9 @@ fn may_become_tier(path: &Path) -> Result<bool> {
 }
 
 /// Writes the label: to a temporary name, synced, renamed, so that a crash leaves no half label.
-fn format_tier(path: &Path) -> Result<TierId> {
+fn format_tier(path: &Path, id: TierId) -> Result<TierId> {
     let label = path.join(LABEL_NEW);
     let err = |operation, e| StoreError::io(operation, &label, e);
-    let id = TierId(random()?);
     let mut bytes = Vec::with_capacity(LABEL_LEN);
     bytes.extend_from_slice(LABEL_MAGIC);
     bytes.extend_from_slice(&LABEL_VERSION.to_le_bytes());
@@ -243,14 +262,45 @@ fn format_tier(path: &Path) -> Result<TierId> {
     bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
     let mut file = File::create(&label).map_err(|e| err("create", e))?;
     // A tier needs room for headers: find out now rather than at the first file.
-    fs::fsetxattr(&file, XATTR, &[0; Header::ENCODED_MAX], XattrFlags::empty())
-        .map_err(|e| err("set a user extended attribute (a tier needs them) on", e.into()))?;
+    if let Err(e) = fs::fsetxattr(&file, XATTR, &[0; Header::ENCODED_MAX], XattrFlags::empty()) {
+        let _ = std::fs::remove_file(&label);
+        return Err(if is_too_small(path, e) {
+            StoreError::SmallAttributes { path: path.to_owned(), needed: Header::ENCODED_MAX }
+        } else {
+            err("set a user extended attribute (a tier needs them) on", e.into())
+        });
+    }
     fs::fremovexattr(&file, XATTR)
         .map_err(|e| err("remove the extended attribute of", e.into()))?;
     file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(|e| err("write", e))?;
     std::fs::rename(&label, path.join(LABEL)).map_err(|e| err("rename", e))?;
     fs::fsync(open_dir(path)?).map_err(|e| StoreError::io("sync", path, e))?;
     Ok(id)
+}
+
+/// Makes the label of a tier anew that has lost it, with the identity that others know it by, or a
+/// new one.
+///
+/// # Errors
+/// When it can't be written.
+pub fn restore_label(path: &Path, id: Option<TierId>) -> Result<TierId> {
+    let id = match id {
+        Some(id) => id,
+        None => TierId(random()?),
+    };
+    format_tier(path, id)
+}
+
+/// Whether an extended attribute was refused because the file system has no room for one of this
+/// length in one file, and not because it is full.
+fn is_too_small(path: &Path, error: Errno) -> bool {
+    match error {
+        Errno::TOOBIG | Errno::RANGE => true,
+        Errno::NOSPC => fs::statvfs(path).is_ok_and(|room| {
+            room.f_bavail.saturating_mul(room.f_frsize) > 16 * Header::ENCODED_MAX as u64
+        }),
+        _ => false,
+    }
 }
 
 /// Random bytes from the kernel.

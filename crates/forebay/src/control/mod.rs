@@ -20,7 +20,7 @@ pub use cluster::{
 pub use server::{Current, OnUpgrade, Server, ServerLimits, UpgradeCall};
 pub use status::{
     Backlog, BusyFile, BytesBySource, Conflict, Dirty, DirtyFile, HintState, HintStatus, Location,
-    Opening, Outcome, Passthrough, Peer, PolicySnapshot, Progress, Recorded, Refusal,
+    Named, Opening, Outcome, Passthrough, Peer, PolicySnapshot, Progress, Recorded, Refusal,
     RefusedStream, Residency, Status, Streams, StuckOperation, TierStatus, WirePath,
 };
 pub use wire::{HintPart, PROTOCOL_VERSION, Reply, Request, Upgraded};

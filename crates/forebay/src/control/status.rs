@@ -104,6 +104,11 @@ pub struct Status {
     pub passthrough: Passthrough,
     /// Files that were changed on both sides; nothing of them was overwritten.
     pub conflicts: Vec<Conflict>,
+    /// Files that were written and of which nothing is left: their paths. They read as errors and stay
+    /// dirty until they are removed or given up.
+    pub lost: Named,
+    /// What could not be used and may be the only copy of something: where it was moved to.
+    pub set_aside: Named,
     /// Operations that wait longer than they should, mostly on the backing store.
     pub stuck: Vec<StuckOperation>,
     /// Errors given to programs since the mount.
@@ -131,7 +136,7 @@ impl Status {
 
     /// Whether everything that programs wrote is in the backing store.
     pub fn is_drained(&self) -> bool {
-        self.dirty.files == 0 && self.backlog.entries == 0
+        self.dirty.files == 0 && self.backlog.entries == 0 && self.lost.files == 0
     }
 }
 
@@ -257,6 +262,16 @@ pub struct Refusal {
     pub reason: String,
     /// Number of opens.
     pub opens: u64,
+}
+
+/// Files by number and by name.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Named {
+    /// How many there are.
+    pub files: u64,
+    /// Some of them.
+    pub list: Vec<WirePath>,
 }
 
 /// A file that was changed both through the mount and behind its back.

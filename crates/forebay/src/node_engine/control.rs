@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use forebay::config::MountConfig;
 use forebay::control::{
     Backlog, BusyFile, BytesBySource, ClusterReply, ClusterRequest, Conflict, Control,
-    ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location, OnProgress,
-    Outcome, Passthrough, PolicySnapshot, Progress, Recorded, Refusal, Residency, Shutdown, Status,
-    StuckOperation, TierStatus, WirePath,
+    ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location, Named,
+    OnProgress, Outcome, Passthrough, PolicySnapshot, Progress, Recorded, Refusal, Residency,
+    Shutdown, Status, StuckOperation, TierStatus, WirePath,
 };
 use forebay_fuse::Mounted;
 use forebay_node::metrics::{ErrorClass, RefusalReason, Source};
@@ -81,6 +81,7 @@ impl NodeControl {
             files += tier.dirty_objects;
             bytes += tier.dirty;
         }
+        files += self.node.lost_files().files;
         let list = self.node.dirty_files(LISTED).into_iter().map(|file| DirtyFile {
             path: wire_path(file.path),
             bytes: file.bytes,
@@ -90,6 +91,16 @@ impl NodeControl {
         });
         let (oldest_s, _) = self.node.oldest();
         Dirty { files, bytes, oldest_s, list: list.collect() }
+    }
+
+    fn lost(&self) -> Named {
+        let lost = self.node.lost_files();
+        Named { files: lost.files, list: lost.list.into_iter().map(wire_path).collect() }
+    }
+
+    fn set_aside(&self) -> Named {
+        let kept = self.node.set_aside();
+        Named { files: kept.files, list: kept.list.into_iter().map(Into::into).collect() }
     }
 
     fn backlog(&self) -> Backlog {
@@ -279,6 +290,8 @@ impl Control for NodeControl {
                     path: wire_path(conflict.path),
                 })
                 .collect(),
+            lost: self.lost(),
+            set_aside: self.set_aside(),
             stuck: self.stuck(),
             errors: self.errors(),
             busiest: self.busiest(),

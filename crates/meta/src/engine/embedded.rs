@@ -1,8 +1,11 @@
 //! The engine on a local disk, on fjall (a log-structured merge tree with a write-ahead log).
 
+use std::cell::RefCell;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 
 use fjall::config::{BlockSizePolicy, CompressionPolicy};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
@@ -110,8 +113,55 @@ impl Embedded {
     }
 }
 
+thread_local! {
+    /// Of a thread that opens a store: who waits for it.
+    static WAITS: RefCell<Option<Sender<Result<Opened, EngineError>>>> = const { RefCell::new(None) };
+}
+
+/// The database under a store panics at some damages, with a lock in hand at which its destructors
+/// panic again. So a thread that opens a store and panics says so and stays where it is, for the short
+/// life that the process has then.
+fn spare_openers() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            let waits = WAITS.with(|waits| waits.try_borrow_mut().ok()?.take());
+            let Some(waits) = waits else { return usual(panic) };
+            let source = format!("it can't be read: {panic}").into();
+            drop(waits.send(Err(EngineError::Damaged { path: PathBuf::new(), source })));
+            loop {
+                std::thread::park();
+            }
+        }));
+    });
+}
+
 impl Opened {
     fn open(directory: &Path, options: &EmbeddedOptions) -> Result<Self, EngineError> {
+        spare_openers();
+        let (path, options) = (directory.to_path_buf(), options.clone());
+        let (result, wait) = std::sync::mpsc::channel();
+        let dir = path.clone();
+        let opener = std::thread::Builder::new().name("index-open".into()).spawn(move || {
+            WAITS.with(|waits| *waits.borrow_mut() = Some(result.clone()));
+            let opened = Opened::open_here(&dir, &options);
+            WAITS.with(|waits| waits.borrow_mut().take());
+            drop(result.send(opened));
+        });
+        if let Err(error) = opener {
+            return Err(EngineError::Open { path, source: Box::new(error) });
+        }
+        match wait.recv() {
+            Ok(Err(EngineError::Damaged { source, .. })) => {
+                Err(EngineError::Damaged { path, source })
+            }
+            Ok(opened) => opened,
+            Err(error) => Err(EngineError::Open { path, source: Box::new(error) }),
+        }
+    }
+
+    fn open_here(directory: &Path, options: &EmbeddedOptions) -> Result<Self, EngineError> {
         let failed = |error| open_error(directory, error);
         let database = Database::builder(directory)
             .cache_size(options.block_cache_mib * MIB)
@@ -274,7 +324,13 @@ fn open_error(directory: &Path, error: fjall::Error) -> EngineError {
     let mut cause = Some(&error as &dyn std::error::Error);
     while let Some(at) = cause {
         if let Some(io) = at.downcast_ref::<std::io::Error>() {
-            let lacking = [ErrorKind::NotFound, ErrorKind::UnexpectedEof, ErrorKind::InvalidData];
+            let lacking = [
+                ErrorKind::NotFound,
+                ErrorKind::UnexpectedEof,
+                ErrorKind::InvalidData,
+                // It takes a store that lacks its first file for a new one.
+                ErrorKind::AlreadyExists,
+            ];
             if lacking.contains(&io.kind()) {
                 break;
             }

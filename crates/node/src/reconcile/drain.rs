@@ -173,6 +173,8 @@ impl Node {
                 for (_, ino) in page {
                     match node.known(ino)? {
                         Some(record) if node.keeps_hidden(&record) => kept += 1,
+                        // No waiting helps; it remains.
+                        Some(_) if node.troubles.is_lost(ino) => {}
                         Some(_) if !sweep.over() => sweep.add(ino),
                         Some(_) => {}
                         None => node.doubt_place(ino),

@@ -174,6 +174,7 @@ fn node_on(
         files: Arc::default(),
         residents: Default::default(),
         moved: Default::default(),
+        troubles: Default::default(),
         removals: Default::default(),
         accesses: Default::default(),
         spills_noted: Default::default(),

@@ -1,6 +1,6 @@
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Interceptor, Operation, Verdict, ask, ask_and, intercept_bytes};
@@ -104,6 +104,8 @@ impl BackingStore for InterceptedBacking {
         Open: fn open_spill_map(&self, ino: u64) -> Result<Option<Presence>>, "";
         Sync: fn sync_group(&self, group: &Group) -> Result<Synced>, "";
         Remove: fn remove_spill(&self, ino: u64) -> Result<()>, "";
+        Rename: fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>>, "";
+        List: fn list_set_aside(&self) -> Result<Vec<PathBuf>>, "";
         List: fn list_spills(&self) -> Result<Vec<u64>>, "";
         Commit: fn commit(&self, temporary: &mut Temporary, dir: &Dir, name: &OsStr, expect: Expect) -> Result<Commit>, name;
         Limbo: fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>, name;
