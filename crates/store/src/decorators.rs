@@ -6,11 +6,13 @@
 
 mod backing;
 mod faults;
+mod numbers;
 mod tier;
 mod volatile;
 
 pub use backing::InterceptedBacking;
 pub use faults::{Flaky, Rule, Stuck, Throttled};
+pub use numbers::RenumberedBacking;
 pub use tier::InterceptedTier;
 pub use volatile::VolatileTier;
 
@@ -71,6 +73,13 @@ pub enum Verdict {
 pub trait Interceptor: Send + Sync {
     /// Decides about an operation that moves `bytes` bytes of data (0 where none are).
     fn before(&self, operation: Operation, bytes: u64) -> Verdict;
+
+    /// Hears which object an operation is about, right before it is asked.
+    fn about(&self, _operation: Operation, _label: &Path) {}
+
+    /// Hears that an operation that was let pass has come to its end, and that its answer is about to
+    /// be given; may sleep.
+    fn after(&self, _operation: Operation) {}
 }
 
 /// Lets everything pass: for checking that the decorators change nothing by themselves.
@@ -84,6 +93,7 @@ impl Interceptor for Transparent {
 }
 
 fn ask(by: &Arc<dyn Interceptor>, operation: Operation, label: &Path) -> Result<()> {
+    by.about(operation, label);
     match by.before(operation, 0) {
         Verdict::Pass => Ok(()),
         Verdict::Fail(errno) | Verdict::Lost(errno) | Verdict::Torn { errno, .. } => {
@@ -99,8 +109,13 @@ fn ask_and<T>(
     label: &Path,
     carry_out: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
+    by.about(operation, label);
     let errno = match by.before(operation, 0) {
-        Verdict::Pass => return carry_out(),
+        Verdict::Pass => {
+            let done = carry_out();
+            by.after(operation);
+            return done;
+        }
         Verdict::Lost(errno) => carry_out().map(|_| errno)?,
         Verdict::Fail(errno) | Verdict::Torn { errno, .. } => errno,
     };
