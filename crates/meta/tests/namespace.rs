@@ -668,3 +668,48 @@ fn times_then_follow_posix() {
     assert_eq!((record.attr.ctime, record.attr.mtime, record.attr.nlink), (end, LATER, 2));
     assert_eq!(store.get(ROOT).unwrap().attr.mtime, end);
 }
+
+#[test]
+fn entries_found_in_a_directory_that_was_removed_meanwhile_then_are_not_imported() {
+    let store = store();
+    let dir = mkdir(&store, ROOT, "dir").ino;
+    store.claim(dir, &Link::new(ROOT, *b"dir")).unwrap();
+    store.rmdir(ROOT, b"dir", LATER, false).unwrap();
+    // The backing store still has it: a listing of it may have begun before.
+    assert_eq!(store.import(dir, &[found("name", FileKind::File, 1, 7)]).unwrap(), 0);
+    let change = store.get(dir).unwrap().change;
+    store.reconciled(dir, change, |record| record.backing.links.clear()).unwrap();
+    clean(&store);
+}
+
+#[test]
+fn inodes_whose_directory_is_lost_when_repaired_then_what_only_is_here_gets_a_name_in_the_root() {
+    use forebay_meta::{Engine, MiniTransaction, Write};
+
+    let engine = Arc::new(Spanning::new(memory(), Duration::from_secs(1)).unwrap());
+    let store = MetaStore::open(Box::new(engine.clone()), &Options::default()).unwrap();
+    let dir = mkdir(&store, ROOT, "d").ino;
+    let new = create(&store, dir, "new").ino;
+    let below = mkdir(&store, dir, "below").ino;
+    create(&store, below, "deeper");
+    store.import(dir, &[found("clean", FileKind::File, 1, 50)]).unwrap();
+    let clean_one = store.lookup(dir, b"clean").unwrap().unwrap().ino;
+    let key = engine
+        .sweep(None, 1000)
+        .unwrap()
+        .into_iter()
+        .map(|(key, _)| key)
+        .find(|key| key.bytes()[0] == b'I' && key.bytes()[1..9] == dir.0.to_be_bytes());
+    let lost = vec![Write::Delete(key.expect("its record"))];
+    engine.execute(&MiniTransaction { write: lost, ..MiniTransaction::default() }).unwrap();
+    assert!(!store.check(false).unwrap().is_clean());
+    let repaired = store.check(true).unwrap();
+    assert!(repaired.violations.iter().all(|v| v.repaired), "{repaired:#?}");
+    clean(&store);
+    for (ino, name) in [(new, "new"), (below, "below")] {
+        let name = format!("{name}.forebay-recovered-{:x}", ino.0);
+        assert_eq!(store.lookup(ROOT, name.as_bytes()).unwrap().unwrap().ino, ino);
+    }
+    assert!(store.lookup(below, b"deeper").unwrap().is_some());
+    assert!(matches!(store.get(clean_one), Err(Error::Stale(_))));
+}

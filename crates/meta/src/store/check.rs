@@ -203,8 +203,7 @@ impl Check<'_> {
             Some(parent) if parent.is_directory() => {}
             _ => {
                 let what = format!("inode {ino}: its directory {} does not exist", link.parent);
-                self.violation(what, false);
-                return Ok(());
+                return self.rescue(record, link, what);
             }
         }
         let place = keys::entry(self.partition(link)?, link.parent, &link.name);
@@ -214,7 +213,7 @@ impl Check<'_> {
             Some(entry) if entry == (ino, record.attr.kind) => {}
             Some((other, kind)) if other != ino => {
                 let what = format!("inode {ino}: its name {name} leads to {other} ({kind:?})");
-                self.violation(what, false);
+                self.rescue(record, link, what)?;
             }
             _ => {
                 let value = codec::encode_entry(ino, record.attr.kind);
@@ -222,6 +221,54 @@ impl Check<'_> {
                 self.violation(format!("inode {ino}: its entry {name} is missing"), repaired);
             }
         }
+        Ok(())
+    }
+
+    /// A name that leads nowhere is taken from an inode. If something may be here that the backing
+    /// store lacks, the inode gets a name in the root instead, by which it is found.
+    fn rescue(&mut self, record: &Record, link: &Link, what: String) -> Result<()> {
+        if !self.repair {
+            self.violation(what, false);
+            return Ok(());
+        }
+        let (ino, kind) = (record.ino, record.attr.kind);
+        let place = keys::entry(self.partition(link)?, link.parent, &link.name);
+        let published = record.backing.fingerprint.is_some() && record.backing.links.contains(link);
+        let clean = !record.is_directory() && !record.is_behind() && published;
+        let last = record.links.len() == 1;
+        let mut draft = Draft::new(self.store);
+        let own = codec::encode_entry(ino, kind);
+        if self.store.read_one(place.clone())? == Some(own) {
+            draft.delete(place);
+        }
+        let edited = draft.edit(ino)?;
+        edited.links.retain(|known| known != link);
+        edited.backing.links.retain(|known| known != link);
+        edited.change += 1;
+        let mut what = what;
+        if last && !clean {
+            let name = recovered_name(&link.name, ino);
+            edited.links.push(Link::new(Ino::ROOT, name.clone()));
+            edited.listed |= record.is_directory();
+            if edited.backing.links.is_empty() {
+                edited.backing.fingerprint = None;
+                edited.backing.attrs_differ = true;
+                edited.backing.xattrs_differ = true;
+            }
+            draft.edit_directory(Ino::ROOT)?;
+            if record.is_directory() {
+                draft.add_subdirs(Ino::ROOT, 1)?;
+            }
+            draft.add_entry(Ino::ROOT, &name, ino, kind);
+            draft.enqueue(ino)?;
+            what = format!("{what}; it is /{} now", name.escape_ascii());
+        } else {
+            let links = u32::try_from(edited.links.len()).unwrap_or(u32::MAX);
+            edited.attr.nlink = edited.attr.nlink.saturating_sub(1).max(links);
+            draft.settle(ino)?;
+        }
+        draft.commit()?;
+        self.violation(what, true);
         Ok(())
     }
 
@@ -484,4 +531,11 @@ impl Check<'_> {
             }
         }
     }
+}
+
+/// The name in the root of an inode that was cut off.
+fn recovered_name(name: &[u8], ino: Ino) -> Vec<u8> {
+    let suffix = format!(".forebay-recovered-{:x}", ino.0);
+    let room = 255 - suffix.len();
+    [&name[..name.len().min(room)], suffix.as_bytes()].concat()
 }

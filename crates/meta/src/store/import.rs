@@ -15,7 +15,7 @@ const BATCH: usize = 256;
 
 impl MetaStore {
     /// Adds entries found in the backing directory for names that are neither logical entries nor
-    /// ghosts. Names of one file (found by its inode number in the backing store where `nlink`
+    /// ghosts; none to a directory that was removed. Names of one file (found by its inode number in the backing store where `nlink`
     /// exceeds 1) become links of one inode. Returns how many entries were added.
     ///
     /// In bounded transactions: if it fails, a prefix may have been added, and it may be repeated.
@@ -66,8 +66,8 @@ impl MetaStore {
         }
         let mut draft = Draft::new(self);
         draft.imports = true;
-        let parent = draft.edit(dir)?;
-        if parent.spread == Spread::Split && parent.is_removed() {
+        if draft.edit(dir)?.is_removed() {
+            // What is found in it is on its way out, and would outlive the directory as an entry.
             return Ok(0);
         }
         let (taken, has_ghosts) = self.taken(&draft, dir, batch)?;
