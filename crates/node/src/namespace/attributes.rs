@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_meta::{
-    Error as MetaError, FileKind, Ino, Queue, Record, Times, Timestamp, XattrState,
+    Attr, Error as MetaError, FileKind, Ino, Queue, Record, Times, Timestamp, XattrState,
 };
 use rustix::io::Errno;
 
@@ -97,7 +97,12 @@ impl Node {
     /// `EISDIR` and `EINVAL` for the length of something that is no file; what setting the length
     /// of a file meets.
     pub fn setattr(&self, context: &Context, ino: Ino, set: &SetAttr) -> Result<Stat> {
-        let mut record = self.fresh(context, ino)?;
+        let mut record = match self.fresh(context, ino) {
+            Err(NodeError::Meta(MetaError::Stale(_))) => {
+                return self.set_departed(context, ino, set);
+            }
+            record => record?,
+        };
         if set.size.is_some() && record.attr.kind != FileKind::File {
             let directory = record.is_directory();
             return Err(if directory { Errno::ISDIR } else { Errno::INVAL }.into());
@@ -147,7 +152,7 @@ impl Node {
             // The object may be ahead of the record, and follows it below.
             record.attr.mtime = record.attr.mtime.max(live.mtime);
             record.attr.atime = record.attr.atime.max(live.atime);
-            apply(context, set, record, now);
+            apply(context, set, &mut record.attr, now);
             record.backing.attrs_differ = true;
             Queue::Yes
         })?;
@@ -157,12 +162,38 @@ impl Node {
             ..Times::default()
         };
         self.attributes_changed(&record, times);
+        if record.links.is_empty() && record.is_directory() {
+            // Its record goes with its name in the backing store, and its users may stay.
+            self.names.departed.change(ino, |attr| *attr = record.attr.clone());
+        }
         if let Some(owner) = through {
             self.times_through(owner, ino, (times.atime.is_some(), times.mtime.is_some()))?;
         }
         self.queue(&record);
         drop(hold);
         Ok(self.stat(&record))
+    }
+
+    /// Sets attributes of a directory that was removed and is still somebody's: nobody else can see
+    /// them any more.
+    fn set_departed(&self, context: &Context, ino: Ino, set: &SetAttr) -> Result<Stat> {
+        let now = convert::now();
+        let mut refused = None;
+        let changed = self.names.departed.change(ino, |attr| {
+            if attr.kind != FileKind::Directory {
+                refused = Some(NodeError::Meta(MetaError::Stale(ino)));
+            } else if set.size.is_some() {
+                refused = Some(Errno::ISDIR.into());
+            } else {
+                apply(context, set, attr, now);
+                attr.ctime = now;
+            }
+        });
+        match refused {
+            Some(error) => Err(error),
+            None if !changed => Err(MetaError::Stale(ino).into()),
+            None => self.getattr(context, ino),
+        }
     }
 
     /// Clears the set-id bits of a file and takes its capabilities away: somebody without privilege
@@ -243,9 +274,8 @@ impl Node {
     }
 }
 
-fn apply(context: &Context, set: &SetAttr, record: &mut Record, now: Timestamp) {
-    let directory = record.is_directory();
-    let attr = &mut record.attr;
+fn apply(context: &Context, set: &SetAttr, attr: &mut Attr, now: Timestamp) {
+    let directory = attr.kind == FileKind::Directory;
     let old_gid = attr.gid;
     if set.changes_owner() && !directory {
         attr.perm = without_set_ids(attr.perm);
