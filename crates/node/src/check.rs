@@ -202,7 +202,12 @@ fn check_object(
         return Ok(None);
     }
     let current = record.backing.fingerprint.map(convert::store_fingerprint);
-    if !header.dirty && !record.dirty && header.base != current {
+    // A change of attributes or of the name makes another change time, not another version.
+    let same = match (header.base, current) {
+        (Some(base), Some(current)) => base.same_content(&current),
+        (base, current) => base == current,
+    };
+    if !header.dirty && !record.dirty && !same {
         // A copy of an older version.
         checked.leftovers += 1;
     }

@@ -58,8 +58,11 @@ impl Node {
         if let Some(dir) = itself {
             work.touched(work.ino(), &dir);
         } else if unchanged {
-            let after = self.backing.stat(&dir, os(&name))?;
-            work.settled(convert::fingerprint(after.fingerprint()));
+            let after = self.backing.stat(&dir, os(&name))?.fingerprint();
+            if record.attr.kind == FileKind::File && !after.same_content(&before.fingerprint()) {
+                self.copy_has_other_times(work.ino(), before.fingerprint(), after);
+            }
+            work.settled(convert::fingerprint(after));
         }
         Ok(())
     }
