@@ -31,6 +31,8 @@ mod import;
 mod inherit;
 mod io;
 mod kernel;
+#[cfg(test)]
+mod lockstep;
 pub mod metrics;
 mod namespace;
 mod node;

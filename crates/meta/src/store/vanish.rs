@@ -17,10 +17,23 @@ enum Fate {
 
 /// A directory on the way down.
 struct Level {
-    dir: Ino,
-    name: Box<[u8]>,
+    /// The name by which it goes after its entries.
+    above: Option<(Ino, Box<[u8]>)>,
     ino: Ino,
     cursor: u64,
+}
+
+impl Vanished {
+    fn note(&mut self, fate: Fate, removed: &mut dyn FnMut(Ino)) {
+        match fate {
+            Fate::Removed(ino) => {
+                self.removed += 1;
+                removed(ino);
+            }
+            Fate::Kept(ino) => self.kept.push(ino),
+            Fate::Untouched => {}
+        }
+    }
 }
 
 impl MetaStore {
@@ -44,27 +57,45 @@ impl MetaStore {
         if ino != expected || !self.backing_has(ino, dir, name)? {
             return Ok(result);
         }
-        let mut settle = |fate| match fate {
-            Fate::Removed(ino) => {
-                result.removed += 1;
-                removed(ino);
-            }
-            Fate::Kept(ino) => result.kept.push(ino),
-            Fate::Untouched => {}
-        };
+        let mut settle = |fate| result.note(fate, removed);
         if kind != FileKind::Directory {
             settle(self.retry(|| self.vanish_one(dir, name, ino, now))?);
             return Ok(result);
         }
-        // Depth first; a directory goes after its entries.
-        let mut way = vec![Level { dir, name: name.into(), ino, cursor: 0 }];
+        self.vanish_below(ino, now, &mut settle)?;
+        settle(self.retry(|| self.vanish_one(dir, name, ino, now))?);
+        Ok(result)
+    }
+
+    /// The backing store no longer has a directory that it had, or has another in its place, and the
+    /// directory is to be made anew: as [`MetaStore::vanished`] for all that is below it.
+    ///
+    /// # Errors
+    /// As [`MetaStore::vanished`].
+    pub fn emptied(
+        &self,
+        dir: Ino,
+        now: Timestamp,
+        removed: &mut dyn FnMut(Ino),
+    ) -> Result<Vanished> {
+        let mut result = Vanished::default();
+        let mut settle = |fate| result.note(fate, removed);
+        self.vanish_below(dir, now, &mut settle)?;
+        Ok(result)
+    }
+
+    /// Depth first; a directory goes after its entries.
+    fn vanish_below(&self, top: Ino, now: Timestamp, settle: &mut dyn FnMut(Fate)) -> Result<()> {
+        let mut way = vec![Level { above: None, ino: top, cursor: 0 }];
         while let Some(level) = way.last_mut() {
             let entries = self.entries(level.ino, level.cursor, PAGE)?;
             let parent = level.ino;
             if entries.is_empty() {
-                let (dir, name, ino) = (level.dir, std::mem::take(&mut level.name), level.ino);
+                let (above, ino) = (level.above.take(), level.ino);
                 way.pop();
-                settle(self.retry(|| self.vanish_one(dir, &name, ino, now))?);
+                if let Some((dir, name)) = above {
+                    settle(self.retry(|| self.vanish_one(dir, &name, ino, now))?);
+                }
                 continue;
             }
             let mut below = Vec::new();
@@ -75,7 +106,8 @@ impl MetaStore {
                         settle(Fate::Kept(entry.ino));
                         continue;
                     }
-                    below.push(Level { dir: parent, name: entry.name, ino: entry.ino, cursor: 0 });
+                    let above = Some((parent, entry.name));
+                    below.push(Level { above, ino: entry.ino, cursor: 0 });
                 } else {
                     let (name, ino) = (&entry.name, entry.ino);
                     settle(self.retry(|| self.vanish_one(parent, name, ino, now))?);
@@ -83,7 +115,7 @@ impl MetaStore {
             }
             way.append(&mut below);
         }
-        Ok(result)
+        Ok(())
     }
 
     /// Whether the backing store was known to have the inode under this name.

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{Error as MetaError, FileKind, Found, Ino, Link, Record, Refreshed};
+use forebay_meta::{Error as MetaError, FileKind, Found, Ino, Link, Record, Refreshed, Vanished};
 use forebay_store::{Dir, ErrorClass};
 use rustix::io::Errno;
 
@@ -81,13 +81,16 @@ impl Node {
         }
         let looked = self.meta.get(ino).map_err(NodeError::from).and_then(|record| {
             let (dir, name) = self.backing_place(&record)?;
-            Ok(self.backing.stat(&dir, OsStr::from_bytes(&name))?)
+            let found = self.backing.stat(&dir, OsStr::from_bytes(&name))?;
+            // Of another kind it is another.
+            let same = convert::kind(found.kind) == record.attr.kind;
+            if same { Ok(()) } else { Err(Errno::NOENT.into()) }
         });
         match looked {
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {
                 Ok(self.way_at_rest(ino)?.is_some_and(|now| now == way))
             }
-            Ok(_) | Err(NodeError::Meta(MetaError::Stale(_))) => Ok(false),
+            Ok(()) | Err(NodeError::Meta(MetaError::Stale(_))) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -147,6 +150,17 @@ impl Node {
         Ok(now)
     }
 
+    /// Takes over that others removed an inode, if it is for certain that they did. The caller owns it.
+    pub(crate) fn take_away_if_gone(&self, ino: Ino) -> Result<bool> {
+        let Some(record) = self.record_if_any(ino)? else { return Ok(false) };
+        let [link] = record.links.as_slice() else { return Ok(false) };
+        if !self.is_gone(ino)? {
+            return Ok(false);
+        }
+        self.take_away(link, ino)?;
+        Ok(true)
+    }
+
     /// The backing store no longer has an inode under a name that it had.
     fn take_away(&self, link: &Link, ino: Ino) -> Result<()> {
         let (dir, name) = (link.parent, &link.name);
@@ -154,6 +168,22 @@ impl Node {
         let vanished = self.meta.vanished(dir, name, ino, convert::now(), &mut |ino| {
             removed.push(ino);
         })?;
+        self.after_vanishing(removed, vanished);
+        self.forget_name(link.parent, &link.name);
+        Ok(())
+    }
+
+    /// What stood in a directory of the backing store went with it, or is the others' now.
+    pub(crate) fn take_away_below(&self, dir: Ino) -> Result<()> {
+        let mut removed = Vec::new();
+        let vanished = self.meta.emptied(dir, convert::now(), &mut |ino| removed.push(ino))?;
+        self.after_vanishing(removed, vanished);
+        self.drop_handle(dir);
+        self.forget_object(dir, true);
+        Ok(())
+    }
+
+    fn after_vanishing(&self, removed: Vec<Ino>, vanished: Vanished) {
         for ino in removed {
             self.drop_handle(ino);
             self.imports.directories.expire(ino);
@@ -162,10 +192,9 @@ impl Node {
             self.forget_object(ino, true);
         }
         for ino in vanished.kept {
+            self.drop_handle(ino);
             self.reconcile_later(ino, NAMES_DELAY);
         }
-        self.forget_name(link.parent, &link.name);
-        Ok(())
     }
 
     /// Compares a listed directory with the backing store if its freshness has run out, and takes

@@ -221,7 +221,7 @@ impl Node {
     /// claimed for it another may still stand, and its entries must not be taken for those of this.
     fn is_not_in_backing(&self, record: &Record) -> bool {
         record.ino != Ino::ROOT
-            && (record.backing.links.is_empty() || record.listed && is_unconfirmed(record))
+            && (record.backing.links.is_empty() || dirs::is_only_claimed(record))
     }
 
     fn directory_is_fresh(&self, dir: Ino) -> bool {

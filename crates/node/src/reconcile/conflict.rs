@@ -87,6 +87,9 @@ impl Node {
         }
         work.went(link);
         work.foreign(link);
+        if work.record.is_directory() && work.record.backing.fingerprint.is_some() {
+            self.take_away_below(work.ino())?;
+        }
         if work.record.backing.links.is_empty() {
             work.disowned();
         }
@@ -108,7 +111,7 @@ impl Node {
                 }
                 Err(MetaError::Exists) => {}
                 // Renamed or removed meanwhile: nothing to give up any more.
-                Err(MetaError::NotFound) => break,
+                Err(MetaError::NotFound | MetaError::Stale(_)) => break,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -128,7 +131,7 @@ impl Node {
             self.remember(&link, None, "moved here, removed by others");
             match self.meta.unlink(link.parent, &link.name, convert::now(), in_use) {
                 Ok(unlinked) if unlinked.gone => self.discard(work.ino()),
-                Ok(_) | Err(MetaError::NotFound) => {}
+                Ok(_) | Err(MetaError::NotFound | MetaError::Stale(_)) => {}
                 Err(error) => return Err(error.into()),
             }
             self.forget_name(link.parent, &link.name);

@@ -3,6 +3,8 @@
 //! After an interruption several inodes may claim one name. At most one of them has it, and only
 //! the object that stands there tells which.
 
+use std::sync::Arc;
+
 use forebay_meta::{Error as MetaError, FileKind, Fingerprint as Print, Ino, Link, Record};
 use forebay_store::{Attributes, Fingerprint};
 
@@ -58,6 +60,18 @@ pub(crate) fn is_own(record: &Record, found: &Attributes) -> bool {
 }
 
 impl Node {
+    /// The inode that has a name now; none if the directory is gone with it.
+    pub(super) fn heir(&self, link: &Link) -> Result<Option<Arc<Record>>> {
+        if link.parent == LIMBO {
+            return Ok(None);
+        }
+        match self.meta.lookup(link.parent, &link.name) {
+            Ok(heir) => Ok(heir),
+            Err(MetaError::Stale(_) | MetaError::NotDirectory) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Whether what stands under a name that `work` claims belongs to another inode of ours.
     pub(super) fn is_anothers(
         &self,
@@ -66,14 +80,7 @@ impl Node {
         found: &Attributes,
     ) -> Result<bool> {
         let mut claimants = self.meta.ghosts_of(link.parent, &link.name)?;
-        if link.parent != LIMBO {
-            match self.meta.lookup(link.parent, &link.name) {
-                Ok(heir) => claimants.extend(heir.map(|heir| heir.ino)),
-                // With its directory it has no heir.
-                Err(MetaError::Stale(_) | MetaError::NotDirectory) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        claimants.extend(self.heir(link)?.map(|heir| heir.ino));
         for ino in claimants.into_iter().filter(|ino| *ino != work.ino()) {
             if let Some(record) = self.known(ino)?
                 && record.backing.links.contains(link)

@@ -29,6 +29,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Error as MetaError, Ino};
+use forebay_store::ErrorClass;
 use parking_lot::Mutex;
 
 use crate::error::{NodeError, Result};
@@ -110,7 +111,12 @@ impl Node {
         let until = Instant::now() + self.config.backing_timeout;
         loop {
             let mut batch = Batch::new(self);
-            let done = self.reconcile_in(ino, &mut batch);
+            let done = match self.reconcile_in(ino, &mut batch) {
+                Err(error) if self.gives_up_what_is_gone(ino, &batch, &error)? => {
+                    Err(NodeError::Busy)
+                }
+                done => done,
+            };
             // What was done is reported also when the rest failed.
             let outcome = match (done, batch.finish()) {
                 (Err(NodeError::Busy), Ok(())) if enough() => Ok(()),
@@ -151,6 +157,36 @@ impl Node {
         Ok(())
     }
 
+    /// Something was not found for the work on an inode. If others removed it, or a directory above
+    /// it, that is taken over, and what would be lost with it is to be made anew. Says whether it was.
+    fn gives_up_what_is_gone(
+        &self,
+        ino: Ino,
+        batch: &Batch<'_>,
+        error: &NodeError,
+    ) -> Result<bool> {
+        if error.class() != Some(ErrorClass::NotFound) {
+            return Ok(false);
+        }
+        let mut way = vec![ino];
+        while let Some(record) = self.known(way[way.len() - 1])? {
+            match record.links.first() {
+                Some(link) if link.parent != Ino::ROOT && way.len() <= MOST_PARENTS => {
+                    way.push(link.parent);
+                }
+                _ => break,
+            }
+        }
+        // The highest takes with it what is below.
+        for at in way.into_iter().rev() {
+            let owned = if batch.has(at) { None } else { Some(self.own(at, Duration::ZERO)) };
+            if !matches!(owned, Some(None)) && self.take_away_if_gone(at)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Sees to it that `dir` and all directories above it stand where they should.
     fn place_parents<'a>(&'a self, dir: Ino, batch: &mut Batch<'a>) -> Result<()> {
         let mut away = Vec::new();
@@ -160,15 +196,16 @@ impl Node {
             let Some(link) = record.links.first() else { break };
             let unconfirmed = record.queued.is_some() && record.backing.fingerprint.is_none();
             if record.links != record.backing.links || unconfirmed {
-                away.push(at);
+                away.push((at, unconfirmed));
             }
             at = link.parent;
             if away.len() > MOST_PARENTS {
                 return Err(rustix::io::Errno::LOOP.into());
             }
         }
-        for dir in away.into_iter().rev() {
-            if !batch.has(dir) {
+        for (dir, unconfirmed) in away.into_iter().rev() {
+            // What the batch has made, and not reported, is reached by its maker's handle.
+            if !batch.has_placed(dir) || unconfirmed && !self.has_handle(dir) {
                 self.reconcile_alone(dir, batch, 0)?;
             }
         }
@@ -233,6 +270,8 @@ impl Node {
 
     /// The record of an inode, if it still exists.
     fn known(&self, ino: Ino) -> Result<Option<std::sync::Arc<forebay_meta::Record>>> {
+        #[cfg(test)]
+        crate::lockstep::step();
         match self.meta.get(ino) {
             Ok(record) => Ok(Some(record)),
             Err(MetaError::Stale(_)) => Ok(None),

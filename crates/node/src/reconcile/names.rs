@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use forebay_meta::{FileKind, Link, Record};
+use forebay_meta::{FileKind, Fingerprint, Ino, Link, Record, Timestamp};
 use forebay_store::backing::{Node as Special, RenameMode};
 use forebay_store::{Attributes, Dir, ErrorClass};
 
@@ -11,13 +11,18 @@ use super::identity::{is_pending, may_be_ours};
 use super::occupied::Room;
 use super::work::{Step, Work};
 use crate::convert;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::import::LIMBO;
 use crate::node::Node;
 
 pub(super) fn os(name: &[u8]) -> &OsStr {
     OsStr::from_bytes(name)
+}
+
+/// What is known of a directory that may have entries of others: the check of its freshness lists it.
+fn unlisted(found: &Attributes) -> Fingerprint {
+    Fingerprint { mtime: Timestamp::default(), ..convert::fingerprint(found.fingerprint()) }
 }
 
 impl Node {
@@ -51,6 +56,8 @@ impl Node {
                 work.went(&link);
             } else if is_pending(&work.record, &found) {
                 work.settled(convert::fingerprint(found.fingerprint()));
+            } else if work.record.is_directory() && work.record.backing.fingerprint.is_none() {
+                work.print(unlisted(&found));
             }
         }
         Ok(())
@@ -261,8 +268,7 @@ impl Node {
                 let print = convert::fingerprint(found.fingerprint());
                 work.print(print);
                 if work.record.is_directory() {
-                    // Nobody has one of it; but what stood here before may have been taken for it.
-                    self.drop_handle(work.ino());
+                    self.hold_made(work.ino(), &dir, &at.name, &found)?;
                     self.made_directory(work.ino(), print);
                 }
                 Ok(Step::Done)
@@ -272,6 +278,17 @@ impl Node {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Opens a directory that was made right now. By this handle it is known until it is reported:
+    /// its name tells of others, too.
+    fn hold_made(&self, ino: Ino, parent: &Dir, name: &[u8], found: &Attributes) -> Result<()> {
+        let handle = self.backing.open_dir(parent, os(name))?;
+        if self.backing.stat(&handle, os(b""))?.ino != found.ino {
+            return Err(NodeError::Busy);
+        }
+        self.keep_handle(ino, handle);
+        Ok(())
     }
 
     fn make_special(&self, record: &Record, at: &Link, dir: &Dir) -> Result<()> {
@@ -323,9 +340,8 @@ impl Node {
             work.print(convert::fingerprint(found.fingerprint()));
         } else {
             // With entries of others perhaps: the check of its freshness lists it.
-            let mut print = convert::fingerprint(found.fingerprint());
-            print.mtime = forebay_meta::Timestamp::default();
-            work.print(print);
+            self.hold_made(work.ino(), dir, &at.name, found)?;
+            work.print(unlisted(found));
         }
         Ok(Step::Done)
     }

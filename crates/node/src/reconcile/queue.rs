@@ -335,7 +335,12 @@ impl Node {
         match self.reconcile_in(ino, batch) {
             Ok(()) => Ok(Turn::Done),
             Err(NodeError::Busy) => Ok(Turn::Busy),
-            Err(error) if self.was_overtaken(&record, &error)? => Ok(Turn::Busy),
+            Err(error)
+                if self.was_overtaken(&record, &error)?
+                    || self.gives_up_what_is_gone(ino, batch, &error)? =>
+            {
+                Ok(Turn::Busy)
+            }
             Err(error) => Err(error),
         }
     }

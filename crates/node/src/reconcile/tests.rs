@@ -617,6 +617,7 @@ fn sync_subtree_when_asked_for_one_directory_then_leaves_the_others() {
 }
 
 mod imports;
+mod interleaved;
 mod model;
 mod stale;
 mod unanswered;

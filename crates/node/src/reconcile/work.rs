@@ -190,6 +190,8 @@ impl<'a> Work<'a> {
 struct Finished<'a> {
     owned: Owned<'a>,
     seen_change: u64,
+    /// The pass came to its end: names that were missing are there.
+    placed: bool,
     facts: Facts,
 }
 
@@ -218,6 +220,11 @@ impl<'a> Batch<'a> {
         self.finished.iter().any(|finished| finished.owned.ino == ino)
     }
 
+    /// Whether `ino` stands where it should, by work that waits for the sync.
+    pub(super) fn has_placed(&self, ino: Ino) -> bool {
+        self.finished.iter().any(|finished| finished.owned.ino == ino && finished.placed)
+    }
+
     /// How long to wait for the owner of `ino`; see [`Node::own`].
     pub(super) fn patience(&self, ino: Ino) -> Duration {
         let last = self.finished.iter().all(|finished| finished.owned.ino < ino);
@@ -233,24 +240,25 @@ impl<'a> Batch<'a> {
     ) -> Result<Step> {
         let mut work = Work::new(record);
         let done = pass(&mut work);
-        if !matches!(done, Ok(Step::Done)) {
+        let placed = matches!(done, Ok(Step::Done));
+        if !placed {
             // A name may be claimed and not there: the record must not leave the backlog, as it
             // would with nothing left that differs.
             work.seen_change = NEVER;
         }
-        self.keep(owned, work);
+        self.keep(owned, work, placed);
         done
     }
 
-    fn keep(&mut self, owned: Owned<'a>, work: Work<'a>) {
+    fn keep(&mut self, owned: Owned<'a>, work: Work<'a>, placed: bool) {
         for (owned, other) in work.others {
-            self.keep(owned, other);
+            self.keep(owned, other, false);
         }
         self.foreign.extend(work.foreign);
         self.dirs.extend(work.dirs.into_iter().map(|(ino, dir)| (ino.0, dir)));
         self.followers.extend(work.followers);
         let seen_change = work.seen_change;
-        self.finished.push(Finished { owned, seen_change, facts: work.facts });
+        self.finished.push(Finished { owned, seen_change, placed, facts: work.facts });
     }
 
     /// An inode that was moved aside for one of this batch.
