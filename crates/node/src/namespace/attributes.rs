@@ -162,16 +162,21 @@ impl Node {
             ..Times::default()
         };
         self.attributes_changed(&record, times);
-        if record.links.is_empty() && record.is_directory() {
-            // Its record goes with its name in the backing store, and its users may stay.
-            self.names.departed.change(ino, |attr| *attr = record.attr.clone());
-        }
+        self.remember_if_removed(&record);
         if let Some(owner) = through {
             self.times_through(owner, ino, (times.atime.is_some(), times.mtime.is_some()))?;
         }
         self.queue(&record);
         drop(hold);
         Ok(self.stat(&record))
+    }
+
+    /// The record of a removed directory goes with its name in the backing store, and its users may
+    /// stay.
+    fn remember_if_removed(&self, record: &Record) {
+        if record.links.is_empty() && record.is_directory() {
+            self.names.departed.change(record.ino, |attr| *attr = record.attr.clone());
+        }
     }
 
     /// Sets attributes of a directory that was removed and is still somebody's: nobody else can see

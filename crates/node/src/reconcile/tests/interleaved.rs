@@ -379,7 +379,7 @@ impl Program {
 
 /// Takes from the backlog, a few at a time.
 fn work(node: &Node, mut random: Random, over: &std::sync::atomic::AtomicBool) {
-    ROLE.set(if random.0 % 2 == 0 { "worker 0" } else { "worker 1" });
+    ROLE.set(if random.0.is_multiple_of(2) { "worker 0" } else { "worker 1" });
     while !over.load(Ordering::Acquire) {
         let queued = node.meta.backlog(forebay_meta::Seq(0), 1000).expect("the backlog");
         let first = random.below(queued.len());
@@ -490,6 +490,7 @@ fn run(seed: u64, scene: &Scene) {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "one scene from its beginning to its end")]
 fn act(seed: u64, scene: &Scene, trace: &Arc<Trace>) {
     let scratch = Scratch::new();
     let root = scratch.0.join("backing");
