@@ -4,6 +4,7 @@
 //! - [`cluster`]: many nodes, up to 16,384: metadata, bytes, warm-up, failures, balance.
 //! - [`paper_29x`]: the caching experiment of HyCache+ (section IV-E), with the curve around it.
 //! - [`streams`]: continuous media: the paper's schemes and the elastic ring on modelled devices.
+//! - [`schedule`]: jobs to nodes: Algorithm 1 of HyCache+ and better.
 //! - [`replay`]: a node's recorded event log through the same steward again.
 //! - [`plot`], [`table`]: line charts as SVG; tables as text, CSV and JSON.
 //!
@@ -16,6 +17,7 @@ pub mod paper_29x;
 pub mod plot;
 pub mod replay;
 pub mod rng;
+pub mod schedule;
 pub mod streams;
 pub mod table;
 
@@ -61,6 +63,17 @@ Examples:
   What 100 failures an hour do to 4,096 nodes with two copies and with 4+2:
     forebay sim cluster --figure failures --nodes 4096 --redundancy 2,4+2 --per-hour 100 --json";
 
+const SCHEDULE_EXAMPLES: &str = "\
+Examples:
+  One instance by the default, for scripts:
+    forebay sim schedule --instance jobs.json --json
+  All instances of a file by three policies, as a table:
+    forebay sim schedule --instance cases.json --policy algorithm1,flow,ect-ls
+  What every policy comes to, by how unevenly files lie, as a table, a file and a chart:
+    forebay sim schedule --figure skew --csv skew.csv --plot skew.svg
+  The same up to 512 nodes:
+    forebay sim schedule --figure nodes --nodes 8,64,512 --runs 3";
+
 /// The simulations.
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum SimCommand {
@@ -96,6 +109,24 @@ pub enum SimCommand {
     /// numbers of the machine are assumptions, which docs/sim-cluster.md lists.
     #[command(after_long_help = CLUSTER_EXAMPLES)]
     Cluster(Box<cluster::ClusterArgs>),
+    /// Place jobs where their files are
+    ///
+    /// Reads an instance (nodes, files, jobs), and prints where each policy has the jobs run, when
+    /// the last one is done, the bytes that move, and the jobs of the fullest node. Without one,
+    /// makes some up and compares the policies: Algorithm 1 of HyCache+ as printed and as meant,
+    /// min-cost flow, earliest completion with and without local search, and nobody who knows where
+    /// files are.
+    ///
+    /// An instance is a JSON object: `machines` (how many), `bandwidth` (bytes a second), `compute`
+    /// (seconds of each job), `size` (bytes by file), `placement` (node or nodes by file; none: the
+    /// backing store), `files` (those that each job reads). It may have `slots`, `memory`, `room`,
+    /// `store_bandwidth` and `most_jobs` (one for all nodes, or a list), `store_total`, `job_slots`
+    /// and `job_memory` (one for all jobs, or a list), `after` (jobs that each job waits for), and
+    /// `writes` (files that each job makes). A file may also hold a list of instances, or an object
+    /// with `cases`, each with `name` and `instance`: --name chooses one; without it all are placed,
+    /// and --json prints a list. docs/schedule.md says more.
+    #[command(after_long_help = SCHEDULE_EXAMPLES)]
+    Schedule(Box<schedule::ScheduleArgs>),
     /// Replay a node's event log and check that the same actions come out.
     Replay(replay::ReplayArgs),
 }
@@ -110,6 +141,7 @@ pub fn run(command: &SimCommand, out: &mut dyn Write) -> Result<(), SimError> {
         SimCommand::Paper29x(args) => paper_29x::run_cli(args, out),
         SimCommand::Streams(args) => streams::run_cli(args, out),
         SimCommand::Cluster(args) => cluster::run_cli(args, out),
+        SimCommand::Schedule(args) => schedule::run_cli(args, out),
         SimCommand::Replay(args) => replay::run_cli(args, out),
     }
 }
@@ -152,6 +184,17 @@ pub enum SimError {
     /// No such policy.
     #[error(transparent)]
     Policy(#[from] UnknownPolicy),
+    /// An instance of jobs and nodes that cannot be placed.
+    #[error("{}: {what}", path.display())]
+    Instance {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// Jobs that find no node.
+    #[error(transparent)]
+    NoPlan(#[from] forebay_schedule::NoPlan),
     /// An event log that cannot be replayed.
     #[error("{}: {source}", path.display())]
     Log {
