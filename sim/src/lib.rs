@@ -4,6 +4,7 @@
 //! - [`cluster`]: many nodes, up to 16,384: metadata, bytes, warm-up, failures, balance.
 //! - [`paper_29x`]: the caching experiment of HyCache+ (section IV-E), with the curve around it.
 //! - [`streams`]: continuous media: the paper's schemes and the elastic ring on modelled devices.
+//! - [`migrate`]: tasks that move to those that they exchange data with.
 //! - [`schedule`]: jobs to nodes: Algorithm 1 of HyCache+ and better.
 //! - [`replay`]: a node's recorded event log through the same steward again.
 //! - [`plot`], [`table`]: line charts as SVG; tables as text, CSV and JSON.
@@ -13,6 +14,7 @@
 
 pub mod cache;
 pub mod cluster;
+pub mod migrate;
 pub mod paper_29x;
 pub mod plot;
 pub mod replay;
@@ -74,6 +76,15 @@ Examples:
   The same up to 512 nodes:
     forebay sim schedule --figure nodes --nodes 8,64,512 --runs 3";
 
+const MIGRATE_EXAMPLES: &str = "\
+Examples:
+  All workloads, with no migration, placed by who knows them, by the paper's measure and by ours:
+    forebay sim migrate
+  The paper's figure 5: throughput while partners change from round to round:
+    forebay sim migrate --figure rounds --plot rounds.svg
+  One workload on more nodes, with larger windows and larger tasks:
+    forebay sim migrate --workload coupled --nodes 16,64 --window 512 --image-mib 256";
+
 /// The simulations.
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum SimCommand {
@@ -127,6 +138,17 @@ pub enum SimCommand {
     /// and --json prints a list. docs/schedule.md says more.
     #[command(after_long_help = SCHEDULE_EXAMPLES)]
     Schedule(Box<schedule::ScheduleArgs>),
+    /// Move tasks to those that they exchange data with
+    ///
+    /// Runs made-up programs on modelled nodes with caches, links and storage servers; records which
+    /// blocks tasks access, and moves tasks by these patterns. Compares no migration, the best static
+    /// placement for the first round, the similarity of Liao, Trahay and Xiao (over touched rows, and
+    /// on a grid as high as the files), and Forebay's measure: what would be local, against what
+    /// moving costs. Every migration is judged by what the programs do afterwards.
+    ///
+    /// docs/profile.md says how patterns are compared, and what is modelled.
+    #[command(after_long_help = MIGRATE_EXAMPLES)]
+    Migrate(Box<migrate::MigrateArgs>),
     /// Replay a node's event log and check that the same actions come out.
     Replay(replay::ReplayArgs),
 }
@@ -142,6 +164,7 @@ pub fn run(command: &SimCommand, out: &mut dyn Write) -> Result<(), SimError> {
         SimCommand::Streams(args) => streams::run_cli(args, out),
         SimCommand::Cluster(args) => cluster::run_cli(args, out),
         SimCommand::Schedule(args) => schedule::run_cli(args, out),
+        SimCommand::Migrate(args) => migrate::run_cli(args, out),
         SimCommand::Replay(args) => replay::run_cli(args, out),
     }
 }

@@ -42,6 +42,11 @@ pub struct Terms {
     pub cool_down_s: f64,
     /// Whether two tasks may change places.
     pub exchange: bool,
+    /// Whether a node that has its even share of the tasks gives one back for one that it gets, where
+    /// that pays, and never has more than it has cores or its share: tasks share links, too.
+    pub even: bool,
+    /// Moves and exchanges in one plan; each is made with those before it done.
+    pub moves: usize,
 }
 
 impl Default for Terms {
@@ -58,6 +63,8 @@ impl Default for Terms {
             agree: 2,
             cool_down_s: 10.0,
             exchange: true,
+            even: true,
+            moves: 8,
         }
     }
 }
@@ -148,6 +155,10 @@ struct Scene<'a> {
     nodes: &'a [Node],
     now: u64,
     tasks: Vec<(u64, &'a Task, Rates)>,
+    /// Where each of them is, with the moves planned so far.
+    place: Vec<usize>,
+    /// Whether it moves already.
+    moves: Vec<bool>,
     /// Who accesses a row: index into `tasks`.
     sharers: BTreeMap<Row, Vec<usize>>,
     /// Tasks and busy processors of each node.
@@ -185,11 +196,47 @@ impl<'a> Scene<'a> {
             of.sort_by(|a, b| busy(*b).total_cmp(&busy(*a)).then(a.cmp(b)));
             of.truncate(MOST_SHARERS);
         }
-        Self { terms, nodes, now, tasks, sharers, load }
+        let place = tasks.iter().map(|(_, task, _)| task.node as usize).collect();
+        let moves = vec![false; tasks.len()];
+        Self { terms, nodes, now, tasks, place, moves, sharers, load }
     }
 
     fn node(&self, at: usize) -> usize {
-        self.tasks[at].1.node as usize
+        self.place[at]
+    }
+
+    /// Tasks of a node if all had as many.
+    fn share(&self) -> usize {
+        let tasks: usize = self.load.iter().map(|load| load.0).sum();
+        tasks.div_ceil(self.nodes.len().max(1))
+    }
+
+    /// Whether a node takes one more task.
+    fn has_place(&self, node: usize) -> bool {
+        let spec = &self.nodes[node];
+        let most = if self.terms.even { self.share().max(spec.cores as usize) } else { usize::MAX };
+        self.load[node].0 < most.min(spec.slots as usize)
+    }
+
+    /// Whether a task may move.
+    fn is_free(&self, at: usize) -> bool {
+        let cooled =
+            |moved: u64| self.now.saturating_sub(moved) as f64 / 1e9 >= self.terms.cool_down_s;
+        !self.moves[at] && self.tasks[at].1.moved_at.is_none_or(cooled)
+    }
+
+    /// Takes moves for done.
+    fn apply(&mut self, moves: &[Migration]) {
+        for moved in moves {
+            let Ok(at) = self.tasks.binary_search_by_key(&moved.task, |task| task.0) else {
+                continue;
+            };
+            let (to, cpu) = (moved.to as usize, self.tasks[at].1.cpu);
+            let from = std::mem::replace(&mut self.place[at], to);
+            self.moves[at] = true;
+            self.load[from] = (self.load[from].0.saturating_sub(1), self.load[from].1 - cpu);
+            self.load[to] = (self.load[to].0 + 1, self.load[to].1 + cpu);
+        }
     }
 
     /// What of these accesses of a task would be local on each node that has any of it.
@@ -215,11 +262,8 @@ impl<'a> Scene<'a> {
     /// Where a task could go so that more is local than here, in each of its newest patterns.
     fn choices(&self, at: usize) -> Vec<Choice> {
         let task = self.tasks[at].1;
-        let cooled = task.moved_at.is_none_or(|moved| {
-            self.now.saturating_sub(moved) as f64 / 1e9 >= self.terms.cool_down_s
-        });
         let agree = self.terms.agree.max(1);
-        if !cooled || task.patterns().len() < agree {
+        if !self.is_free(at) || task.patterns().len() < agree {
             return vec![];
         }
         let newest: Vec<BTreeMap<usize, f64>> = task
@@ -277,14 +321,14 @@ impl<'a> Scene<'a> {
 
     fn migration(&self, at: usize, to: usize, worth: f64) -> Option<Migration> {
         let with = self.partner(at, to)?;
-        let (task, from) = (self.tasks[at].0, self.tasks[at].1.node);
+        let (task, from) = (self.tasks[at].0, self.node(at) as u32);
         Some(Migration { task, from, to: to as u32, with, worth })
     }
 
     /// The move of one task, if it pays.
     fn single(&self, choice: Choice) -> Option<(f64, Vec<Migration>)> {
         let (task, node) = (self.tasks[choice.at].1, &self.nodes[choice.to]);
-        if self.load[choice.to].0 >= node.slots as usize || !has_memory(node, task.image_bytes) {
+        if !self.has_place(choice.to) || !has_memory(node, task.image_bytes) {
             return None;
         }
         let crowded = self.crowded(self.node(choice.at), choice.to, task.cpu);
@@ -297,11 +341,28 @@ impl<'a> Scene<'a> {
         Some((worth, vec![self.migration(choice.at, choice.to, worth)?]))
     }
 
-    /// The best exchange of a task with one at a node that has no slot, if it pays.
+    /// The best move or exchange, if any pays.
+    fn best(&self) -> Option<Vec<Migration>> {
+        let mut best: Option<(f64, Vec<Migration>)> = None;
+        for at in 0..self.tasks.len() {
+            for choice in self.choices(at) {
+                let full = self.terms.even && self.load[choice.to].0 >= self.share();
+                let full = full || !self.has_place(choice.to);
+                let exchanged = if full { self.exchange(choice) } else { None };
+                let Some(moves) = exchanged.or_else(|| self.single(choice)) else { continue };
+                if best.as_ref().is_none_or(|best| moves.0 > best.0) {
+                    best = Some(moves);
+                }
+            }
+        }
+        best.map(|(_, moves)| moves)
+    }
+
+    /// The best exchange of a task with one at a node that is full, if it pays.
     fn exchange(&self, choice: Choice) -> Option<(f64, Vec<Migration>)> {
         let Choice { at, to, gain } = choice;
         let home = self.node(at);
-        if !self.terms.exchange || self.load[to].0 < self.nodes[to].slots as usize {
+        if !self.terms.exchange {
             return None;
         }
         let (mine, spec) = (&self.tasks[at].2, self.tasks[at].1);
@@ -309,12 +370,9 @@ impl<'a> Scene<'a> {
         let mut best: Option<(f64, usize)> = None;
         for other in there.take(MOST_EXCHANGES) {
             let (_, task, rates) = &self.tasks[other];
-            let cooled = task.moved_at.is_none_or(|moved| {
-                self.now.saturating_sub(moved) as f64 / 1e9 >= self.terms.cool_down_s
-            });
             let fits = has_memory(&self.nodes[home], task.image_bytes)
                 && has_memory(&self.nodes[to], spec.image_bytes);
-            if !cooled || !fits {
+            if !self.is_free(other) || !fits {
                 continue;
             }
             let local = self.local(other, rates);
@@ -331,25 +389,22 @@ impl<'a> Scene<'a> {
         }
         let (worth, other) = best?;
         let first = self.migration(at, to, worth)?;
-        let (task, from) = (self.tasks[other].0, self.tasks[other].1.node);
+        let (task, from) = (self.tasks[other].0, to as u32);
         let back = Migration { task, from, to: first.from, with: first.task, worth: 0.0 };
         Some((worth, vec![first, back]))
     }
 }
 
-/// The best move of a scan, if any pays: of one task, or of two that change places.
+/// The moves of a scan that pay, the best first: each of one task, or of two that change places. No
+/// task moves twice.
 #[must_use]
-pub fn plan(profiler: &Profiler, nodes: &[Node], terms: &Terms, now: u64) -> Vec<Migration> {
-    let scene = Scene::new(profiler, nodes, terms, now);
-    let mut best: Option<(f64, Vec<Migration>)> = None;
-    for at in 0..scene.tasks.len() {
-        for choice in scene.choices(at) {
-            let moves = scene.single(choice).or_else(|| scene.exchange(choice));
-            let Some(moves) = moves else { continue };
-            if best.as_ref().is_none_or(|best| moves.0 > best.0) {
-                best = Some(moves);
-            }
-        }
+pub fn plan(profiler: &Profiler, nodes: &[Node], terms: &Terms, now: u64) -> Vec<Vec<Migration>> {
+    let mut scene = Scene::new(profiler, nodes, terms, now);
+    let mut all = Vec::new();
+    while all.len() < terms.moves {
+        let Some(moves) = scene.best() else { break };
+        scene.apply(&moves);
+        all.push(moves);
     }
-    best.map_or_else(Vec::new, |(_, moves)| moves)
+    all
 }
