@@ -2,6 +2,7 @@
 //!
 //! - [`cache`]: replacement policies on traces: miss ratios, bytes, elapsed time, lower bounds.
 //! - [`cluster`]: many nodes, up to 16,384: metadata, bytes, warm-up, failures, balance.
+//! - [`coop`]: the page cache that processes of an MPI program share, up to 16,384 of them.
 //! - [`paper_29x`]: the caching experiment of HyCache+ (section IV-E), with the curve around it.
 //! - [`streams`]: continuous media: the paper's schemes and the elastic ring on modelled devices.
 //! - [`replay`]: a node's recorded event log through the same steward again.
@@ -12,6 +13,7 @@
 
 pub mod cache;
 pub mod cluster;
+pub mod coop;
 pub mod paper_29x;
 pub mod plot;
 pub mod replay;
@@ -61,6 +63,16 @@ Examples:
   What 100 failures an hour do to 4,096 nodes with two copies and with 4+2:
     forebay sim cluster --figure failures --nodes 4096 --redundancy 2,4+2 --per-hour 100 --json";
 
+const COOP_EXAMPLES: &str = "\
+Examples:
+  The sliding window of the paper with 4 to 64 processes, as a table, a file and a chart:
+    forebay sim coop --csv w.csv --plot w.svg
+  BTIO class B, and FLASH I/O with large blocks:
+    forebay sim coop --figure btio-b
+    forebay sim coop --figure flash-16 --ranks 4,8,16,32,64
+  Four thousand processes on a machine of today:
+    forebay sim coop --figure flash-8 --ranks 1024,4096 --machine today --json";
+
 /// The simulations.
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum SimCommand {
@@ -96,6 +108,16 @@ pub enum SimCommand {
     /// numbers of the machine are assumptions, which docs/sim-cluster.md lists.
     #[command(after_long_help = CLUSTER_EXAMPLES)]
     Cluster(Box<cluster::ClusterArgs>),
+    /// One page cache of all processes of a program
+    ///
+    /// Runs the programs with which cooperative caching was measured by its authors (a sliding
+    /// window, BTIO, FLASH I/O) over a modelled network and parallel file system: without a cache,
+    /// with a byte-range lock around each call, with the paper's scheme, and with Forebay's, which
+    /// keeps copies for readers, moves pages, reads ahead, writes behind and chooses the page size.
+    /// The caches are the real protocol; the machine's numbers are assumptions, which docs/coop.md
+    /// lists.
+    #[command(after_long_help = COOP_EXAMPLES)]
+    Coop(Box<coop::CoopArgs>),
     /// Replay a node's event log and check that the same actions come out.
     Replay(replay::ReplayArgs),
 }
@@ -110,6 +132,7 @@ pub fn run(command: &SimCommand, out: &mut dyn Write) -> Result<(), SimError> {
         SimCommand::Paper29x(args) => paper_29x::run_cli(args, out),
         SimCommand::Streams(args) => streams::run_cli(args, out),
         SimCommand::Cluster(args) => cluster::run_cli(args, out),
+        SimCommand::Coop(args) => coop::run_cli(args, out),
         SimCommand::Replay(args) => replay::run_cli(args, out),
     }
 }

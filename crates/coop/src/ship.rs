@@ -114,12 +114,12 @@ impl Process {
         }
         call.lost |= outcome == Outcome::Lost;
         call.failed |= outcome == Outcome::Failed;
-        if !call.ships.is_empty() {
-            return;
-        }
         // What was read or written may lie with others, and not in the file.
         if let Some(opened) = self.files.get_mut(&call.file) {
             opened.unsynced = true;
+        }
+        if !call.ships.is_empty() {
+            return;
         }
         let outcome = call.outcome();
         self.calls.remove(&id);

@@ -7,6 +7,10 @@
 
 use crate::message::Extent;
 
+/// What is shorter goes on with the stretch before it. Longer accesses stand for themselves, as
+/// others may come between two of them.
+const SHORT: u64 = 64 << 10;
+
 /// What was seen of a file. Those of all processes are added up by [`Observation::add`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Observation {
@@ -27,7 +31,7 @@ impl Observation {
     pub fn see(&mut self, extents: &[Extent]) {
         for extent in extents.iter().filter(|extent| extent.len > 0) {
             match &mut self.open {
-                Some((end, len)) if *end == extent.offset => {
+                Some((end, len)) if *end == extent.offset && extent.len < SHORT => {
                     *end = end.saturating_add(extent.len);
                     *len = len.saturating_add(extent.len);
                 }
