@@ -113,9 +113,9 @@ pub enum SimCommand {
     /// Runs the programs with which cooperative caching was measured by its authors (a sliding
     /// window, BTIO, FLASH I/O) over a modelled network and parallel file system: without a cache,
     /// with a byte-range lock around each call, with the paper's scheme, and with Forebay's, which
-    /// keeps copies for readers, moves pages, reads ahead, writes behind and chooses the page size.
-    /// The caches are the real protocol; the machine's numbers are assumptions, which docs/coop.md
-    /// lists.
+    /// keeps copies for readers, moves pages, sends collective calls to the homes of pages, writes
+    /// behind and chooses the page size. The caches are the real protocol; the machine's numbers are
+    /// assumptions, which docs/coop.md lists.
     #[command(after_long_help = COOP_EXAMPLES)]
     Coop(Box<coop::CoopArgs>),
     /// Replay a node's event log and check that the same actions come out.

@@ -2,9 +2,19 @@
 
 use crate::Process;
 use crate::call::{Call, Kind};
-use crate::message::{Access, Action, Page, Part};
+use crate::message::{Access, Action, File, Page, Part};
+
+/// Sequential reads that are not read ahead of after it was of no use.
+const PATIENCE: u8 = 16;
 
 impl Process {
+    /// Reading ahead has ended; without any page if others had them all.
+    pub(crate) fn ahead_done(&mut self, file: File, brought: bool) {
+        if let Some(opened) = self.files.get_mut(&file) {
+            opened.patience = if brought { 0 } else { PATIENCE };
+        }
+    }
+
     /// A call is over: reads ahead if it went on where the last one ended.
     pub(crate) fn look_ahead(&mut self, call: &Call, actions: &mut Vec<Action>) {
         if self.options.read_ahead == 0 || call.kind != Kind::Access || call.access == Access::Write
@@ -20,6 +30,10 @@ impl Process {
         // Beyond the length at the open there may be nothing.
         let pages = opened.length.div_ceil(size);
         let busy = self.calls.values().any(|other| other.kind == Kind::Ahead);
+        if goes_on && opened.patience > 0 {
+            opened.patience -= 1;
+            return;
+        }
         if !goes_on || busy {
             return;
         }

@@ -211,7 +211,7 @@ impl Process {
     /// Reads without a lock what nobody may be writing, as all of it is kept here for reading.
     fn read_here(&mut self, id: CallId, call: &Call, actions: &mut Vec<Action>) -> bool {
         let kept = |index: &u64| self.pool.get(call.page(*index)).is_some_and(|it| it.reader);
-        if !self.options.read_copies || !call.pages.iter().all(kept) {
+        if self.options.read_copies.is_none() || !call.pages.iter().all(kept) {
             return false;
         }
         for index in &call.pages {
@@ -375,13 +375,14 @@ impl Process {
         let page = call.page(index);
         self.copy_parts(&call, index, actions);
         self.pool.touch(page);
-        let granted = call.grants.get(&index).map_or(0, |grant| grant.version);
+        let grant = call.grants.get(&index);
+        let (granted, copy) = grant.map_or((0, false), |grant| (grant.version, grant.copy));
         if let Some(resident) = self.pool.get_mut(page) {
             let version = resident.version.max(granted) + 1;
-            resident.reader = self.options.read_copies;
+            resident.reader |= copy;
             let writes = call.access == Access::Write;
             let note = call.note(index);
-            note.reader = resident.reader;
+            note.reader = copy;
             if resident.owner {
                 note.holder = Holder::Mine;
             }
@@ -424,10 +425,11 @@ impl Process {
         let mut bytes = Vec::new();
         let message = if room && grant.take && grant.mode == Mode::Write {
             Message::Take { call: id, page }
-        } else if room && reads && self.options.read_copies {
-            Message::Fetch { call: id, page }
         } else if call.kind == Kind::Ahead {
+            // Another has it: it is brought when it is wanted.
             return;
+        } else if room && reads && grant.copy {
+            Message::Fetch { call: id, page }
         } else if reads {
             Message::Get { call: id, page, spans }
         } else {
@@ -580,6 +582,10 @@ impl Process {
                     self.look_ahead(&call, actions);
                 }
             }
+        }
+        if call.kind == Kind::Ahead {
+            let brought = call.notes.values().any(|note| note.holder == Holder::Mine);
+            self.ahead_done(call.file, brought);
         }
         self.write_behind(actions);
         self.admit(actions);

@@ -309,6 +309,8 @@ pub struct Grant {
     pub absent: bool,
     /// Whether the page should move to whom the lock is granted.
     pub take: bool,
+    /// Whether it may be kept to read it without asking.
+    pub copy: bool,
 }
 
 /// Where a page is when it is unlocked.

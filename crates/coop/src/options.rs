@@ -11,9 +11,10 @@ pub struct Options {
     pub run: u32,
     /// Whether the driver wraps a byte-range lock around each access to the file.
     pub range_locks: bool,
-    /// Whether reads share locks and keep copies, which a writer has dropped before it goes on. Who
-    /// keeps a page that nobody may write meanwhile reads it without asking.
-    pub read_copies: bool,
+    /// Whether reads share locks, and from which read after a write on they keep copies, which the
+    /// next writer has dropped before it goes on. Who keeps a page that nobody may write meanwhile
+    /// reads it without asking.
+    pub read_copies: Option<u8>,
     /// After how many more accesses than all others together a process gets a page moved to it.
     pub migrate: Option<u8>,
     /// Pages that are read ahead of a sequential reader.
@@ -39,7 +40,7 @@ impl Options {
             slots,
             run: 64,
             range_locks: false,
-            read_copies: false,
+            read_copies: None,
             migrate: None,
             read_ahead: 0,
             ship: false,
@@ -50,13 +51,13 @@ impl Options {
         }
     }
 
-    /// All that goes beyond the paper.
+    /// What goes beyond the paper, but for reading ahead: where processes share what they read, it
+    /// brings pages to those who do not use them.
     #[must_use]
     pub fn full(page_size: u32, slots: u32) -> Self {
         Self {
-            read_copies: true,
+            read_copies: Some(2),
             migrate: Some(4),
-            read_ahead: 4,
             ship: true,
             coalesce_reads: true,
             skip_absent: true,

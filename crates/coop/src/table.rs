@@ -19,6 +19,8 @@ pub(crate) struct Entry {
     version: u64,
     clean: u64,
     lost: bool,
+    /// Reads since it was written.
+    reads: u8,
     /// Whether what came before is not known, as another process was its home.
     inherited: bool,
     /// The process with most accesses, and how many more than all others together.
@@ -131,8 +133,9 @@ impl Table {
             if !entry.asked.is_empty() || !entry.fences.is_empty() {
                 break;
             }
+            let asked = mode;
             let mode = match mode {
-                Mode::Read if options.read_copies && entry.owner.is_some() => Mode::Read,
+                Mode::Read if options.read_copies.is_some() && entry.owner.is_some() => Mode::Read,
                 Mode::Read => Mode::Alone,
                 mode => mode,
             };
@@ -147,6 +150,12 @@ impl Table {
                 break;
             }
             entry.queue.pop_front();
+            entry.reads = match asked {
+                Mode::Read => entry.reads.saturating_add(1),
+                Mode::Alone => entry.reads,
+                Mode::Write => 0,
+            };
+            let copies = options.read_copies.is_some_and(|least| entry.reads >= least);
             entry.holders.push((ticket, mode));
             let heavy = entry.heavy.filter(|(rank, _)| *rank == ticket.rank);
             let wanted = options.migrate.zip(heavy).is_some_and(|(least, (_, n))| n >= least);
@@ -159,10 +168,13 @@ impl Table {
                 lost: entry.lost,
                 absent: beyond && entry.version == 0 && !entry.inherited,
                 take: wanted && mode == Mode::Write,
+                copy: copies && asked == Mode::Read,
             };
             said.push(Say::Granted(ticket, page, grant));
         }
-        if entry.idle() && *entry == (Entry { heavy: entry.heavy, ..Entry::default() }) {
+        if entry.idle()
+            && *entry == (Entry { heavy: entry.heavy, reads: entry.reads, ..Entry::default() })
+        {
             self.entries.remove(&page);
         }
         said

@@ -11,7 +11,7 @@ fn paper(slots: u32) -> Options {
 }
 
 fn copies(slots: u32) -> Options {
-    Options { read_copies: true, ..paper(slots) }
+    Options { read_copies: Some(1), ..paper(slots) }
 }
 
 fn readers_and_a_writer() -> Vec<Vec<Op>> {
@@ -87,6 +87,7 @@ fn read_ahead_in_any_order_then_atomic() {
 #[test]
 fn everything_together_in_any_order_then_atomic_and_coherent() {
     let full = |slots| Options {
+        read_copies: Some(1),
         migrate: Some(1),
         read_ahead: 1,
         write_behind: Some(0),

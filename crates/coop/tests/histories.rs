@@ -8,23 +8,24 @@ use world::{Op, World};
 
 fn options() -> impl Strategy<Value = Options> {
     let sizes = (1u32..4, 1u32..4, 1u32..4);
-    let switches = (any::<[bool; 6]>(), proptest::option::of(1u8..4), 0u32..3);
+    let switches = (any::<[bool; 5]>(), proptest::option::of(1u8..4), 0u32..3);
+    let copies = proptest::option::of(1u8..3);
     let behind = proptest::option::of(0u32..3);
-    (sizes, switches, behind).prop_map(|((page_size, slots, run), (on, migrate, ahead), behind)| {
-        Options {
+    (sizes, switches, (behind, copies)).prop_map(
+        |((page_size, slots, run), (on, migrate, ahead), (behind, copies))| Options {
             run,
             range_locks: on[0],
-            read_copies: on[1],
+            read_copies: copies,
             migrate,
             read_ahead: ahead,
-            ship: on[2],
-            coalesce_reads: on[3],
-            skip_absent: on[4],
-            exact_dirty: on[5],
+            ship: on[1],
+            coalesce_reads: on[2],
+            skip_absent: on[3],
+            exact_dirty: on[4],
             write_behind: behind,
             ..Options::paper(page_size, slots)
-        }
-    })
+        },
+    )
 }
 
 /// A call as kind, places and lengths; the value is given later.

@@ -179,7 +179,7 @@ mod tests {
                 assert_eq!(offset, end, "{ranks}");
                 end += len;
             }
-            assert_eq!(2 * end >> 20, 800);
+            assert_eq!((2 * end) >> 20, 800);
         }
     }
 

@@ -157,7 +157,7 @@ impl World {
             broken: false,
             mutation: Mutation::None,
             page_size: options.page_size.into(),
-            single_copy: !options.read_copies,
+            single_copy: options.read_copies.is_none(),
         };
         let length = file as u64;
         for rank in 0..count {
@@ -499,6 +499,7 @@ impl World {
                     lost: false,
                     absent: false,
                     take: false,
+                    copy: false,
                 };
                 let granted = Message::Granted { call: ticket.call, page: *page, grant };
                 return self.post(to, from, granted, Vec::new());
