@@ -72,6 +72,9 @@ pub struct Record {
     pub synced: bool,
 }
 
+/// Messages on their way, with their bytes.
+type Channel = VecDeque<(Message, Vec<u8>)>;
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Pending {
     Read(u64, Vec<Piece>),
@@ -110,7 +113,7 @@ pub struct World {
     pub alive: Vec<bool>,
     scripts: Vec<VecDeque<Op>>,
     running: Vec<Option<usize>>,
-    channels: BTreeMap<(usize, usize), VecDeque<(Message, Vec<u8>)>>,
+    channels: BTreeMap<(usize, usize), Channel>,
     pools: Vec<Vec<u8>>,
     buffers: Vec<BTreeMap<CallId, Vec<u8>>>,
     ios: Vec<BTreeMap<Io, Pending>>,

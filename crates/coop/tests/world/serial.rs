@@ -79,7 +79,7 @@ fn explained(world: &World, good: &dyn Fn(u64) -> bool) -> bool {
         for (place, value) in bytes {
             match groups.last_mut() {
                 Some(group) if !apart || page(group[0].0) == page(place) => {
-                    group.push((place, value))
+                    group.push((place, value));
                 }
                 _ => groups.push(vec![(place, value)]),
             }
@@ -89,7 +89,7 @@ fn explained(world: &World, good: &dyn Fn(u64) -> bool) -> bool {
             atoms.push(Atom { bytes, writes, optional: dead && writes, before, call });
         }
     }
-    let end = world.history.iter().map(|it| bytes_of(&it.op, &it.read)).flatten();
+    let end = world.history.iter().flat_map(|it| bytes_of(&it.op, &it.read));
     let size = end.map(|(place, _)| place + 1).max().unwrap_or(0).max(world.file.len());
     let mut seen = BTreeSet::new();
     let wanted: Vec<Option<u8>> = (0..size)
