@@ -21,7 +21,8 @@ pub(crate) struct Entry {
     lost: bool,
     /// Reads since it was written.
     reads: u8,
-    /// Whether what came before is not known, as another process was its home.
+    /// Whether what came before is not known: another process was its home, or one died with its
+    /// lock.
     inherited: bool,
     /// The process with most accesses, and how many more than all others together.
     heavy: Option<(Rank, u8)>,
@@ -186,6 +187,8 @@ impl Table {
         let mut said = Vec::new();
         for (page, entry) in &mut self.entries {
             let held = entry.holders.iter().any(|(ticket, _)| ticket.rank == dead);
+            // It may have written the file, and its unlock not have come.
+            entry.inherited |= held;
             entry.holders.retain(|(ticket, _)| ticket.rank != dead);
             entry.queue.retain(|(ticket, _)| ticket.rank != dead);
             entry.readers.remove(&dead);
