@@ -213,7 +213,7 @@ impl Process {
         self.continue_sync(id, true, actions);
     }
 
-    fn continue_syncs(&mut self, ok: bool, actions: &mut Vec<Action>) {
+    pub(crate) fn continue_syncs(&mut self, ok: bool, actions: &mut Vec<Action>) {
         let syncs = self.calls.iter().filter(|(_, call)| matches!(call.kind, Kind::Sync { .. }));
         for id in syncs.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.continue_sync(id, ok, actions);
@@ -237,7 +237,11 @@ impl Process {
                 self.flush(page, actions);
             }
         }
-        if call.targets.is_empty() && call.stage == Stage::Waiting {
+        // Pages on their way out, and in, still have locks at their homes.
+        let ended =
+            |other: &Call| other.file != call.file || matches!(other.kind, Kind::Sync { .. });
+        let ended = self.calls.values().all(ended);
+        if call.targets.is_empty() && ended && call.stage == Stage::Waiting {
             call.stage = Stage::Working;
             let io = self.io(Doing::Sync { call: id });
             actions.push(Action::Sync { io, file: call.file });

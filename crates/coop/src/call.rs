@@ -589,5 +589,6 @@ impl Process {
         }
         self.write_behind(actions);
         self.admit(actions);
+        self.continue_syncs(true, actions);
     }
 }

@@ -59,7 +59,7 @@ fn scripts() -> impl Strategy<Value = Vec<Vec<Op>>> {
             scripts.into_iter().map(|script| script.into_iter().map(&mut op).collect()).collect();
         for script in &mut scripts {
             script.insert(script.len() / 2, Op::Sync);
-            script.push(Op::Close);
+            script.extend([Op::Sync, Op::Close]);
         }
         scripts
     })
