@@ -2,8 +2,11 @@
 //!
 //! - [`cache`]: replacement policies on traces: miss ratios, bytes, elapsed time, lower bounds.
 //! - [`cluster`]: many nodes, up to 16,384: metadata, bytes, warm-up, failures, balance.
+//! - [`coop`]: the page cache that processes of an MPI program share, up to 16,384 of them.
 //! - [`paper_29x`]: the caching experiment of HyCache+ (section IV-E), with the curve around it.
 //! - [`streams`]: continuous media: the paper's schemes and the elastic ring on modelled devices.
+//! - [`migrate`]: tasks that move to those that they exchange data with.
+//! - [`schedule`]: jobs to nodes: Algorithm 1 of HyCache+ and better.
 //! - [`replay`]: a node's recorded event log through the same steward again.
 //! - [`plot`], [`table`]: line charts as SVG; tables as text, CSV and JSON.
 //!
@@ -12,10 +15,13 @@
 
 pub mod cache;
 pub mod cluster;
+pub mod coop;
+pub mod migrate;
 pub mod paper_29x;
 pub mod plot;
 pub mod replay;
 pub mod rng;
+pub mod schedule;
 pub mod streams;
 pub mod table;
 
@@ -61,6 +67,35 @@ Examples:
   What 100 failures an hour do to 4,096 nodes with two copies and with 4+2:
     forebay sim cluster --figure failures --nodes 4096 --redundancy 2,4+2 --per-hour 100 --json";
 
+const SCHEDULE_EXAMPLES: &str = "\
+Examples:
+  One instance by the default, for scripts:
+    forebay sim schedule --instance jobs.json --json
+  All instances of a file by three policies, as a table:
+    forebay sim schedule --instance cases.json --policy algorithm1,flow,ect-ls
+  What every policy comes to, by how unevenly files lie, as a table, a file and a chart:
+    forebay sim schedule --figure skew --csv skew.csv --plot skew.svg
+  The same up to 512 nodes:
+    forebay sim schedule --figure nodes --nodes 8,64,512 --runs 3";
+
+const MIGRATE_EXAMPLES: &str = "\
+Examples:
+  All workloads, with no migration, placed by who knows them, by the paper's measure and by ours:
+    forebay sim migrate
+  The paper's figure 5: throughput while partners change from round to round:
+    forebay sim migrate --figure rounds --plot rounds.svg
+  One workload on more nodes, with larger windows and larger tasks:
+    forebay sim migrate --workload coupled --nodes 16,64 --window 512 --image-mib 256";
+const COOP_EXAMPLES: &str = "\
+Examples:
+  The sliding window of the paper with 4 to 64 processes, as a table, a file and a chart:
+    forebay sim coop --csv w.csv --plot w.svg
+  BTIO class B, and FLASH I/O with large blocks:
+    forebay sim coop --figure btio-b
+    forebay sim coop --figure flash-16 --ranks 4,8,16,32,64
+  Four thousand processes on a machine of today:
+    forebay sim coop --figure flash-8 --ranks 1024,4096 --machine today --json";
+
 /// The simulations.
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum SimCommand {
@@ -96,6 +131,45 @@ pub enum SimCommand {
     /// numbers of the machine are assumptions, which docs/sim-cluster.md lists.
     #[command(after_long_help = CLUSTER_EXAMPLES)]
     Cluster(Box<cluster::ClusterArgs>),
+    /// Place jobs where their files are
+    ///
+    /// Reads an instance (nodes, files, jobs), and prints where each policy has the jobs run, when
+    /// the last one is done, the bytes that move, and the jobs of the fullest node. Without one,
+    /// makes some up and compares the policies: Algorithm 1 of HyCache+ as printed and as meant,
+    /// min-cost flow, earliest completion with and without local search, and nobody who knows where
+    /// files are.
+    ///
+    /// An instance is a JSON object: `machines` (how many), `bandwidth` (bytes a second), `compute`
+    /// (seconds of each job), `size` (bytes by file), `placement` (node or nodes by file; none: the
+    /// backing store), `files` (those that each job reads). It may have `slots`, `memory`, `room`,
+    /// `store_bandwidth` and `most_jobs` (one for all nodes, or a list), `store_total`, `job_slots`
+    /// and `job_memory` (one for all jobs, or a list), `after` (jobs that each job waits for), and
+    /// `writes` (files that each job makes). A file may also hold a list of instances, or an object
+    /// with `cases`, each with `name` and `instance`: --name chooses one; without it all are placed,
+    /// and --json prints a list. docs/schedule.md says more.
+    #[command(after_long_help = SCHEDULE_EXAMPLES)]
+    Schedule(Box<schedule::ScheduleArgs>),
+    /// Move tasks to those that they exchange data with
+    ///
+    /// Runs made-up programs on modelled nodes with caches, links and storage servers; records which
+    /// blocks tasks access, and moves tasks by these patterns. Compares no migration, the best static
+    /// placement for the first round, the similarity of Liao, Trahay and Xiao (over touched rows, and
+    /// on a grid as high as the files), and Forebay's measure: what would be local, against what
+    /// moving costs. Every migration is judged by what the programs do afterwards.
+    ///
+    /// docs/profile.md says how patterns are compared, and what is modelled.
+    #[command(after_long_help = MIGRATE_EXAMPLES)]
+    Migrate(Box<migrate::MigrateArgs>),
+    /// One page cache of all processes of a program
+    ///
+    /// Runs the programs with which cooperative caching was measured by its authors (a sliding
+    /// window, BTIO, FLASH I/O) over a modelled network and parallel file system: without a cache,
+    /// with a byte-range lock around each call, with the paper's scheme, and with Forebay's, which
+    /// keeps copies for readers, moves pages, sends collective calls to the homes of pages, writes
+    /// behind and chooses the page size. The caches are the real protocol; the machine's numbers are
+    /// assumptions, which docs/coop.md lists.
+    #[command(after_long_help = COOP_EXAMPLES)]
+    Coop(Box<coop::CoopArgs>),
     /// Replay a node's event log and check that the same actions come out.
     Replay(replay::ReplayArgs),
 }
@@ -110,6 +184,9 @@ pub fn run(command: &SimCommand, out: &mut dyn Write) -> Result<(), SimError> {
         SimCommand::Paper29x(args) => paper_29x::run_cli(args, out),
         SimCommand::Streams(args) => streams::run_cli(args, out),
         SimCommand::Cluster(args) => cluster::run_cli(args, out),
+        SimCommand::Schedule(args) => schedule::run_cli(args, out),
+        SimCommand::Migrate(args) => migrate::run_cli(args, out),
+        SimCommand::Coop(args) => coop::run_cli(args, out),
         SimCommand::Replay(args) => replay::run_cli(args, out),
     }
 }
@@ -152,6 +229,17 @@ pub enum SimError {
     /// No such policy.
     #[error(transparent)]
     Policy(#[from] UnknownPolicy),
+    /// An instance of jobs and nodes that cannot be placed.
+    #[error("{}: {what}", path.display())]
+    Instance {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// Jobs that find no node.
+    #[error(transparent)]
+    NoPlan(#[from] forebay_schedule::NoPlan),
     /// An event log that cannot be replayed.
     #[error("{}: {source}", path.display())]
     Log {

@@ -33,18 +33,67 @@ pub enum How {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // The fields of every variant are those of the system call it names.
 pub enum Op {
-    Read { at: u64, len: u64 },
-    Write { at: u64, len: u64, tag: u64 },
-    MapRead { at: u64, len: u64 },
-    MapWrite { at: u64, len: u64, tag: u64 },
-    Truncate { len: u64 },
-    Allocate { at: u64, len: u64, keep_size: bool },
-    Punch { at: u64, len: u64 },
-    Zero { at: u64, len: u64, keep_size: bool },
-    Copy { from: u64, to: u64, len: u64 },
-    Reopen { how: How },
+    Read {
+        at: u64,
+        len: u64,
+    },
+    Write {
+        at: u64,
+        len: u64,
+        tag: u64,
+    },
+    MapRead {
+        at: u64,
+        len: u64,
+    },
+    MapWrite {
+        at: u64,
+        len: u64,
+        tag: u64,
+    },
+    Truncate {
+        len: u64,
+    },
+    Allocate {
+        at: u64,
+        len: u64,
+        keep_size: bool,
+    },
+    Punch {
+        at: u64,
+        len: u64,
+    },
+    Zero {
+        at: u64,
+        len: u64,
+        keep_size: bool,
+    },
+    Copy {
+        from: u64,
+        to: u64,
+        len: u64,
+    },
+    Reopen {
+        how: How,
+    },
     Sync,
     Pause,
+    /// A write after which the times are put back.
+    WriteTimed {
+        at: u64,
+        len: u64,
+        tag: u64,
+    },
+    /// Stores into a mapping that was loaded first, after the close of the file.
+    MapLate {
+        at: u64,
+        len: u64,
+        tag: u64,
+    },
+    /// Closes the file; `old`: its times are set far back.
+    Rest {
+        old: bool,
+    },
 }
 
 /// A random sequence of `count` operations on a file of at most `max_len` bytes.
@@ -59,7 +108,7 @@ fn random_op(random: &mut Random, max_len: u64) -> Op {
     let len = random.between(1, longest.min(max_len - at));
     let tag = random.below(1 << 20);
     let keep_size = random.one_in(2);
-    match random.below(100) {
+    match random.below(114) {
         0..20 => Op::Read { at, len },
         20..45 => Op::Write { at, len, tag },
         45..55 => Op::MapRead { at, len },
@@ -73,18 +122,29 @@ fn random_op(random: &mut Random, max_len: u64) -> Op {
             how: *random.pick(&[How::Plain, How::Plain, How::Append, How::Direct, How::Truncate]),
         },
         97..99 => Op::Sync,
-        _ => Op::Pause,
+        99..100 => Op::Pause,
+        100..104 => Op::WriteTimed { at, len, tag },
+        104..108 => Op::MapLate { at, len, tag },
+        _ => Op::Rest { old: keep_size },
     }
 }
 
 struct File<'a> {
     path: &'a Path,
-    fd: OwnedFd,
+    /// Opened at the next use.
+    fd: Option<OwnedFd>,
     how: How,
     model: Vec<u8>,
 }
 
 impl File<'_> {
+    fn fd(&mut self) -> Result<&OwnedFd, Failure> {
+        if self.fd.is_none() {
+            self.reopen(How::Plain)?;
+        }
+        self.fd.as_ref().ok_or_else(|| Failure::at("not open"))
+    }
+
     fn apply(&mut self, op: Op) -> Outcome {
         match op {
             Op::Read { at, len } => self.read(at, len),
@@ -92,7 +152,7 @@ impl File<'_> {
             Op::MapRead { at, len } => self.map_read(at, len),
             Op::MapWrite { at, len, tag } => self.map_write(at, &pattern(tag, len as usize)),
             Op::Truncate { len } => {
-                ftruncate(&self.fd, len)?;
+                ftruncate(self.fd()?, len)?;
                 self.model.resize(len as usize, 0);
                 Ok(())
             }
@@ -101,9 +161,23 @@ impl File<'_> {
             Op::Zero { at, len, keep_size } => self.allocate(Mode::ZERO_RANGE, at, len, keep_size),
             Op::Copy { from, to, len } => self.copy(from, to, len),
             Op::Reopen { how } => self.reopen(how),
-            Op::Sync => Ok(fsync(&self.fd)?),
+            Op::Sync => Ok(fsync(self.fd()?)?),
             Op::Pause => {
                 std::thread::sleep(std::time::Duration::from_millis(1));
+                Ok(())
+            }
+            Op::WriteTimed { at, len, tag } => {
+                let before = fstat(self.fd()?)?;
+                self.write(at, &pattern(tag, len as usize))?;
+                let times = os::times(os::atime(&before), os::mtime(&before));
+                Ok(rustix::fs::futimens(self.fd()?, &times)?)
+            }
+            Op::MapLate { at, len, tag } => self.map_late(at, &pattern(tag, len as usize)),
+            Op::Rest { old } => {
+                self.fd = None;
+                if old {
+                    os::utimens(self.path, &os::times((1_000_000, 0), (1_000_000, 0)))?;
+                }
                 Ok(())
             }
         }
@@ -114,31 +188,34 @@ impl File<'_> {
         &self.model[at.min(end) as usize..(at + len).min(end) as usize]
     }
 
-    fn read(&self, at: u64, len: u64) -> Outcome {
+    fn read(&mut self, at: u64, len: u64) -> Outcome {
+        self.fd()?;
         if self.how == How::Direct {
             let (at, len) = (at / BLOCK * BLOCK, len.next_multiple_of(BLOCK));
             let mut buffer = AlignedBuffer::new(len as usize);
-            let got = rustix::io::pread(&self.fd, buffer.as_mut_slice(), at)?;
+            let got = rustix::io::pread(self.fd()?, buffer.as_mut_slice(), at)?;
             return same(&buffer.as_slice()[..got], self.want(at, len), at);
         }
-        same(&os::read_at(&self.fd, at, len as usize)?, self.want(at, len), at)
+        let got = os::read_at(self.fd()?, at, len as usize)?;
+        same(&got, self.want(at, len), at)
     }
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Outcome {
+        self.fd()?;
         match self.how {
             How::Append => {
-                os::write_all(&self.fd, bytes)?;
+                os::write_all(self.fd()?, bytes)?;
                 self.model.extend_from_slice(bytes);
             }
             How::Direct => {
                 let at = at / BLOCK * BLOCK;
                 let mut buffer = AlignedBuffer::new(bytes.len().next_multiple_of(BLOCK as usize));
                 buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-                os::write_at(&self.fd, at, buffer.as_slice())?;
+                os::write_at(self.fd()?, at, buffer.as_slice())?;
                 self.store(at, buffer.as_slice());
             }
             How::Plain | How::Truncate => {
-                os::write_at(&self.fd, at, bytes)?;
+                os::write_at(self.fd()?, at, bytes)?;
                 self.store(at, bytes);
             }
         }
@@ -159,17 +236,21 @@ impl File<'_> {
         (at < end).then(|| (at / BLOCK * BLOCK, at, (end - at) as usize))
     }
 
-    fn map_read(&self, at: u64, len: u64) -> Outcome {
+    fn map_read(&mut self, at: u64, len: u64) -> Outcome {
         let Some((start, at, len)) = self.mappable(at, len) else { return Ok(()) };
         let inside = (at - start) as usize;
-        let map = Map::new(self.fd.as_fd(), start, inside + len, false, true)?;
+        let map = Map::new(self.fd()?.as_fd(), start, inside + len, false, true)?;
         same(&map.read(inside, len), self.want(at, len as u64), at)
     }
 
     fn map_write(&mut self, at: u64, bytes: &[u8]) -> Outcome {
         let Some((start, at, len)) = self.mappable(at, bytes.len() as u64) else { return Ok(()) };
         let inside = (at - start) as usize;
-        let mut map = Map::new(self.fd.as_fd(), start, inside + len, true, true)?;
+        let mut map = Map::new(self.fd()?.as_fd(), start, inside + len, true, true)?;
+        if at.is_multiple_of(2) {
+            // Stores into what was loaded need no fault on some file systems.
+            map.load();
+        }
         map.write(inside, &bytes[..len]);
         if at % 3 == 0 {
             map.sync()?;
@@ -178,9 +259,20 @@ impl File<'_> {
         Ok(())
     }
 
+    fn map_late(&mut self, at: u64, bytes: &[u8]) -> Outcome {
+        let Some((start, at, len)) = self.mappable(at, bytes.len() as u64) else { return Ok(()) };
+        let inside = (at - start) as usize;
+        let mut map = Map::new(self.fd()?.as_fd(), start, inside + len, true, true)?;
+        map.load();
+        self.fd = None;
+        map.write(inside, &bytes[..len]);
+        self.store(at, &bytes[..len]);
+        Ok(())
+    }
+
     fn allocate(&mut self, mode: Mode, at: u64, len: u64, keep_size: bool) -> Outcome {
         let flags = if keep_size { mode | Mode::KEEP_SIZE } else { mode };
-        match fallocate(&self.fd, flags, at, len) {
+        match fallocate(self.fd()?, flags, at, len) {
             Err(Errno::OPNOTSUPP) if !flags.is_empty() => return Ok(()),
             other => other?,
         }
@@ -202,7 +294,10 @@ impl File<'_> {
             How::Append | How::Direct => Some(os::open(self.path, OFlags::RDWR, 0)?),
             How::Plain | How::Truncate => None,
         };
-        let fd = plain.as_ref().unwrap_or(&self.fd);
+        let fd = match &plain {
+            Some(fd) => fd,
+            None => self.fd()?,
+        };
         let (mut source_at, mut target_at, mut done) = (from, to, 0);
         while done < source.len() {
             let left = source.len() - done;
@@ -234,7 +329,7 @@ impl File<'_> {
         if how == How::Truncate {
             self.model.clear();
         }
-        self.fd = fd;
+        self.fd = Some(fd);
         self.how = how;
         Ok(())
     }
@@ -256,19 +351,23 @@ fn same(got: &[u8], want: &[u8], at: u64) -> Outcome {
     )))
 }
 
-/// Applies `ops` to a fresh file in `dir`. `after` is called after each operation with its index;
-/// self tests break the file there.
-pub fn run_ops(dir: &Path, ops: &[Op], mut after: impl FnMut(usize, Op, &Path)) -> Outcome {
+/// Applies `ops` to a fresh file in `dir`. `after` is called after each operation with its index and
+/// what the file must be; self tests break the file there.
+pub fn run_ops(
+    dir: &Path,
+    ops: &[Op],
+    mut after: impl FnMut(usize, Op, &Path, &[u8]) -> Outcome,
+) -> Outcome {
     let path = dir.join("fsx");
     let flags = OFlags::CREATE | OFlags::RDWR | OFlags::TRUNC;
     let fd = os::open(&path, flags, 0o644)?;
-    let mut file = File { path: &path, fd, how: How::Plain, model: Vec::new() };
+    let mut file = File { path: &path, fd: Some(fd), how: How::Plain, model: Vec::new() };
     let guard = watchdog::guard(OPERATION_LIMIT, "fsx");
     for (index, op) in ops.iter().enumerate() {
         guard.renew(OPERATION_LIMIT);
         let step = file.apply(*op).and_then(|()| {
-            after(index, *op, &path);
-            let size = fstat(&file.fd)?.st_size as usize;
+            after(index, *op, &path, &file.model)?;
+            let size = rustix::fs::stat(&path)?.st_size as usize;
             ensure!(size == file.model.len(), "size {size}, wanted {}", file.model.len());
             Ok(())
         });
@@ -285,23 +384,38 @@ pub fn run_ops(dir: &Path, ops: &[Op], mut after: impl FnMut(usize, Op, &Path)) 
 /// Runs `count` random operations; a failure names the seed and the smallest failing sequence.
 pub fn run(dir: &Path, seed: u64, count: usize, max_len: u64) -> Outcome {
     let ops = random_ops(seed, count, max_len);
-    match run_ops(dir, &ops, |_, _, _| {}) {
-        Ok(()) => Ok(()),
-        Err(failure) => {
-            Err(explain(seed, &ops, &failure, |ops| run_ops(dir, ops, |_, _, _| {}).is_err()))
-        }
-    }
+    run_ops(dir, &ops, |_, _, _, _| Ok(())).map_err(|failure| {
+        let fails = |ops: &[Op]| run_ops(dir, ops, |_, _, _, _| Ok(())).is_err();
+        explain(seed, &minimise(&ops, 2000, fails), &failure)
+    })
 }
 
-fn explain(seed: u64, ops: &[Op], failure: &Failure, fails: impl FnMut(&[Op]) -> bool) -> Failure {
-    let small = minimise(ops, 2000, fails);
+/// As [`run`], with what is to be looked at after each operation.
+pub fn run_with(
+    dir: &Path,
+    seed: u64,
+    count: usize,
+    max_len: u64,
+    mut after: impl FnMut(usize, Op, &Path, &[u8]) -> Outcome,
+) -> Outcome {
+    let ops = random_ops(seed, count, max_len);
+    run_ops(dir, &ops, &mut after).map_err(|failure| {
+        let fails = |ops: &[Op]| run_ops(dir, ops, &mut after).is_err();
+        explain(seed, &minimise(&ops, LOOKED_AT_ATTEMPTS, fails), &failure)
+    })
+}
+
+/// Sequences tried to shrink one whose every step is looked at, which takes long.
+const LOOKED_AT_ATTEMPTS: usize = 40;
+
+fn explain(seed: u64, small: &[Op], failure: &Failure) -> Failure {
     let mut text = format!("fsx seed {seed}: {failure}\nsmallest sequence:\n#[test]\n");
     let _ = writeln!(text, "fn fsx_seed_{seed}() {{\n    let ops = [");
-    for op in &small {
+    for op in small {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "        Op::{op:?},");
     }
-    text.push_str("    ];\n    run_ops(dir.path(), &ops, |_, _, _| {}).unwrap();\n}\n");
+    text.push_str("    ];\n    run_ops(dir.path(), &ops, |_, _, _, _| Ok(())).unwrap();\n}\n");
     Failure::Failed(text)
 }
 
@@ -311,13 +425,14 @@ mod tests {
     use crate::subject::{NativeDir, Subject};
 
     /// A file system that forgets to zero what truncate adds.
-    fn broken_truncate(_: usize, op: Op, path: &Path) {
+    fn broken_truncate(_: usize, op: Op, path: &Path, _: &[u8]) -> Outcome {
         if let Op::Truncate { len } = op
             && len > 10_000
         {
             let fd = os::open(path, OFlags::WRONLY, 0).unwrap();
-            os::write_at(fd, len - 1, b"!").unwrap();
+            os::write_at(fd, len - 1, b"!")?;
         }
+        Ok(())
     }
 
     #[test]
@@ -326,7 +441,7 @@ mod tests {
         let ops = random_ops(11, 400, 100_000);
         let failure = run_ops(dir.dir(), &ops, broken_truncate).unwrap_err();
         let fails = |ops: &[Op]| run_ops(dir.dir(), ops, broken_truncate).is_err();
-        let text = explain(11, &ops, &failure, fails).to_string();
+        let text = explain(11, &minimise(&ops, 2000, fails), &failure).to_string();
         assert_eq!(text.matches("Op::").count(), 1, "{text}");
         assert!(text.contains("Op::Truncate"), "{text}");
     }

@@ -7,6 +7,7 @@
 //! - [`fsx`]: random I/O on one file against an in-memory model;
 //! - [`model`]: random namespace and data operations on two directories that must stay equal;
 //! - [`crash`]: a mixed load whose acknowledged operations must survive a killed daemon;
+//! - [`power`]: disks that fail at once with all that was not synced;
 //! - [`space`]: full tiers and full backing stores;
 //! - [`programs`]: unmodified programs.
 
@@ -17,6 +18,7 @@ pub mod fsx;
 pub mod model;
 pub mod os;
 pub mod posix;
+pub mod power;
 pub mod process;
 pub mod programs;
 pub mod random;

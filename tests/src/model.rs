@@ -128,7 +128,7 @@ pub fn run_ops(
     subject: &Path,
     reference: &Path,
     ops: &[Op],
-    mut after: impl FnMut(usize, Op, &Path) + Send,
+    mut after: impl FnMut(usize, Op, &Path) -> Outcome + Send,
 ) -> Outcome {
     let roots = [subject.join("model"), reference.join("model")];
     for root in &roots {
@@ -150,7 +150,7 @@ pub fn run_ops(
 fn compare(
     roots: &[std::path::PathBuf; 2],
     ops: &[Op],
-    after: &mut (dyn FnMut(usize, Op, &Path) + '_),
+    after: &mut (dyn FnMut(usize, Op, &Path) -> Outcome + '_),
 ) -> Outcome {
     let guard = watchdog::guard(OPERATION_LIMIT, "model");
     let mut world = apply::World::new(roots);
@@ -163,7 +163,8 @@ fn compare(
             "operation {index} {op:?} on {}: got {got:?}, wanted {want:?}",
             world.describe(*op)
         );
-        after(index, *op, &roots[0]);
+        after(index, *op, &roots[0])
+            .map_err(|why| Failure::Failed(format!("after operation {index} {op:?}: {why}")))?;
         if (index + 1) % INTERVAL == 0 {
             tree::compare(&roots[0], &roots[1], &epochs)
                 .map_err(|why| Failure::Failed(format!("after operation {index}: {why}")))?;
@@ -185,21 +186,39 @@ fn tolerated(op: Op, got: &Result<Answer, Errno>, want: &Result<Answer, Errno>) 
 /// smallest failing sequence as a test to paste.
 pub fn run(subject: &Path, reference: &Path, seed: u64, count: usize) -> Outcome {
     let ops = random_ops(seed, count, os::is_root());
-    run_ops(subject, reference, &ops, |_, _, _| {}).map_err(|failure| {
-        explain(seed, &ops, &failure, |ops| run_ops(subject, reference, ops, |_, _, _| {}).is_err())
+    run_ops(subject, reference, &ops, |_, _, _| Ok(())).map_err(|failure| {
+        let fails = |ops: &[Op]| run_ops(subject, reference, ops, |_, _, _| Ok(())).is_err();
+        explain(seed, &minimise(&ops, 600, fails), &failure)
     })
 }
 
-fn explain(seed: u64, ops: &[Op], failure: &Failure, fails: impl FnMut(&[Op]) -> bool) -> Failure {
-    let small = minimise(ops, 600, fails);
+/// As [`run`], with what is to be looked at after each operation.
+pub fn run_with(
+    subject: &Path,
+    reference: &Path,
+    seed: u64,
+    count: usize,
+    mut after: impl FnMut(usize, Op, &Path) -> Outcome + Send,
+) -> Outcome {
+    let ops = random_ops(seed, count, os::is_root());
+    run_ops(subject, reference, &ops, &mut after).map_err(|failure| {
+        let fails = |ops: &[Op]| run_ops(subject, reference, ops, &mut after).is_err();
+        explain(seed, &minimise(&ops, LOOKED_AT_ATTEMPTS, fails), &failure)
+    })
+}
+
+/// Sequences tried to shrink one whose steps are looked at, which takes long.
+const LOOKED_AT_ATTEMPTS: usize = 40;
+
+fn explain(seed: u64, small: &[Op], failure: &Failure) -> Failure {
     let mut text = format!("model seed {seed}: {failure}\nsmallest sequence:\n#[test]\n");
     let _ = writeln!(text, "fn model_seed_{seed}() {{\n    let ops = [");
-    for op in &small {
+    for op in small {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "        Op::{op:?},");
     }
     text.push_str(
-        "    ];\n    run_ops(subject.dir(), reference.dir(), &ops, |_, _, _| {}).unwrap();\n}\n",
+        "    ];\n    run_ops(subject.dir(), reference.dir(), &ops, |_, _, _| Ok(())).unwrap();\n}\n",
     );
     Failure::Failed(text)
 }
@@ -221,17 +240,16 @@ mod tests {
                 for name in os::names(root).unwrap() {
                     let path = root.join(name);
                     if os::file_type(&path) == Ok(os::FileType::RegularFile) {
-                        os::chmod(path, 0o123).unwrap();
+                        os::chmod(path, 0o123)?;
                     }
                 }
             }
+            Ok(())
         };
         let ops = random_ops(5, 400, false);
         let failure = run_ops(subject.dir(), reference.dir(), &ops, broken).unwrap_err();
-        let text = explain(5, &ops, &failure, |ops| {
-            run_ops(subject.dir(), reference.dir(), ops, broken).is_err()
-        })
-        .to_string();
+        let fails = |ops: &[Op]| run_ops(subject.dir(), reference.dir(), ops, broken).is_err();
+        let text = explain(5, &minimise(&ops, 600, fails), &failure).to_string();
         assert!(text.matches("Op::").count() <= 4, "{text}");
         assert!(text.contains("Op::Rename"), "{text}");
     }
@@ -242,8 +260,9 @@ mod tests {
         let ops = random_ops(6, 600, false);
         let broken = |index: usize, _: Op, root: &Path| {
             if index == 500 {
-                os::write_file(root.join("extra"), b"x").unwrap();
+                os::write_file(root.join("extra"), b"x")?;
             }
+            Ok(())
         };
         assert!(run_ops(subject.dir(), reference.dir(), &ops, broken).is_err());
     }

@@ -422,6 +422,11 @@ impl Map {
         Ok(Self { start: start.cast(), len })
     }
 
+    /// Loads a byte of every page.
+    pub fn load(&self) {
+        (0..self.len).step_by(4096).for_each(|at| drop(self.read(at, 1)));
+    }
+
     /// Copies `len` bytes at `at` out of the mapping; beyond the end of the file this raises SIGBUS.
     pub fn read(&self, at: usize, len: usize) -> Vec<u8> {
         assert!(at + len <= self.len, "read beyond the mapping");

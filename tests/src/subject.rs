@@ -376,6 +376,21 @@ impl ForebayMount {
         run_checked(self.command("sync").arg(path), COMMAND_LIMIT).map(drop)
     }
 
+    /// `forebay where --json` of paths.
+    pub fn locate(&self, paths: &[PathBuf]) -> Result<Vec<serde_json::Value>, SubjectError> {
+        let text = run_checked(self.command("where").arg("--json").args(paths), COMMAND_LIMIT)?;
+        serde_json::from_str(&text).map_err(|error| SubjectError::Command {
+            command: "forebay where --json".into(),
+            reason: format!("not JSON: {error}"),
+            stderr: text,
+        })
+    }
+
+    /// `forebay evict PATH`, for what can be evicted.
+    pub fn evict(&self, path: &Path) -> Result<(), SubjectError> {
+        run_command(self.command("evict").arg(path), COMMAND_LIMIT).map(drop)
+    }
+
     /// `forebay status --json`.
     pub fn status(&self) -> Result<serde_json::Value, SubjectError> {
         let text =

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{MountConfig, TierConfig};
-use crate::control::{Control, ControlError, ControlResult, ErrorKind, OnProgress};
+use crate::control::{Control, ControlError, ControlResult, ErrorKind, OnProgress, WirePath};
 
 /// Something that can serve a mount.
 pub trait Engine: Sync {
@@ -165,6 +165,8 @@ pub struct FsckRequest {
     pub rebuild: bool,
     /// Repair what can be repaired without losing data.
     pub repair: bool,
+    /// Repair, and give up what is lost: tiers that are not given, and what was only there.
+    pub accept_loss: bool,
     /// In place of tiers: the address of a cluster's metadata servers, and how many replicas of each
     /// must have a repair.
     pub cluster: Option<(String, u32)>,
@@ -192,4 +194,6 @@ pub struct FsckReport {
     pub leftovers: u64,
     /// Some of the problems, in words.
     pub details: Vec<String>,
+    /// What was set aside for somebody to look at.
+    pub set_aside: Vec<WirePath>,
 }

@@ -225,10 +225,41 @@ fn troubles(status: &Status, line: Line<'_>) {
         let errors = format_count(status.errors);
         line(format_args!("  errors       {errors} given to programs; see the log"));
     }
-    for conflict in status.conflicts.iter().take(ROWS_MAX) {
+    if status.lost.files > 0 {
         line(format_args!(
-            "  conflict     {} was also changed in the backing store; your version is {}",
-            conflict.path, conflict.kept_as
+            "  lost         {} files were written and nothing is left of them; `forebay fsck` says more",
+            format_count(status.lost.files)
+        ));
+        for path in status.lost.list.iter().take(ROWS_MAX) {
+            line(format_args!("               {path}"));
+        }
+    }
+    if status.set_aside.files > 0 {
+        line(format_args!(
+            "  set aside    {} damaged or unknown files, for you to look at",
+            format_count(status.set_aside.files)
+        ));
+        for path in status.set_aside.list.iter().take(ROWS_MAX) {
+            line(format_args!("               {path}"));
+        }
+    }
+    for conflict in status.conflicts.iter().take(ROWS_MAX) {
+        let path = &conflict.path;
+        if conflict.kept_as == WirePath::default() {
+            line(format_args!(
+                "  conflict     {path} was also changed in the backing store; its version counts"
+            ));
+            continue;
+        }
+        line(format_args!(
+            "  conflict     {path} was also changed in the backing store; your version is {}",
+            conflict.kept_as
+        ));
+    }
+    for refused in status.refused.iter().take(ROWS_MAX) {
+        line(format_args!(
+            "  refused      {}: the backing store does not take {}: {}",
+            refused.path, refused.what, refused.error
         ));
     }
     for stuck in status.stuck.iter().take(ROWS_MAX) {
@@ -463,6 +494,13 @@ pub fn fsck(report: &FsckReport) -> String {
     }
     for detail in &report.details {
         let _ = writeln!(out, "  {}", one_line(detail));
+    }
+    for kept in report.set_aside.iter().take(ROWS_MAX) {
+        let _ = writeln!(out, "  set aside, for you to look at: {kept}");
+    }
+    let more = report.set_aside.len().saturating_sub(ROWS_MAX) as u64;
+    if more > 0 {
+        let _ = writeln!(out, "  and {} more", format_count(more));
     }
     let _ = match (report.problems, report.repaired) {
         (0, _) => writeln!(out, "no problems"),

@@ -51,6 +51,7 @@ pub struct Deferred {
     signalled: AtomicBool,
     request: Mutex<Option<Request>>,
     reply: Mutex<Option<Reply>>,
+    on_give_up: OnGiveUp,
 }
 
 impl Deferred {
@@ -65,9 +66,14 @@ impl Deferred {
     }
 
     fn give_up(&self, errno: i32) -> bool {
-        let Some(reply) = self.reply() else { return false };
-        // Not begun yet: never will be, and its buffer is free.
-        drop(self.begin());
+        let mut slot = self.reply.lock();
+        let Some(reply) = slot.take() else { return false };
+        // Not begun yet: never will be, and its buffer is free. One that was begun hears that it is
+        // not wanted before its program hears that it failed.
+        if self.begin().is_none() {
+            (self.on_give_up)(&self.header);
+        }
+        drop(slot);
         reply.error(errno);
         true
     }
@@ -105,12 +111,16 @@ impl Deferred {
     }
 }
 
+/// Hears of a request that is given up while a thread is at it.
+type OnGiveUp = Arc<dyn Fn(&Header) + Send + Sync>;
+
 /// Hears of a request that was given up, and how long it had waited.
 type OnTimeout = Box<dyn Fn(&Header, Duration) + Send + Sync>;
 
 /// The watch over all deferred requests of a mount. Their number is bounded by the slow pool.
 pub struct Watch {
     limit: Duration,
+    on_give_up: OnGiveUp,
     on_timeout: OnTimeout,
     deferred: Mutex<HashMap<u64, Arc<Deferred>>>,
     next: AtomicU64,
@@ -133,13 +143,16 @@ impl Drop for Watched {
 
 impl Watch {
     /// A watch that gives ordinary operations `limit` and tells `on_timeout` of each that it gave
-    /// up, and how long it had waited. Its thread ends with it.
+    /// up, and how long it had waited; `on_give_up` hears before the program of each that goes on.
+    /// Its thread ends with it.
     pub fn new(
         limit: Duration,
+        on_give_up: impl Fn(&Header) + Send + Sync + 'static,
         on_timeout: impl Fn(&Header, Duration) + Send + Sync + 'static,
     ) -> std::io::Result<Arc<Self>> {
         let watch = Arc::new(Watch {
             limit,
+            on_give_up: Arc::new(on_give_up),
             on_timeout: Box::new(on_timeout),
             deferred: Mutex::default(),
             next: AtomicU64::new(0),
@@ -161,6 +174,7 @@ impl Watch {
             signalled: AtomicBool::new(false),
             request: Mutex::new(Some(request)),
             reply: Mutex::new(Some(reply)),
+            on_give_up: Arc::clone(&self.on_give_up),
         });
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.deferred.lock().insert(number, Arc::clone(&deferred));
@@ -248,7 +262,7 @@ mod tests {
 
     #[test]
     fn watch_when_dropped_then_its_thread_ends() {
-        let watch = Watch::new(Duration::from_secs(1), |_, _| {}).expect("a thread");
+        let watch = Watch::new(Duration::from_secs(1), |_| {}, |_, _| {}).expect("a thread");
         assert!(watch.stuck(Duration::ZERO).is_empty());
         let weak = Arc::downgrade(&watch);
         drop(watch);

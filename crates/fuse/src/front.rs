@@ -48,7 +48,9 @@ impl Front {
         let config = node.config();
         let manner = Manner::new(config);
         let counted = Arc::clone(&node);
-        let watch = Watch::new(config.backing_timeout, move |header, waiting| {
+        let told = Arc::clone(&node);
+        let on_give_up = move |header: &Header| told.give_up_request(header.unique);
+        let watch = Watch::new(config.backing_timeout, on_give_up, move |header, waiting| {
             let metrics = counted.metrics();
             metrics.op_seconds.of(class(header.opcode)).observe(waiting);
             metrics.errors.of(ErrorClass::BackingTimeout).inc();
@@ -133,7 +135,10 @@ impl Front {
             match watched.deferred.reply() {
                 Some(reply) => shared.answer(request.header(), outcome, reply, began),
                 // Nobody waits any more, and nobody else would close what was opened.
-                None => shared.undo(outcome),
+                None => {
+                    shared.node.forget_request(request.header().unique);
+                    shared.undo(outcome);
+                }
             }
         });
         if taken.is_err()
@@ -142,6 +147,11 @@ impl Front {
             self.0.answer(&header, Err(NodeError::Busy), reply, began);
         }
     }
+}
+
+/// The number by which a request is given up, if it may have to wait for that.
+fn waiting_number(request: &Request, may_wait: bool) -> u64 {
+    if may_wait { request.header().unique } else { 0 }
 }
 
 impl Shared {
@@ -173,7 +183,8 @@ impl Shared {
             tracing::error!(opcode, %error, "a malformed request of the kernel");
             NodeError::Posix(rustix::io::Errno::IO)
         })?;
-        let context = Context { uid, gid, pid, may_wait };
+        let context =
+            Context { uid, gid, pid, may_wait, request: waiting_number(request, may_wait) };
         let notifier = self.notifier.get().map(|notifier| &**notifier);
         let serve = Serve { node: &self.node, manner: &self.manner, notifier, request, context };
         match self.kept.get() {
@@ -219,7 +230,8 @@ impl Shared {
         let operation = request.operation().ok()?;
         let call = before.calls.get(&number).filter(|_| request.is_resent()).copied();
         let Header { node, uid, gid, pid, .. } = *request.header();
-        let context = Context { uid, gid, pid, may_wait };
+        let context =
+            Context { uid, gid, pid, may_wait, request: waiting_number(request, may_wait) };
         let (about, _) = forebay_node::of_node_id(node);
         let call = call.or_else(|| resent::call(&self.node, &context, about, &operation))?;
         Some(ledger.begin(number, call, request.is_resent()))

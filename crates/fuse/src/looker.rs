@@ -72,7 +72,7 @@ impl<'a> Looker<'a> {
         let mut entry = self.serve.manner.entry(&stat);
         let beliefs = self.keep(&mut entry, name, Some(&stat), false);
         if changes_unseen(opened, flags) {
-            entry.attr_valid = entry.attr_valid.min(wire::OPEN);
+            entry.attr_valid = Duration::ZERO;
         }
         kept(Answer::Created(entry, self.serve.manner.opened(opened, flags)), beliefs)
     }

@@ -225,8 +225,14 @@ impl Serve<'_> {
                 let len = node.read(context, fh, offset, &mut buffer[..size])?;
                 Answer::Data(buffer, len.min(size))
             }
-            Operation::Write { fh, offset, data, .. } => {
-                Answer::Written(narrow(node.write(context, fh, offset, data)? as u64))
+            Operation::Write { fh, offset, data, flags, .. } => {
+                let written = match durability(flags) {
+                    None => node.write(context, fh, offset, data)?,
+                    Some(data_only) => {
+                        node.write_durably(context, fh, (offset, data), data_only)?
+                    }
+                };
+                Answer::Written(narrow(written as u64))
             }
             Operation::Release { fh, .. } => {
                 node.release(fh);
@@ -297,6 +303,13 @@ pub(crate) fn changes_unseen(opened: Opened, flags: u32) -> bool {
         OpenMode::Cached { .. } | OpenMode::Direct => false,
     };
     to_kernel && wire::may_write(flags)
+}
+
+/// Whether a write with these flags is to be durable, and if so whether its data alone. `O_SYNC` has
+/// the bit of `O_DSYNC`, too.
+fn durability(flags: u32) -> Option<bool> {
+    let flags = flags.cast_signed();
+    (flags & libc::O_DSYNC != 0).then_some(flags & libc::O_SYNC != libc::O_SYNC)
 }
 
 /// A value for a request that said how much room it has: 0 asks for the size.

@@ -10,9 +10,8 @@ use fusewire::{Attr, Entry, OpenOutFlags};
 
 /// How long the kernel may trust what it was told, while nobody else changes the backing store.
 const EXCLUSIVE: Duration = Duration::from_secs(3600);
-/// The same for the attributes of open files, which may change behind the kernel's back by stores
-/// into mappings.
-pub const OPEN: Duration = Duration::from_secs(1);
+/// The same for the attributes of files that are open.
+const OPEN: Duration = Duration::from_secs(1);
 /// Preferred I/O size of files: what programs that buffer by `st_blksize` read and write at once.
 const FILE_BLOCK: u32 = 64 << 10;
 const BLOCK: u32 = 4096;
@@ -47,7 +46,7 @@ impl Manner {
     /// How long attributes may be cached if nobody else changes them.
     pub fn attr_limit(&self, stat: &Stat) -> Duration {
         match stat.open {
-            _ if stat.mode_is_fleeting => Duration::ZERO,
+            _ if stat.is_fleeting => Duration::ZERO,
             true => self.attr_valid.min(OPEN),
             false => self.attr_valid,
         }

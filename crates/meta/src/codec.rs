@@ -9,10 +9,11 @@ use forebay_core::cluster::{Epoch, NodeId};
 use prost::Message;
 
 use crate::error::{Error, Result};
+use crate::links::Links;
 use crate::store::{Counts, Member};
 use crate::types::{
-    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, LIFE_BITS, Link, Links,
-    Record, Seq, Spread, Timestamp, Touched, XattrState,
+    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, LIFE_BITS, Link, Record,
+    Seq, Spread, Timestamp, Touched, XattrState,
 };
 
 /// The version of all values.
@@ -97,6 +98,9 @@ struct PbRecord {
     owner: Option<PbIncarnation>,
     #[prost(uint32, tag = "23")]
     orphan_of: u32,
+    /// Names that are keys of their own; there are no `links` and `backing_links` then.
+    #[prost(uint64, tag = "24")]
+    apart: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -284,7 +288,7 @@ fn incarnation_in(what: &str, incarnation: PbIncarnation) -> Result<Incarnation>
     Ok(Incarnation { node, epoch: incarnation.epoch })
 }
 
-fn links_out(links: &[Link]) -> Vec<PbLink> {
+fn links_out(links: &Links) -> Vec<PbLink> {
     links.iter().map(|link| PbLink { parent: link.parent.0, name: link.name.to_vec() }).collect()
 }
 
@@ -354,7 +358,10 @@ pub(crate) fn encode_record(record: &Record) -> Vec<u8> {
     let attr = &record.attr;
     let unlike_mtime = |time: Timestamp| (time != attr.mtime).then(|| time_out(time));
     let flags = flags_of(record);
-    let backing_links = if flags & flag::SAME_LINKS == 0 { &record.backing.links[..] } else { &[] };
+    let none = Links::new();
+    let links = if record.apart > 0 { &none } else { &record.links };
+    let is_told = flags & flag::SAME_LINKS == 0 && record.apart == 0;
+    let backing_links = if is_told { &record.backing.links } else { &none };
     let message = PbRecord {
         kind: kind_number(attr.kind),
         perm: attr.perm,
@@ -367,7 +374,7 @@ pub(crate) fn encode_record(record: &Record) -> Vec<u8> {
         atime: unlike_mtime(attr.atime),
         ctime: unlike_mtime(attr.ctime),
         btime: unlike_mtime(attr.btime),
-        links: links_out(&record.links),
+        links: links_out(links),
         backing_links: links_out(backing_links),
         target: record.target.as_deref().map(<[u8]>::to_vec),
         flags,
@@ -379,6 +386,7 @@ pub(crate) fn encode_record(record: &Record) -> Vec<u8> {
         pending: record.backing.pending.map(print_out),
         owner: record.owner.map(incarnation_out),
         orphan_of: record.orphan_of.into(),
+        apart: record.apart,
     };
     let mut value = Vec::with_capacity(9 + message.encoded_len());
     value.push(VERSION);
@@ -402,6 +410,7 @@ fn body<'a>(what: &dyn Fn() -> String, value: &'a [u8]) -> Result<&'a [u8]> {
     }
 }
 
+/// A record without the names that are keys of their own.
 pub(crate) fn decode_record(ino: Ino, value: &[u8]) -> Result<Record> {
     let what = || format!("inode {ino}");
     let rest = body(&what, value)?;
@@ -446,7 +455,9 @@ pub(crate) fn decode_record(ino: Ino, value: &[u8]) -> Result<Record> {
             pending: message.pending.map(print_in),
             attrs_differ: has(flag::ATTRS_DIFFER),
             xattrs_differ: has(flag::XATTRS_DIFFER),
+            claimed: Links::new(),
         },
+        apart: message.apart,
         dirty: has(flag::DIRTY),
         spilled: has(flag::SPILLED),
         listed: has(flag::LISTED),
@@ -481,6 +492,19 @@ pub(crate) fn decode_entry(name: &[u8], value: &[u8]) -> Result<(Ino, FileKind)>
     let message = PbEntry::decode(body(&what, value)?).map_err(|error| corrupt(what(), error))?;
     let kind = kind_of(message.kind).ok_or_else(|| corrupt(what(), "unknown type"))?;
     Ok((Ino(message.ino), kind))
+}
+
+/// What is known of one of many names of a file.
+pub(crate) fn encode_name(bits: u8) -> Vec<u8> {
+    vec![VERSION, bits]
+}
+
+pub(crate) fn decode_name(ino: Ino, value: &[u8]) -> Result<u8> {
+    let what = || format!("a name of {ino}");
+    match body(&what, value)? {
+        [bits] => Ok(*bits),
+        _ => Err(corrupt(what(), "not one byte")),
+    }
 }
 
 /// Values that are one inode number: ghosts, the backlog, hard links.
@@ -660,7 +684,7 @@ mod tests {
     fn links() -> impl Strategy<Value = Links> {
         let link = (any::<u64>(), proptest::collection::vec(any::<u8>(), 1..20))
             .prop_map(|(parent, name)| Link::new(Ino(parent), name));
-        proptest::collection::vec(link, 0..3).prop_map(Links::from_vec)
+        proptest::collection::vec(link, 0..3).prop_map(|links| links.into_iter().collect())
     }
 
     prop_compose! {
@@ -682,9 +706,9 @@ mod tests {
                     links: if same { links.clone() } else { backing_links },
                     fingerprint: print.map(|(size, ino)| Fingerprint { size, mtime: t, ctime: t, ino }),
                     pending: print.filter(|_| bit(7)).map(|(ino, size)| Fingerprint { size, mtime: t, ctime: t, ino }),
-                    attrs_differ: bit(0), xattrs_differ: bit(1),
+                    attrs_differ: bit(0), xattrs_differ: bit(1), claimed: Links::new(),
                 },
-                links, target: target.map(Vec::into_boxed_slice),
+                apart: 0, links, target: target.map(Vec::into_boxed_slice),
                 xattrs: [XattrState::Unknown, XattrState::None, XattrState::Some][bits as usize % 3],
                 dirty: bit(2), spilled: bit(3), listed: bit(4), pinned: bit(5), orphan: bit(6), copied: bit(9), orphan_of: bits,
                 owner: bit(8).then_some(Incarnation { node: bits, epoch: numbers.0 }),

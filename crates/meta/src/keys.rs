@@ -4,6 +4,7 @@
 //! partition of    key                                  value
 //! inode           I ino                                record
 //! inode           X ino name                           extended attribute
+//! inode           F ino dir name                       one of many names of a file
 //! entries         D dir hash(name) name                entry: inode, type
 //! entries         B dir hash(name) name ino            ghost: inode
 //! entries         W dir                                when entries were last changed
@@ -28,7 +29,7 @@
 //! directory's entries were before, an entry without a name stays ([`moved`]).
 
 use crate::engine::{Key, Write};
-use crate::types::{FileKind, Ino, Seq, Spread};
+use crate::types::{FileKind, Ino, Link, Seq, Spread};
 
 /// The partition of what belongs to no inode.
 pub(crate) const GLOBAL: u16 = 0;
@@ -52,6 +53,7 @@ pub(crate) const MIN_HASH: u64 = 16;
 pub(crate) const RECORD: u8 = b'I';
 pub(crate) const XATTR: u8 = b'X';
 pub(crate) const ENTRY: u8 = b'D';
+pub(crate) const NAME: u8 = b'F';
 pub(crate) const GHOST: u8 = b'B';
 pub(crate) const QUEUE: u8 = b'Q';
 pub(crate) const ORPHAN: u8 = b'O';
@@ -105,16 +107,20 @@ impl Layout {
     /// The version of the store's format.
     pub fn version(self) -> u32 {
         match self {
-            Layout::Central => 1,
-            Layout::Gathered => 3,
+            Layout::Central => 4,
+            Layout::Gathered => 5,
         }
     }
 
     /// Whether a store of an earlier version is one of this as it stands.
     pub fn takes(self, version: u32) -> bool {
-        // What came with 3 are leases and splits of directories, which programs before it do not see,
-        // and `NODES`.
-        self == Layout::Gathered && version == 2
+        match self {
+            // What came with 4 are names as keys of their own, which programs before it do not see.
+            Layout::Central => version == 1,
+            // What came with 3 are leases and splits of directories, likewise, and `NODES`; with 5
+            // what came with 4.
+            Layout::Gathered => matches!(version, 2 | 3),
+        }
     }
 
     /// The partition in which a directory's entry of this hash, and the file created under its name,
@@ -254,6 +260,25 @@ pub(crate) fn xattr(ino: Ino, name: &[u8]) -> Key {
     let mut key = numbered(ino.partition(), XATTR, ino.0);
     key.push(name);
     key
+}
+
+/// One of many names of a file.
+pub(crate) fn name(ino: Ino, link: &Link) -> Key {
+    let mut key = names(ino);
+    key.push(&link.parent.0.to_be_bytes());
+    key.push(&link.name);
+    key
+}
+
+/// The prefix of the names of a file that has many.
+pub(crate) fn names(ino: Ino) -> Key {
+    numbered(ino.partition(), NAME, ino.0)
+}
+
+/// The name in the bytes of such a key.
+pub(crate) fn name_of(bytes: &[u8]) -> Option<Link> {
+    let parent = u64::from_be_bytes(bytes.get(9..17)?.try_into().ok()?);
+    Some(Link::new(Ino(parent), bytes.get(17..)?))
 }
 
 pub(crate) fn hard_link(backing_ino: u64) -> Key {
@@ -424,6 +449,7 @@ mod tests {
             let all = [
                 record(dir),
                 xattr(dir, b""),
+                name(dir, &Link::new(dir, *b"")),
                 entry(at, dir, b""),
                 ghost(at, dir, b"", dir),
                 moved(at, dir),

@@ -16,6 +16,7 @@ mod codec;
 mod engine;
 mod error;
 mod keys;
+mod links;
 mod store;
 mod types;
 
@@ -26,6 +27,7 @@ pub use engine::{
 };
 pub use error::{Error, Result};
 pub use forebay_core::cluster::lease::Terms as LeaseTerms;
+pub use links::Links;
 pub use store::{
     Accessed, Answer, CopiesMade, Counts, Entry, EntryPlus, Estate, Found, LeaveOrder, Mail,
     Member, MetaStore, Moment, NewInode, NodeName, Options, Owned, Ownership, Queue, Refreshed,
@@ -33,6 +35,6 @@ pub use store::{
     XattrFlags,
 };
 pub use types::{
-    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Links, Record,
-    Seq, Timestamp, XattrState,
+    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Record, Seq,
+    Timestamp, XattrState,
 };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use smallvec::SmallVec;
+use crate::links::Links;
 
 /// An inode number: the partition in which its record lives (16 bits), then a sequence (48 bits, of
 /// which the upper 8 are always 0 and left to whoever shows inodes to others).
@@ -136,9 +136,6 @@ impl fmt::Display for Incarnation {
     }
 }
 
-/// The names of an inode; nearly always exactly one.
-pub type Links = SmallVec<[Link; 1]>;
-
 /// What identifies the contents of an object in the backing store: a change of any part means
 /// that somebody changed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -263,6 +260,9 @@ pub struct Backing {
     pub attrs_differ: bool,
     /// Extended attributes differ.
     pub xattrs_differ: bool,
+    /// Of an inode whose names are keys of their own: those of `links` that a worker has claimed and
+    /// not reported.
+    pub(crate) claimed: Links,
 }
 
 /// All that the namespace knows about an inode.
@@ -306,9 +306,11 @@ pub struct Record {
     pub change: u64,
     /// The place in the backlog, if any.
     pub queued: Option<Seq>,
-    /// The inode number in the backing store of an imported file that has several names there, by
-    /// which its other names are recognised.
+    /// The inode number in the backing store of a file that had several names there when it was
+    /// imported, by which its other names are recognised.
     pub(crate) hard_link: Option<u64>,
+    /// How many names are keys of their own: all of them, or none.
+    pub(crate) apart: u64,
     /// Of a directory: where its entries are.
     pub(crate) spread: Spread,
     /// Counts writes of this record, for optimistic comparison. The highest 16 bits count those of a
@@ -334,7 +336,7 @@ impl Record {
     /// As [`Record::differs`], leaving the bytes aside.
     #[must_use]
     pub fn namespace_differs(&self) -> bool {
-        !same_links(&self.links, &self.backing.links)
+        !self.links.same(&self.backing.links)
             || (!self.links.is_empty() || self.ino == Ino::ROOT)
                 && (self.backing.attrs_differ || self.backing.xattrs_differ)
     }
@@ -387,14 +389,58 @@ impl Record {
     }
 
     /// The names in the backing store that the logical tree no longer has.
-    pub(crate) fn ghosts(&self) -> impl Iterator<Item = &Link> {
-        self.backing.links.iter().filter(|link| !self.links.contains(link))
+    #[must_use]
+    pub fn ghosts(&self) -> Vec<&Link> {
+        let mut ghosts = Vec::new();
+        self.backing.links.without(&self.links, &mut |link| {
+            ghosts.push(link);
+            true
+        });
+        ghosts
+    }
+
+    /// The names that the backing store lacks.
+    #[must_use]
+    pub fn missing(&self) -> Vec<&Link> {
+        let mut missing = Vec::new();
+        self.links.without(&self.backing.links, &mut |link| {
+            missing.push(link);
+            true
+        });
+        missing
+    }
+
+    /// The names in the backing store that a worker may have claimed and never made.
+    #[must_use]
+    pub fn claims(&self) -> &Links {
+        if self.apart > 0 { &self.backing.claimed } else { &self.backing.links }
+    }
+
+    /// A worker reports names that it has made.
+    pub fn claims_made(&mut self, made: &Links) {
+        if self.apart > 0 {
+            for link in made {
+                self.backing.claimed.remove(link);
+            }
+        }
+    }
+
+    /// How a name is kept as a key of its own; 0 if it is not.
+    pub(crate) fn name_bits(&self, link: &Link) -> u8 {
+        let there = self.backing.links.contains(link);
+        let claimed = there && self.backing.claimed.contains(link);
+        let bits =
+            [(self.links.contains(link), NAME_HERE), (there, NAME_THERE), (claimed, NAME_CLAIMED)];
+        bits.iter().filter(|(set, _)| *set).fold(0, |bits, (_, bit)| bits | bit)
     }
 }
 
+/// A name in the logical tree.
+pub(crate) const NAME_HERE: u8 = 1;
+/// A name in the backing store.
+pub(crate) const NAME_THERE: u8 = 2;
+/// A name in the backing store that is claimed.
+pub(crate) const NAME_CLAIMED: u8 = 4;
+
 /// The bits of a revision that say whether entries can be changed as before.
 pub(crate) const LIFE_BITS: u32 = 16;
-
-pub(crate) fn same_links(a: &[Link], b: &[Link]) -> bool {
-    a.len() == b.len() && a.iter().all(|link| b.contains(link))
-}

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_meta::{
-    Attr, Error, FileKind, Fingerprint, Found, Ino, Link, Memory, MetaStore, NewInode, Options,
-    Queue, Record, Refreshed, RenameFlags, Seq, Spanning, Timestamp, Vanished, XattrFlags,
+    Attr, Error, FileKind, Fingerprint, Found, Ino, Link, Links, Memory, MetaStore, NewInode,
+    Options, Queue, Record, Refreshed, RenameFlags, Seq, Spanning, Timestamp, Vanished, XattrFlags,
     XattrState,
 };
 
@@ -165,7 +165,7 @@ fn record_changed_while_a_worker_was_at_it_then_stays_queued_with_its_difference
     let store = store();
     let ino = create(&store, ROOT, "x").ino;
     let seen = store.get(ino).unwrap();
-    store.claim(ino, &seen.links[0]).unwrap();
+    store.claim(ino, seen.links.first().unwrap()).unwrap();
     let chmod = |record: &mut Record| {
         record.backing.attrs_differ = true;
         record.dirty = true;
@@ -282,10 +282,12 @@ fn refresh_then_follows_the_backing_store_unless_changes_are_pending() {
     store.import(ROOT, &[found("a", FileKind::File, 1, 9)]).unwrap();
     let ino = store.lookup(ROOT, b"a").unwrap().unwrap().ino;
     let mut changed = found("a", FileKind::File, 1, 9);
-    assert!(matches!(store.refresh(ino, &changed).unwrap(), Refreshed::Unchanged(_)));
+    assert!(matches!(store.refresh(ino, &changed, &|_| false).unwrap(), Refreshed::Unchanged(_)));
     changed.attr.size = 70;
     changed.fingerprint.size = 70;
-    let Refreshed::Updated(record) = store.refresh(ino, &changed).unwrap() else { panic!() };
+    let Refreshed::Updated(record) = store.refresh(ino, &changed, &|_| false).unwrap() else {
+        panic!()
+    };
     assert_eq!(record.attr.size, 70);
     let write = |record: &mut Record| {
         record.dirty = true;
@@ -293,7 +295,28 @@ fn refresh_then_follows_the_backing_store_unless_changes_are_pending() {
     };
     store.update(ino, Some(LATER), write).unwrap();
     changed.fingerprint.size = 71;
-    assert!(matches!(store.refresh(ino, &changed).unwrap(), Refreshed::Conflict(_)));
+    assert!(matches!(store.refresh(ino, &changed, &|_| false).unwrap(), Refreshed::Conflict(_)));
+    clean(&store);
+}
+
+#[test]
+fn file_with_unsettled_bytes_when_others_change_or_remove_it_then_kept_and_dirty() {
+    let store = store();
+    store.import(ROOT, &[found("d", FileKind::Directory, 2, 2)]).unwrap();
+    let dir = store.lookup(ROOT, b"d").unwrap().unwrap().ino;
+    let files = [found("open", FileKind::File, 1, 3), found("closed", FileKind::File, 1, 4)];
+    store.import(dir, &files).unwrap();
+    let open = store.lookup(dir, b"open").unwrap().unwrap().ino;
+    let mut changed = found("open", FileKind::File, 1, 3);
+    changed.fingerprint.size = 70;
+    let unsettled = |ino| ino == open;
+    let refreshed = store.refresh(open, &changed, &unsettled).unwrap();
+    assert!(matches!(refreshed, Refreshed::Conflict(_)));
+    let result = store.vanished(ROOT, b"d", dir, LATER, &unsettled, &mut |_| ()).unwrap();
+    assert_eq!((result.removed, &result.kept[..]), (1, &[open, dir][..]));
+    let kept = store.get(open).unwrap();
+    assert!(kept.dirty && kept.queued.is_some() && kept.backing.links.is_empty());
+    assert_eq!(store.path(open).unwrap().unwrap(), b"d/open");
     clean(&store);
 }
 
@@ -310,7 +333,8 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     let mut gone = Vec::new();
     // Nothing pending: all goes.
     let fresh = create(&store, dir, "fresh").ino;
-    let result = store.vanished(ROOT, b"d", dir, LATER, &mut |ino| gone.push(ino)).unwrap();
+    let result =
+        store.vanished(ROOT, b"d", dir, LATER, &|_| false, &mut |ino| gone.push(ino)).unwrap();
     assert_eq!((result.removed, gone.len()), (602, 602));
     assert_eq!(result.kept, [fresh, dir]);
     let kept = store.get(dir).unwrap();
@@ -318,11 +342,17 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     assert_eq!(store.path(fresh).unwrap().unwrap(), b"d/fresh");
     clean(&store);
     // A name that means another inode by now is not the one that vanished.
-    assert_eq!(store.vanished(ROOT, b"d", fresh, LATER, &mut |_| ()).unwrap(), Vanished::default());
+    assert_eq!(
+        store.vanished(ROOT, b"d", fresh, LATER, &|_| false, &mut |_| ()).unwrap(),
+        Vanished::default()
+    );
     // A name the backing store never had can't vanish.
-    assert_eq!(store.vanished(dir, b"fresh", fresh, LATER, &mut |_| ()).unwrap().removed, 0);
+    assert_eq!(
+        store.vanished(dir, b"fresh", fresh, LATER, &|_| false, &mut |_| ()).unwrap().removed,
+        0
+    );
     reconcile_all(&store);
-    let result = store.vanished(ROOT, b"d", dir, LATER, &mut |_| ()).unwrap();
+    let result = store.vanished(ROOT, b"d", dir, LATER, &|_| false, &mut |_| ()).unwrap();
     assert_eq!((result.removed, result.kept.len()), (2, 0));
     assert_eq!(store.counts().inodes, 1);
     clean(&store);
@@ -667,4 +697,49 @@ fn times_then_follow_posix() {
     let record = store.link(ino, ROOT, b"g", end).unwrap();
     assert_eq!((record.attr.ctime, record.attr.mtime, record.attr.nlink), (end, LATER, 2));
     assert_eq!(store.get(ROOT).unwrap().attr.mtime, end);
+}
+
+#[test]
+fn entries_found_in_a_directory_that_was_removed_meanwhile_then_are_not_imported() {
+    let store = store();
+    let dir = mkdir(&store, ROOT, "dir").ino;
+    store.claim(dir, &Link::new(ROOT, *b"dir")).unwrap();
+    store.rmdir(ROOT, b"dir", LATER, false).unwrap();
+    // The backing store still has it: a listing of it may have begun before.
+    assert_eq!(store.import(dir, &[found("name", FileKind::File, 1, 7)]).unwrap(), 0);
+    let change = store.get(dir).unwrap().change;
+    store.reconciled(dir, change, |record| record.backing.links = Links::new()).unwrap();
+    clean(&store);
+}
+
+#[test]
+fn inodes_whose_directory_is_lost_when_repaired_then_what_only_is_here_gets_a_name_in_the_root() {
+    use forebay_meta::{Engine, MiniTransaction, Write};
+
+    let engine = Arc::new(Spanning::new(memory(), Duration::from_secs(1)).unwrap());
+    let store = MetaStore::open(Box::new(engine.clone()), &Options::default()).unwrap();
+    let dir = mkdir(&store, ROOT, "d").ino;
+    let new = create(&store, dir, "new").ino;
+    let below = mkdir(&store, dir, "below").ino;
+    create(&store, below, "deeper");
+    store.import(dir, &[found("clean", FileKind::File, 1, 50)]).unwrap();
+    let clean_one = store.lookup(dir, b"clean").unwrap().unwrap().ino;
+    let key = engine
+        .sweep(None, 1000)
+        .unwrap()
+        .into_iter()
+        .map(|(key, _)| key)
+        .find(|key| key.bytes()[0] == b'I' && key.bytes()[1..9] == dir.0.to_be_bytes());
+    let lost = vec![Write::Delete(key.expect("its record"))];
+    engine.execute(&MiniTransaction { write: lost, ..MiniTransaction::default() }).unwrap();
+    assert!(!store.check(false).unwrap().is_clean());
+    let repaired = store.check(true).unwrap();
+    assert!(repaired.violations.iter().all(|v| v.repaired), "{repaired:#?}");
+    clean(&store);
+    for (ino, name) in [(new, "new"), (below, "below")] {
+        let name = format!("{name}.forebay-recovered-{:x}", ino.0);
+        assert_eq!(store.lookup(ROOT, name.as_bytes()).unwrap().unwrap().ino, ino);
+    }
+    assert!(store.lookup(below, b"deeper").unwrap().is_some());
+    assert!(matches!(store.get(clean_one), Err(Error::Stale(_))));
 }

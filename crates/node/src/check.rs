@@ -1,23 +1,20 @@
-//! fsck: tiers that no daemon uses are compared with the namespace, and the namespace with itself;
-//! or built anew from what the objects say about themselves.
+//! fsck: tiers that no daemon uses are compared with the namespace, and the namespace with itself. A
+//! repair unlinks nothing that may be the only copy: what can't be used is set aside.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use forebay_meta::{
-    Embedded, EmbeddedOptions, FileKind, Ino, MetaStore, NewInode, Options, Queue, Record,
-};
-use forebay_store::copy::{self, Cancel, Limits, Priority};
+use forebay_meta::{Embedded, EmbeddedOptions, FileKind, Ino, MetaStore, Options, Record, Seq};
+use forebay_store::recover::{self, Aside, Class, Finding};
 use forebay_store::tier::DirTier;
-use forebay_store::{ErrorClass, Header, Object, Tier};
+use forebay_store::{BackingStore, DirBacking, Header, StoreError, Tier, TierLock};
 
-use crate::config::{NodeConfig, TierConfig};
-use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
+use crate::members;
+use crate::node::{BACKING_SETTING, METADATA};
 use crate::recover::RECOVERED;
 
 /// What to check.
@@ -33,6 +30,9 @@ pub struct CheckRequest {
     pub rebuild: bool,
     /// Repair what can be repaired without loss.
     pub repair: bool,
+    /// Repair, and give up what is lost: tiers that are not given, and dirty files of which nothing is
+    /// left.
+    pub accept_loss: bool,
 }
 
 /// What a check found.
@@ -56,10 +56,14 @@ pub struct Checked {
     pub leftovers: u64,
     /// Some of the problems, in words.
     pub details: Vec<String>,
+    /// What was set aside, now or earlier, for somebody to look at.
+    pub set_aside: Vec<PathBuf>,
 }
 
 /// Problems that are told in words; more are only counted.
 const TOLD: usize = 100;
+/// Entries of the backlog that are looked at at once.
+const PAGE: usize = 1000;
 
 impl Checked {
     pub(crate) fn problem(&mut self, repaired: bool, what: String) {
@@ -76,39 +80,110 @@ impl Checked {
 /// # Errors
 /// A tier in use, state that can't be read, or a rebuild without a backing store.
 pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> Result<Checked> {
-    let mut tiers = Vec::new();
-    for dir in &request.tiers {
-        if !dir.join("forebay-tier").exists() {
-            return Err(NodeError::Config(format!("{} is not a Forebay tier", dir.display())));
-        }
-        let tier = DirTier::open(dir)?;
-        let lock = tier.lock()?;
-        tiers.push((tier, lock));
+    let mut checked = Checked::default();
+    if request.accept_loss && give_up_notes(request, &mut checked)? {
+        return Ok(checked);
     }
+    let tiers = open_tiers(request, &mut checked)?;
     let Some((first, _)) = tiers.first() else {
         return Err(NodeError::Config("name at least one tier".into()));
     };
     let state_dir = request.state_dir.clone().unwrap_or_else(|| first.path().join("state"));
     crate::cluster::bind_to_namespace(&state_dir, None)?;
-    let state_dir = state_dir.join(crate::node::METADATA);
     if request.rebuild {
         drop(tiers);
-        return rebuild(request, &state_dir, progress);
+        return crate::rebuild::rebuild(request, &state_dir.join(METADATA), checked, progress);
     }
-    let meta = open_meta(&state_dir)?;
-    let mut checked = Checked::default();
-    let report = meta.check(request.repair)?;
+    let (tiers, _locks): (Vec<DirTier>, Vec<TierLock>) = tiers.into_iter().unzip();
+    let meta = open_meta(&state_dir.join(METADATA))?;
+    let report = meta.check(request.repair || request.accept_loss)?;
     for violation in report.violations {
         checked.problem(violation.repaired, violation.what);
     }
     checked.problems += report.omitted;
-    for (tier, _) in &tiers {
-        check_tier(tier, &meta, request.repair, &mut checked, progress)?;
+    let mut check = Check {
+        request,
+        meta: &meta,
+        tiers: &tiers,
+        recovered: meta.setting(RECOVERED)?.is_some(),
+        checked,
+        usable: HashSet::new(),
+        damaged: HashSet::new(),
+        spills: HashSet::new(),
+    };
+    check.membership(&state_dir)?;
+    for tier in &tiers {
+        check.tier(tier, progress)?;
     }
+    check.spill_files()?;
+    check.dirty_records()?;
+    for tier in &tiers {
+        check
+            .checked
+            .set_aside
+            .extend(recover::set_aside(tier.path())?.into_iter().map(|a| a.path));
+    }
+    let checked = check.checked;
+    if request.accept_loss {
+        let backing = known_backing(request, &meta)?.unwrap_or_default();
+        let all: Vec<&dyn Tier> = tiers.iter().map(|tier| tier as &dyn Tier).collect();
+        members::note(&meta, (&state_dir, &backing), &all, false)?;
+    }
+    meta.sync()?;
     Ok(checked)
 }
 
-fn open_meta(dir: &Path) -> Result<MetaStore> {
+/// Gives up tiers of which nothing is left in their places but the backing store's note. Whether there
+/// is nothing else to check.
+fn give_up_notes(request: &CheckRequest, checked: &mut Checked) -> Result<bool> {
+    let Some(backing) = &request.backing else { return Ok(false) };
+    let is_tier = |dir: &PathBuf| !matches!(forebay_store::tier::identity(dir), Ok(None));
+    if request.tiers.iter().any(is_tier) {
+        return Ok(false);
+    }
+    for tiers in members::forget_notes(backing, &request.tiers)? {
+        checked.problem(true, format!("{tiers}: given up, with what was only there"));
+    }
+    Ok(true)
+}
+
+fn open_tiers(request: &CheckRequest, checked: &mut Checked) -> Result<Vec<(DirTier, TierLock)>> {
+    let mut tiers = Vec::new();
+    for dir in &request.tiers {
+        match forebay_store::tier::identity(dir) {
+            Ok(Some(_)) => {}
+            // The place of a first tier that is lost.
+            Ok(None) if request.rebuild => {}
+            Err(error)
+                if matches!(error, StoreError::Damaged { .. })
+                    || forebay_store::tier::is_label_torn(dir)
+                        && matches!(error, StoreError::Version { .. }) =>
+            {
+                if !(request.repair || request.rebuild || request.accept_loss) {
+                    return Err(error.into());
+                }
+                let others: Vec<PathBuf> =
+                    request.tiers.iter().filter(|other| *other != dir).cloned().collect();
+                let first = request.tiers.first().map(|first| first.join("state"));
+                let state = request.state_dir.clone().or(first).unwrap_or_default();
+                let id = members::identity_of_unlabelled(dir, &state, &others);
+                let id = forebay_store::tier::restore_label(dir, id)?;
+                checked
+                    .problem(true, format!("the label of {} was made anew: {id}", dir.display()));
+            }
+            Ok(None) | Err(StoreError::Foreign { .. }) => {
+                return Err(NodeError::Config(format!("{} is not a Forebay tier", dir.display())));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let tier = DirTier::open(dir)?;
+        let lock = tier.lock()?;
+        tiers.push((tier, lock));
+    }
+    Ok(tiers)
+}
+
+pub(crate) fn open_meta(dir: &Path) -> Result<MetaStore> {
     if !dir.is_dir() {
         return Err(NodeError::Config(format!(
             "there is no metadata in {}: `forebay fsck --rebuild` makes it anew from the tiers",
@@ -120,315 +195,318 @@ fn open_meta(dir: &Path) -> Result<MetaStore> {
     Ok(MetaStore::open(Box::new(engine), &Options::default())?)
 }
 
-fn check_tier(
-    tier: &DirTier,
-    meta: &MetaStore,
-    repair: bool,
-    checked: &mut Checked,
-    progress: &mut dyn FnMut(u64) -> bool,
-) -> Result<()> {
-    let mut failed = None;
-    tier.list(&mut |ino, header| {
-        checked.objects += 1;
-        if checked.objects.is_multiple_of(256) && !progress(checked.objects) {
-            return ControlFlow::Break(());
+/// The backing store that was given, else the one that the namespace knows, if it is there.
+fn known_backing(request: &CheckRequest, meta: &MetaStore) -> Result<Option<PathBuf>> {
+    if let Some(given) = &request.backing {
+        return Ok(Some(given.clone()));
+    }
+    let known = meta.setting(BACKING_SETTING)?;
+    let known = known.map(|bytes| PathBuf::from(std::ffi::OsString::from_vec(bytes)));
+    Ok(known.filter(|dir| dir.is_dir()))
+}
+
+fn path_of(meta: &MetaStore, ino: Ino) -> String {
+    let path = meta.path(ino).ok().flatten();
+    path.map_or_else(
+        || format!("inode {:x}", ino.0),
+        |path| String::from_utf8_lossy(&path).into_owned(),
+    )
+}
+
+struct Check<'a> {
+    request: &'a CheckRequest,
+    meta: &'a MetaStore,
+    tiers: &'a [DirTier],
+    /// Whether the namespace has seen its tiers.
+    recovered: bool,
+    checked: Checked,
+    /// Inodes with an object that can be used.
+    usable: HashSet<u64>,
+    /// Inodes with an object that can't be, and that stands where it stood.
+    damaged: HashSet<u64>,
+    /// Inodes with a spill file.
+    spills: HashSet<u64>,
+}
+
+impl Check<'_> {
+    fn repairs(&self) -> bool {
+        self.request.repair || self.request.accept_loss
+    }
+
+    fn membership(&mut self, state_dir: &Path) -> Result<()> {
+        let given: Vec<&Path> = self.tiers.iter().map(Tier::path).collect();
+        for path in members::missing(state_dir, &given)? {
+            let given_up = self.request.accept_loss;
+            let what = match given_up {
+                true => format!("the tier {path} is given up, with what was only there"),
+                false => format!(
+                    "the tier {path} of the mount was not given: give it, or give it up with `forebay fsck --accept-loss`"
+                ),
+            };
+            self.checked.problem(given_up, what);
         }
-        match check_object(tier, meta, Ino(ino), header, checked) {
-            Ok(None) => {}
-            Ok(Some(what)) => {
-                // Without a record or a header nobody can ever read it again.
-                let repaired = repair && tier.remove(ino).is_ok();
-                checked.problem(repaired, what);
-            }
-            Err(error) => {
-                failed = Some(error);
+        Ok(())
+    }
+
+    fn tier(&mut self, tier: &DirTier, progress: &mut dyn FnMut(u64) -> bool) -> Result<()> {
+        let mut findings = Vec::new();
+        let mut failed = None;
+        recover::scan(tier.path(), &mut |finding| {
+            self.checked.objects += 1;
+            if self.checked.objects.is_multiple_of(256) && !progress(self.checked.objects) {
                 return ControlFlow::Break(());
             }
-        }
-        ControlFlow::Continue(())
-    })?;
-    failed.map_or(Ok(()), Err)
-}
-
-/// What is wrong with an object that may be removed, if anything.
-fn check_object(
-    tier: &DirTier,
-    meta: &MetaStore,
-    ino: Ino,
-    header: forebay_store::Result<Header>,
-    checked: &mut Checked,
-) -> Result<Option<String>> {
-    let header = match header {
-        Ok(header) => header,
-        Err(error) => {
-            // Made, and not yet given its header.
-            if error.class() == ErrorClass::NotFound && tier.open(ino.0)?.len()? == 0 {
-                checked.leftovers += 1;
-                return Ok(None);
+            match self.object(tier, &finding) {
+                Ok(None) => {}
+                Ok(Some(what)) => findings.push((finding, what)),
+                Err(error) => {
+                    failed = Some(error);
+                    return ControlFlow::Break(());
+                }
             }
-            return Ok(Some(format!("object {ino}: {error}")));
-        }
-    };
-    let object = tier.open(ino.0)?;
-    checked.bytes += object.allocated_bytes()?;
-    checked.dirty += u64::from(header.dirty);
-    if header.ino != ino.0 {
-        return Ok(Some(format!("object {ino} says that it is {}", header.ino)));
-    }
-    let path = header.path.to_string_lossy().into_owned();
-    let record = match meta.get(ino) {
-        Ok(record) => record,
-        Err(forebay_meta::Error::Stale(_)) if meta.setting(RECOVERED)?.is_some() => {
-            // Removed from the namespace, and the daemon ended before it was from the tier.
-            checked.leftovers += 1;
-            return Ok(None);
-        }
-        Err(forebay_meta::Error::Stale(_)) if header.dirty => {
-            // The namespace was lost.
-            checked.problem(
-                false,
-                format!("object {ino} ({path}) is newer than the backing store but the metadata was lost: `forebay fsck --rebuild` brings it back"),
-            );
-            return Ok(None);
-        }
-        Err(forebay_meta::Error::Stale(_)) => {
-            return Ok(Some(format!("object {ino} ({path}) belongs to no file")));
-        }
-        Err(error) => return Err(error.into()),
-    };
-    if !header.whole && tier.open_map(ino.0, header.dirty)?.is_none() {
-        // Not completely fetched.
-        checked.leftovers += 1;
-        return Ok(None);
-    }
-    let current = record.backing.fingerprint.map(convert::store_fingerprint);
-    if !header.dirty && !record.dirty && header.base != current {
-        // A copy of an older version.
-        checked.leftovers += 1;
-    }
-    Ok(None)
-}
-
-/// Makes the namespace anew: the backing store's tree as it is, and over it what the dirty objects
-/// say about themselves.
-fn rebuild(
-    request: &CheckRequest,
-    state_dir: &Path,
-    progress: &mut dyn FnMut(u64) -> bool,
-) -> Result<Checked> {
-    let backing = request.backing.clone().ok_or_else(|| {
-        NodeError::Config("a rebuild needs the backing store: add --backing DIR".into())
-    })?;
-    if state_dir.is_dir() {
-        let aside = state_dir.with_extension("before-rebuild");
-        drop(std::fs::remove_dir_all(&aside));
-        std::fs::rename(state_dir, &aside)?;
-    }
-    let tiers = request
-        .tiers
-        .iter()
-        .map(|dir| TierConfig { dir: dir.clone(), size_bytes: u64::MAX / 4 })
-        .collect();
-    let config =
-        NodeConfig { state_dir: request.state_dir.clone(), ..NodeConfig::new(backing, tiers) };
-    let node = Node::start_for_rebuild(config)?;
-    let mut checked = Checked::default();
-    node.number_above_objects()?;
-    for index in 0..node.tiers.len() {
-        node.rebuild_tier(index, &mut checked, progress)?;
-    }
-    node.meta.set_setting(RECOVERED, b"1")?;
-    if !node.stop(std::time::Duration::from_secs(60)) {
-        checked.problem(false, "the rebuild's last work did not end in time".into());
-    }
-    Ok(checked)
-}
-
-impl Node {
-    /// A new inode must not get the number of an object that waits to be brought back.
-    fn number_above_objects(&self) -> Result<()> {
-        let mut highest = 0;
-        for slot in &self.tiers {
-            slot.tier.list(&mut |ino, _| {
-                highest = highest.max(ino & 0xffff_ffff_ffff);
-                ControlFlow::Continue(())
-            })?;
-        }
-        Ok(self.meta.number_above(Ino(highest))?)
-    }
-
-    fn rebuild_tier(
-        &self,
-        index: usize,
-        checked: &mut Checked,
-        progress: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<()> {
-        let tier = self.tiers[index].tier.clone();
-        let mut known = Vec::new();
-        tier.list(&mut |ino, header| {
-            known.push((ino, header));
             ControlFlow::Continue(())
         })?;
-        // Of several that were written under one name the latest gets it.
-        let written = |header: &forebay_store::Result<Header>| {
-            header.as_ref().map_or((0, 0), |header| (header.mtime.seconds, header.mtime.nanos))
-        };
-        known.sort_by_key(|(_, header)| std::cmp::Reverse(written(header)));
-        for (ino, header) in known {
-            checked.objects += 1;
-            if !progress(checked.objects) {
-                break;
-            }
-            let readopted = match &header {
-                Ok(header) if header.dirty => {
-                    checked.dirty += 1;
-                    self.readopt(&*tier, ino, header)
-                }
-                // Clean copies are in the backing store, too.
-                _ => Ok(None),
-            };
-            match readopted {
-                Ok(Some(path)) => {
-                    checked.problem(true, format!("{path}: brought back from object {ino}"));
-                }
-                Ok(None) => tier.remove(ino)?,
-                Err(error) => checked.problem(false, format!("object {ino}: {error}")),
-            }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        // Not while the directories are read.
+        for (finding, what) in findings {
+            self.repair_object(tier, &finding, what)?;
         }
         Ok(())
     }
 
-    /// Gives a dirty object its name back, under a new inode number; the old object goes when the
-    /// new one is durable.
-    fn readopt(&self, tier: &dyn Tier, ino: u64, header: &Header) -> Result<Option<String>> {
-        let path = PathBuf::from(&header.path);
-        let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else {
-            return Ok(None);
-        };
-        let old = tier.open(ino)?;
-        let dir = self.directory_for(parent)?;
-        let record = self.record_for(dir, name.as_bytes(), header)?;
-        let found = self.meta.path(record.ino)?.unwrap_or_default();
-        let stat = old.stat()?;
-        self.adopt_bytes(tier, &record, &*old, header)?;
-        self.meta.update(record.ino, None, |record| {
-            record.attr.size = stat.size;
-            record.attr.mtime = convert::time(stat.mtime);
-            record.dirty = true;
-            Queue::Yes
-        })?;
-        self.meta.sync()?;
-        tier.remove(ino)?;
-        Ok(Some(String::from_utf8_lossy(&found).into_owned()))
-    }
-
-    /// The directory at a path, made where it is missing.
-    fn directory_for(&self, path: &Path) -> Result<Ino> {
-        let mut at = Ino::ROOT;
-        for part in path.components() {
-            let name = part.as_os_str().as_bytes();
-            at = match self.find(&Context::DAEMON, at, name)? {
-                Some(record) => record.ino,
-                None => {
-                    let new = NewInode::new(FileKind::Directory, 0o755, 0, 0);
-                    self.meta.create(at, name, new, convert::now())?.ino
-                }
-            };
-        }
-        Ok(at)
-    }
-
-    /// The file that an object belongs to: what has its name, if the object says that it is a newer
-    /// version of that. Else something was renamed or made under this name since, and both are
-    /// kept.
-    fn record_for(&self, dir: Ino, name: &[u8], header: &Header) -> Result<Arc<Record>> {
-        let mut name = name.to_vec();
-        if let Some(record) = self.find(&Context::DAEMON, dir, &name)? {
-            let found = record.backing.fingerprint.map(convert::store_fingerprint);
-            let own = [header.base, header.pending];
-            let is_newer =
-                own.iter().flatten().any(|own| found.is_some_and(|found| own.ino == found.ino));
-            if is_newer && !record.dirty && record.attr.kind == FileKind::File {
-                return Ok(record);
-            }
-            let suffix = format!(".forebay-recovered-{:x}", header.ino);
-            name.truncate(255 - suffix.len());
-            name.extend_from_slice(suffix.as_bytes());
-        }
-        let new = NewInode::new(FileKind::File, header.mode, header.uid, header.gid);
-        Ok(self.meta.create(dir, &name, new, convert::now())?)
-    }
-
-    fn adopt_bytes(
-        &self,
-        tier: &dyn Tier,
-        record: &Record,
-        old: &dyn Object,
-        header: &Header,
-    ) -> Result<()> {
-        let len = old.len()?;
-        let mut fresh = header.clone();
-        fresh.ino = record.ino.0;
-        fresh.whole = false;
-        drop(tier.remove(record.ino.0));
-        let object = tier.create(record.ino.0, &fresh)?;
-        if let Some(presence) = tier.open_map(header.ino, true)? {
-            self.fill_absent(record, old, &presence, len)?;
-        }
-        let limits = Limits::plain(Priority::Rebalance);
-        copy::copy_range(old, &*object, 0..len, &limits, &Cancel::default())?;
-        object.set_len(len)?;
-        let stat = old.stat()?;
-        object.set_times(Some(stat.atime), Some(stat.mtime))?;
-        object.sync(false)?;
-        fresh.whole = true;
-        fresh.base = record.backing.fingerprint.map(convert::store_fingerprint);
-        object.set_header(&fresh)?;
-        Ok(object.sync(false)?)
-    }
-
-    /// What a partly resident object lacks is taken from the backing store, or from its spill file.
-    fn fill_absent(
-        &self,
-        record: &Record,
-        old: &dyn Object,
-        presence: &forebay_store::Presence,
-        len: u64,
-    ) -> Result<()> {
-        let mut missing = Vec::new();
-        presence.missing_runs(0..len, &mut missing);
-        if missing.is_empty() {
+    fn repair_object(&mut self, tier: &DirTier, finding: &Finding, what: String) -> Result<()> {
+        if !self.repairs() {
+            self.damaged.extend(finding.ino);
+            self.checked.problem(
+                false,
+                format!("{what}: `forebay fsck --repair` sets it aside, or mends it"),
+            );
             return Ok(());
         }
-        let spill = self.backing.open_spill(old.ino())?;
-        let map = self.backing.open_spill_map(old.ino())?;
-        let published = || self.open_backing(record, forebay_store::backing::Access::Read);
-        let read = |from: &dyn forebay_store::BackingFile, at: u64, part: &mut [u8]| {
-            let read = from.read_at(part, at)?;
-            part[read..].fill(0);
-            Ok(())
+        let kept = recover::move_to_lost(tier.path(), &finding.path)?;
+        self.checked.problem(true, format!("{what}: set aside as {}", kept.display()));
+        Ok(())
+    }
+
+    /// What is wrong with a file of a tier, if anything: it is to be set aside.
+    fn object(&mut self, tier: &DirTier, finding: &Finding) -> Result<Option<String>> {
+        let shown = finding.path.display();
+        Ok(match (&finding.class, finding.ino) {
+            (Class::Valid { header, .. }, Some(ino)) => {
+                return self.sound_object(tier, Ino(ino), header);
+            }
+            (Class::MapMissing { header }, Some(ino)) if header.dirty => Some(format!(
+                "the object of {} ({shown}) is newer than the backing store and has lost its map",
+                path_of(self.meta, Ino(ino))
+            )),
+            // A map alone, a copy that was not completely fetched, an object without a header and bytes.
+            (Class::MapMissing { .. } | Class::Unfinished | Class::MapWithoutObject, _) => {
+                self.checked.leftovers += 1;
+                None
+            }
+            (Class::Foreign, _) => Some(format!("{shown} is no object of this tier")),
+            (class, ino) => {
+                let why = match class {
+                    Class::HeaderMissing => "has no header",
+                    Class::HeaderNewer => "has a header of a newer version",
+                    Class::HeaderUnreadable => "has a header that the device does not give",
+                    _ => "has a damaged header",
+                };
+                let file = ino.map_or_else(String::new, |ino| path_of(self.meta, Ino(ino)));
+                Some(format!("the object of {file} ({shown}) {why}"))
+            }
+        })
+    }
+
+    fn sound_object(
+        &mut self,
+        tier: &DirTier,
+        ino: Ino,
+        header: &Header,
+    ) -> Result<Option<String>> {
+        let path = header.path.to_string_lossy();
+        let object = match tier.open(ino.0) {
+            Ok(object) => object,
+            Err(error) => return Ok(Some(format!("the object of {path}: {error}"))),
         };
-        let mut buffer = vec![0; 1 << 20];
-        for run in missing {
-            let mut at = run.start;
-            while at < run.end {
-                let want = usize::try_from(run.end - at).unwrap_or(usize::MAX).min(buffer.len());
-                let part = &mut buffer[..want];
-                match (&spill, &map) {
-                    (None, _) => read(&*published()?, at, part)?,
-                    (Some(spill), None) => read(&**spill.file(), at, part)?,
-                    (Some(spill), Some(map)) => {
-                        let mut absent = Vec::new();
-                        map.missing_runs(at..at + want as u64, &mut absent);
-                        let upper = |at, part: &mut [u8]| read(&**spill.file(), at, part);
-                        let lower = |at, part: &mut [u8]| read(&*published()?, at, part);
-                        crate::io::compose(&absent, at, part, upper, lower)?;
-                    }
+        self.checked.bytes += object.allocated_bytes().unwrap_or(0);
+        self.checked.dirty += u64::from(header.dirty);
+        let record = match self.meta.get(ino) {
+            Ok(record) => record,
+            Err(forebay_meta::Error::Stale(_)) if !header.dirty => {
+                self.checked.leftovers += 1;
+                return Ok(None);
+            }
+            Err(forebay_meta::Error::Stale(_)) if self.recovered => {
+                // Removed from the namespace, and the daemon ended before it was from the tier.
+                self.checked.leftovers += 1;
+                return Ok(None);
+            }
+            Err(forebay_meta::Error::Stale(_)) => {
+                // The namespace was lost.
+                self.checked.problem(
+                    false,
+                    format!("object {ino} ({path}) is newer than the backing store but the metadata was lost: `forebay fsck --rebuild` brings it back"),
+                );
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if !header.whole
+            && let Err(error) = tier.open_map(ino.0, header.dirty)
+        {
+            if header.dirty || record.dirty {
+                return Ok(Some(format!("the object of {path}: {error}")));
+            }
+            self.checked.leftovers += 1;
+            return Ok(None);
+        }
+        self.usable.insert(ino.0);
+        let current = record.backing.fingerprint.map(convert::store_fingerprint);
+        // A change of attributes or of the name makes another change time, not another version.
+        let same = match (header.base, current) {
+            (Some(base), Some(current)) => base.same_content(&current),
+            (base, current) => base == current,
+        };
+        if !header.dirty && !record.dirty && !same {
+            // A copy of an older version.
+            self.checked.leftovers += 1;
+        }
+        Ok(None)
+    }
+
+    /// Spill files that the namespace does not know.
+    fn spill_files(&mut self) -> Result<()> {
+        let Some(backing) = known_backing(self.request, self.meta)? else { return Ok(()) };
+        let owner = self.tiers.first().map(|tier| tier.id().to_string()).unwrap_or_default();
+        let backing = DirBacking::open(&backing, &owner)?;
+        for ino in backing.list_spills()? {
+            let known = match self.meta.get(Ino(ino)) {
+                Ok(record) => record.spilled,
+                Err(forebay_meta::Error::Stale(_)) => false,
+                Err(error) => return Err(error.into()),
+            };
+            let usable = || -> Result<bool> {
+                Ok(backing.open_spill(ino)?.is_some() && backing.open_spill_map(ino).is_ok())
+            };
+            if !known {
+                // The next mount tells whether it is the rest of something.
+                self.checked.leftovers += 1;
+            } else if usable()? {
+                self.spills.insert(ino);
+            }
+        }
+        self.checked.set_aside.extend(backing.list_set_aside()?);
+        Ok(())
+    }
+
+    /// Dirty files of which nothing is left.
+    fn dirty_records(&mut self) -> Result<()> {
+        let mut lost = Vec::new();
+        let mut after = Seq(0);
+        loop {
+            let page = self.meta.backlog(after, PAGE)?;
+            let Some((last, _)) = page.last() else { break };
+            after = *last;
+            for (_, ino) in page {
+                match self.meta.get(ino) {
+                    Ok(record) if self.is_lost(&record) => lost.push(record),
+                    Ok(_) | Err(forebay_meta::Error::Stale(_)) => {}
+                    Err(error) => return Err(error.into()),
                 }
-                crate::spill::write_all(old, part, at)?;
-                at += want as u64;
+            }
+        }
+        for record in lost {
+            let path = path_of(self.meta, record.ino);
+            if let Some((tier, aside, header)) = self.to_put_back(&record)? {
+                let repaired = self.repairs();
+                if repaired {
+                    recover::put_back(tier, &aside, record.ino.0, &header)?;
+                }
+                let kept = aside.path.display();
+                self.checked.problem(repaired, match repaired {
+                    true => format!("{path}: its object was set aside as {kept}, and is put back"),
+                    false => format!("{path}: its object was set aside as {kept}; `forebay fsck --repair` puts it back"),
+                });
+                continue;
+            }
+            if self.request.accept_loss {
+                crate::aside::give_up_lost(self.meta, record.ino)?;
+                self.checked
+                    .problem(true, format!("{path}: what was written and is gone is given up"));
+            } else {
+                self.checked.problem(false, format!("{path}: it is newer than the backing store, and its bytes are gone (neither object nor spill file); `forebay fsck --accept-loss` gives it up"));
             }
         }
         Ok(())
     }
+
+    fn is_lost(&self, record: &Record) -> bool {
+        if record.attr.kind != FileKind::File || record.links.is_empty() {
+            return false;
+        }
+        match record.spilled {
+            true => !self.spills.contains(&record.ino.0),
+            false => {
+                let known = |set: &HashSet<u64>| set.contains(&record.ino.0);
+                record.dirty
+                    && record.attr.size > 0
+                    && !known(&self.usable)
+                    && !known(&self.damaged)
+            }
+        }
+    }
+
+    /// The object that was set aside of a dirty file and has all that is needed to use it again: with
+    /// its map, or without one if it can't have had holes where an older version shows through.
+    fn to_put_back(&self, record: &Record) -> Result<Option<(&DirTier, Aside, Header)>> {
+        for tier in self.tiers {
+            for aside in recover::set_aside(tier.path())? {
+                if aside.ino != Some(record.ino.0) || record.spilled {
+                    continue;
+                }
+                let header = recover::header_of(&aside);
+                let full = recover::is_full(&aside.path).unwrap_or(false);
+                let whole = match (&header, aside.map) {
+                    (Ok(header), _) if header.dirty => header.whole,
+                    // It says that it is a copy.
+                    (Ok(_), _) => continue,
+                    (Err(_), map) => !map,
+                };
+                let sound = match whole {
+                    true => full || record.backing.fingerprint.is_none(),
+                    false => recover::has_sound_map(&aside, record.ino.0),
+                };
+                if sound {
+                    let header = Header {
+                        whole,
+                        dirty: true,
+                        writing: true,
+                        ..header.unwrap_or_else(|_| header_of(self.meta, record))
+                    };
+                    return Ok(Some((tier, aside, header)));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The header that an object of a file should have, by its record.
+pub(crate) fn header_of(meta: &MetaStore, record: &Record) -> Header {
+    let mut header = Header {
+        ino: record.ino.0,
+        size: record.attr.size,
+        base: record.backing.fingerprint.map(convert::store_fingerprint),
+        mode: record.attr.perm,
+        uid: record.attr.uid,
+        gid: record.attr.gid,
+        mtime: convert::store_time(record.attr.mtime),
+        ..Header::default()
+    };
+    let path = meta.path(record.ino).ok().flatten().unwrap_or_default();
+    header.set_path(&std::ffi::OsString::from_vec(path));
+    header
 }

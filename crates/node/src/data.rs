@@ -12,7 +12,7 @@ use forebay_store::{Attributes, ErrorClass, Header};
 use rustix::io::Errno;
 
 pub(crate) use crate::flush::{Flushed, Target};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 
 use crate::config::Writeback;
 use crate::context::Context;
@@ -23,8 +23,7 @@ use crate::files::{File, FileRef};
 use crate::handle::OpenMode;
 use crate::namespace::without_set_ids;
 use crate::node::Node;
-use crate::overlay::Spill;
-use crate::place::{Base, Charge, Place, Residence};
+use crate::place::{Base, Charge, Headers, Place, Residence};
 use crate::residents::Resident;
 
 /// How long `stat` waits for whoever changes where a file's bytes are; then the record counts.
@@ -64,6 +63,9 @@ impl Node {
             residence.place = self.open_place(file.ino, resident)?;
         } else if let Some(resident) = self.adopt_copy(&record)? {
             residence.place = self.open_place(file.ino, resident)?;
+        }
+        if residence.place.is_none() && self.troubles.is_lost(file.ino) {
+            return Err(crate::error::NodeError::Lost);
         }
         let emptied = record.dirty && record.attr.size == 0;
         residence.base = if record.spilled {
@@ -121,17 +123,16 @@ impl Node {
             presence,
             charge: Charge::new(resident.charged, 0),
             dirty: AtomicBool::new(resident.dirty),
-            clean_as: Mutex::new(None),
             passed: AtomicBool::new(false),
+            headers: Headers::default(),
         };
         Ok(Some(place))
     }
 
     /// The spill file of a file, or what became of it.
     fn spill_base(&self, record: &Record) -> Result<Base> {
-        if let Some(spill) = self.backing.open_spill(record.ino.0)? {
-            let map = self.backing.open_spill_map(record.ino.0)?;
-            return Ok(Base::Spill(Arc::new(Spill::new(spill, map)?)));
+        if let Some(spill) = self.open_spilled(record.ino)? {
+            return Ok(Base::Spill(Arc::new(spill)));
         }
         match self.published_spill(record)? {
             Some(found) => {
@@ -194,7 +195,18 @@ impl Node {
         }
     }
 
+    /// Whether [`Node::mark_dirty`] has to wait for the tier's device.
+    pub(crate) fn needs_sync_to_change(place: &Place) -> bool {
+        !place.dirty.load(Ordering::Acquire)
+            && place.presence.is_none()
+            && place.object.len().is_ok_and(|len| len > 0)
+    }
+
     /// Marks the object dirty, durably against the death of the daemon, before its first change.
+    ///
+    /// A header that says dirty makes the object what counts. So the bytes that it was fetched with,
+    /// or that were written back from it, are durable before: else a power cut would leave them as
+    /// zeros in place of those that the backing store has. (A map knows which of them are.)
     pub(crate) fn mark_dirty(&self, file: &File, place: &Place) -> Result<()> {
         if place.dirty.load(Ordering::Acquire) {
             return Ok(());
@@ -204,6 +216,9 @@ impl Node {
             return Ok(());
         }
         let record = self.meta.get(file.ino)?;
+        if Self::needs_sync_to_change(place) {
+            place.object.sync(true)?;
+        }
         let mut header = place.object.header()?;
         header.dirty = true;
         header.writing = true;
@@ -211,27 +226,12 @@ impl Node {
         header.path = path.path;
         header.path_truncated = path.path_truncated;
         fail_at!("node.dirty.before_header");
-        place.object.set_header(&header)?;
+        place.set_header(&header)?;
         fail_at!("node.dirty.after_header");
         place.dirty.store(true, Ordering::Release);
         self.set_resident(file.ino, place);
         self.decide(Event::Dirty { object: unit::Ino(file.ino.0) });
         Ok(())
-    }
-
-    /// As [`Node::mark_dirty`] for an open whose writes nobody will see: remembers the state of the
-    /// object, so that an open that wrote nothing costs no flush.
-    pub(crate) fn mark_dirty_for_passthrough(&self, file: &File, place: &Place) -> Result<()> {
-        if place.dirty.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let stat = place.object.stat()?;
-        let age = convert::now().sec - stat.mtime.seconds;
-        // A change within the clock's grain of the last one might not move the time.
-        if age >= 1 {
-            *place.clean_as.lock() = Some((stat.size, stat.mtime));
-        }
-        self.mark_dirty(file, place)
     }
 
     /// Enters an object into the residency index as it is now.
@@ -282,6 +282,10 @@ impl Node {
             && place.dirty.load(Ordering::Acquire)
         {
             self.true_up(file, place)?;
+            // Nobody writes, opens or closes it now.
+            if self.is_proved_unwritten(file, place)? {
+                return self.mark_clean(file, place, None).map(|()| true);
+            }
         }
         let residence = match deadline {
             None => file.residence.read(),
@@ -290,14 +294,10 @@ impl Node {
                 None => return Ok(false),
             },
         };
+        let one_at_a_time = file.times.lock();
         let (size, mtime) = match (&residence.place, &residence.base) {
             (Some(place), _) if place.dirty.load(Ordering::Acquire) => {
                 let stat = place.object.stat()?;
-                let unchanged = place.clean_as.lock().take() == Some((stat.size, stat.mtime));
-                let mapped = || self.maybe_stored_into(file, place);
-                if unchanged && file.opens.lock().writers == 0 && !mapped() {
-                    return self.mark_clean(file, place, None).map(|()| true);
-                }
                 (stat.size, convert::time(stat.mtime))
             }
             (None, Base::Spill(spill)) => {
@@ -308,11 +308,27 @@ impl Node {
         };
         fail_at!("node.settle.before_record");
         let settled = self.record_written(file.ino, size, mtime)?;
+        drop(one_at_a_time);
         fail_at!("node.settle.after_record");
         if settled {
             self.written_back_in(file.ino);
         }
         Ok(true)
+    }
+
+    /// Whether a tier has bytes of a file of which its record may not speak yet: it is open, and
+    /// was written to.
+    pub(crate) fn is_unsettled(&self, ino: Ino) -> bool {
+        self.residents.get(ino.0).is_some_and(|resident| resident.dirty)
+    }
+
+    /// The record of a file that is to be judged says what was written to it.
+    pub(crate) fn settle_if_unsettled(&self, ino: Ino) -> Result<bool> {
+        let unsettled = self.is_unsettled(ino);
+        if unsettled {
+            self.settle(&self.files.get(ino))?;
+        }
+        Ok(unsettled)
     }
 
     /// The record follows what was written to a file; false if it is gone.
@@ -324,11 +340,7 @@ impl Node {
                 // Another node has taken the file over: what was written here does not count.
                 return Queue::No;
             }
-            if !record.dirty || record.attr.size != size || record.attr.mtime != mtime {
-                record.attr.ctime = record.attr.ctime.max(mtime);
-            }
-            record.attr.size = size;
-            record.attr.mtime = mtime;
+            show_written(&mut record.attr, size, mtime);
             record.dirty = true;
             Queue::Yes
         });
@@ -342,16 +354,24 @@ impl Node {
 
     /// Before an object counts as clean, and its size and time as those of the record: whoever has
     /// closed the file may not have come to settle it yet, and finds nothing to do then.
-    pub(crate) fn settle_before_clean(&self, ino: Ino, place: &Place) -> Result<()> {
+    pub(crate) fn settle_before_clean(&self, file: &File, place: &Place) -> Result<()> {
+        if !place.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let one_at_a_time = file.times.lock();
         let stat = place.object.stat()?;
         let mtime = convert::time(stat.mtime);
-        match self.meta.get(ino) {
-            Ok(record) if record.attr.size != stat.size || record.attr.mtime < mtime => {
-                self.record_written(ino, stat.size, mtime).map(drop)
+        match self.meta.get(file.ino) {
+            Ok(record) if record.attr.size != stat.size || record.attr.mtime != mtime => {
+                self.record_written(file.ino, stat.size, mtime)?;
             }
-            Ok(_) | Err(forebay_meta::Error::Stale(_)) => Ok(()),
-            Err(error) => Err(error.into()),
+            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
         }
+        drop(one_at_a_time);
+        // Perhaps by a mapping that outlasted its open file, of which nobody has told the kernel.
+        self.forget_object(file.ino, false);
+        Ok(())
     }
 
     /// Asks for the write-back of a file that was closed just now.
@@ -390,7 +410,7 @@ impl Node {
         let _one_at_a_time = place.charge.growing.lock();
         let mut header = place.object.header()?;
         edit(&mut header)?;
-        Ok(place.object.set_header(&header)?)
+        place.set_header(&header)
     }
 
     /// The object equals the backing store's version (`base`, or the one it had before).
@@ -410,7 +430,7 @@ impl Node {
             header.pending = None;
         }
         fail_at!("node.clean.before_header");
-        place.object.set_header(&header)?;
+        place.set_header(&header)?;
         fail_at!("node.clean.after_header");
         place.dirty.store(false, Ordering::Release);
         self.set_resident(file.ino, place);
@@ -445,9 +465,7 @@ impl Node {
                 (Some(place), _) if place.dirty.load(Ordering::Acquire) => place.object.stat().ok(),
                 (None, Base::Spill(spill)) => {
                     let (size, mtime) = spill.size_and_mtime();
-                    attr.size = size;
-                    attr.mtime = convert::time(mtime);
-                    attr.ctime = attr.ctime.max(attr.mtime);
+                    show_written(&mut attr, size, convert::time(mtime));
                     return (attr, size.div_ceil(512));
                 }
                 _ => None,
@@ -457,10 +475,8 @@ impl Node {
                     attr.perm = without_set_ids(attr.perm);
                     self.later(move |node| node.look_for_lost_set_ids(&node.files.get(ino)));
                 }
-                attr.size = stat.size;
-                attr.mtime = convert::time(stat.mtime);
+                show_written(&mut attr, stat.size, convert::time(stat.mtime));
                 attr.atime = attr.atime.max(convert::time(stat.atime));
-                attr.ctime = attr.ctime.max(attr.mtime);
                 let whole = residence.place.as_ref().is_some_and(|place| place.presence.is_none());
                 let blocks = if whole { stat.blocks } else { stat.size.div_ceil(512) };
                 return (attr, blocks);
@@ -481,8 +497,21 @@ impl Node {
         self.files.peek(ino).is_some_and(|file| file.is_open())
     }
 
-    /// The file is removed and nobody uses it: drops all its bytes.
+    /// The file is removed and nobody uses it: drops all its bytes. Those that the backing store lacks
+    /// go when the namespace has forgotten the file durably, for after a power cut it would be there
+    /// without them.
     pub(crate) fn discard_data(&self, ino: Ino) {
+        if self.residents.get(ino.0).is_some_and(|resident| resident.dirty)
+            && let Err(error) = self.meta.sync()
+        {
+            tracing::warn!(%ino, %error, "the bytes of a removed file stay until the next start");
+            return;
+        }
+        self.discard_forgotten(ino);
+    }
+
+    /// As [`Node::discard_data`], of a file that the namespace has forgotten durably.
+    pub(crate) fn discard_forgotten(&self, ino: Ino) {
         let file = self.files.get(ino);
         let mut residence = file.residence.write();
         let place = residence.place.take();
@@ -490,6 +519,8 @@ impl Node {
         let spilled = matches!(std::mem::take(&mut residence.base), Base::Spill(_))
             || self.has_spill_noted(ino);
         residence.loaded = true;
+        self.troubles.forget_lost(ino);
+        self.note_removed(ino);
         fail::fail_point!("node.discard.before_object");
         if let Some(resident) = self.residents.get(ino.0) {
             let tier = &self.tiers[usize::from(resident.tier)].tier;
@@ -539,8 +570,8 @@ impl Node {
         self.forget_resident(ino, place.as_ref());
     }
 
-    /// A file's mode or owner were set, and perhaps times, which the object on the tier follows in.
-    pub(crate) fn attributes_changed(&self, record: &Record, times: Times) {
+    /// A file's mode or owner were set.
+    pub(crate) fn attributes_changed(&self, record: &Record) {
         if record.attr.kind != FileKind::File {
             return;
         }
@@ -550,23 +581,35 @@ impl Node {
             file.attribute_changes.fetch_add(1, Ordering::SeqCst);
             file.privileged.store(is_privileged(record), Ordering::SeqCst);
         }
-        self.set_object_times(record, times);
         if let Some(file) = &file {
             self.watch_set_ids(file, is_privileged(record));
         }
     }
 
-    fn set_object_times(&self, record: &Record, times: Times) {
-        let Some(resident) = self.residents.get(record.ino.0) else { return };
-        if !resident.dirty || times == Times::default() {
+    /// Times of a file were set in its record: those of its object follow, and of its spill file. The
+    /// caller holds [`File::times`].
+    pub(crate) fn set_object_times(&self, file: &File, times: Times) {
+        if times == Times::default() {
             return;
         }
-        // The object itself: whoever has the residence in hand may wait for the backing store.
+        // Who has written may put the times back.
+        file.clean_as.lock().take();
         let [atime, mtime] = [times.atime, times.mtime].map(|t| t.map(convert::store_time));
+        let Some(resident) = self.residents.get(file.ino.0) else {
+            if let (Some(mtime), Some(residence)) =
+                (mtime, file.residence.try_read_for(ATTRIBUTES_WAIT))
+                && let Base::Spill(spill) = &residence.base
+            {
+                spill.set_mtime(mtime);
+            }
+            return;
+        };
+        // The object itself: whoever has the residence in hand may wait for the backing store. Also a
+        // clean one, whose times count as soon as somebody opens it to write.
         let tier = &self.tiers[usize::from(resident.tier)].tier;
-        let set = tier.open(record.ino.0).and_then(|object| object.set_times(atime, mtime));
+        let set = tier.open(file.ino.0).and_then(|object| object.set_times(atime, mtime));
         if let Err(error) = set {
-            tracing::warn!(ino = %record.ino, %error, "times not set on the tier");
+            tracing::warn!(ino = %file.ino, %error, "times not set on the tier");
         }
     }
 
@@ -654,6 +697,15 @@ impl Node {
         });
         bytes
     }
+}
+
+/// Size and time of the object or spill file are newer than the record, or the same. One that differs
+/// is that of a change, which nobody has noted yet; one that a program has set is in the record.
+pub(crate) fn show_written(attr: &mut Attr, size: u64, mtime: Timestamp) {
+    if attr.size != size || attr.mtime != mtime {
+        attr.ctime = attr.ctime.max(mtime);
+    }
+    (attr.size, attr.mtime) = (size, mtime);
 }
 
 /// Whether something that happens now may have the same time as what happened then.

@@ -48,6 +48,14 @@ pub enum NodeError {
     /// The configuration can't work.
     #[error("{0}")]
     Config(String),
+    /// What is on disk does not go together, and something would be lost if it were used so.
+    #[error("{0}")]
+    BadState(String),
+    /// A dirty file of which neither an object nor a spill file is there.
+    #[error(
+        "its bytes are gone: no tier has its object, and there is no spill file; the backing store has an older version at most. After `forebay umount --no-drain`, `forebay fsck --repair TIER...` brings it back if its object was set aside, `--accept-loss` gives it up"
+    )]
+    Lost,
     /// A node of the cluster lives, and what was asked for can be done without any only.
     #[error("node {node} on {address} uses the namespace: unmount all nodes first")]
     NodeLives {

@@ -8,14 +8,13 @@ use forebay_core::steward::{Action, Event, Placement};
 use forebay_core::unit::{self, Bytes, Tick};
 use forebay_meta::Ino;
 use forebay_store::copy::{self, Cancel, Priority};
-use forebay_store::{Object, Presence};
-use parking_lot::Mutex;
+use forebay_store::{Header, Object, Presence};
 
 use crate::context::Context;
 use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::node::{Node, TierSlot};
-use crate::place::{Base, Charge, Place};
+use crate::place::{Base, Charge, Headers, Place};
 use crate::pool::Urgency;
 
 /// A writer waits this long for the next byte of room before it goes past the tiers.
@@ -279,7 +278,7 @@ impl Node {
             let slot = &self.tiers[usize::from(tier)].tier;
             let mut presence = slot.create_map(ino.0, extent, record.attr.size)?;
             presence.mark_clean(0..record.attr.size)?;
-            place.object.set_header(&self.header_for(&record, false, false))?;
+            place.set_header(&self.header_for(&record, false, false))?;
             place.presence = Some(parking_lot::RwLock::new(presence));
             place.charge.paid_end.store(0, Ordering::Release);
         }
@@ -323,12 +322,22 @@ impl Node {
             }
         };
         let old = &self.tiers[usize::from(from)];
+        // Times that are set from here on are set on the new one.
+        let _one_at_a_time = file.times.lock();
         fail_at!("node.move.before_remove");
-        if let Err(error) = old.tier.remove(ino.0) {
+        let removed = place.object.stat().and_then(|stat| {
+            object.set_times(Some(stat.atime), Some(stat.mtime))?;
+            old.tier.remove(ino.0)
+        });
+        if let Err(error) = removed {
             // Two of them would be one too many: the old one stays the object.
             target.room.give(charged);
             drop(target.tier.remove(ino.0));
             return Err(error.into());
+        }
+        if dirty && let Err(error) = old.tier.settle_removals(ino.0) {
+            // After a power cut it may be back, older than what is written to the other one.
+            tracing::warn!(%ino, %error, "the removal of an object is not durable yet");
         }
         old.room.give_all(charged);
         let place = Place {
@@ -337,8 +346,8 @@ impl Node {
             presence: None,
             charge: Charge::new(charged, if size <= charged { size } else { 0 }),
             dirty: dirty.into(),
-            clean_as: Mutex::new(None),
             passed: false.into(),
+            headers: Headers::default(),
         };
         self.set_resident(ino, &place);
         self.announce_resident(ino, &place);
@@ -347,7 +356,8 @@ impl Node {
         Ok(true)
     }
 
-    /// Copies a whole object to another tier, where it counts when its header says whole.
+    /// Copies a whole object to another tier, where it counts when its header says whole. If it is
+    /// dirty, bytes and header are durable there in this order, before the only other copy goes.
     fn copy_to_tier(
         &self,
         ino: Ino,
@@ -357,21 +367,25 @@ impl Node {
     ) -> Result<(Arc<dyn Object>, u64)> {
         let target = &self.tiers[usize::from(to)];
         let mut header = place.object.header()?;
-        header.whole = false;
-        let object = self.create_object(to, ino.0, &header)?;
+        // Neither whole nor with a map nor dirty: should this end now, it is nothing.
+        let begun = Header { whole: false, dirty: false, writing: false, ..header.clone() };
+        let object = self.create_object(to, ino.0, &begun)?;
         let stat = place.object.stat()?;
         let limits = self.limits(Priority::Rebalance);
         copy::copy_range(&*place.object, &*object, 0..stat.size, &limits, &Cancel::default())?;
         object.set_len(stat.size)?;
         object.set_times(Some(stat.atime), Some(stat.mtime))?;
         if dirty {
-            // The only copy: it must be safe there before it goes here.
             object.sync(false)?;
-            target.tier.sync_dir(ino.0)?;
         }
         fail_at!("node.move.copied");
         header.whole = true;
         object.set_header(&header)?;
+        if dirty {
+            object.sync(false)?;
+            target.tier.sync_dir(ino.0)?;
+        }
+        fail_at!("node.move.whole");
         Ok((object, stat.size))
     }
 

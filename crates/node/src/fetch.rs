@@ -22,7 +22,7 @@ use crate::files::{File, FileRef};
 use crate::io::no_room;
 use crate::metrics::Source;
 use crate::node::Node;
-use crate::place::{Base, Charge, Place};
+use crate::place::{Base, Charge, Headers, Place};
 use crate::pool::Urgency;
 use crate::spill::write_all;
 
@@ -254,8 +254,8 @@ impl Node {
                     presence: None,
                     charge: Charge::new(charge, charge - BLOCK),
                     dirty: AtomicBool::new(false),
-                    clean_as: Mutex::new(None),
                     passed: AtomicBool::new(false),
+                    headers: Headers::default(),
                 }))
             }
             failed => {
@@ -346,8 +346,8 @@ impl Node {
                 presence: Some(RwLock::new(presence)),
                 charge: Charge::new(charge, 0),
                 dirty: AtomicBool::new(false),
-                clean_as: Mutex::new(None),
                 passed: AtomicBool::new(false),
+                headers: Headers::default(),
             })
         })();
         let place = match made {
@@ -592,7 +592,7 @@ impl Node {
             room.give(charge);
             return Ok(Installed::Overtaken);
         };
-        match place.object.write_at(bytes, run.start) {
+        match self.write_fetched(file, place, run.start, bytes) {
             Ok(written) if written == bytes.len() => {}
             Ok(_) => {
                 room.give(charge);
@@ -610,6 +610,21 @@ impl Node {
         self.set_resident(file.ino, place);
         self.announce_resident(file.ino, place);
         Ok(Installed::Done)
+    }
+
+    /// Writes what was fetched into an object, which keeps the time of the last change.
+    fn write_fetched(
+        &self,
+        file: &File,
+        place: &Place,
+        offset: u64,
+        bytes: &[u8],
+    ) -> forebay_store::Result<usize> {
+        let _one_at_a_time = file.times.lock();
+        let mtime = place.object.stat()?.mtime;
+        let written = place.object.write_at(bytes, offset);
+        place.object.set_times(None, Some(mtime))?;
+        written
     }
 
     /// A file all of whose extents are there loses its map: the next first open can bypass the
@@ -634,7 +649,7 @@ impl Node {
         fail_at!("node.fill.finish");
         let mut header = place.object.header()?;
         header.whole = true;
-        place.object.set_header(&header)?;
+        place.set_header(&header)?;
         fail_at!("node.fill.whole");
         self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
         place.presence = None;

@@ -16,6 +16,7 @@ use crate::faces::Opens;
 use crate::fetch::Filler;
 use crate::place::Residence;
 use crate::staging::Staged;
+use crate::unwritten::Look;
 
 /// A regular file in use. Its bytes are reached through [`File::residence`].
 pub struct File {
@@ -74,6 +75,11 @@ pub struct File {
     pub attribute_changes: AtomicU32,
     /// A mapping may live that outlasted a passthrough open and that programs store into.
     pub stored_unseen: AtomicBool,
+    /// How the clean object looked to a passthrough writer, if a change would show.
+    pub clean_as: Mutex<Option<Look>>,
+    /// Held by whoever has the record follow the size and time of the object, or the object a time
+    /// that was set in the record: of two neither may undo what the other did.
+    pub times: Mutex<()>,
     /// In a cluster: counts replacements of bytes that the kernel had not asked for.
     pub pages_replaced: AtomicU64,
 }
@@ -107,6 +113,8 @@ impl File {
             attribute_changes: AtomicU32::new(0),
             // Nobody knows what was before.
             stored_unseen: AtomicBool::new(true),
+            clean_as: Mutex::default(),
+            times: Mutex::new(()),
             pages_replaced: AtomicU64::new(0),
         }
     }

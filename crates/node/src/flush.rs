@@ -10,9 +10,9 @@
 //!   header if there is one, is then of the inode that was known before. A spill file that is written
 //!   in place notes the inode in `half.INO`.
 //!
-//! The record follows once the version is there, and the header's `base` with or before it. A crash
-//! before the announcement leaves the old version; one after it either version, both known as ours;
-//! one in the middle of writing in place a mixture, also known, and written again.
+//! The record follows once the version is there durably, and the header's `base` with or before it.
+//! A crash before the announcement leaves the old version; one after it either version, both known as
+//! ours; one in the middle of writing in place a mixture, also known, and written again.
 
 use std::ffi::OsStr;
 use std::ops::Range;
@@ -37,7 +37,7 @@ use crate::metrics::Source;
 use crate::node::Node;
 use crate::overlay::Spill;
 use crate::place::{Base, Place, Residence};
-use crate::reconcile::is_own;
+use crate::reconcile::{described, is_own, is_refused_owner, was_changed};
 
 /// How a flush of a file's bytes ended.
 pub(crate) enum Flushed {
@@ -46,6 +46,13 @@ pub(crate) enum Flushed {
         /// As this version.
         fingerprint: Fingerprint,
         /// Nothing was written meanwhile and nobody can write now: the file is clean.
+        clean: bool,
+    },
+    /// The backing store had them before, so that nothing was published: no attribute either.
+    Same {
+        /// As this version.
+        fingerprint: Fingerprint,
+        /// As of [`Flushed::Done`].
         clean: bool,
     },
     /// Something else is there now (`None`: nothing). Nothing was overwritten.
@@ -70,6 +77,15 @@ pub(crate) struct Target<'a> {
 
 /// Dirty extents are flushed this many bytes at a time.
 const PIECE: u64 = 64 << 20;
+
+/// A version that was published, and whose name is not known to be durable yet. Until it is, the
+/// object is dirty: it may be the only copy that outlasts a power cut.
+pub(crate) struct Published {
+    file: FileRef,
+    fingerprint: Fingerprint,
+    /// [`File::writes`] when the object had exactly these bytes, and nobody could write.
+    quiet: Option<u64>,
+}
 
 /// Where it is noted that a file in the backing store holds a part of a newer version.
 fn half_setting(ino: Ino) -> String {
@@ -134,11 +150,19 @@ impl Node {
             && target.expect == record.backing.fingerprint.map(convert::store_fingerprint);
         if absent && spill.is_none() && record.attr.size > 0 && !(beneath && own) {
             tracing::error!(ino = %record.ino, "the bytes of a file are gone from the tiers");
-            return Err(rustix::io::Errno::IO.into());
+            return Err(crate::error::NodeError::Lost);
         }
-        let in_place = target.in_place || beneath && absent;
+        if own && let Some(fingerprint) = self.equals_published(&file, record, target)? {
+            file.staged.lock().take();
+            let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
+            file.flush_done.store(number, Ordering::Release);
+            return Ok(Flushed::Same { fingerprint, clean });
+        }
+        // What can't be given to its owner keeps its inode.
+        let gives = !own || self.may_give(&record.attr)?;
+        let in_place = target.in_place || beneath && absent || !gives;
         let flushed = match spill {
-            Some(spill) if target.in_place && own => {
+            Some(spill) if (target.in_place || !gives) && own => {
                 self.flush_spill_in_place(&file, record, target, &spill)?
             }
             Some(spill) => self.flush_spilled(&file, record, target, &spill)?,
@@ -201,9 +225,9 @@ impl Node {
         Ok(())
     }
 
-    /// After the backing store has the bytes: the object is clean if nobody has written since the
-    /// copy began and nobody can. `mapped`: a mapping may have lived then; it may have gone since,
-    /// and what it stored with it.
+    /// After the backing store has the bytes: says whether nobody has written since the copy began and
+    /// nobody can. `mapped`: a mapping may have lived then; it may have gone since, and what it stored
+    /// with it. The object follows when the name is durable.
     fn settle_flush(
         &self,
         file: &FileRef,
@@ -225,13 +249,30 @@ impl Node {
             && file.opens.lock().writers == 0
             && !mapped
             && !self.maybe_stored_into(file, place);
+        let published = Published { file: file.clone(), fingerprint, quiet: quiet.then_some(seen) };
+        self.reconciler.published.lock().insert(file.ino.0, published);
+        Ok(quiet)
+    }
+
+    /// What was published of a file is durable in the backing store, or (`durable` is false) not known
+    /// to be: then all stays as if it had not been, and is done again.
+    pub(crate) fn settle_published(&self, ino: Ino, durable: bool) -> Result<()> {
+        let published = self.reconciler.published.lock().remove(&ino.0);
+        let Some(Published { file, fingerprint, quiet }) = published.filter(|_| durable) else {
+            return Ok(());
+        };
+        let file = &file;
+        let residence = file.residence.write();
+        let Some(place) = &residence.place else { return Ok(()) };
+        let quiet = quiet == Some(file.writes.load(Ordering::Acquire))
+            && file.opens.lock().writers == 0
+            && !self.maybe_stored_into(file, place);
         if !quiet {
-            self.edit_header(place, |header| {
+            return self.edit_header(place, |header| {
                 header.base = Some(fingerprint);
                 header.pending = None;
                 Ok(())
-            })?;
-            return Ok(false);
+            });
         }
         if let Some(presence) = &place.presence {
             let mut presence = presence.write();
@@ -240,9 +281,8 @@ impl Node {
             }
             presence.rebase()?;
         }
-        self.settle_before_clean(file.ino, place)?;
-        self.mark_clean(file, place, Some(fingerprint))?;
-        Ok(true)
+        self.settle_before_clean(file, place)?;
+        self.mark_clean(file, place, Some(fingerprint))
     }
 
     /// Whether a mapping of the object may live that outlasted its open file, and that may be stored
@@ -280,7 +320,7 @@ impl Node {
         let mut temporary = match file.take_staged(record) {
             Some(staged) => staged,
             None => {
-                let mut temporary = self.backing.temporary(record.ino.0)?;
+                let mut temporary = self.temporary_for(record, target.dir)?;
                 let mtime = match self.copy_layers(file, &**temporary.file())? {
                     Copied::Empty => record.attr.mtime,
                     Copied::As(mtime) => mtime,
@@ -366,7 +406,10 @@ impl Node {
         };
         let pending = temporary.pending()?;
         let mut expect = self.intend(ino, target.expect, found.as_ref(), pending)?;
+        let now = self.meta.get(ino)?;
+        let found = found.filter(|found| !was_changed(&now, found));
         let found = found.map(|found| found.fingerprint());
+        let known = self.meta.get(ino)?.backing.fingerprint.map(convert::store_fingerprint);
         if let Some(place) = place {
             self.edit_header(place, |header| {
                 if let Some(found) = found.filter(|found| is_announced(header, found))
@@ -375,9 +418,23 @@ impl Node {
                     expect = Some(found);
                     header.base = expect;
                 }
+                let known =
+                    known.zip(found).is_some_and(|(known, found)| known.same_content(&found));
+                if known {
+                    // It may have been announced as pending: the next one takes its place there.
+                    header.base = found;
+                }
                 header.pending = Some(pending);
                 Ok(())
             })?;
+            let unseen = |file: FileRef| {
+                file.opens.lock().writers > 0 || file.stored_unseen.load(Ordering::Acquire)
+            };
+            if self.files.peek(ino).is_some_and(unseen) {
+                // What the kernel makes durable by itself from now on is newer than this version: the
+                // header has to know it.
+                place.object.sync(false)?;
+            }
         }
         let expect = expect.map_or(Expect::Absent, Expect::Version);
         fail_at!("node.flush.publish");
@@ -400,9 +457,8 @@ impl Node {
         spill: &Arc<Spill>,
     ) -> Result<Flushed> {
         let mtime = self.fill_spill(file, record, spill)?;
-        let mut fresh = match self.backing.open_spill(record.ino.0)? {
-            Some(fresh) => fresh,
-            None => return Ok(Flushed::Busy),
+        let Some(mut fresh) = self.backing.open_spill(record.ino.0)? else {
+            return self.flushed_before(file, record, spill);
         };
         self.copy_attributes(record, mtime, &**fresh.file())?;
         fresh.file().sync(false)?;
@@ -412,13 +468,43 @@ impl Node {
         if !same || !spill.is_complete() {
             return Ok(Flushed::Busy);
         }
-        let flushed = self.publish_file(file.ino, residence.place.as_ref(), &mut fresh, target)?;
+        let published = self.publish_file(file.ino, residence.place.as_ref(), &mut fresh, target);
+        let flushed = match published {
+            // Before anybody can write to it again: an error may come after the deed.
+            Err(error) => match self.published_spill(record) {
+                Ok(Some(found)) => Flushed::Done { fingerprint: found.fingerprint(), clean: false },
+                _ => return Err(error),
+            },
+            flushed => flushed?,
+        };
         if let Flushed::Done { fingerprint, .. } = flushed {
+            // Before the record lets go of the spill file: the next start would remove it.
+            self.backing.sync_dirs(std::slice::from_ref(target.dir))?;
             fail_at!("node.flush.spill_published");
             self.forget_spill(file, &mut residence, fingerprint)?;
             fail_at!("node.flush.spill_noted");
         }
         Ok(flushed)
+    }
+
+    /// The spill file is not in its place: an earlier flush has published it, and got no answer.
+    fn flushed_before(
+        &self,
+        file: &FileRef,
+        record: &Record,
+        spill: &Arc<Spill>,
+    ) -> Result<Flushed> {
+        let mut residence = file.residence.write();
+        if !matches!(&residence.base, Base::Spill(now) if Arc::ptr_eq(now, spill)) {
+            return Ok(Flushed::Busy);
+        }
+        let Some(found) = self.published_spill(record)? else {
+            tracing::error!(ino = %file.ino, "the file's spill file is gone from the backing store");
+            return Err(rustix::io::Errno::IO.into());
+        };
+        let fingerprint = found.fingerprint();
+        self.forget_spill(file, &mut residence, fingerprint)?;
+        Ok(Flushed::Done { fingerprint, clean: false })
     }
 
     /// Gives a spill file all bytes of its file; their modification time.
@@ -487,7 +573,8 @@ impl Node {
         let backing = self.backing.open_file(target.dir, name, Access::ReadWrite)?;
         let found = backing.stat()?;
         if !self.is_half_written(file.ino, &found)?
-            && !target.expect.is_some_and(|print| print.same_content(&found.fingerprint()))
+            && (was_changed(&*self.meta.get(file.ino)?, &found)
+                || !target.expect.is_some_and(|print| print.same_content(&found.fingerprint())))
         {
             return Ok(Flushed::Conflict(Some(found)));
         }
@@ -524,10 +611,11 @@ impl Node {
             Some(place) => is_announced(&place.object.header()?, &found.fingerprint()),
             None => false,
         };
+        let now = self.meta.get(file.ino)?;
         let same = announced
             || expected.is_some_and(|print| print.same_content(&found.fingerprint()))
-            || is_own(&*self.meta.get(file.ino)?, &found);
-        if !same {
+            || is_own(&now, &found);
+        if !same || was_changed(&now, &found) {
             return Ok(Flushed::Conflict(Some(found)));
         }
         // Also for a file of which no tier has anything.
@@ -632,28 +720,64 @@ impl Node {
         }
     }
 
-    /// Mode, owner, times and extended attributes of a file that is about to be published.
+    /// A new file for a version of a file: where it gets the owner that it should have.
+    pub(crate) fn temporary_for(&self, record: &Record, dir: &Dir) -> Result<Temporary> {
+        match self.may_give(&record.attr)? {
+            true => Ok(self.backing.temporary(record.ino.0)?),
+            // The group of a directory that hands it on need not be one of the user's.
+            false => Ok(self.backing.temporary_beside(record.ino.0, dir)?),
+        }
+    }
+
+    /// Mode, owner, times and extended attributes of a file that is about to be published. What the
+    /// backing store can't have of them is named.
     pub(crate) fn copy_attributes(
         &self,
         record: &Record,
         mtime: forebay_meta::Timestamp,
         to: &dyn BackingFile,
     ) -> Result<()> {
+        self.forget_refused(record.ino);
         if record.xattrs == XattrState::Some {
             for (name, value) in self.meta.xattr_all(record.ino)? {
-                let name = OsStr::from_bytes(&name);
-                if let Err(error) = to.set_xattr(name, &value) {
-                    tracing::warn!(ino = %record.ino, %error, "the backing store keeps no such attribute");
+                match to.set_xattr(OsStr::from_bytes(&name), &value) {
+                    Err(error) if self.is_refused_attribute(&error) => {
+                        self.note_refused(record.ino, &described(&name), &error);
+                    }
+                    set => set?,
                 }
             }
         }
-        to.set_attributes(&SetAttributes {
-            mode: Some(record.attr.perm),
-            uid: Some(record.attr.uid),
-            gid: Some(record.attr.gid),
-            atime: Some(convert::store_time(record.attr.atime)),
+        let (attr, found) = (&record.attr, to.stat()?);
+        let refused = |set: &SetAttributes, what| -> Result<bool> {
+            match to.set_attributes(set) {
+                Err(error) if is_refused_owner(&error) => {
+                    self.note_refused(record.ino, what, &error);
+                    Ok(true)
+                }
+                set => Ok(set.map(|()| false)?),
+            }
+        };
+        let uid = (found.uid != attr.uid).then_some(attr.uid);
+        let gid = (found.gid != attr.gid).then_some(attr.gid);
+        let owner = SetAttributes { uid, gid, ..SetAttributes::default() };
+        let owner_differs = uid.or(gid).is_some();
+        let others = owner_differs && refused(&owner, "its owner")?;
+        // Not with the rights of somebody else.
+        let perm = if others { attr.perm & 0o1777 } else { attr.perm };
+        if owner_differs || found.mode != perm {
+            let mode = SetAttributes { mode: Some(perm), ..SetAttributes::default() };
+            refused(&mode, "its mode")?;
+        }
+        let times = SetAttributes {
+            atime: Some(convert::store_time(attr.atime)),
             mtime: Some(convert::store_time(mtime)),
-        })?;
-        Ok(())
+            ..SetAttributes::default()
+        };
+        match to.set_attributes(&times) {
+            // Of a file of somebody else they say when it was written here.
+            Err(error) if is_refused_owner(&error) => Ok(()),
+            set => Ok(set?),
+        }
     }
 }

@@ -65,6 +65,9 @@ pub struct Handle {
     pub(crate) mode: OpenMode,
     /// Every write goes to the end of the file, wherever the kernel takes that to be.
     pub(crate) append: bool,
+    /// Whatever changes the file through it is durable when it returns, by `O_SYNC` or `O_DSYNC`. Writes
+    /// say so each by itself.
+    pub(crate) durably: bool,
     /// Set-id bits stay over its writes, as over those of whoever has all rights.
     pub(crate) keeps_set_ids: bool,
     /// Under which face of the file it was opened.
@@ -99,6 +102,7 @@ impl Handle {
             write,
             mode,
             append,
+            durably: false,
             keeps_set_ids: false,
             face: 0,
             seen: Seen::default(),

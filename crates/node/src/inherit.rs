@@ -57,6 +57,9 @@ pub struct Inheritance {
     /// Requests that wait for locks: the kernel is to give them to whoever takes over.
     #[prost(uint64, tag = "9")]
     pub waiters: u64,
+    /// Dirty files of which nothing is left.
+    #[prost(uint64, repeated, tag = "10")]
+    pub lost: Vec<u64>,
 }
 
 /// An open file.
@@ -345,6 +348,7 @@ impl Node {
             membership: self.membership(),
             locks: self.lock_owners(),
             replaced: replaced.into_iter().map(|ino| ino.0).collect(),
+            lost: self.troubles.lost(),
             ..Inheritance::default()
         };
         self.residents.for_each(|ino, resident| {
@@ -409,6 +413,9 @@ impl Node {
         let open = inheritance.open_inodes();
         if inheritance.at_rest {
             self.release_orphans(&open)?;
+            self.troubles.set_lost(inheritance.lost.iter().copied());
+            self.count_set_aside();
+            self.begin_removal_notes();
             for object in &inheritance.residents {
                 self.take_over_object(object)?;
             }
@@ -475,6 +482,9 @@ impl Node {
         opens.adopt(open.face(), how, registered, here)?;
         if let (Some((_, false, _)), Some(place)) = (registered, place) {
             place.passed.store(true, Ordering::Release);
+            if open.write {
+                self.mark_dirty(&file, place)?;
+            }
         }
         if open.write {
             file.count_write();

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
+use forebay_meta::Ino;
 use forebay_store::{ErrorClass, Presence, StoreError};
 use parking_lot::RwLock;
 use rustix::io::Errno;
@@ -181,6 +182,23 @@ impl Node {
         self.write_to(context, &handle.file, at, data).map(|(_, written)| written)
     }
 
+    /// As [`Node::write`], for `O_SYNC` and `O_DSYNC` (`data_only`): returns when it is durable.
+    ///
+    /// # Errors
+    /// As [`Node::write`] and [`Node::fsync`].
+    pub fn write_durably(
+        &self,
+        context: &Context,
+        fh: u64,
+        (offset, data): (u64, &[u8]),
+        data_only: bool,
+    ) -> Result<usize> {
+        context.wait()?;
+        let written = self.write(context, fh, offset, data)?;
+        self.fsync(context, fh, data_only)?;
+        Ok(written)
+    }
+
     /// Writes at an offset, or at the end of the file; returns where, and the bytes written.
     pub(crate) fn write_to(
         &self,
@@ -207,7 +225,7 @@ impl Node {
             return Ok((offset, written));
         }
         context.wait()?;
-        let written = self.write_the_hard_way(file, offset, data, end)?;
+        let written = self.write_the_hard_way(context, file, offset, data)?;
         drop(one_at_the_end);
         self.metrics.bytes.of(Source::Tier).add(written as u64);
         Ok((offset, written))
@@ -252,6 +270,9 @@ impl Node {
             residence = file.residence_for(context)?;
         }
         let Some(place) = &residence.place else { return Ok(None) };
+        if Self::needs_sync_to_change(place) {
+            context.wait()?;
+        }
         let end = offset + data.len() as u64;
         if let Some(presence) = &place.presence
             && !extents_ready(presence, offset, end)
@@ -375,9 +396,15 @@ impl Node {
         {
             let residence = file.residence.read();
             if let Some(place) = &residence.place {
-                place.object.sync(data_only && place.presence.is_none())?;
+                // A sync of the data alone may leave out a header that says whose they are.
+                let unsynced = place.headers.unsynced();
+                place.object.sync(data_only && place.presence.is_none() && unsynced.is_none())?;
                 if let Some(presence) = &place.presence {
                     presence.write().sync(&*place.object)?;
+                }
+                if let Some(seen) = unsynced {
+                    self.settle_object(file.ino, place.tier)?;
+                    place.headers.synced(seen);
                 }
             }
             match &residence.base {
@@ -386,13 +413,46 @@ impl Node {
             }
         }
         // A name that is durable already needs no second journal write.
-        let change = self.meta.get(file.ino)?.change + 1;
+        // After a removal under way by others: what nobody finds any more is not kept.
+        let change = self.meta.get_settled(file.ino)?.change + 1;
         if file.durable_change.load(Ordering::Acquire) != change {
             if let Some(resident) = self.residents.get(file.ino.0) {
                 self.tiers[usize::from(resident.tier)].tier.sync_dir(file.ino.0)?;
             }
             self.meta.sync()?;
             file.durable_change.store(change, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Makes it durable that a file has this object and no other one.
+    fn settle_object(&self, ino: Ino, tier: u8) -> Result<()> {
+        for (index, slot) in self.tiers.iter().enumerate() {
+            if index == usize::from(tier) {
+                slot.tier.sync_dir(ino.0)?;
+            } else {
+                // An older one that was removed would come back.
+                slot.tier.settle_removals(ino.0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Before the kernel writes a file without asking: whatever it makes durable by itself, also by
+    /// `msync` or for `O_DSYNC`, is nothing without a header that says that the object is dirty. An
+    /// object without bytes can wait: what makes the first of them durable makes what was done to the
+    /// object before durable as well. `durably` if each write is to last, and so the name, too.
+    pub(crate) fn before_unseen_writes(&self, file: &File, durably: bool) -> Result<()> {
+        if durably {
+            return self.sync_file(file, false);
+        }
+        let residence = file.residence.read();
+        let Some(place) = &residence.place else { return Ok(()) };
+        let Some(seen) = place.headers.unsynced() else { return Ok(()) };
+        if place.object.len()? > 0 {
+            place.object.sync(false)?;
+            self.settle_object(file.ino, place.tier)?;
+            place.headers.synced(seen);
         }
         Ok(())
     }

@@ -9,6 +9,7 @@
 //! changed anything; the caller then makes the same call on a thread that may.
 
 mod access;
+mod aside;
 mod busiest;
 mod check;
 mod cluster;
@@ -31,6 +32,9 @@ mod import;
 mod inherit;
 mod io;
 mod kernel;
+#[cfg(test)]
+mod lockstep;
+mod members;
 pub mod metrics;
 mod namespace;
 mod node;
@@ -41,6 +45,7 @@ mod place;
 mod pool;
 mod prefetch;
 mod ranges;
+mod rebuild;
 mod reconcile;
 mod recover;
 mod removals;
@@ -53,7 +58,9 @@ mod staging;
 mod stream;
 mod trace;
 mod truncate;
+mod unwritten;
 
+pub use aside::Named;
 pub use check::{CheckRequest, Checked, check};
 pub use cluster::{
     Belief, Ground, InTheWay, Kept, LockDone, LockOwner, LockRequest, Membership, NodeReport,
@@ -81,11 +88,12 @@ pub use handle::{OpenMode, Opened};
 pub use hints::{HintPart, HintReport, Hinted, MOST_JOBS, MOST_REFERENCES};
 pub use inherit::{DepartedInode, HandleMode, Inheritance, OpenHandle, ResidentObject};
 pub use kernel::Kernel;
+pub use members::check_tiers;
 pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Stat, Statfs};
 pub use node::Node;
 pub use paths::{Residency, Whereabouts};
 pub use pool::{Pool, Refused, Urgency};
-pub use reconcile::{Conflict, Remaining};
+pub use reconcile::{Conflict, Refused as RefusedByStore, Remaining};
 pub use report::{BusyFile, DirtyFile, LongWork, TierReport};
 pub use stream::{CarriedStream, RefusedStream, StreamsConfig, StreamsReport};
 pub use trace::{Opening, Recorded};

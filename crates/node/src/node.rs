@@ -20,6 +20,7 @@ use forebay_store::{DirBacking, Tier, TierLock};
 use parking_lot::Mutex;
 
 use crate::access::Accesses;
+use crate::aside::Troubles;
 use crate::cluster::{self, Cluster, Membership};
 use crate::config::NodeConfig;
 use crate::error::{NodeError, Result};
@@ -29,6 +30,7 @@ use crate::hints::Hints;
 use crate::import::Imports;
 use crate::inherit::Inheritance;
 use crate::kernel::Kernel;
+use crate::members::{self, Expected};
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::pool::Pool;
@@ -59,8 +61,11 @@ pub struct Node {
     pub(crate) files: Arc<Files>,
     pub(crate) residents: Residents,
     pub(crate) moved: Moved,
+    /// What was set aside, and what is lost.
+    pub(crate) troubles: Troubles,
     pub(crate) removals: Removals,
     pub(crate) accesses: Accesses,
+    pub(crate) given_up: crate::context::GivenUp,
     /// A spill file has been noted, now or by an earlier daemon.
     pub(crate) spills_noted: AtomicBool,
     pub(crate) handles: Handles,
@@ -104,11 +109,14 @@ const GATE_WAIT: Duration = Duration::from_millis(100);
 /// The metadata engine's directory in the state directory.
 pub(crate) const METADATA: &str = "meta";
 
+/// Under which name the namespace knows the path of its backing store.
+pub(crate) const BACKING_SETTING: &str = "backing";
+
 /// Where it notes what it has committed under leases, there.
 const LEASES: &str = "leases";
 
 /// Name of this mount among all that share a backing store: the identity of its first tier.
-fn owner_of(tier: &dyn Tier) -> String {
+pub(crate) fn owner_of(tier: &dyn Tier) -> String {
     tier.id().to_string()
 }
 
@@ -128,12 +136,17 @@ impl Node {
     /// # Errors
     /// As [`Node::start`].
     pub fn start_after(config: NodeConfig, inheritance: Option<&Inheritance>) -> Result<Arc<Node>> {
+        let expected = members::check(&config)?;
         let tiers = open_tiers(&config)?;
         let first = tiers.first().ok_or_else(|| {
             NodeError::Config("at least one tier is needed: give --tier DIR=SIZE".into())
         })?;
-        let backing = DirBacking::open(&config.backing, &owner_of(&*first.tier))?;
-        let backing: Arc<dyn BackingStore> = Arc::new(backing);
+        let owner = owner_of(&*first.tier);
+        let directory = Arc::new(DirBacking::open(&config.backing, &owner)?);
+        let own: Vec<&dyn Tier> = tiers.iter().map(|slot| &*slot.tier).collect();
+        // Before the root is looked at, whose times this changes.
+        let noted = members::leave_note(&directory, &config, &own);
+        let backing: Arc<dyn BackingStore> = directory.clone();
         let backing = match config.throttle {
             None => backing,
             Some((bytes, operations)) => {
@@ -141,7 +154,18 @@ impl Node {
                 Arc::new(InterceptedBacking::new(backing, Arc::new(throttle)))
             }
         };
-        Self::assemble(config, tiers, backing, inheritance)
+        match Self::assemble(config, (tiers, &expected), backing, inheritance) {
+            Ok(node) => {
+                drop(node.troubles.noted.set(directory));
+                Ok(node)
+            }
+            Err(error) => {
+                if noted && let Err(error) = directory.forget_mount(&owner) {
+                    tracing::debug!(%error, "the note of the mount stays in the backing store");
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Starts a node on given parts, for tests with faulty ones.
@@ -149,8 +173,9 @@ impl Node {
     /// # Errors
     /// As [`Node::start`].
     pub fn start_on(config: NodeConfig, backing: Arc<dyn BackingStore>) -> Result<Arc<Node>> {
+        let expected = members::check(&config)?;
         let tiers = open_tiers(&config)?;
-        Self::assemble(config, tiers, backing, None)
+        Self::assemble(config, (tiers, &expected), backing, None)
     }
 
     /// A node on an empty namespace whose tiers are not looked at, for a rebuild.
@@ -158,18 +183,19 @@ impl Node {
         let tiers = open_tiers(&config)?;
         let owner = tiers.first().map(|first| owner_of(&*first.tier)).unwrap_or_default();
         let backing = Arc::new(DirBacking::open(&config.backing, &owner)?);
-        let node = Self::build(config, tiers, backing, None)?;
+        let node = Self::build(config, (tiers, &Expected::default()), backing, None)?;
         node.import_root()?;
         Ok(node)
     }
 
     fn assemble(
         config: NodeConfig,
-        tiers: Vec<TierSlot>,
+        tiers: (Vec<TierSlot>, &Expected),
         backing: Arc<dyn BackingStore>,
         inheritance: Option<&Inheritance>,
     ) -> Result<Arc<Node>> {
         let node = Self::build(config, tiers, backing, inheritance)?;
+        node.note_members(false)?;
         node.start_heartbeat();
         node.import_root()?;
         match inheritance {
@@ -188,7 +214,7 @@ impl Node {
 
     fn build(
         config: NodeConfig,
-        tiers: Vec<TierSlot>,
+        (tiers, expected): (Vec<TierSlot>, &Expected),
         backing: Arc<dyn BackingStore>,
         inheritance: Option<&Inheritance>,
     ) -> Result<Arc<Node>> {
@@ -200,6 +226,7 @@ impl Node {
             (None, None) => return Err(NodeError::Config("no tier".into())),
         };
         let meta = open_namespace(&config, &state_dir, &tiers, former)?;
+        expected.confirm(&meta, &state_dir, &tiers)?;
         let cluster = meta.member().zip(config.cluster.clone());
         let cluster = cluster.map(|(me, config)| Cluster::new(me, config, former));
         if let Some(cluster) = &cluster {
@@ -226,8 +253,10 @@ impl Node {
             files: Arc::default(),
             residents: Residents::default(),
             moved: Moved::default(),
+            troubles: Troubles::default(),
             removals: Removals::default(),
             accesses: Accesses::default(),
+            given_up: Default::default(),
             spills_noted: AtomicBool::new(spills_noted),
             handles: Handles::new(generation),
             steward: Mutex::new(steward),
@@ -324,6 +353,11 @@ impl Node {
         }
     }
 
+    /// Whether the tiers are this node's still.
+    fn has_tiers(&self) -> bool {
+        self.tiers.iter().all(|slot| slot.lock.lock().is_some())
+    }
+
     /// Ends all work that is in hand and makes the state durable. What is not in the backing store
     /// stays on the tiers for the next start. Waits at most `limit`; says whether all ended. What did
     /// not is logged.
@@ -377,6 +411,10 @@ impl Node {
             self.meta.sync().map_err(NodeError::from).and_then(|()| self.note_clean_end())
         {
             tracing::error!(%error, "the state may not survive a reboot");
+        } else if self.has_tiers()
+            && let Err(error) = self.note_members_at_end(ended)
+        {
+            tracing::warn!(%error, "the tiers count as having files that the backing store lacks");
         }
         if let Some(cluster) = &self.cluster {
             cluster.end_heartbeat(left(until));
@@ -454,7 +492,7 @@ fn open_meta(dir: &Path) -> Result<MetaStore> {
 
 /// A tier belongs to one backing store: with another one under it, names would be mixed up.
 fn bind_to_backing(meta: &MetaStore, backing: &Path) -> Result<()> {
-    const SETTING: &str = "backing";
+    const SETTING: &str = BACKING_SETTING;
     use std::os::unix::ffi::OsStrExt;
     let path = std::fs::canonicalize(backing)?;
     match meta.setting(SETTING)? {

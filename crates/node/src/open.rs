@@ -99,7 +99,30 @@ impl Node {
             record = self.meta.get(file.ino)?;
         }
         let stream = self.prepare(context, file, &record, how.writes())?;
-        self.attach(file, &record, how, stream)
+        if how.writes() && (how.durably() || self.needs_sync_to_pass(file)) {
+            context.wait()?;
+        }
+        let opened = self.attach(file, &record, how, stream)?;
+        if how.writes() && opened.mode.passes() {
+            self.before_unseen_writes(file, how.durably()).inspect_err(|_| {
+                if let Some(handle) = self.handles.get(opened.fh) {
+                    // The right to write is the caller's still, who drops it.
+                    handle.held.store(false, Ordering::Release);
+                }
+                self.release(opened.fh);
+            })?;
+        }
+        Ok(opened)
+    }
+
+    /// Whether an open of a file whose writes nobody will see has to wait for its tier's device.
+    fn needs_sync_to_pass(&self, file: &File) -> bool {
+        let residence = file.residence.read();
+        let Some(place) = &residence.place else { return false };
+        self.passthrough_refusal().is_none()
+            && place.presence.is_none()
+            && (!place.dirty.load(Ordering::Acquire) || place.headers.unsynced().is_some())
+            && place.object.len().is_ok_and(|len| len > 0)
     }
 
     /// A handle that may write keeps the file on this node for as long as it lives.
@@ -260,6 +283,7 @@ impl Node {
         let mut handle = Handle::new(file.clone(), write, mode, promised);
         (handle.face, handle.seen) = (face, seen);
         handle.append = self.appends_itself(how);
+        handle.durably = how.durably();
         handle.keeps_set_ids = how.root;
         if let Some(stream) = stream
             && matches!(mode, OpenMode::Cached { .. } | OpenMode::Direct)
@@ -289,8 +313,10 @@ impl Node {
         let mut marked = Ok(());
         if write {
             file.count_write();
-            if let (OpenMode::Passthrough { .. }, Some(place)) = (mode, &residence.place) {
-                // From here on the kernel writes without asking: dirty before the reply.
+            let to_object = mode.passes() && opens.passes_to_object();
+            if let Some(place) = residence.place.as_ref().filter(|_| to_object) {
+                // From here on the kernel writes, or maps to be stored into, without asking: dirty
+                // before the reply.
                 marked = self.mark_dirty_for_passthrough(file, place);
             }
         }
@@ -592,6 +618,11 @@ pub(crate) fn check_face(opens: &mut Opens, how: Use) -> Result<()> {
 impl Use {
     pub(crate) fn writes(self) -> bool {
         self.flags & libc::O_ACCMODE != libc::O_RDONLY
+    }
+
+    /// Whether each of its writes is to be durable, by `O_SYNC` or `O_DSYNC`.
+    pub(crate) fn durably(self) -> bool {
+        self.flags & libc::O_DSYNC != 0
     }
 }
 

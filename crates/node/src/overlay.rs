@@ -26,6 +26,7 @@ use crate::error::Result;
 use crate::files::File;
 use crate::io::compose;
 use crate::node::Node;
+use crate::reconcile::is_own;
 use crate::spill::write_all_or_fail;
 
 /// The spill file of a file in use.
@@ -76,6 +77,11 @@ impl Spill {
         *self.seen.lock()
     }
 
+    /// A program has set the modification time.
+    pub fn set_mtime(&self, mtime: Timestamp) {
+        self.seen.lock().1 = mtime;
+    }
+
     /// Sets the length; what is beyond the old one reads as zeros.
     ///
     /// # Errors
@@ -101,6 +107,11 @@ impl Spill {
         Ok(())
     }
 
+    /// Whether it is laid over a version, of which something may show through.
+    pub fn has_map(&self) -> bool {
+        self.over.is_some()
+    }
+
     /// Whether nothing shows through.
     pub fn is_complete(&self) -> bool {
         self.over.as_ref().is_none_or(|over| over.has.read().is_whole())
@@ -116,9 +127,9 @@ impl Node {
         }
         let opened = self.open_version(file.ino)?;
         let record = self.meta.get(file.ino)?;
-        let found = opened.stat()?.fingerprint();
-        let known = record.backing.fingerprint.map(convert::store_fingerprint);
-        if !known.is_some_and(|known| known.same_content(&found)) {
+        // A worker may be setting its times at this moment, or have published it and not reported yet.
+        let known = record.backing.fingerprint.is_some() || record.backing.pending.is_some();
+        if !known || !is_own(&record, &opened.stat()?) {
             tracing::error!(
                 ino = %file.ino,
                 "the version in the backing store that a spill file builds upon was changed by others"

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_store::{BackingFile, Object, Presence, Timestamp};
+use forebay_store::{BackingFile, Header, Object, Presence};
 use parking_lot::{Mutex, RwLock};
 
 use crate::data::BLOCK;
@@ -34,15 +34,48 @@ pub struct Place {
     pub charge: Charge,
     /// Whether the header says dirty.
     pub dirty: AtomicBool,
-    /// Size and modification time when a passthrough writer came to a clean object: if they are the
-    /// same when it has left, it wrote nothing.
-    pub clean_as: Mutex<Option<(u64, Timestamp)>>,
     /// Whether the kernel was given the object for passthrough since it is in use: programs may
     /// read it, or have it mapped, without asking.
     pub passed: AtomicBool,
+    /// What of its header is durable.
+    pub headers: Headers,
+}
+
+/// How often the header of an object was written since the object is in use, and which of them a sync
+/// has covered. Bytes that are durable without the header that says so are lost with the power.
+#[derive(Default)]
+pub struct Headers {
+    written: AtomicU64,
+    durable: AtomicU64,
+}
+
+impl Headers {
+    /// To be called before a sync of the object, with its name and what says that there is no other
+    /// one; the result goes to [`Headers::synced`]. `None` if all of that is durable.
+    pub fn unsynced(&self) -> Option<u64> {
+        // The first one counts as well: it may be another daemon's.
+        let written = self.written.load(Ordering::Acquire) + 1;
+        (self.durable.load(Ordering::Acquire) < written).then_some(written)
+    }
+
+    /// The sync is done.
+    pub fn synced(&self, seen: u64) {
+        self.durable.fetch_max(seen, Ordering::AcqRel);
+    }
 }
 
 impl Place {
+    /// Writes the header of the object.
+    ///
+    /// # Errors
+    /// What the tier says.
+    pub fn set_header(&self, header: &Header) -> Result<()> {
+        let set = self.object.set_header(header);
+        // After it: a sync that does not see this one is repeated. And after a failure, too.
+        self.headers.written.fetch_add(1, Ordering::AcqRel);
+        Ok(set?)
+    }
+
     /// Bytes that the object and its map take up.
     ///
     /// # Errors

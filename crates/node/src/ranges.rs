@@ -27,10 +27,11 @@ enum Seek {
 
 impl Node {
     /// `fallocate(2)`: allocation, holes and zeros. Room is charged as for a write; where no tier
-    /// has it, the file is only made longer, for the backing store has room when it is needed.
+    /// has it, the file is only made longer, if the backing store has the room at present.
     ///
     /// # Errors
-    /// `MustWait`; `EOPNOTSUPP` for modes other than allocation, holes and zeros.
+    /// `MustWait`; `EOPNOTSUPP` for modes other than allocation, holes and zeros; `ENOSPC` when
+    /// neither the tiers nor the backing store have room.
     pub fn fallocate(
         &self,
         context: &Context,
@@ -55,6 +56,10 @@ impl Node {
         if handle.remote.is_on() {
             return Err(NodeError::Posix(Errno::OPNOTSUPP));
         }
+        let durably = handle.durably;
+        if durably {
+            context.wait()?;
+        }
         let file = handle.file.clone();
         drop(handle);
         if !context.may_wait && file.residence.try_write().is_none() {
@@ -65,24 +70,33 @@ impl Node {
         let simple = {
             let residence = file.residence.read();
             match &residence.place {
-                Some(place) => place.presence.is_none(),
+                Some(place) => place.presence.is_none() && !Self::needs_sync_to_change(place),
                 None => matches!(residence.base, Base::Zeros),
             }
         };
         if !simple {
             context.wait()?;
         }
-        if file.residence.read().place.is_none()
-            && matches!(file.residence.read().base, Base::Zeros)
-        {
+        let (absent, new) = {
+            let residence = file.residence.read();
+            (residence.place.is_none(), matches!(residence.base, Base::Zeros))
+        };
+        if absent && new {
             self.ensure_place(&file, &record)?;
+        } else if absent && matches!(file.residence.read().base, Base::Backing(_)) {
+            self.begin_partial(&file, &record)?;
         }
+        if file.residence.read().place.is_none() {
+            context.wait()?;
+        }
+        self.check_wanted(context)?;
         if punch || zero {
             self.zero_range(&file, offset, end, keep)?;
         } else {
-            self.allocate_range(&file, offset, end, keep)?;
+            self.allocate_range(context, &file, offset, end, keep)?;
         }
-        self.note_change(&file)
+        self.note_change(&file)?;
+        if durably { self.fsync(context, fh, false) } else { Ok(()) }
     }
 
     fn zero_range(&self, file: &FileRef, offset: u64, end: u64, keep: bool) -> Result<()> {
@@ -109,32 +123,62 @@ impl Node {
         Ok(())
     }
 
-    fn allocate_range(&self, file: &FileRef, offset: u64, end: u64, keep: bool) -> Result<()> {
-        let residence = file.residence.write();
-        file.count_write();
-        let Some(place) = &residence.place else { return Ok(()) };
-        self.mark_dirty(file, place)?;
-        let len = place.object.len()?;
-        let whole = place.presence.is_none();
-        let paid = place.charge.paid_end.load(Ordering::Acquire);
-        let wanted = if whole { end.saturating_sub(paid.max(offset)) } else { 0 };
+    fn allocate_range(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        offset: u64,
+        end: u64,
+        keep: bool,
+    ) -> Result<()> {
+        let mut residence = file.residence.write();
         let mode = if keep { AllocateMode::KeepSize } else { AllocateMode::Extend };
-        if whole && wanted > 0 && self.take_room(place.tier, wanted) {
-            place.charge.bytes.fetch_add(wanted, Ordering::AcqRel);
-            match place.object.allocate(offset, end - offset, mode) {
-                Ok(()) => return Ok(()),
-                Err(error)
-                    if matches!(error.class(), ErrorClass::NoSpace | ErrorClass::Unsupported) => {}
-                Err(error) => return Err(error.into()),
+        let mut is_paid = false;
+        if let Some(place) = residence.place.as_ref().filter(|place| place.presence.is_none()) {
+            let paid = place.charge.paid_end.load(Ordering::Acquire);
+            let wanted = end.saturating_sub(paid.max(offset));
+            is_paid = wanted == 0;
+            if wanted > 0 && self.take_room(place.tier, wanted) {
+                place.charge.bytes.fetch_add(wanted, Ordering::AcqRel);
+                file.count_write();
+                self.mark_dirty(file, place)?;
+                match place.object.allocate(offset, end - offset, mode) {
+                    Ok(()) => return Ok(()),
+                    Err(error)
+                        if matches!(
+                            error.class(),
+                            ErrorClass::NoSpace | ErrorClass::Unsupported
+                        ) => {}
+                    Err(error) => return Err(error.into()),
+                }
             }
         }
-        if !keep && end > len {
-            if let Some(presence) = &place.presence {
-                presence.write().set_len(end)?;
-            }
-            place.object.set_len(end)?;
+        let len = match (&residence.place, &residence.base) {
+            (Some(place), _) => place.object.len()?,
+            (None, Base::Spill(spill)) => spill.size_and_mtime().0,
+            (None, Base::Zeros | Base::Backing(_)) => self.meta.get(file.ino)?.attr.size,
+        };
+        if !is_paid {
+            // What lies within the file may be there already; asking for holes would take long.
+            self.check_backing_room(context, end.saturating_sub(len.max(offset)))?;
         }
-        Ok(())
+        if keep || end <= len {
+            return Ok(());
+        }
+        file.count_write();
+        self.resize(file, &mut residence, end)
+    }
+
+    /// Whether the backing store has room for so many bytes now.
+    fn check_backing_room(&self, context: &Context, bytes: u64) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let room = self.statfs(context)?;
+        match room.blocks_available.saturating_mul(room.block_size) >= bytes {
+            true => Ok(()),
+            false => Err(NodeError::Posix(Errno::NOSPC)),
+        }
     }
 
     /// Size and times of a file that was changed by other means than a write.
@@ -236,6 +280,9 @@ impl Node {
             from_offset += written;
             to_offset += written;
             done += written;
+        }
+        if self.handle(to_fh)?.durably {
+            self.fsync(context, to_fh, false)?;
         }
         Ok(done)
     }

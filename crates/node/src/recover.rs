@@ -2,18 +2,21 @@
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
-use forebay_meta::{Ino, Queue, Record};
-use forebay_store::{ErrorClass, Header, Object};
+use forebay_meta::{FileKind, Ino, Queue, Record, Seq};
+use forebay_store::{Attributes, ErrorClass, Header, Object, Presence, StoreError};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
+use crate::aside::Evidence;
 use crate::convert;
+use crate::data::show_written;
 use crate::error::{NodeError, Result};
 use crate::flush::is_announced;
 use crate::node::Node;
-use crate::overlay::Spill;
-use crate::reconcile::is_pending;
+use crate::reconcile::{is_pending, was_changed};
 use crate::residents::Resident;
 
 /// What a recovery found.
@@ -25,7 +28,30 @@ pub struct Recovered {
     pub dirty: u64,
     /// Objects removed: of files that are gone, stale, or not completely fetched.
     pub removed: u64,
+    /// Objects set aside: they may be the only copy, and can't be used.
+    pub set_aside: u64,
 }
+
+/// What becomes of an object.
+enum Fate {
+    /// It is in use.
+    Resident(Resident),
+    /// Nobody needs it: a copy, or of a file that is gone.
+    Removed,
+    /// It may be the only copy of its bytes and can't be used, for this reason.
+    SetAside(String),
+}
+
+/// A look at an object whose header is sound.
+struct Looked {
+    object: std::sync::Arc<dyn Object>,
+    stat: Attributes,
+    map: Option<Presence>,
+    charged: u64,
+}
+
+/// Inodes of the backlog that are looked at together.
+const PAGE: usize = 1000;
 
 const CLEAN_END: &str = "clean-end";
 /// Set when a namespace has seen its tiers.
@@ -36,6 +62,14 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// that are not imported.
 fn is_removed(record: &Record) -> bool {
     record.links.is_empty() && record.attr.nlink == 0 && !record.orphan
+}
+
+/// The number of the mount that a file is in, which no other one gets until the machine restarts (Linux
+/// 6.8 and later).
+fn mount_number(path: &Path) -> Option<u64> {
+    let unique = StatxFlags::from_bits_retain(0x4000);
+    let found = statx(CWD, path, AtFlags::empty(), unique).ok()?;
+    (found.stx_mask & unique.bits() != 0).then_some(found.stx_mnt_id)
 }
 
 impl Node {
@@ -49,7 +83,9 @@ impl Node {
                 "a file of others was displaced by an interrupted flush; it is in .forebay/limbo"
             );
         }
-        self.release_orphans(open)?;
+        let mut evidence = Evidence::default();
+        evidence.removed.extend(self.begin_removal_notes());
+        evidence.removed.extend(self.release_orphans(open)?);
         self.recover_copies()?;
         let trusted = self.clean_copies_are_trusted()?;
         let known = self.meta.setting(RECOVERED)?.is_some();
@@ -58,51 +94,75 @@ impl Node {
             if !known {
                 self.refuse_orphaned_tier(index)?;
             }
-            self.recover_tier(index, trusted, &mut recovered)?;
+            self.recover_tier(index, trusted, &mut recovered, &mut evidence)?;
             // Not among those at which a mounted daemon dies: it is not mounted yet.
             fail::fail_point!("node.recover.tier");
         }
-        self.recover_spills()?;
+        let spills = self.recover_spills(trusted)?;
+        if !trusted {
+            self.recover_unsynced(&evidence)?;
+        }
+        self.find_lost(&evidence, &spills)?;
+        self.forget_removal_notes();
+        self.count_set_aside();
         if !known {
             self.meta.set_setting(RECOVERED, b"1")?;
+            // Before anything is written: else a power cut leaves tiers without a namespace.
+            self.meta.sync()?;
         }
         tracing::info!(
             objects = recovered.objects,
             dirty = recovered.dirty,
             removed = recovered.removed,
+            set_aside = recovered.set_aside,
             "tiers read"
         );
         Ok(recovered)
     }
 
-    /// Files that were open without a name when the daemon ended are gone.
-    pub(crate) fn release_orphans(&self, open: &HashSet<Ino>) -> Result<()> {
+    /// Files that were open without a name when the daemon ended are gone: which.
+    pub(crate) fn release_orphans(&self, open: &HashSet<Ino>) -> Result<Vec<u64>> {
+        let mut released = Vec::new();
         for ino in self.meta.orphans()?.into_iter().filter(|ino| !open.contains(ino)) {
             self.meta.release_orphan(ino, convert::now())?;
+            released.push(ino.0);
         }
-        Ok(())
+        Ok(released)
     }
 
-    /// After a crash of the machine, clean copies may hold less than was written: the backing store
-    /// has them all, so they go.
+    /// After a crash of the machine, or of a tier's device, clean copies may hold less than was written:
+    /// the backing store has them all, so they go.
     fn clean_copies_are_trusted(&self) -> Result<bool> {
         let clean_end = self.state_dir.join(CLEAN_END);
         let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
+        let now = self.machine_and_mounts(&boot);
         let ended = clean_end.exists();
         let running = self.state_dir.join("running");
-        let same_boot =
-            std::fs::read_to_string(&running).is_ok_and(|last| last == boot && !boot.is_empty());
+        // The boot alone is what older versions noted.
+        let same = std::fs::read_to_string(&running)
+            .is_ok_and(|last| !boot.is_empty() && (last == now || last == boot));
         if ended {
             std::fs::remove_file(&clean_end)?;
         }
-        if let Err(error) = std::fs::write(&running, &boot) {
+        if let Err(error) = std::fs::write(&running, &now) {
             // Without room for it: the next start trusts no clean copy.
             tracing::warn!(%error, "can't note the boot");
             drop(std::fs::remove_file(&running));
         }
         // Or the next start after a crash of the machine would see the clean end of this one.
         std::fs::File::open(&self.state_dir)?.sync_all()?;
-        Ok(ended || same_boot)
+        Ok(ended || same)
+    }
+
+    /// What is another one when the machine has restarted, or when a tier was mounted anew since: its
+    /// device may have been away, and what the kernel had not written is gone.
+    fn machine_and_mounts(&self, boot: &str) -> String {
+        let mut text = boot.to_string();
+        for slot in &self.tiers {
+            let mount = mount_number(slot.tier.path()).unwrap_or(0);
+            text.push_str(&format!("{} {mount}\n", slot.tier.id()));
+        }
+        text
     }
 
     /// A namespace that has never seen this tier must not throw away what only the tier has.
@@ -117,11 +177,15 @@ impl Node {
             _ => ControlFlow::Continue(()),
         })?;
         let Some((_, path)) = dirty else { return Ok(()) };
-        Err(NodeError::Config(format!(
+        let tiers: Vec<_> =
+            self.tiers.iter().map(|slot| slot.tier.path().display().to_string()).collect();
+        Err(NodeError::BadState(format!(
             "the tier {} holds files that the backing store lacks ({} is one), but its metadata is \
-             gone: bring them back with `forebay fsck --rebuild`",
+             gone: bring them back with `forebay fsck --rebuild --backing {} {}`",
             tier.path().display(),
-            path.display()
+            path.display(),
+            self.config.backing.display(),
+            tiers.join(" ")
         )))
     }
 
@@ -133,25 +197,35 @@ impl Node {
         Ok(std::fs::write(self.state_dir.join(CLEAN_END), "")?)
     }
 
-    fn recover_tier(&self, index: usize, trusted: bool, recovered: &mut Recovered) -> Result<()> {
+    fn recover_tier(
+        &self,
+        index: usize,
+        trusted: bool,
+        recovered: &mut Recovered,
+        evidence: &mut Evidence,
+    ) -> Result<()> {
         let slot = &self.tiers[index];
         let mut failed = None;
         slot.tier.list(&mut |ino, header| {
-            match self.recover_object(index, Ino(ino), header, trusted) {
-                Ok(Some(resident)) => {
+            match self.fate_of_object(index, Ino(ino), header, trusted, evidence) {
+                Ok(Fate::Resident(resident)) => {
                     slot.room.force(resident.charged);
                     self.residents.set(ino, resident);
                     recovered.objects += 1;
                     recovered.dirty += u64::from(resident.dirty);
                     self.tell_steward(ino, resident);
                 }
-                Ok(None) => {
+                Ok(Fate::Removed) => {
                     recovered.removed += 1;
                     if let Err(error) = slot.tier.remove(ino)
                         && error.class() != ErrorClass::NotFound
                     {
                         tracing::warn!(ino, %error, "can't remove an object");
                     }
+                }
+                Ok(Fate::SetAside(why)) => {
+                    recovered.set_aside += 1;
+                    self.set_object_aside(index, Ino(ino), &why);
                 }
                 Err(error) => {
                     failed = Some(error);
@@ -177,112 +251,237 @@ impl Node {
         }
     }
 
-    /// One object: its entry in the residency index, or `None` when it is to be removed.
-    fn recover_object(
+    /// One object: what it is to the namespace, and what becomes of it.
+    fn fate_of_object(
         &self,
         index: usize,
         ino: Ino,
         header: forebay_store::Result<Header>,
         trusted: bool,
-    ) -> Result<Option<Resident>> {
-        let slot = &self.tiers[index];
+        evidence: &mut Evidence,
+    ) -> Result<Fate> {
+        let tier = &*self.tiers[index].tier;
         let header = match header {
             Ok(header) => header,
             Err(error) => {
-                tracing::warn!(%ino, %error, "an object without a readable header is dropped");
-                return Ok(None);
+                evidence.set_aside.insert(ino.0);
+                return Ok(fate_without_header(tier, ino, &error));
             }
         };
         if self.residents.get(ino.0).is_some() {
             // Moved between tiers, and the daemon ended before the old one was removed.
-            return Ok(None);
+            return Ok(Fate::Removed);
         }
         let record = match self.meta.get(ino) {
             Ok(record) if !is_removed(&record) => record,
-            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(None),
+            Err(forebay_meta::Error::Stale(_))
+                if header.dirty && !evidence.removed.contains(&ino.0) =>
+            {
+                return Ok(Fate::SetAside("the index does not know its file".into()));
+            }
+            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(Fate::Removed),
             Err(error) => return Err(error.into()),
         };
         let record = self.as_seen_here(&record);
-        let object = slot.tier.open(ino.0)?;
-        let tier = u8::try_from(index).unwrap_or(u8::MAX);
-        let mut map = if header.whole { None } else { slot.tier.open_map(ino.0, header.dirty)? };
-        if !header.whole && map.is_none() {
-            return Ok(None);
-        }
-        if let Some(map) = &mut map {
-            // The last change of length was interrupted, and is as far as the object says.
-            map.set_len(object.len()?)?;
-        }
-        let map_bytes = map.as_ref().map_or(0, forebay_store::Presence::sidecar_bytes);
-        let charged = object.allocated_bytes()? + map_bytes;
-        let mut dirty = header.dirty || map.as_ref().is_some_and(forebay_store::Presence::is_dirty);
-        let mut current = record.backing.fingerprint.map(convert::store_fingerprint);
-        if dirty && !self.may_have_written(&record) {
-            if !self.yield_found(ino, tier)? {
-                self.check_overtaken(&record, &header, slot.tier.path())?;
+        let looked = match look_at(tier, ino, &header, trusted) {
+            Ok(Some(looked)) => looked,
+            Ok(None) if !header.dirty => return Ok(Fate::Removed),
+            Ok(None) => return self.unusable(&record, "its map is gone".into()),
+            Err(error) if !header.dirty && !record.dirty => {
+                tracing::warn!(%ino, %error, "a copy can't be read, and is dropped");
+                return Ok(Fate::Removed);
             }
-            return Ok(None);
+            Err(error) => return self.unusable(&record, error.to_string()),
+        };
+        self.fate_of_sound_object(index, &record, &header, looked, (trusted, evidence))
+    }
+
+    /// A dirty object that can't be used: its file is not what the backing store has.
+    fn unusable(&self, record: &Record, why: String) -> Result<Fate> {
+        if !record.dirty && self.may_have_written(record) {
+            self.meta.update(record.ino, None, |record| {
+                record.dirty = true;
+                Queue::Yes
+            })?;
+        }
+        Ok(Fate::SetAside(why))
+    }
+
+    fn fate_of_sound_object(
+        &self,
+        index: usize,
+        record: &Record,
+        header: &Header,
+        looked: Looked,
+        (trusted, evidence): (bool, &mut Evidence),
+    ) -> Result<Fate> {
+        let ino = record.ino;
+        let Looked { object, stat, map, charged } = looked;
+        let tier = u8::try_from(index).unwrap_or(u8::MAX);
+        let mut dirty = header.dirty || map.as_ref().is_some_and(Presence::is_dirty);
+        let mut current = record.backing.fingerprint.map(convert::store_fingerprint);
+        if dirty && !self.may_have_written(record) {
+            if !self.yield_found(ino, tier)? {
+                self.check_overtaken(record, header, self.tiers[index].tier.path())?;
+            }
+            return Ok(Fate::Removed);
         }
         if !dirty && record.dirty {
-            // It was flushed, but that was not reported any more.
-            match self.published_meanwhile(&record, &header)? {
+            // It was flushed, but that was not reported any more. Or the power failed: the mark that
+            // it was written is lost, and with it what was written, which nobody has synced.
+            evidence.written_back.insert(ino.0);
+            match self.published_meanwhile(record, header)? {
                 Some(found) => {
-                    self.meta.update(ino, None, |record| {
-                        record.dirty = false;
-                        record.backing.fingerprint = Some(found);
-                        Queue::Yes
-                    })?;
+                    self.revert_to(ino, found)?;
                     current = Some(convert::store_fingerprint(found));
                 }
                 // Fetched again, and not even whole: nothing in it is newer than what is below, and
                 // its length is not the file's.
-                None if !header.whole => return Ok(None),
+                None if !header.whole => return Ok(Fate::Removed),
                 None => dirty = true,
             }
         }
         if dirty {
-            self.recover_dirty(&record, &header, &*object)?;
-            if !header.dirty {
-                let mut header = header.clone();
-                (header.dirty, header.writing) = (true, true);
-                object.set_header(&header)?;
+            if !trusted && let Some(found) = self.superseded_by(record, header)? {
+                tracing::info!(%ino, "an object is older than what was written back of the file");
+                self.revert_to(ino, found)?;
+                return Ok(Fate::Removed);
             }
+            self.recover_dirty(record, header, &*object, trusted)?;
         } else {
             let same = match (header.base, current) {
                 (Some(base), Some(current)) => base.same_content(&current),
                 _ => false,
             };
             // Of a fetch that had not come to give it its length nothing counts.
-            let complete = current.is_some_and(|current| current.size == object.len().unwrap_or(0));
+            let complete = current.is_some_and(|current| current.size == stat.size);
             if !same || !complete || !trusted {
-                return Ok(None);
+                return Ok(Fate::Removed);
             }
         }
-        Ok(Some(Resident { tier, whole: header.whole, dirty, charged }))
+        Ok(Fate::Resident(Resident { tier, whole: header.whole, dirty, charged }))
+    }
+
+    /// The version that the backing store has of a file, if the header of its object is older than
+    /// the announcement of that version. After a crash of the machine a header, and the bytes with it,
+    /// may be older than what was written back. Every header since the announcement knows the version,
+    /// and whatever of the object was synced since was synced with one; what was synced before is in
+    /// the version.
+    fn superseded_by(
+        &self,
+        record: &Record,
+        header: &Header,
+    ) -> Result<Option<forebay_meta::Fingerprint>> {
+        if record.spilled || header.spilled {
+            return Ok(None);
+        }
+        for link in &record.backing.links {
+            let Some(found) = self.found_under(record, link)? else { continue };
+            let print = found.fingerprint();
+            let ours = [record.backing.fingerprint, record.backing.pending].into_iter().flatten();
+            let mut ours = ours.map(convert::store_fingerprint);
+            if ours.any(|known| known.same_content(&print)) && !is_announced(header, &print) {
+                return Ok(Some(convert::fingerprint(print)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The record of a file follows the version that the backing store has.
+    fn revert_to(&self, ino: Ino, found: forebay_meta::Fingerprint) -> Result<()> {
+        self.meta.update(ino, None, |record| {
+            record.dirty = false;
+            (record.attr.size, record.attr.mtime) = (found.size, found.mtime);
+            record.backing.fingerprint = Some(found);
+            Queue::Yes
+        })?;
+        Ok(())
+    }
+
+    /// After a crash of the machine: files whose bytes nobody has synced, and of which no tier has
+    /// anything any more, are what the backing store has of them, or empty.
+    fn recover_unsynced(&self, evidence: &Evidence) -> Result<()> {
+        let (mut after, mut lost) = (Seq(0), 0);
+        loop {
+            let page = self.meta.backlog(after, PAGE)?;
+            for (seq, ino) in &page {
+                after = *seq;
+                let Ok(record) = self.meta.get(*ino) else { continue };
+                let gone = record.attr.kind == FileKind::File
+                    && record.dirty
+                    && !record.spilled
+                    && record.attr.size > 0
+                    && self.residents.get(ino.0).is_none()
+                    && !evidence.set_aside.contains(&ino.0)
+                    && self.may_have_written(&record);
+                if gone {
+                    lost += 1;
+                    self.forget_unsynced(&record)?;
+                }
+            }
+            if page.len() < PAGE {
+                break;
+            }
+        }
+        if lost > 0 {
+            tracing::warn!(
+                files = lost,
+                "the machine went down before these files were synced: they are as the backing store has them, or empty"
+            );
+        }
+        Ok(())
+    }
+
+    fn forget_unsynced(&self, record: &Record) -> Result<()> {
+        for link in &record.backing.links {
+            let Some(found) = self.found_under(record, link)? else { continue };
+            // Not that of a file which this one has replaced.
+            let known = record.backing.fingerprint.is_some_and(|known| known.ino == found.ino);
+            if known || is_pending(record, &found) {
+                return self.revert_to(record.ino, convert::fingerprint(found.fingerprint()));
+            }
+        }
+        self.meta.update(record.ino, None, |record| {
+            record.attr.size = 0;
+            Queue::Yes
+        })?;
+        Ok(())
     }
 
     /// An object that was being written: its size and times count, and it goes to the backlog. If a
     /// flush was interrupted right after it was published, what stands in the backing store is its
     /// own work.
-    fn recover_dirty(&self, record: &Record, header: &Header, object: &dyn Object) -> Result<()> {
+    fn recover_dirty(
+        &self,
+        record: &Record,
+        header: &Header,
+        object: &dyn Object,
+        trusted: bool,
+    ) -> Result<()> {
         let stat = object.stat()?;
+        if !trusted {
+            self.set_aside_if_cut(record, stat.size)?;
+        }
+        // With the name that it has now.
+        let record = &*self.as_seen_here(&self.meta.get(record.ino)?);
         let published = self.published_meanwhile(record, header)?;
         self.meta.update(record.ino, None, |record| {
-            record.attr.size = stat.size;
-            record.attr.mtime = convert::time(stat.mtime);
-            record.attr.ctime = record.attr.ctime.max(record.attr.mtime);
+            show_written(&mut record.attr, stat.size, convert::time(stat.mtime));
             record.dirty = true;
             if let Some(fingerprint) = published {
                 record.backing.fingerprint = Some(fingerprint);
             }
             Queue::Yes
         })?;
+        if !header.dirty {
+            object.set_header(&Header { dirty: true, writing: true, ..header.clone() })?;
+        }
         Ok(())
     }
 
     /// The version in the backing store that a flush of this object made, if it is there: the one
     /// about to appear, or the last one that did.
-    fn published_meanwhile(
+    pub(crate) fn published_meanwhile(
         &self,
         record: &Record,
         header: &Header,
@@ -290,6 +489,9 @@ impl Node {
         for link in &record.backing.links {
             let Some(found) = self.found_under(record, link)? else { continue };
             let print = found.fingerprint();
+            if was_changed(record, &found) {
+                continue;
+            }
             if is_announced(header, &print) || is_pending(record, &found) {
                 return Ok(Some(convert::fingerprint(print)));
             }
@@ -297,13 +499,14 @@ impl Node {
         Ok(None)
     }
 
-    /// The files that have a spill file; spill files of others are removed.
+    /// The files that have a spill file; those of others are removed, or set aside if they may be the
+    /// only copy of anything.
     pub(crate) fn wanted_spills(&self) -> Result<Vec<Ino>> {
         let mut wanted = Vec::new();
         for ino in self.backing.list_spills()?.into_iter().map(Ino) {
             match self.meta.get(ino) {
                 Ok(record) if record.spilled && !is_removed(&record) => wanted.push(ino),
-                Ok(_) | Err(forebay_meta::Error::Stale(_)) => self.drop_spill(ino)?,
+                Ok(_) | Err(forebay_meta::Error::Stale(_)) => self.dismiss_spill(ino)?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -311,23 +514,75 @@ impl Node {
     }
 
     /// Spill files: those of files that are gone or were flushed go; of a file that has nothing on a
-    /// tier the spill file alone knows the size.
-    fn recover_spills(&self) -> Result<()> {
+    /// tier the spill file alone knows the size. The files whose spill files can be used.
+    fn recover_spills(&self, trusted: bool) -> Result<HashSet<u64>> {
+        let mut usable = HashSet::new();
         for ino in self.wanted_spills()? {
+            let (size, mtime, whole) = match self.open_spilled(ino) {
+                Ok(Some(spill)) => {
+                    let (size, mtime) = spill.size_and_mtime();
+                    (size, mtime, !spill.has_map())
+                }
+                Ok(None) => continue,
+                Err(
+                    error @ (NodeError::Lost
+                    | NodeError::Store(
+                        StoreError::Damaged { .. } | StoreError::Version { .. },
+                    )),
+                ) => {
+                    tracing::error!(%ino, %error, "a spill file can't be used");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            usable.insert(ino.0);
             if self.residents.get(ino.0).is_some() {
                 continue;
             }
-            let Some(spill) = self.backing.open_spill(ino.0)? else { continue };
-            let (size, mtime) =
-                Spill::new(spill, self.backing.open_spill_map(ino.0)?)?.size_and_mtime();
+            if !trusted && whole {
+                self.set_aside_if_cut(&*self.meta.get(ino)?, size)?;
+            }
             self.meta.update(ino, None, |record| {
-                record.attr.size = size;
-                record.attr.mtime = convert::time(mtime);
-                record.attr.ctime = record.attr.ctime.max(record.attr.mtime);
+                show_written(&mut record.attr, size, convert::time(mtime));
                 record.dirty = true;
                 Queue::Yes
             })?;
         }
-        Ok(())
+        Ok(usable)
     }
+}
+
+/// An object whose header can't be read is nobody's if it is empty: its creation was cut short.
+fn fate_without_header(tier: &dyn forebay_store::Tier, ino: Ino, error: &StoreError) -> Fate {
+    let empty = || tier.open(ino.0).and_then(|object| object.len()).is_ok_and(|len| len == 0);
+    if error.errno() == libc::ENODATA && empty() {
+        return Fate::Removed;
+    }
+    Fate::SetAside(error.to_string())
+}
+
+/// Opens an object and its map; `None` if the map that it needs is not there. Of a map that may not
+/// have been synced only that is believed which was.
+fn look_at(
+    tier: &dyn forebay_store::Tier,
+    ino: Ino,
+    header: &Header,
+    trusted: bool,
+) -> forebay_store::Result<Option<Looked>> {
+    let object = tier.open(ino.0)?;
+    let stat = object.stat()?;
+    let mut map = if header.whole { None } else { tier.open_map(ino.0, header.dirty)? };
+    if !header.whole && map.is_none() {
+        return Ok(None);
+    }
+    if let Some(map) = &mut map {
+        if !trusted {
+            map.believe_what_was_synced(header.dirty)?;
+        }
+        // The last change of length was interrupted, and is as far as the object says.
+        map.set_len(stat.size)?;
+    }
+    let map_bytes = map.as_ref().map_or(0, Presence::sidecar_bytes);
+    let charged = object.allocated_bytes()? + map_bytes;
+    Ok(Some(Looked { object, stat, map, charged }))
 }

@@ -1,10 +1,17 @@
 //! What removed files leave on the tiers, taken away behind the back of those who removed them.
 //!
-//! The namespace has forgotten such a file durably; to remove its object is housekeeping that grows
-//! with the file. If the daemon dies before it is done, the next start finds objects without a
-//! record and removes them.
+//! The namespace has forgotten such a file; to remove its object is housekeeping that grows with the
+//! file. If the daemon dies before it is done, the next start finds objects without a record. A clean
+//! one is a copy and goes. A dirty one goes only if it was noted before (`removed` in the state
+//! directory, 8 bytes a file): without a note it may be that the namespace has lost its record, and it
+//! is set aside. Bytes that the backing store lacks stay until the namespace is durable: many files
+//! share one sync of it.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -18,9 +25,14 @@ const MOST: usize = 4096;
 /// Pause in which others come together: to wake a thread for each costs more than the work.
 const GATHER: Duration = Duration::from_millis(2);
 
+/// Name of the file with the notes, in the state directory.
+const NOTES: &str = "removed";
+/// Notes that are done with are forgotten when there are so many bytes of them.
+const MOST_NOTES: u64 = 1 << 20;
+
 /// Removed files whose bytes are still there.
 #[derive(Default)]
-pub(crate) struct Removals(Mutex<Waiting>);
+pub(crate) struct Removals(Mutex<Waiting>, OnceLock<File>);
 
 #[derive(Default)]
 struct Waiting {
@@ -30,8 +42,41 @@ struct Waiting {
 }
 
 impl Node {
+    /// Which files the last daemon had removed, by its notes; those of this one come after them.
+    pub(crate) fn begin_removal_notes(&self) -> HashSet<u64> {
+        let path = self.state_dir.join(NOTES);
+        let bytes = std::fs::read(&path).unwrap_or_default();
+        match OpenOptions::new().append(true).create(true).mode(0o600).open(&path) {
+            Ok(file) => drop(self.removals.1.set(file)),
+            Err(error) => tracing::warn!(%error, "removed files can't be noted"),
+        }
+        bytes
+            .chunks_exact(8)
+            .filter_map(|note| note.try_into().ok())
+            .map(u64::from_le_bytes)
+            .collect()
+    }
+
+    /// All that was noted is gone.
+    pub(crate) fn forget_removal_notes(&self) {
+        if let Some(file) = self.removals.1.get() {
+            drop(file.set_len(0));
+        }
+    }
+
+    /// Notes that a file was removed, if what it leaves would be taken for the only copy.
+    pub(crate) fn note_removed(&self, ino: Ino) {
+        if self.residents.get(ino.0).is_some_and(|resident| resident.dirty)
+            && let Some(mut file) = self.removals.1.get()
+        {
+            // Without a note it is set aside, should the daemon die now.
+            drop(file.write_all(&ino.0.to_le_bytes()));
+        }
+    }
+
     /// Drops the bytes of a removed file that nobody uses, in a moment.
     pub(crate) fn discard_soon(&self, ino: Ino) {
+        self.note_removed(ino);
         let mut waiting = self.removals.0.lock();
         if waiting.files.len() >= MOST {
             drop(waiting);
@@ -54,6 +99,10 @@ impl Node {
             // A daemon that comes to rest does not wait for its users to pause.
             if waiting.files.is_empty() || self.stopping.load(Ordering::Acquire) {
                 waiting.attended = false;
+                let notes = self.removals.1.get().and_then(|file| file.metadata().ok());
+                if notes.is_some_and(|notes| notes.len() > MOST_NOTES) {
+                    self.forget_removal_notes();
+                }
                 return;
             }
         }
@@ -62,10 +111,19 @@ impl Node {
     /// Drops the bytes of all removed files now: somebody needs their room, or the daemon ends.
     pub(crate) fn discard_removed(&self) {
         loop {
-            let Some(ino) = self.removals.0.lock().files.pop_front() else { return };
+            let files = std::mem::take(&mut self.removals.0.lock().files);
+            let dirty = |ino: &Ino| self.residents.get(ino.0).is_some_and(|found| found.dirty);
+            let durable = !files.iter().any(dirty) || self.meta.sync().is_ok();
+            if files.is_empty() {
+                return;
+            }
             // Opened at the last moment: whoever did discards the data at the end.
-            if !self.is_open(ino) {
-                self.discard_data(ino);
+            for ino in files.into_iter().filter(|ino| !self.is_open(*ino)) {
+                if durable {
+                    self.discard_forgotten(ino);
+                } else {
+                    self.discard_data(ino);
+                }
             }
         }
     }

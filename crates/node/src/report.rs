@@ -242,9 +242,25 @@ impl Node {
                 bytes: resident.map_or(record.attr.size, |resident| resident.charged),
                 open: self.seems_open(record.ino),
                 age_s,
-                last_error: self.write_error(record.ino),
+                last_error: match self.troubles.is_lost(record.ino) {
+                    true => Some(crate::error::NodeError::Lost.to_string()),
+                    false => self.write_error(record.ino),
+                },
             })
             .collect()
+    }
+
+    /// The files whose bytes lie in spill files and on no tier, and how many bytes these are.
+    pub fn spilled_files(&self) -> (u64, u64) {
+        if !self.spills_noted.load(std::sync::atomic::Ordering::Acquire) {
+            return (0, 0);
+        }
+        let backlog = self.meta.backlog(Seq(0), LOOKED_AT).unwrap_or_default().into_iter();
+        let records = backlog.filter_map(|(_, ino)| self.meta.get(ino).ok());
+        let spilled = records.filter(|record| {
+            record.spilled && !record.links.is_empty() && !self.is_unsettled(record.ino)
+        });
+        spilled.fold((0, 0), |(files, bytes), record| (files + 1, bytes + record.attr.size))
     }
 
     /// The files that programs opened most often lately, busiest first.

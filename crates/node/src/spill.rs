@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_meta::{Ino, Queue, Record};
 use forebay_store::{Attributes, Bytes, ErrorClass, Presence, StoreError};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -20,7 +20,7 @@ use crate::io::{blocks_of_gap_write, no_room};
 use crate::metrics::Source;
 use crate::node::Node;
 use crate::overlay::Spill;
-use crate::place::{Base, Charge, Place, Residence};
+use crate::place::{Base, Charge, Headers, Place, Residence};
 
 /// An object is begun on a tier only if this much can be charged at once: a block for its header,
 /// where the file system keeps that outside the inode, and one for its first bytes.
@@ -63,8 +63,8 @@ impl Node {
                 presence: None,
                 charge: Charge::new(BEGIN, BLOCK),
                 dirty: true.into(),
-                clean_as: Mutex::new(None),
                 passed: false.into(),
+                headers: Headers::default(),
             };
             self.set_resident(file.ino, &place);
             self.announce_resident(file.ino, &place);
@@ -78,11 +78,12 @@ impl Node {
     /// made, and what still has none goes to the base.
     pub(crate) fn write_the_hard_way(
         &self,
+        context: &Context,
         file: &FileRef,
         offset: u64,
         data: &[u8],
-        end: u64,
     ) -> Result<usize> {
+        let end = offset + data.len() as u64;
         let record = self.meta.get(file.ino)?;
         fail_at!("node.spill.begin");
         let tier = file.residence.read().place.as_ref().map_or(0, |place| place.tier);
@@ -96,6 +97,7 @@ impl Node {
                 self.ensure_place(file, &record)?;
             }
             let residence = file.residence.write();
+            self.check_wanted(context)?;
             if let Some(place) = &residence.place {
                 // Charges of writes that were repeated go, for nobody else writes now.
                 self.true_up(file, place)?;
@@ -107,6 +109,7 @@ impl Node {
             }
         }
         let mut residence = file.residence.write();
+        self.check_wanted(context)?;
         self.write_around(file, &mut residence, offset, data)
     }
 
@@ -303,6 +306,7 @@ impl Node {
             record.dirty = true;
             Queue::Yes
         })?;
+        self.meta.sync()?;
         fail_at!("node.spill.evacuated");
         self.tiers[usize::from(place.tier)].tier.remove(file.ino.0)?;
         self.forget_resident(file.ino, residence.place.take().as_ref());
@@ -328,21 +332,10 @@ impl Node {
                 _ => Some(self.meta.get(file.ino)?.attr.size),
             },
         };
-        // What an earlier use may have left there is not this file's.
-        self.forget_half_written(file.ino)?;
-        self.backing.remove_spill(file.ino.0)?;
-        let map = match over {
-            None => None,
-            Some(size) => {
-                Some(self.backing.spill_map(file.ino.0, self.config.extent_bytes, size)?)
-            }
-        };
-        let made = self.backing.spill(file.ino.0)?;
-        fail_at!("node.spill.made");
-        made.file().set_len(over.unwrap_or(0))?;
-        self.spills_noted.store(true, Ordering::Release);
-        self.meta.set_setting(&spill_setting(file.ino), &made.file().stat()?.ino.to_le_bytes())?;
-        let spill = Arc::new(Spill::new(made, map)?);
+        let spill = Arc::new(self.make_spill(file.ino, over).inspect_err(|_| {
+            // Nobody knows of it.
+            drop(self.backing.remove_spill(file.ino.0));
+        })?);
         if let Some(place) = &residence.place {
             self.edit_header(place, |header| {
                 header.spilled = true;
@@ -359,14 +352,33 @@ impl Node {
         Ok(spill)
     }
 
+    /// An empty spill file, and a map if it is laid over a version of so many bytes.
+    fn make_spill(&self, ino: Ino, over: Option<u64>) -> Result<Spill> {
+        // What an earlier use may have left there is not this file's.
+        self.forget_half_written(ino)?;
+        self.backing.remove_spill(ino.0)?;
+        let map = match over {
+            None => None,
+            Some(size) => Some(self.backing.spill_map(ino.0, self.config.extent_bytes, size)?),
+        };
+        let made = self.backing.spill(ino.0)?;
+        fail_at!("node.spill.made");
+        made.file().set_len(over.unwrap_or(0))?;
+        self.spills_noted.store(true, Ordering::Release);
+        let mut note = made.file().stat()?.ino.to_le_bytes().to_vec();
+        note.extend(map.is_some().then_some(HAS_MAP));
+        self.meta.set_setting(&spill_setting(ino), &note)?;
+        let spill = Spill::new(made, map)?;
+        // Before anything says that it is there: without it the file could not be read any more.
+        spill.sync(false)?;
+        Ok(spill)
+    }
+
     /// The version in the backing store that the spill file of a file has become, if its
     /// publication was the last thing that an earlier daemon did.
     pub(crate) fn published_spill(&self, record: &Record) -> Result<Option<Attributes>> {
         let noted = self.meta.setting(&spill_setting(record.ino))?;
-        let Some(noted) = noted.and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes)
-        else {
-            return Ok(None);
-        };
+        let Some(noted) = noted_inode(noted.as_deref()) else { return Ok(None) };
         for link in record.links.iter().chain(&record.backing.links) {
             let Ok(dir) = self.backing_dir(link.parent) else { continue };
             match self.backing.stat(&dir, OsStr::from_bytes(&link.name)) {
@@ -396,10 +408,46 @@ impl Node {
         self.drop_spill(ino)
     }
 
+    /// The spill file of a file, laid over the published version as its map says.
+    ///
+    /// # Errors
+    /// What the backing store says; [`NodeError::Lost`] if its map is gone.
+    pub(crate) fn open_spilled(&self, ino: Ino) -> Result<Option<Spill>> {
+        let Some(spill) = self.backing.open_spill(ino.0)? else { return Ok(None) };
+        let map = self.backing.open_spill_map(ino.0)?;
+        if map.is_none()
+            && let Some(note) = self.meta.setting(&spill_setting(ino))?
+            && note.get(8) == Some(&HAS_MAP)
+        {
+            return Err(NodeError::Lost);
+        }
+        Spill::new(spill, map).map(Some)
+    }
+
     /// Whether a spill file of a file may be in the backing store. What can't be read may be so.
     pub(crate) fn has_spill_noted(&self, ino: Ino) -> bool {
         self.spills_noted.load(Ordering::Acquire)
             && self.meta.setting(&spill_setting(ino)).map_or(true, |noted| noted.is_some())
+    }
+
+    /// Removes what the spill area has for a file that needs no spill file, as the namespace let go of
+    /// it, or as nothing was written to it yet. Any other may be the only copy of somebody's bytes, and
+    /// is set aside.
+    pub(crate) fn dismiss_spill(&self, ino: Ino) -> Result<()> {
+        let Some(spill) = self.backing.open_spill(ino.0)? else { return self.drop_spill(ino) };
+        let noted = self.meta.setting(&spill_setting(ino))?;
+        let known = noted_inode(noted.as_deref()) == Some(spill.file().stat()?.ino);
+        let empty = || match spill.file().seek_data(0) {
+            Ok(data) => Ok(data.is_none()),
+            Err(error) if error.class() == ErrorClass::Unsupported => {
+                spill.file().allocated_bytes().map(|bytes| bytes == 0)
+            }
+            Err(error) => Err(error),
+        };
+        if known || empty()? {
+            return self.drop_spill(ino);
+        }
+        self.set_spill_aside(ino, "the index does not know it")
     }
 
     /// Removes the spill file of a file, its map, and what was noted about it.
@@ -425,11 +473,13 @@ impl Node {
         if size > 0 {
             presence.mark_dirty(0..size)?;
         }
+        // What was synced is in the object alone, and counts by the map from here on.
+        presence.sync(&*place.object)?;
         fail_at!("node.spill.mapped");
         let mut header = place.object.header()?;
         (header.whole, header.spilled) = (false, true);
         (header.dirty, header.writing) = (true, true);
-        place.object.set_header(&header)?;
+        place.set_header(&header)?;
         place.dirty.store(true, Ordering::Release);
         place.presence = Some(RwLock::new(presence));
         place.charge.paid_end.store(0, Ordering::Release);
@@ -459,7 +509,16 @@ impl Node {
                 let read = place.object.read_at(&mut buffer, at)?;
                 self.write_spill(file, spill, at, &buffer[..read])?;
                 fail_at!("node.spill.moved");
+                let durable = presence.is_durable(at..stop);
+                if durable {
+                    // It must not be less so there, nor be looked for where it is not any more.
+                    spill.sync(false)?;
+                    self.meta.sync()?;
+                }
                 presence.leave_to_base(at..stop)?;
+                if durable {
+                    presence.sync_map()?;
+                }
                 match place.object.punch(at, extent) {
                     Ok(()) => {}
                     Err(error) if error.class() == ErrorClass::Unsupported => {}
@@ -491,6 +550,14 @@ pub(crate) const SETTING: &str = "spill.";
 /// that the spill file has become.
 fn spill_setting(ino: Ino) -> String {
     format!("{SETTING}{:x}", ino.0)
+}
+
+/// Stands behind the inode number of a spill file that has a map: without it the spill file would
+/// count as complete.
+const HAS_MAP: u8 = 1;
+
+fn noted_inode(note: Option<&[u8]>) -> Option<u64> {
+    note?.get(..8)?.try_into().ok().map(u64::from_le_bytes)
 }
 
 fn is_no_room(error: &NodeError) -> bool {

@@ -75,7 +75,8 @@ impl Node {
         let group = self.backing.begin_group();
         for &ino in due {
             let Ok(record) = self.meta.get(ino) else { continue };
-            if may_be_staged(&record) {
+            // What has its owner from its directory, or keeps its inode, is made there.
+            if may_be_staged(&record) && self.may_give(&record.attr).unwrap_or(false) {
                 let file = self.files.get(ino);
                 match self.stage_file(&file, &record) {
                     Ok(true) => stage.files.push(file),
@@ -91,7 +92,27 @@ impl Node {
                 *staged = None;
             }
         }
+        if let Err(error) = self.intend_staged(&stage) {
+            // They would be published without having been announced.
+            tracing::debug!(%error, "nothing is staged");
+            return Stage::default();
+        }
         stage
+    }
+
+    /// Announces what is staged with one sync of the namespace. Each is announced once more when its
+    /// turn comes, which costs no sync if it is the same.
+    fn intend_staged(&self, stage: &Stage) -> Result<()> {
+        for file in &stage.files {
+            let staged = file.staged.lock();
+            let Some(staged) = &*staged else { continue };
+            // What is under way is not to be forgotten.
+            if self.meta.get(file.ino).is_ok_and(|record| record.backing.pending.is_none()) {
+                let pending = convert::fingerprint(staged.temporary.pending()?);
+                self.meta.intend(file.ino, None, pending)?;
+            }
+        }
+        Ok(self.meta.sync()?)
     }
 
     fn stage_file(&self, file: &FileRef, record: &Arc<Record>) -> Result<bool> {
@@ -107,6 +128,10 @@ impl Node {
             || matches!(residence.base, Base::Spill(_))
             || self.maybe_stored_into(file, place)
         {
+            return Ok(false);
+        }
+        if self.may_be_published(record, place)? {
+            // What there is may do.
             return Ok(false);
         }
         let object = place.object.clone();

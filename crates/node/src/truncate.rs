@@ -61,6 +61,9 @@ impl Node {
         self.drop_privileges(context, file)?;
         let needs_base = {
             let residence = file.residence.read();
+            if size > 0 && residence.place.as_ref().is_some_and(Self::needs_sync_to_change) {
+                context.wait()?;
+            }
             residence.place.is_none() && size > 0 && !matches!(residence.base, Base::Zeros)
         };
         if needs_base {
@@ -74,6 +77,7 @@ impl Node {
         }
         {
             let mut residence = file.residence.write();
+            self.check_wanted(context)?;
             file.count_write();
             fail_at!("node.truncate.before_object");
             if size == 0 {
@@ -99,13 +103,22 @@ impl Node {
     /// Nothing is left: no extent, no base.
     fn empty(&self, file: &FileRef, residence: &mut Residence) -> Result<()> {
         if let Some(place) = &mut residence.place {
-            self.mark_dirty(file, place)?;
+            // Cut first: what is cut need not be durable before the object counts. Should the daemon
+            // die now, a clean copy of another length is none.
             place.object.set_len(0)?;
+            if let Err(error) = self.mark_dirty(file, place) {
+                if !place.dirty.load(Ordering::Acquire) {
+                    let tier = &self.tiers[usize::from(place.tier)].tier;
+                    drop(tier.remove(file.ino.0));
+                    self.forget_resident(file.ino, residence.place.take().as_ref());
+                }
+                return Err(error);
+            }
             if place.presence.take().is_some() {
                 let mut header = place.object.header()?;
                 header.whole = true;
                 header.spilled = false;
-                place.object.set_header(&header)?;
+                place.set_header(&header)?;
                 self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
             }
             self.true_up(file, place)?;
@@ -124,7 +137,12 @@ impl Node {
         Ok(())
     }
 
-    fn resize(&self, file: &FileRef, residence: &mut Residence, size: u64) -> Result<()> {
+    pub(crate) fn resize(
+        &self,
+        file: &FileRef,
+        residence: &mut Residence,
+        size: u64,
+    ) -> Result<()> {
         let Some(place) = &mut residence.place else {
             // No tier has room for it.
             return self.ensure_spill(file, residence)?.set_len(size);

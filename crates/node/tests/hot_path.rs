@@ -30,7 +30,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// A program's request on a thread that may not wait.
-const PROGRAM: Context = Context { uid: 1000, gid: 1000, pid: 0, may_wait: false };
+const PROGRAM: Context = Context { uid: 1000, gid: 1000, pid: 0, may_wait: false, request: 0 };
 
 #[test]
 fn warm_reads_and_writes_allocate_nothing() {

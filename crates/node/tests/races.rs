@@ -9,8 +9,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, Node, SetAttr};
-use forebay_store::decorators::{Interceptor, Operation, Verdict};
+use forebay_node::{Ino, Node, SetAttr, SetTime, Timestamp, Writeback};
+use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
@@ -311,4 +311,77 @@ fn file_that_workers_move_again_and_again_when_opened_then_is_found() {
         rig.node().release(fh);
         same(&rig.plain(&MOVES.to_string()), &content, "in the backing store");
     }
+}
+
+fn timed(file: i64) -> SetAttr {
+    SetAttr {
+        mtime: Some(SetTime::At(Timestamp::new(1_000_000_000 + file, 0))),
+        ..SetAttr::default()
+    }
+}
+
+fn mtime_below(rig: &Rig, name: &str) -> i64 {
+    std::os::unix::fs::MetadataExt::mtime(&std::fs::metadata(rig.backing().join(name)).unwrap())
+}
+
+/// A file that is closed, written back and given a time, which comes while the one who does the rest
+/// is held at a point.
+fn set_time_while_held_at(point: &'static str) {
+    let _one = ONE.lock();
+    let (writeback, tier) = (Writeback::OnClose, [16 * MIB]);
+    let rig = Rig::new(&tier, Arc::new(Transparent), |config| config.writeback = writeback);
+    let fh = rig.create("file");
+    rig.write(fh, 0, &noise(1, 3000));
+    let ino = rig.ino("file");
+    let held = Held::at(point);
+    std::thread::scope(|scope| {
+        scope.spawn(|| rig.node().release(fh));
+        held.wait();
+        scope.spawn(|| rig.node().setattr(&CONTEXT, ino, &timed(5)).unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+        held.release();
+    });
+    rig.drain();
+    let shown = rig.node().getattr(&CONTEXT, ino).unwrap().attr.mtime;
+    assert_eq!(shown, Timestamp::new(1_000_000_005, 0), "on the mount, {point}");
+    assert_eq!(mtime_below(&rig, "file"), 1_000_000_005, "in the backing store, {point}");
+}
+
+#[test]
+fn time_that_is_set_while_a_close_is_settled_then_stays() {
+    set_time_while_held_at("node.settle.before_record");
+    set_time_while_held_at("node.settle.after_record");
+}
+
+#[test]
+fn time_that_is_set_while_a_close_is_written_back_then_stays() {
+    let points = ["copied", "publish", "published"].map(|point| format!("node.flush.{point}"));
+    for point in points.into_iter().chain(["node.clean.after_header".into()]) {
+        set_time_while_held_at(point.leak());
+    }
+    set_time_while_held_at("node.reconcile.before_report");
+}
+
+#[test]
+fn directory_when_synced_while_a_worker_reports_its_entries_then_has_its_time_below() {
+    let _one = ONE.lock();
+    let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |_| {});
+    let made = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0o022).unwrap();
+    rig.drain();
+    let (mode, flags) = ((0o644, 0o022), libc::O_RDWR);
+    let opened = rig.node().create_and_open(&CONTEXT, made.ino, b"file", mode, flags).unwrap();
+    rig.write(opened.1.fh, 0, b"content");
+    rig.node().release(opened.1.fh);
+    let shown = rig.node().getattr(&CONTEXT, made.ino).unwrap().attr.mtime;
+    let held = Held::at("node.reconcile.after_report");
+    std::thread::scope(|scope| {
+        scope.spawn(|| rig.node().reconcile(opened.0.ino).unwrap());
+        held.wait();
+        let until = Instant::now() + LIMIT;
+        rig.node().sync_subtree(made.ino, until, &mut |_| true).unwrap();
+        let below = std::fs::metadata(rig.backing().join("dir")).unwrap().modified().unwrap();
+        held.release();
+        let below = below.duration_since(std::time::UNIX_EPOCH).unwrap();
+        assert_eq!((below.as_secs().cast_signed(), below.subsec_nanos()), (shown.sec, shown.nsec));
+    });
 }

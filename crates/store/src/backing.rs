@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use crate::dir_backing::DirBacking;
@@ -248,6 +249,9 @@ pub trait BackingStore: Send + Sync {
     /// Makes a hard link (to a symbolic link itself if that is what the name is).
     fn link(&self, dir: &Dir, name: &OsStr, to_dir: &Dir, to_name: &OsStr) -> Result<()>;
 
+    /// Whether there are hard links at all.
+    fn has_links(&self) -> Result<bool>;
+
     /// Renames.
     fn rename(
         &self,
@@ -331,6 +335,13 @@ pub trait BackingStore: Send + Sync {
     /// Removes the spill file of an inode, and its map; no error if there is none.
     fn remove_spill(&self, ino: u64) -> Result<()>;
 
+    /// Moves the spill file of an inode, which may be the only copy of its bytes and can't be used, to
+    /// `.forebay/lost`, its map beside it. Where it is now, if there was one.
+    fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>>;
+
+    /// What lies in `.forebay/lost`, of all owners.
+    fn list_set_aside(&self) -> Result<Vec<PathBuf>>;
+
     /// Inodes with a spill file of this owner.
     fn list_spills(&self) -> Result<Vec<u64>>;
 
@@ -353,6 +364,9 @@ pub trait BackingStore: Send + Sync {
 
     /// Moves an entry of any kind out of the way, for rename cycles; `key` finds it again.
     fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
+
+    /// The name in limbo that [`BackingStore::to_limbo`] gives to what has this key.
+    fn limbo_name(&self, key: u64) -> OsString;
 
     /// Moves it to its place; `Exists` when the name is taken.
     #[allow(clippy::wrong_self_convention, reason = "moves from limbo, makes nothing")]

@@ -2,14 +2,14 @@
 
 use std::ffi::OsStr;
 
-use rustix::fs::{self, RenameFlags};
+use rustix::fs::{self, AtFlags, RenameFlags};
 use rustix::io::Errno;
 
 use crate::backing::{BackingStore, Commit, Dir, Expect, SetAttributes, Temporary};
 use crate::copy::{Cancel, Limits, Priority, copy_range};
 use crate::dir_backing::{DirBacking, rename_no_replace};
-use crate::failpoints::fail_at;
-use crate::private::swap_name;
+use crate::failpoints::{answer_at, fail_at};
+use crate::private::{Place, swap_name};
 use crate::{Attributes, FileKind, Fingerprint, Result, StoreError};
 
 /// How one attempt to publish ended.
@@ -97,24 +97,49 @@ impl DirBacking {
             }
             other => return Ok(Attempt::Conflict(other)),
         };
-        let own = temporary.file.stat()?.ino;
+        let own = temporary.file.stat()?;
         let quiet_name = temporary.place.name.clone();
-        let swap_name = swap_name(&temporary.place, &self.owner, own, version);
+        let swap_name = swap_name(&temporary.place, &self.owner, own.ino, version);
         self.rename_place(temporary, &swap_name)?;
         fail_at!("store.commit.before_exchange", &self.path);
         let place = &temporary.place;
-        match fs::renameat_with(&place.dir, &place.name, dir, name, RenameFlags::EXCHANGE) {
-            Ok(()) => {
+        let flags = RenameFlags::EXCHANGE;
+        let exchanged = answer_at!(
+            "store.commit.answer_of_exchange",
+            fs::renameat_with(&place.dir, &place.name, dir, name, flags)
+        );
+        let e = match exchanged {
+            Ok(()) => None,
+            // Whatever the answer says: what stands here now tells whether it was carried out.
+            Err(e) => match self.stands_at(&place.dir, &place.name, &own) {
+                Ok(true) => Some(e),
+                Ok(false) => None,
+                Err(_) => {
+                    // What stands here may be anybody's: neither a drop may remove it nor a retry
+                    // take it for ours.
+                    temporary.place.published = true;
+                    self.leave_swapped(&temporary.place);
+                    return Err(self.err("publish", dir, name, e));
+                }
+            },
+        };
+        match e {
+            None => {
                 // From here the temporary's name is a foreign file's: no drop may remove it.
                 temporary.place.published = true;
                 self.after_swap(temporary, dir, name, &found, own, &quiet_name)
             }
-            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                fs::renameat(&place.dir, &place.name, dir, name)
-                    .map_err(|e| self.err("publish", dir, name, e))?;
+            Some(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                let renamed = fs::renameat(&place.dir, &place.name, dir, name);
+                if let Err(e) = renamed
+                    && !self.stands_at(dir, name, &own).unwrap_or(false)
+                {
+                    drop(self.rename_place(temporary, &quiet_name));
+                    return Err(self.err("publish", dir, name, e));
+                }
                 Ok(Attempt::Published)
             }
-            Err(e) => {
+            Some(e) => {
                 self.rename_place(temporary, &quiet_name)?;
                 match e {
                     Errno::XDEV => Ok(Attempt::OtherMount),
@@ -125,6 +150,12 @@ impl DirBacking {
         }
     }
 
+    /// Whether a file of ours stands under a name.
+    fn stands_at(&self, dir: &Dir, name: &OsStr, own: &Attributes) -> Result<bool> {
+        let found = self.stat_if(dir, name)?;
+        Ok(found.is_some_and(|found| (found.dev, found.ino) == (own.dev, own.ino)))
+    }
+
     /// Looks at what came out of the swap.
     fn after_swap(
         &self,
@@ -132,37 +163,53 @@ impl DirBacking {
         dir: &Dir,
         name: &OsStr,
         expected: &Attributes,
-        own: u64,
+        own: Attributes,
         quiet_name: &OsStr,
     ) -> Result<Attempt> {
         fail_at!("store.commit.after_exchange", &self.path);
         let place = &temporary.place;
-        let displaced = self.stat(&place.dir, &place.name)?;
+        let looked = answer_at!("store.commit.answer_of_stat", self.stat_errno(place));
+        let displaced = looked.map_err(|e| {
+            self.leave_swapped(place);
+            self.err("look at what was replaced by", dir, name, e)
+        })?;
         if is_same(&displaced, expected) {
             fail_at!("store.commit.before_unlink", &self.path);
-            self.unlink(&place.dir, &place.name)?;
+            let removed = answer_at!(
+                "store.commit.answer_of_unlink",
+                fs::unlinkat(&place.dir, &place.name, AtFlags::empty())
+            );
+            if removed.is_err() {
+                // It is published: what was replaced goes when somebody comes by here again.
+                self.leave_swapped(place);
+            }
             return Ok(Attempt::Published);
         }
         for _ in 0..SWAP_BACK_TRIES {
-            match fs::renameat_with(&place.dir, &place.name, dir, name, RenameFlags::EXCHANGE) {
-                Ok(()) => {}
-                // Ours was removed from under the name meanwhile: what we hold belongs there.
-                Err(Errno::NOENT) => {
-                    fs::renameat(&place.dir, &place.name, dir, name)
-                        .map_err(|e| self.err("put back", dir, name, e))?;
-                    return Ok(Attempt::Conflict(Some(displaced)));
-                }
-                Err(e) => return Err(self.swap_lost(dir, name, e)),
+            let flags = RenameFlags::EXCHANGE;
+            let swapped = fs::renameat_with(&place.dir, &place.name, dir, name, flags);
+            // Ours was removed from under the name meanwhile: what we hold belongs there.
+            if swapped == Err(Errno::NOENT) {
+                fs::renameat(&place.dir, &place.name, dir, name)
+                    .map_err(|e| self.err("put back", dir, name, e))?;
+                return Ok(Attempt::Conflict(Some(displaced)));
             }
-            let back = self.stat(&place.dir, &place.name)?;
-            if back.ino == own && back.dev == displaced.dev {
+            // As above, an error may come after the deed.
+            if self.stands_at(&place.dir, &place.name, &own)? {
                 temporary.place.published = false;
                 self.rename_place(temporary, quiet_name)?;
                 return Ok(Attempt::Conflict(Some(displaced)));
             }
+            if let Err(e) = swapped {
+                return Err(self.swap_lost(dir, name, e));
+            }
             // Someone renamed a newer file over ours before it was back: that one belongs there.
         }
         Err(self.swap_lost(dir, name, Errno::AGAIN))
+    }
+
+    fn stat_errno(&self, place: &Place) -> rustix::io::Result<Attributes> {
+        fs::statat(&place.dir, &place.name, AtFlags::SYMLINK_NOFOLLOW).map(Attributes::from)
     }
 
     /// Gives up with a foreign file in hand: it stays where the clean-up of the next start finds it
@@ -172,10 +219,20 @@ impl DirBacking {
     }
 
     fn rename_place(&self, temporary: &mut Temporary, name: &OsStr) -> Result<()> {
-        let place = &mut temporary.place;
-        fs::renameat(&place.dir, &place.name, &place.dir, name)
-            .map_err(|e| self.err("rename", &place.dir, &place.name, e))?;
-        place.name = name.to_owned();
+        let place = &temporary.place;
+        let renamed = answer_at!(
+            "store.commit.answer_of_rename",
+            fs::renameat(&place.dir, &place.name, &place.dir, name)
+        );
+        if let Err(e) = renamed {
+            let own = temporary.file.stat()?;
+            // Carried out all the same?
+            if !self.stands_at(&place.dir, name, &own).unwrap_or(false) {
+                self.leave_swapped(place);
+                return Err(self.err("rename", &place.dir, &place.name, e));
+            }
+        }
+        temporary.place.name = name.to_owned();
         Ok(())
     }
 

@@ -6,11 +6,13 @@
 
 mod backing;
 mod faults;
+mod numbers;
 mod tier;
 mod volatile;
 
 pub use backing::InterceptedBacking;
 pub use faults::{Flaky, Rule, Stuck, Throttled};
+pub use numbers::RenumberedBacking;
 pub use tier::InterceptedTier;
 pub use volatile::VolatileTier;
 
@@ -69,8 +71,18 @@ pub enum Verdict {
 
 /// Is asked before every operation; may sleep.
 pub trait Interceptor: Send + Sync {
-    /// Decides about an operation that moves `bytes` bytes of data (0 where none are).
+    /// Decides about an operation that moves `bytes` bytes of data (0 where none are), or sets an
+    /// extended attribute of so many bytes.
     fn before(&self, operation: Operation, bytes: u64) -> Verdict;
+
+    /// The same where the operation is about a name, or about a file that was opened by that path.
+    fn before_at(&self, operation: Operation, bytes: u64, _label: &Path) -> Verdict {
+        self.before(operation, bytes)
+    }
+
+    /// Hears that an operation that was let pass has come to its end, and that its answer is about to
+    /// be given; may sleep.
+    fn after(&self, _operation: Operation) {}
 }
 
 /// Lets everything pass: for checking that the decorators change nothing by themselves.
@@ -84,7 +96,7 @@ impl Interceptor for Transparent {
 }
 
 fn ask(by: &Arc<dyn Interceptor>, operation: Operation, label: &Path) -> Result<()> {
-    match by.before(operation, 0) {
+    match by.before_at(operation, 0, label) {
         Verdict::Pass => Ok(()),
         Verdict::Fail(errno) | Verdict::Lost(errno) | Verdict::Torn { errno, .. } => {
             Err(StoreError::errno_of("(injected fault)", label, errno))
@@ -99,8 +111,22 @@ fn ask_and<T>(
     label: &Path,
     carry_out: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    let errno = match by.before(operation, 0) {
-        Verdict::Pass => return carry_out(),
+    ask_about(by, (operation, 0), label, carry_out)
+}
+
+/// The same of an operation on so many bytes.
+fn ask_about<T>(
+    by: &Arc<dyn Interceptor>,
+    (operation, bytes): (Operation, u64),
+    label: &Path,
+    carry_out: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let errno = match by.before_at(operation, bytes, label) {
+        Verdict::Pass => {
+            let done = carry_out();
+            by.after(operation);
+            return done;
+        }
         Verdict::Lost(errno) => carry_out().map(|_| errno)?,
         Verdict::Fail(errno) | Verdict::Torn { errno, .. } => errno,
     };
@@ -112,7 +138,8 @@ macro_rules! intercept_bytes {
     ($type:ty) => {
         impl crate::Bytes for $type {
             fn read_at(&self, buffer: &mut [u8], offset: u64) -> crate::Result<usize> {
-                match self.by.before(Operation::Read, buffer.len() as u64) {
+                let len = buffer.len() as u64;
+                match self.by.before_at(Operation::Read, len, self.inner.label()) {
                     Verdict::Pass => self.inner.read_at(buffer, offset),
                     Verdict::Fail(errno) | Verdict::Lost(errno) | Verdict::Torn { errno, .. } => {
                         Err(StoreError::errno_of(
@@ -124,7 +151,8 @@ macro_rules! intercept_bytes {
                 }
             }
             fn write_at(&self, data: &[u8], offset: u64) -> crate::Result<usize> {
-                let errno = match self.by.before(Operation::Write, data.len() as u64) {
+                let len = data.len() as u64;
+                let errno = match self.by.before_at(Operation::Write, len, self.inner.label()) {
                     Verdict::Pass => return self.inner.write_at(data, offset),
                     Verdict::Fail(errno) => errno,
                     Verdict::Lost(errno) => self.inner.write_at(data, offset).map(|_| errno)?,

@@ -1,5 +1,6 @@
 //! A backing store in a directory.
 
+use std::collections::HashSet;
 use std::ffi::{CString, OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::ops::ControlFlow;
@@ -37,6 +38,8 @@ pub struct DirBacking {
     pub(crate) owner: String,
     pub(crate) root: Dir,
     pub(crate) areas: Mutex<Areas>,
+    /// Spill files whose exchange with a published file got no answer.
+    pub(crate) swapped: Mutex<HashSet<u64>>,
 }
 
 impl DirBacking {
@@ -52,7 +55,13 @@ impl DirBacking {
         let fd = retry(|| fs::open(&path, flags, Mode::empty()))
             .map_err(|e| StoreError::io("open backing store", &path, e))?;
         let root = Dir(Arc::new(fd));
-        Ok(Self { path, owner: owner.to_owned(), root, areas: Mutex::default() })
+        Ok(Self {
+            path,
+            owner: owner.to_owned(),
+            root,
+            areas: Mutex::default(),
+            swapped: Mutex::default(),
+        })
     }
 
     /// Builds an error with a path for people: the directory's present path and the name.
@@ -372,6 +381,18 @@ impl BackingStore for DirBacking {
             .map_err(|e| self.err("make hard link", to_dir, to_name, e))
     }
 
+    fn has_links(&self) -> Result<bool> {
+        let one = self.make_temporary(0)?;
+        let mut other = one.place.name.clone();
+        other.push(".link");
+        match fs::linkat(&one.place.dir, &one.place.name, &one.place.dir, &other, AtFlags::empty())
+        {
+            Ok(()) => self.unlink(&one.place.dir, &other).map(|()| true),
+            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
+            Err(e) => Err(self.err("make hard link", &one.place.dir, &other, e)),
+        }
+    }
+
     fn rename(
         &self,
         dir: &Dir,
@@ -517,6 +538,14 @@ impl BackingStore for DirBacking {
         self.drop_spill(ino)
     }
 
+    fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>> {
+        self.move_spill_aside(ino)
+    }
+
+    fn list_set_aside(&self) -> Result<Vec<PathBuf>> {
+        self.lost_files()
+    }
+
     fn list_spills(&self) -> Result<Vec<u64>> {
         self.numbers_in(crate::private::Area::Spill)
     }
@@ -535,6 +564,10 @@ impl BackingStore for DirBacking {
     fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
         self.checked(dir, name)?;
         self.move_to_limbo(dir, name, key)
+    }
+
+    fn limbo_name(&self, key: u64) -> OsString {
+        self.name_in_limbo(key)
     }
 
     fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()> {

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, XattrFlags};
@@ -42,9 +42,40 @@ pub struct DirTier {
     objects: OwnedFd,
     /// The 256 fan-out directories, opened when first needed.
     fans: Vec<OnceLock<OwnedFd>>,
-    /// Fan-out directories have been opened, and perhaps made, since `objects` was last synced.
-    fans_unsynced: AtomicBool,
+    tells_stores: bool,
+    /// Fan-out directories that have been opened, and perhaps made.
+    fans_opened: Changes,
+    /// Objects that were taken out of each fan-out directory.
+    removals: Vec<Changes>,
 }
+
+/// Counts changes of a directory, and those of them that a sync has covered.
+#[derive(Default)]
+struct Changes {
+    made: AtomicU64,
+    durable: AtomicU64,
+}
+
+impl Changes {
+    fn made_one(&self) {
+        self.made.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Has `sync` done if there is something for it to do.
+    fn settle(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        let seen = self.made.load(Ordering::Acquire);
+        if self.durable.load(Ordering::Acquire) < seen {
+            sync()?;
+            // Only now: others that come meanwhile must not take it for done.
+            self.durable.fetch_max(seen, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+}
+
+/// File systems that write-protect pages of shared mappings, to be told of the first store into each,
+/// by their numbers in statfs(2): ext2 to ext4, XFS, btrfs, f2fs.
+const TELLING: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 
 /// Fan-out directory of an inode. The numbers of one node often differ in few bits only, so that
 /// they are spread by a multiplication (Knuth, TAOCP vol. 3, 6.4: Fibonacci hashing).
@@ -72,14 +103,26 @@ impl DirTier {
         let path = &std::fs::canonicalize(path).map_err(|e| StoreError::io("open", path, e))?;
         let id = match read_label(path)? {
             Some(id) => id,
-            None => format_tier(path)?,
+            None => format_tier(path, TierId(random()?))?,
         };
         make_dir(&path.join(OBJECTS))?;
         let root = open_dir(path)?;
         let objects = open_dir(&path.join(OBJECTS))?;
         let fans = (0..256).map(|_| OnceLock::new()).collect();
-        let fans_unsynced = AtomicBool::new(false);
-        Ok(Self { path: path.clone(), id, root, objects, fans, fans_unsynced })
+        let removals = (0..256).map(|_| Changes::default()).collect();
+        let fans_opened = Changes::default();
+        let kind = fs::fstatfs(&objects).map_err(|e| StoreError::io("statfs", path, e))?.f_type;
+        let tells_stores = u64::try_from(kind).is_ok_and(|kind| TELLING.contains(&kind));
+        Ok(Self {
+            path: path.clone(),
+            id,
+            root,
+            objects,
+            fans,
+            fans_opened,
+            removals,
+            tells_stores,
+        })
     }
 
     fn object_path(&self, ino: u64) -> PathBuf {
@@ -112,7 +155,7 @@ impl DirTier {
                 Mode::empty(),
             )
         })?;
-        self.fans_unsynced.store(true, Ordering::Release);
+        self.fans_opened.made_one();
         Ok(slot.get_or_init(|| fd))
     }
 
@@ -124,6 +167,10 @@ impl DirTier {
 
     fn unlink_at(&self, ino: u64, name: &str) -> rustix::io::Result<()> {
         fs::unlinkat(self.fan_dir(ino, false)?, name, AtFlags::empty())
+    }
+
+    fn removals_of(&self, ino: u64) -> &Changes {
+        &self.removals[usize::from(fan(ino))]
     }
 
     fn object(&self, ino: u64, fd: OwnedFd) -> DirObject {
@@ -183,6 +230,24 @@ pub fn check_dir(path: &Path) -> Result<()> {
     if path.exists() { read_label(path).map(drop) } else { Ok(()) }
 }
 
+/// The identity of a tier, without touching it; `None` if the directory is not one yet, or not there.
+///
+/// # Errors
+/// As [`check_dir`].
+pub fn identity(path: &Path) -> Result<Option<TierId>> {
+    if path.exists() { read_label(path) } else { Ok(None) }
+}
+
+fn is_sound(label: &[u8]) -> bool {
+    label.len() == LABEL_LEN && xxh3_64(&label[..32]) == u64_at(label, 32)
+}
+
+/// Whether a label that claims another version is merely damaged: a sound one has its checksum.
+#[must_use]
+pub fn is_label_torn(path: &Path) -> bool {
+    std::fs::read(path.join(LABEL)).is_ok_and(|label| !is_sound(&label))
+}
+
 /// The identity of a tier, or `None` for a directory that may become one.
 pub(crate) fn read_label(path: &Path) -> Result<Option<TierId>> {
     let label = path.join(LABEL);
@@ -197,6 +262,8 @@ pub(crate) fn read_label(path: &Path) -> Result<Option<TierId>> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             return if may_become_tier(path)? {
                 Ok(None)
+            } else if path.join(OBJECTS).is_dir() {
+                Err(StoreError::Damaged { path: label, what: "tier label" })
             } else {
                 Err(StoreError::Foreign { path: path.to_owned() })
             };
@@ -210,7 +277,7 @@ pub(crate) fn read_label(path: &Path) -> Result<Option<TierId>> {
     if found != LABEL_VERSION {
         return Err(StoreError::Version { path: label, found, known: LABEL_VERSION });
     }
-    if bytes.len() != LABEL_LEN || xxh3_64(&bytes[..32]) != u64_at(&bytes, 32) {
+    if !is_sound(&bytes) {
         return Err(StoreError::Damaged { path: label, what: "tier label" });
     }
     Ok(Some(TierId(array_at(&bytes, 16))))
@@ -231,10 +298,9 @@ fn may_become_tier(path: &Path) -> Result<bool> {
 }
 
 /// Writes the label: to a temporary name, synced, renamed, so that a crash leaves no half label.
-fn format_tier(path: &Path) -> Result<TierId> {
+fn format_tier(path: &Path, id: TierId) -> Result<TierId> {
     let label = path.join(LABEL_NEW);
     let err = |operation, e| StoreError::io(operation, &label, e);
-    let id = TierId(random()?);
     let mut bytes = Vec::with_capacity(LABEL_LEN);
     bytes.extend_from_slice(LABEL_MAGIC);
     bytes.extend_from_slice(&LABEL_VERSION.to_le_bytes());
@@ -243,14 +309,45 @@ fn format_tier(path: &Path) -> Result<TierId> {
     bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
     let mut file = File::create(&label).map_err(|e| err("create", e))?;
     // A tier needs room for headers: find out now rather than at the first file.
-    fs::fsetxattr(&file, XATTR, &[0; Header::ENCODED_MAX], XattrFlags::empty())
-        .map_err(|e| err("set a user extended attribute (a tier needs them) on", e.into()))?;
+    if let Err(e) = fs::fsetxattr(&file, XATTR, &[0; Header::ENCODED_MAX], XattrFlags::empty()) {
+        let _ = std::fs::remove_file(&label);
+        return Err(if is_too_small(path, e) {
+            StoreError::SmallAttributes { path: path.to_owned(), needed: Header::ENCODED_MAX }
+        } else {
+            err("set a user extended attribute (a tier needs them) on", e.into())
+        });
+    }
     fs::fremovexattr(&file, XATTR)
         .map_err(|e| err("remove the extended attribute of", e.into()))?;
     file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(|e| err("write", e))?;
     std::fs::rename(&label, path.join(LABEL)).map_err(|e| err("rename", e))?;
     fs::fsync(open_dir(path)?).map_err(|e| StoreError::io("sync", path, e))?;
     Ok(id)
+}
+
+/// Makes the label of a tier anew that has lost it, with the identity that others know it by, or a
+/// new one.
+///
+/// # Errors
+/// When it can't be written.
+pub fn restore_label(path: &Path, id: Option<TierId>) -> Result<TierId> {
+    let id = match id {
+        Some(id) => id,
+        None => TierId(random()?),
+    };
+    format_tier(path, id)
+}
+
+/// Whether an extended attribute was refused because the file system has no room for one of this
+/// length in one file, and not because it is full.
+fn is_too_small(path: &Path, error: Errno) -> bool {
+    match error {
+        Errno::TOOBIG | Errno::RANGE => true,
+        Errno::NOSPC => fs::statvfs(path).is_ok_and(|room| {
+            room.f_bavail.saturating_mul(room.f_frsize) > 16 * Header::ENCODED_MAX as u64
+        }),
+        _ => false,
+    }
 }
 
 /// Random bytes from the kernel.
@@ -373,6 +470,7 @@ impl Tier for DirTier {
         let beside = to.with_extension("map");
         // The object goes first: see `remove`.
         retry(|| fs::renameat(fan, &name, fs::CWD, to)).map_err(err)?;
+        self.removals_of(ino).made_one();
         match retry(|| fs::renameat(fan, &map, fs::CWD, &beside)) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(err(e)),
@@ -391,6 +489,7 @@ impl Tier for DirTier {
         // would count as whole.
         self.unlink_at(ino, &object_name(ino))
             .map_err(|e| StoreError::io("remove", self.object_path(ino), e))?;
+        self.removals_of(ino).made_one();
         fail_at!("store.remove.before_map", &self.path);
         self.remove_map(ino)
     }
@@ -428,6 +527,10 @@ impl Tier for DirTier {
         }
     }
 
+    fn tells_stores(&self) -> bool {
+        self.tells_stores
+    }
+
     fn usage(&self) -> Result<TierUsage> {
         let room =
             fs::fstatvfs(&self.root).map_err(|e| StoreError::io("statvfs", &self.path, e))?;
@@ -445,13 +548,11 @@ impl Tier for DirTier {
             Err(Errno::NOENT) => {}
             Err(e) => return Err(err(e)),
         }
-        if !self.fans_unsynced.swap(false, Ordering::AcqRel) {
-            return Ok(());
-        }
-        retry(|| fs::fsync(&self.objects)).map_err(|e| {
-            self.fans_unsynced.store(true, Ordering::Release);
-            err(e)
-        })
+        self.fans_opened.settle(|| retry(|| fs::fsync(&self.objects)).map_err(err))
+    }
+
+    fn settle_removals(&self, ino: u64) -> Result<()> {
+        self.removals_of(ino).settle(|| self.sync_dir(ino))
     }
 
     fn sync(&self) -> Result<()> {

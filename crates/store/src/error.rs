@@ -39,9 +39,20 @@ pub enum StoreError {
         /// The directory.
         path: PathBuf,
     },
+    /// The file system gives a file less room for extended attributes than a header takes.
+    #[error(
+        "{}: its file system has no room for extended attributes of {needed} bytes in a file (ext4 with blocks of 1 KiB has not): use one with blocks of 4 KiB (mkfs.ext4 -b 4096), XFS, Btrfs or tmpfs",
+        path.display()
+    )]
+    SmallAttributes {
+        /// The directory.
+        path: PathBuf,
+        /// The longest header.
+        needed: usize,
+    },
     /// The format on disk is newer than this program.
     #[error(
-        "{} has format version {found}, this program knows versions up to {known}: use a newer Forebay, or empty the directory after `forebay sync` with the old one",
+        "{} has format version {found}, this program knows versions up to {known}: use a newer Forebay, or empty the directory after `forebay sync` with the old one; if no newer one was there it is damaged, and `forebay fsck --repair` makes it usable again",
         path.display()
     )]
     Version {
@@ -53,7 +64,7 @@ pub enum StoreError {
         known: u32,
     },
     /// Bytes on disk that do not decode.
-    #[error("{}: damaged {what}; `forebay fsck` repairs it", path.display())]
+    #[error("{}: damaged {what}; `forebay fsck --repair` makes it usable again", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -127,6 +138,7 @@ impl StoreError {
             Self::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
             Self::Locked { .. } => libc::EBUSY,
             Self::Foreign { .. } | Self::Version { .. } => libc::EINVAL,
+            Self::SmallAttributes { .. } => libc::EOPNOTSUPP,
             Self::Damaged { .. } => libc::EIO,
             Self::Shrunk { .. } => libc::ESTALE,
             Self::Cancelled => libc::ECANCELED,

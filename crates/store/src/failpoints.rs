@@ -18,6 +18,10 @@ pub const FAILPOINTS: &[&str] = &[
     "store.commit.before_unlink",
     "store.commit.after_rename",
     "store.commit.before_copy_beside",
+    "store.commit.answer_of_rename",
+    "store.commit.answer_of_exchange",
+    "store.commit.answer_of_stat",
+    "store.commit.answer_of_unlink",
     "store.sync_dirs.before",
     "store.copy.before_chunk",
     "store.limbo.before_move",
@@ -30,4 +34,17 @@ macro_rules! fail_at {
     };
 }
 
-pub(crate) use fail_at;
+/// The outcome of a system call that was carried out; where the fail point says so, its answer was
+/// lost on the way and is EIO.
+macro_rules! answer_at {
+    ($name:literal, $outcome:expr) => {{
+        let outcome = $outcome;
+        let answer = move || {
+            fail::fail_point!($name, |_| Err(rustix::io::Errno::IO));
+            outcome
+        };
+        answer()
+    }};
+}
+
+pub(crate) use {answer_at, fail_at};

@@ -189,6 +189,14 @@ impl Presence {
         Ok(map)
     }
 
+    /// The kernel has lost what was not synced: only extents that a sync has covered count. A map that
+    /// was loaded after a crash of the machine is so already.
+    pub fn believe_what_was_synced(&mut self, was_writing: bool) -> Result<()> {
+        (self.present, self.dirty) = (0, 0);
+        self.normalise(true, was_writing);
+        self.save()
+    }
+
     /// Makes loaded states sound; after a crash of the machine, believes only what was synced.
     fn normalise(&mut self, crashed: bool, was_writing: bool) {
         for index in 0..self.states.len() {
@@ -347,6 +355,12 @@ impl Presence {
     #[must_use]
     pub fn is_present(&self, range: Range<u64>) -> bool {
         self.touched(&range).all(|index| !self.is_absent(index))
+    }
+
+    /// Whether any extent that the range touches survives a crash of the machine.
+    #[must_use]
+    pub fn is_durable(&self, range: Range<u64>) -> bool {
+        self.touched(&range).any(|index| self.states[index] & DURABLE != 0)
     }
 
     /// Appends the runs of absent extents that the range touches: what must be fetched from the
@@ -586,6 +600,11 @@ impl Presence {
                 self.set_state(index, (state & !SYNCING) | DURABLE);
             }
         }
+        self.sync_map()
+    }
+
+    /// Makes the map itself durable as it is.
+    pub fn sync_map(&mut self) -> Result<()> {
         self.save()?;
         let Some(file) = &self.file else { return Ok(()) };
         fail_at!("store.presence.before_sync", file.0.label());

@@ -6,7 +6,10 @@
 //!   version that it replaces, so that a later daemon can tell which of the two it finds;
 //! - `spill/y.` likewise for a file of the spill area, which must not be lost;
 //! - `spill/OWNER.INO`, beside it `spill/OWNER.INO.map` where the spill file has only some of the
-//!   extents, and `limbo/OWNER.KEY`.
+//!   extents, and `limbo/OWNER.KEY`;
+//! - `lost/OWNER.INO` and `lost/OWNER.INO.map`, with `-1` and so on where that is taken: a spill file
+//!   that no namespace knows;
+//! - `mounts/OWNER`: a note of a mount that may have what the backing store lacks.
 //!
 //! Numbers are hexadecimal.
 
@@ -30,29 +33,37 @@ use crate::{Attributes, FileKind, Fingerprint, Result, StoreError, Timestamp};
 /// What follows the name of a spill file in that of its map.
 const MAP_SUFFIX: &str = ".map";
 
+/// Notes of mounts that are looked at, and their longest.
+const MOST_NOTES: usize = 1000;
+const LONGEST_NOTE: u64 = 64 << 10;
+
 /// A subdirectory of the private area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Area {
     Tmp,
     Spill,
     Limbo,
+    Lost,
+    Mounts,
 }
 
 impl Area {
-    const ALL: [Self; 3] = [Self::Tmp, Self::Spill, Self::Limbo];
+    const ALL: [Self; 5] = [Self::Tmp, Self::Spill, Self::Limbo, Self::Lost, Self::Mounts];
 
     fn name(self) -> &'static str {
         match self {
             Self::Tmp => "tmp",
             Self::Spill => "spill",
             Self::Limbo => "limbo",
+            Self::Lost => "lost",
+            Self::Mounts => "mounts",
         }
     }
 }
 
 /// Handles of the subdirectories that have been used.
 #[derive(Default)]
-pub(crate) struct Areas([Option<Dir>; 3]);
+pub(crate) struct Areas([Option<Dir>; 5]);
 
 /// Where a temporary stands.
 pub(crate) struct Place {
@@ -196,11 +207,43 @@ impl DirBacking {
 
     pub(crate) fn find_spill(&self, ino: u64) -> Result<Option<Temporary>> {
         let Some(dir) = self.existing_area(Area::Spill)? else { return Ok(None) };
-        match self.spill_in(&dir, ino, OFlags::empty()) {
+        let find = || match self.spill_in(&dir, ino, OFlags::empty()) {
             Ok(found) => Ok(Some(found)),
             Err(e) if e.errno() == libc::ENOENT => Ok(None),
             Err(e) => Err(e),
+        };
+        if let Some(found) = find()? {
+            return Ok(Some(found));
         }
+        // A commit that got no answer may have left it under its other name.
+        self.settle_swaps(&dir, ino)?;
+        find()
+    }
+
+    /// An exchange of this file is not settled: whoever wants its spill file next has to look.
+    pub(crate) fn leave_swapped(&self, place: &Place) {
+        if place.spill {
+            self.swapped.lock().insert(place.ino);
+        }
+    }
+
+    /// Ends what commits of a spill file that got no answer have left undone: the spill file gets its
+    /// name back, and what it has replaced goes.
+    fn settle_swaps(&self, dir: &Dir, ino: u64) -> Result<()> {
+        let prefix = format!("y.{}.{ino:x}.", self.owner);
+        let mut names = Vec::new();
+        self.list(dir, &mut |batch| {
+            let fits = batch.iter().map(|entry| &entry.name);
+            let fits = fits.filter(|name| name.to_str().is_some_and(|n| n.starts_with(&prefix)));
+            names.extend(fits.cloned());
+            ControlFlow::Continue(())
+        })?;
+        let mut cleaned = Cleaned::default();
+        for name in names {
+            self.clean_one(dir, &name, &self.owner, &mut cleaned)?;
+        }
+        self.swapped.lock().remove(&ino);
+        Ok(())
     }
 
     fn spill_map_name(&self, ino: u64) -> OsString {
@@ -230,6 +273,9 @@ impl DirBacking {
 
     pub(crate) fn drop_spill(&self, ino: u64) -> Result<()> {
         let Some(dir) = self.existing_area(Area::Spill)? else { return Ok(()) };
+        if self.swapped.lock().contains(&ino) {
+            self.settle_swaps(&dir, ino)?;
+        }
         // The file goes first: without its map it would count as complete.
         for name in [self.spill_name(ino), self.spill_map_name(ino)] {
             match fs::unlinkat(&dir, &name, AtFlags::empty()) {
@@ -238,6 +284,114 @@ impl DirBacking {
             }
         }
         Ok(())
+    }
+
+    /// Moves a spill file and its map to a free name in `lost/`.
+    pub(crate) fn move_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>> {
+        let Some(spill) = self.existing_area(Area::Spill)? else { return Ok(None) };
+        let own = self.spill_name(ino);
+        if self.stat_if(&spill, &own)?.is_none() {
+            return Ok(None);
+        }
+        let mut name = own.clone();
+        for number in 1.. {
+            let map = with_map_suffix(&name);
+            let lost = self.area(Area::Lost)?;
+            if self.stat_if(&lost, &name)?.is_none() && self.stat_if(&lost, &map)?.is_none() {
+                break;
+            }
+            name = own.clone();
+            name.push(format!("-{number}"));
+        }
+        self.in_area(Area::Lost, |lost| {
+            // The map first: without it a spill file would count as complete.
+            let maps = (self.spill_map_name(ino), with_map_suffix(&name));
+            match rename_no_replace(&spill, &maps.0, lost, &maps.1) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(e) => return Err(self.err("set aside", &spill, &maps.0, e)),
+            }
+            rename_no_replace(&spill, &own, lost, &name)
+                .map_err(|e| self.err("set aside", &spill, &own, e))
+        })?;
+        Ok(Some(self.path.join(PRIVATE).join(Area::Lost.name()).join(name)))
+    }
+
+    /// What lies in `lost/`, without maps.
+    pub(crate) fn lost_files(&self) -> Result<Vec<PathBuf>> {
+        let Some(dir) = self.existing_area(Area::Lost)? else { return Ok(Vec::new()) };
+        let place = self.path.join(PRIVATE).join(Area::Lost.name());
+        let mut found = Vec::new();
+        self.list(&dir, &mut |batch| {
+            let files = batch.iter().map(|entry| &entry.name);
+            let files = files.filter(|name| !name.to_string_lossy().ends_with(MAP_SUFFIX));
+            found.extend(files.map(|name| place.join(name)));
+            ControlFlow::Continue(())
+        })?;
+        found.sort();
+        Ok(found)
+    }
+
+    /// Leaves a note of this mount in `mounts/`, until it is taken away. Whether there was one.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn note_mount(&self, note: &[u8]) -> Result<bool> {
+        let name = OsString::from(&self.owner);
+        let new = OsString::from(format!("{}.new", self.owner));
+        self.in_area(Area::Mounts, |dir| {
+            let before = self.stat_if(dir, &name)?.is_some();
+            let file = self.open_private(dir, &new, OFlags::CREATE | OFlags::TRUNC)?;
+            crate::Bytes::write_at(&*file, note, 0)?;
+            fs::renameat(dir, &new, dir, &name)
+                .map_err(|e| self.err("note the mount in", dir, &name, e))?;
+            Ok(before)
+        })
+    }
+
+    /// Takes the note away, and the private area if nothing else is in it.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn forget_mount(&self, owner: &str) -> Result<()> {
+        if let Some(dir) = self.existing_area(Area::Mounts)? {
+            match fs::unlinkat(&dir, owner, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(e) => return Err(self.err("remove", &dir, owner.as_ref(), e)),
+            }
+        }
+        self.remove_empty_areas()
+    }
+
+    /// The notes of mounts that this user, or root, has left: their owners and what they say.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn noted_mounts(&self) -> Result<Vec<(String, Vec<u8>)>> {
+        let Some(dir) = self.existing_area(Area::Mounts)? else { return Ok(Vec::new()) };
+        let mut names = Vec::new();
+        self.list(&dir, &mut |batch| {
+            names.extend(batch.iter().filter_map(|entry| entry.name.to_str().map(str::to_owned)));
+            if names.len() > MOST_NOTES {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })?;
+        let mut notes = Vec::new();
+        for name in names {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            let Ok(fd) = retry(|| fs::openat(&dir, &name, flags, Mode::empty())) else { continue };
+            let file = LocalFile::new(fd, self.describe(&dir, name.as_ref()));
+            let found = crate::Bytes::stat(&file)?;
+            let trusted = [0, rustix::process::geteuid().as_raw()].contains(&found.uid);
+            if trusted && found.kind == FileKind::Regular && found.size <= LONGEST_NOTE {
+                let mut note = vec![0; usize::try_from(found.size).unwrap_or(0)];
+                let read = crate::Bytes::read_at(&file, &mut note, 0)?;
+                note.truncate(read);
+                notes.push((name, note));
+            }
+        }
+        Ok(notes)
     }
 
     pub(crate) fn numbers_in(&self, area: Area) -> Result<Vec<u64>> {
@@ -255,9 +409,13 @@ impl DirBacking {
         Ok(numbers)
     }
 
+    pub(crate) fn name_in_limbo(&self, key: u64) -> OsString {
+        self.spill_name(key)
+    }
+
     pub(crate) fn move_to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
         fail_at!("store.limbo.before_move", &self.path);
-        let kept = self.spill_name(key);
+        let kept = self.name_in_limbo(key);
         // A missing source must not look like an area that was tidied away.
         self.stat(dir, name)?;
         self.in_area(Area::Limbo, |limbo| {
@@ -267,7 +425,7 @@ impl DirBacking {
     }
 
     pub(crate) fn move_from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()> {
-        let kept = self.spill_name(key);
+        let kept = self.name_in_limbo(key);
         let missing = || StoreError::errno_of("find in limbo", PathBuf::from(&kept), libc::ENOENT);
         let limbo = self.existing_area(Area::Limbo)?.ok_or_else(missing)?;
         let mut moved = rename_no_replace(&limbo, &kept, dir, name);
@@ -360,6 +518,12 @@ impl DirBacking {
         Area::ALL.iter().try_for_each(|area| remove(&private, area.name()))?;
         remove(&self.root, PRIVATE)
     }
+}
+
+fn with_map_suffix(name: &OsStr) -> OsString {
+    let mut map = name.to_owned();
+    map.push(MAP_SUFFIX);
+    map
 }
 
 /// Whether a file is the version, but for the ctime, which the rename has changed.

@@ -2,14 +2,16 @@
 //! nothing.
 
 use std::ffi::OsStr;
+use std::fs::DirBuilder;
 use std::ops::ControlFlow;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use crate::dir_tier::{
     MAP_SUFFIX, OBJECTS, fan, object_name, parse_name, read_header_path, read_label,
 };
-use crate::{Header, Result, StoreError};
+use crate::presence::MapFile;
+use crate::{Header, Presence, Result, StoreError, Tier};
 
 /// Directory of a tier that takes files which the repair does not understand.
 pub const LOST: &str = "lost";
@@ -36,8 +38,10 @@ pub enum Class {
     HeaderMissing,
     /// An object with a header that does not decode.
     HeaderTorn,
-    /// An object with a header of a newer version: nothing to repair with this program.
+    /// An object with a header of a newer version.
     HeaderNewer,
+    /// An object whose header the device does not give.
+    HeaderUnreadable,
     /// A map without an object: its removal was cut short.
     MapWithoutObject,
     /// A file, directory or device that the tier did not make, or an object in a wrong place.
@@ -75,7 +79,7 @@ impl Finding {
     #[must_use]
     pub fn repair(&self) -> Repair {
         match self.class {
-            Class::Valid { .. } | Class::HeaderNewer => Repair::Keep,
+            Class::Valid { .. } | Class::HeaderNewer | Class::HeaderUnreadable => Repair::Keep,
             Class::MapMissing { .. } => Repair::AskNode,
             Class::Unfinished | Class::MapWithoutObject => Repair::Remove,
             Class::HeaderMissing | Class::HeaderTorn | Class::Foreign => Repair::MoveToLost,
@@ -151,7 +155,7 @@ fn classify(path: PathBuf, index: u8) -> Result<Option<Finding>> {
         Err(StoreError::Damaged { .. }) => Class::HeaderTorn,
         Err(e) if e.errno() == libc::ENODATA && meta.len() == 0 => Class::Unfinished,
         Err(e) if e.errno() == libc::ENODATA => Class::HeaderMissing,
-        Err(e) => return Err(e),
+        Err(_) => Class::HeaderUnreadable,
     };
     Ok(Some(Finding { path, ino: Some(ino), class }))
 }
@@ -170,45 +174,141 @@ pub fn repair(tier: &Path, finding: &Finding) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Moves a file, and the map of an object with it, to a free name in `lost/`.
-fn move_to_lost(tier: &Path, path: &Path) -> Result<PathBuf> {
+/// A name in `lost/` that neither a file nor the map of one has; the directory is made if need be.
+pub(crate) fn free_name(tier: &Path, name: &str) -> Result<PathBuf> {
     let lost = tier.join(LOST);
-    std::fs::create_dir_all(&lost).map_err(|e| StoreError::io("create directory", &lost, e))?;
-    let name = path.file_name().unwrap_or(OsStr::new("file"));
-    let free = (0..u32::MAX).map(|n| {
-        let mut candidate = name.to_owned();
-        if n > 0 {
-            candidate.push(format!(".{n}"));
+    match DirBuilder::new().mode(0o700).create(&lost) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(StoreError::io("create directory", &lost, e));
         }
-        lost.join(candidate)
-    });
-    for target in free {
-        let here = rustix::fs::CWD;
-        let flags = rustix::fs::RenameFlags::NOREPLACE;
-        match rustix::fs::renameat_with(here, path, here, &target, flags) {
-            Ok(()) => {
-                let mut map = path.as_os_str().to_owned();
-                map.push(MAP_SUFFIX);
-                let mut map_target = target.clone().into_os_string();
-                map_target.push(MAP_SUFFIX);
-                return match std::fs::rename(&map, &map_target) {
-                    Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                        Err(StoreError::io("move", map, e))
-                    }
-                    _ => Ok(target),
-                };
-            }
-            Err(rustix::io::Errno::EXIST) => {}
-            Err(e) => return Err(StoreError::io("move", path, e)),
-        }
+        _ => {}
     }
-    Err(StoreError::errno_of("find a free name in", lost, libc::EEXIST))
+    let taken = |path: &Path| path.symlink_metadata().is_ok();
+    let mut candidates = (0..u32::MAX).map(|n| match n {
+        0 => lost.join(name),
+        n => lost.join(format!("{name}-{n}")),
+    });
+    candidates
+        .find(|path| !taken(path) && !taken(&map_beside(path)))
+        .ok_or_else(|| StoreError::errno_of("find a free name in", lost, libc::EEXIST))
+}
+
+fn map_beside(path: &Path) -> PathBuf {
+    let mut map = path.as_os_str().to_owned();
+    map.push(MAP_SUFFIX);
+    map.into()
+}
+
+/// Moves a file, and the map of an object with it, to a free name in `lost/`.
+///
+/// # Errors
+/// When it can't be moved.
+pub fn move_to_lost(tier: &Path, path: &Path) -> Result<PathBuf> {
+    let name = path.file_name().unwrap_or(OsStr::new("file")).to_string_lossy().into_owned();
+    let target = free_name(tier, &name)?;
+    std::fs::rename(path, &target).map_err(|e| StoreError::io("move", path, e))?;
+    match std::fs::rename(map_beside(path), map_beside(&target)) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(StoreError::io("move", map_beside(path), e))
+        }
+        _ => Ok(target),
+    }
+}
+
+/// An object that was set aside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Aside {
+    /// The file.
+    pub path: PathBuf,
+    /// The inode in its name, if it has one.
+    pub ino: Option<u64>,
+    /// Whether there is a map beside it.
+    pub map: bool,
+}
+
+/// What lies in `lost/` of a tier.
+///
+/// # Errors
+/// When the directory can't be read.
+pub fn set_aside(tier: &Path) -> Result<Vec<Aside>> {
+    let lost = tier.join(LOST);
+    let paths = match entries(&lost) {
+        Ok(paths) => paths.collect::<Result<Vec<_>>>()?,
+        Err(e) if e.errno() == libc::ENOENT => return Ok(Vec::new()),
+        Err(e) => return Err(e),
+    };
+    let is_map = |path: &PathBuf| {
+        let text = path.to_string_lossy();
+        text.strip_suffix(MAP_SUFFIX).is_some_and(|object| Path::new(object).exists())
+    };
+    let mut found: Vec<Aside> = paths
+        .into_iter()
+        .filter(|path| !is_map(path))
+        .map(|path| {
+            let name = path.file_name().and_then(OsStr::to_str).unwrap_or("");
+            let ino = parse_name(name.split_once('-').map_or(name, |(name, _)| name));
+            Aside { ino, map: map_beside(&path).exists(), path }
+        })
+        .collect();
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(found)
+}
+
+/// The header of an object that was set aside.
+///
+/// # Errors
+/// When it has none that can be read.
+pub fn header_of(aside: &Aside) -> Result<Header> {
+    let missing = || StoreError::errno_of("read the header of", &aside.path, libc::ENODATA);
+    read_header_path(&aside.path, aside.ino.ok_or_else(missing)?)
+}
+
+/// Whether a file has no holes, so that it holds all bytes of a file of its length.
+///
+/// # Errors
+/// When it can't be looked at.
+pub fn is_full(path: &Path) -> Result<bool> {
+    let err = |e: std::io::Error| StoreError::io("look for holes in", path, e);
+    let file = std::fs::File::open(path).map_err(err)?;
+    let len = file.metadata().map_err(err)?.len();
+    let hole = rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0));
+    Ok(len > 0 && hole.map_err(|e| err(e.into()))? >= len)
+}
+
+/// Whether the map beside an object that was set aside can be used.
+#[must_use]
+pub fn has_sound_map(aside: &Aside, ino: u64) -> bool {
+    let path = map_beside(&aside.path);
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&path);
+    file.is_ok_and(|file| Presence::load(MapFile::new(file.into(), path), ino, true).is_ok())
+}
+
+/// Puts an object that was set aside back in its place, with its map. A header that could not be read
+/// is to be made anew by the caller before.
+///
+/// # Errors
+/// `Exists` if there is an object of this inode.
+pub fn put_back(tier: &dyn Tier, aside: &Aside, ino: u64, header: &Header) -> Result<()> {
+    let objects = tier.path().join(OBJECTS);
+    if aside.map {
+        // Before the object, which would count as whole without it.
+        let fan_dir = objects.join(format!("{:02x}", fan(ino)));
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&fan_dir)
+            .map_err(|e| StoreError::io("create directory", &fan_dir, e))?;
+        let to = map_beside(&fan_dir.join(object_name(ino)));
+        std::fs::rename(map_beside(&aside.path), &to)
+            .map_err(|e| StoreError::io("move", &aside.path, e))?;
+    }
+    tier.adopt(ino, &aside.path, header)?.sync(false)?;
+    tier.sync_dir(ino)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Tier as _;
     use crate::tier::DirTier;
     use rustix::fs::XattrFlags;
 

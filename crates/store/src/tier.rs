@@ -3,12 +3,12 @@
 use std::fmt;
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::{Bytes, Header, Presence, Result};
 
-pub use crate::dir_tier::{DirTier, check_dir};
+pub use crate::dir_tier::{DirTier, check_dir, identity, is_label_torn, restore_label};
 
 /// Identity of a tier, made at random when it is formatted; it survives renames of the directory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,6 +23,22 @@ impl fmt::Display for TierId {
             write!(f, "{byte:02x}")?;
         }
         Ok(())
+    }
+}
+
+impl TierId {
+    /// From its text.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
+        let mut id = [0; 16];
+        if digits.len() != 2 * id.len() {
+            return None;
+        }
+        for (byte, pair) in id.iter_mut().zip(digits.chunks(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(TierId(id))
     }
 }
 
@@ -103,6 +119,14 @@ pub trait Tier: Send + Sync {
     /// `.map`. `NotFound` if there is none.
     fn detach(&self, ino: u64, to: &Path) -> Result<()>;
 
+    /// Moves an object that can't be used, and may be the only copy of its bytes, to a free name in
+    /// `lost/`, its map beside it. Where it is now. `NotFound` if there is none.
+    fn set_aside(&self, ino: u64) -> Result<PathBuf> {
+        let to = crate::recover::free_name(self.path(), &crate::dir_tier::object_name(ino))?;
+        self.detach(ino, &to)?;
+        Ok(to)
+    }
+
     /// Opens an object for reading and writing. `NotFound` if there is none.
     fn open(&self, ino: u64) -> Result<Arc<dyn Object>>;
 
@@ -127,11 +151,20 @@ pub trait Tier: Send + Sync {
     /// must be synced before, or it counts as whole after a crash without being so.
     fn remove_map(&self, ino: u64) -> Result<()>;
 
+    /// Whether the first store into each page of a mapping moves an object's modification time, also
+    /// when the page was loaded before. On other file systems (tmpfs) a store may leave no trace.
+    fn tells_stores(&self) -> bool {
+        false
+    }
+
     /// Room on the file system.
     fn usage(&self) -> Result<TierUsage>;
 
     /// Makes the directory entry of an object durable (after `create` or `remove`).
     fn sync_dir(&self, ino: u64) -> Result<()>;
+
+    /// Makes it durable that objects are gone that were removed, in the directory of this one.
+    fn settle_removals(&self, ino: u64) -> Result<()>;
 
     /// Makes everything on the tier's file system durable.
     fn sync(&self) -> Result<()>;

@@ -9,7 +9,7 @@ use crate::plot::{Chart, Line};
 use crate::table::Table;
 
 /// A number with few digits, and no more than it has.
-pub(super) fn short(value: f64) -> String {
+pub(crate) fn short(value: f64) -> String {
     match value.abs() {
         size if size >= 1000.0 || value.fract() == 0.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),
@@ -18,7 +18,7 @@ pub(super) fn short(value: f64) -> String {
     }
 }
 
-pub(super) fn row(fields: &[f64]) -> Vec<String> {
+pub(crate) fn row(fields: &[f64]) -> Vec<String> {
     fields.iter().map(|field| short(*field)).collect()
 }
 

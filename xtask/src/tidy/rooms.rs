@@ -13,8 +13,11 @@ struct Room {
 }
 
 const CORE: &str = "forebay-core";
+const COOP: &str = "forebay-coop";
 const STORE: &str = "forebay-store";
 const ERASURE: &str = "forebay-erasure";
+const SCHEDULE: &str = "forebay-schedule";
+const PROFILE: &str = "forebay-profile";
 const META: &str = "forebay-meta";
 const PEER: &str = "forebay-peer";
 const NODE: &str = "forebay-node";
@@ -29,25 +32,34 @@ const SIM: &str = "forebay-sim";
 /// Tools: they may use what they like, and nothing may use them.
 const TOOLS: &[&str] = &["forebay-bench", "forebay-tests", "fusewire-fuzz", "xtask"];
 
-const PRODUCT: &[&str] =
-    &[CORE, ERASURE, STORE, META, PEER, NODE, FUSE, MPIIO, STREAMS, PYTHON, WIRE];
+const PRODUCT: &[&str] = &[
+    CORE, COOP, ERASURE, SCHEDULE, PROFILE, STORE, META, PEER, NODE, FUSE, MPIIO, STREAMS, PYTHON,
+    WIRE,
+];
 
 /// core <- {store, meta, peer, streams} <- node <- {fuse, mpiio, python} <- forebay. The second four
-/// never name each other, and fusewire and the erasure code know nothing of Forebay.
+/// never name each other; fusewire, the erasure code, the cooperative cache, the schedule of jobs and
+/// the profile of tasks know nothing of Forebay.
 const ROOMS: &[Room] = &[
     Room { name: CORE, may_use: &[] },
+    Room { name: COOP, may_use: &[] },
     Room { name: WIRE, may_use: &[] },
     Room { name: ERASURE, may_use: &[] },
+    Room { name: SCHEDULE, may_use: &[] },
+    Room { name: PROFILE, may_use: &[] },
     Room { name: STORE, may_use: &[CORE, ERASURE] },
     Room { name: META, may_use: &[CORE] },
     Room { name: PEER, may_use: &[CORE] },
-    Room { name: NODE, may_use: &[CORE, ERASURE, STORE, META, PEER, STREAMS] },
+    Room {
+        name: NODE,
+        may_use: &[CORE, COOP, ERASURE, SCHEDULE, PROFILE, STORE, META, PEER, STREAMS],
+    },
     Room { name: FUSE, may_use: &[CORE, NODE, WIRE] },
-    Room { name: MPIIO, may_use: &[CORE, NODE] },
+    Room { name: MPIIO, may_use: &[CORE, COOP, NODE] },
     Room { name: STREAMS, may_use: &[CORE] },
     Room { name: PYTHON, may_use: &[CORE, NODE] },
     Room { name: BINARY, may_use: PRODUCT },
-    Room { name: SIM, may_use: &[CORE] },
+    Room { name: SIM, may_use: &[CORE, COOP, SCHEDULE, PROFILE] },
 ];
 
 #[derive(Deserialize)]

@@ -303,6 +303,11 @@ pub struct FsckArgs {
     /// Repair what can be repaired without losing data
     #[arg(long)]
     pub repair: bool,
+    /// Repair, and give up for good what is lost: tiers of the mount that are not named, and files that
+    /// were written and of which nothing is left. They show what the backing store has of them, or are
+    /// empty
+    #[arg(long, conflicts_with_all = ["rebuild", "cluster"])]
+    pub accept_loss: bool,
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,

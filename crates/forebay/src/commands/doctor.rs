@@ -252,6 +252,11 @@ fn runtime() -> Check {
 
 fn backing(dir: &Path) -> Check {
     match SystemFacts.directory(dir).and_then(|_| SystemFacts.file_system(dir)) {
+        Ok(_) if SystemFacts.writable(dir).is_err() => check(
+            "backing store",
+            Verdict::Limited,
+            format!("{}: can't be written: mount it with --read-only", dir.display()),
+        ),
         Ok(system) => check(
             "backing store",
             Verdict::Ok,
@@ -284,12 +289,34 @@ fn tier(dir: &Path, backing: Option<&Path>) -> Check {
         return check(
             "tier",
             Verdict::Missing,
-            format!("{shown}: {error}; a tier must be writable and keep extended attributes"),
+            format!(
+                "{shown}: {error}; a tier must be writable and keep extended attributes of {HEADER} \
+                 bytes (ext4 with blocks of 1 KiB does not)"
+            ),
         );
     }
     let mounts = SystemFacts.mounts();
     let kind = mountinfo::containing(&mounts, &existing).map_or("", |mount| mount.kind.as_str());
     let free = format!("{shown}: {kind}, {} free", format_bytes(system.free_bytes));
+    if !dir.exists() {
+        let parent = dir.parent().unwrap_or(dir);
+        if !parent.as_os_str().is_empty() && !parent.is_dir() {
+            return check(
+                "tier",
+                Verdict::Missing,
+                format!(
+                    "{shown}: neither it nor {} exists; is its device mounted? (`forebay mount \
+                     --create-tier` would make both on {kind})",
+                    parent.display()
+                ),
+            );
+        }
+        return check(
+            "tier",
+            Verdict::Limited,
+            format!("{free}; does not exist yet, a mount makes it on this file system"),
+        );
+    }
     let same = backing
         .and_then(|backing| SystemFacts.file_system(backing).ok())
         .is_some_and(|other| other.device == system.device);
@@ -316,10 +343,13 @@ fn try_file(dir: &Path) -> Result<OwnedFd, rustix::io::Errno> {
     open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
 }
 
-/// Writes an extended attribute to a file without a name.
+/// Bytes of the longest header of an object: docs/format.md.
+const HEADER: usize = 2200;
+
+/// Writes an extended attribute as long as a header to a file without a name.
 fn try_attribute(dir: &Path) -> Result<(), rustix::io::Errno> {
     use rustix::fs::{XattrFlags, fsetxattr};
-    fsetxattr(try_file(dir)?, "user.forebay.doctor", b"1", XattrFlags::empty())
+    fsetxattr(try_file(dir)?, "user.forebay.doctor", &[0; HEADER], XattrFlags::empty())
 }
 
 /// File systems on top of others: the kernel passes nothing through to their files, since a mount

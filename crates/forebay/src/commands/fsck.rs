@@ -24,9 +24,9 @@ pub fn run(args: &FsckArgs, engine: &dyn Engine) -> Result<u8, Error> {
         print_json(&report)?;
     } else {
         print(&render::fsck(&report))?;
-        if report.problems > report.repaired && !args.repair && !args.rebuild {
+        if report.problems > report.repaired && !args.repair && !args.rebuild && !args.accept_loss {
             print(
-                "run `forebay fsck --repair` to repair them, `--rebuild` if the index is lost\n",
+                "run `forebay fsck --repair` to repair them, `--rebuild` if the index is lost, `--accept-loss` to give up what is lost\n",
             )?;
         }
     }
@@ -60,8 +60,8 @@ fn request(args: &FsckArgs) -> Result<FsckRequest, Error> {
         let readable = std::fs::read_dir(&tier.dir);
         readable.map_err(|source| Error::File { path: tier.dir.clone(), source })?;
     }
-    let (rebuild, repair) = (args.rebuild, args.repair);
-    Ok(FsckRequest { tiers, backing, state_dir, rebuild, repair, cluster: None })
+    let (rebuild, repair, accept_loss) = (args.rebuild, args.repair, args.accept_loss);
+    Ok(FsckRequest { tiers, backing, state_dir, rebuild, repair, accept_loss, cluster: None })
 }
 
 /// A tier with or without its size; an existing directory whose name has a `=` is meant as such.

@@ -102,7 +102,8 @@ fn simulate(command: &forebay_sim::SimCommand) -> Result<(), Error> {
             | SimError::Policy(_)
             | SimError::Model(_)
             | SimError::Machine(_)
-            | SimError::Trace { .. }),
+            | SimError::Trace { .. }
+            | SimError::Instance { .. }),
         ) => Err(Error::Usage(error.to_string())),
         other => other.map_err(|error| Error::Failed(error.to_string())),
     }

@@ -1,11 +1,16 @@
 //! `mount`, its helper for mount(8), and `config show`.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use super::{canonical, print, print_json, warn};
 use crate::cli::MountArgs;
-use crate::config::{Finding, MountConfig, Origin, Setting, Settings, SystemFacts, validate};
+use crate::config::{
+    Finding, MountConfig, Origin, Setting, Settings, SystemFacts, check_environment, check_parents,
+    validate,
+};
 use crate::engine::Engine;
 use crate::error::{Error, Exit};
 use crate::{daemon, service_manager};
@@ -20,11 +25,15 @@ fn mount(args: &MountArgs, engine: &dyn Engine, only_check: bool) -> Result<(), 
     if !only_check && let Some(stored) = service_manager::stored() {
         return daemon::run_stored(stored, engine);
     }
-    let settings = args.settings(&|name| std::env::var_os(name))?;
+    let settings = absolute(&args.settings(&|name| std::env::var_os(name))?)?;
     let mut config = MountConfig::from_settings(&settings, engine.policies())?;
     super::umount::clear_dead(&config.mountpoint)?;
+    let create = settings.get("create-tier").is_some_and(|value| value.texts == ["true"]);
+    let mut findings = validate(&config, &SystemFacts);
+    findings.extend(check_parents(&config, create));
+    findings.extend(check_environment(std::env::vars_os().map(|(name, _)| name)));
     let mut errors = Vec::new();
-    for finding in validate(&config, &SystemFacts) {
+    for finding in findings {
         match finding {
             Finding::Error(text) => errors.push(text),
             Finding::Warning(text) => warn(&text),
@@ -42,6 +51,37 @@ fn mount(args: &MountArgs, engine: &dyn Engine, only_check: bool) -> Result<(), 
         return daemon::run_foreground(&settings, &config, engine);
     }
     daemon::launch(&settings)
+}
+
+/// The settings with paths below the directory of whoever gives them: the daemon works elsewhere.
+fn absolute(settings: &Settings) -> Result<Settings, Error> {
+    const PATHS: &[&str] = &["tier", "state-dir", "log-file", "event-log", "cluster-secret"];
+    let here = std::env::current_dir().map_err(Error::io("the current directory"))?;
+    let mut resolved = Settings::default();
+    for (setting, value) in settings.iter() {
+        let texts = value.texts.iter();
+        let texts = match setting.key {
+            "cluster" => texts.map(|text| beneath_after(&here, text, b"file:")).collect(),
+            key if PATHS.contains(&key) => {
+                texts.map(|text| beneath_after(&here, text, b"")).collect()
+            }
+            _ => value.texts.clone(),
+        };
+        resolved.offer(setting, texts, value.origin.clone());
+    }
+    Ok(resolved)
+}
+
+/// A path that follows a prefix, if the text has it and the path is relative.
+fn beneath_after(here: &Path, text: &OsStr, prefix: &[u8]) -> OsString {
+    let Some(path) = text.as_bytes().strip_prefix(prefix) else { return text.to_owned() };
+    if path.is_empty() || path.starts_with(b"/") {
+        return text.to_owned();
+    }
+    let whole = here.join(OsStr::from_bytes(path));
+    let mut joined = OsStr::from_bytes(prefix).to_owned();
+    joined.push(whole);
+    joined
 }
 
 /// Errors about the machine have an exit code of their own, if they are the only ones.

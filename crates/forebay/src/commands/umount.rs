@@ -63,13 +63,20 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
         let left = outcome.remaining_files > 0 || outcome.remaining_backlog > 0;
         // What programs may be changing can't be finished before the kernel has let go of it, which
         // it refuses while somebody has it open. The daemon writes it back when it has.
-        if (!outcome.complete || left) && !outcome.in_use {
+        let refused = outcome.refused > 0 && outcome.refused == outcome.remaining_backlog;
+        if (!outcome.complete || left) && !outcome.in_use && !refused {
             return Err(Error::NotDrained(format!(
                 "still mounted: the time limit passed or the backing store failed\n{}try again with a longer --timeout, or leave the rest on the tiers for the next mount with --no-drain",
                 render::remaining(&outcome)
             )));
         }
-        if left {
+        if left && refused {
+            // The next mount has it, and tries again.
+            warn(&format!(
+                "the backing store can't have all of it as it is; what it lacks stays on the tiers for the next mount with the same tiers (`forebay status` says why)\n{}",
+                render::remaining(&outcome).trim_end()
+            ));
+        } else if left {
             warn(&format!(
                 "files may be in use; what of them can't be written back after unmounting waits on the tiers for the next mount, and the log says so\n{}",
                 render::remaining(&outcome).trim_end()

@@ -14,5 +14,9 @@ pub use meaning::{
     StreamDevice, StreamSettings, Throttle, TierConfig, Transport, Writeback,
 };
 pub use settings::{SETTINGS, Setting, Settings, Value, ValueKind};
-pub use sources::{FileSource, Origin, nearest, offer_environment, offer_mount_options};
-pub use validate::{CAP_SYS_ADMIN, Facts, Finding, SystemFacts, has_capability, validate};
+pub use sources::{
+    FileSource, Origin, check_environment, nearest, offer_environment, offer_mount_options,
+};
+pub use validate::{
+    CAP_SYS_ADMIN, Facts, Finding, SystemFacts, check_parents, has_capability, validate,
+};

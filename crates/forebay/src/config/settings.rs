@@ -240,7 +240,14 @@ pub const SETTINGS: &[Setting] = &[
         "single-thread",
         "Serve one request after the other, as --transport classic --threads 1. For debugging.",
     ),
-    switch("read-only", "Refuse every change through this mount."),
+    switch(
+        "read-only",
+        "Refuse every change through this mount. A backing store that can't be written is mounted only so.",
+    ),
+    switch(
+        "create-tier",
+        "Make the directories above a tier or the state directory, too, where they are missing. Without it only the last directory is made: a missing parent mostly means that a device is not mounted, and its place would be filled instead.",
+    ),
     auto(
         "allow-other",
         "Let other users use the mount, with the usual permission checks. Root's mounts do unless told not to; plain users need `user_allow_other` in /etc/fuse.conf.",

@@ -7,6 +7,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use super::settings::{SETTINGS, Setting, Settings, ValueKind};
+use super::validate::Finding;
 use crate::error::Error;
 
 /// Who gave a value.
@@ -93,7 +94,35 @@ pub fn split_commas(text: &OsStr) -> Vec<OsString> {
     items.into_iter().filter(|item| !item.is_empty()).map(OsString::from_vec).collect()
 }
 
-/// Offers what `FOREBAY_*` variables say. Unknown ones are left alone: other tools may use them.
+/// Variables that are no settings.
+const OTHER_VARIABLES: &[&str] = &["FOREBAY_CONFIG", "FOREBAY_RUNTIME_DIR", "FOREBAY_FAIL_POINTS"];
+
+/// What is to be said of `FOREBAY_*` variables that nothing knows: an error for a misspelt setting, a
+/// warning for all others, which other tools may use.
+pub fn check_environment(names: impl IntoIterator<Item = OsString>) -> Vec<Finding> {
+    let ours = names.into_iter().filter_map(|name| name.into_string().ok());
+    let unknown = ours.filter(|name| {
+        name.starts_with("FOREBAY_")
+            && !OTHER_VARIABLES.contains(&name.as_str())
+            && SETTINGS.iter().all(|setting| setting.variable() != *name)
+    });
+    let said = unknown.map(|name| {
+        let distance = |setting: &Setting| edit_distance(&name, &setting.variable());
+        let near = SETTINGS.iter().min_by_key(|setting| distance(setting));
+        // One slip for each four letters; SEED is no misspelt SUID.
+        let slips = (name.len() - "FOREBAY_".len()) / 4;
+        match near.filter(|setting| distance(setting) <= slips) {
+            Some(near) => Finding::Error(format!(
+                "{name}: unknown variable; did you mean {}? Unset it, or correct it",
+                near.variable()
+            )),
+            None => Finding::Warning(format!("{name}: unknown variable, which says nothing here")),
+        }
+    });
+    said.collect()
+}
+
+/// Offers what `FOREBAY_*` variables say. For unknown ones see [`check_environment`].
 pub fn offer_environment(settings: &mut Settings, variable: impl Fn(&str) -> Option<OsString>) {
     for setting in SETTINGS {
         if let Some(text) = variable(&setting.variable()) {
@@ -353,6 +382,20 @@ mod tests {
         });
         assert_eq!(texts(&settings, "tier"), ["/a=1G", "/b=2G"]);
         assert_eq!(settings.get("log-level").unwrap().origin, Origin::Environment);
+    }
+
+    #[test]
+    fn environment_when_a_variable_is_misspelt_then_it_is_an_error_and_others_warn() {
+        let said = |name: &str| check_environment([OsString::from(name)]);
+        for wrong in ["FOREBAY_DURABILTY", "FOREBAY_TIERS", "FOREBAY_WRITE_BACK"] {
+            assert!(matches!(&said(wrong)[..], [Finding::Error(_)]), "{wrong}");
+        }
+        for other in ["FOREBAY_SEED", "FOREBAY_ROUNDS", "FOREBAY_BENCH"] {
+            assert!(matches!(&said(other)[..], [Finding::Warning(_)]), "{other}");
+        }
+        for known in ["FOREBAY_TIER", "FOREBAY_CONFIG", "PATH"] {
+            assert!(said(known).is_empty(), "{known}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::meaning::{MountConfig, Transport};
+use super::meaning::{MountConfig, SpaceSize, Transport};
 use crate::mountinfo::{self, Mount};
 use crate::units::format_bytes;
 
@@ -45,6 +45,8 @@ pub trait Facts {
     fn directory(&self, path: &Path) -> io::Result<Directory>;
     /// The file system that an existing path lies on.
     fn file_system(&self, path: &Path) -> io::Result<FileSystem>;
+    /// Whether this process may make files in a directory.
+    fn writable(&self, path: &Path) -> io::Result<()>;
     /// All mounts.
     fn mounts(&self) -> Vec<Mount>;
     /// Opens /dev/fuse.
@@ -79,6 +81,10 @@ impl Facts for SystemFacts {
             total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
             free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
         })
+    }
+
+    fn writable(&self, path: &Path) -> io::Result<()> {
+        Ok(rustix::fs::access(path, rustix::fs::Access::WRITE_OK)?)
     }
 
     fn mounts(&self) -> Vec<Mount> {
@@ -144,6 +150,25 @@ pub fn validate(config: &MountConfig, facts: &dyn Facts) -> Vec<Finding> {
         seen.push(dir);
     }
     check.findings
+}
+
+/// A smaller tier has no room for a file and its header beside the reserve.
+const LEAST_TIER: u64 = 32 << 10;
+
+/// Checks that directories which are to be made have a parent; with `create` they need none.
+pub fn check_parents(config: &MountConfig, create: bool) -> Vec<Finding> {
+    let state = config.state_dir_given.then_some(("--state-dir", &config.state_dir));
+    let tiers = config.tiers.iter().map(|tier| ("--tier", &tier.dir));
+    let orphaned = tiers.chain(state).filter(|(_, dir)| !create && !dir.exists());
+    let missing = orphaned.filter_map(|(flag, dir)| {
+        let parent = dir.parent().filter(|parent| !parent.is_dir())?;
+        Some(Finding::Error(format!(
+            "{flag} {}: {} does not exist; is its device mounted? With --create-tier both are made",
+            dir.display(),
+            parent.display()
+        )))
+    });
+    missing.collect()
 }
 
 /// Whether one of two paths lies inside the other.
@@ -217,6 +242,7 @@ impl Check<'_> {
                 {
                     self.error(format!("{}: lies on a Forebay mount itself; name the directory beneath it (`findmnt -T {0}` shows it as SOURCE)", path.display()));
                 }
+                self.backing_writable(&real);
                 Some(real)
             }
             Err(error) => {
@@ -237,6 +263,19 @@ impl Check<'_> {
                 None
             }
         }
+    }
+
+    /// What is written could never be stored.
+    fn backing_writable(&mut self, real: &Path) {
+        let Err(error) = self.facts.writable(real) else { return };
+        if self.config.read_only {
+            return;
+        }
+        let shown = self.config.backing.display();
+        self.error(match error.kind() {
+            io::ErrorKind::ReadOnlyFilesystem => format!("backing store {shown}: is read-only, and what is written could never be stored there; mount with --read-only, or remount it"),
+            _ => format!("backing store {shown}: can't be written by this user ({error}); run as its owner or as root, or mount with --read-only"),
+        });
     }
 
     fn mountpoint(&mut self) -> Option<PathBuf> {
@@ -312,6 +351,12 @@ impl Check<'_> {
         let (existing, real) = self.existing_ancestor(&tier.dir);
         if tier.size.is_zero() {
             self.error(format!("--tier {shown}: a size of 0 keeps nothing; give it some space"));
+        } else if matches!(tier.size, SpaceSize::Bytes(bytes) if bytes < LEAST_TIER) {
+            self.error(format!(
+                "--tier {shown}: {} keeps nothing; give it at least {}",
+                tier.size,
+                format_bytes(LEAST_TIER)
+            ));
         }
         if real == existing
             && let Err(error) = self.facts.directory(&real)

@@ -45,6 +45,9 @@ impl Facts for Machine {
         let device = if own { 2 } else { 1 };
         Ok(FileSystem { device, total_bytes: 10 << 30, free_bytes: 5 << 30 })
     }
+    fn writable(&self, path: &Path) -> io::Result<()> {
+        SystemFacts.writable(path)
+    }
     fn mounts(&self) -> Vec<Mount> {
         self.mounts.clone()
     }
@@ -158,6 +161,9 @@ fn validate_when_backing_is_unreadable_then_error() {
         }
         fn file_system(&self, path: &Path) -> io::Result<FileSystem> {
             self.0.file_system(path)
+        }
+        fn writable(&self, path: &Path) -> io::Result<()> {
+            SystemFacts.writable(path)
         }
         fn mounts(&self) -> Vec<Mount> {
             Vec::new()

@@ -20,8 +20,8 @@ pub use cluster::{
 pub use server::{Current, OnUpgrade, Server, ServerLimits, UpgradeCall};
 pub use status::{
     Backlog, BusyFile, BytesBySource, Conflict, Dirty, DirtyFile, HintState, HintStatus, Location,
-    Opening, Outcome, Passthrough, Peer, PolicySnapshot, Progress, Recorded, Refusal,
-    RefusedStream, Residency, Status, Streams, StuckOperation, TierStatus, WirePath,
+    Named, Opening, Outcome, Passthrough, Peer, PolicySnapshot, Progress, Recorded, Refusal,
+    RefusedFile, RefusedStream, Residency, Status, Streams, StuckOperation, TierStatus, WirePath,
 };
 pub use wire::{HintPart, PROTOCOL_VERSION, Reply, Request, Upgraded};
 

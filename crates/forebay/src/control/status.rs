@@ -104,6 +104,13 @@ pub struct Status {
     pub passthrough: Passthrough,
     /// Files that were changed on both sides; nothing of them was overwritten.
     pub conflicts: Vec<Conflict>,
+    /// What the backing store can't have, and is kept here.
+    pub refused: Vec<RefusedFile>,
+    /// Files that were written and of which nothing is left: their paths. They read as errors and stay
+    /// dirty until they are removed or given up.
+    pub lost: Named,
+    /// What could not be used and may be the only copy of something: where it was moved to.
+    pub set_aside: Named,
     /// Operations that wait longer than they should, mostly on the backing store.
     pub stuck: Vec<StuckOperation>,
     /// Errors given to programs since the mount.
@@ -131,7 +138,7 @@ impl Status {
 
     /// Whether everything that programs wrote is in the backing store.
     pub fn is_drained(&self) -> bool {
-        self.dirty.files == 0 && self.backlog.entries == 0
+        self.dirty.files == 0 && self.backlog.entries == 0 && self.lost.files == 0
     }
 }
 
@@ -259,6 +266,16 @@ pub struct Refusal {
     pub opens: u64,
 }
 
+/// Files by number and by name.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Named {
+    /// How many there are.
+    pub files: u64,
+    /// Some of them.
+    pub list: Vec<WirePath>,
+}
+
 /// A file that was changed both through the mount and behind its back.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -269,6 +286,18 @@ pub struct Conflict {
     pub kept_as: WirePath,
     /// Seconds since it was noticed.
     pub age_s: u64,
+}
+
+/// Something that the backing store does not take.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RefusedFile {
+    /// The path concerned.
+    pub path: WirePath,
+    /// What of it.
+    pub what: String,
+    /// What the backing store says.
+    pub error: String,
 }
 
 /// An operation that waits for a device longer than it should.
@@ -484,6 +513,9 @@ pub struct Outcome {
     pub remaining_backlog: u64,
     /// For a drain: whether all that is left are files that programs may be changing.
     pub in_use: bool,
+    /// For a drain: of the backlog that is left, entries that the backing store can't have. If these
+    /// are all, waiting would not help.
+    pub refused: u64,
     /// For a sync on a node of a cluster: files that other nodes have not written back.
     pub elsewhere: u64,
 }

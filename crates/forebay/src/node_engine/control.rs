@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use forebay::config::MountConfig;
 use forebay::control::{
     Backlog, BusyFile, BytesBySource, ClusterReply, ClusterRequest, Conflict, Control,
-    ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location, OnProgress,
-    Outcome, Passthrough, PolicySnapshot, Progress, Recorded, Refusal, Residency, Shutdown, Status,
-    StuckOperation, TierStatus, WirePath,
+    ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location, Named,
+    OnProgress, Outcome, Passthrough, PolicySnapshot, Progress, Recorded, Refusal, RefusedFile,
+    Residency, Shutdown, Status, StuckOperation, TierStatus, WirePath,
 };
 use forebay_fuse::Mounted;
 use forebay_node::metrics::{ErrorClass, RefusalReason, Source};
@@ -76,11 +76,12 @@ impl NodeControl {
     }
 
     fn dirty(&self) -> Dirty {
-        let (mut files, mut bytes) = (0, 0);
+        let (mut files, mut bytes) = self.node.spilled_files();
         for tier in self.node.tier_reports() {
             files += tier.dirty_objects;
             bytes += tier.dirty;
         }
+        files += self.node.lost_files().files;
         let list = self.node.dirty_files(LISTED).into_iter().map(|file| DirtyFile {
             path: wire_path(file.path),
             bytes: file.bytes,
@@ -90,6 +91,16 @@ impl NodeControl {
         });
         let (oldest_s, _) = self.node.oldest();
         Dirty { files, bytes, oldest_s, list: list.collect() }
+    }
+
+    fn lost(&self) -> Named {
+        let lost = self.node.lost_files();
+        Named { files: lost.files, list: lost.list.into_iter().map(wire_path).collect() }
+    }
+
+    fn set_aside(&self) -> Named {
+        let kept = self.node.set_aside();
+        Named { files: kept.files, list: kept.list.into_iter().map(Into::into).collect() }
     }
 
     fn backlog(&self) -> Backlog {
@@ -279,6 +290,18 @@ impl Control for NodeControl {
                     path: wire_path(conflict.path),
                 })
                 .collect(),
+            refused: self
+                .node
+                .refused()
+                .into_iter()
+                .map(|refused| RefusedFile {
+                    path: wire_path(refused.path),
+                    what: refused.what,
+                    error: refused.error,
+                })
+                .collect(),
+            lost: self.lost(),
+            set_aside: self.set_aside(),
             stuck: self.stuck(),
             errors: self.errors(),
             busiest: self.busiest(),
@@ -395,7 +418,8 @@ impl Control for NodeControl {
             })
             .map_err(|error| control_error(&error))?;
         let complete = left.entries == 0 && left.bytes == 0;
-        self.drained.store(complete || left.in_use, Ordering::Release);
+        let all_refused = left.refused > 0 && left.refused == left.entries;
+        self.drained.store(complete || left.in_use || all_refused, Ordering::Release);
         let dirty = self.dirty();
         Ok(Outcome {
             files: total.saturating_sub(left.entries),
@@ -406,6 +430,7 @@ impl Control for NodeControl {
             remaining_bytes: left.bytes,
             remaining_backlog: left.entries,
             in_use: left.in_use,
+            refused: left.refused,
             ..Outcome::default()
         })
     }

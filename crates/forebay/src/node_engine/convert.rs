@@ -160,7 +160,9 @@ pub fn control_error(error: &NodeError) -> ControlError {
             | MetaError::NewerFormat { .. }
             | MetaError::Engine(EngineError::Damaged { .. }),
         )
-        | NodeError::Config(_) => ErrorKind::BadState,
+        | NodeError::Config(_)
+        | NodeError::BadState(_) => ErrorKind::BadState,
+        NodeError::Store(StoreError::SmallAttributes { .. }) => ErrorKind::Unsupported,
         _ => ErrorKind::Failed,
     };
     ControlError::new(kind, error.to_string())

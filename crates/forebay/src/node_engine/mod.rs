@@ -43,7 +43,8 @@ impl Engine for NodeEngine {
             forebay_node::check_tier_dir(&tier.dir)
                 .map_err(|error| convert::control_error(&error.into()))?;
         }
-        Ok(())
+        forebay_node::check_tiers(&convert::node_config(config)?)
+            .map_err(|error| convert::control_error(&error))
     }
 
     fn mount(
@@ -105,6 +106,7 @@ impl Engine for NodeEngine {
             state_dir: request.state_dir.clone(),
             rebuild: request.rebuild,
             repair: request.repair,
+            accept_loss: request.accept_loss,
         };
         let mut on_object = |objects: u64| {
             progress(Progress { files_done: objects, files_total: objects, ..Progress::default() })
@@ -127,6 +129,7 @@ impl Engine for NodeEngine {
             names: found.names,
             leftovers: found.leftovers,
             details: found.details,
+            set_aside: found.set_aside.into_iter().map(Into::into).collect(),
         })
     }
 

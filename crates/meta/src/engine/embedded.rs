@@ -1,8 +1,12 @@
 //! The engine on a local disk, on fjall (a log-structured merge tree with a write-ahead log).
 
+use std::cell::RefCell;
 use std::ops::Bound;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 
 use fjall::config::{BlockSizePolicy, CompressionPolicy};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
@@ -52,6 +56,10 @@ pub struct Embedded {
     /// use snapshots instead.
     commit: Mutex<()>,
     ballast: Mutex<Ballast>,
+    /// A sync of the log has failed: the kernel has forgotten which of it is not on the disk.
+    doubtful: AtomicBool,
+    #[cfg(test)]
+    failing_syncs: std::sync::atomic::AtomicU32,
     /// Never to be opened again. Changed under the exclusive lock of `opened`.
     closed: AtomicBool,
 }
@@ -79,6 +87,9 @@ impl Embedded {
             opened: RwLock::new(Some(opened)),
             commit: Mutex::new(()),
             ballast: Mutex::new(ballast),
+            doubtful: AtomicBool::new(false),
+            #[cfg(test)]
+            failing_syncs: Default::default(),
             closed: AtomicBool::new(false),
         })
     }
@@ -105,13 +116,117 @@ impl Embedded {
         self.ballast.lock().drop_to_make_room();
         // The old one first: it holds the lock of the directory.
         *opened = None;
+        if self.doubtful.load(Ordering::Acquire) {
+            match self.rewrite_log() {
+                Ok(()) => self.doubtful.store(false, Ordering::Release),
+                // It goes on as well as it can, but no sync succeeds.
+                Err(error) => tracing::error!(%error, "the log of the metadata can't be synced"),
+            }
+        }
         *opened = Some(Opened::open(&self.directory, &self.options)?);
         Ok(())
     }
 }
 
+impl Embedded {
+    fn persist(&self, opened: &Opened) -> Result<(), EngineError> {
+        #[cfg(test)]
+        self.fail_as_told()?;
+        opened.database.persist(PersistMode::SyncAll).map_err(io)
+    }
+
+    /// Writes the log once more, as it was read back. A sync that fails tells so once, and the
+    /// kernel takes what it could not write for written: the next sync would succeed without it.
+    fn rewrite_log(&self) -> Result<(), EngineError> {
+        #[cfg(test)]
+        self.fail_as_told()?;
+        let failed = |error: std::io::Error| EngineError::Io(Box::new(error));
+        for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if path.extension().is_some_and(|extension| extension == LOG) {
+                rewrite(&path).map_err(failed)?;
+            }
+        }
+        std::fs::File::open(&self.directory).and_then(|dir| dir.sync_all()).map_err(failed)
+    }
+
+    #[cfg(test)]
+    fn fail_as_told(&self) -> Result<(), EngineError> {
+        let left = |left: u32| left.checked_sub(1);
+        match self.failing_syncs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left) {
+            Ok(_) => Err(EngineError::Io("(injected fault)".into())),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+/// What the names of the parts of the log end in.
+const LOG: &str = "jnl";
+
+/// Writes a file over itself, and syncs it.
+fn rewrite(path: &Path) -> std::io::Result<()> {
+    let file = std::fs::File::options().read(true).write(true).open(path)?;
+    let mut buffer = vec![0; 1 << 20];
+    let mut at = 0;
+    loop {
+        let read = file.read_at(&mut buffer, at)?;
+        if read == 0 {
+            return file.sync_all();
+        }
+        file.write_all_at(&buffer[..read], at)?;
+        at += read as u64;
+    }
+}
+
+thread_local! {
+    /// Of a thread that opens a store: who waits for it.
+    static WAITS: RefCell<Option<Sender<Result<Opened, EngineError>>>> = const { RefCell::new(None) };
+}
+
+/// The database under a store panics at some damages, with a lock in hand at which its destructors
+/// panic again. So a thread that opens a store and panics says so and stays where it is, for the short
+/// life that the process has then.
+fn spare_openers() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            let waits = WAITS.with(|waits| waits.try_borrow_mut().ok()?.take());
+            let Some(waits) = waits else { return usual(panic) };
+            let source = format!("it can't be read: {panic}").into();
+            drop(waits.send(Err(EngineError::Damaged { path: PathBuf::new(), source })));
+            loop {
+                std::thread::park();
+            }
+        }));
+    });
+}
+
 impl Opened {
     fn open(directory: &Path, options: &EmbeddedOptions) -> Result<Self, EngineError> {
+        spare_openers();
+        let (path, options) = (directory.to_path_buf(), options.clone());
+        let (result, wait) = std::sync::mpsc::channel();
+        let dir = path.clone();
+        let opener = std::thread::Builder::new().name("index-open".into()).spawn(move || {
+            WAITS.with(|waits| *waits.borrow_mut() = Some(result.clone()));
+            let opened = Opened::open_here(&dir, &options);
+            WAITS.with(|waits| waits.borrow_mut().take());
+            drop(result.send(opened));
+        });
+        if let Err(error) = opener {
+            return Err(EngineError::Open { path, source: Box::new(error) });
+        }
+        match wait.recv() {
+            Ok(Err(EngineError::Damaged { source, .. })) => {
+                Err(EngineError::Damaged { path, source })
+            }
+            Ok(opened) => opened,
+            Err(error) => Err(EngineError::Open { path, source: Box::new(error) }),
+        }
+    }
+
+    fn open_here(directory: &Path, options: &EmbeddedOptions) -> Result<Self, EngineError> {
         let failed = |error| open_error(directory, error);
         let database = Database::builder(directory)
             .cache_size(options.block_cache_mib * MIB)
@@ -245,14 +360,21 @@ impl Engine for Embedded {
     }
 
     fn sync(&self) -> Result<(), EngineError> {
-        let persist = |opened: &Opened| opened.database.persist(PersistMode::SyncAll).map_err(io);
-        if self.with(persist).is_ok() {
+        if !self.doubtful.load(Ordering::Acquire)
+            && self.with(|opened| self.persist(opened)).is_ok()
+        {
             return Ok(());
         }
         // All that was committed is in the log, which opening reads back.
         let _serial = self.commit.lock();
+        self.doubtful.store(true, Ordering::Release);
         self.reopen()?;
-        self.with(persist)
+        if self.doubtful.load(Ordering::Acquire) {
+            return Err(EngineError::Io("the log of the metadata can't be synced".into()));
+        }
+        self.with(|opened| self.persist(opened)).inspect_err(|_| {
+            self.doubtful.store(true, Ordering::Release);
+        })
     }
 
     fn close(&self) {
@@ -274,7 +396,13 @@ fn open_error(directory: &Path, error: fjall::Error) -> EngineError {
     let mut cause = Some(&error as &dyn std::error::Error);
     while let Some(at) = cause {
         if let Some(io) = at.downcast_ref::<std::io::Error>() {
-            let lacking = [ErrorKind::NotFound, ErrorKind::UnexpectedEof, ErrorKind::InvalidData];
+            let lacking = [
+                ErrorKind::NotFound,
+                ErrorKind::UnexpectedEof,
+                ErrorKind::InvalidData,
+                // It takes a store that lacks its first file for a new one.
+                ErrorKind::AlreadyExists,
+            ];
             if lacking.contains(&io.kind()) {
                 break;
             }
@@ -287,4 +415,61 @@ fn open_error(directory: &Path, error: fjall::Error) -> EngineError {
 
 fn io(error: fjall::Error) -> EngineError {
     EngineError::Io(Box::new(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    fn put(engine: &Embedded, key: &[u8]) {
+        let key = Key::new(0, key);
+        let write = vec![Write::Put(key, b"value".to_vec())];
+        let outcome = engine.execute(&MiniTransaction { write, ..MiniTransaction::default() });
+        assert_eq!(outcome.expect("a commit"), Outcome::Committed(Vec::new()));
+    }
+
+    /// Makes the parts of the log look old; says how many there are.
+    fn age(directory: &Path) -> Vec<PathBuf> {
+        let parts =
+            std::fs::read_dir(directory).expect("listed").map(|entry| entry.expect("").path());
+        let parts: Vec<_> =
+            parts.filter(|path| path.extension().is_some_and(|found| found == LOG)).collect();
+        for part in &parts {
+            let file = std::fs::File::options().write(true).open(part).expect("opened");
+            file.set_modified(SystemTime::UNIX_EPOCH).expect("set");
+        }
+        parts
+    }
+
+    #[test]
+    fn sync_when_it_has_failed_once_then_the_next_one_writes_the_log_again() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("meta");
+        let engine = Embedded::open(&path, &EmbeddedOptions::default()).expect("opened");
+        put(&engine, b"one");
+        let parts = age(&path);
+        assert!(!parts.is_empty());
+        engine.failing_syncs.store(1, Ordering::Relaxed);
+        engine.sync().expect("synced in the end");
+        for part in &parts {
+            let written = part.metadata().expect("there").modified().expect("a time");
+            assert!(written.elapsed().expect("past") < Duration::from_secs(600), "{part:?}");
+        }
+        // As long as it can't be written, no sync is acknowledged.
+        put(&engine, b"two");
+        engine.failing_syncs.store(4, Ordering::Relaxed);
+        for _ in 0..2 {
+            engine.sync().expect_err("it fails");
+        }
+        engine.failing_syncs.store(0, Ordering::Relaxed);
+        engine.sync().expect("the device is well again");
+        drop(engine);
+        let engine = Embedded::open(&path, &EmbeddedOptions::default()).expect("opened");
+        let read = vec![Key::new(0, b"one"), Key::new(0, b"two")];
+        let found = engine.execute(&MiniTransaction { read, ..MiniTransaction::default() });
+        let value = || Some(b"value".to_vec());
+        assert_eq!(found.expect("read"), Outcome::Committed(vec![value(), value()]));
+    }
 }

@@ -267,6 +267,7 @@ pub(super) fn restore_identity(record: &mut Record, before: &Record) {
     record.change = before.change;
     record.queued = before.queued;
     record.hard_link = before.hard_link;
+    record.apart = before.apart;
     record.spread = before.spread;
     record.revision = before.revision;
 }

@@ -14,6 +14,9 @@ use crate::error::{Error, Result};
 use crate::keys;
 use crate::types::{Fingerprint, Ino, Link, Record, Seq, Spread, Timestamp};
 
+/// Places that are looked at together.
+const PAGE: usize = 1000;
+
 /// Hands out places in the backlog, and knows which of them are not committed yet: readers see
 /// only what lies before those, so that a cursor never passes a place that is filled later.
 #[derive(Default)]
@@ -116,6 +119,20 @@ impl MetaStore {
         Ok(queued)
     }
 
+    /// The last place in the backlog if it is not before `next`, as it is where nothing is damaged.
+    pub(super) fn last_queued_from(&self, next: u64) -> Result<Option<u64>> {
+        let prefix = Key::new(keys::GLOBAL, &[keys::QUEUE]);
+        let mut after = next.saturating_sub(1);
+        let mut last = None;
+        loop {
+            let start = self.layout.queue(Ino::ROOT, Seq(after));
+            let page = self.scan(&prefix, Some(start.bytes()), PAGE)?;
+            let Some((key, _)) = page.items.last() else { return Ok(last) };
+            after = keys::number(key).ok_or_else(|| corrupt("the backlog", "short key"))?;
+            last = Some(after);
+        }
+    }
+
     /// Number of records in the backlog.
     #[must_use]
     pub fn backlog_len(&self) -> u64 {
@@ -175,7 +192,11 @@ impl MetaStore {
     pub fn claim(&self, ino: Ino, link: &Link) -> Result<Arc<Record>> {
         self.edit_one(ino, |draft, before| {
             if !before.backing.links.contains(link) {
-                draft.edit(ino)?.backing.links.push(link.clone());
+                let backing = &mut draft.edit(ino)?.backing;
+                backing.links.push(link.clone());
+                if before.apart > 0 {
+                    backing.claimed.push(link.clone());
+                }
                 draft.enqueue(ino)?;
             }
             Ok(())

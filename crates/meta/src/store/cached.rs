@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::MetaStore;
 use crate::codec;
 use crate::engine::{Key, Stamp};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::keys;
 use crate::types::{FileKind, Ino, Record, Spread};
 
@@ -65,7 +65,7 @@ impl MetaStore {
     pub(super) fn read_record(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
         if !self.is_gathered() {
             let value = self.read_one(keys::record(ino))?;
-            return value.map(|value| codec::decode_record(ino, &value).map(Arc::new)).transpose();
+            return self.decode_record(ino, value, None);
         }
         let mut values = self.read(self.record_keys(ino).into())?.into_iter();
         self.decode_record(ino, values.next().flatten(), values.next().flatten())
@@ -84,7 +84,11 @@ impl MetaStore {
         times: Option<Vec<u8>>,
     ) -> Result<Option<Arc<Record>>> {
         let Some(value) = record else { return Ok(None) };
-        let mut record = codec::decode_record(ino, &value)?;
+        let mut record = match self.with_names(codec::decode_record(ino, &value)?) {
+            // Removed while its names were read.
+            Err(Error::Stale(_)) => return Ok(None),
+            record => record?,
+        };
         if let Some(times) = times.filter(|_| record.spread != Spread::Split) {
             record.take_times(std::iter::once(codec::decode_touched(ino, &times)?));
         }

@@ -115,10 +115,11 @@ impl Check<'_> {
     }
 
     fn record(&mut self, ino: Ino) -> Result<Option<Record>> {
-        match self.store.load(ino) {
-            Ok(record) => Ok(record.map(|record| (*record).clone())),
-            // Reported when the sweep comes to it.
-            Err(Error::Corrupt { .. }) => Ok(None),
+        // Kept in the cache, for a file with many names is asked for with each of them.
+        match self.store.get(ino) {
+            Ok(record) => Ok(Some((*record).clone())),
+            // What is corrupt is reported when the sweep comes to it.
+            Err(Error::Stale(_) | Error::Corrupt { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -131,6 +132,7 @@ impl Check<'_> {
             (Some(tag), Some(number)) => match tag {
                 keys::RECORD => self.check_record(Ino(number), key, value),
                 keys::ENTRY => self.check_entry(Ino(number), key, value),
+                keys::NAME => self.check_name(Ino(number), key),
                 keys::XATTR => self.check_xattr(Ino(number), key),
                 keys::GHOST => self.check_ghost(Ino(number), key),
                 keys::QUEUE => self.check_queue(Seq(number), key, value),
@@ -154,12 +156,12 @@ impl Check<'_> {
     }
 
     fn check_record(&mut self, ino: Ino, key: &Key, value: &[u8]) -> Result<()> {
-        let record = codec::decode_record(ino, value)?;
+        let record = self.store.with_names(codec::decode_record(ino, value)?)?;
         self.report.inodes += 1;
         self.counts.inodes += 1;
         self.counts.queued += u64::from(record.queued.is_some());
         self.counts.orphans += u64::from(record.orphan);
-        self.counts.ghosts += record.ghosts().count() as u64;
+        self.counts.ghosts += record.ghosts().len() as u64;
         if *key != keys::record(ino) {
             self.violation(format!("inode {ino} lies in the wrong partition"), false);
         }
@@ -171,6 +173,7 @@ impl Check<'_> {
         for link in &record.links {
             self.check_link(&record, link)?;
         }
+        self.check_names(&record)?;
         self.check_marks(&record)?;
         if record.is_directory() {
             self.check_directory(&record)?;
@@ -203,8 +206,7 @@ impl Check<'_> {
             Some(parent) if parent.is_directory() => {}
             _ => {
                 let what = format!("inode {ino}: its directory {} does not exist", link.parent);
-                self.violation(what, false);
-                return Ok(());
+                return self.rescue(record, link, what);
             }
         }
         let place = keys::entry(self.partition(link)?, link.parent, &link.name);
@@ -214,7 +216,7 @@ impl Check<'_> {
             Some(entry) if entry == (ino, record.attr.kind) => {}
             Some((other, kind)) if other != ino => {
                 let what = format!("inode {ino}: its name {name} leads to {other} ({kind:?})");
-                self.violation(what, false);
+                self.rescue(record, link, what)?;
             }
             _ => {
                 let value = codec::encode_entry(ino, record.attr.kind);
@@ -225,6 +227,54 @@ impl Check<'_> {
         Ok(())
     }
 
+    /// A name that leads nowhere is taken from an inode. If something may be here that the backing
+    /// store lacks, the inode gets a name in the root instead, by which it is found.
+    fn rescue(&mut self, record: &Record, link: &Link, what: String) -> Result<()> {
+        if !self.repair {
+            self.violation(what, false);
+            return Ok(());
+        }
+        let (ino, kind) = (record.ino, record.attr.kind);
+        let place = keys::entry(self.partition(link)?, link.parent, &link.name);
+        let published = record.backing.fingerprint.is_some() && record.backing.links.contains(link);
+        let clean = !record.is_directory() && !record.is_behind() && published;
+        let last = record.links.len() == 1;
+        let mut draft = Draft::new(self.store);
+        let own = codec::encode_entry(ino, kind);
+        if self.store.read_one(place.clone())? == Some(own) {
+            draft.delete(place);
+        }
+        let edited = draft.edit(ino)?;
+        edited.links.remove(link);
+        edited.backing.links.remove(link);
+        edited.change += 1;
+        let mut what = what;
+        if last && !clean {
+            let name = recovered_name(&link.name, ino);
+            edited.links.push(Link::new(Ino::ROOT, name.clone()));
+            edited.listed |= record.is_directory();
+            if edited.backing.links.is_empty() {
+                edited.backing.fingerprint = None;
+                edited.backing.attrs_differ = true;
+                edited.backing.xattrs_differ = true;
+            }
+            draft.edit_directory(Ino::ROOT)?;
+            if record.is_directory() {
+                draft.add_subdirs(Ino::ROOT, 1)?;
+            }
+            draft.add_entry(Ino::ROOT, &name, ino, kind);
+            draft.enqueue(ino)?;
+            what = format!("{what}; it is /{} now", name.escape_ascii());
+        } else {
+            let links = u32::try_from(edited.links.len()).unwrap_or(u32::MAX);
+            edited.attr.nlink = edited.attr.nlink.saturating_sub(1).max(links);
+            draft.settle(ino)?;
+        }
+        draft.commit()?;
+        self.violation(what, true);
+        Ok(())
+    }
+
     /// The keys derived from a record.
     fn check_marks(&mut self, record: &Record) -> Result<()> {
         let ino = record.ino;
@@ -232,7 +282,10 @@ impl Check<'_> {
         let mut marks: Vec<(Key, &str)> = Vec::new();
         marks.extend(record.queued.map(|seq| (layout.queue(ino, seq), "place in the backlog")));
         marks.extend(record.orphan.then(|| (layout.orphan(ino), "orphan mark")));
-        marks.extend(record.hard_link.map(|number| (keys::hard_link(number), "hard-link mark")));
+        if self.store.is_gathered() {
+            let number = record.hard_link;
+            marks.extend(number.map(|number| (keys::hard_link(number), "hard-link mark")));
+        }
         for link in record.ghosts() {
             let key = keys::ghost(self.partition(link)?, link.parent, &link.name, ino);
             marks.push((key, "ghost"));
@@ -283,6 +336,28 @@ impl Check<'_> {
             })?;
         }
         Ok(())
+    }
+
+    /// Names that are keys of their own are counted in the record.
+    fn check_names(&mut self, record: &Record) -> Result<()> {
+        let ino = record.ino;
+        let names = self.store.scan(&keys::names(ino), None, usize::MAX)?.items.len() as u64;
+        if record.apart == 0 || record.apart == names {
+            return Ok(());
+        }
+        let what = format!("inode {ino} counts {} names, but has {names}", record.apart);
+        self.repair_record(ino, what, |draft| {
+            // None is not a count: then the names go back into the record.
+            draft.edit(ino)?.apart = names;
+            Ok(())
+        })
+    }
+
+    fn check_name(&mut self, ino: Ino, key: &Key) -> Result<()> {
+        match self.record(ino)?.is_some_and(|record| record.apart > 0) {
+            true => Ok(()),
+            false => self.stray(key, format!("{key:?} is a name of no inode")),
+        }
     }
 
     /// Where the entry of a name has to be.
@@ -352,7 +427,11 @@ impl Check<'_> {
         let (ino, kind) = codec::decode_entry(name, value)?;
         match self.record(ino)? {
             None => self.stray(key, format!("entry {shown} of {dir} leads to no inode ({ino})")),
-            Some(record) if !record.links.iter().any(|link| link.is(dir, name)) => {
+            Some(record) if !record.links.has(dir, name) => {
+                // What was read may be older than a repair of the inode, which took the entry away.
+                if self.repair && self.store.read_one(key.clone())?.as_deref() != Some(value) {
+                    return Ok(());
+                }
                 let what = format!("inode {ino} does not know its entry {shown} of {dir}");
                 if record.is_directory() && !record.links.is_empty() {
                     self.violation(what, false);
@@ -393,7 +472,9 @@ impl Check<'_> {
         let record = self.record(ino)?;
         let partition = self.partition(&Link::new(dir, name))?;
         let justified = key.partition() == partition
-            && record.is_some_and(|record| record.ghosts().any(|link| link.is(dir, name)));
+            && record.is_some_and(|record| {
+                record.backing.links.has(dir, name) && !record.links.has(dir, name)
+            });
         let what = || format!("ghost {} of {dir} is not held by {ino}", name.escape_ascii());
         if justified { Ok(()) } else { self.stray(key, what()) }
     }
@@ -433,7 +514,9 @@ impl Check<'_> {
         let Ok(ino) = codec::decode_ino("a hard link", value) else {
             return self.unreadable(key, value);
         };
-        let justified = self.record(ino)?.is_some_and(|record| record.hard_link == Some(number));
+        let justified = self
+            .record(ino)?
+            .is_some_and(|record| self.store.backing_number(&record) == Some(number));
         let what = || format!("hard-link mark {number} does not belong to inode {ino}");
         if justified { Ok(()) } else { self.stray(key, what()) }
     }
@@ -445,7 +528,7 @@ impl Check<'_> {
             if !self.repair {
                 return Ok(());
             }
-            self.counts = self.recount()?;
+            self.counts = self.store.recount()?;
         }
         if self.store.is_gathered() {
             // Each process has its own, which know nothing of what others did.
@@ -465,12 +548,15 @@ impl Check<'_> {
         }
         Ok(())
     }
+}
 
-    fn recount(&self) -> Result<Counts> {
+impl MetaStore {
+    /// Counts everything, however much there is.
+    pub(super) fn recount(&self) -> Result<Counts> {
         let mut counts = Counts::default();
         let mut after: Option<Key> = None;
         loop {
-            let step = self.store.engine.sweep(after.as_ref(), STEP)?;
+            let step = self.engine.sweep(after.as_ref(), STEP)?;
             let Some((last, _)) = step.last() else { return Ok(counts) };
             after = Some(last.clone());
             for (key, _) in &step {
@@ -484,4 +570,11 @@ impl Check<'_> {
             }
         }
     }
+}
+
+/// The name in the root of an inode that was cut off.
+fn recovered_name(name: &[u8], ino: Ino) -> Vec<u8> {
+    let suffix = format!(".forebay-recovered-{:x}", ino.0);
+    let room = 255 - suffix.len();
+    [&name[..name.len().min(room)], suffix.as_bytes()].concat()
 }

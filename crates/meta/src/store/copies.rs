@@ -52,7 +52,7 @@ impl MetaStore {
         let (record, copies) = (values.next().flatten(), values.next().flatten());
         let Some(record) = record else { return Ok(None) };
         let copies = copies.map(|value| codec::decode_copies(ino, &value)).transpose()?;
-        Ok(Some((codec::decode_record(ino, &record)?, copies)))
+        Ok(Some((self.with_names(codec::decode_record(ino, &record)?)?, copies)))
     }
 
     /// Says where the copies of a file are that this node owns, in place of `before`; the record

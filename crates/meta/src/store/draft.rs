@@ -2,10 +2,12 @@
 //! (its place in the backlog, ghosts, orphan and hard-link marks) are derived from the difference
 //! between what it was and what it becomes, so no operation can forget one.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::names_apart::changed_names;
 use super::{COUNTS, Counts, MetaStore, compare};
 use crate::codec;
 use crate::engine::{Expect, Key, MiniTransaction, Stamp, Write};
@@ -62,6 +64,8 @@ pub(super) struct Draft<'a> {
     seqs: SmallVec<[Seq; 2]>,
     /// Directories that have to be alive and spread as they were at a revision.
     bases: SmallVec<[(Ino, u64); 2]>,
+    /// Inode numbers in the backing store whose marks are changed.
+    numbers: HashSet<u64>,
     /// Entries are added that were there before: their directories' times stay.
     pub imports: bool,
     delta: Delta,
@@ -76,6 +80,7 @@ impl<'a> Draft<'a> {
             entries: SmallVec::new(),
             seqs: SmallVec::new(),
             bases: SmallVec::new(),
+            numbers: HashSet::new(),
             imports: false,
             delta: Delta::default(),
         }
@@ -164,6 +169,10 @@ impl<'a> Draft<'a> {
 
     pub fn delete(&mut self, key: Key) {
         self.transaction.write.push(Write::Delete(key));
+    }
+
+    pub(super) fn write_all(&mut self, writes: Vec<Write>) {
+        self.transaction.write.extend(writes);
     }
 
     /// The commit depends on what was read under a lock. Where nobody else can have changed it, only
@@ -347,6 +356,7 @@ impl<'a> Draft<'a> {
             self.expect(&keys::record(ino), Expect::Prefix(codec::record_prefix(before.revision)));
             edit.after.revision = edit.after.next_revision(before);
         }
+        self.derive_names(before, &mut edit.after);
         let after = (!edit.after.is_dead()).then_some(&edit.after);
         self.derive_marks(ino, before, after);
         self.derive_ghosts(before, after)?;
@@ -434,8 +444,15 @@ impl<'a> Draft<'a> {
         if copied(before) && !copied(after) {
             self.delete(keys::copies(ino));
         }
-        let hard_link = |record: Option<&Record>| record?.hard_link.map(keys::hard_link);
-        self.replace(hard_link(before), hard_link(after), ino);
+        let store = self.store;
+        let number = |record: Option<&Record>| store.backing_number(record?);
+        if number(before) != number(after) {
+            // Of two inodes of one number the one that comes first in a transaction has the mark.
+            let mut free = |number: &u64| self.numbers.insert(*number);
+            let was = number(before).filter(&mut free).map(keys::hard_link);
+            let is = number(after).filter(&mut free).map(keys::hard_link);
+            self.replace(was, is, ino);
+        }
         self.delta.queued += i64::from(queued(after).is_some());
         self.delta.queued -= i64::from(queued(before).is_some());
         self.delta.orphans += i64::from(orphan(after)) - i64::from(orphan(before));
@@ -454,21 +471,32 @@ impl<'a> Draft<'a> {
     }
 
     fn derive_ghosts(&mut self, before: Option<&Record>, after: Option<&Record>) -> Result<()> {
-        fn ghosts(record: Option<&Record>) -> SmallVec<[&Link; 2]> {
-            record.map(|record| record.ghosts().collect()).unwrap_or_default()
-        }
         let Some(ino) = before.or(after).map(|record| record.ino) else { return Ok(()) };
-        let (old, new) = (ghosts(before), ghosts(after));
-        for link in old.iter().filter(|link| !new.contains(link)) {
-            let partition = self.ghost_partition(link)?;
-            self.delete(keys::ghost(partition, link.parent, &link.name, ino));
-            self.delta.ghosts -= 1;
+        let in_backing =
+            |record: Option<&Record>| record.is_some_and(|record| !record.backing.links.is_empty());
+        if !in_backing(before) && !in_backing(after) {
+            return Ok(());
         }
-        for link in new.iter().filter(|link| !old.contains(link)) {
-            let partition = self.ghost_partition(link)?;
-            let key = keys::ghost(partition, link.parent, &link.name, ino);
-            self.put(key, codec::encode_ino(ino));
-            self.delta.ghosts += 1;
+        let is_ghost = |record: Option<&Record>, link: &Link| {
+            record.is_some_and(|record| {
+                record.backing.links.contains(link) && !record.links.contains(link)
+            })
+        };
+        for link in changed_names(before, after) {
+            match (is_ghost(before, &link), is_ghost(after, &link)) {
+                (true, false) => {
+                    let partition = self.ghost_partition(&link)?;
+                    self.delete(keys::ghost(partition, link.parent, &link.name, ino));
+                    self.delta.ghosts -= 1;
+                }
+                (false, true) => {
+                    let partition = self.ghost_partition(&link)?;
+                    let key = keys::ghost(partition, link.parent, &link.name, ino);
+                    self.put(key, codec::encode_ino(ino));
+                    self.delta.ghosts += 1;
+                }
+                _ => {}
+            }
         }
         Ok(())
     }

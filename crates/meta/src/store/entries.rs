@@ -167,7 +167,8 @@ impl MetaStore {
             let ino = Ino(keys::number(&key).ok_or_else(|| corrupt("a record", "short key"))?);
             while wanted.next_if(|wanted| *wanted < ino).is_some() {}
             if wanted.next_if_eq(&ino).is_some() {
-                records.insert(ino, Arc::new(codec::decode_record(ino, &value)?));
+                records
+                    .extend(self.decode_record(ino, Some(value), None)?.map(|found| (ino, found)));
             }
         }
         Ok(())

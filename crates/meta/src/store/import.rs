@@ -1,21 +1,24 @@
 //! Import: what the backing store has becomes known here.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use super::draft::committed_record;
 use super::{Draft, Found, MetaStore, NewInode, Refreshed, check_name, new_record};
 use crate::codec;
+use crate::engine::{Key, MiniTransaction, Write};
 use crate::error::{Error, Result};
 use crate::keys;
 use crate::types::{FileKind, Fingerprint, Ino, Link, Record, Spread, Timestamp, XattrState};
 
 /// Entries imported in one transaction.
 const BATCH: usize = 256;
+/// Keys per step of a sweep.
+const STEP: usize = 4096;
 
 impl MetaStore {
     /// Adds entries found in the backing directory for names that are neither logical entries nor
-    /// ghosts. Names of one file (found by its inode number in the backing store where `nlink`
+    /// ghosts; none to a directory that was removed. Names of one file (found by its inode number in the backing store where `nlink`
     /// exceeds 1) become links of one inode. Returns how many entries were added.
     ///
     /// In bounded transactions: if it fails, a prefix may have been added, and it may be repeated.
@@ -66,8 +69,8 @@ impl MetaStore {
         }
         let mut draft = Draft::new(self);
         draft.imports = true;
-        let parent = draft.edit(dir)?;
-        if parent.spread == Spread::Split && parent.is_removed() {
+        if draft.edit(dir)?.is_removed() {
+            // What is found in it is on its way out, and would outlive the directory as an entry.
             return Ok(0);
         }
         let (taken, has_ghosts) = self.taken(&draft, dir, batch)?;
@@ -102,8 +105,11 @@ impl MetaStore {
                 other => {
                     let mut record =
                         imported_record(draft.new_ino(dir, name, found.attr.kind)?, found, link);
-                    if may_have_names(found) && other.is_none() {
-                        record.hard_link = Some(found.fingerprint.ino);
+                    if may_have_names(found) {
+                        if other.is_none() {
+                            record.hard_link = Some(found.fingerprint.ino);
+                        }
+                        inodes.retain(|(backing, _)| *backing != found.fingerprint.ino);
                         inodes.push((found.fingerprint.ino, record.ino));
                     }
                     let ino = record.ino;
@@ -146,6 +152,38 @@ impl MetaStore {
         Ok((taken, has_ghosts))
     }
 
+    /// The number in the backing store by which an inode is found if another name of it appears
+    /// there. Where that costs a partition more, it is known of those alone that had several names
+    /// when they were imported.
+    pub(super) fn backing_number(&self, record: &Record) -> Option<u64> {
+        let print = record.backing.fingerprint.filter(|print| print.ino != 0);
+        let of_any = print.filter(|_| !self.is_gathered() && !record.is_directory());
+        record.hard_link.or(of_any.map(|print| print.ino))
+    }
+
+    /// Marks all inodes by their numbers in the backing store, as programs before format 4 did not.
+    pub(super) fn mark_numbers(&self) -> Result<()> {
+        let mut after: Option<Key> = None;
+        loop {
+            let step = self.engine.sweep(after.as_ref(), STEP)?;
+            let Some((last, _)) = step.last() else { return Ok(()) };
+            after = Some(last.clone());
+            let mut marks = BTreeMap::new();
+            for (key, value) in &step {
+                let number = keys::number(key.bytes());
+                // What is damaged must not keep the store from being opened: the check finds it.
+                if let (Some(&keys::RECORD), Some(ino)) = (key.bytes().first(), number)
+                    && let Ok(record) = codec::decode_record(Ino(ino), value)
+                {
+                    marks.extend(self.backing_number(&record).map(|number| (number, record.ino)));
+                }
+            }
+            let put = |(number, ino)| Write::Put(keys::hard_link(number), codec::encode_ino(ino));
+            let write = marks.into_iter().map(put).collect();
+            self.execute(&MiniTransaction { write, ..MiniTransaction::default() })?;
+        }
+    }
+
     /// The inodes that are known by their backing inode number.
     fn known_inodes(&self, batch: &[&Found]) -> Result<Vec<Option<Ino>>> {
         let mut known = vec![None; batch.len()];
@@ -182,11 +220,17 @@ impl MetaStore {
     }
 
     /// What the backing store says now about an inode (`found.name` is ignored). An object of
-    /// another type is a `Conflict`: the name has vanished and another has appeared.
+    /// another type is a `Conflict`: the name has vanished and another has appeared. So is one of a
+    /// file with changes, also if only `unsettled` knows of them, which is asked with it locked.
     ///
     /// # Errors
     /// `Stale` if there is no such inode.
-    pub fn refresh(&self, ino: Ino, found: &Found) -> Result<Refreshed> {
+    pub fn refresh(
+        &self,
+        ino: Ino,
+        found: &Found,
+        unsettled: &dyn Fn(Ino) -> bool,
+    ) -> Result<Refreshed> {
         self.retry(|| {
             let _locked = self.lock(&[ino]);
             let before = self.load_locked(ino)?.ok_or(Error::Stale(ino))?;
@@ -194,7 +238,7 @@ impl MetaStore {
                 return Ok(Refreshed::Unchanged(before));
             }
             let pending = before.dirty || before.spilled || before.backing.attrs_differ;
-            if pending || before.attr.kind != found.attr.kind {
+            if pending || before.attr.kind != found.attr.kind || unsettled(ino) {
                 return Ok(Refreshed::Conflict(before));
             }
             let mut draft = Draft::new(self);
@@ -219,12 +263,16 @@ fn may_have_names(found: &Found) -> bool {
 }
 
 /// Backing inode numbers are used again after a removal: an object counts as the same if it is of
-/// the same type and, unless changed here, has the same size and modification time.
+/// the same type and has the same size and modification time. One that was imported with several
+/// names, and was changed here, may have another time: a worker may be writing it.
 fn is_same_file(record: &Record, found: &Found) -> bool {
+    let number = found.fingerprint.ino;
     let unchanged = record.backing.fingerprint.is_some_and(|print| {
-        print.size == found.fingerprint.size && print.mtime == found.fingerprint.mtime
+        let same = print.size == found.fingerprint.size && print.mtime == found.fingerprint.mtime;
+        same && print.ino == number
     });
-    record.attr.kind == found.attr.kind && (unchanged || record.differs())
+    let may_be_written = record.hard_link == Some(number) && record.differs();
+    record.attr.kind == found.attr.kind && (unchanged || may_be_written)
 }
 
 fn imported_record(ino: Ino, found: &Found, link: Link) -> Record {
@@ -253,8 +301,8 @@ fn refreshed_nlink(record: &Record, found: &Found) -> u32 {
             false => found.attr.nlink.max(2),
         };
     }
-    let added = record.links.iter().filter(|link| !record.backing.links.contains(link)).count();
-    let removed = record.ghosts().count();
+    let added = record.missing().len();
+    let removed = record.ghosts().len();
     (i64::from(found.attr.nlink) + added as i64 - removed as i64)
         .max(record.links.len() as i64)
         .min(u32::MAX.into()) as u32

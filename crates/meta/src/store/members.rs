@@ -207,6 +207,9 @@ mod tests {
         let after = store.members().unwrap();
         assert_eq!((after.len(), after[0].node), (1, before[0].node));
         assert_eq!(after[0].epoch, before[0].epoch + 1);
-        assert_eq!(store.setting(FORMAT).unwrap().unwrap(), 3u32.to_be_bytes());
+        assert_eq!(
+            store.setting(FORMAT).unwrap().unwrap(),
+            keys::Layout::Gathered.version().to_be_bytes()
+        );
     }
 }

@@ -16,6 +16,7 @@ mod locks;
 mod mail;
 mod members;
 mod names;
+mod names_apart;
 mod ownership;
 mod rename;
 mod split;
@@ -41,9 +42,9 @@ use crate::codec;
 use crate::engine::{Engine, Expect, Key, MiniTransaction, Outcome, Page, Spanning, Stamp, Write};
 use crate::error::{Error, Result};
 use crate::keys::{self, Layout};
+use crate::links::Links;
 use crate::types::{
-    Attr, Backing, FileKind, Incarnation, Ino, Link, Links, Record, Spread, Timestamp, Touched,
-    XattrState,
+    Attr, Backing, FileKind, Incarnation, Ino, Link, Record, Spread, Timestamp, Touched, XattrState,
 };
 use backlog::Places;
 use cached::{Cached, Dentry};
@@ -204,7 +205,12 @@ impl MetaStore {
         }
         let value = self.read_one(keys::setting(COUNTS))?;
         let value = value.ok_or_else(|| corrupt(COUNTS, "missing"))?;
-        let (counts, next_seq) = codec::decode_counts(&value)?;
+        let (mut counts, mut next_seq) = codec::decode_counts(&value)?;
+        if let Some(last) = self.last_queued_from(next_seq)? {
+            // Or places would be given twice, and what is queued would not be seen.
+            tracing::warn!("the counts of the namespace are older than its backlog: counted anew");
+            (counts, next_seq) = (self.recount()?, last + 1);
+        }
         self.places.start_at(next_seq);
         self.shown.show(&counts);
         *self.counts.lock() = counts;
@@ -213,6 +219,9 @@ impl MetaStore {
 
     /// Keeps programs away that do not know what this one may do. Another may have been first.
     fn raise_format(&self, before: Vec<u8>) -> Result<()> {
+        if !self.is_gathered() {
+            self.mark_numbers()?;
+        }
         for prefix in [keys::members(), keys::estates(), keys::orders()] {
             // Where it was before.
             let old = Key::new(keys::GLOBAL, prefix.bytes());
@@ -627,6 +636,7 @@ fn new_record(ino: Ino, new: &NewInode, now: Timestamp) -> Record {
         change: 1,
         queued: None,
         hard_link: None,
+        apart: 0,
         spread: Spread::Whole,
         revision: 0,
     }

@@ -269,7 +269,7 @@ impl MetaStore {
 
 /// Takes a name from a record.
 pub(super) fn detach(record: &mut Record, dir: Ino, name: &[u8], now: Timestamp, in_use: bool) {
-    record.links.retain(|link| !link.is(dir, name));
+    record.links.remove(&Link::new(dir, name));
     record.attr.nlink = match record.attr.kind {
         FileKind::Directory => 0,
         _ => record.attr.nlink.saturating_sub(1).max(record.links.len() as u32),

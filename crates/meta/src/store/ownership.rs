@@ -99,7 +99,7 @@ impl MetaStore {
         let Some((ino, _)) = found else { return Ok(Look::Nothing) };
         match values.next().flatten() {
             Some(value) if guess == Some(ino) => {
-                let record = Arc::new(codec::decode_record(ino, &value)?);
+                let record = Arc::new(self.with_names(codec::decode_record(ino, &value)?)?);
                 self.cache_record(&record, stamp);
                 Ok(Look::Record(record))
             }

@@ -266,11 +266,7 @@ fn is_directory(found: Found) -> bool {
 }
 
 fn move_link(record: &mut Record, from: Place<'_>, to: Place<'_>, now: Timestamp) {
-    for link in &mut record.links {
-        if link.is(from.dir, from.name) {
-            *link = Link::new(to.dir, to.name);
-        }
-    }
+    record.links.replace(&Link::new(from.dir, from.name), Link::new(to.dir, to.name));
     record.attr.ctime = now;
     record.change += 1;
 }

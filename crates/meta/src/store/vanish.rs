@@ -2,7 +2,7 @@
 
 use super::{Draft, MetaStore, Vanished};
 use crate::error::Result;
-use crate::types::{FileKind, Ino, Record, Timestamp, same_links};
+use crate::types::{FileKind, Ino, Link, Record, Timestamp};
 
 /// Entries looked at in one go.
 const PAGE: usize = 256;
@@ -17,17 +17,32 @@ enum Fate {
 
 /// A directory on the way down.
 struct Level {
-    dir: Ino,
-    name: Box<[u8]>,
+    /// The name by which it goes after its entries.
+    above: Option<(Ino, Box<[u8]>)>,
     ino: Ino,
     cursor: u64,
+}
+
+impl Vanished {
+    fn note(&mut self, fate: Fate, removed: &mut dyn FnMut(Ino)) {
+        match fate {
+            Fate::Removed(ino) => {
+                self.removed += 1;
+                removed(ino);
+            }
+            Fate::Kept(ino) => self.kept.push(ino),
+            Fate::Untouched => {}
+        }
+    }
 }
 
 impl MetaStore {
     /// The backing store no longer has `expected` under a name: removes the entry with all below
     /// that has no pending changes. What has is kept, its vanished names forgotten, and queued, so
-    /// that it is written again. `removed` is called for each inode removed. Nothing happens if the
-    /// name has come to mean another inode meanwhile.
+    /// that it is written again. So has a file of which `unsettled` says that there are bytes which
+    /// its record does not speak of yet: it counts as dirty from then on. It is asked with the inode
+    /// locked. `removed` is called for each inode removed. Nothing happens if the name has come to
+    /// mean another inode meanwhile.
     ///
     /// # Errors
     /// If the engine fails; part of the subtree may be removed then, and it may be repeated.
@@ -37,6 +52,7 @@ impl MetaStore {
         name: &[u8],
         expected: Ino,
         now: Timestamp,
+        unsettled: &dyn Fn(Ino) -> bool,
         removed: &mut dyn FnMut(Ino),
     ) -> Result<Vanished> {
         let mut result = Vanished::default();
@@ -44,27 +60,52 @@ impl MetaStore {
         if ino != expected || !self.backing_has(ino, dir, name)? {
             return Ok(result);
         }
-        let mut settle = |fate| match fate {
-            Fate::Removed(ino) => {
-                result.removed += 1;
-                removed(ino);
-            }
-            Fate::Kept(ino) => result.kept.push(ino),
-            Fate::Untouched => {}
-        };
+        let mut settle = |fate| result.note(fate, removed);
         if kind != FileKind::Directory {
-            settle(self.retry(|| self.vanish_one(dir, name, ino, now))?);
+            settle(self.retry(|| self.vanish_one(dir, name, ino, now, unsettled))?);
             return Ok(result);
         }
-        // Depth first; a directory goes after its entries.
-        let mut way = vec![Level { dir, name: name.into(), ino, cursor: 0 }];
+        self.vanish_below(ino, now, unsettled, &mut settle)?;
+        settle(self.retry(|| self.vanish_one(dir, name, ino, now, unsettled))?);
+        Ok(result)
+    }
+
+    /// The backing store no longer has a directory that it had, or has another in its place, and the
+    /// directory is to be made anew: as [`MetaStore::vanished`] for all that is below it.
+    ///
+    /// # Errors
+    /// As [`MetaStore::vanished`].
+    pub fn emptied(
+        &self,
+        dir: Ino,
+        now: Timestamp,
+        unsettled: &dyn Fn(Ino) -> bool,
+        removed: &mut dyn FnMut(Ino),
+    ) -> Result<Vanished> {
+        let mut result = Vanished::default();
+        let mut settle = |fate| result.note(fate, removed);
+        self.vanish_below(dir, now, unsettled, &mut settle)?;
+        Ok(result)
+    }
+
+    /// Depth first; a directory goes after its entries.
+    fn vanish_below(
+        &self,
+        top: Ino,
+        now: Timestamp,
+        unsettled: &dyn Fn(Ino) -> bool,
+        settle: &mut dyn FnMut(Fate),
+    ) -> Result<()> {
+        let mut way = vec![Level { above: None, ino: top, cursor: 0 }];
         while let Some(level) = way.last_mut() {
             let entries = self.entries(level.ino, level.cursor, PAGE)?;
             let parent = level.ino;
             if entries.is_empty() {
-                let (dir, name, ino) = (level.dir, std::mem::take(&mut level.name), level.ino);
+                let (above, ino) = (level.above.take(), level.ino);
                 way.pop();
-                settle(self.retry(|| self.vanish_one(dir, &name, ino, now))?);
+                if let Some((dir, name)) = above {
+                    settle(self.retry(|| self.vanish_one(dir, &name, ino, now, unsettled))?);
+                }
                 continue;
             }
             let mut below = Vec::new();
@@ -75,39 +116,47 @@ impl MetaStore {
                         settle(Fate::Kept(entry.ino));
                         continue;
                     }
-                    below.push(Level { dir: parent, name: entry.name, ino: entry.ino, cursor: 0 });
+                    let above = Some((parent, entry.name));
+                    below.push(Level { above, ino: entry.ino, cursor: 0 });
                 } else {
                     let (name, ino) = (&entry.name, entry.ino);
-                    settle(self.retry(|| self.vanish_one(parent, name, ino, now))?);
+                    settle(self.retry(|| self.vanish_one(parent, name, ino, now, unsettled))?);
                 }
             }
             way.append(&mut below);
         }
-        Ok(result)
+        Ok(())
     }
 
     /// Whether the backing store was known to have the inode under this name.
     fn backing_has(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<bool> {
         let record = self.load(ino)?;
-        Ok(record.is_some_and(|record| record.backing.links.iter().any(|link| link.is(dir, name))))
+        Ok(record.is_some_and(|record| record.backing.links.has(dir, name)))
     }
 
-    fn vanish_one(&self, dir: Ino, name: &[u8], expected: Ino, now: Timestamp) -> Result<Fate> {
+    fn vanish_one(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        expected: Ino,
+        now: Timestamp,
+        unsettled: &dyn Fn(Ino) -> bool,
+    ) -> Result<Fate> {
         let (_locked, found) = self.lock_entry(dir, name)?;
         let Some((ino, kind)) = found.filter(|(ino, _)| *ino == expected) else {
             return Ok(Fate::Untouched);
         };
         let mut draft = Draft::new(self);
-        let stays = must_stay(draft.edit(ino)?);
+        let unsettled = kind == FileKind::File && unsettled(ino);
+        let stays = must_stay(draft.edit(ino)?) || unsettled;
         if stays || kind == FileKind::Directory && !draft.expect_empty(ino)? {
             let record = draft.edit(ino)?;
-            let had = record.backing.links.len();
-            record.backing.links.retain(|link| !link.is(dir, name));
-            if record.backing.links.len() < had {
+            if record.backing.links.remove(&Link::new(dir, name)) {
                 record.backing.fingerprint = None;
                 record.backing.attrs_differ = true;
                 record.backing.xattrs_differ = true;
                 record.listed |= kind == FileKind::Directory;
+                record.dirty |= unsettled;
                 record.change += 1;
                 draft.enqueue(ino)?;
                 draft.commit()?;
@@ -115,8 +164,8 @@ impl MetaStore {
             return Ok(Fate::Kept(ino));
         }
         let record = draft.edit(ino)?;
-        record.links.retain(|link| !link.is(dir, name));
-        record.backing.links.retain(|link| !link.is(dir, name));
+        record.links.remove(&Link::new(dir, name));
+        record.backing.links.remove(&Link::new(dir, name));
         record.attr.nlink = record.attr.nlink.saturating_sub(1);
         record.attr.ctime = now;
         record.change += 1;
@@ -139,7 +188,7 @@ impl MetaStore {
 fn must_stay(record: &Record) -> bool {
     // Claimed and never seen there: nobody can have removed it. (What was imported is not queued.)
     let unconfirmed = record.backing.fingerprint.is_none() && record.queued.is_some();
-    let names_differ = unconfirmed || !same_links(&record.links, &record.backing.links);
+    let names_differ = unconfirmed || !record.links.same(&record.backing.links);
     match record.attr.kind {
         FileKind::File => record.dirty || record.spilled || names_differ,
         _ => unconfirmed || record.differs(),

@@ -198,14 +198,24 @@ impl Node {
     }
 }
 
+/// The namespace of a cluster that a state directory belongs to.
+pub(crate) fn bound_to(state_dir: &Path) -> Result<Option<String>> {
+    match std::fs::read_to_string(state_dir.join(BOUND)) {
+        Ok(bound) => Ok(Some(bound)),
+        Err(error)
+            if [std::io::ErrorKind::NotFound, std::io::ErrorKind::NotADirectory]
+                .contains(&error.kind()) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// A tier belongs to one namespace: its objects bear that one's inode numbers.
 pub(crate) fn bind_to_namespace(state_dir: &Path, meta: Option<&MetaStore>) -> Result<()> {
     let path = state_dir.join(BOUND);
-    let bound = match std::fs::read_to_string(&path) {
-        Ok(bound) => Some(bound),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-        Err(error) => return Err(error.into()),
-    };
+    let bound = bound_to(state_dir)?;
     let shown = state_dir.display();
     let Some(meta) = meta else {
         return match bound {
@@ -238,7 +248,7 @@ pub(crate) fn bind_to_namespace(state_dir: &Path, meta: Option<&MetaStore>) -> R
 }
 
 /// What tells a namespace from all others.
-fn identity_of(meta: &MetaStore) -> Result<String> {
+pub(crate) fn identity_of(meta: &MetaStore) -> Result<String> {
     let made = || Ok::<_, NodeError>(std::fs::read_to_string("/proc/sys/kernel/random/uuid")?);
     let identity = meta.setting_or(IDENTITY, made()?.trim().as_bytes())?;
     Ok(String::from_utf8_lossy(&identity).into_owned())

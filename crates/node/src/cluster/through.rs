@@ -724,7 +724,10 @@ impl Node {
                     mtime: look.mtime.then_some(now.attr.mtime),
                     ..Default::default()
                 };
-                self.attributes_changed(&now, times);
+                let one_at_a_time = file.times.lock();
+                self.set_object_times(file, times);
+                drop(one_at_a_time);
+                self.attributes_changed(&now);
                 self.forget_object(ino, false);
             }
             if look.settle {

@@ -1,5 +1,6 @@
 //! The sole right among all nodes to change an inode in the backing store.
 
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -62,9 +63,10 @@ impl Node {
         if self.cluster.is_none() {
             return Ok(());
         }
-        let ghosts = record.backing.links.iter().filter(|link| !record.links.contains(link));
-        for link in ghosts.filter(|link| link.parent != LIMBO) {
-            match self.list_directory(link.parent) {
+        let ghosts = record.ghosts().into_iter().map(|link| link.parent);
+        let dirs: BTreeSet<Ino> = ghosts.filter(|dir| *dir != LIMBO).collect();
+        for dir in dirs {
+            match self.list_directory(dir) {
                 Ok(()) | Err(NodeError::Meta(MetaError::Stale(_))) => {}
                 Err(error) if error.class() == Some(forebay_store::ErrorClass::NotFound) => {}
                 Err(error) => return Err(error),

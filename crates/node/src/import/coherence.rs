@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{Error as MetaError, FileKind, Found, Ino, Link, Record, Refreshed};
+use forebay_meta::{Error as MetaError, FileKind, Found, Ino, Link, Record, Refreshed, Vanished};
 use forebay_store::{Dir, ErrorClass};
 use rustix::io::Errno;
 
@@ -20,6 +20,9 @@ use crate::node::Node;
 use crate::reconcile::NAMES_DELAY;
 
 const PAGE: usize = 1000;
+
+/// Names of a file that are looked at to find one under which it stands.
+const MOST_NAMES: usize = 16;
 
 impl Node {
     /// Compares a clean object with the backing store when its freshness has run out; drops stale
@@ -48,17 +51,15 @@ impl Node {
             return Ok(Some(self.meta.get(ino)?));
         };
         let record = self.meta.get(ino)?;
-        let [link] = record.backing.links.as_slice() else { return Ok(Some(record)) };
         if record.differs() {
             return Ok(Some(record));
         }
-        let link = link.clone();
+        let Some(link) = record.backing.links.first().cloned() else { return Ok(Some(record)) };
         let _asked = self.imports.health.begin();
-        let looked = self.in_directory(link.parent, |dir| {
-            let attributes = self.backing.stat(dir, OsStr::from_bytes(&link.name))?;
-            self.found(dir, &link.name, &attributes)
-        });
-        match looked {
+        if record.backing.links.len() > 1 {
+            return self.compare_one_of(&record).map(Some);
+        }
+        match self.look_under(&link) {
             Ok(found) => self.take_in(&record, &found).map(Some),
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {
                 if !self.is_gone(ino)? {
@@ -71,6 +72,36 @@ impl Node {
         }
     }
 
+    /// Others changed a file before what was set here reached it: it is taken over as it is now.
+    pub(crate) fn take_theirs(&self, ino: Ino) -> Result<()> {
+        self.compare(ino).map(drop)
+    }
+
+    /// What the backing store has under a name.
+    fn look_under(&self, link: &Link) -> Result<Found> {
+        self.in_directory(link.parent, |dir| {
+            let attributes = self.backing.stat(dir, OsStr::from_bytes(&link.name))?;
+            self.found(dir, &link.name, &attributes)
+        })
+    }
+
+    /// As [`Node::compare`], of a file with several names: by one under which it still stands. What
+    /// others did to the other names the listings of their directories find.
+    fn compare_one_of(&self, record: &Arc<Record>) -> Result<Arc<Record>> {
+        let known = record.backing.fingerprint.map(|print| print.ino);
+        for link in record.backing.links.iter().take(MOST_NAMES) {
+            match self.look_under(link) {
+                Ok(found) if Some(found.fingerprint.ino) == known => {
+                    return self.take_in(record, &found);
+                }
+                Ok(_) => {}
+                Err(error) if error.class() == Some(ErrorClass::NotFound) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(record.clone())
+    }
+
     /// Whether the backing store is without an inode that it had: looks again, with nothing on the
     /// way to it on the move. What was looked for while a worker renamed a directory above it was
     /// sought in two wrong places. The caller owns the inode.
@@ -81,13 +112,16 @@ impl Node {
         }
         let looked = self.meta.get(ino).map_err(NodeError::from).and_then(|record| {
             let (dir, name) = self.backing_place(&record)?;
-            Ok(self.backing.stat(&dir, OsStr::from_bytes(&name))?)
+            let found = self.backing.stat(&dir, OsStr::from_bytes(&name))?;
+            // Of another kind it is another.
+            let same = convert::kind(found.kind) == record.attr.kind;
+            if same { Ok(()) } else { Err(Errno::NOENT.into()) }
         });
         match looked {
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {
                 Ok(self.way_at_rest(ino)?.is_some_and(|now| now == way))
             }
-            Ok(_) | Err(NodeError::Meta(MetaError::Stale(_))) => Ok(false),
+            Ok(()) | Err(NodeError::Meta(MetaError::Stale(_))) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -102,7 +136,7 @@ impl Node {
                 Err(MetaError::Stale(_)) => return Ok(None),
                 record => record?,
             };
-            let [link] = record.links.as_slice() else { return Ok(None) };
+            let Some(link) = record.links.only() else { return Ok(None) };
             if record.links != record.backing.links || is_unconfirmed(&record) {
                 return Ok(None);
             }
@@ -129,16 +163,17 @@ impl Node {
         let now = if record.backing.fingerprint == Some(found.fingerprint) {
             record.clone()
         } else {
-            match self.meta.refresh(ino, found)? {
+            // Our own changes are in the record with the change time that they left: whatever moved
+            // it may have changed the bytes. First the copy goes, so that none is ever taken for the
+            // version that the record names.
+            let is_file = record.attr.kind == FileKind::File;
+            if is_file {
+                self.copy_is_stale(ino);
+            }
+            match self.meta.refresh(ino, found, &|ino| self.is_unsettled(ino))? {
                 Refreshed::Unchanged(now) | Refreshed::Conflict(now) => now,
                 Refreshed::Updated(now) => {
-                    let known = record.backing.fingerprint.map(convert::store_fingerprint);
-                    let found = convert::store_fingerprint(found.fingerprint);
-                    let same = known.is_some_and(|known| known.same_content(&found));
-                    if !same && now.attr.kind == FileKind::File {
-                        self.copy_is_stale(ino);
-                    }
-                    self.forget_object(ino, !same);
+                    self.forget_object(ino, is_file);
                     now
                 }
             }
@@ -147,13 +182,47 @@ impl Node {
         Ok(now)
     }
 
+    /// Takes over that others removed an inode, if it is for certain that they did. The caller owns it.
+    pub(crate) fn take_away_if_gone(&self, ino: Ino) -> Result<bool> {
+        let Some(record) = self.record_if_any(ino)? else { return Ok(false) };
+        let Some(link) = record.links.only() else { return Ok(false) };
+        if !self.is_gone(ino)? {
+            return Ok(false);
+        }
+        self.take_away(link, ino)?;
+        Ok(true)
+    }
+
     /// The backing store no longer has an inode under a name that it had.
     fn take_away(&self, link: &Link, ino: Ino) -> Result<()> {
         let (dir, name) = (link.parent, &link.name);
         let mut removed = Vec::new();
-        let vanished = self.meta.vanished(dir, name, ino, convert::now(), &mut |ino| {
-            removed.push(ino);
-        })?;
+        let vanished = self.meta.vanished(
+            dir,
+            name,
+            ino,
+            convert::now(),
+            &|ino| self.is_unsettled(ino),
+            &mut |ino| removed.push(ino),
+        )?;
+        self.after_vanishing(removed, vanished)?;
+        self.forget_name(link.parent, &link.name);
+        Ok(())
+    }
+
+    /// What stood in a directory of the backing store went with it, or is the others' now.
+    pub(crate) fn take_away_below(&self, dir: Ino) -> Result<()> {
+        let mut removed = Vec::new();
+        let unsettled = |ino| self.is_unsettled(ino);
+        let now = convert::now();
+        let vanished = self.meta.emptied(dir, now, &unsettled, &mut |ino| removed.push(ino))?;
+        self.after_vanishing(removed, vanished)?;
+        self.drop_handle(dir);
+        self.forget_object(dir, true);
+        Ok(())
+    }
+
+    fn after_vanishing(&self, removed: Vec<Ino>, vanished: Vanished) -> Result<()> {
         for ino in removed {
             self.drop_handle(ino);
             self.imports.directories.expire(ino);
@@ -162,9 +231,10 @@ impl Node {
             self.forget_object(ino, true);
         }
         for ino in vanished.kept {
+            self.drop_handle(ino);
+            self.settle_if_unsettled(ino)?;
             self.reconcile_later(ino, NAMES_DELAY);
         }
-        self.forget_name(link.parent, &link.name);
         Ok(())
     }
 
@@ -205,12 +275,22 @@ impl Node {
             Err(MetaError::Stale(_)) => return Ok(()), // Removed: it has no entries to be compared.
             record => record?,
         };
-        let [link] = record.links.as_slice() else { return Ok(()) };
+        let Some(link) = record.links.only() else { return Ok(()) };
         if record.queued.is_some() || !self.is_gone(dir)? {
             return Ok(());
         }
         self.take_away(link, dir)?;
         Err(Errno::STALE.into())
+    }
+
+    /// A worker did not find a directory: whether others have removed it. It is made again if
+    /// something in it is to be kept.
+    pub(crate) fn directory_is_gone(&self, dir: Ino) -> Result<bool> {
+        match self.directory_not_found(dir) {
+            Ok(()) => Ok(false),
+            Err(NodeError::Posix(Errno::STALE)) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 
     /// Reads a directory anew: what is new comes in, what changed is taken over, what is gone goes.
@@ -312,7 +392,7 @@ impl Node {
     /// known, which this does not change: one that nothing has makes the next check list it.
     pub(super) fn refresh_directory(&self, dir: Ino, mut found: Found) -> Result<()> {
         found.fingerprint.ino = 0;
-        self.meta.refresh(dir, &found)?;
+        self.meta.refresh(dir, &found, &|_| false)?;
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{Fingerprint, Ino, Link, Record};
+use forebay_meta::{Error as MetaError, Fingerprint, Ino, Link, Record};
 use forebay_store::backing::{Access, PRIVATE};
 use forebay_store::{BackingFile, Dir, ErrorClass};
 use parking_lot::{Mutex, MutexGuard};
@@ -18,6 +18,8 @@ use crate::config::Coherence;
 use crate::convert;
 use crate::error::Result;
 use crate::node::Node;
+
+use super::is_unconfirmed;
 
 /// The parent of what stands in the backing store's limbo; the names in it are inode numbers.
 pub(crate) const LIMBO: Ino = Ino(2);
@@ -102,25 +104,58 @@ impl Node {
         if depth == 0 {
             return Err(Errno::LOOP.into());
         }
-        // Twice, as a worker may rename it after its new name was looked at and before its old one.
-        for _ in 0..2 {
-            match self.open_one_of(&*self.meta.get(dir)?, depth)? {
-                Sought::Found(handle) => {
-                    self.imports.handles.insert(dir, handle.clone());
-                    return Ok(handle);
-                }
-                Sought::Absent => {}
-                Sought::NoParent => break,
+        let mut absent = 0;
+        for _ in 0..MOST_LOOKS {
+            let Some(record) = self.record_if_any(dir)? else { break };
+            if is_only_claimed(&record) {
+                // What stands under its name is another, or not made yet; its maker has a handle.
+                break;
+            }
+            let sought = self.open_one_of(&record, depth)?;
+            if let Sought::Found(handle) = &sought {
+                self.imports.handles.insert(dir, handle.clone());
+            }
+            // A worker may have moved it, and put another in its place, between the look at its record
+            // and the opening.
+            let now = self.record_if_any(dir)?;
+            if now.is_none_or(|now| now.backing.links != record.backing.links) {
+                self.imports.handles.remove(dir);
+                continue;
+            }
+            match sought {
+                Sought::Found(handle) => return Ok(handle),
+                // Twice, as one may also rename it after its new name was looked at and before its
+                // old one.
+                Sought::Absent if absent == 0 => absent += 1,
+                Sought::Absent | Sought::NoParent => break,
             }
         }
         Err(Errno::NOENT.into())
+    }
+
+    pub(super) fn record_if_any(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
+        match self.meta.get(ino) {
+            Ok(record) => Ok(Some(record)),
+            Err(MetaError::Stale(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Keeps a handle on a directory that its worker has just made, and owns.
+    pub(crate) fn keep_handle(&self, dir: Ino, handle: Dir) {
+        self.imports.handles.insert(dir, handle);
+    }
+
+    /// Whether a handle on a directory is at hand.
+    pub(crate) fn has_handle(&self, dir: Ino) -> bool {
+        self.imports.handles.get(dir).is_some()
     }
 
     /// Opens a directory under one of the names that the backing store may have it under.
     fn open_one_of(&self, record: &Record, depth: usize) -> Result<Sought> {
         let mut sought = Sought::NoParent;
         // Newest first: a name that was claimed for a rename may or may not be there yet.
-        for link in record.backing.links.iter().rev() {
+        for link in record.backing.links.newest_first() {
             let (parent, name) = match self.place_of(record, link, depth - 1) {
                 Err(error) if error.class() == Some(ErrorClass::NotFound) => continue,
                 place => place?,
@@ -170,6 +205,16 @@ impl Node {
     /// The name that the store gave to an object in limbo: it ends in the key, here the inode's
     /// number in hexadecimal, after the name of the mount that put it there.
     fn limbo_name(&self, limbo: &Dir, record: &Record) -> Result<Vec<u8>> {
+        // Nearly always this mount itself did: then nobody has to look at all that is there.
+        let own = self.backing.limbo_name(record.ino.0);
+        match self.backing.stat(limbo, &own) {
+            Ok(found) if record.backing.fingerprint.is_none_or(|print| print.ino == found.ino) => {
+                return Ok(own.into_encoded_bytes());
+            }
+            Ok(_) => {}
+            Err(error) if error.class() == ErrorClass::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
         let suffix = format!(".{:x}", record.ino.0);
         let mut names = Vec::new();
         self.backing.list(limbo, &mut |entries| {
@@ -193,12 +238,12 @@ impl Node {
         if record.ino == Ino::ROOT {
             return Ok((self.backing.root(), Vec::new()));
         }
-        let mut newest_first = record.backing.links.iter().rev();
+        let mut newest_first = record.backing.links.newest_first();
         let Some(first) = newest_first.next() else { return Err(Errno::NOENT.into()) };
         if record.backing.links.len() == 1 {
             return self.place_of(record, first, MOST_PARENTS);
         }
-        for link in record.backing.links.iter().rev() {
+        for link in record.backing.links.newest_first() {
             let (dir, name) = self.place_of(record, link, MOST_PARENTS)?;
             match self.backing.stat(&dir, OsStr::from_bytes(&name)) {
                 Ok(found)
@@ -309,6 +354,13 @@ impl Node {
     }
 }
 
+/// Whether a directory was made here, and is not known to have been made in the backing store: under
+/// a name that a worker has claimed for it another may still stand. (An imported directory is not
+/// listed, or has its fingerprint.)
+pub(super) fn is_only_claimed(record: &Record) -> bool {
+    record.is_directory() && record.listed && is_unconfirmed(record)
+}
+
 fn is_lost(error: &crate::error::NodeError) -> bool {
     matches!(error.class(), Some(ErrorClass::NotFound | ErrorClass::Stale))
 }
@@ -327,13 +379,21 @@ impl Default for OwnChanges {
     }
 }
 
+/// Locks a stripe; it is held over operations of the backing store.
+fn lock(stripe: &Mutex<HashMap<u64, Fingerprint>>) -> MutexGuard<'_, HashMap<u64, Fingerprint>> {
+    #[cfg(test)]
+    return crate::lockstep::lock(stripe);
+    #[cfg(not(test))]
+    stripe.lock()
+}
+
 impl OwnChanges {
     fn stripe(dir: Ino) -> usize {
         (dir.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
     }
 
     pub(super) fn lock(&self, dir: Ino) -> MutexGuard<'_, HashMap<u64, Fingerprint>> {
-        self.stripes[Self::stripe(dir)].lock()
+        lock(&self.stripes[Self::stripe(dir)])
     }
 }
 
@@ -349,11 +409,14 @@ impl Node {
         if self.config.coherence == Coherence::Exclusive {
             return operation();
         }
+        // A change by others between the look before and the look after is taken for a part of it.
+        #[cfg(test)]
+        let _unwatched = crate::lockstep::unwatched();
         let mut order: Vec<usize> = dirs.iter().map(|(ino, _)| OwnChanges::stripe(*ino)).collect();
         order.sort_unstable();
         order.dedup();
         let mut stripes: Vec<_> = (order.iter())
-            .map(|&stripe| (stripe, self.imports.own_changes.stripes[stripe].lock()))
+            .map(|&stripe| (stripe, lock(&self.imports.own_changes.stripes[stripe])))
             .collect();
         let mut tracked = Vec::with_capacity(dirs.len());
         for (ino, dir) in dirs {
@@ -388,7 +451,11 @@ impl Node {
         if let Some(print) = stripe.remove(&dir.0)
             && self.meta.get(dir).is_ok_and(|record| record.listed)
         {
-            self.meta.set_listed(dir, print)?;
+            match self.meta.set_listed(dir, print) {
+                // Removed meanwhile, and reported by whoever took it from the backing store.
+                Ok(_) | Err(MetaError::Stale(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
         Ok(())
     }

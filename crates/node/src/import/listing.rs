@@ -117,7 +117,20 @@ impl Flights {
         if under_way.insert(dir.0) {
             return Some(Flight { flights: self, dir });
         }
+        #[cfg(test)]
+        let mut looks = 0;
         while under_way.contains(&dir.0) {
+            #[cfg(test)]
+            if crate::lockstep::is_on() {
+                looks += 1;
+                if looks > 200 {
+                    return None;
+                }
+                drop(under_way);
+                crate::lockstep::blocked();
+                under_way = self.under_way.lock();
+                continue;
+            }
             if self.ended.wait_until(&mut under_way, until).timed_out() {
                 break;
             }

@@ -221,7 +221,7 @@ impl Node {
     /// claimed for it another may still stand, and its entries must not be taken for those of this.
     fn is_not_in_backing(&self, record: &Record) -> bool {
         record.ino != Ino::ROOT
-            && (record.backing.links.is_empty() || record.listed && is_unconfirmed(record))
+            && (record.backing.links.is_empty() || dirs::is_only_claimed(record))
     }
 
     fn directory_is_fresh(&self, dir: Ino) -> bool {
@@ -232,6 +232,12 @@ impl Node {
     #[cfg(test)]
     pub(crate) fn time_passes(&self, dir: Ino) {
         self.imports.directories.expire(dir);
+    }
+
+    /// The version of a file that stands in the backing store may be another than the one that is
+    /// known: the next open compares.
+    pub(crate) fn doubt_version(&self, file: Ino) {
+        self.imports.files.expire(file);
     }
 
     /// The kernel forgets a name.

@@ -194,5 +194,5 @@ impl Node {
 }
 
 fn has_name(record: &Record, dir: Ino, name: &[u8]) -> bool {
-    record.links.iter().any(|link| link.parent == dir && *link.name == *name)
+    record.links.has(dir, name)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_meta::{
-    Error as MetaError, FileKind, Ino, Queue, Record, Times, Timestamp, XattrState,
+    Attr, Error as MetaError, FileKind, Ino, Queue, Record, Times, Timestamp, XattrState,
 };
 use rustix::io::Errno;
 
@@ -67,7 +67,7 @@ impl Node {
             Err(NodeError::Meta(MetaError::Stale(_))) => {
                 let attr = self.names.departed.recall(ino).ok_or(MetaError::Stale(ino))?;
                 let blocks = attr.size.div_ceil(512);
-                Ok(Stat { ino, attr, blocks, open: false, face: 0, mode_is_fleeting: false })
+                Ok(Stat { ino, attr, blocks, open: false, face: 0, is_fleeting: false })
             }
             record => {
                 let record = self.meta.with_times(record?)?;
@@ -97,7 +97,12 @@ impl Node {
     /// `EISDIR` and `EINVAL` for the length of something that is no file; what setting the length
     /// of a file meets.
     pub fn setattr(&self, context: &Context, ino: Ino, set: &SetAttr) -> Result<Stat> {
-        let mut record = self.fresh(context, ino)?;
+        let mut record = match self.fresh(context, ino) {
+            Err(NodeError::Meta(MetaError::Stale(_))) => {
+                return self.set_departed(context, ino, set);
+            }
+            record => record?,
+        };
         if set.size.is_some() && record.attr.kind != FileKind::File {
             let directory = record.is_directory();
             return Err(if directory { Errno::ISDIR } else { Errno::INVAL }.into());
@@ -131,6 +136,7 @@ impl Node {
         if !set.beside_size() {
             return Ok(self.stat(&record));
         }
+        self.check_wanted(context)?;
         let now = convert::now();
         if let Some(list) = list {
             let flags = forebay_meta::XattrFlags::Either;
@@ -139,15 +145,39 @@ impl Node {
         if set.changes_owner() && !record.is_directory() {
             self.drop_capabilities(&record, now)?;
         }
-        let live = self.stat(&record).attr;
         if set.atime.is_some() {
             self.accesses.forget(ino);
         }
-        let record = self.meta.update(ino, Some(now), |record| {
+        let (record, times) = self.apply_attributes(context, &record, set, now)?;
+        self.attributes_changed(&record);
+        self.remember_if_removed(&record);
+        if let Some(owner) = through {
+            self.times_through(owner, ino, (times.atime.is_some(), times.mtime.is_some()))?;
+        }
+        self.queue(&record);
+        drop(hold);
+        Ok(self.stat(&record))
+    }
+
+    /// Sets attributes in the record, and times on the object as well: the record as it is then, and
+    /// the times that were set.
+    fn apply_attributes(
+        &self,
+        context: &Context,
+        seen: &Record,
+        set: &SetAttr,
+        now: Timestamp,
+    ) -> Result<(Arc<Record>, Times)> {
+        let live = self.stat(seen).attr;
+        let file = (seen.attr.kind == FileKind::File).then(|| self.files.get(seen.ino));
+        let _one_at_a_time = file.as_ref().map(|file| file.times.lock());
+        let record = self.meta.update(seen.ino, Some(now), |record| {
             // The object may be ahead of the record, and follows it below.
-            record.attr.mtime = record.attr.mtime.max(live.mtime);
+            let unmoved = record.attr.mtime == seen.attr.mtime;
+            let newest = record.attr.mtime.max(live.mtime);
+            record.attr.mtime = if unmoved { live.mtime } else { newest };
             record.attr.atime = record.attr.atime.max(live.atime);
-            apply(context, set, record, now);
+            apply(context, set, &mut record.attr, now);
             record.backing.attrs_differ = true;
             Queue::Yes
         })?;
@@ -156,13 +186,40 @@ impl Node {
             mtime: set.mtime.map(|_| record.attr.mtime),
             ..Times::default()
         };
-        self.attributes_changed(&record, times);
-        if let Some(owner) = through {
-            self.times_through(owner, ino, (times.atime.is_some(), times.mtime.is_some()))?;
+        if let Some(file) = &file {
+            self.set_object_times(file, times);
         }
-        self.queue(&record);
-        drop(hold);
-        Ok(self.stat(&record))
+        Ok((record, times))
+    }
+
+    /// The record of a removed directory goes with its name in the backing store, and its users may
+    /// stay.
+    fn remember_if_removed(&self, record: &Record) {
+        if record.links.is_empty() && record.is_directory() {
+            self.names.departed.change(record.ino, |attr| *attr = record.attr.clone());
+        }
+    }
+
+    /// Sets attributes of a directory that was removed and is still somebody's: nobody else can see
+    /// them any more.
+    fn set_departed(&self, context: &Context, ino: Ino, set: &SetAttr) -> Result<Stat> {
+        let now = convert::now();
+        let mut refused = None;
+        let changed = self.names.departed.change(ino, |attr| {
+            if attr.kind != FileKind::Directory {
+                refused = Some(NodeError::Meta(MetaError::Stale(ino)));
+            } else if set.size.is_some() {
+                refused = Some(Errno::ISDIR.into());
+            } else {
+                apply(context, set, attr, now);
+                attr.ctime = now;
+            }
+        });
+        match refused {
+            Some(error) => Err(error),
+            None if !changed => Err(MetaError::Stale(ino).into()),
+            None => self.getattr(context, ino),
+        }
     }
 
     /// Clears the set-id bits of a file and takes its capabilities away: somebody without privilege
@@ -182,7 +239,7 @@ impl Node {
             record.backing.attrs_differ = true;
             Queue::Yes
         })?;
-        self.attributes_changed(&record, Times::default());
+        self.attributes_changed(&record);
         self.queue(&record);
         Ok(())
     }
@@ -243,9 +300,8 @@ impl Node {
     }
 }
 
-fn apply(context: &Context, set: &SetAttr, record: &mut Record, now: Timestamp) {
-    let directory = record.is_directory();
-    let attr = &mut record.attr;
+fn apply(context: &Context, set: &SetAttr, attr: &mut Attr, now: Timestamp) {
+    let directory = attr.kind == FileKind::Directory;
     let old_gid = attr.gid;
     if set.changes_owner() && !directory {
         attr.perm = without_set_ids(attr.perm);

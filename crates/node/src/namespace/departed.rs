@@ -51,6 +51,23 @@ impl Departed {
         }
     }
 
+    /// Changes what is remembered of an inode; false if nothing is.
+    pub fn change(&self, ino: Ino, change: impl FnOnce(&mut Attr)) -> bool {
+        for inner in [&self.directories, &self.others] {
+            if let Some(attr) = inner.lock().attrs.get_mut(&ino.0) {
+                change(attr);
+                attr.nlink = 0;
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether a directory of this number was removed a short while ago.
+    pub fn has_directory(&self, ino: Ino) -> bool {
+        self.directories.lock().attrs.contains_key(&ino.0)
+    }
+
     /// What the inode's attributes were, with no link left.
     pub fn recall(&self, ino: Ino) -> Option<Attr> {
         let recall = |inner: &Mutex<Inner>| inner.lock().attrs.get(&ino.0).cloned();
@@ -96,6 +113,15 @@ mod tests {
             });
             assert!(inner.contains(&(MOST, MOST)) && inner.contains(&(0, 0)), "{inner:?}");
         }
+    }
+
+    #[test]
+    fn departed_directory_when_its_mode_is_changed_then_shown_so_and_still_removed() {
+        let departed = Departed::default();
+        departed.remember(Ino(1), attr(FileKind::Directory));
+        assert!(departed.change(Ino(1), |attr| (attr.perm, attr.nlink) = (0o700, 2)));
+        assert_eq!(departed.recall(Ino(1)).map(|attr| (attr.perm, attr.nlink)), Some((0o700, 0)));
+        assert!(departed.has_directory(Ino(1)) && !departed.change(Ino(2), |_| {}));
     }
 
     #[test]

@@ -47,7 +47,12 @@ impl Node {
     /// # Errors
     /// `ENOTDIR`, `ESTALE`.
     pub fn opendir(&self, ino: Ino) -> Result<()> {
-        if self.record(ino)?.is_directory() { Ok(()) } else { Err(Errno::NOTDIR.into()) }
+        match self.record(ino) {
+            // Removed, and somebody's working directory: nothing is in it.
+            Err(_) if self.names.departed.has_directory(ino) => Ok(()),
+            Ok(record) if !record.is_directory() => Err(Errno::NOTDIR.into()),
+            record => record.map(drop),
+        }
     }
 
     /// Lists a directory from `offset` on (0 to begin, else that of the last entry seen), about
@@ -66,7 +71,10 @@ impl Node {
         plus: bool,
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        let record = self.record(ino)?;
+        let record = match self.record(ino) {
+            Err(_) if self.names.departed.has_directory(ino) => return Ok(()),
+            record => record?,
+        };
         if !record.is_directory() {
             return Err(Errno::NOTDIR.into());
         }

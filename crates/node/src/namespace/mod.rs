@@ -57,8 +57,9 @@ pub struct Stat {
     pub open: bool,
     /// The face of a file that is shown now ([`crate::node_id`]).
     pub face: u8,
-    /// The next write may change the mode without a request that tells.
-    pub mode_is_fleeting: bool,
+    /// Programs may change what is shown without a request that tells, and right now: they store into
+    /// mappings of the file, or write it, by way of the kernel alone.
+    pub is_fleeting: bool,
 }
 
 impl Stat {
@@ -90,10 +91,14 @@ impl Node {
         let is_file = attr.kind == forebay_meta::FileKind::File;
         let file = is_file.then(|| self.files.peek(record.ino)).flatten();
         let open = file.as_ref().is_some_and(|file| file.is_open());
-        let mode_is_fleeting =
-            file.as_ref().is_some_and(|file| file.set_ids_since.lock().is_some());
-        let face = file.map_or(0, |file| file.opens.lock().now.number);
-        Stat { ino: record.ino, attr, blocks, open, face, mode_is_fleeting }
+        let (mut face, mut is_fleeting) = (0, false);
+        if let Some(file) = file {
+            let opens = file.opens.lock();
+            face = opens.now.number;
+            is_fleeting = opens.passes_to_object() && opens.writers > 0
+                || file.set_ids_since.lock().is_some();
+        }
+        Stat { ino: record.ino, attr, blocks, open, face, is_fleeting }
     }
 
     /// The path of an inode from the root of the mount, without a leading slash; `None` if it has

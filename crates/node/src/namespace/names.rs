@@ -1,6 +1,7 @@
 //! Making, finding, moving and removing names.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use forebay_meta::{
     Error as MetaError, FileKind, Ino, NewInode, Record, RenameFlags, Unlinked, XattrState,
@@ -102,6 +103,7 @@ impl Node {
             }
             let mut inode = self.new_inode(context, dir, new)?;
             inode.owned = owned;
+            self.check_wanted(context)?;
             match self.meta.create_announced(dir, name, inode, convert::now(), announce) {
                 // Removed again if it is not found now: then so be it.
                 Err(MetaError::Exists) if !looks => looks = true,
@@ -248,7 +250,8 @@ impl Node {
     /// Gives an inode another name.
     ///
     /// # Errors
-    /// `EEXIST`; `EPERM` for a directory or a reserved name.
+    /// `EEXIST`; `EPERM` for a directory or a reserved name, and where the backing store was found to
+    /// have no hard links.
     pub fn link(&self, context: &Context, ino: Ino, dir: Ino, name: &[u8]) -> Result<Stat> {
         check_new_name(dir, name)?;
         if self.record(ino)?.is_directory() {
@@ -257,6 +260,10 @@ impl Node {
         if self.find(context, dir, name)?.is_some() {
             return Err(Errno::EXIST.into());
         }
+        if self.store_lacks_links() {
+            return Err(Errno::PERM.into());
+        }
+        self.check_wanted(context)?;
         let record = self.meta.link(ino, dir, name, convert::now())?;
         self.queue(&record);
         Ok(self.stat(&record))
@@ -278,6 +285,7 @@ impl Node {
         if record.is_directory() {
             return Err(Errno::ISDIR.into());
         }
+        self.check_wanted(context)?;
         let mut before = self.stat(&record);
         let in_use = |ino| {
             let open = self.is_open(ino);
@@ -304,6 +312,7 @@ impl Node {
             return Err(Errno::NOTDIR.into());
         }
         self.ensure_listed(context, record.ino)?;
+        self.check_wanted(context)?;
         let before = self.stat(&record);
         let unlinked = self.meta.rmdir(dir, name, convert::now(), false)?;
         self.after_removal(before, &unlinked);
@@ -351,6 +360,12 @@ impl Node {
                 self.ensure_listed(context, target.ino)?;
             }
             _ => {}
+        }
+        self.check_wanted(context)?;
+        if target.is_some() && !source.dirty && self.is_unsettled(source.ino) {
+            // A crash of the machine may leave less of it than there is now, and then what it is to
+            // replace stays: how much there is must be known.
+            self.settle_by(&self.files.get(source.ino), Some(Instant::now()))?;
         }
         let before = target.map(|target| self.stat(&target));
         let file = before.as_ref().is_some_and(|before| before.attr.kind == FileKind::File);

@@ -1,7 +1,7 @@
 //! Extended attributes, access control lists among them.
 
 use forebay_meta::{
-    Error as MetaError, FileKind, Ino, Queue, Record, Times, Timestamp, XattrFlags, XattrState,
+    Error as MetaError, FileKind, Ino, Queue, Record, Timestamp, XattrFlags, XattrState,
 };
 use rustix::io::Errno;
 
@@ -103,6 +103,7 @@ impl Node {
             self.check_stream_rate(&record, value)?;
         }
         self.import_if_unknown(context, ino)?;
+        self.check_wanted(context)?;
         let now = convert::now();
         match name {
             acl::ACCESS => return self.set_access(&record, value, flags, kill_setgid, now),
@@ -117,6 +118,7 @@ impl Node {
         if listed + name.len() + 1 > LIST_MAX {
             return Err(Errno::NOSPC.into());
         }
+        self.check_attribute_fits(context, name, value)?;
         let record = self.meta.xattr_set(ino, name, value, flags, now)?;
         self.xattrs_changed(&record);
         Ok(())
@@ -164,6 +166,7 @@ impl Node {
             // To remove a list that there is not is no error.
             return if acl { Ok(()) } else { Err(Errno::NODATA.into()) };
         }
+        self.check_wanted(context)?;
         if acl {
             return self.drop_xattr(ino, name, convert::now());
         }
@@ -183,7 +186,7 @@ impl Node {
     }
 
     fn xattrs_changed(&self, record: &Record) {
-        self.attributes_changed(record, Times::default());
+        self.attributes_changed(record);
         self.queue(record);
     }
 }

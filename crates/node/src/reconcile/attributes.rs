@@ -5,16 +5,17 @@ use std::os::unix::ffi::OsStrExt;
 
 use forebay_meta::{Error as MetaError, FileKind, Ino, Record};
 use forebay_store::backing::{SetAttributes, XattrMode};
-use forebay_store::{Attributes, Dir, ErrorClass, StoreError};
+use forebay_store::{Attributes, Dir, ErrorClass};
 
 use super::identity::is_own;
 use super::names::os;
+use super::refused::is_refused_owner;
 use super::work::Work;
 use crate::convert;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::node::Node;
 
-/// Directories whose times are to be set again, at most.
+/// So many directories whose times are to be set again do not wait for a quiet moment.
 const MOST_ENTRIES_WRITTEN: usize = 10_000;
 
 impl Node {
@@ -27,6 +28,11 @@ impl Node {
         }
         let (dir, name) = self.backing_place(&work.record)?;
         let before = self.backing.stat(&dir, os(&name))?;
+        let known = work.record.backing.fingerprint;
+        if known.is_some() && !is_own(&work.record, &before) {
+            self.leave_to_others(work);
+            return Ok(());
+        }
         let itself = match work.record.is_directory() {
             true => Some(self.backing_dir(work.ino())?),
             false => None,
@@ -37,6 +43,7 @@ impl Node {
         if attributes && itself.is_none() && convert::time(before.mtime) != record.attr.mtime {
             self.intend_in_place(work)?;
         }
+        self.forget_refused(work.ino());
         self.own_change(&changed, || {
             if attributes {
                 self.set_owner_and_mode(&record, &dir, &name, &before)?;
@@ -45,23 +52,48 @@ impl Node {
                 self.set_xattrs(&record, &dir, &name)?;
             }
             if attributes {
-                self.set_times(&record, &dir, &name)?;
+                // The time is what tells a change by others: none may be covered up.
+                let now = self.backing.stat(&dir, os(&name))?;
+                if !record.is_directory() && !is_same(&before, &now) {
+                    return Err(NodeError::Busy);
+                }
+                self.set_times(&record, &dir, &name, true)?;
             }
             Ok(())
         })?;
-        let known = work.record.backing.fingerprint;
-        let unchanged = known.is_none() || is_own(&work.record, &before);
         work.attributes_done();
         if xattrs {
             work.xattrs_done();
         }
         if let Some(dir) = itself {
             work.touched(work.ino(), &dir);
-        } else if unchanged {
-            let after = self.backing.stat(&dir, os(&name))?;
-            work.settled(convert::fingerprint(after.fingerprint()));
+        } else {
+            work.note_version(&before.fingerprint());
+            let after = self.backing.stat(&dir, os(&name))?.fingerprint();
+            if (after.ino, after.size) == (before.ino, before.size) {
+                let is_file = record.attr.kind == FileKind::File;
+                if is_file && !after.same_content(&before.fingerprint()) {
+                    self.copy_has_other_times(work.ino(), before.fingerprint(), after);
+                }
+                work.note_change(&after);
+                work.at_rest();
+            }
+            if !work.as_known {
+                self.doubt_version(work.ino());
+            }
         }
         Ok(())
+    }
+
+    /// Others have changed or replaced what attributes were set of here: theirs stays as it is, and
+    /// what is known here follows it.
+    fn leave_to_others(&self, work: &mut Work<'_>) {
+        work.attributes_done();
+        work.xattrs_done();
+        work.theirs = !work.record.is_directory();
+        if let Some(link) = work.record.links.first() {
+            self.remember(&link.clone(), None, "attributes set here, changed by others");
+        }
     }
 
     fn set_owner_and_mode(
@@ -81,19 +113,34 @@ impl Node {
             gid: (found.gid != attr.gid).then_some(attr.gid),
             ..SetAttributes::default()
         };
-        if set != SetAttributes::default() {
-            self.backing.set_attributes(dir, os(name), &set)?;
+        if set == SetAttributes::default() {
+            return Ok(());
         }
-        Ok(())
+        match self.backing.set_attributes(dir, os(name), &set) {
+            Err(error) if is_refused_owner(&error) => {
+                self.note_refused(record.ino, "its owner or mode", &error);
+                Ok(())
+            }
+            set => Ok(set?),
+        }
     }
 
-    fn set_times(&self, record: &Record, dir: &Dir, name: &[u8]) -> Result<()> {
+    fn set_times(&self, record: &Record, dir: &Dir, name: &[u8], wanted: bool) -> Result<()> {
         let set = SetAttributes {
             atime: Some(convert::store_time(record.attr.atime)),
             mtime: Some(convert::store_time(record.attr.mtime)),
             ..SetAttributes::default()
         };
-        Ok(self.backing.set_attributes(dir, os(name), &set)?)
+        match self.backing.set_attributes(dir, os(name), &set) {
+            Err(error) if is_refused_owner(&error) => {
+                // Those of a directory that others own follow from its entries.
+                if wanted {
+                    self.note_refused(record.ino, "its times", &error);
+                }
+                Ok(())
+            }
+            set => Ok(set?),
+        }
     }
 
     fn set_xattrs(&self, record: &Record, dir: &Dir, name: &[u8]) -> Result<()> {
@@ -104,7 +151,9 @@ impl Node {
                 continue;
             }
             match self.backing.set_xattr(dir, os(name), os(attribute), value, XattrMode::Any) {
-                Err(error) if is_refused(&error) => warn_refused(record, attribute, &error),
+                Err(error) if self.is_refused_attribute(&error) => {
+                    self.note_refused(record.ino, &described(attribute), &error);
+                }
                 set => set?,
             }
         }
@@ -113,7 +162,9 @@ impl Node {
         for attribute in gone {
             match self.backing.remove_xattr(dir, os(name), os(attribute)) {
                 Err(error) if error.class() == ErrorClass::NotFound => {}
-                Err(error) if is_refused(&error) => warn_refused(record, attribute, &error),
+                Err(error) if self.is_refused_attribute(&error) => {
+                    self.note_refused(record.ino, &described(attribute), &error);
+                }
                 removed => removed?,
             }
         }
@@ -128,17 +179,24 @@ impl Node {
         }
     }
 
-    /// A worker changed entries of a directory, and with them its times.
-    pub(super) fn entries_written(&self, dir: Ino) {
-        let mut written = self.reconciler.entries_written.lock();
-        if written.len() < MOST_ENTRIES_WRITTEN {
-            written.insert(dir.0);
+    /// A worker changed entries of directories, and with them their times.
+    pub(super) fn entries_written(&self, dirs: impl Iterator<Item = u64>) {
+        let many = {
+            let mut written = self.reconciler.entries_written.lock();
+            written.extend(dirs);
+            written.len() >= MOST_ENTRIES_WRITTEN
+        };
+        if many {
+            // Where more is to come, it says so again.
+            self.restore_directory_times();
         }
     }
 
     /// Gives directories whose entries were written the times that programs see, now that no more
     /// is to come.
     pub(super) fn restore_directory_times(&self) {
+        // Who finds nothing to do waits for the one who is at it.
+        let _one_at_a_time = self.reconciler.restoring.lock();
         let dirs = std::mem::take(&mut *self.reconciler.entries_written.lock());
         for dir in dirs.into_iter().map(Ino) {
             if let Err(error) = self.restore_times_of(dir) {
@@ -155,25 +213,21 @@ impl Node {
         let handle = self.backing_dir(dir)?;
         let found = self.backing.stat(&handle, os(b""))?;
         if convert::time(found.mtime) != record.attr.mtime {
-            self.own_change(&[(dir, &handle)], || self.set_times(&record, &handle, b""))?;
+            self.own_change(&[(dir, &handle)], || self.set_times(&record, &handle, b"", false))?;
             self.settle_directory(dir)?;
         }
         Ok(())
     }
 }
 
-/// Whether the backing store can't have this extended attribute: it stays known here alone.
-pub(super) fn is_refused(error: &StoreError) -> bool {
-    matches!(error.class(), ErrorClass::Unsupported | ErrorClass::Denied)
+/// Whether nobody has changed the contents of an object between two looks at it.
+fn is_same(before: &Attributes, now: &Attributes) -> bool {
+    before.fingerprint().same_content(&now.fingerprint())
 }
 
-pub(super) fn warn_refused(record: &Record, attribute: &[u8], error: &StoreError) {
-    tracing::warn!(
-        ino = %record.ino,
-        attribute = %attribute.escape_ascii(),
-        %error,
-        "the backing store does not take an extended attribute: it is lost with this node"
-    );
+/// An extended attribute, for people.
+pub(crate) fn described(attribute: &[u8]) -> String {
+    format!("its extended attribute {}", attribute.escape_ascii())
 }
 
 /// Labels that the system itself puts on files are left alone.

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use forebay_meta::{FileKind, Link, Record};
-use forebay_store::backing::SetAttributes;
 use forebay_store::{Attributes, Commit, Dir, ErrorClass, Expect, Fingerprint};
 
-use super::identity::{is_own, is_pending};
+use super::identity::{is_own, is_pending, was_changed};
 use super::names::os;
 use super::occupied::Room;
 use super::work::{Step, Work};
@@ -25,6 +24,9 @@ impl Node {
     ) -> Result<Step> {
         let has_bytes = work.record.dirty || work.record.spilled;
         if !has_bytes && work.record.attr.size > 0 {
+            if self.settle_if_unsettled(work.ino())? {
+                return Err(NodeError::Busy);
+            }
             return self.lost(work);
         }
         let dir = self.backing_dir(at.parent)?;
@@ -60,7 +62,7 @@ impl Node {
                 }
                 if clean { Ok(Step::Done) } else { Err(NodeError::Busy) }
             }
-            Flushed::Busy => Err(NodeError::Busy),
+            Flushed::Busy | Flushed::Same { .. } => Err(NodeError::Busy),
             Flushed::Conflict(None) => {
                 work.disowned();
                 if let Some((owned, mut other)) = replaced {
@@ -87,28 +89,8 @@ impl Node {
     /// An empty file appears with all its attributes at once, as one with bytes does.
     fn publish_empty(&self, work: &mut Work<'_>, target: &Target<'_>) -> Result<Flushed> {
         let record = &work.record;
-        let mut temporary = self.backing.temporary(record.ino.0)?;
-        let attr = &record.attr;
-        let owner = temporary.file().stat()?;
-        temporary.file().set_attributes(&SetAttributes {
-            mode: Some(attr.perm),
-            uid: (owner.uid != attr.uid).then_some(attr.uid),
-            gid: (owner.gid != attr.gid).then_some(attr.gid),
-            ..SetAttributes::default()
-        })?;
-        for (name, value) in self.known_xattrs(record)? {
-            match temporary.file().set_xattr(os(&name), &value) {
-                Err(error) if super::attributes::is_refused(&error) => {
-                    super::attributes::warn_refused(record, &name, &error);
-                }
-                set => set?,
-            }
-        }
-        temporary.file().set_attributes(&SetAttributes {
-            atime: Some(convert::store_time(attr.atime)),
-            mtime: Some(convert::store_time(attr.mtime)),
-            ..SetAttributes::default()
-        })?;
+        let mut temporary = self.temporary_for(record, target.dir)?;
+        self.copy_attributes(record, record.attr.mtime, &**temporary.file())?;
         let name = os(target.name);
         let found = match self.backing.stat(target.dir, name) {
             Ok(found) => Some(found),
@@ -134,7 +116,8 @@ impl Node {
             return Ok(Step::Done);
         }
         let standing = record.backing.links.iter().find(|link| record.links.contains(link));
-        let Some(link) = standing.or_else(|| record.backing.links.last()).cloned() else {
+        let Some(link) = standing.or_else(|| record.backing.links.newest_first().next()).cloned()
+        else {
             return Ok(Step::Done);
         };
         if record.backing.fingerprint.is_none() && record.links.contains(&link) {
@@ -142,13 +125,14 @@ impl Node {
             return self.publish(work, &link, depth);
         }
         let (dir, name) = self.place_of_link(record, &link)?;
-        let target = Target {
-            parent: link.parent,
-            dir: &dir,
-            name: &name,
-            expect: record.backing.fingerprint.map(convert::store_fingerprint),
-            in_place: record.attr.nlink > 1 || record.links.len() > 1,
-        };
+        let mut in_place = record.attr.nlink > 1 || record.links.len() > 1;
+        if !in_place && let Some(known) = record.backing.fingerprint {
+            // Others may have given it another name since.
+            let found = self.backing.stat(&dir, os(&name));
+            in_place = found.is_ok_and(|found| found.ino == known.ino && found.nlink > 1);
+        }
+        let expect = record.backing.fingerprint.map(convert::store_fingerprint);
+        let target = Target { parent: link.parent, dir: &dir, name: &name, expect, in_place };
         let record = Arc::new(record.clone());
         work.unsettled();
         match self.flush_bytes(&record, &target)? {
@@ -156,6 +140,14 @@ impl Node {
                 work.touched(link.parent, &dir);
                 all_written(work, fingerprint, clean);
                 if clean { Ok(Step::Done) } else { Err(NodeError::Busy) }
+            }
+            Flushed::Same { fingerprint, clean } => {
+                work.settled(convert::fingerprint(fingerprint));
+                if !clean {
+                    return Err(NodeError::Busy);
+                }
+                work.bytes_done();
+                Ok(Step::Done)
             }
             Flushed::Busy => Err(NodeError::Busy),
             Flushed::Conflict(Some(found))
@@ -171,7 +163,11 @@ impl Node {
     /// Whether what stands under a name is what an interrupted worker of the same inode made.
     fn is_unreported(&self, work: &Work<'_>, found: &Attributes) -> Result<bool> {
         // What was intended is noted in the record as it is now.
-        let own = self.known(work.ino())?.is_some_and(|record| {
+        let now = self.known(work.ino())?;
+        if now.as_ref().is_some_and(|record| was_changed(record, found)) {
+            return Ok(false);
+        }
+        let own = now.is_some_and(|record| {
             record.backing.fingerprint.is_some() && is_own(&record, found)
                 || is_pending(&record, found)
         });

@@ -87,6 +87,9 @@ impl Node {
         }
         work.went(link);
         work.foreign(link);
+        if work.record.is_directory() && work.record.backing.fingerprint.is_some() {
+            self.take_away_below(work.ino())?;
+        }
         if work.record.backing.links.is_empty() {
             work.disowned();
         }
@@ -108,7 +111,7 @@ impl Node {
                 }
                 Err(MetaError::Exists) => {}
                 // Renamed or removed meanwhile: nothing to give up any more.
-                Err(MetaError::NotFound) => break,
+                Err(MetaError::NotFound | MetaError::Stale(_)) => break,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -128,7 +131,7 @@ impl Node {
             self.remember(&link, None, "moved here, removed by others");
             match self.meta.unlink(link.parent, &link.name, convert::now(), in_use) {
                 Ok(unlinked) if unlinked.gone => self.discard(work.ino()),
-                Ok(_) | Err(MetaError::NotFound) => {}
+                Ok(_) | Err(MetaError::NotFound | MetaError::Stale(_)) => {}
                 Err(error) => return Err(error.into()),
             }
             self.forget_name(link.parent, &link.name);
@@ -136,7 +139,7 @@ impl Node {
         Ok(Step::Again)
     }
 
-    fn remember(&self, link: &Link, ours: Option<Vec<u8>>, why: &'static str) {
+    pub(super) fn remember(&self, link: &Link, ours: Option<Vec<u8>>, why: &'static str) {
         let mut path = self.meta.path(link.parent).ok().flatten().unwrap_or_default();
         if !path.is_empty() {
             path.push(b'/');
@@ -155,7 +158,7 @@ impl Node {
 }
 
 /// `NAME.forebay-conflict-HOST-TIME`, shortened where it would be too long for a name.
-fn conflict_name(name: &[u8], now: Timestamp, attempt: u32) -> Vec<u8> {
+pub(super) fn conflict_name(name: &[u8], now: Timestamp, attempt: u32) -> Vec<u8> {
     let host = rustix::system::uname();
     let host: String = host.nodename().to_string_lossy().chars().take(64).collect();
     let host = host.replace('/', "_");

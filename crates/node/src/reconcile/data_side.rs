@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use forebay_meta::{Error as MetaError, Ino, Record};
-use forebay_store::Attributes;
+use forebay_store::{Attributes, Fingerprint};
 
+use crate::context::Context;
 use crate::data::{Flushed, Target};
 use crate::error::Result;
 use crate::node::Node;
@@ -65,6 +66,33 @@ impl Node {
         self.is_own_version(ino, found)
     }
 
+    /// The version in the backing store that a copy here equals was given other times by a worker: the
+    /// copy is of the version that is there now. If that can't be noted, the copy counts as one of an
+    /// older version, and is fetched again.
+    pub(super) fn copy_has_other_times(&self, ino: Ino, before: Fingerprint, after: Fingerprint) {
+        #[cfg(test)]
+        if self.stub().is_some() {
+            return;
+        }
+        if self.residents.get(ino.0).is_none() {
+            return;
+        }
+        let file = self.files.get(ino);
+        let noted = self.load(&Context::DAEMON, &file).and_then(|()| {
+            let residence = file.residence.read();
+            let Some(place) = &residence.place else { return Ok(()) };
+            self.edit_header(place, |header| {
+                if header.base.is_some_and(|base| base.same_content(&before)) {
+                    header.base = Some(after);
+                }
+                Ok(())
+            })
+        });
+        if let Err(error) = noted {
+            tracing::debug!(%ino, %error, "a copy will be taken for one of an older version");
+        }
+    }
+
     /// The copy of a clean file is stale.
     pub(crate) fn copy_is_stale(&self, ino: Ino) {
         #[cfg(test)]
@@ -97,7 +125,8 @@ impl Node {
         };
         let removed = orphans.iter().filter_map(|ino| self.residents.get(ino.0));
         let removed: u64 = removed.filter(|found| found.dirty).map(|found| found.charged).sum();
-        self.dirty_bytes().saturating_sub(removed)
+        let (_, spilled) = self.spilled_files();
+        self.dirty_bytes().saturating_sub(removed) + spilled
     }
 
     /// Lets go of removed files that no program uses and that have bytes here which nobody will write;

@@ -29,6 +29,7 @@ struct Tally {
     done: u64,
     busy: u64,
     failed: u64,
+    refused: u64,
 }
 
 #[derive(Default)]
@@ -139,6 +140,7 @@ fn work_through(node: &Node, shared: &Shared, due: &[(Ino, u32)]) {
             Turn::Done => tally.done += 1,
             Turn::Busy => tally.busy += 1,
             Turn::Failed => tally.failed += 1,
+            Turn::Refused => tally.refused += 1,
             Turn::NotYet => {}
         }
     });
@@ -173,6 +175,8 @@ impl Node {
                 for (_, ino) in page {
                     match node.known(ino)? {
                         Some(record) if node.keeps_hidden(&record) => kept += 1,
+                        // No waiting helps; it remains.
+                        Some(_) if node.troubles.is_lost(ino) => {}
                         Some(_) if !sweep.over() => sweep.add(ino),
                         Some(_) => {}
                         None => node.doubt_place(ino),
@@ -261,20 +265,24 @@ impl Node {
             let tally = sweep.end();
             let whole = outside != u64::MAX;
             let left = match whole {
-                false => tally.busy + tally.failed,
+                false => tally.busy + tally.failed + tally.refused,
                 true => self.meta.backlog_len().saturating_sub(outside),
             };
             let kept = if whole && left == 0 { self.let_removed_go() } else { Kept::default() };
             let bytes = self.unwritten_bytes();
             let in_use = kept.are_all_open();
-            let remaining = Remaining { entries: left, bytes, in_use, ..Remaining::default() };
-            let nothing_selected = tally.done + tally.busy + tally.failed == 0;
+            let refused = tally.refused.min(left);
+            let remaining =
+                Remaining { entries: left, bytes, in_use, refused, ..Remaining::default() };
+            let nothing_selected = tally.done + tally.busy + tally.failed + tally.refused == 0;
             if left == 0 && kept.files == 0 && (whole || nothing_selected) {
                 self.restore_directory_times();
                 (sweep.progress)(remaining);
                 return Ok(remaining);
             }
-            if sweep.over() {
+            // To try again at once would not change what the store can have.
+            let only_refused = refused > 0 && tally.done + tally.busy + tally.failed == 0;
+            if sweep.over() || only_refused && refused == left {
                 return Ok(remaining);
             }
             let fewer = std::mem::replace(&mut last_kept, kept.files) > kept.files;

@@ -3,6 +3,8 @@
 //! After an interruption several inodes may claim one name. At most one of them has it, and only
 //! the object that stands there tells which.
 
+use std::sync::Arc;
+
 use forebay_meta::{Error as MetaError, FileKind, Fingerprint as Print, Ino, Link, Record};
 use forebay_store::{Attributes, Fingerprint};
 
@@ -41,8 +43,67 @@ pub(super) fn may_be_ours(record: &Record, found: &Attributes) -> bool {
     }
 }
 
+/// The change time of an object that an interrupted worker of ours may have moved. No version has it:
+/// copies are fetched again.
+const UNKNOWN: forebay_store::Timestamp = forebay_store::Timestamp { seconds: 0, nanos: 0 };
+
+/// Whether a worker may have moved the change time of the object of this record without having been
+/// able to say so: it was interrupted at its names, or at a change in place.
+fn is_under_way(record: &Record) -> bool {
+    let pending = record.backing.pending.map(|pending| pending.ino);
+    pending.is_some() && pending == record.backing.fingerprint.map(|known| known.ino)
+        || record.queued.is_some() && record.backing.links.len() > 1
+}
+
+/// Whether the change time alone says that others have changed the object of this record: nothing
+/// of ours can have moved it, nor has it got another name.
+pub(crate) fn was_changed(record: &Record, found: &Attributes) -> bool {
+    let print = found.fingerprint();
+    record.backing.fingerprint.map(convert::store_fingerprint).is_some_and(|known| {
+        known.same_content(&print)
+            && known.ctime != print.ctime
+            && known.ctime != UNKNOWN
+            && found.nlink == u64::from(record.attr.nlink)
+            && !is_under_way(record)
+    })
+}
+
+impl Work<'_> {
+    /// Notes what stands in the backing store before a change of ours that moves its change time.
+    pub(super) fn note_version(&mut self, found: &Fingerprint) {
+        self.as_known = is_as_known(&self.record, found);
+        if !self.as_known
+            && is_under_way(&self.record)
+            && let Some(known) = &mut self.record.backing.fingerprint
+        {
+            known.ctime = convert::time(UNKNOWN);
+        }
+    }
+
+    /// What stands there after that change. If it was not the version that was known before, it is
+    /// known again as the same file, but not as the same version.
+    pub(super) fn note_change(&mut self, after: &Fingerprint) {
+        let known = self.record.backing.fingerprint.map(|known| known.ctime);
+        let ctime = known.filter(|_| !self.as_known);
+        let after = convert::fingerprint(*after);
+        let as_known = self.as_known;
+        self.print(Print { ctime: ctime.unwrap_or(after.ctime), ..after });
+        self.as_known = as_known;
+    }
+}
+
+/// Whether `found` is the version that was known, as far as can be said: for a copy that can be had
+/// again any doubt counts, for bytes that are only here none that our own work may have caused.
+fn is_as_known(record: &Record, found: &Fingerprint) -> bool {
+    record.backing.fingerprint.map(convert::store_fingerprint).is_some_and(|known| {
+        known == *found
+            || known.same_content(found) && is_under_way(record) && (record.dirty || record.spilled)
+    })
+}
+
 /// Whether `found` is the object of this record as it was known, or as a worker was about to make
-/// it: nothing of others is in it. The change time is left out, for our own renames alter it.
+/// it: nothing of others is in it. The change time is left out, for our own renames alter it: see
+/// [`was_changed`].
 pub(crate) fn is_own(record: &Record, found: &Attributes) -> bool {
     if !may_be_ours(record, found) {
         return false;
@@ -58,6 +119,18 @@ pub(crate) fn is_own(record: &Record, found: &Attributes) -> bool {
 }
 
 impl Node {
+    /// The inode that has a name now; none if the directory is gone with it.
+    pub(super) fn heir(&self, link: &Link) -> Result<Option<Arc<Record>>> {
+        if link.parent == LIMBO {
+            return Ok(None);
+        }
+        match self.meta.lookup(link.parent, &link.name) {
+            Ok(heir) => Ok(heir),
+            Err(MetaError::Stale(_) | MetaError::NotDirectory) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Whether what stands under a name that `work` claims belongs to another inode of ours.
     pub(super) fn is_anothers(
         &self,
@@ -66,14 +139,7 @@ impl Node {
         found: &Attributes,
     ) -> Result<bool> {
         let mut claimants = self.meta.ghosts_of(link.parent, &link.name)?;
-        if link.parent != LIMBO {
-            match self.meta.lookup(link.parent, &link.name) {
-                Ok(heir) => claimants.extend(heir.map(|heir| heir.ino)),
-                // With its directory it has no heir.
-                Err(MetaError::Stale(_) | MetaError::NotDirectory) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        claimants.extend(self.heir(link)?.map(|heir| heir.ino));
         for ino in claimants.into_iter().filter(|ino| *ino != work.ino()) {
             if let Some(record) = self.known(ino)?
                 && record.backing.links.contains(link)
@@ -85,8 +151,8 @@ impl Node {
         Ok(false)
     }
 
-    /// Notes that `pending` is about to appear under a name where `found` stands now, so that it is
-    /// known again after a failure or a crash. Gives the version that may be replaced: `expect`,
+    /// Notes durably that `pending` is about to appear under a name where `found` stands now, so that
+    /// it is known again after a failure or a crash, also one of the machine. Gives the version that may be replaced: `expect`,
     /// or one of our own that an interrupted worker could not report.
     ///
     /// # Errors
@@ -101,10 +167,18 @@ impl Node {
         let record = self.meta.get(ino)?;
         let unreported = |found: &&Attributes| {
             let known = record.backing.fingerprint.is_some() || record.backing.pending.is_some();
-            expect != Some(found.fingerprint()) && known && is_own(&record, found)
+            expect != Some(found.fingerprint())
+                && known
+                && is_own(&record, found)
+                && !was_changed(&record, found)
         };
         let own = found.filter(unreported).map(Attributes::fingerprint);
-        self.meta.intend(ino, own.map(convert::fingerprint), convert::fingerprint(pending))?;
+        let pending = convert::fingerprint(pending);
+        self.meta.intend(ino, own.map(convert::fingerprint), pending)?;
+        // Of a staged file it was noted before, together with others.
+        if record.backing.pending != Some(pending) {
+            self.meta.sync()?;
+        }
         Ok(own.or(expect))
     }
 

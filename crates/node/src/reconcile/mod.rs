@@ -20,24 +20,32 @@ mod names;
 mod occupied;
 mod owned;
 mod queue;
+mod refused;
 mod remove;
 #[cfg(test)]
 mod tests;
+mod unsynced;
 mod work;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Error as MetaError, Ino};
+use forebay_store::ErrorClass;
 use parking_lot::Mutex;
 
 use crate::error::{NodeError, Result};
 use crate::files::File;
 use crate::node::Node;
 
+pub(crate) use attributes::described;
 pub use conflict::Conflict;
-pub(crate) use identity::{is_own, is_pending};
+pub(crate) use identity::{is_own, is_pending, was_changed};
 pub(crate) use queue::NAMES_DELAY;
+pub use refused::Refused;
+use refused::is_beyond_store;
+pub(crate) use refused::is_refused_owner;
 use work::{Batch, Step, Work};
 
 /// The state of the backlog's workers.
@@ -50,10 +58,16 @@ pub struct Reconciler {
     /// Why the last attempt failed, by inode.
     failures: Mutex<std::collections::HashMap<u64, String>>,
     warnings: Mutex<queue::Warnings>,
+    /// What the backing store can't have.
+    pub(crate) limits: refused::Limits,
+    /// What was published and is not known to be durable, by inode.
+    pub(crate) published: Mutex<std::collections::HashMap<u64, crate::flush::Published>>,
     /// Files that must be written so that they can make room.
     pub(crate) wanted: Mutex<std::collections::HashSet<u64>>,
     /// Directories whose entries a worker changed since their times were set.
     entries_written: Mutex<std::collections::HashSet<u64>>,
+    /// Held by whoever sets them.
+    restoring: Mutex<()>,
     #[cfg(test)]
     pub(crate) stub: std::sync::OnceLock<std::sync::Arc<dyn data_side::Stub>>,
 }
@@ -70,6 +84,9 @@ pub struct Remaining {
     pub in_use: bool,
     /// Files that other nodes have not written back; not counted above, as they are theirs to do.
     pub elsewhere: u64,
+    /// Of the entries, those that the backing store can't have as they are ([`Node::refused`]): a
+    /// drain does not wait for them.
+    pub refused: u64,
 }
 
 /// A parent chain or a nest of removed directories deeper than this is not followed.
@@ -78,6 +95,9 @@ const MOST_PARENTS: usize = 2000;
 /// Removed directories within removed directories that one worker follows; the others have their
 /// own turn.
 const MOST_NESTED: usize = 32;
+
+/// The parents of so many names are looked after, whether anything is to be done below them or not.
+const FEW_NAMES: usize = 8;
 
 /// Inodes whose last failure is remembered.
 const MOST_FAILURES: usize = 1000;
@@ -110,7 +130,12 @@ impl Node {
         let until = Instant::now() + self.config.backing_timeout;
         loop {
             let mut batch = Batch::new(self);
-            let done = self.reconcile_in(ino, &mut batch);
+            let done = match self.reconcile_in(ino, &mut batch) {
+                Err(error) if self.gives_up_what_is_gone(ino, &batch, &error)? => {
+                    Err(NodeError::Busy)
+                }
+                done => done,
+            };
             // What was done is reported also when the rest failed.
             let outcome = match (done, batch.finish()) {
                 (Err(NodeError::Busy), Ok(())) if enough() => Ok(()),
@@ -136,7 +161,12 @@ impl Node {
     /// finished, whether this succeeded or not.
     fn reconcile_in<'a>(&'a self, ino: Ino, batch: &mut Batch<'a>) -> Result<()> {
         if let Some(record) = self.known(ino)? {
-            for parent in record.links.iter().map(|link| link.parent).collect::<Vec<_>>() {
+            // Of names that stand where they should the parents do.
+            let parents: BTreeSet<Ino> = match record.links.len() {
+                0..=FEW_NAMES => record.links.iter().map(|link| link.parent).collect(),
+                _ => record.missing().into_iter().map(|link| link.parent).collect(),
+            };
+            for parent in parents {
                 self.place_parents(parent, batch)?;
             }
         }
@@ -151,6 +181,36 @@ impl Node {
         Ok(())
     }
 
+    /// Something was not found for the work on an inode. If others removed it, or a directory above
+    /// it, that is taken over, and what would be lost with it is to be made anew. Says whether it was.
+    fn gives_up_what_is_gone(
+        &self,
+        ino: Ino,
+        batch: &Batch<'_>,
+        error: &NodeError,
+    ) -> Result<bool> {
+        if error.class() != Some(ErrorClass::NotFound) {
+            return Ok(false);
+        }
+        let mut way = vec![ino];
+        while let Some(record) = self.known(way[way.len() - 1])? {
+            match record.links.first() {
+                Some(link) if link.parent != Ino::ROOT && way.len() <= MOST_PARENTS => {
+                    way.push(link.parent);
+                }
+                _ => break,
+            }
+        }
+        // The highest takes with it what is below.
+        for at in way.into_iter().rev() {
+            let owned = if batch.has(at) { None } else { Some(self.own(at, Duration::ZERO)) };
+            if !matches!(owned, Some(None)) && self.take_away_if_gone(at)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Sees to it that `dir` and all directories above it stand where they should.
     fn place_parents<'a>(&'a self, dir: Ino, batch: &mut Batch<'a>) -> Result<()> {
         let mut away = Vec::new();
@@ -160,15 +220,16 @@ impl Node {
             let Some(link) = record.links.first() else { break };
             let unconfirmed = record.queued.is_some() && record.backing.fingerprint.is_none();
             if record.links != record.backing.links || unconfirmed {
-                away.push(at);
+                away.push((at, unconfirmed));
             }
             at = link.parent;
             if away.len() > MOST_PARENTS {
                 return Err(rustix::io::Errno::LOOP.into());
             }
         }
-        for dir in away.into_iter().rev() {
-            if !batch.has(dir) {
+        for (dir, unconfirmed) in away.into_iter().rev() {
+            // What the batch has made, and not reported, is reached by its maker's handle.
+            if !batch.has_placed(dir) || unconfirmed && !self.has_handle(dir) {
                 self.reconcile_alone(dir, batch, 0)?;
             }
         }
@@ -219,8 +280,15 @@ impl Node {
                 return self.remove(work, depth);
             }
             self.survey(work)?;
-            if self.place(work, depth)? == Step::Again {
-                return Ok(Step::Again);
+            self.look_before_move(work)?;
+            match self.place(work, depth) {
+                Ok(Step::Done) => {}
+                Ok(Step::Again) => return Ok(Step::Again),
+                // What it has reaches the store all the same, if it stands anywhere there.
+                Err(error) if is_beyond_store(&error) && !work.record.backing.links.is_empty() => {
+                    work.refused = Some(error);
+                }
+                Err(error) => return Err(error),
             }
             self.look_after_move(work)?;
             if self.write_bytes(work, depth)? == Step::Again {
@@ -233,6 +301,8 @@ impl Node {
 
     /// The record of an inode, if it still exists.
     fn known(&self, ino: Ino) -> Result<Option<std::sync::Arc<forebay_meta::Record>>> {
+        #[cfg(test)]
+        crate::lockstep::step();
         match self.meta.get(ino) {
             Ok(record) => Ok(Some(record)),
             Err(MetaError::Stale(_)) => Ok(None),
@@ -295,6 +365,7 @@ impl Node {
     }
 
     fn note_success(&self, ino: Ino) {
+        self.forget_refused_place(ino);
         self.reconciler.failures.lock().remove(&ino.0);
     }
 

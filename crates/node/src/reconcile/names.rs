@@ -3,21 +3,27 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use forebay_meta::{FileKind, Link, Record};
+use forebay_meta::{FileKind, Fingerprint, Ino, Link, Record, Timestamp};
 use forebay_store::backing::{Node as Special, RenameMode};
 use forebay_store::{Attributes, Dir, ErrorClass};
 
 use super::identity::{is_pending, may_be_ours};
 use super::occupied::Room;
+use super::refused::is_beyond_store;
 use super::work::{Step, Work};
 use crate::convert;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::import::LIMBO;
 use crate::node::Node;
 
 pub(super) fn os(name: &[u8]) -> &OsStr {
     OsStr::from_bytes(name)
+}
+
+/// What is known of a directory that may have entries of others: the check of its freshness lists it.
+fn unlisted(found: &Attributes) -> Fingerprint {
+    Fingerprint { mtime: Timestamp::default(), ..convert::fingerprint(found.fingerprint()) }
 }
 
 impl Node {
@@ -38,7 +44,12 @@ impl Node {
         if !in_doubt || bytes_tell {
             return Ok(());
         }
-        for link in record.backing.links.clone() {
+        // Of many names those that were claimed, if it is known which file it is.
+        let doubtful = match record.backing.fingerprint {
+            Some(_) => record.claims().clone(),
+            None => record.backing.links.clone(),
+        };
+        for link in doubtful {
             let found = self.found_under(&work.record, &link)?;
             let ours = found.filter(|found| may_be_ours(&work.record, found));
             let Some(found) = ours else {
@@ -49,9 +60,14 @@ impl Node {
                 work.record.backing.fingerprint.is_some() || is_pending(&work.record, &found);
             if !sure && self.is_anothers(work, &link, &found)? {
                 work.went(&link);
-            } else if is_pending(&work.record, &found) {
-                work.settled(convert::fingerprint(found.fingerprint()));
+                continue;
             }
+            if is_pending(&work.record, &found) {
+                work.settled(convert::fingerprint(found.fingerprint()));
+            } else if work.record.is_directory() && work.record.backing.fingerprint.is_none() {
+                work.print(unlisted(&found));
+            }
+            work.confirmed(&link);
         }
         Ok(())
     }
@@ -86,25 +102,42 @@ impl Node {
     /// Gives the inode the names that it should have in the backing store, and takes the others.
     pub(super) fn place<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
         loop {
-            let (record, backing) = (&work.record, &work.record.backing);
-            let missing = record.links.iter().find(|link| !backing.links.contains(link)).cloned();
-            let stale = backing.links.iter().find(|link| !record.links.contains(link)).cloned();
-            let step = match (missing, stale) {
-                (None, None) => return Ok(Step::Done),
-                (None, Some(stale)) => {
-                    self.take_name(work, &stale)?;
-                    continue;
+            let mut missing = first_last(work.record.missing());
+            let mut stale = first_last(work.record.ghosts());
+            if missing.is_empty() && stale.is_empty() {
+                return Ok(Step::Done);
+            }
+            while let Some(step) = self.place_next(work, &mut missing, &mut stale, depth)? {
+                if step == Step::Again {
+                    return Ok(Step::Again);
                 }
-                (Some(missing), _) if backing.links.is_empty() => {
-                    self.make_name(work, &missing, depth)?
-                }
-                (Some(missing), Some(stale)) => self.move_name(work, &stale, &missing, depth)?,
-                (Some(missing), None) => self.add_name(work, &missing, depth)?,
-            };
-            if step == Step::Again {
-                return Ok(Step::Again);
             }
         }
+    }
+
+    /// Makes the last of the names that are missing, or takes the last of those that are stale;
+    /// `None` if there is no such name any more.
+    fn place_next<'a>(
+        &'a self,
+        work: &mut Work<'a>,
+        missing: &mut Vec<Link>,
+        stale: &mut Vec<Link>,
+        depth: usize,
+    ) -> Result<Option<Step>> {
+        let (here, there) = (&work.record.links, &work.record.backing.links);
+        // To place one name may have settled another.
+        let wanted = last_of(missing, |link| here.contains(link) && !there.contains(link));
+        let left = last_of(stale, |link| there.contains(link) && !here.contains(link));
+        Ok(Some(match (wanted, left) {
+            (None, None) => return Ok(None),
+            (None, Some(left)) => {
+                self.take_name(work, &left)?;
+                Step::Done
+            }
+            (Some(wanted), _) if there.is_empty() => self.make_name(work, &wanted, depth)?,
+            (Some(wanted), Some(left)) => self.move_name(work, &left, &wanted, depth)?,
+            (Some(wanted), None) => self.add_name(work, &wanted, depth)?,
+        }))
     }
 
     /// Moves the inode from one name to another.
@@ -147,7 +180,13 @@ impl Node {
                     work.went(from);
                     Ok(Step::Done)
                 }
-                _ => Err(error),
+                _ => {
+                    if is_beyond_store(&error) {
+                        // It stands where it stood, and nowhere else.
+                        work.went(to);
+                    }
+                    Err(error)
+                }
             },
         }
     }
@@ -166,6 +205,7 @@ impl Node {
         };
         let mut changed = vec![(to.parent, to_dir)];
         changed.extend(itself.as_ref().map(|dir| (work.ino(), dir)));
+        self.meta.sync()?;
         if from.parent == LIMBO {
             let key = work.ino().0;
             self.own_change(&changed, || {
@@ -215,7 +255,13 @@ impl Node {
                 }
                 if work.record.backing.links.is_empty() { Ok(Step::Done) } else { Err(error) }
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                if is_beyond_store(&error) {
+                    self.doubt_links();
+                    work.went(to);
+                }
+                Err(error)
+            }
         }
     }
 
@@ -261,8 +307,7 @@ impl Node {
                 let print = convert::fingerprint(found.fingerprint());
                 work.print(print);
                 if work.record.is_directory() {
-                    // Nobody has one of it; but what stood here before may have been taken for it.
-                    self.drop_handle(work.ino());
+                    self.hold_made(work.ino(), &dir, &at.name, &found)?;
                     self.made_directory(work.ino(), print);
                 }
                 Ok(Step::Done)
@@ -272,6 +317,17 @@ impl Node {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Opens a directory that was made right now. By this handle it is known until it is reported:
+    /// its name tells of others, too.
+    fn hold_made(&self, ino: Ino, parent: &Dir, name: &[u8], found: &Attributes) -> Result<()> {
+        let handle = self.backing.open_dir(parent, os(name))?;
+        if self.backing.stat(&handle, os(b""))?.ino != found.ino {
+            return Err(NodeError::Busy);
+        }
+        self.keep_handle(ino, handle);
+        Ok(())
     }
 
     fn make_special(&self, record: &Record, at: &Link, dir: &Dir) -> Result<()> {
@@ -323,9 +379,8 @@ impl Node {
             work.print(convert::fingerprint(found.fingerprint()));
         } else {
             // With entries of others perhaps: the check of its freshness lists it.
-            let mut print = convert::fingerprint(found.fingerprint());
-            print.mtime = forebay_meta::Timestamp::default();
-            work.print(print);
+            self.hold_made(work.ino(), dir, &at.name, found)?;
+            work.print(unlisted(found));
         }
         Ok(Step::Done)
     }
@@ -356,25 +411,62 @@ impl Node {
         })
     }
 
-    /// Notes that the inode may be under `link` from now on.
+    /// Notes that the inode may be under `link` from now on. Who moves it there has the note durable
+    /// before, or it would be somebody else's after a power cut.
     pub(super) fn claim(&self, work: &mut Work<'_>, link: &Link) -> Result<()> {
         work.claimed(link);
         self.meta.claim(work.ino(), link)?;
         Ok(())
     }
 
-    /// After a move the change time is another one: the fingerprint follows if the contents are
-    /// those that were known.
+    /// Before the names of a file change, and with them its change time: whether it is the version
+    /// that was known.
+    pub(super) fn look_before_move(&self, work: &mut Work<'_>) -> Result<()> {
+        let (record, backing) = (&work.record, &work.record.backing);
+        let at_rest = record.links == backing.links || backing.links.is_empty();
+        if at_rest || record.is_directory() || backing.fingerprint.is_none() {
+            return Ok(());
+        }
+        match self.backing_place(record) {
+            Ok((dir, name)) => match self.backing.stat(&dir, os(&name)) {
+                Ok(found) => work.note_version(&found.fingerprint()),
+                Err(error) if error.class() == ErrorClass::NotFound => {}
+                Err(error) => return Err(error.into()),
+            },
+            Err(error) if error.class() == Some(ErrorClass::NotFound) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// After a move the change time is another one: the fingerprint follows if the version was the
+    /// one that was known. Else the next open has to look.
     pub(super) fn look_after_move(&self, work: &mut Work<'_>) -> Result<()> {
         if !work.moved || work.record.is_directory() {
             return Ok(());
         }
-        let Some(known) = work.record.backing.fingerprint else { return Ok(()) };
+        let Some(known) = work.record.backing.fingerprint.map(convert::store_fingerprint) else {
+            return Ok(());
+        };
         let (dir, name) = self.backing_place(&work.record)?;
         let found = self.backing.stat(&dir, os(&name))?.fingerprint();
-        if convert::store_fingerprint(known).same_content(&found) {
-            work.print(convert::fingerprint(found));
+        if known.same_content(&found) {
+            work.note_change(&found);
+        }
+        if known != found && !work.as_known {
+            self.doubt_version(work.ino());
         }
         Ok(())
     }
+}
+
+/// Names in reverse order.
+fn first_last(links: Vec<&Link>) -> Vec<Link> {
+    links.into_iter().rev().cloned().collect()
+}
+
+/// The last of the names for which something holds; those after it are dropped.
+fn last_of(links: &mut Vec<Link>, holds: impl Fn(&Link) -> bool) -> Option<Link> {
+    while links.pop_if(|link| !holds(link)).is_some() {}
+    links.last().cloned()
 }

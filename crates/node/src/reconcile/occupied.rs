@@ -94,7 +94,11 @@ impl Node {
         if removed {
             return self.replace_or_remove(work, link, dir, owned, other).map(Some);
         }
-        let aside = self.put_aside(&mut other, link, dir);
+        if let Some(found) = found {
+            other.note_version(&found.fingerprint());
+        }
+        let aside =
+            self.put_aside(&mut other, link, dir).and_then(|()| self.look_after_move(&mut other));
         work.followers.extend((!record.links.is_empty()).then_some(ghost));
         work.also(owned, other);
         aside?;
@@ -135,6 +139,7 @@ impl Node {
     pub(super) fn put_aside(&self, work: &mut Work<'_>, link: &Link, dir: &Dir) -> Result<()> {
         let limbo = limbo_link(work.ino());
         self.claim(work, &limbo)?;
+        self.meta.sync()?;
         let itself = match work.record.is_directory() {
             true => self.backing_dir(work.ino()).ok(),
             false => None,

@@ -66,7 +66,19 @@ impl Node {
         let until = Instant::now() + patience;
         let (owned, freed) = owners.shard(ino);
         let mut owned = owned.lock();
+        #[cfg(test)]
+        let mut looks = 0;
         while owned.contains_key(&ino.0) {
+            #[cfg(test)]
+            if crate::lockstep::is_on() && !patience.is_zero() && looks < 50 {
+                looks += 1;
+                drop(owned);
+                crate::lockstep::blocked();
+                owned = owners.shard(ino).0.lock();
+                continue;
+            } else if crate::lockstep::is_on() {
+                return None;
+            }
             if patience.is_zero() || freed.wait_until(&mut owned, until).timed_out() {
                 return None;
             }

@@ -13,6 +13,7 @@ use forebay_meta::{FileKind, Ino, Record, Seq};
 use forebay_store::ErrorClass;
 use parking_lot::{Condvar, Mutex};
 
+use super::refused::is_beyond_store;
 use super::work::Batch;
 use crate::config::Writeback;
 use crate::convert;
@@ -135,8 +136,10 @@ pub(super) enum Turn {
     NotYet,
     /// Somebody else is at it, or it changes all the time.
     Busy,
-    /// The backing store refused or failed.
+    /// The backing store failed.
     Failed,
+    /// The backing store can't have it.
+    Refused,
 }
 
 impl Node {
@@ -298,7 +301,11 @@ impl Node {
                 }
                 Err(error) => {
                     self.turn_failed(ino, failures, &error);
-                    told(ino, Turn::Failed);
+                    let refused = is_beyond_store(&error);
+                    if refused {
+                        self.note_refused_place(ino, &error);
+                    }
+                    told(ino, if refused { Turn::Refused } else { Turn::Failed });
                 }
             }
         }
@@ -335,7 +342,12 @@ impl Node {
         match self.reconcile_in(ino, batch) {
             Ok(()) => Ok(Turn::Done),
             Err(NodeError::Busy) => Ok(Turn::Busy),
-            Err(error) if self.was_overtaken(&record, &error)? => Ok(Turn::Busy),
+            Err(error)
+                if self.was_overtaken(&record, &error)?
+                    || self.gives_up_what_is_gone(ino, batch, &error)? =>
+            {
+                Ok(Turn::Busy)
+            }
             Err(error) => Err(error),
         }
     }
@@ -348,9 +360,16 @@ impl Node {
         if now.is_none_or(|now| now.links != record.links) {
             return Ok(true);
         }
-        let missing = error.class() == Some(ErrorClass::NotFound);
-        let parents = record.links.iter().map(|link| link.parent);
-        Ok(missing && parents.filter(|dir| self.handle_is_dead(*dir)).count() > 0)
+        if error.class() != Some(ErrorClass::NotFound) {
+            return Ok(false);
+        }
+        let mut gone = 0;
+        let parents: BTreeSet<Ino> = record.links.iter().map(|link| link.parent).collect();
+        for dir in parents {
+            // Removed by others, it is made again for what it has.
+            gone += usize::from(self.handle_is_dead(dir) || self.directory_is_gone(dir)?);
+        }
+        Ok(gone > 0)
     }
 
     fn turn_failed(&self, ino: Ino, failures: u32, error: &NodeError) {

@@ -2,17 +2,16 @@
 
 use std::time::Duration;
 
-use forebay_meta::{Error as MetaError, FileKind, Link, Record};
+use forebay_meta::{FileKind, Link, Record};
 use forebay_store::{Dir, ErrorClass};
 use std::ops::ControlFlow;
 
 use super::MOST_NESTED;
-use super::identity::is_own;
+use super::identity::{is_own, is_pending};
 use super::names::os;
 use super::occupied::limbo_link;
 use super::work::{Step, Work};
 use crate::error::{NodeError, Result};
-use crate::import::LIMBO;
 use crate::node::Node;
 
 impl Node {
@@ -35,19 +34,23 @@ impl Node {
             }
             match self.look_at(&work.record, &link)? {
                 None => work.went(&link),
-                Some((dir, name, found))
-                    if work.record.is_directory() && is_own(&work.record, &found) =>
-                {
-                    self.remove_directory(work, &link, &dir, &name, depth)?;
-                }
                 Some((dir, name, found)) => {
-                    if is_own(&work.record, &found) {
+                    let sure = work.record.backing.fingerprint.is_some()
+                        || is_pending(&work.record, &found);
+                    if !is_own(&work.record, &found) {
+                        if !self.is_anothers(work, &link, &found)? {
+                            self.keep_foreign(work, &link, "removed here, changed by others");
+                        }
+                    } else if !sure && self.is_anothers(work, &link, &found)? {
+                        // Claimed, and never made.
+                    } else if work.record.is_directory() {
+                        self.remove_directory(work, &link, &dir, &name, depth)?;
+                        continue;
+                    } else {
                         self.own_change(&[(link.parent, &dir)], || {
                             Ok(self.backing.unlink(&dir, os(&name))?)
                         })?;
                         work.touched(link.parent, &dir);
-                    } else if !self.is_anothers(work, &link, &found)? {
-                        self.keep_foreign(work, &link, "removed here, changed by others");
                     }
                     work.went(&link);
                 }
@@ -88,10 +91,7 @@ impl Node {
     /// Whether a name of a removed inode belongs to a living one, which replaces what is there in
     /// one step when its turn comes.
     fn is_wanted(&self, work: &mut Work<'_>, link: &Link) -> Result<bool> {
-        if link.parent == LIMBO {
-            return Ok(false);
-        }
-        let Some(heir) = self.meta.lookup(link.parent, &link.name)? else { return Ok(false) };
+        let Some(heir) = self.heir(link)? else { return Ok(false) };
         if heir.backing.links.contains(link) && heir.queued.is_none() {
             // It has the name already.
             work.went(link);
@@ -127,8 +127,8 @@ impl Node {
                 },
             }
             if !self.empty_directory(work, depth)? {
-                let own = self.backing_dir(work.ino())?;
-                if self.has_entries(&own)? {
+                let itself = self.backing.open_dir(dir, os(name))?;
+                if self.has_entries(&itself)? {
                     if !self.is_made_again(work, link)? {
                         self.keep_foreign(work, link, "directory removed here, filled by others");
                     }
@@ -146,13 +146,7 @@ impl Node {
     /// nobody's that was in the removed one: those are gone by now.
     fn is_made_again(&self, work: &Work<'_>, link: &Link) -> Result<bool> {
         let number = |record: &Record| record.backing.fingerprint.map(|print| print.ino);
-        let heir = match self.meta.lookup(link.parent, &link.name) {
-            Ok(heir) => heir,
-            // With its directory it has no heir.
-            Err(MetaError::Stale(_) | MetaError::NotDirectory) => return Ok(false),
-            Err(error) => return Err(error.into()),
-        };
-        Ok(heir.is_some_and(|heir| {
+        Ok(self.heir(link)?.is_some_and(|heir| {
             heir.ino != work.ino()
                 && heir.is_directory()
                 && heir.backing.links.contains(link)

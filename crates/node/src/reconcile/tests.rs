@@ -174,8 +174,10 @@ fn node_on(
         files: Arc::default(),
         residents: Default::default(),
         moved: Default::default(),
+        troubles: Default::default(),
         removals: Default::default(),
         accesses: Default::default(),
+        given_up: Default::default(),
         spills_noted: Default::default(),
         handles: crate::handle::Handles::new(0),
         steward: Mutex::new(Steward::new(&steward).expect("a sound configuration")),
@@ -616,9 +618,43 @@ fn sync_subtree_when_asked_for_one_directory_then_leaves_the_others() {
     assert_eq!(bench.names(""), ["one"]);
 }
 
+#[test]
+fn removed_file_in_use_when_its_last_close_comes_then_limbo_is_not_searched_for_it() {
+    #[derive(Default)]
+    struct Lists(AtomicU64);
+    impl Interceptor for Lists {
+        fn before(&self, operation: Operation, _: u64) -> Verdict {
+            self.0.fetch_add(u64::from(operation == Operation::List), Ordering::Relaxed);
+            Verdict::Pass
+        }
+    }
+    let lists = Arc::new(Lists::default());
+    let bench = Bench::with(lists.clone(), |_| {});
+    let inos: Vec<Ino> = (0..5).map(|n| bench.write(&format!("file-{n}"), b"x")).collect();
+    bench.drained();
+    let before = lists.0.load(Ordering::Relaxed);
+    for (number, ino) in inos.iter().enumerate() {
+        bench.contents.open.lock().insert(ino.0);
+        let name = format!("file-{number}");
+        bench.node.meta.unlink(Ino::ROOT, name.as_bytes(), convert::now(), true).expect("removed");
+        bench.node.reconcile(*ino).expect("hidden");
+    }
+    assert_eq!(bench.node.backing.list_limbo().expect("limbo").len(), inos.len());
+    for ino in &inos {
+        bench.contents.open.lock().remove(&ino.0);
+        bench.node.meta.release_orphan(*ino, convert::now()).expect("released");
+        bench.node.reconcile(*ino).expect("removed");
+    }
+    // The root may be listed in the background.
+    assert!(lists.0.load(Ordering::Relaxed) <= before + 1);
+    assert!(bench.node.backing.list_limbo().expect("limbo").is_empty());
+}
+
 mod imports;
+mod interleaved;
 mod model;
 mod stale;
+mod times_kept;
 mod unanswered;
 
 /// Fails every commit and notes when it was asked for.

@@ -1,10 +1,10 @@
 //! Work in hand: what was done to inodes in the backing store, until it is durable and reported.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{Error as MetaError, Fingerprint, Ino, Link, Record};
+use forebay_meta::{Error as MetaError, Fingerprint, Ino, Link, Links, Record};
 use forebay_store::Dir;
 
 use super::OWNER_WAIT;
@@ -30,7 +30,8 @@ pub(super) enum Step {
 /// what went and what came, never how all is.
 #[derive(Debug, Default)]
 struct Facts {
-    gone: Vec<Link>,
+    gone: Links,
+    came: Links,
     fingerprint: Option<Fingerprint>,
     /// That is what a worker intended, or what it found: nothing is under way.
     settled: bool,
@@ -43,7 +44,10 @@ struct Facts {
 
 impl Facts {
     fn apply(&self, record: &mut Record, seen_change: u64) {
-        record.backing.links.retain(|link| !self.gone.contains(link));
+        for link in &self.gone {
+            record.backing.links.remove(link);
+        }
+        record.claims_made(&self.came);
         if self.disowned || record.backing.links.is_empty() && record.ino != Ino::ROOT {
             record.backing.fingerprint = None;
         }
@@ -72,12 +76,20 @@ pub(super) struct Work<'a> {
     dirs: Vec<(Ino, Dir)>,
     /// Other inodes that stood in the way, and what was done to them.
     others: Vec<(Owned<'a>, Work<'a>)>,
+    /// Those, and whom something was done to for their sake.
+    taken: HashSet<Ino>,
     /// Names under which the backing store has something of others.
     foreign: Vec<Link>,
     /// Inodes that were moved aside and want to go on.
     pub(super) followers: Vec<Ino>,
+    /// A name that the backing store does not take; the rest is done.
+    pub(super) refused: Option<NodeError>,
+    /// Others changed it: it is taken over as it is after the report.
+    pub(super) theirs: bool,
     /// Names changed, and with them the change time of the backing store's object.
     pub(super) moved: bool,
+    /// Whether the object was the version that was known, right before that.
+    pub(super) as_known: bool,
 }
 
 impl<'a> Work<'a> {
@@ -88,9 +100,13 @@ impl<'a> Work<'a> {
             facts: Facts::default(),
             dirs: Vec::new(),
             others: Vec::new(),
+            taken: HashSet::new(),
             foreign: Vec::new(),
             followers: Vec::new(),
+            refused: None,
+            theirs: false,
             moved: false,
+            as_known: false,
         }
     }
 
@@ -101,21 +117,26 @@ impl<'a> Work<'a> {
     /// The inode may be under `link` from now on, even if it was found not to be before: whatever
     /// becomes of it, that is not reported any more.
     pub(super) fn claimed(&mut self, link: &Link) {
-        self.facts.gone.retain(|gone| gone != link);
+        self.facts.gone.remove(link);
     }
 
     /// The backing store has the inode under `link` now; it was claimed before.
     pub(super) fn came(&mut self, link: &Link, dir: &Dir) {
-        if !self.record.backing.links.contains(link) {
-            self.record.backing.links.push(link.clone());
-        }
+        self.record.backing.links.push(link.clone());
+        self.facts.came.push(link.clone());
         self.touched(link.parent, dir);
         self.moved = true;
     }
 
+    /// The backing store has the inode under `link`, which was in doubt.
+    pub(super) fn confirmed(&mut self, link: &Link) {
+        self.facts.came.push(link.clone());
+    }
+
     /// The backing store has the inode under `link` no longer.
     pub(super) fn went(&mut self, link: &Link) {
-        self.record.backing.links.retain(|known| known != link);
+        self.record.backing.links.remove(link);
+        self.facts.came.remove(link);
         self.facts.gone.push(link.clone());
         self.moved = true;
     }
@@ -134,6 +155,12 @@ impl<'a> Work<'a> {
         self.facts.settled = true;
     }
 
+    /// Nothing is under way; what stands in the backing store has to be looked at.
+    pub(super) fn at_rest(&mut self) {
+        self.record.backing.pending = None;
+        self.facts.settled = true;
+    }
+
     /// Another version is about to be made.
     pub(super) fn unsettled(&mut self) {
         self.facts.settled = false;
@@ -142,6 +169,7 @@ impl<'a> Work<'a> {
     pub(super) fn print(&mut self, print: Fingerprint) {
         self.record.backing.fingerprint = Some(print);
         self.facts.fingerprint = Some(print);
+        self.as_known = true;
     }
 
     /// What the backing store has is another's now.
@@ -167,12 +195,14 @@ impl<'a> Work<'a> {
     /// must not leave the backlog before its own turn.
     pub(super) fn also(&mut self, owned: Owned<'a>, mut other: Work<'a>) {
         other.seen_change = NEVER;
+        self.taken.insert(owned.ino);
+        self.taken.extend(other.taken.drain());
         self.others.push((owned, other));
     }
 
     /// Whether something was done to `ino` for the sake of this one.
     pub(super) fn has_other(&self, ino: Ino) -> bool {
-        self.others.iter().any(|(owned, work)| owned.ino == ino || work.has_other(ino))
+        self.taken.contains(&ino)
     }
 
     /// The backing store has something of others under `link`: it is imported after the report.
@@ -190,6 +220,8 @@ impl<'a> Work<'a> {
 struct Finished<'a> {
     owned: Owned<'a>,
     seen_change: u64,
+    /// The pass came to its end: names that were missing are there.
+    placed: bool,
     facts: Facts,
 }
 
@@ -200,6 +232,7 @@ pub(super) struct Batch<'a> {
     finished: Vec<Finished<'a>>,
     followers: Vec<Ino>,
     foreign: Vec<Link>,
+    theirs: Vec<Ino>,
 }
 
 impl<'a> Batch<'a> {
@@ -210,12 +243,18 @@ impl<'a> Batch<'a> {
             finished: Vec::new(),
             followers: Vec::new(),
             foreign: Vec::new(),
+            theirs: Vec::new(),
         }
     }
 
     /// Whether work on `ino` waits for the sync.
     pub(super) fn has(&self, ino: Ino) -> bool {
         self.finished.iter().any(|finished| finished.owned.ino == ino)
+    }
+
+    /// Whether `ino` stands where it should, by work that waits for the sync.
+    pub(super) fn has_placed(&self, ino: Ino) -> bool {
+        self.finished.iter().any(|finished| finished.owned.ino == ino && finished.placed)
     }
 
     /// How long to wait for the owner of `ino`; see [`Node::own`].
@@ -233,24 +272,30 @@ impl<'a> Batch<'a> {
     ) -> Result<Step> {
         let mut work = Work::new(record);
         let done = pass(&mut work);
-        if !matches!(done, Ok(Step::Done)) {
+        let placed = matches!(done, Ok(Step::Done));
+        if !placed {
             // A name may be claimed and not there: the record must not leave the backlog, as it
             // would with nothing left that differs.
             work.seen_change = NEVER;
         }
-        self.keep(owned, work);
-        done
+        let refused = work.refused.take();
+        self.keep(owned, work, placed);
+        match (done, refused) {
+            (Ok(Step::Done), Some(refused)) => Err(refused),
+            (done, _) => done,
+        }
     }
 
-    fn keep(&mut self, owned: Owned<'a>, work: Work<'a>) {
+    fn keep(&mut self, owned: Owned<'a>, work: Work<'a>, placed: bool) {
         for (owned, other) in work.others {
-            self.keep(owned, other);
+            self.keep(owned, other, false);
         }
         self.foreign.extend(work.foreign);
+        self.theirs.extend(work.theirs.then_some(work.record.ino));
         self.dirs.extend(work.dirs.into_iter().map(|(ino, dir)| (ino.0, dir)));
         self.followers.extend(work.followers);
         let seen_change = work.seen_change;
-        self.finished.push(Finished { owned, seen_change, facts: work.facts });
+        self.finished.push(Finished { owned, seen_change, placed, facts: work.facts });
     }
 
     /// An inode that was moved aside for one of this batch.
@@ -266,11 +311,14 @@ impl<'a> Batch<'a> {
     pub(super) fn finish(&mut self) -> Result<()> {
         let finished = std::mem::take(&mut self.finished);
         let dirs: Vec<(u64, Dir)> = self.dirs.drain().collect();
+        // Before the report: whoever sees by it that nothing is left to do restores their times.
+        self.node.entries_written(dirs.iter().map(|(ino, _)| *ino));
         if !dirs.is_empty() {
             let handles: Vec<Dir> = dirs.iter().map(|(_, dir)| dir.clone()).collect();
             fail_at!("node.reconcile.before_sync");
             if let Err(error) = self.node.backing.sync_dirs(&handles) {
                 for done in &finished {
+                    self.node.settle_published(done.owned.ino, false)?;
                     let Facts { fingerprint, settled, .. } = done.facts;
                     let facts = Facts { fingerprint, settled, ..Facts::default() };
                     self.node.report(&done.owned, NEVER, &facts)?;
@@ -281,7 +329,9 @@ impl<'a> Batch<'a> {
         fail_at!("node.reconcile.before_report");
         let mut failed = None;
         for done in &finished {
-            if let Err(error) = self.report(done) {
+            // The names are durable: from here on the tiers need not have what is under them.
+            let settled = self.node.settle_published(done.owned.ino, true);
+            if let Err(error) = settled.and_then(|()| self.report(done)) {
                 failed.get_or_insert(error);
             }
         }
@@ -290,7 +340,6 @@ impl<'a> Batch<'a> {
             if let Err(error) = self.node.settle_directory(Ino(dir)) {
                 failed.get_or_insert(error);
             }
-            self.node.entries_written(Ino(dir));
         }
         drop(finished);
         for link in std::mem::take(&mut self.foreign) {
@@ -298,6 +347,11 @@ impl<'a> Batch<'a> {
                 tracing::debug!(%error, "what others made is imported later");
             }
             self.node.forget_name(link.parent, &link.name);
+        }
+        for ino in std::mem::take(&mut self.theirs) {
+            if let Err(error) = self.node.take_theirs(ino) {
+                tracing::debug!(%ino, %error, "what others made is taken over later");
+            }
         }
         failed.map_or(Ok(()), Err)
     }

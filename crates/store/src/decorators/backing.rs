@@ -1,9 +1,9 @@
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Interceptor, Operation, Verdict, ask, ask_and, intercept_bytes};
+use super::{Interceptor, Operation, Verdict, ask, ask_about, ask_and, intercept_bytes};
 use crate::backing::{
     Access, Cleaned, Entry, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
 };
@@ -52,9 +52,8 @@ impl BackingFile for InterceptedFile {
     }
 
     fn set_xattr(&self, attribute: &OsStr, value: &[u8]) -> Result<()> {
-        ask_and(&self.by, Operation::Xattr, self.inner.label(), || {
-            self.inner.set_xattr(attribute, value)
-        })
+        let what = (Operation::Xattr, value.len() as u64);
+        ask_about(&self.by, what, self.inner.label(), || self.inner.set_xattr(attribute, value))
     }
 
     fn start_writing_out(&self) {
@@ -94,7 +93,6 @@ impl BackingStore for InterceptedBacking {
         Remove: fn rmdir(&self, dir: &Dir, name: &OsStr) -> Result<()>, name;
         SetAttributes: fn set_attributes(&self, dir: &Dir, name: &OsStr, attributes: &SetAttributes) -> Result<()>, name;
         Xattr: fn get_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<Vec<u8>>, name;
-        Xattr: fn set_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr, value: &[u8], mode: XattrMode) -> Result<()>, name;
         Xattr: fn list_xattrs(&self, dir: &Dir, name: &OsStr) -> Result<Vec<OsString>>, name;
         Xattr: fn remove_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<()>, name;
         Usage: fn statfs(&self) -> Result<FileSystemUsage>, "";
@@ -104,6 +102,8 @@ impl BackingStore for InterceptedBacking {
         Open: fn open_spill_map(&self, ino: u64) -> Result<Option<Presence>>, "";
         Sync: fn sync_group(&self, group: &Group) -> Result<Synced>, "";
         Remove: fn remove_spill(&self, ino: u64) -> Result<()>, "";
+        Rename: fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>>, "";
+        List: fn list_set_aside(&self) -> Result<Vec<PathBuf>>, "";
         List: fn list_spills(&self) -> Result<Vec<u64>>, "";
         Commit: fn commit(&self, temporary: &mut Temporary, dir: &Dir, name: &OsStr, expect: Expect) -> Result<Commit>, name;
         Limbo: fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>, name;
@@ -111,6 +111,31 @@ impl BackingStore for InterceptedBacking {
         Limbo: fn list_limbo(&self) -> Result<Vec<u64>>, "";
         Clean: fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>, "";
         Clean: fn tidy(&self) -> Result<()>, "";
+    }
+
+    fn set_xattr(
+        &self,
+        dir: &Dir,
+        name: &OsStr,
+        attribute: &OsStr,
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()> {
+        let what = (Operation::Xattr, value.len() as u64);
+        ask_about(&self.by, what, Path::new(name), || {
+            self.inner.set_xattr(dir, name, attribute, value, mode)
+        })
+    }
+
+    fn has_links(&self) -> Result<bool> {
+        match self.ask(Operation::Link, "".as_ref()) {
+            Err(error) if error.errno() == libc::EPERM => Ok(false),
+            asked => asked.and_then(|()| self.inner.has_links()),
+        }
+    }
+
+    fn limbo_name(&self, key: u64) -> OsString {
+        self.inner.limbo_name(key)
     }
 
     fn begin_group(&self) -> Option<Group> {

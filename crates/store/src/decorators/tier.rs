@@ -116,6 +116,10 @@ impl Tier for InterceptedTier {
         self.inner.remove_map(ino)
     }
 
+    fn tells_stores(&self) -> bool {
+        self.inner.tells_stores()
+    }
+
     fn usage(&self) -> Result<TierUsage> {
         self.ask(Operation::Usage)?;
         self.inner.usage()
@@ -124,6 +128,11 @@ impl Tier for InterceptedTier {
     fn sync_dir(&self, ino: u64) -> Result<()> {
         self.ask(Operation::Sync)?;
         self.inner.sync_dir(ino)
+    }
+
+    fn settle_removals(&self, ino: u64) -> Result<()> {
+        self.ask(Operation::Sync)?;
+        self.inner.settle_removals(ino)
     }
 
     fn sync(&self) -> Result<()> {

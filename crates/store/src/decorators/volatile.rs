@@ -200,11 +200,17 @@ impl Tier for VolatileTier {
     fn remove_map(&self, ino: u64) -> Result<()> {
         self.inner.remove_map(ino)
     }
+    fn tells_stores(&self) -> bool {
+        self.inner.tells_stores()
+    }
     fn usage(&self) -> Result<TierUsage> {
         self.inner.usage()
     }
     fn sync_dir(&self, ino: u64) -> Result<()> {
         self.inner.sync_dir(ino)
+    }
+    fn settle_removals(&self, ino: u64) -> Result<()> {
+        self.inner.settle_removals(ino)
     }
     fn sync(&self) -> Result<()> {
         let logs: Vec<Log> = self.logs.lock().values().cloned().collect();

@@ -272,3 +272,19 @@ fn load_of_a_newer_or_foreign_map_fails_with_the_reason() {
     let newer = Presence::load(map_file(&dir), 7, false);
     assert!(matches!(newer, Err(StoreError::Version { found: 9, known: 1, .. })));
 }
+
+#[test]
+fn map_when_its_device_was_away_then_only_what_was_synced_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut map = Presence::create(map_file(&dir), 7, EXTENT, 3 * EXTENT).unwrap();
+    map.mark_clean(0..EXTENT).unwrap();
+    map.sync(&object(&dir)).unwrap();
+    map.mark_clean(EXTENT..2 * EXTENT).unwrap();
+    assert!(map.is_durable(0..3 * EXTENT) && !map.is_durable(EXTENT..3 * EXTENT));
+    drop(map);
+    let mut map = Presence::load(map_file(&dir), 7, false).unwrap();
+    assert_eq!(map.present_bytes(), 2 * EXTENT);
+    map.believe_what_was_synced(false).unwrap();
+    assert_eq!((map.present_bytes(), map.dirty_bytes()), (EXTENT, 0));
+    assert!(map.is_present(0..EXTENT));
+}

@@ -3,7 +3,7 @@
 use super::*;
 use crate::error::NodeError;
 
-const READER: Context = Context { uid: 0, gid: 0, pid: 1, may_wait: false };
+const READER: Context = Context { uid: 0, gid: 0, pid: 1, may_wait: false, request: 0 };
 
 fn populated() -> Bench {
     let bench = Bench::new();

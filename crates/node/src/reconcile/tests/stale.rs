@@ -304,3 +304,77 @@ fn directory_removed_by_others_when_compared_then_goes() {
     assert!(matches!(stale, Err(crate::NodeError::Posix(rustix::io::Errno::STALE))), "{stale:?}");
     assert!(bench.node.meta.lookup(above, b"dir").expect("a look-up").is_none());
 }
+
+#[test]
+fn directory_made_again_while_another_worker_has_its_forerunner_then_nothing_new_is_made_in_that() {
+    let bench = Bench::new();
+    let old = bench.mkdir("dir");
+    bench.write("dir/file", b"old");
+    bench.drained();
+    bench.unlink("dir/file");
+    bench.rmdir("dir");
+    let dir = bench.mkdir("dir");
+    let file = bench.write_unseen(dir, "file", b"the new one");
+    {
+        let _busy = bench.node.own(old, Duration::ZERO).expect("nobody works on it");
+        bench.node.take_turns(&[(dir, 0), (file, 0)], true, &mut |_, _| {});
+    }
+    bench.drained();
+    assert_eq!(bench.node.conflicts().0, 0, "{:?}", bench.node.conflicts());
+    assert_eq!((bench.names("dir"), bench.read("dir/file")), {
+        (vec!["file".to_owned()], b"the new one".to_vec())
+    });
+}
+
+#[test]
+fn file_that_only_claims_its_name_when_its_directory_is_gone_before_it_then_goes_too() {
+    let bench = Bench::new();
+    let dir = bench.mkdir("dir");
+    bench.drained();
+    let file = bench.write("dir/file", b"x");
+    // As an interrupted worker leaves it.
+    let link = forebay_meta::Link::new(dir, *b"file");
+    bench.node.meta.claim(file, &link).expect("claimed");
+    bench.unlink("dir/file");
+    bench.rmdir("dir");
+    bench.node.reconcile(dir).expect("removed");
+    assert!(bench.node.meta.get(dir).is_err() && bench.node.meta.get(file).is_ok());
+    bench.drained();
+}
+
+#[test]
+fn directory_with_another_mode_when_others_have_removed_it_then_made_again() {
+    let bench = Bench::new();
+    let dir = bench.mkdir("dir");
+    bench.write("dir/file", b"x");
+    bench.drained();
+    fs::remove_dir_all(bench.root.join("dir")).expect("removed");
+    let update = |record: &mut Record| {
+        record.attr.perm = 0o700;
+        record.backing.attrs_differ = true;
+        Queue::Yes
+    };
+    bench.node.meta.update(dir, Some(convert::now()), update).expect("it is there");
+    bench.drained();
+    assert_eq!(bench.names(""), ["dir"]);
+    assert!(bench.names("dir").is_empty(), "the file was clean, and is gone");
+    assert!(bench.find(dir, "file").is_none());
+}
+
+#[test]
+fn directory_that_others_replaced_when_it_is_kept_beside_theirs_then_shows_nothing_that_is_theirs()
+{
+    let bench = Bench::new();
+    let dir = bench.mkdir("dir");
+    bench.write("dir/clean", b"x");
+    bench.drained();
+    bench.write("dir/new", b"only here");
+    fs::remove_dir_all(bench.root.join("dir")).expect("removed");
+    fs::write(bench.root.join("dir"), b"a file of others").expect("made");
+    bench.rename("dir", "elsewhere", false);
+    bench.rename("elsewhere", "dir", false);
+    bench.drained();
+    let shown = bench.node.meta.entries(dir, 0, 10).expect("entries");
+    let shown: Vec<&[u8]> = shown.iter().map(|entry| &*entry.name).collect();
+    assert_eq!(shown, [&b"new"[..]]);
+}

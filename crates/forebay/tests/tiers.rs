@@ -1,0 +1,393 @@
+//! What a mount does when a tier, its index or an object is not what it was: it refuses by name, or
+//! sets aside what it can't use; what may be the only copy is never unlinked.
+
+mod site;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use site::*;
+
+/// The exit code of state that can't be used as it is.
+const BAD_STATE: i32 = 6;
+
+/// Two tiers, of which the second has what is large.
+fn two_tiers(site: &Site) -> [String; 2] {
+    [format!("{}=8M", site.text("one")), format!("{}=64M", site.text("two"))]
+}
+
+fn mount_tiers(site: &Site, tiers: &[&str], more: &[&str]) -> (i32, String) {
+    let (backing, mnt) = (site.text("backing"), site.text("mnt"));
+    let mut args = vec!["mount", &backing, &mnt, "--writeback", "evict"];
+    for tier in tiers {
+        args.extend(["--tier", tier]);
+    }
+    args.extend(more);
+    site.run(&args)
+}
+
+fn umount_dirty(site: &Site) {
+    let (code, text) = site.run(&["umount", "--no-drain", &site.text("mnt")]);
+    assert_eq!(code, 0, "{text}");
+}
+
+/// All files below a directory.
+fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let kind = entry.file_type().unwrap();
+            match kind.is_dir() {
+                true => dirs.push(entry.path()),
+                false => found.push(entry.path()),
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The object that holds these bytes.
+fn object_with(tier: &Path, bytes: &[u8]) -> PathBuf {
+    let holds = |path: &PathBuf| fs::read(path).is_ok_and(|found| found == bytes);
+    files_below(&tier.join("objects")).into_iter().find(holds).expect("an object has the bytes")
+}
+
+fn set_header(object: &Path, change: impl Fn(&mut Vec<u8>)) {
+    let mut header = vec![0; 4096];
+    let len = rustix::fs::getxattr(object, "user.forebay", &mut header[..]).unwrap();
+    header.truncate(len);
+    change(&mut header);
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(object, "user.forebay", &header, flags).unwrap();
+}
+
+#[test]
+fn tier_when_it_is_missing_then_the_mount_is_refused_by_name_until_it_is_given_up() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let names = ["a", "b", "c"];
+    for name in names {
+        fs::write(site.path("backing").join(name), "old").unwrap();
+    }
+    let tiers = two_tiers(&site);
+    let both = [&*tiers[0], &*tiers[1]];
+    assert_eq!(mount_tiers(&site, &both, &[]).0, 0);
+    let (new, mnt) = (vec![7; 5 << 20], site.path("mnt"));
+    // More than the first tier holds.
+    for name in names {
+        fs::write(mnt.join(name), &new).unwrap();
+    }
+    umount_dirty(&site);
+    assert!(!files_below(&site.path("two/objects")).is_empty());
+    // Its device is not mounted: an empty directory is there in its place.
+    fs::rename(site.path("two"), site.path("elsewhere")).unwrap();
+    fs::create_dir(site.path("two")).unwrap();
+    for given in [&both[..], &both[..1]] {
+        let (code, text) = mount_tiers(&site, given, &[]);
+        assert_eq!(code, BAD_STATE, "{text}");
+        assert!(text.contains(&site.text("two")) && text.contains("fsck --accept-loss"), "{text}");
+    }
+    assert_eq!(fs::read_dir(site.path("two")).unwrap().count(), 0, "nothing was made there");
+    // It is back: nothing has happened.
+    fs::remove_dir(site.path("two")).unwrap();
+    fs::rename(site.path("elsewhere"), site.path("two")).unwrap();
+    let (code, text) = mount_tiers(&site, &both, &[]);
+    assert_eq!(code, 0, "{text}");
+    assert!(names.iter().all(|name| fs::read(mnt.join(name)).unwrap() == new));
+    umount_dirty(&site);
+    // It is lost for good, and given up knowingly.
+    fs::remove_dir_all(site.path("two")).unwrap();
+    let one = site.text("one");
+    let (code, text) = site.run(&["fsck", &one]);
+    assert_eq!(code, BAD_STATE, "{text}");
+    assert!(text.contains("its bytes are gone") && text.contains("--accept-loss"), "{text}");
+    let (code, text) = site.run(&["fsck", "--accept-loss", &one]);
+    assert_eq!(code, 0, "{text}");
+    let given_up: Vec<&str> = names
+        .into_iter()
+        .filter(|name| text.contains(&format!("{name}: what was written")))
+        .collect();
+    assert!(!given_up.is_empty(), "what is given up is named: {text}");
+    let (code, text) = mount_tiers(&site, &both, &[]);
+    assert_eq!(code, 0, "{text}");
+    for name in names {
+        let found = fs::read(mnt.join(name)).unwrap();
+        assert!(if given_up.contains(&name) { found == b"old" } else { found == new }, "{name}");
+    }
+    site.umount();
+}
+
+#[test]
+fn tier_when_it_is_the_only_one_and_not_there_then_the_backing_store_knows() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&["--writeback", "evict"]);
+    fs::write(site.path("mnt/file"), "new").unwrap();
+    umount_dirty(&site);
+    fs::rename(site.path("tier"), site.path("elsewhere")).unwrap();
+    for is_there in [false, true] {
+        if is_there {
+            fs::create_dir(site.path("tier")).unwrap();
+        }
+        let (code, text) = site.mount_with(&[]);
+        assert_eq!(code, BAD_STATE, "{text}");
+        assert!(text.contains(&site.text("tier")) && text.contains("--accept-loss"), "{text}");
+    }
+    let (backing, tier) = (site.text("backing"), site.text("tier"));
+    let (code, text) = site.run(&["fsck", "--accept-loss", "--backing", &backing, &tier]);
+    assert_eq!(code, 0, "{text}");
+    site.mount(&[]);
+    assert!(!site.path("mnt/file").exists());
+    site.umount();
+    assert!(!site.path("backing/.forebay").exists(), "nothing is left of a mount that is drained");
+}
+
+#[test]
+fn tier_when_the_state_directory_is_another_then_the_mount_is_refused_by_name() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let tier = format!("{}=64M", site.text("one"));
+    let (state, other) = (site.text("state"), site.text("other"));
+    assert_eq!(mount_tiers(&site, &[&tier], &["--state-dir", &state]).0, 0);
+    fs::write(site.path("mnt/file"), "new").unwrap();
+    umount_dirty(&site);
+    for wrong in [&["--state-dir", &*other][..], &[]] {
+        let (code, text) = mount_tiers(&site, &[&tier], wrong);
+        assert_eq!(code, BAD_STATE, "{text}");
+        assert!(text.contains(&site.text("one")) && text.contains(&state), "{text}");
+    }
+    let (code, text) = mount_tiers(&site, &[&tier], &["--state-dir", &state]);
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"new");
+    site.umount();
+}
+
+#[test]
+fn tiers_when_all_is_written_back_then_they_may_be_put_together_anew() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let tiers = two_tiers(&site);
+    assert_eq!(mount_tiers(&site, &[&tiers[0], &tiers[1]], &[]).0, 0);
+    fs::write(site.path("mnt/file"), vec![7; 12 << 20]).unwrap();
+    site.umount();
+    for given in [&tiers[1..], &tiers[..1]] {
+        let given: Vec<&str> = given.iter().map(String::as_str).collect();
+        let (code, text) = mount_tiers(&site, &given, &[]);
+        assert_eq!(code, 0, "{text}");
+        assert_eq!(fs::read(site.path("mnt/file")).unwrap(), vec![7; 12 << 20]);
+        site.umount();
+    }
+}
+
+#[test]
+fn object_when_its_header_is_damaged_then_it_is_set_aside_and_named_and_repaired_on_demand() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&["--writeback", "evict"]);
+    fs::write(site.path("mnt/whole"), "all is well").unwrap();
+    fs::write(site.path("mnt/hurt"), "the only copy").unwrap();
+    umount_dirty(&site);
+    let object = object_with(&site.path("tier"), b"the only copy");
+    set_header(&object, |header| header[20] ^= 4);
+    site.mount(&["--writeback", "evict"]);
+    assert_eq!(fs::read(site.path("mnt/whole")).unwrap(), b"all is well");
+    let read = fs::read(site.path("mnt/hurt"));
+    assert_eq!(read.unwrap_err().raw_os_error(), Some(libc::EIO));
+    let aside = site.path("tier/lost").join(object.file_name().unwrap());
+    assert_eq!(fs::read(&aside).unwrap(), b"the only copy");
+    let status = site.status();
+    assert_eq!(status["set_aside"]["files"], 1, "{status}");
+    assert_eq!(status["set_aside"]["list"][0], aside.to_str().unwrap(), "{status}");
+    assert_eq!(status["lost"]["files"], 1, "{status}");
+    assert_eq!(status["lost"]["list"][0], "hurt", "{status}");
+    // It stays dirty, and says what to do.
+    let (code, text) = site.run(&["umount", "--timeout", "20s", &site.text("mnt")]);
+    assert_eq!(code, 4, "{text}");
+    assert!(text.contains("hurt") && text.contains("fsck --repair"), "{text}");
+    umount_dirty(&site);
+    assert!(!site.path("backing/hurt").exists());
+    let (code, text) = site.run(&["fsck", &site.text("tier")]);
+    assert_eq!(code, BAD_STATE, "{text}");
+    assert!(text.contains("hurt"), "{text}");
+    let (code, text) = site.run(&["fsck", "--repair", &site.text("tier")]);
+    assert_eq!(code, 0, "{text}");
+    site.mount(&[]);
+    assert_eq!(fs::read(site.path("mnt/hurt")).unwrap(), b"the only copy");
+    site.umount();
+    assert_eq!(fs::read(site.path("backing/hurt")).unwrap(), b"the only copy");
+}
+
+/// A file of which a mount without room on its tier has all bytes in the backing store's private
+/// area.
+fn spilled(site: &Site) -> Vec<u8> {
+    let bytes = vec![9; 6 << 20];
+    let tier = format!("{}=32K", site.text("tier"));
+    assert_eq!(mount_tiers(site, &[&tier], &[]).0, 0);
+    // The second file finds no room at all.
+    fs::write(site.path("mnt/first"), vec![8; 2 << 20]).unwrap();
+    fs::write(site.path("mnt/spilled"), &bytes).unwrap();
+    umount_dirty(site);
+    assert!(!files_below(&site.path("backing/.forebay/spill")).is_empty());
+    bytes
+}
+
+#[test]
+fn spill_files_when_the_index_is_built_anew_then_their_files_are_kept() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let bytes = spilled(&site);
+    let (tier, backing) = (site.text("tier"), site.text("backing"));
+    let (code, text) = site.run(&["fsck", "--rebuild", "--backing", &backing, &tier]);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("spilled"), "{text}");
+    let tier = format!("{}=32K", site.text("tier"));
+    assert_eq!(mount_tiers(&site, &[&tier], &[]).0, 0);
+    assert!(fs::read(site.path("mnt/spilled")).unwrap() == bytes);
+    site.umount();
+    assert!(fs::read(site.path("backing/spilled")).unwrap() == bytes);
+}
+
+#[test]
+fn spill_files_when_the_index_does_not_know_them_then_they_are_set_aside_and_named() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    spilled(&site);
+    let (tier, backing) = (site.text("tier"), site.text("backing"));
+    fs::remove_dir_all(site.path("tier/state/meta")).unwrap();
+    fs::remove_dir_all(site.path("tier/objects")).unwrap();
+    let size = |dir: &Path| -> u64 {
+        files_below(dir).iter().map(|path| fs::metadata(path).unwrap().len()).sum()
+    };
+    let before = size(&site.path("backing/.forebay/spill"));
+    let tier_of = format!("{tier}=32K");
+    let (code, text) = mount_tiers(&site, &[&tier_of], &[]);
+    assert_eq!(code, BAD_STATE, "{text}");
+    assert!(text.contains("fsck --rebuild"), "{text}");
+    let (code, text) = site.run(&["fsck", "--rebuild", "--backing", &backing, &tier]);
+    assert_eq!(code, BAD_STATE, "somebody has to look: {text}");
+    assert!(text.contains(".forebay/lost"), "{text}");
+    assert_eq!(size(&site.path("backing/.forebay/lost")), before);
+    let (code, text) = mount_tiers(&site, &[&tier_of], &[]);
+    assert_eq!(code, 0, "{text}");
+    assert!(site.status()["set_aside"]["files"].as_u64().unwrap() >= 1);
+    site.umount();
+    assert_eq!(size(&site.path("backing/.forebay/lost")), before);
+}
+
+#[test]
+fn tier_when_it_is_relative_then_it_is_below_the_callers_directory() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let (backing, mnt) = (site.text("backing"), site.text("mnt"));
+    let mut command = site.command(env!("CARGO_BIN_EXE_forebay"));
+    command.current_dir(site.path("home"));
+    command.args(["mount", &backing, &mnt, "--tier", "here=16M", "--state-dir", "state"]);
+    let (code, text) = outcome(&mut command);
+    assert_eq!(code, 0, "{text}");
+    site.umount();
+    assert!(site.path("home/here/forebay-tier").exists() && site.path("home/state/meta").exists());
+    assert!(!Path::new("/here").exists());
+}
+
+#[test]
+fn mount_when_it_can_not_be_right_then_it_is_refused_with_the_reason() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let tier = format!("{}=16M", site.text("no/such/tier"));
+    let (code, text) = mount_tiers(&site, &[&tier], &[]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains(&site.text("no")) && text.contains("--create-tier"), "{text}");
+    assert!(!site.path("no").exists());
+    let (code, text) =
+        site.run(&["doctor", &site.text("backing"), "--tier", &site.text("no/tier")]);
+    assert!(code != 0 && text.contains("no/tier"), "{text}");
+    let (code, text) = mount_tiers(&site, &[&tier], &["--create-tier"]);
+    assert_eq!(code, 0, "{text}");
+    site.umount();
+    let tiny = format!("{}=1K", site.text("tiny"));
+    let (code, text) = mount_tiers(&site, &[&tiny], &[]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("at least"), "{text}");
+    let tier = format!("{}=16M", site.text("tier"));
+    let (backing, mnt) = (site.text("backing"), site.text("mnt"));
+    let mut command = site.command(env!("CARGO_BIN_EXE_forebay"));
+    command.env("FOREBAY_DURABILTY", "backing");
+    let (code, text) = outcome(command.args(["mount", &backing, &mnt, "--tier", &tier]));
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("FOREBAY_DURABILITY"), "{text}");
+}
+
+/// A mount of a directory on itself, read-only; gone with the value.
+struct ReadOnly(PathBuf);
+
+impl ReadOnly {
+    fn of(dir: PathBuf) -> Self {
+        let mount = |args: &[&str]| {
+            let dir = dir.to_str().unwrap();
+            let done = std::process::Command::new("mount").args(args).arg(dir).status().unwrap();
+            assert!(done.success());
+        };
+        mount(&["--bind", dir.to_str().unwrap()]);
+        mount(&["-o", "remount,bind,ro"]);
+        ReadOnly(dir)
+    }
+}
+
+impl Drop for ReadOnly {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn backing_store_when_it_is_read_only_then_only_read_only_mounts() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::write(site.path("backing/file"), "there").unwrap();
+    let _backing = ReadOnly::of(site.path("backing"));
+    let (code, text) = site.mount_with(&[]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("read-only") && text.contains("--read-only"), "{text}");
+    site.mount(&["--read-only"]);
+    assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"there");
+    site.umount();
+}
+
+#[test]
+fn tier_when_it_is_reached_by_a_link_then_it_is_the_same_tier() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&["--writeback", "evict"]);
+    fs::write(site.path("mnt/file"), "new").unwrap();
+    umount_dirty(&site);
+    symlink(site.path("tier"), site.path("link")).unwrap();
+    let (code, text) = mount_tiers(&site, &[&format!("{}=16M", site.text("link"))], &[]);
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"new");
+    site.umount();
+}

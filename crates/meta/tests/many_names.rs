@@ -1,0 +1,261 @@
+//! Files with many names: what they cost, and that nothing gets lost when names become keys of
+//! their own and go back into the record.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_meta::{
+    Engine, EngineError, FileKind, Ino, Key, Link, Memory, MetaStore, MiniTransaction, NewInode,
+    Options, Outcome, Page, RenameFlags, Timestamp, Write,
+};
+use proptest::prelude::*;
+
+const NOW: Timestamp = Timestamp { sec: 100, nsec: 5 };
+
+/// Counts the bytes that are written to an engine.
+struct Counted {
+    engine: Memory,
+    bytes: AtomicU64,
+}
+
+#[derive(Clone)]
+struct Way(Arc<Counted>);
+
+impl Way {
+    fn new(engine: Memory) -> Self {
+        Way(Arc::new(Counted { engine, bytes: AtomicU64::new(0) }))
+    }
+
+    fn open(&self) -> MetaStore {
+        MetaStore::open(Box::new(self.clone()), &Options::default()).unwrap()
+    }
+
+    /// The bytes that an operation writes.
+    fn cost(&self, operation: impl FnOnce()) -> u64 {
+        let before = self.0.bytes.load(Ordering::SeqCst);
+        operation();
+        self.0.bytes.load(Ordering::SeqCst) - before
+    }
+}
+
+impl Engine for Way {
+    fn execute(&self, transaction: &MiniTransaction) -> Result<Outcome, EngineError> {
+        let size = |write: &Write| match write {
+            Write::Put(key, value) => key.bytes().len() + value.len(),
+            Write::Delete(key) => key.bytes().len(),
+        };
+        let bytes: usize = transaction.write.iter().map(size).sum();
+        self.0.bytes.fetch_add(bytes as u64, Ordering::SeqCst);
+        self.0.engine.execute(transaction)
+    }
+
+    fn scan(
+        &self,
+        partition: u16,
+        prefix: &[u8],
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Page, EngineError> {
+        self.0.engine.scan(partition, prefix, after, limit)
+    }
+
+    fn sweep(&self, after: Option<&Key>, limit: usize) -> Result<Vec<(Key, Vec<u8>)>, EngineError> {
+        self.0.engine.sweep(after, limit)
+    }
+
+    fn spans_partitions(&self) -> bool {
+        self.0.engine.spans_partitions()
+    }
+
+    fn sync(&self) -> Result<(), EngineError> {
+        self.0.engine.sync()
+    }
+}
+
+fn create(store: &MetaStore, name: &[u8]) -> Ino {
+    store.create(Ino::ROOT, name, NewInode::new(FileKind::File, 0o644, 1, 2), NOW).unwrap().ino
+}
+
+fn name(number: u32) -> Vec<u8> {
+    format!("name-{number:05}").into_bytes()
+}
+
+/// A worker brings the backing store in line.
+fn reconcile(store: &MetaStore, ino: Ino) {
+    let record = store.get(ino).unwrap();
+    for link in record.missing() {
+        store.claim(ino, link).unwrap();
+    }
+    let claimed = store.get(ino).unwrap();
+    let (gone, made) = (claimed.ghosts().into_iter().cloned().collect::<Vec<_>>(), &claimed.links);
+    store
+        .reconciled(ino, record.change, |record| {
+            for link in &gone {
+                record.backing.links.remove(link);
+            }
+            record.claims_made(made);
+            record.backing.attrs_differ = false;
+        })
+        .unwrap();
+}
+
+#[test]
+fn names_when_a_file_has_many_then_one_more_or_less_costs_as_with_few() {
+    for engine in [Memory::new(), Memory::partitioned()] {
+        let way = Way::new(engine);
+        let store = way.open();
+        let ino = create(&store, b"file");
+        let mut costs = Vec::new();
+        for names in [20, 2000] {
+            for number in 0..names {
+                store.link(ino, Ino::ROOT, &name(number), NOW).ok();
+            }
+            reconcile(&store, ino);
+            assert!(!store.get(ino).unwrap().namespace_differs());
+            costs.push([
+                way.cost(|| drop(store.link(ino, Ino::ROOT, b"more", NOW).unwrap())),
+                way.cost(|| {
+                    store.claim(ino, &Link::new(Ino::ROOT, *b"more")).unwrap();
+                }),
+                way.cost(|| {
+                    let flags = RenameFlags::default();
+                    let (from, to) = (b"more", b"less");
+                    let renamed =
+                        store.rename(Ino::ROOT, from, Ino::ROOT, to, flags, NOW, &|_| false);
+                    renamed.unwrap();
+                }),
+                way.cost(|| drop(store.unlink(Ino::ROOT, b"less", NOW, false).unwrap())),
+                way.cost(|| reconcile(&store, ino)),
+            ]);
+        }
+        for (few, many) in costs[0].iter().zip(costs[1]) {
+            assert!(many < few + 100, "{costs:?}");
+        }
+        assert!(store.check(false).unwrap().is_clean());
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Link(u32),
+    Unlink(u32),
+    Rename(u32, u32),
+    Claim,
+    Reconcile,
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0u32..24).prop_map(Step::Link),
+        6 => (0u32..24).prop_map(Step::Unlink),
+        3 => (0u32..24, 0u32..24).prop_map(|(from, to)| Step::Rename(from, to)),
+        1 => Just(Step::Claim),
+        1 => Just(Step::Reconcile),
+        1 => Just(Step::Restart),
+    ]
+}
+
+fn names_of<'a>(links: impl IntoIterator<Item = &'a Link>) -> BTreeSet<Vec<u8>> {
+    links.into_iter().map(|link| link.name.to_vec()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn names_any_history_then_all_are_known_after_each_restart(
+        steps in prop::collection::vec(step(), 1..120),
+        partitioned: bool,
+    ) {
+        let way = Way::new(if partitioned { Memory::partitioned() } else { Memory::new() });
+        let mut store = way.open();
+        let ino = create(&store, b"file");
+        let mut here = BTreeSet::from([b"file".to_vec()]);
+        let mut there = BTreeSet::new();
+        for step in steps {
+            match step {
+                Step::Link(number) => {
+                    let linked = store.link(ino, Ino::ROOT, &name(number), NOW);
+                    prop_assert_eq!(linked.is_ok(), here.insert(name(number)));
+                }
+                Step::Unlink(number) => {
+                    let removed = store.unlink(Ino::ROOT, &name(number), NOW, false);
+                    prop_assert_eq!(removed.is_ok(), here.remove(&name(number)));
+                }
+                Step::Rename(from, to) => {
+                    let (from, to) = (name(from), name(to));
+                    let flags = RenameFlags { noreplace: true, exchange: false };
+                    let in_use = |_| false;
+                    let renamed =
+                        store.rename(Ino::ROOT, &from, Ino::ROOT, &to, flags, NOW, &in_use);
+                    prop_assert_eq!(renamed.is_ok(), here.contains(&from) && !here.contains(&to));
+                    if renamed.is_ok() {
+                        here.remove(&from);
+                        here.insert(to);
+                    }
+                }
+                Step::Claim => {
+                    let record = store.get(ino).unwrap();
+                    if let Some(link) = record.missing().first() {
+                        there.insert(link.name.to_vec());
+                        let record = store.claim(ino, link).unwrap();
+                        prop_assert!(record.claims().contains(link));
+                    }
+                }
+                Step::Reconcile => {
+                    reconcile(&store, ino);
+                    there.clone_from(&here);
+                }
+                Step::Restart => {
+                    let before = store.get(ino).unwrap();
+                    store = way.open();
+                    let now = store.get(ino).unwrap();
+                    prop_assert_eq!(names_of(now.claims()), names_of(before.claims()));
+                }
+            }
+            let record = store.get(ino).unwrap();
+            prop_assert_eq!(names_of(&record.links), here.clone());
+            prop_assert_eq!(names_of(&record.backing.links), there.clone());
+            prop_assert_eq!(names_of(record.ghosts()), &there - &here);
+            prop_assert_eq!(record.namespace_differs(), here != there);
+        }
+        let report = store.check(false).unwrap();
+        prop_assert!(report.is_clean(), "{:?}", report.violations);
+    }
+}
+
+#[test]
+fn file_with_many_names_when_removed_then_nothing_of_it_is_left() {
+    let way = Way::new(Memory::new());
+    let store = way.open();
+    let clean = way.sweep(None, usize::MAX).unwrap().len();
+    let ino = create(&store, b"file");
+    (0..30).for_each(|number| drop(store.link(ino, Ino::ROOT, &name(number), NOW).unwrap()));
+    reconcile(&store, ino);
+    (0..30).for_each(|number| drop(store.unlink(Ino::ROOT, &name(number), NOW, false).unwrap()));
+    store.unlink(Ino::ROOT, b"file", NOW, false).unwrap();
+    reconcile(&store, ino);
+    assert!(store.get(ino).is_err());
+    // The mark of the inode numbers that are used up stays.
+    assert_eq!(way.sweep(None, usize::MAX).unwrap().len(), clean + 1);
+}
+
+#[test]
+fn check_when_a_name_of_its_own_is_lost_then_found_and_repaired() {
+    let way = Way::new(Memory::new());
+    let store = way.open();
+    let ino = create(&store, b"file");
+    (0..30).for_each(|number| drop(store.link(ino, Ino::ROOT, &name(number), NOW).unwrap()));
+    reconcile(&store, ino);
+    let all = way.sweep(None, usize::MAX).unwrap();
+    let lost =
+        all.iter().find(|(key, _)| key.bytes().ends_with(&name(7)) && key.bytes()[0] == b'F');
+    let write = vec![Write::Delete(lost.expect("it is a key").0.clone())];
+    way.execute(&MiniTransaction { write, ..Default::default() }).unwrap();
+    assert!(!store.check(false).unwrap().is_clean());
+    store.check(true).unwrap();
+    let report = store.check(false).unwrap();
+    assert!(report.is_clean(), "{:?}", report.violations);
+    assert_eq!(store.get(ino).unwrap().links.len(), 31);
+}

@@ -1,0 +1,191 @@
+//! Changes by others that keep length and modification time: only the change time tells of them. And
+//! hard links that they make.
+
+use super::*;
+
+/// Others put these bytes into a file in place, and its modification time back.
+fn change_in_place(bench: &Bench, path: &str, bytes: &[u8]) {
+    let path = bench.root.join(path);
+    let file = fs::OpenOptions::new().write(true).open(&path).expect("it is there");
+    let before = file.metadata().expect("it is there");
+    assert_eq!(before.len(), bytes.len() as u64);
+    // The next change time is another one.
+    std::thread::sleep(Duration::from_millis(20));
+    std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).expect("written");
+    file.set_modified(before.modified().expect("a time")).expect("set");
+    assert_ne!(before.ctime_nsec(), fs::metadata(&path).expect("it is there").ctime_nsec());
+}
+
+/// Whether the next open drops the copy of a file.
+fn is_stale(bench: &Bench, ino: Ino) -> bool {
+    bench.node.doubt_version(ino);
+    let record = bench.node.meta.get(ino).expect("it is there");
+    bench.node.revalidate(&Context::DAEMON, record).expect("it is there");
+    bench.contents.stale.lock().remove(&ino.0)
+}
+
+fn set_mode(bench: &Bench, ino: Ino, perm: u32) {
+    let change = |record: &mut Record| {
+        record.attr.perm = perm;
+        record.backing.attrs_differ = true;
+        Queue::Yes
+    };
+    bench.node.meta.update(ino, Some(convert::now()), change).expect("it is there");
+}
+
+#[test]
+fn file_changed_in_place_with_its_times_kept_when_looked_at_then_the_copy_is_stale() {
+    let bench = Bench::new();
+    let ino = bench.write("file", b"one");
+    bench.drained();
+    assert!(!is_stale(&bench, ino));
+    change_in_place(&bench, "file", b"two");
+    assert!(is_stale(&bench, ino));
+    assert!(!is_stale(&bench, ino), "what is there now is known");
+}
+
+#[test]
+fn our_own_changes_of_names_and_attributes_when_looked_at_then_the_copy_stays() {
+    let bench = Bench::new();
+    let ino = bench.write("file", b"one");
+    let one = bench.write("one", b"1");
+    let two = bench.write("two", b"2");
+    bench.mkdir("dir");
+    bench.drained();
+    let steps: [&dyn Fn(); 5] = [
+        &|| set_mode(&bench, ino, 0o600),
+        &|| bench.rename("file", "dir/moved", false),
+        &|| {
+            let dir = bench.dir("dir");
+            bench.node.meta.link(ino, dir, b"other", convert::now()).expect("linked");
+        },
+        &|| bench.unlink("dir/moved"),
+        &|| bench.rename("one", "two", true),
+    ];
+    for (number, step) in steps.iter().enumerate() {
+        std::thread::sleep(Duration::from_millis(20));
+        step();
+        bench.drained();
+        for file in [ino, one, two] {
+            assert!(!is_stale(&bench, file), "after step {number}");
+        }
+    }
+    change_in_place(&bench, "dir/other", b"two");
+    assert!(is_stale(&bench, ino), "and others are seen after them");
+}
+
+#[test]
+fn file_changed_in_place_before_a_change_of_ours_when_looked_at_then_the_copy_is_stale() {
+    let bench = Bench::new();
+    type Change<'a> = &'a dyn Fn(&str, Ino);
+    let steps: [Change<'_>; 4] = [
+        &|_, ino| set_mode(&bench, ino, 0o600),
+        &|name, _| bench.rename(name, "moved", false),
+        &|_, ino| {
+            bench.node.meta.link(ino, Ino::ROOT, b"second", convert::now()).expect("linked");
+        },
+        &|name, _| {
+            let other = bench.find(Ino::ROOT, "other").expect("known");
+            bench.rename(name, "other", true);
+            assert_ne!(bench.find(Ino::ROOT, "other").expect("known").ino, other.ino);
+        },
+    ];
+    bench.write("other", b"x");
+    for (number, step) in steps.iter().enumerate() {
+        let name = format!("file-{number}");
+        let ino = bench.write(&name, b"one");
+        bench.drained();
+        change_in_place(&bench, &name, b"two");
+        step(&name, ino);
+        bench.drained();
+        assert!(is_stale(&bench, ino), "after step {number}");
+    }
+}
+
+#[test]
+fn file_changed_in_place_with_its_times_kept_when_written_here_then_both_are_kept() {
+    let bench = Bench::new();
+    let ino = bench.write("file", b"one");
+    bench.drained();
+    change_in_place(&bench, "file", b"two");
+    bench.fill(ino, b"ours");
+    bench.drained();
+    assert_eq!(bench.read("file"), b"two");
+    let names = bench.names("");
+    let ours = names.iter().find(|name| name.contains(".forebay-conflict-")).expect("kept");
+    assert_eq!(bench.read(ours), b"ours");
+}
+
+/// The known inodes of two names; writes through both reach one file without a conflict.
+fn one_file(bench: &Bench, one: &str, other: &str) {
+    let (dir, name) = bench.split(one);
+    let ino = bench.find(dir, name).expect("known").ino;
+    let (other_dir, other_name) = bench.split(other);
+    let found = bench.find(other_dir, other_name).expect("found");
+    assert_eq!((found.ino, found.attr.nlink), (ino, 2));
+    for (path, bytes) in [(one, &b"through one"[..]), (other, &b"through the other"[..])] {
+        bench.write(path, bytes);
+        bench.drained();
+        assert_eq!((bench.read(one), bench.read(other)), (bytes.to_vec(), bytes.to_vec()));
+    }
+    assert_eq!(bench.node.conflicts().0, 0);
+    let report = bench.node.meta.check(false).expect("checked");
+    assert!(report.is_clean(), "{:?}", report.violations);
+}
+
+#[test]
+fn hard_link_made_by_others_to_a_known_file_when_found_then_another_name_of_it() {
+    let bench = Bench::new();
+    fs::create_dir(bench.root.join("dir")).expect("made");
+    fs::write(bench.root.join("imported"), b"x").expect("written");
+    assert!(bench.find(Ino::ROOT, "imported").is_some());
+    bench.write("written", b"y");
+    bench.drained();
+    let link = |from: &str, to: &str| {
+        fs::hard_link(bench.root.join(from), bench.root.join(to)).expect("linked");
+    };
+    // By a look-up, and by a listing.
+    link("imported", "dir/one");
+    one_file(&bench, "imported", "dir/one");
+    let dir = bench.dir("dir");
+    bench.node.ensure_listed(&Context::DAEMON, dir).expect("listed");
+    link("written", "dir/two");
+    bench.node.time_passes(dir);
+    bench.node.ensure_listed(&Context::DAEMON, dir).expect("listed");
+    one_file(&bench, "written", "dir/two");
+}
+
+#[test]
+fn hard_link_made_by_others_and_not_found_yet_when_the_file_is_written_then_shows_the_same() {
+    let bench = Bench::new();
+    let ino = bench.write("file", b"one");
+    bench.drained();
+    std::thread::sleep(Duration::from_millis(20));
+    fs::hard_link(bench.root.join("file"), bench.root.join("link")).expect("linked");
+    bench.fill(ino, b"ours");
+    bench.drained();
+    assert_eq!((bench.read("file"), bench.read("link")), (b"ours".to_vec(), b"ours".to_vec()));
+    assert_eq!(bench.names("").len(), 2);
+}
+
+#[test]
+fn number_used_again_by_a_file_of_others_when_found_then_not_taken_for_the_removed_one() {
+    let bench = Bench::new();
+    let ino = bench.write("file", b"one");
+    bench.drained();
+    let number = fs::metadata(bench.root.join("file")).expect("there").ino();
+    // As a file system that gives the number to the next file.
+    fs::write(bench.root.join("new"), b"another").expect("written");
+    fs::hard_link(bench.root.join("new"), bench.root.join("newer")).expect("linked");
+    let reused = fs::metadata(bench.root.join("new")).expect("there").ino();
+    assert_ne!(number, reused);
+    let set = |record: &mut Record| {
+        record.backing.fingerprint.as_mut().expect("published").ino = reused;
+        Queue::No
+    };
+    bench.node.meta.update(ino, None, set).expect("there");
+    bench.node.time_passes(Ino::ROOT);
+    let new = bench.find(Ino::ROOT, "new").expect("found").ino;
+    assert_ne!(new, ino);
+    assert_eq!(bench.find(Ino::ROOT, "newer").expect("found").ino, new);
+}

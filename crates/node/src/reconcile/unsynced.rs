@@ -1,0 +1,90 @@
+//! After a crash of the machine: objects that were never synced, and of which the device has less
+//! than the namespace knows of.
+//!
+//! The log of the namespace and the objects reach their devices in any order. A program that writes
+//! a new file and renames it over the old one without a sync (many editors do), or that empties a
+//! file to write it anew, may leave a name that is durable and bytes that are not. What is left of
+//! these must not take the place of the version that the backing store has.
+
+use forebay_meta::{Error as MetaError, Ino, Link, Record, RenameFlags};
+use forebay_store::ErrorClass;
+
+use super::conflict::conflict_name;
+use super::names::os;
+use crate::convert;
+use crate::error::Result;
+use crate::node::Node;
+
+/// No record has this count of changes: what is reported with it takes nothing from the backlog.
+const NEVER: u64 = u64::MAX;
+
+/// Names tried for what is left of a file.
+const MOST_NAMES: u32 = 1000;
+
+impl Node {
+    /// Gives the version in the backing store its name back where the object of `record`, which is
+    /// only `len` bytes long, is less than the namespace knows of; the object gets a name beside it.
+    pub(crate) fn set_aside_if_cut(&self, record: &Record, len: u64) -> Result<()> {
+        if !record.dirty || len >= record.attr.size {
+            return Ok(());
+        }
+        for link in &record.links {
+            if self.replaces_known(record, link)? {
+                self.rename_aside(record.ino, link)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the backing store has an older version of a file under a name: its own, or that of
+    /// the file that it has replaced.
+    fn replaces_known(&self, record: &Record, link: &Link) -> Result<bool> {
+        let known = record.backing.links.contains(link) && record.backing.fingerprint.is_some()
+            || !self.meta.ghosts_of(link.parent, &link.name)?.is_empty();
+        if !known {
+            return Ok(false);
+        }
+        let found = self
+            .backing_dir(link.parent)
+            .and_then(|dir| Ok(self.backing.stat(&dir, os(&link.name))?));
+        match found {
+            Ok(_) => Ok(true),
+            Err(error) if error.class() == Some(ErrorClass::NotFound) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn rename_aside(&self, ino: Ino, link: &Link) -> Result<()> {
+        // First: a start that ends here leaves a change on both sides, of which nothing is lost.
+        let ghosts = self.meta.ghosts_of(link.parent, &link.name)?;
+        for claimant in ghosts.into_iter().chain([ino]) {
+            let disown = |record: &mut Record| {
+                record.backing.links.remove(link);
+                if record.backing.links.is_empty() {
+                    record.backing.fingerprint = None;
+                    record.backing.pending = None;
+                }
+            };
+            match self.meta.reconciled(claimant, NEVER, disown) {
+                Ok(_) | Err(MetaError::Stale(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let now = convert::now();
+        for attempt in 0..MOST_NAMES {
+            let name = conflict_name(&link.name, now, attempt);
+            let flags = RenameFlags { noreplace: true, exchange: false };
+            let parent = link.parent;
+            match self.meta.rename(parent, &link.name, parent, &name, flags, now, &|_| true) {
+                Ok(_) => {
+                    self.remember(link, Some(name), "not wholly synced when the machine stopped");
+                    break;
+                }
+                Err(MetaError::Exists) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.import_name(link.parent, &link.name)?;
+        Ok(())
+    }
+}

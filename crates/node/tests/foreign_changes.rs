@@ -1,0 +1,203 @@
+//! Changes that others make in the backing store while a program has the file open here, or while a
+//! worker has something to do for it: nobody's bytes are lost, and nothing of others is touched.
+
+mod rig;
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use forebay_node::{Ino, SetAttr, SetTime, Timestamp};
+use forebay_store::decorators::Transparent;
+use rig::{CONTEXT, MIB, Rig, noise};
+
+/// A node that looks at the backing store each time.
+fn rig() -> Rig {
+    Rig::new(&[16 * MIB], Arc::new(Transparent), |config| config.attr_timeout = Duration::ZERO)
+}
+
+/// A file below, known here, that a program has open, has written to and synced.
+fn written_and_synced(rig: &Rig) -> (u64, Vec<u8>) {
+    std::fs::write(rig.backing().join("file"), noise(1, 20_000)).unwrap();
+    age(rig, "file");
+    let fh = rig.open("file", libc::O_RDWR);
+    let ours = noise(2, 25_000);
+    rig.write(fh, 0, &ours);
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    (fh, ours)
+}
+
+/// What is written from now on has another time.
+fn age(rig: &Rig, name: &str) {
+    let then = SystemTime::now() - Duration::from_secs(100);
+    let file = std::fs::File::options().write(true).open(rig.backing().join(name)).unwrap();
+    file.set_modified(then).unwrap();
+}
+
+/// Everything that makes the node look at the backing store.
+fn look(rig: &Rig, ino: Ino) {
+    let node = rig.node();
+    for _ in 0..2 {
+        drop(node.getattr(&CONTEXT, ino));
+        drop(node.lookup(&CONTEXT, Ino::ROOT, b"file"));
+        drop(node.read_dir(&CONTEXT, Ino::ROOT, (0, 100), true, &mut |_| true));
+    }
+}
+
+fn names(rig: &Rig) -> Vec<String> {
+    let entries = std::fs::read_dir(rig.backing()).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.filter(|name| name != ".forebay").collect();
+    names.sort();
+    names
+}
+
+fn conflict_copy(rig: &Rig) -> Vec<u8> {
+    let names = names(rig);
+    let ours = names.iter().find(|name| name.starts_with("file.forebay-conflict-"));
+    rig.plain(ours.unwrap_or_else(|| panic!("nothing was kept beside: {names:?}")))
+}
+
+#[test]
+fn file_written_and_synced_when_others_remove_it_meanwhile_then_its_bytes_come_back() {
+    let rig = rig();
+    let (fh, ours) = written_and_synced(&rig);
+    let ino = rig.ino("file");
+    std::fs::remove_file(rig.backing().join("file")).unwrap();
+    look(&rig, ino);
+    assert!(rig.read_all(fh) == ours, "what was synced is read again");
+    rig.write(fh, 0, b"more");
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    rig.node().release(fh);
+    rig.drain();
+    assert_eq!(rig.plain("file")[..4], *b"more");
+    assert!(rig.plain("file")[4..] == ours[4..]);
+}
+
+#[test]
+fn file_written_and_synced_when_others_rename_it_meanwhile_then_both_are_there() {
+    let rig = rig();
+    let (fh, ours) = written_and_synced(&rig);
+    let ino = rig.ino("file");
+    std::fs::rename(rig.backing().join("file"), rig.backing().join("moved")).unwrap();
+    look(&rig, ino);
+    rig.node().release(fh);
+    rig.drain();
+    assert!(rig.plain("file") == ours);
+    assert!(rig.plain("moved") == noise(1, 20_000));
+}
+
+#[test]
+fn file_written_and_synced_when_others_change_it_meanwhile_then_both_versions_are_kept() {
+    let rig = rig();
+    let (fh, ours) = written_and_synced(&rig);
+    let ino = rig.ino("file");
+    std::fs::write(rig.backing().join("file"), b"theirs").unwrap();
+    look(&rig, ino);
+    assert!(rig.read_all(fh) == ours);
+    rig.node().release(fh);
+    look(&rig, ino);
+    rig.drain();
+    assert_eq!(rig.plain("file"), b"theirs");
+    assert!(conflict_copy(&rig) == ours);
+    assert_eq!(rig.node().conflicts().0, 1);
+}
+
+#[test]
+fn file_written_and_synced_when_its_directory_is_removed_below_then_it_comes_back() {
+    let rig = rig();
+    std::fs::create_dir(rig.backing().join("dir")).unwrap();
+    std::fs::write(rig.backing().join("dir/file"), noise(1, 20_000)).unwrap();
+    let dir = rig.ino("dir");
+    let file = rig.node().lookup(&CONTEXT, dir, b"file").unwrap().unwrap().ino;
+    let fh = rig.node().open(&CONTEXT, file, libc::O_RDWR).unwrap().fh;
+    let ours = noise(2, 25_000);
+    rig.write(fh, 0, &ours);
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    std::fs::remove_dir_all(rig.backing().join("dir")).unwrap();
+    look(&rig, dir);
+    look(&rig, file);
+    assert!(rig.read_all(fh) == ours);
+    rig.node().release(fh);
+    rig.drain();
+    assert!(rig.plain("dir/file") == ours);
+}
+
+#[test]
+fn file_written_and_renamed_here_when_others_remove_it_meanwhile_then_its_bytes_come_back() {
+    let rig = rig();
+    let (fh, ours) = written_and_synced(&rig);
+    let ino = rig.ino("file");
+    let (from, to) = ((Ino::ROOT, &b"file"[..]), (Ino::ROOT, &b"renamed"[..]));
+    rig.node().rename(&CONTEXT, from, to, 0).unwrap();
+    std::fs::remove_file(rig.backing().join("file")).unwrap();
+    drop(rig.node().reconcile(ino));
+    assert!(rig.read_all(fh) == ours);
+    rig.node().release(fh);
+    rig.drain();
+    assert!(rig.plain("renamed") == ours);
+}
+
+/// Sets mode and time of a file that is on the tier, and does not let the worker come to it yet.
+fn attributes_set(rig: &Rig) -> Ino {
+    std::fs::write(rig.backing().join("file"), noise(1, 20_000)).unwrap();
+    age(rig, "file");
+    assert_eq!(rig.get("file").len(), 20_000);
+    let ino = rig.ino("file");
+    let set = SetAttr {
+        mode: Some(0o600),
+        mtime: Some(SetTime::At(Timestamp::new(1_000_000_000, 0))),
+        ..SetAttr::default()
+    };
+    rig.node().setattr(&CONTEXT, ino, &set).unwrap();
+    ino
+}
+
+#[test]
+fn file_whose_attributes_are_due_when_others_changed_it_then_it_is_theirs_and_seen() {
+    let rig = rig();
+    let ino = attributes_set(&rig);
+    // Of the same length: only the time tells.
+    let theirs = noise(7, 20_000);
+    std::fs::write(rig.backing().join("file"), &theirs).unwrap();
+    let before = std::fs::metadata(rig.backing().join("file")).unwrap();
+    drop(rig.node().reconcile(ino));
+    rig.drain();
+    let after = std::fs::metadata(rig.backing().join("file")).unwrap();
+    assert_eq!(after.modified().unwrap(), before.modified().unwrap(), "their time stays");
+    assert_eq!(after.permissions().mode() & 0o7777, before.permissions().mode() & 0o7777);
+    assert!(rig.get("file") == theirs, "no stale copy is shown");
+    assert_eq!(rig.size("file"), 20_000);
+    assert_eq!(rig.node().conflicts().0, 1, "that the attributes were not set is said");
+    // What is written here now builds upon theirs.
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 0, b"ours");
+    rig.node().release(fh);
+    rig.drain();
+    assert_eq!(rig.plain("file")[..4], *b"ours");
+    assert!(rig.plain("file")[4..] == theirs[4..]);
+}
+
+#[test]
+fn file_whose_attributes_are_due_when_others_replaced_it_then_theirs_is_not_touched() {
+    let rig = rig();
+    let ino = attributes_set(&rig);
+    std::fs::write(rig.backing().join("new"), b"theirs").unwrap();
+    std::fs::rename(rig.backing().join("new"), rig.backing().join("file")).unwrap();
+    let before = std::fs::metadata(rig.backing().join("file")).unwrap();
+    drop(rig.node().reconcile(ino));
+    rig.drain();
+    let after = std::fs::metadata(rig.backing().join("file")).unwrap();
+    assert_eq!((after.mode(), after.mtime()), (before.mode(), before.mtime()));
+    assert_eq!(rig.get("file"), b"theirs");
+}
+
+#[test]
+fn attributes_when_nobody_else_is_there_then_they_are_set() {
+    let rig = rig();
+    attributes_set(&rig);
+    rig.drain();
+    let after = std::fs::metadata(rig.backing().join("file")).unwrap();
+    assert_eq!((after.mode() & 0o7777, after.mtime()), (0o600, 1_000_000_000));
+    assert_eq!(rig.node().conflicts().0, 0);
+}

@@ -1,0 +1,123 @@
+//! Requests whose programs were told that they failed, as the backing store kept them waiting, and
+//! that go on: they must not undo what was acknowledged since.
+#![cfg(feature = "failpoints")]
+
+mod rig;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_node::{Context, Ino, SetAttr};
+use forebay_store::decorators::{Operation, Stuck, Transparent};
+use rig::{CONTEXT, KIB, MIB, Rig, noise};
+
+/// Fail points are the process's.
+static ONE_AT_A_TIME: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
+/// A request that has a number, by which it is given up.
+const LATE: Context = Context { request: 7, ..CONTEXT };
+
+/// Has `late` stop at a point; then it is given up, `newer` is done, and it may go on.
+fn given_up_at<T: Send>(
+    point: &str,
+    rig: &Rig,
+    late: impl FnOnce() -> T + Send,
+    newer: impl FnOnce(),
+) -> T {
+    fail::cfg(point, "1*pause->off").unwrap();
+    std::thread::scope(|scope| {
+        let late = scope.spawn(late);
+        std::thread::sleep(Duration::from_millis(200));
+        rig.node().give_up_request(LATE.request);
+        newer();
+        fail::remove(point);
+        let outcome = late.join().unwrap();
+        rig.node().forget_request(LATE.request);
+        outcome
+    })
+}
+
+#[test]
+fn write_that_was_given_up_when_it_goes_on_then_a_newer_one_stays() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let rig = Rig::new(&[MIB], Arc::new(Transparent), |_| {});
+    let fh = rig.create("file");
+    rig.write(fh, 0, &noise(1, 100 * KIB));
+    // Far more than the tier has room for.
+    let old = noise(2, 3 * MIB);
+    let newer = noise(3, 50 * KIB);
+    let outcome = given_up_at(
+        "node.spill.begin",
+        &rig,
+        || rig.node().write(&LATE, fh, 0, &old),
+        || rig.write(fh, 0, &newer),
+    );
+    assert!(outcome.is_err(), "{outcome:?}");
+    assert!(rig.read_all(fh)[..newer.len()] == newer);
+    assert_eq!(rig.read_all(fh).len() as u64, 100 * KIB);
+    rig.node().release(fh);
+}
+
+#[test]
+fn truncation_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let rig = Rig::small(16 * MIB);
+    let fh = rig.create("file");
+    rig.write(fh, 0, b"old");
+    let ino = rig.ino("file");
+    let set = SetAttr { size: Some(0), ..SetAttr::default() };
+    let outcome = given_up_at(
+        "node.truncate.loaded",
+        &rig,
+        || rig.node().setattr(&LATE, ino, &set),
+        || rig.write(fh, 0, b"newer"),
+    );
+    assert!(outcome.is_err());
+    assert_eq!(rig.read_all(fh), b"newer");
+    rig.node().release(fh);
+}
+
+#[test]
+fn names_given_up_while_the_store_hangs_when_it_goes_on_then_nothing_is_changed() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let stuck = Arc::new(Stuck::default());
+    let rig = Rig::new(&[16 * MIB], stuck.clone(), |config| config.attr_timeout = Duration::ZERO);
+    for name in ["a", "b"] {
+        std::fs::write(rig.backing().join(name), name).unwrap();
+    }
+    std::fs::create_dir(rig.backing().join("dir")).unwrap();
+    let node = rig.node().clone();
+    let root = Ino::ROOT;
+    let late: [&(dyn Fn() -> bool + Sync); 6] = [
+        &|| node.unlink(&LATE, root, b"a").is_ok(),
+        &|| node.rename(&LATE, (root, b"a"), (root, b"b"), 0).is_ok(),
+        &|| node.rmdir(&LATE, root, b"dir").is_ok(),
+        &|| node.link(&LATE, rig.ino("b"), root, b"c").is_ok(),
+        &|| node.mkdir(&LATE, root, b"d", 0o755, 0).is_ok(),
+        &|| node.create_and_open(&LATE, root, b"e", (0o644, 0), libc::O_RDWR).is_ok(),
+    ];
+    for (index, late) in late.into_iter().enumerate() {
+        // Listed, so that it is compared, which hangs.
+        drop(rig.node().read_dir(&CONTEXT, root, (0, 100), false, &mut |_| true));
+        // It counts as fresh for a moment.
+        std::thread::sleep(Duration::from_millis(200));
+        stuck.hang(&[Operation::Stat, Operation::List]);
+        let done = std::thread::scope(|scope| {
+            let late = scope.spawn(late);
+            while stuck.waiting() == 0 && !late.is_finished() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            rig.node().give_up_request(LATE.request);
+            stuck.release();
+            late.join().unwrap()
+        });
+        rig.node().forget_request(LATE.request);
+        assert!(!done, "number {index} was carried out");
+        assert_eq!(rig.get("a"), b"a");
+        assert_eq!(rig.get("b"), b"b");
+        for name in ["c", "d", "e"] {
+            assert!(rig.node().lookup(&CONTEXT, root, name.as_bytes()).unwrap().is_none());
+        }
+        assert!(rig.node().lookup(&CONTEXT, root, b"dir").unwrap().is_some());
+    }
+}

@@ -1,0 +1,230 @@
+//! What a backing store can't have: it is refused at the call where that is known, else kept here,
+//! named, and in nobody's way.
+
+mod rig;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_node::{Ino, NodeError, Remaining};
+use forebay_store::decorators::{Interceptor, Operation, Verdict};
+use parking_lot::Mutex;
+use rig::{CONTEXT, KIB, MIB, Rig, noise};
+
+/// Longer than anything here takes.
+const LIMIT: Duration = Duration::from_secs(10);
+
+type Rule = dyn Fn(Operation, u64, &Path) -> Verdict + Send + Sync;
+
+/// A store that can't do what a rule says.
+struct Limited(Mutex<Box<Rule>>);
+
+impl Limited {
+    fn new(rule: impl Fn(Operation, u64, &Path) -> Verdict + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Limited(Mutex::new(Box::new(rule))))
+    }
+
+    /// From now on it can do everything.
+    fn lift(&self) {
+        *self.0.lock() = Box::new(|_, _, _| Verdict::Pass);
+    }
+}
+
+impl Interceptor for Limited {
+    fn before(&self, operation: Operation, bytes: u64) -> Verdict {
+        self.before_at(operation, bytes, Path::new(""))
+    }
+
+    fn before_at(&self, operation: Operation, bytes: u64, label: &Path) -> Verdict {
+        (self.0.lock())(operation, bytes, label)
+    }
+}
+
+/// Extended attributes of more than 3,000 bytes do not fit.
+fn small_attributes() -> Arc<Limited> {
+    Limited::new(|operation, bytes, _| match operation {
+        Operation::Xattr if bytes > 3000 => Verdict::Fail(libc::ENOSPC),
+        _ => Verdict::Pass,
+    })
+}
+
+fn rig(by: &Arc<Limited>) -> Rig {
+    Rig::new(&[16 * MIB], by.clone(), |_| {})
+}
+
+/// A drain that must not need its time limit.
+fn drain(rig: &Rig) -> Remaining {
+    let begun = Instant::now();
+    let left = rig.node().drain(begun + LIMIT, &mut |_| true).unwrap();
+    assert!(begun.elapsed() < LIMIT / 2, "{left:?} {:?}", rig.node().last_backlog_error());
+    left
+}
+
+fn refused(rig: &Rig) -> Vec<String> {
+    let refused = rig.node().refused().into_iter();
+    refused.map(|refused| String::from_utf8(refused.path).unwrap()).collect()
+}
+
+fn set_xattr(rig: &Rig, name: &str, len: u64) -> Result<(), NodeError> {
+    let value = noise(3, len);
+    rig.node().set_xattr(&CONTEXT, rig.ino(name), (b"user.large", &value), 0, false)
+}
+
+#[test]
+fn extended_attribute_that_the_store_can_not_have_when_it_is_set_then_refused() {
+    let rig = rig(&small_attributes());
+    rig.put("file", b"bytes");
+    let outcome = set_xattr(&rig, "file", 5000);
+    assert!(
+        matches!(outcome, Err(NodeError::Posix(errno)) if errno.raw_os_error() == libc::ENOSPC),
+        "{outcome:?}"
+    );
+    set_xattr(&rig, "file", 2500).unwrap();
+    assert_eq!(drain(&rig), Remaining::default());
+    assert_eq!(rig.plain("file"), b"bytes");
+    assert!(refused(&rig).is_empty());
+}
+
+/// Gives a file attributes that fit one by one, and then a store in which they do not.
+fn with_attributes_that_do_not_fit(rig: &Rig, by: &Limited, name: &str) {
+    by.lift();
+    set_xattr(rig, name, 5000).unwrap();
+    *by.0.lock() = Box::new(|operation, bytes, _| match operation {
+        Operation::Xattr if bytes > 3000 => Verdict::Fail(libc::ENOSPC),
+        _ => Verdict::Pass,
+    });
+}
+
+#[test]
+fn new_file_whose_attribute_does_not_fit_when_drained_then_its_bytes_are_there_and_it_is_named() {
+    for bytes in [&b""[..], b"bytes"] {
+        let by = small_attributes();
+        let rig = rig(&by);
+        rig.put("file", bytes);
+        with_attributes_that_do_not_fit(&rig, &by, "file");
+        assert_eq!(drain(&rig), Remaining::default());
+        assert_eq!(rig.plain("file"), bytes);
+        assert_eq!(refused(&rig), ["file"]);
+        let kept = rig.node().get_xattr(&CONTEXT, rig.ino("file"), b"user.large").unwrap();
+        assert!(kept == noise(3, 5000), "it is kept here");
+    }
+}
+
+#[test]
+fn known_file_whose_attribute_does_not_fit_when_drained_then_named_and_not_in_the_way() {
+    let by = small_attributes();
+    let rig = rig(&by);
+    rig.put("file", b"bytes");
+    drain(&rig);
+    with_attributes_that_do_not_fit(&rig, &by, "file");
+    assert_eq!(drain(&rig), Remaining::default());
+    assert_eq!(refused(&rig), ["file"]);
+    // And with bytes that are dirty.
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 0, b"BYTES");
+    rig.node().release(fh);
+    assert_eq!(drain(&rig), Remaining::default());
+    assert_eq!(rig.plain("file"), b"BYTES");
+    assert_eq!(refused(&rig), ["file"]);
+}
+
+#[test]
+fn attribute_that_failed_for_another_reason_when_the_store_is_well_again_then_it_is_there() {
+    let by = Limited::new(|operation, bytes, _| match operation {
+        Operation::Xattr if bytes > 0 => Verdict::Fail(libc::EIO),
+        _ => Verdict::Pass,
+    });
+    let rig = rig(&by);
+    rig.put("file", b"bytes");
+    set_xattr(&rig, "file", 100).unwrap();
+    drop(rig.node().reconcile(rig.ino("file")));
+    by.lift();
+    rig.drain();
+    let plain = std::fs::File::open(rig.backing().join("file")).unwrap();
+    let mut value = vec![0; 200];
+    let read = rustix::fs::fgetxattr(&plain, "user.large", &mut value);
+    match read {
+        Ok(read) => assert!(value[..read] == noise(3, 100)),
+        // A directory for tests on a file system that has none.
+        Err(error) => assert_eq!(error, rustix::io::Errno::OPNOTSUPP),
+    }
+    assert!(refused(&rig).is_empty());
+}
+
+#[test]
+fn hard_link_in_a_store_without_when_drained_then_named_and_the_next_is_refused() {
+    let by = Limited::new(|operation, _, _| match operation {
+        Operation::Link => Verdict::Fail(libc::EPERM),
+        _ => Verdict::Pass,
+    });
+    let rig = rig(&by);
+    rig.put("file", &noise(4, 100 * KIB));
+    drain(&rig);
+    let ino = rig.ino("file");
+    rig.node().link(&CONTEXT, ino, Ino::ROOT, b"link").unwrap();
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 0, b"newer");
+    rig.node().release(fh);
+    let left = drain(&rig);
+    assert_eq!((left.entries, left.refused), (1, 1), "{left:?}");
+    assert_eq!(rig.plain("file")[..5], *b"newer", "its bytes do not wait for its name");
+    assert_eq!(refused(&rig), ["file"]);
+    let again = rig.node().link(&CONTEXT, ino, Ino::ROOT, b"another");
+    assert!(
+        matches!(again, Err(NodeError::Posix(errno)) if errno.raw_os_error() == libc::EPERM),
+        "{again:?}"
+    );
+    rig.node().unlink(&CONTEXT, Ino::ROOT, b"link").unwrap();
+    assert_eq!(drain(&rig), Remaining::default());
+    assert!(refused(&rig).is_empty());
+}
+
+#[test]
+fn directory_that_can_not_be_moved_when_drained_then_named_and_its_files_are_below() {
+    let by = Limited::new(|operation, _, _| match operation {
+        Operation::Rename => Verdict::Fail(libc::EXDEV),
+        _ => Verdict::Pass,
+    });
+    let rig = rig(&by);
+    let dir = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0).unwrap().ino;
+    let made =
+        rig.node().create_and_open(&CONTEXT, dir, b"inside", (0o644, 0), libc::O_RDWR).unwrap();
+    rig.write(made.1.fh, 0, b"inside");
+    rig.node().release(made.1.fh);
+    rig.put("beside", b"beside");
+    drain(&rig);
+    rig.node().rename(&CONTEXT, (Ino::ROOT, b"dir"), (Ino::ROOT, b"moved"), 0).unwrap();
+    let fh = rig.node().open(&CONTEXT, made.0.ino, libc::O_RDWR).unwrap().fh;
+    rig.write(fh, 0, b"INSIDE");
+    rig.node().release(fh);
+    let left = drain(&rig);
+    assert!(left.refused > 0 && left.refused == left.entries, "{left:?}");
+    assert!(refused(&rig).contains(&"moved".to_owned()), "{:?}", refused(&rig));
+    assert_eq!(rig.plain("dir/inside"), b"INSIDE", "where its directory stands");
+    by.lift();
+    rig.drain();
+    assert_eq!(rig.plain("moved/inside"), b"INSIDE");
+    assert!(refused(&rig).is_empty());
+}
+
+#[test]
+fn name_that_the_store_forbids_when_drained_then_named_and_the_others_are_there() {
+    let by = Limited::new(|operation, _, label| match operation {
+        Operation::Commit | Operation::Create if label == Path::new("a:b") => {
+            Verdict::Fail(libc::EINVAL)
+        }
+        _ => Verdict::Pass,
+    });
+    let rig = rig(&by);
+    rig.put("a:b", b"forbidden");
+    rig.put("fine", b"fine");
+    let left = drain(&rig);
+    assert_eq!((left.entries, left.refused), (1, 1), "{left:?}");
+    assert_eq!(refused(&rig), ["a:b"]);
+    assert_eq!(rig.plain("fine"), b"fine");
+    assert_eq!(rig.get("a:b"), b"forbidden", "kept on the tier");
+    rig.node().rename(&CONTEXT, (Ino::ROOT, b"a:b"), (Ino::ROOT, b"ab"), 0).unwrap();
+    assert_eq!(drain(&rig), Remaining::default());
+    assert_eq!(rig.plain("ab"), b"forbidden");
+}

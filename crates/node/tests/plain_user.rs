@@ -1,0 +1,136 @@
+//! The mount of a user without privilege, in a process of that user: what he may write but not give
+//! away reaches the backing store.
+
+mod rig;
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use forebay_node::{Context, Ino, Remaining};
+use forebay_store::decorators::Transparent;
+use rig::{KIB, MIB, Rig, noise};
+
+const DIR: &str = "FOREBAY_USER_DIR";
+const USER: u32 = 65_534;
+const OTHER_GROUP: u32 = 12_345;
+const CONTEXT: Context = Context { uid: USER, gid: USER, pid: 0, may_wait: true, request: 0 };
+
+fn drain(rig: &Rig) {
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    let left = rig.node().drain(until, &mut |_| true).unwrap();
+    assert_eq!(left, Remaining::default(), "{:?}", rig.node().last_backlog_error());
+}
+
+fn append(rig: &Rig, name: &str, bytes: &[u8]) {
+    let fh = rig.node().open(&CONTEXT, rig.ino(name), libc::O_RDWR).unwrap().fh;
+    let mut at = rig.size(name);
+    for piece in bytes.chunks(64 << 10) {
+        rig.node().write(&CONTEXT, fh, at, piece).unwrap();
+        at += piece.len() as u64;
+    }
+    rig.node().release(fh);
+}
+
+/// What the user does, in his own process.
+#[test]
+#[ignore = "started by the other test of this file"]
+fn as_the_user() {
+    let Ok(dir) = std::env::var(DIR) else { return };
+    let mut rig = Rig::at(PathBuf::from(dir), &[MIB], Arc::new(Transparent), |_| {});
+    rig.start();
+    // Small, whole on the tier.
+    append(&rig, "theirs", b"more");
+    drain(&rig);
+    assert_eq!(rig.plain("theirs"), b"something more");
+    append(&rig, "theirs", b", and more");
+    drain(&rig);
+    assert_eq!(rig.plain("theirs"), b"something more, and more");
+    // Of it only a part is on the tier, and some is spilled.
+    let added = noise(8, 3 * MIB);
+    append(&rig, "large", &added);
+    drain(&rig);
+    let large = rig.plain("large");
+    assert!(large[..500 * KIB as usize] == noise(7, 500 * KIB));
+    assert!(large[500 * KIB as usize..] == added);
+    // Emptied.
+    let fh = rig.node().open(&CONTEXT, rig.ino("emptied"), libc::O_RDWR | libc::O_TRUNC).unwrap();
+    rig.node().release(fh.fh);
+    drain(&rig);
+    assert_eq!(rig.plain("emptied"), b"");
+    // A new file belongs to the group of its directory, of which the user is no member.
+    let dir = rig.ino("shared");
+    let made =
+        rig.node().create_and_open(&CONTEXT, dir, b"new", (0o664, 0o002), libc::O_RDWR).unwrap();
+    rig.node().write(&CONTEXT, made.1.fh, 0, b"new").unwrap();
+    rig.node().release(made.1.fh);
+    assert_eq!(made.0.attr.gid, OTHER_GROUP);
+    drain(&rig);
+    assert_eq!(rig.plain("shared/new"), b"new");
+    assert_eq!(rig.node().conflicts().0, 0);
+    let refused = rig.node().refused();
+    assert!(refused.is_empty(), "{refused:?}");
+    // Nobody but an administrator can have set an owner that the user may not set.
+    let set = forebay_node::SetAttr { gid: Some(OTHER_GROUP + 1), ..Default::default() };
+    rig.node().setattr(&Context::DAEMON, rig.ino("own"), &set).unwrap();
+    append(&rig, "own", b"!");
+    drain(&rig);
+    assert_eq!(rig.plain("own"), b"own!");
+    assert_eq!(rig.node().refused().len(), 1);
+    assert!(rig.node().lookup(&CONTEXT, Ino::ROOT, b"own").unwrap().is_some());
+    // What it made is looked at by the other user.
+    rig.node.take().unwrap().stop(std::time::Duration::from_secs(5));
+    std::mem::forget(rig);
+}
+
+#[test]
+fn files_of_others_when_a_plain_user_writes_them_then_written_in_place() {
+    // SAFETY: asks for a number.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: only root can make the files of another user");
+        return;
+    }
+    let dir = PathBuf::from(format!("/dev/shm/forebay-user-{}", std::process::id()));
+    let backing = dir.join("backing");
+    std::fs::create_dir_all(backing.join("shared")).unwrap();
+    let mode = |path: &PathBuf, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode(&dir, 0o777);
+    mode(&backing, 0o777);
+    let files = [
+        ("theirs", b"something ".to_vec(), 0),
+        ("large", noise(7, 500 * KIB), 0),
+        ("emptied", b"full".to_vec(), 0),
+        ("own", b"own".to_vec(), USER),
+    ];
+    for (name, bytes, owner) in files {
+        let path = backing.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        chown(&path, Some(owner), Some(USER)).unwrap();
+        mode(&path, 0o664);
+    }
+    let shared = backing.join("shared");
+    chown(&shared, Some(0), Some(OTHER_GROUP)).unwrap();
+    mode(&shared, 0o2777);
+    let theirs = std::fs::metadata(backing.join("theirs")).unwrap();
+    let ended = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "as_the_user", "--include-ignored", "--nocapture"])
+        .env(DIR, &dir)
+        .uid(USER)
+        .gid(USER)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let why = String::from_utf8_lossy(&ended.stderr).into_owned();
+    if backing.exists() && ended.status.success() {
+        let now = std::fs::metadata(backing.join("theirs")).unwrap();
+        assert_eq!((now.ino(), now.uid(), now.gid()), (theirs.ino(), 0, USER), "{why}");
+        let new = std::fs::metadata(backing.join("shared/new"));
+        assert!(new.is_ok_and(|new| new.gid() == OTHER_GROUP), "{why}");
+    }
+    drop(std::fs::remove_dir_all(&dir));
+    assert!(ended.status.success() && said.contains("1 passed"), "{why}");
+}

@@ -1,0 +1,98 @@
+//! What a failure of the machine's power leaves on a tier, and what a start makes of it. The cuts
+//! themselves are those of `mount_power` in the tests of the whole.
+
+mod rig;
+
+use std::path::PathBuf;
+
+use forebay_node::{CheckRequest, check};
+use rig::{CONTEXT, MIB, Rig, noise};
+
+/// The maps of partly resident files.
+fn maps(rig: &Rig) -> Vec<PathBuf> {
+    let fans = std::fs::read_dir(rig.dir.join("tier0/objects")).unwrap();
+    let files = fans.flat_map(|fan| std::fs::read_dir(fan.unwrap().path()).unwrap());
+    let maps = files.map(|file| file.unwrap().path());
+    maps.filter(|path| path.extension().is_some_and(|end| end == "map")).collect()
+}
+
+/// A file in the backing store of which a part is on the tier, if so changed there, and whose map is
+/// of length 0 now, as after a power cut before anything of it was synced.
+fn rig_with_a_map_cut_short(written: bool) -> (Rig, Vec<u8>) {
+    let mut rig = Rig::small(8 * MIB);
+    let bytes = noise(7, 2_000_000);
+    std::fs::write(rig.backing().join("large"), &bytes).unwrap();
+    let fh = rig.open("large", libc::O_RDWR);
+    let mut part = vec![0; 1000];
+    rig.node().read(&CONTEXT, fh, 1_000_000, &mut part).unwrap();
+    if written {
+        rig.write(fh, 100_000, b"written and not synced");
+    }
+    rig.node().release(fh);
+    rig.crash();
+    let maps = maps(&rig);
+    assert_eq!(maps.len(), 1, "the file is not partly resident");
+    std::fs::File::options().write(true).open(&maps[0]).unwrap().set_len(0).unwrap();
+    // The machine has restarted.
+    std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+    (rig, bytes)
+}
+
+fn check_rig(rig: &Rig, repair: bool) -> forebay_node::Checked {
+    let tiers = vec![rig.dir.join("tier0")];
+    check(&CheckRequest { tiers, repair, ..CheckRequest::default() }, &mut |_| true).unwrap()
+}
+
+fn lost(rig: &Rig) -> usize {
+    std::fs::read_dir(rig.dir.join("tier0/lost")).map_or(0, Iterator::count)
+}
+
+#[test]
+fn map_of_a_copy_when_cut_short_then_the_copy_goes_and_the_file_is_there() {
+    let (mut rig, bytes) = rig_with_a_map_cut_short(false);
+    let checked = check_rig(&rig, true);
+    assert_eq!((checked.problems, checked.leftovers), (0, 1), "{checked:?}");
+    rig.start();
+    assert_eq!(rig.get("large"), bytes);
+    assert_eq!(lost(&rig), 0);
+}
+
+#[test]
+fn map_of_what_was_written_when_cut_short_then_the_object_is_set_aside_and_the_mount_starts() {
+    let (mut rig, bytes) = rig_with_a_map_cut_short(true);
+    let checked = check_rig(&rig, false);
+    assert_eq!((checked.problems, checked.repaired), (1, 0), "{checked:?}");
+    rig.start();
+    assert_eq!(rig.get("large"), bytes, "nobody has synced the change");
+    assert_eq!(lost(&rig), 2, "object and map");
+}
+
+#[test]
+fn fsck_repair_when_a_map_is_cut_short_then_what_was_written_is_set_aside() {
+    let (mut rig, bytes) = rig_with_a_map_cut_short(true);
+    let checked = check_rig(&rig, true);
+    assert_eq!((checked.problems, checked.repaired), (2, 1), "object and file: {checked:?}");
+    assert_eq!(lost(&rig), 2, "object and map");
+    assert_eq!(check_rig(&rig, true).problems, 1, "the file, until the next mount");
+    rig.start();
+    assert_eq!(rig.get("large"), bytes);
+}
+
+#[test]
+fn copies_when_their_tier_was_mounted_anew_then_are_not_believed() {
+    let mut rig = Rig::small(8 * MIB);
+    let bytes = noise(3, 20_000);
+    std::fs::write(rig.backing().join("small"), &bytes).unwrap();
+    assert_eq!(rig.get("small"), bytes);
+    rig.crash();
+    rig.start();
+    assert!(rig.used() > 0, "the daemon's death alone costs no copy");
+    rig.crash();
+    let running = rig.dir.join("tier0/state/running");
+    let noted = std::fs::read_to_string(&running).unwrap();
+    // The last line ends with the number of the tier's mount.
+    std::fs::write(&running, format!("{}7\n", noted.trim_end())).unwrap();
+    rig.start();
+    assert_eq!(rig.used(), 0);
+    assert_eq!(rig.get("small"), bytes);
+}

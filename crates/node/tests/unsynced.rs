@@ -1,0 +1,117 @@
+//! A crash of the machine that takes from a tier what was never synced there, while the namespace
+//! knows of it: the version that the backing store has is not replaced by what is left.
+
+mod rig;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use forebay_node::Ino;
+use forebay_store::decorators::Transparent;
+use rig::{CONTEXT, KIB, MIB, Rig, noise};
+
+const V1: u64 = 40 * KIB;
+const V2: u64 = 50 * KIB;
+
+fn rig() -> Rig {
+    let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |_| {});
+    rig.put("file", &noise(1, V1));
+    rig.drain();
+    rig
+}
+
+/// The objects of the tier that are as long as this.
+fn objects(rig: &Rig, len: u64) -> Vec<PathBuf> {
+    let fans = std::fs::read_dir(rig.config.tiers[0].dir.join("objects")).unwrap();
+    let files = fans.flat_map(|fan| std::fs::read_dir(fan.unwrap().path()).unwrap());
+    let files = files.map(|file| file.unwrap().path());
+    files.filter(|file| file.metadata().unwrap().len() == len).collect()
+}
+
+/// The machine stops, and of the objects of a length so many bytes were on the device.
+fn power_cut(rig: &mut Rig, len: u64, left: u64) {
+    rig.crash();
+    let lost = objects(rig, len);
+    assert_eq!(lost.len(), 1);
+    std::fs::File::options().write(true).open(&lost[0]).unwrap().set_len(left).unwrap();
+    std::fs::write(rig.config.tiers[0].dir.join("state/running"), "another boot").unwrap();
+    rig.start();
+}
+
+fn replace(rig: &Rig) {
+    let (from, to) = ((Ino::ROOT, &b"file.new"[..]), (Ino::ROOT, &b"file"[..]));
+    rig.node().rename(&CONTEXT, from, to, 0).unwrap();
+}
+
+/// The good version is under its name, here and below, and what is left beside it, and named.
+fn kept(rig: &Rig, left: u64) {
+    for drained in [false, true] {
+        assert!(rig.get("file") == noise(1, V1), "drained: {drained}");
+        assert!(rig.plain("file") == noise(1, V1), "drained: {drained}");
+        rig.drain();
+    }
+    let conflicts = rig.node().conflicts().1;
+    assert_eq!(conflicts.len(), 1, "{conflicts:?}");
+    assert_eq!(conflicts[0].path, b"file");
+    let beside = String::from_utf8(conflicts[0].kept_as()).unwrap();
+    assert_eq!(rig.plain(&beside).len() as u64, left);
+    assert!(rig.get(&beside) == rig.plain(&beside));
+}
+
+#[test]
+fn file_replaced_by_rename_without_a_sync_when_the_machine_stops_then_the_old_version_stays() {
+    for left in [0, 4096] {
+        let mut rig = rig();
+        rig.put("file.new", &noise(2, V2));
+        replace(&rig);
+        power_cut(&mut rig, V2, left);
+        kept(&rig, left);
+        assert!(rig.node().lookup(&CONTEXT, Ino::ROOT, b"file.new").unwrap().is_none());
+    }
+}
+
+#[test]
+fn file_replaced_by_one_that_is_still_open_when_the_machine_stops_then_the_old_version_stays() {
+    let mut rig = rig();
+    let fh = rig.create("file.new");
+    rig.write(fh, 0, &noise(2, V2));
+    replace(&rig);
+    power_cut(&mut rig, V2, 0);
+    kept(&rig, 0);
+}
+
+#[test]
+fn file_written_anew_without_a_sync_when_the_machine_stops_then_the_old_version_stays() {
+    let mut rig = rig();
+    let fh = rig.open("file", libc::O_RDWR | libc::O_TRUNC);
+    rig.write(fh, 0, &noise(2, V2));
+    rig.node().release(fh);
+    power_cut(&mut rig, V2, 0);
+    kept(&rig, 0);
+}
+
+#[test]
+fn new_file_without_a_sync_when_the_machine_stops_then_what_is_left_is_there() {
+    let mut rig = rig();
+    rig.put("other", &noise(2, V2));
+    power_cut(&mut rig, V2, 4096);
+    assert!(rig.get("other") == noise(2, V2)[..4096]);
+    rig.drain();
+    assert!(rig.plain("other") == noise(2, V2)[..4096]);
+    assert_eq!(rig.node().conflicts().0, 0);
+}
+
+#[test]
+fn file_synced_before_it_replaces_another_when_the_machine_stops_then_it_is_published() {
+    let mut rig = rig();
+    let fh = rig.create("file.new");
+    rig.write(fh, 0, &noise(2, V2));
+    replace(&rig);
+    // Longer than when it was renamed, and synced.
+    rig.write(fh, V2, &noise(3, V2));
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    power_cut(&mut rig, 2 * V2, 2 * V2);
+    rig.drain();
+    assert_eq!(rig.plain("file").len() as u64, 2 * V2);
+    assert_eq!(rig.node().conflicts().0, 0);
+}

@@ -1,0 +1,349 @@
+//! Jobs that come and go: what waits, what runs, where what waits is going to run.
+//!
+//! A job that comes is put where it is done earliest, behind what waits already; nothing else moves
+//! ([`Queue::arrive`]). [`Queue::replan`] places all that waits anew, as if it had come together;
+//! what runs stays. Times are seconds of any clock that does not go back.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::board::Board;
+use crate::earliest::There;
+use crate::model::{File, Instance, Job, Node, Problem, Running, Unsound};
+use crate::{Effort, NoPlan, Policy};
+
+/// A job as it comes, with the numbers that its giver knows files and jobs by.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Task {
+    /// Seconds that it computes, as far as one knows.
+    pub compute_s: f64,
+    /// Files that it reads.
+    pub reads: Vec<u64>,
+    /// Files that it writes.
+    pub writes: Vec<u64>,
+    /// Jobs that must have ended before. One that is not in the queue counts as ended.
+    pub after: Vec<u64>,
+    /// Slots that it occupies.
+    pub slots: u32,
+    /// Memory that it occupies.
+    pub memory_bytes: u64,
+}
+
+/// Why a job is not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// There is a job of this number.
+    #[error("job {0} is in the queue already")]
+    Known(u64),
+    /// It reads what nobody has told of and no job in the queue writes.
+    #[error("file {0} is not known")]
+    UnknownFile(u64),
+    /// It is wrong by itself.
+    #[error(transparent)]
+    Unsound(#[from] Unsound),
+    /// No node takes it.
+    #[error(transparent)]
+    NoPlan(#[from] NoPlan),
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Known {
+    size: u64,
+    holders: BTreeSet<usize>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Entry {
+    task: Task,
+    /// Where it runs, and until when as far as one knows.
+    runs: Option<(usize, f64)>,
+}
+
+/// The problem that the last plan was made for, and what came since.
+#[derive(Debug, Clone, PartialEq)]
+struct Sketch {
+    problem: Problem,
+    board: Board,
+    /// The moment that is 0 in it.
+    zero: f64,
+    jobs: BTreeMap<u64, usize>,
+    files: BTreeMap<u64, usize>,
+}
+
+/// Jobs that wait and jobs that run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Queue {
+    nodes: Vec<Node>,
+    store_total: f64,
+    files: BTreeMap<u64, Known>,
+    jobs: BTreeMap<u64, Entry>,
+    /// Waiting jobs of each node, in the order in which they begin.
+    lines: Vec<VecDeque<u64>>,
+    /// Slots and memory in use on each node.
+    used: Vec<(u32, u64)>,
+    /// Which job in the queue writes a file.
+    writers: BTreeMap<u64, u64>,
+    sketch: Option<Sketch>,
+}
+
+impl Queue {
+    /// An empty queue.
+    ///
+    /// # Errors
+    /// [`Unsound`], if the nodes are.
+    pub fn new(nodes: Vec<Node>, store_total: f64) -> Result<Self, Unsound> {
+        let (files, jobs, running) = (vec![], vec![], vec![]);
+        Problem::new(Instance { nodes: nodes.clone(), files, jobs, running, store_total })?;
+        Ok(Self {
+            lines: vec![VecDeque::new(); nodes.len()],
+            used: vec![(0, 0); nodes.len()],
+            nodes,
+            store_total,
+            files: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            writers: BTreeMap::new(),
+            sketch: None,
+        })
+    }
+
+    /// Tells of a file, or that it has changed. Nodes that are not there are left out.
+    pub fn file(&mut self, file: u64, size: u64, holders: &[usize]) {
+        let there = holders.iter().copied().filter(|node| *node < self.nodes.len());
+        self.files.insert(file, Known { size, holders: there.collect() });
+    }
+
+    /// Forgets a file that no job in the queue reads any more.
+    pub fn forget(&mut self, file: u64) {
+        let read = self.jobs.values().any(|entry| entry.task.reads.contains(&file));
+        if !read {
+            self.files.remove(&file);
+        }
+    }
+
+    /// Jobs that wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.lines.iter().map(VecDeque::len).sum()
+    }
+
+    /// Where a job runs.
+    #[must_use]
+    pub fn running_on(&self, job: u64) -> Option<usize> {
+        self.jobs.get(&job).and_then(|entry| entry.runs).map(|(node, _)| node)
+    }
+
+    /// Where the waiting jobs are going to run, by job.
+    #[must_use]
+    pub fn placement(&self) -> BTreeMap<u64, usize> {
+        let of = |(node, line): (usize, &VecDeque<u64>)| {
+            line.iter().map(|job| (*job, node)).collect::<Vec<_>>()
+        };
+        self.lines.iter().enumerate().flat_map(of).collect()
+    }
+
+    /// A job comes, and gets the node where it is done earliest behind all that waits.
+    ///
+    /// # Errors
+    /// [`Refused`]; the queue is as before then.
+    pub fn arrive(&mut self, now: f64, job: u64, task: Task) -> Result<usize, Refused> {
+        if self.jobs.contains_key(&job) {
+            return Err(Refused::Known(job));
+        }
+        let unknown = task.reads.iter().find(|file| !self.files.contains_key(*file));
+        if let Some(file) = unknown {
+            return Err(Refused::UnknownFile(*file));
+        }
+        for file in &task.writes {
+            self.files.entry(*file).or_insert(Known { size: 0, holders: BTreeSet::new() });
+        }
+        let mut sketch = match self.sketch.take() {
+            Some(sketch) => sketch,
+            None => self.sketch(now)?,
+        };
+        sketch.board.advance(now - sketch.zero);
+        // What a failure leaves half added is not put back: the next one draws it anew.
+        let node = self.append(&mut sketch, job, &task)?;
+        self.sketch = Some(sketch);
+        self.lines[node].push_back(job);
+        self.writers.extend(task.writes.iter().map(|file| (*file, job)));
+        self.jobs.insert(job, Entry { task, runs: None });
+        Ok(node)
+    }
+
+    fn append(&self, sketch: &mut Sketch, job: u64, task: &Task) -> Result<usize, Refused> {
+        for file in task.reads.iter().chain(&task.writes) {
+            if !sketch.files.contains_key(file) {
+                let at = sketch.problem.push_file(self.files[file].to_file());
+                sketch.files.insert(*file, at);
+            }
+        }
+        let spec = to_job(task, &sketch.files, &sketch.jobs);
+        let index = sketch.problem.push_job(spec)?;
+        sketch.jobs.insert(job, index);
+        sketch.board.grow(&sketch.problem);
+        let mut there = There::new(&sketch.problem, &sketch.board);
+        let best = there.best(&sketch.problem, &sketch.board, index);
+        let (node, _) = best.ok_or(NoPlan::NoRoom(index))?;
+        sketch.board.put(&sketch.problem, index, node);
+        Ok(node)
+    }
+
+    /// Places all that waits anew.
+    ///
+    /// # Errors
+    /// [`Refused`]; the queue is as before then.
+    pub fn replan(&mut self, now: f64, policy: Policy, effort: Effort) -> Result<(), Refused> {
+        let mut sketch = self.empty_sketch(now)?;
+        let plan = crate::plan(&sketch.problem, policy, effort)?;
+        let names: Vec<u64> = sketch.jobs.keys().copied().collect();
+        self.lines.iter_mut().for_each(VecDeque::clear);
+        let order: Vec<usize> = sketch.problem.open_jobs().collect();
+        for job in order {
+            sketch.board.put(&sketch.problem, job, plan.assign[job]);
+            self.lines[plan.assign[job]].push_back(names[job]);
+        }
+        self.sketch = Some(sketch);
+        Ok(())
+    }
+
+    /// Begins every job that can begin: its turn has come, what it waits for has ended, slots and
+    /// memory are free. Who waits for others keeps nobody behind him waiting.
+    pub fn start(&mut self, now: f64) -> Vec<(u64, usize)> {
+        let mut started = Vec::new();
+        for node in 0..self.nodes.len() {
+            let mut at = 0;
+            while let Some(&job) = self.lines[node].get(at) {
+                if !self.may_begin(job) {
+                    at += 1;
+                    continue;
+                }
+                let task = &self.jobs[&job].task;
+                let (slots, memory) = self.used[node];
+                let slots = slots.saturating_add(task.slots);
+                let memory = memory.saturating_add(task.memory_bytes);
+                if slots > self.nodes[node].slots || memory > self.nodes[node].memory_bytes {
+                    break;
+                }
+                self.used[node] = (slots, memory);
+                self.lines[node].remove(at);
+                self.begin(now, job, node);
+                started.push((job, node));
+            }
+        }
+        started
+    }
+
+    fn may_begin(&self, job: u64) -> bool {
+        let task = &self.jobs[&job].task;
+        let written = |file: &u64| self.writers.get(file).is_none_or(|writer| *writer == job);
+        task.after.iter().all(|earlier| !self.jobs.contains_key(earlier))
+            && task.reads.iter().all(written)
+    }
+
+    fn begin(&mut self, now: f64, job: u64, node: usize) {
+        let Some(entry) = self.jobs.get_mut(&job) else { return };
+        let mut lasts = entry.task.compute_s;
+        for file in &entry.task.reads {
+            let Some(known) = self.files.get_mut(file) else { continue };
+            let rate = if known.holders.is_empty() {
+                self.nodes[node].store
+            } else {
+                self.nodes[node].link
+            };
+            if known.holders.insert(node) {
+                lasts += known.size as f64 / rate;
+            }
+        }
+        entry.runs = Some((node, now + lasts));
+    }
+
+    /// A job has ended. What it wrote is on its node: tell of it by [`Queue::file`], if it is
+    /// larger than was said before.
+    pub fn finish(&mut self, job: u64) {
+        let Some(entry) = self.jobs.remove(&job) else { return };
+        for file in &entry.task.writes {
+            self.writers.remove(file);
+        }
+        match entry.runs {
+            Some((node, _)) => {
+                self.give_back(node, &entry.task);
+                for file in &entry.task.writes {
+                    if let Some(known) = self.files.get_mut(file) {
+                        known.holders = BTreeSet::from([node]);
+                    }
+                }
+            }
+            None => self.lines.iter_mut().for_each(|line| line.retain(|other| *other != job)),
+        }
+        // Whoever comes next is placed by what is true then.
+        self.sketch = None;
+    }
+
+    /// A running job waits again, first in its node's line: its node was lost, say.
+    pub fn requeue(&mut self, job: u64) {
+        let Some(entry) = self.jobs.get_mut(&job) else { return };
+        let Some((node, _)) = entry.runs.take() else { return };
+        let task = entry.task.clone();
+        self.give_back(node, &task);
+        self.lines[node].push_front(job);
+        self.sketch = None;
+    }
+
+    fn give_back(&mut self, node: usize, task: &Task) {
+        let (slots, memory) = &mut self.used[node];
+        *slots = slots.saturating_sub(task.slots);
+        *memory = memory.saturating_sub(task.memory_bytes);
+    }
+
+    /// What there is, with no waiting job on the board.
+    fn empty_sketch(&self, now: f64) -> Result<Sketch, Unsound> {
+        let named = |(at, name): (usize, &u64)| (*name, at);
+        let files: BTreeMap<u64, usize> = self.files.keys().enumerate().map(named).collect();
+        let jobs: BTreeMap<u64, usize> = self.jobs.keys().enumerate().map(named).collect();
+        let runs = |(at, entry): (usize, &Entry)| {
+            entry.runs.map(|(node, end)| Running { job: at, node, ends_s: (end - now).max(0.0) })
+        };
+        let problem = Problem::new(Instance {
+            nodes: self.nodes.clone(),
+            files: self.files.values().map(Known::to_file).collect(),
+            jobs: self.jobs.values().map(|entry| to_job(&entry.task, &files, &jobs)).collect(),
+            running: self.jobs.values().enumerate().filter_map(runs).collect(),
+            store_total: self.store_total,
+        })?;
+        let board = Board::new(&problem);
+        Ok(Sketch { problem, board, zero: now, jobs, files })
+    }
+
+    /// What there is, with the waiting jobs where they wait.
+    fn sketch(&self, now: f64) -> Result<Sketch, Unsound> {
+        let mut sketch = self.empty_sketch(now)?;
+        let node_of = self.placement();
+        let names: Vec<u64> = sketch.jobs.keys().copied().collect();
+        let order: Vec<usize> = sketch.problem.open_jobs().collect();
+        for job in order {
+            if let Some(node) = node_of.get(&names[job]) {
+                sketch.board.put(&sketch.problem, job, *node);
+            }
+        }
+        Ok(sketch)
+    }
+}
+
+impl Known {
+    fn to_file(&self) -> File {
+        File { size: self.size, holders: self.holders.iter().copied().collect() }
+    }
+}
+
+fn to_job(task: &Task, files: &BTreeMap<u64, usize>, jobs: &BTreeMap<u64, usize>) -> Job {
+    let numbers = |names: &[u64], of: &BTreeMap<u64, usize>| {
+        names.iter().filter_map(|name| of.get(name).copied()).collect()
+    };
+    Job {
+        compute_s: task.compute_s,
+        reads: numbers(&task.reads, files),
+        writes: numbers(&task.writes, files),
+        after: numbers(&task.after, jobs),
+        slots: task.slots,
+        memory_bytes: task.memory_bytes,
+    }
+}

@@ -1,0 +1,312 @@
+//! A backing store that gives the number of a removed object to the next one that is made, as many
+//! file systems on disks do. The file systems that tests run on (tmpfs) never use a number twice.
+
+use std::cell::Cell;
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::backing::{
+    Access, Cleaned, Entry, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
+};
+use crate::{
+    Attributes, BackingFile, BackingStore, Commit, Dir, Expect, FileKind, Fingerprint, Group,
+    Presence, Result, Synced, Temporary,
+};
+
+thread_local! {
+    /// The store below is at work on this thread, which knows its own numbers only.
+    static PLAIN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Which object has which number.
+#[derive(Default)]
+struct Numbers {
+    shown: HashMap<u64, u64>,
+    real: HashMap<u64, u64>,
+    free: BTreeSet<u64>,
+    next: u64,
+}
+
+impl Numbers {
+    fn show(&mut self, real: u64) -> u64 {
+        if let Some(shown) = self.shown.get(&real) {
+            return *shown;
+        }
+        let shown = self.free.pop_first().unwrap_or_else(|| {
+            self.next += 1;
+            self.next
+        });
+        self.shown.insert(real, shown);
+        self.real.insert(shown, real);
+        shown
+    }
+
+    fn free(&mut self, real: u64) {
+        if let Some(shown) = self.shown.remove(&real) {
+            self.real.remove(&shown);
+            self.free.insert(shown);
+        }
+    }
+}
+
+/// Shows the objects of a backing store under numbers of its own, and each new one under the lowest
+/// that is free.
+pub struct RenumberedBacking {
+    inner: Arc<dyn BackingStore>,
+    numbers: Arc<Mutex<Numbers>>,
+}
+
+impl RenumberedBacking {
+    /// Puts other numbers before a backing store.
+    pub fn new(inner: Arc<dyn BackingStore>) -> Self {
+        Self { inner, numbers: Arc::default() }
+    }
+
+    fn shown(&self, found: Attributes) -> Attributes {
+        Attributes { ino: self.numbers.lock().show(found.ino), ..found }
+    }
+
+    /// What is removed or replaced when an operation under this name succeeds.
+    fn leaving(&self, dir: &Dir, name: &OsStr) -> Option<u64> {
+        let found = self.inner.stat(dir, name).ok()?;
+        (found.nlink < 2 || found.kind == FileKind::Directory).then_some(found.ino)
+    }
+
+    fn left(&self, leaving: Option<u64>) {
+        if let Some(real) = leaving {
+            self.numbers.lock().free(real);
+        }
+    }
+
+    fn wrap(&self, inner: Arc<dyn BackingFile>) -> Arc<dyn BackingFile> {
+        Arc::new(RenumberedFile { inner, numbers: Arc::clone(&self.numbers) })
+    }
+
+    fn wrap_temporary(&self, temporary: Temporary) -> Temporary {
+        Temporary { file: self.wrap(temporary.file), ..temporary }
+    }
+}
+
+struct RenumberedFile {
+    inner: Arc<dyn BackingFile>,
+    numbers: Arc<Mutex<Numbers>>,
+}
+
+impl crate::Bytes for RenumberedFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        self.inner.read_at(buffer, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize> {
+        self.inner.write_at(data, offset)
+    }
+
+    fn sync(&self, data_only: bool) -> Result<()> {
+        self.inner.sync(data_only)
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        self.inner.set_len(len)
+    }
+
+    fn stat(&self) -> Result<Attributes> {
+        let found = self.inner.stat()?;
+        if PLAIN.get() {
+            return Ok(found);
+        }
+        Ok(Attributes { ino: self.numbers.lock().show(found.ino), ..found })
+    }
+
+    fn allocate(&self, at: u64, len: u64, mode: crate::AllocateMode) -> Result<()> {
+        self.inner.allocate(at, len, mode)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        self.inner.punch(offset, len)
+    }
+
+    fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
+        self.inner.seek_data(offset)
+    }
+
+    fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
+        self.inner.seek_hole(offset)
+    }
+
+    fn set_times(
+        &self,
+        atime: Option<crate::Timestamp>,
+        mtime: Option<crate::Timestamp>,
+    ) -> Result<()> {
+        self.inner.set_times(atime, mtime)
+    }
+
+    fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+
+    fn label(&self) -> &std::path::Path {
+        self.inner.label()
+    }
+}
+
+impl BackingFile for RenumberedFile {
+    fn set_attributes(&self, attributes: &SetAttributes) -> Result<()> {
+        self.inner.set_attributes(attributes)
+    }
+
+    fn set_xattr(&self, attribute: &OsStr, value: &[u8]) -> Result<()> {
+        self.inner.set_xattr(attribute, value)
+    }
+
+    fn start_writing_out(&self) {
+        self.inner.start_writing_out();
+    }
+}
+
+/// Methods that pass the call on.
+macro_rules! pass_on {
+    ($(fn $method:ident(&self $(, $arg:ident: $type:ty)*) -> $result:ty;)*) => {
+        $(fn $method(&self $(, $arg: $type)*) -> $result {
+            self.inner.$method($($arg),*)
+        })*
+    };
+}
+
+type Batch<'a> = &'a mut dyn FnMut(&[Entry]) -> ControlFlow<()>;
+
+impl BackingStore for RenumberedBacking {
+    pass_on! {
+        fn root(&self) -> Dir;
+        fn open_dir(&self, parent: &Dir, name: &OsStr) -> Result<Dir>;
+        fn list(&self, dir: &Dir, batch: Batch<'_>) -> Result<()>;
+        fn readlink(&self, dir: &Dir, name: &OsStr) -> Result<OsString>;
+        fn mkdir(&self, dir: &Dir, name: &OsStr, mode: u32) -> Result<()>;
+        fn symlink(&self, target: &OsStr, dir: &Dir, name: &OsStr) -> Result<()>;
+        fn mknod(&self, dir: &Dir, name: &OsStr, node: Node, mode: u32) -> Result<()>;
+        fn link(&self, dir: &Dir, name: &OsStr, to_dir: &Dir, to_name: &OsStr) -> Result<()>;
+        fn set_attributes(&self, dir: &Dir, name: &OsStr, attributes: &SetAttributes) -> Result<()>;
+        fn get_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<Vec<u8>>;
+        fn set_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr, value: &[u8], mode: XattrMode) -> Result<()>;
+        fn list_xattrs(&self, dir: &Dir, name: &OsStr) -> Result<Vec<OsString>>;
+        fn remove_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<()>;
+        fn statfs(&self) -> Result<FileSystemUsage>;
+        fn sync_dirs(&self, dirs: &[Dir]) -> Result<()>;
+        fn sync(&self) -> Result<()>;
+        fn begin_group(&self) -> Option<Group>;
+        fn sync_group(&self, group: &Group) -> Result<Synced>;
+        fn spill_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence>;
+        fn open_spill_map(&self, ino: u64) -> Result<Option<Presence>>;
+        fn remove_spill(&self, ino: u64) -> Result<()>;
+        fn list_spills(&self) -> Result<Vec<u64>>;
+        fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
+        fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()>;
+        fn list_limbo(&self) -> Result<Vec<u64>>;
+        fn limbo_name(&self, key: u64) -> OsString;
+        fn has_links(&self) -> Result<bool>;
+        fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>>;
+        fn list_set_aside(&self) -> Result<Vec<PathBuf>>;
+        fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>;
+        fn tidy(&self) -> Result<()>;
+    }
+
+    fn list_plus(&self, dir: &Dir, batch: Batch<'_>) -> Result<()> {
+        self.inner.list_plus(dir, &mut |entries| {
+            let shown = |entry: &Entry| Entry {
+                attributes: entry.attributes.map(|found| self.shown(found)),
+                ..entry.clone()
+            };
+            batch(&entries.iter().map(shown).collect::<Vec<_>>())
+        })
+    }
+
+    fn stat(&self, dir: &Dir, name: &OsStr) -> Result<Attributes> {
+        Ok(self.shown(self.inner.stat(dir, name)?))
+    }
+
+    fn open_file(&self, dir: &Dir, name: &OsStr, access: Access) -> Result<Arc<dyn BackingFile>> {
+        Ok(self.wrap(self.inner.open_file(dir, name, access)?))
+    }
+
+    fn rename(
+        &self,
+        dir: &Dir,
+        name: &OsStr,
+        to_dir: &Dir,
+        to_name: &OsStr,
+        mode: RenameMode,
+    ) -> Result<()> {
+        let source = self.inner.stat(dir, name).ok().map(|found| found.ino);
+        let leaving = self.leaving(to_dir, to_name).filter(|real| Some(*real) != source);
+        self.inner.rename(dir, name, to_dir, to_name, mode)?;
+        self.left(leaving.filter(|_| mode == RenameMode::Replace));
+        Ok(())
+    }
+
+    fn unlink(&self, dir: &Dir, name: &OsStr) -> Result<()> {
+        let leaving = self.leaving(dir, name);
+        self.inner.unlink(dir, name)?;
+        self.left(leaving);
+        Ok(())
+    }
+
+    fn rmdir(&self, dir: &Dir, name: &OsStr) -> Result<()> {
+        let leaving = self.leaving(dir, name);
+        self.inner.rmdir(dir, name)?;
+        self.left(leaving);
+        Ok(())
+    }
+
+    fn temporary(&self, ino: u64) -> Result<Temporary> {
+        Ok(self.wrap_temporary(self.inner.temporary(ino)?))
+    }
+
+    fn temporary_beside(&self, ino: u64, dir: &Dir) -> Result<Temporary> {
+        Ok(self.wrap_temporary(self.inner.temporary_beside(ino, dir)?))
+    }
+
+    fn spill(&self, ino: u64) -> Result<Temporary> {
+        Ok(self.wrap_temporary(self.inner.spill(ino)?))
+    }
+
+    fn open_spill(&self, ino: u64) -> Result<Option<Temporary>> {
+        Ok(self.inner.open_spill(ino)?.map(|spill| self.wrap_temporary(spill)))
+    }
+
+    fn commit(
+        &self,
+        temporary: &mut Temporary,
+        dir: &Dir,
+        name: &OsStr,
+        expect: Expect,
+    ) -> Result<Commit> {
+        let real = |print: Fingerprint| {
+            let real = self.numbers.lock().real.get(&print.ino).copied();
+            Fingerprint { ino: real.unwrap_or(u64::MAX), ..print }
+        };
+        let leaving = match expect {
+            Expect::Absent => None,
+            Expect::Version(_) | Expect::Any => self.leaving(dir, name),
+        };
+        let expect = match expect {
+            Expect::Version(print) => Expect::Version(real(print)),
+            other => other,
+        };
+        PLAIN.set(true);
+        let done = self.inner.commit(temporary, dir, name, expect);
+        PLAIN.set(false);
+        Ok(match done? {
+            Commit::Done(print) => {
+                self.left(leaving);
+                let ino = self.numbers.lock().show(print.ino);
+                Commit::Done(Fingerprint { ino, ..print })
+            }
+            Commit::Conflict(found) => Commit::Conflict(found.map(|found| self.shown(found))),
+        })
+    }
+}

@@ -1,0 +1,369 @@
+//! Power cuts: the disks below tiers, state and backing store fail at once, with all that was written
+//! and not synced, each alone or several together. Afterwards the mount starts, and everything that
+//! was acknowledged is there.
+//!
+//! A cut is the shutdown of a file system that forgets what its log does not have yet. So bytes,
+//! names, attributes and lengths are lost independently, as far as the file system lets them.
+
+mod cases;
+mod oracle;
+mod site;
+mod work;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use oracle::{Oracle, Wrong};
+use site::{DISKS, Manner, Site};
+use work::{LARGE_BLOCKS, Op};
+
+use crate::failure::{Failure, Outcome};
+use crate::os;
+use crate::process::{Child, End, eventually};
+use crate::random::Random;
+
+const WORKERS: usize = 3;
+/// More steps than a worker gets through before a cut.
+const STEPS: usize = 400;
+const WORKER_LIMIT: Duration = Duration::from_secs(30);
+/// After so many cuts all is drained and compared with the backing store.
+const CUTS_BETWEEN_DRAINS: usize = 12;
+/// A run with more findings than this is not worth its time.
+const MOST_FINDINGS: usize = 25;
+
+/// Steps begun and done, written by workers and read after their end.
+struct Progress(std::os::fd::OwnedFd);
+
+impl Progress {
+    fn new() -> Outcome<Self> {
+        let memory = rustix::fs::memfd_create("progress", rustix::fs::MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&memory, 8 + 16 * WORKERS as u64)?;
+        Ok(Self(memory))
+    }
+
+    fn get(&self, at: usize) -> u64 {
+        let bytes = os::read_at(&self.0, 8 * at as u64, 8).unwrap_or_default();
+        bytes.try_into().map_or(0, u64::from_le_bytes)
+    }
+
+    fn set(&self, at: usize, value: u64) {
+        os::write_at(&self.0, 8 * at as u64, &value.to_le_bytes())
+            .expect("memory of fixed size takes a number");
+    }
+
+    /// From now on nothing counts as acknowledged.
+    fn end(&self) {
+        self.set(0, 1);
+    }
+
+    fn has_ended(&self) -> bool {
+        self.get(0) != 0
+    }
+}
+
+/// What a run found.
+#[derive(Default)]
+struct Tally {
+    cuts: usize,
+    steps: u64,
+    wrong: Vec<String>,
+    replaced: Vec<String>,
+    conflicts: usize,
+}
+
+/// All that outlasts a cut.
+struct Run {
+    site: Site,
+    random: Random,
+    oracles: Vec<Oracle>,
+    stamp: u64,
+    manner: Manner,
+    tally: Tally,
+}
+
+/// Cuts the power once after each of a number of things that were once forgotten.
+pub fn known_cases() -> Outcome {
+    let mut random = Random::new(1);
+    let mut run = Run::new(&mut random)?;
+    for case in cases::all() {
+        if let Err(failure) = run.case(case) {
+            run = run.anew(&failure, &mut random)?;
+        }
+    }
+    run.tally.report()
+}
+
+/// Cuts the power `cuts` times.
+pub fn run(seed: u64, cuts: usize) -> Outcome {
+    let mut random = Random::new(seed);
+    let mut run = Run::new(&mut random)?;
+    println!("seed {seed}: {}", run.site.kinds());
+    let began = Instant::now();
+    let mut left = cuts;
+    while left > 0 && run.tally.wrong.len() < MOST_FINDINGS {
+        let era = left.min(CUTS_BETWEEN_DRAINS);
+        let before = run.tally.cuts;
+        if let Err(failure) = run.era(era) {
+            run = run.anew(&failure, &mut random)?;
+        }
+        left -= (run.tally.cuts - before).clamp(1, left);
+    }
+    println!("{:.0?}", began.elapsed());
+    run.tally.report()
+}
+
+impl Tally {
+    fn report(&self) -> Outcome {
+        let Tally { cuts, steps, wrong, replaced, conflicts } = self;
+        println!("{cuts} cuts, {steps} steps acknowledged; {} findings", wrong.len());
+        println!("{conflicts} conflicts, {} files replaced by a part of one", replaced.len());
+        // POSIX lets a file that was never synced be empty, whatever it has replaced.
+        let strict = std::env::var_os("FOREBAY_POWER_STRICT").is_some();
+        let replaced = replaced.iter().filter(|_| strict).take(3);
+        let some: Vec<_> = wrong.iter().chain(replaced).cloned().collect();
+        ensure!(some.is_empty(), "{}", some.join("\n"));
+        Ok(())
+    }
+}
+
+impl Run {
+    fn new(random: &mut Random) -> Outcome<Self> {
+        let site = Site::new(random)?;
+        let mut oracles = vec![Oracle::default(); WORKERS];
+        let mut stamp = 1 << 12;
+        for (worker, oracle) in oracles.iter_mut().enumerate() {
+            let home = site.path("backing/data").join(format!("worker{worker}"));
+            fs::create_dir(&home)?;
+            for name in work::large_names() {
+                fs::write(home.join(&name), oracle.add(&name, LARGE_BLOCKS, stamp))?;
+                stamp += 1 << 12;
+            }
+        }
+        rustix::fs::syncfs(fs::File::open(site.path("backing"))?)?;
+        let mut random = Random::new(random.bits());
+        let manner = Manner::choose(&mut random);
+        Ok(Self { site, random, oracles, stamp, manner, tally: Tally::default() })
+    }
+
+    /// Other disks, as nothing can be said of these any more.
+    fn anew(mut self, why: &Failure, random: &mut Random) -> Outcome<Self> {
+        self.wrong(why.to_string());
+        let tally = std::mem::take(&mut self.tally);
+        drop(self);
+        Ok(Self { tally, ..Self::new(random)? })
+    }
+
+    /// Mounts, cuts a number of times, and drains.
+    fn era(&mut self, cuts: usize) -> Outcome {
+        self.manner = Manner::choose(&mut self.random);
+        self.site.mount(&self.manner)?;
+        for _ in 0..cuts {
+            self.tally.cuts += 1;
+            self.cut()?;
+        }
+        let seen = self.everything()?;
+        self.site.drain()?;
+        let backing = self.site.path("backing/data");
+        for (path, bytes) in &seen {
+            let found = fs::read(backing.join(path)).unwrap_or_default();
+            if found != *bytes {
+                let (found, bytes) = (found.len(), bytes.len());
+                self.wrong(format!("{path} after a drain: {found} bytes there, {bytes} seen"));
+            }
+        }
+        Ok(())
+    }
+
+    fn wrong(&mut self, what: String) {
+        let what = format!("cut {}: {what} ({:?})", self.tally.cuts, self.manner);
+        println!("{what}");
+        self.tally.wrong.push(what);
+    }
+
+    /// One of the known cases.
+    fn case(&mut self, case: cases::Case) -> Outcome {
+        println!("{}, passthrough {}", case.what, case.manner.passthrough);
+        self.manner = case.manner;
+        self.tally.cuts += 1;
+        self.site.mount(&self.manner)?;
+        let mut plans = vec![case.ops];
+        plans.resize(WORKERS, Vec::new());
+        self.cut_after(plans, Some(case.cut))?;
+        self.site.drain()
+    }
+
+    /// One cut, and what is left.
+    fn cut(&mut self) -> Outcome {
+        let mut plans = Vec::new();
+        for oracle in &self.oracles {
+            plans.push(work::plan(&mut self.random, oracle, &mut self.stamp, STEPS));
+        }
+        self.cut_after(plans, None)
+    }
+
+    /// A cut of these disks when all is done, or of any at any time.
+    fn cut_after(&mut self, plans: Vec<Vec<Op>>, at_the_end: Option<&[&'static str]>) -> Outcome {
+        let progress = Progress::new()?;
+        let mut children = Vec::new();
+        for (worker, plan) in plans.iter().enumerate() {
+            let (home, progress) = (self.site.home(worker), &progress);
+            children.push(Child::start(move || do_steps(&home, plan, progress, worker))?);
+        }
+        let disks = match at_the_end {
+            Some(disks) => {
+                let done = || {
+                    plans
+                        .iter()
+                        .enumerate()
+                        .all(|(worker, plan)| progress.get(2 + 2 * worker) == plan.len() as u64)
+                };
+                eventually(WORKER_LIMIT, done);
+                disks.to_vec()
+            }
+            None => {
+                std::thread::sleep(Duration::from_millis(self.random.between(10, 250)));
+                self.choose_disks()
+            }
+        };
+        let killed_first = self.random.one_in(2);
+        progress.end();
+        if killed_first {
+            self.site.kill();
+        }
+        for disk in &disks {
+            self.site.cut(disk)?;
+        }
+        if !killed_first {
+            std::thread::sleep(Duration::from_millis(self.random.below(20)));
+            self.site.kill();
+        }
+        for child in children {
+            match child.end(WORKER_LIMIT)? {
+                End::Returned(Ok(())) | End::Killed(libc::SIGBUS) => {}
+                End::Returned(Err(failure)) => self.wrong(failure.to_string()),
+                End::Killed(signal) => self.wrong(format!("a worker died by signal {signal}")),
+            }
+        }
+        let mut done_by = Vec::new();
+        for (worker, plan) in plans.into_iter().enumerate() {
+            let (begun, done) = (progress.get(1 + 2 * worker), progress.get(2 + 2 * worker));
+            for (number, op) in (0..begun).zip(&plan) {
+                self.oracles[worker].apply(op, number < done);
+            }
+            self.tally.steps += done;
+            done_by.push((done, plan.into_iter().take(begun as usize).collect::<Vec<_>>()));
+        }
+        self.site.halt()?;
+        self.site.boot()?;
+        let how = format!("{} cut, {killed_first}", disks.join(" "));
+        if let Err(failure) = self.site.mount(&self.manner) {
+            let checked = self.site.check()?;
+            return Err(Failure::at(format_args!("{how}: {failure}\nfsck: {checked}")));
+        }
+        let before = self.tally.wrong.len();
+        self.compare(&how, &done_by)?;
+        if self.tally.wrong.len() > before {
+            println!("{}", self.site.log());
+            self.site.keep_logs(self.tally.cuts, &format!("{done_by:#?}"));
+        }
+        Ok(())
+    }
+
+    fn choose_disks(&mut self) -> Vec<&'static str> {
+        match self.random.below(8) {
+            0..=2 => DISKS.to_vec(),
+            3 => vec!["tier0", "tier1"],
+            4 => vec!["tier0", "tier1", "state"],
+            one => vec![*self.random.pick(&DISKS[..if one == 5 { 4 } else { 2 }])],
+        }
+    }
+
+    fn compare(&mut self, how: &str, done_by: &[(u64, Vec<Op>)]) -> Outcome {
+        for (worker, (done, ops)) in done_by.iter().enumerate() {
+            let home = self.site.home(worker);
+            for name in self.oracles[worker].names() {
+                let path = home.join(&name);
+                let found = match fs::read(&path) {
+                    Ok(found) => Some(found),
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+                    Err(error) => {
+                        self.wrong(format!("{how}: {name}: {error}"));
+                        Some(Vec::new())
+                    }
+                };
+                let (wrong, remove) = self.oracles[worker].found(&name, found.as_deref());
+                let told = || {
+                    let about = ops.iter().enumerate().filter(|(_, op)| op.is_about(&name));
+                    let told = about.map(|(number, op)| format!("\n  {number} {op:?}"));
+                    format!("{done} done, of it{}", told.collect::<String>())
+                };
+                match wrong {
+                    None => {}
+                    Some(Wrong::Lost(why)) => {
+                        let text = format!("{how}: worker{worker}/{name}: {why}; {}", told());
+                        self.wrong(text);
+                    }
+                    Some(Wrong::Replaced(why)) => {
+                        let at = self.tally.cuts;
+                        let text =
+                            format!("cut {at}: {how}: {name} replaced by less: {why}; {}", told());
+                        self.tally.replaced.push(text);
+                    }
+                }
+                if remove {
+                    fs::remove_file(&path)?;
+                }
+            }
+            self.tally.conflicts += remove_strays(&home)?;
+        }
+        Ok(())
+    }
+
+    /// All files as they are seen now.
+    fn everything(&self) -> Outcome<BTreeMap<String, Vec<u8>>> {
+        let mut all = BTreeMap::new();
+        for (worker, oracle) in self.oracles.iter().enumerate() {
+            for name in oracle.names() {
+                if let Ok(bytes) = fs::read(self.site.home(worker).join(&name)) {
+                    all.insert(format!("worker{worker}/{name}"), bytes);
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// Removes temporary names of replacements that were interrupted, and what was taken for a conflict;
+/// says how many of these.
+fn remove_strays(home: &Path) -> Outcome<usize> {
+    let mut conflicts = 0;
+    for entry in fs::read_dir(home)?.flatten() {
+        let name = entry.file_name();
+        let text = name.to_string_lossy();
+        if text.contains(".new") || text.contains("conflict") {
+            conflicts += usize::from(text.contains("conflict"));
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(conflicts)
+}
+
+fn do_steps(home: &Path, plan: &[Op], progress: &Progress, worker: usize) -> Outcome {
+    for (number, op) in plan.iter().enumerate() {
+        if progress.has_ended() {
+            return Ok(());
+        }
+        progress.set(1 + 2 * worker, number as u64 + 1);
+        let done = work::carry_out(home, op, &|| progress.has_ended());
+        if progress.has_ended() {
+            return Ok(());
+        }
+        if let Err(failure) = done {
+            return Err(Failure::at(format_args!("step {number} {op:?}: {failure}")));
+        }
+        progress.set(2 + 2 * worker, number as u64 + 1);
+    }
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! Single cuts after what was lost by one once.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::site::{DISKS, Manner};
+use super::work::{Op, Sync};
+use crate::os::OFlags;
+
+/// Steps of one worker, and the disks that are cut after them.
+pub struct Case {
+    pub what: &'static str,
+    pub manner: Manner,
+    pub ops: Vec<Op>,
+    pub cut: &'static [&'static str],
+}
+
+const TIERS: &[&str] = &["tier0", "tier1"];
+const D_SYNC: Sync = Sync::Open(OFlags::DSYNC);
+
+fn write(name: &str, at: usize, count: usize, sync: Sync) -> Op {
+    // No two writes of a file in these cases have the same place and length.
+    let stamp =
+        (xxh3_64(name.as_bytes()) >> 32 << 24) + ((at as u64) << 16) + ((count as u64) << 12);
+    Op::Write { name: name.into(), at, count, stamp, fresh: false, sync }
+}
+
+fn drained(name: &str) -> Vec<Op> {
+    vec![write(name, 0, 8, Sync::Fsync), Op::Drain { name: name.into() }]
+}
+
+/// Makes durable what the disks' logs have, whoever it is of.
+fn commit(name: &str) -> Op {
+    write(&format!("beside-{name}"), 0, 1, Sync::Fsync)
+}
+
+/// All cases.
+pub fn all() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for passthrough in ["off", "readwrite"] {
+        let manner = |writeback| Manner { passthrough, writeback, policy: "lru" };
+        let mut case = |what, writeback, ops, cut| {
+            cases.push(Case { what, manner: manner(writeback), ops, cut });
+        };
+        let named = |name: &str| format!("{name}-{passthrough}");
+        for (what, sync) in [
+            ("O_DSYNC on a new file", D_SYNC),
+            ("O_SYNC on a new file", Sync::Open(OFlags::SYNC)),
+            ("fdatasync of a new file", Sync::Fdatasync),
+        ] {
+            case(what, "1h", vec![write(&named(what), 0, 3, sync)], &DISKS[..]);
+        }
+        for (what, sync) in [
+            ("O_DSYNC on a copy", D_SYNC),
+            ("RWF_DSYNC on a copy", Sync::Each),
+            ("fdatasync of a copy", Sync::Fdatasync),
+            ("msync of a copy", Sync::Msync),
+        ] {
+            let name = named(what);
+            let ops = [drained(&name), vec![write(&name, 2, 3, sync)]].concat();
+            case(what, "1h", ops, &DISKS[..]);
+        }
+        let name = named("unsynced");
+        let ops = [drained(&name), vec![write(&name, 2, 3, Sync::None), commit(&name)]].concat();
+        case("a change of a copy that nobody has synced", "1h", ops, TIERS);
+        let ops = vec![Op::Read { name: "large0".into() }, commit(&named("read"))];
+        case("a partly resident copy", "1h", ops, TIERS);
+        let name = named("demoted");
+        let mut ops = vec![write(&name, 0, 8, Sync::Fsync)];
+        ops.extend(
+            (0..150).map(|number| write(&named(&format!("fill{number}")), 0, 8, Sync::None)),
+        );
+        ops.push(Op::Pause { millis: 300 });
+        case("demotion of what was synced", "1h", ops, TIERS);
+        let name = named("removed");
+        let ops = vec![
+            write(&name, 0, 8, Sync::Fsync),
+            Op::Remove { name: name.clone(), dir: false },
+            Op::Pause { millis: 100 },
+        ];
+        case("a removal that nobody has synced", "1h", ops, &["state"]);
+        let name = named("flushed");
+        let ops = vec![
+            write(&name, 0, 8, Sync::Fsync),
+            Op::Pause { millis: 700 },
+            write(&name, 1, 2, Sync::Fsync),
+            Op::Pause { millis: 700 },
+            commit(&name),
+        ];
+        case("a write-back", "close", ops, &["tier0", "tier1", "backing"]);
+    }
+    cases
+}

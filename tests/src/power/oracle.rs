@@ -1,0 +1,320 @@
+//! What was acknowledged, and hence what may be found after a cut.
+
+use std::collections::BTreeMap;
+
+use super::work::{Op, Sync};
+use crate::random::pattern;
+
+/// The unit of content. Every block says by a stamp which write it is of.
+pub const BLOCK: usize = 4096;
+
+/// The content of a block with a stamp; 0 is zeros.
+pub fn block(stamp: u64) -> Vec<u8> {
+    if stamp == 0 { vec![0; BLOCK] } else { pattern(stamp, 64).repeat(BLOCK / 64) }
+}
+
+/// One inode.
+#[derive(Clone, Debug, Default)]
+struct File {
+    /// For each block the stamps that it may hold: first the durable one, then those since.
+    stamps: Vec<Vec<u64>>,
+    /// The lengths in bytes that it may have: first the durable one, then those since.
+    lens: Vec<usize>,
+    /// It came by a rename over another one, and nobody has synced it before: POSIX lets it be
+    /// empty, but what it replaced was good.
+    unsynced: bool,
+}
+
+/// What a name leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Absent,
+    File(usize),
+    /// Nobody knows: something was lost here, and reported.
+    Any,
+}
+
+/// What was wrong with a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// Something acknowledged is not there.
+    Lost(String),
+    /// A file was replaced by one that was never synced, and only a part of that one is there.
+    Replaced(String),
+}
+
+/// What one worker did, as far as it may matter after a cut.
+#[derive(Clone, Debug, Default)]
+pub struct Oracle {
+    files: Vec<File>,
+    names: BTreeMap<String, Vec<State>>,
+}
+
+impl File {
+    fn len(&self) -> usize {
+        self.lens.last().copied().unwrap_or(0)
+    }
+
+    fn write(&mut self, at: usize, count: usize, stamp: u64) {
+        for number in 0..count {
+            if self.stamps.len() <= at + number {
+                self.stamps.resize(at + number + 1, vec![0]);
+            }
+            self.stamps[at + number].push(stamp + number as u64);
+        }
+        self.lens.push(self.len().max((at + count) * BLOCK));
+    }
+
+    fn set_len(&mut self, blocks: usize) {
+        let gone = self.stamps.iter_mut().skip(blocks);
+        gone.for_each(|stamps| stamps.push(0));
+        if self.stamps.len() < blocks {
+            self.stamps.resize(blocks, vec![0]);
+        }
+        self.lens.push(blocks * BLOCK);
+    }
+
+    fn all_durable(&mut self) {
+        let len = self.len();
+        self.lens = vec![len];
+        self.stamps.truncate(len.div_ceil(BLOCK));
+        self.part_durable(0, self.stamps.len());
+    }
+
+    fn part_durable(&mut self, at: usize, count: usize) {
+        for stamps in self.stamps.iter_mut().skip(at).take(count) {
+            stamps.drain(..stamps.len() - 1);
+        }
+    }
+
+    /// From here on it is as found, or as it was durable before.
+    fn settle(&mut self, len: usize, found: &[u64]) {
+        self.lens.truncate(1);
+        self.lens.push(len);
+        self.lens.dedup();
+        for (at, stamps) in self.stamps.iter_mut().enumerate() {
+            stamps.truncate(1);
+            stamps.push(found.get(at).copied().unwrap_or(0));
+            stamps.dedup();
+        }
+    }
+
+    /// The stamps of what was found, if it may be found.
+    fn matches(&self, found: &[u8], parts: bool) -> Result<Vec<u64>, String> {
+        let (least, most) = (self.lens.iter().min(), self.lens.iter().max());
+        let (least, most) = (least.copied().unwrap_or(0), most.copied().unwrap_or(0));
+        let least = if parts { 0 } else { least };
+        if found.len() < least || found.len() > most {
+            return Err(format!("{} bytes instead of {least} to {most}", found.len()));
+        }
+        let zeros = vec![0];
+        let stamps = found.chunks(BLOCK).enumerate().map(|(at, bytes)| {
+            let may = self.stamps.get(at).unwrap_or(&zeros);
+            let mut may = may.iter().chain(parts.then_some(&0)).copied();
+            may.find(|stamp| block(*stamp)[..bytes.len()] == *bytes).ok_or_else(|| {
+                let zero = bytes.iter().all(|byte| *byte == 0);
+                let what = if zero { "zeros" } else { "something else" };
+                format!("block {at} of {} is {what}", found.len() / BLOCK)
+            })
+        });
+        stamps.collect()
+    }
+}
+
+impl Oracle {
+    /// A file that is in the backing store from the beginning.
+    pub fn add(&mut self, name: &str, blocks: usize, stamp: u64) -> Vec<u8> {
+        let mut file = File::default();
+        file.write(0, blocks, stamp);
+        file.all_durable();
+        self.files.push(file);
+        self.names.insert(name.into(), vec![State::File(self.files.len() - 1)]);
+        (0..blocks as u64).flat_map(|number| block(stamp + number)).collect()
+    }
+
+    fn now(&self, name: &str) -> State {
+        self.names.get(name).and_then(|states| states.last()).copied().unwrap_or(State::Absent)
+    }
+
+    /// Whether the name leads to a file now, and of how many blocks.
+    pub fn blocks(&self, name: &str) -> Option<usize> {
+        match self.now(name) {
+            State::File(file) => Some(self.files[file].len() / BLOCK),
+            State::Absent | State::Any => None,
+        }
+    }
+
+    fn push(&mut self, name: &str, state: State) {
+        self.names.entry(name.into()).or_insert_with(|| vec![State::Absent]).push(state);
+    }
+
+    fn durable(&mut self, name: &str) {
+        if let Some(states) = self.names.get_mut(name) {
+            states.drain(..states.len() - 1);
+        }
+    }
+
+    fn new_file(&mut self) -> usize {
+        self.files.push(File { lens: vec![0], ..File::default() });
+        self.files.len() - 1
+    }
+
+    /// A worker did this, and was told so (`done`), or was at it.
+    pub fn apply(&mut self, op: &Op, done: bool) {
+        match op {
+            Op::Write { name, at, count, stamp, fresh, sync } => {
+                let file = match self.now(name) {
+                    State::File(file) => file,
+                    State::Absent | State::Any => {
+                        let file = self.new_file();
+                        self.push(name, State::File(file));
+                        file
+                    }
+                };
+                if *fresh {
+                    self.files[file].set_len(0);
+                }
+                self.files[file].write(*at, *count, *stamp);
+                if done {
+                    self.synced(name, file, (*at, *count), *sync);
+                }
+            }
+            Op::Truncate { name, blocks, sync } => {
+                let State::File(file) = self.now(name) else { return };
+                self.files[file].set_len(*blocks);
+                if done && *sync {
+                    self.files[file].all_durable();
+                    self.durable(name);
+                }
+            }
+            Op::Replace { name, count, stamp, sync, dir } => {
+                let file = self.new_file();
+                self.files[file].write(0, *count, *stamp);
+                self.files[file].all_durable();
+                self.files[file].unsynced = !sync;
+                self.push(name, State::File(file));
+                self.done_in_dir(&[name], done && *dir);
+            }
+            Op::Remove { name, dir } => {
+                self.push(name, State::Absent);
+                self.done_in_dir(&[name], done && *dir);
+            }
+            Op::Move { from, to, dir } => {
+                let state = self.now(from);
+                self.push(to, state);
+                self.push(from, State::Absent);
+                self.done_in_dir(&[from, to], done && *dir);
+            }
+            Op::Drain { name } => {
+                if let State::File(file) = self.now(name)
+                    && done
+                {
+                    self.files[file].all_durable();
+                    self.durable(name);
+                }
+            }
+            Op::Read { .. } | Op::Evict { .. } | Op::Pause { .. } => {}
+        }
+    }
+
+    fn done_in_dir(&mut self, names: &[&str], durable: bool) {
+        for name in names.iter().filter(|_| durable) {
+            self.durable(name);
+        }
+    }
+
+    fn synced(&mut self, name: &str, file: usize, (at, count): (usize, usize), sync: Sync) {
+        let file = &mut self.files[file];
+        match sync {
+            Sync::None => return,
+            // Of a file that has a name that lasts.
+            Sync::Msync => return file.part_durable(at, count),
+            Sync::Fsync | Sync::Fdatasync => {
+                file.all_durable();
+                file.unsynced = false;
+            }
+            Sync::Open(_) | Sync::Each => {
+                file.part_durable(at, count);
+                let least = (at + count) * BLOCK;
+                file.lens.iter_mut().for_each(|len| *len = (*len).max(least));
+                if sync == Sync::Each {
+                    return;
+                }
+            }
+        }
+        self.durable(name);
+    }
+
+    /// All names that there are or were.
+    pub fn names(&self) -> Vec<String> {
+        self.names.keys().cloned().collect()
+    }
+
+    /// Compares what a name leads to after a cut with what it may, and goes on from there. Says what
+    /// was wrong, and whether the file is to be removed, as nothing can be said of it any more.
+    pub fn found(&mut self, name: &str, found: Option<&[u8]>) -> (Option<Wrong>, bool) {
+        let states = self.names.get(name).cloned().unwrap_or_default();
+        let mut whys = Vec::new();
+        for state in states.iter().rev() {
+            let (parts, stamps) = match (state, found) {
+                (State::Any, _) | (State::Absent, None) => {
+                    return self.known(name, *state, found);
+                }
+                (State::Absent, Some(_)) => continue,
+                (State::File(_), None) => {
+                    whys.push("missing".to_string());
+                    continue;
+                }
+                (State::File(file), Some(found)) => {
+                    let file = &self.files[*file];
+                    let whole = file.matches(found, false);
+                    match whole {
+                        Err(why) if file.unsynced => {
+                            whys.push(why);
+                            (true, file.matches(found, true))
+                        }
+                        whole => (false, whole),
+                    }
+                }
+            };
+            match stamps {
+                Ok(stamps) => {
+                    let State::File(number) = *state else { continue };
+                    let file = &mut self.files[number];
+                    let len = found.map_or(0, <[u8]>::len);
+                    file.settle(len, &stamps);
+                    if parts {
+                        let wrong = Wrong::Replaced(whys.join("; "));
+                        self.names.insert(name.into(), vec![State::Any, State::Absent]);
+                        return (Some(wrong), true);
+                    }
+                    file.unsynced = false;
+                    return self.known(name, *state, found);
+                }
+                Err(why) => whys.push(why),
+            }
+        }
+        let may = states.len();
+        let unsynced =
+            |state: &State| matches!(state, State::File(file) if self.files[*file].unsynced);
+        let replaced = states.iter().any(unsynced);
+        self.names.insert(name.into(), vec![State::Any, State::Absent]);
+        let what = found.map_or("nothing".into(), |found| format!("{} bytes", found.len()));
+        let why = format!("{what}, none of {may} that may be: {}", whys.join("; "));
+        let wrong = if replaced { Wrong::Replaced(why) } else { Wrong::Lost(why) };
+        (Some(wrong), found.is_some())
+    }
+
+    fn known(&mut self, name: &str, state: State, found: Option<&[u8]>) -> (Option<Wrong>, bool) {
+        // The rest of a block would have to be told from zeros.
+        let odd = found.is_some_and(|found| !found.len().is_multiple_of(BLOCK));
+        let remove = found.is_some() && (odd || state == State::Any);
+        // What is found need not be durable, if it is not what was acknowledged.
+        let first = self.names.get(name).and_then(|states| states.first()).copied();
+        let mut states: Vec<_> = first.into_iter().chain([state]).collect();
+        states.extend(remove.then_some(State::Absent));
+        states.dedup();
+        self.names.insert(name.into(), states);
+        (None, remove)
+    }
+}

@@ -1,0 +1,269 @@
+//! Small disks that can be cut off, and a daemon above them.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::failure::{Failure, Outcome};
+use crate::process::eventually;
+use crate::random::Random;
+use crate::subject::{binary, is_mounted, run_checked, run_command};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// `EXT4_IOC_SHUTDOWN` and `XFS_IOC_GOINGDOWN`; 2 is without writing the log out.
+const SHUTDOWN: libc::c_ulong = 0x8004_587d;
+const WITHOUT_LOG: u32 = 2;
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// A file system in a file.
+struct Disk {
+    name: &'static str,
+    xfs: bool,
+}
+
+/// Which parts of a mount lie on disks of their own.
+pub const DISKS: [&str; 4] = ["tier0", "tier1", "state", "backing"];
+
+/// How the daemon is run until it is drained the next time.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)] // They are settings.
+pub struct Manner {
+    pub passthrough: &'static str,
+    pub writeback: &'static str,
+    pub policy: &'static str,
+}
+
+impl Manner {
+    /// One of all.
+    pub fn choose(random: &mut Random) -> Self {
+        Manner {
+            passthrough: random.pick::<&str>(&["off", "read", "readwrite", "readwrite"]),
+            writeback: random.pick::<&str>(&["20ms", "200ms", "close", "1h"]),
+            policy: random.pick::<&str>(&["lru", "lru", "min"]),
+        }
+    }
+}
+
+/// Disks, a mount, and its daemon.
+pub struct Site {
+    place: tempfile::TempDir,
+    disks: Vec<Disk>,
+    daemon: Option<Child>,
+    boots: u64,
+}
+
+impl Site {
+    /// Fresh disks. The process gets mounts of its own, which nobody else sees.
+    pub fn new(random: &mut Random) -> Outcome<Self> {
+        if !crate::os::is_root() {
+            return Err(Failure::Skipped("power cuts need root".into()));
+        }
+        for tool in ["mkfs.ext4", "mkfs.xfs"] {
+            if Command::new(tool).arg("-V").output().is_err() {
+                return Err(Failure::Skipped(format!("power cuts need {tool}")));
+            }
+        }
+        // SAFETY: a plain call; this process has no other thread that would keep the old mounts.
+        if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
+            return Err(Failure::Skipped("power cuts need a mount namespace".into()));
+        }
+        run_checked(Command::new("mount").args(["--make-rprivate", "/"]), LIMIT)?;
+        let place = tempfile::Builder::new().prefix("forebay-power-").tempdir_in("/dev/shm")?;
+        let disks = DISKS.iter().map(|name| Disk { name, xfs: random.one_in(2) }).collect();
+        let mut site = Self { place, disks, daemon: None, boots: 0 };
+        for dir in DISKS.iter().chain(&["mnt", "run"]) {
+            fs::create_dir(site.path(dir))?;
+        }
+        fs::write(site.path("boot"), "")?;
+        let boot = site.path("boot");
+        run_checked(Command::new("mount").arg("--bind").arg(boot).arg(BOOT_ID), LIMIT)?;
+        for disk in &site.disks {
+            site.format(disk)?;
+        }
+        site.boot()?;
+        fs::create_dir(site.path("backing/data"))?;
+        Ok(site)
+    }
+
+    /// A file or directory of the site.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    /// What lies below the mount.
+    pub fn home(&self, worker: usize) -> PathBuf {
+        self.path(&format!("mnt/worker{worker}"))
+    }
+
+    fn format(&self, disk: &Disk) -> Outcome {
+        let image = self.path(&format!("{}.img", disk.name));
+        // XFS takes no less.
+        File::create(&image)?.set_len(if disk.xfs { 320 << 20 } else { 192 << 20 })?;
+        let mut command = match disk.xfs {
+            true => Command::new("mkfs.xfs"),
+            false => Command::new("mkfs.ext4"),
+        };
+        match disk.xfs {
+            true => command.args(["-q", "-f"]),
+            false => command
+                .args(["-q", "-F", "-b", "4096", "-E"])
+                .arg("lazy_itable_init=0,lazy_journal_init=0"),
+        };
+        Ok(run_checked(command.arg(image), LIMIT).map(drop)?)
+    }
+
+    /// The machine starts: another boot id, and all disks are mounted.
+    pub fn boot(&mut self) -> Outcome {
+        self.boots += 1;
+        fs::write(self.path("boot"), format!("00000000-0000-4000-8000-{:012x}\n", self.boots))?;
+        for disk in &self.disks {
+            let image = self.path(&format!("{}.img", disk.name));
+            let dir = self.path(disk.name);
+            let mut command = Command::new("mount");
+            let mounted = run_checked(command.args(["-o", "loop"]).arg(image).arg(dir), LIMIT);
+            if let Err(error) = mounted {
+                let text = error.to_string();
+                let no_loop = self.boots == 1 && text.contains("loop");
+                return Err(if no_loop { Failure::Skipped(text) } else { error.into() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Mounts Forebay.
+    pub fn mount(&mut self, manner: &Manner) -> Outcome {
+        // There is none before the first mount.
+        let _ = fs::rename(self.path("log"), self.path("log.before"));
+        let log = File::create(self.path("log"))?;
+        let text = |name: &str| self.path(name).display().to_string();
+        let mut command = Command::new(binary()?);
+        command
+            .arg("mount")
+            .args([text("backing/data"), text("mnt")])
+            .args(["--tier", &format!("{}=3M", text("tier0/tier"))])
+            .args(["--tier", &format!("{}=4M", text("tier1/tier"))])
+            .args(["--state-dir", &text("state/state"), "--extent-size", "64KiB", "--foreground"])
+            .args(["--passthrough", manner.passthrough, "--writeback", manner.writeback])
+            .args(["--policy", manner.policy])
+            .args(["--log-level", &std::env::var("FOREBAY_LOG_LEVEL").unwrap_or("info".into())])
+            .env("FOREBAY_RUNTIME_DIR", text("run"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        let mut daemon = command.spawn()?;
+        let deadline = Instant::now() + LIMIT;
+        let why = loop {
+            if is_mounted(&self.path("mnt")) {
+                self.daemon = Some(daemon);
+                return Ok(());
+            }
+            if let Some(status) = daemon.try_wait()? {
+                break format!("the daemon ended: {status}");
+            }
+            if Instant::now() > deadline {
+                self.daemon = Some(daemon);
+                break "no mount in time".into();
+            }
+            std::thread::sleep(Duration::from_millis(3));
+        };
+        Err(Failure::at(format_args!("no mount: {why}\n{}", self.log())))
+    }
+
+    /// The end of the daemon's log.
+    pub fn log(&self) -> String {
+        let log = fs::read_to_string(self.path("log")).unwrap_or_default();
+        let told = log.lines().filter(|line| !line.contains(" INFO "));
+        told.take(20).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Copies the daemon's log, and that of the one before, below `FOREBAY_KEEP_LOGS`, if that is set,
+    /// with what programs did.
+    pub fn keep_logs(&self, cut: usize, steps: &str) {
+        let Some(dir) = std::env::var_os("FOREBAY_KEEP_LOGS") else { return };
+        for name in ["log", "log.before"] {
+            let _ = fs::copy(self.path(name), Path::new(&dir).join(format!("cut{cut}.{name}")));
+        }
+        let _ = fs::write(Path::new(&dir).join(format!("cut{cut}.steps")), steps);
+    }
+
+    /// Has a disk fail at once, with all that was not written to it.
+    pub fn cut(&self, disk: &str) -> Outcome {
+        let dir = File::open(self.path(disk))?;
+        let how = WITHOUT_LOG;
+        // SAFETY: the descriptor is open, and the kernel reads the number, which outlives the call.
+        let done = unsafe { libc::ioctl(dir.as_raw_fd(), SHUTDOWN, &raw const how) };
+        ensure!(done == 0, "no cut of {disk}: {}", std::io::Error::last_os_error());
+        Ok(())
+    }
+
+    /// kill -9 of the daemon.
+    pub fn kill(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        detach(&self.path("mnt"));
+    }
+
+    /// `forebay umount`, which drains.
+    pub fn drain(&mut self) -> Outcome {
+        let mut command = Command::new(binary()?);
+        command.arg("umount").arg(self.path("mnt")).env("FOREBAY_RUNTIME_DIR", self.path("run"));
+        let output = run_command(&mut command, LIMIT)?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "no drain: {text}\n{}", self.log());
+        self.kill();
+        Ok(())
+    }
+
+    /// `forebay fsck` of the tiers; what it says, and whether it ran.
+    pub fn check(&self) -> Outcome<String> {
+        let mut command = Command::new(binary()?);
+        command.arg("fsck").args([self.path("tier0/tier"), self.path("tier1/tier")]);
+        command.arg("--state-dir").arg(self.path("state/state"));
+        let output = run_command(&mut command, LIMIT)?;
+        let text = [output.stdout, output.stderr].concat();
+        Ok(format!("{}: {}", output.status, String::from_utf8_lossy(&text)))
+    }
+
+    /// All disks are unmounted.
+    pub fn halt(&self) -> Outcome {
+        for disk in &self.disks {
+            let dir = self.path(disk.name);
+            let gone = || {
+                !is_mounted(&dir)
+                    || rustix::mount::unmount(&dir, rustix::mount::UnmountFlags::empty()).is_ok()
+            };
+            ensure!(eventually(Duration::from_secs(20), gone), "{} is busy", disk.name);
+        }
+        Ok(())
+    }
+
+    /// What kinds of disks these are.
+    pub fn kinds(&self) -> String {
+        let kind = |disk: &Disk| format!("{} {}", disk.name, if disk.xfs { "xfs" } else { "ext4" });
+        self.disks.iter().map(kind).collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn detach(mnt: &Path) {
+    for _ in 0..10 {
+        if !is_mounted(mnt) {
+            return;
+        }
+        let _ = rustix::mount::unmount(mnt, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = rustix::mount::unmount(BOOT_ID, rustix::mount::UnmountFlags::DETACH);
+        for disk in &self.disks {
+            let _ =
+                rustix::mount::unmount(self.path(disk.name), rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}

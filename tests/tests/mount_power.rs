@@ -1,0 +1,36 @@
+//! Power cuts below a mount, in a process of their own, for it takes its mounts to itself.
+//!
+//! `FOREBAY_POWER_CUTS` asks for more cuts at random times.
+
+use std::process::Command;
+use std::time::Duration;
+
+use forebay_tests::random::seed_from_env;
+use forebay_tests::subject::{binary, run_command};
+
+const CUTS: &str = "4";
+/// A cut takes a second or two.
+const PATIENCE_FOR_A_CUT: u64 = 10;
+
+fn passes(arguments: &[&str], cuts: u64) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_posix-check"));
+    let binary = binary().unwrap_or_else(|error| panic!("{error}"));
+    command.arg("power").args(arguments).env("FOREBAY_BIN", binary);
+    let limit = Duration::from_secs(60 + cuts * PATIENCE_FOR_A_CUT);
+    let output = run_command(&mut command, limit).unwrap_or_else(|error| panic!("{error}"));
+    let text = String::from_utf8_lossy(&output.stdout);
+    eprintln!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success());
+}
+
+#[test]
+fn power_when_cut_after_what_was_lost_once_then_all_of_it_is_there() {
+    passes(&["--cases"], 30);
+}
+
+#[test]
+fn power_when_cut_at_any_time_then_everything_acknowledged_is_there() {
+    let cuts = std::env::var("FOREBAY_POWER_CUTS").unwrap_or(CUTS.into());
+    let seed = seed_from_env("FOREBAY_SEED").to_string();
+    passes(&["--cuts", &cuts, "--seed", &seed], cuts.parse().unwrap_or(0));
+}
