@@ -189,11 +189,7 @@ impl Node {
         }
         match self.published_meanwhile(record, &Header::default())? {
             Some(found) => {
-                self.meta.update(ino, None, |record| {
-                    record.dirty = false;
-                    record.backing.fingerprint = Some(found);
-                    Queue::Yes
-                })?;
+                self.revert_to(ino, found)?;
                 Ok(false)
             }
             None => Ok(true),

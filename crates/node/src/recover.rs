@@ -50,10 +50,25 @@ struct Looked {
     charged: u64,
 }
 
+/// What is believed of the tiers at a start.
+#[derive(Debug, Clone, Copy)]
+struct Trust {
+    /// What was written and not synced is there: the machine has not restarted.
+    unsynced: bool,
+    /// Clean copies are whole: nor was a tier mounted anew, whose device may have been away. (A
+    /// container has mounts of its own as well: there copies are fetched again.)
+    copies: bool,
+}
+
+fn boot_id() -> String {
+    std::fs::read_to_string(BOOT_ID).unwrap_or_default()
+}
+
 /// Inodes of the backlog that are looked at together.
 const PAGE: usize = 1000;
 
 const CLEAN_END: &str = "clean-end";
+const RUNNING: &str = "running";
 /// Set when a namespace has seen its tiers.
 pub(crate) const RECOVERED: &str = "recovered";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -87,14 +102,15 @@ impl Node {
         evidence.removed.extend(self.begin_removal_notes());
         evidence.removed.extend(self.release_orphans(open)?);
         self.recover_copies()?;
-        let trusted = self.clean_copies_are_trusted()?;
+        let trust = self.trust()?;
+        let trusted = trust.unsynced;
         let known = self.meta.setting(RECOVERED)?.is_some();
         let mut recovered = Recovered::default();
         for index in 0..self.tiers.len() {
             if !known {
                 self.refuse_orphaned_tier(index)?;
             }
-            self.recover_tier(index, trusted, &mut recovered, &mut evidence)?;
+            self.recover_tier(index, trust, &mut recovered, &mut evidence)?;
             // Not among those at which a mounted daemon dies: it is not mounted yet.
             fail::fail_point!("node.recover.tier");
         }
@@ -109,6 +125,11 @@ impl Node {
             self.meta.set_setting(RECOVERED, b"1")?;
             // Before anything is written: else a power cut leaves tiers without a namespace.
             self.meta.sync()?;
+        }
+        if !trusted {
+            // Not before: a start that ends here must not have the next one believe what this did not.
+            self.meta.sync()?;
+            self.note_running()?;
         }
         tracing::info!(
             objects = recovered.objects,
@@ -130,28 +151,36 @@ impl Node {
         Ok(released)
     }
 
-    /// After a crash of the machine, or of a tier's device, clean copies may hold less than was written:
-    /// the backing store has them all, so they go.
-    fn clean_copies_are_trusted(&self) -> Result<bool> {
+    /// What is believed of the tiers, by how the last daemon ended.
+    fn trust(&self) -> Result<Trust> {
         let clean_end = self.state_dir.join(CLEAN_END);
-        let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
-        let now = self.machine_and_mounts(&boot);
+        let boot = boot_id();
+        let last = std::fs::read_to_string(self.state_dir.join(RUNNING)).unwrap_or_default();
         let ended = clean_end.exists();
-        let running = self.state_dir.join("running");
         // The boot alone is what older versions noted.
-        let same = std::fs::read_to_string(&running)
-            .is_ok_and(|last| !boot.is_empty() && (last == now || last == boot));
-        if ended {
-            std::fs::remove_file(&clean_end)?;
+        let same_boot = !boot.is_empty() && last.starts_with(&boot);
+        let same = same_boot && (last == boot || last == self.machine_and_mounts(&boot));
+        let trust = Trust { unsynced: ended || same_boot, copies: ended || same };
+        if trust.unsynced {
+            self.note_running()?;
         }
-        if let Err(error) = std::fs::write(&running, &now) {
-            // Without room for it: the next start trusts no clean copy.
+        if ended {
+            // Or the next start after a crash of the machine would see the clean end of this one.
+            std::fs::remove_file(&clean_end)?;
+            std::fs::File::open(&self.state_dir)?.sync_all()?;
+        }
+        Ok(trust)
+    }
+
+    /// Notes in which boot, and over which mounts, a daemon works on the tiers.
+    fn note_running(&self) -> Result<()> {
+        let running = self.state_dir.join(RUNNING);
+        if let Err(error) = std::fs::write(&running, self.machine_and_mounts(&boot_id())) {
+            // Without room for it: the next start trusts nothing that was not synced.
             tracing::warn!(%error, "can't note the boot");
             drop(std::fs::remove_file(&running));
         }
-        // Or the next start after a crash of the machine would see the clean end of this one.
-        std::fs::File::open(&self.state_dir)?.sync_all()?;
-        Ok(ended || same)
+        Ok(std::fs::File::open(&self.state_dir)?.sync_all()?)
     }
 
     /// What is another one when the machine has restarted, or when a tier was mounted anew since: its
@@ -200,14 +229,14 @@ impl Node {
     fn recover_tier(
         &self,
         index: usize,
-        trusted: bool,
+        trust: Trust,
         recovered: &mut Recovered,
         evidence: &mut Evidence,
     ) -> Result<()> {
         let slot = &self.tiers[index];
         let mut failed = None;
         slot.tier.list(&mut |ino, header| {
-            match self.fate_of_object(index, Ino(ino), header, trusted, evidence) {
+            match self.fate_of_object(index, Ino(ino), header, trust, evidence) {
                 Ok(Fate::Resident(resident)) => {
                     slot.room.force(resident.charged);
                     self.residents.set(ino, resident);
@@ -257,7 +286,7 @@ impl Node {
         index: usize,
         ino: Ino,
         header: forebay_store::Result<Header>,
-        trusted: bool,
+        trust: Trust,
         evidence: &mut Evidence,
     ) -> Result<Fate> {
         let tier = &*self.tiers[index].tier;
@@ -283,7 +312,7 @@ impl Node {
             Err(error) => return Err(error.into()),
         };
         let record = self.as_seen_here(&record);
-        let looked = match look_at(tier, ino, &header, trusted) {
+        let looked = match look_at(tier, ino, &header, trust.unsynced) {
             Ok(Some(looked)) => looked,
             Ok(None) if !header.dirty => return Ok(Fate::Removed),
             Ok(None) => return self.unusable(&record, "its map is gone".into()),
@@ -293,7 +322,7 @@ impl Node {
             }
             Err(error) => return self.unusable(&record, error.to_string()),
         };
-        self.fate_of_sound_object(index, &record, &header, looked, (trusted, evidence))
+        self.fate_of_sound_object(index, &record, &header, looked, (trust, evidence))
     }
 
     /// A dirty object that can't be used: its file is not what the backing store has.
@@ -313,7 +342,7 @@ impl Node {
         record: &Record,
         header: &Header,
         looked: Looked,
-        (trusted, evidence): (bool, &mut Evidence),
+        (trust, evidence): (Trust, &mut Evidence),
     ) -> Result<Fate> {
         let ino = record.ino;
         let Looked { object, stat, map, charged } = looked;
@@ -342,12 +371,14 @@ impl Node {
             }
         }
         if dirty {
-            if !trusted && let Some(found) = self.superseded_by(record, header)? {
+            if !trust.unsynced
+                && let Some(found) = self.superseded_by(record, header)?
+            {
                 tracing::info!(%ino, "an object is older than what was written back of the file");
                 self.revert_to(ino, found)?;
                 return Ok(Fate::Removed);
             }
-            self.recover_dirty(record, header, &*object, trusted)?;
+            self.recover_dirty(record, header, &*object, trust.unsynced)?;
         } else {
             let same = match (header.base, current) {
                 (Some(base), Some(current)) => base.same_content(&current),
@@ -355,7 +386,7 @@ impl Node {
             };
             // Of a fetch that had not come to give it its length nothing counts.
             let complete = current.is_some_and(|current| current.size == stat.size);
-            if !same || !complete || !trusted {
+            if !same || !complete || !trust.copies {
                 return Ok(Fate::Removed);
             }
         }
@@ -388,7 +419,7 @@ impl Node {
     }
 
     /// The record of a file follows the version that the backing store has.
-    fn revert_to(&self, ino: Ino, found: forebay_meta::Fingerprint) -> Result<()> {
+    pub(crate) fn revert_to(&self, ino: Ino, found: forebay_meta::Fingerprint) -> Result<()> {
         self.meta.update(ino, None, |record| {
             record.dirty = false;
             (record.attr.size, record.attr.mtime) = (found.size, found.mtime);
