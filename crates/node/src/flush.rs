@@ -405,8 +405,9 @@ impl Node {
             Err(error) => return Err(error.into()),
         };
         let pending = temporary.pending()?;
-        let mut expect = self.intend(ino, target.expect, found.as_ref(), pending)?;
+        // Before this publication is announced.
         let now = self.meta.get(ino)?;
+        let mut expect = self.intend(ino, target.expect, found.as_ref(), pending)?;
         let found = found.filter(|found| !was_changed(&now, found));
         let found = found.map(|found| found.fingerprint());
         let known = self.meta.get(ino)?.backing.fingerprint.map(convert::store_fingerprint);

@@ -40,7 +40,9 @@ impl Node {
         let changed: Vec<(Ino, &Dir)> =
             itself.as_ref().map(|dir| (work.ino(), dir)).into_iter().collect();
         let record = work.record.clone();
-        if attributes && itself.is_none() && convert::time(before.mtime) != record.attr.mtime {
+        if itself.is_none() {
+            // Also where no time is set: whatever is done moves the change time, and may be answered
+            // with an error.
             self.intend_in_place(work)?;
         }
         self.forget_refused(work.ino());

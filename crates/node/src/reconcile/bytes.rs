@@ -164,7 +164,8 @@ impl Node {
     fn is_unreported(&self, work: &Work<'_>, found: &Attributes) -> Result<bool> {
         // What was intended is noted in the record as it is now.
         let now = self.known(work.ino())?;
-        if now.as_ref().is_some_and(|record| was_changed(record, found)) {
+        // As it was before this turn announced anything.
+        if was_changed(&work.record, found) {
             return Ok(false);
         }
         let own = now.is_some_and(|record| {

@@ -48,11 +48,10 @@ pub(super) fn may_be_ours(record: &Record, found: &Attributes) -> bool {
 const UNKNOWN: forebay_store::Timestamp = forebay_store::Timestamp { seconds: 0, nanos: 0 };
 
 /// Whether a worker may have moved the change time of the object of this record without having been
-/// able to say so: it was interrupted at its names, or at a change in place.
+/// able to say so: it was interrupted at its names, at a change in place, or at a publication, which
+/// moves the version that was known to another name and perhaps back.
 fn is_under_way(record: &Record) -> bool {
-    let pending = record.backing.pending.map(|pending| pending.ino);
-    pending.is_some() && pending == record.backing.fingerprint.map(|known| known.ino)
-        || record.queued.is_some() && record.backing.links.len() > 1
+    record.backing.pending.is_some() || record.queued.is_some() && record.backing.links.len() > 1
 }
 
 /// Whether the change time alone says that others have changed the object of this record: nothing
