@@ -109,6 +109,13 @@ impl Rig {
             assert!(Instant::now() < until, "a thread keeps the node");
             std::thread::sleep(Duration::from_millis(5));
         }
+        // The last who had it may still be at its end.
+        let lock = std::fs::File::open(self.dir.join("tier0/lock")).unwrap();
+        let free = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+        while rustix::fs::flock(&lock, free).is_err() {
+            assert!(Instant::now() < until, "the tier stays locked");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     pub fn create(&self, name: &str) -> u64 {
