@@ -41,6 +41,8 @@ Examples:
     forebay sim cache --trace t.csv --size 1G,4G --policy lru,min --time --device disk,objects --prefetch 0,256M
   A trace in CSV whose file is named in column 5 and its size in column 4:
     forebay sim cache --trace w89.csv --csv-columns obj-id-col=5,obj-size-col=4 --size 10G --policy lru,s3fifo
+  A long compressed trace, without its lower bound:
+    zcat day1.csv.gz day2.csv.gz | forebay sim cache --trace - --size 10G --policy lru,auto --no-bound
   A trace for libCacheSim:
     forebay sim cache --generate epochs --save t.oracleGeneral --save-format oracle";
 

@@ -39,6 +39,68 @@ const BOTTOM: f64 = 55.0;
 const COLOURS: [&str; 7] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
 
+const DASHES: [&str; 3] = ["none", "6 3", "2 3"];
+
+/// What charts show again and again, and the colours of each: a policy looks the same in all of them.
+const KNOWN: [(&str, usize, usize); 16] = [
+    ("lru", 0, 0),
+    ("s3fifo", 1, 0),
+    ("sieve", 2, 0),
+    ("arc", 3, 0),
+    ("wtinylfu", 4, 0),
+    ("auto", 5, 0),
+    ("lower", 6, 0),
+    ("lfu", 0, 1),
+    ("heuristic", 1, 1),
+    ("gdsf", 2, 1),
+    ("min", 3, 1),
+    ("min-whole", 4, 1),
+    ("portfolio", 5, 1),
+    ("belady", 6, 1),
+    ("belady-size", 0, 2),
+    ("heuristic-printed", 1, 2),
+];
+
+/// How a line is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Look {
+    colour: usize,
+    dashes: usize,
+    marker: usize,
+}
+
+/// The looks of lines by their names. The first word says what a line is about, and has the colour;
+/// further lines about the same differ in dashes and markers.
+fn looks(lines: &[Line]) -> Vec<Look> {
+    let subject = |line: &Line| line.name.split(' ').next().unwrap_or("").to_owned();
+    let known = |name: &str| KNOWN.iter().find(|known| known.0 == name);
+    let all_known = lines.iter().all(|line| known(&subject(line)).is_some());
+    let look = |(at, line): (usize, &Line)| {
+        let name = subject(line);
+        match known(&name).filter(|_| all_known) {
+            Some(&(_, colour, dashes)) => {
+                let before = lines[..at].iter().filter(|other| subject(other) == name).count();
+                Look { colour, dashes: (dashes + before) % DASHES.len(), marker: dashes + before }
+            }
+            None => {
+                let round = at / COLOURS.len();
+                Look { colour: at % COLOURS.len(), dashes: round % DASHES.len(), marker: round }
+            }
+        }
+    };
+    lines.iter().enumerate().map(look).collect()
+}
+
+/// A marker around a point: a disc, a square, a triangle, a diamond.
+fn marker(kind: usize, x: f64, y: f64) -> String {
+    match kind % 4 {
+        0 => format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>"),
+        1 => format!("<path d=\"M{:.1} {:.1}h5.6v5.6h-5.6z\"/>", x - 2.8, y - 2.8),
+        2 => format!("<path d=\"M{x:.1} {:.1}l3.4 6h-6.8z\"/>", y - 3.6),
+        _ => format!("<path d=\"M{x:.1} {:.1}l3.6 3.6l-3.6 3.6l-3.6 -3.6z\"/>", y - 3.6),
+    }
+}
+
 /// A round step that divides a span into about five.
 fn step(span: f64) -> f64 {
     if span <= 0.0 {
@@ -120,13 +182,30 @@ impl Chart {
             self.draw_x_axis(svg, low, high, across)?;
         }
         writeln!(svg, "<path d=\"M{LEFT} {TOP}V{base}H{right}\" stroke=\"black\" fill=\"none\"/>")?;
+        self.draw_lines(svg, by_log, &x, &y)?;
+        self.draw_labels(svg)
+    }
+
+    /// The lines with their markers, and the key beside them; `x` and `y` are places of values.
+    fn draw_lines(
+        &self,
+        svg: &mut String,
+        by_log: bool,
+        x: &dyn Fn(f64) -> f64,
+        y: &dyn Fn(f64) -> f64,
+    ) -> std::fmt::Result {
+        let looks = looks(&self.lines);
         for (at, line) in self.lines.iter().enumerate() {
-            let colour = COLOURS[at % COLOURS.len()];
-            let dashes = ["none", "6 3", "2 3"][at / COLOURS.len() % 3];
+            let Look { colour, dashes, marker: kind } = looks[at];
+            let (colour, dashes) = (COLOURS[colour], DASHES[dashes]);
             let style = format!("stroke=\"{colour}\" stroke-dasharray=\"{dashes}\"");
-            let drawn = line.points.iter().filter(|point| !by_log || point.1 > 0.0);
-            let path: Vec<String> = drawn.map(|p| format!("{:.1},{:.1}", x(p.0), y(p.1))).collect();
-            let (key, beside) = (right + 12.0, TOP + 16.0 * at as f64);
+            let drawn = || line.points.iter().filter(|point| !by_log || point.1 > 0.0);
+            let path: Vec<String> =
+                drawn().map(|p| format!("{:.1},{:.1}", x(p.0), y(p.1))).collect();
+            let (key, beside) = (WIDTH - RIGHT + 12.0, TOP + 16.0 * at as f64);
+            let points = drawn().map(|p| marker(kind, x(p.0), y(p.1)));
+            let markers: String = points.chain([marker(kind, key + 11.0, beside)]).collect();
+            writeln!(svg, "<g fill=\"{colour}\">{markers}</g>")?;
             writeln!(
                 svg,
                 "<polyline points=\"{}\" fill=\"none\" stroke-width=\"1.8\" {style}/>\
@@ -138,7 +217,7 @@ impl Chart {
                 escape(&line.name)
             )?;
         }
-        self.draw_labels(svg)
+        Ok(())
     }
 
     fn draw_labels(&self, svg: &mut String) -> std::fmt::Result {
@@ -221,6 +300,22 @@ mod tests {
         assert_eq!(svg.matches("<polyline").count(), 2);
         assert!(svg.contains("a &lt; b") && svg.contains(">lru<") && svg.ends_with("</svg>\n"));
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
+
+    #[test]
+    fn lines_about_policies_then_each_policy_has_its_colour_in_every_chart() {
+        let of = |names: &[&str]| {
+            let line = |name: &&str| Line { name: (*name).to_owned(), points: vec![(1.0, 1.0)] };
+            looks(&names.iter().map(line).collect::<Vec<_>>())
+        };
+        let all = of(&["lru", "lower bound", "arc", "lfu"]);
+        assert_eq!(of(&["arc"])[0], all[2]);
+        let timed = of(&["lru disk+0", "lru disk+9", "arc disk+0"]);
+        assert_eq!((timed[0].colour, timed[1].colour, timed[2]), (0, 0, all[2]));
+        assert_ne!(timed[0], timed[1]);
+        let mut others = of(&["16 nodes", "32 nodes", "64 nodes"]);
+        others.dedup_by_key(|look| look.colour);
+        assert_eq!(others.len(), 3);
     }
 
     #[test]

@@ -163,6 +163,74 @@ fn cache_saved_as_oracle_general_then_the_same_results_when_read() {
 }
 
 #[test]
+fn cache_on_a_compressed_trace_then_the_same_results() {
+    use std::io::Write;
+    let dir = tempfile::tempdir().expect("a directory");
+    let plain: Vec<u8> = (0..3_000u32)
+        .flat_map(|at| format!("{},{}\n", at * at % 97, 50 + at * at % 97).into_bytes())
+        .collect();
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&plain).expect("memory");
+    let level = ruzstd::encoding::CompressionLevel::Fastest;
+    let zstandard = ruzstd::encoding::compress_to_vec(&plain[..], level);
+    let files =
+        [("t.csv", plain), ("t.csv.gz", gzip.finish().expect("memory")), ("t.zst", zstandard)];
+    let reports = files.map(|(name, content)| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, content).expect("written");
+        let path = path.to_str().expect("a plain name");
+        call(&["cache", "--trace", path, "--size", "2000", "--json"]).expect("runs")
+    });
+    assert_eq!(reports[0], reports[1]);
+    assert_eq!(reports[0], reports[2]);
+}
+
+#[test]
+fn cache_on_random_bytes_then_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("t.oracleGeneral");
+    let mut rng = forebay_sim::rng::Rng::new(1);
+    let content: Vec<u8> = (0..240).map(|_| rng.bits() as u8).collect();
+    std::fs::write(&path, content).expect("written");
+    let path = path.to_str().expect("a plain name");
+    let error = call(&["cache", "--trace", path, "--size", "1M"]).expect_err("no trace");
+    assert!(error.to_string().contains("not oracleGeneral"), "{error}");
+}
+
+#[test]
+fn cache_without_bound_then_the_rest_is_the_same() {
+    let made = "cache --generate zipf --files 100 --requests 2000 --size 1M,2M --policy lru,arc";
+    let words: Vec<&str> = made.split(' ').collect();
+    let rows = |more: &[&str]| -> Vec<Value> {
+        let json = call(&[&words[..], &["--json"], more].concat()).expect("runs");
+        serde_json::from_str(&json).expect("JSON")
+    };
+    let (with, without) = (rows(&[]), rows(&["--no-bound"]));
+    assert_eq!(with.len(), 4);
+    for (mut one, other) in with.into_iter().zip(without) {
+        one.as_object_mut().expect("an object").remove("lower_bound_bytes").expect("a bound");
+        assert_eq!(one, other);
+    }
+    let table = call(&[&words[..], &["--no-bound"]].concat()).expect("runs");
+    assert_eq!(table.lines().count(), 5, "{table}");
+}
+
+/// A mount's S3-FIFO admits files larger than its small queue; that of the paper does not.
+#[test]
+fn cache_by_default_then_large_files_are_admitted_as_in_mounts() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("t.csv");
+    std::fs::write(&path, "1,50\n1,50\n1,50\n").expect("written");
+    let path = path.to_str().expect("a plain name");
+    let words = ["cache", "--trace", path, "--size", "100", "--policy", "s3fifo", "--json"];
+    let hits = |more: &[&str]| {
+        let json = call(&[&words[..], more].concat()).expect("runs");
+        serde_json::from_str::<Value>(&json).expect("JSON")["hits"].clone()
+    };
+    assert_eq!((hits(&[]), hits(&["--admit-large=false"])), (2.into(), 0.into()));
+}
+
+#[test]
 fn cache_with_a_wrong_name_then_the_names_that_there_are() {
     let error = call(&["cache", "--generate", "zipf", "--size", "1M", "--policy", "nope"]);
     let text = error.expect_err("no such policy").to_string();

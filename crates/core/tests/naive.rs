@@ -2,6 +2,8 @@
 //! nothing shared with the policies. Random traces of the kinds that policies meet; each request must
 //! be a hit in both or in neither, and the same bytes must be missed.
 
+#[path = "naive/adaptive.rs"]
+mod adaptive;
 #[path = "naive/families.rs"]
 mod families;
 #[path = "naive/online.rs"]
@@ -81,6 +83,28 @@ fn gdsf_then_as_a_scan_for_the_least_priority() {
 #[test]
 fn s3fifo_then_as_three_lists() {
     assert_same("s3fifo", online::s3fifo);
+}
+
+/// Files of one size, of which so many fit as would of the trace's own in the mean.
+fn in_pages(trace: &Trace) -> Trace {
+    let bytes: u64 = trace.requests.iter().map(|request| request.1).sum();
+    let mean = (bytes / trace.requests.len() as u64).max(1);
+    let requests = trace.requests.iter().map(|request| (request.0, 1)).collect();
+    Trace { requests, capacity: (trace.capacity / mean).max(2) }
+}
+
+#[test]
+fn arc_on_pages_then_as_the_figure_of_its_paper() {
+    for family in Family::ALL {
+        for seed in 0..SEEDS {
+            let trace = in_pages(&family.trace(seed));
+            for capacity in [trace.capacity, 3, 40] {
+                let trace = Trace { requests: trace.requests.clone(), capacity };
+                let got = run(&trace, "arc", &PolicyConfig::new(capacity));
+                assert_eq!(got, adaptive::arc(&trace), "{family:?}, seed {seed}, {capacity} pages");
+            }
+        }
+    }
 }
 
 #[test]

@@ -18,6 +18,11 @@ pub enum Kind {
     Epochs,
     /// Three stages: tasks read shared inputs and the outputs of the stage before.
     Workflow,
+    /// Popularity by Zipf's law that moves: every so often other files take the first ranks.
+    Drift,
+    /// By turns: a loop over half of the files, popular files by Zipf's law, and scans of what is
+    /// never read again.
+    LoopScan,
 }
 
 /// Makes a trace of about `requests` requests over `files` files.
@@ -30,6 +35,8 @@ pub fn generate(kind: Kind, files: u64, requests: u64, seed: u64) -> Trace {
         Kind::Zipf => zipf(&mut rng, files, requests, 0.9),
         Kind::Epochs => epochs(&mut rng, files, requests),
         Kind::Workflow => workflow(&mut rng, files, requests),
+        Kind::Drift => drift(&mut rng, files, requests),
+        Kind::LoopScan => loop_scan(&mut rng, files, requests),
     };
     Trace::new(requests)
 }
@@ -44,23 +51,79 @@ fn heavy_tailed(rng: &mut Rng) -> u64 {
     (65_536.0 * (1.6 * rng.normal()).exp()).clamp(1.0, 1e12) as u64
 }
 
-/// Requests by Zipf's law over `files` files of heavy-tailed sizes.
-fn zipf(rng: &mut Rng, files: u64, requests: u64, exponent: f64) -> Vec<Request> {
-    let mut total = 0.0;
-    let cumulative: Vec<f64> = (1..=files)
-        .map(|rank| {
+/// Ranks by Zipf's law, from 0.
+struct Ranks {
+    cumulative: Vec<f64>,
+}
+
+impl Ranks {
+    fn new(files: u64, exponent: f64) -> Self {
+        let mut total = 0.0;
+        let weigh = |rank: u64| {
             total += (rank as f64).powf(-exponent);
             total
-        })
-        .collect();
+        };
+        Self { cumulative: (1..=files).map(weigh).collect() }
+    }
+
+    fn draw(&self, rng: &mut Rng) -> usize {
+        let last = self.cumulative.len() - 1;
+        let point = rng.unit() * self.cumulative[last];
+        self.cumulative.partition_point(|sum| *sum <= point).min(last)
+    }
+}
+
+/// Requests by Zipf's law over `files` files of heavy-tailed sizes.
+fn zipf(rng: &mut Rng, files: u64, requests: u64, exponent: f64) -> Vec<Request> {
+    let ranks = Ranks::new(files, exponent);
     let sizes: Vec<u64> = (0..files).map(|_| heavy_tailed(rng)).collect();
     let draw = |_| {
-        let point = rng.unit() * total;
-        let rank = cumulative.partition_point(|sum| *sum <= point).min(cumulative.len() - 1);
+        let rank = ranks.draw(rng);
         // Scatter popularity over the numbers, one to one.
         Request { id: (rank as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15), size: sizes[rank] }
     };
     (0..requests).map(draw).collect()
+}
+
+/// Requests by Zipf's law; a hundred times in the trace one rank in twenty changes its file with
+/// another, whatever their places.
+fn drift(rng: &mut Rng, files: u64, requests: u64) -> Vec<Request> {
+    let ranks = Ranks::new(files, 0.9);
+    let sizes: Vec<u64> = (0..files).map(|_| heavy_tailed(rng)).collect();
+    let mut of_rank: Vec<u64> = (0..files).collect();
+    let pause = (requests / 100).max(1);
+    let mut trace = Vec::new();
+    for at in 0..requests {
+        if at % pause == 0 {
+            for _ in 0..files.div_ceil(20) {
+                let places = [rng.between(0, files - 1), rng.between(0, files - 1)];
+                of_rank.swap(places[0] as usize, places[1] as usize);
+            }
+        }
+        let id = of_rank[ranks.draw(rng)];
+        trace.push(Request { id, size: sizes[id as usize] });
+    }
+    trace
+}
+
+/// Four rounds of a loop over half of the files, then as many requests by Zipf's law over all, then a
+/// scan of a quarter as many new files, and again.
+fn loop_scan(rng: &mut Rng, files: u64, requests: u64) -> Vec<Request> {
+    let ranks = Ranks::new(files, 0.9);
+    let sizes: Vec<u64> = (0..files).map(|_| rng.between(50_000, 250_000)).collect();
+    let looped = (files / 2).max(1);
+    let mut scanned = files;
+    let mut trace: Vec<Request> = Vec::new();
+    while (trace.len() as u64) < requests {
+        let known = |id: u64| Request { id, size: sizes[id as usize] };
+        trace.extend((0..4 * looped).map(|at| known(at % looped)));
+        trace.extend((0..4 * looped).map(|_| known(ranks.draw(rng) as u64)));
+        let scan = scanned..scanned + files.div_ceil(4);
+        scanned = scan.end;
+        trace.extend(scan.map(|id| Request { id, size: rng.between(50_000, 250_000) }));
+    }
+    trace.truncate(requests as usize);
+    trace
 }
 
 fn epochs(rng: &mut Rng, files: u64, requests: u64) -> Vec<Request> {
@@ -119,7 +182,8 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    const KINDS: [Kind; 4] = [Kind::RoundRobin, Kind::Zipf, Kind::Epochs, Kind::Workflow];
+    const KINDS: [Kind; 6] =
+        [Kind::RoundRobin, Kind::Zipf, Kind::Epochs, Kind::Workflow, Kind::Drift, Kind::LoopScan];
 
     #[test]
     fn generate_twice_then_equal_and_each_file_keeps_its_size() {

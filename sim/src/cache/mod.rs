@@ -24,7 +24,8 @@ use trace::Trace;
 /// What to simulate.
 #[derive(Debug, Clone, clap::Args)]
 pub struct CacheArgs {
-    /// The trace: CSV lines `id,size`, libCacheSim oracleGeneral, our own, or a node's event log.
+    /// The trace: CSV lines `id,size`, libCacheSim oracleGeneral, our own, or a node's event log; also
+    /// compressed by gzip or Zstandard. `-` is the standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "generate")]
     pub trace: Option<PathBuf>,
     /// The trace's format; guessed from its content if not given.
@@ -67,8 +68,9 @@ pub struct CacheArgs {
     /// What a request costs besides its bytes, in bytes that the disk reads in that time.
     #[arg(long, value_name = "BYTES", default_value = "0", value_parser = bytes)]
     pub request_cost: u64,
-    /// Let S3-FIFO admit files larger than its small queue.
-    #[arg(long)]
+    /// Whether S3-FIFO admits files larger than its small queue, as mounts have it; its paper does not.
+    #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1,
+          default_missing_value = "true", action = clap::ArgAction::Set)]
     pub admit_large: bool,
     /// Put hinted references up to N requests out of place.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -97,6 +99,9 @@ pub struct CacheArgs {
     /// Also compute PFOO-L and PFOO-U, and show them with FOO as rows of their own.
     #[arg(long)]
     pub bounds: bool,
+    /// Leave the lower bound out, which takes longer than the policies on long traces.
+    #[arg(long, conflicts_with = "bounds")]
+    pub no_bound: bool,
     /// Devices, if elapsed time is wanted.
     #[command(flatten)]
     pub device: DeviceArgs,
@@ -184,8 +189,9 @@ pub struct Report {
     pub hit_vector: String,
     /// Request (from 0) and file of each eviction.
     pub evictions: Vec<(u64, u64)>,
-    /// Bytes that no cache of this size can avoid to read.
-    pub lower_bound_bytes: u64,
+    /// Bytes that no cache of this size can avoid to read; none if it was not to be computed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lower_bound_bytes: Option<u64>,
 }
 
 /// One run of several.
@@ -203,8 +209,9 @@ pub struct Row {
     pub hit_bytes: u64,
     /// Bytes read from below.
     pub miss_bytes: u64,
-    /// Bytes that no cache of this size can avoid to read.
-    pub lower_bound_bytes: u64,
+    /// Bytes that no cache of this size can avoid to read; none if it was not to be computed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lower_bound_bytes: Option<u64>,
     /// The device and the bytes fetched ahead, as `disk+0`, if the clock was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
@@ -213,11 +220,11 @@ pub struct Row {
     pub timing: Option<Timing>,
 }
 
-/// Runs one trace against one policy and reports everything.
+/// Runs one trace against one policy and reports everything, the lower bound if it is wanted.
 ///
 /// # Errors
 /// [`SimError::Policy`] for a name that there is not.
-pub fn report(trace: &Trace, options: &Options) -> Result<Report, SimError> {
+pub fn report(trace: &Trace, options: &Options, bound: bool) -> Result<Report, SimError> {
     let (counts, record) = run::record(trace, options)?;
     let Counts { hits, misses, hit_bytes, miss_bytes, .. } = counts;
     Ok(Report {
@@ -227,7 +234,7 @@ pub fn report(trace: &Trace, options: &Options) -> Result<Report, SimError> {
         miss_bytes,
         hit_vector: record.hit_vector,
         evictions: record.evictions,
-        lower_bound_bytes: bounds::foo(trace, options.config.capacity),
+        lower_bound_bytes: bound.then(|| bounds::foo(trace, options.config.capacity)),
     })
 }
 
@@ -252,7 +259,8 @@ pub fn run_cli(args: &CacheArgs, out: &mut dyn Write) -> Result<(), SimError> {
     }
     let single = args.size.len() == 1 && args.policy.len() == 1 && !args.device.time;
     if args.json && single {
-        let report = report(&trace, &options(args, &args.policy[0], args.size[0]))?;
+        let options = options(args, &args.policy[0], args.size[0]);
+        let report = report(&trace, &options, !args.no_bound)?;
         serde_json::to_writer(&mut *out, &report)?;
         writeln!(out)?;
         return Ok(());
@@ -299,7 +307,8 @@ fn options(args: &CacheArgs, policy: &str, size: u64) -> Options {
 fn rows(trace: &Trace, args: &CacheArgs) -> Result<Vec<Row>, SimError> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or(processors);
-    let bounds = parallel(threads, &args.size, |size| {
+    let sizes = if args.no_bound { &[][..] } else { &args.size[..] };
+    let bounds = parallel(threads, sizes, |size| {
         if args.bounds {
             Bounds::of(trace, *size)
         } else {
@@ -307,8 +316,9 @@ fn rows(trace: &Trace, args: &CacheArgs) -> Result<Vec<Row>, SimError> {
         }
     });
     let mut jobs = Vec::new();
-    for (size, bounds) in args.size.iter().zip(&bounds) {
-        jobs.extend(args.policy.iter().map(|policy| (policy, *size, bounds.foo)));
+    for (at, size) in args.size.iter().enumerate() {
+        let bound = bounds.get(at).map(|bounds| bounds.foo);
+        jobs.extend(args.policy.iter().map(|policy| (policy, *size, bound)));
     }
     let devices = if args.device.time { args.device.devices() } else { Vec::new() };
     let results = parallel(threads, &jobs, |&(policy, size, bound)| {
@@ -332,14 +342,15 @@ fn rows(trace: &Trace, args: &CacheArgs) -> Result<Vec<Row>, SimError> {
                 [("(pfoo-l)", bounds.pfoo_l), ("(foo)", bounds.foo), ("(pfoo-u)", bounds.pfoo_u)];
             rows.extend(named.map(|(name, miss_bytes)| {
                 let hit_bytes = total - miss_bytes;
-                row(name, *size, Counts { hit_bytes, miss_bytes, ..Counts::default() }, bounds.foo)
+                let counts = Counts { hit_bytes, miss_bytes, ..Counts::default() };
+                row(name, *size, counts, Some(bounds.foo))
             }));
         }
     }
     Ok(rows)
 }
 
-fn row(policy: &str, size: u64, counts: Counts, lower_bound_bytes: u64) -> Row {
+fn row(policy: &str, size: u64, counts: Counts, lower_bound_bytes: Option<u64>) -> Row {
     let Counts { hits, misses, hit_bytes, miss_bytes, .. } = counts;
     let policy = policy.to_owned();
     let (device, timing) = (None, None);
@@ -394,14 +405,16 @@ fn print_table(rows: &[Row], out: &mut dyn Write) -> Result<(), SimError> {
             0 => String::from("-"),
             requests => format!("{:.4}", ratio(row.misses, requests)),
         };
+        let above = row
+            .lower_bound_bytes
+            .map_or(String::from("-"), |bound| format!("{:.3}", ratio(row.miss_bytes, bound)));
         writeln!(
             out,
-            "{:<18} {:>16} {misses:>10} {:>10.4} {:>18} {:>8.3} {:>12} {:>12}  {}",
+            "{:<18} {:>16} {misses:>10} {:>10.4} {:>18} {above:>8} {:>12} {:>12}  {}",
             row.policy,
             row.size,
             ratio(row.miss_bytes, row.hit_bytes + row.miss_bytes),
             row.miss_bytes,
-            ratio(row.miss_bytes, row.lower_bound_bytes),
             seconds(|timing| timing.elapsed),
             seconds(|timing| timing.stalled),
             row.device.as_deref().unwrap_or("-"),
@@ -420,9 +433,10 @@ fn to_csv(rows: &[Row]) -> String {
         let timing = row.timing.map_or(String::from(",,,,"), |t| {
             format!("{device},{},{},{},{}", t.elapsed, t.stalled, t.disk_bytes, t.disk_requests)
         });
-        let Row { policy, size, hits, misses, hit_bytes, miss_bytes, lower_bound_bytes, .. } = row;
+        let Row { policy, size, hits, misses, hit_bytes, miss_bytes, .. } = row;
+        let bound = row.lower_bound_bytes.map_or(String::new(), |bound| bound.to_string());
         csv.push_str(&format!(
-            "{policy},{size},{hits},{misses},{hit_bytes},{miss_bytes},{lower_bound_bytes},{timing}\n"
+            "{policy},{size},{hits},{misses},{hit_bytes},{miss_bytes},{bound},{timing}\n"
         ));
     }
     csv
@@ -435,6 +449,9 @@ enum Axis {
     Misses,
     Time,
 }
+
+/// Values that are so many times as large as others are drawn by their logarithms.
+const DECADES: f64 = 30.0;
 
 fn chart(rows: &[Row], axis: Axis) -> Chart {
     let mut lines: Vec<Line> = Vec::new();
@@ -451,7 +468,9 @@ fn chart(rows: &[Row], axis: Axis) -> Chart {
         match axis {
             Axis::Bytes => {
                 add(&row.policy, row.size, ratio(row.miss_bytes, bytes));
-                add("lower bound", row.size, ratio(row.lower_bound_bytes, bytes));
+                if let Some(bound) = row.lower_bound_bytes {
+                    add("lower bound", row.size, ratio(bound, bytes));
+                }
             }
             Axis::Misses if requests > 0 => add(&row.policy, row.size, ratio(row.misses, requests)),
             Axis::Misses => {}
@@ -466,17 +485,20 @@ fn chart(rows: &[Row], axis: Axis) -> Chart {
         line.points.sort_by(|one, other| one.0.total_cmp(&other.0));
     }
     let (title, y_label) = match axis {
-        Axis::Bytes => ("Bytes missed", "share of bytes missed"),
-        Axis::Misses => ("Requests missed", "miss ratio"),
-        Axis::Time => ("Elapsed time", "seconds"),
+        Axis::Bytes => ("Bytes missed", "bytes missed (share of all)"),
+        Axis::Misses => ("Requests missed", "requests missed (share of all)"),
+        Axis::Time => ("Elapsed time", "time (seconds)"),
     };
-    let x_label = "cache size in bytes".into();
+    let x_label = "cache size (bytes)".into();
+    let values = || lines.iter().flat_map(|line| &line.points).map(|point| point.1);
+    let least = values().filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min);
+    let most = values().fold(0.0, f64::max);
     Chart {
         title: title.into(),
         x_label,
         y_label: y_label.into(),
         log_x: true,
-        log_y: false,
+        log_y: most >= DECADES * least,
         lines,
     }
 }

@@ -152,7 +152,13 @@ fn run(
 ) -> Result<Counts, UnknownPolicy> {
     let numbers = trace.numbers();
     let mut cache = Cache::new(&options.policy, &options.config)?.numbered(numbers.ids.len());
+    let mut soon = Vec::with_capacity(Cache::TOGETHER);
     for (t, (request, number)) in trace.requests.iter().zip(&numbers.of).enumerate() {
+        if t % Cache::TOGETHER == 0 {
+            soon.clear();
+            soon.extend(numbers.of[t..].iter().take(Cache::TOGETHER).map(|n| u64::from(*n)));
+            cache.warm(&soon);
+        }
         oracle.tell(&mut cache, t as u64);
         let outcome = cache.request(u64::from(*number), request.size);
         each(t as u64, outcome.is_hit(), &cache);

@@ -12,11 +12,6 @@ pub struct Lru {
 }
 
 impl Lru {
-    /// These objects will be looked for soon.
-    pub(super) fn warm(&self, objects: &[u64]) {
-        self.queues.warm(objects);
-    }
-
     /// Bytes resident of an object on its books.
     pub(super) fn bytes_of(&self, object: u64) -> Option<u64> {
         self.queues.bytes_of(object)
@@ -26,6 +21,10 @@ impl Lru {
 impl Order for Lru {
     fn name(&self) -> &'static str {
         "lru"
+    }
+
+    fn warm(&self, objects: &[u64]) {
+        self.queues.warm(objects);
     }
 
     fn touch(&mut self, access: &Access) {

@@ -17,6 +17,7 @@
 //! Objects are identified by `u64` (the inode number), sizes are bytes resident on the tier.
 
 mod arc;
+mod auto;
 mod belady;
 mod gdsf;
 mod ghost;
@@ -40,6 +41,7 @@ mod trial;
 mod wtinylfu;
 
 pub use arc::Arc;
+pub use auto::{Auto, CHOICES};
 pub use belady::{belady, belady_size};
 pub use gdsf::Gdsf;
 pub use heuristic::Heuristic;
@@ -65,6 +67,7 @@ pub const NAMES: &[&str] = &[
     "gdsf",
     "wtinylfu",
     "arc",
+    "auto",
     "belady",
     "belady-size",
     "min",
@@ -259,6 +262,10 @@ pub struct Snapshot {
     pub victims: u64,
     /// References known and still ahead, over all jobs.
     pub ahead: u64,
+    /// The policy that decides now, for one that chooses among others; else empty.
+    pub follows: &'static str,
+    /// How often that changed.
+    pub switches: u64,
 }
 
 /// A replacement policy. Deterministic and single-threaded; never blocks; never allocates for an
@@ -291,6 +298,15 @@ pub trait Policy: Send + std::fmt::Debug {
     /// Appends victims to `out` until they free the bytes demanded; returns the bytes that they
     /// free: less only when nothing else can leave or the limit is reached.
     fn victims(&mut self, demand: &Demand<'_>, out: &mut Vec<Victim>) -> u64;
+
+    /// Looks for objects that will be accessed soon, so that they are in the processor's cache then: a
+    /// driver that knows a few accesses in advance is faster with it. Changes nothing.
+    fn warm(&self, _objects: &[u64]) {}
+
+    /// How often it changed whom it follows, for one that chooses among others.
+    fn switches(&self) -> u64 {
+        0
+    }
 
     /// Counters for status.
     fn snapshot(&self) -> Snapshot;
@@ -346,6 +362,7 @@ pub fn by_name(name: &str, config: &PolicyConfig) -> Result<Box<dyn Policy>, Unk
         "gdsf" => ordered(Gdsf::default()),
         "wtinylfu" => ordered(WTinyLfu::new(config)),
         "arc" => ordered(Arc::new(config)),
+        "auto" => Box::new(Auto::new(config)),
         "belady" => ordered(belady()),
         "belady-size" => ordered(belady_size()),
         "min" => min(config),

@@ -11,6 +11,9 @@ pub trait Order: Send + std::fmt::Debug {
     /// An object was accessed, resident or not.
     fn touch(&mut self, access: &Access);
 
+    /// These objects will be looked for soon: see [`Policy::warm`].
+    fn warm(&self, _objects: &[u64]) {}
+
     /// News about reference sequences.
     fn hint(&mut self, _hint: &Hint<'_>) {}
 
@@ -110,6 +113,10 @@ impl<O: Order> Policy for Ordered<O> {
         let freed = self.order.make_room(demand, out);
         self.tally.victims += (out.len() - before) as u64;
         freed
+    }
+
+    fn warm(&self, objects: &[u64]) {
+        self.order.warm(objects);
     }
 
     fn snapshot(&self) -> Snapshot {

@@ -53,6 +53,12 @@ impl<const RESIDENT: u8, const N: usize, T: Copy> Queues<RESIDENT, N, T> {
     /// Looks for objects that will be moved soon: see [`Slab::warm`].
     pub fn warm(&self, objects: &[u64]) {
         self.slab.warm(objects);
+        // A move also writes to both neighbours.
+        for slot in objects.iter().filter_map(|object| self.find(*object)) {
+            for other in [self.slab[slot].prev, self.slab[slot].next] {
+                std::hint::black_box(self.slab.get(other).map(|node| node.bytes));
+            }
+        }
     }
 
     /// Whether a slot is one of a resident object.

@@ -140,6 +140,17 @@ impl Cache {
         &self.victims
     }
 
+    /// How many requests are best announced together by [`Cache::warm`].
+    pub const TOGETHER: usize = super::TOGETHER;
+
+    /// These objects will be requested soon: see [`Policy::warm`].
+    pub fn warm(&self, objects: &[u64]) {
+        for object in objects {
+            std::hint::black_box(self.resident.get(*object));
+        }
+        self.policy.warm(objects);
+    }
+
     /// Serves a read of a whole object.
     pub fn request(&mut self, object: u64, size: u64) -> Outcome {
         self.victims.clear();

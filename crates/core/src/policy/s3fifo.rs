@@ -115,11 +115,6 @@ impl S3Fifo {
         self.queues.add(MAIN, object, bytes, 1);
     }
 
-    /// These objects will be looked for soon.
-    pub(super) fn warm(&self, objects: &[u64]) {
-        self.queues.warm(objects);
-    }
-
     /// Bytes resident of an object on its books.
     pub(super) fn bytes_of(&self, object: u64) -> Option<u64> {
         self.queues.bytes_of(object)
@@ -129,6 +124,10 @@ impl S3Fifo {
 impl Order for S3Fifo {
     fn name(&self) -> &'static str {
         "s3fifo"
+    }
+
+    fn warm(&self, objects: &[u64]) {
+        self.queues.warm(objects);
     }
 
     fn touch(&mut self, access: &Access) {

@@ -20,6 +20,10 @@ impl Order for Sieve {
         "sieve"
     }
 
+    fn warm(&self, objects: &[u64]) {
+        self.queues.warm(objects);
+    }
+
     fn touch(&mut self, access: &Access) {
         if let Some(slot) = self.queues.find(access.object) {
             *self.queues.tag(slot) = true;

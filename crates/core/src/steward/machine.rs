@@ -251,6 +251,12 @@ impl Steward {
         answer.unwrap_or(Placement::Bypass)
     }
 
+    /// How often the policies changed whom they follow, all tiers together.
+    #[must_use]
+    pub fn switches(&self) -> u64 {
+        self.shelves.iter().map(|shelf| shelf.policy.switches()).sum()
+    }
+
     /// The tiers as status shows them, fastest first.
     #[must_use]
     pub fn snapshot(&self) -> Vec<TierSnapshot> {

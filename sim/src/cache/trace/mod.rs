@@ -1,7 +1,8 @@
 //! Traces: what was asked for, in order. Read from CSV, libCacheSim's oracleGeneral, our own binary
-//! format, and the event log of a node.
+//! format, and the event log of a node, plain or compressed.
 
 mod csv;
+mod source;
 
 pub use csv::Columns;
 
@@ -127,7 +128,8 @@ impl Trace {
         next
     }
 
-    /// Reads a file; `columns` matter if it is CSV.
+    /// Reads a file, or the standard input for `-`; `columns` matter if it is CSV. What is compressed
+    /// by gzip or Zstandard is unpacked.
     ///
     /// # Errors
     /// [`SimError::File`] if it cannot be read, [`SimError::Trace`] if it is not in the format.
@@ -136,7 +138,7 @@ impl Trace {
         format: Option<Format>,
         columns: Option<Columns>,
     ) -> Result<Self, SimError> {
-        let content = std::fs::read(path).map_err(SimError::file(path))?;
+        let content = source::read(path).map_err(SimError::file(path))?;
         let format = format.unwrap_or_else(|| Format::guess(path, &content));
         Self::parse(&content, format, columns)
             .map_err(|what| SimError::Trace { what: format!("{}: {what}", path.display()) })
@@ -194,10 +196,7 @@ impl Trace {
         let requests = match format {
             Format::Csv => csv::parse(text(content)?, columns),
             Format::Log => accesses(text(content)?),
-            Format::Oracle => records(content, 24, |record| Request {
-                id: little_endian(&record[4..12]),
-                size: little_endian(&record[12..16]),
-            }),
+            Format::Oracle => oracle_general(content),
             Format::Forebay => {
                 let body = content.strip_prefix(MAGIC).ok_or("not a forebay trace")?;
                 records(body, 16, |record| Request {
@@ -206,6 +205,9 @@ impl Trace {
                 })
             }
         }?;
+        if requests.is_empty() {
+            return Err("there is no request in it".into());
+        }
         Ok(Self::new(requests))
     }
 
@@ -240,6 +242,28 @@ fn records(
         return Err(format!("its length is not a multiple of {length} bytes"));
     }
     Ok(records.map(read).collect())
+}
+
+/// The furthest request that a record may name as the next for its file: more than any trace has.
+const FARTHEST: i64 = 1 << 48;
+
+/// libCacheSim's oracleGeneral. The format has no mark of its own; but each record names the next
+/// request for its file, which comes after it, and that tells it from other bytes.
+fn oracle_general(content: &[u8]) -> Result<Vec<Request>, String> {
+    for (at, record) in content.chunks_exact(24).enumerate() {
+        let next = little_endian(&record[16..]) as i64;
+        let none = next == -1 || next == i64::MAX;
+        // Programs count from 0 or from 1, and a part of a trace keeps the numbers of the whole.
+        if !none && !(at as i64..FARTHEST).contains(&next) {
+            return Err(format!(
+                "not oracleGeneral: record {at} has its file's next request at {next}"
+            ));
+        }
+    }
+    records(content, 24, |record| Request {
+        id: little_endian(&record[4..12]),
+        size: little_endian(&record[12..16]),
+    })
 }
 
 fn accesses(text: &str) -> Result<Vec<Request>, String> {
@@ -279,6 +303,23 @@ mod tests {
         let trace = Trace::parse(&content, Format::Oracle, None).expect("sound");
         assert_eq!(trace.requests, [request(7, 100), request(1 << 40, 5)]);
         assert!(Trace::parse(&content[1..], Format::Oracle, None).is_err());
+    }
+
+    #[test]
+    fn bytes_that_are_no_trace_then_refused_in_every_format() {
+        let mut rng = crate::rng::Rng::new(3);
+        for length in [0, 16, 24, 48, 240, 24 * 400] {
+            for _ in 0..20 {
+                let content: Vec<u8> = (0..length).map(|_| rng.bits() as u8).collect();
+                let guess = Format::guess(Path::new("t.bin"), &content);
+                for format in [guess, Format::Oracle, Format::Csv, Format::Forebay, Format::Log] {
+                    assert!(Trace::parse(&content, format, None).is_err(), "{length}, {format:?}");
+                }
+            }
+        }
+        assert!(Trace::parse(b"id,size\n", Format::Csv, None).is_err(), "a heading alone");
+        assert!(Trace::parse(b"some text\n", Format::Csv, None).is_err());
+        assert!(Trace::parse(&[0; 48], Format::Oracle, None).is_err(), "zeros name themselves");
     }
 
     #[test]

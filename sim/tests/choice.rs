@@ -1,0 +1,50 @@
+//! `auto` against LRU and against the policies that it chooses from, on traces of the kinds that
+//! mounts meet: never more than one per cent above LRU, and near the best choice in hindsight.
+
+use forebay_core::policy::CHOICES;
+use forebay_sim::cache::generate::{Kind, generate};
+use forebay_sim::cache::run::{Options, count};
+use forebay_sim::cache::trace::Trace;
+
+const KINDS: [Kind; 4] = [Kind::Drift, Kind::LoopScan, Kind::Workflow, Kind::Epochs];
+
+/// As a mount has it.
+fn missed(trace: &Trace, policy: &str, capacity: u64) -> f64 {
+    let mut options = Options::new(policy, capacity);
+    options.config.admit_large = true;
+    count(trace, &options).expect("a policy").miss_bytes as f64
+}
+
+/// Of what each trace at each size gives over LRU: the geometric mean and the largest for `auto`, and
+/// the mean of the best single choice.
+fn compared(files: u64, requests: u64, seeds: std::ops::Range<u64>) -> (f64, f64, f64) {
+    let (mut auto, mut worst, mut best, mut runs) = (0.0, 0.0f64, 0.0, 0.0);
+    for kind in KINDS {
+        for seed in seeds.clone() {
+            let trace = generate(kind, files, requests, seed);
+            for share in [30, 10, 3] {
+                let capacity = trace.footprint() / share;
+                let lru = missed(&trace, "lru", capacity);
+                let own = missed(&trace, "auto", capacity) / lru;
+                let choices = CHOICES.map(|choice| missed(&trace, choice, capacity) / lru);
+                auto += own.ln();
+                best += choices.into_iter().fold(f64::INFINITY, f64::min).ln();
+                worst = worst.max(own);
+                runs += 1.0;
+                println!("{kind:?}, seed {seed}, 1/{share}: auto {own:.3} of {choices:.3?}");
+            }
+        }
+    }
+    let mean = |sum: f64| (sum / runs).exp();
+    println!("auto {:.4}, at most {worst:.4}, best choice {:.4}", mean(auto), mean(best));
+    (mean(auto), worst, mean(best))
+}
+
+#[test]
+fn auto_on_every_kind_then_well_below_lru_and_never_a_percent_above() {
+    for (files, requests) in [(400, 12_000), (2_000, 60_000)] {
+        let (mean, worst, best) = compared(files, requests, 1..4);
+        assert!(worst <= 1.01, "{files} files: {worst}");
+        assert!(mean <= 0.91 && mean <= best + 0.03, "{files} files: {mean}, best {best}");
+    }
+}
