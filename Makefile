@@ -10,7 +10,7 @@ FEATURES = $(if $(wildcard /dev/fuse),--all-features,--features forebay/failpoin
 RELEASE = $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build bench check install uninstall clean
+.PHONY: help demo test build mpiio bench papers check install uninstall clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,9 +24,16 @@ test: ## Run all tests
 build: ## Build the release binaries
 	$(CARGO) build --release -p forebay -p forebay-bench
 
+mpiio: ## Build the libraries for MPI programs, for each MPI that is installed
+	$(CARGO) build --release -p forebay-mpiio
+	crates/mpiio/shim/each.sh $(RELEASE)
+
 bench: build ## Measure against peers and with real programs (root, long)
 	SKIP_BUILD=1 bench/peers.sh meta hit newfile
 	SKIP_BUILD=1 bench/programs.sh
+
+papers: build ## Run what the papers claim again, as far as models show it (minutes)
+	bench/papers.sh
 
 check: ## Formatting, lints and rules, as CI wants them
 	$(CARGO) fmt --all --check

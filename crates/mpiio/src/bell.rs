@@ -1,0 +1,158 @@
+//! How a process of the same node wakes another one's thread, which then looks for messages: MPI
+//! itself can only be polled, and a thread that polls takes a core from the program.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::mpi::{Handle, Mpi};
+
+/// What one process has in the memory that all of a node share. On a cache line of its own.
+#[repr(C, align(64))]
+struct Place {
+    /// Messages sent to it by processes of the node.
+    announced: AtomicU32,
+    /// Changes whenever it should wake up.
+    rung: AtomicU32,
+    /// Whether it sleeps.
+    asleep: AtomicU32,
+}
+
+/// The bells of a node.
+pub struct Bell {
+    places: *const Place,
+    bytes: usize,
+    /// By rank in the world.
+    index: HashMap<i32, usize>,
+    me: usize,
+}
+
+// SAFETY: the places are shared memory of atomics, and the rest does not change.
+unsafe impl Send for Bell {}
+// SAFETY: as above.
+unsafe impl Sync for Bell {}
+
+const NAME: usize = 64;
+
+impl Bell {
+    /// Makes the bells of a node, `members` by their ranks in the world. Collective over the node;
+    /// `None` for all of it if one of them can't.
+    pub fn make(mpi: &Mpi, node: Handle, members: &[i32], me: usize) -> Option<Self> {
+        let bytes = members.len() * size_of::<Place>();
+        let mut name = [0u8; NAME];
+        let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let nanos = time.map_or(0, |time| time.as_nanos());
+        let text = format!("/dev/shm/forebay-mpiio-{}-{nanos:x}", std::process::id());
+        name[..text.len()].copy_from_slice(text.as_bytes());
+        let made = if me == 0 { map(&name, bytes, true) } else { None };
+        let name = mpi.share(node, name).ok()?;
+        // The first has made it before the others can know its name.
+        let places = if me == 0 { made } else { map(&name, bytes, false) };
+        let failed = mpi.largest(node, [i64::from(places.is_none())]);
+        if me == 0 && places.is_some() {
+            let _ = std::fs::remove_file(&text);
+        }
+        let bell = places.map(|places| Self {
+            places,
+            bytes,
+            index: members.iter().enumerate().map(|(at, rank)| (*rank, at)).collect(),
+            me,
+        });
+        bell.filter(|_| failed == Ok([0]))
+    }
+
+    /// Whether a process of this rank is on the node.
+    pub fn reaches(&self, rank: i32) -> bool {
+        self.index.contains_key(&rank)
+    }
+
+    /// How many processes are on the node.
+    pub fn reach(&self) -> usize {
+        self.index.len()
+    }
+
+    fn place(&self, at: usize) -> &Place {
+        // SAFETY: `at` is below the number of places that were mapped, which is that of members.
+        unsafe { &*self.places.add(at) }
+    }
+
+    /// Says that a message was sent.
+    pub fn announce(&self, rank: i32) {
+        if let Some(at) = self.index.get(&rank) {
+            self.place(*at).announced.fetch_add(1, Ordering::SeqCst);
+            ring(self.place(*at));
+        }
+    }
+
+    /// Wakes this process's own thread.
+    pub fn wake(&self) {
+        ring(self.place(self.me));
+    }
+
+    /// Messages that were announced to this process.
+    pub fn announced(&self) -> u32 {
+        self.place(self.me).announced.load(Ordering::SeqCst)
+    }
+
+    /// Sleeps until there is something to do, unless `awake` says that there is already. Only one
+    /// thread of a process does so.
+    pub fn sleep(&self, most: Duration, awake: impl Fn() -> bool) {
+        let place = self.place(self.me);
+        let rung = place.rung.load(Ordering::SeqCst);
+        place.asleep.store(1, Ordering::SeqCst);
+        if !awake() {
+            let limit = libc::timespec {
+                tv_sec: most.as_secs() as libc::time_t,
+                tv_nsec: libc::c_long::from(most.subsec_nanos()),
+            };
+            // SAFETY: the word is mapped, and the time stays while it is looked at.
+            unsafe {
+                libc::syscall(
+                    libc::SYS_futex,
+                    place.rung.as_ptr(),
+                    libc::FUTEX_WAIT,
+                    rung,
+                    &raw const limit,
+                )
+            };
+        }
+        place.asleep.store(0, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        // SAFETY: nobody has a reference to a place any more.
+        unsafe { libc::munmap(self.places.cast_mut().cast(), self.bytes) };
+    }
+}
+
+fn ring(place: &Place) {
+    place.rung.fetch_add(1, Ordering::SeqCst);
+    if place.asleep.load(Ordering::SeqCst) != 0 {
+        // SAFETY: the word is mapped.
+        unsafe { libc::syscall(libc::SYS_futex, place.rung.as_ptr(), libc::FUTEX_WAKE, 1) };
+    }
+}
+
+/// Maps the file of this name, zeros to begin with.
+fn map(name: &[u8], bytes: usize, make: bool) -> Option<*const Place> {
+    let end = name.iter().position(|byte| *byte == 0)?;
+    let name = CString::new(&name[..end]).ok()?;
+    let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+    let flags = if make { flags | libc::O_CREAT | libc::O_EXCL } else { flags };
+    // SAFETY: a name that ends with zero; what is opened is closed, what is mapped is given back.
+    unsafe {
+        let fd = libc::open(name.as_ptr(), flags, 0o600);
+        if fd < 0 {
+            return None;
+        }
+        let length = bytes as libc::off_t;
+        let sized = !make || libc::posix_fallocate(fd, 0, length) == 0;
+        let all = libc::PROT_READ | libc::PROT_WRITE;
+        let at = libc::mmap(std::ptr::null_mut(), bytes, all, libc::MAP_SHARED, fd, 0);
+        libc::close(fd);
+        (sized && at != libc::MAP_FAILED).then_some(at.cast_const().cast())
+    }
+}
