@@ -1,6 +1,8 @@
 //! What each failure of the node is to a program.
 
-use forebay_node::{ErrorClass, MetaError, NodeConfig, NodeError, StoreError, metrics};
+use forebay_node::{
+    EngineError, ErrorClass, MetaError, NodeConfig, NodeError, StoreError, metrics,
+};
 
 /// The errno that answers a failed request.
 #[must_use]
@@ -29,6 +31,7 @@ pub fn error_class(error: &NodeError, config: &NodeConfig) -> Option<metrics::Er
         NodeError::Meta(MetaError::Corrupt { .. } | MetaError::NewerFormat { .. }) => {
             Class::Corrupt
         }
+        NodeError::Meta(MetaError::Engine(EngineError::NoSpace { .. })) => Class::NoSpace,
         NodeError::Meta(error) if meta(error) == libc::EIO => Class::Meta,
         NodeError::Store(error) => match (error.class(), error) {
             (ErrorClass::NoSpace, _) => Class::NoSpace,
@@ -59,6 +62,7 @@ fn meta(error: &MetaError) -> i32 {
         MetaError::NoXattr => libc::ENODATA,
         MetaError::Conflict(_) => libc::EAGAIN,
         MetaError::Unsupported(_) => libc::EOPNOTSUPP,
+        MetaError::Engine(EngineError::NoSpace { .. }) => libc::ENOSPC,
         // EIO: the engine failed, its data are damaged or newer, attributes were never imported.
         _ => libc::EIO,
     }

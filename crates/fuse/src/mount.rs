@@ -28,6 +28,8 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Mount read-only.
     pub read_only: bool,
+    /// Say that reads leave access times as they are.
+    pub noatime: bool,
     /// Honour set-id bits.
     pub suid: bool,
     /// Honour device nodes.
@@ -67,6 +69,7 @@ impl Default for MountOptions {
             // What root mounts is meant for everybody; plain users have to be allowed by fuse.conf.
             allow_other: rustix::process::geteuid().is_root(),
             read_only: false,
+            noatime: false,
             suid: false,
             dev: false,
             noexec: false,
@@ -214,6 +217,7 @@ fn transport_options(node: &Node, options: &MountOptions) -> Options {
         allow_other: options.allow_other,
         default_permissions: true,
         read_only: options.read_only,
+        noatime: options.noatime,
         nosuid: !options.suid,
         nodev: !options.dev,
         noexec: options.noexec,
@@ -252,6 +256,8 @@ fn features(passthrough: Passthrough) -> Features {
         Features::SETXATTR_EXT,
         Features::INIT_EXT,
         Features::HAS_EXPIRE_ONLY,
+        // File handles mean their files also when the kernel has forgotten those.
+        Features::EXPORT_SUPPORT,
     ];
     let all = always.into_iter().fold(Features::NONE, Features::with);
     match passthrough {

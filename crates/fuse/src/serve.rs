@@ -1,7 +1,9 @@
 //! Every operation of the protocol as a call of the node.
 
+use std::time::Duration;
+
 use forebay_node::{Context, Ino, Kernel, Node, NodeError, OpenMode, Opened, Result, Stat};
-use fusewire::{CopyRange, DirectoryBuffer, OpenInFlags, Operation, Request, SetxattrFlags};
+use fusewire::{CopyRange, DirectoryBuffer, Entry, OpenInFlags, Operation, Request, SetxattrFlags};
 use rustix::io::Errno;
 
 use crate::answer::Answer;
@@ -82,10 +84,28 @@ impl Serve<'_> {
         Answer::Entry(self.manner.entry(stat))
     }
 
+    /// What a file handle means that a program kept while the kernel forgot the inode; or its directory.
+    fn by_handle(&self, name: &[u8]) -> Result<Answer> {
+        let stat = self.node.lookup(&self.context, self.ino(), name)?.ok_or(Errno::STALE)?;
+        // A file that the kernel has to know anew is none that an old handle means.
+        let id = forebay_node::node_id(stat.ino, stat.face);
+        if name == b"." && id != self.request.header().node {
+            return Err(Errno::STALE.into());
+        }
+        // Nobody tells the kernel when it is something else: it asks again when it matters.
+        let never = Duration::ZERO;
+        Ok(Answer::Entry(Entry {
+            entry_valid: never,
+            attr_valid: never,
+            ..self.manner.entry(&stat)
+        }))
+    }
+
     fn name_operation(&self, operation: Operation<'_>) -> Result<Answer> {
         let (node, context, dir) = (self.node, &self.context, self.ino());
         let looker = Looker::new(self, dir);
         Ok(match operation {
+            Operation::Lookup { name: name @ (b"." | b"..") } => self.by_handle(name)?,
             Operation::Lookup { name } => {
                 let looker = looker.also_behind(name);
                 looker.found(name, node.lookup(context, dir, name)?.as_ref())
@@ -268,7 +288,7 @@ impl Serve<'_> {
         // The open truncated the file on behalf of somebody without privilege. The kernel has
         // taken care of the rest: the file is his to write.
         if open_flags.contains(OpenInFlags::KILL_SUIDGID)
-            && let Err(error) = self.node.kill_set_ids(ino)
+            && let Err(error) = self.node.kill_set_ids(&self.context, ino)
         {
             self.node.release(opened.fh);
             return Err(error);

@@ -148,6 +148,7 @@ fn mount_directly(path: &Path, root_mode: u32, options: &Options) -> Result<Owne
     }
     let mut flags = MountFlags::empty();
     flags.set(MountFlags::RDONLY, options.read_only);
+    flags.set(MountFlags::NOATIME, options.noatime);
     flags.set(MountFlags::NOSUID, options.nosuid);
     flags.set(MountFlags::NODEV, options.nodev);
     flags.set(MountFlags::NOEXEC, options.noexec);
@@ -200,6 +201,7 @@ fn fusermount_options(options: &Options) -> String {
         (options.allow_other, "allow_other"),
         (options.default_permissions, "default_permissions"),
         (options.read_only, "ro"),
+        (options.noatime, "noatime"),
         (options.nosuid, "nosuid"),
         (options.nodev, "nodev"),
         (options.noexec, "noexec"),

@@ -27,6 +27,8 @@ pub struct Options {
     pub default_permissions: bool,
     /// Mount read-only.
     pub read_only: bool,
+    /// Say that reads leave access times as they are. The handler sees to it.
+    pub noatime: bool,
     /// Ignore setuid and setgid bits (always so for plain users).
     pub nosuid: bool,
     /// Ignore device files (always so for plain users).
@@ -74,6 +76,7 @@ impl Default for Options {
             allow_other: false,
             default_permissions: true,
             read_only: false,
+            noatime: false,
             nosuid: true,
             nodev: true,
             noexec: false,

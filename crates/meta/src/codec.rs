@@ -45,6 +45,8 @@ struct PbFingerprint {
     ctime: Option<PbTime>,
     #[prost(uint64, tag = "4")]
     ino: u64,
+    #[prost(message, optional, tag = "5")]
+    born: Option<PbTime>,
 }
 
 /// The record, without what its key says. Times other than mtime are left out where equal to it;
@@ -226,6 +228,7 @@ mod flag {
     pub const COPIED: u32 = 1 << 10;
     pub const SPLITTING: u32 = 1 << 11;
     pub const SPLIT: u32 = 1 << 12;
+    pub const REPLACES: u32 = 1 << 13;
 }
 
 fn kind_number(kind: FileKind) -> u32 {
@@ -267,6 +270,7 @@ fn print_out(print: Fingerprint) -> PbFingerprint {
         mtime: Some(time_out(print.mtime)),
         ctime: Some(time_out(print.ctime)),
         ino: print.ino,
+        born: (print.born != Timestamp::default()).then(|| time_out(print.born)),
     }
 }
 
@@ -276,6 +280,7 @@ fn print_in(print: PbFingerprint) -> Fingerprint {
         mtime: print.mtime.map_or(Timestamp::default(), time_in),
         ctime: print.ctime.map_or(Timestamp::default(), time_in),
         ino: print.ino,
+        born: print.born.map_or(Timestamp::default(), time_in),
     }
 }
 
@@ -309,6 +314,7 @@ fn flags_of(record: &Record) -> u32 {
         (record.pinned, flag::PINNED),
         (record.orphan, flag::ORPHAN),
         (record.copied, flag::COPIED),
+        (record.replaces, flag::REPLACES),
         (record.backing.attrs_differ, flag::ATTRS_DIFFER),
         (record.backing.xattrs_differ, flag::XATTRS_DIFFER),
         (record.links == record.backing.links, flag::SAME_LINKS),
@@ -464,6 +470,7 @@ pub(crate) fn decode_record(ino: Ino, value: &[u8]) -> Result<Record> {
         pinned: has(flag::PINNED),
         orphan: has(flag::ORPHAN),
         copied: has(flag::COPIED),
+        replaces: has(flag::REPLACES),
         owner: message.owner.map(|owner| incarnation_in(&what(), owner)).transpose()?,
         orphan_of: u16::try_from(message.orphan_of).map_err(|error| corrupt(what(), error))?,
         subdirs: message.subdirs,
@@ -704,13 +711,13 @@ mod tests {
                 ino: Ino(ino), attr,
                 backing: Backing {
                     links: if same { links.clone() } else { backing_links },
-                    fingerprint: print.map(|(size, ino)| Fingerprint { size, mtime: t, ctime: t, ino }),
-                    pending: print.filter(|_| bit(7)).map(|(ino, size)| Fingerprint { size, mtime: t, ctime: t, ino }),
+                    fingerprint: print.map(|(size, ino)| Fingerprint { size, mtime: t, ctime: t, ino, born: t }),
+                    pending: print.filter(|_| bit(7)).map(|(ino, size)| Fingerprint { size, mtime: t, ctime: t, ino, born: t }),
                     attrs_differ: bit(0), xattrs_differ: bit(1), claimed: Links::new(),
                 },
                 apart: 0, links, target: target.map(Vec::into_boxed_slice),
                 xattrs: [XattrState::Unknown, XattrState::None, XattrState::Some][bits as usize % 3],
-                dirty: bit(2), spilled: bit(3), listed: bit(4), pinned: bit(5), orphan: bit(6), copied: bit(9), orphan_of: bits,
+                dirty: bit(2), spilled: bit(3), listed: bit(4), pinned: bit(5), orphan: bit(6), copied: bit(9), orphan_of: bits, replaces: bit(10),
                 owner: bit(8).then_some(Incarnation { node: bits, epoch: numbers.0 }),
                 subdirs: numbers.2, change: numbers.0, queued: queued.map(Seq), hard_link: queued, revision: numbers.1,
                 spread: [Spread::Whole, Spread::Splitting, Spread::Split][bits as usize / 3 % 3],

@@ -138,7 +138,7 @@ impl fmt::Display for Incarnation {
 
 /// What identifies the contents of an object in the backing store: a change of any part means
 /// that somebody changed it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Fingerprint {
     /// Length in bytes.
     pub size: u64,
@@ -148,6 +148,28 @@ pub struct Fingerprint {
     pub ctime: Timestamp,
     /// Inode number in the backing store.
     pub ino: u64,
+    /// When that inode was made, which tells it from others that have its number later; zero where
+    /// that is not known, and then it differs from none.
+    pub born: Timestamp,
+}
+
+impl PartialEq for Fingerprint {
+    fn eq(&self, other: &Self) -> bool {
+        let times = |print: &Self| (print.size, print.mtime, print.ctime);
+        times(self) == times(other) && self.same_inode(other)
+    }
+}
+
+impl Eq for Fingerprint {}
+
+impl Fingerprint {
+    /// Whether both are of one inode.
+    #[must_use]
+    pub fn same_inode(&self, other: &Self) -> bool {
+        let unknown = Timestamp::default();
+        let either_unknown = self.born == unknown || other.born == unknown;
+        self.ino == other.ino && (either_unknown || self.born == other.born)
+    }
 }
 
 /// What other nodes keep of a file, so that it is not lost with its owner: the contents that the
@@ -299,6 +321,9 @@ pub struct Record {
     pub copied: bool,
     /// In a cluster: the node by whose programs an orphan is in use; 0 for none.
     pub(crate) orphan_of: u16,
+    /// It came to its name by a rename over another inode that the backing store had there, or over
+    /// one that had come to the name in that way.
+    pub replaces: bool,
     /// Number of subdirectories among the known entries of a directory.
     pub subdirs: u32,
     /// Counts logical changes. Changes of a directory's times and link count that follow from

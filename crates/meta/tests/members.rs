@@ -230,7 +230,13 @@ fn entries_found_late_when_the_directory_is_listed_then_are_not_imported() {
     }
     let servers = Servers::single(&[]);
     let (a, b) = (open(&servers, "a"), open(&servers, "b"));
-    let print = forebay_meta::Fingerprint { size: 0, mtime: now(), ctime: now(), ino: 9 };
+    let print = forebay_meta::Fingerprint {
+        size: 0,
+        mtime: now(),
+        ctime: now(),
+        ino: 9,
+        ..Default::default()
+    };
     let mut attr = a.get(Ino::ROOT).unwrap().attr.clone();
     (attr.kind, attr.nlink) = (FileKind::File, 1);
     let found = |name: &[u8]| forebay_meta::Found {

@@ -425,6 +425,7 @@ fn compare_with_model(ops: &[Op], open: &dyn Fn() -> MetaStore) {
                 mtime: Timestamp::default(),
                 ctime: Timestamp::default(),
                 ino: 1,
+                ..Default::default()
             },
         )
         .unwrap();

@@ -57,7 +57,8 @@ fn found(name: &str, kind: FileKind, nlink: u32, backing_ino: u64) -> Found {
         ctime: NOW,
         btime: NOW,
     };
-    let fingerprint = Fingerprint { size: 7, mtime: NOW, ctime: NOW, ino: backing_ino };
+    let fingerprint =
+        Fingerprint { size: 7, mtime: NOW, ctime: NOW, ino: backing_ino, ..Default::default() };
     Found { name: name.as_bytes().into(), attr, target: None, fingerprint }
 }
 

@@ -450,7 +450,8 @@ fn found(name: &str, kind: FileKind, number: u64) -> Found {
         ctime: NOW,
         btime: NOW,
     };
-    let fingerprint = Fingerprint { size: 7, mtime: NOW, ctime: NOW, ino: number };
+    let fingerprint =
+        Fingerprint { size: 7, mtime: NOW, ctime: NOW, ino: number, ..Default::default() };
     Found { name: name.as_bytes().into(), attr, target: None, fingerprint }
 }
 

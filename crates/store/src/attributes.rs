@@ -1,6 +1,8 @@
 //! What `stat` says, in this crate's own types.
 
-use rustix::fs::Stat;
+use std::os::fd::AsFd;
+
+use rustix::fs::{self, AtFlags, Stat, Statx, StatxFlags, StatxTimestamp};
 
 /// A point in time of a file, since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,7 +58,7 @@ impl FileKind {
 
 /// Identifies one version of a file in the backing store. Two equal fingerprints mean the same
 /// bytes, as far as the file system's time stamps can tell.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Fingerprint {
     /// Inode number in the backing file system (not Forebay's).
     pub ino: u64,
@@ -66,13 +68,32 @@ pub struct Fingerprint {
     pub mtime: Timestamp,
     /// Last change of the inode. Changes on rename and chmod too.
     pub ctime: Timestamp,
+    /// When the inode was made, which tells it from others that have its number later; zero where
+    /// that is not known, and then it differs from none.
+    pub born: Timestamp,
 }
+
+impl PartialEq for Fingerprint {
+    fn eq(&self, other: &Self) -> bool {
+        self.ctime == other.ctime && self.same_content(other)
+    }
+}
+
+impl Eq for Fingerprint {}
 
 impl Fingerprint {
     /// Whether inode, size and mtime agree; the ctime, which renames change, is left out.
     #[must_use]
     pub fn same_content(&self, other: &Self) -> bool {
-        (self.ino, self.size, self.mtime) == (other.ino, other.size, other.mtime)
+        (self.size, self.mtime) == (other.size, other.mtime) && self.same_inode(other)
+    }
+
+    /// Whether both are of one inode.
+    #[must_use]
+    pub fn same_inode(&self, other: &Self) -> bool {
+        let unknown = Timestamp::default();
+        let either_unknown = self.born == unknown || other.born == unknown;
+        self.ino == other.ino && (either_unknown || self.born == other.born)
     }
 }
 
@@ -107,13 +128,88 @@ pub struct Attributes {
     pub mtime: Timestamp,
     /// Last change of the inode.
     pub ctime: Timestamp,
+    /// When the inode was made; zero where the file system does not know, or can't be relied on.
+    pub btime: Timestamp,
 }
 
 impl Attributes {
     /// The version these attributes show.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
-        Fingerprint { ino: self.ino, size: self.size, mtime: self.mtime, ctime: self.ctime }
+        Fingerprint {
+            ino: self.ino,
+            size: self.size,
+            mtime: self.mtime,
+            ctime: self.ctime,
+            born: self.btime,
+        }
+    }
+}
+
+/// On which device the times at which inodes were made can be relied on, if on any: where an inode
+/// keeps its own for as long as it lives. (On overlayfs it is another one after the first change.)
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Births(Option<u64>);
+
+impl Births {
+    /// Of the file system that `dir` is in: ext2 to ext4, XFS, Btrfs, F2FS or tmpfs.
+    pub(crate) fn of(dir: impl AsFd) -> Self {
+        const KEPT: [u32; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
+        let kept = fs::fstatfs(&dir).is_ok_and(|found| KEPT.contains(&(found.f_type as u32)));
+        let device = || fs::fstat(&dir).ok().map(|found| found.st_dev);
+        Births(if kept { device() } else { None })
+    }
+
+    /// As `fstatat`, with the time of birth where that can be relied on.
+    pub(crate) fn stat(
+        self,
+        dir: impl AsFd,
+        name: impl rustix::path::Arg,
+        flags: AtFlags,
+    ) -> rustix::io::Result<Attributes> {
+        let Some(device) = self.0 else {
+            return fs::statat(dir, name, flags).map(Attributes::from);
+        };
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        let mut found = Attributes::from(fs::statx(dir, name, flags, wanted)?);
+        if found.dev != device {
+            found.btime = Timestamp::default();
+        }
+        Ok(found)
+    }
+}
+
+impl Births {
+    /// As `fstat`, with the time of birth where that can be relied on.
+    pub(crate) fn of_open(self, file: impl AsFd) -> rustix::io::Result<Attributes> {
+        match self.0 {
+            Some(_) => self.stat(file, c"", AtFlags::EMPTY_PATH),
+            None => fs::fstat(file).map(Attributes::from),
+        }
+    }
+}
+
+impl From<Statx> for Attributes {
+    fn from(stat: Statx) -> Self {
+        let time = |time: StatxTimestamp| Timestamp { seconds: time.tv_sec, nanos: time.tv_nsec };
+        let born = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+        Self {
+            dev: fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
+            ino: stat.stx_ino,
+            kind: FileKind::from_mode(stat.stx_mode.into()),
+            mode: u32::from(stat.stx_mode) & 0o7777,
+            nlink: stat.stx_nlink.into(),
+            uid: stat.stx_uid,
+            gid: stat.stx_gid,
+            rdev: fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor),
+            size: stat.stx_size,
+            blocks: stat.stx_blocks,
+            blksize: stat.stx_blksize,
+            atime: time(stat.stx_atime),
+            mtime: time(stat.stx_mtime),
+            ctime: time(stat.stx_ctime),
+            btime: if born { time(stat.stx_btime) } else { Timestamp::default() },
+        }
     }
 }
 
@@ -136,6 +232,7 @@ impl From<Stat> for Attributes {
             atime: time(stat.st_atime as i64, stat.st_atime_nsec as u32),
             mtime: time(stat.st_mtime as i64, stat.st_mtime_nsec as u32),
             ctime: time(stat.st_ctime as i64, stat.st_ctime_nsec as u32),
+            btime: Timestamp::default(),
         }
     }
 }

@@ -379,6 +379,10 @@ pub trait BackingStore: Send + Sync {
     /// [`DirBacking::open`]; only call it when that daemon is known to be gone.
     fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>;
 
+    /// Removes what this daemon itself has left in `.forebay` and beside files, as the store failed when
+    /// it was to go: what nobody uses any more. It ends at the first failure, and can be called again.
+    fn remove_strays(&self) -> Result<Cleaned>;
+
     /// Removes the private area if it is empty.
     fn tidy(&self) -> Result<()>;
 }

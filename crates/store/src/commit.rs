@@ -54,6 +54,11 @@ impl DirBacking {
         }
         temporary.place.published = true;
         fail_at!("store.commit.after_rename", &self.path);
+        // Whoever may write in that directory could have put a file of his own under the
+        // temporary's name, whose bytes must not count as what was written.
+        if temporary.place.beside && !self.stands_at(dir, name, &temporary.file.stat()?)? {
+            return Err(self.err("find what was published as", dir, name, Errno::STALE));
+        }
         // The rename has changed the ctime. Size and time are those from before it: should someone
         // have written since, the next look at the file shows the difference.
         let after = temporary.file.stat()?.fingerprint();
@@ -118,7 +123,7 @@ impl DirBacking {
                     // What stands here may be anybody's: neither a drop may remove it nor a retry
                     // take it for ours.
                     temporary.place.published = true;
-                    self.leave_swapped(&temporary.place);
+                    self.leave_swapped(&temporary.place, &temporary.place.name);
                     return Err(self.err("publish", dir, name, e));
                 }
             },
@@ -170,7 +175,7 @@ impl DirBacking {
         let place = &temporary.place;
         let looked = answer_at!("store.commit.answer_of_stat", self.stat_errno(place));
         let displaced = looked.map_err(|e| {
-            self.leave_swapped(place);
+            self.leave_swapped(place, &place.name);
             self.err("look at what was replaced by", dir, name, e)
         })?;
         if is_same(&displaced, expected) {
@@ -181,7 +186,7 @@ impl DirBacking {
             );
             if removed.is_err() {
                 // It is published: what was replaced goes when somebody comes by here again.
-                self.leave_swapped(place);
+                self.leave_swapped(place, &place.name);
             }
             return Ok(Attempt::Published);
         }
@@ -228,7 +233,7 @@ impl DirBacking {
             let own = temporary.file.stat()?;
             // Carried out all the same?
             if !self.stands_at(&place.dir, name, &own).unwrap_or(false) {
-                self.leave_swapped(place);
+                self.leave_swapped(place, name);
                 return Err(self.err("rename", &place.dir, &place.name, e));
             }
         }

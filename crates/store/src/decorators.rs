@@ -6,12 +6,14 @@
 
 mod backing;
 mod faults;
+mod folding;
 mod numbers;
 mod tier;
 mod volatile;
 
 pub use backing::InterceptedBacking;
 pub use faults::{Flaky, Rule, Stuck, Throttled};
+pub use folding::FoldingBacking;
 pub use numbers::RenumberedBacking;
 pub use tier::InterceptedTier;
 pub use volatile::VolatileTier;

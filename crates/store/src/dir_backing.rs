@@ -15,6 +15,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::attributes::Births;
 use crate::backing::{
     Access, BackingFile, BackingStore, Cleaned, Commit, Dir, Entry, Expect, FileSystemUsage, Node,
     RenameMode, SetAttributes, TEMPORARY_PREFIX, Temporary, XattrMode,
@@ -40,6 +41,8 @@ pub struct DirBacking {
     pub(crate) areas: Mutex<Areas>,
     /// Spill files whose exchange with a published file got no answer.
     pub(crate) swapped: Mutex<HashSet<u64>>,
+    pub(crate) strays: Arc<crate::private::Strays>,
+    pub(crate) births: Births,
 }
 
 impl DirBacking {
@@ -55,12 +58,15 @@ impl DirBacking {
         let fd = retry(|| fs::open(&path, flags, Mode::empty()))
             .map_err(|e| StoreError::io("open backing store", &path, e))?;
         let root = Dir(Arc::new(fd));
+        let births = Births::of(&root);
         Ok(Self {
             path,
             owner: owner.to_owned(),
             root,
             areas: Mutex::default(),
             swapped: Mutex::default(),
+            strays: Arc::default(),
+            births,
         })
     }
 
@@ -282,6 +288,21 @@ impl BackingFile for DirFile {
     }
 }
 
+impl DirBacking {
+    /// Makes the entries of directories durable.
+    pub(crate) fn sync_now(&self, dirs: &[Dir]) -> Result<()> {
+        let group = (dirs.len() > 1).then(|| self.begin_group()).flatten();
+        let together = |dir: &Dir| group.as_ref().is_some_and(|group| group.covers(dir));
+        if let Some(group) = &group {
+            group.sync()?;
+        }
+        dirs.iter().filter(|dir| !together(dir)).try_for_each(|dir| {
+            with_readable(dir, |fd| fs::fsync(fd))
+                .map_err(|e| self.err("sync", dir, OsStr::new(""), e))
+        })
+    }
+}
+
 impl BackingStore for DirBacking {
     fn root(&self) -> Dir {
         self.root.clone()
@@ -310,8 +331,7 @@ impl BackingStore for DirBacking {
         if !name.is_empty() {
             self.checked(dir, name)?;
         }
-        retry(|| fs::statat(dir, path, AtFlags::SYMLINK_NOFOLLOW | empty))
-            .map(Attributes::from)
+        retry(|| self.births.stat(dir, path, AtFlags::SYMLINK_NOFOLLOW | empty))
             .map_err(|e| self.err("stat", dir, name, e))
     }
 
@@ -339,7 +359,7 @@ impl BackingStore for DirBacking {
         };
         let fd = open_beneath(dir.as_fd(), name, mode | OFlags::NONBLOCK | OFlags::NOCTTY)
             .map_err(err)?;
-        let file = LocalFile::new(fd, self.describe(dir, name));
+        let file = LocalFile::with_births(fd, self.describe(dir, name), self.births);
         if file.stat()?.kind != FileKind::Regular {
             return Err(err(Errno::INVAL));
         }
@@ -486,15 +506,7 @@ impl BackingStore for DirBacking {
 
     fn sync_dirs(&self, dirs: &[Dir]) -> Result<()> {
         fail_at!("store.sync_dirs.before", &self.path);
-        let group = (dirs.len() > 1).then(|| self.begin_group()).flatten();
-        let together = |dir: &Dir| group.as_ref().is_some_and(|group| group.covers(dir));
-        if let Some(group) = &group {
-            group.sync()?;
-        }
-        dirs.iter().filter(|dir| !together(dir)).try_for_each(|dir| {
-            with_readable(dir, |fd| fs::fsync(fd))
-                .map_err(|e| self.err("sync", dir, OsStr::new(""), e))
-        })
+        self.sync_now(dirs)
     }
 
     fn sync(&self) -> Result<()> {
@@ -582,6 +594,10 @@ impl BackingStore for DirBacking {
     fn clean_temporaries(&self, owner: &str) -> Result<Cleaned> {
         check_owner(owner, &self.path)?;
         self.clean(owner)
+    }
+
+    fn remove_strays(&self) -> Result<Cleaned> {
+        self.clear_strays()
     }
 
     fn tidy(&self) -> Result<()> {

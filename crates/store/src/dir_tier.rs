@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::failpoints::fail_at;
 use crate::header::{HeaderFault, array_at, u32_at, u64_at};
 use crate::local::{LocalFile, retry};
+use crate::ownership::make_own;
 use crate::presence::MapFile;
 use crate::tier::{LeaseGuard, Object, Tier, TierId, TierLock, TierUsage};
 use crate::{AllocateMode, Attributes, Bytes, Header, Presence, Result, StoreError, Timestamp};
@@ -101,13 +102,13 @@ impl DirTier {
         let path = path.as_ref();
         make_dir(path)?;
         let path = &std::fs::canonicalize(path).map_err(|e| StoreError::io("open", path, e))?;
-        let id = match read_label(path)? {
+        let known = read_label(path)?;
+        let root = make_own(path)?;
+        let id = match known {
             Some(id) => id,
             None => format_tier(path, TierId(random()?))?,
         };
-        make_dir(&path.join(OBJECTS))?;
-        let root = open_dir(path)?;
-        let objects = open_dir(&path.join(OBJECTS))?;
+        let objects = open_objects(&root, path)?;
         let fans = (0..256).map(|_| OnceLock::new()).collect();
         let removals = (0..256).map(|_| Changes::default()).collect();
         let fans_opened = Changes::default();
@@ -214,6 +215,20 @@ fn make_dir(path: &Path) -> Result<()> {
         Ok(()) => Ok(()),
         Err(e) => Err(StoreError::io("create directory", path, e)),
     }
+}
+
+/// The directory of the objects, made if need be. What was in it before belongs to this user, as was
+/// checked with the tier.
+fn open_objects(root: &OwnedFd, path: &Path) -> Result<OwnedFd> {
+    let err = |e: Errno| StoreError::io("open", path.join(OBJECTS), e);
+    match fs::mkdirat(root, OBJECTS, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(e) => return Err(err(e)),
+    }
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let objects = retry(|| fs::openat(root, OBJECTS, flags, Mode::empty())).map_err(err)?;
+    fs::fchmod(&objects, Mode::RWXU).map_err(err)?;
+    Ok(objects)
 }
 
 fn open_dir(path: &Path) -> Result<OwnedFd> {
@@ -487,6 +502,7 @@ impl Tier for DirTier {
     fn remove(&self, ino: u64) -> Result<()> {
         // The object goes first: a map without an object is harmless, an object without its map
         // would count as whole.
+        fail_at!("store.remove.before", &self.path);
         self.unlink_at(ino, &object_name(ino))
             .map_err(|e| StoreError::io("remove", self.object_path(ino), e))?;
         self.removals_of(ino).made_one();

@@ -39,6 +39,14 @@ pub enum StoreError {
         /// The directory.
         path: PathBuf,
     },
+    /// A directory of Forebay's own that others can change.
+    #[error("{} {why}", path.display())]
+    Untrusted {
+        /// The directory, or what is in it.
+        path: PathBuf,
+        /// Who can, and what to do.
+        why: String,
+    },
     /// The file system gives a file less room for extended attributes than a header takes.
     #[error(
         "{}: its file system has no room for extended attributes of {needed} bytes in a file (ext4 with blocks of 1 KiB has not): use one with blocks of 4 KiB (mkfs.ext4 -b 4096), XFS, Btrfs or tmpfs",
@@ -139,6 +147,7 @@ impl StoreError {
             Self::Locked { .. } => libc::EBUSY,
             Self::Foreign { .. } | Self::Version { .. } => libc::EINVAL,
             Self::SmallAttributes { .. } => libc::EOPNOTSUPP,
+            Self::Untrusted { .. } => libc::EPERM,
             Self::Damaged { .. } => libc::EIO,
             Self::Shrunk { .. } => libc::ESTALE,
             Self::Cancelled => libc::ECANCELED,

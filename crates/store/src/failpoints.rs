@@ -7,6 +7,7 @@ pub const FAILPOINTS: &[&str] = &[
     "store.header.before_set",
     "store.header.after_set",
     "store.create.before_header",
+    "store.remove.before",
     "store.remove.before_map",
     "store.presence.before_write",
     "store.presence.before_sync",

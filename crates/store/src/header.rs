@@ -20,14 +20,17 @@ const SPILLED: u16 = 1 << 3;
 const HAS_BASE: u16 = 1 << 4;
 const HAS_PENDING: u16 = 1 << 5;
 const PATH_TRUNCATED: u16 = 1 << 6;
+const SYNCED: u16 = 1 << 7;
+const COVERED: u16 = 1 << 8;
 
 /// What an object says about itself, so that a tier can be understood without any index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// Forebay's inode number.
     pub ino: u64,
-    /// Tells a reused inode number from its predecessor.
-    pub generation: u64,
+    /// How often the file's object was moved to another tier: of two complete objects of one file,
+    /// which an interrupted move leaves, the one that was moved more often counts.
+    pub moves: u64,
     /// The object holds bytes that the backing store has not.
     pub dirty: bool,
     /// All bytes are resident; without it a presence map stands beside the object.
@@ -36,7 +39,13 @@ pub struct Header {
     pub writing: bool,
     /// Part of the bytes stands in the backing store's spill area.
     pub spilled: bool,
-    /// Length of the file in bytes when the header was written.
+    /// A program has had the file synced since the object was last clean: after a crash of the machine
+    /// the object counts, however short it is.
+    pub synced: bool,
+    /// Nothing was cut off what was durable when the object was last clean, or empty: after a crash of
+    /// the machine the object counts if it has any bytes.
+    pub covered: bool,
+    /// Length of the file in bytes when it was opened, changed first or emptied last.
     pub size: u64,
     /// The version in the backing store that the clean bytes are a copy of; `None` for a file that
     /// the backing store does not have yet.
@@ -99,7 +108,7 @@ impl Header {
         out.extend_from_slice(&(path.len() as u16).to_le_bytes());
         out.extend_from_slice(&[0; 2]);
         out.extend_from_slice(&self.ino.to_le_bytes());
-        out.extend_from_slice(&self.generation.to_le_bytes());
+        out.extend_from_slice(&self.moves.to_le_bytes());
         out.extend_from_slice(&self.size.to_le_bytes());
         put_fingerprint(&mut out, self.base.unwrap_or_default());
         put_fingerprint(&mut out, self.pending.unwrap_or_default());
@@ -125,6 +134,8 @@ impl Header {
             (self.base.is_some(), HAS_BASE),
             (self.pending.is_some(), HAS_PENDING),
             (self.path_truncated || cut, PATH_TRUNCATED),
+            (self.synced, SYNCED),
+            (self.covered, COVERED),
         ]
         .iter()
         .filter(|(set, _)| *set)
@@ -149,11 +160,13 @@ impl Header {
         let has = |bit| flags & bit != 0;
         Ok(Self {
             ino: u64_at(bytes, 16),
-            generation: u64_at(bytes, 24),
+            moves: u64_at(bytes, 24),
             dirty: has(DIRTY),
             whole: has(WHOLE),
             writing: has(WRITING),
             spilled: has(SPILLED),
+            synced: has(SYNCED),
+            covered: has(COVERED),
             size: u64_at(bytes, 32),
             base: has(HAS_BASE).then(|| fingerprint_at(bytes, 40)),
             pending: has(HAS_PENDING).then(|| fingerprint_at(bytes, 80)),
@@ -188,6 +201,7 @@ fn fingerprint_at(bytes: &[u8], at: usize) -> Fingerprint {
         size: u64_at(bytes, at + 8),
         mtime: Timestamp { seconds: u64_at(bytes, at + 16) as i64, nanos: u32_at(bytes, at + 32) },
         ctime: Timestamp { seconds: u64_at(bytes, at + 24) as i64, nanos: u32_at(bytes, at + 36) },
+        born: Timestamp::default(),
     }
 }
 
@@ -218,7 +232,7 @@ mod tests {
         let stamp = |seconds, nanos| Timestamp { seconds, nanos };
         let mut header = Header {
             ino: 0x0102_0304_0506_0708,
-            generation: 3,
+            moves: 3,
             dirty: true,
             writing: true,
             size: 4097,
@@ -227,6 +241,7 @@ mod tests {
                 size: 4096,
                 mtime: stamp(1_700_000_000, 5),
                 ctime: stamp(-1, 6),
+                ..Fingerprint::default()
             }),
             mode: 0o640,
             uid: 1000,
@@ -277,7 +292,7 @@ mod tests {
 
         #[test]
         fn decode_of_an_encoded_header_gives_it_back(
-            ino: u64, size: u64, flags in 0u8..32, seconds: i64, path in ".{0,40}",
+            ino: u64, size: u64, flags in 0u8..64, seconds: i64, path in ".{0,40}",
         ) {
             let mut header = sample();
             header.ino = ino;
@@ -285,6 +300,8 @@ mod tests {
             header.whole = flags & 1 != 0;
             header.dirty = flags & 2 != 0;
             header.spilled = flags & 4 != 0;
+            header.synced = flags & 16 != 0;
+            header.covered = flags & 32 != 0;
             header.pending = (flags & 8 != 0).then(|| Fingerprint { ino: size, ..Fingerprint::default() });
             header.base = None;
             header.mtime.seconds = seconds;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{self, FallocateFlags, SeekFrom, Timespec, Timestamps};
 use rustix::io::Errno;
 
+use crate::attributes::Births;
 use crate::{AllocateMode, Attributes, Bytes, Result, StoreError, Timestamp};
 
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -15,11 +16,17 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 pub(crate) struct LocalFile {
     fd: OwnedFd,
     path: PathBuf,
+    births: Births,
 }
 
 impl LocalFile {
     pub(crate) fn new(fd: OwnedFd, path: PathBuf) -> Self {
-        Self { fd, path }
+        Self { fd, path, births: Births::default() }
+    }
+
+    /// As [`LocalFile::new`], of a file whose time of birth is looked at as well.
+    pub(crate) fn with_births(fd: OwnedFd, path: PathBuf, births: Births) -> Self {
+        Self { fd, path, births }
     }
 
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -141,7 +148,7 @@ impl Bytes for LocalFile {
     }
 
     fn stat(&self) -> Result<Attributes> {
-        fs::fstat(&self.fd).map(Attributes::from).map_err(|e| self.err("stat", e))
+        self.births.of_open(&self.fd).map_err(|e| self.err("stat", e))
     }
 
     fn allocate(&self, offset: u64, len: u64, mode: AllocateMode) -> Result<()> {

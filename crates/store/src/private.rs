@@ -15,15 +15,16 @@
 
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::backing::{BackingStore, Cleaned, Dir, PRIVATE, TEMPORARY_PREFIX, Temporary};
-use crate::dir_backing::{DirBacking, DirFile, open_beneath, rename_no_replace};
+use crate::dir_backing::{DirBacking, DirFile, rename_no_replace};
 use crate::dir_tier::random;
 use crate::failpoints::fail_at;
 use crate::local::{LocalFile, retry};
@@ -48,9 +49,10 @@ pub(crate) enum Area {
 }
 
 impl Area {
-    const ALL: [Self; 5] = [Self::Tmp, Self::Spill, Self::Limbo, Self::Lost, Self::Mounts];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Tmp, Self::Spill, Self::Limbo, Self::Lost, Self::Mounts];
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Tmp => "tmp",
             Self::Spill => "spill",
@@ -74,13 +76,48 @@ pub(crate) struct Place {
     pub(crate) spill: bool,
     /// Has its final name; nothing of it is left here.
     pub(crate) published: bool,
+    /// Stands among the files of users, who may have exchanged it.
+    pub(crate) beside: bool,
+    /// Other names under which something may have been left, as the store gave no answer.
+    unsettled: Mutex<Vec<OsString>>,
+    strays: Arc<Strays>,
+}
+
+/// Where a temporary stands.
+struct Stands {
+    spill: bool,
+    beside: bool,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if !self.spill && !self.published {
-            // What cannot be removed now is removed by the next daemon's clean-up.
-            let _ = fs::unlinkat(&self.dir, &self.name, AtFlags::empty());
+        if self.spill {
+            return;
+        }
+        for name in self.unsettled.get_mut().drain(..) {
+            self.strays.add(&self.dir, name);
+        }
+        if !self.published
+            && let Err(e) = fs::unlinkat(&self.dir, &self.name, AtFlags::empty())
+            && e != Errno::NOENT
+        {
+            self.strays.add(&self.dir, std::mem::take(&mut self.name));
+        }
+    }
+}
+
+/// Names that are remembered; what more there are the next daemon's clean-up removes.
+const MOST_STRAYS: usize = 10_000;
+
+/// Files of this daemon that nobody uses any more and that could not be removed.
+#[derive(Default)]
+pub(crate) struct Strays(Mutex<Vec<(Dir, OsString)>>);
+
+impl Strays {
+    fn add(&self, dir: &Dir, name: OsString) {
+        let mut strays = self.0.lock();
+        if strays.len() < MOST_STRAYS {
+            strays.push((dir.clone(), name));
         }
     }
 }
@@ -113,7 +150,7 @@ fn parse_swap(name: &str) -> Option<Swap> {
     let mut next = || number.next().flatten();
     let (ino, own, inode, size) = (next()?, next()?, next()?, next()?);
     let mtime = Timestamp { seconds: next()? as i64, nanos: u32::try_from(next()?).ok()? };
-    let replaces = Fingerprint { ino: inode, size, mtime, ctime: Timestamp::default() };
+    let replaces = Fingerprint { ino: inode, size, mtime, ..Fingerprint::default() };
     Some(Swap { spill, ino, own, replaces })
 }
 
@@ -125,14 +162,7 @@ impl DirBacking {
         if let Some(dir) = slot {
             return Ok(dir.clone());
         }
-        let make = |parent: &Dir, name: &str| {
-            match fs::mkdirat(parent, name, Mode::RWXU) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(e) => return Err(self.err("make directory", parent, name.as_ref(), e)),
-            }
-            self.open_dir(parent, name.as_ref())
-        };
-        let dir = make(&make(&self.root, PRIVATE)?, area.name())?;
+        let dir = self.make_area(&self.private_area()?, area.name())?;
         *slot = Some(dir.clone());
         Ok(dir)
     }
@@ -140,8 +170,8 @@ impl DirBacking {
     /// The handle of a subdirectory if it exists.
     fn existing_area(&self, area: Area) -> Result<Option<Dir>> {
         let found = self
-            .open_dir(&self.root, PRIVATE.as_ref())
-            .and_then(|private| self.open_dir(&private, area.name().as_ref()));
+            .open_area(&self.root, PRIVATE)
+            .and_then(|private| self.open_area(&private, area.name()));
         match found {
             Ok(dir) => Ok(Some(dir)),
             Err(e) if e.errno() == libc::ENOENT => Ok(None),
@@ -171,15 +201,49 @@ impl DirBacking {
 
     fn open_private(&self, dir: &Dir, name: &OsStr, flags: OFlags) -> Result<Arc<DirFile>> {
         let fd = self.open_private_fd(dir, name, flags)?;
-        Ok(Arc::new(DirFile(LocalFile::new(fd, self.describe(dir, name)))))
+        let file = LocalFile::with_births(fd, self.describe(dir, name), self.births);
+        Ok(Arc::new(DirFile(file)))
     }
 
     fn new_temporary(&self, dir: &Dir, prefix: &str, ino: u64) -> Result<Temporary> {
+        let beside = prefix == TEMPORARY_PREFIX;
         let random = u64::from_le_bytes(random()?);
         let name = OsString::from(format!("{prefix}{}.{ino:x}.{random:x}", self.owner));
-        let file = self.open_private(dir, &name, OFlags::CREATE | OFlags::EXCL)?;
-        let place = Place { dir: dir.clone(), name, ino, spill: false, published: false };
+        let flags = OFlags::CREATE | OFlags::EXCL;
+        let file = self.open_private(dir, &name, flags).inspect_err(|e| {
+            if e.errno() != libc::ENOENT {
+                // It may have been made all the same.
+                self.strays.add(dir, name.clone());
+            }
+        })?;
+        let place = self.place(dir, name, ino, Stands { spill: false, beside });
         Ok(Temporary { file, place, sealed: false })
+    }
+
+    fn place(&self, dir: &Dir, name: OsString, ino: u64, stands: Stands) -> Place {
+        let (dir, strays) = (dir.clone(), self.strays.clone());
+        let Stands { spill, beside } = stands;
+        let unsettled = Mutex::default();
+        Place { dir, name, ino, spill, published: false, beside, unsettled, strays }
+    }
+
+    /// Removes what could not be removed before.
+    pub(crate) fn clear_strays(&self) -> Result<Cleaned> {
+        let mut cleaned = Cleaned::default();
+        let mut due = std::mem::take(&mut *self.strays.0.lock());
+        while let Some((dir, name)) = due.pop() {
+            match self.clean_one(&dir, &name, &self.owner, &mut cleaned) {
+                Ok(()) => {}
+                // The directory itself is gone.
+                Err(e) if e.errno() == libc::ENOENT || e.errno() == libc::ESTALE => {}
+                Err(e) => {
+                    due.push((dir, name));
+                    self.strays.0.lock().append(&mut due);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(cleaned)
     }
 
     pub(crate) fn make_temporary(&self, ino: u64) -> Result<Temporary> {
@@ -197,7 +261,7 @@ impl DirBacking {
     fn spill_in(&self, dir: &Dir, ino: u64, flags: OFlags) -> Result<Temporary> {
         let name = self.spill_name(ino);
         let file = self.open_private(dir, &name, flags)?;
-        let place = Place { dir: dir.clone(), name, ino, spill: true, published: false };
+        let place = self.place(dir, name, ino, Stands { spill: true, beside: false });
         Ok(Temporary { file, place, sealed: false })
     }
 
@@ -220,10 +284,13 @@ impl DirBacking {
         find()
     }
 
-    /// An exchange of this file is not settled: whoever wants its spill file next has to look.
-    pub(crate) fn leave_swapped(&self, place: &Place) {
+    /// An exchange of this file is not settled, and something may stand at `name`: whoever wants its
+    /// spill file next has to look; of a temporary it is looked at later.
+    pub(crate) fn leave_swapped(&self, place: &Place, name: &OsStr) {
         if place.spill {
             self.swapped.lock().insert(place.ino);
+        } else {
+            place.unsettled.lock().push(name.to_owned());
         }
     }
 
@@ -348,7 +415,7 @@ impl DirBacking {
         })
     }
 
-    /// Takes the note away, and the private area if nothing else is in it.
+    /// Takes the note away.
     ///
     /// # Errors
     /// What the file system says.
@@ -500,23 +567,21 @@ impl DirBacking {
         Ok(())
     }
 
+    /// Removes areas in which nothing is left. The private area itself stays: what is not there
+    /// another user could make first.
     pub(crate) fn remove_empty_areas(&self) -> Result<()> {
         *self.areas.lock() = Areas::default();
-        let private = match open_beneath(
-            self.root.as_fd(),
-            PRIVATE.as_ref(),
-            OFlags::PATH | OFlags::DIRECTORY,
-        ) {
-            Ok(fd) => Dir(Arc::new(fd)),
-            Err(Errno::NOENT) => return Ok(()),
-            Err(e) => return Err(self.err("open", &self.root, PRIVATE.as_ref(), e)),
+        let private = match self.open_area(&self.root, PRIVATE) {
+            Ok(private) => private,
+            Err(e) if e.errno() == libc::ENOENT => return Ok(()),
+            Err(e) => return Err(e),
         };
-        let remove = |dir: &Dir, name: &str| match fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
-            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
-            Err(e) => Err(self.err("remove directory", dir, name.as_ref(), e)),
-        };
-        Area::ALL.iter().try_for_each(|area| remove(&private, area.name()))?;
-        remove(&self.root, PRIVATE)
+        Area::ALL.iter().try_for_each(|area| {
+            match fs::unlinkat(&private, area.name(), AtFlags::REMOVEDIR) {
+                Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
+                Err(e) => Err(self.err("remove directory", &private, area.name().as_ref(), e)),
+            }
+        })
     }
 }
 
@@ -529,4 +594,43 @@ fn with_map_suffix(name: &OsStr) -> OsString {
 /// Whether a file is the version, but for the ctime, which the rename has changed.
 pub(crate) fn displaced_is(found: &Attributes, version: &Fingerprint) -> bool {
     found.kind == FileKind::Regular && found.fingerprint().same_content(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn temporary_that_could_not_be_removed_when_the_store_is_well_again_then_goes_while_it_is_open()
+    {
+        let dir = tempfile::tempdir().expect("a directory");
+        let store = DirBacking::open(dir.path(), "me").expect("opened");
+        let names = |at: &str| -> Vec<String> {
+            let found = std::fs::read_dir(dir.path().join(".forebay").join(at)).expect("listed");
+            found.map(|entry| entry.expect("").file_name().to_string_lossy().into()).collect()
+        };
+        let temporary = store.make_temporary(7).expect("made");
+        let path = dir.path().join(".forebay/tmp").join(&temporary.place.name);
+        // What the store answers to the removal of this is an error.
+        std::fs::remove_file(&path).expect("removed");
+        std::fs::create_dir(&path).expect("in its place");
+        drop(temporary);
+        store.clear_strays().expect_err("still not");
+        std::fs::remove_dir(&path).expect("removed");
+        std::fs::write(&path, b"stray").expect("as before");
+        // One that is in use stays.
+        let used = store.make_temporary(8).expect("made");
+        assert_eq!(store.clear_strays().expect("well again").removed, 1);
+        assert_eq!(names("tmp"), [used.place.name.to_string_lossy()]);
+        // Of an exchange without answer it is looked at what stands there.
+        let place = &used.place;
+        let own = used.file.stat().expect("there");
+        let version = Fingerprint { ino: 1, ..Fingerprint::default() };
+        let swapped = swap_name(place, "me", own.ino, &version);
+        fs::renameat(&place.dir, &place.name, &place.dir, &swapped).expect("renamed");
+        store.leave_swapped(place, &swapped);
+        drop(used);
+        store.clear_strays().expect("well");
+        assert!(names("tmp").is_empty());
+    }
 }

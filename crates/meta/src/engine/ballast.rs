@@ -12,12 +12,20 @@ const MOST: u64 = 16 << 20;
 const SHARE: u64 = 64;
 /// How often a missing ballast is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
+/// A disk with less room than this is full; what removes something may take some of the last.
+const FLOOR: u64 = 256 << 10;
+const FLOOR_TO_REMOVE: u64 = 64 << 10;
+/// With so much room the disk is asked only now and then.
+const PLENTY: u64 = 64 << 20;
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A file that takes up room until somebody needs it.
 pub(super) struct Ballast {
     path: PathBuf,
     there: bool,
     tried: Option<Instant>,
+    /// When the disk had plenty of room.
+    plenty: Option<Instant>,
 }
 
 impl Ballast {
@@ -25,13 +33,14 @@ impl Ballast {
     pub fn beside(directory: &Path) -> Self {
         let path = directory.with_extension("ballast");
         let there = path.exists();
-        Ballast { path, there, tried: None }
+        Ballast { path, there, tried: None, plenty: None }
     }
 
     /// Gives its room up; says whether there was any.
     pub fn drop_to_make_room(&mut self) -> bool {
         self.there = false;
         self.tried = Some(Instant::now());
+        self.plenty = None;
         std::fs::remove_file(&self.path).is_ok()
     }
 
@@ -53,6 +62,27 @@ impl Ballast {
             // A half of it is of no use.
             drop(std::fs::remove_file(&self.path));
         }
+    }
+
+    /// Whether the disk has room for a change; a ballast that is in the way goes first.
+    pub fn has_room(&mut self, removes: bool) -> bool {
+        if self.plenty.is_some_and(|looked| looked.elapsed() < LOOK_EVERY) {
+            return true;
+        }
+        let floor = if removes { FLOOR_TO_REMOVE } else { FLOOR };
+        let room = self.room();
+        self.plenty = (room >= PLENTY).then(Instant::now);
+        room >= floor || self.there && self.drop_to_make_room() && self.room() >= floor
+    }
+
+    /// Free bytes for this process; all there can be if the disk does not say.
+    fn room(&self) -> u64 {
+        let disk = self.path.parent().and_then(|dir| statvfs(dir).ok());
+        disk.map_or(u64::MAX, |disk| {
+            let root = rustix::process::geteuid().is_root();
+            let blocks = if root { disk.f_bfree } else { disk.f_bavail };
+            blocks.saturating_mul(disk.f_frsize)
+        })
     }
 
     /// As [`Ballast::keep`], but asks the disk only every second.

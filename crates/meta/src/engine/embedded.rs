@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
 
 use fjall::config::{BlockSizePolicy, CompressionPolicy};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
@@ -46,7 +47,8 @@ impl Default for EmbeddedOptions {
 ///
 /// The database under it refuses everything after one failed write. When that happens, most likely
 /// because somebody filled the disk, it is opened anew, and a file kept for that, the ballast,
-/// makes room first. The ballast comes back when the disk has room again.
+/// makes room first. The ballast comes back when the disk has room again. While there is none, changes
+/// are refused before they are tried, and what is there can be read.
 pub struct Embedded {
     directory: PathBuf,
     options: EmbeddedOptions,
@@ -60,6 +62,10 @@ pub struct Embedded {
     doubtful: AtomicBool,
     #[cfg(test)]
     failing_syncs: std::sync::atomic::AtomicU32,
+    /// It refuses changes since one has failed, and waits to be opened anew.
+    refusing: AtomicBool,
+    /// When it was last tried to open it anew.
+    tried: Mutex<Option<Instant>>,
     /// Never to be opened again. Changed under the exclusive lock of `opened`.
     closed: AtomicBool,
 }
@@ -88,6 +94,8 @@ impl Embedded {
             commit: Mutex::new(()),
             ballast: Mutex::new(ballast),
             doubtful: AtomicBool::new(false),
+            refusing: AtomicBool::new(false),
+            tried: Mutex::new(None),
             #[cfg(test)]
             failing_syncs: Default::default(),
             closed: AtomicBool::new(false),
@@ -99,12 +107,51 @@ impl Embedded {
         work: impl FnOnce(&Opened) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         if self.opened.read().is_none() {
-            self.reopen()?;
+            self.reopen_now_and_then()?;
         }
         match &*self.opened.read() {
             Some(opened) => work(opened),
             None => Err(EngineError::Io("the metadata could not be opened again".into())),
         }
+    }
+
+    /// As [`Embedded::reopen`], but not again and again: to read the log takes a processor.
+    fn reopen_now_and_then(&self) -> Result<(), EngineError> {
+        let tried = *self.tried.lock();
+        if tried.is_some_and(|tried| tried.elapsed() < TRY_EVERY) {
+            return Err(match self.ballast.lock().has_room(false) {
+                true => EngineError::Io("a change has failed; it is tried again".into()),
+                false => self.full(),
+            });
+        }
+        self.reopen()
+    }
+
+    /// Before a change: whether the disk has room for it, and the database takes changes.
+    fn prepare(&self, transaction: &MiniTransaction) -> Result<(), EngineError> {
+        let removes = transaction.write.iter().any(|write| matches!(write, Write::Delete(_)));
+        {
+            let mut ballast = self.ballast.lock();
+            ballast.keep_now_and_then();
+            if !ballast.has_room(removes) {
+                return Err(self.full());
+            }
+        }
+        if self.refusing.load(Ordering::Acquire) { self.reopen_now_and_then() } else { Ok(()) }
+    }
+
+    fn full(&self) -> EngineError {
+        EngineError::NoSpace { path: self.directory.clone() }
+    }
+
+    /// After a change that has failed: by now the database refuses all changes. What is there can be
+    /// read as long as it is not closed, which it must be to be opened anew.
+    fn recover(&self) -> Result<(), EngineError> {
+        self.refusing.store(true, Ordering::Release);
+        if !self.ballast.lock().has_room(false) {
+            return Err(self.full());
+        }
+        self.reopen_now_and_then()
     }
 
     /// Opens the database anew after a failed write.
@@ -113,6 +160,7 @@ impl Embedded {
         if self.closed.load(Ordering::Relaxed) {
             return Err(EngineError::Closed);
         }
+        *self.tried.lock() = Some(Instant::now());
         self.ballast.lock().drop_to_make_room();
         // The old one first: it holds the lock of the directory.
         *opened = None;
@@ -124,6 +172,7 @@ impl Embedded {
             }
         }
         *opened = Some(Opened::open(&self.directory, &self.options)?);
+        self.refusing.store(false, Ordering::Release);
         Ok(())
     }
 }
@@ -293,7 +342,7 @@ impl Engine for Embedded {
             return self.with(|opened| opened.read(transaction).map_err(io));
         }
         let _serial = self.commit.lock();
-        self.ballast.lock().keep_now_and_then();
+        self.prepare(transaction)?;
         let outcome = self.with(|opened| opened.check_and_read(transaction).map_err(io))?;
         if outcome == Outcome::Conflict {
             return Ok(outcome);
@@ -301,8 +350,10 @@ impl Engine for Embedded {
         let applied = self.with(|opened| opened.apply(transaction).map_err(io));
         if applied.is_err() {
             // No other writer is here, so it does no harm if the log had kept the first attempt.
-            self.reopen()?;
-            self.with(|opened| opened.apply(transaction).map_err(io))?;
+            self.recover()?;
+            self.with(|opened| opened.apply(transaction).map_err(io)).inspect_err(|_| {
+                self.refusing.store(true, Ordering::Release);
+            })?;
         }
         Ok(outcome)
     }
@@ -367,6 +418,9 @@ impl Engine for Embedded {
         }
         // All that was committed is in the log, which opening reads back.
         let _serial = self.commit.lock();
+        if self.refusing.load(Ordering::Acquire) && !self.ballast.lock().has_room(false) {
+            return Err(self.full());
+        }
         self.doubtful.store(true, Ordering::Release);
         self.reopen()?;
         if self.doubtful.load(Ordering::Acquire) {
@@ -417,9 +471,12 @@ fn io(error: fjall::Error) -> EngineError {
     EngineError::Io(Box::new(error))
 }
 
+/// How often it is tried to open a database anew whose changes fail.
+const TRY_EVERY: Duration = Duration::from_secs(1);
+
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, SystemTime};
+    use std::time::SystemTime;
 
     use super::*;
 

@@ -267,6 +267,15 @@ pub enum EngineError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// Its file system has no room for changes; what is there can be read.
+    #[error(
+        "the file system that holds the metadata store is full: make room for {path}, then changes go on \
+         by themselves"
+    )]
+    NoSpace {
+        /// Its directory.
+        path: PathBuf,
+    },
     /// Reading or writing failed.
     #[error("{0}; check the file system that holds the metadata store")]
     Io(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -267,12 +267,15 @@ fn may_have_names(found: &Found) -> bool {
 /// names, and was changed here, may have another time: a worker may be writing it.
 fn is_same_file(record: &Record, found: &Found) -> bool {
     let number = found.fingerprint.ino;
-    let unchanged = record.backing.fingerprint.is_some_and(|print| {
+    let known = record.backing.fingerprint;
+    let same_inode =
+        known.is_none_or(|print| print.ino != number || print.same_inode(&found.fingerprint));
+    let unchanged = known.is_some_and(|print| {
         let same = print.size == found.fingerprint.size && print.mtime == found.fingerprint.mtime;
         same && print.ino == number
     });
     let may_be_written = record.hard_link == Some(number) && record.differs();
-    record.attr.kind == found.attr.kind && (unchanged || may_be_written)
+    record.attr.kind == found.attr.kind && same_inode && (unchanged || may_be_written)
 }
 
 fn imported_record(ino: Ino, found: &Found, link: Link) -> Record {

@@ -414,6 +414,18 @@ impl MetaStore {
         Ok(!self.scan(&keys::setting(beginning), None, 1)?.items.is_empty())
     }
 
+    /// The free-form settings whose names begin so: what follows in their names.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn settings_like(&self, beginning: &str) -> Result<Vec<String>> {
+        let prefix = keys::setting(beginning);
+        let found = self.scan(&prefix, None, usize::MAX)?.items.into_iter();
+        let names =
+            found.filter_map(|(key, _)| key.get(prefix.bytes().len()..).map(<[u8]>::to_vec));
+        Ok(names.map(|name| String::from_utf8_lossy(&name).into_owned()).collect())
+    }
+
     /// Stores a free-form setting. Names that begin with `forebay.` belong to the store.
     ///
     /// # Errors
@@ -632,6 +644,7 @@ fn new_record(ino: Ino, new: &NewInode, now: Timestamp) -> Record {
         owner: None,
         copied: false,
         orphan_of: 0,
+        replaces: false,
         subdirs: 0,
         change: 1,
         queued: None,

@@ -50,15 +50,34 @@ impl MetaStore {
         }
         let from = Place { dir: from_dir, name: from_name };
         let to = Place { dir: to_dir, name: to_name };
-        let renamed = self.retry(|| self.rename_once(from, to, flags, now, in_use))?;
+        let renamed = self.retry(|| self.rename_once(None, from, to, flags, now, in_use))?;
         if from_dir != to_dir {
             self.has_grown(to_dir);
         }
         Ok(renamed)
     }
 
+    /// Gives an inode another name in the same directory, if it still has the first one and nothing
+    /// has the second.
+    ///
+    /// # Errors
+    /// `NotFound` also if the name is another inode's; `Exists`.
+    pub fn rename_inode(
+        &self,
+        ino: Ino,
+        dir: Ino,
+        (from, to): (&[u8], &[u8]),
+        now: Timestamp,
+    ) -> Result<Renamed> {
+        check_name(to)?;
+        let [from, to] = [from, to].map(|name| Place { dir, name });
+        let flags = RenameFlags { noreplace: true, exchange: false };
+        self.retry(|| self.rename_once(Some(ino), from, to, flags, now, &|_| true))
+    }
+
     fn rename_once(
         &self,
+        wanted: Option<Ino>,
         from: Place<'_>,
         to: Place<'_>,
         flags: RenameFlags,
@@ -76,6 +95,9 @@ impl MetaStore {
         }
         // These only tell what to lock, and are looked at again then.
         let moving = self.find_to_change(from.dir, from.name)?.ok_or(Error::NotFound)?;
+        if wanted.is_some_and(|wanted| wanted != moving.0) {
+            return Err(Error::NotFound);
+        }
         let target = self.find_to_change(to.dir, to.name)?;
         let moves_directory = from.dir != to.dir
             && (is_directory(moving) || flags.exchange && target.is_some_and(is_directory));
@@ -177,6 +199,7 @@ impl MetaStore {
         change_shape(&mut draft, shape)?;
         draft.edit(from.dir)?.entries_changed(now);
         draft.edit_directory(to.dir)?.entries_changed(now);
+        let mut replaces = false;
         if let Some(target) = target {
             match (is_directory(moving), is_directory(target)) {
                 (true, false) => return Err(Error::NotDirectory),
@@ -185,7 +208,10 @@ impl MetaStore {
                 (true, true) => draft.add_subdirs(to.dir, -1)?,
                 (false, false) => {}
             }
-            detach(draft.edit(target.0)?, to.dir, to.name, now, in_use(target.0));
+            let record = draft.edit(target.0)?;
+            replaces =
+                record.replaces || record.backing.links.contains(&Link::new(to.dir, to.name));
+            detach(record, to.dir, to.name, now, in_use(target.0));
             self.note_holder(&mut draft, target.0)?;
             draft.settle(target.0)?;
             draft.change_entry(to.dir, to.name, target, Some(moving));
@@ -197,7 +223,9 @@ impl MetaStore {
             draft.add_subdirs(to.dir, 1)?;
         }
         draft.change_entry(from.dir, from.name, moving, None);
-        move_link(draft.edit(moving.0)?, from, to, now);
+        let record = draft.edit(moving.0)?;
+        move_link(record, from, to, now);
+        record.replaces = replaces;
         draft.settle(moving.0)?;
         let committed = draft.commit()?;
         let replaced = match target {
@@ -267,6 +295,7 @@ fn is_directory(found: Found) -> bool {
 
 fn move_link(record: &mut Record, from: Place<'_>, to: Place<'_>, now: Timestamp) {
     record.links.replace(&Link::new(from.dir, from.name), Link::new(to.dir, to.name));
+    record.replaces = false;
     record.attr.ctime = now;
     record.change += 1;
 }

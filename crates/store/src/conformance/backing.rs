@@ -265,7 +265,9 @@ fn commits(store: &dyn BackingStore) {
     assert_eq!(read(store, &root, "f"), b"any");
     drop(filled(store, b"dropped"));
     store.tidy().expect(OK);
-    assert_eq!(names(store, &root), ["f", "f (conflict)"], "nothing is left behind");
+    assert_eq!(names(store, &root), [PRIVATE, "f", "f (conflict)"], "nothing else is left behind");
+    let private = store.open_dir(&root, os(PRIVATE)).expect("the private area stays");
+    assert_eq!(names(store, &private), [""; 0], "and there is nothing in it");
 }
 
 fn private_area(store: &dyn BackingStore) {
@@ -302,6 +304,6 @@ fn private_area(store: &dyn BackingStore) {
     store.from_limbo(9, &root, os("e")).expect(OK);
     assert_eq!(class_of(store.from_limbo(9, &root, os("f"))), ErrorClass::NotFound);
     store.tidy().expect(OK);
-    assert_eq!(names(store, &root), ["big", "e"]);
+    assert_eq!(names(store, &root), [PRIVATE, "big", "e"]);
     filled(store, b"after tidy");
 }

@@ -5,7 +5,7 @@ use super::{bytes, class_of};
 use crate::{ErrorClass, Header, Presence, StoreError, Tier};
 
 fn header(ino: u64) -> Header {
-    let mut header = Header { ino, generation: 1, mode: 0o644, whole: true, ..Header::default() };
+    let mut header = Header { ino, moves: 1, mode: 0o644, whole: true, ..Header::default() };
     header.set_path("some/where".as_ref());
     header
 }

@@ -110,6 +110,7 @@ impl BackingStore for InterceptedBacking {
         Limbo: fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()>, name;
         Limbo: fn list_limbo(&self) -> Result<Vec<u64>>, "";
         Clean: fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>, "";
+        Clean: fn remove_strays(&self) -> Result<Cleaned>, "";
         Clean: fn tidy(&self) -> Result<()>, "";
     }
 

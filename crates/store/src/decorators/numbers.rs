@@ -30,9 +30,15 @@ struct Numbers {
     real: HashMap<u64, u64>,
     free: BTreeSet<u64>,
     next: u64,
+    shows_births: bool,
 }
 
 impl Numbers {
+    fn present(&mut self, found: Attributes) -> Attributes {
+        let btime = if self.shows_births { found.btime } else { crate::Timestamp::default() };
+        Attributes { ino: self.show(found.ino), btime, ..found }
+    }
+
     fn show(&mut self, real: u64) -> u64 {
         if let Some(shown) = self.shown.get(&real) {
             return *shown;
@@ -67,8 +73,15 @@ impl RenumberedBacking {
         Self { inner, numbers: Arc::default() }
     }
 
+    /// The same, of a store that knows when its objects were made.
+    pub fn with_births(inner: Arc<dyn BackingStore>) -> Self {
+        let renumbered = Self::new(inner);
+        renumbered.numbers.lock().shows_births = true;
+        renumbered
+    }
+
     fn shown(&self, found: Attributes) -> Attributes {
-        Attributes { ino: self.numbers.lock().show(found.ino), ..found }
+        self.numbers.lock().present(found)
     }
 
     /// What is removed or replaced when an operation under this name succeeds.
@@ -119,7 +132,7 @@ impl crate::Bytes for RenumberedFile {
         if PLAIN.get() {
             return Ok(found);
         }
-        Ok(Attributes { ino: self.numbers.lock().show(found.ino), ..found })
+        Ok(self.numbers.lock().present(found))
     }
 
     fn allocate(&self, at: u64, len: u64, mode: crate::AllocateMode) -> Result<()> {
@@ -212,6 +225,7 @@ impl BackingStore for RenumberedBacking {
         fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>>;
         fn list_set_aside(&self) -> Result<Vec<PathBuf>>;
         fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>;
+        fn remove_strays(&self) -> Result<Cleaned>;
         fn tidy(&self) -> Result<()>;
     }
 
