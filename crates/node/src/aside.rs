@@ -17,6 +17,7 @@ use parking_lot::RwLock;
 
 use crate::convert;
 use crate::error::Result;
+use crate::files::File;
 use crate::node::Node;
 
 /// Names that are told; more are only counted.
@@ -86,8 +87,6 @@ impl Troubles {
 pub(crate) struct Evidence {
     /// Files that were removed, and may have left something.
     pub(crate) removed: HashSet<u64>,
-    /// Files that had a clean object: the backing store has their bytes.
-    pub(crate) written_back: HashSet<u64>,
     /// Files whose objects have no header that can be read: nothing says that they were not synced.
     pub(crate) set_aside: HashSet<u64>,
 }
@@ -142,6 +141,23 @@ impl Node {
         *self.troubles.aside.write() = Named::new(found);
     }
 
+    /// A lost file is emptied, to be written anew: nothing that is left of it counts any more.
+    pub(crate) fn replace_lost(&self, file: &File) -> Result<()> {
+        let _alone = file.residence.write();
+        if !self.troubles.is_lost(file.ino) {
+            return Ok(());
+        }
+        self.let_go_of_spill(file.ino)?;
+        self.meta.update(file.ino, Some(convert::now()), |record| {
+            (record.dirty, record.spilled, record.attr.size) = (true, false, 0);
+            Queue::Yes
+        })?;
+        self.drop_spill_or_later(file.ino);
+        self.troubles.forget_lost(file.ino);
+        tracing::warn!(ino = %file.ino, "a lost file is written anew");
+        Ok(())
+    }
+
     /// After all tiers and spill files were read: which dirty files have nothing left.
     pub(crate) fn find_lost(&self, evidence: &Evidence, spills: &HashSet<u64>) -> Result<()> {
         let mut lost = Vec::new();
@@ -181,11 +197,12 @@ impl Node {
             return Ok(!spills.contains(&ino.0) && self.published_spill(record)?.is_none());
         }
         // Of an empty file there is nothing to lose.
-        if record.attr.size == 0
-            || self.residents.get(ino.0).is_some()
-            || evidence.written_back.contains(&ino.0)
-        {
+        if record.attr.size == 0 || self.residents.get(ino.0).is_some() {
             return Ok(false);
+        }
+        // What is set aside may be newer than a version that was published before.
+        if evidence.set_aside.contains(&ino.0) {
+            return Ok(true);
         }
         match self.published_meanwhile(record, &Header::default())? {
             Some(found) => {

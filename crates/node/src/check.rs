@@ -12,10 +12,13 @@ use forebay_store::tier::DirTier;
 use forebay_store::{BackingStore, DirBacking, Header, StoreError, Tier, TierLock};
 
 use crate::convert;
+use crate::doubt;
 use crate::error::{NodeError, Result};
 use crate::members;
 use crate::node::{BACKING_SETTING, METADATA};
-use crate::recover::RECOVERED;
+use crate::reconcile::is_pending;
+use crate::recover::{RECOVERED, ended_settled};
+use crate::spill::{noted_inode, spill_setting};
 
 /// What to check.
 #[derive(Debug, Clone, Default)]
@@ -52,7 +55,8 @@ pub struct Checked {
     pub inodes: u64,
     /// Their names.
     pub names: u64,
-    /// Objects that the next mount removes by itself: what a daemon that was killed left.
+    /// Objects that the next mount removes by itself: copies of older versions, and what was not
+    /// finished when the daemon ended.
     pub leftovers: u64,
     /// Some of the problems, in words.
     pub details: Vec<String>,
@@ -89,6 +93,7 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
         return Err(NodeError::Config("name at least one tier".into()));
     };
     let state_dir = request.state_dir.clone().unwrap_or_else(|| first.path().join("state"));
+    forebay_store::check_own(&state_dir)?;
     crate::cluster::bind_to_namespace(&state_dir, None)?;
     if request.rebuild {
         drop(tiers);
@@ -106,6 +111,7 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
         meta: &meta,
         tiers: &tiers,
         recovered: meta.setting(RECOVERED)?.is_some(),
+        settled: ended_settled(&state_dir),
         checked,
         usable: HashSet::new(),
         damaged: HashSet::new(),
@@ -127,7 +133,7 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
     if request.accept_loss {
         let backing = known_backing(request, &meta)?.unwrap_or_default();
         let all: Vec<&dyn Tier> = tiers.iter().map(|tier| tier as &dyn Tier).collect();
-        members::note(&meta, (&state_dir, &backing), &all, false)?;
+        members::note(&meta, (&state_dir, &backing, None), &all, false)?;
     }
     meta.sync()?;
     Ok(checked)
@@ -147,9 +153,57 @@ fn give_up_notes(request: &CheckRequest, checked: &mut Checked) -> Result<bool> 
     Ok(true)
 }
 
+/// Has tiers that are not mounted belong to the backing store in a directory, which may have been
+/// moved or restored there.
+///
+/// # Errors
+/// A tier in use, or state that can't be read or written.
+pub fn accept_store(
+    backing: &Path,
+    tiers: &[PathBuf],
+    state_dir: Option<&Path>,
+) -> Result<Checked> {
+    let mut checked = Checked::default();
+    let request = CheckRequest {
+        tiers: tiers.to_vec(),
+        backing: Some(backing.to_owned()),
+        state_dir: state_dir.map(Path::to_owned),
+        rebuild: false,
+        repair: false,
+        accept_loss: false,
+    };
+    let opened = open_tiers(&request, &mut checked)?;
+    let Some((first, _)) = opened.first() else {
+        return Err(NodeError::Config("name at least one tier".into()));
+    };
+    let state_dir = request.state_dir.clone().unwrap_or_else(|| first.path().join("state"));
+    forebay_store::check_own(&state_dir)?;
+    let dirs: Vec<&Path> = opened.iter().map(|(tier, _)| tier.path()).collect();
+    let known = members::accept_store(backing, &state_dir, &dirs)?;
+    if state_dir.join(METADATA).exists() {
+        crate::cluster::bind_to_namespace(&state_dir, None)?;
+        let path = std::fs::canonicalize(backing)?;
+        let meta = open_meta(&state_dir.join(METADATA))?;
+        meta.set_setting(BACKING_SETTING, path.as_os_str().as_encoded_bytes())?;
+        meta.sync()?;
+    }
+    let shown = backing.display();
+    checked.problem(
+        known > 0,
+        match known {
+            0 => format!(
+                "nothing here says which backing store it belongs to: {shown} needs no acceptance"
+            ),
+            _ => format!("the tiers belonged to another backing store; now they belong to {shown}"),
+        },
+    );
+    Ok(checked)
+}
+
 fn open_tiers(request: &CheckRequest, checked: &mut Checked) -> Result<Vec<(DirTier, TierLock)>> {
     let mut tiers = Vec::new();
     for dir in &request.tiers {
+        forebay_store::check_own(dir)?;
         match forebay_store::tier::identity(dir) {
             Ok(Some(_)) => {}
             // The place of a first tier that is lost.
@@ -205,7 +259,7 @@ fn known_backing(request: &CheckRequest, meta: &MetaStore) -> Result<Option<Path
     Ok(known.filter(|dir| dir.is_dir()))
 }
 
-fn path_of(meta: &MetaStore, ino: Ino) -> String {
+pub(crate) fn path_of(meta: &MetaStore, ino: Ino) -> String {
     let path = meta.path(ino).ok().flatten();
     path.map_or_else(
         || format!("inode {:x}", ino.0),
@@ -219,6 +273,8 @@ struct Check<'a> {
     tiers: &'a [DirTier],
     /// Whether the namespace has seen its tiers.
     recovered: bool,
+    /// Whether the last daemon ended with nothing in hand.
+    settled: bool,
     checked: Checked,
     /// Inodes with an object that can be used.
     usable: HashSet<u64>,
@@ -285,8 +341,36 @@ impl Check<'_> {
             );
             return Ok(());
         }
+        if let Some(ino) = finding.ino {
+            self.doubt(tier, Ino(ino))?;
+        }
         let kept = recover::move_to_lost(tier.path(), &finding.path)?;
         self.checked.problem(true, format!("{what}: set aside as {}", kept.display()));
+        Ok(())
+    }
+
+    /// Before the object of a file is set aside: it may have what the backing store lacks, also where
+    /// the record does not say so.
+    fn doubt(&mut self, tier: &DirTier, ino: Ino) -> Result<()> {
+        let record = match self.meta.get(ino) {
+            Ok(record) if doubt::is_in_doubt(&record) => record,
+            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        if tier.open(ino.0).and_then(|object| object.is_empty()).unwrap_or(false) {
+            return Ok(());
+        }
+        let Some(path) = known_backing(self.request, self.meta)? else {
+            return doubt::note_doubt(self.meta, tier, &record);
+        };
+        let backing = DirBacking::open(&path, &tier.id().to_string())?;
+        if doubt::copied_version((self.meta, &backing), tier, &record).is_some() {
+            return Ok(());
+        }
+        doubt::note_doubt(self.meta, tier, &record)?;
+        if record.spilled {
+            backing.set_spill_aside(ino.0)?;
+        }
         Ok(())
     }
 
@@ -363,6 +447,9 @@ impl Check<'_> {
             self.checked.leftovers += 1;
             return Ok(None);
         }
+        if self.settled && record.dirty && object.len()? < record.attr.size {
+            return Ok(Some(format!("the object of {path}: its end is missing")));
+        }
         self.usable.insert(ino.0);
         let current = record.backing.fingerprint.map(convert::store_fingerprint);
         // A change of attributes or of the name makes another change time, not another version.
@@ -377,11 +464,15 @@ impl Check<'_> {
         Ok(None)
     }
 
+    fn backing(&self) -> Result<Option<DirBacking>> {
+        let Some(backing) = known_backing(self.request, self.meta)? else { return Ok(None) };
+        let owner = self.tiers.first().map(|tier| tier.id().to_string()).unwrap_or_default();
+        Ok(Some(DirBacking::open(&backing, &owner)?))
+    }
+
     /// Spill files that the namespace does not know.
     fn spill_files(&mut self) -> Result<()> {
-        let Some(backing) = known_backing(self.request, self.meta)? else { return Ok(()) };
-        let owner = self.tiers.first().map(|tier| tier.id().to_string()).unwrap_or_default();
-        let backing = DirBacking::open(&backing, &owner)?;
+        let Some(backing) = self.backing()? else { return Ok(()) };
         for ino in backing.list_spills()? {
             let known = match self.meta.get(Ino(ino)) {
                 Ok(record) => record.spilled,
@@ -418,8 +509,13 @@ impl Check<'_> {
                 }
             }
         }
+        let backing = if lost.is_empty() { None } else { self.backing()? };
         for record in lost {
             let path = path_of(self.meta, record.ino);
+            if backing.as_ref().is_some_and(|backing| self.is_published(backing, &record)) {
+                // The last thing that the daemon did: the next mount finds it there.
+                continue;
+            }
             if let Some((tier, aside, header)) = self.to_put_back(&record)? {
                 let repaired = self.repairs();
                 if repaired {
@@ -459,12 +555,36 @@ impl Check<'_> {
         }
     }
 
+    /// Whether the backing store has a file as it was about to appear there.
+    fn is_published(&self, backing: &DirBacking, record: &Record) -> bool {
+        let spill = self.meta.setting(&spill_setting(record.ino)).ok().flatten();
+        let spill = spill.as_deref().and_then(noted_inode).filter(|_| record.spilled);
+        let mut links = record.links.iter().chain(&record.backing.links);
+        links.any(|link| {
+            let dirs = [self.meta.path(link.parent), self.meta.backing_path(link.parent)];
+            dirs.into_iter().flatten().flatten().any(|mut path| {
+                if !path.is_empty() {
+                    path.push(b'/');
+                }
+                path.extend_from_slice(&link.name);
+                let Ok(Some(file)) = doubt::open_below(backing, &path) else { return false };
+                file.stat().is_ok_and(|found| {
+                    is_pending(record, &found)
+                        || spill.is_some_and(|spill| spill.same_inode(&found.fingerprint()))
+                })
+            })
+        })
+    }
+
     /// The object that was set aside of a dirty file and has all that is needed to use it again: with
     /// its map, or without one if it can't have had holes where an older version shows through.
     fn to_put_back(&self, record: &Record) -> Result<Option<(&DirTier, Aside, Header)>> {
         for tier in self.tiers {
             for aside in recover::set_aside(tier.path())? {
                 if aside.ino != Some(record.ino.0) || record.spilled {
+                    continue;
+                }
+                if std::fs::metadata(&aside.path)?.len() < record.attr.size {
                     continue;
                 }
                 let header = recover::header_of(&aside);

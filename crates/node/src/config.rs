@@ -136,6 +136,8 @@ pub struct NodeConfig {
     pub attr_timeout: Duration,
     /// How long the kernel may remember which names exist.
     pub entry_timeout: Duration,
+    /// Whether reads leave access times as they are.
+    pub keep_access_times: bool,
     /// Eviction starts above this share of a tier, in percent.
     pub high_percent: u8,
     /// Eviction ends below this share of a tier, in percent.
@@ -173,13 +175,14 @@ impl NodeConfig {
             backing,
             tiers,
             state_dir: None,
-            policy: "lru".into(),
+            policy: "s3fifo".into(),
             writeback: Writeback::After(Duration::from_secs(5)),
             durability: Durability::Local,
             passthrough: Passthrough::Read,
             coherence: Coherence::Open,
             attr_timeout: Duration::from_secs(10),
             entry_timeout: Duration::from_secs(10),
+            keep_access_times: false,
             high_percent: 90,
             low_percent: 80,
             extent_bytes: 1 << 20,

@@ -20,6 +20,7 @@ pub fn fingerprint(print: store::Fingerprint) -> Fingerprint {
         mtime: time(print.mtime),
         ctime: time(print.ctime),
         ino: print.ino,
+        born: time(print.born),
     }
 }
 
@@ -30,7 +31,13 @@ pub fn store_fingerprint(print: Fingerprint) -> store::Fingerprint {
         mtime: store_time(print.mtime),
         ctime: store_time(print.ctime),
         ino: print.ino,
+        born: store_time(print.born),
     }
+}
+
+/// Whether an object of the backing store is the one that is known.
+pub fn is_inode(known: &Fingerprint, found: &store::Attributes) -> bool {
+    store_fingerprint(*known).same_inode(&found.fingerprint())
 }
 
 /// The store's file type as the namespace's.

@@ -21,7 +21,7 @@ use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::handle::OpenMode;
-use crate::namespace::without_set_ids;
+use crate::namespace::{perm_after_write, without_set_ids};
 use crate::node::Node;
 use crate::place::{Base, Charge, Headers, Place, Residence};
 use crate::residents::Resident;
@@ -113,10 +113,22 @@ impl Node {
                 self.forget_resident(ino, None);
                 return Ok(None);
             }
+            Err(error) if !resident.dirty && self.is_tiers_failure(resident.tier, &error) => {
+                self.forget_resident(ino, None);
+                return Ok(None);
+            }
             Err(error) => return Err(error.into()),
         };
-        let presence =
-            if resident.whole { None } else { tier.open_map(ino.0, false)?.map(RwLock::new) };
+        let presence = match resident.whole {
+            true => None,
+            false => match tier.open_map(ino.0, false) {
+                Err(error) if !resident.dirty && self.is_tiers_failure(resident.tier, &error) => {
+                    self.forget_resident(ino, None);
+                    return Ok(None);
+                }
+                map => map?.map(RwLock::new),
+            },
+        };
         let place = Place {
             tier: resident.tier,
             object,
@@ -222,6 +234,9 @@ impl Node {
         let mut header = place.object.header()?;
         header.dirty = true;
         header.writing = true;
+        // Whatever a power cut leaves of it has what it was a copy of, or what was written since.
+        header.size = place.object.len()?;
+        header.covered = header.base.is_some() && header.size > 0;
         let path = self.header_for(&record, header.whole, true);
         header.path = path.path;
         header.path_truncated = path.path_truncated;
@@ -424,6 +439,8 @@ impl Node {
         let mut header = place.object.header()?;
         header.dirty = false;
         header.writing = false;
+        // From here on the backing store has what was synced.
+        (header.synced, header.covered) = (false, false);
         if base.is_some() {
             header.base = base;
             // Only now: a flush under way may be about to publish what it announced there.
@@ -476,7 +493,9 @@ impl Node {
                     self.later(move |node| node.look_for_lost_set_ids(&node.files.get(ino)));
                 }
                 show_written(&mut attr, stat.size, convert::time(stat.mtime));
-                attr.atime = attr.atime.max(convert::time(stat.atime));
+                if !self.config.keep_access_times {
+                    attr.atime = attr.atime.max(convert::time(stat.atime));
+                }
                 let whole = residence.place.as_ref().is_some_and(|place| place.presence.is_none());
                 let blocks = if whole { stat.blocks } else { stat.size.div_ceil(512) };
                 return (attr, blocks);
@@ -488,7 +507,11 @@ impl Node {
             attr = settled.attr.clone();
         }
         attr.atime = self.accesses.latest(record.ino, attr.atime);
-        let blocks = attr.size.div_ceil(512);
+        // What a whole object takes up is what its tier was charged when its last writer closed.
+        let blocks = match self.residents.get(record.ino.0) {
+            Some(resident) if resident.whole => resident.charged / 512,
+            _ => attr.size.div_ceil(512),
+        };
         (attr, blocks)
     }
 
@@ -532,14 +555,7 @@ impl Node {
             self.forget_resident(ino, place.as_ref());
         }
         if spilled {
-            let dropped = self.later(move |node| {
-                if let Err(error) = node.drop_spill(ino) {
-                    tracing::warn!(%ino, %error, "can't remove a spill file");
-                }
-            });
-            if !dropped {
-                tracing::debug!(%ino, "the spill file goes at the next start");
-            }
+            self.drop_spill_soon(ino);
         }
     }
 
@@ -618,9 +634,14 @@ impl Node {
         if !file.privileged.load(Ordering::Relaxed) || context.uid == 0 {
             return Ok(());
         }
+        let record = self.meta.get(file.ino)?;
+        if perm_after_write(context, &record.attr) == record.attr.perm {
+            // Set-group-id without group execute, and the caller is of the group: others may follow.
+            return Ok(());
+        }
         let now = convert::now();
         let record = self.meta.update(file.ino, Some(now), |record| {
-            record.attr.perm = without_set_ids(record.attr.perm);
+            record.attr.perm = perm_after_write(context, &record.attr);
             record.backing.attrs_differ = true;
             Queue::Yes
         })?;
@@ -630,7 +651,7 @@ impl Node {
                 Err(error) => return Err(error.into()),
             }
         }
-        file.privileged.store(false, Ordering::Relaxed);
+        file.privileged.store(is_privileged(&record), Ordering::Relaxed);
         self.forget_object(file.ino, false);
         Ok(())
     }
@@ -680,7 +701,7 @@ impl Node {
         let tier = &self.tiers[usize::from(resident.tier)].tier;
         let stat = tier.open(file.ino.0).and_then(|object| object.stat());
         if stat.is_ok_and(|stat| has_lost_set_ids(file, &stat)) {
-            match self.kill_set_ids(file.ino) {
+            match self.kill_set_ids(&Context::DAEMON, file.ino) {
                 Ok(()) => *file.set_ids_since.lock() = None,
                 Err(error) => {
                     tracing::warn!(ino = %file.ino, %error, "set-id bits stay over a write");
@@ -720,8 +741,8 @@ fn has_lost_set_ids(file: &File, now: &Attributes) -> bool {
     file.set_ids_since.lock().is_some_and(|since| since != (now.size, now.mtime))
 }
 
-/// Whether a write by somebody without privilege changes the mode. (File capabilities are the
+/// Whether a write by somebody without privilege may change the mode. (File capabilities are the
 /// kernel's to notice: it asks for them and sends a SETATTR.)
 fn is_privileged(record: &Record) -> bool {
-    without_set_ids(record.attr.perm) != record.attr.perm
+    record.attr.perm & (libc::S_ISUID | libc::S_ISGID) != 0
 }

@@ -8,7 +8,7 @@ use forebay_core::steward::{Action, Event, Placement};
 use forebay_core::unit::{self, Bytes, Tick};
 use forebay_meta::Ino;
 use forebay_store::copy::{self, Cancel, Priority};
-use forebay_store::{Header, Object, Presence};
+use forebay_store::{ErrorClass, Header, Object, Presence};
 
 use crate::context::Context;
 use crate::error::Result;
@@ -128,6 +128,9 @@ impl Node {
     /// bytes of the file system are left to the metadata, whoever took the others.
     #[must_use]
     pub(crate) fn take_room(&self, tier: u8, bytes: u64) -> bool {
+        if self.tier_has_failed(tier) {
+            return false;
+        }
         bytes == 0 || self.free_on_disk(tier) >= bytes && self.slot(tier).room.take(bytes)
     }
 
@@ -278,7 +281,8 @@ impl Node {
             let slot = &self.tiers[usize::from(tier)].tier;
             let mut presence = slot.create_map(ino.0, extent, record.attr.size)?;
             presence.mark_clean(0..record.attr.size)?;
-            place.set_header(&self.header_for(&record, false, false))?;
+            let moves = place.object.header()?.moves;
+            place.set_header(&Header { moves, ..self.header_for(&record, false, false) })?;
             place.presence = Some(parking_lot::RwLock::new(presence));
             place.charge.paid_end.store(0, Ordering::Release);
         }
@@ -313,30 +317,31 @@ impl Node {
         if !self.take_room(to, charged) {
             return Ok(false);
         }
-        let (object, size) = match self.copy_to_tier(ino, place, to, dirty) {
-            Ok(moved) => moved,
+        let (object, size) = match self.copy_to_tier(ino, place, to) {
+            Ok(copied) => copied,
             Err(error) => {
                 target.room.give(charged);
-                drop(target.tier.remove(ino.0));
+                self.take_back_move(ino, place, to)?;
                 return Err(error);
             }
         };
         let old = &self.tiers[usize::from(from)];
         // Times that are set from here on are set on the new one.
         let _one_at_a_time = file.times.lock();
-        fail_at!("node.move.before_remove");
-        let removed = place.object.stat().and_then(|stat| {
-            object.set_times(Some(stat.atime), Some(stat.mtime))?;
-            old.tier.remove(ino.0)
+        let moved = self.complete_move(ino, place, (&*object, to)).and_then(|()| {
+            fail_at!("node.move.before_remove");
+            Ok(old.tier.remove(ino.0)?)
         });
-        if let Err(error) = removed {
-            // Two of them would be one too many: the old one stays the object.
+        if let Err(error) = moved
+            // An error may come after the deed.
+            && !old.tier.open(ino.0).is_err_and(|error| error.class() == ErrorClass::NotFound)
+        {
             target.room.give(charged);
-            drop(target.tier.remove(ino.0));
-            return Err(error.into());
+            self.take_back_move(ino, place, to)?;
+            return Err(error);
         }
         if dirty && let Err(error) = old.tier.settle_removals(ino.0) {
-            // After a power cut it may be back, older than what is written to the other one.
+            // After a power cut it may be back: it was moved less often, and does not count.
             tracing::warn!(%ino, %error, "the removal of an object is not durable yet");
         }
         old.room.give_all(charged);
@@ -356,37 +361,58 @@ impl Node {
         Ok(true)
     }
 
-    /// Copies a whole object to another tier, where it counts when its header says whole. If it is
-    /// dirty, bytes and header are durable there in this order, before the only other copy goes.
-    fn copy_to_tier(
-        &self,
-        ino: Ino,
-        place: &Place,
-        to: u8,
-        dirty: bool,
-    ) -> Result<(Arc<dyn Object>, u64)> {
-        let target = &self.tiers[usize::from(to)];
-        let mut header = place.object.header()?;
-        // Neither whole nor with a map nor dirty: should this end now, it is nothing.
-        let begun = Header { whole: false, dirty: false, writing: false, ..header.clone() };
+    /// Copies a whole object to another tier, where it is nothing until [`Node::complete_move`].
+    fn copy_to_tier(&self, ino: Ino, place: &Place, to: u8) -> Result<(Arc<dyn Object>, u64)> {
+        let header = place.object.header()?;
+        // Neither whole nor with a map nor dirty.
+        let begun = Header { whole: false, dirty: false, writing: false, ..header };
         let object = self.create_object(to, ino.0, &begun)?;
         let stat = place.object.stat()?;
         let limits = self.limits(Priority::Rebalance);
         copy::copy_range(&*place.object, &*object, 0..stat.size, &limits, &Cancel::default())?;
         object.set_len(stat.size)?;
-        object.set_times(Some(stat.atime), Some(stat.mtime))?;
-        if dirty {
+        if place.dirty.load(Ordering::Acquire) {
             object.sync(false)?;
         }
         fail_at!("node.move.copied");
+        Ok((object, stat.size))
+    }
+
+    /// The copy on another tier counts from here on, and no longer the object that it was made of. If
+    /// it is dirty, bytes and header are durable there in this order, before the other one goes.
+    fn complete_move(
+        &self,
+        ino: Ino,
+        place: &Place,
+        (object, to): (&dyn Object, u8),
+    ) -> Result<()> {
+        let stat = place.object.stat()?;
+        object.set_times(Some(stat.atime), Some(stat.mtime))?;
+        let mut header = place.object.header()?;
         header.whole = true;
+        header.moves += 1;
         object.set_header(&header)?;
-        if dirty {
+        if place.dirty.load(Ordering::Acquire) {
             object.sync(false)?;
-            target.tier.sync_dir(ino.0)?;
+            self.tiers[usize::from(to)].tier.sync_dir(ino.0)?;
         }
         fail_at!("node.move.whole");
-        Ok((object, stat.size))
+        Ok(())
+    }
+
+    /// An object stays where it is. If what was made of it elsewhere can't be removed, it must not
+    /// count any more, for it will be the older of the two.
+    fn take_back_move(&self, ino: Ino, place: &Place, to: u8) -> Result<()> {
+        match self.tiers[usize::from(to)].tier.remove(ino.0) {
+            Err(error) if error.class() != ErrorClass::NotFound => {
+                tracing::warn!(%ino, %error, "the rest of a move can't be removed");
+                self.edit_header(place, |header| {
+                    header.moves += 2;
+                    Ok(())
+                })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Drops the copy of a clean file that nobody uses, for `forebay evict`; says whether it went.

@@ -46,6 +46,7 @@ const OWN: &[&str] = &[
     "node.evict.before_forget",
     "node.evict.tail",
     "node.move.copied",
+    "node.move.whole",
     "node.move.before_remove",
     "node.truncate.loaded",
     "node.truncate.before_object",

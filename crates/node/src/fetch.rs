@@ -102,7 +102,18 @@ impl Node {
         let size = record.attr.size;
         let Some(tier) = self.admit(file.ino, size, size) else { return Ok(()) };
         let _demand = self.demand_gate();
-        self.fetch_admitted(file, record, (tier, seen), Haste::Now)
+        let fetched = self.fetch_admitted(file, record, (tier, seen), Haste::Now);
+        self.pass_by_failed(tier, fetched)
+    }
+
+    /// What could not be brought to a tier that has failed is served without it.
+    fn pass_by_failed(&self, tier: u8, done: Result<()>) -> Result<()> {
+        match done {
+            Err(crate::error::NodeError::Store(error)) if self.is_tiers_failure(tier, &error) => {
+                Ok(())
+            }
+            done => done,
+        }
     }
 
     /// Copies a small file to a tier that has taken it already.
@@ -298,7 +309,10 @@ impl Node {
         let Some(seen) = absent(file) else { return Ok(()) };
         let size = record.attr.size;
         match self.admit(file.ino, size, size.min(self.config.extent_bytes)) {
-            Some(tier) => self.begin_admitted(file, tier, seen),
+            Some(tier) => {
+                let begun = self.begin_admitted(file, tier, seen);
+                self.pass_by_failed(tier, begun)
+            }
             None => Ok(()),
         }
     }
@@ -371,7 +385,11 @@ impl Node {
         let wanted =
             Event::Wanted { object: unit::Ino(ino.0), size: unit::Bytes(size), prefetch: false };
         match self.decide(wanted) {
-            Some(Placement::Tier(tier, bytes)) if bytes.0 >= first.min(size) => Some(tier.0),
+            Some(Placement::Tier(tier, bytes))
+                if bytes.0 >= first.min(size) && !self.tier_has_failed(tier.0) =>
+            {
+                Some(tier.0)
+            }
             Some(Placement::Tier(..)) => {
                 self.decide(Event::Removed { object: unit::Ino(ino.0) });
                 None

@@ -38,6 +38,7 @@ use crate::node::Node;
 use crate::overlay::Spill;
 use crate::place::{Base, Place, Residence};
 use crate::reconcile::{described, is_own, is_refused_owner, was_changed};
+use crate::spill::{inode_note, noted_inode};
 
 /// How a flush of a file's bytes ended.
 pub(crate) enum Flushed {
@@ -106,7 +107,7 @@ enum Copied {
 /// the inode that is being written in place.
 pub(crate) fn is_announced(header: &Header, found: &Fingerprint) -> bool {
     let in_place = |pending: &Fingerprint| {
-        pending.ino == found.ino && header.base.is_some_and(|base| base.ino == pending.ino)
+        pending.same_inode(found) && header.base.is_some_and(|base| base.same_inode(pending))
     };
     header.base.is_some_and(|base| base.same_content(found))
         || header
@@ -140,7 +141,9 @@ impl Node {
         let kept_open = file.opens.lock().writers > 0;
         fail_at!("node.flush.begin");
         let now = self.meta.get(record.ino)?;
-        if now.backing.fingerprint != record.backing.fingerprint || now.spilled != record.spilled {
+        let removed = now.links.is_empty() && !record.links.is_empty();
+        let published = now.backing.fingerprint != record.backing.fingerprint;
+        if removed || published || now.spilled != record.spilled {
             // What the caller decided upon was overtaken.
             return Ok(Flushed::Busy);
         }
@@ -213,7 +216,8 @@ impl Node {
     /// earlier spill files say nothing: see [`Node::forget_half_written`].
     fn is_half_written(&self, ino: Ino, found: &Attributes) -> Result<bool> {
         let half = self.meta.setting(&half_setting(ino))?;
-        Ok(half.as_deref() == Some(&found.ino.to_le_bytes()[..]))
+        let noted = half.as_deref().and_then(noted_inode);
+        Ok(noted.is_some_and(|noted| noted.same_inode(&found.fingerprint())))
     }
 
     /// A daemon that died between the last two steps of [`Node::flush_spill_in_place`] left its note;
@@ -538,6 +542,7 @@ impl Node {
                 Ok(())
             })?;
         }
+        self.let_go_of_spill(file.ino)?;
         // Not left to the report of the worker: from here on nothing but this record knows it.
         let on_tier = residence.place.is_some();
         let (size, _) = spill.size_and_mtime();
@@ -551,7 +556,8 @@ impl Node {
             record.backing.fingerprint = Some(convert::fingerprint(fingerprint));
             Queue::Yes
         })?;
-        self.drop_spill(file.ino)
+        self.drop_spill_or_later(file.ino);
+        Ok(())
     }
 
     /// Completes a spill file, and copies it into a file that must keep its inode.
@@ -579,7 +585,7 @@ impl Node {
         {
             return Ok(Flushed::Conflict(Some(found)));
         }
-        self.meta.set_setting(&half_setting(file.ino), &found.ino.to_le_bytes())?;
+        self.meta.set_setting(&half_setting(file.ino), &inode_note(&found, false))?;
         fail_at!("node.flush.half");
         let size = spill.file().len()?;
         let limits = self.limits(Priority::WriteBack);

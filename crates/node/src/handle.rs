@@ -8,6 +8,7 @@ use sharded_slab::{Entry, Slab};
 
 use crate::cluster::{Remote, Seen};
 use crate::files::FileRef;
+use crate::shares::{Share, Shares};
 use crate::stream::OpenStream;
 
 /// How the kernel treats an open file.
@@ -87,6 +88,8 @@ pub struct Handle {
     expected: AtomicU64,
     /// Bytes read since it last jumped.
     run: AtomicU64,
+    /// It counts among the open files of its user; not if a predecessor opened it.
+    pub(crate) share: Option<Share>,
 }
 
 impl Handle {
@@ -112,6 +115,7 @@ impl Handle {
             promised,
             expected: AtomicU64::new(0),
             run: AtomicU64::new(0),
+            share: None,
         }
     }
 
@@ -153,6 +157,8 @@ impl sharded_slab::Config for Keys {
 pub(crate) struct Handles {
     slab: Slab<Handle, Keys>,
     generation: u16,
+    /// How many there may be.
+    pub shares: Arc<Shares>,
     /// Where the handles of predecessors are.
     adopted: OnceLock<HashMap<u64, usize>>,
 }
@@ -161,7 +167,8 @@ impl Handles {
     /// No handle yet. New ones get numbers of this generation.
     pub fn new(generation: u16) -> Self {
         let generation = generation % GENERATIONS;
-        Handles { slab: Slab::new_with_config::<Keys>(), generation, adopted: OnceLock::new() }
+        let (slab, shares) = (Slab::new_with_config::<Keys>(), Arc::new(Shares::of_process()));
+        Handles { slab, generation, shares, adopted: OnceLock::new() }
     }
 
     /// The generation of new numbers.

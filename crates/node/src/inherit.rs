@@ -163,6 +163,9 @@ pub struct DepartedInode {
     /// Access, modification, change, birth: seconds since 1970 and nanoseconds of each.
     #[prost(sint64, repeated, tag = "7")]
     pub times: Vec<i64>,
+    /// Extended attributes of a directory: names and values in turn.
+    #[prost(bytes = "vec", repeated, tag = "8")]
+    pub xattrs: Vec<Vec<u8>>,
 }
 
 impl Inheritance {
@@ -193,6 +196,7 @@ impl DepartedInode {
             rdev: attr.rdev,
             size: attr.size,
             times: times.iter().flat_map(|time| [time.sec, i64::from(time.nsec)]).collect(),
+            xattrs: Vec::new(),
         }
     }
 
@@ -364,6 +368,10 @@ impl Node {
         self.names.departed.for_each(|ino, attr| {
             inheritance.departed.push(DepartedInode::new(ino, attr));
         });
+        for departed in &mut inheritance.departed {
+            let xattrs = self.names.departed.xattrs(Ino(departed.ino)).unwrap_or_default();
+            departed.xattrs = xattrs.into_iter().flat_map(|(name, value)| [name, value]).collect();
+        }
         if let Some(log) = &self.event_log {
             log.write_out();
         }
@@ -446,6 +454,9 @@ impl Node {
         for departed in &inheritance.departed {
             if let Some(attr) = departed.attr() {
                 self.names.departed.remember(Ino(departed.ino), attr);
+                let pairs = departed.xattrs.as_chunks::<2>().0.iter();
+                let xattrs = pairs.map(|[name, value]| (name.clone(), value.clone())).collect();
+                self.names.departed.remember_xattrs(Ino(departed.ino), xattrs);
             }
         }
         Ok(())

@@ -39,6 +39,21 @@ impl Node {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize> {
+        match self.read_here(context, fh, offset, buffer) {
+            Err(error) if self.leaves_failed_tier(&self.handle(fh)?.file, &error) => {
+                self.read_here(context, fh, offset, buffer)
+            }
+            read => read,
+        }
+    }
+
+    fn read_here(
+        &self,
+        context: &Context,
+        fh: u64,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize> {
         let handle = self.handle(fh)?;
         if let Some(read) = self.read_through(context, &handle, offset, buffer)? {
             return Ok(read);
@@ -179,7 +194,13 @@ impl Node {
             return Ok(written);
         }
         let at = (!handle.append).then_some(offset);
-        self.write_to(context, &handle.file, at, data).map(|(_, written)| written)
+        let written = match self.write_to(context, &handle.file, at, data) {
+            Err(error) if self.leaves_failed_tier(&handle.file, &error) => {
+                self.write_to(context, &handle.file, at, data)
+            }
+            written => written,
+        };
+        written.map(|(_, written)| written)
     }
 
     /// As [`Node::write`], for `O_SYNC` and `O_DSYNC` (`data_only`): returns when it is durable.
@@ -259,7 +280,7 @@ impl Node {
     ) -> Result<Option<usize>> {
         let mut residence = file.residence_for(context)?;
         if residence.place.is_none() {
-            if !matches!(residence.base, Base::Zeros) {
+            if !self.begins_empty(file.ino, &residence)? {
                 return Ok(None);
             }
             drop(residence);
@@ -396,6 +417,7 @@ impl Node {
         {
             let residence = file.residence.read();
             if let Some(place) = &residence.place {
+                self.note_sync(place)?;
                 // A sync of the data alone may leave out a header that says whose they are.
                 let unsynced = place.headers.unsynced();
                 place.object.sync(data_only && place.presence.is_none() && unsynced.is_none())?;
@@ -448,8 +470,11 @@ impl Node {
         }
         let residence = file.residence.read();
         let Some(place) = &residence.place else { return Ok(()) };
-        let Some(seen) = place.headers.unsynced() else { return Ok(()) };
-        if place.object.len()? > 0 {
+        if place.object.len()? == 0 {
+            return self.note_unseen_syncs(place);
+        }
+        self.note_sync(place)?;
+        if let Some(seen) = place.headers.unsynced() {
             place.object.sync(false)?;
             self.settle_object(file.ino, place.tier)?;
             place.headers.synced(seen);

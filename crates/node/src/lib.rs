@@ -17,9 +17,11 @@ mod config;
 mod context;
 mod convert;
 mod data;
+mod doubt;
 mod error;
 mod evict;
 mod faces;
+mod failed;
 mod failpoints;
 mod fetch;
 mod files;
@@ -48,20 +50,25 @@ mod ranges;
 mod rebuild;
 mod reconcile;
 mod recover;
+#[cfg(test)]
+mod recover_tests;
 mod removals;
 mod report;
 mod residents;
 mod restamp;
 mod room;
+mod shares;
 mod spill;
 mod staging;
 mod stream;
+mod synced;
 mod trace;
 mod truncate;
 mod unwritten;
+mod upkeep;
 
 pub use aside::Named;
-pub use check::{CheckRequest, Checked, check};
+pub use check::{CheckRequest, Checked, accept_store, check};
 pub use cluster::{
     Belief, Ground, InTheWay, Kept, LockDone, LockOwner, LockRequest, Membership, NodeReport,
     Renaming, SafetyReport, Shown, Waited, check_cluster,
@@ -93,11 +100,22 @@ pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Stat, Statfs};
 pub use node::Node;
 pub use paths::{Residency, Whereabouts};
 pub use pool::{Pool, Refused, Urgency};
-pub use reconcile::{Conflict, Refused as RefusedByStore, Remaining};
+pub use reconcile::{Conflict, Refused as RefusedByStore, Remaining, Synced};
 pub use report::{BusyFile, DirtyFile, LongWork, TierReport};
 pub use stream::{CarriedStream, RefusedStream, StreamsConfig, StreamsReport};
 pub use trace::{Opening, Recorded};
 
 /// Policies that a mount can use: those that need no knowledge of the future, the default first.
-pub const ONLINE_POLICIES: &[&str] =
-    &["lru", "lfu", "s3fifo", "sieve", "gdsf", "wtinylfu", "arc", "heuristic", "min", "min-whole"];
+pub const ONLINE_POLICIES: &[&str] = &[
+    "s3fifo",
+    "auto",
+    "lru",
+    "lfu",
+    "sieve",
+    "gdsf",
+    "wtinylfu",
+    "arc",
+    "heuristic",
+    "min",
+    "min-whole",
+];

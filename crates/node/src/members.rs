@@ -10,9 +10,10 @@ use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use forebay_meta::MetaStore;
-use forebay_store::{DirBacking, Tier, TierId};
+use forebay_store::{DirBacking, StoreIdentity, Tier, TierId};
 use prost::Message;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -57,6 +58,23 @@ pub(crate) struct Members {
     /// In a note in the backing store: the machine.
     #[prost(string, tag = "6")]
     pub(crate) host: String,
+    /// Which directory the backing store is, whatever its path.
+    #[prost(message, optional, tag = "7")]
+    pub(crate) store: Option<Store>,
+}
+
+/// What tells a backing store from another.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(crate) struct Store {
+    /// The mark in its private area.
+    #[prost(string, tag = "1")]
+    pub(crate) mark: String,
+    /// Its file system.
+    #[prost(string, tag = "2")]
+    pub(crate) file_system: String,
+    /// Its root.
+    #[prost(string, tag = "3")]
+    pub(crate) root: String,
 }
 
 /// One tier.
@@ -86,6 +104,20 @@ fn shown(path: &[u8]) -> String {
 
 fn this_boot() -> String {
     std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned()
+}
+
+impl From<&StoreIdentity> for Store {
+    fn from(found: &StoreIdentity) -> Self {
+        let StoreIdentity { mark, file_system, root } = found.clone();
+        Store { mark, file_system, root }
+    }
+}
+
+impl From<&Store> for StoreIdentity {
+    fn from(known: &Store) -> Self {
+        let Store { mark, file_system, root } = known.clone();
+        StoreIdentity { mark, file_system, root }
+    }
 }
 
 impl Member {
@@ -193,6 +225,10 @@ pub(crate) struct Expected {
     drained: bool,
     /// Whether the file of the state directory was read.
     in_state: bool,
+    /// The backing store as it was found.
+    pub(crate) store: StoreIdentity,
+    /// Where it may be marked.
+    pub(crate) markable: Option<Arc<DirBacking>>,
 }
 
 /// Checks, without touching anything, that the tiers that a mount is given are those that it has.
@@ -209,6 +245,7 @@ pub fn check_tiers(config: &NodeConfig) -> Result<()> {
 /// [`NodeError::BadState`] with the names of those that are missing or belong elsewhere.
 pub(crate) fn check(config: &NodeConfig) -> Result<Expected> {
     let Some(state) = state_dir(config) else { return Ok(Expected::default()) };
+    check_owners(config, &state)?;
     let own = match Members::read(&state)? {
         Found::Sound(members) => Some(members),
         Found::Nothing | Found::Damaged => None,
@@ -251,7 +288,70 @@ pub(crate) fn check(config: &NodeConfig) -> Result<Expected> {
     if home.is_none() {
         check_notes(config, &given)?;
     }
-    Ok(Expected { namespace: home, drained, in_state })
+    let store = DirBacking::open(&config.backing, READER)?.identity()?;
+    check_store(config, &mine, &store)?;
+    Ok(Expected { namespace: home, drained, in_state, store, markable: None })
+}
+
+/// Checks that what is at the path of the backing store is what was there, not the place where its
+/// file system is not mounted, nor another one.
+fn check_store(config: &NodeConfig, mine: &[Members], found: &StoreIdentity) -> Result<()> {
+    // Another path is told later.
+    let path = absolute(&config.backing);
+    let here = |members: &&Members| members.backing == path.as_os_str().as_bytes();
+    let another = mine.iter().filter(here).find(|members| {
+        let known = members.store.as_ref().map(StoreIdentity::from);
+        known.is_some_and(|known| !known.is_same(found, members.drained))
+    });
+    let Some(members) = another else { return Ok(()) };
+    let backing = config.backing.display();
+    let here = match forebay_store::identity::mount_at(&config.backing) {
+        Ok((kind, point)) => format!(" (it is on the {kind} mounted at {})", point.display()),
+        Err(_) => String::new(),
+    };
+    let what = match members.drained {
+        true => "hold its index",
+        false => "may hold files that it lacks",
+    };
+    let state = match &config.state_dir {
+        Some(dir) => format!("--state-dir {} ", dir.display()),
+        None => String::new(),
+    };
+    Err(NodeError::BadState(format!(
+        "{backing} is not the backing store that these tiers belong to, though it has its path{here}; \
+         they {what}: mount its file system there. If this is the right one (it was moved or \
+         restored): `forebay fsck --accept-store --backing {backing} {state}{}`",
+        tier_names(config),
+    )))
+}
+
+/// Has the tiers of a mount belong to what is now in a directory, which may have been moved or
+/// restored there. By how many copies of the list of tiers.
+///
+/// # Errors
+/// When a list can't be read or written.
+pub(crate) fn accept_store(backing: &Path, state: &Path, tiers: &[&Path]) -> Result<usize> {
+    let found = DirBacking::open(backing, READER)?.marked_identity()?;
+    let mut accepted = 0;
+    for dir in std::iter::once(state).chain(tiers.iter().copied()) {
+        if let Found::Sound(mut members) = Members::read(dir)? {
+            members.backing = absolute(backing).as_os_str().as_bytes().to_vec();
+            members.store = Some(Store::from(&found));
+            members.write(dir)?;
+            accepted += 1;
+        }
+    }
+    Ok(accepted)
+}
+
+/// Checks that nobody else can change what this mount keeps for itself, before any of it is believed.
+fn check_owners(config: &NodeConfig, state: &Path) -> Result<()> {
+    for tier in &config.tiers {
+        // What is no tier at all is told first.
+        forebay_store::tier::check_dir(&tier.dir)?;
+        forebay_store::check_own(&tier.dir)?;
+    }
+    Ok(forebay_store::check_own(state)?)
 }
 
 fn belongs_elsewhere(
@@ -394,6 +494,7 @@ pub(crate) fn leave_note(backing: &DirBacking, config: &NodeConfig, tiers: &[&dy
         drained: false,
         tiers: tiers.iter().map(|tier| Member::of(*tier)).collect(),
         host: this_host(),
+        store: None,
     };
     match backing.note_mount(&members.encode_file()) {
         Ok(before) => !before,
@@ -405,6 +506,12 @@ pub(crate) fn leave_note(backing: &DirBacking, config: &NodeConfig, tiers: &[&dy
 }
 
 impl Expected {
+    /// Nothing of tiers that are not looked at.
+    pub(crate) fn of(backing: &Arc<DirBacking>) -> Result<Self> {
+        let (store, markable) = (backing.identity()?, Some(backing.clone()));
+        Ok(Expected { store, markable, ..Expected::default() })
+    }
+
     /// Whether the index that was opened is the one that the tiers belong to.
     ///
     /// # Errors
@@ -432,10 +539,18 @@ impl Expected {
 /// has everything, and any of them may go.
 pub(crate) fn note(
     meta: &MetaStore,
-    (state, backing): (&Path, &Path),
+    (state, backing, store): (&Path, &Path, Option<&StoreIdentity>),
     tiers: &[&dyn Tier],
     drained: bool,
 ) -> Result<()> {
+    let store = match store {
+        Some(store) => Some(Store::from(store)),
+        // Whoever does not look at it leaves what is known of it.
+        None => match Members::read(state)? {
+            Found::Sound(known) => known.store,
+            _ => None,
+        },
+    };
     let namespace = cluster::identity_of(meta)?;
     // Or a crash could leave tiers of a namespace that does not know its own name.
     meta.sync()?;
@@ -446,6 +561,7 @@ pub(crate) fn note(
         drained,
         tiers: tiers.iter().map(|tier| Member::of(*tier)).collect(),
         host: String::new(),
+        store,
     };
     let places: Vec<&Path> =
         std::iter::once(state).chain(tiers.iter().map(|tier| tier.path())).collect();
@@ -546,7 +662,8 @@ impl Node {
     /// Notes which tiers there are.
     pub(crate) fn note_members(&self, drained: bool) -> Result<()> {
         let tiers: Vec<&dyn Tier> = self.tiers.iter().map(|slot| &*slot.tier).collect();
-        note(&self.meta, (&self.state_dir, &self.config.backing), &tiers, drained)
+        let store = Some(&self.store);
+        note(&self.meta, (&self.state_dir, &self.config.backing, store), &tiers, drained)
     }
 }
 
@@ -564,6 +681,7 @@ mod tests {
             drained: false,
             tiers: vec![tier("1"), tier("2")],
             host: String::new(),
+            store: Some(Store { mark: "m".into(), ..Store::default() }),
         }
     }
 

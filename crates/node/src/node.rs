@@ -16,7 +16,7 @@ use forebay_meta::{
 use forebay_store::backing::BackingStore;
 use forebay_store::copy::{Gate, Limits, Priority};
 use forebay_store::decorators::{InterceptedBacking, Throttled};
-use forebay_store::{DirBacking, Tier, TierLock};
+use forebay_store::{DirBacking, StoreIdentity, Tier, TierLock};
 use parking_lot::Mutex;
 
 use crate::access::Accesses;
@@ -49,6 +49,7 @@ pub struct TierSlot {
     pub tier: Arc<dyn Tier>,
     /// Its room.
     pub room: Room,
+    pub(crate) health: crate::failed::Health,
     lock: Mutex<Option<TierLock>>,
 }
 
@@ -64,6 +65,7 @@ pub struct Node {
     /// What was set aside, and what is lost.
     pub(crate) troubles: Troubles,
     pub(crate) removals: Removals,
+    pub(crate) upkeep: crate::upkeep::Upkeep,
     pub(crate) accesses: Accesses,
     pub(crate) given_up: crate::context::GivenUp,
     /// A spill file has been noted, now or by an earlier daemon.
@@ -101,6 +103,8 @@ pub struct Node {
     /// Its part in a cluster, if it is in one.
     pub(crate) cluster: Option<Cluster>,
     pub(crate) state_dir: PathBuf,
+    /// Which directory the backing store is.
+    pub(crate) store: StoreIdentity,
 }
 
 /// Copies that nobody waits for stand back this long at most for those that somebody waits for.
@@ -136,13 +140,15 @@ impl Node {
     /// # Errors
     /// As [`Node::start`].
     pub fn start_after(config: NodeConfig, inheritance: Option<&Inheritance>) -> Result<Arc<Node>> {
-        let expected = members::check(&config)?;
+        let mut expected = members::check(&config)?;
         let tiers = open_tiers(&config)?;
         let first = tiers.first().ok_or_else(|| {
             NodeError::Config("at least one tier is needed: give --tier DIR=SIZE".into())
         })?;
         let owner = owner_of(&*first.tier);
         let directory = Arc::new(DirBacking::open(&config.backing, &owner)?);
+        directory.claim_private_area()?;
+        expected.markable = Some(directory.clone());
         let own: Vec<&dyn Tier> = tiers.iter().map(|slot| &*slot.tier).collect();
         // Before the root is looked at, whose times this changes.
         let noted = members::leave_note(&directory, &config, &own);
@@ -183,7 +189,8 @@ impl Node {
         let tiers = open_tiers(&config)?;
         let owner = tiers.first().map(|first| owner_of(&*first.tier)).unwrap_or_default();
         let backing = Arc::new(DirBacking::open(&config.backing, &owner)?);
-        let node = Self::build(config, (tiers, &Expected::default()), backing, None)?;
+        let expected = Expected::of(&backing)?;
+        let node = Self::build(config, (tiers, &expected), backing, None)?;
         node.import_root()?;
         Ok(node)
     }
@@ -203,6 +210,7 @@ impl Node {
             Some(inheritance) => node.inherit(inheritance)?,
         }
         node.note_all_moved();
+        node.take_up_written_entries()?;
         node.start_reconciler();
         node.start_ticker();
         node.start_peers()?;
@@ -220,11 +228,7 @@ impl Node {
     ) -> Result<Arc<Node>> {
         let generation = inheritance.map_or(0, Inheritance::next_generation);
         let former = inheritance.and_then(|inheritance| inheritance.membership.as_ref());
-        let state_dir = match (&config.state_dir, tiers.first()) {
-            (Some(dir), _) => dir.clone(),
-            (None, Some(first)) => first.tier.path().join("state"),
-            (None, None) => return Err(NodeError::Config("no tier".into())),
-        };
+        let state_dir = make_state_dir(&config, &tiers)?;
         let meta = open_namespace(&config, &state_dir, &tiers, former)?;
         expected.confirm(&meta, &state_dir, &tiers)?;
         let cluster = meta.member().zip(config.cluster.clone());
@@ -233,6 +237,7 @@ impl Node {
             meta.rely(cluster.beliefs.clone());
         }
         bind_to_backing(&meta, &config.backing)?;
+        let store = bind_to_store(&meta, expected, &config)?;
         let spills_noted = meta.has_setting_like(crate::spill::SETTING)?;
         let decisions = steward_config(&config);
         let steward =
@@ -255,6 +260,7 @@ impl Node {
             moved: Moved::default(),
             troubles: Troubles::default(),
             removals: Removals::default(),
+            upkeep: crate::upkeep::Upkeep::default(),
             accesses: Accesses::default(),
             given_up: Default::default(),
             spills_noted: AtomicBool::new(spills_noted),
@@ -284,6 +290,7 @@ impl Node {
             streams,
             cluster,
             state_dir,
+            store,
         }))
     }
 
@@ -318,14 +325,19 @@ impl Node {
 
     /// A thread that lets the steward see time pass.
     pub(crate) fn start_ticker(self: &Arc<Self>) {
+        self.note_backing_place();
         let this = self.this.clone();
         let ticker = thread::Builder::new().name("steward".into()).spawn(move || {
+            let mut switches = 0;
             while let Some(node) = this.upgrade() {
                 if node.stopping.load(Ordering::Acquire) {
                     break;
                 }
                 node.decide(Event::Tick);
+                node.log_switches(&mut switches);
                 node.perform_put_off();
+                node.drop_spills_later();
+                node.upkeep_now_and_then();
                 node.expire_hints();
                 node.expire_listings();
                 if node.moved.is_due() {
@@ -408,7 +420,7 @@ impl Node {
             tracing::debug!(%error, "the private area stays in the backing store");
         }
         if let Err(error) =
-            self.meta.sync().map_err(NodeError::from).and_then(|()| self.note_clean_end())
+            self.meta.sync().map_err(NodeError::from).and_then(|()| self.note_clean_end(ended))
         {
             tracing::error!(%error, "the state may not survive a reboot");
         } else if self.has_tiers()
@@ -429,6 +441,17 @@ impl Node {
     }
 }
 
+/// Where the state is, which is made if need be.
+fn make_state_dir(config: &NodeConfig, tiers: &[TierSlot]) -> Result<PathBuf> {
+    let dir = match (&config.state_dir, tiers.first()) {
+        (Some(dir), _) => dir.clone(),
+        (None, Some(first)) => first.tier.path().join("state"),
+        (None, None) => return Err(NodeError::Config("no tier".into())),
+    };
+    drop(forebay_store::make_own(&dir)?);
+    Ok(dir)
+}
+
 fn open_tiers(config: &NodeConfig) -> Result<Vec<TierSlot>> {
     let mut tiers = Vec::new();
     for wanted in &config.tiers {
@@ -437,6 +460,7 @@ fn open_tiers(config: &NodeConfig) -> Result<Vec<TierSlot>> {
         tiers.push(TierSlot {
             tier: Arc::new(tier),
             room: Room::new(wanted.size_bytes),
+            health: crate::failed::Health::default(),
             lock: Mutex::new(Some(lock)),
         });
     }
@@ -453,7 +477,6 @@ fn open_namespace(
         cluster::bind_to_namespace(state_dir, None)?;
         return open_meta(&state_dir.join(METADATA));
     };
-    std::fs::create_dir_all(state_dir)?;
     let redis = RedisOptions {
         replicas: cluster.replicas,
         memory_only: cluster.memory_only,
@@ -504,6 +527,38 @@ fn bind_to_backing(meta: &MetaStore, backing: &Path) -> Result<()> {
             path.display()
         ))),
     }
+}
+
+/// The backing store below the path is marked, so that it is known again. All nodes of a cluster must
+/// have the same.
+fn bind_to_store(
+    meta: &MetaStore,
+    expected: &Expected,
+    config: &NodeConfig,
+) -> Result<StoreIdentity> {
+    const SETTING: &str = "store";
+    let shared = config.cluster.is_some();
+    let known = if shared { meta.setting(SETTING)? } else { None };
+    // Again, after the setting: another node may have made both in this moment.
+    let found = match &expected.markable {
+        Some(directory) if shared => directory.identity()?,
+        _ => expected.store.clone(),
+    };
+    if let Some(known) = known.filter(|known| known != found.mark.as_bytes()) {
+        return Err(NodeError::BadState(format!(
+            "{0} on this node is not the backing store of the cluster, though it has its path: mount \
+             its file system there. If it is the right one and has lost its mark, put it back: \
+             `echo forebay-store 1 {1} > {0}/.forebay/store`",
+            config.backing.display(),
+            String::from_utf8_lossy(&known),
+        )));
+    }
+    let Some(directory) = &expected.markable else { return Ok(found) };
+    let store = directory.marked_identity()?;
+    if shared && !store.mark.is_empty() {
+        meta.set_setting(SETTING, store.mark.as_bytes())?;
+    }
+    Ok(store)
 }
 
 fn steward_config(config: &NodeConfig) -> StewardConfig {

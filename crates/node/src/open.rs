@@ -69,7 +69,7 @@ impl Node {
                 return Err(error.into());
             }
         };
-        let how = Use { flags, face, root: context.uid == 0 };
+        let how = Use { flags, face, uid: context.uid };
         let opened = match &right {
             Right::Through(owner) => self.open_through(context, &file, *owner, how),
             _ => self
@@ -94,6 +94,10 @@ impl Node {
         how: Use,
     ) -> Result<Opened> {
         drop(file.residence_for(context)?);
+        if (0..self.tiers.len()).any(|tier| self.tier_failure(tier).is_some()) {
+            context.wait()?;
+            self.leave_failed_tier(file)?;
+        }
         if how.flags & libc::O_TRUNC != 0 {
             self.truncate(context, &record, 0)?;
             record = self.meta.get(file.ino)?;
@@ -203,7 +207,7 @@ impl Node {
         let file = self.files.get(record.ino);
         self.load(&Context::DAEMON, &file)?;
         self.tracer.note(file.ino, 0, true);
-        let how = Use { flags, face: None, root: context.uid == 0 };
+        let how = Use { flags, face: None, uid: context.uid };
         let opened = self.attach(&file, record, how, None);
         self.keep_hold(right, &opened, flags);
         opened
@@ -268,6 +272,7 @@ impl Node {
         stream: Option<Arc<OpenStream>>,
     ) -> Result<Opened> {
         fail_at!("node.open.attach");
+        let share = self.handles.shares.take(how.uid)?;
         let write = how.writes();
         let residence = file.residence.read();
         let mut opens = file.opens.lock();
@@ -284,7 +289,8 @@ impl Node {
         (handle.face, handle.seen) = (face, seen);
         handle.append = self.appends_itself(how);
         handle.durably = how.durably();
-        handle.keeps_set_ids = how.root;
+        handle.keeps_set_ids = how.uid == 0;
+        handle.share = Some(share);
         if let Some(stream) = stream
             && matches!(mode, OpenMode::Cached { .. } | OpenMode::Direct)
         {
@@ -572,6 +578,9 @@ impl Node {
     /// Access times follow reads as `relatime` does: when older than the last change or a day.
     fn note_access_time(&self, file: &File, record: &Record) {
         const DAY: i64 = 24 * 3600;
+        if self.config.keep_access_times {
+            return;
+        }
         // Whoever has it in hand for long waits for a slow device; an access time is not worth that.
         let Some(residence) = file.residence.try_read() else { return };
         let Some(place) = &residence.place else { return };
@@ -596,8 +605,8 @@ pub(crate) struct Use {
     pub flags: i32,
     /// Under which face whoever opens it knows the file, if he does.
     pub face: Option<u8>,
-    /// By somebody who has all rights.
-    pub root: bool,
+    /// By whom.
+    pub uid: u32,
 }
 
 /// Whether whoever opens a file knows it under the face that it has now. If it is not open, it has

@@ -5,12 +5,19 @@ use std::sync::Arc;
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
-use forebay_meta::{FileKind, Ino, Record};
+use forebay_meta::{Error as MetaError, FileKind, Ino, Record};
+use forebay_store::ErrorClass;
 use rustix::io::Errno;
 
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
+
+/// Whether an error says that an inode is not there any more.
+fn is_gone(error: &NodeError) -> bool {
+    matches!(error.class(), Some(ErrorClass::NotFound | ErrorClass::Stale))
+        || matches!(error, NodeError::Posix(Errno::STALE) | NodeError::Meta(MetaError::Stale(_)))
+}
 
 /// How much of a file is on the tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,10 +86,15 @@ impl Node {
         // tree, not with its size.
         let mut stack = vec![(from, 0)];
         while let Some((dir, cursor)) = stack.pop() {
-            if cursor == 0 {
-                self.ensure_listed(&Context::DAEMON, dir)?;
-            }
-            let page = self.meta.entries_plus(dir, cursor, PAGE)?;
+            let listed = match cursor {
+                0 => self.ensure_listed(&Context::DAEMON, dir).map(drop),
+                _ => Ok(()),
+            };
+            let page = match listed.and_then(|()| Ok(self.meta.entries_plus(dir, cursor, PAGE)?)) {
+                // Somebody has removed it meanwhile.
+                Err(error) if dir != from && is_gone(&error) => continue,
+                page => page?,
+            };
             let Some(last) = page.last().map(|last| last.entry.cursor) else { continue };
             let mut below = Vec::new();
             for found in &page {

@@ -47,6 +47,8 @@ pub struct Place {
 pub struct Headers {
     written: AtomicU64,
     durable: AtomicU64,
+    /// Whether the newest one says that a program has had the file synced.
+    says_synced: AtomicBool,
 }
 
 impl Headers {
@@ -56,6 +58,16 @@ impl Headers {
         // The first one counts as well: it may be another daemon's.
         let written = self.written.load(Ordering::Acquire) + 1;
         (self.durable.load(Ordering::Acquire) < written).then_some(written)
+    }
+
+    /// Whether the header is known to say that a program has had the file synced.
+    pub fn say_synced(&self) -> bool {
+        self.says_synced.load(Ordering::Acquire)
+    }
+
+    /// What the header says of that.
+    pub fn hear_synced(&self, synced: bool) {
+        self.says_synced.store(synced, Ordering::Release);
     }
 
     /// The sync is done.
@@ -71,6 +83,7 @@ impl Place {
     /// What the tier says.
     pub fn set_header(&self, header: &Header) -> Result<()> {
         let set = self.object.set_header(header);
+        self.headers.hear_synced(set.is_ok() && header.synced);
         // After it: a sync that does not see this one is repeated. And after a failure, too.
         self.headers.written.fetch_add(1, Ordering::AcqRel);
         Ok(set?)

@@ -71,7 +71,7 @@ impl Node {
             let residence = file.residence.read();
             match &residence.place {
                 Some(place) => place.presence.is_none() && !Self::needs_sync_to_change(place),
-                None => matches!(residence.base, Base::Zeros),
+                None => self.begins_empty(file.ino, &residence)?,
             }
         };
         if !simple {
@@ -79,7 +79,7 @@ impl Node {
         }
         let (absent, new) = {
             let residence = file.residence.read();
-            (residence.place.is_none(), matches!(residence.base, Base::Zeros))
+            (residence.place.is_none(), self.begins_empty(file.ino, &residence)?)
         };
         if absent && new {
             self.ensure_place(&file, &record)?;

@@ -10,12 +10,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_meta::{FileKind, Ino, NewInode, Queue, Record};
+use forebay_meta::{FileKind, Ino, NewInode, Queue, Record, Seq};
 use forebay_store::copy::{self, Cancel, Limits, Priority};
 use forebay_store::recover;
 use forebay_store::{BackingStore, DirBacking, Header, Object, Presence, Temporary, Tier};
 
-use crate::check::{CheckRequest, Checked, header_of, open_meta};
+use crate::check::{CheckRequest, Checked, header_of, open_meta, path_of};
 use crate::config::{NodeConfig, TierConfig};
 use crate::context::Context;
 use crate::convert;
@@ -23,8 +23,17 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::recover::RECOVERED;
 
-/// What the replaced index says of files that do not say it themselves, as headers.
-type Former = HashMap<u64, Header>;
+/// What the replaced index says of files.
+#[derive(Default)]
+struct Former {
+    /// Of those that do not say it themselves, as headers, by inode number.
+    headers: HashMap<u64, Header>,
+    /// The paths of dirty files of which nothing is left.
+    gone: Vec<String>,
+}
+
+/// Inodes of the backlog that are looked at together.
+const PAGE: usize = 1000;
 
 /// Makes the namespace anew.
 pub(crate) fn rebuild(
@@ -39,12 +48,12 @@ pub(crate) fn rebuild(
     let former = if meta_dir.is_dir() {
         let former = former_names(request, &backing, meta_dir).unwrap_or_else(|error| {
             tracing::warn!(%error, "the index that is replaced can't be read");
-            Former::new()
+            Former::default()
         });
         std::fs::rename(meta_dir, free_aside(meta_dir))?;
         former
     } else {
-        Former::new()
+        Former::default()
     };
     let tiers = request
         .tiers
@@ -59,6 +68,12 @@ pub(crate) fn rebuild(
         node.rebuild_tier(index, &former, &mut checked, progress)?;
     }
     node.rebuild_spills(&former, &mut checked)?;
+    for path in &former.gone {
+        checked.problem(
+            false,
+            format!("{path}: it was newer than the backing store, and its bytes are gone"),
+        );
+    }
     node.meta.set_setting(RECOVERED, b"1")?;
     node.note_members(false)?;
     node.count_set_aside();
@@ -78,34 +93,47 @@ fn free_aside(meta_dir: &Path) -> PathBuf {
     names.into_iter().find(|path| !path.exists()).unwrap_or_default()
 }
 
-/// What the index says of dirty files that have a spill file, or an object without a sound header.
+/// What the index says of dirty files that have a spill file, or an object without a sound header, or
+/// neither.
 fn former_names(request: &CheckRequest, backing: &Path, meta_dir: &Path) -> Result<Former> {
-    let mut wanted = HashSet::new();
+    let (mut wanted, mut sound) = (HashSet::new(), HashSet::new());
     let mut owner = None;
     for dir in &request.tiers {
         let tier = forebay_store::tier::DirTier::open(dir)?;
         owner.get_or_insert_with(|| tier.id().to_string());
         tier.list(&mut |ino, header| {
-            if header.is_err() {
-                wanted.insert(ino);
-            }
+            let known = if header.is_err() { &mut wanted } else { &mut sound };
+            known.insert(ino);
             ControlFlow::Continue(())
         })?;
         wanted.extend(recover::set_aside(dir)?.iter().filter_map(|aside| aside.ino));
     }
     wanted.extend(DirBacking::open(backing, &owner.unwrap_or_default())?.list_spills()?);
-    if wanted.is_empty() {
-        return Ok(Former::new());
-    }
     let meta = open_meta(meta_dir)?;
-    let mut former = Former::new();
-    for ino in wanted {
-        match meta.get(Ino(ino)) {
+    let mut former = Former::default();
+    for ino in &wanted {
+        match meta.get(Ino(*ino)) {
             Ok(record) if record.dirty || record.spilled => {
                 let header = Header { spilled: record.spilled, ..header_of(&meta, &record) };
-                former.insert(ino, header);
+                former.headers.insert(*ino, header);
             }
             _ => {}
+        }
+    }
+    let mut after = Seq(0);
+    loop {
+        let page = meta.backlog(after, PAGE)?;
+        for (seq, ino) in &page {
+            after = *seq;
+            let there = wanted.contains(&ino.0) || sound.contains(&ino.0);
+            let Some(record) = meta.get(*ino).ok().filter(|_| !there) else { continue };
+            let bytes = record.attr.kind == FileKind::File && record.attr.size > 0;
+            if bytes && record.dirty && !record.links.is_empty() {
+                former.gone.push(path_of(&meta, *ino));
+            }
+        }
+        if page.len() < PAGE {
+            break;
         }
     }
     Ok(former)
@@ -152,6 +180,10 @@ impl Node {
                 break;
             }
             let readopted = match &header {
+                Ok(header) if self.is_left_behind(index, Ino(ino), header) => {
+                    tier.remove(ino)?;
+                    continue;
+                }
                 Ok(header) if header.dirty => {
                     checked.dirty += 1;
                     self.readopt(&*tier, ino, header)
@@ -195,7 +227,7 @@ impl Node {
     ) -> Result<()> {
         let mut damaged = Vec::new();
         tier.list(&mut |ino, header| {
-            if header.is_err() && former.contains_key(&ino) {
+            if header.is_err() && former.headers.contains_key(&ino) {
                 damaged.push(ino);
             }
             ControlFlow::Continue(())
@@ -204,7 +236,8 @@ impl Node {
             tier.set_aside(ino)?;
         }
         for aside in recover::set_aside(tier.path())? {
-            let Some((ino, known)) = aside.ino.and_then(|ino| Some((ino, former.get(&ino)?)))
+            let Some((ino, known)) =
+                aside.ino.and_then(|ino| Some((ino, former.headers.get(&ino)?)))
             else {
                 continue;
             };
@@ -230,7 +263,7 @@ impl Node {
                 // Made right now.
                 continue;
             }
-            let known = former.get(&ino).filter(|header| header.spilled);
+            let known = former.headers.get(&ino).filter(|header| header.spilled);
             let readopted = match known {
                 Some(header) => self.readopt_spill(ino, header),
                 None => Ok(None),
@@ -242,12 +275,17 @@ impl Node {
                 other => {
                     let why = match other {
                         Err(error) => error.to_string(),
-                        Ok(_) => "nobody knows its name, or what it lies over".into(),
+                        Ok(_) if known.is_some() => "it is not complete without more".into(),
+                        Ok(_) => "nobody knows its name".into(),
                     };
-                    let kept = self.backing.set_spill_aside(ino)?.unwrap_or_default();
-                    let kept = kept.display();
-                    checked
-                        .problem(false, format!("spill file {ino:x}: {why}: set aside as {kept}"));
+                    let of = known.map_or_else(String::new, |header| {
+                        format!(" of {}", header.path.to_string_lossy())
+                    });
+                    let kept = match self.backing.set_spill_aside(ino)? {
+                        Some(kept) => format!("set aside as {}", kept.display()),
+                        None => "there is only its map".into(),
+                    };
+                    checked.problem(false, format!("spill file {ino:x}{of}: {why}: {kept}"));
                 }
             }
         }
@@ -362,7 +400,7 @@ impl Node {
             let found = record.backing.fingerprint.map(convert::store_fingerprint);
             let own = [header.base, header.pending];
             let is_newer =
-                own.iter().flatten().any(|own| found.is_some_and(|found| own.ino == found.ino));
+                own.iter().flatten().any(|own| found.is_some_and(|found| own.same_inode(&found)));
             if is_newer && !record.dirty && record.attr.kind == FileKind::File {
                 return Ok(record);
             }

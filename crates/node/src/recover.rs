@@ -6,18 +6,21 @@ use std::path::Path;
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
-use forebay_meta::{FileKind, Ino, Queue, Record, Seq};
+use forebay_meta::{FileKind, Ino, Links, Queue, Record, Seq};
 use forebay_store::{Attributes, ErrorClass, Header, Object, Presence, StoreError};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use crate::aside::Evidence;
 use crate::convert;
 use crate::data::show_written;
+use crate::doubt;
 use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
 use crate::flush::is_announced;
 use crate::node::Node;
 use crate::reconcile::{is_pending, was_changed};
 use crate::residents::Resident;
+use crate::synced::is_acknowledged;
 
 /// What a recovery found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -58,6 +61,13 @@ struct Trust {
     /// Clean copies are whole: nor was a tier mounted anew, whose device may have been away. (A
     /// container has mounts of its own as well: there copies are fetched again.)
     copies: bool,
+    /// No object is shorter than its record says: the last daemon had nothing left in hand.
+    lengths: bool,
+}
+
+/// Whether the last daemon ended with nothing in hand: no object is shorter than its record says.
+pub(crate) fn ended_settled(state_dir: &Path) -> bool {
+    std::fs::read(state_dir.join(CLEAN_END)).is_ok_and(|said| said == SETTLED.as_bytes())
 }
 
 fn boot_id() -> String {
@@ -68,6 +78,8 @@ fn boot_id() -> String {
 const PAGE: usize = 1000;
 
 const CLEAN_END: &str = "clean-end";
+/// In that file, if each record had the length of its object.
+const SETTLED: &str = "settled";
 const RUNNING: &str = "running";
 /// Set when a namespace has seen its tiers.
 pub(crate) const RECOVERED: &str = "recovered";
@@ -87,17 +99,22 @@ fn mount_number(path: &Path) -> Option<u64> {
     (found.stx_mask & unique.bits() != 0).then_some(found.stx_mnt_id)
 }
 
+/// Files of others that commits have displaced.
+pub(crate) fn tell_displaced(kept: &[std::ffi::OsString]) {
+    for kept in kept {
+        tracing::warn!(
+            ?kept,
+            "a file of others was displaced by an interrupted flush; it is in .forebay/limbo"
+        );
+    }
+}
+
 impl Node {
     /// Brings the residency index in line with the tiers, and the namespace with what was written.
     /// Files in `open` are in the hands of programs that were served by a daemon before.
     pub(crate) fn recover(&self, open: &HashSet<Ino>) -> Result<Recovered> {
         let owner = self.tiers[0].tier.id().to_string();
-        for kept in self.backing.clean_temporaries(&owner)?.kept {
-            tracing::warn!(
-                ?kept,
-                "a file of others was displaced by an interrupted flush; it is in .forebay/limbo"
-            );
-        }
+        tell_displaced(&self.backing.clean_temporaries(&owner)?.kept);
         let mut evidence = Evidence::default();
         evidence.removed.extend(self.begin_removal_notes());
         evidence.removed.extend(self.release_orphans(open)?);
@@ -112,7 +129,7 @@ impl Node {
             }
             self.recover_tier(index, trust, &mut recovered, &mut evidence)?;
             // Not among those at which a mounted daemon dies: it is not mounted yet.
-            fail::fail_point!("node.recover.tier");
+            fail_at!("node.recover.tier");
         }
         let spills = self.recover_spills(trusted)?;
         if !trusted {
@@ -160,7 +177,11 @@ impl Node {
         // The boot alone is what older versions noted.
         let same_boot = !boot.is_empty() && last.starts_with(&boot);
         let same = same_boot && (last == boot || last == self.machine_and_mounts(&boot));
-        let trust = Trust { unsynced: ended || same_boot, copies: ended || same };
+        let trust = Trust {
+            unsynced: ended || same_boot,
+            copies: ended || same,
+            lengths: ended_settled(&self.state_dir),
+        };
         if trust.unsynced {
             self.note_running()?;
         }
@@ -218,12 +239,14 @@ impl Node {
         )))
     }
 
-    /// The next start may trust all that lies on the tiers.
-    pub(crate) fn note_clean_end(&self) -> Result<()> {
+    /// The next start may trust all that lies on the tiers; also the lengths of objects, if all files
+    /// are `settled`.
+    pub(crate) fn note_clean_end(&self, settled: bool) -> Result<()> {
         for slot in &self.tiers {
             slot.tier.sync()?;
         }
-        Ok(std::fs::write(self.state_dir.join(CLEAN_END), "")?)
+        let said = if settled { SETTLED } else { "" };
+        Ok(std::fs::write(self.state_dir.join(CLEAN_END), said)?)
     }
 
     fn recover_tier(
@@ -292,12 +315,9 @@ impl Node {
         let tier = &*self.tiers[index].tier;
         let header = match header {
             Ok(header) => header,
-            Err(error) => {
-                evidence.set_aside.insert(ino.0);
-                return Ok(fate_without_header(tier, ino, &error));
-            }
+            Err(error) => return self.fate_without_header(index, ino, &error, evidence),
         };
-        if self.residents.get(ino.0).is_some() {
+        if self.residents.get(ino.0).is_some() || self.is_left_behind(index, ino, &header) {
             // Moved between tiers, and the daemon ended before the old one was removed.
             return Ok(Fate::Removed);
         }
@@ -315,23 +335,94 @@ impl Node {
         let looked = match look_at(tier, ino, &header, trust.unsynced) {
             Ok(Some(looked)) => looked,
             Ok(None) if !header.dirty => return Ok(Fate::Removed),
-            Ok(None) => return self.unusable(&record, "its map is gone".into()),
+            Ok(None) => return self.unusable(index, &record, "its map is gone".into(), evidence),
             Err(error) if !header.dirty && !record.dirty => {
                 tracing::warn!(%ino, %error, "a copy can't be read, and is dropped");
                 return Ok(Fate::Removed);
             }
-            Err(error) => return self.unusable(&record, error.to_string()),
+            Err(error) => return self.unusable(index, &record, error.to_string(), evidence),
         };
-        self.fate_of_sound_object(index, &record, &header, looked, (trust, evidence))
+        if trust.lengths && record.dirty && looked.stat.size < record.attr.size {
+            return self.unusable(index, &record, "its end is missing".into(), evidence);
+        }
+        self.fate_of_sound_object(index, &record, &header, looked, trust)
     }
 
-    /// A dirty object that can't be used: its file is not what the backing store has.
-    fn unusable(&self, record: &Record, why: String) -> Result<Fate> {
-        if !record.dirty && self.may_have_written(record) {
-            self.meta.update(record.ino, None, |record| {
-                record.dirty = true;
-                Queue::Yes
-            })?;
+    /// Whether another tier has what an object has become: it was moved there, completely, and what was
+    /// done to the file since was done there. A move that ended early, or whose last step a power cut
+    /// has undone, leaves both.
+    pub(crate) fn is_left_behind(&self, index: usize, ino: Ino, header: &Header) -> bool {
+        let others = self.tiers.iter().enumerate().filter(|(other, _)| *other != index);
+        others.map(|(_, slot)| &slot.tier).any(|tier| {
+            let Ok(other) = tier.open(ino.0).and_then(|object| object.header()) else {
+                return false;
+            };
+            // Of a dirty object and a clean one the backing store tells which is older.
+            other.moves > header.moves
+                && (other.dirty || !header.dirty)
+                && (other.whole || matches!(tier.open_map(ino.0, other.dirty), Ok(Some(_))))
+        })
+    }
+
+    /// An object whose header can't be read is nobody's if it is empty: its creation was cut short.
+    /// Any other may have what nobody else has, whatever the record says.
+    fn fate_without_header(
+        &self,
+        index: usize,
+        ino: Ino,
+        error: &StoreError,
+        evidence: &mut Evidence,
+    ) -> Result<Fate> {
+        let tier = &*self.tiers[index].tier;
+        let empty = || tier.open(ino.0).and_then(|object| object.len()).is_ok_and(|len| len == 0);
+        if error.errno() == libc::ENODATA && empty() {
+            return Ok(Fate::Removed);
+        }
+        evidence.set_aside.insert(ino.0);
+        let record = match self.meta.get(ino) {
+            Ok(record) if !is_removed(&record) && doubt::is_in_doubt(&record) => record,
+            Ok(_) | Err(forebay_meta::Error::Stale(_)) => {
+                return Ok(Fate::SetAside(error.to_string()));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        // A move that ended early: what can be read is the same, or newer.
+        let elsewhere = self.tiers.iter().enumerate().any(|(other, slot)| {
+            other != index
+                && slot.tier.open(ino.0).and_then(|object| object.header()).is_ok_and(|header| {
+                    header.whole || matches!(slot.tier.open_map(ino.0, header.dirty), Ok(Some(_)))
+                })
+        });
+        if elsewhere || !self.may_have_written(&record) {
+            return Ok(Fate::SetAside(error.to_string()));
+        }
+        let known = (&self.meta, &*self.backing);
+        if let Some(found) = doubt::copied_version(known, tier, &record) {
+            tracing::warn!(%ino, %error, "a copy with a damaged header is dropped");
+            if record.dirty {
+                self.revert_to(ino, convert::fingerprint(found))?;
+            }
+            return Ok(Fate::Removed);
+        }
+        self.unusable(index, &record, error.to_string(), evidence)
+    }
+
+    /// An object that can't be used, and may have what the backing store lacks. If a part of its file is
+    /// in a spill file, that is set aside, too: without the other part it is not the file.
+    fn unusable(
+        &self,
+        index: usize,
+        record: &Record,
+        why: String,
+        evidence: &mut Evidence,
+    ) -> Result<Fate> {
+        let tier = &*self.tiers[index].tier;
+        if self.may_have_written(record) {
+            doubt::note_doubt(&self.meta, tier, record)?;
+            if record.spilled {
+                evidence.set_aside.insert(record.ino.0);
+                self.set_spill_aside(record.ino, "the rest of its file can't be used")?;
+            }
         }
         Ok(Fate::SetAside(why))
     }
@@ -342,7 +433,7 @@ impl Node {
         record: &Record,
         header: &Header,
         looked: Looked,
-        (trust, evidence): (Trust, &mut Evidence),
+        trust: Trust,
     ) -> Result<Fate> {
         let ino = record.ino;
         let Looked { object, stat, map, charged } = looked;
@@ -358,16 +449,20 @@ impl Node {
         if !dirty && record.dirty {
             // It was flushed, but that was not reported any more. Or the power failed: the mark that
             // it was written is lost, and with it what was written, which nobody has synced.
-            evidence.written_back.insert(ino.0);
-            match self.published_meanwhile(record, header)? {
-                Some(found) => {
+            match (self.published_meanwhile(record, header)?, header.base) {
+                (Some(found), _) => {
                     self.revert_to(ino, found)?;
                     current = Some(convert::store_fingerprint(found));
                 }
+                // What others made of it since is seen when it is looked at.
+                (None, Some(base)) if trust.unsynced && !record.spilled => {
+                    self.revert_to(ino, convert::fingerprint(base))?;
+                    current = Some(base);
+                }
                 // Fetched again, and not even whole: nothing in it is newer than what is below, and
                 // its length is not the file's.
-                None if !header.whole => return Ok(Fate::Removed),
-                None => dirty = true,
+                (None, _) if !header.whole && !trust.unsynced => return Ok(Fate::Removed),
+                (None, _) => dirty = true,
             }
         }
         if dirty {
@@ -406,12 +501,13 @@ impl Node {
         if record.spilled || header.spilled {
             return Ok(None);
         }
-        for link in &record.backing.links {
+        for link in &names_below(record) {
             let Some(found) = self.found_under(record, link)? else { continue };
             let print = found.fingerprint();
             let ours = [record.backing.fingerprint, record.backing.pending].into_iter().flatten();
             let mut ours = ours.map(convert::store_fingerprint);
             if ours.any(|known| known.same_content(&print)) && !is_announced(header, &print) {
+                self.meta.claim(record.ino, link)?;
                 return Ok(Some(convert::fingerprint(print)));
             }
         }
@@ -464,11 +560,13 @@ impl Node {
     }
 
     fn forget_unsynced(&self, record: &Record) -> Result<()> {
-        for link in &record.backing.links {
+        for link in &names_below(record) {
             let Some(found) = self.found_under(record, link)? else { continue };
             // Not that of a file which this one has replaced.
-            let known = record.backing.fingerprint.is_some_and(|known| known.ino == found.ino);
+            let known =
+                record.backing.fingerprint.is_some_and(|known| convert::is_inode(&known, &found));
             if known || is_pending(record, &found) {
+                self.meta.claim(record.ino, link)?;
                 return self.revert_to(record.ino, convert::fingerprint(found.fingerprint()));
             }
         }
@@ -490,7 +588,7 @@ impl Node {
         trusted: bool,
     ) -> Result<()> {
         let stat = object.stat()?;
-        if !trusted {
+        if !trusted && !is_acknowledged(header, stat.size) {
             self.set_aside_if_cut(record, stat.size)?;
         }
         // With the name that it has now.
@@ -517,13 +615,14 @@ impl Node {
         record: &Record,
         header: &Header,
     ) -> Result<Option<forebay_meta::Fingerprint>> {
-        for link in &record.backing.links {
+        for link in &names_below(record) {
             let Some(found) = self.found_under(record, link)? else { continue };
             let print = found.fingerprint();
             if was_changed(record, &found) {
                 continue;
             }
             if is_announced(header, &print) || is_pending(record, &found) {
+                self.meta.claim(record.ino, link)?;
                 return Ok(Some(convert::fingerprint(print)));
             }
         }
@@ -537,7 +636,8 @@ impl Node {
         for ino in self.backing.list_spills()?.into_iter().map(Ino) {
             match self.meta.get(ino) {
                 Ok(record) if record.spilled && !is_removed(&record) => wanted.push(ino),
-                Ok(_) | Err(forebay_meta::Error::Stale(_)) => self.dismiss_spill(ino)?,
+                Ok(record) => self.dismiss_spill(ino, is_removed(&record))?,
+                Err(forebay_meta::Error::Stale(_)) => self.dismiss_spill(ino, true)?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -583,13 +683,17 @@ impl Node {
     }
 }
 
-/// An object whose header can't be read is nobody's if it is empty: its creation was cut short.
-fn fate_without_header(tier: &dyn forebay_store::Tier, ino: Ino, error: &StoreError) -> Fate {
-    let empty = || tier.open(ino.0).and_then(|object| object.len()).is_ok_and(|len| len == 0);
-    if error.errno() == libc::ENODATA && empty() {
-        return Fate::Removed;
+/// The names under which the backing store may have a file. One whose publication was announced may be
+/// there under its name although that was not claimed: the power may fail between the two, and take the
+/// claim alone.
+fn names_below(record: &Record) -> Links {
+    let mut names = record.backing.links.clone();
+    if record.backing.pending.is_some() {
+        for link in record.links.iter().filter(|link| !record.backing.links.contains(link)) {
+            names.push(link.clone());
+        }
     }
-    Fate::SetAside(error.to_string())
+    names
 }
 
 /// Opens an object and its map; `None` if the map that it needs is not there. Of a map that may not

@@ -13,7 +13,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_meta::Ino;
 use parking_lot::Mutex;
@@ -32,7 +32,15 @@ const MOST_NOTES: u64 = 1 << 20;
 
 /// Removed files whose bytes are still there.
 #[derive(Default)]
-pub(crate) struct Removals(Mutex<Waiting>, OnceLock<File>);
+pub(crate) struct Removals(Mutex<Waiting>, OnceLock<File>, Spills);
+
+/// Spill files that nobody needs any more.
+#[derive(Default)]
+struct Spills {
+    due: Mutex<HashSet<u64>>,
+    /// Held by whoever removes them.
+    at_it: Mutex<()>,
+}
 
 #[derive(Default)]
 struct Waiting {
@@ -88,6 +96,56 @@ impl Node {
         if start && !self.later(Node::attend_to_removals) {
             self.removals.0.lock().attended = false;
             self.discard_removed();
+        }
+    }
+
+    /// Removes the spill file of a removed file, in a moment.
+    pub(crate) fn drop_spill_soon(&self, ino: Ino) {
+        self.removals.2.due.lock().insert(ino.0);
+        self.drop_spills_later();
+    }
+
+    /// Removes the spill file of a file that has let go of it; where that fails, it is tried again, which
+    /// nobody waits for.
+    pub(crate) fn drop_spill_or_later(&self, ino: Ino) {
+        if let Err(error) = self.drop_spill(ino) {
+            tracing::debug!(%ino, %error, "a spill file that nobody needs goes later");
+            self.removals.2.due.lock().insert(ino.0);
+        }
+    }
+
+    /// A file is about to have a spill file again, which must not go with the one before.
+    pub(crate) fn keep_spill(&self, ino: Ino) {
+        let _nobody_at_it = self.removals.2.at_it.lock();
+        self.removals.2.due.lock().remove(&ino.0);
+    }
+
+    /// Has the spill files removed that are due, also those that the backing store did not give up
+    /// before.
+    pub(crate) fn drop_spills_later(&self) {
+        if !self.removals.2.due.lock().is_empty() {
+            // Without a thread for it: at the next tick.
+            let _found_one = self.later(|node| node.drop_spills(Instant::now()));
+        }
+    }
+
+    /// Removes the spill files that are due; waits for others who are at it `until` then at most.
+    pub(crate) fn drop_spills(&self, until: Instant) {
+        let Some(_at_it) = self.removals.2.at_it.try_lock_until(until) else { return };
+        let due = std::mem::take(&mut *self.removals.2.due.lock());
+        for ino in due {
+            if let Err(error) = self.drop_spill(Ino(ino)) {
+                tracing::debug!(ino, %error, "the spill file of a removed file goes later");
+                self.removals.2.due.lock().insert(ino);
+            }
+        }
+    }
+
+    /// Removes files of the daemon's own that the backing store did not give up before.
+    pub(crate) fn remove_strays(&self) {
+        match self.backing.remove_strays() {
+            Ok(cleaned) => crate::recover::tell_displaced(&cleaned.kept),
+            Err(error) => tracing::debug!(%error, "what is left in the private area goes later"),
         }
     }
 

@@ -32,6 +32,8 @@ pub struct TierReport {
     pub dirty_objects: u64,
     /// Bytes that its file system has free.
     pub fs_free: u64,
+    /// What its file system says if it has failed.
+    pub failed: Option<String>,
 }
 
 /// A file whose bytes are not in the backing store.
@@ -107,6 +109,10 @@ impl Node {
         });
         for (report, tier) in reports.iter_mut().zip(self.steward.lock().snapshot()) {
             report.pinned = tier.pinned.0;
+        }
+        for (index, report) in reports.iter_mut().enumerate() {
+            self.try_tier(index);
+            report.failed = self.tier_failure(index).map(str::to_owned);
         }
         reports
     }
@@ -288,11 +294,31 @@ impl Node {
         work
     }
 
+    /// Logs which policies are followed if that has changed since `seen` switches.
+    pub(crate) fn log_switches(&self, seen: &mut u64) {
+        let steward = self.steward.lock();
+        let switches = steward.switches();
+        if std::mem::replace(seen, switches) == switches {
+            return;
+        }
+        let tiers = steward.snapshot();
+        drop(steward);
+        for (tier, snapshot) in tiers.into_iter().enumerate() {
+            let policy = snapshot.policy;
+            let (follows, switches) = (policy.follows, policy.switches);
+            tracing::info!(tier, follows, switches, "the policy follows what misses fewest bytes");
+        }
+    }
+
     /// What the policy says about itself: names and values.
     pub fn policy_figures(&self) -> Vec<(String, String)> {
         let mut figures = Vec::new();
         for (index, tier) in self.steward.lock().snapshot().into_iter().enumerate() {
             let policy = tier.policy;
+            if !policy.follows.is_empty() {
+                figures.push((format!("tier {index} follows"), policy.follows.to_owned()));
+                figures.push((format!("tier {index} switches"), policy.switches.to_string()));
+            }
             for (name, value) in [
                 ("objects", policy.objects),
                 ("bytes", policy.bytes),

@@ -6,13 +6,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_meta::{Ino, Queue, Record};
-use forebay_store::{Attributes, Bytes, ErrorClass, Presence, StoreError};
+use forebay_meta::{Ino, Link, Queue, Record};
+use forebay_store::{
+    Attributes, Bytes, ErrorClass, Fingerprint, Header, Presence, StoreError, Timestamp,
+};
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
 use crate::context::Context;
 use crate::data::BLOCK;
+use crate::doubt::open_below;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
@@ -36,7 +39,7 @@ impl Node {
         if residence.place.is_some() {
             return Ok(true);
         }
-        if !matches!(residence.base, Base::Zeros) {
+        if !self.begins_empty(file.ino, &residence)? {
             return Ok(false);
         }
         for (index, slot) in self.tiers.iter().enumerate() {
@@ -44,14 +47,19 @@ impl Node {
             if !self.take_room(tier, BEGIN) {
                 continue;
             }
-            let header = self.header_for(record, true, true);
+            // As it is now: a version may be about to appear, which the object must know.
+            let now = self.meta.get(file.ino)?;
+            let pending = now.backing.pending.map(crate::convert::store_fingerprint);
+            let header = Header { pending, ..self.header_for(record, true, true) };
             let object = match self.create_object(tier, file.ino.0, &header) {
                 Ok(object) => object,
                 Err(error) => {
                     slot.room.give(BEGIN);
                     // The rest of an object without a header is nothing.
                     drop(slot.tier.remove(file.ino.0));
-                    if is_no_room(&error) {
+                    let failed = matches!(&error, crate::error::NodeError::Store(error)
+                        if self.is_tiers_failure(tier, error));
+                    if is_no_room(&error) || failed {
                         continue;
                     }
                     return Err(error);
@@ -68,10 +76,24 @@ impl Node {
             };
             self.set_resident(file.ino, &place);
             self.announce_resident(file.ino, &place);
-            residence.place = Some(place);
+            (residence.place, residence.base) = (Some(place), Base::Zeros);
             return Ok(true);
         }
         Ok(false)
+    }
+
+    /// Whether the bytes of a file without an object are zeros, so that an object can be begun without
+    /// the backing store: the file is new, or was empty there when it was last looked at.
+    pub(crate) fn begins_empty(&self, ino: Ino, residence: &Residence) -> Result<bool> {
+        Ok(match residence.base {
+            Base::Zeros => true,
+            Base::Spill(_) => false,
+            Base::Backing(_) => {
+                let record = self.meta.get(ino)?;
+                let empty = record.backing.fingerprint.is_some_and(|there| there.size == 0);
+                empty && !record.dirty && !record.spilled
+            }
+        })
     }
 
     /// Writes when the short way was barred: absent extents are fetched or passed over, room is
@@ -334,7 +356,7 @@ impl Node {
         };
         let spill = Arc::new(self.make_spill(file.ino, over).inspect_err(|_| {
             // Nobody knows of it.
-            drop(self.backing.remove_spill(file.ino.0));
+            self.drop_spill_or_later(file.ino);
         })?);
         if let Some(place) = &residence.place {
             self.edit_header(place, |header| {
@@ -355,6 +377,7 @@ impl Node {
     /// An empty spill file, and a map if it is laid over a version of so many bytes.
     fn make_spill(&self, ino: Ino, over: Option<u64>) -> Result<Spill> {
         // What an earlier use may have left there is not this file's.
+        self.keep_spill(ino);
         self.forget_half_written(ino)?;
         self.backing.remove_spill(ino.0)?;
         let map = match over {
@@ -365,8 +388,7 @@ impl Node {
         fail_at!("node.spill.made");
         made.file().set_len(over.unwrap_or(0))?;
         self.spills_noted.store(true, Ordering::Release);
-        let mut note = made.file().stat()?.ino.to_le_bytes().to_vec();
-        note.extend(map.is_some().then_some(HAS_MAP));
+        let note = inode_note(&made.file().stat()?, map.is_some());
         self.meta.set_setting(&spill_setting(ino), &note)?;
         let spill = Spill::new(made, map)?;
         // Before anything says that it is there: without it the file could not be read any more.
@@ -378,11 +400,18 @@ impl Node {
     /// publication was the last thing that an earlier daemon did.
     pub(crate) fn published_spill(&self, record: &Record) -> Result<Option<Attributes>> {
         let noted = self.meta.setting(&spill_setting(record.ino))?;
-        let Some(noted) = noted_inode(noted.as_deref()) else { return Ok(None) };
+        let Some(noted) = noted.as_deref().and_then(noted_inode) else { return Ok(None) };
         for link in record.links.iter().chain(&record.backing.links) {
-            let Ok(dir) = self.backing_dir(link.parent) else { continue };
+            let Ok(dir) = self.backing_dir(link.parent) else {
+                // Made for it, perhaps, and not reported: the inode is proof enough.
+                let found = self.stat_by_path(link);
+                match found.filter(|found| found.fingerprint().same_inode(&noted)) {
+                    Some(found) => return Ok(Some(found)),
+                    None => continue,
+                }
+            };
             match self.backing.stat(&dir, OsStr::from_bytes(&link.name)) {
-                Ok(found) if found.ino == noted => return Ok(Some(found)),
+                Ok(found) if found.fingerprint().same_inode(&noted) => return Ok(Some(found)),
                 Ok(_) => {}
                 Err(error) if error.class() == ErrorClass::NotFound => {}
                 Err(error) => return Err(error.into()),
@@ -391,9 +420,19 @@ impl Node {
         Ok(None)
     }
 
+    fn stat_by_path(&self, link: &Link) -> Option<Attributes> {
+        let mut path = self.meta.backing_path(link.parent).ok().flatten()?;
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(&link.name);
+        open_below(&*self.backing, &path).ok().flatten()?.stat().ok()
+    }
+
     /// The record follows the publication of its spill file.
     pub(crate) fn note_published_spill(&self, ino: Ino, found: Attributes) -> Result<()> {
         let on_tier = self.residents.get(ino.0).is_some_and(|resident| resident.dirty);
+        self.let_go_of_spill(ino)?;
         self.meta.update(ino, None, |record| {
             record.spilled = false;
             record.dirty = on_tier;
@@ -405,7 +444,8 @@ impl Node {
             Queue::Yes
         })?;
         // Its map stands where it stood.
-        self.drop_spill(ino)
+        self.drop_spill_or_later(ino);
+        Ok(())
     }
 
     /// The spill file of a file, laid over the published version as its map says.
@@ -417,7 +457,7 @@ impl Node {
         let map = self.backing.open_spill_map(ino.0)?;
         if map.is_none()
             && let Some(note) = self.meta.setting(&spill_setting(ino))?
-            && note.get(8) == Some(&HAS_MAP)
+            && note.get(8).is_some_and(|flags| flags & HAS_MAP != 0)
         {
             return Err(NodeError::Lost);
         }
@@ -430,13 +470,28 @@ impl Node {
             && self.meta.setting(&spill_setting(ino)).map_or(true, |noted| noted.is_some())
     }
 
-    /// Removes what the spill area has for a file that needs no spill file, as the namespace let go of
-    /// it, or as nothing was written to it yet. Any other may be the only copy of somebody's bytes, and
-    /// is set aside.
-    pub(crate) fn dismiss_spill(&self, ino: Ino) -> Result<()> {
+    /// Notes that a file's record is about to let go of its spill file.
+    pub(crate) fn let_go_of_spill(&self, ino: Ino) -> Result<()> {
+        let setting = spill_setting(ino);
+        let Some(mut note) = self.meta.setting(&setting)? else { return Ok(()) };
+        if let Some(flags) = note.get_mut(8) {
+            *flags |= LET_GO;
+        }
+        Ok(self.meta.set_setting(&setting, &note)?)
+    }
+
+    /// Removes what the spill area has for a file that needs no spill file, as it was removed, or let go
+    /// of it, or as nothing was written to it yet. Any other may be the only copy of somebody's bytes,
+    /// as when the end of the index's log is lost, and is set aside.
+    pub(crate) fn dismiss_spill(&self, ino: Ino, removed: bool) -> Result<()> {
         let Some(spill) = self.backing.open_spill(ino.0)? else { return self.drop_spill(ino) };
         let noted = self.meta.setting(&spill_setting(ino))?;
-        let known = noted_inode(noted.as_deref()) == Some(spill.file().stat()?.ino);
+        let found = spill.file().stat()?.fingerprint();
+        let known = noted.as_deref().is_some_and(|note| {
+            let flags = note.get(8).copied().unwrap_or_default();
+            let same = noted_inode(note).is_some_and(|noted| noted.same_inode(&found));
+            same && (removed || flags & LET_GO != 0)
+        });
         let empty = || match spill.file().seek_data(0) {
             Ok(data) => Ok(data.is_none()),
             Err(error) if error.class() == ErrorClass::Unsupported => {
@@ -548,16 +603,36 @@ pub(crate) const SETTING: &str = "spill.";
 
 /// Where the inode number of a file's spill file is noted: by it a restart knows the file again
 /// that the spill file has become.
-fn spill_setting(ino: Ino) -> String {
+pub(crate) fn spill_setting(ino: Ino) -> String {
     format!("{SETTING}{:x}", ino.0)
 }
 
 /// Stands behind the inode number of a spill file that has a map: without it the spill file would
 /// count as complete.
 const HAS_MAP: u8 = 1;
+/// Set before the file's record lets go of the spill file: from then on it is not the only copy of
+/// anything, whatever of the index is lost.
+const LET_GO: u8 = 2;
 
-fn noted_inode(note: Option<&[u8]>) -> Option<u64> {
-    note?.get(..8)?.try_into().ok().map(u64::from_le_bytes)
+/// The inode number of a file in the backing store, whether it is a spill file with a map, and when the inode was made: seconds and
+/// nanoseconds, zero if that is not known.
+pub(crate) fn inode_note(made: &Attributes, has_map: bool) -> Vec<u8> {
+    let mut note = made.ino.to_le_bytes().to_vec();
+    note.push(if has_map { HAS_MAP } else { 0 });
+    note.extend(made.btime.seconds.to_le_bytes());
+    note.extend(made.btime.nanos.to_le_bytes());
+    note
+}
+
+/// The inode of which such a note is; earlier versions noted no time, and nothing where there is no map.
+pub(crate) fn noted_inode(note: &[u8]) -> Option<Fingerprint> {
+    let ino = u64::from_le_bytes(note.get(..8)?.try_into().ok()?);
+    let time = |note: &[u8]| {
+        let seconds = i64::from_le_bytes(note.get(9..17)?.try_into().ok()?);
+        let nanos = u32::from_le_bytes(note.get(17..21)?.try_into().ok()?);
+        Some(Timestamp { seconds, nanos })
+    };
+    Some(Fingerprint { ino, born: time(note).unwrap_or_default(), ..Fingerprint::default() })
 }
 
 fn is_no_room(error: &NodeError) -> bool {

@@ -28,9 +28,16 @@ impl Node {
             return Err(NodeError::Posix(Errno::FBIG));
         }
         let file = self.files.get(record.ino);
+        if size == 0 && self.troubles.is_lost(record.ino) {
+            context.wait()?;
+            self.replace_lost(&file)?;
+        }
         // It counts as open meanwhile: an eviction would leave it without bytes between two looks.
         let in_use = InUse::new(&file);
-        let done = self.truncate_in_use(context, &file, record, size);
+        let mut done = self.truncate_in_use(context, &file, record, size);
+        if done.as_ref().is_err_and(|error| self.leaves_failed_tier(&file, error)) {
+            done = self.truncate_in_use(context, &file, record, size);
+        }
         drop(in_use);
         if !file.is_open() {
             if !self.meta.get(file.ino).is_ok_and(|record| !record.orphan) {
@@ -64,7 +71,7 @@ impl Node {
             if size > 0 && residence.place.as_ref().is_some_and(Self::needs_sync_to_change) {
                 context.wait()?;
             }
-            residence.place.is_none() && size > 0 && !matches!(residence.base, Base::Zeros)
+            residence.place.is_none() && size > 0 && !self.begins_empty(file.ino, &residence)?
         };
         if needs_base {
             context.wait()?;
@@ -105,6 +112,7 @@ impl Node {
         if let Some(place) = &mut residence.place {
             // Cut first: what is cut need not be durable before the object counts. Should the daemon
             // die now, a clean copy of another length is none.
+            self.note_syncs_before_emptying(place)?;
             place.object.set_len(0)?;
             if let Err(error) = self.mark_dirty(file, place) {
                 if !place.dirty.load(Ordering::Acquire) {
@@ -114,6 +122,7 @@ impl Node {
                 }
                 return Err(error);
             }
+            self.note_emptied(place)?;
             if place.presence.take().is_some() {
                 let mut header = place.object.header()?;
                 header.whole = true;
@@ -125,6 +134,7 @@ impl Node {
         }
         if matches!(std::mem::take(&mut residence.base), Base::Spill(_)) {
             let ino = file.ino;
+            self.let_go_of_spill(ino)?;
             // Also the length: without the spill file, an older version would show.
             self.meta.update(ino, None, |record| {
                 record.spilled = false;
@@ -132,7 +142,7 @@ impl Node {
                 record.dirty = true;
                 Queue::Yes
             })?;
-            self.drop_spill(ino)?;
+            self.drop_spill_or_later(ino);
         }
         Ok(())
     }

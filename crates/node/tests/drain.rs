@@ -2,9 +2,12 @@
 
 mod rig;
 
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, Remaining};
+use forebay_node::{Ino, NodeConfig, Remaining, SetAttr, SetTime, Timestamp, Writeback};
+use forebay_store::decorators::Transparent;
 use rig::{CONTEXT, MIB, Rig, noise};
 
 /// Longer than anything here takes.
@@ -45,4 +48,24 @@ fn drain_when_a_removed_file_stays_open_then_says_that_it_is_in_use() {
     assert_eq!(rig.plain("stays"), b"written back");
     rig.node().release(fh);
     assert_eq!((drain(&rig), rig.node().removed_in_use()), (Remaining::default(), 0));
+}
+
+/// Its entries are written back, which moves its time; then the daemon is gone before that was undone.
+#[test]
+fn directory_when_the_daemon_dies_after_its_entries_were_written_then_it_gets_its_time() {
+    let late = |config: &mut NodeConfig| config.writeback = Writeback::OnEviction;
+    let mut rig = Rig::new(&[16 * MIB], Arc::new(Transparent), late);
+    let dir = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0).unwrap().ino;
+    rig.put("file", b"bytes");
+    rig.node().rename(&CONTEXT, (Ino::ROOT, b"file"), (dir, b"file"), 0).unwrap();
+    let then = Timestamp::new(1_000_000_000, 0);
+    let set = SetAttr { mtime: Some(SetTime::At(then)), ..SetAttr::default() };
+    rig.node().setattr(&CONTEXT, dir, &set).unwrap();
+    let file = rig.node().lookup(&CONTEXT, dir, b"file").unwrap().unwrap().ino;
+    rig.node().reconcile(file).unwrap();
+    rig.crash();
+    rig.start();
+    rig.drain();
+    let found = std::fs::metadata(rig.backing().join("dir")).unwrap();
+    assert_eq!(found.mtime(), 1_000_000_000);
 }

@@ -201,3 +201,33 @@ fn attributes_when_nobody_else_is_there_then_they_are_set() {
     assert_eq!((after.mode() & 0o7777, after.mtime()), (0o600, 1_000_000_000));
     assert_eq!(rig.node().conflicts().0, 0);
 }
+
+/// A name of ours that never reaches the backing store covers one of others only as long as it is there.
+#[test]
+fn file_of_others_under_a_name_that_goes_again_before_it_is_written_then_it_is_shown() {
+    let evict = |config: &mut forebay_node::NodeConfig| {
+        config.attr_timeout = Duration::ZERO;
+        config.writeback = forebay_node::Writeback::OnEviction;
+    };
+    let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), evict);
+    // Listings alone: a look-up of a single name asks for that name.
+    let listed = || {
+        let mut names = Vec::new();
+        let mut note = |entry: forebay_node::DirEntry<'_>| {
+            names.push(entry.name.to_vec());
+            true
+        };
+        rig.node().read_dir(&CONTEXT, Ino::ROOT, (0, 100), true, &mut note).unwrap();
+        // A directory that was listed rests for a multiple of the time that this took.
+        std::thread::sleep(Duration::from_millis(100));
+        names.contains(&b"file".to_vec())
+    };
+    assert!(!listed());
+    rig.put("file", b"ours");
+    std::fs::write(rig.backing().join("file"), b"of others").unwrap();
+    assert!(listed() && listed());
+    assert_eq!(rig.get("file"), b"ours");
+    rig.node().unlink(&CONTEXT, Ino::ROOT, b"file").unwrap();
+    assert!(listed() || listed());
+    assert_eq!(rig.get("file"), b"of others");
+}

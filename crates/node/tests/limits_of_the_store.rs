@@ -5,10 +5,13 @@ mod rig;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, NodeError, Remaining};
-use forebay_store::decorators::{Interceptor, Operation, Verdict};
+use forebay_node::{Ino, Node, NodeError, Remaining};
+use forebay_store::DirBacking;
+use forebay_store::decorators::{FoldingBacking, Interceptor, Operation, Transparent, Verdict};
+use forebay_store::tier::DirTier;
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise};
 
@@ -181,6 +184,36 @@ fn hard_link_in_a_store_without_when_drained_then_named_and_the_next_is_refused(
 }
 
 #[test]
+fn file_with_many_names_when_the_store_has_no_more_links_then_a_sync_tries_once_and_names_it() {
+    let tries = Arc::new(AtomicU64::new(0));
+    let by = Limited::new(|_, _, _| Verdict::Pass);
+    let rig = rig(&by);
+    rig.put("file", b"bytes");
+    let ino = rig.ino("file");
+    for name in 0..100 {
+        rig.node().link(&CONTEXT, ino, Ino::ROOT, format!("name{name}").as_bytes()).unwrap();
+    }
+    drain(&rig);
+    let counted = tries.clone();
+    *by.0.lock() = Box::new(move |operation, _, _| match operation {
+        Operation::Link => {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Verdict::Fail(libc::EMLINK)
+        }
+        _ => Verdict::Pass,
+    });
+    rig.node().link(&CONTEXT, ino, Ino::ROOT, b"one more").unwrap();
+    let synced = rig.node().sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut |_| true).unwrap();
+    assert!(tries.load(Ordering::Relaxed) < 10, "{tries:?} tries for one name");
+    assert!(!synced.complete && !synced.cut_short && synced.failed == 1, "{synced:?}");
+    assert!(synced.failures[0].1.contains("Too many links"), "{synced:?}");
+    by.lift();
+    let synced = rig.node().sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut |_| true).unwrap();
+    assert!(synced.complete && synced.failures.is_empty(), "{synced:?}");
+    assert_eq!(rig.plain("one more"), b"bytes");
+}
+
+#[test]
 fn directory_that_can_not_be_moved_when_drained_then_named_and_its_files_are_below() {
     let by = Limited::new(|operation, _, _| match operation {
         Operation::Rename => Verdict::Fail(libc::EXDEV),
@@ -227,4 +260,96 @@ fn name_that_the_store_forbids_when_drained_then_named_and_the_others_are_there(
     rig.node().rename(&CONTEXT, (Ino::ROOT, b"a:b"), (Ino::ROOT, b"ab"), 0).unwrap();
     assert_eq!(drain(&rig), Remaining::default());
     assert_eq!(rig.plain("ab"), b"forbidden");
+}
+
+#[test]
+fn attributes_of_a_file_when_they_are_more_than_a_mebibyte_together_then_the_next_is_refused() {
+    let rig = rig(&Limited::new(|_, _, _| Verdict::Pass));
+    rig.put("file", b"bytes");
+    let set = |number: usize, len: u64| {
+        let (name, value) = (format!("user.number{number}"), noise(3, len));
+        rig.node().set_xattr(&CONTEXT, rig.ino("file"), (name.as_bytes(), &value), 0, false)
+    };
+    let refused = (0..2000).find_map(|number| set(number, 1000).err().map(|error| (number, error)));
+    let (number, error) = refused.expect("there is an end");
+    assert!((1000..1060).contains(&number), "{number}");
+    assert!(
+        matches!(error, NodeError::Posix(errno) if errno.raw_os_error() == libc::ENOSPC),
+        "{error:?}"
+    );
+    set(0, 900).expect("one in place of another");
+    rig.node().remove_xattr(&CONTEXT, rig.ino("file"), b"user.number1").unwrap();
+    set(number, 1000).expect("in place of what was removed");
+}
+
+/// A rig whose store takes names that differ only in case for the same.
+fn folding_rig() -> Rig {
+    static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let name = format!("forebay-folding-{}-{number}", std::process::id());
+    let dir = Path::new("/dev/shm").join(name);
+    let mut rig = Rig::at(dir, &[16 * MIB], Arc::new(Transparent), |_| {});
+    let tier = &rig.config.tiers[0].dir;
+    std::fs::create_dir_all(tier).unwrap();
+    let owner = forebay_store::Tier::id(&DirTier::open(tier).unwrap()).to_string();
+    let below = Arc::new(DirBacking::open(rig.backing(), &owner).unwrap());
+    let store = Arc::new(FoldingBacking::new(below));
+    rig.node = Some(Node::start_on(rig.config.clone(), store).unwrap());
+    rig
+}
+
+#[test]
+fn names_that_differ_in_case_when_the_store_takes_them_for_one_then_the_second_waits_and_is_named()
+{
+    let rig = folding_rig();
+    rig.put("README", b"first");
+    rig.node().mkdir(&CONTEXT, Ino::ROOT, b"Dir", 0o755, 0).unwrap();
+    assert_eq!(drain(&rig), Remaining::default());
+    rig.put("readme", b"second");
+    rig.put("rEADME", b"");
+    rig.put("fine", b"fine");
+    rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0).unwrap();
+    rig.node().symlink(&CONTEXT, Ino::ROOT, b"DIR", b"fine").unwrap();
+    for _ in 0..2 {
+        let left = drain(&rig);
+        assert_eq!((left.entries, left.refused), (4, 4), "{left:?}");
+    }
+    let mut named = refused(&rig);
+    named.sort();
+    assert_eq!(named, ["DIR", "dir", "rEADME", "readme"]);
+    let why = rig.node().refused();
+    let why = &why.iter().find(|refused| refused.path == b"readme").unwrap().error;
+    assert!(why.contains("README"), "{why}");
+    assert_eq!(rig.node().conflicts().0, 0, "nobody else has changed anything");
+    assert_eq!((rig.get("README"), rig.get("readme")), (b"first".to_vec(), b"second".to_vec()));
+    assert_eq!((rig.plain("README"), rig.plain("fine")), (b"first".to_vec(), b"fine".to_vec()));
+    for (old, new) in [("readme", "two"), ("rEADME", "three"), ("dir", "dir2"), ("DIR", "link")] {
+        let (old, new) = ((Ino::ROOT, old.as_bytes()), (Ino::ROOT, new.as_bytes()));
+        rig.node().rename(&CONTEXT, old, new, 0).unwrap();
+    }
+    assert_eq!(drain(&rig), Remaining::default());
+    assert_eq!((rig.plain("two"), rig.plain("three")), (b"second".to_vec(), b"".to_vec()));
+    assert!(refused(&rig).is_empty());
+}
+
+#[test]
+fn name_that_differs_in_case_when_the_other_is_removed_or_the_file_itself_then_it_takes_its_place()
+{
+    let rig = folding_rig();
+    rig.put("README", b"first");
+    assert_eq!(drain(&rig), Remaining::default());
+    rig.put("readme", b"second");
+    assert_eq!(drain(&rig).refused, 1);
+    rig.node().unlink(&CONTEXT, Ino::ROOT, b"README").unwrap();
+    let left = drain(&rig);
+    let left = if left == Remaining::default() { left } else { drain(&rig) };
+    assert_eq!(left, Remaining::default());
+    assert_eq!(rig.plain("readme"), b"second");
+    // It keeps its old spelling there, if the store has it so.
+    rig.node().rename(&CONTEXT, (Ino::ROOT, b"readme"), (Ino::ROOT, b"Readme"), 0).unwrap();
+    let left = drain(&rig);
+    assert_eq!(left.entries, left.refused, "{left:?}");
+    assert_eq!(rig.get("Readme"), b"second");
+    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.left_in_backing(), [".forebay/tmp", "readme"]);
 }

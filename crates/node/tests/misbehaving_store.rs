@@ -27,6 +27,8 @@ const TRIES: usize = 300;
 const HISTORIES: u64 = 24;
 const MORE: &str = "FOREBAY_HISTORIES";
 const FIRST: &str = "FOREBAY_FIRST_SEED";
+/// With it a history that fails is told.
+const TELL: &str = "FOREBAY_TELL";
 
 const KINDS: [Operation; 18] = [
     Operation::Read,
@@ -70,11 +72,26 @@ enum Plan {
     Often(u64, u64),
 }
 
-struct Misbehaving(Mutex<Plan>);
+struct Misbehaving {
+    plan: Mutex<Plan>,
+    /// What was done to the store, and what the program did; told if it fails.
+    told: Mutex<std::collections::VecDeque<String>>,
+}
+
+/// The last lines that are told of a history that failed.
+const TOLD: usize = 400;
 
 impl Misbehaving {
+    fn tell(&self, line: String) {
+        let mut told = self.told.lock();
+        told.push_back(line);
+        if told.len() > TOLD {
+            told.pop_front();
+        }
+    }
+
     fn fault(&self, operation: Operation) -> Option<(Fault, u64)> {
-        let mut plan = self.0.lock();
+        let mut plan = self.plan.lock();
         match &mut *plan {
             Plan::Nothing => None,
             Plan::Once(kind, fault, skip) => {
@@ -100,7 +117,15 @@ impl Misbehaving {
 
 impl Interceptor for Misbehaving {
     fn before(&self, operation: Operation, bytes: u64) -> Verdict {
-        match self.fault(operation) {
+        self.before_at(operation, bytes, Path::new(""))
+    }
+
+    fn before_at(&self, operation: Operation, bytes: u64, label: &Path) -> Verdict {
+        let fault = self.fault(operation);
+        let name = label.file_name().unwrap_or_default().to_string_lossy();
+        let wrong = fault.map_or_else(String::new, |(fault, _)| format!(": {fault:?}"));
+        self.tell(format!("    {operation:?} {name}{wrong}"));
+        match fault {
             None => Verdict::Pass,
             Some((Fault::Error, _)) => Verdict::Fail(libc::EIO),
             Some((Fault::NoAnswer, _)) => Verdict::Lost(libc::EIO),
@@ -169,12 +194,13 @@ struct Round {
 
 impl Round {
     fn new(what: String, plan: Plan) -> Self {
-        let by = Arc::new(Misbehaving(Mutex::new(Plan::Nothing)));
+        let plan_of_start = Mutex::new(Plan::Nothing);
+        let by = Arc::new(Misbehaving { plan: plan_of_start, told: Mutex::default() });
         let rig = Rig::new(&[MIB], by.clone(), |config| {
             config.backing_timeout = Duration::from_millis(60);
             config.attr_timeout = Duration::ZERO;
         });
-        *by.0.lock() = plan;
+        *by.plan.lock() = plan;
         Round { rig, by, what, names: BTreeMap::new(), files: Vec::new(), open: BTreeMap::new() }
     }
 
@@ -227,6 +253,7 @@ impl Round {
     }
 
     fn step(&mut self, index: usize, step: Step) {
+        self.by.tell(format!("{index} {step:?}"));
         let node = self.rig.node().clone();
         match step {
             Step::Write { name, at, len } => {
@@ -349,7 +376,8 @@ impl Round {
 
     /// The store is well again.
     fn end(mut self, dies: bool) {
-        *self.by.0.lock() = Plan::Nothing;
+        *self.by.plan.lock() = Plan::Nothing;
+        self.by.tell("the end".into());
         for name in self.open.keys().copied().collect::<Vec<_>>() {
             self.close(name);
         }
@@ -376,6 +404,15 @@ impl Round {
         let left = left.filter(|entry| entry.as_ref().unwrap().file_name() != ".forebay").count();
         assert_eq!(left, self.names.len(), "{}: names below", self.what);
         assert_eq!(spilled(&self.rig.backing()), 0, "{}: spill files", self.what);
+    }
+}
+
+impl Drop for Round {
+    fn drop(&mut self) {
+        if std::thread::panicking() && std::env::var_os(TELL).is_some() {
+            let told: Vec<String> = self.by.told.lock().iter().cloned().collect();
+            eprintln!("{}:\n{}", self.what, told.join("\n"));
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, Node, SetAttr};
+use forebay_node::{Ino, Node, NodeConfig, SetAttr};
 use forebay_store::decorators::Transparent;
 use rig::{CONTEXT, MIB, Rig};
 
@@ -226,5 +226,57 @@ fn file_when_read_then_its_access_time_shows_at_once_and_is_kept() {
     node.setattr(&CONTEXT, ino, &at(forebay_node::SetTime::At(later))).expect("utimens");
     std::thread::sleep(Duration::from_millis(250));
     assert_eq!(node.getattr(&CONTEXT, ino).expect("attributes").attr.atime, later);
+    node.stop(Duration::from_secs(10));
+}
+
+#[test]
+fn file_when_read_and_access_times_are_kept_then_its_time_stays() {
+    let keeps = |config: &mut NodeConfig| config.keep_access_times = true;
+    let rig = Rig::new(&[64 * MIB], Arc::new(Transparent), keeps);
+    let node = rig.node().clone();
+    fill(&node, "file", 5000);
+    let ino = node.lookup(&CONTEXT, Ino::ROOT, b"file").expect("looked up").expect("there").ino;
+    let before = node.getattr(&CONTEXT, ino).expect("attributes").attr;
+    std::thread::sleep(Duration::from_millis(20));
+    for flags in [libc::O_RDONLY, libc::O_RDWR] {
+        let opened = node.open(&CONTEXT, ino, flags).expect("opened");
+        node.read(&CONTEXT, opened.fh, 0, &mut [0; 100]).expect("read");
+        let attr = node.getattr(&CONTEXT, ino).expect("attributes").attr;
+        assert_eq!(attr.atime, before.atime, "while it is open");
+        node.release(opened.fh);
+        let attr = node.getattr(&CONTEXT, ino).expect("attributes").attr;
+        assert_eq!(attr.atime, before.atime, "when it is closed");
+    }
+    // Writes go on to move the other times.
+    let opened = node.open(&CONTEXT, ino, libc::O_WRONLY).expect("opened");
+    rig.write(opened.fh, 0, &[1; 100]);
+    node.release(opened.fh);
+    let after = node.getattr(&CONTEXT, ino).expect("attributes").attr;
+    assert!(after.mtime > before.mtime, "{after:?}");
+    assert_eq!(after.atime, before.atime);
+    node.stop(Duration::from_secs(10));
+}
+
+#[test]
+fn file_handle_when_the_kernel_has_forgotten_the_inode_then_means_it_as_long_as_it_has_a_name() {
+    let rig = rig();
+    let node = rig.node().clone();
+    let look = |ino, name: &[u8]| node.lookup(&CONTEXT, ino, name).map(|stat| stat.map(|s| s.ino));
+    let dir = node.mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0).expect("a directory").ino;
+    let file = make(&node, dir, "file");
+    assert_eq!(look(file, b".").expect("itself"), Some(file));
+    assert_eq!(look(file, b"..").expect("its directory"), Some(dir));
+    assert_eq!(look(dir, b".").expect("itself"), Some(dir));
+    assert_eq!(look(dir, b"..").expect("the root"), Some(Ino::ROOT));
+    assert_eq!(look(Ino::ROOT, b".").expect("itself"), Some(Ino::ROOT));
+
+    node.link(&CONTEXT, file, Ino::ROOT, b"other").expect("linked");
+    node.unlink(&CONTEXT, dir, b"file").expect("unlinked");
+    assert_eq!(look(file, b".").expect("by its other name"), Some(file));
+    node.unlink(&CONTEXT, Ino::ROOT, b"other").expect("unlinked");
+    node.rmdir(&CONTEXT, Ino::ROOT, b"dir").expect("removed");
+    for gone in [file, dir] {
+        assert!(look(gone, b".").is_err(), "no name is left");
+    }
     node.stop(Duration::from_secs(10));
 }

@@ -385,3 +385,36 @@ fn directory_when_synced_while_a_worker_reports_its_entries_then_has_its_time_be
         assert_eq!((below.as_secs().cast_signed(), below.subsec_nanos()), (shown.sec, shown.nsec));
     });
 }
+
+/// The worker ends as if the daemon had died, between the publication of a file and the report of the
+/// directory that it was made in.
+#[test]
+fn file_published_into_a_new_directory_when_the_daemon_dies_before_the_report_then_it_opens() {
+    for point in ["node.flush.spill_published", "node.flush.spill_noted"] {
+        publish_and_die_at(point);
+    }
+}
+
+fn publish_and_die_at(point: &str) {
+    let _one = ONE.lock();
+    let (writeback, tier) = (Writeback::OnEviction, [64 * KIB]);
+    let mut rig = Rig::new(&tier, Arc::new(Transparent), |config| config.writeback = writeback);
+    let bytes = noise(3, 200_000);
+    let made = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0o022).unwrap();
+    let (mode, flags) = ((0o644, 0o022), libc::O_RDWR);
+    let opened = rig.node().create_and_open(&CONTEXT, made.ino, b"file", mode, flags).unwrap();
+    rig.write(opened.1.fh, 0, &bytes);
+    rig.node().release(opened.1.fh);
+    fail::cfg(point, "panic").unwrap();
+    let reconcile = std::panic::AssertUnwindSafe(|| rig.node().reconcile(opened.0.ino));
+    let died = std::panic::catch_unwind(reconcile).is_err();
+    fail::remove(point);
+    assert!(died, "the file was not spilled");
+    rig.crash();
+    rig.start();
+    let fh = rig.node().open(&CONTEXT, opened.0.ino, libc::O_RDONLY).unwrap().fh;
+    assert_eq!(rig.read_all(fh), bytes);
+    rig.node().release(fh);
+    rig.drain();
+    assert_eq!(std::fs::read(rig.backing().join("dir/file")).unwrap(), bytes);
+}

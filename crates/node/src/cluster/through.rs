@@ -27,7 +27,7 @@ use crate::faces::Use as Shown;
 use crate::failpoints::fail_at;
 use crate::files::FileRef;
 use crate::handle::{Handle, OpenMode, Opened};
-use crate::namespace::without_set_ids;
+use crate::namespace::perm_after_write;
 use crate::node::Node;
 use crate::open::{Use, check_face};
 
@@ -391,8 +391,8 @@ impl Node {
         let ino = handle.file.ino;
         if context.uid != 0 {
             let record = self.meta.get(ino)?;
-            if without_set_ids(record.attr.perm) != record.attr.perm {
-                self.kill_set_ids(ino)?;
+            if perm_after_write(context, &record.attr) != record.attr.perm {
+                self.kill_set_ids(context, ino)?;
             }
         }
         let at = if handle.append { Position::End } else { Position::At(offset) };

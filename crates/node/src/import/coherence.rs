@@ -5,7 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{Error as MetaError, FileKind, Found, Ino, Link, Record, Refreshed, Vanished};
+use forebay_meta::{
+    Error as MetaError, FileKind, Fingerprint, Found, Ino, Link, Record, Refreshed, Vanished,
+};
 use forebay_store::{Dir, ErrorClass};
 use rustix::io::Errno;
 
@@ -88,10 +90,10 @@ impl Node {
     /// As [`Node::compare`], of a file with several names: by one under which it still stands. What
     /// others did to the other names the listings of their directories find.
     fn compare_one_of(&self, record: &Arc<Record>) -> Result<Arc<Record>> {
-        let known = record.backing.fingerprint.map(|print| print.ino);
+        let known = record.backing.fingerprint;
         for link in record.backing.links.iter().take(MOST_NAMES) {
             match self.look_under(link) {
-                Ok(found) if Some(found.fingerprint.ino) == known => {
+                Ok(found) if known.is_some_and(|print| print.same_inode(&found.fingerprint)) => {
                     return self.take_in(record, &found);
                 }
                 Ok(_) => {}
@@ -295,18 +297,25 @@ impl Node {
 
     /// Reads a directory anew: what is new comes in, what changed is taken over, what is gone goes.
     fn list_again(&self, dir: Ino, handle: &Dir) -> Result<()> {
-        let mut seen = NamesSeen::new();
+        let (mut seen, mut hidden) = (NamesSeen::new(), false);
         self.import_all(dir, handle, &mut |found| {
             for found in found {
                 seen.add(&found.name);
                 match self.meta.lookup(dir, &found.name)? {
-                    Some(record) => self.compare_listed(&record, found)?,
+                    Some(record) => {
+                        hidden |= self.hides(dir, &record, found)?;
+                        self.compare_listed(&record, found)?;
+                    }
                     // The kernel may remember that there was no such name.
                     None => self.forget_name(dir, &found.name),
                 }
             }
             Ok(())
         })?;
+        if hidden {
+            // The name here may go without ever having been there: the next look lists again.
+            self.meta.set_listed(dir, Fingerprint::default())?;
+        }
         let mut cursor = 0;
         loop {
             let page = self.meta.entries_plus(dir, cursor, PAGE)?;
@@ -319,6 +328,21 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// Whether an inode that the backing store does not have yet has the name of something there that
+    /// is nobody's here, and not what it replaces.
+    fn hides(&self, dir: Ino, record: &Record, found: &Found) -> Result<bool> {
+        if record.backing.links.contains(&Link::new(dir, found.name.clone())) {
+            return Ok(false);
+        }
+        for ghost in self.meta.ghosts_of(dir, &found.name)? {
+            let known = self.meta.get(ghost).ok().and_then(|ghost| ghost.backing.fingerprint);
+            if known.is_some_and(|known| known.same_inode(&found.fingerprint)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// A name was not in the listing: looks for it by itself before it goes.
@@ -406,5 +430,5 @@ pub(super) fn same_directory(record: &Record, found: &Found) -> bool {
         && record
             .backing
             .fingerprint
-            .is_none_or(|print| print.ino == 0 || print.ino == found.fingerprint.ino)
+            .is_none_or(|print| print.ino == 0 || print.same_inode(&found.fingerprint))
 }

@@ -179,7 +179,7 @@ impl Node {
     fn is_its_own(&self, record: &Record, link: &Link, handle: &Dir) -> Result<bool> {
         match record.backing.fingerprint {
             Some(print) if print.ino != 0 => {
-                Ok(self.backing.stat(handle, OsStr::new(""))?.ino == print.ino)
+                Ok(convert::is_inode(&print, &self.backing.stat(handle, OsStr::new(""))?))
             }
             _ => {
                 let others = self.meta.ghosts_of(link.parent, &link.name)?;
@@ -208,7 +208,12 @@ impl Node {
         // Nearly always this mount itself did: then nobody has to look at all that is there.
         let own = self.backing.limbo_name(record.ino.0);
         match self.backing.stat(limbo, &own) {
-            Ok(found) if record.backing.fingerprint.is_none_or(|print| print.ino == found.ino) => {
+            Ok(found)
+                if record
+                    .backing
+                    .fingerprint
+                    .is_none_or(|print| convert::is_inode(&print, &found)) =>
+            {
                 return Ok(own.into_encoded_bytes());
             }
             Ok(_) => {}
@@ -226,7 +231,7 @@ impl Node {
         let ours = names.into_iter().find(|name| {
             print.is_none_or(|print| {
                 let found = self.backing.stat(limbo, OsStr::from_bytes(name));
-                found.is_ok_and(|found| found.ino == print.ino)
+                found.is_ok_and(|found| convert::is_inode(&print, &found))
             })
         });
         ours.ok_or_else(|| Errno::NOENT.into())
@@ -247,7 +252,10 @@ impl Node {
             let (dir, name) = self.place_of(record, link, MOST_PARENTS)?;
             match self.backing.stat(&dir, OsStr::from_bytes(&name)) {
                 Ok(found)
-                    if record.backing.fingerprint.is_none_or(|print| print.ino == found.ino) =>
+                    if record
+                        .backing
+                        .fingerprint
+                        .is_none_or(|print| convert::is_inode(&print, &found)) =>
                 {
                     return Ok((dir, name));
                 }
@@ -289,23 +297,30 @@ impl Node {
     /// may move it, and put another in its place, between the look for it and the open: then it
     /// looks again, until the file is at rest. What others did there is taken as it is.
     ///
+    /// A worker whose daemon has died may have published the file into a directory that it had made
+    /// and not reported. Then nobody is at it, and that is done here.
+    ///
     /// # Errors
     /// What the backing store says.
     pub(crate) fn open_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>> {
         let mut looks = 0;
         loop {
+            if looks == MOST_LOOKS {
+                self.place_above(ino)?;
+            }
             let record = self.meta.get(ino)?;
             let opened = self.open_backing(&record, Access::Read);
             let found = match &opened {
                 Ok(opened) => {
                     let known = record.backing.fingerprint.filter(|print| print.ino != 0);
-                    known
-                        .is_none_or(|print| opened.stat().is_ok_and(|found| found.ino == print.ino))
+                    known.is_none_or(|print| {
+                        opened.stat().is_ok_and(|found| convert::is_inode(&print, &found))
+                    })
                 }
                 Err(error) => !is_lost(error),
             };
             looks += 1;
-            if found || looks >= MOST_LOOKS || self.is_at_rest(&record)? {
+            if found || looks > MOST_LOOKS || self.is_at_rest(&record)? {
                 return opened;
             }
             std::thread::sleep(LOOK_AGAIN);

@@ -227,15 +227,15 @@ impl Node {
     ///
     /// # Errors
     /// What the metadata engine says.
-    pub fn kill_set_ids(&self, ino: Ino) -> Result<()> {
+    pub fn kill_set_ids(&self, context: &Context, ino: Ino) -> Result<()> {
         let record = self.record(ino)?;
         let now = convert::now();
         self.drop_capabilities(&record, now)?;
-        if record.is_directory() || without_set_ids(record.attr.perm) == record.attr.perm {
+        if record.is_directory() || perm_after_write(context, &record.attr) == record.attr.perm {
             return Ok(());
         }
         let record = self.meta.update(ino, Some(now), |record| {
-            record.attr.perm = without_set_ids(record.attr.perm);
+            record.attr.perm = perm_after_write(context, &record.attr);
             record.backing.attrs_differ = true;
             Queue::Yes
         })?;
@@ -302,15 +302,8 @@ impl Node {
 
 fn apply(context: &Context, set: &SetAttr, attr: &mut Attr, now: Timestamp) {
     let directory = attr.kind == FileKind::Directory;
-    let old_gid = attr.gid;
-    if set.changes_owner() && !directory {
-        attr.perm = without_set_ids(attr.perm);
-        if membership(context, old_gid) == Membership::Stranger {
-            attr.perm &= !libc::S_ISGID;
-        }
-    }
-    if set.kill_set_ids && !directory {
-        attr.perm = without_set_ids(attr.perm);
+    if (set.changes_owner() || set.kill_set_ids) && !directory {
+        attr.perm = perm_after_write(context, attr);
     }
     attr.uid = set.uid.unwrap_or(attr.uid);
     attr.gid = set.gid.unwrap_or(attr.gid);
@@ -330,8 +323,18 @@ fn apply(context: &Context, set: &SetAttr, attr: &mut Attr, now: Timestamp) {
     attr.mtime = set.mtime.map_or(attr.mtime, time);
 }
 
-/// Permission bits after somebody without privilege wrote the file or gave it away. A set-group-id
-/// bit without group execute meant mandatory locking once, and stays.
+/// Permission bits after the caller, who has no privilege, wrote the file or gave it away.
+pub(crate) fn perm_after_write(context: &Context, attr: &Attr) -> u32 {
+    let perm = without_set_ids(attr.perm);
+    if perm & libc::S_ISGID != 0 && membership(context, attr.gid) == Membership::Stranger {
+        perm & !libc::S_ISGID
+    } else {
+        perm
+    }
+}
+
+/// The same whoever it was. A set-group-id bit without group execute meant mandatory locking once, and
+/// stays when a member of the group writes.
 pub(crate) fn without_set_ids(perm: u32) -> u32 {
     let perm = perm & !libc::S_ISUID;
     if perm & libc::S_IXGRP != 0 { perm & !libc::S_ISGID } else { perm }

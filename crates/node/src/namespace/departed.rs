@@ -1,13 +1,20 @@
-//! Attributes of inodes that have no name and no record any more, but perhaps still a user: a
+//! Attributes, also extended ones, of inodes that have no name and no record any more, but perhaps still a user: a
 //! removed directory that is somebody's working directory, a removed file held by `O_PATH`.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use forebay_meta::{Attr, FileKind, Ino};
 use parking_lot::Mutex;
+use rustix::io::Errno;
 
 /// How many directories are remembered, and how many of all else; the oldest are forgotten first.
 const MOST: usize = 4096;
+
+/// Bytes of extended attributes that are remembered.
+const MOST_XATTR_BYTES: usize = 4 << 20;
+
+/// Extended attributes by name.
+pub type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// The attributes that departed inodes had last. Directories apart: who empties a large tree removes
 /// its files by the thousands, and those hardly anybody asks for.
@@ -15,6 +22,8 @@ const MOST: usize = 4096;
 pub struct Departed {
     directories: Mutex<Inner>,
     others: Mutex<Inner>,
+    /// Those of directories that have any.
+    xattrs: Mutex<HashMap<u64, Xattrs>>,
 }
 
 #[derive(Default)]
@@ -36,7 +45,54 @@ impl Departed {
             && let Some(oldest) = inner.order.pop_front()
         {
             inner.attrs.remove(&oldest);
+            if directory {
+                self.xattrs.lock().remove(&oldest);
+            }
         }
+    }
+
+    /// Remembers the extended attributes of a directory that is remembered, as far as there is room.
+    pub fn remember_xattrs(&self, ino: Ino, xattrs: Xattrs) {
+        let mut all = self.xattrs.lock();
+        if !xattrs.is_empty() && bytes_of(all.values().chain([&xattrs])) <= MOST_XATTR_BYTES {
+            all.insert(ino.0, xattrs);
+        }
+    }
+
+    /// The extended attributes of a removed directory; `None` if there is no such directory.
+    pub fn xattrs(&self, ino: Ino) -> Option<Xattrs> {
+        let known = self.has_directory(ino);
+        known.then(|| self.xattrs.lock().get(&ino.0).cloned().unwrap_or_default())
+    }
+
+    /// Changes the extended attributes of a removed directory. What `change` says; `Ok(None)` if there
+    /// is no such directory.
+    ///
+    /// # Errors
+    /// What `change` says; `ENOSPC` if too many would be remembered.
+    pub fn change_xattrs<T>(
+        &self,
+        ino: Ino,
+        change: impl FnOnce(&mut Xattrs) -> Result<T, Errno>,
+    ) -> Result<Option<T>, Errno> {
+        if !self.has_directory(ino) {
+            return Ok(None);
+        }
+        let mut all = self.xattrs.lock();
+        let before = all.get(&ino.0).cloned().unwrap_or_default();
+        let mut after = before.clone();
+        let done = change(&mut after)?;
+        if after.is_empty() {
+            all.remove(&ino.0);
+            return Ok(Some(done));
+        }
+        let grows = bytes_of([&after]) > bytes_of([&before]);
+        all.insert(ino.0, after);
+        if grows && bytes_of(all.values()) > MOST_XATTR_BYTES {
+            all.insert(ino.0, before);
+            return Err(Errno::NOSPC);
+        }
+        Ok(Some(done))
     }
 
     /// Calls `each` for all that is remembered, oldest first, directories before all else.
@@ -73,6 +129,10 @@ impl Departed {
         let recall = |inner: &Mutex<Inner>| inner.lock().attrs.get(&ino.0).cloned();
         recall(&self.directories).or_else(|| recall(&self.others))
     }
+}
+
+fn bytes_of<'a>(xattrs: impl IntoIterator<Item = &'a Xattrs>) -> usize {
+    xattrs.into_iter().flatten().map(|(name, value)| name.len() + value.len()).sum()
 }
 
 #[cfg(test)]

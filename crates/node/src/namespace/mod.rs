@@ -30,8 +30,8 @@ use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 
-pub(crate) use attributes::without_set_ids;
 pub use attributes::{SetAttr, SetTime};
+pub(crate) use attributes::{perm_after_write, without_set_ids};
 pub use listing::DirEntry;
 pub use statfs::Statfs;
 

@@ -50,11 +50,24 @@ pub(crate) enum Found {
 }
 
 impl Node {
-    /// The inode behind a name; `None` if there is none.
+    /// The inode behind a name; `None` if there is none. `.` is the inode itself, of whatever kind, and
+    /// `..` its directory: so the kernel asks for what a file handle means.
     ///
     /// # Errors
-    /// `MustWait` when the name has to be looked up in the backing store; what that says.
+    /// `MustWait` when the name has to be looked up in the backing store; what that says. `ESTALE` for
+    /// an inode that has no name any more.
     pub fn lookup(&self, context: &Context, dir: Ino, name: &[u8]) -> Result<Option<Stat>> {
+        if let b"." | b".." = name {
+            let mut record = self.record(dir)?;
+            if name == b".." && dir != Ino::ROOT {
+                let link = record.links.iter().next();
+                record = self.record(link.ok_or(Errno::STALE)?.parent)?;
+            }
+            if record.links.is_empty() && record.ino != Ino::ROOT {
+                return Err(Errno::STALE.into());
+            }
+            return self.getattr(context, record.ino).map(Some);
+        }
         Ok(self.entry(context, dir, name)?.map(|record| self.stat(&record)))
     }
 
@@ -314,8 +327,13 @@ impl Node {
         self.ensure_listed(context, record.ino)?;
         self.check_wanted(context)?;
         let before = self.stat(&record);
+        let xattrs = self.xattrs_of_leaving(&record);
         let unlinked = self.meta.rmdir(dir, name, convert::now(), false)?;
+        let same = unlinked.record.ino == record.ino;
         self.after_removal(before, &unlinked);
+        if same {
+            self.names.departed.remember_xattrs(record.ino, xattrs);
+        }
         Ok(())
     }
 
@@ -367,7 +385,10 @@ impl Node {
             // replace stays: how much there is must be known.
             self.settle_by(&self.files.get(source.ino), Some(Instant::now()))?;
         }
+        let leaving = target.as_ref().filter(|_| !flags.exchange);
+        let xattrs = leaving.map(|target| self.xattrs_of_leaving(target)).unwrap_or_default();
         let before = target.map(|target| self.stat(&target));
+        let seen = before.as_ref().map(|before| before.ino);
         let file = before.as_ref().is_some_and(|before| before.attr.kind == FileKind::File);
         let lingers = file && !flags.exchange;
         let in_use = |ino: Ino| lingers || self.is_open(ino);
@@ -386,6 +407,9 @@ impl Node {
                 .filter(|before| before.ino == replaced.record.ino)
                 .unwrap_or_else(|| self.stat(&replaced.record));
             self.after_removal(before, replaced);
+            if seen == Some(replaced.record.ino) {
+                self.names.departed.remember_xattrs(replaced.record.ino, xattrs);
+            }
             if lingers && replaced.record.orphan {
                 self.linger(replaced.record.ino);
             }

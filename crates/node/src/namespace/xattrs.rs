@@ -13,10 +13,13 @@ use crate::node::Node;
 use crate::stream;
 
 use super::acl::{self, Acl, Malformed};
+use super::departed::Xattrs;
 
 /// The longest value (`XATTR_SIZE_MAX`) and the longest list of names (`XATTR_LIST_MAX`).
 const VALUE_MAX: usize = 65_536;
 const LIST_MAX: usize = 65_536;
+/// All of a file together, names and values: they are in memory at once when they are written back.
+const ALL_MAX: usize = 1 << 20;
 /// Attributes that Forebay computes; nobody else sets them.
 const VIRTUAL: &[u8] = b"user.forebay.";
 
@@ -30,11 +33,65 @@ impl Node {
         if name == stream::STATE {
             return self.stream_state(ino);
         }
-        if !self.import_if_unknown(context, ino)? {
-            return Err(Errno::NODATA.into());
-        }
-        let value = self.meta.xattr_get(ino, name)?;
+        let value = match self.known_xattr(context, ino, name) {
+            Err(error) => self.departed_xattrs(ino, error)?.remove(name),
+            value => value?,
+        };
         value.ok_or(NodeError::Posix(Errno::NODATA))
+    }
+
+    fn known_xattr(&self, context: &Context, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        match self.import_if_unknown(context, ino)? {
+            true => Ok(self.meta.xattr_get(ino, name)?),
+            false => Ok(None),
+        }
+    }
+
+    /// Those of a removed directory that is somebody's still, where its record is gone.
+    fn departed_xattrs(&self, ino: Ino, error: NodeError) -> Result<Xattrs> {
+        match error {
+            NodeError::Meta(MetaError::Stale(_)) => self.names.departed.xattrs(ino).ok_or(error),
+            error => Err(error),
+        }
+    }
+
+    /// Changes those of a removed directory where its record is gone.
+    fn change_departed_xattrs(
+        &self,
+        ino: Ino,
+        error: NodeError,
+        change: impl FnOnce(&mut Xattrs) -> std::result::Result<(), Errno>,
+    ) -> Result<()> {
+        if !matches!(error, NodeError::Meta(MetaError::Stale(_))) {
+            return Err(error);
+        }
+        let now = convert::now();
+        self.names.departed.change_xattrs(ino, change)?.ok_or(error)?;
+        self.names.departed.change(ino, |attr| attr.ctime = now);
+        Ok(())
+    }
+
+    /// The record of a removed directory goes at any time, and its users may stay.
+    fn remember_xattr(&self, ino: Ino, name: &[u8], value: Option<&[u8]>) {
+        if !self.names.departed.has_directory(ino) {
+            return;
+        }
+        // What finds no room there is shown as long as the record is there.
+        let _room = self.names.departed.change_xattrs(ino, |all| {
+            match value {
+                Some(value) => drop(all.insert(name.to_vec(), value.to_vec())),
+                None => drop(all.remove(name)),
+            }
+            Ok(())
+        });
+    }
+
+    /// What is to be remembered of an inode that loses its name.
+    pub(super) fn xattrs_of_leaving(&self, record: &Record) -> Xattrs {
+        if !record.is_directory() || record.xattrs != XattrState::Some {
+            return Xattrs::new();
+        }
+        self.meta.xattr_all(record.ino).unwrap_or_default().into_iter().collect()
     }
 
     /// The names of the extended attributes, each with a zero byte at its end.
@@ -42,11 +99,16 @@ impl Node {
     /// # Errors
     /// `MustWait` when they have to be read from the backing store.
     pub fn list_xattrs(&self, context: &Context, ino: Ino) -> Result<Vec<u8>> {
-        if !self.import_if_unknown(context, ino)? {
-            return Ok(Vec::new());
-        }
+        let known = || match self.import_if_unknown(context, ino)? {
+            true => Ok(self.meta.xattr_list(ino)?),
+            false => Ok(Vec::new()),
+        };
+        let names = match known() {
+            Err(error) => self.departed_xattrs(ino, error)?.into_keys().collect(),
+            names => names?,
+        };
         let mut list = Vec::new();
-        for name in self.meta.xattr_list(ino)? {
+        for name in names {
             // trusted.* exists for the privileged only.
             if context.uid == 0 || !name.starts_with(b"trusted.") {
                 list.extend_from_slice(&name);
@@ -58,12 +120,7 @@ impl Node {
 
     /// Whether there may be some. Reads them from the backing store if that was not done.
     fn import_if_unknown(&self, context: &Context, ino: Ino) -> Result<bool> {
-        let state = match self.record(ino) {
-            Ok(record) => record.xattrs,
-            // Removed, but still somebody's working directory.
-            Err(_) if self.names.departed.recall(ino).is_some() => XattrState::None,
-            Err(error) => return Err(error),
-        };
+        let state = self.record(ino)?.xattrs;
         if state == XattrState::Unknown {
             self.import_xattrs(context, ino)?;
         }
@@ -75,7 +132,7 @@ impl Node {
     ///
     /// # Errors
     /// `EEXIST` and `ENODATA` as the flags say, `E2BIG`, `ENOSPC` when the list of names would be
-    /// too long, `EOPNOTSUPP` for a class of attributes that there is not, `EPERM` for
+    /// too long or all attributes together too large, `EOPNOTSUPP` for a class of attributes that there is not, `EPERM` for
     /// `user.forebay.*` but the rate of a stream and the redundancy.
     pub fn set_xattr(
         &self,
@@ -95,6 +152,31 @@ impl Node {
             libc::XATTR_REPLACE => XattrFlags::Replace,
             _ => return Err(Errno::INVAL.into()),
         };
+        match self.set_known_xattr(context, ino, (name, value), flags, kill_setgid) {
+            Err(error) => self.change_departed_xattrs(ino, error, |all| {
+                match (flags, all.contains_key(name)) {
+                    (XattrFlags::Create, true) => return Err(Errno::EXIST),
+                    (XattrFlags::Replace, false) => return Err(Errno::NODATA),
+                    _ => {}
+                }
+                all.insert(name.to_vec(), value.to_vec());
+                Ok(())
+            }),
+            Ok(()) => {
+                self.remember_xattr(ino, name, Some(value));
+                Ok(())
+            }
+        }
+    }
+
+    fn set_known_xattr(
+        &self,
+        context: &Context,
+        ino: Ino,
+        (name, value): (&[u8], &[u8]),
+        flags: XattrFlags,
+        kill_setgid: bool,
+    ) -> Result<()> {
         let record = self.record(ino)?;
         if name == REDUNDANCY {
             self.check_redundancy(&record, value)?;
@@ -113,9 +195,11 @@ impl Node {
             },
             _ => {}
         }
-        let names = self.meta.xattr_list(ino)?;
-        let listed: usize = names.iter().filter(|n| *n != name).map(|n| n.len() + 1).sum();
-        if listed + name.len() + 1 > LIST_MAX {
+        let all = self.meta.xattr_all(ino)?;
+        let others = || all.iter().filter(|(other, _)| other != name);
+        let listed: usize = others().map(|(other, _)| other.len() + 1).sum();
+        let kept: usize = others().map(|(other, value)| other.len() + value.len()).sum();
+        if listed + name.len() + 1 > LIST_MAX || kept + name.len() + value.len() > ALL_MAX {
             return Err(Errno::NOSPC.into());
         }
         self.check_attribute_fits(context, name, value)?;
@@ -161,6 +245,20 @@ impl Node {
     /// `ENODATA`; as [`Node::set_xattr`].
     pub fn remove_xattr(&self, context: &Context, ino: Ino, name: &[u8]) -> Result<()> {
         check_settable(name)?;
+        match self.remove_known_xattr(context, ino, name) {
+            Err(error) => self.change_departed_xattrs(ino, error, |all| {
+                let acl = matches!(name, acl::ACCESS | acl::DEFAULT);
+                let removed = all.remove(name).is_some() || acl;
+                if removed { Ok(()) } else { Err(Errno::NODATA) }
+            }),
+            Ok(()) => {
+                self.remember_xattr(ino, name, None);
+                Ok(())
+            }
+        }
+    }
+
+    fn remove_known_xattr(&self, context: &Context, ino: Ino, name: &[u8]) -> Result<()> {
         let acl = matches!(name, acl::ACCESS | acl::DEFAULT);
         if !self.import_if_unknown(context, ino)? {
             // To remove a list that there is not is no error.

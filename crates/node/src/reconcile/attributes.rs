@@ -44,6 +44,11 @@ impl Node {
             // Also where no time is set: whatever is done moves the change time, and may be answered
             // with an error.
             self.intend_in_place(work)?;
+            let mtime = convert::store_time(record.attr.mtime);
+            if record.attr.kind == FileKind::File && mtime != before.mtime {
+                let version = forebay_store::Fingerprint { mtime, ..before.fingerprint() };
+                self.announce_to_object(work.ino(), version)?;
+            }
         }
         self.forget_refused(work.ino());
         self.own_change(&changed, || {
@@ -183,11 +188,17 @@ impl Node {
 
     /// A worker changed entries of directories, and with them their times.
     pub(super) fn entries_written(&self, dirs: impl Iterator<Item = u64>) {
-        let many = {
+        let (new, many) = {
             let mut written = self.reconciler.entries_written.lock();
-            written.extend(dirs);
-            written.len() >= MOST_ENTRIES_WRITTEN
+            let new: Vec<u64> = dirs.filter(|dir| written.insert(*dir)).collect();
+            (new, written.len() >= MOST_ENTRIES_WRITTEN)
         };
+        // For the daemon that comes after this one. Between nodes it would be a round trip each.
+        for dir in new.into_iter().filter(|_| !self.is_clustered()) {
+            if let Err(error) = self.meta.set_setting(&written_setting(dir), &[]) {
+                tracing::debug!(dir, %error, "the times of a directory may stay wrong");
+            }
+        }
         if many {
             // Where more is to come, it says so again.
             self.restore_directory_times();
@@ -201,10 +212,26 @@ impl Node {
         let _one_at_a_time = self.reconciler.restoring.lock();
         let dirs = std::mem::take(&mut *self.reconciler.entries_written.lock());
         for dir in dirs.into_iter().map(Ino) {
-            if let Err(error) = self.restore_times_of(dir) {
+            let again = || self.reconciler.entries_written.lock().contains(&dir.0);
+            let forget = || match self.is_clustered() || again() {
+                true => Ok(()),
+                false => Ok(self.meta.remove_setting(&written_setting(dir.0))?),
+            };
+            if let Err(error) = self.restore_times_of(dir).and_then(|()| forget()) {
                 tracing::debug!(%dir, %error, "the times of a directory stay as they are");
             }
         }
+    }
+
+    /// Takes over the directories whose times an earlier daemon could not restore.
+    pub(crate) fn take_up_written_entries(&self) -> Result<()> {
+        if self.is_clustered() {
+            return Ok(());
+        }
+        let left = self.meta.settings_like(ENTRIES_WRITTEN)?;
+        let dirs = left.iter().filter_map(|dir| u64::from_str_radix(dir, 16).ok());
+        self.reconciler.entries_written.lock().extend(dirs);
+        Ok(())
     }
 
     fn restore_times_of(&self, dir: Ino) -> Result<()> {
@@ -220,6 +247,13 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// Where it is noted that a worker has changed entries of a directory since its times were set.
+const ENTRIES_WRITTEN: &str = "entries-written.";
+
+fn written_setting(dir: u64) -> String {
+    format!("{ENTRIES_WRITTEN}{dir:x}")
 }
 
 /// Whether nobody has changed the contents of an object between two looks at it.

@@ -99,6 +99,7 @@ impl Node {
         };
         let pending = temporary.pending()?;
         let expect = self.intend(work.ino(), target.expect, found.as_ref(), pending)?;
+        self.announce_to_object(work.ino(), pending)?;
         let expect = expect.map_or(Expect::Absent, Expect::Version);
         let committed = self.own_change(&[(target.parent, target.dir)], || {
             Ok(self.backing.commit(&mut temporary, target.dir, name, expect)?)
@@ -129,7 +130,8 @@ impl Node {
         if !in_place && let Some(known) = record.backing.fingerprint {
             // Others may have given it another name since.
             let found = self.backing.stat(&dir, os(&name));
-            in_place = found.is_ok_and(|found| found.ino == known.ino && found.nlink > 1);
+            in_place =
+                found.is_ok_and(|found| convert::is_inode(&known, &found) && found.nlink > 1);
         }
         let expect = record.backing.fingerprint.map(convert::store_fingerprint);
         let target = Target { parent: link.parent, dir: &dir, name: &name, expect, in_place };

@@ -1,18 +1,30 @@
 //! Changes on both sides: nothing is overwritten, the version of this mount gets another name.
 
 use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
 
-use forebay_meta::{Error as MetaError, Link, RenameFlags, Timestamp};
-use forebay_store::Attributes;
+use forebay_meta::{Error as MetaError, Link, Timestamp};
+use forebay_store::{Attributes, ErrorClass, StoreError};
 
+use super::names::os;
 use super::work::{Step, Work};
 use crate::convert;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::import::LIMBO;
 use crate::node::Node;
 
 /// Conflicts remembered for the status.
 const MOST_REMEMBERED: usize = 100;
+
+/// What the backing store can't do with a name that it takes for another one.
+const SAME_NAME: &str = "tell the name, which differs in case or at its end only, from that of";
+
+/// A name as stores see it that take some for the same.
+fn folded(name: &OsStr) -> String {
+    name.to_string_lossy().trim_end_matches(['.', ' ']).to_lowercase()
+}
 
 /// Names tried for one conflict.
 const MOST_NAMES: u32 = 1000;
@@ -74,10 +86,14 @@ impl Node {
         link: &Link,
         found: &Attributes,
     ) -> Result<Step> {
+        self.refuse_other_spelling(work, link, found)?;
+        if self.is_overtaken(work, link, found)? {
+            return Err(NodeError::Busy);
+        }
         // What was its own object is now the others' version.
         for known in work.record.backing.links.clone() {
             let is_theirs = match work.record.backing.fingerprint {
-                Some(print) => print.ino == found.ino,
+                Some(print) => convert::is_inode(&print, found),
                 None => true,
             };
             if known.parent != LIMBO && (is_theirs || known == *link) {
@@ -99,10 +115,8 @@ impl Node {
         let now = convert::now();
         for attempt in 0..MOST_NAMES {
             let name = conflict_name(&link.name, now, attempt);
-            let flags = RenameFlags { noreplace: true, exchange: false };
-            let in_use = |_| true;
             let parent = link.parent;
-            match self.meta.rename(parent, &link.name, parent, &name, flags, now, &in_use) {
+            match self.meta.rename_inode(work.ino(), parent, (&link.name, &name), now) {
                 Ok(_) => {
                     self.forget_name(parent, &link.name);
                     self.forget_name(parent, &name);
@@ -116,6 +130,65 @@ impl Node {
             }
         }
         Ok(Step::Again)
+    }
+
+    /// What was found under a name has another one, which the store takes for the same: the inode in
+    /// hand can't have its own there.
+    pub(super) fn refuse_other_spelling(
+        &self,
+        work: &mut Work<'_>,
+        link: &Link,
+        found: &Attributes,
+    ) -> Result<()> {
+        let Some(spelled) = self.spelled_otherwise(link, found)? else { return Ok(()) };
+        work.went(link);
+        Err(StoreError::errno_of(SAME_NAME, spelled, libc::EINVAL).into())
+    }
+
+    /// What a store that does not tell all names apart (by case, by blanks or dots at their ends) has
+    /// in place of a name: it lists the very file that it finds there, and under another name only.
+    fn spelled_otherwise(&self, link: &Link, found: &Attributes) -> Result<Option<PathBuf>> {
+        if link.parent == LIMBO {
+            return Ok(None);
+        }
+        let dir = self.backing_dir(link.parent)?;
+        let name = os(&link.name);
+        let (mut listed, mut similar) = (false, Vec::new());
+        self.backing.list(&dir, &mut |batch| {
+            for entry in batch {
+                listed |= entry.name == name;
+                if folded(&entry.name) == folded(name) {
+                    similar.push(entry.name.clone());
+                }
+            }
+            if listed { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        for other in similar.into_iter().filter(|_| !listed) {
+            match self.backing.stat(&dir, &other) {
+                Ok(same) if (same.dev, same.ino) == (found.dev, found.ino) => {
+                    return Ok(Some(other.into()));
+                }
+                Err(error) if error.class() != ErrorClass::NotFound => return Err(error.into()),
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether what was found under a name says nothing of others: it belongs to another inode of ours,
+    /// or it has gone since, with what was known of it. Only what stands there still, when all who
+    /// claim the name were asked, is somebody else's.
+    pub(super) fn is_overtaken(
+        &self,
+        work: &Work<'_>,
+        link: &Link,
+        found: &Attributes,
+    ) -> Result<bool> {
+        if self.is_anothers(work, link, found)? {
+            return Ok(true);
+        }
+        let now = self.found_under(&work.record, link)?;
+        Ok(now.map(|now| now.fingerprint()) != Some(found.fingerprint()))
     }
 
     /// What others have under a name that was removed here stays and becomes visible again.

@@ -93,6 +93,28 @@ impl Node {
         }
     }
 
+    /// A version that has none of the object's bytes is about to appear under the name of a file that
+    /// was written and is still open, or is taken over there. Its object knows the version durably
+    /// before, or it would be taken for older than that after a power cut.
+    pub(super) fn announce_to_object(&self, ino: Ino, version: Fingerprint) -> Result<()> {
+        #[cfg(test)]
+        if self.stub().is_some() {
+            return Ok(());
+        }
+        if !self.is_unsettled(ino) {
+            return Ok(());
+        }
+        let file = self.files.get(ino);
+        self.load(&Context::DAEMON, &file)?;
+        let residence = file.residence.read();
+        let Some(place) = &residence.place else { return Ok(()) };
+        self.edit_header(place, |header| {
+            header.pending = Some(version);
+            Ok(())
+        })?;
+        Ok(place.object.sync(false)?)
+    }
+
     /// The copy of a clean file is stale.
     pub(crate) fn copy_is_stale(&self, ino: Ino) {
         #[cfg(test)]

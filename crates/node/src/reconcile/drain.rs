@@ -1,9 +1,10 @@
 //! Bringing everything in line, or everything below a directory, while somebody waits.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Ino, Record, Seq};
+use forebay_meta::{FileKind, Ino, Record, Seq};
 use parking_lot::{Condvar, Mutex};
 
 use super::Remaining;
@@ -19,6 +20,10 @@ const TELL_EVERY: Duration = Duration::from_millis(100);
 /// Files that programs keep changing are given up after this long without any progress.
 const BUSY_PATIENCE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Inodes of one pass that are remembered as left, and those that are told with a reason.
+const MOST_LEFT: usize = 10_000;
+const MOST_TOLD: usize = 50;
 
 /// Hears what remains; false stops.
 pub type Progress<'a> = &'a mut dyn FnMut(Remaining) -> bool;
@@ -36,6 +41,44 @@ struct Tally {
 struct Shared {
     tally: Mutex<Tally>,
     ended: Condvar,
+    /// What the last pass left, and whether it was busy.
+    left: Mutex<Vec<(Ino, bool)>>,
+    /// Files that were brought in line, and their bytes.
+    written: Mutex<(u64, u64)>,
+}
+
+/// What became of a sync.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Synced {
+    /// What is left: inodes below the one that was asked for, bytes on the whole node.
+    pub left: Remaining,
+    /// Whether all that was written before the call is in the backing store.
+    pub complete: bool,
+    /// Whether it ended before everything had had its turn.
+    pub cut_short: bool,
+    /// Files that this sync has brought in line.
+    pub files: u64,
+    /// Their lengths in bytes.
+    pub bytes: u64,
+    /// Files that programs may be changing: what they had at the call is in the backing store.
+    pub in_use: u64,
+    /// Inodes that could not be brought in line.
+    pub failed: u64,
+    /// Some of them, each by a path and with the reason.
+    pub failures: Vec<(Vec<u8>, String)>,
+}
+
+/// Why passes ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Nothing more is to be done.
+    Done,
+    /// The backing store can't have the rest.
+    Refused,
+    /// Programs may be changing the rest.
+    InUse,
+    /// The time was over, or nobody waits any more.
+    Over,
 }
 
 /// Batches in the hands of the flushers that one caller waits for.
@@ -48,6 +91,8 @@ struct Sweep<'a, 'p> {
     told: Instant,
     progress: Progress<'p>,
     stopped: bool,
+    /// Of this pass, those that may come once more by another name.
+    seen: HashSet<Ino>,
 }
 
 impl<'a, 'p> Sweep<'a, 'p> {
@@ -56,7 +101,8 @@ impl<'a, 'p> Sweep<'a, 'p> {
         let shared = Arc::default();
         let backlog = usize::try_from(node.meta.backlog_len()).unwrap_or(usize::MAX);
         let batch = batch_size(backlog, node.config.flush_threads);
-        Sweep { node, shared, pending: Vec::new(), batch, until, told, progress, stopped: false }
+        let (pending, seen, stopped) = (Vec::new(), HashSet::new(), false);
+        Sweep { node, shared, pending, batch, until, told, progress, stopped, seen }
     }
 
     fn over(&self) -> bool {
@@ -118,6 +164,7 @@ impl<'a, 'p> Sweep<'a, 'p> {
     fn end(&mut self) -> Tally {
         self.submit();
         self.wait_for(0);
+        self.seen.clear();
         let mut tally = self.shared.tally.lock();
         let running = tally.running;
         std::mem::replace(&mut *tally, Tally { running, ..Tally::default() })
@@ -134,7 +181,19 @@ impl<'a, 'p> Sweep<'a, 'p> {
 }
 
 fn work_through(node: &Node, shared: &Shared, due: &[(Ino, u32)]) {
-    node.take_turns(due, true, &mut |_, turn| {
+    node.take_turns(due, true, &mut |ino, turn| {
+        if turn == Turn::Done {
+            let record = node.known(ino).ok().flatten();
+            if let Some(record) = record.filter(|record| record.attr.kind == FileKind::File) {
+                let mut written = shared.written.lock();
+                *written = (written.0 + 1, written.1.saturating_add(record.attr.size));
+            }
+        } else if turn != Turn::NotYet {
+            let mut left = shared.left.lock();
+            if left.len() < MOST_LEFT {
+                left.push((ino, turn == Turn::Busy));
+            }
+        }
         let mut tally = shared.tally.lock();
         match turn {
             Turn::Done => tally.done += 1,
@@ -165,7 +224,8 @@ impl Node {
         self.let_go_of_replaced();
         self.discard_removed();
         let _unsettled = self.settle_all(until);
-        self.sweep(until, progress, |node, sweep| {
+        let mut sweep = Sweep::new(self, until, progress);
+        let swept = sweep.run(|node, sweep| {
             let mut after = Seq(0);
             let mut kept = 0;
             loop {
@@ -186,20 +246,23 @@ impl Node {
                     return Ok(kept);
                 }
             }
-        })
+        });
+        self.drop_spills(until);
+        Ok(swept?.0)
     }
 
-    /// As [`Node::drain`], for an inode and all below it. The inodes that remain are counted in the
-    /// subtree, bytes on the whole node.
+    /// As [`Node::drain`], for an inode and all below it. Of files that programs may be changing it
+    /// is enough that what they had at the call is written.
     pub fn sync_subtree(
         &self,
         root: Ino,
         until: Instant,
         progress: &mut dyn FnMut(Remaining) -> bool,
-    ) -> Result<Remaining> {
+    ) -> Result<Synced> {
         let _unsettled = self.settle_all(until);
         let mut elsewhere = 0;
-        let left = self.sweep(until, progress, |node, sweep| {
+        let mut sweep = Sweep::new(self, until, progress);
+        let (left, end) = sweep.run(|node, sweep| {
             elsewhere = node.add_if_behind(root, sweep)?;
             let mut way = vec![(root, 0)];
             while let Some((dir, after)) = way.pop() {
@@ -227,7 +290,40 @@ impl Node {
             }
             Ok(u64::MAX)
         })?;
-        Ok(Remaining { elsewhere, ..left })
+        let mut synced = Synced { left: Remaining { elsewhere, ..left }, ..Synced::default() };
+        (synced.files, synced.bytes) = *sweep.shared.written.lock();
+        let rest = std::mem::take(&mut *sweep.shared.left.lock());
+        synced.cut_short = end == End::Over || rest.len() >= MOST_LEFT;
+        self.judge_rest(rest, until, &mut synced);
+        synced.complete = !synced.cut_short && synced.failed == 0;
+        Ok(synced)
+    }
+
+    /// What the last pass of a sync left: bytes that are written though their file may change again
+    /// are no failure.
+    fn judge_rest(&self, rest: Vec<(Ino, bool)>, until: Instant, synced: &mut Synced) {
+        for (ino, busy) in rest {
+            let is_written = busy && Instant::now() < until && self.is_written_as_it_was(ino);
+            if is_written {
+                synced.in_use += 1;
+                continue;
+            }
+            synced.failed += 1;
+            if synced.failures.len() < MOST_TOLD {
+                let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
+                let why = if busy { None } else { self.write_error(ino) };
+                let why = why.unwrap_or_else(|| "programs keep changing it; try again".into());
+                synced.failures.push((path, why));
+            }
+        }
+    }
+
+    /// Whether the backing store has what a file had at the call, which programs may be changing.
+    fn is_written_as_it_was(&self, ino: Ino) -> bool {
+        match self.files.peek(ino) {
+            Some(file) => self.reconcile_open(&file).is_ok(),
+            None => self.reconcile(ino).is_ok(),
+        }
     }
 
     fn add_if_behind(&self, ino: Ino, sweep: &mut Sweep<'_, '_>) -> Result<u64> {
@@ -243,47 +339,56 @@ impl Node {
         if self.is_others_work(record) {
             return 1;
         }
-        sweep.add(record.ino);
+        // One turn is for all names of an inode.
+        if record.attr.nlink < 2 || record.is_directory() || sweep.seen.insert(record.ino) {
+            sweep.add(record.ino);
+        }
         0
     }
+}
 
+impl<'a> Sweep<'a, '_> {
     /// Passes over what `select` adds until a pass leaves nothing behind. `select` says how many
     /// entries of the whole backlog count as done, or `u64::MAX` when it selects a part of it. Of the
     /// whole, also the bytes of removed files are to go: a close is told of later than it returns.
-    fn sweep(
-        &self,
-        until: Instant,
-        progress: &mut dyn FnMut(Remaining) -> bool,
-        mut select: impl FnMut(&Node, &mut Sweep<'_, '_>) -> Result<u64>,
-    ) -> Result<Remaining> {
-        let mut sweep = Sweep::new(self, until, progress);
+    fn run(
+        &mut self,
+        mut select: impl FnMut(&Node, &mut Self) -> Result<u64>,
+    ) -> Result<(Remaining, End)> {
+        let node = self.node;
         let mut pause = Duration::from_millis(20);
         let mut progressed = Instant::now();
         let mut last_kept = 0;
         loop {
-            let outside = select(self, &mut sweep)?;
-            let tally = sweep.end();
+            let outside = {
+                self.shared.left.lock().clear();
+                select(node, self)?
+            };
+            let tally = self.end();
             let whole = outside != u64::MAX;
             let left = match whole {
                 false => tally.busy + tally.failed + tally.refused,
-                true => self.meta.backlog_len().saturating_sub(outside),
+                true => node.meta.backlog_len().saturating_sub(outside),
             };
-            let kept = if whole && left == 0 { self.let_removed_go() } else { Kept::default() };
-            let bytes = self.unwritten_bytes();
+            let kept = if whole && left == 0 { node.let_removed_go() } else { Kept::default() };
+            let bytes = node.unwritten_bytes();
             let in_use = kept.are_all_open();
             let refused = tally.refused.min(left);
             let remaining =
                 Remaining { entries: left, bytes, in_use, refused, ..Remaining::default() };
             let nothing_selected = tally.done + tally.busy + tally.failed + tally.refused == 0;
             if left == 0 && kept.files == 0 && (whole || nothing_selected) {
-                self.restore_directory_times();
-                (sweep.progress)(remaining);
-                return Ok(remaining);
+                node.restore_directory_times();
+                (self.progress)(remaining);
+                return Ok((remaining, End::Done));
             }
             // To try again at once would not change what the store can have.
             let only_refused = refused > 0 && tally.done + tally.busy + tally.failed == 0;
-            if sweep.over() || only_refused && refused == left {
-                return Ok(remaining);
+            if only_refused && refused == left {
+                return Ok((remaining, End::Refused));
+            }
+            if self.over() {
+                return Ok((remaining, End::Over));
             }
             let fewer = std::mem::replace(&mut last_kept, kept.files) > kept.files;
             if tally.done > 0 || fewer {
@@ -293,10 +398,11 @@ impl Node {
                 let only_busy = tally.failed == 0;
                 if only_busy && progressed.elapsed() > BUSY_PATIENCE {
                     // In a cluster, what is busy may be another node's to do.
-                    let in_use = tally.busy > 0 && !self.is_clustered();
-                    return Ok(Remaining { in_use: remaining.in_use || in_use, ..remaining });
+                    let in_use = tally.busy > 0 && !node.is_clustered();
+                    let in_use = remaining.in_use || in_use;
+                    return Ok((Remaining { in_use, ..remaining }, End::InUse));
                 }
-                sweep.pause(pause);
+                self.pause(pause);
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }

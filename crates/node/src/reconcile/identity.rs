@@ -31,7 +31,7 @@ pub(super) fn may_be_ours(record: &Record, found: &Attributes) -> bool {
         return true;
     }
     match record.backing.fingerprint {
-        Some(print) if print.ino != 0 => print.ino == found.ino,
+        Some(print) if print.ino != 0 => convert::is_inode(&print, found),
         _ => match record.attr.kind {
             // The times of files are set before they get their name.
             FileKind::File => {
@@ -45,7 +45,8 @@ pub(super) fn may_be_ours(record: &Record, found: &Attributes) -> bool {
 
 /// The change time of an object that an interrupted worker of ours may have moved. No version has it:
 /// copies are fetched again.
-const UNKNOWN: forebay_store::Timestamp = forebay_store::Timestamp { seconds: 0, nanos: 0 };
+pub(super) const UNKNOWN: forebay_store::Timestamp =
+    forebay_store::Timestamp { seconds: 0, nanos: 0 };
 
 /// Whether a worker may have moved the change time of the object of this record without having been
 /// able to say so: it was interrupted at its names, at a change in place, or at a publication, which
@@ -111,10 +112,10 @@ pub(crate) fn is_own(record: &Record, found: &Attributes) -> bool {
         return true;
     };
     // Of a change in place any part may be done.
-    let in_place = record.backing.pending.is_some_and(|pending| pending.ino == known.ino);
+    let in_place = record.backing.pending.is_some_and(|pending| pending.same_inode(&known));
     convert::store_fingerprint(known).same_content(&found.fingerprint())
         || is_pending(record, found)
-        || in_place && known.ino == found.ino
+        || in_place && convert::is_inode(&known, found)
 }
 
 impl Node {

@@ -41,6 +41,7 @@ use crate::node::Node;
 
 pub(crate) use attributes::described;
 pub use conflict::Conflict;
+pub use drain::Synced;
 pub(crate) use identity::{is_own, is_pending, was_changed};
 pub(crate) use queue::NAMES_DELAY;
 pub use refused::Refused;
@@ -127,7 +128,8 @@ impl Node {
     }
 
     fn reconcile_until(&self, ino: Ino, enough: &dyn Fn() -> bool) -> Result<()> {
-        let until = Instant::now() + self.config.backing_timeout;
+        let begun = Instant::now();
+        let until = begun + self.config.backing_timeout;
         loop {
             let mut batch = Batch::new(self);
             let done = match self.reconcile_in(ino, &mut batch) {
@@ -143,6 +145,10 @@ impl Node {
             };
             match outcome {
                 Err(NodeError::Busy) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                // Another worker may be moving, removing or making what is above it.
+                Err(error) if is_not_found(&error) && begun.elapsed() < OWNER_WAIT => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 Err(error) => {
@@ -189,7 +195,7 @@ impl Node {
         batch: &Batch<'_>,
         error: &NodeError,
     ) -> Result<bool> {
-        if error.class() != Some(ErrorClass::NotFound) {
+        if !is_not_found(error) {
             return Ok(false);
         }
         let mut way = vec![ino];
@@ -234,6 +240,19 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    /// Has what is above an inode made in the backing store, where that is not known to be so.
+    pub(crate) fn place_above(&self, ino: Ino) -> Result<()> {
+        let Some(record) = self.known(ino)? else { return Ok(()) };
+        let mut batch = Batch::new(self);
+        let mut parents = record.links.iter().map(|link| link.parent);
+        let placed = parents.try_for_each(|parent| self.place_parents(parent, &mut batch));
+        match (placed, batch.finish()) {
+            // Another worker is at it.
+            (Err(NodeError::Busy), Ok(())) => Ok(()),
+            (placed, finished) => placed.and(finished),
+        }
     }
 
     /// Brings one inode in line whose parents stand in place.
@@ -373,4 +392,8 @@ impl Node {
     pub(crate) fn write_error(&self, ino: Ino) -> Option<String> {
         self.reconciler.failures.lock().get(&ino.0).cloned()
     }
+}
+
+fn is_not_found(error: &NodeError) -> bool {
+    error.class() == Some(ErrorClass::NotFound)
 }

@@ -266,7 +266,7 @@ impl Node {
     }
 
     /// Removes a name that the inode has besides those that it should have.
-    fn take_name(&self, work: &mut Work<'_>, link: &Link) -> Result<()> {
+    pub(super) fn take_name(&self, work: &mut Work<'_>, link: &Link) -> Result<()> {
         let Some((dir, name, found)) = self.look_at(&work.record, link)? else {
             work.went(link);
             return Ok(());
@@ -369,8 +369,12 @@ impl Node {
         dir: &Dir,
         found: &Attributes,
     ) -> Result<Step> {
+        self.refuse_other_spelling(work, at, found)?;
         if !self.is_the_same(work, at, dir, found)? {
             return self.yield_name(work, at, found);
+        }
+        if work.record.attr.kind == FileKind::File {
+            self.announce_to_object(work.ino(), found.fingerprint())?;
         }
         work.came(at, dir);
         work.record.backing.attrs_differ = true;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use forebay_meta::{Ino, Link};
 use forebay_store::{Dir, ErrorClass};
 
-use super::identity::is_own;
+use super::MOST_PARENTS;
+use super::identity::{is_own, may_be_ours};
 use super::names::os;
 use super::owned::Owned;
 use super::work::Work;
@@ -84,6 +85,9 @@ impl Node {
         }
         let is_directory = record.is_directory();
         let removed = record.links.is_empty() && (!record.orphan || is_directory);
+        if removed && is_directory && self.leave(work, ghost, link)? {
+            return Ok(Some(Room::Unreported));
+        }
         if removed && is_directory {
             let done = self.remove(&mut other, depth + 1);
             work.also(owned, other);
@@ -103,6 +107,55 @@ impl Node {
         work.also(owned, other);
         aside?;
         Ok(Some(Room::Free))
+    }
+
+    /// Takes the inode in hand out of a removed directory that stands where it is wanted: each would
+    /// wait for the other. Says whether it was in there.
+    fn leave(&self, work: &mut Work<'_>, removed: Ino, wanted: &Link) -> Result<bool> {
+        let mut names = Vec::new();
+        for link in &work.record.backing.links {
+            if link != wanted && self.is_below(link.parent, removed)? {
+                names.push(link.clone());
+            }
+        }
+        self.take_out(work, &names)?;
+        Ok(!names.is_empty())
+    }
+
+    /// Takes names of an inode away that lie in removed directories; it goes to limbo with the first.
+    pub(super) fn take_out(&self, work: &mut Work<'_>, names: &[Link]) -> Result<()> {
+        let limbo = limbo_link(work.ino());
+        for link in names {
+            match self.look_at(&work.record, link)? {
+                Some((dir, _, found)) if may_be_ours(&work.record, &found) => {
+                    if work.record.backing.links.contains(&limbo) {
+                        self.take_name(work, link)?;
+                    } else {
+                        self.put_aside(work, link, &dir)?;
+                    }
+                }
+                // Whatever stands there: the removal of the directory sees to it.
+                _ => work.went(link),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a directory is another one, or below it, in the backing store.
+    fn is_below(&self, dir: Ino, above: Ino) -> Result<bool> {
+        let mut at = dir;
+        for _ in 0..MOST_PARENTS {
+            if at == above {
+                return Ok(true);
+            }
+            if at == Ino::ROOT || at == LIMBO {
+                return Ok(false);
+            }
+            let Some(record) = self.known(at)? else { return Ok(false) };
+            let Some(link) = record.backing.links.newest_first().next() else { return Ok(false) };
+            at = link.parent;
+        }
+        Err(rustix::io::Errno::LOOP.into())
     }
 
     /// Removes what a removed inode still has under a name that can't be replaced in one step.

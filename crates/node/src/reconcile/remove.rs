@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use forebay_meta::{FileKind, Link, Record};
-use forebay_store::{Dir, ErrorClass};
+use forebay_store::{Attributes, Dir, ErrorClass};
 use std::ops::ControlFlow;
 
 use super::MOST_NESTED;
@@ -38,9 +38,7 @@ impl Node {
                     let sure = work.record.backing.fingerprint.is_some()
                         || is_pending(&work.record, &found);
                     if !is_own(&work.record, &found) {
-                        if !self.is_anothers(work, &link, &found)? {
-                            self.keep_foreign(work, &link, "removed here, changed by others");
-                        }
+                        self.stays_for_others(work, &link, &found)?;
                     } else if !sure && self.is_anothers(work, &link, &found)? {
                         // Claimed, and never made.
                     } else if work.record.is_directory() {
@@ -71,9 +69,7 @@ impl Node {
                 continue;
             };
             if !is_own(&work.record, &found) {
-                if !self.is_anothers(work, &link, &found)? {
-                    self.keep_foreign(work, &link, "removed here, changed by others");
-                }
+                self.stays_for_others(work, &link, &found)?;
                 work.went(&link);
             } else if work.record.backing.links.contains(&limbo) {
                 self.own_change(&[(link.parent, &dir)], || {
@@ -86,6 +82,18 @@ impl Node {
             }
         }
         Ok(Step::Done)
+    }
+
+    /// What stands under a name of a removed inode is not its own: it stays, also if it is nobody's here.
+    fn stays_for_others(&self, work: &mut Work<'_>, link: &Link, found: &Attributes) -> Result<()> {
+        if self.is_anothers(work, link, found)? {
+            return Ok(());
+        }
+        if self.is_overtaken(work, link, found)? {
+            return Err(NodeError::Busy);
+        }
+        self.keep_foreign(work, link, "removed here, changed by others");
+        Ok(())
     }
 
     /// Whether a name of a removed inode belongs to a living one, which replaces what is there in
@@ -160,26 +168,33 @@ impl Node {
         if depth >= MOST_NESTED {
             return Err(NodeError::Busy);
         }
-        let mut any = false;
-        for (name, ino) in self.meta.ghosts(work.ino())? {
-            if work.has_other(ino) {
+        let (mut any, mut left) = (false, false);
+        let ghosts = self.meta.ghosts(work.ino())?;
+        for (name, ino) in &ghosts {
+            if work.has_other(*ino) {
+                // What was done to it is not reported, and it may have more names than one in here.
+                left |= work.leaves_name(*ino, &Link::new(work.ino(), name.clone()));
                 continue;
             }
             any = true;
             let patience =
-                if ino > work.ino() { Duration::from_millis(200) } else { Duration::ZERO };
-            let Some(owned) = self.own(ino, patience) else { return Err(NodeError::Busy) };
-            let Some(record) = self.known(ino)? else { continue };
+                if *ino > work.ino() { Duration::from_millis(200) } else { Duration::ZERO };
+            let Some(owned) = self.own(*ino, patience) else { return Err(NodeError::Busy) };
+            let Some(record) = self.known(*ino)? else { continue };
             let mut other = Work::new(&record);
             let done = if record.links.is_empty() {
                 self.remove(&mut other, depth + 1).map(drop)
             } else {
-                work.followers.push(ino);
-                let link = Link::new(work.ino(), name);
-                self.backing_dir(work.ino()).and_then(|dir| self.put_aside(&mut other, &link, &dir))
+                work.followers.push(*ino);
+                let here = |link: &&Link| link.parent == work.ino();
+                let names: Vec<Link> = record.backing.links.iter().filter(here).cloned().collect();
+                self.take_out(&mut other, &names)
             };
             work.also(owned, other);
             done?;
+        }
+        if left && !any {
+            return Err(NodeError::Busy);
         }
         Ok(any)
     }

@@ -37,12 +37,19 @@ impl Node {
     }
 
     /// Whether the backing store has an older version of a file under a name: its own, or that of
-    /// the file that it has replaced.
+    /// the file that it has replaced. What was removed or moved away before the name was given to this
+    /// one does not come back.
     fn replaces_known(&self, record: &Record, link: &Link) -> Result<bool> {
-        let known = record.backing.links.contains(link) && record.backing.fingerprint.is_some()
-            || !self.meta.ghosts_of(link.parent, &link.name)?.is_empty();
-        if !known {
+        let own = record.backing.links.contains(link) && record.backing.fingerprint.is_some();
+        let mut ghosts = self.meta.ghosts_of(link.parent, &link.name)?;
+        let replaced = record.replaces && record.links.len() == 1 && !ghosts.is_empty();
+        if !own && !replaced {
             return Ok(false);
+        }
+        for ghost in ghosts.drain(..) {
+            if self.known(ghost)?.is_some_and(|record| !record.links.is_empty()) {
+                return Ok(false);
+            }
         }
         let found = self
             .backing_dir(link.parent)

@@ -8,8 +8,10 @@ use forebay_meta::{Error as MetaError, Fingerprint, Ino, Link, Links, Record};
 use forebay_store::Dir;
 
 use super::OWNER_WAIT;
+use super::identity::UNKNOWN;
 use super::owned::Owned;
 use super::queue::NAMES_DELAY;
+use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
@@ -35,6 +37,8 @@ struct Facts {
     fingerprint: Option<Fingerprint>,
     /// That is what a worker intended, or what it found: nothing is under way.
     settled: bool,
+    /// Its names were changed, and what that made of the change time could not be looked at.
+    change_time_unknown: bool,
     /// The object under the old names is not this inode's any more.
     disowned: bool,
     attributes: bool,
@@ -53,6 +57,11 @@ impl Facts {
         }
         if self.fingerprint.is_some() {
             record.backing.fingerprint = self.fingerprint;
+        }
+        if let Some(known) = &mut record.backing.fingerprint
+            && self.change_time_unknown
+        {
+            known.ctime = convert::time(UNKNOWN);
         }
         if self.settled {
             record.backing.pending = None;
@@ -86,7 +95,8 @@ pub(super) struct Work<'a> {
     pub(super) refused: Option<NodeError>,
     /// Others changed it: it is taken over as it is after the report.
     pub(super) theirs: bool,
-    /// Names changed, and with them the change time of the backing store's object.
+    /// Names changed, and with them the change time of the backing store's object, which nobody has
+    /// looked at since.
     pub(super) moved: bool,
     /// Whether the object was the version that was known, right before that.
     pub(super) as_known: bool,
@@ -170,6 +180,7 @@ impl<'a> Work<'a> {
         self.record.backing.fingerprint = Some(print);
         self.facts.fingerprint = Some(print);
         self.as_known = true;
+        self.moved = false;
     }
 
     /// What the backing store has is another's now.
@@ -203,6 +214,14 @@ impl<'a> Work<'a> {
     /// Whether something was done to `ino` for the sake of this one.
     pub(super) fn has_other(&self, ino: Ino) -> bool {
         self.taken.contains(&ino)
+    }
+
+    /// Whether an inode, for all that was done to it for the sake of this one, has a name still.
+    pub(super) fn leaves_name(&self, ino: Ino, link: &Link) -> bool {
+        self.others.iter().any(|(owned, other)| {
+            owned.ino == ino && other.record.backing.links.contains(link)
+                || other.leaves_name(ino, link)
+        })
     }
 
     /// The backing store has something of others under `link`: it is imported after the report.
@@ -286,7 +305,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn keep(&mut self, owned: Owned<'a>, work: Work<'a>, placed: bool) {
+    fn keep(&mut self, owned: Owned<'a>, mut work: Work<'a>, placed: bool) {
+        work.facts.change_time_unknown = work.moved && !work.record.is_directory();
         for (owned, other) in work.others {
             self.keep(owned, other, false);
         }
@@ -319,8 +339,9 @@ impl<'a> Batch<'a> {
             if let Err(error) = self.node.backing.sync_dirs(&handles) {
                 for done in &finished {
                     self.node.settle_published(done.owned.ino, false)?;
-                    let Facts { fingerprint, settled, .. } = done.facts;
-                    let facts = Facts { fingerprint, settled, ..Facts::default() };
+                    let Facts { fingerprint, settled, change_time_unknown, .. } = done.facts;
+                    let known = Facts { fingerprint, settled, ..Facts::default() };
+                    let facts = Facts { change_time_unknown, ..known };
                     self.node.report(&done.owned, NEVER, &facts)?;
                 }
                 return Err(error.into());

@@ -99,6 +99,19 @@ impl Rig {
         self.dir.join("backing")
     }
 
+    /// The names in the backing store, and whatever Forebay has left of its own.
+    pub fn left_in_backing(&self) -> Vec<String> {
+        let list = |dir: PathBuf| {
+            let entries = std::fs::read_dir(dir).into_iter().flatten();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        };
+        let own = list(self.backing().join(".forebay")).filter(|name| name != "store");
+        let users = list(self.backing()).filter(|name| name != ".forebay");
+        let mut names: Vec<_> = users.chain(own.map(|name| format!(".forebay/{name}"))).collect();
+        names.sort();
+        names
+    }
+
     /// Lets go of the node without stopping it: nothing is settled or noted, as in a crash.
     pub fn crash(&mut self) {
         let node = self.node.take().unwrap();

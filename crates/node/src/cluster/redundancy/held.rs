@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -121,7 +121,7 @@ impl Node {
             let tier = u8::try_from(index).unwrap_or(u8::MAX);
             for sub in [DIR, ASIDE] {
                 let dir = slot.tier.path().join(sub);
-                match fs::DirBuilder::new().create(&dir) {
+                match fs::DirBuilder::new().mode(0o700).create(&dir) {
                     Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                         return Err(error.into());
                     }

@@ -32,8 +32,28 @@ thread_local! {
     static ROLE: std::cell::Cell<&'static str> = const { std::cell::Cell::new("") };
 }
 
-/// Gives the turn away before and after each operation.
-struct Steps(Arc<Trace>);
+/// Gives the turn away before and after each operation, some of which fail for workers, half of these
+/// after the deed.
+struct Steps {
+    trace: Arc<Trace>,
+    faults: Mutex<Random>,
+    per_mille: std::sync::atomic::AtomicUsize,
+}
+
+impl Steps {
+    fn fault(&self) -> Verdict {
+        let per_mille = self.per_mille.load(Ordering::Acquire);
+        if per_mille == 0 || !ROLE.get().starts_with("worker") {
+            return Verdict::Pass;
+        }
+        let mut random = self.faults.lock();
+        match (random.below(1000) < per_mille, random.below(2)) {
+            (false, _) => Verdict::Pass,
+            (true, 0) => Verdict::Fail(libc::EIO),
+            (true, _) => Verdict::Lost(libc::EIO),
+        }
+    }
+}
 
 impl Interceptor for Steps {
     fn before(&self, _: Operation, _: u64) -> Verdict {
@@ -42,10 +62,14 @@ impl Interceptor for Steps {
     }
 
     fn before_at(&self, operation: Operation, bytes: u64, label: &Path) -> Verdict {
+        let verdict = self.fault();
         if !ROLE.get().is_empty() {
-            self.0.add(format!("{}: {operation:?} {}", ROLE.get(), label.display()));
+            let wrong = if verdict == Verdict::Pass { "" } else { " FAULT" };
+            let what = format!("{}: {operation:?} {}{wrong}", ROLE.get(), label.display());
+            self.trace.add(what);
         }
-        self.before(operation, bytes)
+        let _passed = self.before(operation, bytes);
+        verdict
     }
 
     fn after(&self, _: Operation) {
@@ -72,6 +96,8 @@ struct Program {
     contents: Arc<Contents>,
     random: Random,
     made: Made,
+    /// An extended attribute of each that has one.
+    xattrs: BTreeMap<u64, Vec<u8>>,
     trace: Arc<Trace>,
     /// Others change the backing store: nothing is certain.
     lenient: bool,
@@ -180,6 +206,17 @@ impl Program {
         self.told("chmod", path, updated.map_err(Into::into));
     }
 
+    fn set_xattr(&mut self, path: &str) {
+        self.say("setxattr", path);
+        let Some((_, ino)) = self.made.get(path).copied() else { return };
+        let value = format!("value {}", self.random.below(1000)).into_bytes();
+        let named = (&b"user.test"[..], &value[..]);
+        let set = self.node.set_xattr(&Context::DAEMON, ino, named, 0, false);
+        if self.told("setxattr", path, set).is_some() {
+            self.xattrs.insert(ino.0, value);
+        }
+    }
+
     fn link(&mut self, from: &str, to: &str) {
         self.say("link", &format!("{from} {to}"));
         let Some((_, ino)) = self.made.get(from).copied() else { return };
@@ -226,6 +263,8 @@ impl Program {
         if self.told("rename", to, renamed).is_none() {
             return;
         }
+        // Over an empty directory, or another file.
+        self.made.remove(to);
         let moved: Vec<String> = self.below(from);
         let Some(itself) = self.made.remove(from) else { return };
         self.made.insert(to.into(), itself);
@@ -317,9 +356,47 @@ impl Program {
         }
     }
 
+    /// As a journal or a lock file, of which one comes after the other.
+    fn make_and_remove(&mut self, path: &str) {
+        for _ in 0..6 {
+            self.write(path);
+            for _ in 0..self.random.below(30) {
+                lockstep::step();
+            }
+            if !self.made.contains_key(path) {
+                return;
+            }
+            self.remove(path);
+        }
+    }
+
+    /// A directory takes the place of another one, which is emptied before.
+    fn rename_over_directory(&mut self) {
+        let kind = Some(FileKind::Directory);
+        let (Some(from), Some(to)) = (self.any(kind), self.any(kind)) else { return };
+        let apart = |a: &str, b: &str| a != b && !a.starts_with(&format!("{b}/"));
+        if apart(&from, &to) && apart(&to, &from) {
+            for path in self.below(&to).into_iter().rev() {
+                self.remove(&path);
+            }
+            self.rename(&from, &to);
+        }
+    }
+
     fn act(&mut self) {
         lockstep::step();
-        match self.random.below(20) {
+        match self.random.below(24) {
+            20 => {
+                if let Some(path) = self.any(None) {
+                    self.set_xattr(&path);
+                }
+            }
+            21 => self.rename_over_directory(),
+            22..24 => {
+                if let Some(path) = self.fresh() {
+                    self.make_and_remove(&path);
+                }
+            }
             0..5 => {
                 let Some(path) = self.fresh() else { return };
                 self.make_tree(&path);
@@ -448,6 +525,8 @@ fn meddle(root: &Path, mut random: Random, over: &std::sync::atomic::AtomicBool,
 struct Scene {
     coherence: Coherence,
     others: bool,
+    /// Of each thousand operations of workers so many fail.
+    faults: usize,
     actions: usize,
 }
 
@@ -497,8 +576,16 @@ fn act(seed: u64, scene: &Scene, trace: &Arc<Trace>) {
     fs::create_dir_all(&root).expect("made");
     let contents = Arc::new(Contents::default());
     let inner = Arc::new(DirBacking::open(&root, "test").expect("opens"));
-    let numbered = Arc::new(RenumberedBacking::new(inner));
-    let backing = Arc::new(InterceptedBacking::new(numbered, Arc::new(Steps(trace.clone()))));
+    let numbered = Arc::new(match seed % 2 {
+        0 => RenumberedBacking::new(inner),
+        _ => RenumberedBacking::with_births(inner),
+    });
+    let steps = Arc::new(Steps {
+        trace: trace.clone(),
+        faults: Mutex::new(Random(seed ^ 0x0bad_cafe)),
+        per_mille: 0.into(),
+    });
+    let backing = Arc::new(InterceptedBacking::new(numbered, steps.clone()));
     let meta = MetaStore::open(Box::new(Memory::new()), &Options::default()).expect("opens");
     let node = node_on(backing, meta, &contents, |config| config.coherence = scene.coherence);
     // Nobody works but those who take turns.
@@ -512,6 +599,7 @@ fn act(seed: u64, scene: &Scene, trace: &Arc<Trace>) {
         contents: contents.clone(),
         random: random(0),
         made: Made::new(),
+        xattrs: BTreeMap::new(),
         trace: trace.clone(),
         lenient: scene.others,
     };
@@ -536,7 +624,9 @@ fn act(seed: u64, scene: &Scene, trace: &Arc<Trace>) {
         let (root, random, over, trace) = (root.clone(), random(4), over.clone(), trace.clone());
         parts.push(Box::new(move || meddle(&root, random, &over, &trace)));
     }
+    steps.per_mille.store(scene.faults, Ordering::Release);
     Lockstep::run(seed, parts);
+    steps.per_mille.store(0, Ordering::Release);
     ROLE.set("drain");
     let until = Instant::now() + Duration::from_secs(5);
     let remaining = node.drain(until, &mut |_| true).expect("drained");
@@ -572,6 +662,15 @@ fn act(seed: u64, scene: &Scene, trace: &Arc<Trace>) {
                 let written = fs::read(root.join(path)).expect("it is there");
                 assert_eq!(String::from_utf8_lossy(&written), String::from_utf8_lossy(&bytes));
             }
+            if let Some(value) = program.xattrs.get(&ino.0) {
+                let mut found = [0; 64];
+                let len = rustix::fs::lgetxattr(root.join(path), "user.test", &mut found[..]);
+                assert_eq!(
+                    len.map(|len| found[..len].to_vec()).ok().as_ref(),
+                    Some(value),
+                    "{path}"
+                );
+            }
         }
     }
     let (mut logical, mut physical) = (BTreeMap::new(), BTreeMap::new());
@@ -601,20 +700,39 @@ fn seeds() -> std::ops::Range<u64> {
 #[test]
 fn trees_removed_and_made_again_while_written_back_when_interleaved_then_as_a_plain_directory() {
     for seed in seeds() {
-        run(seed, &Scene { coherence: Coherence::Open, others: false, actions: 40 });
+        run(seed, &Scene { coherence: Coherence::Open, others: false, faults: 0, actions: 40 });
     }
 }
 
 #[test]
 fn trees_removed_and_made_again_by_a_sole_user_when_interleaved_then_as_a_plain_directory() {
     for seed in seeds() {
-        run(seed, &Scene { coherence: Coherence::Exclusive, others: false, actions: 40 });
+        run(
+            seed,
+            &Scene { coherence: Coherence::Exclusive, others: false, faults: 0, actions: 40 },
+        );
     }
 }
 
 #[test]
 fn names_when_others_change_the_backing_store_at_any_moment_then_the_backlog_empties() {
     for seed in seeds() {
-        run(seed, &Scene { coherence: Coherence::Open, others: true, actions: 30 });
+        run(seed, &Scene { coherence: Coherence::Open, others: true, faults: 0, actions: 30 });
+    }
+}
+
+#[test]
+fn trees_removed_and_made_again_when_the_store_fails_now_and_then_then_as_a_plain_directory() {
+    for seed in seeds() {
+        let faults = [5, 30, 100][seed as usize % 3];
+        run(seed, &Scene { coherence: Coherence::Open, others: false, faults, actions: 40 });
+    }
+}
+
+#[test]
+fn names_when_others_change_a_store_that_fails_now_and_then_then_the_backlog_empties() {
+    for seed in seeds() {
+        let faults = [5, 30, 100][seed as usize % 3];
+        run(seed, &Scene { coherence: Coherence::Open, others: true, faults, actions: 30 });
     }
 }

@@ -132,3 +132,22 @@ fn two_removed_claimants_of_a_name_when_a_third_takes_it_then_no_conflict() {
     assert_eq!(bench.read("name"), b"the third one");
     assert_eq!((bench.node.conflicts().0, bench.names("")), (0, vec!["name".to_owned()]));
 }
+
+#[test]
+fn file_that_was_moved_when_it_could_not_be_looked_at_afterwards_then_not_taken_for_changed() {
+    for nth in 1..16 {
+        let (bench, flaky) = losing();
+        bench.write("other", b"it is in the way");
+        let ino = bench.write("file", b"first");
+        bench.drained();
+        bench.rename("file", "there", false);
+        flaky.set_rules(vec![lost(Operation::Stat, nth)]);
+        let _failed_or_not = bench.node.reconcile(ino);
+        flaky.set_rules(Vec::new());
+        bench.write("there", b"second");
+        bench.drained();
+        assert_eq!(bench.read("there"), b"second", "look {nth}");
+        let names = vec!["other".to_owned(), "there".to_owned()];
+        assert_eq!((bench.node.conflicts().0, bench.names("")), (0, names), "look {nth}");
+    }
+}

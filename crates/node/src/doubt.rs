@@ -1,0 +1,130 @@
+//! Objects that can't be read as what they are: a header or a map is damaged.
+//!
+//! Nothing says then whether the object has bytes that the backing store lacks, for a record need not
+//! speak of what was written to a file that is open. So its file is taken for newer than the backing
+//! store, and is lost until somebody has decided ([`crate::aside`]), unless all bytes of the object are
+//! found in the version below.
+
+use std::ffi::OsStr;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+
+use forebay_meta::{FileKind, MetaStore, Queue, Record};
+use forebay_store::backing::Access;
+use forebay_store::{BackingFile, BackingStore, Fingerprint, Object, Tier};
+
+use crate::convert;
+use crate::error::Result;
+
+/// Larger objects are not compared: a start that reads them would take too long.
+const COMPARED_MOST: u64 = 256 << 20;
+/// Bytes compared at a time.
+const PIECE: u64 = 1 << 20;
+
+/// The version in the backing store of which a damaged object is nothing but a copy, if that is so for
+/// certain.
+pub(crate) fn copied_version(
+    (meta, backing): (&MetaStore, &dyn BackingStore),
+    tier: &dyn Tier,
+    record: &Record,
+) -> Option<Fingerprint> {
+    if record.spilled {
+        return None;
+    }
+    let compared = compare(meta, backing, tier, record);
+    compared.unwrap_or_else(|error| {
+        tracing::warn!(ino = %record.ino, %error, "a damaged object can't be compared");
+        None
+    })
+}
+
+fn compare(
+    meta: &MetaStore,
+    backing: &dyn BackingStore,
+    tier: &dyn Tier,
+    record: &Record,
+) -> Result<Option<Fingerprint>> {
+    let object = tier.open(record.ino.0)?;
+    let len = object.len()?;
+    let Some(path) = meta.backing_path(record.ino)?.filter(|_| len <= COMPARED_MOST) else {
+        return Ok(None);
+    };
+    let Some(file) = open_below(backing, &path)? else { return Ok(None) };
+    let found = file.stat()?.fingerprint();
+    let known = [record.backing.fingerprint, record.backing.pending].into_iter().flatten();
+    let is_known = known.map(convert::store_fingerprint).any(|known| known.same_content(&found));
+    if !is_known || found.size != len {
+        return Ok(None);
+    }
+    let mut absent = Vec::new();
+    match tier.open_map(record.ino.0, true) {
+        Ok(Some(map)) => map.missing_runs(0..len, &mut absent),
+        Ok(None) => {}
+        Err(_) => return Ok(None),
+    }
+    let mut at = 0;
+    for run in absent.into_iter().chain(std::iter::once(len..len)) {
+        if !is_equal(&*object, &*file, at..run.start)? {
+            return Ok(None);
+        }
+        at = run.end;
+    }
+    Ok(Some(found))
+}
+
+/// The file of the backing store that has a path, if there is one.
+pub(crate) fn open_below(
+    backing: &dyn BackingStore,
+    path: &[u8],
+) -> Result<Option<std::sync::Arc<dyn BackingFile>>> {
+    let mut dir = backing.root();
+    let mut parts: Vec<&OsStr> = path.split(|&byte| byte == b'/').map(OsStr::from_bytes).collect();
+    let Some(name) = parts.pop() else { return Ok(None) };
+    for part in parts {
+        dir = backing.open_dir(&dir, part)?;
+    }
+    Ok(Some(backing.open_file(&dir, name, Access::Read)?))
+}
+
+fn is_equal(object: &dyn Object, file: &dyn BackingFile, range: Range<u64>) -> Result<bool> {
+    let mut at = range.start;
+    while at < range.end {
+        let len = PIECE.min(range.end - at) as usize;
+        let (mut ours, mut theirs) = (vec![0; len], vec![0; len]);
+        let mut read = 0;
+        while read < len {
+            let here = object.read_at(&mut ours[read..], at + read as u64)?;
+            let there = file.read_at(&mut theirs[read..], at + read as u64)?;
+            let both = here.min(there);
+            if both == 0 || ours[read..read + both] != theirs[read..read + both] {
+                return Ok(false);
+            }
+            read += both;
+        }
+        at += len as u64;
+    }
+    Ok(true)
+}
+
+/// Whether a file may have more in a damaged object than its record says.
+pub(crate) fn is_in_doubt(record: &Record) -> bool {
+    record.attr.kind == FileKind::File
+        && !(record.links.is_empty() && record.backing.links.is_empty())
+}
+
+/// Notes durably that a file is newer than the backing store, before its object is set aside. An empty
+/// file, of which there is nothing to lose, is as long as the object.
+pub(crate) fn note_doubt(meta: &MetaStore, tier: &dyn Tier, record: &Record) -> Result<()> {
+    if record.dirty && record.attr.size > 0 {
+        return Ok(());
+    }
+    let len = tier.open(record.ino.0).and_then(|object| object.len()).unwrap_or(1);
+    meta.update(record.ino, None, |record| {
+        record.dirty = true;
+        if record.attr.size == 0 {
+            record.attr.size = len;
+        }
+        Queue::Yes
+    })?;
+    Ok(meta.sync()?)
+}

@@ -1,0 +1,100 @@
+//! Starts after a crash of the machine, over states of namespace and tiers that only a power cut leaves.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::config::{NodeConfig, TierConfig, Writeback};
+use crate::context::Context;
+use crate::error::NodeError;
+use crate::node::Node;
+use forebay_meta::{Ino, Queue};
+use forebay_store::{Header, StoreError};
+
+const DAEMON: Context = Context::DAEMON;
+/// No record has this count of changes.
+const NEVER: u64 = u64::MAX;
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn start(dir: &tempfile::TempDir) -> Arc<Node> {
+    let tier = TierConfig { dir: dir.path().join("tier"), size_bytes: 64 << 20 };
+    let mut config = NodeConfig::new(dir.path().join("backing"), vec![tier]);
+    config.writeback = Writeback::OnEviction;
+    let until = Instant::now() + LIMIT;
+    loop {
+        match Node::start(config.clone()) {
+            // A thread of the one before is at its last breath.
+            Err(NodeError::Store(StoreError::Locked { .. })) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            started => return started.expect("node"),
+        }
+    }
+}
+
+/// The machine has stopped, and starts again.
+fn restart(dir: &tempfile::TempDir, node: Arc<Node>) -> Arc<Node> {
+    let gone = Arc::downgrade(&node);
+    drop(node);
+    let until = Instant::now() + LIMIT;
+    while gone.strong_count() > 0 {
+        assert!(Instant::now() < until, "a thread keeps the node");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::fs::write(dir.path().join("tier/state/running"), "another boot").expect("state");
+    start(dir)
+}
+
+fn content(node: &Node, ino: Ino) -> Vec<u8> {
+    let opened = node.open(&DAEMON, ino, libc::O_RDONLY).expect("open");
+    let mut bytes = vec![0; 10_000];
+    let read = node.read(&DAEMON, opened.fh, 0, &mut bytes).expect("read");
+    node.release(opened.fh);
+    bytes.truncate(read);
+    bytes
+}
+
+/// A small file is announced together with others, and its name claimed after that: the log of the
+/// namespace may have the one and not the other, and the backing store the file.
+#[test]
+fn version_whose_claim_the_power_took_when_started_then_it_is_known_and_what_is_synced_later_counts()
+ {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a temporary directory");
+    std::fs::create_dir(dir.path().join("backing")).expect("backing");
+    let node = start(&dir);
+    let made = node.create_and_open(&DAEMON, Ino::ROOT, b"file", (0o644, 0), libc::O_RDWR);
+    let (stat, opened) = made.expect("create");
+    node.write(&DAEMON, opened.fh, 0, &[1; 8192]).expect("write");
+    node.fsync(&DAEMON, opened.fh, false).expect("sync");
+    node.release(opened.fh);
+    let object = || node.tiers[0].tier.open(stat.ino.0).expect("object");
+    let before: Header = object().header().expect("header");
+    let left = node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+    assert_eq!(left.bytes, 0);
+    // The header as it was last synced, and the namespace as of the announcement.
+    object().set_header(&before).expect("header");
+    let lost = |record: &mut forebay_meta::Record| {
+        let link = record.links.first().cloned().expect("a name");
+        record.backing.links.remove(&link);
+        record.backing.pending = record.backing.fingerprint.take();
+    };
+    node.meta.reconciled(stat.ino, NEVER, lost).expect("record");
+    let dirty = |record: &mut forebay_meta::Record| {
+        record.dirty = true;
+        Queue::Yes
+    };
+    node.meta.update(stat.ino, None, dirty).expect("record");
+
+    let node = restart(&dir, node);
+    let record = node.meta.get(stat.ino).expect("record");
+    assert_eq!(record.backing.links, record.links, "its name is known");
+    assert!(record.backing.fingerprint.is_some(), "its version is known");
+    let opened = node.open(&DAEMON, stat.ino, libc::O_RDWR).expect("open");
+    node.write(&DAEMON, opened.fh, 4096, &[2; 4096]).expect("write");
+    node.fsync(&DAEMON, opened.fh, false).expect("sync");
+    node.release(opened.fh);
+
+    let node = restart(&dir, node);
+    assert!(content(&node, stat.ino) == [[1; 4096], [2; 4096]].concat(), "what was synced");
+    assert_eq!(node.conflicts().0, 0);
+    node.stop(LIMIT);
+}

@@ -1,0 +1,119 @@
+//! Open files: no user takes what all need, and some descriptors stay for control, names and write-back.
+
+use std::collections::HashMap;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::process::Resource;
+
+/// What an open file takes at most: its object, and the file in the backing store.
+const EACH: u64 = 2;
+/// Kept for everything but open files: a quarter, at most this many.
+const RESERVE: u64 = 1024;
+/// Where a process may have any number.
+const NO_LIMIT: u64 = 1 << 20;
+
+/// How many files may be open, and who has them open.
+pub(crate) struct Shares {
+    /// Descriptors that open files may take all together.
+    descriptors: u64,
+    /// Files that one user may have open, but for root and the daemon's own.
+    of_one: u64,
+    /// The daemon's user.
+    own: u32,
+    open: AtomicU64,
+    by_user: Mutex<HashMap<u32, u64>>,
+}
+
+/// One open file of a user; it counts until it is dropped.
+pub(crate) struct Share {
+    of: Arc<Shares>,
+    user: Option<u32>,
+}
+
+impl Shares {
+    /// By this process's limit of open files.
+    pub fn of_process() -> Self {
+        let most = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(NO_LIMIT);
+        Self::new(most, rustix::process::geteuid().as_raw())
+    }
+
+    fn new(most: u64, own: u32) -> Self {
+        let descriptors = most - (most / 4).min(RESERVE);
+        let of_one = (descriptors / 2 / EACH).max(1);
+        let (open, by_user) = Default::default();
+        Shares { descriptors, of_one, own, open, by_user }
+    }
+
+    /// Counts one more open file.
+    ///
+    /// # Errors
+    /// `EMFILE` when this user has had his share, `ENFILE` when only the reserve is left.
+    pub fn take(self: &Arc<Self>, uid: u32) -> Result<Share, Errno> {
+        if self.open.load(Ordering::Relaxed) * 2 * EACH >= self.descriptors && self.is_used_up() {
+            return Err(Errno::NFILE);
+        }
+        let user = (uid != 0 && uid != self.own).then_some(uid);
+        if let Some(user) = user {
+            let mut by_user = self.by_user.lock();
+            let has = by_user.entry(user).or_default();
+            if *has >= self.of_one {
+                return Err(Errno::MFILE);
+            }
+            *has += 1;
+        }
+        self.open.fetch_add(1, Ordering::Relaxed);
+        Ok(Share { of: self.clone(), user })
+    }
+
+    /// Whether the next descriptor would be one of the reserve: they are given out from below.
+    fn is_used_up(&self) -> bool {
+        match rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), 0) {
+            Ok(next) => u64::try_from(next.as_raw_fd()).is_ok_and(|next| next >= self.descriptors),
+            Err(error) => error == Errno::MFILE,
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.of.open.fetch_sub(1, Ordering::Relaxed);
+        let Some(user) = self.user else { return };
+        let mut by_user = self.of.by_user.lock();
+        if let Some(has) = by_user.get_mut(&user) {
+            *has -= 1;
+            if *has == 0 {
+                by_user.remove(&user);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_when_he_has_his_share_of_open_files_then_others_go_on() {
+        let shares = Arc::new(Shares::new(400, 1));
+        let mut taken: Vec<Share> = Vec::new();
+        let refused = loop {
+            match shares.take(1000) {
+                Ok(share) => taken.push(share),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((refused, taken.len()), (Errno::MFILE, 75));
+        for uid in [0, 1, 1001] {
+            assert!(shares.take(uid).is_ok(), "{uid}");
+        }
+        taken.pop();
+        assert!(shares.take(1000).is_ok(), "one in place of another");
+        drop(taken);
+        assert!(shares.by_user.lock().is_empty());
+        assert_eq!(shares.open.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,293 @@
+//! Objects whose header or map can't be read: what they may have that the backing store lacks is
+//! never given up for an older version without a word.
+#![cfg(feature = "failpoints")]
+
+mod rig;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options, Queue};
+use forebay_node::{CheckRequest, Checked, check};
+use rig::{CONTEXT, KIB, MIB, Rig, noise};
+
+const HEADER: &str = "user.forebay";
+
+fn object(rig: &Rig) -> PathBuf {
+    let fans = std::fs::read_dir(rig.dir.join("tier0/objects")).unwrap();
+    let files = fans.flat_map(|fan| std::fs::read_dir(fan.unwrap().path()).unwrap());
+    let mut files = files.map(|it| it.unwrap().path()).filter(|path| path.extension().is_none());
+    let found = files.next().expect("no object");
+    assert!(files.next().is_none(), "several objects");
+    found
+}
+
+fn object_of(rig: &Rig, ino: forebay_node::Ino) -> PathBuf {
+    let fans = std::fs::read_dir(rig.dir.join("tier0/objects")).unwrap();
+    let name = format!("{:016x}", ino.0);
+    let mut paths = fans.map(|fan| fan.unwrap().path().join(&name));
+    paths.find(|path| path.exists()).expect("no object")
+}
+
+fn flip_header(rig: &Rig) {
+    flip_header_of(object(rig));
+}
+
+fn flip_header_of(path: PathBuf) {
+    let mut header = vec![0; 4096];
+    let len = rustix::fs::getxattr(&path, HEADER, &mut header[..]).unwrap();
+    header.truncate(len);
+    header[20] ^= 8;
+    rustix::fs::setxattr(&path, HEADER, &header, rustix::fs::XattrFlags::empty()).unwrap();
+}
+
+fn fsck(rig: &Rig, repair: bool, accept_loss: bool) -> Checked {
+    let tiers = vec![rig.dir.join("tier0")];
+    let request = CheckRequest { tiers, repair, accept_loss, ..CheckRequest::default() };
+    check(&request, &mut |_| true).unwrap()
+}
+
+fn read(rig: &Rig, name: &str) -> Result<Vec<u8>, i32> {
+    let found = rig.node().open(&CONTEXT, rig.ino(name), libc::O_RDONLY);
+    let fh = found.map_err(|_| libc::EIO)?.fh;
+    let bytes = rig.read_all(fh);
+    rig.node().release(fh);
+    Ok(bytes)
+}
+
+fn is_lost_and_named(rig: &Rig, name: &str) {
+    assert_eq!(read(rig, name), Err(libc::EIO), "an older version is shown");
+    assert_eq!(rig.node().lost_files().list, [name.as_bytes().to_vec()]);
+    assert!(rig.node().set_aside().files > 0);
+}
+
+/// A published file, open and written when the daemon dies.
+fn rig_with_a_file_that_was_open() -> (Rig, Vec<u8>) {
+    let mut rig = Rig::small(8 * MIB);
+    let mut bytes = noise(7, 20_000);
+    std::fs::write(rig.backing().join("file"), &bytes).unwrap();
+    let fh = rig.open("file", libc::O_RDWR);
+    assert_eq!(rig.read_all(fh), bytes);
+    rig.write(fh, 5000, b"not below");
+    bytes[5000..5009].copy_from_slice(b"not below");
+    rig.crash();
+    (rig, bytes)
+}
+
+#[test]
+fn file_that_was_open_when_its_header_is_damaged_then_it_is_lost_and_named_and_comes_back_by_repair()
+ {
+    let (mut rig, bytes) = rig_with_a_file_that_was_open();
+    flip_header(&rig);
+    rig.start();
+    is_lost_and_named(&rig, "file");
+    rig.crash();
+    rig.start();
+    is_lost_and_named(&rig, "file");
+    rig.crash();
+    fsck(&rig, true, false);
+    rig.start();
+    assert_eq!(read(&rig, "file"), Ok(bytes.clone()));
+    rig.drain();
+    assert_eq!(rig.plain("file"), bytes);
+}
+
+#[test]
+fn file_that_was_open_when_fsck_sets_its_object_aside_then_it_is_not_the_old_version() {
+    let (mut rig, bytes) = rig_with_a_file_that_was_open();
+    flip_header(&rig);
+    assert!(fsck(&rig, false, false).problems > 0);
+    fsck(&rig, true, false);
+    rig.start();
+    let found = read(&rig, "file");
+    assert!(found.is_err() || found == Ok(bytes), "an older version is shown");
+}
+
+#[test]
+fn file_that_was_emptied_and_written_when_its_header_is_damaged_then_it_is_lost() {
+    let mut rig = Rig::small(8 * MIB);
+    std::fs::write(rig.backing().join("file"), b"old").unwrap();
+    let fh = rig.open("file", libc::O_RDWR | libc::O_TRUNC);
+    rig.write(fh, 0, b"all that there is");
+    rig.crash();
+    flip_header(&rig);
+    rig.start();
+    is_lost_and_named(&rig, "file");
+    rig.crash();
+    rig.start();
+    is_lost_and_named(&rig, "file");
+}
+
+#[test]
+fn file_when_its_end_is_missing_after_a_clean_end_then_it_is_lost_and_named() {
+    let (mut rig, bytes) = rig_with_a_file_that_was_open();
+    rig.start();
+    assert_eq!(read(&rig, "file"), Ok(bytes.clone()));
+    assert!(rig.node().stop(Duration::from_secs(10)));
+    rig.crash();
+    let path = object(&rig);
+    std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(10_000).unwrap();
+    assert!(fsck(&rig, false, false).problems > 0);
+    rig.start();
+    is_lost_and_named(&rig, "file");
+    rig.crash();
+    fsck(&rig, true, false);
+    rig.start();
+    is_lost_and_named(&rig, "file");
+}
+
+#[test]
+fn copy_when_its_header_is_damaged_then_the_file_is_as_the_backing_store_has_it() {
+    for whole in [true, false] {
+        let mut rig = Rig::small(8 * MIB);
+        let bytes = noise(7, if whole { 20_000 } else { 2_000_000 });
+        std::fs::write(rig.backing().join("file"), &bytes).unwrap();
+        let fh = rig.open("file", libc::O_RDONLY);
+        let mut part = vec![0; 1000];
+        rig.node().read(&CONTEXT, fh, 10_000, &mut part).unwrap();
+        rig.node().release(fh);
+        rig.crash();
+        flip_header(&rig);
+        rig.start();
+        assert_eq!(read(&rig, "file"), Ok(bytes), "whole: {whole}");
+        assert_eq!(rig.node().lost_files().files, 0);
+    }
+}
+
+#[test]
+fn copy_with_a_damaged_header_when_others_changed_the_file_then_it_is_not_guessed_at() {
+    let (mut rig, _) = rig_with_a_file_that_was_open();
+    flip_header(&rig);
+    std::fs::write(rig.backing().join("file"), noise(9, 20_000)).unwrap();
+    rig.start();
+    is_lost_and_named(&rig, "file");
+}
+
+#[test]
+fn file_with_a_part_in_a_spill_file_when_its_object_is_damaged_then_no_part_is_shown_without_it() {
+    let mut rig = Rig::small(MIB);
+    let old = noise(5, 700 * KIB);
+    std::fs::write(rig.backing().join("file"), &old).unwrap();
+    let fh = rig.open("file", libc::O_RDWR);
+    let mut part = vec![0; 1000];
+    rig.node().read(&CONTEXT, fh, 0, &mut part).unwrap();
+    rig.write(fh, 0, &noise(6, 100 * KIB));
+    rig.put("other", &noise(7, 600 * KIB));
+    for at in (100 * KIB..700 * KIB).step_by(100 * KIB as usize) {
+        rig.write(fh, at, &noise(at, 100 * KIB));
+    }
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    let path = object_of(&rig, rig.ino("file"));
+    rig.crash();
+    assert!(std::fs::read_dir(rig.backing().join(".forebay/spill")).unwrap().count() > 0);
+    flip_header_of(path);
+    for _ in 0..2 {
+        rig.start();
+        is_lost_and_named(&rig, "file");
+        rig.crash();
+    }
+    fsck(&rig, true, false);
+    rig.start();
+    is_lost_and_named(&rig, "file");
+    rig.crash();
+    fsck(&rig, false, true);
+    rig.start();
+    assert_eq!(read(&rig, "file"), Ok(old), "given up");
+}
+
+/// As when the end of the index's log is lost: a spill file is noted, and no record speaks of it.
+#[test]
+fn spill_file_when_its_record_is_older_than_its_note_then_it_is_set_aside_and_not_removed() {
+    let mut rig = Rig::small(256 * KIB);
+    let bytes = noise(8, 2 * MIB);
+    rig.put("file", &bytes);
+    let ino = rig.ino("file");
+    rig.crash();
+    assert!(std::fs::read_dir(rig.backing().join(".forebay/spill")).unwrap().count() > 0);
+    let engine = Embedded::open(&rig.dir.join("tier0/state/meta"), &EmbeddedOptions::default());
+    let meta = MetaStore::open(Box::new(engine.unwrap()), &Options::default()).unwrap();
+    meta.update(ino, None, |record| {
+        (record.spilled, record.dirty, record.attr.size) = (false, false, 0);
+        Queue::No
+    })
+    .unwrap();
+    drop(meta);
+    rig.start();
+    let aside = rig.node().set_aside();
+    assert_eq!(aside.files, 1, "{aside:?}");
+    // Its beginning is on the tier.
+    let kept = std::fs::read(&aside.list[0]).unwrap();
+    assert!(kept.ends_with(&bytes[MIB as usize..]));
+}
+
+/// Written back, not reported, and changed by others before the next start: that is theirs now.
+#[test]
+fn file_written_back_and_not_reported_when_others_change_it_then_it_is_theirs_and_not_lost() {
+    for whole in [true, false] {
+        let mut rig = Rig::small(8 * MIB);
+        let len = if whole { 20_000 } else { 2_000_000 };
+        std::fs::write(rig.backing().join("file"), noise(7, len)).unwrap();
+        let fh = rig.open("file", libc::O_RDWR);
+        rig.write(fh, 100, b"ours");
+        rig.node().release(fh);
+        fail::cfg("node.clean.after_header", "return").unwrap();
+        drop(rig.node().reconcile(rig.ino("file")));
+        fail::remove("node.clean.after_header");
+        rig.crash();
+        let theirs = noise(8, len + 7);
+        std::fs::write(rig.backing().join("file"), &theirs).unwrap();
+        rig.start();
+        assert_eq!(read(&rig, "file"), Ok(theirs.clone()), "whole: {whole}");
+        rig.drain();
+        assert_eq!(rig.plain("file"), theirs);
+        assert_eq!(rig.node().conflicts().0, 0);
+    }
+}
+
+#[test]
+fn lost_file_when_it_is_replaced_in_any_way_then_it_is_the_new_one() {
+    for way in ["open to truncate", "truncate", "rename over", "unlink"] {
+        let (mut rig, _) = rig_with_a_file_that_was_open();
+        flip_header(&rig);
+        rig.start();
+        is_lost_and_named(&rig, "file");
+        let node = rig.node().clone();
+        match way {
+            "open to truncate" => {
+                let fh = rig.open("file", libc::O_WRONLY | libc::O_TRUNC);
+                rig.write(fh, 0, b"new");
+                node.release(fh);
+            }
+            "truncate" => {
+                let set = forebay_node::SetAttr { size: Some(0), ..Default::default() };
+                let _cut = node.setattr(&CONTEXT, rig.ino("file"), &set).unwrap();
+                let fh = rig.open("file", libc::O_WRONLY);
+                rig.write(fh, 0, b"new");
+                node.release(fh);
+            }
+            "rename over" => {
+                rig.put("other", b"new");
+                let root = forebay_node::Ino::ROOT;
+                node.rename(&CONTEXT, (root, b"other"), (root, b"file"), 0).unwrap();
+            }
+            _ => {
+                node.unlink(&CONTEXT, forebay_node::Ino::ROOT, b"file").unwrap();
+                rig.put("file", b"new");
+            }
+        }
+        assert_eq!(read(&rig, "file"), Ok(b"new".to_vec()), "{way}");
+        let until = Instant::now() + Duration::from_secs(10);
+        while node.lost_files().files > 0 {
+            // A replaced file can still be opened for a moment.
+            assert!(Instant::now() < until, "{way}: {:?}", node.lost_files());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        drop(node);
+        rig.crash();
+        rig.start();
+        assert_eq!(read(&rig, "file"), Ok(b"new".to_vec()), "{way}, after a start");
+        rig.drain();
+        assert_eq!(rig.plain("file"), b"new", "{way}");
+        assert_eq!(rig.node().conflicts().0, 0, "{way}");
+    }
+}
