@@ -46,7 +46,23 @@ impl Load {
     /// Starts `writers` processes, each in its own directory below `dir`; `large` of them write files
     /// that fill a small tier.
     pub fn start(dir: &Path, seed: u64, writers: usize, large: usize) -> Outcome<Self> {
+        Self::start_with(Progress::new(writers)?, dir, seed, writers, large)
+    }
+
+    /// The same for a daemon that dies by itself, perhaps at the first step.
+    pub fn start_to_die(dir: &Path, seed: u64, writers: usize, large: usize) -> Outcome<Self> {
         let progress = Progress::new(writers)?;
+        progress.expect_death();
+        Self::start_with(progress, dir, seed, writers, large)
+    }
+
+    fn start_with(
+        progress: Progress,
+        dir: &Path,
+        seed: u64,
+        writers: usize,
+        large: usize,
+    ) -> Outcome<Self> {
         let mut load = Self {
             dir: dir.to_owned(),
             plans: Vec::new(),
@@ -270,7 +286,9 @@ fn recover(mount: &mut ForebayMount, load: &Load, settled: &Snapshot) -> Outcome
 fn drained(mount: &mut ForebayMount, settled: &Snapshot) -> Outcome {
     mount.unmount()?;
     mount.fsck_tiers()?;
-    let left = snapshot(mount.backing())?;
+    let mut left = snapshot(mount.backing())?;
+    // The private area stays, and with it the mark of the store.
+    left.retain(|path, _| ![".forebay", ".forebay/store"].map(Path::new).contains(&path.as_path()));
     let private: Vec<_> = left.keys().filter(|path| path.starts_with(".forebay")).collect();
     ensure!(private.is_empty(), "left in the backing store after the drain: {private:?}");
     same_tree(&left, settled, "the backing store after the drain")

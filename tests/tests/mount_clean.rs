@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_tests::os::{self, Map, OFlags};
 use forebay_tests::random::{pattern, seed_from_env};
@@ -38,30 +38,40 @@ fn said(found: &serde_json::Value) -> (bool, PathBuf) {
     (found["dirty"] == false && found["kind"] == "file", backing.into())
 }
 
+/// A worker that moves what is above a file has noted its new place, and is there in a moment.
+const ON_THE_WAY: Duration = Duration::from_secs(2);
+
 /// The first of some files that is clean and differs from the backing store. What is found twice was
-/// not renamed or written back in between.
+/// not renamed or written back in between; where nothing is found, somebody may be moving it.
 fn differing(mount: &ForebayMount, files: &[(PathBuf, Vec<u8>)]) -> Outcome {
     // An empty one may not be there yet, and another one under its name: names are written back later.
     let mut suspects: Vec<_> = files.iter().filter(|(_, bytes)| !bytes.is_empty()).collect();
     let mut what = String::new();
-    for _ in 0..2 {
+    let (begun, mut looks) = (Instant::now(), 0);
+    while looks < 2 {
         if suspects.is_empty() {
             return Ok(());
         }
         let paths: Vec<_> = suspects.iter().map(|(path, _)| path.clone()).collect();
         let found = mount.locate(&paths)?;
-        let mut differ = Vec::new();
+        let (mut differ, mut absent) = (Vec::new(), false);
         for (suspect, found) in suspects.into_iter().zip(&found) {
             let (clean, below) = said(found);
             let read = std::fs::read(&below);
             let same = read.as_ref().is_ok_and(|bytes| *bytes == suspect.1);
             if clean && !same {
                 differ.push(suspect);
+                absent |= read.is_err();
                 let there = read.map(|bytes| bytes.len());
                 what = format!("with {} bytes, but there are {there:?}: {found}", suspect.1.len());
             }
         }
         suspects = differ;
+        if absent && begun.elapsed() < ON_THE_WAY {
+            std::thread::sleep(Duration::from_millis(20));
+        } else {
+            looks += 1;
+        }
     }
     match suspects.first() {
         None => Ok(()),

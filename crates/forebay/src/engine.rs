@@ -167,6 +167,8 @@ pub struct FsckRequest {
     pub repair: bool,
     /// Repair, and give up what is lost: tiers that are not given, and what was only there.
     pub accept_loss: bool,
+    /// In place of a check: have the tiers belong to the backing store that is given.
+    pub accept_store: bool,
     /// In place of tiers: the address of a cluster's metadata servers, and how many replicas of each
     /// must have a repair.
     pub cluster: Option<(String, u32)>,
@@ -190,7 +192,8 @@ pub struct FsckReport {
     pub inodes: u64,
     /// Their names.
     pub names: u64,
-    /// Objects that the next mount removes by itself: what a daemon that was killed left.
+    /// Objects that the next mount removes by itself: copies of older versions, and what was not
+    /// finished when the daemon ended.
     pub leftovers: u64,
     /// Some of the problems, in words.
     pub details: Vec<String>,

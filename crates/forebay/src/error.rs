@@ -103,6 +103,19 @@ pub enum Error {
         /// What was tried and seen.
         reason: String,
     },
+    /// There is a mount that somebody serves, whose control socket was not found.
+    #[error(
+        "{}: its daemon is alive, but its control socket is not in {}: set FOREBAY_RUNTIME_DIR or \
+         XDG_RUNTIME_DIR as it was for `forebay mount`, or be the user who mounted it; nothing was \
+         unmounted",
+        mountpoint.display(), looked_in.display()
+    )]
+    NotFoundAlive {
+        /// The mount point.
+        mountpoint: PathBuf,
+        /// Where sockets of this user are.
+        looked_in: PathBuf,
+    },
     /// The daemon's socket belongs to somebody else.
     #[error(
         "{}: only root and the user who mounted it may control this mount (socket {})",
@@ -158,7 +171,9 @@ impl Error {
             Error::Setting { .. } | Error::Usage(_) | Error::Invalid(_) | Error::File { .. } => {
                 Exit::Usage
             }
-            Error::NotMounted(_) | Error::NoDaemon { .. } => Exit::NotMounted,
+            Error::NotMounted(_) | Error::NoDaemon { .. } | Error::NotFoundAlive { .. } => {
+                Exit::NotMounted
+            }
             Error::Denied { .. } | Error::Unsupported(_) => Exit::Unsupported,
             Error::NotDrained(_) => Exit::NotDrained,
             Error::Locked(_) => Exit::Locked,

@@ -84,7 +84,17 @@ fn tier_line(tier: &TierStatus) -> String {
             let _ = write!(text, ", {what} {}", format_bytes(bytes));
         }
     }
-    if tier.fs_free_bytes < tier.size_bytes.saturating_sub(tier.used_bytes) {
+    if let Some(error) = &tier.failed {
+        let _ = write!(
+            text,
+            "\n               FAILED: its file system says: {}. Nothing goes there any more; files that \
+             the backing store has are served from there. Repair it, `forebay umount --no-drain`, and \
+             mount again",
+            one_line(error)
+        );
+    }
+    if tier.failed.is_none() && tier.fs_free_bytes < tier.size_bytes.saturating_sub(tier.used_bytes)
+    {
         let free = format_bytes(tier.fs_free_bytes);
         let _ = write!(text, "\n               others use its file system: only {free} are free");
     }
@@ -225,6 +235,13 @@ fn troubles(status: &Status, line: Line<'_>) {
         let errors = format_count(status.errors);
         line(format_args!("  errors       {errors} given to programs; see the log"));
     }
+    if let Some(what) = &status.displaced {
+        line(format_args!(
+            "  displaced    {}: {what}, not the backing store that was there at the mount: what is \
+             written goes on to that. Put it back, or unmount and mount again",
+            status.backing
+        ));
+    }
     if status.lost.files > 0 {
         line(format_args!(
             "  lost         {} files were written and nothing is left of them; `forebay fsck` says more",
@@ -306,7 +323,10 @@ pub fn locations(locations: &[Location]) -> String {
 pub fn outcome(verb: &str, outcome: &Outcome) -> String {
     let files = if outcome.files == 1 { "file" } else { "files" };
     let (count, bytes) = (format_count(outcome.files), format_bytes(outcome.bytes));
-    let mut out = format!("{verb} {count} {files}, {bytes}");
+    let mut out = match (verb, outcome.files, outcome.complete && outcome.elsewhere == 0) {
+        ("synced", 0, true) => "synced: all of it is in the backing store".to_owned(),
+        _ => format!("{verb} {count} {files}, {bytes}"),
+    };
     if outcome.skipped > 0 {
         let _ = write!(out, "; {} needed nothing", format_count(outcome.skipped));
     }
@@ -322,8 +342,27 @@ pub fn outcome(verb: &str, outcome: &Outcome) -> String {
              version, or none; `forebay sync` on those nodes brings {it} there"
         );
     }
+    if outcome.written_in_use > 0 {
+        let files = match outcome.written_in_use {
+            1 => "1 file is".to_owned(),
+            many => format!("{} files are", format_count(many)),
+        };
+        let _ = writeln!(
+            out,
+            "  {files} open for writing or mapped: what was there when the command began is written, \
+             what comes later follows"
+        );
+    }
     for (path, reason) in outcome.failures.iter().take(ROWS_MAX) {
         let _ = writeln!(out, "  {path}: {}", one_line(reason));
+    }
+    if outcome.cut_short {
+        let _ = writeln!(
+            out,
+            "  ended before everything had its turn: the time limit passed (--drain-timeout of the \
+             mount), or it was interrupted; the rest follows in the background, `forebay status` \
+             shows it, and another `forebay sync` waits for it"
+        );
     }
     let shown = outcome.failures.len().min(ROWS_MAX) as u64;
     if outcome.failed > shown {
@@ -489,7 +528,8 @@ pub fn fsck(report: &FsckReport) -> String {
         let leftovers = format_count(report.leftovers);
         let _ = writeln!(
             out,
-            "{leftovers} left by a daemon that was killed: the next mount removes them"
+            "{leftovers} that nobody needs any more, such as copies of older versions or unfinished \
+             ones: the next mount removes them"
         );
     }
     for detail in &report.details {

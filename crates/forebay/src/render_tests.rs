@@ -22,6 +22,7 @@ fn troubled() -> Status {
             pinned_bytes: 0,
             objects: 12_345,
             fs_free_bytes: 512 << 20,
+            failed: None,
         }],
         dirty: Dirty {
             files: 12,
@@ -153,6 +154,17 @@ fn outcome_when_other_nodes_have_files_that_are_not_written_back_then_says_so_in
 }
 
 #[test]
+fn outcome_when_a_sync_has_nothing_to_do_or_leaves_something_then_it_says_so() {
+    let nothing = Outcome { complete: true, ..Outcome::default() };
+    assert_eq!(outcome("synced", &nothing), "synced: all of it is in the backing store\n");
+    let in_use = Outcome { written_in_use: 2, files: 1, ..nothing.clone() };
+    assert!(outcome("synced", &in_use).contains("\n  2 files are open for writing or mapped"));
+    let cut_short = Outcome { cut_short: true, complete: false, ..nothing };
+    let text = outcome("synced", &cut_short);
+    assert!(text.starts_with("synced 0 files, 0 B\n  ended before"), "{text}");
+}
+
+#[test]
 fn progress_when_half_done_then_the_bar_is_half_full() {
     let half = Progress {
         files_done: 5,
@@ -173,10 +185,11 @@ fn bar_when_over_full_then_it_stays_within_its_width() {
 }
 
 #[test]
-fn fsck_when_a_daemon_was_killed_then_its_leftovers_are_told() {
+fn fsck_when_objects_are_left_over_then_told_without_a_guess_at_the_cause() {
     let report = FsckReport { objects: 5, leftovers: 2, ..FsckReport::default() };
     let text = fsck(&report);
-    assert!(text.contains("2 left by a daemon that was killed"), "{text}");
+    assert!(text.contains("2 that nobody needs any more"), "{text}");
     assert!(text.ends_with("no problems\n"), "{text}");
-    assert!(!fsck(&FsckReport::default()).contains("left by"));
+    assert!(!text.contains("killed"), "{text}");
+    assert!(!fsck(&FsckReport::default()).contains("nobody needs"));
 }

@@ -316,3 +316,34 @@ fn dead_node_when_forgotten_then_its_files_are_usable_again_and_what_is_lost_is_
     let (code, text) = ring.mount_with(0, &[]);
     assert!(code != 0 && text.contains("given up"), "{code} {text}");
 }
+
+#[test]
+fn node_when_its_store_is_not_that_of_the_cluster_then_it_is_refused_until_it_is() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::new(2);
+    ring.mount_all(&[]);
+    fs::write(ring.at(0, "file"), b"something").unwrap();
+    ring.umount_all();
+    // An empty directory is in its place, as before its file system is mounted, and new tiers know
+    // nothing of it.
+    let (backing, away) = (ring.site.path("backing"), ring.site.path("away"));
+    fs::rename(&backing, &away).unwrap();
+    fs::create_dir(&backing).unwrap();
+    let (mnt, tier) = (ring.site.text("new"), format!("{}=64M", ring.site.text("new-tier")));
+    fs::create_dir(&mnt).unwrap();
+    let address = ring.address();
+    let backing_text = ring.site.text("backing");
+    let args = ["mount", &backing_text, &mnt, "--tier", &tier, "--cluster", &address];
+    let (code, text) = ring.site.run(&args);
+    let mark = fs::read_to_string(away.join(".forebay/store")).unwrap();
+    assert_eq!(code, 6, "{text}");
+    assert!(text.contains(&backing_text) && text.contains(mark.trim()), "{text}");
+    assert!(!backing.join(".forebay/store").exists(), "it is not marked as another one");
+    fs::remove_dir_all(&backing).unwrap();
+    fs::rename(&away, &backing).unwrap();
+    ring.mount_all(&[]);
+    assert_eq!(fs::read(ring.at(1, "file")).unwrap(), b"something");
+    ring.umount_all();
+}

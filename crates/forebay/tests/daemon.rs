@@ -377,8 +377,8 @@ fn command_line_when_wrong_then_exit_code_2_and_a_remedy() {
         (vec!["mount", &backing, &mnt], "--tier DIR=SIZE"),
         (vec!["mount", &backing, &mnt, "--tier", "/x"], "is not DIR=SIZE"),
         (
-            vec!["mount", &backing, &mnt, "--tier", "/dev/shm/x=1M", "--policy", "s3fifo"],
-            "did you mean 's3-fifo'?",
+            vec!["mount", &backing, &mnt, "--tier", "/dev/shm/x=1M", "--policy", "s3-fifo"],
+            "did you mean 's3fifo'?",
         ),
         (vec!["mount", "/nowhere", &mnt, "--tier", "/dev/shm/x=1M"], "does not exist"),
         (vec!["mount", "--config", "/nowhere.toml"], "/nowhere.toml"),

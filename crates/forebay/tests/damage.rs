@@ -1,5 +1,6 @@
 //! Every file that Forebay keeps, damaged in every way, and then every command: no dirty byte is
-//! unlinked, and every refusal names a command that works.
+//! unlinked, no file shows an older version without a word, and every refusal names a command that
+//! works. Also of a daemon that was killed with a file open.
 //!
 //! A part of the matrix in each run; all of it with `FOREBAY_DAMAGE=all`, a part of that with another
 //! value, which the names of cases contain.
@@ -75,33 +76,66 @@ impl Case {
     }
 
     fn mount(&self) -> (i32, String) {
+        self.mount_with(&[])
+    }
+
+    fn mount_with(&self, more: &[&str]) -> (i32, String) {
         let (backing, mnt, tier) = (self.site.text("backing"), self.site.text("mnt"), self.tier());
-        let args = ["mount", &backing, &mnt, "--tier", &tier, "--writeback", "evict"];
-        self.site.run(&[&args[..], &["--extent-size", "64K"]].concat())
+        // What was used last stays: the tests count on what is on the tier.
+        let how = ["--writeback", "evict", "--policy", "lru"];
+        let args = [&["mount", &backing[..], &mnt, "--tier", &tier][..], &how].concat();
+        self.site.run(&[&args[..], &["--extent-size", "64K"], more].concat())
+    }
+
+    /// Unmounts. A process that another lane has begun to start may have the files of this one open
+    /// for a moment longer.
+    fn umount(&self, how: &[&str]) -> (i32, String) {
+        let mnt = self.site.text("mnt");
+        let args = [&["umount"], how, &[&mnt]].concat();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        loop {
+            let outcome = self.site.run(&args);
+            let busy = outcome.0 == 1 && outcome.1.contains("Device or resource busy");
+            if !busy || std::time::Instant::now() > until {
+                return outcome;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
     }
 
     fn fsck(&self, how: &str) -> (i32, String) {
         let (backing, tier) = (self.site.text("backing"), self.site.text("tier"));
         let how: &[&str] = if how == "fsck" { &[] } else { &[how] };
-        self.site.run(&[&["fsck", "--backing", &backing], how, &[&tier]].concat())
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        loop {
+            let outcome =
+                self.site.run(&[&["fsck", "--backing", &backing], how, &[&tier]].concat());
+            // What a killed daemon was about to start may have its locks for a moment longer.
+            if !outcome.1.contains("in use by another daemon") || std::time::Instant::now() > until
+            {
+                return outcome;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
     }
 
     /// Dirty files of every kind: whole, partly resident over a published version, in the spill area
-    /// with and without a map.
-    fn new() -> Self {
-        let case = Case {
+    /// with and without a map. If so wanted, the daemon was killed, while one more was open.
+    fn new(killed: bool) -> Self {
+        let mut case = Case {
             site: Site::new(),
             dirty: vec![
                 ("small", 2),
-                ("over", 4),
                 ("large", 600),
-                ("last", 8),
                 ("through", 3),
                 ("beyond", 3),
+                // Last: so nothing evicts them, and objects with and without a map stay on the tier.
+                ("last", 8),
+                ("over", 4),
             ],
         };
-        // The last is larger than the tier.
-        for (name, blocks) in [("over", 175), ("through", 175), ("beyond", 600)] {
+        // One is larger than the tier.
+        for (name, blocks) in [("over", 175), ("through", 175), ("beyond", 600), ("held", 6)] {
             let old: Vec<u8> = (0..blocks).flat_map(|block| pattern("old", block)).collect();
             fs::write(case.site.path("backing").join(name), old).unwrap();
         }
@@ -116,9 +150,58 @@ impl Case {
             }
             file.sync_all().unwrap();
         }
-        let (code, text) = case.site.run(&["umount", "--no-drain", &case.site.text("mnt")]);
+        let (code, text) = case.umount(&["--no-drain"]);
         assert_eq!(code, 0, "{text}");
+        if killed {
+            case.kill_while_open();
+        }
         case
+    }
+
+    /// Mounts, opens a file that the backing store has, writes into it, and kills the daemon.
+    fn kill_while_open(&mut self) {
+        let (code, text) = self.mount_with(&["--no-supervisor"]);
+        assert_eq!(code, 0, "{text}");
+        let path = self.site.path("mnt/held");
+        // It is on the tier before it is written.
+        fs::read(&path).unwrap();
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        for block in 0..6 {
+            file.write_all_at(&pattern("held", block), block as u64 * 4096).unwrap();
+        }
+        let daemon = self.site.daemon();
+        signal(daemon, rustix::process::Signal::KILL);
+        assert!(wait_for(std::time::Duration::from_secs(10), || !alive(daemon)));
+        // A thread may outlive the first one, and with it the locks.
+        let mut locks = files_below(&self.site.path("tier"));
+        locks.retain(|path| path.ends_with("lock"));
+        let free = |path: &PathBuf| {
+            use rustix::fs::{FlockOperation, flock};
+            let lock = fs::File::open(path).unwrap();
+            let free = flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok();
+            // By name: a process that another lane starts right now has the descriptor, too.
+            flock(&lock, FlockOperation::Unlock).unwrap();
+            free
+        };
+        assert!(wait_for(std::time::Duration::from_secs(10), || locks.iter().all(free)));
+        let mnt = self.site.text("mnt");
+        let (code, text) = outcome(self.site.command("fusermount3").args(["-uz", &mnt]));
+        assert_eq!(code, 0, "{text}");
+        drop(file);
+        self.dirty.push(("held", 6));
+    }
+
+    /// What is wrong with a file that can be read: blocks that are older than what was written.
+    fn older_blocks(&self) -> Vec<(&'static str, usize)> {
+        let mut older = Vec::new();
+        for (name, blocks) in &self.dirty {
+            let Ok(bytes) = fs::read(self.site.path("mnt").join(name)) else { continue };
+            let wrong = (0..*blocks).find(|block| {
+                bytes.get(block * 4096..(block + 1) * 4096) != Some(&pattern(name, *block))
+            });
+            older.extend(wrong.map(|block| (*name, block)));
+        }
+        older
     }
 
     /// All files that Forebay keeps, relative to the site.
@@ -161,7 +244,12 @@ impl Case {
             rustix::fs::setxattr(&path, HEADER, header, flags).unwrap();
             true
         };
+        // No record speaks of what was written to a file before its close: an object that is gone
+        // altogether leaves nothing that could tell of it.
+        let told_by_nothing_else =
+            || header().is_some_and(|header| header.windows(4).any(|part| part == b"held"));
         match how {
+            Damage::Deleted if told_by_nothing_else() => false,
             Damage::Deleted => fs::remove_file(&path).is_ok(),
             Damage::Halved if len > 1 => {
                 let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -212,23 +300,42 @@ impl Case {
         panic!("it does not end: {told}");
     }
 
+    /// Whether a block is in a file that was set aside and whose path was said: what lies in a spill
+    /// file only has its name in the index, and none where that is lost.
+    fn is_aside_and_named(&self, block: &[u8], said: &str) -> bool {
+        let mut aside = files_below(&self.site.path("tier/lost"));
+        aside.extend(files_below(&self.site.path("backing/.forebay/lost")));
+        aside
+            .iter()
+            .filter(|path| said.contains(&*path.to_string_lossy()))
+            .any(|path| fs::read(path).unwrap_or_default().chunks(4096).any(|part| part == block))
+    }
+
     /// Whether nothing that was there right after the damage is gone, and the mount can be used.
     fn check(&self, what: &str, first: &str) {
         let before = self.findable();
         let told = self.go_on(first);
         let mnt = self.site.path("mnt");
-        for (name, _) in &self.dirty {
-            // It may be lost; nothing hangs, and nothing ends the daemon.
-            drop(fs::read(mnt.join(name)));
+        // One may be lost; nothing hangs, and nothing ends the daemon.
+        let older = self.older_blocks();
+        let (_, status) = self.site.run(&["status", &self.site.text("mnt")]);
+        for (name, block) in older {
+            let said = format!("{told}{status}");
+            let named =
+                said.contains(name) || self.is_aside_and_named(&pattern(name, block), &said);
+            let why = "is older than what was written, and nothing says so";
+            assert!(
+                named,
+                "{what}, {first} first: block {block} of {name} {why}\n{told}\n{status}"
+            );
         }
         fs::write(mnt.join("fresh"), "fresh").unwrap();
         assert_eq!(fs::read(mnt.join("fresh")).unwrap(), b"fresh", "{told}");
-        let (code, text) = self.site.run(&["umount", "--timeout", "15s", &self.site.text("mnt")]);
+        let (code, text) = self.umount(&["--timeout", "15s"]);
         if code != 0 {
             let told = format!("{what}: {told}\n{text}");
             assert!(text.contains("fsck --repair") && text.contains("--accept-loss"), "{told}");
-            let args = ["umount", "--no-drain", &self.site.text("mnt")];
-            let (code, text) = self.site.run(&args);
+            let (code, text) = self.umount(&["--no-drain"]);
             let log = fs::read_to_string(self.site.path("tier/state/forebay.log"));
             assert_eq!(code, 0, "{told}{text}\n{}", log.unwrap_or_default());
         }
@@ -281,12 +388,22 @@ impl Run {
 
 #[test]
 fn file_when_damaged_in_any_way_then_no_dirty_byte_is_unlinked_and_there_is_a_way_on() {
+    matrix(false);
+}
+
+#[test]
+fn file_of_a_killed_daemon_when_damaged_then_no_older_version_is_shown_without_a_word() {
+    matrix(true);
+}
+
+/// Tries all cases of this run.
+fn matrix(killed: bool) {
     if !can_mount() {
         return;
     }
     let wanted = std::env::var("FOREBAY_DAMAGE").ok();
     let mut run = Run { wanted, kinds: Default::default(), turn: 0 };
-    let plan = Case::new().kept();
+    let plan = Case::new(killed).kept();
     let kinds: Vec<String> = plan.iter().map(|path| kind(path)).collect();
     for needed in ["spill false", "spill true", "object false", "object true", "mounts false"] {
         assert!(kinds.iter().any(|kind| kind == needed), "{needed}: {plan:?}");
@@ -302,7 +419,7 @@ fn file_when_damaged_in_any_way_then_no_dirty_byte_is_unlinked_and_there_is_a_wa
         for _ in 0..LANES {
             scope.spawn(|| {
                 while let Some((at, how, first)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let case = Case::new();
+                    let case = Case::new(killed);
                     // Names of objects and tiers differ from case to case.
                     let kept = case.kept();
                     let Some(path) = kept.get(*at) else { continue };

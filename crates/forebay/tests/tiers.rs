@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use site::*;
 
 /// The exit code of state that can't be used as it is.
+const UNSUPPORTED: i32 = 5;
 const BAD_STATE: i32 = 6;
 
 /// Two tiers, of which the second has what is large.
@@ -146,7 +147,7 @@ fn tier_when_it_is_the_only_one_and_not_there_then_the_backing_store_knows() {
     site.mount(&[]);
     assert!(!site.path("mnt/file").exists());
     site.umount();
-    assert!(!site.path("backing/.forebay").exists(), "nothing is left of a mount that is drained");
+    assert!(site.left_in_backing().is_empty(), "nothing is left of a mount that is drained");
 }
 
 #[test]
@@ -390,4 +391,31 @@ fn tier_when_it_is_reached_by_a_link_then_it_is_the_same_tier() {
     assert_eq!(code, 0, "{text}");
     assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"new");
     site.umount();
+}
+
+#[test]
+fn tier_when_its_file_system_has_small_attributes_then_it_is_named_as_that() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let (image, device) = (site.text("image"), site.text("device"));
+    fs::create_dir(&device).unwrap();
+    fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    let made = [
+        ("mkfs.ext4", vec!["-q", "-F", "-b", "1024", "-I", "128", &image]),
+        ("mount", vec!["-o", "loop", &image, &device]),
+    ];
+    for (program, args) in made {
+        let (code, text) = outcome(site.command(program).args(args));
+        if code != 0 {
+            eprintln!("skipped: {program}: {text}");
+            return;
+        }
+    }
+    let tier = format!("{device}/tier=8M");
+    let (code, text) = mount_tiers(&site, &[&tier], &[]);
+    let _ = outcome(site.command("umount").args(["-l", &device]));
+    assert_eq!(code, UNSUPPORTED, "{text}");
+    assert!(text.contains("extended attributes") && text.contains("1 KiB"), "{text}");
 }

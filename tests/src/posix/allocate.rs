@@ -1,6 +1,7 @@
 //! fallocate in its modes, and the search for holes.
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::fs::{SeekFrom, fallocate, fstat, ftruncate, seek};
 
@@ -15,7 +16,7 @@ checks!("allocate":
     zero_range_grows, zero_range_keep_size, collapse_or_refuse, insert_or_refuse, bad_arguments,
     needs_write_descriptor, of_directory_is_refused, data_and_hole_positions, seek_data_after_end,
     seek_of_dense_file, punched_hole_is_found_or_ignored, posix_fallocate_reserves_blocks,
-    punch_is_seen_by_mapping,
+    punch_is_seen_by_mapping, closed_sparse_file_takes_no_more_than_it_has,
 );
 
 /// Skips the check when the file system does not offer the mode at all.
@@ -201,6 +202,18 @@ fn posix_fallocate_reserves_blocks(ctx: &Ctx) -> Outcome {
     let fd = ctx.open_new("f", b"")?;
     fallocate(&fd, Mode::empty(), 0, 1 << 20)?;
     ensure!(fstat(&fd)?.st_blocks >= 2048, "only {} blocks", fstat(&fd)?.st_blocks);
+    Ok(())
+}
+
+fn closed_sparse_file_takes_no_more_than_it_has(ctx: &Ctx) -> Outcome {
+    let fd = ctx.open_new("f", b"")?;
+    os::write_at(&fd, 64 << 20, &[1; 4096])?;
+    drop(fd);
+    for wait in [0, 100, 1500] {
+        std::thread::sleep(Duration::from_millis(wait));
+        let blocks = rustix::fs::stat(ctx.path("f"))?.st_blocks;
+        ensure!((8..2048).contains(&blocks), "4 KiB behind a hole take {blocks} blocks");
+    }
     Ok(())
 }
 

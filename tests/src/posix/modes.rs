@@ -16,7 +16,8 @@ checks!("modes":
     chmod_by_foreign_group_drops_setgid, chmod_by_supplementary_group_keeps_setgid,
     create_mode_does_not_limit_the_creator, mkdir_keeps_sticky_bit, write_clears_setuid_for_others,
     write_by_root_keeps_setuid, truncate_clears_setuid_for_others, open_trunc_clears_setuid,
-    fallocate_clears_setuid, setgid_without_group_execute_stays, write_clears_setuid_of_owner,
+    fallocate_clears_setuid, setgid_without_group_execute_stays,
+    setgid_without_group_execute_goes_when_strangers_write, write_clears_setuid_of_owner,
     mmap_and_read_keep_setuid, append_clears_setuid, chmod_of_missing, chmod_through_descriptor_path,
     mode_is_kept_through_rename_and_link, first_write_after_chmod_clears_setuid,
     write_after_chmod_of_an_open_file_clears_setuid, close_after_chmod_of_an_open_file_keeps_setuid,
@@ -255,6 +256,30 @@ fn setgid_without_group_execute_stays(ctx: &Ctx) -> Outcome {
     // Without group execute the bit once meant mandatory locking; a member's write keeps it.
     as_user(ALICE, || Ok(os::write_at(os::open(&path, OFlags::WRONLY, 0)?, 0, b"x")?))?;
     equal!(os::permissions(&path)?, 0o2666);
+    Ok(())
+}
+
+fn setgid_without_group_execute_goes_when_strangers_write(ctx: &Ctx) -> Outcome {
+    ctx.need_root()?;
+    type Change = fn(&std::path::Path) -> Outcome;
+    let changes: [(&str, Change); 4] = [
+        ("write", |path| Ok(os::write_at(os::open(path, OFlags::WRONLY, 0)?, 0, b"x")?)),
+        ("truncate", |path| Ok(os::truncate(path, 2)?)),
+        ("open", |path| Ok(os::open(path, OFlags::WRONLY | OFlags::TRUNC, 0).map(drop)?)),
+        ("fallocate", |path| {
+            let fd = os::open(path, OFlags::WRONLY, 0)?;
+            Ok(rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, 8192)?)
+        }),
+    ];
+    for (name, change) in changes {
+        let path = ctx.file(name, b"data")?;
+        os::chown(&path, Some(ALICE.uid), Some(ALICE.gid))?;
+        os::chmod(&path, 0o2666)?;
+        as_user(ALICE, || change(&path))?;
+        equal!((name, os::permissions(&path)?), (name, 0o2666));
+        as_user(BOB, || change(&path))?;
+        equal!((name, os::permissions(&path)?), (name, 0o666));
+    }
     Ok(())
 }
 

@@ -12,7 +12,8 @@ checks!("unlink":
     open_file_has_no_links, open_file_keeps_its_attributes, open_file_can_change_attributes,
     open_file_can_grow_and_shrink, open_file_has_extended_attributes, open_file_can_be_mapped,
     two_descriptors_share_the_nameless_file, new_file_of_same_name_is_another,
-    open_directory_after_rmdir, symlink_target_stays, updates_directory_times,
+    open_directory_after_rmdir, open_directory_can_change_all_attributes,
+    replaced_directory_can_change_all_attributes, open_file_can_change_owner_and_lists, symlink_target_stays, updates_directory_times,
     parent_becomes_removable_while_open, many_open_unlinked_files, opened_right_after_close_then_removed, reopened_through_proc,
 );
 
@@ -195,6 +196,80 @@ fn open_directory_after_rmdir(ctx: &Ctx) -> Outcome {
         NOENT
     );
     equal!(FileType::from_raw_mode(fstat(&fd)?.st_mode), FileType::Directory);
+    Ok(())
+}
+
+fn open_directory_can_change_all_attributes(ctx: &Ctx) -> Outcome {
+    let dir = ctx.subdir("d", 0o755)?;
+    os::setxattr(&dir, "user.early", b"first", os::XattrFlags::empty())?;
+    let fd = os::open(&dir, OFlags::RDONLY | OFlags::DIRECTORY, 0)?;
+    rmdir(&dir)?;
+    attributes_of_nameless_directory(&fd)
+}
+
+fn replaced_directory_can_change_all_attributes(ctx: &Ctx) -> Outcome {
+    let dir = ctx.subdir("d", 0o755)?;
+    os::setxattr(&dir, "user.early", b"first", os::XattrFlags::empty())?;
+    let fd = os::open(&dir, OFlags::RDONLY | OFlags::DIRECTORY, 0)?;
+    rustix::fs::rename(ctx.subdir("other", 0o755)?, &dir)?;
+    attributes_of_nameless_directory(&fd)
+}
+
+/// All that can be asked of a directory without a name that has the attribute `user.early`, twice: its
+/// name may be gone from more than one place meanwhile.
+fn attributes_of_nameless_directory(fd: &std::os::fd::OwnedFd) -> Outcome {
+    let value = |name: &str| -> rustix::io::Result<Vec<u8>> {
+        let mut value = [0; 16];
+        let len = rustix::fs::fgetxattr(fd, name, &mut value[..])?;
+        Ok(value[..len].to_vec())
+    };
+    for round in 0..2 {
+        equal!(value("user.early")?, b"first");
+        fails!(value("user.late"), NODATA);
+        rustix::fs::fsetxattr(fd, "user.late", b"value", os::XattrFlags::CREATE)?;
+        fails!(rustix::fs::fsetxattr(fd, "user.late", b"x", os::XattrFlags::CREATE), EXIST);
+        rustix::fs::fsetxattr(fd, "user.late", b"other", os::XattrFlags::REPLACE)?;
+        fails!(rustix::fs::fsetxattr(fd, "user.no", b"x", os::XattrFlags::REPLACE), NODATA);
+        equal!(value("user.late")?, b"other");
+        let mut names = [0; 256];
+        let len = rustix::fs::flistxattr(fd, &mut names[..])?;
+        let mut names: Vec<&[u8]> = names[..len].split_inclusive(|byte| *byte == 0).collect();
+        names.retain(|name| name.starts_with(b"user."));
+        names.sort_unstable();
+        equal!(names, [&b"user.early\0"[..], b"user.late\0"]);
+        rustix::fs::fremovexattr(fd, "user.late")?;
+        fails!(rustix::fs::fremovexattr(fd, "user.late"), NODATA);
+        os::fchmod(fd, 0o751)?;
+        os::fchown(fd, None, Some(1234))?;
+        rustix::fs::futimens(fd, &os::times((11, 1), (22, 2)))?;
+        let found = fstat(fd)?;
+        equal!(found.st_mode & 0o7777, 0o751);
+        equal!(found.st_gid, 1234);
+        equal!(os::mtime(&found), (22, 2));
+        equal!(FileType::from_raw_mode(found.st_mode), FileType::Directory);
+        if round == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1200));
+        }
+    }
+    Ok(())
+}
+
+fn open_file_can_change_owner_and_lists(ctx: &Ctx) -> Outcome {
+    let fd = ctx.open_new("f", b"1234")?;
+    rustix::fs::fsetxattr(&fd, "user.early", b"first", os::XattrFlags::empty())?;
+    unlink(ctx.path("f"))?;
+    rustix::fs::fsetxattr(&fd, "user.late", b"value", os::XattrFlags::CREATE)?;
+    fails!(rustix::fs::fsetxattr(&fd, "user.late", b"x", os::XattrFlags::CREATE), EXIST);
+    let mut names = [0; 256];
+    let len = rustix::fs::flistxattr(&fd, &mut names[..])?;
+    let mut names: Vec<&[u8]> = names[..len].split_inclusive(|byte| *byte == 0).collect();
+    names.retain(|name| name.starts_with(b"user."));
+    names.sort_unstable();
+    equal!(names, [&b"user.early\0"[..], b"user.late\0"]);
+    rustix::fs::fremovexattr(&fd, "user.early")?;
+    os::fchown(&fd, None, Some(1234))?;
+    equal!(fstat(&fd)?.st_gid, 1234);
+    equal!(fstat(&fd)?.st_nlink, 0);
     Ok(())
 }
 

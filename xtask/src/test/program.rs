@@ -71,6 +71,14 @@ pub fn documents(root: &Path, arguments: &[String]) -> Result<bool> {
 fn cargo(root: &Path) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root);
+    // What `cargo run` has set for this program would have build scripts that look at it, and all that
+    // depends on them, built anew each time.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(&name);
+        }
+    }
     cargo
 }
 

@@ -308,6 +308,11 @@ pub struct FsckArgs {
     /// empty
     #[arg(long, conflicts_with_all = ["rebuild", "cluster"])]
     pub accept_loss: bool,
+    /// Have the tiers belong to what is now in the directory given by --backing, where the mount says
+    /// that it is another store: after it was moved or restored. Changes of both sides are kept as
+    /// conflicts. Nothing else is checked
+    #[arg(long, requires = "backing", conflicts_with_all = ["rebuild", "repair", "accept_loss", "cluster"])]
+    pub accept_store: bool,
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,

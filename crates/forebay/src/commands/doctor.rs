@@ -109,12 +109,14 @@ fn kernel() -> Check {
 fn fuse_device() -> Check {
     match SystemFacts.fuse_device() {
         Ok(()) => check("/dev/fuse", Verdict::Ok, "can be opened"),
-        Err(error)
-            if error.kind() == std::io::ErrorKind::PermissionDenied
-                && SystemFacts.has_fusermount() =>
-        {
-            check("/dev/fuse", Verdict::Ok, "is opened by fusermount3")
-        }
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => check(
+            "/dev/fuse",
+            Verdict::Missing,
+            format!(
+                "{error}; fusermount3 opens it with the rights of its caller: `chmod 666 /dev/fuse` \
+                 as root, as udev has it by default, or mount as root"
+            ),
+        ),
         Err(error) => check(
             "/dev/fuse",
             Verdict::Missing,
@@ -316,6 +318,14 @@ fn tier(dir: &Path, backing: Option<&Path>) -> Check {
             Verdict::Limited,
             format!("{free}; does not exist yet, a mount makes it on this file system"),
         );
+    }
+    let me = rustix::process::geteuid().as_raw();
+    if let Ok((owner, _)) = SystemFacts.owner(dir)
+        && owner != me
+    {
+        let what =
+            format!("{shown}: belongs to user {owner} and not to user {me}; a mount refuses it");
+        return check("tier", Verdict::Missing, what);
     }
     let same = backing
         .and_then(|backing| SystemFacts.file_system(backing).ok())

@@ -60,8 +60,16 @@ fn request(args: &FsckArgs) -> Result<FsckRequest, Error> {
         let readable = std::fs::read_dir(&tier.dir);
         readable.map_err(|source| Error::File { path: tier.dir.clone(), source })?;
     }
-    let (rebuild, repair, accept_loss) = (args.rebuild, args.repair, args.accept_loss);
-    Ok(FsckRequest { tiers, backing, state_dir, rebuild, repair, accept_loss, cluster: None })
+    Ok(FsckRequest {
+        tiers,
+        backing,
+        state_dir,
+        rebuild: args.rebuild,
+        repair: args.repair,
+        accept_loss: args.accept_loss,
+        accept_store: args.accept_store,
+        cluster: None,
+    })
 }
 
 /// A tier with or without its size; an existing directory whose name has a `=` is meant as such.

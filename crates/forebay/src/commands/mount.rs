@@ -8,8 +8,8 @@ use std::path::Path;
 use super::{canonical, print, print_json, warn};
 use crate::cli::MountArgs;
 use crate::config::{
-    Finding, MountConfig, Origin, Setting, Settings, SystemFacts, check_environment, check_parents,
-    validate,
+    Finding, MOUNTED_ALREADY, MountConfig, Origin, Setting, Settings, SystemFacts,
+    check_environment, check_parents, validate,
 };
 use crate::engine::Engine;
 use crate::error::{Error, Exit};
@@ -84,15 +84,19 @@ fn beneath_after(here: &Path, text: &OsStr, prefix: &[u8]) -> OsString {
     joined
 }
 
-/// Errors about the machine have an exit code of their own, if they are the only ones.
+/// Errors about the machine, and that there is a mount already, have exit codes of their own, if they
+/// are the only ones.
 fn refusal(errors: Vec<String>) -> Error {
     let about_machine = |text: &String| {
         text.starts_with("/dev/fuse")
             || text.contains("fusermount3: install")
             || text.contains("user_allow_other")
     };
+    let in_use = |text: &String| text.contains(MOUNTED_ALREADY);
     if errors.iter().all(about_machine) {
         Error::Unsupported(errors.join("\n"))
+    } else if errors.iter().all(in_use) {
+        Error::Locked(errors.join("\n"))
     } else {
         Error::Invalid(errors)
     }

@@ -138,6 +138,8 @@ pub(super) fn add(total: &mut Outcome, part: Outcome) {
     total.failed += part.failed;
     total.complete &= part.complete;
     total.elsewhere += part.elsewhere;
+    total.written_in_use += part.written_in_use;
+    total.cut_short |= part.cut_short;
     total.failures.extend(part.failures);
     total.failures.truncate(1000);
 }

@@ -11,14 +11,14 @@ use rustix::process::{Pid, PidfdFlags};
 use super::progress::Meter;
 use super::warn;
 use crate::cli::UmountArgs;
-use crate::control::{Client, ControlError, ErrorKind, Outcome, Request, Shutdown};
+use crate::control::{Client, ControlError, ErrorKind, Outcome, Request, Shutdown, runtime_dir};
 use crate::error::Error;
 use crate::{mountinfo, render};
 
 /// Added to the daemon's own limit before its answer is given up.
-const GRACE: Duration = Duration::from_secs(15);
+const GRACE: Duration = Duration::from_secs(5);
 
-/// How long unmounting and the daemon's end may take after the drain.
+/// How long unmounting and the daemon's end may take after the drain, each.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// Unmounts.
@@ -39,6 +39,10 @@ pub fn run(args: &UmountArgs) -> Result<(), Error> {
     };
     match client {
         Ok(client) => end_daemon(client, args),
+        Err(Error::NoDaemon { .. }) if mount.is_some() && is_served(&path) => {
+            let looked_in = runtime_dir(rustix::process::geteuid().as_raw());
+            Err(Error::NotFoundAlive { mountpoint: path, looked_in })
+        }
         Err(Error::NoDaemon { reason, .. }) if mount.is_some() => {
             warn(&format!("the daemon is dead ({reason}); removing its mount"));
             remove_dead(&path)?;
@@ -54,7 +58,14 @@ pub fn run(args: &UmountArgs) -> Result<(), Error> {
     }
 }
 
+/// How long a step after the drain may take: what is left of the caller's time.
+fn end_limit(began: Instant, args: &UmountArgs) -> Duration {
+    let left = |limit: Duration| limit.saturating_sub(began.elapsed()).saturating_add(GRACE);
+    args.timeout.map_or(END_LIMIT, left).min(END_LIMIT)
+}
+
 fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
+    let began = Instant::now();
     // Taken first: a process id must not be looked up after its process may have ended.
     let daemon = Pid::from_raw(client.pid())
         .map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()));
@@ -68,6 +79,12 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
             return Err(Error::NotDrained(format!(
                 "still mounted: the time limit passed or the backing store failed\n{}try again with a longer --timeout, or leave the rest on the tiers for the next mount with --no-drain",
                 render::remaining(&outcome)
+            )));
+        }
+        if outcome.hung > 0 && !args.detach {
+            return Err(Error::NotDrained(format!(
+                "still mounted: {} requests of programs wait for the backing store, which does not answer (`forebay status` names them); try again when it does, or leave them with --detach",
+                outcome.hung
             )));
         }
         if left && refused {
@@ -84,7 +101,7 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
         }
     }
     let how = if args.detach { Shutdown::Detach } else { Shutdown::IfIdle };
-    match client.order(Request::Shutdown { how }, END_LIMIT) {
+    match client.order(Request::Shutdown { how }, end_limit(began, args)) {
         Err(Error::Control(error)) if error.kind == ErrorKind::Busy => {
             return Err(busy(&error, client.mountpoint()));
         }
@@ -93,7 +110,7 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
         Err(error) => return Err(error),
     }
     match daemon {
-        Some(Ok(daemon)) => wait_for_end(&daemon),
+        Some(Ok(daemon)) => wait_for_end(&daemon, end_limit(began, args)),
         _ => Ok(()),
     }
 }
@@ -150,8 +167,8 @@ fn holders(mountpoint: &Path) -> Vec<String> {
     found
 }
 
-fn wait_for_end(daemon: &impl std::os::fd::AsFd) -> Result<(), Error> {
-    let deadline = Instant::now() + END_LIMIT;
+fn wait_for_end(daemon: &impl std::os::fd::AsFd, limit: Duration) -> Result<(), Error> {
+    let deadline = Instant::now() + limit;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut polled = [PollFd::new(daemon, PollFlags::IN)];
@@ -159,7 +176,7 @@ fn wait_for_end(daemon: &impl std::os::fd::AsFd) -> Result<(), Error> {
         match rustix::event::poll(&mut polled, Some(&limit)) {
             Ok(0) => {
                 return Err(Error::NotDrained(
-                    "unmounted, but the daemon has not ended; see its log".into(),
+                    "unmounted, but the daemon has not ended yet: it waits for the backing store; see its log. What it could not write waits on the tiers for the next mount".into(),
                 ));
             }
             Ok(_) => return Ok(()),
@@ -167,6 +184,40 @@ fn wait_for_end(daemon: &impl std::os::fd::AsFd) -> Result<(), Error> {
             Err(error) => return Err(Error::io("waiting for the daemon")(error.into())),
         }
     }
+}
+
+/// How long a mount may take to say that somebody serves it.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+/// Whether somebody serves a mount. One that does not answer in time is served if a daemon for it is
+/// to be seen: it may wait for the backing store.
+fn is_served(mountpoint: &Path) -> bool {
+    let (told, answer) = std::sync::mpsc::channel();
+    let path = mountpoint.to_owned();
+    // It may never come back; then nobody hears it.
+    std::thread::spawn(move || {
+        let _ = told.send(rustix::fs::statfs(path).map(|_| ()));
+    });
+    match answer.recv_timeout(ANSWER_LIMIT) {
+        Ok(answer) => !says_dead(answer),
+        Err(_) => has_daemon(mountpoint),
+    }
+}
+
+/// The second error is what a request gets that was under way when the daemon died.
+fn says_dead<T>(answer: rustix::io::Result<T>) -> bool {
+    matches!(answer, Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED))
+}
+
+/// Whether one of the processes here is the daemon of a mount point, by its command line.
+fn has_daemon(mountpoint: &Path) -> bool {
+    let place = mountpoint.as_os_str().as_encoded_bytes();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut lines = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
+    lines.any(|line| {
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        words.get(1) == Some(&&b"daemon"[..]) && words[2..].contains(&place)
+    })
 }
 
 /// Removes what a daemon that was killed left at a mount point, so that mounting again just works.
@@ -180,10 +231,8 @@ pub fn clear_dead(mountpoint: &Path) -> Result<(), Error> {
     if !matches!(Client::for_mount(mount, &mounts), Err(Error::NoDaemon { .. })) {
         return Ok(());
     }
-    // Not the attributes, which the kernel may have cached. The second error is what a request gets
-    // that was under way when the daemon died.
-    let answer = rustix::fs::statfs(&path);
-    if matches!(answer, Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED)) {
+    // Not the attributes, which the kernel may have cached.
+    if says_dead(rustix::fs::statfs(&path)) {
         warn(&format!("{}: removing the mount of a daemon that died", path.display()));
         remove_dead(&path)?;
     }

@@ -18,5 +18,6 @@ pub use sources::{
     FileSource, Origin, check_environment, nearest, offer_environment, offer_mount_options,
 };
 pub use validate::{
-    CAP_SYS_ADMIN, Facts, Finding, SystemFacts, check_parents, has_capability, validate,
+    CAP_SYS_ADMIN, Facts, Finding, MOUNTED_ALREADY, SystemFacts, check_parents, has_capability,
+    validate,
 };

@@ -135,8 +135,8 @@ pub const SETTINGS: &[Setting] = &[
     one(
         "policy",
         "NAME",
-        Some("lru"),
-        "The replacement policy, which decides what leaves a full tier.",
+        Some("s3fifo"),
+        "The replacement policy, which decides what leaves a full tier. `auto` follows whichever of lru, sieve, s3fifo, arc and wtinylfu would miss fewest bytes.",
     ),
     one(
         "writeback",
@@ -247,6 +247,14 @@ pub const SETTINGS: &[Setting] = &[
     switch(
         "create-tier",
         "Make the directories above a tier or the state directory, too, where they are missing. Without it only the last directory is made: a missing parent mostly means that a device is not mounted, and its place would be filled instead.",
+    ),
+    switch(
+        "require-mounted",
+        "Refuse to mount while the backing store is on the root file system: its own is not mounted then. Without it only a mount whose tiers were used before notices that.",
+    ),
+    switch(
+        "noatime",
+        "Leave access times as they are when files are read. Without it they follow reads as `relatime` does.",
     ),
     auto(
         "allow-other",

@@ -148,12 +148,8 @@ const FOREIGN_OPTIONS: &[&str] = &[
     "group",
     "_netdev",
     "nofail",
-    "atime",
-    "noatime",
-    "relatime",
     "norelatime",
     "nodiratime",
-    "strictatime",
     "lazytime",
     "async",
     "sync",
@@ -191,6 +187,7 @@ pub fn offer_mount_options(settings: &mut Settings, options: &OsStr) -> Result<(
             "nosuid" => ("suid", Some("false".into())),
             "nodev" => ("dev", Some("false".into())),
             "noexec" => ("exec", Some("false".into())),
+            "atime" | "relatime" | "strictatime" => ("noatime", Some("false".into())),
             key => (key, value),
         };
         let setting = Setting::find(key).ok_or_else(|| unknown(Origin::MountOption, key))?;
@@ -329,8 +326,9 @@ mod tests {
     #[test]
     fn mount_options_when_negated_then_the_last_word_counts() {
         let mut settings = Settings::default();
-        let options = OsStr::new("noexec,nosuid,nodev,exec,policy=lru,policy=lfu");
-        offer_mount_options(&mut settings, options).unwrap();
+        let options = "noexec,nosuid,nodev,exec,policy=lru,policy=lfu,relatime,noatime";
+        offer_mount_options(&mut settings, OsStr::new(options)).unwrap();
+        assert_eq!(texts(&settings, "noatime"), ["true"]);
         assert_eq!(texts(&settings, "exec"), ["true"]);
         assert_eq!(texts(&settings, "suid"), ["false"]);
         assert_eq!(texts(&settings, "dev"), ["false"]);

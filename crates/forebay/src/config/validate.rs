@@ -47,6 +47,11 @@ pub trait Facts {
     fn file_system(&self, path: &Path) -> io::Result<FileSystem>;
     /// Whether this process may make files in a directory.
     fn writable(&self, path: &Path) -> io::Result<()>;
+    /// Owner and permission bits.
+    fn owner(&self, path: &Path) -> io::Result<(u32, u32)> {
+        let found = std::fs::metadata(path)?;
+        Ok((found.uid(), found.mode() & 0o7777))
+    }
     /// All mounts.
     fn mounts(&self) -> Vec<Mount>;
     /// Opens /dev/fuse.
@@ -152,6 +157,9 @@ pub fn validate(config: &MountConfig, facts: &dyn Facts) -> Vec<Finding> {
     check.findings
 }
 
+/// What is said of a mount point that has a mount.
+pub const MOUNTED_ALREADY: &str = "a Forebay mount is here already";
+
 /// A smaller tier has no room for a file and its header beside the reserve.
 const LEAST_TIER: u64 = 32 << 10;
 
@@ -207,7 +215,7 @@ impl Check<'_> {
         if let Err(error) = self.facts.fuse_device() {
             self.error(match error.kind() {
                 io::ErrorKind::NotFound => "/dev/fuse is missing: load the kernel module (`modprobe fuse`), or in a container add `--device /dev/fuse`".into(),
-                io::ErrorKind::PermissionDenied if self.facts.has_fusermount() => return,
+                io::ErrorKind::PermissionDenied => format!("/dev/fuse can't be opened by this user ({error}), nor by fusermount3, which opens it with the rights of its caller: `chmod 666 /dev/fuse` as root, as udev has it by default, or mount as root"),
                 _ => format!("/dev/fuse can't be opened ({error}): run as root, or give your user access to it"),
             });
         } else if !self.facts.may_mount() && !self.facts.has_fusermount() {
@@ -242,6 +250,7 @@ impl Check<'_> {
                 {
                     self.error(format!("{}: lies on a Forebay mount itself; name the directory beneath it (`findmnt -T {0}` shows it as SOURCE)", path.display()));
                 }
+                self.backing_mounted(&real);
                 self.backing_writable(&real);
                 Some(real)
             }
@@ -262,6 +271,18 @@ impl Check<'_> {
                 });
                 None
             }
+        }
+    }
+
+    /// An empty directory is there in place of a file system that is not mounted.
+    fn backing_mounted(&mut self, real: &Path) {
+        if !self.config.require_mounted {
+            return;
+        }
+        let mounts = self.facts.mounts();
+        let mount = mountinfo::containing(&mounts, real);
+        if mount.is_none_or(|mount| mount.mountpoint == Path::new("/")) {
+            self.error(format!("backing store {}: is on the root file system, and --require-mounted is given; mount its own file system there first", self.config.backing.display()));
         }
     }
 
@@ -292,7 +313,7 @@ impl Check<'_> {
             .and_then(|real| mountinfo::at(&self.facts.mounts(), real).map(Mount::is_forebay))
             == Some(true)
         {
-            self.error(format!("{}: a Forebay mount is here already; `forebay status {0}` shows it, `forebay umount {0}` ends it", path.display()));
+            self.error(format!("{}: {MOUNTED_ALREADY}; `forebay status {0}` shows it, `forebay umount {0}` ends it", path.display()));
             return None;
         }
         let found = self
@@ -384,7 +405,29 @@ impl Check<'_> {
             });
         }
         self.tier_space(index, &existing, backing);
+        self.tier_place(&tier.dir, &existing, &real);
         real
+    }
+
+    /// Whether another user can put another directory in the place of a tier. The directory itself is
+    /// looked at when it is opened.
+    fn tier_place(&mut self, shown: &Path, existing: &Path, real: &Path) {
+        const WRITABLE: u32 = 0o022;
+        const STICKY: u32 = 0o1000;
+        let me = rustix::process::geteuid().as_raw();
+        let above = existing.ancestors().filter(|dir| *dir != real);
+        let others = above.filter_map(|dir| {
+            let (owner, mode) = self.facts.owner(dir).ok()?;
+            match mode & WRITABLE != 0 && mode & STICKY == 0 {
+                _ if ![0, me].contains(&owner) => Some((dir, format!("belongs to user {owner}"))),
+                true => Some((dir, format!("can be written by others (mode {mode:o})"))),
+                false => None,
+            }
+        });
+        let found = others.last();
+        if let Some((dir, why)) = found {
+            self.warn(format!("--tier {}: {} {why}, who can put another directory in the tier's place and so exchange what it holds; choose a place below directories of root or your own", shown.display(), dir.display()));
+        }
     }
 
     fn tier_space(&mut self, index: usize, existing: &Path, backing: Option<&Path>) {

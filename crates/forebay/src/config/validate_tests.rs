@@ -108,7 +108,7 @@ impl Site {
             offer(key, vec![text.into()]);
         }
         settings.fill_defaults();
-        let config = MountConfig::from_settings(&settings, &["lru"]).unwrap();
+        let config = MountConfig::from_settings(&settings, &["s3fifo"]).unwrap();
         validate(&config, &self.machine)
     }
 }
@@ -187,7 +187,7 @@ fn validate_when_backing_is_unreadable_then_error() {
         settings.offer(Setting::find(key).unwrap(), vec![site.path(text).into()], Origin::Flag);
     }
     settings.fill_defaults();
-    let config = MountConfig::from_settings(&settings, &["lru"]).unwrap();
+    let config = MountConfig::from_settings(&settings, &["s3fifo"]).unwrap();
     let machine =
         Machine { other_device: RefCell::new(Some(site.path("tier"))), ..Machine::default() };
     let facts = Unreadable(machine, site.path("backing"));
@@ -207,6 +207,44 @@ fn validate_when_mountpoint_is_not_empty_then_warning() {
     let site = Site::new();
     fs::write(site.path("mnt/file"), "x").unwrap();
     assert_warning(&site.findings("backing", "mnt", &["tier=1G"]), "is not empty");
+}
+
+#[test]
+fn validate_when_the_store_must_be_mounted_then_only_the_root_file_system_is_an_error() {
+    let mut site = Site::new();
+    let mount = |mountpoint: PathBuf| Mount { mountpoint, kind: "ext4".into(), ..Mount::default() };
+    site.machine.mounts = vec![mount("/".into())];
+    let findings = |site: &Site| {
+        site.findings_with("backing", "mnt", &["tier=1G"], &[("require-mounted", "true")])
+    };
+    assert_error(&findings(&site), "is on the root file system");
+    assert_eq!(site.findings("backing", "mnt", &["tier=1G"]), []);
+    site.machine.mounts.push(mount(site.path("backing")));
+    assert_eq!(findings(&site), []);
+}
+
+#[test]
+fn validate_when_others_can_exchange_a_tier_then_warning() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let site = Site::new();
+    let shared = site.path("shared");
+    fs::create_dir(&shared).unwrap();
+    let mode = |mode| fs::set_permissions(&shared, fs::Permissions::from_mode(mode)).unwrap();
+    let own_device = |site: &Site| {
+        site.machine.other_device.replace(Some(shared.clone()));
+        site.findings("backing", "mnt", &["shared/tier=1G"])
+    };
+    for fine in [0o755, 0o1777] {
+        mode(fine);
+        assert_eq!(own_device(&site), [], "{fine:o}");
+    }
+    mode(0o777);
+    assert_warning(&own_device(&site), "can be written by others");
+    mode(0o755);
+    if rustix::process::geteuid().is_root() {
+        chown(&shared, Some(65_534), None).unwrap();
+        assert_warning(&own_device(&site), "belongs to user 65534");
+    }
 }
 
 #[test]

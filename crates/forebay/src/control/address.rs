@@ -44,6 +44,18 @@ pub fn runtime_dir(uid: u32) -> PathBuf {
     }
 }
 
+/// Where the sockets of a user's daemons may be, whatever the variables were when they were started;
+/// the likeliest first. What others may have put there is left out.
+pub fn runtime_dirs(uid: u32) -> Vec<PathBuf> {
+    let mut dirs = vec![runtime_dir(uid)];
+    if uid != 0 {
+        let usual = [format!("/run/user/{uid}/forebay"), format!("/tmp/forebay-{uid}")];
+        let own = |dir: &PathBuf| fs::symlink_metadata(dir).is_ok_and(|found| found.uid() == uid);
+        dirs.extend(usual.into_iter().map(PathBuf::from).filter(own));
+    }
+    dirs
+}
+
 /// What a daemon leaves beside its socket, for those who see its mount under another path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -147,9 +159,12 @@ impl Address {
     /// The sockets that may belong to a mount, the likeliest first.
     pub fn candidates(mount: &Mount, mounts: &[Mount]) -> Vec<PathBuf> {
         let euid = rustix::process::geteuid().as_raw();
-        let mut dirs =
-            vec![runtime_dir(mount.user_id().unwrap_or(0)), runtime_dir(euid), runtime_dir(0)];
-        dirs.dedup();
+        let mut dirs: Vec<PathBuf> = Vec::new();
+        for dir in [mount.user_id().unwrap_or(0), euid, 0].into_iter().flat_map(runtime_dirs) {
+            if !dirs.contains(&dir) {
+                dirs.push(dir);
+            }
+        }
         // A bind mount has another path but the same device as the mount that the daemon made.
         let same_device =
             mounts.iter().filter(|other| other.is_forebay() && other.device == mount.device);

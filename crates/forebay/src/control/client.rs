@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::wire::{Envelope, read_line, write_line};
 use super::{
     Address, ControlError, ErrorKind, Location, Outcome, PROTOCOL_VERSION, Progress, Recorded,
-    Reply, Request, Status,
+    Reply, Request, Status, runtime_dir,
 };
 use crate::error::Error;
 use crate::mountinfo::{self, Mount};
@@ -49,7 +49,12 @@ impl Client {
 
     /// Connects to the daemon of a mount.
     pub fn for_mount(mount: &Mount, mounts: &[Mount]) -> Result<Self, Error> {
-        let mut reason = "no control socket".to_owned();
+        let own = runtime_dir(rustix::process::geteuid().as_raw());
+        let mut reason = format!(
+            "no control socket in {}; if it was mounted with another FOREBAY_RUNTIME_DIR or \
+             XDG_RUNTIME_DIR, set that",
+            own.display()
+        );
         for socket in Address::candidates(mount, mounts) {
             match UnixStream::connect(&socket) {
                 Ok(stream) => {

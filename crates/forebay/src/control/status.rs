@@ -106,6 +106,9 @@ pub struct Status {
     pub conflicts: Vec<Conflict>,
     /// What the backing store can't have, and is kept here.
     pub refused: Vec<RefusedFile>,
+    /// What is at the path of the backing store, if it is not the directory that was there at the mount.
+    #[serde(default)]
+    pub displaced: Option<String>,
     /// Files that were written and of which nothing is left: their paths. They read as errors and stay
     /// dirty until they are removed or given up.
     pub lost: Named,
@@ -162,6 +165,9 @@ pub struct TierStatus {
     pub objects: u64,
     /// Bytes that its file system still has free.
     pub fs_free_bytes: u64,
+    /// What its file system says if it has failed as a whole: nothing goes there any more.
+    #[serde(default)]
+    pub failed: Option<String>,
 }
 
 /// Data that is not yet in the backing store.
@@ -516,6 +522,15 @@ pub struct Outcome {
     /// For a drain: of the backlog that is left, entries that the backing store can't have. If these
     /// are all, waiting would not help.
     pub refused: u64,
+    /// For a drain: requests of programs that the backing store has not answered. Whoever unmounts
+    /// now leaves a daemon that can't end.
+    pub hung: u64,
     /// For a sync on a node of a cluster: files that other nodes have not written back.
     pub elsewhere: u64,
+    /// For a sync: files that programs may be changing. What they had when it began is written.
+    #[serde(default)]
+    pub written_in_use: u64,
+    /// For a sync: whether it ended before everything had had its turn.
+    #[serde(default)]
+    pub cut_short: bool,
 }

@@ -30,6 +30,9 @@ const BUSIEST: usize = 20;
 /// A request that waits longer than this is worth a look.
 const SLOW: Duration = Duration::from_secs(2);
 
+/// A request that has waited this long is not merely under way.
+const HUNG: Duration = Duration::from_secs(1);
+
 /// The control of one mount.
 pub struct NodeControl {
     config: MountConfig,
@@ -71,6 +74,7 @@ impl NodeControl {
                 pinned_bytes: tier.pinned,
                 objects: tier.objects,
                 fs_free_bytes: tier.fs_free,
+                failed: tier.failed,
             })
             .collect()
     }
@@ -162,6 +166,18 @@ impl NodeControl {
             }
         });
         requests.chain(writes).take(LISTED).collect()
+    }
+
+    /// Requests of programs, also of such as wait no more, that wait for the backing store when the
+    /// time is over.
+    fn hung(&self, until: Instant) -> u64 {
+        loop {
+            let waiting = self.front.stuck(HUNG).len();
+            if waiting == 0 || Instant::now() >= until {
+                return u64::try_from(waiting).unwrap_or(u64::MAX);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// Errors given to programs that were not their own doing.
@@ -300,6 +316,7 @@ impl Control for NodeControl {
                     error: refused.error,
                 })
                 .collect(),
+            displaced: self.node.backing_displaced(),
             lost: self.lost(),
             set_aside: self.set_aside(),
             stuck: self.stuck(),
@@ -363,7 +380,7 @@ impl Control for NodeControl {
         for path in paths {
             let until = Instant::now() + self.config.drain_timeout;
             let ino = self.node.find_path(path.as_path()).map_err(|error| control_error(&error))?;
-            let left = self
+            let synced = self
                 .node
                 .sync_subtree(ino, until, &mut |left| {
                     progress(Progress {
@@ -373,11 +390,18 @@ impl Control for NodeControl {
                     })
                 })
                 .map_err(|error| control_error(&error))?;
+            outcome.complete &= synced.complete;
+            outcome.cut_short |= synced.cut_short;
+            outcome.files += synced.files;
+            outcome.bytes += synced.bytes;
+            outcome.written_in_use += synced.in_use;
+            outcome.failed += synced.failed;
+            let failures = synced.failures.into_iter();
+            outcome.failures.extend(failures.map(|(path, why)| (wire_path(path), why)));
+            outcome.elsewhere += synced.left.elsewhere;
             // Bytes are those of the whole node.
-            outcome.complete &= left.entries == 0;
-            outcome.elsewhere += left.elsewhere;
-            outcome.remaining_backlog += left.entries;
-            outcome.remaining_bytes += left.bytes;
+            outcome.remaining_backlog += synced.left.entries;
+            outcome.remaining_bytes += synced.left.bytes;
         }
         Ok(outcome)
     }
@@ -400,6 +424,7 @@ impl Control for NodeControl {
 
     fn drain(&self, limit: Option<Duration>, progress: OnProgress<'_>) -> ControlResult<Outcome> {
         let _one = self.draining.lock();
+        let patience = limit.map(|limit| Instant::now() + limit);
         let limit = limit.unwrap_or(self.config.drain_timeout);
         let total = self.node.backlog_len();
         let mut bytes_total = 0;
@@ -431,6 +456,7 @@ impl Control for NodeControl {
             remaining_backlog: left.entries,
             in_use: left.in_use,
             refused: left.refused,
+            hung: self.hung(patience.unwrap_or(Instant::now() + SLOW)),
             ..Outcome::default()
         })
     }

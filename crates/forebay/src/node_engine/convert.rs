@@ -55,6 +55,7 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
         },
         attr_timeout: config.attr_timeout,
         entry_timeout: config.entry_timeout,
+        keep_access_times: config.noatime,
         high_percent: percent(config.high_mark),
         low_percent: percent(config.low_mark),
         extent_bytes: config.extent_size,
@@ -153,7 +154,10 @@ pub fn control_error(error: &NodeError) -> ControlError {
         | NodeError::NodeLives { .. }
         | NodeError::Meta(MetaError::Engine(EngineError::InUse { .. })) => ErrorKind::Locked,
         NodeError::Store(
-            StoreError::Foreign { .. } | StoreError::Version { .. } | StoreError::Damaged { .. },
+            StoreError::Foreign { .. }
+            | StoreError::Untrusted { .. }
+            | StoreError::Version { .. }
+            | StoreError::Damaged { .. },
         )
         | NodeError::Meta(
             MetaError::Corrupt { .. }

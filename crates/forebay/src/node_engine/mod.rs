@@ -100,6 +100,7 @@ impl Engine for NodeEngine {
 
     fn fsck(&self, request: &FsckRequest, progress: OnProgress<'_>) -> ControlResult<FsckReport> {
         let cluster = &request.cluster;
+        let accepted = request.backing.as_deref().filter(|_| request.accept_store);
         let request = forebay_node::CheckRequest {
             tiers: request.tiers.iter().map(|tier| tier.dir.clone()).collect(),
             backing: request.backing.clone(),
@@ -111,9 +112,13 @@ impl Engine for NodeEngine {
         let mut on_object = |objects: u64| {
             progress(Progress { files_done: objects, files_total: objects, ..Progress::default() })
         };
-        let found = match cluster {
-            None => forebay_node::check(&request, &mut on_object),
-            Some((address, replicas)) => {
+        let found = match (cluster, accepted) {
+            (None, Some(backing)) => {
+                let state_dir = request.state_dir.as_deref();
+                forebay_node::accept_store(backing, &request.tiers, state_dir)
+            }
+            (None, None) => forebay_node::check(&request, &mut on_object),
+            (Some((address, replicas)), _) => {
                 let address = convert::cluster_address(address)?;
                 forebay_node::check_cluster(&address, *replicas, request.repair)
             }
@@ -175,6 +180,7 @@ fn mount_options(config: &MountConfig) -> MountOptions {
         threads: config.threads,
         transport: convert::transport(config),
         read_only: config.read_only,
+        noatime: config.noatime,
         allow_other: config.allow_other.unwrap_or(usual.allow_other),
         suid: config.suid.unwrap_or(usual.suid),
         dev: config.dev.unwrap_or(usual.dev),

@@ -1,6 +1,7 @@
 //! Streams of a mount: the device by which they are admitted, and what status says of them.
 
 use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -64,7 +65,10 @@ fn measured(config: &MountConfig) -> ControlResult<DeviceProfile> {
     let what = "--stream-profile measure";
     let profile = measured.map_err(|error| wrong(what, error))?.profile;
     let text = profile.to_json().map_err(|error| wrong(what, error))?;
-    fs::create_dir_all(&config.state_dir)
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&config.state_dir)
         .and_then(|()| fs::write(&kept, text))
         .map_err(|error| wrong(&kept.display().to_string(), error))?;
     Ok(profile)

@@ -187,7 +187,7 @@ impl Mounted for FakeMount {
 
 impl Engine for FakeEngine {
     fn policies(&self) -> &[&str] {
-        &["lru", "lfu", "s3-fifo"]
+        &["s3fifo", "lru", "lfu"]
     }
 
     fn mount(

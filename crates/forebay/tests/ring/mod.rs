@@ -37,11 +37,20 @@ impl Random {
     }
 }
 
-/// The names in a directory, in order.
+/// The names in a directory, in order. The private area of a backing store, which stays, shows with
+/// what is in it besides the mark of the store.
 pub fn names(dir: &Path) -> Vec<String> {
-    let entry =
-        |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
-    let mut names: Vec<String> = fs::read_dir(dir).unwrap().map(entry).collect();
+    const PRIVATE: &str = ".forebay";
+    let list = |dir: &Path| -> Vec<String> {
+        let entries = fs::read_dir(dir).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    };
+    let mut names = list(dir);
+    if let Some(at) = names.iter().position(|name| name == PRIVATE) {
+        names.swap_remove(at);
+        let own = list(&dir.join(PRIVATE)).into_iter().filter(|name| name != "store");
+        names.extend(own.map(|name| format!("{PRIVATE}/{name}")));
+    }
     names.sort_unstable();
     names
 }

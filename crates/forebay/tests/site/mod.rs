@@ -88,6 +88,19 @@ impl Site {
         self.status()["pid"].as_i64().unwrap().try_into().unwrap()
     }
 
+    /// The names in the backing store, and whatever Forebay has left of its own.
+    pub fn left_in_backing(&self) -> Vec<String> {
+        let list = |dir: &str| {
+            let entries = fs::read_dir(self.path(dir)).into_iter().flatten();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        };
+        let own = list("backing/.forebay").filter(|name| name != "store");
+        let users = list("backing").filter(|name| name != ".forebay");
+        let mut names: Vec<_> = users.chain(own.map(|name| format!(".forebay/{name}"))).collect();
+        names.sort();
+        names
+    }
+
     pub fn is_mounted(&self) -> bool {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         mounts.contains(&format!(" {} ", self.text("mnt")))

@@ -1,0 +1,112 @@
+//! What a command says and does on an ordinary day.
+
+mod site;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use site::{NOBODY, Site, can_mount, outcome};
+
+fn set_old_time(dir: &Path) {
+    let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    fs::File::open(dir).unwrap().set_modified(old).unwrap();
+}
+
+#[test]
+fn root_directory_when_the_mount_has_ended_then_has_the_time_that_programs_saw() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::create_dir(site.path("backing/dir")).unwrap();
+    set_old_time(&site.path("backing"));
+    site.mount(&[]);
+    fs::write(site.path("mnt/dir/file"), b"below").unwrap();
+    assert_eq!(fs::metadata(site.path("mnt")).unwrap().mtime(), 1_000_000_000);
+    site.umount();
+    assert_eq!(fs::read(site.path("backing/dir/file")).unwrap(), b"below");
+    assert_eq!(fs::metadata(site.path("backing")).unwrap().mtime(), 1_000_000_000);
+    // And with a change of the root itself.
+    site.mount(&[]);
+    fs::write(site.path("mnt/file"), b"in the root").unwrap();
+    let seen = fs::metadata(site.path("mnt")).unwrap();
+    site.umount();
+    let found = fs::metadata(site.path("backing")).unwrap();
+    assert_eq!((found.mtime(), found.mtime_nsec()), (seen.mtime(), seen.mtime_nsec()));
+}
+
+#[test]
+fn sync_when_files_are_there_open_or_mapped_then_says_so_and_succeeds() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&["--writeback", "evict"]);
+    let sync = || site.run(&["sync", "--quiet", &site.text("mnt")]);
+    fs::write(site.path("mnt/file"), vec![7; 3000]).unwrap();
+    let (code, text) = sync();
+    assert_eq!((code, text.as_str()), (0, "synced 1 file, 2.93 KiB\n"));
+    let (code, text) = sync();
+    assert_eq!((code, text.as_str()), (0, "synced: all of it is in the backing store\n"));
+    let mut open = fs::File::create(site.path("mnt/open")).unwrap();
+    open.write_all(b"as it is now").unwrap();
+    let (code, text) = sync();
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("1 file is open for writing or mapped"), "{text}");
+    assert_eq!(fs::read(site.path("backing/open")).unwrap(), b"as it is now");
+    open.write_all(b", and later").unwrap();
+    let (code, text) = sync();
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(fs::read(site.path("backing/open")).unwrap(), b"as it is now, and later");
+    drop(open);
+    site.umount();
+}
+
+#[test]
+fn plain_users_when_the_daemon_or_the_device_is_not_found_then_are_told_what_to_do() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let helper = fs::metadata("/usr/bin/fusermount3").or_else(|_| fs::metadata("/bin/fusermount3"));
+    if !helper.is_ok_and(|helper| helper.mode() & 0o4000 != 0) {
+        eprintln!("skipped: fusermount3 is not set-uid");
+        return;
+    }
+    fs::set_permissions(site.root.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_forebay"), site.path("forebay")).unwrap();
+    for dir in ["backing", "mnt", "run", "home"] {
+        chown(site.path(dir), Some(65534), Some(65534)).unwrap();
+    }
+    fs::set_permissions(site.path("run"), fs::Permissions::from_mode(0o700)).unwrap();
+    let script = r#"
+        set -e
+        mount --make-rprivate /
+        mknod "$S/fuse" c 10 229; chmod 600 "$S/fuse"; mount --bind "$S/fuse" /dev/fuse
+        as="setpriv --reuid $U --regid $U --clear-groups env -u FOREBAY_RUNTIME_DIR"
+        $as "$S/forebay" doctor || echo "doctor: $?"
+        $as XDG_RUNTIME_DIR="$S/run" "$S/forebay" mount "$S/backing" "$S/mnt" \
+            --tier "$S/home/tier=64M" || echo "closed device: $?"
+        chmod 666 "$S/fuse"
+        $as XDG_RUNTIME_DIR="$S/run" "$S/forebay" mount "$S/backing" "$S/mnt" \
+            --tier "$S/home/tier=64M" --writeback evict
+        $as sh -c 'echo text >"$S/mnt/file"'
+        $as "$S/forebay" umount "$S/mnt" || echo "without the variable: $?"
+        $as cat "$S/mnt/file"
+        $as XDG_RUNTIME_DIR="$S/run" "$S/forebay" umount "$S/mnt"
+        cat "$S/backing/file"
+        "#;
+    let mut unshare = site.command("unshare");
+    unshare.args(["-m", "sh", "-c", script]).env("S", site.path("")).env("U", NOBODY);
+    let (code, text) = outcome(&mut unshare);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("MISSING  /dev/fuse"), "{text}");
+    assert!(text.contains("chmod 666 /dev/fuse"), "{text}");
+    assert!(text.contains("doctor: 5") && text.contains("closed device: 5"), "{text}");
+    assert!(text.contains("without the variable: 3"), "{text}");
+    assert!(text.contains("its daemon is alive") && !text.contains("dead"), "{text}");
+    assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"text\n");
+}

@@ -1,0 +1,230 @@
+//! What ends: room for the state, a tier, descriptors, memory.
+
+mod site;
+
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use site::{Site, can_mount, outcome, wait_for};
+
+/// A file system in memory, for one test.
+struct Memory(PathBuf);
+
+impl Memory {
+    fn new(site: &Site, name: &str, size: &str) -> Self {
+        let dir = site.path(name);
+        fs::create_dir(&dir).unwrap();
+        let size = format!("size={size}");
+        let mut mount = site.command("mount");
+        let (code, text) = outcome(mount.args(["-t", "tmpfs", "-o", &size, "none"]).arg(&dir));
+        assert_eq!(code, 0, "{text}");
+        Memory(dir)
+    }
+
+    /// Takes all its room.
+    fn fill(&self) -> PathBuf {
+        let path = self.0.join("filler");
+        let mut filler = fs::File::create(&path).unwrap();
+        for chunk in [1 << 20, 4096] {
+            while filler.write_all(&vec![0; chunk]).is_ok() {}
+        }
+        path
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let flags = rustix::mount::UnmountFlags::DETACH;
+        let _ = rustix::mount::unmount(&self.0, flags);
+    }
+}
+
+/// What a process has used of processors.
+fn processor_time(pid: i32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    Duration::from_millis(ticks * 10)
+}
+
+fn errno_of<T>(result: std::io::Result<T>) -> Option<i32> {
+    result.err().and_then(|error| error.raw_os_error())
+}
+
+#[test]
+fn state_when_its_disk_is_full_then_changes_get_enospc_and_all_that_is_known_can_be_read() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let disk = Memory::new(&site, "disk", "160m");
+    fs::write(site.path("backing/known"), b"known").unwrap();
+    let state = format!("--state-dir={}/state", disk.0.display());
+    site.mount(&[&state, "--writeback", "evict"]);
+    let at = |name: &str| site.path("mnt").join(name);
+    fs::write(at("before"), b"written before").unwrap();
+    assert_eq!(fs::read(at("known")).unwrap(), b"known");
+    let filler = disk.fill();
+    let mut made = 0_u32;
+    let refused = loop {
+        match fs::File::create(at(&format!("new{made}"))) {
+            Ok(_) => made += 1,
+            Err(error) => break error,
+        }
+        assert!(made < 100_000, "nothing was refused");
+    };
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC), "after {made}");
+    let pid = site.daemon();
+    let (begun, before) = (Instant::now(), processor_time(pid));
+    let mut refusals = 0;
+    while begun.elapsed() < Duration::from_secs(3) {
+        assert_eq!(errno_of(fs::create_dir(at("dir"))), Some(libc::ENOSPC));
+        assert_eq!(fs::metadata(at("before")).unwrap().len(), 14);
+        assert_eq!(fs::read(at("before")).unwrap(), b"written before");
+        assert!(fs::read_dir(at("")).unwrap().count() >= made as usize);
+        refusals += 1;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let used = processor_time(pid) - before;
+    assert!(used < Duration::from_millis(1500), "{used:?} of a processor for {refusals} refusals");
+    let told = site.run(&["status", &site.text("mnt")]).1;
+    assert!(!told.contains("EIO"), "{told}");
+    fs::remove_file(filler).unwrap();
+    let again = || fs::create_dir(at("dir")).is_ok();
+    assert!(wait_for(Duration::from_secs(10), again), "it goes on when there is room");
+    site.umount();
+    assert_eq!(fs::read(site.path("backing/before")).unwrap(), b"written before");
+    assert!(site.path("backing/dir").is_dir());
+}
+
+/// An ext4 file system in a file, for one test.
+struct Disk {
+    dir: PathBuf,
+    device: String,
+}
+
+impl Disk {
+    /// Nothing where there are no loop devices or tools.
+    fn new(site: &Site, name: &str) -> Option<Self> {
+        let (image, dir) = (site.path(&format!("{name}.img")), site.path(name));
+        fs::File::create(&image).unwrap().set_len(256 << 20).unwrap();
+        fs::create_dir(&dir).unwrap();
+        let image = image.to_str().unwrap();
+        let (made, _) = outcome(site.command("mkfs.ext4").args(["-q", "-b", "4096", image]));
+        let (looped, device) = outcome(site.command("losetup").args(["-f", "--show", image]));
+        if made != 0 || looped != 0 {
+            eprintln!("skipped: no loop device with ext4");
+            return None;
+        }
+        let disk = Disk { dir, device: device.trim().to_owned() };
+        let (code, text) = outcome(site.command("mount").arg(&disk.device).arg(&disk.dir));
+        assert_eq!(code, 0, "{text}");
+        Some(disk)
+    }
+
+    /// As the kernel does after an error of the device that it can't go on with.
+    fn shut_down(&self) {
+        use std::os::fd::AsRawFd;
+        const EXT4_IOC_SHUTDOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;
+        const WITHOUT_LOG: u32 = 2;
+        let dir = fs::File::open(&self.dir).unwrap();
+        // SAFETY: the descriptor is open, and the argument is a number that lives on.
+        let done = unsafe { libc::ioctl(dir.as_raw_fd(), EXT4_IOC_SHUTDOWN, &WITHOUT_LOG) };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
+        let _ = std::process::Command::new("losetup").args(["-d", &self.device]).output();
+    }
+}
+
+#[test]
+fn tier_when_its_file_system_is_shut_down_then_named_and_passed_by() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let Some(disk) = Disk::new(&site, "disk") else { return };
+    for name in ["resident", "open", "emptied", "appended", "cold", "cold-emptied"] {
+        fs::write(site.path("backing").join(name), vec![name.len() as u8; 20_000]).unwrap();
+    }
+    let (backing, mnt) = (site.text("backing"), site.text("mnt"));
+    let tier = format!("{}/tier=100M", disk.dir.display());
+    let state = format!("--state-dir={}", site.text("state"));
+    let options = ["--writeback", "evict", "--passthrough", "off"];
+    let args = [&["mount", &backing, &mnt, "--tier", &tier, &state][..], &options].concat();
+    let (code, text) = site.run(&args);
+    assert_eq!(code, 0, "{text}");
+    let at = |name: &str| site.path("mnt").join(name);
+    let check = |name: &str| {
+        assert_eq!(fs::read(at(name)).unwrap(), vec![name.len() as u8; 20_000], "{name}");
+    };
+    for name in ["resident", "open", "emptied", "appended"] {
+        check(name);
+    }
+    fs::write(at("dirty"), b"nowhere else").unwrap();
+    let open = fs::File::open(at("open")).unwrap();
+    disk.shut_down();
+    for name in ["resident", "cold", "open"] {
+        check(name);
+    }
+    let mut buffer = [0; 3];
+    std::os::unix::fs::FileExt::read_exact_at(&open, &mut buffer, 15_000).unwrap();
+    assert_eq!(buffer, [4; 3], "also where it was open before");
+    for name in ["emptied", "cold-emptied", "new"] {
+        fs::write(at(name), b"written past the tier").unwrap();
+        assert_eq!(fs::read(at(name)).unwrap(), b"written past the tier");
+    }
+    fs::File::options().append(true).open(at("appended")).unwrap().write_all(b"more").unwrap();
+    assert_eq!(fs::metadata(at("appended")).unwrap().len(), 20_004);
+    assert_eq!(errno_of(fs::read(at("dirty"))), Some(libc::EIO), "that is nowhere else");
+    let told = site.run(&["status", &mnt]).1;
+    assert!(told.contains("FAILED: its file system says") && told.contains("dirty"), "{told}");
+    let (code, text) = site.run(&["umount", "--timeout", "3s", &mnt]);
+    assert!(code == 4 && text.contains("dirty"), "{code} {text}");
+    drop(open);
+    let (code, text) = site.run(&["umount", "--no-drain", &mnt]);
+    assert_eq!(code, 0, "{text}");
+    for name in ["emptied", "cold-emptied", "new"] {
+        let found = fs::read(site.path("backing").join(name)).unwrap();
+        assert_eq!(found, b"written past the tier");
+    }
+}
+
+#[test]
+fn backing_store_when_renamed_replaced_or_mounted_over_then_status_says_so() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&[]);
+    let told = |what: &str| {
+        let status = || site.run(&["status", &site.text("mnt")]).1;
+        let said =
+            || what.is_empty() != status().contains("  displaced ") && status().contains(what);
+        assert!(wait_for(Duration::from_secs(20), said), "{what}: {}", status());
+    };
+    told("");
+    fs::rename(site.path("backing"), site.path("elsewhere")).unwrap();
+    told("nothing is there any more");
+    fs::create_dir(site.path("backing")).unwrap();
+    told("another directory is there now");
+    fs::write(site.path("mnt/file"), b"for the old one").unwrap();
+    fs::remove_dir(site.path("backing")).unwrap();
+    fs::rename(site.path("elsewhere"), site.path("backing")).unwrap();
+    told("");
+    let mut over = site.command("mount");
+    let (code, text) = outcome(over.args(["-t", "tmpfs", "none"]).arg(site.path("backing")));
+    assert_eq!(code, 0, "{text}");
+    let over = Memory(site.path("backing"));
+    told("another directory is there now");
+    drop(over);
+    told("");
+    site.umount();
+    assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"for the old one");
+}
