@@ -4,6 +4,7 @@
 //! other leaves the processors idle for half of the time. A test that fails beside others is run
 //! once more with the machine to itself: if it passes then, it is *unsteady*. That is a defect of
 //! the test or of what it tests, and is listed at the end, but what is sent is not held up by it.
+//! So are tests that skipped what they are for, as a program or a right was missing.
 
 mod program;
 mod stuck;
@@ -47,9 +48,10 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     println!("{} test programs, built in {} s", programs.len(), begin.elapsed().as_secs());
     let outcomes = side_by_side(programs, lanes, &before)?;
     let documents = only.is_some() || program::documents(root, arguments)?;
+    let skipped = tell_skipped(&outcomes);
     let failed: Vec<(Program, Vec<String>)> = outcomes.into_iter().filter_map(failures).collect();
     let unsteady = second_chances(&failed, &before)?;
-    println!("\ntests took {} s", begin.elapsed().as_secs());
+    println!("\ntests took {} s, {skipped} of them skipped", begin.elapsed().as_secs());
     for name in unsteady.iter().flatten() {
         println!("UNSTEADY: {name} failed beside others and passed alone");
     }
@@ -89,6 +91,16 @@ fn show(outcome: &Outcome) {
     let seconds = outcome.took.as_secs_f64();
     writeln!(out, "\n     Running {} ({seconds:.1} s)\n{}", outcome.program.name, outcome.said)
         .ok();
+}
+
+/// Lists tests that passed without having tested anything. How many there are.
+fn tell_skipped(outcomes: &[Outcome]) -> usize {
+    let all =
+        || outcomes.iter().flat_map(|outcome| outcome.skipped.iter().map(move |it| (outcome, it)));
+    for (outcome, (test, why)) in all() {
+        println!("SKIPPED: {} {test}: {why}", outcome.program.name);
+    }
+    all().count()
 }
 
 /// The tests of a program that failed; the empty name for a program that did not end as it should.

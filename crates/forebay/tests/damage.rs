@@ -358,9 +358,15 @@ fn kind(path: &Path) -> String {
     }
 }
 
+/// Whether files of a kind have the bytes of others, or say which of them are there.
+fn holds_bytes(kind: &str) -> bool {
+    ["object", "spill", "note"].iter().any(|part| kind.starts_with(part))
+}
+
 /// The cases of a run.
 struct Run {
     wanted: Option<String>,
+    killed: bool,
     kinds: std::collections::HashMap<String, usize>,
     turn: usize,
 }
@@ -373,6 +379,8 @@ impl Run {
         match &self.wanted {
             Some(all) if all == "all" => FIRST.to_vec(),
             Some(part) => FIRST.into_iter().filter(|first| name(first).contains(part)).collect(),
+            // The end of the daemon makes no difference to the others.
+            None if self.killed && !holds_bytes(&kind(path)) => Vec::new(),
             None => {
                 let seen = self.kinds.entry(format!("{} {how:?}", kind(path))).or_default();
                 *seen += 1;
@@ -402,7 +410,7 @@ fn matrix(killed: bool) {
         return;
     }
     let wanted = std::env::var("FOREBAY_DAMAGE").ok();
-    let mut run = Run { wanted, kinds: Default::default(), turn: 0 };
+    let mut run = Run { wanted, killed, kinds: Default::default(), turn: 0 };
     let plan = Case::new(killed).kept();
     let kinds: Vec<String> = plan.iter().map(|path| kind(path)).collect();
     for needed in ["spill false", "spill true", "object false", "object true", "mounts false"] {
@@ -433,5 +441,5 @@ fn matrix(killed: bool) {
             });
         }
     });
-    assert!(done.into_inner() > 20 || run.wanted.is_some());
+    assert!(done.into_inner() > 15 || run.wanted.is_some());
 }

@@ -386,7 +386,8 @@ fn handle_that_nobody_reads_then_its_place_goes_to_others_and_it_reads_on_all_th
     let stage = Stage::with(60, bytes, |config| {
         let model = Model::Disk(Disk::table_1());
         let (profile, memory) = (model.profile("table1"), 16 << 20);
-        let (emulate, idle) = (Some(model), Duration::from_millis(400));
+        // Longer than a busy machine takes to open all that find a place.
+        let (emulate, idle) = (Some(model), Duration::from_secs(5));
         config.streams = Some(StreamsConfig { profile, memory, beginnings: 0, idle, emulate });
     });
     let handles = stage.fill(60);

@@ -38,8 +38,10 @@ pub struct Outcome {
     pub passed: bool,
     /// It came to its end by itself, whatever the result.
     pub ended: bool,
-    /// What it printed.
+    /// What it printed, without what tests that passed printed.
     pub said: String,
+    /// Tests that passed without having tested: their names, and what they said of it.
+    pub skipped: Vec<(String, String)>,
     /// How long it took.
     pub took: Duration,
 }
@@ -107,7 +109,8 @@ impl Program {
         let began = Instant::now();
         let (mut reader, writer) = std::io::pipe()?;
         let mut command = Command::new(&self.executable);
-        command.args(arguments).current_dir(&self.home).env("CARGO_MANIFEST_DIR", &self.home);
+        command.args(arguments).arg("--show-output");
+        command.current_dir(&self.home).env("CARGO_MANIFEST_DIR", &self.home);
         command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
         let mut child = command.spawn().with_context(|| self.name.clone())?;
         // Its ends of the pipe are the child's alone from here on.
@@ -140,12 +143,14 @@ impl Program {
                 status.map_or(format!("stopped after {} s", LIMIT.as_secs()), |s| s.to_string());
             said.push_str(&format!("\n{}: {how}\n", self.name));
         }
+        let (said, skipped) = tell_skips(&said);
         Ok(Outcome {
             program: self.clone(),
             passed: status.is_some_and(|status| status.success()),
             // libtest ends with 101 when tests failed.
             ended: status.is_some_and(|status| matches!(status.code(), Some(0 | 101))),
             said,
+            skipped,
             took: began.elapsed(),
         })
     }
@@ -162,6 +167,25 @@ fn end(child: &mut Child, before: &Before) -> Result<()> {
     Ok(())
 }
 
+/// Takes out what tests that passed printed, and gives the lines by which some of them said that they
+/// did not test anything, with their names.
+fn tell_skips(said: &str) -> (String, Vec<(String, String)>) {
+    const SECTION: &str = "\nsuccesses:\n";
+    // Their output first, then their names, up to an empty line.
+    let Some((before, rest)) = said.split_once(SECTION) else { return (said.into(), Vec::new()) };
+    let Some((outputs, names)) = rest.split_once(SECTION) else { return (said.into(), Vec::new()) };
+    let after = names.find("\n\n").map_or("", |end| &names[end..]);
+    let (mut skipped, mut test) = (Vec::new(), "");
+    for line in outputs.lines() {
+        match line.strip_prefix("---- ").and_then(|line| line.strip_suffix(" stdout ----")) {
+            Some(name) => test = name,
+            None if line.starts_with("skip") => skipped.push((test.into(), line.into())),
+            None => {}
+        }
+    }
+    (format!("{before}{after}"), skipped)
+}
+
 fn listen(reader: &mut impl Read, heard: &Mutex<Vec<u8>>) {
     let mut part = [0; 4096];
     while let Ok(length @ 1..) = reader.read(&mut part) {
@@ -174,6 +198,18 @@ fn listen(reader: &mut impl Read, heard: &Mutex<Vec<u8>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tell_skips_when_tests_passed_then_only_what_they_skipped_is_told() {
+        let said = "test a ... ok\ntest b ... FAILED\n\nsuccesses:\n\n---- a stdout ----\nbegins\n\
+                    skipped: no such device\n\n\nsuccesses:\n    a\n    c\n\nfailures:\n\n\
+                    ---- b stdout ----\noh\n\n\nfailures:\n    b\n";
+        let (said, skipped) = tell_skips(said);
+        assert_eq!(skipped, [("a".to_owned(), "skipped: no such device".to_owned())]);
+        assert!(said.starts_with("test a ... ok\n") && said.contains("---- b stdout ----\noh"));
+        assert!(!said.contains("begins") && !said.contains("successes"), "{said}");
+        assert_eq!(tell_skips("test a ... ok\n"), ("test a ... ok\n".to_owned(), vec![]));
+    }
 
     fn shell(script: &str) -> (Program, Vec<String>) {
         let program = Program { name: "sh".into(), executable: "/bin/sh".into(), home: "/".into() };
