@@ -104,6 +104,11 @@ impl Load {
         self.progress.expect_death();
     }
 
+    /// Asks the writers to end after their present step.
+    pub fn stop(&self) {
+        self.progress.stop();
+    }
+
     /// True when a writer has ended, which before the death of the daemon is a failure.
     pub fn any_ended(&self) -> bool {
         self.children.iter().any(Child::has_ended)

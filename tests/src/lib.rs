@@ -8,6 +8,7 @@
 //! - [`model`]: random namespace and data operations on two directories that must stay equal;
 //! - [`crash`]: a mixed load whose acknowledged operations must survive a killed daemon;
 //! - [`power`]: disks that fail at once with all that was not synced;
+//! - [`soak`]: programs, faults, upgrades and kills for as long as one likes, with level curves;
 //! - [`space`]: full tiers and full backing stores;
 //! - [`programs`]: unmodified programs.
 
@@ -23,6 +24,7 @@ pub mod process;
 pub mod programs;
 pub mod random;
 pub mod shrink;
+pub mod soak;
 pub mod space;
 pub mod subject;
 pub mod watchdog;

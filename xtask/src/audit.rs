@@ -1,8 +1,7 @@
-//! The audit of the dependencies, from `cargo metadata` alone, so that it works without a network.
-//!
-//! It can't know of vulnerabilities found yesterday: where there is a network, `cargo deny check`
-//! with `deny.toml` does that too.
+//! The audit of the dependencies, from `cargo metadata` alone, so that it works without a network;
+//! and from the database of advisories where that can be had.
 
+mod advisories;
 mod licence;
 mod lists;
 
@@ -51,7 +50,25 @@ pub struct Report {
 /// Audits the workspace at `root`.
 pub fn run(root: &Path) -> Result<Report> {
     let metadata = metadata(root)?;
-    Ok(audit(&metadata.packages, &lists::LISTS))
+    let mut report = audit(&metadata.packages, &lists::LISTS);
+    let Some(database) = advisories::database(root)? else {
+        report.summary.push_str(advisories::STEP);
+        return Ok(report);
+    };
+    let foreign: Vec<&Package> = metadata.packages.iter().filter(|p| p.source.is_some()).collect();
+    let accepted = lists::LISTS.accepted_advisories;
+    let judgement = advisories::judge(&foreign, &database, accepted)?;
+    report.summary.push_str(&format!(
+        "advisories: {} on crates in use by {}, {} findings\n",
+        judgement.looked_at,
+        database.display(),
+        judgement.findings.len()
+    ));
+    for note in judgement.notes {
+        report.summary.push_str(&format!("  to know: {note}\n"));
+    }
+    report.findings.extend(judgement.findings);
+    Ok(report)
 }
 
 fn metadata(root: &Path) -> Result<Metadata> {
@@ -229,6 +246,7 @@ mod tests {
         unmaintained: &[("old", "use new"), ("older", "use new")],
         accepted_unmaintained: &[],
         duplicates: &[],
+        accepted_advisories: &[],
     };
 
     fn package(name: &str, version: &str) -> Package {
@@ -322,8 +340,19 @@ mod tests {
     fn lists_when_compared_with_deny_toml_then_equal() {
         #[derive(Deserialize)]
         struct Deny {
+            advisories: Advisories,
             licenses: Licences,
             bans: Bans,
+        }
+        #[derive(Deserialize)]
+        struct Advisories {
+            #[serde(default)]
+            ignore: Vec<Ignored>,
+        }
+        #[derive(Deserialize)]
+        struct Ignored {
+            id: String,
+            reason: String,
         }
         #[derive(Deserialize)]
         struct Licences {
@@ -343,5 +372,8 @@ mod tests {
         assert_eq!(deny.licenses.allow, lists::LISTS.licences);
         let bans = deny.bans.deny.iter().map(|ban| (ban.name.as_str(), ban.reason.as_str()));
         assert_eq!(bans.collect::<Vec<_>>(), lists::LISTS.banned);
+        let ignored = deny.advisories.ignore.iter();
+        let ignored = ignored.map(|one| (one.id.as_str(), one.reason.as_str()));
+        assert_eq!(ignored.collect::<Vec<_>>(), lists::LISTS.accepted_advisories);
     }
 }

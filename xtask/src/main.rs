@@ -1,7 +1,7 @@
 //! `cargo xtask tidy`, `cargo xtask audit`, `cargo xtask test`: checks of the repository itself.
 //!
-//! `tidy` holds the rules that no compiler and no linter knows; `audit` looks at the dependencies
-//! without a network. Both print one line for each finding and fail if there is any. `test` runs
+//! `tidy` holds the rules that no compiler and no linter knows; `audit` looks at the dependencies,
+//! also without a network. Both print one line for each finding and fail if there is any. `test` runs
 //! all tests.
 #![forbid(unsafe_code)]
 
@@ -24,7 +24,8 @@ Usage: cargo xtask tidy|audit [ROOT]
        cargo xtask test [ARGUMENT FOR cargo test]...
 
   tidy     check the rules of the repository
-  audit    check the dependencies: licences, sources, banned and repeated crates
+  audit    check the dependencies: licences, sources, banned and repeated crates, and advisories
+           where their database can be had
   test     run all tests, several test programs side by side (FOREBAY_TEST_LANES, 2)
 
 ROOT is that of this workspace unless another one is named.";

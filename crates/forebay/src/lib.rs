@@ -10,6 +10,7 @@ mod descriptors;
 mod engine;
 mod error;
 mod glob;
+mod headway;
 mod logging;
 mod metrics_http;
 pub mod mountinfo;

@@ -172,6 +172,7 @@ fn progress_when_half_done_then_the_bar_is_half_full() {
         bytes_done: 1 << 20,
         bytes_total: 2 << 20,
         backlog_left: 7,
+        bytes_copied: 0,
         current: None,
     };
     let expected = "[############............] 5 files and 1.00 MiB left, 10.0 MiB/s, backlog 7";

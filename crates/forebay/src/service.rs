@@ -21,6 +21,7 @@ use crate::control::{
 use crate::descriptors;
 use crate::engine::{Bequest, Ended, Engine, Keeper, Mounted};
 use crate::error::Error;
+use crate::headway::Headway;
 use crate::metrics_http::Endpoint;
 use crate::service_manager::{self, Store};
 use crate::succession::{Estate, Predecessor, Successor};
@@ -489,14 +490,13 @@ impl Shared {
 fn drain_and_end(control: &dyn Control, received: &AtomicU32) {
     tracing::info!("signal: writing everything to the backing store");
     service_manager::notify("STOPPING=1\n");
-    let mut last = None;
+    let mut headway = Headway::default();
     let drained = control.drain(None, &mut |progress| {
         // The service manager is asked for ten more seconds when there is progress.
-        if last.as_ref() != Some(&progress) {
+        if headway.made(&progress) {
             service_manager::notify("EXTEND_TIMEOUT_USEC=10000000\n");
             tracing::debug!(?progress, "draining");
         }
-        last = Some(progress);
         received.load(Ordering::SeqCst) < 2
     });
     match drained {

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_node::metrics::ErrorClass;
-use forebay_node::{Context, Node, NodeError, OpenHandle, Result, Urgency};
+use forebay_node::{Context, Node, NodeError, OpenHandle, Result};
 use fusewire::{Connection, Handler, Header, Operation, Reply, Request};
 
 use crate::answer::Answer;
@@ -126,7 +126,7 @@ impl Front {
             Some(fh) => node.pool_of_reads(fh),
             None => node.slow_pool(),
         };
-        let taken = pool.run(Urgency::Demand, move || {
+        let taken = pool.run_for(header.uid, move || {
             let Some(request) = watched.deferred.begin() else { return };
             // A defect costs its request an EIO, not the pool a thread.
             let _begun = shared.begin(&request, true);

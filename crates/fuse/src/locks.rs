@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_node::{Family, Ino, LockRequest, Mode, NodeError, Result, Span, Urgency, Waited};
+use forebay_node::{Family, Ino, LockRequest, Mode, NodeError, Result, Span, Waited};
 use fusewire::{Header, Lock, Operation, Reply, Request, opcode};
 use parking_lot::Mutex;
 
@@ -29,7 +29,7 @@ pub fn serve(shared: &Arc<Shared>, request: Request, reply: Reply, began: Instan
         let Some(reply) = kept.lock().take() else { return };
         carry_out(&here, &request, reply, began);
     };
-    if shared.node.slow_pool().run(Urgency::Demand, job).is_err()
+    if shared.node.slow_pool().run_for(header.uid, job).is_err()
         && let Some(reply) = reply.lock().take()
     {
         shared.answer(&header, Err(NodeError::Busy), reply, began);

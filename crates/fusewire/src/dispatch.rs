@@ -111,11 +111,12 @@ impl<H: Handler> Dispatch<H> {
         debug_assert_eq!(fixed_size(opcode::INTERRUPT, false), size_of::<abi::InterruptIn>());
         let Some(abi::InterruptIn { unique }) = abi::InterruptIn::read(body) else { return };
         match self.connection.in_flight_table().interrupt(unique) {
-            Interrupted::Marked => self.guard(|| self.handler.interrupt(unique)),
+            Interrupted::Marked(given) => self.guard(|| self.handler.interrupt(given)),
             Interrupted::Retry => {
                 // The thread that has the request may be waiting for this CPU.
                 std::thread::yield_now();
-                // Fails with ENOENT when the request was answered meanwhile, as it should.
+                // Fails with ENOENT when the request was answered meanwhile, as it should, and also if
+                // it came by a ring: then it is marked as soon as its thread registers it.
                 let _ = self.connection.send(header.unique, -libc::EAGAIN, &[]);
             }
             Interrupted::GiveUp => {}

@@ -38,6 +38,17 @@ struct ReaderState {
     reading: AtomicU8,
 }
 
+/// Why a thread ends.
+#[derive(Debug)]
+pub(crate) enum Leaving {
+    /// The gate has dismissed it.
+    Dismissed,
+    /// The connection has ended, in this way if it is known.
+    Ended(Option<End>),
+    /// It can't go on; others may.
+    Failed(io::Error),
+}
+
 impl Gate {
     /// For up to `readers` threads.
     pub fn new(readers: usize, signal: i32) -> Arc<Self> {
@@ -148,18 +159,20 @@ impl Gate {
         !state.leaving
     }
 
-    /// A thread ends; `end` says why, if it knows. The last one tells the handler, unless they were
-    /// dismissed.
-    pub fn leave_for_good<H: Handler>(
-        &self,
-        end: Option<io::Result<End>>,
-        dismissed: bool,
-        dispatch: &Dispatch<H>,
-    ) {
-        if !dismissed {
+    /// A thread ends. The connection counts as ended when one of them has seen its end, or none is
+    /// left; the last one tells the handler, unless they were dismissed.
+    pub fn leave_for_good<H: Handler>(&self, why: Leaving, dispatch: &Dispatch<H>) {
+        let dismissed = matches!(why, Leaving::Dismissed);
+        if matches!(why, Leaving::Ended(_)) {
             dispatch.connection.set_ended();
         }
+        let end = match why {
+            Leaving::Dismissed => None,
+            Leaving::Ended(end) => end.map(Ok),
+            Leaving::Failed(error) => Some(Err(error)),
+        };
         if self.leave(end) && !dismissed {
+            dispatch.connection.set_ended();
             dispatch.destroy_once();
         }
     }
@@ -168,7 +181,8 @@ impl Gate {
     pub fn leave(&self, end: Option<io::Result<End>>) -> bool {
         let mut state = self.state.lock();
         state.alive -= 1;
-        if state.end.is_none() {
+        // What one could not go on for does not count where the others saw an orderly end.
+        if state.end.is_none() || matches!((&state.end, &end), (Some(Err(_)), Some(Ok(_)))) {
             state.end = end;
         }
         self.changed.notify_all();

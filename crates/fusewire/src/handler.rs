@@ -23,7 +23,11 @@ pub trait Handler: Send + Sync + 'static {
 
     /// The client of request `unique` was hit by a signal. Called after the request's
     /// [`Interrupt`](crate::Interrupt) was set, so that a thread that waits on something of its
-    /// own can be woken; need not do anything.
+    /// own can be woken; need not do anything. `unique` is what the request's header has.
+    ///
+    /// Not called if the signal came before the request, and called before [`Handler::handle`] if it
+    /// came at the same moment: whoever lets a request wait looks at its `Interrupt` once it can be
+    /// found here.
     fn interrupt(&self, unique: u64) {
         let _ = unique;
     }

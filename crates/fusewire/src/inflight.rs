@@ -1,6 +1,8 @@
 //! Requests that were read and not yet answered, and which of them were interrupted.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -9,69 +11,108 @@ use crate::connection::Connection;
 
 const SHARDS: usize = 16;
 /// Targets of interrupts that came too early which are remembered.
-const EARLY_TARGETS: usize = 64;
+const EARLY_TARGETS: usize = 1024;
 /// How often one of them is sent back to the kernel before it is given up.
 const EARLY_RETRIES: u32 = 1000;
+/// How long one is remembered: by then its request was taken, or answered before.
+const EARLY_AGE: Duration = Duration::from_secs(10);
 
 /// One entry per request in flight, so its size is bounded by what the kernel has in flight.
 #[derive(Default)]
 pub(crate) struct InFlight {
-    shards: [Mutex<HashMap<u64, bool>>; SHARDS],
-    early: Mutex<VecDeque<(u64, u32)>>,
+    shards: [Mutex<HashMap<u64, Entry>>; SHARDS],
+    /// Locked below a shard.
+    early: Mutex<VecDeque<Early>>,
+    /// Whether there is an early target. Changed with `early` locked, set with the target's shard too.
+    has_early: AtomicBool,
+}
+
+/// The target of an interrupt that came too early.
+struct Early {
+    target: u64,
+    tries: u32,
+    since: Instant,
+}
+
+struct Entry {
+    /// The number by which the handler knows the request: with the mark of one that comes again, which
+    /// an INTERRUPT of it has or has not.
+    given: u64,
+    interrupted: bool,
 }
 
 /// What to do about an INTERRUPT.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Interrupted {
-    /// The request is marked.
-    Marked,
-    /// Its request is not known: answered already, or read by another thread that has not
-    /// registered it yet. The kernel shall send the interrupt again, if the request still exists.
+    /// The request is marked; the handler knows it by this number.
+    Marked(u64),
+    /// Its request is not known: answered already, or taken by another thread that has not
+    /// registered it yet, and finds the mark when it does. The kernel shall send the interrupt again,
+    /// if the request still exists. (Of a request that came by a ring it will not: it looks for it
+    /// among those that were read from the device.)
     Retry,
     /// Sent back too often: whoever has the request is not this process.
     GiveUp,
 }
 
+/// The number of a request when it came first.
+fn first(unique: u64) -> u64 {
+    unique & !UNIQUE_RESEND
+}
+
 impl InFlight {
-    fn shard(&self, unique: u64) -> &Mutex<HashMap<u64, bool>> {
+    fn shard(&self, unique: u64) -> &Mutex<HashMap<u64, Entry>> {
         // The kernel counts uniques up by 2.
-        &self.shards[(unique >> 1) as usize % SHARDS]
+        &self.shards[(first(unique) >> 1) as usize % SHARDS]
     }
 
-    pub fn register(&self, unique: u64) {
-        let unique = unique & !UNIQUE_RESEND;
-        self.shard(unique).lock().insert(unique, false);
+    /// A request is about to be given to the handler, by this number.
+    pub fn register(&self, given: u64) {
+        let mut shard = self.shard(given).lock();
+        let interrupted = self.has_early.load(Ordering::Acquire) && self.take_early(first(given));
+        shard.insert(first(given), Entry { given, interrupted });
+    }
+
+    /// Whether an interrupt of this request came before it.
+    fn take_early(&self, unique: u64) -> bool {
+        let mut early = self.early.lock();
+        while early.front().is_some_and(|early| early.since.elapsed() > EARLY_AGE) {
+            early.pop_front();
+        }
+        let at = early.iter().position(|early| early.target == unique);
+        let found = at.and_then(|at| early.remove(at)).is_some();
+        self.has_early.store(!early.is_empty(), Ordering::Release);
+        found
     }
 
     pub fn remove(&self, unique: u64) {
-        let unique = unique & !UNIQUE_RESEND;
-        self.shard(unique).lock().remove(&unique);
+        self.shard(unique).lock().remove(&first(unique));
     }
 
     pub fn interrupt(&self, unique: u64) -> Interrupted {
-        let unique = unique & !UNIQUE_RESEND;
-        if let Some(interrupted) = self.shard(unique).lock().get_mut(&unique) {
-            *interrupted = true;
-            return Interrupted::Marked;
+        let mut shard = self.shard(unique).lock();
+        if let Some(entry) = shard.get_mut(&first(unique)) {
+            entry.interrupted = true;
+            return Interrupted::Marked(entry.given);
         }
         let mut early = self.early.lock();
-        if let Some((_, tries)) = early.iter_mut().find(|(target, _)| *target == unique) {
-            *tries += 1;
-            if *tries > EARLY_RETRIES {
+        if let Some(known) = early.iter_mut().find(|early| early.target == first(unique)) {
+            known.tries += 1;
+            if known.tries > EARLY_RETRIES {
                 return Interrupted::GiveUp;
             }
         } else {
             if early.len() == EARLY_TARGETS {
                 early.pop_front();
             }
-            early.push_back((unique, 1));
+            early.push_back(Early { target: first(unique), tries: 1, since: Instant::now() });
+            self.has_early.store(true, Ordering::Release);
         }
         Interrupted::Retry
     }
 
     pub fn is_interrupted(&self, unique: u64) -> bool {
-        let unique = unique & !UNIQUE_RESEND;
-        self.shard(unique).lock().get(&unique).copied().unwrap_or(false)
+        self.shard(unique).lock().get(&first(unique)).is_some_and(|entry| entry.interrupted)
     }
 
     pub fn len(&self) -> usize {
@@ -107,12 +148,39 @@ mod tests {
         let table = InFlight::default();
         table.register(10);
         assert!(!table.is_interrupted(10));
-        assert_eq!(table.interrupt(10), Interrupted::Marked);
+        assert_eq!(table.interrupt(10), Interrupted::Marked(10));
         assert!(table.is_interrupted(10));
         assert!(table.is_interrupted(10 | UNIQUE_RESEND));
         table.remove(10 | UNIQUE_RESEND);
         assert!(!table.is_interrupted(10));
         assert_eq!(table.len(), 0);
+    }
+
+    #[test]
+    fn interrupt_of_a_request_that_came_again_then_the_handler_knows_it_by_its_own_number() {
+        let table = InFlight::default();
+        let resent = 10 | UNIQUE_RESEND;
+        table.register(resent);
+        // The kernel puts the mark into those that it sends again itself, but not where the request
+        // stayed in an entry of a ring.
+        assert_eq!(table.interrupt(10), Interrupted::Marked(resent));
+        assert_eq!(table.interrupt(resent), Interrupted::Marked(resent));
+        table.remove(10);
+        assert_eq!(table.len(), 0);
+    }
+
+    #[test]
+    fn interrupt_when_it_comes_before_its_request_then_the_request_is_marked_from_the_start() {
+        let table = InFlight::default();
+        assert_eq!(table.interrupt(10), Interrupted::Retry);
+        table.register(12);
+        assert!(!table.is_interrupted(12));
+        table.register(10 | UNIQUE_RESEND);
+        assert!(table.is_interrupted(10));
+        table.remove(10);
+        table.register(10);
+        assert!(!table.is_interrupted(10), "it counts once");
+        assert!(!table.has_early.load(Ordering::Relaxed), "nobody looks for early ones in vain");
     }
 
     #[test]
@@ -122,7 +190,7 @@ mod tests {
             assert_eq!(table.interrupt(4), Interrupted::Retry);
         }
         assert_eq!(table.interrupt(4), Interrupted::GiveUp);
-        for target in 0..10 * EARLY_TARGETS as u64 {
+        for target in 0..3 * EARLY_TARGETS as u64 {
             table.interrupt(1000 + 2 * target);
         }
         assert!(table.early.lock().len() <= EARLY_TARGETS);

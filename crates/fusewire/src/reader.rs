@@ -1,6 +1,5 @@
 //! The readers: threads that take requests from the device.
 
-use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +10,17 @@ use rustix::io::Errno;
 use crate::buffer::Buffer;
 use crate::connection::REQUEST_START;
 use crate::dispatch::Dispatch;
-use crate::gate::Gate;
+use crate::gate::{Gate, Leaving};
 use crate::handler::Handler;
 use crate::session::End;
 
 /// How long a reader waits for a buffer before it looks whether it shall park.
 const BUFFER_PATIENCE: Duration = Duration::from_millis(20);
+
+/// How often in a row a thread that takes requests tries again after an error that nobody expects, as when the kernel has
+/// no memory for a moment, and how long it waits before.
+pub(crate) const ODD_ERRORS: u32 = 100;
+pub(crate) const ODD_PAUSE: Duration = Duration::from_millis(100);
 
 /// What one reader thread works with.
 pub(crate) struct Reader<H> {
@@ -31,18 +35,17 @@ impl<H: Handler> Reader<H> {
     /// Serves until the file system is gone or the gate dismisses.
     pub fn run(self) {
         self.gate.accept_signal(self.index);
-        let end = self.serve_all();
-        let dismissed = end.is_none();
-        self.gate.leave_for_good(end, dismissed, &self.dispatch);
+        let why = self.serve_all();
+        self.gate.leave_for_good(why, &self.dispatch);
     }
 
-    /// Why it ended; `None` when dismissed.
-    fn serve_all(&self) -> Option<io::Result<End>> {
+    fn serve_all(&self) -> Leaving {
         let gate = &*self.gate;
+        let mut odd = 0;
         let mut kept: Option<Buffer> = None;
         loop {
             if !gate.pass() {
-                return None;
+                return Leaving::Dismissed;
             }
             // Before reading: with a request in hand there is no way back.
             let pool = self.dispatch.connection.large_pool();
@@ -57,19 +60,30 @@ impl<H: Handler> Reader<H> {
             });
             match read {
                 Ok(0) | Err(Errno::NODEV | Errno::NOTCONN | Errno::CONNRESET) => {
-                    return Some(Ok(End::Unmounted));
+                    return Leaving::Ended(Some(End::Unmounted));
                 }
-                Err(Errno::CONNABORTED) => return Some(Ok(End::Aborted)),
-                Ok(length) => kept = self.dispatch.serve(buffer, length),
+                Err(Errno::CONNABORTED) => return Leaving::Ended(Some(End::Aborted)),
+                Ok(length) => {
+                    odd = 0;
+                    kept = self.dispatch.serve(buffer, length);
+                }
                 // ENOENT: the request was aborted while it was being read.
                 Err(Errno::INTR | Errno::NOENT) => kept = Some(buffer),
                 Err(Errno::AGAIN) => {
                     kept = Some(buffer);
                     self.wait_readable();
                 }
+                Err(error) if odd < ODD_ERRORS => {
+                    if odd == 0 {
+                        tracing::error!(%error, "reading requests failed; it is tried again");
+                    }
+                    odd += 1;
+                    kept = Some(buffer);
+                    std::thread::sleep(ODD_PAUSE);
+                }
                 Err(error) => {
-                    tracing::error!(%error, "reading requests failed");
-                    return Some(Err(error.into()));
+                    tracing::error!(%error, "reading requests fails: a reader ends");
+                    return Leaving::Failed(error.into());
                 }
             }
         }

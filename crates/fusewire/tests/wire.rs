@@ -4,13 +4,14 @@
 mod kernel;
 
 use std::io::IoSlice;
+use std::net::UdpSocket;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fusewire::{
     Attr, DirectoryBuffer, End, Entry, Features, FileKind, Handler, Lock, OpenOutFlags, Opened,
-    Operation, Options, Reply, Request, Running, Statfs, Statx, Timestamp, opcode,
+    Operation, Options, Parts, Reply, Request, Running, Session, Statfs, Statx, Timestamp, opcode,
 };
 use kernel::{Bytes, Kernel, b, message, session};
 use parking_lot::Mutex;
@@ -247,10 +248,10 @@ fn forgets_when_sent_then_counted_and_never_answered() {
 }
 
 #[test]
-fn interrupt_when_request_waits_then_flag_is_set_and_when_unknown_then_requeued() {
+fn interrupt_when_request_waits_then_flag_is_set_and_when_unknown_then_remembered_and_requeued() {
     let (kernel, _running, handler) = scripted(&Options::default(), |request, reply| {
         let token = request.interrupt_token();
-        assert!(!token.is_set());
+        assert_eq!(token.is_set(), request.header().unique == 18, "before it came");
         std::thread::spawn(move || {
             let deadline = Instant::now() + Duration::from_secs(10);
             while !token.is_set() && Instant::now() < deadline {
@@ -260,8 +261,11 @@ fn interrupt_when_request_waits_then_flag_is_set_and_when_unknown_then_requeued(
             reply.error(libc::EINTR);
         });
     });
-    kernel.send(&message(opcode::INTERRUPT, 21, 0, &b().u64(20)));
-    assert_eq!(kernel.receive(), b().u32(16).u32(-libc::EAGAIN as u32).u64(21).0);
+    kernel.send(&message(opcode::INTERRUPT, 19, 0, &b().u64(18)));
+    assert_eq!(kernel.receive(), b().u32(16).u32(-libc::EAGAIN as u32).u64(19).0);
+    // The kernel need not send it again: of a request that comes by a ring it does not.
+    kernel.send(&message(opcode::LOOKUP, 18, 1, &b().raw(b"slow\0")));
+    assert_eq!(kernel.receive(), b().u32(16).u32(-libc::EINTR as u32).u64(18).0);
     kernel.send(&message(opcode::LOOKUP, 20, 1, &b().raw(b"slow\0")));
     kernel.send(&message(opcode::LOOKUP, 22, 1, &b().raw(b"slow\0")));
     std::thread::sleep(Duration::from_millis(20));
@@ -352,4 +356,51 @@ fn park_when_a_handler_blocks_then_times_out_and_goes_on() {
     kernel.receive();
     kernel.send(&message(opcode::STATFS, 4, 1, &b()));
     assert_eq!(kernel.receive(), b().u32(16).u32(0).u64(4).0);
+}
+
+/// A device that fails now and then: a reader of a UDP socket hears once that nobody was there.
+#[test]
+fn reader_when_it_has_an_odd_error_then_the_connection_goes_on_and_hears_of_its_real_end() {
+    let kernel = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let device = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let (at, here) = (kernel.local_addr().expect("bound"), device.local_addr().expect("bound"));
+    device.connect(at).expect("connected");
+    let handler = Arc::new(Scripted {
+        script: Box::new(|_, reply| reply.error(libc::ENOENT)),
+        forgotten: Mutex::default(),
+        interrupts: AtomicU64::new(0),
+        destroyed: AtomicU64::new(0),
+    });
+    let parts = Parts {
+        device: device.into(),
+        negotiated: kernel::negotiated(),
+        mountpoint: None,
+        rings: None,
+    };
+    let options = Options { threads: 2, ..Options::default() };
+    let session = Session::from_parts(parts, &options, Arc::clone(&handler)).expect("adopted");
+    let running = session.spawn().expect("readers start");
+    drop(kernel);
+    for _ in 0..4 {
+        let _ = running.connection().notify_inval_inode(1, 0, 0);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let kernel = UdpSocket::bind(at).expect("the same address");
+    kernel.connect(here).expect("connected");
+    kernel.set_read_timeout(Some(Duration::from_millis(300))).expect("a limit");
+    let mut answer = [0; 64];
+    let answered = (1..100_u64).any(|number| {
+        kernel.send(&message(opcode::LOOKUP, 2 * number, 1, &b().raw(b"x\0"))).expect("sent");
+        kernel.recv(&mut answer).is_ok()
+    });
+    assert!(answered, "others read on");
+    assert!(!running.connection().has_ended(), "one error of one reader is no end");
+    assert_eq!(handler.destroyed.load(Ordering::SeqCst), 0);
+    // An empty message is the end.
+    for _ in 0..2 {
+        kernel.send(&[]).expect("sent");
+    }
+    assert_eq!(running.join().expect("an orderly end"), End::Unmounted);
+    assert!(running.connection().has_ended());
+    assert_eq!(handler.destroyed.load(Ordering::SeqCst), 1);
 }

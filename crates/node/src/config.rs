@@ -150,6 +150,9 @@ pub struct NodeConfig {
     pub passthrough_reserve_bytes: u64,
     /// How long a request waits for the backing store.
     pub backing_timeout: Duration,
+    /// When no program has asked for anything for so long, memory that only makes answers faster is
+    /// given back.
+    pub memory_idle: Duration,
     /// Threads that wait for slow devices on behalf of requests.
     pub slow_threads: usize,
     /// Threads that copy files to the backing store.
@@ -189,6 +192,7 @@ impl NodeConfig {
             fetch_on_open_bytes: 512 << 10,
             passthrough_reserve_bytes: 256 << 20,
             backing_timeout: Duration::from_secs(30),
+            memory_idle: Duration::from_secs(30),
             slow_threads: 32,
             flush_threads: 8,
             throttle: None,

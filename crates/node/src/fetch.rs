@@ -730,7 +730,17 @@ impl Node {
     pub(crate) fn limits(&self, priority: Priority) -> Limits {
         let streams = self.streams.clone().filter(|_| priority == Priority::WriteBack);
         let turns = streams.map(|streams| streams as Arc<dyn Turns>);
-        Limits { priority, turns, ..self.copies.clone() }
+        let limits = Limits { priority, turns, ..self.copies.clone() };
+        match priority {
+            Priority::WriteBack => Limits { progress: self.written_back.clone(), ..limits },
+            _ => limits,
+        }
+    }
+
+    /// Bytes copied to the backing store since the start, as they are copied: a file counts before it
+    /// is whole there.
+    pub fn bytes_written_back(&self) -> u64 {
+        self.written_back.bytes.load(Ordering::Relaxed)
     }
 
     /// While it is held, copies that nobody waits for stand back.

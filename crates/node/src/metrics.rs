@@ -377,6 +377,13 @@ impl<L: Label, C: Cell, const N: usize> Field for Family<L, C, N> {
     }
 }
 
+impl Metrics {
+    /// Operations of programs so far.
+    pub(crate) fn operations(&self) -> u64 {
+        Op::ALL.iter().map(|op| self.op_seconds.of(*op).count()).sum()
+    }
+}
+
 macro_rules! metrics {
     ($($field:ident: $type:ty = $name:literal, $unit:literal, $stability:ident, $help:literal;)+) => {
         /// All metrics of a node.

@@ -90,6 +90,8 @@ pub struct Node {
     pub(crate) imports: Imports,
     pub(crate) reconciler: Reconciler,
     pub(crate) copies: Limits,
+    /// Counts what is copied to the backing store.
+    pub(crate) written_back: Arc<forebay_store::copy::Progress>,
     pub(crate) names: Namespace,
     pub(crate) metrics: Metrics,
     pub(crate) busiest: crate::busiest::Busiest,
@@ -280,6 +282,7 @@ impl Node {
                 gate: Some(Arc::new(Gate::new(GATE_WAIT))),
                 ..Limits::plain(Priority::Demand)
             },
+            written_back: Arc::default(),
             names: Namespace::default(),
             metrics: Metrics::default(),
             busiest: Default::default(),

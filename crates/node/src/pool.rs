@@ -2,14 +2,17 @@
 //!
 //! A request that would have to wait is tried again here. Threads are started when all others are
 //! busy, up to a limit, and end after idling. The queue is bounded: what does not fit is refused.
+//!
+//! Users take turns, and none has all threads or all places: a program that asks for a thousand things
+//! of a store that hangs holds up its own user.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -26,8 +29,64 @@ pub enum Urgency {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Refused;
 
+/// Who asked for a job; nobody is the daemon itself, and root.
+type User = Option<u32>;
+
+/// Jobs that somebody waits for.
+#[derive(Default)]
+struct Demands {
+    waiting: HashMap<User, VecDeque<Job>>,
+    /// Those of whom something waits, in the order of their turns.
+    turns: VecDeque<User>,
+    running: HashMap<User, usize>,
+    count: usize,
+}
+
+impl Demands {
+    fn push(&mut self, user: User, job: Job) {
+        let jobs = self.waiting.entry(user).or_default();
+        if jobs.is_empty() {
+            self.turns.push_back(user);
+        }
+        jobs.push_back(job);
+        self.count += 1;
+    }
+
+    fn waiting_of(&self, user: User) -> usize {
+        self.waiting.get(&user).map_or(0, VecDeque::len)
+    }
+
+    /// The job of the next user who has fewer than `most` threads. It is to be ended by
+    /// [`Demands::end`].
+    fn begin(&mut self, most: usize) -> Option<(User, Job)> {
+        let may = |user: &User| {
+            user.is_none() || self.running.get(user).is_none_or(|running| *running < most)
+        };
+        let at = self.turns.iter().position(may)?;
+        let user = self.turns.remove(at)?;
+        let jobs = self.waiting.get_mut(&user)?;
+        let job = jobs.pop_front()?;
+        match jobs.is_empty() {
+            true => drop(self.waiting.remove(&user)),
+            false => self.turns.push_back(user),
+        }
+        self.count -= 1;
+        *self.running.entry(user).or_default() += 1;
+        Some((user, job))
+    }
+
+    fn end(&mut self, user: User) {
+        if let Some(running) = self.running.get_mut(&user) {
+            *running -= 1;
+            if *running == 0 {
+                self.running.remove(&user);
+            }
+        }
+    }
+}
+
 struct Queues {
-    demand: VecDeque<Job>,
+    demand: Demands,
     background: VecDeque<Job>,
     threads: usize,
     idle: usize,
@@ -56,7 +115,7 @@ impl Pool {
     /// A pool of at most `threads` threads with room for `queued` waiting jobs of each urgency.
     pub fn new(threads: usize, queued: usize) -> Self {
         let queues = Queues {
-            demand: VecDeque::new(),
+            demand: Demands::default(),
             background: VecDeque::new(),
             threads: 0,
             idle: 0,
@@ -82,19 +141,36 @@ impl Pool {
         urgency: Urgency,
         job: impl FnOnce() + Send + 'static,
     ) -> Result<(), Refused> {
+        self.take(urgency, None, Box::new(job))
+    }
+
+    /// Hands over a job that a program of this user waits for.
+    ///
+    /// # Errors
+    /// [`Refused`] as for [`Pool::run`], or as three quarters of the queue are this user's.
+    pub fn run_for(&self, uid: u32, job: impl FnOnce() + Send + 'static) -> Result<(), Refused> {
+        self.take(Urgency::Demand, (uid != 0).then_some(uid), Box::new(job))
+    }
+
+    fn take(&self, urgency: Urgency, user: User, job: Job) -> Result<(), Refused> {
         let mut queues = self.shared.queues.lock();
-        let closed = queues.closed;
-        let queue = match urgency {
-            Urgency::Demand => &mut queues.demand,
-            Urgency::Background => &mut queues.background,
+        let most = self.shared.most_queued;
+        let waiting = match urgency {
+            Urgency::Demand => queues.demand.count,
+            Urgency::Background => queues.background.len(),
         };
-        if closed || queue.len() >= self.shared.most_queued {
+        let too_many = user.is_some() && queues.demand.waiting_of(user) >= (most * 3 / 4).max(1);
+        if queues.closed || waiting >= most || too_many {
             return Err(Refused);
         }
-        queue.push_back(Box::new(job));
-        if queues.idle > 0 {
-            self.shared.wake.notify_one();
-        } else if queues.threads < self.shared.most_threads {
+        match urgency {
+            Urgency::Demand => queues.demand.push(user, job),
+            Urgency::Background => queues.background.push_back(job),
+        }
+        self.shared.wake.notify_one();
+        // One that idles may be on its way to another job.
+        let waiting = queues.demand.count + queues.background.len();
+        if waiting > queues.idle && queues.threads < self.shared.most_threads {
             let shared = self.shared.clone();
             let started = thread::Builder::new().name("slow".into()).spawn(move || shared.serve());
             match started {
@@ -108,14 +184,14 @@ impl Pool {
     /// Jobs that wait for a thread.
     pub fn queued(&self) -> usize {
         let queues = self.shared.queues.lock();
-        queues.demand.len() + queues.background.len()
+        queues.demand.count + queues.background.len()
     }
 
     /// Jobs of one urgency that wait for a thread.
     pub fn queued_as(&self, urgency: Urgency) -> usize {
         let queues = self.shared.queues.lock();
         match urgency {
-            Urgency::Demand => queues.demand.len(),
+            Urgency::Demand => queues.demand.count,
             Urgency::Background => queues.background.len(),
         }
     }
@@ -156,7 +232,7 @@ impl Pool {
 
 impl Queues {
     fn is_at_rest(&self) -> bool {
-        self.demand.is_empty() && self.background.is_empty() && self.idle == self.threads
+        self.demand.count == 0 && self.background.is_empty() && self.idle == self.threads
     }
 }
 
@@ -167,18 +243,17 @@ impl Shared {
             // Background work never takes the last quarter of the threads: a demand that comes
             // while the backing store hangs must find one.
             let room = queues.background_running < (self.most_threads * 3 / 4).max(1);
-            let (job, background) = match queues.demand.pop_front() {
-                Some(job) => (Some(job), false),
-                None if room => (queues.background.pop_front(), true),
-                None => (None, false),
-            };
-            if let Some(job) = job {
-                queues.background_running += usize::from(background);
-                // A defect in a job does not cost the pool a thread; the panic was reported.
-                parking_lot::MutexGuard::unlocked(&mut queues, || {
-                    drop(catch_unwind(AssertUnwindSafe(job)));
-                });
-                queues.background_running -= usize::from(background);
+            // No user's jobs take the last eighth.
+            let of_one = self.most_threads - self.most_threads / 8;
+            if let Some((user, job)) = queues.demand.begin(of_one) {
+                do_unlocked(&mut queues, job);
+                queues.demand.end(user);
+                continue;
+            }
+            if room && let Some(job) = queues.background.pop_front() {
+                queues.background_running += 1;
+                do_unlocked(&mut queues, job);
+                queues.background_running -= 1;
                 continue;
             }
             if queues.closed {
@@ -190,13 +265,18 @@ impl Shared {
             }
             let timed_out = self.wake.wait_for(&mut queues, IDLE).timed_out();
             queues.idle -= 1;
-            if timed_out && queues.demand.is_empty() && queues.background.is_empty() {
+            if timed_out && queues.demand.count == 0 && queues.background.is_empty() {
                 break;
             }
         }
         queues.threads -= 1;
         self.ended.notify_all();
     }
+}
+
+/// A defect in a job does not cost the pool a thread; the panic was reported.
+fn do_unlocked(queues: &mut MutexGuard<'_, Queues>, job: Job) {
+    MutexGuard::unlocked(queues, || drop(catch_unwind(AssertUnwindSafe(job))));
 }
 
 #[cfg(test)]
@@ -249,6 +329,66 @@ mod tests {
         assert!(refused >= 14, "2 running and 4 waiting at most, refused {refused}");
         drop(held);
         assert!(pool.close(Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn user_whose_jobs_hang_then_others_find_threads_and_places() {
+        let pool = Pool::new(8, 40);
+        let gate = Arc::new(Mutex::new(()));
+        let held = gate.lock();
+        let (mut taken, mut refused) = (0, 0);
+        for _ in 0..100 {
+            let gate = gate.clone();
+            match pool.run_for(1000, move || drop(gate.lock())) {
+                Ok(()) => taken += 1,
+                Err(Refused) => refused += 1,
+            }
+        }
+        assert!((30..=37).contains(&taken), "7 threads and 30 places: {taken}, {refused} refused");
+        let (send, receive) = std::sync::mpsc::channel();
+        for uid in [1001, 0, 1002] {
+            let send = send.clone();
+            pool.run_for(uid, move || send.send(uid).expect("the test waits")).expect("a place");
+        }
+        for _ in 0..3 {
+            receive.recv_timeout(Duration::from_secs(20)).expect("the others' jobs ran");
+        }
+        drop(held);
+        assert!(pool.close(Duration::from_secs(20)), "all that was taken is done");
+        assert_eq!(pool.queued(), 0);
+    }
+
+    #[test]
+    fn jobs_when_they_come_at_once_and_one_thread_idles_then_none_waits_for_the_other() {
+        let pool = Pool::new(4, 40);
+        for _ in 0..20 {
+            pool.run(Urgency::Demand, || ()).expect("a place");
+            assert!(pool.rest(Duration::from_secs(20)), "a thread idles");
+            let gate = Arc::new(Mutex::new(()));
+            let held = gate.lock();
+            let hangs = gate.clone();
+            pool.run(Urgency::Demand, move || drop(hangs.lock())).expect("a place");
+            let (send, receive) = std::sync::mpsc::channel();
+            pool.run(Urgency::Demand, move || send.send(()).expect("waited for")).expect("a place");
+            receive.recv_timeout(Duration::from_secs(20)).expect("another thread does it");
+            drop(held);
+        }
+    }
+
+    #[test]
+    fn users_when_one_asks_for_much_then_they_take_turns() {
+        let mut demands = Demands::default();
+        for user in [Some(1), Some(1), Some(1), Some(2), None] {
+            demands.push(user, Box::new(|| ()));
+        }
+        let mut order = Vec::new();
+        while let Some((user, _)) = demands.begin(2) {
+            order.push(user);
+        }
+        assert_eq!(order, [Some(1), Some(2), None, Some(1)], "he has two threads");
+        demands.end(Some(1));
+        assert_eq!(demands.begin(2).map(|(user, _)| user), Some(Some(1)));
+        assert_eq!(demands.count, 0);
     }
 
     #[test]

@@ -84,6 +84,12 @@ fn age_s(record: &Record) -> u64 {
 }
 
 impl Node {
+    /// Calls of the metadata engine so far.
+    pub fn engine_calls(&self) -> u64 {
+        let calls = self.meta.round_trips();
+        calls.executes + calls.scans
+    }
+
     /// The tiers, fastest first.
     pub fn tier_reports(&self) -> Vec<TierReport> {
         let mut reports: Vec<TierReport> = self

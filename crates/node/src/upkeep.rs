@@ -1,5 +1,5 @@
 //! What is looked after every few seconds, on a thread that may wait: a backing store that is not where
-//! it was, and what its faults have left.
+//! it was, what its faults have left, and memory that nobody needs.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -26,6 +26,30 @@ pub(crate) struct Upkeep {
     backing: OnceLock<Identity>,
     /// What is wrong with that path now.
     displaced: Mutex<Option<String>>,
+    quiet: Mutex<Quiet>,
+}
+
+/// Since when no program has asked for anything.
+struct Quiet {
+    operations: u64,
+    since: Instant,
+    given_back: GivenBack,
+}
+
+impl Default for Quiet {
+    fn default() -> Self {
+        Quiet { operations: 0, since: Instant::now(), given_back: GivenBack::Nothing }
+    }
+}
+
+/// What was given back of the memory since then.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GivenBack {
+    Nothing,
+    /// Caches; what they were in is on its way to the allocator.
+    Caches,
+    /// The allocator's free memory as well.
+    Everything,
 }
 
 impl Node {
@@ -55,11 +79,42 @@ impl Node {
         let begun = self.later(|node| {
             node.look_after_backing_place();
             node.remove_strays();
+            node.give_memory_back();
             node.upkeep.under_way.store(false, Ordering::Release);
         });
         if !begun {
             self.upkeep.under_way.store(false, Ordering::Release);
         }
+    }
+
+    /// When programs are quiet: caches, and then what the allocator holds of freed memory, which it
+    /// keeps where many threads have had their share of it.
+    fn give_memory_back(&self) {
+        let operations = self.metrics.operations();
+        let mut quiet = self.upkeep.quiet.lock();
+        if quiet.operations != operations {
+            *quiet = Quiet { operations, ..Quiet::default() };
+        }
+        if quiet.since.elapsed() < self.config.memory_idle {
+            return;
+        }
+        quiet.given_back = match quiet.given_back {
+            GivenBack::Nothing => {
+                self.meta.release_memory();
+                GivenBack::Caches
+            }
+            GivenBack::Caches => {
+                release_free_memory();
+                GivenBack::Everything
+            }
+            GivenBack::Everything => GivenBack::Everything,
+        };
+    }
+
+    /// Records and names that are kept in memory, which are bounded, and read again when they are
+    /// wanted.
+    pub fn cached_records(&self) -> usize {
+        self.meta.cached()
     }
 
     fn look_after_backing_place(&self) {
@@ -87,6 +142,15 @@ impl Node {
             None => tracing::info!(backing = %path, "the backing store is back at its path"),
         }
         *displaced = found;
+    }
+}
+
+/// Gives freed memory back to the system.
+fn release_free_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes the allocator's own locks and touches nothing that is in use.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 

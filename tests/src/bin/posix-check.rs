@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use forebay_tests::{Failure, Outcome, fsx, model, os, posix, power, programs, random};
+use forebay_tests::{Failure, Outcome, fsx, model, os, posix, power, programs, random, soak};
 
 /// Checks a directory's file system: POSIX conformance by default, random operations on request.
 ///
@@ -74,6 +75,20 @@ enum Suite {
         #[arg(long)]
         cases: bool,
     },
+    /// Programs, a backing store that fails now and then, upgrades and kills of daemons on one mount.
+    /// Fails when something acknowledged is missing, or when memory, descriptors, threads or files left
+    /// behind grow. Needs root and a forebay binary, for faults one with the feature `failpoints`.
+    Soak {
+        /// How long, in minutes; the drain at the end comes on top.
+        #[arg(long, default_value_t = 60.0)]
+        minutes: f64,
+        /// Repeats the steps of a run (not its timing); without it the clock chooses.
+        #[arg(long)]
+        seed: Option<u64>,
+        /// A directory for soak.csv and soak.svg.
+        #[arg(long)]
+        results: Option<PathBuf>,
+    },
     /// Unmodified programs.
     Programs {
         /// Directory to test in.
@@ -97,6 +112,12 @@ fn main() -> ExitCode {
         (Some(Suite::Power { cuts, seed, .. }), _) => {
             let seed = seed.unwrap_or_else(|| random::seed_from_env("FOREBAY_SEED"));
             report(power::run(seed, cuts), seed)
+        }
+        (Some(Suite::Soak { minutes, seed, results }), _) => {
+            let seed = seed.unwrap_or_else(|| random::seed_from_env("FOREBAY_SEED"));
+            let length = Duration::from_secs_f64(minutes.clamp(0.0, 1e6) * 60.0);
+            println!("seed {seed}");
+            report(soak::run(&soak::Settings { length, seed, results }), seed)
         }
         (Some(Suite::Programs { dir }), _) => programs::run(&dir).is_empty(),
         (None, None) => {

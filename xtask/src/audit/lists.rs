@@ -12,6 +12,8 @@ pub struct Lists {
     pub accepted_unmaintained: &'static [(&'static str, &'static str)],
     /// Crates that are built in several major versions, and in how many. May only shrink.
     pub duplicates: &'static [(&'static str, usize)],
+    /// Vulnerabilities that don't concern this program, and why.
+    pub accepted_advisories: &'static [(&'static str, &'static str)],
 }
 
 const ONE_RUNTIME: &str = "a second asynchronous runtime; tokio is the one";
@@ -79,4 +81,5 @@ pub const LISTS: Lists = Lists {
         ("synstructure", 2),
         ("syn", 2),
     ],
+    accepted_advisories: &[],
 };

@@ -489,6 +489,8 @@ pub struct Progress {
     pub bytes_total: u64,
     /// Entries of the backlog that are left.
     pub backlog_left: u64,
+    /// Bytes that the daemon has copied to the backing store in its life, parts of files included.
+    pub bytes_copied: u64,
     /// What is being worked on.
     pub current: Option<WirePath>,
 }

@@ -438,6 +438,7 @@ impl Control for NodeControl {
                     bytes_done: bytes_total - left.bytes,
                     bytes_total,
                     backlog_left: left.entries,
+                    bytes_copied: self.node.bytes_written_back(),
                     current: None,
                 })
             })

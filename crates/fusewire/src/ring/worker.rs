@@ -13,13 +13,15 @@ use super::queue::{Queue, Slot};
 use crate::abi::{self, UNIQUE_RESEND, Wire};
 use crate::connection::{REQUEST_START, SMALL};
 use crate::dispatch::Dispatch;
-use crate::gate::Gate;
+use crate::gate::{Gate, Leaving};
 use crate::handler::Handler;
+use crate::reader::{ODD_ERRORS, ODD_PAUSE};
 use crate::reply::Reply;
 
 /// The `user_data` of the read that waits for answers of other threads.
 const WAKE: u64 = u64::MAX;
-/// How often an entry may be registered again after a commit that the kernel did not know.
+/// How often entries may be registered again, without a request in between, that the kernel has let
+/// go of.
 const RENEWALS: u32 = 10_000;
 /// How often a resting thread commits what others have answered.
 const REST: Duration = Duration::from_micros(500);
@@ -49,6 +51,8 @@ pub(crate) struct Worker<H> {
     /// Entries that the kernel has or that are being served.
     alive: usize,
     renewals: u32,
+    /// The kernel has said that the connection has ended.
+    ended: bool,
     woken: Box<[u8; 8]>,
     answered: Vec<u16>,
     completed: Vec<(u64, i32)>,
@@ -72,6 +76,7 @@ impl<H: Handler> Worker<H> {
             commits: vec![(0, 0); depth],
             alive: 0,
             renewals: 0,
+            ended: false,
             woken: Box::new([0; 8]),
             answered: Vec::with_capacity(depth),
             completed: Vec::with_capacity(depth + 1),
@@ -100,9 +105,9 @@ impl<H: Handler> Worker<H> {
         if self.inherited != Inherited::Nothing {
             self.dispatch.connection.catches_up();
         }
-        let dismissed = failed || !self.serve_all();
+        let why = if failed { Leaving::Dismissed } else { self.serve_all() };
         self.queue.close();
-        self.gate.leave_for_good(None, dismissed, &self.dispatch);
+        self.gate.leave_for_good(why, &self.dispatch);
     }
 
     /// To the CPU whose clients it serves. Fails for a CPU that is offline or not allowed; then it
@@ -262,12 +267,12 @@ impl<H: Handler> Worker<H> {
         completed.extend(ring.completion().map(|done| (done.user_data(), done.result())));
     }
 
-    /// False when dismissed.
-    fn serve_all(&mut self) -> bool {
+    fn serve_all(&mut self) -> Leaving {
         let gate = Arc::clone(&self.gate);
+        let mut odd = 0;
         loop {
             if gate.is_closed() && !gate.rest(REST, || self.rest()) {
-                return false;
+                return Leaving::Dismissed;
             }
             self.commit();
             self.collect();
@@ -275,18 +280,26 @@ impl<H: Handler> Worker<H> {
                 self.complete(of, result);
             }
             if self.alive == 0 {
-                return true;
+                return match self.ended {
+                    true => Leaving::Ended(None),
+                    false => Leaving::Failed(io::Error::other("all entries of a ring are lost")),
+                };
             }
             if !self.ring.completion().is_empty() || !self.queue.fall_asleep() {
                 continue;
             }
             let waited = gate.wait_in(self.index, || self.ring.submit_and_wait(1));
             self.queue.awake();
-            if let Err(error) = waited
-                && !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY))
-            {
-                tracing::error!(%error, cpu = self.queue.cpu, "waiting at a ring failed");
-                return true;
+            match waited {
+                Err(error) if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY)) => {
+                    tracing::error!(%error, cpu = self.queue.cpu, "waiting at a ring failed");
+                    odd += 1;
+                    if odd > ODD_ERRORS {
+                        return Leaving::Failed(error);
+                    }
+                    std::thread::sleep(ODD_PAUSE);
+                }
+                _ => odd = 0,
             }
         }
     }
@@ -331,22 +344,27 @@ impl<H: Handler> Worker<H> {
         let entry = of as u16;
         match -result {
             0 => {
+                self.renewals = 0;
                 self.serve(entry, 0);
                 // An answer must not wait for the next request's handler.
                 self.commit();
             }
-            // Its request was aborted; the kernel has let go of the entry.
-            libc::ENOENT | libc::EINVAL if self.renewals < RENEWALS => {
+            libc::ENOTCONN | libc::ECANCELED | libc::ECONNABORTED => {
                 self.alive -= 1;
-                self.renewals += 1;
-                if let Err(error) = self.register(entry) {
-                    tracing::error!(%error, "an entry of a ring is lost");
-                }
+                self.ended = true;
             }
             code => {
                 self.alive -= 1;
-                if !matches!(code, libc::ENOTCONN | libc::ECANCELED | libc::ECONNABORTED) {
-                    let error = io::Error::from_raw_os_error(code);
+                let error = io::Error::from_raw_os_error(code);
+                // Its request was aborted. Whatever else it is, the kernel has let go of the entry.
+                if !matches!(code, libc::ENOENT | libc::EINVAL) {
+                    tracing::error!(%error, "the kernel has dropped an entry of a ring");
+                }
+                if self.renewals >= RENEWALS {
+                    return tracing::error!(%error, "an entry of a ring is lost");
+                }
+                self.renewals += 1;
+                if let Err(error) = self.register(entry) {
                     tracing::error!(%error, "an entry of a ring is lost");
                 }
             }
@@ -397,7 +415,7 @@ pub(super) unsafe fn serve_entry<H: Handler>(
     };
     // SAFETY: as above; what came with `incoming` says how much there is.
     unsafe { queue.copy_out(entry, &incoming, &mut buffer[..length]) };
-    connection.in_flight_table().register(unique);
+    connection.in_flight_table().register(header.unique);
     dispatch.hand_over(buffer, length, Reply::on_ring(connection.clone(), unique, slot));
     (commit_id, unique)
 }

@@ -431,6 +431,19 @@ impl Engine for Embedded {
         })
     }
 
+    /// What was changed lately goes to a table on the disk.
+    fn release_memory(&self) {
+        let written = self.with(|opened| {
+            if opened.database.write_buffer_size() < WORTH_WRITING {
+                return Ok(());
+            }
+            opened.keys.rotate_memtable().map(drop).map_err(io)
+        });
+        if let Err(error) = written {
+            tracing::debug!(%error, "recent changes of the metadata stay in memory");
+        }
+    }
+
     fn close(&self) {
         // In the order of a commit: none is under way when the last handle goes.
         let _serial = self.commit.lock();
@@ -471,6 +484,9 @@ fn io(error: fjall::Error) -> EngineError {
     EngineError::Io(Box::new(error))
 }
 
+/// Fewer bytes of recent changes are not worth a table.
+const WORTH_WRITING: u64 = MIB;
+
 /// How often it is tried to open a database anew whose changes fail.
 const TRY_EVERY: Duration = Duration::from_secs(1);
 
@@ -498,6 +514,28 @@ mod tests {
             file.set_modified(SystemTime::UNIX_EPOCH).expect("set");
         }
         parts
+    }
+
+    #[test]
+    fn recent_changes_when_memory_is_released_then_go_to_the_disk_and_are_still_there() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let engine = Embedded::open(&dir.path().join("meta"), &EmbeddedOptions::default());
+        let engine = engine.expect("opened");
+        let in_memory =
+            || engine.with(|opened| Ok(opened.database.write_buffer_size())).expect("open");
+        for index in 0..30_000_u32 {
+            put(&engine, format!("a key that is somewhat long {index}").as_bytes());
+        }
+        assert!(in_memory() > WORTH_WRITING, "{}", in_memory());
+        engine.release_memory();
+        let until = Instant::now() + Duration::from_secs(60);
+        while in_memory() > WORTH_WRITING {
+            assert!(Instant::now() < until, "{} bytes stay in memory", in_memory());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let read = vec![Key::new(0, b"a key that is somewhat long 17")];
+        let found = engine.execute(&MiniTransaction { read, ..MiniTransaction::default() });
+        assert_eq!(found.expect("read"), Outcome::Committed(vec![Some(b"value".to_vec())]));
     }
 
     #[test]

@@ -459,6 +459,10 @@ pub trait Engine: Send + Sync {
     /// Lets go of the store for ever, so that another process can open it: waits for calls under
     /// way; all later ones fail. An engine that nobody else can open has nothing to do.
     fn close(&self) {}
+
+    /// Nothing has been asked for a while: memory that is held for what was changed lately is given
+    /// back. An engine that holds none has nothing to do.
+    fn release_memory(&self) {}
 }
 
 impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
@@ -537,5 +541,9 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
 
     fn close(&self) {
         (**self).close();
+    }
+
+    fn release_memory(&self) {
+        (**self).release_memory();
     }
 }

@@ -371,6 +371,10 @@ impl<E: Engine> Engine for Spanning<E> {
         self.engine.close();
     }
 
+    fn release_memory(&self) {
+        self.engine.release_memory();
+    }
+
     fn watch(&self, partition: u16) -> Option<Stamp> {
         self.engine.watch(partition)
     }

@@ -214,6 +214,34 @@ impl MetaStore {
         })
     }
 
+    /// As [`MetaStore::xattr_replace_all`] for several inodes at once, in one transaction. What is gone
+    /// or known by now is left as it is.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn xattrs_import(&self, found: &[(Ino, Vec<(Vec<u8>, Vec<u8>)>)]) -> Result<()> {
+        let inos: Vec<Ino> = found.iter().map(|(ino, _)| *ino).collect();
+        self.retry(|| {
+            let _locked = self.lock(&inos);
+            let mut draft = Draft::new(self);
+            for (ino, xattrs) in found {
+                let before = self.load_to_change(*ino)?;
+                if before.is_none_or(|before| before.xattrs != XattrState::Unknown) {
+                    continue;
+                }
+                for (name, value) in xattrs {
+                    draft.put(keys::xattr(*ino, name), codec::encode_bytes(value));
+                }
+                draft.edit(*ino)?.xattrs =
+                    if xattrs.is_empty() { XattrState::None } else { XattrState::Some };
+            }
+            if !draft.changes_nothing() {
+                draft.commit()?;
+            }
+            Ok(())
+        })
+    }
+
     fn read_xattr(&self, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>> {
         let value = self.read_one(keys::xattr(ino, name))?;
         value.map(|value| codec::decode_bytes("an extended attribute", &value)).transpose()

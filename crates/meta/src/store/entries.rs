@@ -174,6 +174,22 @@ impl MetaStore {
         Ok(())
     }
 
+    /// Records whose numbers follow that of `ino`, in their order, `most` at most. Inodes that were
+    /// imported together follow each other as they are listed.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn records_after(&self, ino: Ino, most: usize) -> Result<Vec<Arc<Record>>> {
+        let before = keys::record(ino);
+        let prefix = Key::new(before.partition(), &[keys::RECORD]);
+        let mut records = Vec::new();
+        for (key, value) in self.scan(&prefix, Some(before.bytes()), most)?.items {
+            let ino = Ino(keys::number(&key).ok_or_else(|| corrupt("a record", "short key"))?);
+            records.extend(self.decode_record(ino, Some(value), None)?);
+        }
+        Ok(records)
+    }
+
     /// By what a directory's entries are listed in ascending order. Inodes that are imported in this
     /// order are listed faster.
     #[must_use]

@@ -372,6 +372,21 @@ impl MetaStore {
         Ok(Some(names.join(&b'/')))
     }
 
+    /// Nothing has been asked for a while: what is cached is read again when it is wanted, and recent
+    /// changes go to the disk.
+    pub fn release_memory(&self) {
+        self.records.clear();
+        self.dentries.clear();
+        self.touched.clear();
+        self.engine.release_memory();
+    }
+
+    /// How many records and names are cached.
+    #[must_use]
+    pub fn cached(&self) -> usize {
+        self.records.len() + self.dentries.len()
+    }
+
     /// Sizes.
     #[must_use]
     pub fn counts(&self) -> Counts {

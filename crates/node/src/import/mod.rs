@@ -6,6 +6,7 @@
 //! [`Coherence::Open`](crate::Coherence::Open) a directory is compared with the backing store when
 //! the attribute time-out has passed since the last comparison, and a file at open.
 
+mod along;
 mod coherence;
 mod dirs;
 mod freshness;
@@ -45,7 +46,12 @@ pub struct Imports {
     own_changes: dirs::OwnChanges,
     reading: listing::Readings,
     flights: listing::Flights,
+    /// Extended attributes that are read ahead along listings.
+    along: along::Along,
 }
+
+/// Extended attributes: names and values.
+type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A backing store that has not answered for this long is not asked about freshness.
 const UNRESPONSIVE: Duration = Duration::from_millis(1500);
@@ -116,13 +122,24 @@ impl Node {
         }
         context.wait()?;
         let record = self.meta.get(ino)?;
-        let xattrs = match self.backing_place(&record) {
-            Ok((dir, name)) => self.read_xattrs(&dir, &name)?,
-            Err(NodeError::Posix(Errno::NOENT)) => Vec::new(),
-            Err(error) => return Err(error),
-        };
-        self.meta.xattr_replace_all(ino, &xattrs)?;
-        Ok(())
+        let xattrs = self.xattrs_in_backing(&record)?;
+        if self.is_clustered() {
+            self.meta.xattr_replace_all(ino, &xattrs)?;
+            return Ok(());
+        }
+        let mut found = vec![(ino, xattrs)];
+        self.read_xattrs_along(&record, &mut found)?;
+        self.meta.xattrs_import(&found)?;
+        // Gone meanwhile?
+        self.meta.get(ino).map(drop).map_err(NodeError::from)
+    }
+
+    fn xattrs_in_backing(&self, record: &Record) -> Result<Xattrs> {
+        match self.backing_place(record) {
+            Ok((dir, name)) => self.read_xattrs(&dir, &name),
+            Err(NodeError::Posix(Errno::NOENT)) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Takes the root's attributes from the backing store. To be called once at the start.
@@ -142,7 +159,7 @@ impl Node {
     }
 
     /// All extended attributes of an entry that the backing store lets us see.
-    pub(crate) fn read_xattrs(&self, dir: &Dir, name: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    pub(crate) fn read_xattrs(&self, dir: &Dir, name: &[u8]) -> Result<Xattrs> {
         let name = OsStr::from_bytes(name);
         let refused = |error: &StoreError| {
             use ErrorClass::{Denied, NotFound, Unsupported};

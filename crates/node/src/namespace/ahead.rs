@@ -3,7 +3,9 @@
 //! The kernel asks for a few hundred entries at a time. They come in the order of their names'
 //! hashes, and their records lie in the order of their creation: to look up each costs some
 //! microseconds. Read for many thousand entries at once they are found by scans. What is read ahead
-//! is checked for changes when it is handed out, and soon forgotten.
+//! is checked for changes when it is handed out, and soon forgotten. So whoever is slow (`ls -l` asks
+//! for the access list of each file before it reads on) must not have much read ahead, or most of it
+//! would be read again for every page: it grows with what was used of it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +17,7 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::node::Node;
 
-/// Entries read ahead at once (about 15 MiB).
+/// Entries read ahead at once, at most (about 15 MiB).
 const PART: usize = 32_768;
 /// Parts kept at once; who finds no place for one reads without.
 const MOST: usize = 4;
@@ -77,14 +79,19 @@ impl Ahead {
         })
     }
 
-    /// Makes place for a part behind `after`: whoever asks for it has read what ends there. False if
-    /// others need all places.
-    fn make_place(&self, dir: Ino, after: u64) -> bool {
+    /// Makes place for a part behind `after`: whoever asks for it has read what ends there. How many
+    /// entries to read for somebody who reads `limit` at a time: twice as many as were of use.
+    fn make_place(&self, dir: Ino, after: u64, limit: usize) -> usize {
         let mut parts = self.0.lock();
+        let mut wanted = limit.saturating_mul(2);
         parts.retain(|(used, part)| {
-            used.elapsed() < IDLE && !(part.dir == dir && part.last() == Some(after))
+            let is_used_up = part.dir == dir && part.last() == Some(after);
+            if is_used_up {
+                wanted = wanted.max(part.entries.len() * 2);
+            }
+            used.elapsed() < IDLE && !is_used_up
         });
-        parts.len() < MOST
+        if parts.len() < MOST { wanted.clamp(limit, PART.max(limit)) } else { limit }
     }
 
     fn keep(&self, part: &Arc<Part>) {
@@ -146,13 +153,11 @@ impl Node {
         if let Some(found) = ahead.find(dir, after) {
             return Ok(Some(found));
         }
-        let most = if ahead.make_place(dir, after) {
+        let most = ahead.make_place(dir, after, limit);
+        if most > limit {
             // For so many a reader would be away for long.
             context.wait()?;
-            PART
-        } else {
-            limit
-        };
+        }
         let moment = self.meta.moment();
         let entries = self.meta.entries_plus(dir, after, most)?;
         let part = Arc::new(Part { dir, after, moment, entries });
@@ -195,4 +200,61 @@ impl Node {
 
 fn has_name(record: &Record, dir: Ino, name: &[u8]) -> bool {
     record.links.has(dir, name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_meta::{Engine, FileKind, Memory, MetaStore, Options};
+
+    const LIMIT: usize = 400;
+    const ENTRIES: usize = 200_000;
+
+    /// Entries that are read, and how often, for a listing whose reader comes back after the parts
+    /// were forgotten, or before.
+    fn read_for_listing(comes_late: bool) -> (usize, usize) {
+        let engine: Box<dyn Engine> = Box::new(Memory::default());
+        let meta = MetaStore::open(engine, &Options::default()).unwrap();
+        let (record, moment) = (meta.get(Ino::ROOT).unwrap(), meta.moment());
+        let dir = Ino::ROOT;
+        let listed = |cursor: usize| EntryPlus {
+            entry: Entry {
+                cursor: cursor as u64,
+                name: (*b"name").into(),
+                ino: Ino(cursor as u64),
+                kind: FileKind::File,
+            },
+            record: record.clone(),
+        };
+        let ahead = Ahead::default();
+        let (mut read, mut times, mut after) = (0, 0, 0);
+        while after < ENTRIES as u64 {
+            if comes_late {
+                ahead.0.lock().clear();
+            }
+            if let Some((part, at)) = ahead.find(dir, after) {
+                after = part.page(at, LIMIT).last().unwrap().entry.cursor;
+                continue;
+            }
+            let most = ahead.make_place(dir, after, LIMIT);
+            let from = after as usize + 1;
+            let entries: Vec<_> = (from..=ENTRIES.min(from + most - 1)).map(listed).collect();
+            (read, times) = (read + entries.len(), times + 1);
+            ahead.keep(&Arc::new(Part { dir, after, moment, entries }));
+        }
+        (read, times)
+    }
+
+    #[test]
+    fn listing_when_its_reader_is_slow_then_each_entry_is_read_twice_at_most() {
+        let (read, _) = read_for_listing(true);
+        assert!(read <= 2 * ENTRIES, "{read} entries were read for {ENTRIES}");
+    }
+
+    #[test]
+    fn listing_when_its_reader_is_fast_then_read_once_in_few_parts() {
+        let (read, times) = read_for_listing(false);
+        assert_eq!(read, ENTRIES);
+        assert!(times < 20, "{times}");
+    }
 }

@@ -1,0 +1,111 @@
+//! What listings of large directories cost, in memory and in work.
+
+mod rig;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_node::{Ino, NodeError};
+use forebay_store::decorators::Transparent;
+use rig::{CONTEXT, MIB, Rig};
+use rustix::io::Errno;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn many_files(rig: &Rig, count: usize) {
+    for index in 0..count {
+        std::fs::write(rig.backing().join(format!("file-{index}")), b"").unwrap();
+    }
+}
+
+/// Lists the root with attributes, and does something with each name as it comes.
+fn list(rig: &Rig, mut each: impl FnMut(Ino, &[u8])) {
+    let (mut offset, mut seen) = (0, HashSet::new());
+    loop {
+        let mut page = Vec::new();
+        rig.node()
+            .read_dir(&CONTEXT, Ino::ROOT, (offset, 100), true, &mut |entry| {
+                offset = entry.offset;
+                page.push((entry.ino, entry.name.to_vec()));
+                page.len() < 100
+            })
+            .unwrap();
+        page.retain(|(_, name)| !matches!(&name[..], b"." | b".."));
+        if page.is_empty() {
+            return;
+        }
+        for (ino, name) in page {
+            if seen.insert(name.clone()) {
+                each(ino, &name);
+            }
+        }
+    }
+}
+
+#[test]
+fn access_lists_when_asked_for_along_a_listing_then_read_many_at_once() {
+    const FILES: usize = 1000;
+    let rig = Rig::new(&[64 * MIB], Arc::new(Transparent), |_| {});
+    many_files(&rig, FILES);
+    let with_attribute = rig.backing().join("file-7");
+    let has_attributes =
+        rustix::fs::lsetxattr(&with_attribute, "user.a", b"1", rustix::fs::XattrFlags::empty());
+    let before = rig.node().engine_calls();
+    let mut asked = 0;
+    list(&rig, |ino, name| {
+        asked += 1;
+        let list = rig.node().get_xattr(&CONTEXT, ino, b"system.posix_acl_access");
+        assert!(matches!(list, Err(NodeError::Posix(Errno::NODATA))), "{list:?}");
+        if name == b"file-7" && has_attributes.is_ok() {
+            assert_eq!(rig.node().get_xattr(&CONTEXT, ino, b"user.a").unwrap(), b"1");
+        }
+    });
+    assert_eq!(asked, FILES);
+    let calls = rig.node().engine_calls() - before;
+    assert!(calls < FILES as u64 / 2, "{calls} calls of the metadata engine for {FILES} files");
+}
+
+#[test]
+fn attribute_that_is_set_when_others_are_read_along_then_stays() {
+    let rig = Rig::new(&[64 * MIB], Arc::new(Transparent), |_| {});
+    many_files(&rig, 300);
+    let mut number = 0;
+    list(&rig, |ino, _| {
+        number += 1;
+        if number % 3 == 0 {
+            let set = (&b"user.mine"[..], &b"new"[..]);
+            rig.node().set_xattr(&CONTEXT, ino, set, 0, false).unwrap();
+        } else {
+            let _ = rig.node().get_xattr(&CONTEXT, ino, b"user.mine");
+        }
+    });
+    let mut number = 0;
+    list(&rig, |ino, name| {
+        number += 1;
+        let found = rig.node().get_xattr(&CONTEXT, ino, b"user.mine").ok();
+        let wanted = (number % 3 == 0).then(|| b"new".to_vec());
+        assert_eq!(found, wanted, "{}", name.escape_ascii());
+    });
+}
+
+#[test]
+fn memory_when_nobody_asks_for_anything_then_what_is_cached_goes_and_comes_back() {
+    let rig = Rig::new(&[64 * MIB], Arc::new(Transparent), |config| {
+        config.memory_idle = Duration::from_secs(1);
+    });
+    many_files(&rig, 500);
+    list(&rig, |_, name| {
+        let name = std::str::from_utf8(name).unwrap();
+        assert_eq!(rig.size(name), 0);
+    });
+    let until = Instant::now() + LIMIT;
+    while rig.node().cached_records() > 50 {
+        assert!(Instant::now() < until, "{} stay in memory", rig.node().cached_records());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let mut listed = 0;
+    list(&rig, |_, _| listed += 1);
+    assert_eq!(listed, 500);
+    assert_eq!(rig.size("file-499"), 0);
+}
