@@ -39,7 +39,7 @@ bytes=$(stat -c %s "$DIR/films/a.mp4")
 rate=$((bytes * 8 * 6 / LONG / 5))
 
 "$FOREBAY" stream serve "$DIR/films" --listen 127.0.0.1:$PORT --emulate "${EMULATE:-table1}" --memory 32M \
-    --beginnings 4M --log-level warn >"$DIR/server.log" 2>&1 &
+    --beginnings 4M --state-dir "$DIR/run" --log-level warn >"$DIR/server.log" 2>&1 &
 SERVER=$!
 for _ in $(seq 50); do curl -sI "http://127.0.0.1:$PORT/a.mp4" >/dev/null && break; sleep 0.1; done
 

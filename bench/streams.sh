@@ -148,7 +148,8 @@ field() { # name, JSON on standard input
 
 serve_forebay() { # MB
     "$FOREBAY" stream serve "$LIBRARY" --listen 127.0.0.1:$PORT --memory "${1}000000" \
-        "${SERVE[@]}" --assurance "${ASSURANCE:-deterministic}" --log-level warn >"$DIR/server.log" 2>&1 &
+        "${SERVE[@]}" --assurance "${ASSURANCE:-deterministic}" --log-level warn --state-dir "$DIR/run" \
+        --client-connections 0 --client-streams 0 --client-rate 0 >"$DIR/server.log" 2>&1 &
     echo $! >"$DIR/server.pid"
     for _ in $(seq 50); do curl -sI "http://127.0.0.1:$PORT/x" >/dev/null && return; sleep 0.1; done
     cat "$DIR/server.log" >&2

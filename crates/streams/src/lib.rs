@@ -19,6 +19,7 @@ mod model;
 pub mod pool;
 mod priority;
 mod rate;
+mod sandbox;
 mod service;
 
 pub use bytes::Bytes;

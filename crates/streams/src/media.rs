@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::model::{Extent, Layout};
 use rustix::fs::{Advice, Mode, OFlags, ResolveFlags, fadvise, fcntl_getfl, fcntl_setfl};
+use serde::{Deserialize, Serialize};
 
 use crate::pool::ALIGNMENT;
 
@@ -20,7 +21,22 @@ pub struct FileKey {
     modified_ns: i128,
 }
 
+/// What of a [`FileKey`] stays the same over restarts of the machine, after which devices may have
+/// other numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Version {
+    pub inode: u64,
+    pub size: u64,
+    pub modified_ns: i64,
+}
+
 impl FileKey {
+    /// What stays the same over restarts.
+    pub(crate) fn lasting(&self) -> Version {
+        let modified_ns = i64::try_from(self.modified_ns).unwrap_or(i64::MAX);
+        Version { inode: self.inode, size: self.size, modified_ns }
+    }
+
     /// Bytes of the file.
     pub fn size(&self) -> u64 {
         self.size

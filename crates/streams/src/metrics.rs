@@ -8,6 +8,9 @@ use crate::service::{Histogram, Status};
 /// Every cause of a glitch, so that each is shown from the start.
 pub const CAUSES: [&str; 7] =
     ["daemon-change", "degraded", "device-slow", "host-busy", "late", "memory", "read-error"];
+/// Everything for which a server turns clients away.
+pub const AWAY: [&str; 5] =
+    ["client-connections", "client-rate", "client-streams", "stalled", "token"];
 /// Every reason of a refusal.
 pub const REASONS: [&str; 6] = ["device", "memory", "places", "rate", "startup", "throttle"];
 
@@ -150,6 +153,25 @@ fn refusals_and_glitches(page: &mut Page, s: &Status) {
         "cause",
         &CAUSES,
         &s.glitches,
+    );
+    page.family(
+        "forebay_stream_turned_away_total",
+        "Clients that were turned away or cut off.",
+        "why",
+        &AWAY,
+        &s.turned_away,
+    );
+    page.number(
+        "forebay_stream_probed_total",
+        counter,
+        "Files that were looked at for their rates.",
+        s.probed,
+    );
+    page.number(
+        "forebay_stream_without_rate_total",
+        counter,
+        "Those of them of which none was found.",
+        s.without_rate,
     );
     page.number(
         "forebay_stream_glitch_seconds_total",

@@ -1,118 +1,19 @@
 //! The HTTP server, asked by real clients and by plain sockets.
 
+mod support;
+
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::net::TcpStream;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_core::streams::admission::Assurance;
-use forebay_streams::device::{Control, Emulated, Model};
-use forebay_streams::http::{Limits, Server};
-use forebay_streams::{Service, ServiceConfig, Status};
-
-const RATE: u64 = 250_000;
-
-struct Site {
-    service: Service,
-    server: Server,
-    control: Arc<Control>,
-    _dir: tempfile::TempDir,
-}
-
-fn content(bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|at| (at / 100 + at / 65_536) as u8).collect()
-}
-
-fn site(model: &str, memory: u64, limits: Limits, files: &[(&str, usize)]) -> Site {
-    let memory_dir = Path::new("/dev/shm");
-    let dir = if memory_dir.is_dir() {
-        tempfile::tempdir_in(memory_dir).unwrap()
-    } else {
-        tempfile::tempdir().unwrap()
-    };
-    let library = dir.path().join("library");
-    std::fs::create_dir_all(library.join("sub dir")).unwrap();
-    for (name, bytes) in files {
-        std::fs::write(library.join(name), content(*bytes)).unwrap();
-    }
-    std::fs::write(dir.path().join("secret"), "secret").unwrap();
-    std::os::unix::fs::symlink("../secret", library.join("link")).unwrap();
-    let model = Model::named(model).unwrap();
-    let profile = model.profile("emulated");
-    let device = Arc::new(Emulated::start(model, 1).unwrap());
-    let control = device.control();
-    let assurance = Assurance::Deterministic;
-    let (chunk, idle) = (16 << 10, forebay_streams::IDLE);
-    let config = ServiceConfig { library, memory, chunk, assurance, beginnings: 0, idle };
-    let service = Service::start(config, device, profile).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let server = Server::start(service.clone(), listener, limits).unwrap();
-    Site { service, server, control, _dir: dir }
-}
-
-/// An answer as it came over the wire.
-struct Answer {
-    status: u16,
-    head: String,
-    body: Vec<u8>,
-}
-
-impl Answer {
-    fn field(&self, name: &str) -> Option<&str> {
-        self.head.lines().find_map(|line| {
-            let (found, value) = line.split_once(':')?;
-            found.eq_ignore_ascii_case(name).then(|| value.trim())
-        })
-    }
-}
-
-/// Reads one answer to a request other than HEAD; the connection may go on.
-fn receive(stream: &mut TcpStream) -> Answer {
-    let mut head = Vec::new();
-    let mut byte = [0];
-    while !head.ends_with(b"\r\n\r\n") {
-        assert!(stream.read(&mut byte).unwrap() == 1, "the connection ended in the head");
-        head.push(byte[0]);
-    }
-    let head = String::from_utf8(head).unwrap();
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    let mut answer = Answer { status, head, body: Vec::new() };
-    let length = answer.field("content-length").map_or(0, |length| length.parse().unwrap());
-    answer.body = vec![0; length];
-    stream.read_exact(&mut answer.body).unwrap();
-    answer
-}
-
-fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
-    stream
-}
-
-fn get(address: SocketAddr, target: &str, fields: &str) -> Answer {
-    let mut stream = connect(address);
-    write!(stream, "GET {target} HTTP/1.1\r\nHost: x\r\n{fields}\r\n").unwrap();
-    receive(&mut stream)
-}
-
-fn undisturbed(status: &Status) -> bool {
-    status.glitches.keys().all(|cause| cause == "host-busy")
-}
-
-/// Waits for something that the service does in its own time.
-fn until(site: &Site, what: &str, done: impl Fn(&Status) -> bool) {
-    let begun = Instant::now();
-    while !done(&site.service.status()) {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {:?}", site.service.status());
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
+use forebay_streams::http::Limits;
+use support::*;
 
 #[test]
 fn ranges_when_asked_for_then_the_right_bytes_and_headers() {
-    let site = site("ssd", 16 << 20, Limits::default(), &[("a.mp4", 300_007), ("empty", 0)]);
+    let site = site("ssd", 16 << 20, open(), &[("a.mp4", 300_007), ("empty", 0)]);
     let (address, all) = (site.server.address(), content(300_007));
     let whole = get(address, "/a.mp4?rate=80M", "");
     assert_eq!((whole.status, whole.field("content-type")), (200, Some("video/mp4")));
@@ -149,7 +50,7 @@ fn ranges_when_asked_for_then_the_right_bytes_and_headers() {
 
 #[test]
 fn requests_when_wrong_or_hostile_then_refused_and_nothing_outside_is_served() {
-    let site = site("ssd", 16 << 20, Limits::default(), &[("a", 1000), ("sub dir/b", 10)]);
+    let site = site("ssd", 16 << 20, open(), &[("a", 1000), ("sub dir/b", 10)]);
     let address = site.server.address();
     for target in [
         "/../secret",
@@ -186,7 +87,7 @@ fn requests_when_wrong_or_hostile_then_refused_and_nothing_outside_is_served() {
 
 #[test]
 fn connection_when_kept_alive_then_it_serves_one_request_after_the_other() {
-    let site = site("ssd", 16 << 20, Limits::default(), &[("a", 50_000)]);
+    let site = site("ssd", 16 << 20, open(), &[("a", 50_000)]);
     let mut stream = connect(site.server.address());
     for from in [0, 10, 49_999] {
         let fields = format!("Host: x\r\nRange: bytes={from}-\r\n");
@@ -198,7 +99,7 @@ fn connection_when_kept_alive_then_it_serves_one_request_after_the_other() {
 
 #[test]
 fn streams_beyond_what_the_device_carries_then_503_with_advice_and_room_again_later() {
-    let site = site("table1", 8 << 20, Limits::default(), &[("a", 4_000_000)]);
+    let site = site("table1", 8 << 20, open(), &[("a", 4_000_000)]);
     let address = site.server.address();
     let mut admitted = Vec::new();
     let refused = loop {
@@ -233,7 +134,7 @@ fn streams_beyond_what_the_device_carries_then_503_with_advice_and_room_again_la
 
 #[test]
 fn connections_beyond_the_limit_then_told_to_come_again() {
-    let limits = Limits { connections: 2, ..Limits::default() };
+    let limits = Limits { connections: 2, ..open() };
     let site = site("ssd", 16 << 20, limits, &[("a", 1000)]);
     let address = site.server.address();
     let held: Vec<TcpStream> = (0..2)
@@ -256,7 +157,7 @@ fn connections_beyond_the_limit_then_told_to_come_again() {
 /// Also one that is slow to send its request is answered, and not cut off by a reset.
 #[test]
 fn client_when_turned_away_while_it_sends_then_reads_why() {
-    let limits = Limits { connections: 1, ..Limits::default() };
+    let limits = Limits { connections: 1, ..open() };
     let site = site("ssd", 16 << 20, limits, &[("a", 1000)]);
     let mut held = connect(site.server.address());
     held.write_all(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
@@ -271,7 +172,7 @@ fn client_when_turned_away_while_it_sends_then_reads_why() {
 
 #[test]
 fn client_that_takes_nothing_for_too_long_then_its_connection_is_closed() {
-    let limits = Limits { idle: Duration::from_secs(2), ..Limits::default() };
+    let limits = Limits { idle: Duration::from_secs(2), ..open() };
     let site = site("ssd", 64 << 20, limits, &[("a", 40_000_000)]);
     let mut stream = connect(site.server.address());
     stream.write_all(b"GET /a?rate=80M HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
@@ -296,7 +197,7 @@ fn thousand_connections_then_all_get_their_bytes_in_time() {
     setrlimit(Resource::Nofile, Rlimit { current: Some(4 * CONNECTIONS as u64), maximum }).unwrap();
     let names: Vec<String> = (0..4).map(|at| format!("f{at}")).collect();
     let files: Vec<(&str, usize)> = names.iter().map(|name| (&name[..], BYTES)).collect();
-    let site = site("disk", 256 << 20, Limits::default(), &files);
+    let site = site("disk", 256 << 20, open(), &files);
     let address = site.server.address();
     let expected = content(BYTES);
     let mut streams: Vec<TcpStream> = (0..CONNECTIONS).map(|_| connect(address)).collect();
@@ -319,7 +220,7 @@ fn flash_crowd_of_one_title_when_some_vanish_and_some_dawdle_then_the_others_pla
     const SECONDS: usize = 6;
     let bytes = SECONDS * RATE as usize;
     let files = [("film", bytes), ("other", bytes)];
-    let site = site("table1", 64 << 20, Limits::default(), &files);
+    let site = site("table1", 64 << 20, open(), &files);
     let (address, expected) = (site.server.address(), Arc::new(content(bytes)));
     let ask = |name: &str| {
         let mut stream = connect(address);
@@ -384,7 +285,7 @@ fn curl_when_it_asks_for_ranges_and_resumes_then_the_file() {
     if !installed("curl") {
         return;
     }
-    let site = site("table1", 16 << 20, Limits::default(), &[("a b.bin", 700_001)]);
+    let site = site("table1", 16 << 20, open(), &[("a b.bin", 700_001)]);
     let out = tempfile::tempdir().unwrap();
     let path = out.path().join("got");
     let url = format!("http://{}/a%20b.bin?rate=16M", site.server.address());
@@ -410,7 +311,7 @@ fn player_at_native_rate_when_it_plays_a_film_then_it_never_waits() {
     if !installed("ffmpeg") || !installed("ffprobe") {
         return;
     }
-    let site = site("table1", 16 << 20, Limits::default(), &[("filler", 1)]);
+    let site = site("table1", 16 << 20, open(), &[("filler", 1)]);
     let library = site.service.library().path().to_path_buf();
     let film = library.join("film.mp4");
     let made = Command::new("ffmpeg")

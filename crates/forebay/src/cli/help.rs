@@ -296,8 +296,10 @@ stream that the device or the memory can't carry beside the others is refused wi
 Retry-After, the reason and the rate that would fit; one that is admitted gets its bytes in time. \
 Files of unknown rate, and ?class=best-effort, get what is left over.
 
-There is no encryption and no check of who asks: listen where only your players are, or behind a \
-proxy. Ends on SIGINT and SIGTERM.";
+One address gets 64 connections, 16 streams and a quarter of what the device reads, unless you say \
+otherwise; more is refused with 429. With --token-file only those are served who have a token of \
+that file. There is no encryption: where others can listen put a proxy with TLS in front, and name it \
+with --proxy. Media are looked at by ffprobe in a sandbox. Ends on SIGINT and SIGTERM.";
 
 /// Examples of `stream serve`.
 pub const STREAM_SERVE_EXAMPLES: &str = "\

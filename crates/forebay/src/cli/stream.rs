@@ -1,6 +1,6 @@
 //! Arguments of `forebay stream`.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -72,12 +72,42 @@ pub struct StreamServeArgs {
     /// Close the connection of a client that has taken nothing for so long
     #[arg(long, value_name = "TIME", default_value = "5min", value_parser = parse_duration)]
     pub idle: Duration,
+    /// Close the connection of a client that has taken nothing for so long before it has taken the
+    /// beginning of what it asked for
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub stall: Duration,
+    /// Connections of one address at once; 0 for no limit
+    #[arg(long, value_name = "N", default_value = "64")]
+    pub client_connections: u32,
+    /// Streams to one address at once; 0 for no limit
+    #[arg(long, value_name = "N", default_value = "16")]
+    pub client_streams: u32,
+    /// Rates of the streams to one address together, in bits a second; 0 for no limit [default: a
+    /// quarter of what the device reads at its slowest place]
+    #[arg(long, value_name = "RATE", value_parser = parse_rate_or_none)]
+    pub client_rate: Option<u64>,
+    /// A proxy that says by X-Forwarded-For for whom it asks; may be given again
+    #[arg(long, value_name = "ADDR")]
+    pub proxy: Vec<IpAddr>,
+    /// Serve only who has one of the tokens in this file (one a line), as `Authorization: Bearer` or
+    /// `?token=` [default: everybody]
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Where the rates that were found out are kept over restarts [default: $STATE_DIRECTORY,
+    /// /var/lib/forebay for root, else ~/.local/state/forebay]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
     /// Serve metrics for Prometheus here
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
     /// What to log: error, warn, info, debug, or a filter
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub log_level: String,
+}
+
+/// A rate, or 0 for none.
+fn parse_rate_or_none(text: &str) -> Result<u64, String> {
+    if text.trim() == "0" { Ok(0) } else { forebay_streams::parse_rate(text) }
 }
 
 /// Arguments of `stream open`.

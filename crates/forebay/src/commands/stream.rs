@@ -5,6 +5,7 @@ mod open;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use forebay_core::streams::admission::Assurance;
 use forebay_core::streams::profile::DeviceProfile;
 use forebay_streams::device::{self, Device, Emulated, Model};
-use forebay_streams::http::{Limits, Server};
+use forebay_streams::http::{ClientLimits, Limits, ProbeConfig, Server, Tokens};
 use forebay_streams::measure::{self, measure};
 use forebay_streams::{Service, ServiceConfig, Status, metrics};
 
@@ -111,6 +112,7 @@ fn serve(args: &StreamServeArgs) -> Result<(), Error> {
     logging::start_with(&args.log_level, crate::config::LogFormat::Text)?;
     logging::abort_on_panic(|| false);
     raise_descriptors(args.connections);
+    let limits = limits(args)?;
     let listener = TcpListener::bind(args.listen).map_err(|error| {
         Error::Usage(format!(
             "--listen {}: {error}; choose a free address of this machine",
@@ -131,23 +133,85 @@ fn serve(args: &StreamServeArgs) -> Result<(), Error> {
         idle: forebay_streams::IDLE,
     };
     let service = Service::start(config, device, profile).map_err(failed)?;
+    let server = Server::start(service.clone(), listener, limits).map_err(failed)?;
     let endpoint = metrics_listener
         .map(|listener| {
-            let service = service.clone();
-            metrics_http::Endpoint::start(listener, move || metrics::render(&service.status()))
+            let status = server.reporter();
+            metrics_http::Endpoint::start(listener, move || metrics::render(&status()))
         })
         .transpose()
         .map_err(Error::io("starting the metrics thread"))?;
-    let limits =
-        Limits { connections: args.connections as usize, idle: args.idle, default_rate: args.rate };
-    let server = Server::start(service.clone(), listener, limits).map_err(failed)?;
-    let socket = StatusSocket::start(server.address(), service.clone())?;
+    let socket = StatusSocket::start(server.address(), server.reporter())?;
     tracing::info!(address = %server.address(), directory = %args.dir.display(), "serving");
     print(&format!("serving {} at http://{}/\n", args.dir.display(), server.address()))?;
     signals::wait().map_err(Error::io("waiting for signals"))?;
     drop((socket, endpoint, server));
     service.stop();
     Ok(())
+}
+
+/// What clients may have, and who may be one.
+fn limits(args: &StreamServeArgs) -> Result<Limits, Error> {
+    let or_none = |limit: u32| if limit == 0 { u32::MAX } else { limit };
+    let client = ClientLimits {
+        connections: or_none(args.client_connections),
+        streams: or_none(args.client_streams),
+        rate: args.client_rate.map(|rate| if rate == 0 { u64::MAX } else { rate }),
+        proxies: args.proxy.clone(),
+    };
+    let tokens = args.token_file.as_deref().map(Tokens::read).transpose();
+    let tokens = tokens.map_err(|why| Error::Usage(format!("--token-file: {why}")))?;
+    if tokens.is_none() && !args.listen.ip().is_loopback() {
+        warn("everybody who reaches this address can play; see --token-file");
+    }
+    let kept = match state_dir(args) {
+        Ok(dir) => Some(dir.join("stream-rates")),
+        Err(error) if args.state_dir.is_some() => return Err(error),
+        Err(error) => {
+            tracing::warn!(%error, "rates that are found out are not kept; see --state-dir");
+            None
+        }
+    };
+    Ok(Limits {
+        connections: args.connections as usize,
+        idle: args.idle,
+        default_rate: args.rate,
+        stall: args.stall,
+        client,
+        tokens,
+        probe: ProbeConfig { program: None, kept },
+    })
+}
+
+/// A directory of this user's that stays.
+fn state_dir(args: &StreamServeArgs) -> Result<PathBuf, Error> {
+    let user = rustix::process::geteuid();
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let usual = || match variable("STATE_DIRECTORY") {
+        // systemd names all of a unit's, the first is as good as any.
+        Some(dirs) => std::env::split_paths(&dirs).next(),
+        None if user.is_root() => Some("/var/lib/forebay".into()),
+        None => variable("XDG_STATE_HOME")
+            .map(PathBuf::from)
+            .or_else(|| Some(PathBuf::from(variable("HOME")?).join(".local/state")))
+            .map(|dir| dir.join("forebay")),
+    };
+    let dir = args.state_dir.clone().or_else(usual);
+    let dir = dir.ok_or_else(|| Error::Usage("neither --state-dir nor HOME is there".into()))?;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&dir)
+        .map_err(Error::io(dir.display().to_string()))?;
+    let found = fs::symlink_metadata(&dir).map_err(Error::io(dir.display().to_string()))?;
+    if !found.is_dir() || found.uid() != user.as_raw() || found.mode() & 0o022 != 0 {
+        let user = user.as_raw();
+        return Err(Error::Usage(format!(
+            "{}: must be a directory of user {user} that nobody else can write; see --state-dir",
+            dir.display()
+        )));
+    }
+    Ok(dir)
 }
 
 /// Each connection takes a descriptor, and each stream one more.
@@ -180,7 +244,10 @@ struct StatusSocket {
 }
 
 impl StatusSocket {
-    fn start(address: SocketAddr, service: Service) -> Result<Self, Error> {
+    fn start(
+        address: SocketAddr,
+        report: impl Fn() -> Status + Send + 'static,
+    ) -> Result<Self, Error> {
         let uid = rustix::process::geteuid().as_raw();
         let dir = runtime_dir(uid);
         make_private_dir(&dir, uid)?;
@@ -191,7 +258,7 @@ impl StatusSocket {
         let answer = move || {
             for stream in listener.incoming().flatten() {
                 let _ = stream.set_write_timeout(Some(STATUS_LIMIT));
-                let status = Answer { listen: address, status: service.status() };
+                let status = Answer { listen: address, status: report() };
                 let text = serde_json::to_vec(&status).unwrap_or_default();
                 let _ = (&stream).write_all(&text);
             }
@@ -287,6 +354,11 @@ fn text_of(answer: &Answer) -> String {
         status.opened,
         if refused.is_empty() { "none".into() } else { refused.join(", ") }
     );
+    if !status.turned_away.is_empty() {
+        let counts = status.turned_away.iter();
+        let away: Vec<String> = counts.map(|(why, count)| format!("{count} {why}")).collect();
+        text += &format!("  away     {}\n", away.join(", "));
+    }
     let glitches: Vec<String> =
         status.glitches.iter().map(|(cause, count)| format!("{count} {cause}")).collect();
     text += &format!(

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,10 +11,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 use percent_encoding::percent_decode_str;
 
 use super::body::{Body, Broken};
+use super::clients::{Client, Permit, Reached, Share};
 use super::range::{self, Wanted};
 use super::{Activity, Shared};
 use crate::media::{FileKey, Media};
@@ -94,13 +97,14 @@ fn text(value: impl std::fmt::Display) -> HeaderValue {
     HeaderValue::from_str(&value.to_string()).expect("numbers and tags are visible ASCII")
 }
 
-/// Answers one request.
+/// Answers one request of whoever is at `peer`.
 pub(super) async fn answer(
     shared: Arc<Shared>,
     activity: Arc<Activity>,
+    peer: IpAddr,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Broken> {
-    activity.note(shared.begun);
+    activity.begin_answer(shared.begun);
     let head_only = match *request.method() {
         Method::GET => false,
         Method::HEAD => true,
@@ -111,39 +115,104 @@ pub(super) async fn answer(
         }
     };
     let (head, _) = request.into_parts();
-    // Files and ffprobe may take their time; then only this request waits.
-    let at_work = Arc::clone(&shared);
-    let work = move || respond(&at_work, &head.uri, &head.headers, head_only);
-    Ok(match tokio::task::spawn_blocking(work).await {
-        Ok(Prepared::Done(response)) => response,
-        Ok(Prepared::Stream(wish, class, response)) => {
-            open(&shared, activity, wish, class, response).await
-        }
-        Err(error) => {
-            tracing::error!(%error, "a request was not answered");
-            short(StatusCode::INTERNAL_SERVER_ERROR, "internal error; see the server's log")
-        }
-    })
+    let text = head.uri.query().unwrap_or("");
+    if shared.limits.tokens.as_ref().is_some_and(|tokens| !tokens.admit(&head.headers, text)) {
+        shared.clients.count("token");
+        return Ok(unauthorized());
+    }
+    let client = shared.clients.client(peer, &head.headers);
+    Ok(prepare(&shared, &activity, client, head, head_only).await)
 }
 
-/// An answer before the service was asked for a stream.
-enum Prepared {
+/// Prepares an answer, in the turns of the client's address: files may take their time, and nobody
+/// shall keep all the threads that wait for them.
+async fn prepare(
+    shared: &Arc<Shared>,
+    activity: &Arc<Activity>,
+    client: Client,
+    head: Parts,
+    head_only: bool,
+) -> Response<Body> {
+    let request = match shared.clients.take(client, Share::Request) {
+        Ok(request) => request,
+        Err(reached) => return too_much(reached),
+    };
+    let turn = Arc::clone(request.turns()).acquire_owned().await;
+    let at_work = Arc::clone(shared);
+    let look = move || look(&at_work, &head.uri, &head.headers, head_only);
+    let found = match tokio::task::spawn_blocking(look).await {
+        Ok(Looked::Done(response)) => return response,
+        Ok(Looked::Stream(found)) => found,
+        Err(error) => return failed(&error),
+    };
+    let rate = match found.query.rate {
+        None if found.query.best_effort => None,
+        None => {
+            let probed = shared.probe.rate(&found.file, found.key).await;
+            probed.or(shared.limits.default_rate)
+        }
+        given => given,
+    };
+    let class = match rate {
+        Some(rate) if !found.query.best_effort => Class::Guaranteed { rate },
+        _ => Class::BestEffort,
+    };
+    let permit = match shared.clients.take(client, Share::Stream(class.rate())) {
+        Ok(permit) => permit,
+        Err(reached) => return too_much(reached),
+    };
+    let at_work = Arc::clone(shared);
+    let wish = move || found.wish(&at_work, class);
+    let prepared = match tokio::task::spawn_blocking(wish).await {
+        Ok(Ok(prepared)) => prepared,
+        Ok(Err(error)) => return not_opened(error),
+        Err(error) => return failed(&error),
+    };
+    drop((turn, request));
+    open(shared, activity, permit, class, prepared).await
+}
+
+/// What came of looking for the file of a request.
+enum Looked {
     Done(Response<Body>),
-    Stream(Box<Wish>, Class, Response<Body>),
+    Stream(Box<Found>),
 }
 
-fn respond(shared: &Shared, uri: &hyper::Uri, headers: &HeaderMap, head_only: bool) -> Prepared {
+/// A file of which a part is to be streamed.
+struct Found {
+    query: Query,
+    file: File,
+    key: FileKey,
+    path: PathBuf,
+    part: std::ops::Range<u64>,
+    /// All but the body.
+    response: Response<Body>,
+}
+
+impl Found {
+    /// Asks the file system where the file lies.
+    fn wish(self, shared: &Shared, class: Class) -> Result<(Box<Wish>, Response<Body>), OpenError> {
+        let Self { query, file, path, part, response, .. } = self;
+        let length = Some(part.end - part.start);
+        let max_startup_ms = query.max_startup_ms;
+        let request = StreamRequest { class, start: part.start, length, max_startup_ms };
+        let wish = shared.service.wish(file, &path, &request)?;
+        Ok((Box::new(wish), response))
+    }
+}
+
+fn look(shared: &Shared, uri: &hyper::Uri, headers: &HeaderMap, head_only: bool) -> Looked {
     let query = match parse_query(uri.query().unwrap_or("")) {
         Ok(query) => query,
-        Err(why) => return Prepared::Done(short(StatusCode::BAD_REQUEST, why)),
+        Err(why) => return Looked::Done(short(StatusCode::BAD_REQUEST, why)),
     };
     let Some(path) = relative(uri.path()) else {
-        return Prepared::Done(short(StatusCode::NOT_FOUND, "no such file"));
+        return Looked::Done(short(StatusCode::NOT_FOUND, "no such file"));
     };
     let opened = shared.service.library().file(&path);
     let (file, key) = match opened.and_then(|file| Media::key_of(&file).map(|key| (file, key))) {
         Ok(opened) => opened,
-        Err(error) => return Prepared::Done(refused_file(&error)),
+        Err(error) => return Looked::Done(refused_file(&error)),
     };
     let wanted = wanted(headers, key);
     let (status, part) = match wanted {
@@ -157,12 +226,16 @@ fn respond(shared: &Shared, uri: &hyper::Uri, headers: &HeaderMap, head_only: bo
     let fields = response.headers_mut();
     fields.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     fields.insert(header::ETAG, text(tag(key)));
+    if shared.limits.tokens.is_some() {
+        // Nobody between may give it to others.
+        fields.insert(header::CACHE_CONTROL, HeaderValue::from_static("private"));
+    }
     let size = key.size();
     match status {
-        StatusCode::NOT_MODIFIED => return Prepared::Done(response),
+        StatusCode::NOT_MODIFIED => return Looked::Done(response),
         StatusCode::RANGE_NOT_SATISFIABLE => {
             fields.insert(header::CONTENT_RANGE, text(format!("bytes */{size}")));
-            return Prepared::Done(response);
+            return Looked::Done(response);
         }
         StatusCode::PARTIAL_CONTENT => {
             let range = format!("bytes {}-{}/{size}", part.start, part.end - 1);
@@ -176,41 +249,17 @@ fn respond(shared: &Shared, uri: &hyper::Uri, headers: &HeaderMap, head_only: bo
         fields.insert(header::CONTENT_LENGTH, text(bytes));
     }
     if head_only || bytes == 0 {
-        return Prepared::Done(response);
+        return Looked::Done(response);
     }
-    let request = wish(shared, &query, &file, key, part);
-    match shared.service.wish(file, &path, &request) {
-        Ok(wish) => Prepared::Stream(Box::new(wish), request.class, response),
-        Err(error) => Prepared::Done(not_opened(error)),
-    }
-}
-
-/// What is asked of the service for a part of a file.
-fn wish(
-    shared: &Shared,
-    query: &Query,
-    file: &File,
-    key: FileKey,
-    part: std::ops::Range<u64>,
-) -> StreamRequest {
-    let rate = query.rate.or_else(|| {
-        let found = (!query.best_effort).then(|| shared.probe.rate(file, key)).flatten();
-        found.or(shared.limits.default_rate)
-    });
-    let class = match rate {
-        Some(rate) if !query.best_effort => Class::Guaranteed { rate },
-        _ => Class::BestEffort,
-    };
-    let length = Some(part.end - part.start);
-    StreamRequest { class, start: part.start, length, max_startup_ms: query.max_startup_ms }
+    Looked::Stream(Box::new(Found { query, file, key, path, part, response }))
 }
 
 async fn open(
     shared: &Arc<Shared>,
-    activity: Arc<Activity>,
-    wish: Box<Wish>,
+    activity: &Arc<Activity>,
+    permit: Permit,
     class: Class,
-    mut response: Response<Body>,
+    (wish, mut response): (Box<Wish>, Response<Body>),
 ) -> Response<Body> {
     let left = wish.end - wish.start;
     let stream = match shared.service.open(*wish).await {
@@ -228,8 +277,39 @@ async fn open(
             fields.insert("forebay-class", HeaderValue::from_static("best-effort"));
         }
     }
+    activity.begin_stream(class.rate(), left);
     let (stream, shared) = (Box::new(stream), Arc::clone(shared));
-    *response.body_mut() = Body::Stream { stream, left, activity, shared };
+    let activity = Arc::clone(activity);
+    *response.body_mut() = Body::Stream { stream, left, activity, shared, _permit: permit };
+    response
+}
+
+fn failed(error: &tokio::task::JoinError) -> Response<Body> {
+    tracing::error!(%error, "a request was not answered");
+    short(StatusCode::INTERNAL_SERVER_ERROR, "internal error; see the server's log")
+}
+
+fn unauthorized() -> Response<Body> {
+    let why = "a token is needed: `Authorization: Bearer TOKEN`, or ?token=TOKEN";
+    let mut response = short(StatusCode::UNAUTHORIZED, why);
+    let fields = response.headers_mut();
+    fields.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"forebay\""));
+    fields.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// 429: the address has its share.
+fn too_much(reached: Reached) -> Response<Body> {
+    let (message, suggested_rate) = match reached {
+        Reached::Connections => ("too many connections from your address", None),
+        Reached::Streams => ("too many streams to your address", None),
+        Reached::Rate(left) => {
+            let left = (left > 0).then_some(left);
+            ("the streams to your address have all of the rate that it may have", left)
+        }
+    };
+    let mut response = turned_away(&Rejected::of_client(message, suggested_rate));
+    *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
     response
 }
 

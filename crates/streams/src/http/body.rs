@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
+use super::clients::Permit;
 use super::{Activity, Shared};
 use crate::service::Stream;
 
@@ -25,6 +26,8 @@ pub enum Body {
         activity: Arc<Activity>,
         /// For its clock.
         shared: Arc<Shared>,
+        /// The client's share of the streams.
+        _permit: Permit,
     },
 }
 
@@ -51,11 +54,15 @@ impl http_body::Body for Body {
             Body::Short(bytes) if bytes.is_empty() => Poll::Ready(None),
             Body::Short(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Body::Stream { left: 0, .. } => Poll::Ready(None),
-            Body::Stream { stream, left, activity, shared } => {
-                // Being asked for more means that the client has taken what it was sent. While the
-                // device is waited for, the connection is alive as well.
-                activity.note(shared.begun);
-                match stream.poll_read(context) {
+            Body::Stream { stream, left, activity, shared, .. } => {
+                // Being asked for more means that the client has taken what it was sent.
+                let next = stream.poll_read(context);
+                let bytes = match &next {
+                    Poll::Ready(Some(Ok(bytes))) => Some(bytes.len() as u64),
+                    _ => None,
+                };
+                activity.took(shared.begun, bytes);
+                match next {
                     Poll::Pending => Poll::Pending,
                     Poll::Ready(Some(Ok(bytes))) => {
                         *left = left.saturating_sub(bytes.len() as u64);

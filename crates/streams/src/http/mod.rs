@@ -1,14 +1,17 @@
 //! Streams over HTTP/1.1, with ranges. A stream is paced by the machine that reads it, so a client
 //! gets its first seconds at once and the rest at its rate.
 
+mod activity;
 mod answer;
 mod body;
+mod clients;
 mod probe;
 mod range;
+mod token;
 
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hyper::server::conn::http1;
@@ -19,11 +22,17 @@ use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 
 use crate::error::Error;
-use crate::service::Service;
+use crate::service::{Service, Status};
+use activity::Activity;
+use clients::{Client, Clients, Reached, Share};
+
+pub use clients::ClientLimits;
+pub use probe::ProbeConfig;
+pub use token::Tokens;
 
 /// Threads that answer clients; the bytes come from the service's own.
 const WORKERS: usize = 2;
-/// Threads for what blocks: opening files, asking for their extents, ffprobe.
+/// Threads for what blocks: opening files, asking for their extents.
 const BLOCKING: usize = 8;
 /// What a request's head may take up.
 const HEAD_MAX: usize = 16 * 1024;
@@ -33,6 +42,11 @@ const HEAD_LIMIT: Duration = Duration::from_secs(30);
 const TURNED_AWAY: usize = 256;
 /// How often connections that do not move are looked for, and the longest that one is turned away.
 const WATCH: Duration = Duration::from_secs(1);
+/// Without limits of its own an address gets this part of what the device reads.
+const SHARE: u64 = 4;
+/// Bytes of a connection that the kernel keeps and has not sent: what a client that reads nothing
+/// has of our memory.
+const UNSENT: libc::c_int = 128 << 10;
 
 /// Limits of a server.
 #[derive(Clone, Debug)]
@@ -44,11 +58,27 @@ pub struct Limits {
     /// The rate of files of which none is known, in bytes a second; without it they are served as
     /// best the device can beside the admitted streams.
     pub default_rate: Option<u64>,
+    /// How long a client may take nothing before it has taken the beginning of what it asked for.
+    pub stall: Duration,
+    /// What one address may have.
+    pub client: ClientLimits,
+    /// Who may ask; everybody if none.
+    pub tokens: Option<Tokens>,
+    /// How the rates of files are found out that say nothing of it.
+    pub probe: ProbeConfig,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 4096, idle: Duration::from_secs(300), default_rate: None }
+        Self {
+            connections: 4096,
+            idle: Duration::from_secs(300),
+            default_rate: None,
+            stall: Duration::from_secs(10),
+            client: ClientLimits::default(),
+            tokens: None,
+            probe: ProbeConfig::default(),
+        }
     }
 }
 
@@ -56,13 +86,23 @@ impl Default for Limits {
 struct Shared {
     service: Service,
     limits: Limits,
+    clients: Arc<Clients>,
     probe: probe::Probe,
     begun: Instant,
+}
+
+impl Shared {
+    fn status(&self) -> Status {
+        let (probed, without_rate) = self.probe.counts();
+        let turned_away = self.clients.turned_away();
+        Status { turned_away, probed, without_rate, ..self.service.status() }
+    }
 }
 
 /// A running server; dropping it closes all connections.
 pub struct Server {
     address: SocketAddr,
+    shared: Arc<Shared>,
     stop: watch::Sender<bool>,
     runtime: Option<tokio::runtime::Runtime>,
 }
@@ -90,23 +130,27 @@ impl Server {
             .build()
             .map_err(Error::Thread)?;
         let (stop, stopped) = watch::channel(false);
-        let shared = Arc::new(Shared {
-            service,
-            limits,
-            probe: probe::Probe::default(),
-            begun: Instant::now(),
-        });
+        let clients = Clients::new(limits.client.clone(), service.slowest_rate() / SHARE);
+        let probe = probe::Probe::start(limits.probe.clone())?;
+        let shared = Arc::new(Shared { service, limits, clients, probe, begun: Instant::now() });
         let listener = {
             let _inside = runtime.enter();
             tokio::net::TcpListener::from_std(listener).map_err(network)?
         };
-        runtime.spawn(accept(shared, listener, stopped));
-        Ok(Self { address, stop, runtime: Some(runtime) })
+        runtime.spawn(accept(Arc::clone(&shared), listener, stopped));
+        Ok(Self { address, shared, stop, runtime: Some(runtime) })
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Asks for what the service does and has done, and whom this server has turned away; also after
+    /// the server has gone.
+    pub fn reporter(&self) -> impl Fn() -> Status + Clone + Send + 'static {
+        let shared = Arc::clone(&self.shared);
+        move || shared.status()
     }
 }
 
@@ -132,8 +176,8 @@ async fn accept(
             accepted = listener.accept() => accepted,
             _ = stopped.changed() => return,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors, most likely: those that end give theirs back.
                 tracing::warn!(%error, "accepting a connection");
@@ -141,29 +185,50 @@ async fn accept(
                 continue;
             }
         };
-        let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
-            // Beyond those it is closed at once.
-            if let Ok(permit) = Arc::clone(&outside).try_acquire_owned() {
-                tokio::spawn(async move {
-                    turn_away(stream).await;
-                    drop(permit);
-                });
+        let permit = Arc::clone(&room).try_acquire_owned();
+        // A proxy has the connections of all its clients.
+        let proxy = shared.clients.is_proxy(peer.ip());
+        let client = Client::of(peer.ip());
+        let share = (!proxy).then(|| shared.clients.take(client, Share::Connection)).transpose();
+        let (permit, share) = match (permit, share) {
+            (Ok(permit), Ok(share)) => (permit, share),
+            (_, share) => {
+                let answer = too_many(share.err());
+                // Beyond those it is closed at once.
+                if let Ok(permit) = Arc::clone(&outside).try_acquire_owned() {
+                    tokio::spawn(async move {
+                        turn_away(stream, answer).await;
+                        drop(permit);
+                    });
+                }
+                continue;
             }
-            continue;
         };
         let (shared, stopped) = (Arc::clone(&shared), stopped.clone());
         tokio::spawn(async move {
-            serve(shared, stream, stopped).await;
-            drop(permit);
+            serve(shared, stream, peer, stopped).await;
+            drop((permit, share));
         });
+    }
+}
+
+fn too_many(reached: Option<Reached>) -> &'static [u8] {
+    match reached {
+        Some(_) => {
+            b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 2\r\nContent-Length: 39\r\n\
+              Content-Type: text/plain\r\nConnection: close\r\n\r\n\
+              too many connections from your address\n"
+        }
+        None => {
+            b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nContent-Length: 21\r\n\
+              Content-Type: text/plain\r\nConnection: close\r\n\r\ntoo many connections\n"
+        }
     }
 }
 
 /// Tells a client that there are too many. What it sends is read until it has gone, though not for
 /// long: a connection that is closed with something unread is reset, and a reset can overtake the answer.
-async fn turn_away(mut stream: TcpStream) {
-    let answer = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nContent-Length: 21\r\n\
-        Content-Type: text/plain\r\nConnection: close\r\n\r\ntoo many connections\n";
+async fn turn_away(mut stream: TcpStream, answer: &[u8]) {
     let all = async {
         stream.write_all(answer).await?;
         stream.shutdown().await?;
@@ -173,25 +238,38 @@ async fn turn_away(mut stream: TcpStream) {
     let _ = tokio::time::timeout(WATCH, all).await;
 }
 
-/// When something last happened on a connection, as milliseconds since the server's start.
-#[derive(Debug, Default)]
-struct Activity(AtomicU64);
-
-impl Activity {
-    fn note(&self, begun: Instant) {
-        self.0.store(begun.elapsed().as_millis() as u64, Ordering::Relaxed);
+/// Has the kernel keep little of what it has not sent, else that is megabytes for whoever reads
+/// nothing.
+fn keep_little(stream: &TcpStream) {
+    let most: libc::c_int = UNSENT;
+    // SAFETY: the kernel reads an int, which outlives the call. It may refuse.
+    unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_NOTSENT_LOWAT,
+            (&raw const most).cast(),
+            size_of_val(&most) as libc::socklen_t,
+        );
     }
 }
 
-async fn serve(shared: Arc<Shared>, stream: TcpStream, mut stopped: watch::Receiver<bool>) {
+async fn serve(
+    shared: Arc<Shared>,
+    stream: TcpStream,
+    peer: SocketAddr,
+    mut stopped: watch::Receiver<bool>,
+) {
     let _ = stream.set_nodelay(true);
+    keep_little(&stream);
     let activity = Arc::new(Activity::default());
-    activity.note(shared.begun);
-    let (begun, idle) = (shared.begun, shared.limits.idle);
+    activity.begin_answer(shared.begun);
+    let at_watch = Arc::clone(&shared);
     let handler = {
         let activity = Arc::clone(&activity);
         service_fn(move |request| {
-            answer::answer(Arc::clone(&shared), Arc::clone(&activity), request)
+            let (shared, activity) = (Arc::clone(&shared), Arc::clone(&activity));
+            answer::answer(shared, activity, peer.ip(), request)
         })
     };
     let connection = http1::Builder::new()
@@ -210,9 +288,9 @@ async fn serve(shared: Arc<Shared>, stream: TcpStream, mut stopped: watch::Recei
                 return;
             }
             _ = watch.tick() => {
-                let last = Duration::from_millis(activity.0.load(Ordering::Relaxed));
-                if begun.elapsed().saturating_sub(last) > idle {
+                if activity.is_stuck(&at_watch.limits, at_watch.begun) {
                     tracing::debug!("a client took nothing for too long; closed");
+                    at_watch.clients.count("stalled");
                     return;
                 }
             }

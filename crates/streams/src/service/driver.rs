@@ -33,6 +33,8 @@ const FAILURES_MAX: u32 = 5;
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
 /// Before a read for which there was no memory counts as failed.
 const POSTPONED: Duration = Duration::from_millis(2);
+/// Whoever takes less than this part of its rate counts as taking nothing.
+const DROPS: f64 = 16.0;
 /// Commands that are taken in before the device is looked at again.
 const BATCH: usize = 256;
 
@@ -102,8 +104,10 @@ struct Guaranteed {
     wanted: Option<Wanted>,
     /// It has no place: it has given it back, or waits for one.
     parked: bool,
-    /// Since then it has something that nobody takes, or is paused.
+    /// Since then it has something of which nobody takes enough, or is paused.
     touched: Instant,
+    /// Bytes that were taken since then.
+    dripped: u64,
 }
 
 /// Streams of one title from one place at one rate share what is read, once something is read: those
@@ -536,6 +540,7 @@ impl Driver {
                     wanted: None,
                     parked: false,
                     touched: now,
+                    dripped: 0,
                 };
                 self.streams.insert(stream, entry);
                 // If nobody waits any more, dropping it makes the stream leave.
@@ -639,7 +644,11 @@ impl Driver {
             return;
         };
         entry.consumed += bytes;
-        entry.touched = (self.clock)();
+        entry.dripped += bytes;
+        // Who takes a drop now and then keeps nobody else from the place.
+        if entry.dripped as f64 >= entry.rate.peak() * self.idle.as_secs_f64() / DROPS {
+            (entry.touched, entry.dripped) = ((self.clock)(), 0);
+        }
         self.events.push_back(Event::Consumed { stream, bytes });
         self.go_on_if_idle(stream);
     }

@@ -77,6 +77,16 @@ pub enum Class {
     BestEffort,
 }
 
+impl Class {
+    /// Bytes a second that are guaranteed.
+    pub(crate) fn rate(self) -> u64 {
+        match self {
+            Self::Guaranteed { rate } => rate,
+            Self::BestEffort => 0,
+        }
+    }
+}
+
 /// A wish for a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamRequest {
@@ -102,7 +112,8 @@ impl StreamRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Rejected {
-    /// One word: `device`, `memory`, `throttle`, `rate`, `places`, `startup`, `stopped`, `senseless`.
+    /// One word: `device`, `memory`, `throttle`, `rate`, `places`, `startup`, `client`, `stopped`,
+    /// `senseless`.
     pub reason: String,
     /// The reason for people.
     pub message: String,
@@ -141,6 +152,11 @@ impl Rejected {
     /// For what can't be a stream at all.
     pub fn senseless(message: String) -> Self {
         Self::plain("senseless", message)
+    }
+
+    /// For a client that has its share.
+    pub(crate) fn of_client(message: &str, suggested_rate: Option<u64>) -> Self {
+        Self { suggested_rate, ..Self::plain("client", message.into()) }
     }
 
     /// For one stream more than `most`.
@@ -202,6 +218,8 @@ pub struct Service {
     beginnings: Option<Arc<Beginnings>>,
     /// Bytes of the device, by its profile.
     capacity: u64,
+    /// Bytes a second that it reads where it is slowest.
+    slowest: u64,
 }
 
 /// A layout on a device that the profile says to have so many bytes. If the file lies beyond them (of
@@ -259,6 +277,8 @@ impl Service {
         let request = REQUEST_MAX.min(chunk * (CHUNKS_MAX as u64 - 1)).max(chunk);
         let settings = MachineConfig { admission, request, ..MachineConfig::default() };
         let (name, capacity) = (profile.name.clone(), profile.capacity);
+        let throttle = profile.throttle.map_or(f64::INFINITY, |throttle| throttle.rate);
+        let slowest = profile.slowest_in(0, capacity.saturating_sub(1)).min(throttle) as u64;
         let machine =
             Machine::new(profile, settings).map_err(|error| Error::Settings(error.to_string()))?;
         // Bounded by what it carries: reports of memory that is given back, of which there is a
@@ -278,7 +298,13 @@ impl Service {
         let spawned = std::thread::Builder::new().name("stream-driver".into()).spawn(work);
         spawned.map_err(Error::Thread)?;
         let beginnings = (config.beginnings > 0).then(|| Beginnings::new(config.beginnings, chunk));
-        Ok(Self { handle: Arc::new(Handle { commands }), library, device, beginnings, capacity })
+        let handle = Arc::new(Handle { commands });
+        Ok(Self { handle, library, device, beginnings, capacity, slowest })
+    }
+
+    /// Bytes a second that the device reads where it is slowest, or that its throttle lets through.
+    pub fn slowest_rate(&self) -> u64 {
+        self.slowest
     }
 
     /// The directory whose files are streamed.

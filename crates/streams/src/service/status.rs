@@ -91,6 +91,16 @@ pub struct Status {
     pub opened: u64,
     /// Streams that were refused, by reason.
     pub refused: BTreeMap<String, u64>,
+    /// Clients that the server has turned away or cut off, by why: `client-connections`,
+    /// `client-streams`, `client-rate`, `token`, `stalled`.
+    #[serde(default)]
+    pub turned_away: BTreeMap<String, u64>,
+    /// Files that were looked at for their rates.
+    #[serde(default)]
+    pub probed: u64,
+    /// Those of them of which none was found.
+    #[serde(default)]
+    pub without_rate: u64,
     /// Times a stream had nothing when it should have had, by cause.
     pub glitches: BTreeMap<String, u64>,
     /// How long they were late, in seconds.

@@ -413,6 +413,19 @@ fn streams_that_nobody_reads_then_their_places_go_to_others_and_the_next_read_as
 }
 
 #[test]
+fn stream_of_which_somebody_takes_a_drop_now_and_then_then_its_place_goes_to_others() {
+    let bytes = 20 * RATE as usize;
+    let stage = Stage::of(1, bytes, |config| config.idle = Duration::from_secs(2));
+    let mut dripping = stage.open(0, &StreamRequest::at_rate(4 * RATE)).unwrap();
+    until("it has given its place back", || {
+        std::thread::sleep(Duration::from_millis(350));
+        // At most a chunk, of what is a hundred of them.
+        drop(dripping.read(LIMIT).unwrap());
+        stage.service.status().parked > 0
+    });
+}
+
+#[test]
 fn paused_stream_of_a_shared_title_when_it_has_taken_nothing_then_it_resumes_with_the_right_bytes()
 {
     let bytes = 4 * RATE as usize;
