@@ -55,6 +55,7 @@ impl Node {
         let begun = self.later(|node| {
             node.look_after_backing_place();
             node.remove_strays();
+            node.set_missing_aside();
             node.upkeep.under_way.store(false, Ordering::Release);
         });
         if !begun {
