@@ -74,6 +74,9 @@ pub enum Error {
     /// Others changed the same records again and again.
     #[error("gave up after {0} conflicts with concurrent changes; try again")]
     Conflict(u32),
+    /// Another node has the right to change the inode in the backing store, or owns its bytes.
+    #[error("inode {0} is in the hands of another node")]
+    NotInHand(Ino),
     /// The engine lacks something the store needs.
     #[error("this metadata engine can't be used: {0}")]
     Unsupported(&'static str),

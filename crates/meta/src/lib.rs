@@ -31,7 +31,7 @@ pub use links::Links;
 pub use store::{
     Accessed, Answer, CopiesMade, Counts, Entry, EntryPlus, Estate, Found, LeaveOrder, Mail,
     Member, MetaStore, Moment, NewInode, NodeName, Options, Owned, Ownership, Queue, Refreshed,
-    RenameFlags, Renamed, Report, RoundTrips, Times, Unlinked, Vanished, Violation, Wish,
+    RenameFlags, Renamed, Report, Right, RoundTrips, Times, Unlinked, Vanished, Violation, Wish,
     XattrFlags,
 };
 pub use types::{

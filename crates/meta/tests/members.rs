@@ -3,8 +3,8 @@
 mod servers;
 
 use forebay_meta::{
-    Answer, FileKind, Ino, MetaStore, NewInode, NodeName, Options, Ownership, Queue, Record, Redis,
-    RedisOptions, Seq, Timestamp, Wish,
+    Answer, Error, FileKind, Fingerprint, Ino, Link, MetaStore, NewInode, NodeName, Options,
+    Ownership, Queue, Record, Redis, RedisOptions, Right, Seq, Timestamp, Wish,
 };
 use servers::Servers;
 
@@ -39,7 +39,9 @@ fn reconcile(store: &MetaStore, ino: Ino) {
         record.backing.links = record.links.clone();
         record.dirty = false;
     };
+    assert_ne!(store.begin_work(ino, &|_| false).expect("readable"), Right::Others);
     store.reconciled(ino, record.change, all).expect("stored");
+    store.end_work(ino).expect("stored");
 }
 
 #[test]
@@ -164,15 +166,56 @@ fn work_on_an_inode_when_several_want_it_then_one_gets_it_until_it_ends_or_dies(
     let (a, b) = (open(&servers, "a"), open(&servers, "b"));
     let ino = file(&a, b"f");
     let nobody = |_| false;
-    assert!(a.begin_work(ino, &nobody).unwrap());
-    assert!(!b.begin_work(ino, &nobody).unwrap());
+    let right = |store: &MetaStore| store.begin_work(ino, &nobody).unwrap();
+    assert_eq!(right(&a), Right::Mine);
+    assert_eq!(right(&b), Right::Others);
     b.end_work(ino).unwrap();
-    assert!(!b.begin_work(ino, &nobody).unwrap(), "only the holder ends it");
+    assert_eq!(right(&b), Right::Others, "only the holder ends it");
     a.end_work(ino).unwrap();
-    assert!(b.begin_work(ino, &nobody).unwrap());
-    assert!(a.begin_work(ino, &|who| Some(who) == b.member()).unwrap(), "of a dead one");
-    assert!(!b.begin_work(ino, &nobody).unwrap());
-    assert!(open(&servers, "a").begin_work(ino, &nobody).unwrap(), "by a later incarnation");
+    assert_eq!(right(&b), Right::Mine);
+    let (of_b, first) = (b.member().unwrap(), a.member().unwrap());
+    let from = a.begin_work(ino, &|who| Some(who) == b.member()).unwrap();
+    assert_eq!(from, Right::From(of_b), "of a dead one");
+    assert_eq!(right(&b), Right::Others);
+    assert_eq!(right(&open(&servers, "a")), Right::Mine, "by a later incarnation");
+    assert_eq!(a.member(), Some(first));
+}
+
+#[test]
+fn worker_when_another_node_has_taken_its_right_then_it_announces_and_reports_nothing() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let (a, b) = (open(&servers, "a"), open(&servers, "b"));
+    let ino = file(&a, b"f");
+    let (link, other) = (Link::new(Ino::ROOT, &b"f"[..]), Link::new(Ino::ROOT, &b"g"[..]));
+    let pending = Fingerprint { ino: 7, size: 3, ..Fingerprint::default() };
+    let refused = |store: &MetaStore| {
+        let refused = |error| matches!(error, Error::NotInHand(found) if found == ino);
+        assert!(store.claim(ino, &other).is_err_and(refused));
+        assert!(store.intend(ino, None, pending).is_err_and(refused));
+        assert!(store.reconciled(ino, 0, |_| ()).is_err_and(refused));
+    };
+    refused(&a);
+    assert_eq!(a.begin_work(ino, &|_| false).unwrap(), Right::Mine);
+    a.claim(ino, &link).unwrap();
+    a.intend(ino, None, pending).unwrap();
+    // It is stopped here, for as long as others wait for nobody.
+    assert_eq!(b.begin_work(ino, &|_| true).unwrap(), Right::From(a.member().unwrap()));
+    refused(&a);
+    b.claim(ino, &link).unwrap();
+    // Bytes that another owns it does not announce either, whoever has the right to work.
+    assert!(is_owned(&b.take_ownership(ino).unwrap()));
+    b.update(ino, None, |record| {
+        record.dirty = true;
+        Queue::Yes
+    })
+    .unwrap();
+    assert_eq!(a.begin_work(ino, &|_| true).unwrap(), Right::From(b.member().unwrap()));
+    let ahead = a.intend_ahead(ino, pending);
+    assert!(matches!(ahead, Err(Error::NotInHand(_))), "{ahead:?}");
+    assert!(matches!(a.intend(ino, None, pending), Err(Error::NotInHand(_))));
 }
 
 #[test]

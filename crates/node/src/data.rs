@@ -557,6 +557,7 @@ impl Node {
         if spilled {
             self.drop_spill_soon(ino);
         }
+        self.forget_tomb(ino);
     }
 
     /// The copy of a clean file is stale: drops it; programs that have it open keep what they have.

@@ -585,6 +585,7 @@ impl Node {
         {
             return Ok(Flushed::Conflict(Some(found)));
         }
+        self.may_change_store()?;
         self.meta.set_setting(&half_setting(file.ino), &inode_note(&found, false))?;
         fail_at!("node.flush.half");
         let size = spill.file().len()?;
@@ -636,6 +637,7 @@ impl Node {
             })?;
         }
         fail_at!("node.flush.in_place");
+        self.may_change_store()?;
         let set_len = |len| Ok(backing.set_len(len)?);
         let mtime = match self.flush_extents(file, &*backing, &set_len)? {
             Some(mtime) => mtime,
@@ -702,6 +704,10 @@ impl Node {
                 set_len(stat.size)?;
                 return Ok(Some(convert::time(stat.mtime)));
             };
+            if let Err(error) = self.may_change_store() {
+                presence.write().abort_flush(flush);
+                return Err(error);
+            }
             // A restart takes what lies beyond the length of a spill file for nothing.
             let end = flush.runs().last().map_or(0, |run| run.end.min(stat.size));
             if end > length {

@@ -234,9 +234,11 @@ impl Node {
         let meta = open_namespace(&config, &state_dir, &tiers, former)?;
         expected.confirm(&meta, &state_dir, &tiers)?;
         let cluster = meta.member().zip(config.cluster.clone());
-        let cluster = cluster.map(|(me, config)| Cluster::new(me, config, former));
+        let cluster =
+            cluster.map(|(me, config)| Cluster::new(me, config, former, expected.markable.clone()));
         if let Some(cluster) = &cluster {
             meta.rely(cluster.beliefs.clone());
+            cluster.enter_store()?;
         }
         bind_to_backing(&meta, &config.backing)?;
         let store = bind_to_store(&meta, expected, &config)?;

@@ -64,7 +64,7 @@ impl Node {
                 drop(in_use);
                 // Any other failure says nothing of the file.
                 if matches!(error, MetaError::Stale(_)) && !file.is_open() {
-                    self.discard_data(ino);
+                    self.discard_missing(ino);
                 }
                 return Err(error.into());
             }
@@ -546,7 +546,7 @@ impl Node {
         }
         let record = match record {
             Ok(record) => record,
-            Err(MetaError::Stale(_)) => return self.discard_at_hand(file),
+            Err(MetaError::Stale(_)) => return self.discard_at_hand(file, Node::discard_missing),
             Err(error) => {
                 // If it was removed, the next start finds what is left of it.
                 tracing::warn!(ino = file.ino.0, %error, "a closed file can't be looked at");
@@ -562,16 +562,19 @@ impl Node {
         if let Err(error) = self.meta.release_orphan(file.ino, convert::now()) {
             tracing::warn!(ino = file.ino.0, %error, "can't release a removed file");
         }
-        if record.links.is_empty() && !file.is_open() {
-            self.discard_at_hand(file);
+        if record.links.is_empty() {
+            self.note_removed(file.ino);
+            if !file.is_open() {
+                self.discard_at_hand(file, Node::discard_data);
+            }
         }
     }
 
     /// Drops the bytes of a file; on another thread if one of those that wait has it in hand.
-    fn discard_at_hand(&self, file: &FileRef) {
+    fn discard_at_hand(&self, file: &FileRef, discard: fn(&Node, Ino)) {
         let ino = file.ino;
-        if file.residence.try_write().is_some() || !self.later(move |node| node.discard_data(ino)) {
-            self.discard_data(ino);
+        if file.residence.try_write().is_some() || !self.later(move |node| discard(node, ino)) {
+            discard(self, ino);
         }
     }
 

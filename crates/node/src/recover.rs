@@ -441,10 +441,11 @@ impl Node {
         let mut dirty = header.dirty || map.as_ref().is_some_and(Presence::is_dirty);
         let mut current = record.backing.fingerprint.map(convert::store_fingerprint);
         if dirty && !self.may_have_written(record) {
-            if !self.yield_found(ino, tier)? {
-                self.check_overtaken(record, header, self.tiers[index].tier.path())?;
+            if self.yield_found(ino, tier)? || Self::has_nothing_newer(record, header) {
+                return Ok(Fate::Removed);
             }
-            return Ok(Fate::Removed);
+            let why = "the metadata servers do not know that this node has changed its file";
+            return Ok(Fate::SetAside(why.into()));
         }
         if !dirty && record.dirty {
             // It was flushed, but that was not reported any more. Or the power failed: the mark that
@@ -507,7 +508,7 @@ impl Node {
             let ours = [record.backing.fingerprint, record.backing.pending].into_iter().flatten();
             let mut ours = ours.map(convert::store_fingerprint);
             if ours.any(|known| known.same_content(&print)) && !is_announced(header, &print) {
-                self.meta.claim(record.ino, link)?;
+                self.meta.claim_found(record.ino, link)?;
                 return Ok(Some(convert::fingerprint(print)));
             }
         }
@@ -566,7 +567,7 @@ impl Node {
             let known =
                 record.backing.fingerprint.is_some_and(|known| convert::is_inode(&known, &found));
             if known || is_pending(record, &found) {
-                self.meta.claim(record.ino, link)?;
+                self.meta.claim_found(record.ino, link)?;
                 return self.revert_to(record.ino, convert::fingerprint(found.fingerprint()));
             }
         }
@@ -622,7 +623,7 @@ impl Node {
                 continue;
             }
             if is_announced(header, &print) || is_pending(record, &found) {
-                self.meta.claim(record.ino, link)?;
+                self.meta.claim_found(record.ino, link)?;
                 return Ok(Some(convert::fingerprint(print)));
             }
         }

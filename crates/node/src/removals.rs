@@ -7,7 +7,7 @@
 //! is set aside. Bytes that the backing store lacks stay until the namespace is durable: many files
 //! share one sync of it.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -32,7 +32,19 @@ const MOST_NOTES: u64 = 1 << 20;
 
 /// Removed files whose bytes are still there.
 #[derive(Default)]
-pub(crate) struct Removals(Mutex<Waiting>, OnceLock<File>, Spills);
+pub(crate) struct Removals(Mutex<Waiting>, OnceLock<File>, Spills, Mutex<Tombs>);
+
+/// In a cluster, dirty files of which the namespace has no record. One that this node has released was
+/// removed; of any other it is not known that it was, as nobody else removes the record of a file
+/// that this node owns: the metadata servers have lost it.
+#[derive(Default)]
+struct Tombs {
+    removed: HashSet<u64>,
+    missing: HashMap<u64, Instant>,
+}
+
+/// Whoever removes a file notes it right after its record has gone.
+const NOTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Spill files that nobody needs any more.
 #[derive(Default)]
@@ -74,12 +86,69 @@ impl Node {
 
     /// Notes that a file was removed, if what it leaves would be taken for the only copy.
     pub(crate) fn note_removed(&self, ino: Ino) {
-        if self.residents.get(ino.0).is_some_and(|resident| resident.dirty)
-            && let Some(mut file) = self.removals.1.get()
-        {
+        if !self.residents.get(ino.0).is_some_and(|resident| resident.dirty) {
+            return;
+        }
+        if self.is_clustered() {
+            self.removals.3.lock().removed.insert(ino.0);
+        }
+        if let Some(mut file) = self.removals.1.get() {
             // Without a note it is set aside, should the daemon die now.
             drop(file.write_all(&ino.0.to_le_bytes()));
         }
+    }
+
+    /// The namespace has no record of a file that nobody uses: its bytes go, if nothing speaks for that
+    /// they are the only copy of what was written here.
+    pub(crate) fn discard_missing(&self, ino: Ino) {
+        let dirty = self.residents.get(ino.0).is_some_and(|resident| resident.dirty);
+        let mut tombs = self.removals.3.lock();
+        if !self.is_clustered() || !dirty || tombs.removed.contains(&ino.0) {
+            drop(tombs);
+            return self.discard_data(ino);
+        }
+        tombs.missing.entry(ino.0).or_insert_with(Instant::now);
+    }
+
+    /// The bytes of a file go: it is no longer missing.
+    pub(crate) fn forget_tomb(&self, ino: Ino) {
+        let mut tombs = self.removals.3.lock();
+        tombs.removed.remove(&ino.0);
+        tombs.missing.remove(&ino.0);
+    }
+
+    /// Sets aside the dirty objects of files whose records are missing, and names them.
+    pub(crate) fn set_missing_aside(&self) {
+        let due: Vec<u64> = {
+            let tombs = self.removals.3.lock();
+            let due = |since: &&Instant| since.elapsed() >= NOTED_WITHIN;
+            tombs.missing.iter().filter(|(_, since)| due(since)).map(|(ino, _)| *ino).collect()
+        };
+        if due.is_empty() {
+            return;
+        }
+        for number in due {
+            let ino = Ino(number);
+            let gone = matches!(self.meta.get_now(ino), Err(forebay_meta::Error::Stale(_)));
+            let removed = self.removals.3.lock().removed.contains(&number);
+            self.removals.3.lock().missing.remove(&number);
+            if removed || !gone || self.is_open(ino) {
+                // Whoever uses it comes by here again.
+                continue;
+            }
+            let file = self.files.get(ino);
+            let mut residence = file.residence.write();
+            let Some(resident) = self.residents.get(number).filter(|found| found.dirty) else {
+                continue;
+            };
+            let place = residence.place.take();
+            residence.base = crate::place::Base::default();
+            residence.loaded = true;
+            let why = "the metadata servers have lost its record";
+            self.set_object_aside(usize::from(resident.tier), ino, why);
+            self.forget_resident(ino, place.as_ref());
+        }
+        self.count_set_aside();
     }
 
     /// Drops the bytes of a removed file that nobody uses, in a moment.

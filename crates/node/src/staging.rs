@@ -109,7 +109,7 @@ impl Node {
             // What is under way is not to be forgotten.
             if self.meta.get(file.ino).is_ok_and(|record| record.backing.pending.is_none()) {
                 let pending = convert::fingerprint(staged.temporary.pending()?);
-                self.meta.intend(file.ino, None, pending)?;
+                self.meta.intend_ahead(file.ino, pending)?;
             }
         }
         Ok(self.meta.sync()?)

@@ -80,6 +80,7 @@ impl Node {
             node.look_after_backing_place();
             node.remove_strays();
             node.give_memory_back();
+            node.set_missing_aside();
             node.upkeep.under_way.store(false, Ordering::Release);
         });
         if !begun {

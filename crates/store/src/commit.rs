@@ -34,6 +34,25 @@ impl DirBacking {
         if temporary.place.published {
             return Err(self.err("publish again", dir, name, Errno::STALE));
         }
+        if temporary.place.spill {
+            self.spill_to_own(temporary).map_err(|e| self.or_shut_out(e))?;
+        }
+        let done = self.publish_from_there(temporary, dir, name, expect);
+        let done = done.map_err(|e| self.or_shut_out(e));
+        if temporary.place.spill && !matches!(done, Ok(Commit::Done(_))) {
+            let back = self.spill_from_own(temporary).map_err(|e| self.or_shut_out(e));
+            return back.and(done);
+        }
+        done
+    }
+
+    fn publish_from_there(
+        &self,
+        temporary: &mut Temporary,
+        dir: &Dir,
+        name: &OsStr,
+        expect: Expect,
+    ) -> Result<Commit> {
         fail_at!("store.commit.before_sync", &self.path);
         if !temporary.sealed {
             temporary.file.sync(false)?;
@@ -42,6 +61,8 @@ impl DirBacking {
         let mut before = temporary.file.stat()?.fingerprint();
         let mut attempt = self.attempt(temporary, dir, name, expect)?;
         if matches!(attempt, Attempt::OtherMount) {
+            // The copy takes its place; a spill file stays where it is looked for.
+            self.spill_from_own(temporary)?;
             fail_at!("store.commit.before_copy_beside", &self.path);
             self.move_beside(temporary, dir)?;
             before = temporary.file.stat()?.fingerprint();

@@ -9,7 +9,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rustix::fs::{
     self, AtFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, ResolveFlags, Uid, XattrFlags,
 };
@@ -42,6 +42,8 @@ pub struct DirBacking {
     /// Spill files whose exchange with a published file got no answer.
     pub(crate) swapped: Mutex<HashSet<u64>>,
     pub(crate) strays: Arc<crate::private::Strays>,
+    /// By which it publishes as one node of several.
+    pub(crate) own: RwLock<Option<crate::incarnation::Own>>,
     pub(crate) births: Births,
 }
 
@@ -66,6 +68,7 @@ impl DirBacking {
             areas: Mutex::default(),
             swapped: Mutex::default(),
             strays: Arc::default(),
+            own: RwLock::default(),
             births,
         })
     }
@@ -435,6 +438,9 @@ impl BackingStore for DirBacking {
 
     fn unlink(&self, dir: &Dir, name: &OsStr) -> Result<()> {
         self.checked(dir, name)?;
+        if let Some(own) = self.own_dir() {
+            return self.unlink_by_own(&own, dir, name);
+        }
         fs::unlinkat(dir, name, AtFlags::empty()).map_err(|e| self.err("remove", dir, name, e))
     }
 

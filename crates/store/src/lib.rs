@@ -19,6 +19,7 @@ mod failpoints;
 mod group;
 mod header;
 pub mod identity;
+mod incarnation;
 mod limits;
 mod local;
 mod ownership;

@@ -9,6 +9,8 @@
 //!   extents, and `limbo/OWNER.KEY`;
 //! - `lost/OWNER.INO` and `lost/OWNER.INO.map`, with `-1` and so on where that is taken: a spill file
 //!   that no namespace knows;
+//! - `nodes/OWNER.EPOCH.RANDOM/`: the same `t.`, `x.` and `y.`, and files on their way out (`d.`), of one
+//!   start of a node that shares the store with others;
 //! - `mounts/OWNER`: a note of a mount that may have what the backing store lacks.
 //!
 //! Numbers are hexadecimal.
@@ -27,6 +29,7 @@ use crate::backing::{BackingStore, Cleaned, Dir, PRIVATE, TEMPORARY_PREFIX, Temp
 use crate::dir_backing::{DirBacking, DirFile, rename_no_replace};
 use crate::dir_tier::random;
 use crate::failpoints::fail_at;
+use crate::incarnation::is_kept;
 use crate::local::{LocalFile, retry};
 use crate::presence::{MapFile, Presence};
 use crate::{Attributes, FileKind, Fingerprint, Result, StoreError, Timestamp};
@@ -46,11 +49,12 @@ pub(crate) enum Area {
     Limbo,
     Lost,
     Mounts,
+    Nodes,
 }
 
 impl Area {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Tmp, Self::Spill, Self::Limbo, Self::Lost, Self::Mounts];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Tmp, Self::Spill, Self::Limbo, Self::Lost, Self::Mounts, Self::Nodes];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -59,13 +63,14 @@ impl Area {
             Self::Limbo => "limbo",
             Self::Lost => "lost",
             Self::Mounts => "mounts",
+            Self::Nodes => "nodes",
         }
     }
 }
 
 /// Handles of the subdirectories that have been used.
 #[derive(Default)]
-pub(crate) struct Areas([Option<Dir>; 5]);
+pub(crate) struct Areas([Option<Dir>; 6]);
 
 /// Where a temporary stands.
 pub(crate) struct Place {
@@ -168,7 +173,7 @@ impl DirBacking {
     }
 
     /// The handle of a subdirectory if it exists.
-    fn existing_area(&self, area: Area) -> Result<Option<Dir>> {
+    pub(crate) fn existing_area(&self, area: Area) -> Result<Option<Dir>> {
         let found = self
             .open_area(&self.root, PRIVATE)
             .and_then(|private| self.open_area(&private, area.name()));
@@ -180,7 +185,7 @@ impl DirBacking {
     }
 
     /// Runs a step that makes a name in an area; again if another daemon tidied the area away.
-    fn in_area<T>(&self, area: Area, step: impl Fn(&Dir) -> Result<T>) -> Result<T> {
+    pub(crate) fn in_area<T>(&self, area: Area, step: impl Fn(&Dir) -> Result<T>) -> Result<T> {
         let mut tries = 0;
         loop {
             match step(&self.area(area)?) {
@@ -247,14 +252,18 @@ impl DirBacking {
     }
 
     pub(crate) fn make_temporary(&self, ino: u64) -> Result<Temporary> {
-        self.in_area(Area::Tmp, |dir| self.new_temporary(dir, "t.", ino))
+        match self.own_dir() {
+            None => self.in_area(Area::Tmp, |dir| self.new_temporary(dir, "t.", ino)),
+            // Not made again: that it is gone says something.
+            Some(own) => self.new_temporary(&own, "t.", ino).map_err(|e| self.or_shut_out(e)),
+        }
     }
 
     pub(crate) fn make_temporary_in(&self, dir: &Dir, ino: u64) -> Result<Temporary> {
         self.new_temporary(dir, TEMPORARY_PREFIX, ino)
     }
 
-    fn spill_name(&self, ino: u64) -> OsString {
+    pub(crate) fn spill_name(&self, ino: u64) -> OsString {
         format!("{}.{ino:x}", self.owner).into()
     }
 
@@ -281,6 +290,7 @@ impl DirBacking {
         }
         // A commit that got no answer may have left it under its other name.
         self.settle_swaps(&dir, ino)?;
+        self.settle_own_swaps(ino)?;
         find()
     }
 
@@ -291,6 +301,13 @@ impl DirBacking {
             self.swapped.lock().insert(place.ino);
         } else {
             place.unsettled.lock().push(name.to_owned());
+        }
+    }
+
+    fn settle_own_swaps(&self, ino: u64) -> Result<()> {
+        match self.own_dir() {
+            Some(own) => self.settle_swaps(&own, ino).map_err(|e| self.or_shut_out(e)),
+            None => Ok(()),
         }
     }
 
@@ -341,6 +358,7 @@ impl DirBacking {
     pub(crate) fn drop_spill(&self, ino: u64) -> Result<()> {
         let Some(dir) = self.existing_area(Area::Spill)? else { return Ok(()) };
         if self.swapped.lock().contains(&ino) {
+            self.settle_own_swaps(ino)?;
             self.settle_swaps(&dir, ino)?;
         }
         // The file goes first: without its map it would count as complete.
@@ -535,12 +553,22 @@ impl DirBacking {
                 self.clean_one(&dir, &name, owner, &mut cleaned)?;
             }
         }
+        let more = self.shut_out(owner, None)?;
+        cleaned.removed += more.removed;
+        cleaned.spills.extend(more.spills);
+        cleaned.kept.extend(more.kept);
         Ok(cleaned)
     }
 
     /// Decides about one name of an unfinished commit: the only bytes that nobody else has are a spill file's and
     /// those of a foreign file that a swap displaced.
-    fn clean_one(&self, tmp: &Dir, name: &OsStr, owner: &str, cleaned: &mut Cleaned) -> Result<()> {
+    pub(crate) fn clean_one(
+        &self,
+        tmp: &Dir,
+        name: &OsStr,
+        owner: &str,
+        cleaned: &mut Cleaned,
+    ) -> Result<()> {
         let Some(found) = self.stat_if(tmp, name)? else { return Ok(()) };
         let swap = name.to_str().and_then(parse_swap);
         match swap {
@@ -552,7 +580,7 @@ impl DirBacking {
                 })?;
                 cleaned.spills.push(swap.ino);
             }
-            Some(swap) if found.ino != swap.own && !displaced_is(&found, &swap.replaces) => {
+            swap if is_kept(name, found.kind) || is_foreign(swap.as_ref(), &found) => {
                 self.in_area(Area::Limbo, |limbo| {
                     rename_no_replace(tmp, name, limbo, name)
                         .map_err(|e| self.err("keep in limbo", tmp, name, e))
@@ -560,7 +588,8 @@ impl DirBacking {
                 cleaned.kept.push(name.to_owned());
             }
             _ => {
-                self.unlink(tmp, name)?;
+                fs::unlinkat(tmp, name, AtFlags::empty())
+                    .map_err(|e| self.err("remove", tmp, name, e))?;
                 cleaned.removed += 1;
             }
         }
@@ -576,6 +605,7 @@ impl DirBacking {
             Err(e) if e.errno() == libc::ENOENT => return Ok(()),
             Err(e) => return Err(e),
         };
+        self.leave_own(&private);
         Area::ALL.iter().try_for_each(|area| {
             match fs::unlinkat(&private, area.name(), AtFlags::REMOVEDIR) {
                 Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
@@ -589,6 +619,11 @@ fn with_map_suffix(name: &OsStr) -> OsString {
     let mut map = name.to_owned();
     map.push(MAP_SUFFIX);
     map
+}
+
+/// Whether what a swap has left is a file of others that it displaced.
+fn is_foreign(swap: Option<&Swap>, found: &Attributes) -> bool {
+    swap.is_some_and(|swap| found.ino != swap.own && !displaced_is(found, &swap.replaces))
 }
 
 /// Whether a file is the version, but for the ctime, which the rename has changed.

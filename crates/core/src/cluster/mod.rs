@@ -3,6 +3,7 @@
 //!
 //! - [`placement`]: on which nodes replicas and shards go.
 //! - [`membership`]: leases, epochs and fencing, on both sides.
+//! - [`silence`]: for how long others have given no sign of life, as one who looks may say.
 //! - [`lease`]: when a node takes a part of the namespace for itself, and gives it back.
 //! - [`grants`]: what its kernel may keep of that part, and how it is taken back.
 //! - [`ownership`]: who may write a file, and when another may take it over.
@@ -27,6 +28,7 @@ pub mod ownership;
 pub mod placement;
 pub mod redundancy;
 pub mod repair;
+pub mod silence;
 pub mod source;
 pub mod turns;
 

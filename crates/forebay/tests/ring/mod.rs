@@ -5,6 +5,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
@@ -60,14 +61,14 @@ pub const SECRET: &[u8] = b"a secret of thirty-two bytes....";
 
 /// The metadata server; ended with the value.
 pub struct Server {
-    child: Child,
+    child: Mutex<Child>,
+    dir: PathBuf,
     pub port: u16,
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 
@@ -84,18 +85,44 @@ fn free_port() -> u16 {
 }
 
 impl Server {
-    fn start(dir: &Path) -> Server {
+    pub fn start(dir: &Path) -> Server {
         let port = free_port();
+        let child = Mutex::new(Self::spawn(dir, port));
+        let server = Server { child, dir: dir.to_owned(), port };
+        server.wait_until_up();
+        server
+    }
+
+    fn spawn(dir: &Path, port: u16) -> Child {
         let text = port.to_string();
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "redis-server", "--port", &text]);
         command.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"]);
         command.args(["--appendfsync", "always", "--dir"]).arg(dir);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-        let server = Server { child, port };
-        let up = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()
+    }
+
+    fn wait_until_up(&self) {
+        let up = || std::net::TcpStream::connect(("127.0.0.1", self.port)).is_ok();
         assert!(wait_for(Duration::from_secs(10), up), "the metadata server does not come up");
-        server
+    }
+
+    /// Ends it; what it has stays in its directory.
+    pub fn kill(&self) {
+        let mut child = self.child.lock().unwrap();
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    /// Starts it again, with what is in `dir` now.
+    pub fn restart(&self) {
+        *self.child.lock().unwrap() = Self::spawn(&self.dir, self.port);
+        self.wait_until_up();
+    }
+
+    /// Where it keeps what it has.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 }
 
@@ -227,6 +254,22 @@ impl Ring {
         let pid = self.daemon(node);
         signal(pid, rustix::process::Signal::KILL);
         assert!(wait_for(Duration::from_secs(5), || !alive(pid)));
+        self.detach(node);
+    }
+
+    /// Kills a daemon and its supervisor at once, and takes the dead mount away.
+    pub fn end(&self, node: usize) {
+        let daemon = self.daemon(node);
+        let stat = fs::read_to_string(format!("/proc/{daemon}/stat")).unwrap();
+        let after = stat.rsplit(')').next().unwrap().split_whitespace();
+        let parent: i32 = after.clone().nth(1).unwrap().parse().unwrap();
+        let line = fs::read(format!("/proc/{parent}/cmdline")).unwrap_or_default();
+        let own = String::from_utf8_lossy(&line).contains(&self.site.text(&format!("mnt{node}")));
+        if parent > 1 && own {
+            signal(parent, rustix::process::Signal::KILL);
+        }
+        signal(daemon, rustix::process::Signal::KILL);
+        assert!(wait_for(Duration::from_secs(5), || !alive(daemon)));
         self.detach(node);
     }
 

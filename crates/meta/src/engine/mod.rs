@@ -451,6 +451,16 @@ pub trait Engine: Send + Sync {
         None
     }
 
+    /// What is under a key now never changes: where a server could be taken for another one, it is told by
+    /// that from here on.
+    ///
+    /// # Errors
+    /// If it can't be read.
+    fn identify(&self, key: &Key) -> Result<(), EngineError> {
+        let _ = key;
+        Ok(())
+    }
+
     /// Names who is to be told before a lease ends; once.
     fn rely(&self, reliant: Arc<dyn Reliant>) {
         drop(reliant);
@@ -496,6 +506,10 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
 
     fn tenure(&self, partition: u16) -> Option<Tenure> {
         (**self).tenure(partition)
+    }
+
+    fn identify(&self, key: &Key) -> Result<(), EngineError> {
+        (**self).identify(key)
     }
 
     fn rely(&self, reliant: Arc<dyn Reliant>) {

@@ -383,6 +383,10 @@ impl<E: Engine> Engine for Spanning<E> {
         self.engine.tenure(partition)
     }
 
+    fn identify(&self, key: &Key) -> Result<(), EngineError> {
+        self.engine.identify(key)
+    }
+
     fn rely(&self, reliant: Arc<dyn Reliant>) {
         self.engine.rely(reliant);
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::attrs::restore_identity;
-use super::{MetaStore, corrupt};
+use super::{Draft, MetaStore, corrupt};
 use crate::codec;
 use crate::engine::Key;
 use crate::error::{Error, Result};
@@ -156,14 +156,40 @@ impl MetaStore {
     ///
     /// # Errors
     /// `Stale` if the record is gone: what the worker made has to be removed again (which
-    /// [`MetaStore::claim`] spares).
+    /// [`MetaStore::claim`] spares). Of a node `NotInHand` if it has not the right to work on it.
     pub fn reconciled(
         &self,
         ino: Ino,
         seen_change: u64,
+        facts: impl FnMut(&mut Record),
+    ) -> Result<bool> {
+        let mut looks = false;
+        let mut may = |draft: &mut Draft<'_>| self.expect_in_hand(draft, ino, &mut looks);
+        self.reconciled_if(ino, seen_change, facts, &mut may)
+    }
+
+    /// As [`MetaStore::reconciled`], of what was found at the start of a node, before it works.
+    ///
+    /// # Errors
+    /// As [`MetaStore::reconciled`].
+    pub fn reconciled_at_start(
+        &self,
+        ino: Ino,
+        seen_change: u64,
+        facts: impl FnMut(&mut Record),
+    ) -> Result<bool> {
+        self.reconciled_if(ino, seen_change, facts, &mut |_| Ok(()))
+    }
+
+    fn reconciled_if(
+        &self,
+        ino: Ino,
+        seen_change: u64,
         mut facts: impl FnMut(&mut Record),
+        may: &mut dyn FnMut(&mut Draft<'_>) -> Result<()>,
     ) -> Result<bool> {
         let record = self.edit_one(ino, |draft, before| {
+            may(draft)?;
             let record = draft.edit(ino)?;
             facts(record);
             restore_identity(record, before);
@@ -188,9 +214,32 @@ impl MetaStore {
     /// nobody remembers.
     ///
     /// # Errors
-    /// `Stale` if the record is gone.
+    /// `Stale` if the record is gone. Of a node `NotInHand` if it has not the right to work on the
+    /// inode any more, or another owns its bytes.
     pub fn claim(&self, ino: Ino, link: &Link) -> Result<Arc<Record>> {
+        let mut looks = false;
+        self.claim_if(ino, link, &mut |draft, before| {
+            self.expect_own_bytes(before)?;
+            self.expect_in_hand(draft, ino, &mut looks)
+        })
+    }
+
+    /// As [`MetaStore::claim`], of a name that was found at the start of a node, before it works.
+    ///
+    /// # Errors
+    /// `Stale` if the record is gone.
+    pub fn claim_found(&self, ino: Ino, link: &Link) -> Result<Arc<Record>> {
+        self.claim_if(ino, link, &mut |_, _| Ok(()))
+    }
+
+    fn claim_if(
+        &self,
+        ino: Ino,
+        link: &Link,
+        may: &mut dyn FnMut(&mut Draft<'_>, &Record) -> Result<()>,
+    ) -> Result<Arc<Record>> {
         self.edit_one(ino, |draft, before| {
+            may(draft, before)?;
             if !before.backing.links.contains(link) {
                 let backing = &mut draft.edit(ino)?.backing;
                 backing.links.push(link.clone());
@@ -208,17 +257,33 @@ impl MetaStore {
     /// before making the version.
     ///
     /// # Errors
-    /// `Stale` if the record is gone.
+    /// As [`MetaStore::claim`].
     pub fn intend(
         &self,
         ino: Ino,
         found: Option<Fingerprint>,
         pending: Fingerprint,
     ) -> Result<Arc<Record>> {
-        self.edit_one(ino, |draft, _| {
+        let mut looks = false;
+        self.edit_one(ino, |draft, before| {
+            self.expect_own_bytes(before)?;
+            self.expect_in_hand(draft, ino, &mut looks)?;
             let backing = &mut draft.edit(ino)?.backing;
             backing.fingerprint = found.or(backing.fingerprint);
             backing.pending = Some(pending);
+            draft.enqueue(ino)
+        })
+    }
+
+    /// As [`MetaStore::intend`], of a version that is made ahead of the turn of its file, in which it
+    /// is announced once more.
+    ///
+    /// # Errors
+    /// `Stale` if the record is gone; of a node `NotInHand` if it does not own the bytes.
+    pub fn intend_ahead(&self, ino: Ino, pending: Fingerprint) -> Result<Arc<Record>> {
+        self.edit_one(ino, |draft, before| {
+            self.expect_own_bytes(before)?;
+            draft.edit(ino)?.backing.pending = Some(pending);
             draft.enqueue(ino)
         })
     }

@@ -9,7 +9,7 @@ use crate::codec;
 use crate::engine::{Key, MiniTransaction, Write};
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{FileKind, Ino, Record, Seq, Timestamp};
+use crate::types::{FileKind, Incarnation, Ino, Record, Seq, Timestamp};
 
 /// Keys per step of a look at everything.
 const STEP: usize = 4096;
@@ -171,21 +171,29 @@ impl MetaStore {
         })
     }
 
-    /// Gives up all that a node had, which never comes back: it is fenced first, then nobody owns
-    /// its files, which are as the backing store has them or, if it has nothing of what they held,
-    /// are removed; and what it had to do is this process's. Whoever calls knows that it is dead.
+    /// Fences a node that never comes back; its last start. Whoever calls knows that it is dead.
     ///
     /// # Errors
-    /// If the engine fails: then call it again.
-    pub fn disinherit(&self, node: u16, now: Timestamp) -> Result<()> {
+    /// `NotFound` if there is no such node; if the engine fails: then call it again.
+    pub fn depose(&self, node: u16) -> Result<Incarnation> {
         self.retry(|| {
             let members = self.members()?;
             let before = members.iter().find(|member| member.node == node);
             let before = before.ok_or(Error::NotFound)?;
             let mut after = before.clone();
             (after.epoch, after.left) = (before.epoch + 1, true);
-            self.replace_member(Some(before), &after)
-        })?;
+            self.replace_member(Some(before), &after)?;
+            Ok(Incarnation { node, epoch: before.epoch })
+        })
+    }
+
+    /// Gives up all that a node had, after [`MetaStore::depose`]: nobody owns
+    /// its files, which are as the backing store has them or, if it has nothing of what they held,
+    /// are removed; and what it had to do is this process's.
+    ///
+    /// # Errors
+    /// If the engine fails: then call it again.
+    pub fn disinherit(&self, node: u16, now: Timestamp) -> Result<()> {
         let mut nowhere = Vec::new();
         self.concerning(node, &mut |record| {
             let behind = record.dirty || record.spilled;

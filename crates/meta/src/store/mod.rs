@@ -36,7 +36,7 @@ pub use copies::CopiesMade;
 pub use estate::{Estate, LeaveOrder, Owned};
 pub use mail::{Answer, Mail, Wish};
 pub use members::{Member, NodeName};
-pub use ownership::Ownership;
+pub use ownership::{Ownership, Right};
 
 use crate::codec;
 use crate::engine::{Engine, Expect, Key, MiniTransaction, Outcome, Page, Spanning, Stamp, Write};
@@ -470,6 +470,15 @@ impl MetaStore {
             return Ok(value.to_vec());
         }
         self.setting(name)?.ok_or(Error::Conflict(1))
+    }
+
+    /// A free-form setting tells this namespace from all others, and never changes: from here on no
+    /// server is believed that has another one.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn identify_by(&self, name: &str) -> Result<()> {
+        Ok(self.engine.identify(&keys::setting(name))?)
     }
 
     /// Removes a free-form setting; no error if there is none.

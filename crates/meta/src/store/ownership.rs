@@ -19,6 +19,18 @@ pub enum Ownership {
     Other(Incarnation),
 }
 
+/// What came of asking for the right to change an inode in the backing store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Right {
+    /// This node has it.
+    Mine,
+    /// This node has it from another, of which it was said that it is dead: whatever that one began
+    /// before may still be under way.
+    From(Incarnation),
+    /// Another node has it.
+    Others,
+}
+
 /// What a name means now.
 enum Look {
     /// Nothing.
@@ -197,13 +209,13 @@ impl MetaStore {
         }
     }
 
-    /// Gets the sole right among all nodes to change an inode in the backing store; false if another
+    /// Gets the sole right among all nodes to change an inode in the backing store, unless another
     /// has it of whom `is_dead` does not say that it is dead. The caller sees to it that only one
     /// thread of this process asks.
     ///
     /// # Errors
     /// If the engine fails; `Unsupported` if this process is no node.
-    pub fn begin_work(&self, ino: Ino, is_dead: &dyn Fn(Incarnation) -> bool) -> Result<bool> {
+    pub fn begin_work(&self, ino: Ino, is_dead: &dyn Fn(Incarnation) -> bool) -> Result<Right> {
         let me = self.this_node()?;
         let key = keys::work(ino);
         let mine = codec::encode_incarnation(me);
@@ -213,15 +225,47 @@ impl MetaStore {
             transaction.write.push(Write::Put(key.clone(), mine.clone()));
             Ok::<_, Error>(self.execute(&transaction)?.is_some())
         };
+        let right = |taken, right| if taken { right } else { Right::Others };
         if take(Expect::Absent)? {
-            return Ok(true);
+            return Ok(Right::Mine);
         }
-        let Some(value) = self.read_one(key.clone())? else { return take(Expect::Absent) };
+        let Some(value) = self.read_one(key.clone())? else {
+            return Ok(right(take(Expect::Absent)?, Right::Mine));
+        };
         let holder = codec::decode_incarnation("who works on an inode", &value)?;
-        match holder.node == me.node || is_dead(holder) {
-            true => take(Expect::Value(value)),
-            false => Ok(false),
+        if holder.node == me.node {
+            return Ok(right(take(Expect::Value(value))?, Right::Mine));
         }
+        match is_dead(holder) {
+            true => Ok(right(take(Expect::Value(value))?, Right::From(holder))),
+            false => Ok(Right::Others),
+        }
+    }
+
+    /// Has a commit of a node depend on that it has the right of [`MetaStore::begin_work`]. `looks` says
+    /// whether a commit has failed before: then the reason is looked for.
+    pub(super) fn expect_in_hand(
+        &self,
+        draft: &mut Draft<'_>,
+        ino: Ino,
+        looks: &mut bool,
+    ) -> Result<()> {
+        let Some(me) = self.member() else { return Ok(()) };
+        let (key, mine) = (keys::work(ino), codec::encode_incarnation(me));
+        if std::mem::replace(looks, true) && self.read_one(key.clone())?.as_ref() != Some(&mine) {
+            return Err(Error::NotInHand(ino));
+        }
+        draft.expect(&key, Expect::Value(mine));
+        Ok(())
+    }
+
+    /// Refuses what is done with the bytes of a file that another node owns and the backing store lacks.
+    /// A commit depends on the whole record, so that it is so at that moment, too.
+    pub(super) fn expect_own_bytes(&self, record: &Record) -> Result<()> {
+        let Some(me) = self.member() else { return Ok(()) };
+        let others = record.owner.is_some_and(|owner| owner.node != me.node);
+        let lacks = record.dirty || record.spilled || record.backing.fingerprint.is_none();
+        if others && lacks { Err(Error::NotInHand(record.ino)) } else { Ok(()) }
     }
 
     /// Gives the right of [`MetaStore::begin_work`] back.

@@ -1,9 +1,13 @@
 //! Who is alive, by the heartbeats that each node counts in the metadata engine.
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use forebay_core::cluster::silence::{Look, Sign, Silence};
+use forebay_core::cluster::{Epoch, NodeId};
+use forebay_core::unit::Tick;
 use forebay_meta::{Incarnation, Member};
 
 use super::Cluster;
@@ -20,16 +24,28 @@ const LOOK: Duration = Duration::from_millis(4);
 /// Between two looks for letters when nobody tells whether there are any.
 const LOOK_BLIND: Duration = Duration::from_millis(50);
 
-/// What was last seen of a node.
+/// What was last seen of the nodes.
 pub(super) struct Seen {
-    epoch: u64,
-    beat: u64,
-    /// Others have taken files of it over.
-    expelled: bool,
-    /// When it was first seen so.
-    since: Instant,
-    /// When it was last seen so: what this node has not looked at says nothing.
-    until: Instant,
+    silence: Silence,
+    /// Others have taken files of these over.
+    expelled: HashMap<u16, u64>,
+}
+
+impl Seen {
+    /// `lease`: nodes that are silent for longer count as dead.
+    pub fn new(lease: Duration) -> Self {
+        let gap = u64::try_from(lease.as_nanos() / 3).unwrap_or(u64::MAX);
+        Seen { silence: Silence::new(gap), expelled: HashMap::new() }
+    }
+
+    fn sign(&self, node: u16) -> Option<Sign> {
+        self.silence.sign(NodeId(node.into()))
+    }
+}
+
+/// A sign of life, as the table of nodes has it.
+fn sign_of(member: &Member) -> Sign {
+    Sign { epoch: Epoch(member.epoch), beat: member.beat }
 }
 
 impl Cluster {
@@ -41,23 +57,22 @@ impl Cluster {
 
     /// Whether an incarnation must not write any more: files were taken over from it.
     pub(super) fn is_expelled(&self, who: Incarnation) -> bool {
-        let seen = self.seen.lock();
-        seen.get(&who.node).is_some_and(|seen| seen.expelled && seen.epoch == who.epoch)
+        self.seen.lock().expelled.get(&who.node) == Some(&who.epoch)
     }
 
     /// Whether another incarnation has followed one, as far as this node knows.
     pub(super) fn has_followed(&self, who: Incarnation) -> bool {
-        self.seen.lock().get(&who.node).is_some_and(|seen| seen.epoch > who.epoch)
+        self.seen.lock().sign(who.node).is_some_and(|sign| sign.epoch.0 > who.epoch)
     }
 
     /// Whether a node has shown no sign of life for so long that it counts as dead.
     pub(super) fn is_silent(&self, node: u16) -> bool {
-        let expelled = self.seen.lock().get(&node).is_some_and(|seen| seen.expelled);
+        let expelled = self.seen.lock().expelled.contains_key(&node);
         expelled || self.silence_of(node) > self.config.lease
     }
 
     pub(super) fn silence_of(&self, node: u16) -> Duration {
-        self.seen.lock().get(&node).map_or(Duration::ZERO, |seen| seen.until - seen.since)
+        Duration::from_nanos(self.seen.lock().silence.of(NodeId(node.into())))
     }
 
     /// Says no more that this node lives.
@@ -72,9 +87,7 @@ impl Cluster {
 
     /// Whether a node is as it was last seen: it has given no sign of life since.
     pub(super) fn was_last_seen_as(&self, member: &Member) -> bool {
-        let seen = self.seen.lock();
-        seen.get(&member.node)
-            .is_some_and(|seen| (seen.epoch, seen.beat) == (member.epoch, member.beat))
+        self.seen.lock().sign(member.node) == Some(sign_of(member))
     }
 
     /// Whether this node knows that others may take it for dead.
@@ -85,15 +98,17 @@ impl Cluster {
     /// `asked`: before the members were read. What they said then they may have said for longer, but
     /// what is seen of them for the first time is new from the answer on.
     fn saw(&self, asked: Instant, members: &[Member]) {
+        let tick = |at: Instant| {
+            let since = at.saturating_duration_since(self.started);
+            Tick(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+        };
         let mut seen = self.seen.lock();
-        let now = Instant::now();
-        for Member { node, epoch, beat, expelled, .. } in members {
-            let last = seen.get(node).filter(|last| (last.epoch, last.beat) == (*epoch, *beat));
-            let since = last.map_or(now, |last| last.since);
-            let until = asked.max(since);
-            let now = Seen { epoch: *epoch, beat: *beat, expelled: *expelled, since, until };
-            seen.insert(*node, now);
-        }
+        let (answered, beaten) = (tick(Instant::now()), tick(*self.beaten.lock()));
+        let look = Look { asked: tick(asked), answered, beaten };
+        let signs = members.iter().map(|member| (NodeId(member.node.into()), sign_of(member)));
+        seen.silence.look(look, signs);
+        let expelled = members.iter().filter(|member| member.expelled);
+        seen.expelled = expelled.map(|member| (member.node, member.epoch)).collect();
     }
 }
 
@@ -163,9 +178,25 @@ impl Node {
         if !cluster.is_silent(node) {
             return Ok(false);
         }
-        let asked = Instant::now();
-        cluster.saw(asked, &self.meta.members()?);
+        self.look_at_members(cluster)?;
         Ok(cluster.is_silent(node))
+    }
+
+    /// Whether an incarnation counts as dead, also after a look at what it says of itself at this
+    /// moment. What it has may be taken only then.
+    pub(super) fn is_dead_now(&self, cluster: &Cluster, who: Incarnation) -> Result<bool> {
+        if !cluster.is_dead(who) {
+            return Ok(false);
+        }
+        self.look_at_members(cluster)?;
+        Ok(cluster.is_dead(who))
+    }
+
+    pub(super) fn look_at_members(&self, cluster: &Cluster) -> Result<Vec<Member>> {
+        let asked = Instant::now();
+        let members = self.meta.members()?;
+        cluster.saw(asked, &members);
+        Ok(members)
     }
 
     /// Refuses a change of the namespace that is not this node's to make any more.
@@ -182,8 +213,21 @@ impl Node {
         self.check_fence()
     }
 
+    /// Refuses a change of the backing store that is not this node's to make any more: a worker may
+    /// have been stopped for long since it began. On a thread that may wait.
+    ///
+    /// # Errors
+    /// `ESTALE` if this node is fenced; if it may be and can't find out, what the metadata say.
+    pub(crate) fn may_change_store(&self) -> Result<()> {
+        let Some(cluster) = &self.cluster else { return Ok(()) };
+        if !cluster.is_fenced() && cluster.has_lost_its_lease() {
+            self.say_alive(cluster)?;
+        }
+        self.check_fence()
+    }
+
     /// Says that this node lives, and hears whether it still counts.
-    fn say_alive(&self, cluster: &Cluster) -> Result<()> {
+    pub(super) fn say_alive(&self, cluster: &Cluster) -> Result<()> {
         let asked = Instant::now();
         if self.meta.beat()? {
             let mut beaten = cluster.beaten.lock();
@@ -201,10 +245,8 @@ impl Node {
         if let Err(error) = self.say_alive(cluster) {
             tracing::warn!(%error, "the metadata cluster did not hear this node");
         }
-        let asked = Instant::now();
-        match self.meta.members() {
+        match self.look_at_members(cluster) {
             Ok(members) => {
-                cluster.saw(asked, &members);
                 if let Some(peers) = cluster.peers.get() {
                     peers.learn(&members);
                 }

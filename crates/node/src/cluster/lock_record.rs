@@ -41,7 +41,7 @@ impl Cluster {
         Holder { node: NodeId(self.me.node.into()), epoch: Epoch(self.me.epoch) }
     }
 
-    /// Whether an incarnation that has locks lives no longer.
+    /// Whether an incarnation that has locks lives no longer, as far as is known.
     fn is_gone(&self, who: Holder) -> bool {
         let Ok(node) = u16::try_from(who.node.0) else { return true };
         if node == self.me.node {
@@ -70,7 +70,12 @@ impl LockRecord<'_> {
         let (mut before, mut is_now) = (self.known.remove(&ino.0).unwrap_or_default(), false);
         for _ in 0..ATTEMPTS {
             let mut after = before.clone();
-            after.fence(|who| self.cluster.is_gone(who));
+            if after.fence(|who| self.cluster.is_gone(who)) {
+                // What it has is free only if it gives no sign of life at this moment either.
+                node.look_at_members(self.cluster)?;
+                after = before.clone();
+                after.fence(|who| self.cluster.is_gone(who));
+            }
             let done = change(&mut after);
             let changed = after != before;
             if changed && node.meta.replace_locks(ino, &before, &after)? || !changed && is_now {

@@ -32,14 +32,15 @@ mod turns;
 mod versions;
 mod work;
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Incarnation, Ino, MetaStore, Record};
+use forebay_store::DirBacking;
 use parking_lot::Mutex;
 
 use crate::config::ClusterConfig;
@@ -75,10 +76,16 @@ pub(crate) struct Cluster {
     config: ClusterConfig,
     holds: holds::Holds,
     letters: letters::Letters,
-    /// When each node was last seen alive, by this one's clock.
-    seen: Mutex<HashMap<u16, life::Seen>>,
-    /// The last heartbeat that was heard.
+    /// From when on its time is counted.
+    started: Instant,
+    /// What was seen of the nodes, by this one's clock.
+    seen: Mutex<life::Seen>,
+    /// When the last heartbeat that was heard was sent. Locked after `seen`.
     beaten: Mutex<Instant>,
+    /// The backing store, from which it may be shut out.
+    store: Option<Arc<DirBacking>>,
+    /// The inodes that it works on there.
+    works: Mutex<HashSet<u64>>,
     /// Another incarnation of this node has taken its place.
     fenced: AtomicBool,
     /// It does nothing for others, as it ends or is about to be handed on.
@@ -104,18 +111,27 @@ pub(crate) struct Cluster {
     peers: OnceLock<Peers>,
     safety: redundancy::Safety,
     /// What its kernel may keep.
-    pub(crate) beliefs: std::sync::Arc<beliefs::Beliefs>,
+    pub(crate) beliefs: Arc<beliefs::Beliefs>,
 }
 
 impl Cluster {
-    pub(crate) fn new(me: Incarnation, config: ClusterConfig, former: Option<&Membership>) -> Self {
+    /// `store`: where what it writes back is published by renames alone, so that others can shut it out.
+    pub(crate) fn new(
+        me: Incarnation,
+        config: ClusterConfig,
+        former: Option<&Membership>,
+        store: Option<Arc<DirBacking>>,
+    ) -> Self {
         Cluster {
             safety: redundancy::Safety::new(config.repair_rate),
             me,
+            started: Instant::now(),
+            seen: Mutex::new(life::Seen::new(config.lease)),
+            store,
+            works: Mutex::default(),
             config,
             holds: holds::Holds::default(),
             letters: letters::Letters::default(),
-            seen: Mutex::default(),
             beaten: Mutex::new(Instant::now()),
             fenced: AtomicBool::new(false),
             resting: AtomicBool::new(false),
@@ -180,7 +196,7 @@ impl Node {
     }
 
     /// The record of an inode: in a cluster as it is now, whatever is cached.
-    pub(crate) fn record_now(&self, ino: Ino) -> Result<std::sync::Arc<Record>> {
+    pub(crate) fn record_now(&self, ino: Ino) -> Result<Arc<Record>> {
         Ok(match self.cluster {
             Some(_) => self.meta.get_now(ino)?,
             None => self.meta.get(ino)?,
@@ -233,6 +249,7 @@ pub(crate) fn bind_to_namespace(state_dir: &Path, meta: Option<&MetaStore>) -> R
         )));
     }
     let identity = identity_of(meta)?;
+    meta.identify_by(IDENTITY)?;
     match bound {
         Some(bound) if bound == identity => Ok(()),
         Some(_) => Err(NodeError::Config(format!(

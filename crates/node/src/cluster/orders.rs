@@ -69,6 +69,7 @@ impl Node {
     /// # Errors
     /// `Config` if there is no such node, or if it may live; if the metadata can't be changed.
     pub fn forget_node(&self, node: u16, really: bool, each: &mut dyn FnMut(Owned)) -> Result<()> {
+        let cluster = self.in_cluster()?;
         self.refresh_cluster()?;
         let nodes = self.cluster_nodes();
         let refused = match nodes.iter().find(|report| report.node == node) {
@@ -84,6 +85,8 @@ impl Node {
         }
         self.meta.owned_by(node, each)?;
         if really {
+            let last = self.meta.depose(node)?;
+            self.shut_out(cluster, last)?;
             self.meta.disinherit(node, convert::now())?;
             self.refresh_cluster()?;
         }

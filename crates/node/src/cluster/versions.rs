@@ -175,28 +175,15 @@ impl Node {
         self.cluster.as_ref().is_none_or(|cluster| cluster.is_mine(record))
     }
 
-    /// An object says that it is dirty, of a file that this node has given up: then the backing store
-    /// has had its bytes, and the object may go, if it can be seen that it is so.
-    ///
-    /// # Errors
-    /// If it can't: nothing is thrown away then, and the node does not start.
-    pub(crate) fn check_overtaken(
-        &self,
-        record: &Record,
-        header: &forebay_store::Header,
-        tier: &std::path::Path,
-    ) -> Result<()> {
+    /// Whether an object that says that it is dirty, of a file that is not this node's any more, has
+    /// nothing that the backing store lacks: the version that was announced last is the one that all know.
+    /// A node gives a file up only then. That the object was made from that version says nothing: the
+    /// metadata may be older than what was written to it.
+    pub(crate) fn has_nothing_newer(record: &Record, header: &forebay_store::Header) -> bool {
         let current = record.backing.fingerprint.map(convert::store_fingerprint);
-        if current.is_some_and(|current| crate::flush::is_announced(header, &current)) {
-            return Ok(());
-        }
-        Err(NodeError::Config(format!(
-            "the tier {} holds changes of {} that no node knows of, and the file was given up: copy \
-             the object of inode {:x} from the tier, then remove it",
-            tier.display(),
-            header.path.display(),
-            record.ino.0
-        )))
+        current
+            .zip(header.pending)
+            .is_some_and(|(current, announced)| announced.same_content(&current))
     }
 
     /// In a cluster an opened backing file must be of the version that lies on the tier beside it.

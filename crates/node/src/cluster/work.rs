@@ -4,13 +4,26 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Error as MetaError, Ino, Record};
+use forebay_meta::{Error as MetaError, Incarnation, Ino, Record, Right};
 
+use super::Cluster;
 use crate::error::{NodeError, Result};
 use crate::import::LIMBO;
 use crate::node::Node;
+use crate::recover::tell_displaced;
 
 const PAUSE: Duration = Duration::from_millis(5);
+
+impl Cluster {
+    /// Publishes by a new directory in the backing store from now on; what this node's daemon had under
+    /// way there before, or an earlier one, does not come any more.
+    pub(crate) fn enter_store(&self) -> Result<()> {
+        let Some(store) = &self.store else { return Ok(()) };
+        store.act_as(self.me.epoch)?;
+        tell_displaced(&store.shut_out_former()?.kept);
+        Ok(())
+    }
+}
 
 impl Node {
     /// Gets the right for a thread that has it among those of this node; without a cluster that is
@@ -18,36 +31,81 @@ impl Node {
     /// the last one that had it left it.
     pub(crate) fn begin_work(&self, ino: Ino, until: Instant) -> bool {
         let Some(cluster) = &self.cluster else { return true };
-        if cluster.has_lost_its_lease() {
-            return false;
-        }
-        loop {
-            match self.meta.begin_work(ino, &|holder| cluster.is_dead(holder)) {
-                Ok(true) => break,
-                Ok(false) if Instant::now() < until => thread::sleep(PAUSE),
-                Ok(false) => return false,
+        let begun = || -> Result<bool> {
+            if cluster.has_lost_its_lease() || !self.enters_store(cluster, ino)? {
+                return Ok(false);
+            }
+            let is_dead = |holder| match self.is_dead_now(cluster, holder) {
+                Ok(dead) => dead,
                 Err(error) => {
-                    tracing::debug!(%ino, %error, "work on an inode is put off");
-                    return false;
+                    tracing::debug!(%ino, %error, "whether a node lives is not known");
+                    false
+                }
+            };
+            loop {
+                match self.meta.begin_work(ino, &is_dead)? {
+                    Right::Mine => break,
+                    // Not before the right is here: what it begins from now on is refused.
+                    Right::From(holder) => break self.shut_out(cluster, holder)?,
+                    Right::Others if Instant::now() < until => thread::sleep(PAUSE),
+                    Right::Others => return Ok(false),
                 }
             }
-        }
-        match self.meta.get_now(ino) {
-            Ok(_) | Err(MetaError::Stale(_)) => true,
-            Err(error) => {
-                tracing::debug!(%ino, %error, "work on an inode is put off");
-                false
+            match self.meta.get_now(ino) {
+                Ok(_) | Err(MetaError::Stale(_)) => Ok(true),
+                Err(error) => Err(error.into()),
             }
+        };
+        begun().unwrap_or_else(|error| {
+            tracing::debug!(%ino, %error, "work on an inode is put off");
+            false
+        })
+    }
+
+    /// Whether this node can publish at the moment. When others have shut it out of the backing store
+    /// and it counts all the same, it enters anew once all work has ended that was begun before: of
+    /// that others may have taken some.
+    fn enters_store(&self, cluster: &Cluster, ino: Ino) -> Result<bool> {
+        let mut works = cluster.works.lock();
+        if cluster.store.as_ref().is_some_and(|store| store.is_shut_out()) {
+            if !works.is_empty() {
+                return Ok(false);
+            }
+            self.say_alive(cluster)?;
+            if cluster.is_fenced() {
+                return Ok(false);
+            }
+            tracing::warn!(
+                "other nodes took this one for dead: what it was writing back is begun anew"
+            );
+            cluster.enter_store()?;
         }
+        works.insert(ino.0);
+        Ok(true)
+    }
+
+    /// Sees to it that nothing reaches the backing store any more of what a node has begun there that
+    /// counts as dead, even if it is alive.
+    ///
+    /// # Errors
+    /// If it can't be done: then nothing may be taken from it.
+    pub(super) fn shut_out(&self, cluster: &Cluster, who: Incarnation) -> Result<()> {
+        let Some(store) = &cluster.store else { return Ok(()) };
+        let members = self.meta.members()?;
+        let Some(member) = members.iter().find(|member| member.node == who.node) else {
+            return Ok(());
+        };
+        tell_displaced(&store.shut_out(&member.id, Some(who.epoch))?.kept);
+        Ok(())
     }
 
     /// Gives it back.
     pub(crate) fn end_work(&self, ino: Ino) {
-        if self.cluster.is_some()
-            && let Err(error) = self.meta.end_work(ino)
-        {
+        let Some(cluster) = &self.cluster else { return };
+        if let Err(error) = self.meta.end_work(ino) {
             tracing::debug!(%ino, %error, "the right to work on an inode stays with this node");
         }
+        cluster.works.lock().remove(&ino.0);
     }
 
     /// Whether a worker has to leave an inode alone: the bytes of a file that another node

@@ -421,6 +421,7 @@ impl Node {
         dirs: &[(Ino, &Dir)],
         operation: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
+        self.may_change_store()?;
         if self.config.coherence == Coherence::Exclusive {
             return operation();
         }

@@ -127,8 +127,11 @@ impl Node {
             Ok(record) => record.links.is_empty(),
             Err(error) => matches!(error, forebay_meta::Error::Stale(_)),
         };
-        if nameless && !self.is_open(ino) {
-            self.discard_data(ino);
+        if nameless {
+            self.note_removed(ino);
+            if !self.is_open(ino) {
+                self.discard_data(ino);
+            }
         }
     }
 }

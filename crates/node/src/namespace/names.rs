@@ -347,8 +347,11 @@ impl Node {
             self.note_moved(&unlinked.record);
         }
         // Opened at the last moment: whoever did has its record, and discards the data at the end.
-        if unlinked.gone && !self.is_open(before.ino) {
-            self.discard_soon(before.ino);
+        if unlinked.gone {
+            match self.is_open(before.ino) {
+                true => self.note_removed(before.ino),
+                false => self.discard_soon(before.ino),
+            }
         }
         self.queue(&unlinked.record);
     }

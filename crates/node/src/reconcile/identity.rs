@@ -10,7 +10,7 @@ use forebay_store::{Attributes, Fingerprint};
 
 use super::work::Work;
 use crate::convert;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::import::LIMBO;
 use crate::node::Node;
 
@@ -174,7 +174,7 @@ impl Node {
         };
         let own = found.filter(unreported).map(Attributes::fingerprint);
         let pending = convert::fingerprint(pending);
-        self.meta.intend(ino, own.map(convert::fingerprint), pending)?;
+        in_hand(self.meta.intend(ino, own.map(convert::fingerprint), pending))?;
         // Of a staged file it was noted before, together with others.
         if record.backing.pending != Some(pending) {
             self.meta.sync()?;
@@ -189,8 +189,19 @@ impl Node {
         let Some(known) = work.record.backing.fingerprint else { return Ok(()) };
         let pending = Print { mtime: work.record.attr.mtime, ..known };
         match self.meta.intend(work.ino(), None, pending) {
-            Ok(_) | Err(MetaError::Stale(_)) => Ok(()),
-            Err(error) => Err(error.into()),
+            Err(MetaError::Stale(_)) => Ok(()),
+            intended => in_hand(intended).map(drop),
         }
     }
+}
+
+/// What another node has taken in hand meanwhile is looked at again later: it may be in line then.
+pub(super) fn in_hand<T>(done: forebay_meta::Result<T>) -> Result<T> {
+    done.map_err(|error| match error {
+        MetaError::NotInHand(ino) => {
+            tracing::info!(%ino, "another node has taken in hand what this one was working on");
+            NodeError::Busy
+        }
+        error => error.into(),
+    })
 }

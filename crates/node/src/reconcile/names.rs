@@ -7,7 +7,7 @@ use forebay_meta::{FileKind, Fingerprint, Ino, Link, Record, Timestamp};
 use forebay_store::backing::{Node as Special, RenameMode};
 use forebay_store::{Attributes, Dir, ErrorClass};
 
-use super::identity::{is_pending, may_be_ours};
+use super::identity::{in_hand, is_pending, may_be_ours};
 use super::occupied::Room;
 use super::refused::is_beyond_store;
 use super::work::{Step, Work};
@@ -419,8 +419,7 @@ impl Node {
     /// before, or it would be somebody else's after a power cut.
     pub(super) fn claim(&self, work: &mut Work<'_>, link: &Link) -> Result<()> {
         work.claimed(link);
-        self.meta.claim(work.ino(), link)?;
-        Ok(())
+        in_hand(self.meta.claim(work.ino(), link)).map(drop)
     }
 
     /// Before the names of a file change, and with them its change time: whether it is the version

@@ -72,7 +72,7 @@ impl Node {
                     record.backing.pending = None;
                 }
             };
-            match self.meta.reconciled(claimant, NEVER, disown) {
+            match self.meta.reconciled_at_start(claimant, NEVER, disown) {
                 Ok(_) | Err(MetaError::Stale(_)) => {}
                 Err(error) => return Err(error.into()),
             }

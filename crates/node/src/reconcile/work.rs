@@ -396,6 +396,10 @@ impl Node {
                 }
             }
             Ok(false) | Err(MetaError::Stale(_)) => {}
+            // It looks for itself what was done.
+            Err(MetaError::NotInHand(_)) => {
+                tracing::info!(%ino, "another node works on what this one was to report about");
+            }
             Err(error) => return Err(NodeError::Meta(error)),
         }
         Ok(())

@@ -707,6 +707,14 @@ impl Engine for Leased {
         (!left.is_zero()).then_some(Tenure { lease, left })
     }
 
+    fn identify(&self, key: &Key) -> Result<(), EngineError> {
+        // A server that this process has a lease from is known by the mark of that.
+        match self.shared.part(key.partition()) {
+            Some(_) => Ok(()),
+            None => self.shared.below.identify(key),
+        }
+    }
+
     fn rely(&self, reliant: Arc<dyn Reliant>) {
         if self.shared.reliant.set(reliant).is_err() {
             tracing::error!("somebody relies on leases already");

@@ -15,6 +15,14 @@ const FIRST_PAUSE: Duration = Duration::from_micros(200);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 /// A lease that says it must be waited for longer is waited for so long.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(60);
+/// Whoever lives gives a lease back that he does not use within this, or shows that he lives.
+const TO_ANSWER: Duration = Duration::from_secs(2);
+/// For how long a process counts as silent whose lease was broken, for its other leases.
+const STAYS_SILENT: Duration = Duration::from_secs(30);
+/// Letters at the beginning of a lease that all leases of a process have in common.
+const PROCESS: usize = 8;
+/// Processes that are remembered so.
+const MOST_SILENT: usize = 64;
 /// Time to break a lease and go on, after it was waited for.
 const AFTERWARDS: Duration = Duration::from_secs(3);
 
@@ -65,13 +73,47 @@ pub(in crate::engine) struct Stopped {
     begun: Instant,
     give_up: Duration,
     seen: Option<(Vec<u8>, Instant)>,
+    looked: Instant,
     asked: Option<Instant>,
     pause: Duration,
 }
 
 impl Stopped {
     pub fn new(give_up: Duration) -> Self {
-        Stopped { begun: Instant::now(), give_up, seen: None, asked: None, pause: FIRST_PAUSE }
+        let now = Instant::now();
+        Stopped { begun: now, give_up, seen: None, looked: now, asked: None, pause: FIRST_PAUSE }
+    }
+
+    /// A lease was met: since when it has stood as it is. Over a gap between two looks its holder may
+    /// have been as unable to show a sign of life as others were to look.
+    fn met(&mut self, now: Instant, lease: &[u8], patience: Duration) -> Instant {
+        let gap = now.saturating_duration_since(self.looked) > patience / 3;
+        self.looked = now;
+        match &self.seen {
+            Some((seen, since)) if seen == lease && !gap => *since,
+            _ => {
+                self.seen = Some((lease.to_vec(), now));
+                now
+            }
+        }
+    }
+}
+
+/// Processes whose leases were broken lately.
+#[derive(Debug, Default)]
+pub(super) struct SilentProcesses(Vec<(Vec<u8>, Instant)>);
+
+impl SilentProcesses {
+    fn note(&mut self, process: &[u8], now: Instant) {
+        self.0.retain(|(other, at)| other != process && now.duration_since(*at) < STAYS_SILENT);
+        if self.0.len() < MOST_SILENT {
+            self.0.push((process.to_vec(), now));
+        }
+    }
+
+    fn has(&self, process: &[u8], now: Instant) -> bool {
+        let lately = |at: &Instant| now.saturating_duration_since(*at) < STAYS_SILENT;
+        self.0.iter().any(|(other, at)| other == process && lately(at))
     }
 }
 
@@ -91,18 +133,15 @@ impl Redis {
             let reason = format!("{who} works in that directory and does not give way");
             return Err(EngineError::Unreachable { reason });
         }
-        match &stopped.seen {
-            Some((seen, since)) if seen == lease => {
-                if now.duration_since(*since) > patience {
-                    let who = holder_of(lease);
-                    tracing::warn!(partition, "{who} is silent: its lease is broken");
-                    let mut seize = function("seize", &[self.values_key(partition)]);
-                    seize.arg(lease);
-                    self.ask(partition, &seize)?;
-                    return Ok(());
-                }
-            }
-            _ => stopped.seen = Some((lease.to_vec(), now)),
+        let since = stopped.met(now, lease, patience);
+        if self.is_silent(partition, lease, (since, now)) {
+            let who = holder_of(lease);
+            tracing::warn!(partition, "{who} is silent: its lease is broken");
+            self.silent.lock().note(process_of(lease), now);
+            let mut seize = function("seize", &[self.values_key(partition)]);
+            seize.arg(lease);
+            self.ask(partition, &seize)?;
+            return Ok(());
         }
         if stopped.asked.is_none_or(|asked| now.duration_since(asked) >= ASK_AGAIN) {
             stopped.asked = Some(now);
@@ -112,6 +151,18 @@ impl Redis {
         std::thread::sleep(stopped.pause);
         stopped.pause = (stopped.pause * 2).min(LONGEST_PAUSE);
         Ok(())
+    }
+
+    /// Whether the holder of a lease that was met first at `since` shows no sign of life any more. What
+    /// was heard of the partition before counts, too: whoever has many leases and dies is not waited for
+    /// as long for each of them. But one who does not use a lease shows no signs in it while he lives: he
+    /// is asked for it first, unless he has not answered for another one either.
+    fn is_silent(&self, partition: u16, lease: &[u8], (since, now): (Instant, Instant)) -> bool {
+        let heard = self.tracker.unchanged_since(partition, slot_of(partition));
+        let silent = heard.map_or(since, |heard| heard.min(since));
+        let asked = now.duration_since(since) > TO_ANSWER;
+        now.saturating_duration_since(silent) > patience_of(lease)
+            && (asked || self.silent.lock().has(process_of(lease), now))
     }
 
     /// Asks for the lease of a partition. It stands until it is given back, or has shown no sign of
@@ -232,6 +283,11 @@ fn patience_of(lease: &[u8]) -> Duration {
     number_of(lease, 1).map_or(LONGEST_PATIENCE, Duration::from_millis).min(LONGEST_PATIENCE)
 }
 
+/// What the leases of one process have in common.
+fn process_of(lease: &[u8]) -> &[u8] {
+    &lease[..lease.len().min(PROCESS)]
+}
+
 fn holder_of(lease: &[u8]) -> String {
     let words = lease.splitn(5, |byte| *byte == b' ');
     words.last().map(|who| String::from_utf8_lossy(who).into_owned()).unwrap_or_default()
@@ -240,6 +296,19 @@ fn holder_of(lease: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lease_when_nobody_could_look_for_long_then_its_silence_begins_anew() {
+        let (begun, patience) = (Instant::now(), Duration::from_secs(12));
+        let at = |second| begun + Duration::from_secs(second);
+        let mut stopped = Stopped::new(Duration::from_secs(15));
+        for second in 0..=13 {
+            assert_eq!(stopped.met(at(second), b"a 12000 0 7 x", patience), at(0));
+        }
+        assert_eq!(stopped.met(at(14), b"a 12000 0 8 x", patience), at(14), "a sign of life");
+        assert_eq!(stopped.met(at(15), b"a 12000 0 8 x", patience), at(14));
+        assert_eq!(stopped.met(at(28), b"a 12000 0 8 x", patience), at(28), "after an outage");
+    }
 
     #[test]
     fn lease_when_read_then_gives_its_parts() {

@@ -5,7 +5,7 @@
 //! lone request costs no hand-over between threads, many are pipelined onto few connections without
 //! a thread or a runtime for them, and one `WAIT` confirms all of a batch.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use redis::{
     Client, Cmd, Connection, ConnectionAddr, IntoConnectionInfo, RedisError, TlsCertificates, Value,
 };
 
+use super::topology;
 use super::url::{Address, Url};
 
 /// Requests sent in one go, at most.
@@ -25,9 +26,60 @@ pub(super) struct Dial {
     pub tls: TlsCertificates,
     /// The longest that a server may take to accept or to answer.
     pub timeout: Duration,
+    /// Whom to believe.
+    pub whom: Mutex<Whom>,
+}
+
+/// What servers must be, so that none is taken for one of ours that has come to its address.
+#[derive(Debug, Clone, Default)]
+pub(super) enum Whom {
+    /// Not known yet.
+    #[default]
+    Anybody,
+    /// One server that is no cluster, and a primary.
+    Single,
+    /// It answers this command so, too.
+    Knows(Vec<u8>, Value),
+    /// Those that know one of these.
+    Cluster(BTreeSet<String>),
 }
 
 impl Dial {
+    /// Whether a server is whom we mean. It may become it: that is no reason to give up.
+    fn check(&self, connection: &mut Connection, to: &Address) -> Result<(), LinkError> {
+        let whom = self.whom.lock().clone();
+        let command = match &whom {
+            Whom::Anybody => return Ok(()),
+            Whom::Single | Whom::Knows(..) => redis::cmd("INFO").arg("replication").clone(),
+            Whom::Cluster(_) => redis::cmd("CLUSTER").arg("NODES").clone(),
+        };
+        let failed = |error: RedisError| LinkError::NotSent(format!("{to}: {error}"));
+        let mut ask = |packed: &[u8]| {
+            connection.send_packed_command(packed).map_err(failed)?;
+            connection.recv_response().map_err(failed)
+        };
+        let not_it = |why: &str| Err(LinkError::NotSent(format!("{to} {why}")));
+        let said = ask(&command.get_packed_command())?;
+        let text = text_of(&said).unwrap_or_default();
+        match &whom {
+            Whom::Anybody => Ok(()),
+            Whom::Cluster(known) if topology::ids(&text).is_disjoint(known) => {
+                not_it("is not a server of the cluster that was there when it was mounted")
+            }
+            Whom::Cluster(_) => Ok(()),
+            _ if text.contains("role:slave") => not_it("is a replica: only primaries are asked"),
+            Whom::Single => Ok(()),
+            Whom::Knows(packed, answer) => match ask(packed)? {
+                found if found == *answer || is_leased(&found) => Ok(()),
+                Value::ServerError(error) if error.code() == "LOADING" => not_it("is loading"),
+                _ => not_it(
+                    "is another server than when it was mounted, or has lost what it had: give it its \
+                     data back (its append-only log), or unmount and mount again",
+                ),
+            },
+        }
+    }
+
     /// A new connection, logged in; `resp3` for one that takes pushes.
     pub fn connect(&self, to: &Address, resp3: bool) -> Result<Connection, LinkError> {
         let refused = |error: RedisError| LinkError::NotSent(format!("{to}: {error}"));
@@ -50,6 +102,7 @@ impl Dial {
         connection.set_read_timeout(Some(self.timeout)).map_err(refused)?;
         connection.set_write_timeout(Some(self.timeout)).map_err(refused)?;
         self.greet(&mut connection, to, resp3)?;
+        self.check(&mut connection, to)?;
         Ok(connection)
     }
 
@@ -88,6 +141,20 @@ impl Dial {
         auth.arg(self.url.user.as_deref()).arg(password?);
         Some(auth)
     }
+}
+
+/// The text of an answer that is one.
+pub(super) fn text_of(value: &Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => Some(text.clone()),
+        _ => None,
+    }
+}
+
+/// Whether it is the refusal of somebody's lease, which an empty server has not.
+pub(super) fn is_leased(value: &Value) -> bool {
+    matches!(value, Value::Array(values) if values.first() == Some(&Value::Int(-2)))
 }
 
 /// Why no reply came.

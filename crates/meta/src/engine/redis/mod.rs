@@ -102,6 +102,8 @@ pub struct Redis {
     lanes: Mutex<Lanes>,
     lane_freed: parking_lot::Condvar,
     tracker: Tracker,
+    /// Who did not give leases back.
+    silent: Mutex<lease::SilentProcesses>,
 }
 
 /// Transactions under way: each has a lane, so that a partition must remember only the newest
@@ -144,7 +146,10 @@ impl Redis {
         };
         // A server that waits for replicas answers after that.
         let timeout = options.timeout + options.confirm_within;
-        let cluster = Arc::new(Cluster::open(Dial { url, tls, timeout }, options.clone())?);
+        let cluster = Arc::new(Cluster::open(
+            Dial { url, tls, timeout, whom: Mutex::default() },
+            options.clone(),
+        )?);
         let tracker = Tracker::start(cluster.clone(), value_prefix(&name), options.lease);
         Ok(Redis {
             cluster,
@@ -154,6 +159,7 @@ impl Redis {
             lane_freed: parking_lot::Condvar::new(),
             name,
             tracker,
+            silent: Mutex::default(),
         })
     }
 
@@ -361,6 +367,18 @@ impl Engine for Redis {
             self.sync_one(primary)?;
         }
         Ok(())
+    }
+
+    fn identify(&self, key: &Key) -> Result<(), EngineError> {
+        // Whoever has a lease there gives it back.
+        let read = MiniTransaction::reading(vec![key.clone()]);
+        self.execute(&read)?;
+        let partition = key.partition();
+        let mut command =
+            function("read", &[self.values_key(partition), self.order_key(partition)]);
+        command.arg(0).arg(0).arg("");
+        add_arguments(&mut command, &read);
+        self.cluster.identify(slot_of(partition), &command)
     }
 
     fn watch(&self, partition: u16) -> Option<Stamp> {

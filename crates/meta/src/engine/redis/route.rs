@@ -1,6 +1,6 @@
 //! Requests find the server that has their slot, whatever happens to the cluster meanwhile.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use redis::{Cmd, Value};
 
-use super::link::{Dial, LinkError, Patience, Reply, Request, Server};
+use super::link::{Dial, LinkError, Patience, Reply, Request, Server, Whom, is_leased, text_of};
 use super::topology::{self, Topology};
 use super::url::Address;
 use super::{RedisOptions, library};
@@ -70,10 +70,41 @@ impl Cluster {
                 return Err(EngineError::Unreachable { reason });
             }
         }
-        for primary in &cluster.topology().primaries {
+        let topology = cluster.topology();
+        if topology.single {
+            // From here on it stays a primary.
+            *cluster.dial.whom.lock() = Whom::Single;
+            cluster.be_primary(&topology.primaries[0])?;
+        }
+        for primary in &topology.primaries {
             cluster.load_library(&cluster.server(primary))?;
         }
         Ok(cluster)
+    }
+
+    /// Refuses a server without a cluster that is the replica of another one.
+    fn be_primary(&self, address: &Address) -> Result<(), EngineError> {
+        match self.dial.connect(address, false) {
+            Err(LinkError::NotSent(reason)) if reason.contains("is a replica") => {
+                Err(refused(address, "it is a replica: give the address of its primary".into()))
+            }
+            // What else may be is seen when it is asked for something.
+            _ => {
+                self.server(address).drop_idle();
+                Ok(())
+            }
+        }
+    }
+
+    /// From now on a server without a cluster is believed only if it answers as it does now.
+    pub fn identify(&self, slot: u16, command: &Cmd) -> Result<(), EngineError> {
+        if self.topology().single {
+            let answer = self.call(slot, false, &|_| command.clone())?;
+            if !is_leased(&answer) {
+                *self.dial.whom.lock() = Whom::Knows(command.get_packed_command(), answer);
+            }
+        }
+        Ok(())
     }
 
     pub fn topology(&self) -> Arc<Topology> {
@@ -233,9 +264,23 @@ impl Cluster {
         let first = turn % asked.len();
         asked.rotate_left(first);
         let mut failure = EngineError::Unreachable { reason: "no server has an address".into() };
+        let begun = !matches!(*self.dial.whom.lock(), Whom::Anybody);
         for address in asked {
             match self.view_of(&address) {
-                Ok(view) if view.epoch >= known.epoch => {
+                Ok((view, _)) if view.single && self.dial.url.seeds.len() > 1 && !begun => {
+                    return Err(refused(
+                        &address,
+                        "it is no cluster, and the address names several servers, which would have \
+                         different files: name one server, or make them a cluster"
+                            .into(),
+                    ));
+                }
+                Ok((view, ids))
+                    if view.epoch >= known.epoch && (view.single == known.single || !begun) =>
+                {
+                    if !view.single {
+                        *self.dial.whom.lock() = Whom::Cluster(ids);
+                    }
                     *self.topology.write() = Arc::new(view);
                     *refreshed = Instant::now();
                     return Ok(());
@@ -248,12 +293,15 @@ impl Cluster {
         Err(failure)
     }
 
-    fn view_of(&self, address: &Address) -> Result<Topology, EngineError> {
+    fn view_of(&self, address: &Address) -> Result<(Topology, BTreeSet<String>), EngineError> {
         let mut nodes = redis::cmd("CLUSTER");
         nodes.arg("NODES");
         let unreachable = |reason: String| EngineError::Unreachable { reason };
         match self.server(address).call(Request::new(&nodes, false)) {
-            Ok(reply) => view(&reply.value, address, self.dial.url.tls),
+            Ok(reply) => {
+                let ids = topology::ids(&text_of(&reply.value).unwrap_or_default());
+                Ok((view(&reply.value, address, self.dial.url.tls)?, ids))
+            }
             Err(LinkError::Refused(reason)) => Err(refused(address, reason)),
             Err(LinkError::NotSent(reason) | LinkError::Lost(reason)) => Err(unreachable(reason)),
         }
@@ -353,8 +401,6 @@ impl LogState {
 pub(super) fn view(value: &Value, asked: &Address, tls: bool) -> Result<Topology, EngineError> {
     let unreachable = |reason: String| EngineError::Unreachable { reason };
     let text = match value {
-        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        Value::VerbatimString { text, .. } | Value::SimpleString(text) => text.clone(),
         Value::ServerError(error) => {
             let detail = error.details().unwrap_or_default();
             return match error.code() {
@@ -365,7 +411,7 @@ pub(super) fn view(value: &Value, asked: &Address, tls: bool) -> Result<Topology
                 code => Err(unreachable(format!("{asked}: {code} {detail}"))),
             };
         }
-        _ => return Err(unreachable(format!("{asked} answers nonsense"))),
+        other => text_of(other).ok_or_else(|| unreachable(format!("{asked} answers nonsense")))?,
     };
     Topology::parse(&text, asked, tls)
         .ok_or_else(|| unreachable(format!("{asked}: its list of servers makes no sense")))

@@ -1,5 +1,7 @@
 //! Which server has which slot.
 
+use std::collections::BTreeSet;
+
 use super::url::{self, Address};
 
 pub(super) const SLOTS: usize = 16_384;
@@ -78,6 +80,11 @@ impl Topology {
         let primaries: Vec<Address> = primaries.into_iter().map(|(address, _)| address).collect();
         (!primaries.is_empty()).then_some(Topology { primaries, owners, epoch, single: false })
     }
+}
+
+/// The servers that an answer to `CLUSTER NODES` lists, by the names that they keep for ever.
+pub(super) fn ids(nodes: &str) -> BTreeSet<String> {
+    nodes.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
 }
 
 /// `ip:port@bus[,hostname]`. A certificate names hosts, so TLS takes the name where there is one; a

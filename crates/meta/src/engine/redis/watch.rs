@@ -35,8 +35,13 @@ struct State {
     lease: Duration,
     /// Counts whatever may have made us deaf.
     generation: AtomicU64,
+    /// When something may last have made us deaf, in nanoseconds since the start.
+    deaf: AtomicU64,
+    started: Instant,
     /// Counts the changes of each partition.
     changes: Vec<AtomicU64>,
+    /// When the last of them was heard, in nanoseconds since the start; 0 if none was.
+    changed: Vec<AtomicU64>,
     tracked: RwLock<HashMap<Address, Tracked>>,
     /// Partitions whose leases somebody wants, until they are looked at.
     wanted: Mutex<BTreeSet<u16>>,
@@ -66,7 +71,10 @@ impl Tracker {
             prefix,
             lease,
             generation: AtomicU64::new(0),
+            deaf: AtomicU64::new(0),
+            started: Instant::now(),
             changes: (0..PARTITIONS).map(|_| AtomicU64::new(0)).collect(),
+            changed: (0..PARTITIONS).map(|_| AtomicU64::new(0)).collect(),
             tracked: RwLock::default(),
             wanted: Mutex::default(),
             want: Condvar::new(),
@@ -86,6 +94,16 @@ impl Tracker {
 
     pub fn stamp(&self, partition: u16, slot: u16) -> Option<Stamp> {
         self.state.stamp(partition, slot)
+    }
+
+    /// Since when nobody has changed a partition, nor shown in it that he lives, as far as is known for
+    /// certain; `None` while something might go unnoticed.
+    pub fn unchanged_since(&self, partition: u16, slot: u16) -> Option<Instant> {
+        self.stamp(partition, slot)?;
+        let state = &self.state;
+        let changed = state.changed[usize::from(partition)].load(Ordering::Acquire);
+        let since = changed.max(state.deaf.load(Ordering::Acquire));
+        Some(state.started + Duration::from_nanos(since))
     }
 
     /// What is known of a partition does not hold any more, whatever was heard of it.
@@ -137,9 +155,19 @@ impl State {
         confirmed.then_some(Stamp { generation, change })
     }
 
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Changes may have gone unnoticed.
+    fn deafened(&self) {
+        self.deaf.store(self.now(), Ordering::Release);
+        self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
     fn forget(&self, address: &Address) {
         self.tracked.write().remove(address);
-        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.deafened();
     }
 
     /// Sees to it that every primary has its thread.
@@ -191,7 +219,7 @@ impl State {
             return Err(format!("{} {}", error.code(), error.details().unwrap_or_default()));
         }
         // What was cached before this was not watched.
-        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.deafened();
         let (mut ping, mut nodes) = (redis::cmd("PING"), redis::cmd("CLUSTER"));
         nodes.arg("NODES");
         let (ping, nodes) = (ping.arg("x").get_packed_command(), nodes.get_packed_command());
@@ -216,7 +244,7 @@ impl State {
     fn heard(&self, address: &Address, asked: Instant, view: Topology) -> bool {
         let known = self.cluster.topology();
         if view != *known {
-            self.generation.fetch_add(1, Ordering::AcqRel);
+            self.deafened();
             self.cluster.refresh();
         }
         let stays = view.primaries.contains(address) || view.single;
@@ -261,7 +289,7 @@ impl State {
         }
         let Some(Value::Array(keys)) = data.first() else {
             // All of the server's keys are gone.
-            self.generation.fetch_add(1, Ordering::AcqRel);
+            self.deafened();
             return;
         };
         for key in keys {
@@ -271,10 +299,11 @@ impl State {
                     self.want.notify_all();
                 }
                 Some((partition, false)) => {
+                    self.changed[usize::from(partition)].store(self.now(), Ordering::Release);
                     self.changes[usize::from(partition)].fetch_add(1, Ordering::AcqRel);
                 }
                 None => {
-                    self.generation.fetch_add(1, Ordering::AcqRel);
+                    self.deafened();
                 }
             }
         }

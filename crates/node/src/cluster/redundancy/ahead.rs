@@ -136,7 +136,7 @@ impl Node {
             return Ok(None);
         }
         file.lowest_write.store(u64::MAX, Ordering::Release);
-        Ok(Some(Begun { version: new_version(cluster), level, holders, sent: 0 }))
+        Ok(Some(Begun { version: new_version()?, level, holders, sent: 0 }))
     }
 
     /// Whether all nodes have got more.

@@ -5,12 +5,11 @@
 //! go when the metadata know the new. A program may go on writing meanwhile: what it writes then is in
 //! the copies or not, as it is not acknowledged either. Fragments are made as copies are.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use forebay_core::cluster::NodeId;
 use forebay_meta::{Copies, CopiesMade, Error as MetaError, Ino};
 use rustix::io::Errno;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::{Cluster, Peers};
 use super::level::{self, Level, Snapshot};
@@ -34,12 +33,15 @@ pub(super) enum Outcome {
     Impossible,
 }
 
-/// A number that no version of any file had.
-pub(super) fn new_version(cluster: &Cluster) -> u64 {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let parts = [u64::from(cluster.me.node), cluster.me.epoch, count];
-    xxh3_64(&parts.map(u64::to_le_bytes).concat())
+/// A number that no version of any file had: a daemon that goes on as the same node must not give one
+/// again either, so nothing is counted in memory.
+///
+/// # Errors
+/// If the system has no random numbers.
+pub(super) fn new_version() -> Result<u64> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 impl Node {
@@ -186,7 +188,7 @@ impl Node {
         }
         let cargo = Cargo {
             file,
-            version: new_version(cluster),
+            version: new_version()?,
             level,
             layout: level.layout(now.size)?,
             range: (0, now.size),

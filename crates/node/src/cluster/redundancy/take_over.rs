@@ -187,27 +187,25 @@ impl Node {
 
     /// Takes from a node that has shown no sign of life for long the right to write anything; false if
     /// it may be alive.
-    fn expel(&self, cluster: &Cluster, owner: Incarnation) -> Result<bool> {
-        let members = self.meta.members()?;
+    pub(in crate::cluster) fn expel(&self, cluster: &Cluster, owner: Incarnation) -> Result<bool> {
+        let members = self.look_at_members(cluster)?;
         let Some(member) = members.iter().find(|member| member.node == owner.node) else {
             return Ok(false);
         };
-        if member.left || member.expelled {
-            return Ok(true);
-        }
-        // As it was seen for so long, and not as it has beaten again since.
-        if !cluster.is_silent(owner.node) || !cluster.was_last_seen_as(member) {
-            return Ok(false);
-        }
-        let expelled = self.meta.expel(member)?;
-        if expelled {
+        if !member.left && !member.expelled {
+            // As it was seen for so long, and not as it has beaten again since.
+            if !cluster.is_silent(owner.node) || !self.meta.expel(member)? {
+                return Ok(false);
+            }
             tracing::warn!(
                 node = owner.node,
                 epoch = member.epoch,
                 "a node that gave no sign of life may not write any more until it starts again"
             );
         }
-        Ok(expelled)
+        // Whoever has expelled it may have died before this.
+        self.shut_out(cluster, owner)?;
+        Ok(true)
     }
 
     /// Makes an object of the copy of a file that this node has taken over and of which no tier has

@@ -1,0 +1,262 @@
+//! Metadata servers that go away, come back with less, or are others than before.
+
+mod kept;
+mod ring;
+mod site;
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use kept::{LONG, contents, count, sync};
+use ring::{Ring, Server, can_cluster};
+use rustix::process::Signal;
+use site::{alive, outcome, signal, wait_for};
+
+/// Nothing is written back but what has to be.
+const KEPT: [&str; 4] = ["--writeback", "evict", "--redundancy", "replicas=1"];
+
+/// Longer than nodes may be silent.
+const OUTAGE: Duration = Duration::from_millis(13_500);
+
+#[test]
+fn node_when_nobody_could_hear_it_for_long_then_it_keeps_its_files_and_its_place() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(3);
+    ring.mount_all(&KEPT);
+    let bytes = contents(1, 40_000);
+    fs::write(ring.at(0, "f"), &bytes).unwrap();
+    let daemon = ring.daemon(0);
+    ring.server.kill();
+    // It is not the first to be heard again: as on a machine that is slow.
+    signal(daemon, Signal::STOP);
+    std::thread::sleep(OUTAGE);
+    ring.server.restart();
+    let (one, two) = (ring.at(1, "f"), ring.at(2, "f"));
+    let readers = [one, two].map(|path| std::thread::spawn(move || fs::read(path)));
+    std::thread::sleep(Duration::from_secs(3));
+    signal(daemon, Signal::CONT);
+    for reader in readers {
+        let read = reader.join().unwrap();
+        assert!(
+            read.as_ref().is_ok_and(|read| *read == bytes),
+            "{:?}",
+            read.map(|read| read.len())
+        );
+    }
+    let again = contents(2, 50_000);
+    let works = || fs::write(ring.at(0, "f"), &again).is_ok();
+    assert!(wait_for(LONG, works), "it was expelled\n{}", ring.log(0));
+    for node in 0..3 {
+        assert!(fs::read(ring.at(node, "f")).unwrap() == again);
+        assert!(!ring.log(node).contains("may not write any more"), "{}", ring.log(node));
+    }
+    ring.umount_all();
+}
+
+#[test]
+fn node_when_it_dies_with_leases_of_nested_directories_then_others_wait_for_it_once() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::new(2);
+    ring.mount_all(&["--writeback", "evict"]);
+    let mut dir = String::new();
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        dir = format!("{dir}{name}/");
+        fs::create_dir(ring.at(0, &dir)).unwrap();
+        for number in 0..12 {
+            fs::write(ring.at(0, &format!("{dir}file{number}")), b"here").unwrap();
+        }
+    }
+    ring.kill(0);
+    let died = Instant::now();
+    let deepest = ring.at(1, &dir);
+    assert!(wait_for(Duration::from_secs(150), || fs::metadata(&deepest).is_ok()));
+    // Twelve seconds for the node, and not once more for each directory.
+    assert!(died.elapsed() < Duration::from_secs(35), "{:?}\n{}", died.elapsed(), ring.log(1));
+    ring.umount(1);
+}
+
+#[test]
+fn daemon_when_started_again_then_its_copies_have_versions_that_none_had_before() {
+    if !can_cluster() {
+        return;
+    }
+    let mut ring = Ring::talking(3);
+    ring.supervised = true;
+    ring.mount_all(&KEPT);
+    let mut newest = Vec::new();
+    for (round, size) in [(1, 31_000), (2, 32_000)] {
+        newest = contents(round, size);
+        fs::write(ring.at(0, "f"), &newest).unwrap();
+        if round == 1 {
+            let daemon = ring.daemon(0);
+            signal(daemon, Signal::KILL);
+            assert!(wait_for(LONG, || !alive(daemon)));
+            let back = || fs::read(ring.at(0, "f")).is_ok();
+            assert!(wait_for(LONG, back), "{}", ring.log(0));
+        }
+    }
+    // One of the two has the copy that counts, once the one before has gone.
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(count(&ring, 1, "held_files") + count(&ring, 2, "held_files"), 1);
+    ring.supervised = false;
+    ring.end(0);
+    let there = || fs::read(ring.at(1, "f")).is_ok_and(|read| read == newest);
+    assert!(wait_for(LONG, there), "{:?}\n{}", fs::read(ring.at(1, "f")).map(drop), ring.log(1));
+    ring.umount(1);
+    ring.umount(2);
+}
+
+fn copy_dir(from: &Path, to: &Path) {
+    let (code, text) = outcome(Command::new("cp").arg("-a").args([from, to]));
+    assert_eq!(code, 0, "{text}");
+}
+
+#[test]
+fn metadata_when_older_than_what_was_synced_then_the_bytes_are_set_aside_and_named() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::new(1);
+    ring.mount(0, &["--writeback", "evict"]);
+    fs::write(ring.at(0, "old"), b"written back").unwrap();
+    sync(&ring, 0..1);
+    ring.umount(0);
+    ring.server.kill();
+    let saved = ring.site.path("saved");
+    copy_dir(ring.server.dir(), &saved);
+    ring.server.restart();
+    ring.mount(0, &["--writeback", "evict"]);
+    for (name, bytes) in [("old", &b"changed since"[..]), ("new", b"made since")] {
+        let file = fs::OpenOptions::new().write(true).create(true).open(ring.at(0, name)).unwrap();
+        file.write_all_at(bytes, 0).unwrap();
+        file.sync_all().unwrap();
+    }
+    ring.kill(0);
+    // As after a fail-over to a server that had not heard the last of it.
+    ring.server.kill();
+    fs::remove_dir_all(ring.server.dir()).unwrap();
+    copy_dir(&saved, ring.server.dir());
+    ring.server.restart();
+    ring.mount(0, &["--writeback", "evict"]);
+    let status = ring.status(0);
+    assert_eq!(status["set_aside"]["files"], 2, "{status}\n{}", ring.log(0));
+    let kept = status["set_aside"]["list"].as_array().unwrap();
+    let kept: Vec<Vec<u8>> =
+        kept.iter().map(|path| fs::read(path.as_str().unwrap()).unwrap()).collect();
+    for bytes in [&b"changed since"[..], b"made since"] {
+        assert!(kept.iter().any(|kept| kept == bytes), "{status}");
+    }
+    assert_eq!(fs::read(ring.at(0, "old")).unwrap(), b"written back");
+    ring.umount(0);
+}
+
+#[test]
+fn metadata_when_they_get_older_under_a_mount_then_no_synced_byte_is_removed() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::new(1);
+    let options = ["--writeback", "evict", "--cluster-leases", "off"];
+    ring.mount(0, &options);
+    fs::write(ring.at(0, "old"), b"before").unwrap();
+    ring.server.kill();
+    let saved = ring.site.path("saved");
+    copy_dir(ring.server.dir(), &saved);
+    ring.server.restart();
+    let write = || fs::write(ring.at(0, "new"), b"made since");
+    assert!(wait_for(LONG, || write().is_ok()));
+    let open = fs::File::open(ring.at(0, "new")).unwrap();
+    open.sync_all().unwrap();
+    ring.server.kill();
+    fs::remove_dir_all(ring.server.dir()).unwrap();
+    copy_dir(&saved, ring.server.dir());
+    ring.server.restart();
+    // Nobody uses it any more, and its record is not there.
+    drop(open);
+    assert!(wait_for(LONG, || fs::read(ring.at(0, "old")).is_ok()));
+    assert!(fs::read(ring.at(0, "new")).is_err());
+    let kept = || {
+        let status = ring.status(0);
+        let list = status["set_aside"]["list"].as_array().cloned().unwrap_or_default();
+        list.iter()
+            .any(|path| fs::read(path.as_str().unwrap()).is_ok_and(|kept| kept == b"made since"))
+    };
+    let found = wait_for(LONG, kept);
+    assert!(found, "{}\n{}", ring.status(0), ring.log(0));
+    // What is removed goes as ever.
+    fs::write(ring.at(0, "gone"), b"not needed").unwrap();
+    let open = fs::File::open(ring.at(0, "gone")).unwrap();
+    fs::remove_file(ring.at(0, "gone")).unwrap();
+    drop(open);
+    std::thread::sleep(Duration::from_secs(5));
+    assert_eq!(ring.status(0)["set_aside"]["files"], 1, "{}", ring.log(0));
+    ring.kill(0);
+}
+
+#[test]
+fn servers_when_several_are_named_that_are_no_cluster_then_the_mount_is_refused() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::new(1);
+    let other = ring.site.path("other");
+    fs::create_dir(&other).unwrap();
+    let other = Server::start(&other);
+    let mount = |address: &str| {
+        let tier = format!("{}=64M", ring.site.text("tier0"));
+        let (backing, mnt) = (ring.site.text("backing"), ring.site.text("mnt0"));
+        let args = ["mount", &backing, &mnt, "--tier", &tier, "--cluster", address];
+        ring.site.run(&args)
+    };
+    let both = format!("redis://127.0.0.1:{},127.0.0.1:{}/test", ring.server.port, other.port);
+    let (code, text) = mount(&both);
+    assert!(code != 0 && text.contains("is no cluster"), "{code} {text}");
+    // Also when it is the only one that answers.
+    ring.server.kill();
+    let (code, text) = mount(&both);
+    assert!(code != 0 && text.contains("is no cluster"), "{code} {text}");
+    // A replica is no server to begin with either.
+    ring.server.restart();
+    let follow =
+        ["-p", &other.port.to_string(), "replicaof", "127.0.0.1", &ring.server.port.to_string()];
+    let (code, text) = outcome(Command::new("redis-cli").args(follow));
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = mount(&format!("redis://127.0.0.1:{}/test", other.port));
+    assert!(code != 0 && text.contains("replica"), "{code} {text}");
+}
+
+#[test]
+fn server_when_it_comes_back_empty_then_nothing_is_believed_until_it_has_its_data() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::new(1);
+    ring.mount(0, &["--writeback", "evict"]);
+    fs::write(ring.at(0, "f"), b"kept").unwrap();
+    ring.server.kill();
+    let saved = ring.site.path("saved");
+    fs::rename(ring.server.dir(), &saved).unwrap();
+    fs::create_dir(ring.server.dir()).unwrap();
+    ring.server.restart();
+    // Longer than its kernel goes by what it was told.
+    std::thread::sleep(Duration::from_secs(10));
+    let error = fs::read(ring.at(0, "f")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}\n{}", ring.log(0));
+    assert!(fs::write(ring.at(0, "g"), b"nowhere").is_err());
+    ring.server.kill();
+    fs::remove_dir_all(ring.server.dir()).unwrap();
+    fs::rename(&saved, ring.server.dir()).unwrap();
+    ring.server.restart();
+    let back = || fs::read(ring.at(0, "f")).is_ok_and(|read| read == b"kept");
+    assert!(wait_for(LONG, back), "{}", ring.log(0));
+    fs::write(ring.at(0, "g"), b"somewhere").unwrap();
+    ring.umount(0);
+    assert_eq!(fs::read(ring.backing("g")).unwrap(), b"somewhere");
+}

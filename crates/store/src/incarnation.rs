@@ -1,0 +1,237 @@
+//! The backing store of nodes that share it: each start of a node publishes and removes only by
+//! renames out of, and into, a directory of its own, `nodes/OWNER.EPOCH.RANDOM` in the private area.
+//!
+//! Whoever takes its place has that directory emptied and removed first ([`DirBacking::shut_out`]).
+//! What the one before was about to do then finds no source, or no target, whenever it comes: after a
+//! stop of its process, or sent once more by the client of a network file system. No look before
+//! an operation could do that, for the stop may come between the two.
+//!
+//! What is written in place (files of several names), made beside its target on another mount, and
+//! changes of names and attributes don't go that way.
+
+use std::ffi::{OsStr, OsString};
+use std::ops::ControlFlow;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rustix::fs::{self, AtFlags, OFlags};
+use rustix::io::Errno;
+
+use crate::backing::{BackingStore, Cleaned, Dir, Temporary};
+use crate::dir_backing::{DirBacking, open_beneath, rename_no_replace};
+use crate::dir_tier::random;
+use crate::private::{Area, swap_name};
+use crate::{FileKind, Fingerprint, Result, StoreError};
+
+/// Rounds in which a directory is emptied that somebody may still be filling.
+const ROUNDS: u32 = 64;
+
+/// What a file is called that is about to be removed.
+const REMOVED: &str = "d.";
+
+/// The directory of this start of a node.
+pub(crate) struct Own {
+    dir: Dir,
+    name: OsString,
+    /// It was found gone.
+    shut_out: bool,
+}
+
+impl DirBacking {
+    /// From now on this daemon is one of several nodes on the backing store, in its start `epoch`: what
+    /// it publishes and removes goes by a new directory of its own.
+    ///
+    /// # Errors
+    /// When that can't be made.
+    pub fn act_as(&self, epoch: u64) -> Result<()> {
+        let name = format!("{}.{epoch:x}.{:x}", self.owner, u64::from_le_bytes(random()?));
+        let dir = self.in_area(Area::Nodes, |nodes| self.make_area(nodes, &name))?;
+        *self.own.write() = Some(Own { dir, name: name.into(), shut_out: false });
+        Ok(())
+    }
+
+    /// As [`DirBacking::shut_out`], of what earlier daemons of this node have under way.
+    ///
+    /// # Errors
+    /// As [`DirBacking::shut_out`].
+    pub fn shut_out_former(&self) -> Result<Cleaned> {
+        self.shut_out(&self.owner, None)
+    }
+
+    /// Whether others have taken the directory of [`DirBacking::act_as`] away, as far as was noticed:
+    /// until it acts anew, nothing can be published.
+    #[must_use]
+    pub fn is_shut_out(&self) -> bool {
+        self.own.read().as_ref().is_some_and(|own| own.shut_out)
+    }
+
+    /// Sees to it that nothing comes any more of what the node `owner` has under way here, from its start
+    /// `epoch` or from earlier ones (all, if it is `None`), also if it is alive. Spill files that it was
+    /// about to publish go back to their place.
+    ///
+    /// # Errors
+    /// When its directory is not gone: then something may come still.
+    pub fn shut_out(&self, owner: &str, epoch: Option<u64>) -> Result<Cleaned> {
+        crate::dir_backing::check_owner(owner, &self.path)?;
+        let mut cleaned = Cleaned::default();
+        let Some(nodes) = self.existing_area(Area::Nodes)? else { return Ok(cleaned) };
+        let own = self.own.read().as_ref().map(|own| own.name.clone());
+        let mut names = Vec::new();
+        self.list(&nodes, &mut |batch| {
+            let fits = batch.iter().map(|entry| &entry.name);
+            let fits = fits.filter(|name| {
+                Some(*name) != own.as_ref()
+                    && start_of(name, owner).is_some_and(|start| epoch.is_none_or(|e| start <= e))
+            });
+            names.extend(fits.cloned());
+            ControlFlow::Continue(())
+        })?;
+        for name in &names {
+            self.remove_start(&nodes, name, owner, &mut cleaned)?;
+        }
+        if !names.is_empty() {
+            self.sync_now(&[nodes])?;
+        }
+        Ok(cleaned)
+    }
+
+    fn remove_start(
+        &self,
+        nodes: &Dir,
+        name: &OsStr,
+        owner: &str,
+        cleaned: &mut Cleaned,
+    ) -> Result<()> {
+        for _ in 0..ROUNDS {
+            let flags = OFlags::PATH | OFlags::DIRECTORY;
+            let dir = match open_beneath(nodes.as_fd(), name, flags) {
+                Ok(fd) => Dir(Arc::new(fd)),
+                Err(Errno::NOENT) => return Ok(()),
+                Err(e) => return Err(self.err("shut out a node:", nodes, name, e)),
+            };
+            let mut found = Vec::new();
+            self.list(&dir, &mut |batch| {
+                found.extend(batch.iter().map(|entry| entry.name.clone()));
+                ControlFlow::Continue(())
+            })?;
+            for name in &found {
+                match self.clean_one(&dir, name, owner, cleaned) {
+                    Err(e) if e.errno() != libc::ENOENT => return Err(e),
+                    _ => {}
+                }
+            }
+            match fs::unlinkat(nodes, name, AtFlags::REMOVEDIR) {
+                Ok(()) | Err(Errno::NOENT) => return Ok(()),
+                Err(Errno::NOTEMPTY | Errno::EXIST) => {}
+                Err(e) => return Err(self.err("shut out a node:", nodes, name, e)),
+            }
+        }
+        Err(self.err("shut out a node that goes on writing:", nodes, name, Errno::BUSY))
+    }
+
+    /// The directory by which this daemon publishes, if it is one of several nodes.
+    pub(crate) fn own_dir(&self) -> Option<Dir> {
+        self.own.read().as_ref().map(|own| own.dir.clone())
+    }
+
+    /// An error of an operation by the own directory, as what it is if that directory is gone.
+    pub(crate) fn or_shut_out(&self, error: StoreError) -> StoreError {
+        if error.errno() != libc::ENOENT && error.errno() != libc::ESTALE {
+            return error;
+        }
+        let mut own = self.own.write();
+        let Some(own) = own.as_mut() else { return error };
+        if !own.shut_out && !matches!(self.has_start(own), Ok(false)) {
+            return error;
+        }
+        own.shut_out = true;
+        StoreError::errno_of(
+            "write back, from where other nodes have shut this one out:",
+            self.path.join(&own.name),
+            libc::ESTALE,
+        )
+    }
+
+    fn has_start(&self, own: &Own) -> Result<bool> {
+        let Some(nodes) = self.existing_area(Area::Nodes)? else { return Ok(false) };
+        let Some(found) = self.stat_if(&nodes, &own.name)? else { return Ok(false) };
+        let held = fs::fstat(&own.dir).map_err(|e| self.err("stat", &own.dir, "".as_ref(), e))?;
+        Ok(found.ino == held.st_ino)
+    }
+
+    /// Brings a spill file to where a node publishes from.
+    pub(crate) fn spill_to_own(&self, temporary: &mut Temporary) -> Result<()> {
+        let Some(own) = self.own_dir().filter(|_| temporary.place.spill) else { return Ok(()) };
+        let found = temporary.file.stat()?;
+        let name = swap_name(&temporary.place, &self.owner, found.ino, &Fingerprint::default());
+        self.move_place(temporary, &own, &name)
+    }
+
+    /// Takes that back for one that was not published.
+    pub(crate) fn spill_from_own(&self, temporary: &mut Temporary) -> Result<()> {
+        if self.own_dir().is_none() || !temporary.place.spill || temporary.place.published {
+            return Ok(());
+        }
+        let name = self.spill_name(temporary.place.ino);
+        let spill = self.area(Area::Spill)?;
+        self.move_place(temporary, &spill, &name)
+    }
+
+    fn move_place(&self, temporary: &mut Temporary, dir: &Dir, name: &OsStr) -> Result<()> {
+        let place = &temporary.place;
+        if let Err(e) = rename_no_replace(&place.dir, &place.name, dir, name) {
+            // Whoever wants the spill file next looks for it.
+            self.leave_swapped(place, name);
+            return Err(self.err("rename", &place.dir, &place.name, e));
+        }
+        temporary.place.dir = dir.clone();
+        temporary.place.name = name.to_owned();
+        Ok(())
+    }
+
+    /// Removes a name that is no directory, by way of the own directory: a node that was shut out
+    /// removes nothing.
+    pub(crate) fn unlink_by_own(&self, own: &Dir, dir: &Dir, name: &OsStr) -> Result<()> {
+        let away = OsString::from(format!("{REMOVED}{:x}", u64::from_le_bytes(random()?)));
+        match fs::renameat(dir, name, own, &away) {
+            Ok(()) => {}
+            // Below it lies another mount.
+            Err(Errno::XDEV) => {
+                let removed = fs::unlinkat(dir, name, AtFlags::empty());
+                return removed.map_err(|e| self.err("remove", dir, name, e));
+            }
+            Err(e) => return Err(self.or_shut_out(self.err("remove", dir, name, e))),
+        }
+        match fs::unlinkat(own, &away, AtFlags::empty()) {
+            // Whoever shuts this one out removes it, too.
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(e) => {
+                // A directory that others put there right then, say.
+                let back = rename_no_replace(own, &away, dir, name);
+                Err(self.err("remove", dir, name, back.err().unwrap_or(e)))
+            }
+        }
+    }
+
+    /// Ends what [`DirBacking::act_as`] has begun.
+    pub(crate) fn leave_own(&self, private: &Dir) {
+        let Some(own) = self.own.write().take() else { return };
+        if let Ok(nodes) = self.open_area(private, Area::Nodes.name()) {
+            // What is left in it the next start looks at.
+            let _ = fs::unlinkat(&nodes, &own.name, AtFlags::REMOVEDIR);
+        }
+    }
+}
+
+/// Which start of a node a directory belongs to.
+fn start_of(name: &OsStr, owner: &str) -> Option<u64> {
+    let mut parts = name.to_str()?.strip_prefix(owner)?.strip_prefix('.')?.split('.');
+    let (epoch, random) = (parts.next()?, parts.next()?);
+    u64::from_str_radix(random, 16).ok()?;
+    u64::from_str_radix(epoch, 16).ok().filter(|_| parts.next().is_none())
+}
+
+/// Whether what stands in the directory of a start is one that was moved there and is no file.
+pub(crate) fn is_kept(name: &OsStr, kind: FileKind) -> bool {
+    kind == FileKind::Directory && name.as_encoded_bytes().starts_with(REMOVED.as_bytes())
+}
