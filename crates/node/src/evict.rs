@@ -201,6 +201,19 @@ impl Node {
         self.free_on(tier) >= need
     }
 
+    /// Removes an object; an error that comes after the deed is none.
+    pub(crate) fn remove_object(&self, tier: u8, ino: Ino) -> Result<()> {
+        let tier = &*self.slot(tier).tier;
+        match tier.remove(ino.0) {
+            Err(error)
+                if !tier.open(ino.0).is_err_and(|look| look.class() == ErrorClass::NotFound) =>
+            {
+                Err(error.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Removes a clean object that nobody uses; false when that is not so.
     fn evict(&self, ino: Ino, tier: u8) -> Result<bool> {
         let file = self.files.get(ino);
@@ -238,7 +251,7 @@ impl Node {
             return Ok(false);
         }
         fail_at!("node.evict.before_remove");
-        slot.tier.remove(ino.0)?;
+        self.remove_object(tier, ino)?;
         fail_at!("node.evict.after_remove");
         let place = residence.place.take();
         residence.loaded = false;

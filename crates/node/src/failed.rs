@@ -78,9 +78,14 @@ impl Node {
         true
     }
 
+    /// After an error: whether what caused it was gone around, so that it may be tried again.
+    pub(crate) fn may_try_again(&self, file: &File, error: &NodeError) -> bool {
+        self.leaves_failed_tier(file, error) || self.takes_newer_version(file, error)
+    }
+
     /// After an error: whether a file had a clean copy on a tier that has failed, and is now served
     /// from the backing store, so that it may be tried again.
-    pub(crate) fn leaves_failed_tier(&self, file: &File, error: &NodeError) -> bool {
+    fn leaves_failed_tier(&self, file: &File, error: &NodeError) -> bool {
         let NodeError::Store(error) = error else { return false };
         let tier = file.residence.read().place.as_ref().map(|place| place.tier);
         tier.is_some_and(|tier| self.is_tiers_failure(tier, error))

@@ -48,6 +48,7 @@ const OWN: &[&str] = &[
     "node.move.copied",
     "node.move.whole",
     "node.move.before_remove",
+    "node.range.begin",
     "node.truncate.loaded",
     "node.truncate.before_object",
     "node.truncate.object_cut",

@@ -451,7 +451,9 @@ impl Node {
         let started = self.this.upgrade().is_some_and(|node| {
             self.slow
                 .run(Urgency::Background, move || {
-                    if let Err(error) = node.fill(&job) {
+                    if let Err(error) = node.fill(&job)
+                        && !node.takes_newer_version(&job, &error)
+                    {
                         tracing::debug!(ino = %job.ino, %error, "filling stopped");
                     }
                     job.filler.lock().active = false;
@@ -536,7 +538,10 @@ impl Node {
             }
             self.prefetch_gate();
             let bytes = &mut buffer[..usize::try_from(len).unwrap_or(0)];
-            let read = match self.read_cold(&*base, bytes, run.start) {
+            let read = self.read_cold(&*base, bytes, run.start);
+            // Others may have changed it in place since it was opened.
+            let same = read.and_then(|read| self.check_version(file.ino, &*base).map(|()| read));
+            let read = match same {
                 Ok(read) => read,
                 Err(error) => {
                     self.tiers[usize::from(tier)].room.give(len.next_multiple_of(BLOCK));
@@ -693,6 +698,15 @@ impl Node {
     /// # Errors
     /// What the backing store or the tier says.
     pub fn warm_file(&self, ino: Ino) -> Result<u64> {
+        match self.warm_once(ino) {
+            Err(error) if self.takes_newer_version(&self.files.get(ino), &error) => {
+                self.warm_once(ino)
+            }
+            warmed => warmed,
+        }
+    }
+
+    fn warm_once(&self, ino: Ino) -> Result<u64> {
         let record = self.meta.get(ino)?;
         if record.attr.kind != forebay_meta::FileKind::File || record.attr.size == 0 {
             return Ok(0);

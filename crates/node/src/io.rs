@@ -40,7 +40,7 @@ impl Node {
         buffer: &mut [u8],
     ) -> Result<usize> {
         match self.read_here(context, fh, offset, buffer) {
-            Err(error) if self.leaves_failed_tier(&self.handle(fh)?.file, &error) => {
+            Err(error) if self.may_try_again(&*self.file_of(fh)?, &error) => {
                 self.read_here(context, fh, offset, buffer)
             }
             read => read,
@@ -195,7 +195,7 @@ impl Node {
         }
         let at = (!handle.append).then_some(offset);
         let written = match self.write_to(context, &handle.file, at, data) {
-            Err(error) if self.leaves_failed_tier(&handle.file, &error) => {
+            Err(error) if self.may_try_again(&handle.file, &error) => {
                 self.write_to(context, &handle.file, at, data)
             }
             written => written,
@@ -299,6 +299,10 @@ impl Node {
             && !extents_ready(presence, offset, end)
         {
             return Ok(None);
+        }
+        if self.changes_first(place) {
+            context.wait()?;
+            self.check_before_change(file, &residence, place)?;
         }
         self.write_placed(file, place, offset, data)
     }

@@ -23,6 +23,7 @@ use crate::metrics::RefusalReason;
 use crate::namespace::{Found, NewName, Stat};
 use crate::node::Node;
 use crate::place::{Base, Residence};
+use crate::shares::Share;
 use crate::stream::OpenStream;
 
 impl Node {
@@ -98,6 +99,8 @@ impl Node {
             context.wait()?;
             self.leave_failed_tier(file)?;
         }
+        // Who is refused one more open file has not emptied it.
+        let share = self.handles.shares.take(how.uid)?;
         if how.flags & libc::O_TRUNC != 0 {
             self.truncate(context, &record, 0)?;
             record = self.meta.get(file.ino)?;
@@ -106,7 +109,7 @@ impl Node {
         if how.writes() && (how.durably() || self.needs_sync_to_pass(file)) {
             context.wait()?;
         }
-        let opened = self.attach(file, &record, how, stream)?;
+        let opened = self.attach(file, &record, how, (share, stream))?;
         if how.writes() && opened.mode.passes() {
             self.before_unseen_writes(file, how.durably()).inspect_err(|_| {
                 if let Some(handle) = self.handles.get(opened.fh) {
@@ -150,6 +153,8 @@ impl Node {
         (mode, umask): (u32, u32),
         flags: i32,
     ) -> Result<(Stat, Opened)> {
+        // Before the file is made: it would stay if it could not be opened.
+        let share = self.handles.shares.take(context.uid)?;
         // Others may find the file, and remove it, before it is open: it is in use from the start.
         let mut made = None;
         let announce = &mut |ino| made = Some(Announced::new(self.files.get(ino)));
@@ -157,7 +162,7 @@ impl Node {
         let owned = flags & libc::O_ACCMODE != libc::O_RDONLY;
         match self.find_or_make(context, dir, name, &new, owned, announce)? {
             Found::Created(record) => {
-                let opened = self.open_new(context, &record, flags);
+                let opened = self.open_new(context, &record, flags, share);
                 drop(made);
                 let opened = opened.map_err(|error| {
                     self.last_close(&self.files.get(record.ino));
@@ -171,6 +176,7 @@ impl Node {
             }
             Found::Existing(_) if flags & libc::O_EXCL != 0 => Err(Errno::EXIST.into()),
             Found::Existing(record) => {
+                drop(share);
                 let opened = self.open(context, record.ino, flags)?;
                 Ok((self.stat(&*self.meta.get(record.ino)?), opened))
             }
@@ -188,15 +194,22 @@ impl Node {
         (mode, umask): (u32, u32),
         flags: i32,
     ) -> Result<(Stat, Opened)> {
+        let share = self.handles.shares.take(context.uid)?;
         let record = self.make_unnamed(context, dir, mode, umask)?;
-        let opened = self.open_new(context, &record, flags).inspect_err(|_| {
+        let opened = self.open_new(context, &record, flags, share).inspect_err(|_| {
             self.last_close(&self.files.get(record.ino));
         })?;
         Ok((self.stat(&record), opened))
     }
 
     /// Opens a file that was made right now.
-    fn open_new(&self, context: &Context, record: &Arc<Record>, flags: i32) -> Result<Opened> {
+    fn open_new(
+        &self,
+        context: &Context,
+        record: &Arc<Record>,
+        flags: i32,
+        share: Share,
+    ) -> Result<Opened> {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         // It is owned already.
         let right = if write { self.hold(&Context::DAEMON, record.ino)? } else { Right::None };
@@ -208,7 +221,7 @@ impl Node {
         self.load(&Context::DAEMON, &file)?;
         self.tracer.note(file.ino, 0, true);
         let how = Use { flags, face: None, uid: context.uid };
-        let opened = self.attach(&file, record, how, None);
+        let opened = self.attach(&file, record, how, (share, None));
         self.keep_hold(right, &opened, flags);
         opened
     }
@@ -269,10 +282,9 @@ impl Node {
         file: &FileRef,
         record: &Record,
         how: Use,
-        stream: Option<Arc<OpenStream>>,
+        (share, stream): (Share, Option<Arc<OpenStream>>),
     ) -> Result<Opened> {
         fail_at!("node.open.attach");
-        let share = self.handles.shares.take(how.uid)?;
         let write = how.writes();
         let residence = file.residence.read();
         let mut opens = file.opens.lock();
@@ -594,6 +606,10 @@ impl Node {
         if seen > known && stale {
             self.note_access(file.ino, known, seen);
         }
+    }
+
+    pub(crate) fn file_of(&self, fh: u64) -> Result<FileRef> {
+        Ok(self.handle(fh)?.file.clone())
     }
 
     pub(crate) fn handle(&self, fh: u64) -> Result<sharded_slab::Entry<'_, Handle, Keys>> {

@@ -1,5 +1,6 @@
 //! Operations on ranges of open files: allocation, holes, copies.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use forebay_store::{AllocateMode, ErrorClass};
@@ -9,6 +10,7 @@ use rustix::io::Errno;
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
 use crate::files::FileRef;
 use crate::node::Node;
 use crate::place::Base;
@@ -38,6 +40,21 @@ impl Node {
         fh: u64,
         offset: u64,
         length: u64,
+        mode: i32,
+    ) -> Result<()> {
+        match self.fallocate_once(context, fh, (offset, length), mode) {
+            Err(error) if self.takes_newer_version(&*self.file_of(fh)?, &error) => {
+                self.fallocate_once(context, fh, (offset, length), mode)
+            }
+            done => done,
+        }
+    }
+
+    fn fallocate_once(
+        &self,
+        context: &Context,
+        fh: u64,
+        (offset, length): (u64, u64),
         mode: i32,
     ) -> Result<()> {
         let flags = FallocateFlags::from_bits_retain(u32::try_from(mode).unwrap_or(u32::MAX));
@@ -89,9 +106,9 @@ impl Node {
         if file.residence.read().place.is_none() {
             context.wait()?;
         }
-        self.check_wanted(context)?;
+        fail_at!("node.range.begin");
         if punch || zero {
-            self.zero_range(&file, offset, end, keep)?;
+            self.zero_range(context, &file, offset..end, keep)?;
         } else {
             self.allocate_range(context, &file, offset, end, keep)?;
         }
@@ -99,14 +116,22 @@ impl Node {
         if durably { self.fsync(context, fh, false) } else { Ok(()) }
     }
 
-    fn zero_range(&self, file: &FileRef, offset: u64, end: u64, keep: bool) -> Result<()> {
+    fn zero_range(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        Range { start: offset, end }: Range<u64>,
+        keep: bool,
+    ) -> Result<()> {
         let residence = file.residence.write();
+        self.check_wanted(context)?;
         file.count_write();
         let Some(place) = &residence.place else {
             return Err(NodeError::Posix(Errno::OPNOTSUPP));
         };
         let len = place.object.len()?;
         let to = if keep { end.min(len) } else { end };
+        self.check_before_change(file, &residence, place)?;
         if place.presence.is_some() && !self.fetch_edges(file, &residence, place, offset, to)? {
             return Err(NodeError::Posix(Errno::OPNOTSUPP));
         }
@@ -132,6 +157,7 @@ impl Node {
         keep: bool,
     ) -> Result<()> {
         let mut residence = file.residence.write();
+        self.check_wanted(context)?;
         let mode = if keep { AllocateMode::KeepSize } else { AllocateMode::Extend };
         let mut is_paid = false;
         if let Some(place) = residence.place.as_ref().filter(|place| place.presence.is_none()) {
@@ -211,6 +237,15 @@ impl Node {
         }
         let file = handle.file.clone();
         drop(handle);
+        match self.seek_here(context, &file, offset, what) {
+            Err(error) if self.takes_newer_version(&file, &error) => {
+                self.seek_here(context, &file, offset, what)
+            }
+            found => found,
+        }
+    }
+
+    fn seek_here(&self, context: &Context, file: &FileRef, offset: u64, what: Seek) -> Result<u64> {
         let residence = file.residence_for(context)?;
         let Some(place) = &residence.place else {
             let found = match &residence.base {
@@ -221,7 +256,7 @@ impl Node {
                 }
                 Base::Backing(opened) => {
                     context.wait()?;
-                    seek_in(&*self.opened_base(&file, opened)?, offset, what)?
+                    seek_in(&*self.opened_base(file, opened)?, offset, what)?
                 }
             };
             return found.ok_or(NodeError::Posix(Errno::NXIO));

@@ -123,6 +123,7 @@ impl Node {
             if let Some(place) = &residence.place {
                 // Charges of writes that were repeated go, for nobody else writes now.
                 self.true_up(file, place)?;
+                self.check_before_change(file, &residence, place)?;
                 if self.fetch_edges(file, &residence, place, offset, end)?
                     && let Some(written) = self.write_exclusively(file, place, offset, data)?
                 {
@@ -158,6 +159,10 @@ impl Node {
             let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
             let read = self.read_base(file, &residence.base, run.start, &mut bytes)?;
             bytes[read..].fill(0);
+            if let Base::Backing(opened) = &residence.base {
+                let base = self.opened_base(file, opened)?;
+                self.check_version(file.ino, &*base)?;
+            }
             if write_all(&*place.object, &bytes, run.start)?.is_none() {
                 return Ok(false);
             }
@@ -330,7 +335,7 @@ impl Node {
         })?;
         self.meta.sync()?;
         fail_at!("node.spill.evacuated");
-        self.tiers[usize::from(place.tier)].tier.remove(file.ino.0)?;
+        self.remove_object(place.tier, file.ino)?;
         self.forget_resident(file.ino, residence.place.take().as_ref());
         Ok(())
     }

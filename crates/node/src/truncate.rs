@@ -14,7 +14,7 @@ use crate::failpoints::fail_at;
 use crate::files::FileRef;
 use crate::node::Node;
 use crate::open::InUse;
-use crate::place::{Base, Residence};
+use crate::place::{Base, Place, Residence};
 
 impl Node {
     /// Sets the length of a file. The record follows.
@@ -35,7 +35,7 @@ impl Node {
         // It counts as open meanwhile: an eviction would leave it without bytes between two looks.
         let in_use = InUse::new(&file);
         let mut done = self.truncate_in_use(context, &file, record, size);
-        if done.as_ref().is_err_and(|error| self.leaves_failed_tier(&file, error)) {
+        if done.as_ref().is_err_and(|error| self.may_try_again(&file, error)) {
             done = self.truncate_in_use(context, &file, record, size);
         }
         drop(in_use);
@@ -68,7 +68,9 @@ impl Node {
         self.drop_privileges(context, file)?;
         let needs_base = {
             let residence = file.residence.read();
-            if size > 0 && residence.place.as_ref().is_some_and(Self::needs_sync_to_change) {
+            let waits =
+                |place: &Place| Self::needs_sync_to_change(place) || self.changes_first(place);
+            if size > 0 && residence.place.as_ref().is_some_and(waits) {
                 context.wait()?;
             }
             residence.place.is_none() && size > 0 && !self.begins_empty(file.ino, &residence)?
@@ -90,20 +92,24 @@ impl Node {
             if size == 0 {
                 self.empty(file, &mut residence)?;
             } else {
+                if let Some(place) = &residence.place {
+                    self.check_before_change(file, &residence, place)?;
+                }
                 self.resize(file, &mut residence, size)?;
             }
+            let now = convert::now();
+            if let Some(place) = &residence.place {
+                place.object.set_times(None, Some(convert::store_time(now)))?;
+            }
+            fail_at!("node.truncate.before_record");
+            // With the file in hand: what is written and published after this has the last word.
+            self.meta.update(record.ino, Some(now), |record| {
+                record.attr.size = size;
+                record.attr.mtime = now;
+                record.dirty = true;
+                Queue::Yes
+            })?;
         }
-        let now = convert::now();
-        if let Some(place) = &file.residence.read().place {
-            place.object.set_times(None, Some(convert::store_time(now)))?;
-        }
-        fail_at!("node.truncate.before_record");
-        self.meta.update(record.ino, Some(now), |record| {
-            record.attr.size = size;
-            record.attr.mtime = now;
-            record.dirty = true;
-            Queue::Yes
-        })?;
         Ok(())
     }
 

@@ -231,3 +231,66 @@ fn file_of_others_under_a_name_that_goes_again_before_it_is_written_then_it_is_s
     assert!(listed() || listed());
     assert_eq!(rig.get("file"), b"of others");
 }
+
+/// A file of which the beginning is resident, with others' version put in its place since it was looked
+/// at: by a rename, or in place.
+fn partly_resident_and_changed(in_place: bool, extents: usize) -> (Rig, Vec<u8>) {
+    let tier = [16 * MIB];
+    let rig = Rig::new(&tier, Arc::new(Transparent), |config| {
+        config.attr_timeout = Duration::from_secs(60);
+    });
+    let old = vec![b'1'; 640 << 10];
+    std::fs::write(rig.backing().join("file"), &old).unwrap();
+    age(&rig, "file");
+    // Looked at, so that it is not again for a minute.
+    let fh = rig.open("file", libc::O_RDONLY);
+    let mut buffer = vec![0; 64 << 10];
+    for at in 0..2 * extents as u64 {
+        let read = rig.node().read(&CONTEXT, fh, at % extents as u64 * 65_536, &mut buffer);
+        assert_eq!(read.unwrap(), buffer.len());
+    }
+    let until = std::time::Instant::now() + Duration::from_secs(10);
+    while rig.used() < 65_536 && std::time::Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(rig.used() >= 65_536, "nothing of it is resident");
+    rig.node().release(fh);
+    std::thread::sleep(Duration::from_millis(100));
+    let new = vec![b'2'; 700 << 10];
+    let at = if in_place { "file" } else { "new" };
+    std::fs::write(rig.backing().join(at), &new).unwrap();
+    if !in_place {
+        std::fs::rename(rig.backing().join("new"), rig.backing().join("file")).unwrap();
+    }
+    (rig, new)
+}
+
+#[test]
+fn file_of_which_a_part_is_resident_when_others_put_another_in_its_place_then_no_versions_are_mixed()
+ {
+    for in_place in [false, true] {
+        let (rig, new) = partly_resident_and_changed(in_place, 1);
+        let fh = rig.open("file", libc::O_RDONLY);
+        // From what is not there on: whoever has read the beginning has an older version.
+        let mut rest = vec![0; 600 << 10];
+        let read = rig.node().read(&CONTEXT, fh, 100 << 10, &mut rest).unwrap();
+        assert!(rest[..read].iter().all(|&byte| byte == b'2'), "in place: {in_place}");
+        assert!(rig.read_all(fh) == new, "in place: {in_place}");
+        rig.node().release(fh);
+        assert!(rig.get("file") == new, "in place: {in_place}");
+        assert_eq!(rig.size("file"), 700 << 10);
+        let (rig, new) = partly_resident_and_changed(in_place, 1);
+        // A write that needs the rest of an extent which is not there.
+        let fh = rig.open("file", libc::O_RDWR);
+        rig.write(fh, 200 << 10, b"ours");
+        rig.node().release(fh);
+        rig.drain();
+        assert_eq!(names(&rig), ["file"], "in place: {in_place}");
+        let mut wanted = new;
+        wanted[200 << 10..][..4].copy_from_slice(b"ours");
+        assert!(rig.plain("file") == wanted, "in place: {in_place}");
+        let (rig, new) = partly_resident_and_changed(in_place, 1);
+        rig.node().warm_file(rig.ino("file")).unwrap();
+        assert!(rig.get("file") == new, "in place: {in_place}");
+    }
+}

@@ -78,6 +78,28 @@ fn truncation_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
 }
 
 #[test]
+fn range_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let zero = libc::FALLOC_FL_ZERO_RANGE;
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    for mode in [zero, punch, 0] {
+        let rig = Rig::small(16 * MIB);
+        let fh = rig.create("file");
+        rig.write(fh, 0, &noise(1, 100 * KIB));
+        let newer = noise(3, 100 * KIB);
+        let outcome = given_up_at(
+            "node.range.begin",
+            &rig,
+            || rig.node().fallocate(&LATE, fh, 0, 200 * KIB, mode),
+            || rig.write(fh, 0, &newer),
+        );
+        assert!(outcome.is_err(), "{mode}");
+        assert!(rig.read_all(fh) == newer, "{mode}");
+        rig.node().release(fh);
+    }
+}
+
+#[test]
 fn names_given_up_while_the_store_hangs_when_it_goes_on_then_nothing_is_changed() {
     let _alone = ONE_AT_A_TIME.lock();
     let stuck = Arc::new(Stuck::default());

@@ -268,6 +268,80 @@ fn file_published_before_its_close_is_settled_then_has_its_length() {
     same(&rig.plain("file"), &content, "in the backing store");
 }
 
+#[test]
+fn truncation_that_is_noted_after_a_newer_write_was_published_then_the_file_has_its_length() {
+    let _one = ONE.lock();
+    for size in [0, 500] {
+        let rig = Rig::small(MIB);
+        rig.put("file", &noise(9, 2000));
+        rig.drain();
+        let ino = rig.ino("file");
+        let new = noise(10, 3000);
+        let held = Held::at("node.truncate.before_record");
+        std::thread::scope(|scope| {
+            let cut = scope.spawn(|| {
+                let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                rig.node().setattr(&CONTEXT, ino, &set)
+            });
+            held.wait();
+            let (done, written) = sync_channel(1);
+            let (rig, new) = (&rig, &new);
+            scope.spawn(move || {
+                let fh = rig.open("file", libc::O_RDWR);
+                rig.write(fh, 0, new);
+                rig.node().release(fh);
+                rig.node().reconcile(ino).unwrap();
+                done.send(()).unwrap();
+            });
+            // It may have to wait for the end of the truncation.
+            let _ = written.recv_timeout(Duration::from_millis(500));
+            held.release();
+            cut.join().unwrap().unwrap();
+            let _ = written.recv_timeout(LIMIT);
+        });
+        assert_eq!(rig.size("file"), 3000);
+        same(&rig.get("file"), &new, "after the truncation");
+        rig.drain();
+        same(&rig.plain("file"), &new, "in the backing store");
+        assert!(rig.node().evict_file(ino).unwrap());
+        assert_eq!(rig.size("file"), 3000);
+        same(&rig.get("file"), &new, "after the eviction");
+    }
+}
+
+#[test]
+fn object_that_goes_to_a_spill_file_with_an_error_after_the_deed_then_nothing_written_later_is_lost()
+ {
+    let _one = ONE.lock();
+    let mut rig = Rig::small(MIB);
+    let mut content = noise(9, 400 * KIB);
+    let fh = rig.create("file");
+    rig.write(fh, 0, &content);
+    let filler = rig.create("filler");
+    let mut at = 0;
+    // Until nothing is left, not even for a map.
+    while rig.used() < MIB {
+        rig.write(filler, at, &noise(at, 4 * KIB));
+        at += 4 * KIB;
+    }
+    fail::cfg("store.remove.before_map", "1*return->off").unwrap();
+    let more = noise(10, 300 * KIB);
+    let grown = rig.node().write(&CONTEXT, fh, 400 * KIB, &more);
+    fail::remove("store.remove.before_map");
+    if grown.is_ok() {
+        content.extend(&more);
+    }
+    content[1000..1010].copy_from_slice(b"newer data");
+    rig.write(fh, 1000, b"newer data");
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    same(&rig.read_all(fh)[..400 << 10], &content[..400 << 10], "while it is open");
+    rig.crash();
+    rig.start();
+    same(&rig.get("file")[..400 << 10], &content[..400 << 10], "after the start");
+    rig.drain();
+    same(&rig.plain("file")[..400 << 10], &content[..400 << 10], "in the backing store");
+}
+
 /// Has a worker move a file on, from `0` to `1` and so forth, whenever a file is about to be opened
 /// in the backing store, some times.
 #[derive(Default)]

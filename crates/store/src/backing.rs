@@ -380,7 +380,7 @@ pub trait BackingStore: Send + Sync {
     fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>;
 
     /// Removes what this daemon itself has left in `.forebay` and beside files, as the store failed when
-    /// it was to go: what nobody uses any more. It ends at the first failure, and can be called again.
+    /// it was to go: what nobody uses any more. It ends after some failures, and can be called again.
     fn remove_strays(&self) -> Result<Cleaned>;
 
     /// Removes the private area if it is empty.

@@ -251,9 +251,12 @@ impl DirBacking {
             fs::renameat(&place.dir, &place.name, &place.dir, name)
         );
         if let Err(e) = renamed {
-            let own = temporary.file.stat()?;
-            // Carried out all the same?
-            if !self.stands_at(&place.dir, name, &own).unwrap_or(false) {
+            let looked = temporary.file.stat();
+            let looked = looked.map_err(|e| Errno::from_raw_os_error(e.errno()));
+            let own = answer_at!("store.commit.answer_of_own", looked);
+            // Carried out all the same? Where that can't be said it is looked at later.
+            let done = own.is_ok_and(|own| self.stands_at(&place.dir, name, &own).unwrap_or(false));
+            if !done {
                 self.leave_swapped(place, name);
                 return Err(self.err("rename", &place.dir, &place.name, e));
             }

@@ -114,15 +114,28 @@ impl Drop for Place {
 /// Names that are remembered; what more there are the next daemon's clean-up removes.
 const MOST_STRAYS: usize = 10_000;
 
-/// Files of this daemon that nobody uses any more and that could not be removed.
+/// One whose directory seems to be gone is tried so often.
+const MOST_LOOKS: u32 = 5;
+/// After so many failures in a row the store is left alone until the next time.
+const MOST_FAILURES: usize = 8;
+
+/// A file of this daemon that nobody uses any more and that could not be removed.
+struct Stray {
+    dir: Dir,
+    name: OsString,
+    /// How often its directory seemed to be gone.
+    looks: u32,
+}
+
+/// Those, the next to be tried last.
 #[derive(Default)]
-pub(crate) struct Strays(Mutex<Vec<(Dir, OsString)>>);
+pub(crate) struct Strays(Mutex<Vec<Stray>>);
 
 impl Strays {
     fn add(&self, dir: &Dir, name: OsString) {
         let mut strays = self.0.lock();
         if strays.len() < MOST_STRAYS {
-            strays.push((dir.clone(), name));
+            strays.push(Stray { dir: dir.clone(), name, looks: 0 });
         }
     }
 }
@@ -236,19 +249,29 @@ impl DirBacking {
     pub(crate) fn clear_strays(&self) -> Result<Cleaned> {
         let mut cleaned = Cleaned::default();
         let mut due = std::mem::take(&mut *self.strays.0.lock());
-        while let Some((dir, name)) = due.pop() {
-            match self.clean_one(&dir, &name, &self.owner, &mut cleaned) {
+        let (mut left, mut failed) = (Vec::new(), None);
+        while left.len() < MOST_FAILURES
+            && let Some(mut stray) = due.pop()
+        {
+            match self.clean_one(&stray.dir, &stray.name, &self.owner, &mut cleaned) {
                 Ok(()) => {}
-                // The directory itself is gone.
-                Err(e) if e.errno() == libc::ENOENT || e.errno() == libc::ESTALE => {}
+                // The directory itself is gone, unless the store says so by mistake.
+                Err(e) if e.errno() == libc::ENOENT || e.errno() == libc::ESTALE => {
+                    stray.looks += 1;
+                    left.extend((stray.looks < MOST_LOOKS).then_some(stray));
+                }
                 Err(e) => {
-                    due.push((dir, name));
-                    self.strays.0.lock().append(&mut due);
-                    return Err(e);
+                    failed.get_or_insert(e);
+                    left.push(stray);
                 }
             }
         }
-        Ok(cleaned)
+        // One that stays must not keep the others: it comes last.
+        left.append(&mut due);
+        let mut strays = self.strays.0.lock();
+        left.append(&mut strays);
+        *strays = left;
+        failed.map_or(Ok(cleaned), Err)
     }
 
     pub(crate) fn make_temporary(&self, ino: u64) -> Result<Temporary> {
@@ -667,5 +690,22 @@ mod tests {
         drop(used);
         store.clear_strays().expect("well");
         assert!(names("tmp").is_empty());
+        // One that can't be removed keeps no other.
+        let mut strays = [1, 2].map(|ino| Some(store.make_temporary(ino).expect("made")));
+        let paths = [0, 1].map(|at: usize| {
+            let name = &strays[at].as_ref().expect("there").place.name;
+            dir.path().join(".forebay/tmp").join(name)
+        });
+        for path in &paths {
+            std::fs::remove_file(path).expect("removed");
+            std::fs::create_dir(path).expect("in its place");
+        }
+        strays.iter_mut().for_each(|stray| drop(stray.take()));
+        std::fs::remove_dir(&paths[0]).expect("removed");
+        std::fs::write(&paths[0], b"stray").expect("as before");
+        store.clear_strays().expect_err("one of them still not");
+        assert!(!paths[0].exists() && paths[1].exists());
+        std::fs::remove_dir(&paths[1]).expect("removed");
+        store.clear_strays().expect("all is well");
     }
 }

@@ -186,14 +186,18 @@ impl Node {
             .is_some_and(|(current, announced)| announced.same_content(&current))
     }
 
-    /// In a cluster an opened backing file must be of the version that lies on the tier beside it.
+    /// An opened backing file must be of the version that is known, in a cluster of that which lies on the
+    /// tier beside it.
     pub(crate) fn check_version(
         &self,
         ino: Ino,
         opened: &dyn forebay_store::BackingFile,
     ) -> Result<()> {
+        if !self.is_clustered() {
+            return self.check_known_version(ino, opened);
+        }
         let clean = self.residents.get(ino.0).filter(|resident| !resident.dirty);
-        let (Some(_), Some(resident)) = (&self.cluster, clean) else { return Ok(()) };
+        let Some(resident) = clean else { return Ok(()) };
         let base = self.tiers[usize::from(resident.tier)].tier.open(ino.0)?.header()?.base;
         let found = opened.stat()?.fingerprint();
         if base.is_some_and(|base| base.same_content(&found)) {

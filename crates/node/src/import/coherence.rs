@@ -3,12 +3,13 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_meta::{
     Error as MetaError, FileKind, Fingerprint, Found, Ino, Link, Record, Refreshed, Vanished,
 };
-use forebay_store::{Dir, ErrorClass};
+use forebay_store::{BackingFile, Dir, ErrorClass};
 use rustix::io::Errno;
 
 use super::dirs::MOST_PARENTS;
@@ -18,10 +19,15 @@ use crate::config::Coherence;
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
+use crate::files::File;
 use crate::node::Node;
-use crate::reconcile::NAMES_DELAY;
+use crate::place::{Base, Place, Residence};
+use crate::reconcile::{NAMES_DELAY, is_own};
 
 const PAGE: usize = 1000;
+
+/// How long whoever has met another version waits for a worker that is at the file.
+const WORKER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Names of a file that are looked at to find one under which it stands.
 const MOST_NAMES: usize = 16;
@@ -46,10 +52,71 @@ impl Node {
         now.ok_or_else(|| Errno::NOENT.into())
     }
 
+    /// What is about to be read below a file must be the version that is known here: its bytes beside
+    /// those of another one would be a version that never was. (What others did to a file that has
+    /// changes here is a conflict, which its write-back finds.)
+    ///
+    /// # Errors
+    /// `ESTALE`: see [`Node::takes_newer_version`].
+    pub(crate) fn check_known_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
+        let record = self.meta.get(ino)?;
+        if record.differs() || self.is_unsettled(ino) || is_own(&record, &opened.stat()?) {
+            return Ok(());
+        }
+        tracing::debug!(%ino, "others have changed the file since it was looked at");
+        Err(Errno::STALE.into())
+    }
+
+    /// Whether a change is the first one of a file of which only a part is here.
+    pub(crate) fn changes_first(&self, place: &Place) -> bool {
+        place.presence.is_some()
+            && !place.dirty.load(Ordering::Acquire)
+            && !self.is_clustered()
+            && self.config.coherence == Coherence::Open
+            && !self.imports.health.is_unresponsive()
+    }
+
+    /// Before the first change of a file of which only a part is here: the rest must be of the same
+    /// version, or what is written would be a change of one that never was.
+    ///
+    /// # Errors
+    /// As [`Node::check_known_version`].
+    pub(crate) fn check_before_change(
+        &self,
+        file: &File,
+        residence: &Residence,
+        place: &Place,
+    ) -> Result<()> {
+        let Base::Backing(opened) = &residence.base else { return Ok(()) };
+        if !self.changes_first(place) {
+            return Ok(());
+        }
+        let checked = self
+            .opened_base(file, opened)
+            .and_then(|base| self.check_known_version(file.ino, &*base));
+        match checked {
+            Err(NodeError::Posix(Errno::STALE)) => checked,
+            // What ails the store is told when it is needed.
+            _ => Ok(()),
+        }
+    }
+
+    /// After an error: whether the backing store had another version of a file than the known one, and
+    /// that was taken over, so that what has failed may be tried again.
+    pub(crate) fn takes_newer_version(&self, file: &File, error: &NodeError) -> bool {
+        matches!(error, NodeError::Posix(Errno::STALE))
+            && !self.is_clustered()
+            && matches!(self.compare_within(file.ino, WORKER_PATIENCE), Ok(Some(_)))
+    }
+
     /// Compares one clean object with what the backing store has under its name. `None`: it is gone.
     fn compare(&self, ino: Ino) -> Result<Option<Arc<Record>>> {
+        self.compare_within(ino, Duration::ZERO)
+    }
+
+    fn compare_within(&self, ino: Ino, patience: Duration) -> Result<Option<Arc<Record>>> {
         // A worker that is at it changes both sides; what it leaves behind is in line.
-        let Some(_owned) = self.own(ino, Duration::ZERO) else {
+        let Some(_owned) = self.own(ino, patience) else {
             return Ok(Some(self.meta.get(ino)?));
         };
         let record = self.meta.get(ino)?;

@@ -177,6 +177,17 @@ impl Node {
             Err(error) => match error.class() {
                 Some(ErrorClass::Exists) => self.name_is_taken(work, to, &to_dir),
                 Some(ErrorClass::NotFound) if self.look_at(&work.record, from)?.is_none() => {
+                    // So a server answers, too, that was asked twice and had done it the first time.
+                    if self.stands_at(work, to)? {
+                        work.came(to, &to_dir);
+                        if let Ok(from_dir) = self.backing_dir(from.parent) {
+                            work.touched(from.parent, &from_dir);
+                        }
+                        if let Some((owned, mut other)) = replaced {
+                            other.went(to);
+                            work.also(owned, other);
+                        }
+                    }
                     work.went(from);
                     Ok(Step::Done)
                 }
@@ -189,6 +200,13 @@ impl Node {
                 }
             },
         }
+    }
+
+    /// Whether the very object that is known of an inode stands under a name.
+    fn stands_at(&self, work: &Work<'_>, link: &Link) -> Result<bool> {
+        let known = work.record.backing.fingerprint.filter(|print| print.ino != 0);
+        let found = self.found_under(&work.record, link)?;
+        Ok(known.zip(found).is_some_and(|(known, found)| convert::is_inode(&known, &found)))
     }
 
     fn rename_in_backing(

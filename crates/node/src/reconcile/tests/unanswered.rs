@@ -151,3 +151,64 @@ fn file_that_was_moved_when_it_could_not_be_looked_at_afterwards_then_not_taken_
         assert_eq!((bench.node.conflicts().0, bench.names("")), (0, names), "look {nth}");
     }
 }
+
+/// What a server says when it has done what it was asked for, and is asked once more since its answer was
+/// lost, as NFS does.
+const ASKED_TWICE: [(Operation, i32); 7] = [
+    (Operation::Create, libc::EEXIST),
+    (Operation::Link, libc::EEXIST),
+    (Operation::Rename, libc::ENOENT),
+    (Operation::Remove, libc::ENOENT),
+    (Operation::Commit, libc::ENOENT),
+    (Operation::Limbo, libc::ENOENT),
+    (Operation::Rename, libc::ESTALE),
+];
+
+#[test]
+fn changes_that_a_server_was_asked_for_twice_when_drained_then_nothing_is_lost_or_a_conflict() {
+    for (operation, errno) in ASKED_TWICE {
+        for nth in 1..=10 {
+            let (bench, flaky) = losing();
+            for name in ["moved", "over", "by", "gone", "x", "y", "linked"] {
+                bench.write(name, name.as_bytes());
+            }
+            for dir in ["dir", "empty"] {
+                bench.mkdir(dir);
+            }
+            bench.write("dir/in", b"inside");
+            bench.drained();
+            let linked = bench.find(Ino::ROOT, "linked").expect("there").ino;
+            bench.node.meta.link(linked, Ino::ROOT, b"second", convert::now()).expect("linked");
+            bench.rename("moved", "there", false);
+            bench.rename("by", "over", false);
+            bench.rename("x", "y", true);
+            bench.rename("dir", "other", false);
+            bench.unlink("gone");
+            bench.rmdir("empty");
+            bench.mkdir("new");
+            bench.write("new/file", b"new file");
+            bench.make("symlink", FileKind::Symlink, 0o777);
+            let lost = Verdict::Lost(errno);
+            flaky.set_rules(vec![Rule { fault: lost, ..Rule::nth(operation, nth, errno) }]);
+            bench.drained();
+            let at = format!("{operation:?} {nth} answered with {errno}");
+            assert_eq!(bench.node.conflicts().0, 0, "{at}: {:?}", bench.node.conflicts());
+            let wanted = ["linked", "new", "other", "over", "second", "symlink", "there", "x", "y"];
+            assert_eq!(bench.names(""), wanted, "{at}");
+            for (name, bytes) in [
+                ("linked", "linked"),
+                ("new/file", "new file"),
+                ("other/in", "inside"),
+                ("over", "by"),
+                ("second", "linked"),
+                ("there", "moved"),
+                ("x", "y"),
+                ("y", "x"),
+            ] {
+                assert_eq!(bench.read(name), bytes.as_bytes(), "{name}, {at}");
+                let (dir, last) = bench.split(name);
+                assert!(bench.find(dir, last).is_some(), "{name} is gone here, {at}");
+            }
+        }
+    }
+}
