@@ -229,11 +229,11 @@ mod tests {
         let ahead = Ahead::default();
         let (mut read, mut times, mut after) = (0, 0, 0);
         while after < ENTRIES as u64 {
-            if comes_late {
-                ahead.0.lock().clear();
-            }
             if let Some((part, at)) = ahead.find(dir, after) {
                 after = part.page(at, LIMIT).last().unwrap().entry.cursor;
+                if comes_late {
+                    ahead.0.lock().clear();
+                }
                 continue;
             }
             let most = ahead.make_place(dir, after, LIMIT);

@@ -182,6 +182,7 @@ fn node_on(
         imports: Default::default(),
         reconciler: super::Reconciler { stub, ..Default::default() },
         copies: forebay_store::copy::Limits::plain(forebay_store::copy::Priority::Demand),
+        written_back: Default::default(),
         names: Default::default(),
         busiest: Default::default(),
         metrics: Default::default(),
