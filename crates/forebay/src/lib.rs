@@ -5,6 +5,7 @@ pub mod cli;
 mod commands;
 pub mod config;
 pub mod control;
+pub mod courier;
 mod daemon;
 mod descriptors;
 mod engine;

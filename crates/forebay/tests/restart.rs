@@ -140,6 +140,81 @@ fn request_when_it_ends_a_daemon_by_a_defect_then_the_next_refuses_it_and_serves
     assert_eq!(fs::read(site.path("backing/kept")).unwrap(), b"text");
 }
 
+/// Has a daemon wait in the removal of a file, which holds the lock of the directory, and send a notice
+/// about another name in there, which waits for that lock.
+fn waiting_notice(site: &Site, more: &[&str]) -> std::thread::JoinHandle<std::io::Result<()>> {
+    let tier = format!("{}=64M", site.text("tier"));
+    let (backing, mnt) = (site.text("backing"), site.text("mnt"));
+    let mut mount = site.command(env!("CARGO_BIN_EXE_forebay"));
+    mount.args(["mount", &backing, &mnt, "--tier", &tier, "--writeback", "close"]);
+    mount.args(["--attr-timeout", "100ms", "--entry-timeout", "60s"]).args(more);
+    let (code, text) = outcome(mount.env("FAILPOINTS", "node.unlink.done=sleep(6000)"));
+    assert_eq!(code, 0, "{text}");
+    for name in ["removed", "changed"] {
+        fs::write(site.path("mnt").join(name), "text").unwrap();
+    }
+    let (code, text) = site.run(&["sync", &mnt]);
+    assert_eq!(code, 0, "{text}");
+    // Others take it away, which shows when it is next opened.
+    fs::remove_file(site.path("backing/changed")).unwrap();
+    let (removed, changed) = (site.path("mnt/removed"), site.path("mnt/changed"));
+    let removing = std::thread::spawn(move || fs::remove_file(removed));
+    std::thread::sleep(Duration::from_millis(500));
+    std::thread::spawn(move || fs::read(changed));
+    let waits = || notice_waits(site.daemon());
+    assert!(wait_for(Duration::from_secs(10), waits), "no notice waits");
+    removing
+}
+
+/// Whether what sends the notices of a daemon waits in the kernel and can't be interrupted.
+fn notice_waits(daemon: i32) -> bool {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let stat = |path: String| fs::read_to_string(path).unwrap_or_default();
+    let own = pids.filter(|pid| {
+        let parent = stat(format!("/proc/{pid}/stat"));
+        let parent = parent.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1));
+        *pid == daemon || parent == Some(&daemon.to_string())
+    });
+    let threads =
+        own.flat_map(|pid| fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten());
+    threads.flatten().any(|thread| {
+        let stat = stat(thread.path().join("stat").display().to_string());
+        let sends = stat.contains("(fuse-notify)") || stat.contains("(forebay-notices)");
+        sends && stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('D'))
+    })
+}
+
+#[test]
+fn daemon_when_killed_while_a_notice_waits_in_the_kernel_then_the_next_serves_on() {
+    if !can_mount() || Site::new().run(&["debug", "failpoints"]).1.is_empty() {
+        return;
+    }
+    let site = Site::new();
+    let removing = waiting_notice(&site, &[]);
+    let daemon = site.daemon();
+    kill(daemon);
+    next_daemon(&site, daemon);
+    removing.join().unwrap().unwrap();
+    assert!(!site.path("mnt/removed").exists());
+    site.umount();
+    assert!(!site.path("backing/removed").exists());
+}
+
+#[test]
+fn daemon_alone_when_killed_while_a_notice_waits_in_the_kernel_then_programs_get_errors() {
+    if !can_mount() || Site::new().run(&["debug", "failpoints"]).1.is_empty() {
+        return;
+    }
+    let site = Site::new();
+    let removing = waiting_notice(&site, &["--no-supervisor"]);
+    kill(site.daemon());
+    assert!(wait_for(Duration::from_secs(20), || removing.is_finished()), "it waits for ever");
+    assert!(removing.join().unwrap().is_err());
+    site.mount(&["--no-supervisor"]);
+    site.umount();
+}
+
 #[test]
 fn upgrade_when_the_supervisor_is_dead_then_the_mount_goes_on_without_one() {
     if !can_mount() {

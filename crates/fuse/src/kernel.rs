@@ -2,13 +2,13 @@
 //!
 //! A registration for passthrough is a plain system call. A notification is not: it takes locks
 //! in the kernel that a client may hold whose request waits for one of our threads. So all of them
-//! are sent by a thread of their own.
+//! are sent by a thread of their own, by way of a process of their own ([`send_notices_by`]).
 
 use std::io;
-use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -19,6 +19,20 @@ use parking_lot::Mutex;
 use rustix::thread::CapabilitySet;
 
 use crate::ledger::Ledger;
+
+/// Starts a process that sends notices by a connection; where they are to be sent to.
+type StartCourier = Box<dyn Fn(BorrowedFd<'_>) -> io::Result<OwnedFd> + Send + Sync>;
+
+/// How one is started for the mount of this process.
+static COURIER: OnceLock<StartCourier> = OnceLock::new();
+
+/// Has notices sent by a process that `start` makes for a connection: one that waits in the kernel can't
+/// be ended, and a process of which a thread waits so does not end either. It answers each message with
+/// an errno. Without it, and once it is gone, a thread of this process sends them.
+pub fn send_notices_by(start: StartCourier) {
+    // A daemon that takes a mount back which it has given away starts it as before.
+    drop(COURIER.set(start));
+}
 
 /// Notifications that may wait to be sent.
 const QUEUE: usize = 16 << 10;
@@ -64,8 +78,16 @@ impl Notifier {
         let (notices, queue) = sync_channel(QUEUE);
         let overflowed = Arc::new(AtomicBool::new(false));
         let unsent = Arc::new(AtomicUsize::new(0));
+        let courier = COURIER.get().map(|start| start(connection.as_fd())).transpose();
+        let courier = courier.unwrap_or_else(|error| {
+            tracing::warn!(%error, "if this daemon is killed at a bad moment, no other takes its place");
+            None
+        });
         let sender = Sender {
-            connection: connection.clone(),
+            connection: match courier {
+                Some(courier) => connection.by_courier(courier),
+                None => connection.clone(),
+            },
             unsent: unsent.clone(),
             overflowed: overflowed.clone(),
         };

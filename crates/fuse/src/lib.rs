@@ -28,6 +28,7 @@ pub use errno::errno;
 pub use fusewire::Transport;
 pub use hand_over::{STATE_VERSION, State, StateError};
 pub use in_request::{die_of_panics, is_in_request};
+pub use kernel::send_notices_by;
 pub use ledger::{Before, Call, Ledger};
 pub use mount::{Keeper, MountOptions, Mounted, Takeover, adopt, mount};
 pub use names::operation_name;

@@ -5,6 +5,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
+use rustix::net::{RecvFlags, SendFlags};
+
 use crate::abi::{self, Wire, notify};
 use crate::buffer::{Buffer, PAGE, Pool};
 use crate::flags::Features;
@@ -21,7 +24,44 @@ pub(crate) const REQUEST_START: usize =
 
 /// A handle on the live connection; cheap to clone, usable from any thread.
 #[derive(Clone)]
-pub struct Connection(Arc<Inner>);
+pub struct Connection(Arc<Inner>, Option<Arc<Courier>>);
+
+/// Another process that writes notifications to the device.
+struct Courier {
+    /// Takes a message, answers with an errno.
+    socket: Mutex<OwnedFd>,
+    gone: AtomicBool,
+}
+
+impl Courier {
+    /// What became of a message; `None` if there is nobody who would send it.
+    fn send(&self, message: &[u8]) -> Option<io::Result<()>> {
+        if self.gone.load(Ordering::Acquire) {
+            return None;
+        }
+        let socket = self.socket.lock();
+        let mut errno = [0; 4];
+        let sent = rustix::net::send(&*socket, message, SendFlags::NOSIGNAL);
+        let answered = sent.and_then(|_| {
+            loop {
+                match rustix::net::recv(&*socket, &mut errno, RecvFlags::empty()) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    other => break other,
+                }
+            }
+        });
+        match answered {
+            Ok((4, _)) => match i32::from_ne_bytes(errno) {
+                0 => Some(Ok(())),
+                errno => Some(Err(io::Error::from_raw_os_error(errno))),
+            },
+            _ => {
+                self.gone.store(true, Ordering::Release);
+                None
+            }
+        }
+    }
+}
 
 struct Inner {
     device: OwnedFd,
@@ -40,7 +80,7 @@ struct Inner {
 impl Connection {
     pub(crate) fn new(device: OwnedFd, negotiated: Negotiated, retain: usize) -> Self {
         let large = Pool::new(PAGE, negotiated.max_write as usize + HEADROOM, retain);
-        Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             device,
             in_flight: InFlight::default(),
             small: Pool::new(0, SMALL, 1024),
@@ -53,7 +93,18 @@ impl Connection {
             fallen_back: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             behind: AtomicUsize::new(0),
-        }))
+        });
+        Self(inner, None)
+    }
+
+    /// The same connection, whose notifications are written to the device by another process: each goes
+    /// to `socket` (of the kind that keeps messages apart), which answers with an errno in 4 bytes, 0 for
+    /// success. A thread that waits in the kernel for a lock can't be ended, and keeps its process from
+    /// ending. Once nobody is at the other end they are written here.
+    #[must_use]
+    pub fn by_courier(&self, socket: OwnedFd) -> Self {
+        let courier = Courier { socket: Mutex::new(socket), gone: AtomicBool::new(false) };
+        Self(self.0.clone(), Some(Arc::new(courier)))
     }
 
     /// What was agreed at INIT; without io_uring if the kernel refused the rings after that.
@@ -184,6 +235,16 @@ impl Connection {
     }
 
     fn notify(&self, code: i32, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        if let Some(courier) = &self.1 {
+            let body: usize = parts.iter().map(|part| part.len()).sum();
+            let len = u32::try_from(size_of::<abi::OutHeader>() + body).unwrap_or(u32::MAX);
+            let header = abi::OutHeader { len, error: code, unique: 0 };
+            let mut message = header.as_bytes().to_vec();
+            parts.iter().for_each(|part| message.extend_from_slice(part));
+            if let Some(sent) = courier.send(&message) {
+                return sent;
+            }
+        }
         self.send(0, code, parts)
     }
 

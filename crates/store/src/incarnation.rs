@@ -235,3 +235,95 @@ fn start_of(name: &OsStr, owner: &str) -> Option<u64> {
 pub(crate) fn is_kept(name: &OsStr, kind: FileKind) -> bool {
     kind == FileKind::Directory && name.as_encoded_bytes().starts_with(REMOVED.as_bytes())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backing::{Commit, Expect};
+
+    fn node(dir: &tempfile::TempDir, owner: &str) -> DirBacking {
+        let store = DirBacking::open(dir.path(), owner).expect("opened");
+        store.act_as(1).expect("made");
+        store
+    }
+
+    fn temporary(store: &DirBacking, ino: u64, bytes: &[u8]) -> Temporary {
+        let made = store.make_temporary(ino).expect("made");
+        made.file.write_at(bytes, 0).expect("written");
+        made
+    }
+
+    fn is_stale<T>(done: Result<T>) -> bool {
+        done.is_err_and(|error| error.errno() == libc::ESTALE)
+    }
+
+    fn left(dir: &tempfile::TempDir) -> Vec<String> {
+        let found = std::fs::read_dir(dir.path().join(".forebay/nodes")).expect("listed");
+        found.map(|entry| entry.expect("").file_name().to_string_lossy().into()).collect()
+    }
+
+    #[test]
+    fn node_when_shut_out_then_nothing_of_it_is_published_or_removed_any_more() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (one, two) = (node(&dir, "one"), node(&dir, "two"));
+        let (root, name) = (one.root(), OsStr::new("f"));
+        let made = one.commit(&mut temporary(&one, 7, b"first"), &root, name, Expect::Absent);
+        let Ok(Commit::Done(version)) = made else { panic!("{made:?}") };
+        let mut newer = temporary(&one, 7, b"late");
+        let mut new = temporary(&one, 8, b"late");
+        let mut spill = one.make_spill(9).expect("made");
+        spill.file.write_at(b"the only copy", 0).expect("written");
+        two.shut_out("one", Some(1)).expect("shut out");
+        assert!(is_stale(one.commit(&mut newer, &root, name, Expect::Version(version))));
+        assert!(is_stale(one.commit(&mut new, &root, OsStr::new("g"), Expect::Absent)));
+        assert!(is_stale(one.commit(&mut spill, &root, OsStr::new("h"), Expect::Absent)));
+        assert!(is_stale(one.unlink(&root, name)));
+        assert!(is_stale(one.make_temporary(10)));
+        assert!(one.is_shut_out() && !two.is_shut_out());
+        assert_eq!(std::fs::read(dir.path().join("f")).expect("there"), b"first");
+        let names = std::fs::read_dir(dir.path()).expect("listed").count();
+        assert_eq!(names, 2, "the file and the private area");
+        // If it counts after all, it goes on, with what only it has.
+        one.act_as(1).expect("made");
+        let mut spill = one.find_spill(9).expect("looked").expect("there");
+        let done = one.commit(&mut spill, &root, OsStr::new("h"), Expect::Absent);
+        assert!(matches!(done, Ok(Commit::Done(_))), "{done:?}");
+        assert_eq!(std::fs::read(dir.path().join("h")).expect("there"), b"the only copy");
+        one.unlink(&root, name).expect("removed");
+        assert!(!dir.path().join("f").exists());
+        assert_eq!(left(&dir).len(), 2);
+        one.tidy().expect("tidied");
+        two.tidy().expect("tidied");
+        assert!(!dir.path().join(".forebay/nodes").exists());
+    }
+
+    #[test]
+    fn spill_file_when_its_node_is_shut_out_in_the_middle_then_it_is_back_in_its_place() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (one, two) = (node(&dir, "one"), node(&dir, "two"));
+        let mut spill = one.make_spill(9).expect("made");
+        spill.file.write_at(b"the only copy", 0).expect("written");
+        one.spill_to_own(&mut spill).expect("moved");
+        let place = dir.path().join(".forebay/spill/one.9");
+        assert!(!place.exists());
+        two.shut_out("one", Some(0)).expect("nobody");
+        assert!(!place.exists(), "a later start");
+        assert_eq!(two.shut_out("one", Some(1)).expect("shut out").spills, [9]);
+        assert_eq!(std::fs::read(place).expect("there"), b"the only copy");
+        assert_eq!(left(&dir).len(), 1);
+    }
+
+    #[test]
+    fn name_when_it_is_a_directory_then_a_node_removes_nothing() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let one = node(&dir, "one");
+        std::fs::create_dir(dir.path().join("d")).expect("made");
+        std::fs::write(dir.path().join("d/file"), b"kept").expect("written");
+        let error = one.unlink(&one.root(), OsStr::new("d")).expect_err("a directory");
+        assert_eq!(error.errno(), libc::EISDIR);
+        assert_eq!(std::fs::read(dir.path().join("d/file")).expect("there"), b"kept");
+        let missing = one.unlink(&one.root(), OsStr::new("nothing")).expect_err("not there");
+        assert_eq!(missing.errno(), libc::ENOENT);
+        assert!(!one.is_shut_out());
+    }
+}

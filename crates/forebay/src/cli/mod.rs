@@ -95,6 +95,15 @@ pub enum Command {
     /// The daemon that `mount` leaves behind
     #[command(hide = true)]
     Daemon(DaemonArgs),
+    /// Sends notices of a daemon to the kernel
+    #[command(hide = true)]
+    Notices {
+        /// The mount point.
+        mountpoint: PathBuf,
+        /// Another daemon takes the place of this one when it dies.
+        #[arg(long)]
+        kept: bool,
+    },
     /// Print completions for a shell
     #[command(hide = true)]
     Completions {

@@ -26,7 +26,7 @@ use crate::config::MountConfig;
 use crate::control::{Client, Request, mount_id, runtime_dir};
 use crate::engine::Engine;
 use crate::error::{Error, Exit};
-use crate::{daemon, mountinfo, top};
+use crate::{courier, daemon, mountinfo, top};
 
 /// Runs one command line, the first argument being the name of the program, and returns the exit
 /// code. Errors are printed on standard error.
@@ -78,6 +78,7 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Config(ConfigCommand::Show(args)) => mount::show(&args, engine).map(|()| ok),
         Command::Debug(command) => debug(command, engine).map(|()| ok),
         Command::Daemon(args) => daemon::run(&args, engine).map(|()| ok),
+        Command::Notices { mountpoint, kept } => courier::run(&mountpoint, kept).map(|()| ok),
         Command::Completions { shell } => {
             let mut out = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "forebay", &mut out);

@@ -57,6 +57,7 @@ impl Engine for NodeEngine {
         let sizes = tier_sizes(config)?;
         let node = Node::start(node_config).map_err(|error| convert::control_error(&error))?;
         let options = mount_options(config);
+        send_notices(config, keeper.is_some());
         match forebay_fuse::mount(node.clone(), &config.mountpoint, &options, keeper) {
             Ok(front) => Ok(NodeMount::served(config, sizes, node, front)),
             Err(error) => {
@@ -161,6 +162,7 @@ fn go_on(
         .map_err(|error| convert::control_error(&error))?;
     tracing::info!(us = since.elapsed().as_micros(), "state and tiers opened");
     let options = mount_options(config);
+    send_notices(config, keeper.is_some());
     match forebay_fuse::adopt(node.clone(), &config.mountpoint, takeover, &options, keeper) {
         Ok(front) => Ok(NodeMount::served(config, sizes, node, front)),
         Err(error) => {
@@ -168,6 +170,15 @@ fn go_on(
             Err(convert::mount_error(&error))
         }
     }
+}
+
+/// Notices are sent by a process of their own. `kept`: another daemon takes the place of this one when it
+/// dies.
+fn send_notices(config: &MountConfig, kept: bool) {
+    let mountpoint = config.mountpoint.clone();
+    forebay_fuse::send_notices_by(Box::new(move |device| {
+        forebay::courier::start(device, &mountpoint, kept)
+    }));
 }
 
 fn tier_sizes(config: &MountConfig) -> ControlResult<Vec<u64>> {

@@ -312,6 +312,7 @@ impl Node {
             before = self.stat(&unlinked.record);
         }
         self.after_removal(before, &unlinked);
+        fail::fail_point!("node.unlink.done");
         Ok(())
     }
 
