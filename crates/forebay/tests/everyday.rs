@@ -3,10 +3,11 @@
 mod site;
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::process::Stdio;
+use std::time::{Duration, Instant, SystemTime};
 
 use site::{NOBODY, Site, can_mount, outcome};
 
@@ -109,4 +110,32 @@ fn plain_users_when_the_daemon_or_the_device_is_not_found_then_are_told_what_to_
     assert!(text.contains("without the variable: 3"), "{text}");
     assert!(text.contains("its daemon is alive") && !text.contains("dead"), "{text}");
     assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"text\n");
+}
+
+#[test]
+fn umount_when_another_mount_namespace_has_the_mount_then_says_who_keeps_the_daemon() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&[]);
+    fs::write(site.path("mnt/file"), b"written back").unwrap();
+    let mut other = site.command("unshare");
+    other.args(["-m", "--propagation", "private", "sh", "-c", "echo ready; read end"]);
+    let mut other = other.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut ready = [0; 6];
+    other.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+    let (code, text) = site.run(&["umount", &site.text("mnt")]);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("other mount namespaces") && text.contains("(sh)"), "{text}");
+    assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"written back");
+    drop(other.stdin.take());
+    other.wait().unwrap();
+    // Nothing keeps it any more.
+    let until = Instant::now() + Duration::from_secs(30);
+    while site.mount_with(&[]).0 != 0 {
+        assert!(Instant::now() < until, "the daemon does not end");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    site.umount();
 }

@@ -300,9 +300,9 @@ impl Node {
         {
             return Ok(None);
         }
-        if self.changes_first(place) {
+        if self.needs_rest_below(place) {
             context.wait()?;
-            self.check_before_change(file, &residence, place)?;
+            self.check_rest_below(file, &residence, place)?;
         }
         self.write_placed(file, place, offset, data)
     }

@@ -71,11 +71,18 @@ impl Node {
             }
         };
         let how = Use { flags, face, uid: context.uid };
+        let open_here = |record: &Arc<Record>| {
+            self.match_version(context, &file, record)
+                .and_then(|()| self.open_known(context, &file, self.as_seen_here(record), how))
+        };
         let opened = match &right {
             Right::Through(owner) => self.open_through(context, &file, *owner, how),
-            _ => self
-                .match_version(context, &file, &record)
-                .and_then(|()| self.open_known(context, &file, self.as_seen_here(&record), how)),
+            _ => match open_here(&record) {
+                Err(error) if self.takes_newer_version(&file, &error) => {
+                    self.meta.get_settled(ino).map_err(Into::into).and_then(|now| open_here(&now))
+                }
+                opened => opened,
+            },
         };
         self.keep_hold(right, &opened, flags);
         drop(in_use);
@@ -99,6 +106,9 @@ impl Node {
             context.wait()?;
             self.leave_failed_tier(file)?;
         }
+        if how.flags & libc::O_TRUNC == 0 {
+            self.look_at_rest(context, file)?;
+        }
         // Who is refused one more open file has not emptied it.
         let share = self.handles.shares.take(how.uid)?;
         if how.flags & libc::O_TRUNC != 0 {
@@ -120,6 +130,23 @@ impl Node {
             })?;
         }
         Ok(opened)
+    }
+
+    /// Before an open of a file of which only a part is here: whether the rest goes with it.
+    fn look_at_rest(&self, context: &Context, file: &FileRef) -> Result<()> {
+        let partly = |residence: &Residence| {
+            residence.place.as_ref().is_some_and(|place| self.needs_rest_below(place))
+        };
+        self.load(context, file)?;
+        if !partly(&*file.residence_for(context)?) {
+            return Ok(());
+        }
+        context.wait()?;
+        let residence = file.residence.read();
+        match &residence.place {
+            Some(place) => self.check_rest_below(file, &residence, place),
+            None => Ok(()),
+        }
     }
 
     /// Whether an open of a file whose writes nobody will see has to wait for its tier's device.

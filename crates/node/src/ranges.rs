@@ -131,7 +131,7 @@ impl Node {
         };
         let len = place.object.len()?;
         let to = if keep { end.min(len) } else { end };
-        self.check_before_change(file, &residence, place)?;
+        self.check_rest_below(file, &residence, place)?;
         if place.presence.is_some() && !self.fetch_edges(file, &residence, place, offset, to)? {
             return Err(NodeError::Posix(Errno::OPNOTSUPP));
         }

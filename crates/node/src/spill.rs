@@ -123,7 +123,7 @@ impl Node {
             if let Some(place) = &residence.place {
                 // Charges of writes that were repeated go, for nobody else writes now.
                 self.true_up(file, place)?;
-                self.check_before_change(file, &residence, place)?;
+                self.check_rest_below(file, &residence, place)?;
                 if self.fetch_edges(file, &residence, place, offset, end)?
                     && let Some(written) = self.write_exclusively(file, place, offset, data)?
                 {

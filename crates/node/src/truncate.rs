@@ -69,7 +69,7 @@ impl Node {
         let needs_base = {
             let residence = file.residence.read();
             let waits =
-                |place: &Place| Self::needs_sync_to_change(place) || self.changes_first(place);
+                |place: &Place| Self::needs_sync_to_change(place) || self.needs_rest_below(place);
             if size > 0 && residence.place.as_ref().is_some_and(waits) {
                 context.wait()?;
             }
@@ -93,7 +93,7 @@ impl Node {
                 self.empty(file, &mut residence)?;
             } else {
                 if let Some(place) = &residence.place {
-                    self.check_before_change(file, &residence, place)?;
+                    self.check_rest_below(file, &residence, place)?;
                 }
                 self.resize(file, &mut residence, size)?;
             }

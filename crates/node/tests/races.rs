@@ -309,39 +309,6 @@ fn truncation_that_is_noted_after_a_newer_write_was_published_then_the_file_has_
     }
 }
 
-#[test]
-fn object_that_goes_to_a_spill_file_with_an_error_after_the_deed_then_nothing_written_later_is_lost()
- {
-    let _one = ONE.lock();
-    let mut rig = Rig::small(MIB);
-    let mut content = noise(9, 400 * KIB);
-    let fh = rig.create("file");
-    rig.write(fh, 0, &content);
-    let filler = rig.create("filler");
-    let mut at = 0;
-    // Until nothing is left, not even for a map.
-    while rig.used() < MIB {
-        rig.write(filler, at, &noise(at, 4 * KIB));
-        at += 4 * KIB;
-    }
-    fail::cfg("store.remove.before_map", "1*return->off").unwrap();
-    let more = noise(10, 300 * KIB);
-    let grown = rig.node().write(&CONTEXT, fh, 400 * KIB, &more);
-    fail::remove("store.remove.before_map");
-    if grown.is_ok() {
-        content.extend(&more);
-    }
-    content[1000..1010].copy_from_slice(b"newer data");
-    rig.write(fh, 1000, b"newer data");
-    rig.node().fsync(&CONTEXT, fh, false).unwrap();
-    same(&rig.read_all(fh)[..400 << 10], &content[..400 << 10], "while it is open");
-    rig.crash();
-    rig.start();
-    same(&rig.get("file")[..400 << 10], &content[..400 << 10], "after the start");
-    rig.drain();
-    same(&rig.plain("file")[..400 << 10], &content[..400 << 10], "in the backing store");
-}
-
 /// Has a worker move a file on, from `0` to `1` and so forth, whenever a file is about to be opened
 /// in the backing store, some times.
 #[derive(Default)]

@@ -21,6 +21,9 @@ const GRACE: Duration = Duration::from_secs(5);
 /// How long unmounting and the daemon's end may take after the drain, each.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
+/// After this long it is looked whether others still have the mount.
+const OTHERS_LIMIT: Duration = Duration::from_secs(2);
+
 /// Unmounts.
 pub fn run(args: &UmountArgs) -> Result<(), Error> {
     let path = mountinfo::resolve(&args.mountpoint)
@@ -100,6 +103,8 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
             ));
         }
     }
+    let mounts = mountinfo::read().unwrap_or_default();
+    let device = mountinfo::at(&mounts, client.mountpoint()).map(|mount| mount.device.clone());
     let how = if args.detach { Shutdown::Detach } else { Shutdown::IfIdle };
     match client.order(Request::Shutdown { how }, end_limit(began, args)) {
         Err(Error::Control(error)) if error.kind == ErrorKind::Busy => {
@@ -110,9 +115,27 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
         Err(error) => return Err(error),
     }
     match daemon {
-        Some(Ok(daemon)) => wait_for_end(&daemon, end_limit(began, args)),
+        Some(Ok(daemon)) => wait_for_end(&daemon, device.as_deref(), end_limit(began, args)),
         _ => Ok(()),
     }
+}
+
+/// Some of the processes in whose mount namespaces the file system of a mount still is.
+fn in_other_namespaces(device: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let dir = process.path();
+        let Ok(text) = fs::read(dir.join("mountinfo")) else { continue };
+        let mounts = mountinfo::parse(&text);
+        if mounts.iter().any(|mount| mount.is_forebay() && mount.device == device) {
+            let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+            found.push(format!("{} ({})", process.file_name().display(), name.trim()));
+        }
+        if found.len() == 8 {
+            break;
+        }
+    }
+    found
 }
 
 fn drain(client: &mut Client, args: &UmountArgs) -> Result<Outcome, Error> {
@@ -167,13 +190,30 @@ fn holders(mountpoint: &Path) -> Vec<String> {
     found
 }
 
-fn wait_for_end(daemon: &impl std::os::fd::AsFd, limit: Duration) -> Result<(), Error> {
+fn wait_for_end(
+    daemon: &impl std::os::fd::AsFd,
+    device: Option<&str>,
+    limit: Duration,
+) -> Result<(), Error> {
     let deadline = Instant::now() + limit;
+    let began = Instant::now();
     loop {
+        let others = match device.filter(|_| began.elapsed() >= OTHERS_LIMIT) {
+            Some(device) => in_other_namespaces(device),
+            None => Vec::new(),
+        };
+        if !others.is_empty() {
+            return Err(Error::Failed(format!(
+                "unmounted here, but the mount is still there in other mount namespaces, as of containers or services, and its daemon serves it on until they have unmounted it or ended; some of who has it: {}",
+                others.join(", ")
+            )));
+        }
         let left = deadline.saturating_duration_since(Instant::now());
         let mut polled = [PollFd::new(daemon, PollFlags::IN)];
+        let left = left.min(OTHERS_LIMIT);
         let limit = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         match rustix::event::poll(&mut polled, Some(&limit)) {
+            Ok(0) if Instant::now() < deadline => {}
             Ok(0) => {
                 return Err(Error::NotDrained(
                     "unmounted, but the daemon has not ended yet: it waits for the backing store; see its log. What it could not write waits on the tiers for the next mount".into(),

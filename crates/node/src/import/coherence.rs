@@ -67,8 +67,9 @@ impl Node {
         Err(Errno::STALE.into())
     }
 
-    /// Whether a change is the first one of a file of which only a part is here.
-    pub(crate) fn changes_first(&self, place: &Place) -> bool {
+    /// Whether only a part of a file is here, unchanged, so that the rest is below, where others may have
+    /// put another version.
+    pub(crate) fn needs_rest_below(&self, place: &Place) -> bool {
         place.presence.is_some()
             && !place.dirty.load(Ordering::Acquire)
             && !self.is_clustered()
@@ -76,19 +77,20 @@ impl Node {
             && !self.imports.health.is_unresponsive()
     }
 
-    /// Before the first change of a file of which only a part is here: the rest must be of the same
-    /// version, or what is written would be a change of one that never was.
+    /// Before an open, and before the first change, of a file of which only a part is here: the rest must
+    /// be of the same version, or what is read, or written back, would be one that never was. What is
+    /// opened for it stays so as long as the file is in use, whatever others put under its name.
     ///
     /// # Errors
     /// As [`Node::check_known_version`].
-    pub(crate) fn check_before_change(
+    pub(crate) fn check_rest_below(
         &self,
         file: &File,
         residence: &Residence,
         place: &Place,
     ) -> Result<()> {
         let Base::Backing(opened) = &residence.base else { return Ok(()) };
-        if !self.changes_first(place) {
+        if !self.needs_rest_below(place) {
             return Ok(());
         }
         let checked = self
