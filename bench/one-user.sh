@@ -95,7 +95,7 @@ while taken < 1000:
     os.setxattr('attrs', f'user.{taken}', b'x' * 65000); taken += 1"
 hold "locked ranges" "
 f = os.open('locked', os.O_RDWR | os.O_CREAT)
-while taken < 30000:
+while taken < 3000:
     fcntl.lockf(f, fcntl.LOCK_EX, 1, 2 * taken); taken += 1"
 hold "names" "
 os.makedirs('names')

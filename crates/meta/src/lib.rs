@@ -32,7 +32,7 @@ pub use store::{
     Accessed, Answer, CopiesMade, Counts, Entry, EntryPlus, Estate, Found, LeaveOrder, Mail,
     Member, MetaStore, Moment, NewInode, NodeName, Options, Owned, Ownership, Queue, Refreshed,
     RenameFlags, Renamed, Report, Right, RoundTrips, Times, Unlinked, Vanished, Violation, Wish,
-    XattrFlags,
+    XattrFlags, Xattrs,
 };
 pub use types::{
     Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Record, Seq,

@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 use crate::keys;
 use crate::types::{Ino, Record, Timestamp, XattrState};
 
+/// Extended attributes of an inode: names and values.
+pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
 impl MetaStore {
     /// Changes attributes and flags, bumps `change`, sets ctime if `now` is given. Number, type,
     /// names, link count, orphan mark and place in the backlog can't be changed.
@@ -219,7 +222,7 @@ impl MetaStore {
     ///
     /// # Errors
     /// If the engine fails.
-    pub fn xattrs_import(&self, found: &[(Ino, Vec<(Vec<u8>, Vec<u8>)>)]) -> Result<()> {
+    pub fn xattrs_import(&self, found: &[(Ino, Xattrs)]) -> Result<()> {
         let inos: Vec<Ino> = found.iter().map(|(ino, _)| *ino).collect();
         self.retry(|| {
             let _locked = self.lock(&inos);

@@ -31,6 +31,7 @@ use quick_cache::sync::Cache;
 use smallvec::SmallVec;
 
 pub use api::*;
+pub use attrs::Xattrs;
 pub use changes::Moment;
 pub use copies::CopiesMade;
 pub use estate::{Estate, LeaveOrder, Owned};

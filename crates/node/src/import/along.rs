@@ -8,10 +8,9 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Ino, Record, XattrState};
+use forebay_meta::{Ino, Record, XattrState, Xattrs};
 use parking_lot::Mutex;
 
-use super::Xattrs;
 use crate::error::Result;
 use crate::node::Node;
 

@@ -18,7 +18,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{Attr, Found, Ino, Link, Record, XattrState};
+use forebay_meta::{Attr, Found, Ino, Link, Record, XattrState, Xattrs};
 use forebay_store::backing::is_reserved;
 use forebay_store::{Attributes, Dir, ErrorClass, StoreError};
 use rustix::io::Errno;
@@ -49,9 +49,6 @@ pub struct Imports {
     /// Extended attributes that are read ahead along listings.
     along: along::Along,
 }
-
-/// Extended attributes: names and values.
-type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A backing store that has not answered for this long is not asked about freshness.
 const UNRESPONSIVE: Duration = Duration::from_millis(1500);
