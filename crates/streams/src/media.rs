@@ -1,13 +1,15 @@
 //! Files that are streamed: opened safely below a root, by direct I/O where the store allows it.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::model::{Extent, Layout};
-use rustix::fs::{Advice, Mode, OFlags, ResolveFlags, fadvise, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{Advice, FileType, Mode, OFlags, ResolveFlags, fadvise, fcntl_getfl, fcntl_setfl};
 use serde::{Deserialize, Serialize};
 
 use crate::pool::ALIGNMENT;
@@ -42,6 +44,11 @@ impl FileKey {
         self.size
     }
 
+    /// When it was last modified, in whole seconds since 1970.
+    pub fn modified_s(&self) -> i64 {
+        i64::try_from(self.modified_ns.div_euclid(1_000_000_000)).unwrap_or(0)
+    }
+
     /// A number that differs for different versions, as far as 64 bits can.
     pub fn version(&self) -> u64 {
         mix(self.spread() ^ self.modified_ns as u64)
@@ -58,6 +65,15 @@ fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
+}
+
+/// Something in a directory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Entry {
+    /// Its name.
+    pub name: OsString,
+    /// Bytes of a file; none of a directory.
+    pub bytes: Option<u64>,
 }
 
 /// The directory whose files may be streamed.
@@ -112,6 +128,57 @@ impl Library {
             Err(error) => return Err(error.into()),
         };
         if file.metadata()?.is_file() { Ok(file) } else { Err(outside()) }
+    }
+
+    /// Names in a directory below the root, which is the root itself if the path is empty, in order:
+    /// regular files and directories, but none that begins with a dot; `most` of them.
+    ///
+    /// # Errors
+    /// As [`Library::file`].
+    pub(crate) fn list(&self, relative: &Path, most: usize) -> io::Result<Vec<Entry>> {
+        let plain = relative.components().all(|part| matches!(part, Component::Normal(_)));
+        let at = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
+        if !plain {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let opened = match rustix::fs::openat2(&self.root, at, flags, Mode::empty(), resolve) {
+            Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM) => self.walk(relative, flags),
+            other => other,
+        };
+        let dir = opened.map_err(|error| match error {
+            rustix::io::Errno::XDEV | rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR => {
+                io::ErrorKind::NotFound.into()
+            }
+            error => io::Error::from(error),
+        })?;
+        let mut entries = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&dir)? {
+            let entry = entry?;
+            let name = OsStr::from_bytes(entry.file_name().to_bytes()).to_owned();
+            if name.as_bytes().starts_with(b".") {
+                continue;
+            }
+            let no_follow = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+            let Ok(stat) = rustix::fs::statat(&dir, &name, no_follow) else { continue };
+            let bytes = match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile => Some(stat.st_size as u64),
+                FileType::Directory => None,
+                // What it leads to, if that is a file of the library.
+                FileType::Symlink => match self.file(&relative.join(&name)) {
+                    Ok(file) => Some(file.metadata()?.len()),
+                    Err(_) => continue,
+                },
+                _ => continue,
+            };
+            entries.push(Entry { name, bytes });
+            if entries.len() >= most {
+                break;
+            }
+        }
+        entries.sort_unstable();
+        Ok(entries)
     }
 
     /// Opens name by name, following no symbolic link.

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_streams::http::Limits;
+use forebay_streams::http::{Limits, Origins};
 use support::*;
 
 #[test]
@@ -46,6 +46,76 @@ fn ranges_when_asked_for_then_the_right_bytes_and_headers() {
     assert_eq!(get(address, "/a.mp4?rate=80M", fields).status, 200);
     let fields = format!("If-None-Match: \"x\", {tag}\r\n");
     assert_eq!(get(address, "/a.mp4", &fields).status, 304);
+}
+
+#[test]
+fn dates_when_asked_by_then_as_the_tags_and_tags_come_first() {
+    let site = site("ssd", 16 << 20, open(), &[("a.mp4", 100_000)]);
+    let address = site.server.address();
+    let path = site.service.library().path().join("a.mp4");
+    let modified = std::time::UNIX_EPOCH + Duration::from_millis(784_111_777_500);
+    std::fs::File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
+    let whole = get(address, "/a.mp4?rate=80M", "");
+    let date = "Sun, 06 Nov 1994 08:49:37 GMT";
+    assert_eq!(whole.field("last-modified"), Some(date));
+    let status = |fields: &str| get(address, "/a.mp4?rate=80M", fields).status;
+    let since = |date: &str| format!("If-Modified-Since: {date}\r\n");
+    assert_eq!(status(&since(date)), 304);
+    assert_eq!(status(&since("Sun, 06 Nov 1994 08:49:36 GMT")), 200);
+    assert_eq!(status(&since("yesterday")), 200);
+    assert_eq!(status(&(since(date) + "If-None-Match: \"x\"\r\n")), 200, "the tag counts");
+    let range = |version: &str| format!("Range: bytes=0-4\r\nIf-Range: {version}\r\n");
+    assert_eq!(status(&range(date)), 206);
+    assert_eq!(status(&range("Sun, 06 Nov 1994 08:49:38 GMT")), 200, "only the very same");
+}
+
+#[test]
+fn page_of_another_origin_when_it_asks_before_it_asks_then_told_what_it_may() {
+    let origins = Origins::new(&["https://films.example".to_owned()]).unwrap();
+    let site = site("ssd", 16 << 20, Limits { origins, ..open() }, &[("a.mp4", 1000)]);
+    let send = |method: &str, target: &str, fields: &str| {
+        let mut stream = connect(site.server.address());
+        write!(stream, "{method} {target} HTTP/1.1\r\nHost: x\r\n{fields}\r\n").unwrap();
+        receive(&mut stream)
+    };
+    let page = "Origin: https://films.example\r\nAccess-Control-Request-Method: GET\r\n\
+        Access-Control-Request-Headers: range, authorization\r\n";
+    let before = send("OPTIONS", "/a.mp4", page);
+    assert_eq!((before.status, before.field("allow")), (204, Some("GET, HEAD, OPTIONS")));
+    assert_eq!(before.field("access-control-allow-origin"), Some("https://films.example"));
+    let fields = before.field("access-control-allow-headers").unwrap();
+    assert!(fields.contains("Range") && fields.contains("Authorization"), "{fields}");
+    for target in ["/a.mp4?rate=80M", "/none"] {
+        let answer = send("GET", target, "Origin: https://films.example\r\n");
+        let allowed = answer.field("access-control-allow-origin");
+        assert_eq!(allowed, Some("https://films.example"), "also of an error: {target}");
+        assert!(answer.field("access-control-expose-headers").unwrap().contains("Retry-After"));
+    }
+    let other = send("GET", "/a.mp4?rate=80M", "Origin: https://evil.example\r\n");
+    assert_eq!((other.status, other.field("access-control-allow-origin")), (200, None));
+    let post = send("POST", "/a.mp4", "Content-Length: 0\r\n");
+    assert_eq!((post.status, post.field("allow")), (405, Some("GET, HEAD, OPTIONS")));
+}
+
+#[test]
+fn directory_when_its_index_is_asked_for_then_its_names_and_nothing_hidden_or_outside() {
+    let files = [("b & c.mp4", 10), (".hidden", 10), ("sub dir/d.mp4", 7)];
+    let site = site("ssd", 16 << 20, Limits { index: true, ..open() }, &files);
+    let address = site.server.address();
+    let page = get(address, "/?token=t", "");
+    assert_eq!(page.field("content-type"), Some("text/html; charset=utf-8"));
+    let text = String::from_utf8(page.body).unwrap();
+    assert!(text.contains("<a href=\"./b%20%26%20c.mp4?token=t\">b &amp; c.mp4</a> 10"), "{text}");
+    assert!(text.contains("<a href=\"./sub%20dir/?token=t\">sub dir/</a>"), "{text}");
+    assert!(!text.contains("hidden") && !text.contains("link"), "{text}");
+    let moved = get(address, "/sub%20dir?x=1", "");
+    assert_eq!((moved.status, moved.field("location")), (301, Some("/sub%20dir/?x=1")));
+    let list = get(address, "/sub%20dir/", "Accept: application/json\r\n");
+    let list: serde_json::Value = serde_json::from_slice(&list.body).unwrap();
+    assert_eq!(list, serde_json::json!([{"name": "d.mp4", "link": "d.mp4", "bytes": 7}]));
+    for outside in ["/../", "/%2e%2e/", "//", "/none/", "/sub%20dir/../../", "/b%20%26%20c.mp4/"] {
+        assert_eq!(get(address, outside, "").status, 404, "{outside}");
+    }
 }
 
 #[test]

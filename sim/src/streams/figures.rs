@@ -172,6 +172,23 @@ fn ring_most(args: &StreamsArgs, memory: f64, near: u64) -> Result<(u64, f64), S
     Ok((0, 0.0))
 }
 
+/// Fewer streams than the disk carries, if the memory is for fewer.
+fn within(memory: f64, streams: u64, blocks: f64, model: &Model) -> u64 {
+    streams.min((memory / (blocks * model.block())) as u64)
+}
+
+/// The most streams of GPMP in a memory, in the best number of groups.
+fn gpmp_within(model: &Model, memory: f64) -> u64 {
+    let streams = |k| within(memory, model.gpmp(k).streams, (k as f64 + 3.0) / 2.0, model);
+    (1..=24).map(streams).max().unwrap_or(0)
+}
+
+/// The same at its best round, of those of 0.1 to 8 s.
+pub(super) fn gpmp_most(rate: f64, memory: f64) -> u64 {
+    let model = |at| Model::new(&Disk::table_1(), Variant::default(), rate, f64::from(at) / 10.0);
+    (1..=80).map(|at| gpmp_within(&model(at), memory)).max().unwrap_or(0)
+}
+
 /// Figure 4: streams against memory on the disk of Table 1.
 ///
 /// # Errors
@@ -187,18 +204,12 @@ pub fn throughput(args: &StreamsArgs) -> Result<Table, SimError> {
         ["sweep", "sp", "gpmp", "ring"].map(|name| Line { name: name.into(), points: vec![] });
     for memory in [2e6, 4e6, 7e6, 12e6, 17e6, 24e6, 30e6, 40e6, 64e6] {
         let best = |streams: &dyn Fn(&Model) -> u64| models.iter().map(streams).max().unwrap_or(0);
-        let within = |streams: u64, blocks: f64, model: &Model| {
-            // Fewer streams than the disk carries, if the memory is for fewer.
-            streams.min((memory / (blocks * model.block())) as u64)
-        };
+        let within =
+            |streams: u64, blocks: f64, model: &Model| within(memory, streams, blocks, model);
         let sweep = best(&|model| within(model.sweep(), 2.0, model));
         // The same host memory; the disk's cache of 2 MB comes on top.
         let prefetch = best(&|m| within(m.sweep_and_prefetch(1, 2e6).streams, 2.0, m));
-        let gpmp = best(&|model| {
-            let groups =
-                (1..=24).map(|k| within(model.gpmp(k).streams, (k as f64 + 3.0) / 2.0, model));
-            groups.max().unwrap_or(0)
-        });
+        let gpmp = best(&|model| gpmp_within(model, memory));
         let (ring, cycle) = ring_most(args, memory, gpmp)?;
         eprintln!("{} MB: sweep {sweep}, sp {prefetch}, gpmp {gpmp}, ring {ring}", memory / 1e6);
         for (line, streams) in lines.iter_mut().zip([sweep, prefetch, gpmp, ring]) {

@@ -7,6 +7,7 @@
 //! - [`truth`]: whether admission tells the truth.
 //! - [`load`]: requests at random over hours.
 
+mod admitted;
 pub mod device;
 pub mod driver;
 pub mod figures;
@@ -58,6 +59,8 @@ pub enum Figure {
     Ring,
     /// What admission of the elastic ring admits and refuses: does it play, would it have?
     Truth,
+    /// How many streams are admitted in the memories of figure 4, beside GPMP, and whether they play
+    Admitted,
 }
 
 /// What to simulate.
@@ -102,7 +105,7 @@ pub struct StreamsArgs {
     /// Sweeps, for --figure ring
     #[arg(long, default_value_t = 4000)]
     pub sweeps: u64,
-    /// Placements of the files, for --figure ring and truth
+    /// Placements of the files, for --figure ring, truth and admitted
     #[arg(long, default_value_t = 5)]
     pub placements: u64,
     /// Bytes of memory
@@ -213,6 +216,7 @@ pub fn run_cli(args: &StreamsArgs, out: &mut dyn Write) -> Result<(), SimError> 
         Some(Figure::Startup) => figures::startup(args)?,
         Some(Figure::Gains) => figures::gains(),
         Some(Figure::Ring) => ring::table(args)?,
+        Some(Figure::Admitted) => admitted::table(args)?,
         Some(Figure::Truth) => truth::table(args, truth::LENGTH)?,
         None => load::table(args)?,
     };

@@ -93,6 +93,13 @@ pub struct StreamServeArgs {
     /// `?token=` [default: everybody]
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// Let pages of this origin read what is served, in a browser: https://films.example, or * for all;
+    /// may be given again [default: none]
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors: Vec<String>,
+    /// Show the names in directories
+    #[arg(long)]
+    pub index: bool,
     /// Where the rates that were found out are kept over restarts [default: $STATE_DIRECTORY,
     /// /var/lib/forebay for root, else ~/.local/state/forebay]
     #[arg(long, value_name = "DIR")]

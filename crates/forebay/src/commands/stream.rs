@@ -14,7 +14,7 @@ use std::time::Duration;
 use forebay_core::streams::admission::Assurance;
 use forebay_core::streams::profile::DeviceProfile;
 use forebay_streams::device::{self, Device, Emulated, Model};
-use forebay_streams::http::{ClientLimits, Limits, ProbeConfig, Server, Tokens};
+use forebay_streams::http::{ClientLimits, Limits, Origins, ProbeConfig, Server, Tokens};
 use forebay_streams::measure::{self, measure};
 use forebay_streams::{Service, ServiceConfig, Status, metrics};
 
@@ -130,6 +130,10 @@ fn serve(args: &StreamServeArgs) -> Result<(), Error> {
             AssuranceChoice::Statistical => Assurance::Statistical(DEVIATIONS),
         },
         beginnings: args.beginnings,
+        // Whoever serves films has the device for that; others get what its streams leave.
+        others: 0.0,
+        // A model is what its profile says; a device was only measured.
+        margin: if args.emulate.is_some() { 0.01 } else { 0.05 },
         idle: forebay_streams::IDLE,
     };
     let service = Service::start(config, device, profile).map_err(failed)?;
@@ -164,6 +168,7 @@ fn limits(args: &StreamServeArgs) -> Result<Limits, Error> {
     if tokens.is_none() && !args.listen.ip().is_loopback() {
         warn("everybody who reaches this address can play; see --token-file");
     }
+    let origins = Origins::new(&args.cors).map_err(|why| Error::Usage(format!("--cors: {why}")))?;
     let kept = match state_dir(args) {
         Ok(dir) => Some(dir.join("stream-rates")),
         Err(error) if args.state_dir.is_some() => return Err(error),
@@ -180,6 +185,8 @@ fn limits(args: &StreamServeArgs) -> Result<Limits, Error> {
         client,
         tokens,
         probe: ProbeConfig { program: None, kept },
+        origins,
+        index: args.index,
     })
 }
 

@@ -18,10 +18,13 @@ use percent_encoding::percent_decode_str;
 use super::body::{Body, Broken};
 use super::clients::{Client, Permit, Reached, Share};
 use super::range::{self, Wanted};
-use super::{Activity, Shared};
+use super::{Activity, Shared, cors, date, index};
 use crate::media::{FileKey, Media};
 use crate::rate::parse_rate;
 use crate::service::{Class, OpenError, Rejected, StreamRequest, Wish};
+
+/// Names of a directory that are shown, at most.
+const LISTED: usize = 10_000;
 
 /// What the query of a request says.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -81,6 +84,8 @@ fn media_type(path: &Path) -> &'static str {
         "wav" => "audio/wav",
         "m3u8" => "application/vnd.apple.mpegurl",
         "mpd" => "application/dash+xml",
+        "m4s" | "cmfv" | "cmfa" => "video/iso.segment",
+        "vtt" => "text/vtt",
         _ => "application/octet-stream",
     }
 }
@@ -105,23 +110,43 @@ pub(super) async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Broken> {
     activity.begin_answer(shared.begun);
-    let head_only = match *request.method() {
-        Method::GET => false,
-        Method::HEAD => true,
-        _ => {
-            let mut response = short(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD");
-            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
-            return Ok(response);
-        }
-    };
     let (head, _) = request.into_parts();
+    let options = head.method == Method::OPTIONS;
+    let asked = head.headers.clone();
+    let mut response = match head.method {
+        Method::GET | Method::HEAD => admit(&shared, &activity, peer, head).await,
+        Method::OPTIONS => allowed(StatusCode::NO_CONTENT),
+        _ => allowed(StatusCode::METHOD_NOT_ALLOWED),
+    };
+    shared.limits.origins.allow(&asked, options, response.headers_mut());
+    Ok(response)
+}
+
+/// What may be done with everything here.
+fn allowed(status: StatusCode) -> Response<Body> {
+    let mut response = short(status, cors::METHODS);
+    if status == StatusCode::NO_CONTENT {
+        *response.body_mut() = Body::Short(Bytes::new());
+        response.headers_mut().remove(header::CONTENT_TYPE);
+    }
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(cors::METHODS));
+    response
+}
+
+/// Looks whether whoever asks may.
+async fn admit(
+    shared: &Arc<Shared>,
+    activity: &Arc<Activity>,
+    peer: IpAddr,
+    head: Parts,
+) -> Response<Body> {
     let text = head.uri.query().unwrap_or("");
     if shared.limits.tokens.as_ref().is_some_and(|tokens| !tokens.admit(&head.headers, text)) {
         shared.clients.count("token");
-        return Ok(unauthorized());
+        return unauthorized();
     }
     let client = shared.clients.client(peer, &head.headers);
-    Ok(prepare(&shared, &activity, client, head, head_only).await)
+    prepare(shared, activity, client, head).await
 }
 
 /// Prepares an answer, in the turns of the client's address: files may take their time, and nobody
@@ -131,7 +156,6 @@ async fn prepare(
     activity: &Arc<Activity>,
     client: Client,
     head: Parts,
-    head_only: bool,
 ) -> Response<Body> {
     let request = match shared.clients.take(client, Share::Request) {
         Ok(request) => request,
@@ -139,7 +163,7 @@ async fn prepare(
     };
     let turn = Arc::clone(request.turns()).acquire_owned().await;
     let at_work = Arc::clone(shared);
-    let look = move || look(&at_work, &head.uri, &head.headers, head_only);
+    let look = move || look(&at_work, &head);
     let found = match tokio::task::spawn_blocking(look).await {
         Ok(Looked::Done(response)) => return response,
         Ok(Looked::Stream(found)) => found,
@@ -201,48 +225,32 @@ impl Found {
     }
 }
 
-fn look(shared: &Shared, uri: &hyper::Uri, headers: &HeaderMap, head_only: bool) -> Looked {
+fn look(shared: &Shared, head: &Parts) -> Looked {
+    let Parts { uri, headers, .. } = head;
+    let head_only = head.method == Method::HEAD;
     let query = match parse_query(uri.query().unwrap_or("")) {
         Ok(query) => query,
         Err(why) => return Looked::Done(short(StatusCode::BAD_REQUEST, why)),
     };
+    if shared.limits.index
+        && let Some(directory) = uri.path().strip_suffix('/')
+    {
+        return Looked::Done(directory_index(shared, directory, head));
+    }
     let Some(path) = relative(uri.path()) else {
         return Looked::Done(short(StatusCode::NOT_FOUND, "no such file"));
     };
     let opened = shared.service.library().file(&path);
     let (file, key) = match opened.and_then(|file| Media::key_of(&file).map(|key| (file, key))) {
         Ok(opened) => opened,
-        Err(error) => return Looked::Done(refused_file(&error)),
+        Err(error) => return Looked::Done(no_file(shared, &path, uri, &error)),
     };
-    let wanted = wanted(headers, key);
-    let (status, part) = match wanted {
-        _ if not_changed(headers, key) => (StatusCode::NOT_MODIFIED, 0..0),
-        Wanted::Whole => (StatusCode::OK, 0..key.size()),
-        Wanted::Part(part) => (StatusCode::PARTIAL_CONTENT, part),
-        Wanted::Unsatisfiable => (StatusCode::RANGE_NOT_SATISFIABLE, 0..0),
-    };
-    let mut response = Response::new(Body::Short(Bytes::new()));
-    *response.status_mut() = status;
+    let (part, mut response) = part_of(shared, headers, key);
+    let status = response.status();
+    if !matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
+        return Looked::Done(response);
+    }
     let fields = response.headers_mut();
-    fields.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    fields.insert(header::ETAG, text(tag(key)));
-    if shared.limits.tokens.is_some() {
-        // Nobody between may give it to others.
-        fields.insert(header::CACHE_CONTROL, HeaderValue::from_static("private"));
-    }
-    let size = key.size();
-    match status {
-        StatusCode::NOT_MODIFIED => return Looked::Done(response),
-        StatusCode::RANGE_NOT_SATISFIABLE => {
-            fields.insert(header::CONTENT_RANGE, text(format!("bytes */{size}")));
-            return Looked::Done(response);
-        }
-        StatusCode::PARTIAL_CONTENT => {
-            let range = format!("bytes {}-{}/{size}", part.start, part.end - 1);
-            fields.insert(header::CONTENT_RANGE, text(range));
-        }
-        _ => {}
-    }
     fields.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type(&path)));
     let bytes = part.end - part.start;
     if head_only {
@@ -252,6 +260,87 @@ fn look(shared: &Shared, uri: &hyper::Uri, headers: &HeaderMap, head_only: bool)
         return Looked::Done(response);
     }
     Looked::Stream(Box::new(Found { query, file, key, path, part, response }))
+}
+
+/// Which part of a file is asked for, and the head of the answer.
+fn part_of(
+    shared: &Shared,
+    headers: &HeaderMap,
+    key: FileKey,
+) -> (std::ops::Range<u64>, Response<Body>) {
+    let size = key.size();
+    let (status, part) = match wanted(headers, key) {
+        _ if not_changed(headers, key) => (StatusCode::NOT_MODIFIED, 0..0),
+        Wanted::Whole => (StatusCode::OK, 0..size),
+        Wanted::Part(part) => (StatusCode::PARTIAL_CONTENT, part),
+        Wanted::Unsatisfiable => (StatusCode::RANGE_NOT_SATISFIABLE, 0..0),
+    };
+    let mut response = Response::new(Body::Short(Bytes::new()));
+    *response.status_mut() = status;
+    let fields = response.headers_mut();
+    fields.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    fields.insert(header::ETAG, text(tag(key)));
+    if let Some(modified) = date::write(key.modified_s()) {
+        fields.insert(header::LAST_MODIFIED, text(modified));
+    }
+    if shared.limits.tokens.is_some() {
+        // Nobody between may give it to others.
+        fields.insert(header::CACHE_CONTROL, HeaderValue::from_static("private"));
+    }
+    let range = match status {
+        StatusCode::RANGE_NOT_SATISFIABLE => Some(format!("bytes */{size}")),
+        StatusCode::PARTIAL_CONTENT => {
+            Some(format!("bytes {}-{}/{size}", part.start, part.end - 1))
+        }
+        _ => None,
+    };
+    if let Some(range) = range {
+        fields.insert(header::CONTENT_RANGE, text(range));
+    }
+    (part, response)
+}
+
+/// The names in a directory, whose path is without its last slash.
+fn directory_index(shared: &Shared, directory: &str, head: &Parts) -> Response<Body> {
+    let path = if directory.is_empty() { Some(PathBuf::new()) } else { relative(directory) };
+    let Some(path) = path else { return short(StatusCode::NOT_FOUND, "no such directory") };
+    let entries = match shared.service.library().list(&path, LISTED) {
+        Ok(entries) => entries,
+        Err(error) => return refused_file(&error),
+    };
+    let accepted = head.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    let (kind, body) = if accepted.is_some_and(|kinds| kinds.contains("application/json")) {
+        ("application/json", index::json(&entries))
+    } else {
+        // The token that opened this page opens what it names.
+        let query = head.uri.query().unwrap_or("");
+        let token = query.split('&').find(|pair| pair.starts_with("token=")).unwrap_or("");
+        let shown = format!("/{}", path.display());
+        let shown = if shown == "/" { shown } else { shown + "/" };
+        ("text/html; charset=utf-8", index::page(&shown, &entries, token))
+    };
+    let mut response = short(StatusCode::OK, body);
+    let fields = response.headers_mut();
+    fields.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    fields.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
+    fields.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    fields.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'"));
+    response
+}
+
+/// No file is there; if it is a directory whose names are shown, they are one slash further.
+fn no_file(shared: &Shared, path: &Path, uri: &hyper::Uri, error: &io::Error) -> Response<Body> {
+    let there = || shared.service.library().list(path, 1).is_ok();
+    if !shared.limits.index || error.kind() != io::ErrorKind::NotFound || !there() {
+        return refused_file(error);
+    }
+    let query = uri.query().map_or(String::new(), |query| format!("?{query}"));
+    let to = format!("{}/{query}", uri.path());
+    let mut response = short(StatusCode::MOVED_PERMANENTLY, "a directory");
+    if let Ok(to) = HeaderValue::from_str(&to) {
+        response.headers_mut().insert(header::LOCATION, to);
+    }
+    response
 }
 
 async fn open(
@@ -354,23 +443,37 @@ fn tag(key: FileKey) -> String {
     format!("\"{:016x}\"", key.version())
 }
 
-/// A range counts only for the version that `If-Range` names. A date there is never a match: the
-/// tag is what this server gives out.
+/// A range counts only for the version that `If-Range` names, by its tag or by when it was modified;
+/// a file that was modified a moment ago may have been so again in the same second.
 fn wanted(headers: &HeaderMap, key: FileKey) -> Wanted {
     let value = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let same = |version: &str| {
+        let modified = key.modified_s();
+        let settled = now_s() > modified + 1;
+        version == tag(key) || settled && date::read(version) == Some(modified)
+    };
     match (value(header::RANGE), value(header::IF_RANGE)) {
-        (Some(_), Some(version)) if version != tag(key) => Wanted::Whole,
+        (Some(_), Some(version)) if !same(version) => Wanted::Whole,
         (Some(range), _) => range::parse(range, key.size()),
         (None, _) => Wanted::Whole,
     }
 }
 
+fn now_s() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX))
+}
+
+/// Whether the client has this version. A date counts only where there is no tag.
 fn not_changed(headers: &HeaderMap, key: FileKey) -> bool {
-    let value = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
+    let value = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let ours = tag(key);
-    value.is_some_and(|tags| {
-        tags.split(',').map(str::trim).any(|tag| tag == "*" || tag.trim_start_matches("W/") == ours)
-    })
+    if let Some(tags) = value(header::IF_NONE_MATCH) {
+        let mut tags = tags.split(',').map(str::trim);
+        return tags.any(|tag| tag == "*" || tag.trim_start_matches("W/") == ours);
+    }
+    let since = value(header::IF_MODIFIED_SINCE).and_then(date::read);
+    since.is_some_and(|since| key.modified_s() <= since)
 }
 
 #[cfg(test)]

@@ -5,6 +5,9 @@ mod activity;
 mod answer;
 mod body;
 mod clients;
+mod cors;
+mod date;
+mod index;
 mod probe;
 mod range;
 mod token;
@@ -27,6 +30,7 @@ use activity::Activity;
 use clients::{Client, Clients, Reached, Share};
 
 pub use clients::ClientLimits;
+pub use cors::Origins;
 pub use probe::ProbeConfig;
 pub use token::Tokens;
 
@@ -66,6 +70,10 @@ pub struct Limits {
     pub tokens: Option<Tokens>,
     /// How the rates of files are found out that say nothing of it.
     pub probe: ProbeConfig,
+    /// Whose pages may read what is served, in a browser.
+    pub origins: Origins,
+    /// Whether the names in directories are shown.
+    pub index: bool,
 }
 
 impl Default for Limits {
@@ -78,6 +86,8 @@ impl Default for Limits {
             client: ClientLimits::default(),
             tokens: None,
             probe: ProbeConfig::default(),
+            origins: Origins::default(),
+            index: false,
         }
     }
 }

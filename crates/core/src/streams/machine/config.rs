@@ -135,7 +135,9 @@ impl Config {
             return Err(BadConfig("a read must be a chunk at least"));
         }
         let share = 0.0..1.0;
-        if !share.contains(&admission.margin) || !share.contains(&admission.reserve) {
+        let shares =
+            [admission.margin, admission.least_margin, admission.reserve, admission.least_reserve];
+        if !shares.iter().all(|it| share.contains(it)) {
             return Err(BadConfig("margin and reserve are shares below 1"));
         }
         match self.scheme {

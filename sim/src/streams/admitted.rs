@@ -1,0 +1,168 @@
+//! How many streams are admitted, which is what a service plays, beside what GPMP carries by
+//! arithmetic in the same memory; and whether they play.
+
+use forebay_core::streams::admission::{AdmissionConfig, Assurance};
+use forebay_core::streams::layout::Layout;
+use forebay_core::streams::machine::{Config, Machine};
+use forebay_core::streams::rate::Rate;
+use forebay_core::unit::Tick;
+
+use super::device::Device;
+use super::driver::Driver;
+use super::figures::gpmp_most;
+use super::ring::CHUNK;
+use super::{StreamsArgs, Table};
+use crate::SimError;
+use crate::rng::Rng;
+
+/// Of figure 4.
+const MEMORIES: [f64; 9] = [2e6, 4e6, 7e6, 12e6, 17e6, 24e6, 30e6, 40e6, 64e6];
+/// Seconds that a set is played after the last has asked.
+pub const LENGTH: u64 = 300;
+
+/// What came of one way to admit in one memory, over all placements.
+#[derive(Debug, Clone, Default)]
+struct Sums {
+    /// Streams, or what they need over the rate of one.
+    admitted: Vec<f64>,
+    glitches: usize,
+    /// Visits: each had a moment at which it had to be there.
+    deadlines: u64,
+    /// Seconds.
+    startups: Vec<f64>,
+    late: usize,
+}
+
+impl Sums {
+    fn mean(&self) -> f64 {
+        self.admitted.iter().sum::<f64>() / self.admitted.len().max(1) as f64
+    }
+
+    fn least(&self) -> f64 {
+        self.admitted.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    fn startup_p99(&mut self) -> f64 {
+        self.startups.sort_by(f64::total_cmp);
+        let at = self.startups.len() * 99 / 100;
+        self.startups.get(at).copied().unwrap_or(0.0)
+    }
+}
+
+impl std::fmt::Display for Sums {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { glitches, deadlines, late, .. } = self;
+        let (mean, least) = (self.mean(), self.least());
+        write!(f, "{mean:.1}, {least:.1} at least, {glitches} glitches in {deadlines}, {late} late")
+    }
+}
+
+/// Asks for streams at random places, a second apart, until the device could not carry more if it
+/// never had to seek; plays those that are admitted.
+fn play(
+    args: &StreamsArgs,
+    (memory, assurance, unequal): (f64, Assurance, bool),
+    seed: u64,
+    sums: &mut Sums,
+) -> Result<(), SimError> {
+    let usual = args.stream_rate() as u64;
+    let profile = args.device.profile();
+    let count = (profile.fastest() / usual.max(1) as f64) as u64 * if unequal { 2 } else { 1 };
+    let admission = AdmissionConfig {
+        assurance,
+        memory: memory as u64,
+        chunk: CHUNK,
+        ..AdmissionConfig::default()
+    };
+    let config = Config { admission, request: 1 << 30, interval: 0, ..Config::default() };
+    let machine = Machine::new(profile.clone(), config)?;
+    let mut driver = Driver::new(machine, Device::new(args.device, seed), CHUNK);
+    let mut random = Rng::new(seed ^ 0x7247);
+    let mut rates = Vec::new();
+    for stream in 0..count {
+        // From a quarter of the usual rate to seven quarters.
+        let rate = if unequal { usual / 4 * random.between(1, 7) } else { usual };
+        let wrong = SimError::Usage("a stream needs a rate");
+        let curve = Rate::constant(rate).map_err(|_| wrong)?;
+        let bytes = curve.bytes_at((LENGTH + count) * Tick::SECOND);
+        let last = profile.capacity.saturating_sub(bytes) / CHUNK;
+        let layout = Layout::contiguous(random.between(0, last) * CHUNK, bytes);
+        let layout = layout.map_err(|_| SimError::Usage("too long streams for the device"))?;
+        driver.join_at(Tick(stream * Tick::SECOND), stream, stream, &curve, &layout);
+        rates.push(rate);
+    }
+    driver.run_until(Tick((LENGTH + count) * Tick::SECOND));
+    let outcome = &driver.outcome;
+    let started = outcome.startups.iter().map(|(stream, _, _)| rates[stream.0 as usize]);
+    sums.admitted.push(started.sum::<u64>() as f64 / usual as f64);
+    sums.glitches += outcome.glitches.len() + driver.waiting();
+    sums.deadlines += driver.machine.counters().visits;
+    sums.startups.extend(outcome.startups.iter().map(|(_, _, nanos)| *nanos as f64 / 1e9));
+    sums.late += outcome.broken_promises.len();
+    Ok(())
+}
+
+/// A row for each memory of figure 4 and each way to admit.
+///
+/// # Errors
+/// [`SimError`] for numbers that make no machine.
+pub fn table(args: &StreamsArgs) -> Result<Table, SimError> {
+    let statistical = Assurance::Statistical(args.statistical.unwrap_or(4.0));
+    let ways = [
+        ("deterministic", Assurance::Deterministic, false),
+        ("deterministic", Assurance::Deterministic, true),
+        ("statistical", statistical, false),
+        ("statistical", statistical, true),
+    ];
+    let mut rows = Vec::new();
+    for memory in MEMORIES {
+        let gpmp = gpmp_most(args.stream_rate(), memory);
+        for (name, assurance, unequal) in ways {
+            let mut sums = Sums::default();
+            for placement in 0..args.placements {
+                play(args, (memory, assurance, unequal), args.seed + placement, &mut sums)?;
+            }
+            let rates = if unequal { "unequal" } else { "equal" };
+            let startup = sums.startup_p99();
+            eprintln!("{} MB, {name}, {rates}: {sums}, start-up {startup:.2} s", memory / 1e6);
+            rows.push(vec![
+                format!("{}", memory / 1e6),
+                name.to_owned(),
+                rates.to_owned(),
+                gpmp.to_string(),
+                format!("{:.1}", sums.mean()),
+                format!("{:.1}", sums.least()),
+                format!("{:.2}", sums.mean() / gpmp.max(1) as f64),
+                sums.glitches.to_string(),
+                sums.deadlines.to_string(),
+                format!("{startup:.2}"),
+                sums.late.to_string(),
+            ]);
+        }
+    }
+    let columns = vec![
+        "memory_MB",
+        "admission",
+        "rates",
+        "gpmp",
+        "admitted",
+        "fewest",
+        "admitted/gpmp",
+        "glitches",
+        "deadlines",
+        "startup_p99_s",
+        "started_late",
+    ];
+    let notes = vec![
+        format!(
+            "Streams that ask a second apart, in {} placements, as the service admits them by \
+             default; of unequal rates (a quarter to seven quarters) what they need over the rate of \
+             one. Played for {LENGTH} s more, with random rotation.",
+            args.placements
+        ),
+        "gpmp: arithmetic, at the best round of 0.1 to 8 s, random places, four deviations, nothing \
+         kept for others."
+            .into(),
+    ];
+    Ok(Table { columns, rows, notes, chart: None })
+}
