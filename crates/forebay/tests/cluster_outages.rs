@@ -134,7 +134,7 @@ fn metadata_when_older_than_what_was_synced_then_the_bytes_are_set_aside_and_nam
     ring.server.restart();
     ring.mount(0, &["--writeback", "evict"]);
     for (name, bytes) in [("old", &b"changed since"[..]), ("new", b"made since")] {
-        let file = fs::OpenOptions::new().write(true).create(true).open(ring.at(0, name)).unwrap();
+        let file = fs::File::create(ring.at(0, name)).unwrap();
         file.write_all_at(bytes, 0).unwrap();
         file.sync_all().unwrap();
     }
