@@ -188,14 +188,21 @@ impl Wishes {
 /// [`SimError`] for numbers that make no machine.
 pub fn table(args: &StreamsArgs, length: u64) -> Result<Table, SimError> {
     let statistical = Assurance::Statistical(args.statistical.unwrap_or(4.0));
-    let AdmissionConfig { margin, reserve, .. } = AdmissionConfig::default();
+    let AdmissionConfig { margin, least_margin, reserve, .. } = AdmissionConfig::default();
     let sure = Assurance::Deterministic;
     let ways = [
         Way { name: "deterministic", assurance: sure, margin, reserve, strict: false },
         Way { name: "deterministic", assurance: sure, margin, reserve, strict: true },
+        Way {
+            name: "statistical",
+            assurance: statistical,
+            margin: least_margin,
+            reserve: 0.0,
+            strict: true,
+        },
         Way { name: "statistical", assurance: statistical, margin, reserve, strict: true },
     ];
-    let mut sums = [Sums::default(); 3];
+    let mut sums = [Sums::default(); 4];
     for placement in 0..args.placements {
         let wishes = wishes(args, args.seed + placement, length)?;
         let all = wishes.layouts.len() as u64;
