@@ -16,6 +16,8 @@ use crate::rng::Rng;
 
 /// Seconds that a set is played, unless said otherwise.
 pub const LENGTH: u64 = 300;
+/// The smallest margin with which buffers grow in time.
+const LEAST: f64 = 0.01;
 
 /// A way to admit.
 #[derive(Debug, Clone, Copy)]
@@ -25,20 +27,12 @@ struct Way {
     /// Shares of the device that stay unused and that are kept for others.
     margin: f64,
     reserve: f64,
-    /// Whether they are kept also where a stream more fits only without.
-    strict: bool,
 }
 
 impl Way {
     /// What the streams may use of the device: a set would play if it does in this share of it.
     fn share(&self) -> f64 {
-        let (margin, reserve) = self.least();
-        1.0 - margin - reserve
-    }
-
-    fn least(&self) -> (f64, f64) {
-        let AdmissionConfig { least_margin, least_reserve, .. } = AdmissionConfig::default();
-        if self.strict { (self.margin, self.reserve) } else { (least_margin, least_reserve) }
+        1.0 - self.margin - self.reserve
     }
 }
 
@@ -83,13 +77,10 @@ fn wishes(args: &StreamsArgs, seed: u64, length: u64) -> Result<Wishes, SimError
 impl Wishes {
     /// How many are admitted, and the glitches of these, or of as many with the longest access times.
     fn admitted(&self, way: Way) -> Result<(u64, u64), SimError> {
-        let (least_margin, least_reserve) = way.least();
         let admission = AdmissionConfig {
             assurance: way.assurance,
             margin: way.margin,
-            least_margin,
             reserve: way.reserve,
-            least_reserve,
             memory: self.args.memory as u64,
             chunk: CHUNK,
             ..AdmissionConfig::default()
@@ -191,11 +182,12 @@ pub fn table(args: &StreamsArgs, length: u64) -> Result<Table, SimError> {
     let AdmissionConfig { margin, reserve, .. } = AdmissionConfig::default();
     let sure = Assurance::Deterministic;
     let ways = [
-        Way { name: "deterministic", assurance: sure, margin, reserve, strict: false },
-        Way { name: "deterministic", assurance: sure, margin, reserve, strict: true },
-        Way { name: "statistical", assurance: statistical, margin, reserve, strict: true },
+        Way { name: "deterministic", assurance: sure, margin: LEAST, reserve: 0.0 },
+        Way { name: "deterministic", assurance: sure, margin, reserve },
+        Way { name: "statistical", assurance: statistical, margin: LEAST, reserve: 0.0 },
+        Way { name: "statistical", assurance: statistical, margin, reserve },
     ];
-    let mut sums = [Sums::default(); 3];
+    let mut sums = [Sums::default(); 4];
     for placement in 0..args.placements {
         let wishes = wishes(args, args.seed + placement, length)?;
         let all = wishes.layouts.len() as u64;

@@ -36,11 +36,6 @@
 //! `sum of c (P + H)`, and two chunks for each. Statistical: visits exclude each other, and when the
 //! last stream has been filled, stream `i` has consumed for as long as the later ones were read: less
 //! `sum over pairs of c_i c_j P / (fastest rate)`.
-//!
-//! Deterministic admission keeps the margin and the reserve for best-effort work from streams as long
-//! as these do not need them; for those that fit only otherwise the least that the configuration says
-//! stays. A statistical guarantee lives by them: without, one visit in 10^4 to 10^5 was late
-//! in simulations.
 
 use super::layout::Layout;
 use super::profile::DeviceProfile;
@@ -78,14 +73,8 @@ pub struct AdmissionConfig {
     pub cycles: Vec<u64>,
     /// Share of a cycle that stays unused.
     pub margin: f64,
-    /// The same where that carries a stream more for certain; buffers grow in what stays unused, so it
-    /// is not 0.
-    pub least_margin: f64,
     /// Share of a cycle for best-effort work.
     pub reserve: f64,
-    /// The same where that carries a stream more for certain. With 0 best-effort work then has the
-    /// time in which nobody is due, which depends on luck.
-    pub least_reserve: f64,
     /// Streams that can join in a cycle. Deterministic admission sets nothing aside for them: they
     /// join when the order comes to their place.
     pub joins: u32,
@@ -96,8 +85,7 @@ pub struct AdmissionConfig {
 }
 
 impl Default for AdmissionConfig {
-    /// Deterministic, cycles of 0.25 to 6 s, 5 % unused, 5 % for best effort, of which 1 % and nothing
-    /// stay for the last streams; 256 MiB.
+    /// Deterministic, cycles of 0.25 to 6 s, 5 % unused, 5 % for best effort, 256 MiB.
     fn default() -> Self {
         let millis = [250, 500, 1_000, 1_500, 2_000, 3_000, 4_000, 6_000];
         let cycles = millis.map(|millis| millis * 1_000_000);
@@ -105,9 +93,7 @@ impl Default for AdmissionConfig {
             assurance: Assurance::Deterministic,
             cycles: cycles.to_vec(),
             margin: 0.05,
-            least_margin: 0.01,
             reserve: 0.05,
-            least_reserve: 0.0,
             joins: 1,
             memory: 256 << 20,
             chunk: 256 << 10,
@@ -245,15 +231,6 @@ pub struct Plan {
     pub access: u64,
     /// Most bytes of buffers in use at once.
     pub memory: u64,
-    /// Share of the cycle that stays unused.
-    pub margin: f64,
-}
-
-/// What is kept from streams.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Kept {
-    margin: f64,
-    reserve: f64,
 }
 
 /// What there is too little of.
@@ -434,48 +411,22 @@ impl Admission {
         approach
     }
 
-    /// What is kept from streams as long as they do not need it.
-    fn kept(&self) -> Kept {
-        Kept { margin: self.config.margin, reserve: self.config.reserve }
-    }
-
     /// The plan with the shortest cycle that carries these streams.
     ///
     /// # Errors
     /// What there is too little of, for the longest cycle that suffices otherwise.
     pub fn plan(&mut self, demands: &[Demand]) -> Result<Plan, Shortage> {
         let approach = self.approach(demands);
-        let kept = self.kept();
-        let config = &self.config;
-        let least = Kept {
-            margin: kept.margin.min(config.least_margin),
-            reserve: kept.reserve.min(config.least_reserve),
-        };
-        // Buffers for the longer cycle of a device that has become slower grow in what is kept.
-        let sure = config.assurance == Assurance::Deterministic;
-        let all = least == kept || self.slowdown > 1.0 || !sure;
-        match self.plan_keeping(kept, approach, demands) {
-            Err(_) if !all => self.plan_keeping(least, approach, demands),
-            planned => planned,
-        }
-    }
-
-    fn plan_keeping(
-        &self,
-        kept: Kept,
-        approach: Approach,
-        demands: &[Demand],
-    ) -> Result<Plan, Shortage> {
         let mut shortage = Shortage::Device;
         let mut short = None;
         for at in 0..self.config.cycles.len().min(MAX_CYCLES) {
             let cycle = self.config.cycles[at];
-            match self.try_cycle(cycle, kept, approach, demands) {
+            match self.try_cycle(cycle, approach, demands) {
                 Ok(plan) => return Ok(plan),
                 // More memory is needed for every longer cycle.
                 Err(Shortage::Memory) => {
                     let between = short.map(|short| (short, cycle));
-                    return self.try_between(between, kept, approach, demands);
+                    return self.try_between(between, approach, demands);
                 }
                 Err(other) => (shortage, short) = (other, Some(cycle)),
             }
@@ -487,14 +438,13 @@ impl Admission {
     fn try_between(
         &self,
         between: Option<(u64, u64)>,
-        kept: Kept,
         approach: Approach,
         demands: &[Demand],
     ) -> Result<Plan, Shortage> {
         let (mut short, mut long) = between.ok_or(Shortage::Memory)?;
         for _ in 0..STEPS {
             let middle = short.midpoint(long);
-            match self.try_cycle(middle, kept, approach, demands) {
+            match self.try_cycle(middle, approach, demands) {
                 Ok(plan) => return Ok(plan),
                 Err(Shortage::Memory) => long = middle,
                 Err(_) => short = middle,
@@ -508,20 +458,19 @@ impl Admission {
     pub fn unchecked(&mut self, demands: &[Demand]) -> Plan {
         let approach = self.approach(demands);
         let last = self.config.cycles.len().clamp(1, MAX_CYCLES) - 1;
-        self.plan_cycle(self.config.cycles[last], self.kept(), approach, demands)
+        self.plan_cycle(self.config.cycles[last], approach, demands)
     }
 
     /// The plan for a cycle, if it suffices.
     fn try_cycle(
         &self,
         cycle: u64,
-        kept: Kept,
         approach: Approach,
         demands: &[Demand],
     ) -> Result<Plan, Shortage> {
-        let plan = self.plan_cycle(cycle, kept, approach, demands);
+        let plan = self.plan_cycle(cycle, approach, demands);
         let cycle = plan.cycle as f64;
-        if (plan.busy + plan.budget) as f64 > (1.0 - kept.margin) * cycle {
+        if (plan.busy + plan.budget) as f64 > (1.0 - self.config.margin) * cycle {
             return Err(Shortage::Device);
         }
         if let Some(throttle) = self.profile.throttle {
@@ -533,7 +482,7 @@ impl Admission {
         if plan.memory > self.config.memory { Err(Shortage::Memory) } else { Ok(plan) }
     }
 
-    fn plan_cycle(&self, length: u64, kept: Kept, approach: Approach, demands: &[Demand]) -> Plan {
+    fn plan_cycle(&self, length: u64, approach: Approach, demands: &[Demand]) -> Plan {
         let config = &self.config;
         let cycle = length as f64 / Tick::SECOND as f64;
         let worst = config.assurance == Assurance::Deterministic;
@@ -572,7 +521,7 @@ impl Admission {
             Assurance::Deterministic => 0.0,
             Assurance::Statistical(z) => z * variance.sqrt(),
         };
-        let budget = self.budget(kept, cycle, largest, slowest);
+        let budget = self.budget(cycle, largest, slowest);
         if worst {
             // It fills the headroom, too, which is the visit itself.
             largest /= 1.0 - steepest.min(0.9);
@@ -595,22 +544,22 @@ impl Admission {
             spread: if worst { 0 } else { nanos((spread + lump) * self.slowdown) },
             access: nanos(each),
             memory: self.memory(length, headroom, demands),
-            margin: kept.margin,
         }
     }
 
     /// Seconds in a cycle for what is done out of turn, of a device that is as its profile says.
-    fn budget(&self, kept: Kept, cycle: f64, largest: f64, slowest: f64) -> f64 {
-        let share = kept.reserve * cycle;
-        match self.config.assurance {
+    fn budget(&self, cycle: f64, largest: f64, slowest: f64) -> f64 {
+        let config = &self.config;
+        let share = config.reserve * cycle;
+        match config.assurance {
             // First visits come in turn. One read at least, from anywhere and back.
-            Assurance::Deterministic if kept.reserve > 0.0 => {
+            Assurance::Deterministic if config.reserve > 0.0 => {
                 let way = 2.0 * self.profile.capacity as f64 * self.line.per_byte;
                 share.max(self.line.seconds + way + OUT_OF_TURN as f64 / slowest)
             }
             Assurance::Deterministic => share,
             // A join costs its first filling and an early visit.
-            Assurance::Statistical(_) => share.max(2.0 * f64::from(self.config.joins) * largest),
+            Assurance::Statistical(_) => share.max(2.0 * f64::from(config.joins) * largest),
         }
     }
 
@@ -697,4 +646,124 @@ impl Admission {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1_000_000;
+
+    fn spread(count: u64, rate: &Rate, admission: &Admission) -> Vec<Demand> {
+        let step = admission.profile.capacity / count;
+        let layout = |at| Layout::contiguous(at * step, 10 * MB).expect("a layout");
+        (0..count)
+            .map(|at| Demand::new(rate, &layout(at), 0, &admission.profile, &admission.config))
+            .collect()
+    }
+
+    fn most(config: AdmissionConfig, profile: &str) -> (u64, Plan) {
+        let mut admission = Admission::new(DeviceProfile::built_in(profile).expect("one"), config);
+        let rate = Rate::constant(250_000).expect("a rate");
+        let fits = |n: u64, admission: &mut Admission| {
+            let demands = spread(n, &rate, admission);
+            admission.plan(&demands)
+        };
+        let count = (1..).take_while(|n| fits(*n, &mut admission).is_ok()).last().expect("one");
+        (count, fits(count, &mut admission).expect("fits"))
+    }
+
+    #[test]
+    fn table_1_disk_then_statistical_admits_more_than_deterministic() {
+        let config = AdmissionConfig { memory: 40 * MB, chunk: 16_384, ..Default::default() };
+        let (sure, plan) = most(config.clone(), "table1");
+        let statistical = AdmissionConfig { assurance: Assurance::Statistical(4.0), ..config };
+        let (likely, _) = most(statistical, "table1");
+        assert!((25..=50).contains(&sure), "{sure} {plan:?}");
+        assert!(likely > sure && likely < 56, "{likely} against {sure}");
+    }
+
+    #[test]
+    fn little_memory_then_short_cycle_and_memory_is_what_lacks() {
+        let config = AdmissionConfig { memory: 3 * MB, chunk: 16_384, ..Default::default() };
+        let (few, plan) = most(config.clone(), "table1");
+        assert!(plan.memory <= 3 * MB && few < 25, "{few} {plan:?}");
+        let profile = DeviceProfile::built_in("table1").expect("one");
+        let mut admission = Admission::new(profile, config);
+        let rate = Rate::constant(250_000).expect("a rate");
+        let demands = spread(few + 1, &rate, &admission);
+        assert_eq!(admission.plan(&demands), Err(Shortage::Memory));
+    }
+
+    #[test]
+    fn refusal_then_its_rate_fits_and_a_higher_one_does_not() {
+        let config = AdmissionConfig { chunk: 16_384, ..Default::default() };
+        let mut admission = Admission::new(DeviceProfile::built_in("table1").expect("one"), config);
+        let rate = Rate::constant(250_000).expect("a rate");
+        let mut demands = spread(20, &rate, &admission);
+        let layout = Layout::contiguous(0, 100 * MB).expect("a layout");
+        let fast = Rate::constant(20 * MB).expect("a rate");
+        let refusal = admission
+            .admit(&mut demands, &layout, (&fast, 0), Some(90 * Tick::SECOND))
+            .expect_err("too fast");
+        assert_eq!((refusal.shortage, refusal.retry_after), (Shortage::Alone, None));
+        let fitting = refusal.fitting_rate.expect("room for a slower one");
+        let mut admit = |rate| {
+            let rate = Rate::constant(rate).expect("a rate");
+            admission.admit(&mut demands.clone(), &layout, (&rate, 0), None)
+        };
+        assert!(admit(fitting).is_ok() && admit(fitting + fitting / 100).is_err(), "{fitting}");
+        assert!(refusal.to_string().contains("would fit"), "{refusal}");
+    }
+
+    #[test]
+    fn throttle_then_no_more_than_its_share() {
+        let mut profile = DeviceProfile::built_in("ssd").expect("one");
+        profile.throttle = Some(super::super::profile::Throttle { rate: 10e6, burst: 1e6 });
+        let mut admission = Admission::new(profile, AdmissionConfig::default());
+        let rate = Rate::constant(MB).expect("a rate");
+        let demands = spread(10, &rate, &admission);
+        assert!(admission.plan(&demands[..9]).is_ok());
+        assert_eq!(admission.plan(&demands), Err(Shortage::Throttle));
+    }
+
+    #[test]
+    fn device_that_gives_its_budget_in_slices_then_fewer_streams_and_the_delay_once_a_sweep() {
+        let config = AdmissionConfig { memory: 16 * MB, chunk: 16_384, ..Default::default() };
+        let at_once = DeviceProfile::built_in("table1").expect("one");
+        let sliced = DeviceProfile { delay: 0.1, ..at_once.clone() };
+        for assurance in [Assurance::Deterministic, Assurance::Statistical(4.0)] {
+            let config = AdmissionConfig { assurance, ..config.clone() };
+            let rate = Rate::constant(250_000).expect("a rate");
+            let plan = |profile: &DeviceProfile, count| {
+                let mut admission = Admission::new(profile.clone(), config.clone());
+                let demands = spread(count, &rate, &admission);
+                admission.unchecked(&demands)
+            };
+            for count in [5, 20] {
+                let more = plan(&sliced, count).busy - plan(&at_once, count).busy;
+                let expected = 100_000_000..102_000_000;
+                assert!(expected.contains(&more), "{assurance:?}, {count}: {more}");
+            }
+            let most = |profile: &DeviceProfile| {
+                let mut admission = Admission::new(profile.clone(), config.clone());
+                let fits = |count: &u64| {
+                    let demands = spread(*count, &rate, &admission);
+                    admission.plan(&demands).is_ok()
+                };
+                (1..100).take_while(fits).last().unwrap_or(0)
+            };
+            assert!(most(&sliced) < most(&at_once), "{assurance:?}");
+        }
+    }
+
+    #[test]
+    fn slow_device_then_fewer_streams() {
+        let config = AdmissionConfig { chunk: 16_384, ..Default::default() };
+        let profile = DeviceProfile::built_in("table1").expect("one");
+        let mut admission = Admission::new(profile, config);
+        let rate = Rate::constant(250_000).expect("a rate");
+        let demands = spread(30, &rate, &admission);
+        assert!(admission.plan(&demands).is_ok());
+        admission.slow_down(2.0);
+        assert_eq!(admission.plan(&demands), Err(Shortage::Device));
+        assert!(admission.plan(&demands[..10]).is_ok());
+    }
+}

@@ -130,10 +130,6 @@ fn serve(args: &StreamServeArgs) -> Result<(), Error> {
             AssuranceChoice::Statistical => Assurance::Statistical(DEVIATIONS),
         },
         beginnings: args.beginnings,
-        // Whoever serves films has the device for that; others get what its streams leave.
-        others: 0.0,
-        // A model is what its profile says; a device was only measured.
-        margin: if args.emulate.is_some() { 0.01 } else { 0.05 },
         idle: forebay_streams::IDLE,
     };
     let service = Service::start(config, device, profile).map_err(failed)?;

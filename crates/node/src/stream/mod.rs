@@ -125,9 +125,6 @@ impl Streams {
             assurance: Assurance::Deterministic,
             // They are kept on the tier.
             beginnings: 0,
-            // Write-back and other reads must not stand still, however many streams there are.
-            others: 0.05,
-            margin: 0.05,
             idle: config.idle,
         };
         let service = Service::start(service, device, config.profile.clone())

@@ -60,12 +60,6 @@ pub struct ServiceConfig {
     pub assurance: Assurance,
     /// Bytes of memory for the beginnings of popular files, beside the other; 0 for none.
     pub beginnings: u64,
-    /// Share of the device that stays for reads without a guarantee and for turns of others also where
-    /// a stream more fits only without it; a twentieth is theirs as long as there is room.
-    pub others: f64,
-    /// Share of the device that stays unused also there: by how much its profile may be wrong. A
-    /// twentieth stays unused as long as there is room.
-    pub margin: f64,
     /// Streams of which nobody takes anything for so long, though there is something to take, or that
     /// are paused for so long, give their places back; whoever reads one again is admitted again.
     pub idle: Duration,
@@ -277,8 +271,6 @@ impl Service {
             assurance: config.assurance,
             memory: pool.apart() as u64 * chunk,
             chunk,
-            least_reserve: config.others,
-            least_margin: config.margin,
             ..AdmissionConfig::default()
         };
         // One more chunk than the bytes fill if they begin and end within chunks.

@@ -60,8 +60,6 @@ impl Stage {
             chunk: 16 << 10,
             assurance: Assurance::Deterministic,
             beginnings: 1 << 20,
-            others: 0.0,
-            margin: 0.01,
             idle: IDLE,
         };
         change(&mut config);

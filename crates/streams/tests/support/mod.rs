@@ -50,16 +50,7 @@ pub fn site(model: &str, memory: u64, limits: Limits, files: &[(&str, usize)]) -
     let control = device.control();
     let assurance = Assurance::Deterministic;
     let (chunk, idle) = (16 << 10, forebay_streams::IDLE);
-    let config = ServiceConfig {
-        library,
-        memory,
-        chunk,
-        assurance,
-        beginnings: 0,
-        others: 0.0,
-        margin: 0.01,
-        idle,
-    };
+    let config = ServiceConfig { library, memory, chunk, assurance, beginnings: 0, idle };
     let service = Service::start(config, device, profile).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = Server::start(service.clone(), listener, limits).unwrap();

@@ -135,9 +135,7 @@ impl Config {
             return Err(BadConfig("a read must be a chunk at least"));
         }
         let share = 0.0..1.0;
-        let shares =
-            [admission.margin, admission.least_margin, admission.reserve, admission.least_reserve];
-        if !shares.iter().all(|it| share.contains(it)) {
+        if !share.contains(&admission.margin) || !share.contains(&admission.reserve) {
             return Err(BadConfig("margin and reserve are shares below 1"));
         }
         match self.scheme {

@@ -265,8 +265,11 @@ impl Machine {
             self.grow(now);
             return;
         }
-        self.target =
-            if full <= self.target { full } else { grown(self.target, full, self.plan.margin) };
+        self.target = if full <= self.target {
+            full
+        } else {
+            grown(self.target, full, self.config.admission.margin)
+        };
         self.adapt(now, out);
     }
 

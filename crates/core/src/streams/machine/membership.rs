@@ -145,7 +145,7 @@ impl Machine {
         match self.config.scheme {
             Scheme::Elastic => {
                 let full = self.plan.cycle + self.plan.headroom;
-                let sweeps = ramp(self.target, full, self.plan.margin);
+                let sweeps = ramp(self.target, full, self.config.admission.margin);
                 let waits = 2 * (self.starters.len() as u64 / self.joins() + 1) + sweeps;
                 now.after(waits.saturating_mul(self.plan.cycle))
             }

@@ -145,7 +145,7 @@ impl Machine {
         let before = self.target;
         let quotas: Vec<u64> = self.readers.iter().map(|reader| reader.quota).collect();
         // As far as possible; the least is what the time that admission leaves unused suffices for.
-        let least = grown(before, full, self.plan.margin);
+        let least = grown(before, full, self.config.admission.margin);
         let steps = (0..HALVINGS).map(|halving| before + ((full - before) >> halving));
         for target in steps.filter(|target| *target > least).chain([least]) {
             self.recost(target);

@@ -97,9 +97,6 @@ impl Stage {
             assurance,
             memory: (pool.apart() * CHUNK) as u64,
             chunk: CHUNK as u64,
-            // As of a device that was measured and on which others depend.
-            least_margin: 0.05,
-            least_reserve: 0.05,
             ..AdmissionConfig::default()
         };
         let settings = MachineConfig { admission, ..MachineConfig::default() };
