@@ -124,6 +124,8 @@ mod tests {
         silence.look(at(0, 0), sign(7));
         silence.look(at(1, 14), sign(7));
         silence.look(at(15, 15), sign(7));
+        assert_eq!(silence.of(OTHER), 0, "what it says may be as old as its question");
+        silence.look(at(16, 16), sign(7));
         assert_eq!(silence.of(OTHER), SECOND);
     }
 
