@@ -267,15 +267,17 @@ impl Node {
     /// Keeps only the first bytes of a clean object.
     fn evict_tail(&self, ino: Ino, tier: u8, keep: u64) -> Result<bool> {
         let extent = self.config.extent_bytes;
+        let file = self.files.get(ino);
+        self.load(&Context::DAEMON, &file)?;
+        let mut residence = file.residence.write();
+        // Only under the lock: it may have been written, closed and published since this was decided.
         let record = self.meta.get(ino)?;
         // Whole extents, and at least one goes: what is asked for is not there otherwise.
         let keep = keep.min(record.attr.size.saturating_sub(1)) / extent * extent;
         if keep == 0 {
+            drop(residence);
             return self.evict(ino, tier);
         }
-        let file = self.files.get(ino);
-        self.load(&Context::DAEMON, &file)?;
-        let mut residence = file.residence.write();
         if file.is_open() || record.dirty || record.pinned {
             return Ok(false);
         }
@@ -408,6 +410,9 @@ impl Node {
         if place.dirty.load(Ordering::Acquire) {
             object.sync(false)?;
             self.tiers[usize::from(to)].tier.sync_dir(ino.0)?;
+            // Once more, which costs little: a file system that goes down in the middle of a sync may
+            // confirm it all the same (XFS does), and the other copy is about to go.
+            object.sync(false)?;
         }
         fail_at!("node.move.whole");
         Ok(())

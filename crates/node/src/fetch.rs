@@ -672,9 +672,17 @@ impl Node {
         fail_at!("node.fill.finish");
         let mut header = place.object.header()?;
         header.whole = true;
-        place.set_header(&header)?;
+        if let Err(error) = place.set_header(&header)
+            && !place.object.header().is_ok_and(|now| now.whole)
+        {
+            return Err(error);
+        }
         fail_at!("node.fill.whole");
-        self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
+        // From here on no map counts, whether or not the tier lets it go: to go on with it, and to punch
+        // holes into an object that says that it has none, would make zeros of them.
+        if let Err(error) = self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0) {
+            tracing::debug!(ino = %file.ino, %error, "a map that nobody needs stays");
+        }
         place.presence = None;
         place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
         self.set_resident(file.ino, place);

@@ -571,6 +571,8 @@ impl Node {
                 return self.revert_to(record.ino, convert::fingerprint(found.fingerprint()));
             }
         }
+        // It must not take the place of a version that it was to replace.
+        self.set_aside_if_cut(record, 0)?;
         self.meta.update(record.ino, None, |record| {
             record.attr.size = 0;
             Queue::Yes

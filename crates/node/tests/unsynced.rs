@@ -38,6 +38,16 @@ fn power_cut(rig: &mut Rig, len: u64, left: u64) {
     rig.start();
 }
 
+/// The machine stops, and of the object of a length nothing was on the device, not even its name.
+fn power_cut_without_object(rig: &mut Rig, len: u64) {
+    rig.crash();
+    let lost = objects(rig, len);
+    assert_eq!(lost.len(), 1);
+    std::fs::remove_file(&lost[0]).unwrap();
+    std::fs::write(rig.config.tiers[0].dir.join("state/running"), "another boot").unwrap();
+    rig.start();
+}
+
 fn replace(rig: &Rig) {
     let (from, to) = ((Ino::ROOT, &b"file.new"[..]), (Ino::ROOT, &b"file"[..]));
     rig.node().rename(&CONTEXT, from, to, 0).unwrap();
@@ -68,6 +78,27 @@ fn file_replaced_by_rename_without_a_sync_when_the_machine_stops_then_the_old_ve
         kept(&rig, left);
         assert!(rig.node().lookup(&CONTEXT, Ino::ROOT, b"file.new").unwrap().is_none());
     }
+}
+
+#[test]
+fn file_replaced_by_one_of_which_the_device_has_nothing_when_the_machine_stops_then_it_stays() {
+    let mut rig = rig();
+    rig.put("file.new", &noise(2, V2));
+    replace(&rig);
+    power_cut_without_object(&mut rig, V2);
+    kept(&rig, 0);
+    assert!(rig.node().lookup(&CONTEXT, Ino::ROOT, b"file.new").unwrap().is_none());
+}
+
+#[test]
+fn new_file_of_which_the_device_has_nothing_when_the_machine_stops_then_it_is_empty() {
+    let mut rig = rig();
+    rig.put("other", &noise(2, V2));
+    power_cut_without_object(&mut rig, V2);
+    assert!(rig.get("other").is_empty() && rig.get("file") == noise(1, V1));
+    rig.drain();
+    assert!(rig.plain("other").is_empty());
+    assert_eq!(rig.node().conflicts().0, 0);
 }
 
 #[test]

@@ -87,6 +87,19 @@ pub fn all() -> Vec<Case> {
             commit(&name),
         ];
         case("a write-back", "close", ops, &["tier0", "tier1", "backing"]);
+        for writeback in ["1h", "close"] {
+            for what in ["a new file, not synced", "a known file, changed and not synced"] {
+                let (old, new) =
+                    (named(&format!("old {writeback}")), named(&format!("{what} {writeback}")));
+                let mut ops = drained(&old);
+                if what.starts_with("a known") {
+                    ops.extend(drained(&new));
+                }
+                ops.push(write(&new, 0, 3, Sync::None));
+                ops.push(Op::Move { from: new, to: old, dir: false });
+                case(what, writeback, ops, TIERS);
+            }
+        }
     }
     cases
 }
