@@ -93,7 +93,7 @@ pub struct StreamServeArgs {
     /// `?token=` [default: everybody]
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Let pages of this origin read what is served, in a browser: https://films.example, or * for all;
+    /// Let pages of this origin read what is served, in a browser: `https://films.example`, or * for all;
     /// may be given again [default: none]
     #[arg(long, value_name = "ORIGIN")]
     pub cors: Vec<String>,
