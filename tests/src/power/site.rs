@@ -70,6 +70,7 @@ impl Site {
             return Err(Failure::Skipped("power cuts need a mount namespace".into()));
         }
         run_checked(Command::new("mount").args(["--make-rprivate", "/"]), LIMIT)?;
+        let_others_mounts_go()?;
         let place = tempfile::Builder::new().prefix("forebay-power-").tempdir_in("/dev/shm")?;
         let disks = DISKS.iter().map(|name| Disk { name, xfs: random.one_in(2) }).collect();
         let mut site = Self { place, disks, daemon: None, boots: 0 };
@@ -266,4 +267,16 @@ impl Drop for Site {
                 rustix::mount::unmount(self.path(disk.name), rustix::mount::UnmountFlags::DETACH);
         }
     }
+}
+
+/// The new mount namespace has copies of all mounts. Those of file systems that daemons serve, other
+/// tests' among them, could not end as long as they are here.
+fn let_others_mounts_go() -> Outcome {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let served = mounts.lines().filter(|line| line.contains(" - fuse"));
+    for point in served.filter_map(|line| line.split(' ').nth(4)) {
+        // Its path has no blanks, or it is none of a test.
+        let _gone_or_in_use = rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH);
+    }
+    Ok(())
 }

@@ -21,8 +21,9 @@ const GRACE: Duration = Duration::from_secs(5);
 /// How long unmounting and the daemon's end may take after the drain, each.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// After this long it is looked whether others still have the mount.
-const OTHERS_LIMIT: Duration = Duration::from_secs(2);
+/// After this long it is looked whether others still have the mount. Most that begin with a copy of all
+/// mounts are gone by then.
+const OTHERS_LIMIT: Duration = Duration::from_secs(15);
 
 /// Unmounts.
 pub fn run(args: &UmountArgs) -> Result<(), Error> {
