@@ -121,14 +121,26 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
     }
 }
 
-/// Some of the processes in whose mount namespaces the file system of a mount still is.
+/// Some of the processes in whose mount namespaces the file system of a mount still is that is not in
+/// this one any more.
 fn in_other_namespaces(device: &str) -> Vec<String> {
+    let has = |mounts: &[mountinfo::Mount]| {
+        mounts.iter().any(|mount| mount.is_forebay() && mount.device == device)
+    };
     let mut found = Vec::new();
+    let namespace = |process: &Path| fs::read_link(process.join("ns/mnt")).ok();
+    let own = namespace(Path::new("/proc/self"));
+    // The number of a device that is gone is given to the next one.
+    if has(&mountinfo::read().unwrap_or_default()) {
+        return found;
+    }
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let dir = process.path();
+        if namespace(&dir) == own {
+            continue;
+        }
         let Ok(text) = fs::read(dir.join("mountinfo")) else { continue };
-        let mounts = mountinfo::parse(&text);
-        if mounts.iter().any(|mount| mount.is_forebay() && mount.device == device) {
+        if has(&mountinfo::parse(&text)) {
             let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
             found.push(format!("{} ({})", process.file_name().display(), name.trim()));
         }
