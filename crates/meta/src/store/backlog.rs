@@ -215,7 +215,7 @@ impl MetaStore {
     ///
     /// # Errors
     /// `Stale` if the record is gone. Of a node `NotInHand` if it has not the right to work on the
-    /// inode any more, or another owns its bytes.
+    /// inode any more, or if nothing of it was published yet and another node owns its bytes.
     pub fn claim(&self, ino: Ino, link: &Link) -> Result<Arc<Record>> {
         let mut looks = false;
         self.claim_if(ino, link, &mut |draft, before| {
