@@ -250,7 +250,7 @@ impl Run {
         for (worker, plan) in plans.into_iter().enumerate() {
             let (begun, done) = (progress.get(1 + 2 * worker), progress.get(2 + 2 * worker));
             for (number, op) in (0..begun).zip(&plan) {
-                self.oracles[worker].apply(op, number < done);
+                self.oracles[worker].carried_out(self.tally.cuts, op, number < done);
             }
             self.tally.steps += done;
             done_by.push((done, plan.into_iter().take(begun as usize).collect::<Vec<_>>()));
@@ -281,7 +281,7 @@ impl Run {
     }
 
     fn compare(&mut self, how: &str, done_by: &[(u64, Vec<Op>)]) -> Outcome {
-        for (worker, (done, ops)) in done_by.iter().enumerate() {
+        for (worker, (done, _)) in done_by.iter().enumerate() {
             let home = self.site.home(worker);
             for name in self.oracles[worker].names() {
                 let path = home.join(&name);
@@ -294,11 +294,7 @@ impl Run {
                     }
                 };
                 let (wrong, remove) = self.oracles[worker].found(&name, found.as_deref());
-                let told = || {
-                    let about = ops.iter().enumerate().filter(|(_, op)| op.is_about(&name));
-                    let told = about.map(|(number, op)| format!("\n  {number} {op:?}"));
-                    format!("{done} done, of it{}", told.collect::<String>())
-                };
+                let told = || format!("{done} done, {}", self.oracles[worker].trail(&name));
                 match wrong {
                     None => {}
                     Some(Wrong::Lost(why)) => {

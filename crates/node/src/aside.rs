@@ -87,7 +87,7 @@ impl Troubles {
 pub(crate) struct Evidence {
     /// Files that were removed, and may have left something.
     pub(crate) removed: HashSet<u64>,
-    /// Files whose objects have no header that can be read: nothing says that they were not synced.
+    /// Files whose objects can't be read, and of which nothing says that they were not synced.
     pub(crate) set_aside: HashSet<u64>,
 }
 

@@ -421,12 +421,16 @@ impl Node {
         {
             let residence = file.residence.read();
             if let Some(place) = &residence.place {
+                // First: a start that finds a header which says that the file was synced looks for what
+                // was synced in the map.
+                if let Some(presence) = &place.presence {
+                    presence.write().sync(&*place.object)?;
+                }
                 self.note_sync(place)?;
                 // A sync of the data alone may leave out a header that says whose they are.
                 let unsynced = place.headers.unsynced();
-                place.object.sync(data_only && place.presence.is_none() && unsynced.is_none())?;
-                if let Some(presence) = &place.presence {
-                    presence.write().sync(&*place.object)?;
+                if place.presence.is_none() || unsynced.is_some() {
+                    place.object.sync(data_only && unsynced.is_none())?;
                 }
                 if let Some(seen) = unsynced {
                     self.settle_object(file.ino, place.tier)?;

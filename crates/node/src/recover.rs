@@ -335,12 +335,18 @@ impl Node {
         let looked = match look_at(tier, ino, &header, trust.unsynced) {
             Ok(Some(looked)) => looked,
             Ok(None) if !header.dirty => return Ok(Fate::Removed),
-            Ok(None) => return self.unusable(index, &record, "its map is gone".into(), evidence),
+            Ok(None) => {
+                let why = "its map is gone".into();
+                return self.without_map(index, &record, &header, why, trust, evidence);
+            }
             Err(error) if !header.dirty && !record.dirty => {
                 tracing::warn!(%ino, %error, "a copy can't be read, and is dropped");
                 return Ok(Fate::Removed);
             }
-            Err(error) => return self.unusable(index, &record, error.to_string(), evidence),
+            Err(error) => {
+                let why = error.to_string();
+                return self.without_map(index, &record, &header, why, trust, evidence);
+            }
         };
         if trust.lengths && record.dirty && looked.stat.size < record.attr.size {
             return self.unusable(index, &record, "its end is missing".into(), evidence);
@@ -407,6 +413,25 @@ impl Node {
         self.unusable(index, &record, error.to_string(), evidence)
     }
 
+    /// An object with a sound header of which nothing tells which bytes it has. If no program was told
+    /// before a crash of the machine that its changes last, none of them needs to: the map of a file that
+    /// is changed for the first time may not have come to its device. The file is then as what lies under
+    /// the object has it.
+    fn without_map(
+        &self,
+        index: usize,
+        record: &Record,
+        header: &Header,
+        why: String,
+        trust: Trust,
+        evidence: &mut Evidence,
+    ) -> Result<Fate> {
+        if trust.unsynced || header.synced {
+            return self.unusable(index, record, why, evidence);
+        }
+        Ok(Fate::SetAside(why))
+    }
+
     /// An object that can't be used, and may have what the backing store lacks. If a part of its file is
     /// in a spill file, that is set aside, too: without the other part it is not the file.
     fn unusable(
@@ -419,8 +444,8 @@ impl Node {
         let tier = &*self.tiers[index].tier;
         if self.may_have_written(record) {
             doubt::note_doubt(&self.meta, tier, record)?;
+            evidence.set_aside.insert(record.ino.0);
             if record.spilled {
-                evidence.set_aside.insert(record.ino.0);
                 self.set_spill_aside(record.ino, "the rest of its file can't be used")?;
             }
         }

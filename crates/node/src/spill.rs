@@ -539,6 +539,8 @@ impl Node {
         let mut header = place.object.header()?;
         (header.whole, header.spilled) = (false, true);
         (header.dirty, header.writing) = (true, true);
+        // What the kernel has synced without asking may be in it.
+        header.synced |= header.covered;
         place.set_header(&header)?;
         place.dirty.store(true, Ordering::Release);
         place.presence = Some(RwLock::new(presence));

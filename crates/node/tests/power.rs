@@ -19,23 +19,95 @@ fn maps(rig: &Rig) -> Vec<PathBuf> {
 /// A file in the backing store of which a part is on the tier, if so changed there, and whose map is
 /// of length 0 now, as after a power cut before anything of it was synced.
 fn rig_with_a_map_cut_short(written: bool) -> (Rig, Vec<u8>) {
-    let mut rig = Rig::small(8 * MIB);
+    let (mut rig, bytes) = rig_with_a_part(written, false);
+    cut_the_map(&mut rig);
+    (rig, bytes)
+}
+
+fn rig_with_a_part(written: bool, synced: bool) -> (Rig, Vec<u8>) {
+    let rig = Rig::small(8 * MIB);
     let bytes = noise(7, 2_000_000);
     std::fs::write(rig.backing().join("large"), &bytes).unwrap();
     let fh = rig.open("large", libc::O_RDWR);
     let mut part = vec![0; 1000];
     rig.node().read(&CONTEXT, fh, 1_000_000, &mut part).unwrap();
     if written {
-        rig.write(fh, 100_000, b"written and not synced");
+        rig.write(fh, 100_000, b"written and perhaps synced");
+    }
+    if synced {
+        rig.node().fsync(&CONTEXT, fh, false).unwrap();
     }
     rig.node().release(fh);
+    (rig, bytes)
+}
+
+/// The machine stops and starts again, and nothing of the only map was on its device.
+fn cut_the_map(rig: &mut Rig) {
     rig.crash();
-    let maps = maps(&rig);
+    let maps = maps(rig);
     assert_eq!(maps.len(), 1, "the file is not partly resident");
     std::fs::File::options().write(true).open(&maps[0]).unwrap().set_len(0).unwrap();
-    // The machine has restarted.
     std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+}
+
+/// A new file of which a part is in a spill file.
+fn rig_with_a_spilled_file(synced: bool) -> (Rig, Vec<u8>) {
+    let rig = Rig::small(MIB);
+    let bytes = noise(2, 900_000);
+    rig.put("filler", &noise(1, MIB - 300_000));
+    let fh = rig.create("spilled");
+    for (piece, at) in bytes.chunks(100_000).zip((0..).step_by(100_000)) {
+        rig.write(fh, at, piece);
+    }
+    if synced {
+        rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    }
+    rig.node().release(fh);
     (rig, bytes)
+}
+
+fn read_of(rig: &Rig, name: &str) -> Result<Vec<u8>, String> {
+    let opened = rig.node().open(&CONTEXT, rig.ino(name), libc::O_RDONLY);
+    let fh = opened.map_err(|error| error.to_string())?.fh;
+    let mut all = vec![0; 3_000_000];
+    let read = rig.node().read(&CONTEXT, fh, 0, &mut all).map_err(|error| error.to_string());
+    rig.node().release(fh);
+    read.map(|read| all[..read].to_vec())
+}
+
+/// What lies in the spill file is the file, where nobody was told that what lies on the tier lasts.
+#[test]
+fn map_of_a_spilled_file_when_cut_short_and_nothing_was_synced_then_the_spill_file_counts() {
+    let (mut rig, bytes) = rig_with_a_spilled_file(false);
+    cut_the_map(&mut rig);
+    rig.start();
+    let found = read_of(&rig, "spilled").unwrap();
+    let pairs = || found.iter().zip(&bytes);
+    assert!(pairs().all(|(found, written)| *found == 0 || found == written));
+    assert_eq!(rig.node().lost_files().files, 0);
+    assert_eq!(lost(&rig), 2, "object and map");
+    rig.drain();
+    assert_eq!(rig.plain("spilled"), found);
+}
+
+#[test]
+fn map_of_a_spilled_file_when_damaged_after_a_sync_then_no_part_is_shown_without_the_other() {
+    let (mut rig, _) = rig_with_a_spilled_file(true);
+    cut_the_map(&mut rig);
+    rig.start();
+    read_of(&rig, "spilled").unwrap_err();
+    assert_eq!(rig.node().lost_files().files, 1);
+}
+
+/// Before, the older version came back in silence.
+#[test]
+fn map_of_what_was_synced_when_damaged_then_the_file_is_lost_by_name_and_not_as_it_was() {
+    let (mut rig, _) = rig_with_a_part(true, true);
+    cut_the_map(&mut rig);
+    rig.start();
+    read_of(&rig, "large").unwrap_err();
+    assert_eq!(rig.node().lost_files().files, 1);
+    assert_eq!(lost(&rig), 2, "object and map");
 }
 
 fn check_rig(rig: &Rig, repair: bool) -> forebay_node::Checked {

@@ -48,7 +48,12 @@ pub enum Wrong {
 pub struct Oracle {
     files: Vec<File>,
     names: BTreeMap<String, Vec<State>>,
+    /// What happened to each name lately, for reports.
+    trails: BTreeMap<String, Vec<String>>,
 }
+
+/// Steps that are remembered of a name.
+const TRAIL: usize = 24;
 
 impl File {
     fn len(&self) -> usize {
@@ -79,6 +84,10 @@ impl File {
         self.lens = vec![len];
         self.stamps.truncate(len.div_ceil(BLOCK));
         self.part_durable(0, self.stamps.len());
+    }
+
+    fn is_durable(&self) -> bool {
+        self.lens.len() == 1 && self.stamps.iter().all(|stamps| stamps.len() == 1)
     }
 
     fn part_durable(&mut self, at: usize, count: usize) {
@@ -159,7 +168,28 @@ impl Oracle {
         self.files.len() - 1
     }
 
-    /// A worker did this, and was told so (`done`), or was at it.
+    fn note(&mut self, name: &str, what: String) {
+        let trail = self.trails.entry(name.into()).or_default();
+        if trail.len() == TRAIL {
+            trail.remove(0);
+        }
+        trail.push(what);
+    }
+
+    /// What happened to a name lately.
+    pub fn trail(&self, name: &str) -> String {
+        self.trails.get(name).map(|trail| trail.join("\n  ")).unwrap_or_default()
+    }
+
+    /// A worker did this in round `round`, and was told so (`done`), or was at it.
+    pub fn carried_out(&mut self, round: usize, op: &Op, done: bool) {
+        for name in op.names() {
+            self.note(name, format!("{round} {}: {op:?}", if done { "done" } else { "begun" }));
+        }
+        self.apply(op, done);
+    }
+
+    /// As [`Oracle::carried_out`], of what is only planned.
     pub fn apply(&mut self, op: &Op, done: bool) {
         match op {
             Op::Write { name, at, count, stamp, fresh, sync } => {
@@ -203,7 +233,11 @@ impl Oracle {
                 let state = self.now(from);
                 self.push(to, state);
                 self.push(from, State::Absent);
-                self.done_in_dir(&[from, to], done && *dir);
+                self.done_in_dir(&[from], done && *dir);
+                // What was never wholly synced does not take the place of what is good.
+                let whole =
+                    |state| !matches!(state, State::File(file) if !self.files[file].is_durable());
+                self.done_in_dir(&[to], done && *dir && whole(state));
             }
             Op::Drain { name } => {
                 if let State::File(file) = self.now(name)
@@ -253,6 +287,8 @@ impl Oracle {
     /// Compares what a name leads to after a cut with what it may, and goes on from there. Says what
     /// was wrong, and whether the file is to be removed, as nothing can be said of it any more.
     pub fn found(&mut self, name: &str, found: Option<&[u8]>) -> (Option<Wrong>, bool) {
+        let len = found.map_or("nothing".into(), |found| format!("{} bytes", found.len()));
+        self.note(name, format!("found {len}, of {:?}", self.names.get(name)));
         let states = self.names.get(name).cloned().unwrap_or_default();
         let mut whys = Vec::new();
         for state in states.iter().rev() {

@@ -11,6 +11,8 @@ use crate::process::eventually;
 use crate::random::Random;
 use crate::subject::{binary, is_mounted, run_checked, run_command};
 
+/// The logs of the last daemons, the latest first.
+const LOGS: [&str; 6] = ["log", "log.1", "log.2", "log.3", "log.4", "log.5"];
 const LIMIT: Duration = Duration::from_secs(60);
 /// `EXT4_IOC_SHUTDOWN` and `XFS_IOC_GOINGDOWN`; 2 is without writing the log out.
 const SHUTDOWN: libc::c_ulong = 0x8004_587d;
@@ -136,7 +138,9 @@ impl Site {
     /// Mounts Forebay.
     pub fn mount(&mut self, manner: &Manner) -> Outcome {
         // There is none before the first mount.
-        let _ = fs::rename(self.path("log"), self.path("log.before"));
+        for (newer, older) in LOGS.iter().zip(&LOGS[1..]).rev() {
+            let _ = fs::rename(self.path(newer), self.path(older));
+        }
         let log = File::create(self.path("log"))?;
         let text = |name: &str| self.path(name).display().to_string();
         let mut command = Command::new(binary()?);
@@ -179,11 +183,11 @@ impl Site {
         told.take(20).collect::<Vec<_>>().join("\n")
     }
 
-    /// Copies the daemon's log, and that of the one before, below `FOREBAY_KEEP_LOGS`, if that is set,
-    /// with what programs did.
+    /// Copies the logs of the last daemons below `FOREBAY_KEEP_LOGS`, if that is set, with what programs
+    /// did.
     pub fn keep_logs(&self, cut: usize, steps: &str) {
         let Some(dir) = std::env::var_os("FOREBAY_KEEP_LOGS") else { return };
-        for name in ["log", "log.before"] {
+        for name in LOGS {
             let _ = fs::copy(self.path(name), Path::new(&dir).join(format!("cut{cut}.{name}")));
         }
         let _ = fs::write(Path::new(&dir).join(format!("cut{cut}.steps")), steps);

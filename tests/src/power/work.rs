@@ -46,8 +46,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it concerns a name.
-    pub fn is_about(&self, of: &str) -> bool {
+    /// The names that it concerns.
+    pub fn names(&self) -> Vec<&str> {
         match self {
             Op::Write { name, .. }
             | Op::Truncate { name, .. }
@@ -55,9 +55,9 @@ impl Op {
             | Op::Remove { name, .. }
             | Op::Drain { name }
             | Op::Read { name }
-            | Op::Evict { name } => name == of,
-            Op::Move { from, to, .. } => from == of || to == of,
-            Op::Pause { .. } => false,
+            | Op::Evict { name } => vec![name],
+            Op::Move { from, to, .. } => vec![from, to],
+            Op::Pause { .. } => Vec::new(),
         }
     }
 }
