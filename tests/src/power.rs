@@ -12,6 +12,7 @@ mod work;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -267,8 +268,24 @@ impl Run {
         if self.tally.wrong.len() > before {
             println!("{}", self.site.log());
             self.site.keep_logs(self.tally.cuts, &format!("{done_by:#?}"));
+            self.tell_names();
         }
         Ok(())
+    }
+
+    /// What the mount and the backing store have in the workers' directories, and under which inodes.
+    fn tell_names(&self) {
+        for below in ["mnt", "backing/data"] {
+            for worker in 0..WORKERS {
+                let dir = self.site.path(below).join(format!("worker{worker}"));
+                let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
+                let told = entries.map(|entry| match entry.metadata() {
+                    Ok(found) => format!("{:?} {} {}", entry.file_name(), found.ino(), found.len()),
+                    Err(error) => format!("{:?} {error}", entry.file_name()),
+                });
+                println!("{}: {}", dir.display(), told.collect::<Vec<_>>().join(", "));
+            }
+        }
     }
 
     fn choose_disks(&mut self) -> Vec<&'static str> {

@@ -233,11 +233,13 @@ impl Oracle {
                 let state = self.now(from);
                 self.push(to, state);
                 self.push(from, State::Absent);
-                self.done_in_dir(&[from], done && *dir);
-                // What was never wholly synced does not take the place of what is good.
-                let whole =
-                    |state| !matches!(state, State::File(file) if !self.files[file].is_durable());
-                self.done_in_dir(&[to], done && *dir && whole(state));
+                // As of a replacement without a sync.
+                if let State::File(file) = state
+                    && !self.files[file].is_durable()
+                {
+                    self.files[file].unsynced = true;
+                }
+                self.done_in_dir(&[from, to], done && *dir);
             }
             Op::Drain { name } => {
                 if let State::File(file) = self.now(name)

@@ -90,6 +90,7 @@ impl Node {
         if self.is_overtaken(work, link, found)? {
             return Err(NodeError::Busy);
         }
+        tracing::debug!(ino = %work.ino(), ?link, ?found, record = ?work.record, "left to others");
         // What was its own object is now the others' version.
         for known in work.record.backing.links.clone() {
             let is_theirs = match work.record.backing.fingerprint {

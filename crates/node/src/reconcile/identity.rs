@@ -189,9 +189,14 @@ impl Node {
         let Some(known) = work.record.backing.fingerprint else { return Ok(()) };
         let pending = Print { mtime: work.record.attr.mtime, ..known };
         match self.meta.intend(work.ino(), None, pending) {
-            Err(MetaError::Stale(_)) => Ok(()),
-            intended => in_hand(intended).map(drop),
+            Err(MetaError::Stale(_)) => return Ok(()),
+            intended => in_hand(intended)?,
+        };
+        // Or a power cut leaves a version that nobody here knows of: others would seem to have made it.
+        if work.record.backing.pending != Some(pending) {
+            self.meta.sync()?;
         }
+        Ok(())
     }
 }
 
