@@ -16,7 +16,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use oracle::{Oracle, Wrong};
+use oracle::{BLOCK, Oracle, Wrong};
 use site::{DISKS, Manner, Site};
 use work::{LARGE_BLOCKS, Op};
 
@@ -151,6 +151,9 @@ impl Run {
     /// Other disks, as nothing can be said of these any more.
     fn anew(mut self, why: &Failure, random: &mut Random) -> Outcome<Self> {
         self.wrong(why.to_string());
+        println!("{}", self.site.log());
+        self.site.keep_logs(self.tally.cuts, "");
+        self.tell_names();
         let tally = std::mem::take(&mut self.tally);
         drop(self);
         Ok(Self { tally, ..Self::new(random)? })
@@ -170,8 +173,17 @@ impl Run {
         for (path, bytes) in &seen {
             let found = fs::read(backing.join(path)).unwrap_or_default();
             if found != *bytes {
+                let blocks = || found.chunks(BLOCK).zip(bytes.chunks(BLOCK)).enumerate();
+                let differ: Vec<_> = blocks().filter(|(_, (a, b))| a != b).map(|it| it.0).collect();
+                let (worker, name) = path.split_once('/').unwrap_or_default();
+                let number = worker.trim_start_matches("worker").parse().unwrap_or(0);
+                let trail = self.oracles.get(number).map(|oracle: &Oracle| oracle.trail(name));
                 let (found, bytes) = (found.len(), bytes.len());
-                self.wrong(format!("{path} after a drain: {found} bytes there, {bytes} seen"));
+                self.wrong(format!(
+                    "{path} after a drain: {found} bytes there, {bytes} seen, blocks {differ:?}; {}",
+                    trail.unwrap_or_default()
+                ));
+                self.site.keep_logs(self.tally.cuts, "");
             }
         }
         Ok(())

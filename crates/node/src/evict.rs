@@ -410,9 +410,6 @@ impl Node {
         if place.dirty.load(Ordering::Acquire) {
             object.sync(false)?;
             self.tiers[usize::from(to)].tier.sync_dir(ino.0)?;
-            // Once more, which costs little: a file system that goes down in the middle of a sync may
-            // confirm it all the same (XFS does), and the other copy is about to go.
-            object.sync(false)?;
         }
         fail_at!("node.move.whole");
         Ok(())

@@ -113,6 +113,9 @@ impl Node {
     /// Brings the residency index in line with the tiers, and the namespace with what was written.
     /// Files in `open` are in the hands of programs that were served by a daemon before.
     pub(crate) fn recover(&self, open: &HashSet<Ino>) -> Result<Recovered> {
+        if !self.state_dir.join(CLEAN_END).exists() {
+            self.settle_store()?;
+        }
         let owner = self.tiers[0].tier.id().to_string();
         tell_displaced(&self.backing.clean_temporaries(&owner)?.kept);
         let mut evidence = Evidence::default();
@@ -156,6 +159,19 @@ impl Node {
             "tiers read"
         );
         Ok(recovered)
+    }
+
+    /// What a daemon that was killed has done in the backing store need not be durable there, and is
+    /// believed from here on. A first failure may be of bytes of others.
+    fn settle_store(&self) -> Result<()> {
+        match self.backing.sync() {
+            Err(error) if error.class() == ErrorClass::Unsupported => Ok(()),
+            Err(error) => {
+                tracing::warn!(%error, "the backing store can't be synced, and is tried once more");
+                Ok(self.backing.sync()?)
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Files that were open without a name when the daemon ended are gone: which.

@@ -22,7 +22,7 @@ use crate::backing::{
 };
 use crate::failpoints::fail_at;
 use crate::group::{Group, Synced};
-use crate::local::{LocalFile, retry, timestamps};
+use crate::local::{LocalFile, retry, sync_by, timestamps};
 use crate::private::Areas;
 use crate::{AllocateMode, Attributes, Bytes, FileKind, Result, StoreError, Timestamp};
 
@@ -300,7 +300,7 @@ impl DirBacking {
             group.sync()?;
         }
         dirs.iter().filter(|dir| !together(dir)).try_for_each(|dir| {
-            with_readable(dir, |fd| fs::fsync(fd))
+            with_readable(dir, |fd| sync_by(fd, |fd| fs::fsync(fd)))
                 .map_err(|e| self.err("sync", dir, OsStr::new(""), e))
         })
     }
@@ -516,7 +516,7 @@ impl BackingStore for DirBacking {
     }
 
     fn sync(&self) -> Result<()> {
-        with_readable(&self.root, |fd| fs::syncfs(fd))
+        with_readable(&self.root, |fd| sync_by(fd, |fd| fs::syncfs(fd)))
             .map_err(|e| StoreError::io("sync", &self.path, e))
     }
 

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::failpoints::fail_at;
 use crate::header::{HeaderFault, array_at, u32_at, u64_at};
-use crate::local::{LocalFile, retry};
+use crate::local::{LocalFile, retry, sync_by};
 use crate::ownership::make_own;
 use crate::presence::MapFile;
 use crate::tier::{LeaseGuard, Object, Tier, TierId, TierLock, TierUsage};
@@ -560,11 +560,11 @@ impl Tier for DirTier {
     fn sync_dir(&self, ino: u64) -> Result<()> {
         let err = |e: Errno| StoreError::io("sync the directory of", self.object_path(ino), e);
         match self.fan_dir(ino, false) {
-            Ok(dir) => retry(|| fs::fsync(dir)).map_err(err)?,
+            Ok(dir) => sync_by(dir, |fd| fs::fsync(fd)).map_err(err)?,
             Err(Errno::NOENT) => {}
             Err(e) => return Err(err(e)),
         }
-        self.fans_opened.settle(|| retry(|| fs::fsync(&self.objects)).map_err(err))
+        self.fans_opened.settle(|| sync_by(&self.objects, |fd| fs::fsync(fd)).map_err(err))
     }
 
     fn settle_removals(&self, ino: u64) -> Result<()> {
@@ -572,7 +572,7 @@ impl Tier for DirTier {
     }
 
     fn sync(&self) -> Result<()> {
-        retry(|| fs::syncfs(&self.root)).map_err(|e| StoreError::io("sync", &self.path, e))
+        sync_by(&self.root, |fd| fs::syncfs(fd)).map_err(|e| StoreError::io("sync", &self.path, e))
     }
 }
 

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{self, Mode, OFlags};
 
 use crate::backing::Dir;
-use crate::local::retry;
+use crate::local::{retry, sync_by};
 use crate::{Result, StoreError};
 
 /// File systems on local devices whose `syncfs` waits for bytes and journal: ext2 to ext4, XFS,
@@ -46,7 +46,7 @@ impl Group {
     }
 
     pub(crate) fn sync(&self) -> Result<Synced> {
-        retry(|| fs::syncfs(&self.fd))
+        sync_by(&self.fd, |fd| fs::syncfs(fd))
             .map_err(|e| StoreError::io("sync the file system of", "the backing store", e))?;
         Ok(Synced(()))
     }

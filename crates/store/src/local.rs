@@ -10,6 +10,16 @@ use rustix::io::Errno;
 use crate::attributes::Births;
 use crate::{AllocateMode, Attributes, Bytes, Result, StoreError, Timestamp};
 
+/// Syncs, and looks whether the file system has gone down meanwhile. XFS confirms the sync of a file or a
+/// directory whose changes it throws away as it shuts down; from then on it gives no attributes.
+pub(crate) fn sync_by(
+    fd: impl AsFd,
+    sync: impl Fn(BorrowedFd<'_>) -> rustix::io::Result<()>,
+) -> rustix::io::Result<()> {
+    retry(|| sync(fd.as_fd()))?;
+    retry(|| fs::fstat(fd.as_fd())).map(drop)
+}
+
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// An open local file.
@@ -138,9 +148,8 @@ impl Bytes for LocalFile {
     fn sync(&self, data_only: bool) -> Result<()> {
         // An interrupted fsync is repeated; a failed one is not: the kernel drops the dirty mark
         // of pages that it could not write, so that a second one would lie.
-        let result =
-            retry(|| if data_only { fs::fdatasync(&self.fd) } else { fs::fsync(&self.fd) });
-        result.map_err(|e| self.err("sync", e))
+        let sync = |fd: BorrowedFd<'_>| if data_only { fs::fdatasync(fd) } else { fs::fsync(fd) };
+        sync_by(&self.fd, sync).map_err(|e| self.err("sync", e))
     }
 
     fn set_len(&self, len: u64) -> Result<()> {

@@ -326,7 +326,7 @@ impl Oracle {
                         self.names.insert(name.into(), vec![State::Any, State::Absent]);
                         return (Some(wrong), true);
                     }
-                    file.unsynced = false;
+                    file.unsynced &= !file.is_durable();
                     return self.known(name, *state, found);
                 }
                 Err(why) => whys.push(why),
@@ -348,8 +348,9 @@ impl Oracle {
         let odd = found.is_some_and(|found| !found.len().is_multiple_of(BLOCK));
         let remove = found.is_some() && (odd || state == State::Any);
         // What is found need not be durable, if it is not what was acknowledged.
-        let first = self.names.get(name).and_then(|states| states.first()).copied();
-        let mut states: Vec<_> = first.into_iter().chain([state]).collect();
+        let before = self.names.get(name).into_iter().flatten();
+        let mut states: Vec<_> = before.copied().take_while(|known| *known != state).collect();
+        states.push(state);
         states.extend(remove.then_some(State::Absent));
         states.dedup();
         self.names.insert(name.into(), states);

@@ -181,7 +181,11 @@ impl Embedded {
     fn persist(&self, opened: &Opened) -> Result<(), EngineError> {
         #[cfg(test)]
         self.fail_as_told()?;
-        opened.database.persist(PersistMode::SyncAll).map_err(io)
+        opened.database.persist(PersistMode::SyncAll).map_err(io)?;
+        // A file system that goes down in the middle of it may confirm it all the same (XFS does), but
+        // gives no attributes from then on.
+        let looked = std::fs::metadata(&self.directory);
+        looked.map(drop).map_err(|error| EngineError::Io(Box::new(error)))
     }
 
     /// Writes the log once more, as it was read back. A sync that fails tells so once, and the

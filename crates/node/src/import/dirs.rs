@@ -286,6 +286,7 @@ impl Node {
                 }
                 // Moved by a worker since the record was read.
                 let record = self.meta.get(record.ino)?;
+                tracing::debug!(?record, "not where it was");
                 let (dir, name) = self.backing_place(&record)?;
                 Ok(self.backing.open_file(&dir, OsStr::from_bytes(&name), access)?)
             }

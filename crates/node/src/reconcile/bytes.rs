@@ -155,6 +155,7 @@ impl Node {
             Flushed::Conflict(Some(found))
                 if is_empty_claim(&work.record, &found) || self.is_unreported(work, &found)? =>
             {
+                work.touched(link.parent, &dir);
                 work.settled(convert::fingerprint(found.fingerprint()));
                 Ok(Step::Again)
             }

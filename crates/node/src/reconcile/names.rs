@@ -52,6 +52,10 @@ impl Node {
         for link in doubtful {
             let found = self.found_under(&work.record, &link)?;
             let ours = found.filter(|found| may_be_ours(&work.record, found));
+            // It may be so for a moment only, until that is durable there.
+            if let Ok((dir, _)) = self.place_of_link(&work.record, &link) {
+                work.touched(link.parent, &dir);
+            }
             let Some(found) = ours else {
                 work.went(&link);
                 continue;

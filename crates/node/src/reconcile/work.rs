@@ -388,6 +388,7 @@ impl Node {
             self.backing_name_gone(link);
         }
         let ino = owned.ino;
+        tracing::debug!(%ino, ?facts, "reported");
         let apply = |record: &mut Record| facts.apply(record, seen_change);
         match self.meta.reconciled(ino, seen_change, apply) {
             Ok(true) => {
