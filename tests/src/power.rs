@@ -72,6 +72,8 @@ struct Tally {
     wrong: Vec<String>,
     replaced: Vec<String>,
     conflicts: usize,
+    /// What was cut, of late.
+    cut_lately: std::collections::VecDeque<String>,
 }
 
 /// All that outlasts a cut.
@@ -117,7 +119,7 @@ pub fn run(seed: u64, cuts: usize) -> Outcome {
 
 impl Tally {
     fn report(&self) -> Outcome {
-        let Tally { cuts, steps, wrong, replaced, conflicts } = self;
+        let Tally { cuts, steps, wrong, replaced, conflicts, .. } = self;
         println!("{cuts} cuts, {steps} steps acknowledged; {} findings", wrong.len());
         println!("{conflicts} conflicts, {} files replaced by a part of one", replaced.len());
         // POSIX lets a file that was never synced be empty, whatever it has replaced.
@@ -191,7 +193,7 @@ impl Run {
 
     fn wrong(&mut self, what: String) {
         let what = format!("cut {}: {what} ({:?})", self.tally.cuts, self.manner);
-        println!("{what}");
+        println!("{what}\nlast cuts: {:?}", self.tally.cut_lately);
         self.tally.wrong.push(what);
     }
 
@@ -270,7 +272,12 @@ impl Run {
         }
         self.site.halt()?;
         self.site.boot()?;
-        let how = format!("{} cut, {killed_first}", disks.join(" "));
+        let when = if killed_first { "after" } else { "before" };
+        let how = format!("{} cut {when} the daemon's end", disks.join(" "));
+        self.tally.cut_lately.push_back(format!("{} {how}", self.tally.cuts));
+        if self.tally.cut_lately.len() > CUTS_BETWEEN_DRAINS {
+            self.tally.cut_lately.pop_front();
+        }
         if let Err(failure) = self.site.mount(&self.manner) {
             let checked = self.site.check()?;
             return Err(Failure::at(format_args!("{how}: {failure}\nfsck: {checked}")));

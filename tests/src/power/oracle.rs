@@ -338,6 +338,17 @@ impl Oracle {
         let replaced = states.iter().any(unsynced);
         self.names.insert(name.into(), vec![State::Any, State::Absent]);
         let what = found.map_or("nothing".into(), |found| format!("{} bytes", found.len()));
+        let same = |file: &File| {
+            let stamp = |at: usize| file.stamps.get(at).and_then(|may| may.last()).copied();
+            let known = |(at, bytes): (usize, &[u8])| {
+                stamp(at).is_some_and(|stamp| block(stamp)[..bytes.len()] == *bytes)
+            };
+            found.is_some_and(|found| {
+                !found.is_empty() && found.chunks(BLOCK).enumerate().all(known)
+            })
+        };
+        let of: Vec<_> = (0..self.files.len()).filter(|at| same(&self.files[*at])).collect();
+        let what = if of.is_empty() { what } else { format!("{what} of files {of:?}") };
         let why = format!("{what}, none of {may} that may be: {}", whys.join("; "));
         let wrong = if replaced { Wrong::Replaced(why) } else { Wrong::Lost(why) };
         (Some(wrong), found.is_some())

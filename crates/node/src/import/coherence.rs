@@ -237,6 +237,7 @@ impl Node {
             // Our own changes are in the record with the change time that they left: whatever moved
             // it may have changed the bytes. First the copy goes, so that none is ever taken for the
             // version that the record names.
+            tracing::debug!(?record, ?found.fingerprint, "another version is taken in");
             let is_file = record.attr.kind == FileKind::File;
             if is_file {
                 self.copy_is_stale(ino);

@@ -249,7 +249,11 @@ impl Node {
             return self.place_of(record, first, MOST_PARENTS);
         }
         for link in record.backing.links.newest_first() {
-            let (dir, name) = self.place_of(record, link, MOST_PARENTS)?;
+            // Limbo and directories as well may be claimed only.
+            let (dir, name) = match self.place_of(record, link, MOST_PARENTS) {
+                Err(error) if error.class() == Some(ErrorClass::NotFound) => continue,
+                place => place?,
+            };
             match self.backing.stat(&dir, OsStr::from_bytes(&name)) {
                 Ok(found)
                     if record
@@ -286,7 +290,6 @@ impl Node {
                 }
                 // Moved by a worker since the record was read.
                 let record = self.meta.get(record.ino)?;
-                tracing::debug!(?record, "not where it was");
                 let (dir, name) = self.backing_place(&record)?;
                 Ok(self.backing.open_file(&dir, OsStr::from_bytes(&name), access)?)
             }

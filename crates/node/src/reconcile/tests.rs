@@ -214,11 +214,19 @@ impl Bench {
     }
 
     fn with(by: Arc<dyn Interceptor>, change: impl FnOnce(&mut NodeConfig)) -> Self {
+        Self::on(by, Box::new(Memory::new()), change)
+    }
+
+    fn on(
+        by: Arc<dyn Interceptor>,
+        engine: Box<dyn forebay_meta::Engine>,
+        change: impl FnOnce(&mut NodeConfig),
+    ) -> Self {
         let scratch = Scratch::new();
         let contents = Arc::new(Contents::default());
         let inner = Arc::new(DirBacking::open(&scratch.0, "test").expect("opens"));
         let backing = Arc::new(InterceptedBacking::new(inner, by));
-        let meta = MetaStore::open(Box::new(Memory::new()), &Options::default()).expect("opens");
+        let meta = MetaStore::open(engine, &Options::default()).expect("opens");
         let node = node_on(backing, meta, &contents, change);
         node.import_root().expect("the root is there");
         Bench { node, contents, root: scratch.0.clone(), _scratch: scratch }
@@ -644,6 +652,7 @@ fn removed_file_in_use_when_its_last_close_comes_then_limbo_is_not_searched_for_
     assert!(bench.node.backing.list_limbo().expect("limbo").is_empty());
 }
 
+mod durable;
 mod imports;
 mod interleaved;
 mod model;
