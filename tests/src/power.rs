@@ -348,6 +348,7 @@ impl Run {
                     fs::remove_file(&path)?;
                 }
             }
+            self.oracles[worker].tell_apart();
             self.tally.conflicts += remove_strays(&home)?;
         }
         Ok(())

@@ -507,6 +507,7 @@ impl Node {
                 (None, _) => dirty = true,
             }
         }
+        tracing::debug!(index, ?header, len = stat.size, ?stat.mtime, ?record, "an object is looked at");
         if dirty {
             if !trust.unsynced
                 && let Some(found) = self.superseded_by(record, header)?

@@ -281,6 +281,20 @@ impl Oracle {
         self.durable(name);
     }
 
+    /// After a comparison: each name leads to a file of its own. Two files that are alike, as empty ones,
+    /// were taken for the same one.
+    pub fn tell_apart(&mut self) {
+        let mut seen = std::collections::BTreeSet::new();
+        for states in self.names.values_mut() {
+            if let Some(State::File(number)) = states.last_mut()
+                && !seen.insert(*number)
+            {
+                self.files.push(self.files[*number].clone());
+                *number = self.files.len() - 1;
+            }
+        }
+    }
+
     /// All names that there are or were.
     pub fn names(&self) -> Vec<String> {
         self.names.keys().cloned().collect()
@@ -326,7 +340,6 @@ impl Oracle {
                         self.names.insert(name.into(), vec![State::Any, State::Absent]);
                         return (Some(wrong), true);
                     }
-                    file.unsynced &= !file.is_durable();
                     return self.known(name, *state, found);
                 }
                 Err(why) => whys.push(why),

@@ -122,7 +122,8 @@ impl Node {
             return Ok(Some(self.meta.get(ino)?));
         };
         let record = self.meta.get(ino)?;
-        if record.differs() {
+        // Nor is what still stands under a name that is only claimed for a new file.
+        if record.differs() || is_unconfirmed(&record) {
             return Ok(Some(record));
         }
         let Some(link) = record.backing.links.first().cloned() else { return Ok(Some(record)) };

@@ -49,9 +49,19 @@ impl Node {
             Some(_) => record.claims().clone(),
             None => record.backing.links.clone(),
         };
+        let mut looked = Vec::new();
         for link in doubtful {
             let found = self.found_under(&work.record, &link)?;
-            let ours = found.filter(|found| may_be_ours(&work.record, found));
+            looked.push((link, found.filter(|found| may_be_ours(&work.record, found))));
+        }
+        // As long as the record says that its names are in doubt: who was interrupted at them may have
+        // moved the change time.
+        if let Some(found) = looked.iter().find_map(|(_, ours)| *ours)
+            && !work.record.is_directory()
+        {
+            work.note_version(&found.fingerprint());
+        }
+        for (link, ours) in looked {
             // It may be so for a moment only, until that is durable there.
             if let Ok((dir, _)) = self.place_of_link(&work.record, &link) {
                 work.touched(link.parent, &dir);

@@ -293,6 +293,7 @@ impl<'a> Batch<'a> {
         let done = pass(&mut work);
         let placed = matches!(done, Ok(Step::Done));
         if !placed {
+            tracing::debug!(record = ?work.record, ?done, "not in line yet");
             // A name may be claimed and not there: the record must not leave the backlog, as it
             // would with nothing left that differs.
             work.seen_change = NEVER;

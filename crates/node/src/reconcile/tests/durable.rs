@@ -150,6 +150,10 @@ fn rename_that_got_no_answer_when_found_then_durable_before_it_is_reported() {
     bench.node.reconcile(ino).expect("found");
     assert!(order.saw(Operation::Sync), "{:?}", order.seen.lock());
     assert_eq!(bench.node.meta.get(ino).expect("it is there").backing.links.len(), 1);
+    // The change time that the rename has moved is not one of others' making.
+    bench.write("two", b"other bytes");
+    bench.drained();
+    assert_eq!((bench.node.conflicts().0, bench.read("two")), (0, b"other bytes".to_vec()));
 }
 
 /// A daemon that dies before it moves a file aside leaves a claim of a place that is not there; until a
@@ -162,4 +166,23 @@ fn file_that_only_claims_a_place_in_limbo_when_opened_then_it_is_where_it_was() 
     bench.node.meta.claim(ino, &limbo_link(ino)).expect("claimed");
     let opened = bench.node.open_version(ino).expect("it is there");
     assert_eq!(opened.len().expect("its length"), 5);
+}
+
+/// A daemon that dies between the claim of a name and the publication leaves the removed file there, which
+/// was then taken for what others had made of the new one.
+#[test]
+fn new_file_that_only_claims_its_name_when_looked_at_then_the_removed_one_does_not_come_back() {
+    let bench = Bench::new();
+    bench.write("name", b"what was removed");
+    bench.drained();
+    bench.unlink("name");
+    let new = bench.make("name", FileKind::File, 0o644);
+    let link = forebay_meta::Link::new(Ino::ROOT, b"name".to_vec());
+    bench.node.meta.claim(new, &link).expect("claimed");
+    bench.node.time_passes(new);
+    let known = bench.node.meta.get(new).expect("it is there");
+    let record = bench.node.revalidate(&Context::DAEMON, known).expect("it is there");
+    assert_eq!((record.attr.size, record.backing.fingerprint), (0, None));
+    bench.drained();
+    assert_eq!((bench.read("name"), bench.node.conflicts().0), (Vec::new(), 0));
 }
