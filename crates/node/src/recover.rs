@@ -516,6 +516,16 @@ impl Node {
                 self.revert_to(ino, found)?;
                 return Ok(Fate::Removed);
             }
+            let cut =
+                record.dirty && !is_acknowledged(header, stat.size) && stat.size < record.attr.size;
+            if !trust.unsynced
+                && cut
+                && let Some(found) = self.version_elsewhere(record)?
+            {
+                tracing::warn!(%ino, "a file that was moved was not synced since: it is as the backing store has it");
+                self.revert_to(ino, found)?;
+                return Ok(Fate::Removed);
+            }
             self.recover_dirty(record, header, &*object, trust.unsynced)?;
         } else {
             let same = match (header.base, current) {
@@ -552,6 +562,20 @@ impl Node {
             if ours.any(|known| known.same_content(&print)) && !is_announced(header, &print) {
                 self.meta.claim_found(record.ino, link)?;
                 return Ok(Some(convert::fingerprint(print)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The version that the backing store has of a file, if it stands there under none of the names that
+    /// the file should have: what has these names there is what the file has replaced, or nothing.
+    fn version_elsewhere(&self, record: &Record) -> Result<Option<forebay_meta::Fingerprint>> {
+        let Some(known) = record.backing.fingerprint else { return Ok(None) };
+        for link in &record.backing.links {
+            let found = self.found_under(record, link)?;
+            if let Some(found) = found.filter(|found| convert::is_inode(&known, found)) {
+                let here = record.links.contains(link);
+                return Ok((!here).then_some(convert::fingerprint(found.fingerprint())));
             }
         }
         Ok(None)

@@ -121,6 +121,23 @@ fn file_written_anew_without_a_sync_when_the_machine_stops_then_the_old_version_
     kept(&rig, 0);
 }
 
+/// What replaced the old file was durable: not the old one comes back, but what the other was before.
+#[test]
+fn file_moved_over_another_and_written_anew_when_the_machine_stops_then_its_own_version_stays() {
+    let mut rig = rig();
+    rig.put("file.new", &noise(3, V1));
+    rig.drain();
+    replace(&rig);
+    let fh = rig.open("file", libc::O_RDWR | libc::O_TRUNC);
+    rig.write(fh, 0, &noise(2, V2));
+    rig.node().release(fh);
+    power_cut(&mut rig, V2, 0);
+    assert!(rig.get("file") == noise(3, V1));
+    rig.drain();
+    assert!(rig.plain("file") == noise(3, V1));
+    assert_eq!(rig.node().conflicts().0, 0);
+}
+
 #[test]
 fn new_file_without_a_sync_when_the_machine_stops_then_what_is_left_is_there() {
     let mut rig = rig();

@@ -473,7 +473,7 @@ impl Node {
     fn compare_directory(&self, record: &Record, found: &Found) -> Result<()> {
         let Some(_owned) = self.own(record.ino, Duration::ZERO) else { return Ok(()) };
         let record = self.meta.get(record.ino)?;
-        if record.differs() {
+        if record.differs() || is_unconfirmed(&record) {
             return Ok(());
         }
         self.drop_handle(record.ino);
