@@ -193,6 +193,83 @@ Examples:
 Exit codes: 0 all paths were taken; 1 some were not, or the limits are reached; 2 wrong arguments or \
 a list that can't be understood; 3 not a Forebay mount.";
 
+/// `run`.
+pub const RUN: &str = "\
+Runs a command, or the jobs of a file, as processes of this machine: as many at a time as their cores \
+and memory allow. With the files that each reads it asks the mount where their bytes are, and gives it \
+the files of all jobs, in the order in which they will be read, as a reference sequence (see `forebay \
+hint`). So what is resident is used before it has to leave, what several jobs read is read by them one \
+after the other, what is still needed stays, and what comes next is fetched while jobs compute.
+
+Jobs wait for jobs that make what they read (outputs and inputs), and for those that they name (after). \
+Jobs that wait for each other begin with those that most depends on; others with those for which least \
+is to be fetched. Cores and memory are what a job says; nothing keeps it from using more.
+
+The inputs may be on any file system; what is known and hinted is about one mount: that of the first \
+file that is on one, or --mount. A daemon that does not answer, or is another user's, costs the order \
+and the hints, not the run.
+
+What a single command prints goes where that of `forebay run` goes. What jobs of a file print is \
+printed line by line with the name of the job in front, or written to files (--logs). Jobs have the \
+variables FOREBAY_JOB, their name, and FOREBAY_RUN, the name of the run. They can't read a terminal.
+
+SIGINT, SIGTERM, SIGHUP and SIGQUIT are handed to all jobs; those that go on are killed after --grace, \
+or at once with a second signal. What a job leaves running when it ends is killed, also what it put \
+into a group or session of its own, at the end of the run. If `forebay run` itself is killed, its jobs \
+are killed.";
+
+/// Examples of `run`.
+pub const RUN_EXAMPLES: &str = "\
+Examples:
+  forebay run --input /data/set7 -- ./train --epochs 3
+  forebay run --trace nightly.trace --mount /data -- ./nightly.sh
+  forebay run --batch jobs.toml --retries 1 --logs logs
+  snakemake -n -p > flow.txt && forebay run --snakemake flow.txt
+  sqlite3 -json monitoring.db 'select * from task' > tasks.json
+  forebay run --parsl tasks.json -- ./task.sh {function} {inputs}
+  forebay run --batch jobs.json --dry-run
+
+A file of jobs (in JSON the same, or only the list of jobs):
+  [defaults]                      # of all jobs; each may say otherwise
+  cores = 1
+  memory = \"2G\"
+
+  [[jobs]]
+  name = \"index\"                  # default job-1, job-2, ...
+  command = \"sort ref > ref.idx\"  # for sh -c, or a list of words
+  inputs = \"ref\"                  # names, directories, patterns, @LIST
+  outputs = [\"ref.idx\"]
+  seconds = 60                    # how long it computes, about
+  retries = 2
+  dir = \"work\"
+  env = { LC_ALL = \"C\" }
+
+  [[jobs]]
+  command = [\"./align\", \"ref.idx\", \"reads/1\"]
+  inputs = [\"ref.idx\", \"reads/1\"]
+  after = \"index\"                 # needed only where files do not say it
+  cores = 4
+
+Names of files are as seen from the job's directory, or else from the mount point.
+
+Exit codes: of a single command its own, 128 and the number of a signal that ended it, 127 if it is \
+not there, 126 if it can't be started. Of jobs of a file 0 if all have ended well, else 1. 128 and the \
+number of the signal if the run was ended by one. 2 wrong arguments, nothing was started.";
+
+/// `jobs`.
+pub const JOBS: &str = "\
+Shows the runs of this user on this machine that have not ended, and their jobs: which run and since \
+when, which have failed and why. It reads what each `forebay run` notes in the runtime directory, in \
+files that nobody else can read; of runs that have ended the last 50 are kept. Jobs of a run that was \
+killed are shown as lost.";
+
+/// Examples of `jobs`.
+pub const JOBS_EXAMPLES: &str = "\
+Examples:
+  forebay jobs
+  forebay jobs /data --all
+  forebay jobs --json | jq '.[-1].jobs[] | select(.state == \"failed\")'";
+
 /// `trace record`.
 pub const TRACE_RECORD: &str = "\
 Records which files programs open on a mount, in which order and when, until it is interrupted, asked \

@@ -232,6 +232,7 @@ impl NodeControl {
             pinned: found.pinned,
             backing: Some(self.config.backing.join(as_path(&backing)).into()),
             copies: Vec::new(),
+            nodes: Vec::new(),
         })
     }
 
