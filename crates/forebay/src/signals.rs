@@ -42,12 +42,16 @@ pub fn block() -> Result<(), Error> {
 
 /// Waits for one of them up to `limit`; says whether one came.
 pub fn wait_for(limit: Duration) -> io::Result<bool> {
+    wait_for_any(&set(), limit)
+}
+
+fn wait_for_any(set: &libc::sigset_t, limit: Duration) -> io::Result<bool> {
     let limit = libc::timespec {
         tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: libc::c_long::from(limit.subsec_nanos()),
     };
     // SAFETY: the set and the limit are valid for the call; nobody wants to know more of the signal.
-    let number = unsafe { libc::sigtimedwait(&set(), std::ptr::null_mut(), &limit) };
+    let number = unsafe { libc::sigtimedwait(set, std::ptr::null_mut(), &limit) };
     if number > 0 {
         return Ok(true);
     }
@@ -85,4 +89,9 @@ pub fn wait_for_end() -> io::Result<i32> {
     // SAFETY: both pointers are valid for the call.
     let code = unsafe { libc::sigwait(&set_of(&ENDS), &mut number) };
     if code == 0 { Ok(number) } else { Err(io::Error::from_raw_os_error(code)) }
+}
+
+/// Waits for one of those up to `limit`; says whether one came.
+pub fn end_within(limit: Duration) -> io::Result<bool> {
+    wait_for_any(&set_of(&ENDS), limit)
 }

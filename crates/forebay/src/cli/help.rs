@@ -270,6 +270,29 @@ Examples:
   forebay jobs /data --all
   forebay jobs --json | jq '.[-1].jobs[] | select(.state == \"failed\")'";
 
+/// `patterns`.
+pub const PATTERNS: &str = "\
+Records, while it is wanted, who reads and writes which pieces of which files, and shows it as access \
+counting diagrams: for each task, rows of 2 MiB of a file, columns of time, counts of blocks of 64 KiB. \
+A task is a job of `forebay run`, a rank of MPI, a task of Slurm, or a process; accesses belong to who \
+opened the file. Of each task its newest windows of 256 accesses are kept, about a thousand; tasks that \
+access the same at the same time are named (the measure of Liao, Trahay and Xiao, docs/profile.md).
+
+While a mount is recorded, files that are opened are served by the daemon and not by the kernel, \
+request by request, so that nothing is hidden; that costs speed. What was open before is seen as far as \
+the daemon serves it. Recording takes at most 64 MiB, and nothing when it has ended. It ends with the \
+daemon, also at an upgrade. Of a file that is still open, the last accesses to one row may be missing.";
+
+/// Examples of `patterns`.
+pub const PATTERNS_EXAMPLES: &str = "\
+Examples:
+  forebay patterns /data --for 30s
+  forebay patterns /data --start
+  forebay patterns /data --svg now.svg
+  forebay patterns /data --stop --json > patterns.json
+
+Exit codes: 0 done; 1 nothing is recorded, or somebody records already; 3 not a Forebay mount.";
+
 /// `trace record`.
 pub const TRACE_RECORD: &str = "\
 Records which files programs open on a mount, in which order and when, until it is interrupted, asked \

@@ -75,6 +75,9 @@ pub enum Command {
     /// Show the jobs of `forebay run`: which run, since when, which have ended and how
     #[command(long_about = help::JOBS, after_long_help = help::JOBS_EXAMPLES)]
     Jobs(run::JobsArgs),
+    /// Record and show which pieces of which files tasks read and write
+    #[command(long_about = help::PATTERNS, after_long_help = help::PATTERNS_EXAMPLES)]
+    Patterns(run::PatternsArgs),
     /// Check the state on tiers that are not mounted
     #[command(long_about = help::FSCK, after_long_help = help::FSCK_EXAMPLES)]
     Fsck(FsckArgs),

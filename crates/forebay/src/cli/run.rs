@@ -87,6 +87,28 @@ pub struct RunArgs {
     pub json: bool,
 }
 
+/// Arguments of `patterns`.
+#[derive(Debug, Args)]
+pub struct PatternsArgs {
+    /// The mount point
+    pub mountpoint: PathBuf,
+    /// Begin to record
+    #[arg(long, conflicts_with_all = ["stop", "for_time"])]
+    pub start: bool,
+    /// Show what was recorded, and end the recording
+    #[arg(long)]
+    pub stop: bool,
+    /// Record for this time, then show it and end
+    #[arg(long = "for", value_name = "TIME", id = "for_time", value_parser = parse_duration, conflicts_with = "stop")]
+    pub for_time: Option<std::time::Duration>,
+    /// Draw the diagrams as a heat map into this file
+    #[arg(long, value_name = "FILE", conflicts_with = "start")]
+    pub svg: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, conflicts_with = "start")]
+    pub json: bool,
+}
+
 /// Arguments of `jobs`.
 #[derive(Debug, Args)]
 pub struct JobsArgs {

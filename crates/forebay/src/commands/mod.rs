@@ -7,6 +7,7 @@ mod hint;
 mod jobs;
 mod mount;
 mod paths;
+mod patterns;
 mod progress;
 mod run;
 mod sequence;
@@ -76,6 +77,7 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Trace(command) => trace::run(&command).map(|()| ok),
         Command::Run(args) => run::run(&args),
         Command::Jobs(args) => jobs::run(&args),
+        Command::Patterns(args) => patterns::run(&args).map(|()| ok),
         Command::RunWatch => crate::run::watch::run().map(|()| ok),
         Command::Fsck(args) => fsck::run(&args, engine),
         Command::Top(args) => top::run(&args).map(|()| ok),
