@@ -42,10 +42,10 @@ pub fn block() -> Result<(), Error> {
 
 /// Waits for one of them up to `limit`; says whether one came.
 pub fn wait_for(limit: Duration) -> io::Result<bool> {
-    wait_for_any(&set(), limit)
+    Ok(wait_for_any(&set(), limit)?.is_some())
 }
 
-fn wait_for_any(set: &libc::sigset_t, limit: Duration) -> io::Result<bool> {
+fn wait_for_any(set: &libc::sigset_t, limit: Duration) -> io::Result<Option<i32>> {
     let limit = libc::timespec {
         tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: libc::c_long::from(limit.subsec_nanos()),
@@ -53,11 +53,11 @@ fn wait_for_any(set: &libc::sigset_t, limit: Duration) -> io::Result<bool> {
     // SAFETY: the set and the limit are valid for the call; nobody wants to know more of the signal.
     let number = unsafe { libc::sigtimedwait(set, std::ptr::null_mut(), &limit) };
     if number > 0 {
-        return Ok(true);
+        return Ok(Some(number));
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EINTR) => Ok(false),
+        Some(libc::EAGAIN | libc::EINTR) => Ok(None),
         _ => Err(error),
     }
 }
@@ -91,7 +91,7 @@ pub fn wait_for_end() -> io::Result<i32> {
     if code == 0 { Ok(number) } else { Err(io::Error::from_raw_os_error(code)) }
 }
 
-/// Waits for one of those up to `limit`; says whether one came.
-pub fn end_within(limit: Duration) -> io::Result<bool> {
+/// Waits for one of those up to `limit`; says which came, if one did.
+pub fn end_within(limit: Duration) -> io::Result<Option<i32>> {
     wait_for_any(&set_of(&ENDS), limit)
 }

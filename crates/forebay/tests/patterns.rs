@@ -50,8 +50,8 @@ fn jobs_when_recorded_then_rows_and_counts_of_each_and_a_picture() {
     let (code, text) = site.run(&["patterns", &site.text("mnt"), "--start"]);
     assert_eq!(code, 1, "{text}");
     let jobs = serde_json::json!([
-        { "name": "reader", "command": "dd if=in of=/dev/null bs=64k", "inputs": "in", "dir": site.text("mnt") },
-        { "name": "writer", "command": "dd if=/dev/zero of=out bs=64k count=40", "outputs": "out", "dir": site.text("mnt") },
+        { "name": "reader", "command": "dd if=in of=/dev/null bs=64k; sleep 0.5", "inputs": "in", "dir": site.text("mnt") },
+        { "name": "writer", "command": "dd if=/dev/zero of=out bs=64k count=40; sleep 0.5", "outputs": "out", "dir": site.text("mnt") },
     ]);
     let file = site.text("b.json");
     fs::write(&file, jobs.to_string()).unwrap();

@@ -14,11 +14,13 @@ mod tasks;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use forebay_profile::{Access, Config, Kind, Origin, Profiler};
 use parking_lot::Mutex;
 use rustix::io::Errno;
+use rustix::process::{Pid, getpgid};
 
 pub use report::{PatternRow, PatternTask, Patterns, SimilarTasks};
 
@@ -59,6 +61,8 @@ struct Event {
     piece: u64,
     count: u32,
     pid: u32,
+    /// The process group of who opens.
+    group: u32,
     what: What,
     /// Served from a tier of this node.
     here: bool,
@@ -74,6 +78,8 @@ pub(crate) struct Recorder {
     /// What found the queue full.
     lost: AtomicU64,
     zero: OnceLock<Instant>,
+    /// Who takes events; woken by opens, so that it sees who opens as long as that is there.
+    taker: Mutex<Option<Thread>>,
     books: Mutex<Books>,
 }
 
@@ -158,14 +164,22 @@ impl Recorder {
         let row = packed >> (COUNT_BITS + SLOT_BITS);
         let what = if row & 1 == 1 { What::Write } else { What::Read };
         let count = (packed & MOST) as u32;
-        self.send(Event { at, fh, ino, piece: row >> 1, count, pid, what, here: true });
+        self.send(Event { at, fh, ino, piece: row >> 1, count, pid, group: 0, what, here: true });
     }
 
     /// A file was opened by a process.
     pub(crate) fn opened(&self, fh: u64, ino: u64, pid: u32) {
         if self.is_on() {
             let (at, what) = (self.now(), What::Opened);
-            self.send(Event { at, fh, ino, piece: 0, count: 0, pid, what, here: true });
+            // A short-lived process may be gone when it is looked at; the head of its group, a job
+            // of `forebay run` say, lives longer.
+            let pid_of = i32::try_from(pid).ok().and_then(Pid::from_raw);
+            let group = pid_of.and_then(|pid| getpgid(Some(pid)).ok());
+            let group = group.map_or(0, |group| group.as_raw_nonzero().get().cast_unsigned());
+            self.send(Event { at, fh, ino, piece: 0, count: 0, pid, group, what, here: true });
+            if let Some(taker) = &*self.taker.lock() {
+                taker.unpark();
+            }
         }
     }
 
@@ -177,7 +191,17 @@ impl Recorder {
                 self.send_packed(packed, (fh, ino, 0), at);
             }
             let what = What::Closed;
-            self.send(Event { at, fh, ino, piece: 0, count: 0, pid: 0, what, here: true });
+            self.send(Event {
+                at,
+                fh,
+                ino,
+                piece: 0,
+                count: 0,
+                pid: 0,
+                group: 0,
+                what,
+                here: true,
+            });
         }
     }
 
@@ -219,7 +243,7 @@ impl Recorder {
             } else {
                 let what = if write { What::Write } else { What::Read };
                 let count = count as u32;
-                self.send(Event { at: now, fh, ino, piece, count, pid, what, here });
+                self.send(Event { at: now, fh, ino, piece, count, pid, group: 0, what, here });
             }
         }
     }
@@ -253,11 +277,13 @@ impl Node {
                     return;
                 }
                 drop(node);
-                std::thread::sleep(PAUSE);
+                std::thread::park_timeout(PAUSE);
             }
         };
         let thread = std::thread::Builder::new().name("patterns".into()).spawn(takes);
-        thread.map_err(|error| NodeError::Config(format!("no thread for patterns: {error}")))?;
+        let thread = thread
+            .map_err(|error| NodeError::Config(format!("no thread for patterns: {error}")))?;
+        *recorder.taker.lock() = Some(thread.thread().clone());
         let config = Config { memory_bytes: MEMORY, ..Config::default() };
         books.recording = Some(Recording {
             began: Instant::now(),
@@ -276,6 +302,9 @@ impl Node {
     pub fn stop_patterns(&self) -> bool {
         self.patterns.on.store(false, Ordering::Release);
         self.patterns.number.fetch_add(1, Ordering::AcqRel);
+        if let Some(taker) = self.patterns.taker.lock().take() {
+            taker.unpark();
+        }
         self.patterns.books.lock().recording.take().is_some()
     }
 
@@ -310,7 +339,7 @@ impl Recording {
     fn take(&mut self, event: &Event) {
         let kind = match event.what {
             What::Opened => {
-                let task = self.tasks.opened(event.fh, event.pid);
+                let task = self.tasks.opened(event.fh, (event.pid, event.group));
                 if let Some(task) = task {
                     self.profiler.task(task, self.node, 0, 1.0);
                 }

@@ -199,7 +199,8 @@ Runs a command, or the jobs of a file, as processes of this machine: as many at 
 and memory allow. With the files that each reads it asks the mount where their bytes are, and gives it \
 the files of all jobs, in the order in which they will be read, as a reference sequence (see `forebay \
 hint`). So what is resident is used before it has to leave, what several jobs read is read by them one \
-after the other, what is still needed stays, and what comes next is fetched while jobs compute.
+after the other, and what comes next is fetched while jobs compute; with `mount --policy min`, what is \
+still needed stays.
 
 Jobs wait for jobs that make what they read (outputs and inputs), and for those that they name (after). \
 Jobs that wait for each other begin with those that most depends on; others with those for which least \
@@ -212,6 +213,12 @@ and the hints, not the run.
 What a single command prints goes where that of `forebay run` goes. What jobs of a file print is \
 printed line by line with the name of the job in front, or written to files (--logs). Jobs have the \
 variables FOREBAY_JOB, their name, and FOREBAY_RUN, the name of the run. They can't read a terminal.
+
+With --via slurm the jobs run on the nodes of the mount's cluster. Which node each should get follows \
+from where the cluster has its files, as Slurm is told by `sbatch --prefer`, so that a busy node is not \
+waited for; it needs the feature forebay_NODE on each node (docs/jobs.md). Jobs are handed over when \
+what they wait for has ended, run again when their node is lost, and ended with the run. What they \
+print is shown, and kept in the directory forebay-run-RUN (--logs), which all nodes must see.
 
 SIGINT, SIGTERM, SIGHUP and SIGQUIT are handed to all jobs; those that go on are killed after --grace, \
 or at once with a second signal. What a job leaves running when it ends is killed, also what it put \

@@ -7,6 +7,15 @@ use clap::Args;
 
 use crate::units::{parse_bytes, parse_duration};
 
+/// How jobs are started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Via {
+    /// As processes of this machine
+    Local,
+    /// By Slurm, on the nodes of the cluster that have the files
+    Slurm,
+}
+
 /// Arguments of `run`.
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("jobs").args(["batch", "snakemake", "parsl"])))]
@@ -64,6 +73,9 @@ pub struct RunArgs {
     /// Memory that all jobs together may use [default: all of the machine]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub use_memory: Option<u64>,
+    /// How jobs are started
+    #[arg(long, value_enum, default_value = "local")]
+    pub via: Via,
     /// Write what each job prints to NAME.out and NAME.err in this directory
     #[arg(long, value_name = "DIR")]
     pub logs: Option<PathBuf>,

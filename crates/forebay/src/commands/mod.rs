@@ -11,6 +11,7 @@ mod patterns;
 mod progress;
 mod run;
 mod sequence;
+mod slurm;
 mod status;
 mod stream;
 mod trace;

@@ -51,7 +51,7 @@ fn wait(time: Duration) -> Result<(), Error> {
         || until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
     while !left().is_zero() {
         let heard = signals::end_within(left()).map_err(Error::io("waiting"))?;
-        if heard {
+        if heard.is_some() {
             break;
         }
     }

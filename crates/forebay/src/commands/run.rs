@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
 use super::{print, print_json, warn};
-use crate::cli::run::RunArgs;
+use crate::cli::run::{RunArgs, Via};
 use crate::control::Client;
 use crate::error::{Error, Exit};
 use crate::run::files::{self, Known, Names};
@@ -31,6 +31,9 @@ pub(super) struct Work {
 pub fn run(args: &RunArgs) -> Result<u8, Error> {
     let machine = machine(args);
     let work = work(args, machine)?;
+    if args.via == Via::Slurm {
+        return super::slurm::run(args, work);
+    }
     let places = [Place { number: None, host: String::new(), machine }];
     let queue = plan::queue(&work.jobs, &work.before, &work.inputs, &work.known, &places)?;
     if args.dry_run {
@@ -147,7 +150,10 @@ fn work(args: &RunArgs, machine: Machine) -> Result<Work, Error> {
         let traced = names.traced(trace)?;
         jobs.iter_mut().for_each(|job| job.inputs.extend(traced.clone()));
     }
-    let before = job::dependencies(&jobs, machine)?;
+    // What there is, is for Slurm to say then.
+    let anywhere = Machine { cores: u32::MAX, memory_bytes: u64::MAX };
+    let limit = if args.via == Via::Slurm { anywhere } else { machine };
+    let before = job::dependencies(&jobs, limit)?;
     let inputs = plan::inputs_of(&jobs);
     let mut client = names.mountpoint().and_then(|mountpoint| connect(mountpoint));
     let known = match files::whereabouts(client.as_mut(), &inputs) {

@@ -200,10 +200,14 @@ impl NodeControl {
     }
 
     fn location(&self, path: &WirePath) -> ControlResult<Location> {
-        let found = self
+        let (found, nodes) = self
             .node
             .find_path(path.as_path())
-            .and_then(|ino| self.node.whereabouts(ino))
+            .and_then(|ino| {
+                let found = self.node.whereabouts(ino)?;
+                let is_file = found.kind == FileKind::File;
+                Ok((found, if is_file { self.node.nodes_with(ino)? } else { Vec::new() }))
+            })
             .map_err(|error| ControlError::new(ErrorKind::Failed, format!("{path}: {error}")))?;
         let kind = match found.kind {
             FileKind::File => "file",
@@ -233,7 +237,7 @@ impl NodeControl {
             pinned: found.pinned,
             backing: Some(self.config.backing.join(as_path(&backing)).into()),
             copies: Vec::new(),
-            nodes: Vec::new(),
+            nodes,
         })
     }
 

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Pid, Signal};
 
@@ -14,53 +14,64 @@ use super::local::Event;
 use super::watch::Watch;
 
 /// The processes of a run. One thread waits for all of them.
-pub struct Children {
-    shared: Arc<Shared>,
+pub struct Children(Arc<Shared>);
+
+struct Shared {
+    live: Mutex<Live>,
+    more: Condvar,
+}
+
+/// Processes that were not waited for yet, so that their numbers are still theirs.
+struct Live {
+    numbers: HashMap<i32, usize>,
     watch: Watch,
 }
 
-struct Shared {
-    known: Mutex<HashMap<i32, usize>>,
-    more: Condvar,
+impl Shared {
+    fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Children {
     /// None yet. What jobs leave behind becomes a child of this process, so that it can be ended.
     pub fn new(events: Sender<Event>) -> io::Result<Self> {
-        let watch = Watch::start()?;
+        let live = Live { numbers: HashMap::new(), watch: Watch::start()? };
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        let shared = Arc::new(Shared { known: Mutex::default(), more: Condvar::new() });
+        let shared = Arc::new(Shared { live: Mutex::new(live), more: Condvar::new() });
         let for_thread = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("children".into())
             .spawn(move || reap(&for_thread, &events))?;
-        Ok(Self { shared, watch })
+        Ok(Self(shared))
     }
 
     /// Starts a job; its number comes back with its end.
-    pub fn start(&mut self, number: usize, command: &mut Command) -> io::Result<Started> {
+    pub fn start(&self, number: usize, command: &mut Command) -> io::Result<Started> {
         // Whoever ends at once is not looked at before it is known.
-        let mut known = self.shared.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut live = self.0.live();
         let mut child = command.process_group(0).spawn()?;
         let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
-        self.watch.began(pid);
-        known.insert(pid, number);
-        self.shared.more.notify_one();
+        live.watch.began(pid);
+        live.numbers.insert(pid, number);
+        self.0.more.notify_one();
         Ok(Started { pid, stdout: child.stdout.take(), stderr: child.stderr.take() })
     }
 
-    /// A job has ended: nobody of its group goes on.
-    pub fn ended(&mut self, pid: i32) {
-        signal_group(pid, Signal::KILL);
-        self.watch.ended(pid);
+    /// Sends a signal to all of a job, if it has not ended.
+    pub fn signal(&self, pid: i32, signal: Signal) {
+        let live = self.0.live();
+        if live.numbers.contains_key(&pid) {
+            signal_group(pid, signal);
+        }
     }
 
     /// Ends whatever jobs have left behind in groups of its own.
-    pub fn end_leftovers(&mut self) {
+    pub fn end_leftovers(&self) {
         let own = rustix::process::getpid().as_raw_nonzero().get();
+        let watch = self.0.live().watch.pid();
         for _ in 0..100 {
-            let left: Vec<i32> =
-                children_of(own).into_iter().filter(|pid| *pid != self.watch.pid()).collect();
+            let left: Vec<i32> = children_of(own).into_iter().filter(|pid| *pid != watch).collect();
             if left.is_empty() {
                 return;
             }
@@ -125,21 +136,25 @@ pub fn code_of(status: ExitStatus) -> i32 {
 fn reap(shared: &Shared, events: &Sender<Event>) {
     loop {
         let Some(pid) = next_ended() else {
-            let known = shared.known.lock().unwrap_or_else(PoisonError::into_inner);
             let pause = std::time::Duration::from_millis(200);
-            drop(shared.more.wait_timeout(known, pause));
+            drop(shared.more.wait_timeout(shared.live(), pause));
             continue;
         };
-        let number = shared.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid);
-        if let Some(number) = number {
-            // Before its number can be another's: nobody of its group goes on.
-            signal_group(pid, Signal::KILL);
-            let code = wait_for(pid).map_or(1, code_of);
-            if events.send(Event::Ended { number, pid, code }).is_err() {
-                return;
+        let number = {
+            let mut live = shared.live();
+            let number = live.numbers.remove(&pid);
+            if number.is_some() {
+                // Before its number can be another's: nobody of its group goes on.
+                signal_group(pid, Signal::KILL);
+                live.watch.ended(pid);
             }
-        } else {
-            wait_for(pid);
+            number
+        };
+        let code = wait_for(pid).map_or(1, code_of);
+        if let Some(number) = number
+            && events.send(Event::Ended { number, code }).is_err()
+        {
+            return;
         }
     }
 }

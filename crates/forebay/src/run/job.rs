@@ -1,6 +1,6 @@
 //! A job, and what must hold of the jobs of a run.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -113,6 +113,21 @@ pub fn dependencies(jobs: &[Job], machine: Machine) -> Result<Vec<Vec<usize>>, E
     Ok(all)
 }
 
+/// The jobs that wait for this one, by way of others or not.
+pub fn waiting_for(before: &[Vec<usize>], job: usize) -> BTreeSet<usize> {
+    let mut after: HashMap<usize, Vec<usize>> = HashMap::new();
+    for (next, earlier) in before.iter().enumerate() {
+        earlier.iter().for_each(|other| after.entry(*other).or_default().push(next));
+    }
+    let mut waiting = BTreeSet::new();
+    let mut found = vec![job];
+    while let Some(next) = found.pop() {
+        let next = after.get(&next).into_iter().flatten().copied();
+        found.extend(next.filter(|other| waiting.insert(*other)));
+    }
+    waiting
+}
+
 fn check(job: &Job, machine: Machine) -> Result<(), Error> {
     let wrong = |what: String| Err(Error::Usage(format!("job {:?}: {what}", job.name)));
     let printable = !job.name.is_empty()
@@ -170,6 +185,8 @@ mod tests {
         ];
         let before = dependencies(&jobs, MACHINE).unwrap();
         assert_eq!(before, [vec![], vec![0], vec![0, 1], vec![]]);
+        let waiting = |job| waiting_for(&before, job).into_iter().collect::<Vec<_>>();
+        assert_eq!((waiting(0), waiting(1), waiting(3)), (vec![1, 2], vec![2], vec![]));
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use forebay_schedule::queue::Queue;
 use rustix::process::Signal;
 
-use super::children::{Children, Started, command, signal_group};
-use super::job::Job;
+use super::children::{Children, Started, command};
+use super::job::{Job, waiting_for};
 use super::output::{self, Output};
 use super::record::{Keeper, State, now_ms};
 use super::reference::Reference;
@@ -17,6 +17,8 @@ use crate::error::Error;
 
 /// How long what a job has printed is waited for when it has ended: somebody may keep its output open.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long jobs that were killed are waited for.
+const STUCK: Duration = Duration::from_secs(30);
 /// How often the mount is told another sequence at most.
 const TELL: Duration = Duration::from_secs(1);
 
@@ -27,8 +29,6 @@ pub enum Event {
     Ended {
         /// The job.
         number: usize,
-        /// Its process.
-        pid: i32,
         /// Its exit code.
         code: i32,
     },
@@ -138,8 +138,7 @@ impl<'a> Local<'a> {
             }
             let limit = soon.unwrap_or(TELL).min(self.next_deadline()).min(TELL);
             match heard.recv_timeout(limit) {
-                Ok(Event::Ended { number, pid, code }) => {
-                    self.children.ended(pid);
+                Ok(Event::Ended { number, code }) => {
                     if let Some(running) = self.running.get_mut(&number) {
                         running.ended = Some((Instant::now(), code));
                     }
@@ -156,6 +155,10 @@ impl<'a> Local<'a> {
                 }
             }
             self.kill_late();
+            if self.is_stuck() {
+                self.say("jobs that were killed do not end: something that they wait for hangs");
+                break;
+            }
             for (number, code) in self.take_ended() {
                 last_code = code;
                 self.ended(number, code);
@@ -299,19 +302,7 @@ impl<'a> Local<'a> {
         record.state = State::Failed;
         record.ended_ms = Some(now_ms());
         (record.exit, record.pid, record.reason) = (Some(code), None, Some(why.to_owned()));
-        let mut gone = std::collections::BTreeSet::from([number]);
-        // `before` may name jobs that come later in the list, so until nothing is added any more.
-        loop {
-            let hit = |job: &usize| {
-                !gone.contains(job) && self.before[*job].iter().any(|other| gone.contains(other))
-            };
-            let more: Vec<usize> = (0..self.jobs.len()).filter(hit).collect();
-            if more.is_empty() {
-                break;
-            }
-            gone.extend(more);
-        }
-        for job in gone.into_iter().filter(|job| *job != number) {
+        for job in waiting_for(self.before, number) {
             let reason = format!("waited for {}, which failed", self.jobs[number].name);
             let record = self.keeper.job(job);
             (record.state, record.reason) = (State::Skipped, Some(reason));
@@ -332,21 +323,25 @@ impl<'a> Local<'a> {
         if kindly {
             self.say("ending the jobs");
             let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
-            self.running.values().for_each(|job| signal_group(job.pid, signal));
+            self.running.values().for_each(|job| self.children.signal(job.pid, signal));
         }
     }
 
     fn kill_late(&mut self) {
         if self.ending.is_some_and(|(_, kill)| Instant::now() >= kill) {
-            let live = self.running.values().filter(|job| job.ended.is_none());
-            live.for_each(|job| signal_group(job.pid, Signal::KILL));
+            self.running.values().for_each(|job| self.children.signal(job.pid, Signal::KILL));
         }
+    }
+
+    /// Jobs were killed long ago and are still there: the kernel does not let go of them.
+    fn is_stuck(&self) -> bool {
+        self.ending.is_some_and(|(_, kill)| kill.elapsed() >= STUCK)
     }
 
     fn cancel_waiting(&mut self) {
         let why = if self.ending.is_some() { "the run was ended" } else { "another job failed" };
         for number in 0..self.jobs.len() {
-            if self.keeper.record.jobs[number].state == State::Waiting {
+            if matches!(self.keeper.record.jobs[number].state, State::Waiting | State::Running) {
                 let record = self.keeper.job(number);
                 (record.state, record.reason) = (State::Cancelled, Some(why.into()));
             }

@@ -7,6 +7,7 @@
 //! - [`reference`]: the reference sequence of a run, as its mount is given it.
 //! - [`children`], [`output`], [`watch`]: processes, what they print, and that none outlives the run.
 //! - [`local`]: runs the jobs of a batch on this machine.
+//! - [`slurm`]: the commands of Slurm.
 //! - [`record`]: what `forebay jobs` shows.
 
 pub mod batch;
@@ -19,5 +20,6 @@ pub mod parsl;
 pub mod plan;
 pub mod record;
 pub mod reference;
+pub mod slurm;
 pub mod snakemake;
 pub mod watch;
