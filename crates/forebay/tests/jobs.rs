@@ -322,6 +322,15 @@ fn trace_when_given_then_the_job_reads_what_was_opened() {
     site.umount();
 }
 
+/// Takes a mount at another place than that of the site away, however the test ends.
+struct Unmount<'a>(&'a Site, &'a str);
+
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        let _ = outcome(self.0.command("fusermount3").args(["-uz", self.1]));
+    }
+}
+
 /// Every example of the guide, as a reader would type it.
 #[test]
 fn guide_to_jobs_when_followed_then_every_example_works() {
@@ -330,9 +339,11 @@ fn guide_to_jobs_when_followed_then_every_example_works() {
     }
     let site = Site::new();
     let tier = format!("{}=64M", site.text("tier"));
-    let (backing, mnt) = (site.text("backing"), site.text("mnt"));
-    std::os::unix::fs::symlink(site.path("mnt"), site.path("home/data")).unwrap();
-    assert_eq!(site.run(&["mount", &backing, &mnt, "--tier", &tier]).0, 0);
+    let data = site.text("home/data");
+    fs::create_dir(&data).unwrap();
+    let _unmount = Unmount(&site, &data);
+    let (code, text) = site.run(&["mount", &site.text("backing"), &data, "--tier", &tier]);
+    assert_eq!(code, 0, "{text}");
     let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/jobs.md");
     let guide = fs::read_to_string(guide).unwrap();
     let examples = guide.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
@@ -347,5 +358,6 @@ fn guide_to_jobs_when_followed_then_every_example_works() {
         count += 1;
     }
     assert!(count >= 4, "{count} examples");
-    site.umount();
+    let (code, text) = site.run(&["umount", &data]);
+    assert_eq!(code, 0, "{text}");
 }

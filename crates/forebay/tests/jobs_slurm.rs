@@ -238,8 +238,9 @@ impl Slurm {
         };
         let mut command = Command::new("timeout");
         command.args(["-k", "5", "120", "nsenter"]).arg(format!("--net={}", net.display()));
-        command.args(["unshare", "-m", "--propagation", "private", "sh", "-ec"]);
-        command.arg(format!("{bind}{script}"));
+        command.args(["unshare", "-m", "-u", "--propagation", "private", "sh", "-ec"]);
+        let host = if node == "meta" { "ctl".to_owned() } else { format!("n{node}") };
+        command.arg(format!("hostname {host}; {bind}{script}"));
         command.env("SLURM_CONF", self.text("slurm/slurm.conf"));
         command.env("FOREBAY_RUNTIME_DIR", self.dir().join("run"));
         let bin = Path::new(env!("CARGO_BIN_EXE_forebay")).parent().unwrap();
@@ -249,7 +250,7 @@ impl Slurm {
 
     fn start(&self) {
         let dir = self.text("slurm");
-        for made in ["slurm", "slurm/state", "data", "out"] {
+        for made in ["slurm", "slurm/state", "slurm/spool-n1", "slurm/spool-n2", "data", "out"] {
             fs::create_dir_all(self.root.path().join(made)).unwrap();
         }
         fs::write(format!("{dir}/slurm.conf"), CONFIG.replace("DIR", &dir)).unwrap();

@@ -83,18 +83,27 @@ fn parse_nodes(text: &str) -> Vec<SlurmNode> {
     nodes
 }
 
+/// The host of an address such as `tls://10.0.0.1:4000`.
+fn host_of(address: &str) -> &str {
+    let at = address.rsplit_once("//").map_or(address, |(_, at)| at);
+    let host = at.rsplit_once(':').map_or(at, |(host, _)| host);
+    host.trim_matches(['[', ']'])
+}
+
 /// The nodes of Slurm with the numbers that they have in the cluster of the mount, by their addresses
 /// and names.
 pub fn places(slurm: &[SlurmNode], cluster: Option<&ClusterStatus>) -> Vec<Place> {
     let number = |node: &SlurmNode| {
-        let there = cluster?.nodes.iter().filter(|one| one.state == NodeState::Up);
-        let host = |address: &str| {
-            let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-            let host = host.rsplit_once('/').map_or(host, |(_, host)| host);
-            host.trim_matches(['[', ']']).to_owned()
+        let there: Vec<_> =
+            cluster?.nodes.iter().filter(|one| one.state == NodeState::Up).collect();
+        let own = |host: &str| [&node.address, &node.name].iter().any(|name| *name == host);
+        let found = there.iter().find(|one| own(host_of(&one.reach)));
+        // By the name of its machine, if no other node runs there.
+        let named = || {
+            let mut named = there.iter().filter(|one| own(&one.host));
+            named.next().filter(|_| named.next().is_none())
         };
-        let mut same = there.filter(|one| [&node.address, &node.name].contains(&&host(&one.host)));
-        same.next().map(|one| one.node)
+        found.or_else(named).map(|one| one.node)
     };
     let usable = slurm.iter().filter(|node| node.usable && node.machine.cores > 0);
     usable
@@ -290,28 +299,31 @@ mod tests {
     fn nodes_of_slurm_when_parsed_then_once_each_with_their_numbers_in_the_cluster() {
         let text = "n1|10.77.0.1|4|2000|idle|forebay_n1,ds_a\nn1|10.77.0.1|4|2000|idle|forebay_n1\n\
                     n2|10.77.0.2|8|2000|mixed|(null)\nn3|10.77.0.3|8|2000|down*|(null)\n\
-                    n4|n4|2|1000|idle|forebay_n5\n";
+                    n4|n4|2|1000|idle|forebay_n5\nn6|n6|2|1000|idle|(null)\n";
         let nodes = parse_nodes(text);
-        assert_eq!(nodes.len(), 4);
+        assert_eq!(nodes.len(), 5);
         assert!(nodes[0].preferable && !nodes[1].preferable && !nodes[3].preferable);
         assert_eq!(nodes[1].machine, Machine { cores: 8, memory_bytes: 2000 << 20 });
-        let node = |node, host: &str, state| ClusterNode {
+        let node = |node, reach: &str, host: &str, state| ClusterNode {
             node,
+            reach: reach.into(),
             host: host.into(),
             state,
             ..ClusterNode::default()
         };
         let status = ClusterStatus {
             nodes: vec![
-                node(1, "10.77.0.2:4000", NodeState::Up),
-                node(2, "10.77.0.1:4001", NodeState::Up),
-                node(3, "n4", NodeState::Dead),
+                node(1, "tls://10.77.0.2:4000", "vm", NodeState::Up),
+                node(2, "tcp://10.77.0.1:4001", "vm", NodeState::Up),
+                node(3, "", "n4", NodeState::Dead),
+                node(5, "", "n6", NodeState::Up),
             ],
             ..ClusterStatus::default()
         };
         let places = places(&nodes, Some(&status));
         let numbers: Vec<_> = places.iter().map(|one| (one.host.as_str(), one.number)).collect();
-        assert_eq!(numbers, [("n1", Some(2)), ("n2", Some(1)), ("n4", None)]);
+        let expected = [("n1", Some(2)), ("n2", Some(1)), ("n4", None), ("n6", Some(5))];
+        assert_eq!(numbers, expected);
     }
 
     #[test]
