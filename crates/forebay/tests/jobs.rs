@@ -199,14 +199,14 @@ fn run_when_killed_then_its_jobs_end_and_are_shown_as_lost() {
     let site = Site::new();
     let word = format!("97{}", std::process::id());
     let jobs = serde_json::json!([
-        { "name": "a", "command": format!("sleep {word} & sleep {word}") },
+        { "name": "a", "command": format!("setsid sleep {word} & sleep {word} & sleep {word}") },
         { "name": "b", "command": "true", "after": "a" },
     ]);
     let file = batch(&site, "b.json", &jobs);
     let mut child = spawn(&site, &["run", "--batch", &file]);
     let running = || jobs_of(&site)[0]["jobs"][0]["state"] == "running";
     assert!(wait_for(Duration::from_secs(20), || running()
-        && with_word(&format!("sleep\0{word}")).len() == 2));
+        && with_word(&format!("sleep\0{word}")).len() == 3));
     let runs = jobs_of(&site);
     assert_eq!(runs[0]["alive"], true);
     assert_eq!(runs[0]["jobs"][1]["state"], "waiting");

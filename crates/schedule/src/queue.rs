@@ -82,6 +82,8 @@ pub struct Queue {
     used: Vec<(u32, u64)>,
     /// Which job in the queue writes a file.
     writers: BTreeMap<u64, u64>,
+    /// What running jobs bring to their nodes, by node and file.
+    bringing: BTreeMap<(usize, u64), u64>,
     sketch: Option<Sketch>,
 }
 
@@ -101,6 +103,7 @@ impl Queue {
             files: BTreeMap::new(),
             jobs: BTreeMap::new(),
             writers: BTreeMap::new(),
+            bringing: BTreeMap::new(),
             sketch: None,
         })
     }
@@ -280,30 +283,46 @@ impl Queue {
     }
 
     /// Begins every job that can begin: its turn has come, what it waits for has ended, slots and
-    /// memory are free. Who waits for others keeps nobody behind him waiting.
+    /// memory are free. Who waits for others keeps nobody behind him waiting. Where several can begin,
+    /// one that needs what another is just bringing lets others go first, so that it finds it there.
     pub fn start(&mut self, now: f64) -> Vec<(u64, usize)> {
         let mut started = Vec::new();
         for node in 0..self.nodes.len() {
-            let mut at = 0;
-            while let Some(&job) = self.lines[node].get(at) {
-                if !self.may_begin(job) {
-                    at += 1;
-                    continue;
-                }
+            while let Some(at) = self.next_of(node) {
+                let Some(job) = self.lines[node].remove(at) else { break };
                 let task = &self.jobs[&job].task;
                 let (slots, memory) = self.used[node];
-                let slots = slots.saturating_add(task.slots);
-                let memory = memory.saturating_add(task.memory_bytes);
-                if slots > self.nodes[node].slots || memory > self.nodes[node].memory_bytes {
-                    break;
-                }
-                self.used[node] = (slots, memory);
-                self.lines[node].remove(at);
+                self.used[node] =
+                    (slots.saturating_add(task.slots), memory.saturating_add(task.memory_bytes));
                 self.begin(now, job, node);
                 started.push((job, node));
             }
         }
         started
+    }
+
+    /// The place in a node's line of the job that begins next.
+    fn next_of(&self, node: usize) -> Option<usize> {
+        let mut first = None;
+        for (at, job) in self.lines[node].iter().enumerate() {
+            if !self.may_begin(*job) {
+                continue;
+            }
+            let task = &self.jobs[job].task;
+            let (slots, memory) = self.used[node];
+            let fits = slots.saturating_add(task.slots) <= self.nodes[node].slots
+                && memory.saturating_add(task.memory_bytes) <= self.nodes[node].memory_bytes;
+            if !fits {
+                // What does not fit is not overtaken, or large jobs would never begin.
+                break;
+            }
+            first = first.or(Some(at));
+            let comes = |file: &u64| self.bringing.contains_key(&(node, *file));
+            if !task.reads.iter().any(comes) {
+                return Some(at);
+            }
+        }
+        first
     }
 
     fn may_begin(&self, job: u64) -> bool {
@@ -324,6 +343,7 @@ impl Queue {
                 self.nodes[node].link
             };
             if known.holders.insert(node) {
+                self.bringing.insert((node, *file), job);
                 lasts += known.size as f64 / rate;
             }
         }
@@ -334,6 +354,7 @@ impl Queue {
     /// larger than was said before.
     pub fn finish(&mut self, job: u64) {
         let Some(entry) = self.jobs.remove(&job) else { return };
+        self.brought(job, &entry);
         for file in &entry.task.writes {
             self.writers.remove(file);
         }
@@ -355,11 +376,23 @@ impl Queue {
     /// A running job waits again, first in its node's line: its node was lost, say.
     pub fn requeue(&mut self, job: u64) {
         let Some(entry) = self.jobs.get_mut(&job) else { return };
+        let before = entry.clone();
         let Some((node, _)) = entry.runs.take() else { return };
         let task = entry.task.clone();
+        self.brought(job, &before);
         self.give_back(node, &task);
         self.lines[node].push_front(job);
         self.sketch = None;
+    }
+
+    /// What a job brought is there.
+    fn brought(&mut self, job: u64, entry: &Entry) {
+        let Some((node, _)) = entry.runs else { return };
+        for file in &entry.task.reads {
+            if self.bringing.get(&(node, *file)) == Some(&job) {
+                self.bringing.remove(&(node, *file));
+            }
+        }
     }
 
     fn give_back(&mut self, node: usize, task: &Task) {

@@ -107,7 +107,10 @@ pub enum Command {
     Daemon(DaemonArgs),
     /// Ends the jobs of a run that was killed
     #[command(hide = true)]
-    RunWatch,
+    RunWatch {
+        /// The run
+        run: String,
+    },
     /// Sends notices of a daemon to the kernel
     #[command(hide = true)]
     Notices {

@@ -79,7 +79,7 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Run(args) => run::run(&args),
         Command::Jobs(args) => jobs::run(&args),
         Command::Patterns(args) => patterns::run(&args).map(|()| ok),
-        Command::RunWatch => crate::run::watch::run().map(|()| ok),
+        Command::RunWatch { run } => crate::run::watch::run(&run).map(|()| ok),
         Command::Fsck(args) => fsck::run(&args, engine),
         Command::Top(args) => top::run(&args).map(|()| ok),
         Command::Doctor(args) => doctor::run(&args),

@@ -35,8 +35,8 @@ impl Shared {
 
 impl Children {
     /// None yet. What jobs leave behind becomes a child of this process, so that it can be ended.
-    pub fn new(events: Sender<Event>) -> io::Result<Self> {
-        let live = Live { numbers: HashMap::new(), watch: Watch::start()? };
+    pub fn new(run: &str, events: Sender<Event>) -> io::Result<Self> {
+        let live = Live { numbers: HashMap::new(), watch: Watch::start(run)? };
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let shared = Arc::new(Shared { live: Mutex::new(live), more: Condvar::new() });
         let for_thread = Arc::clone(&shared);
