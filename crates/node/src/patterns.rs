@@ -78,6 +78,8 @@ pub(crate) struct Recorder {
     /// What found the queue full.
     lost: AtomicU64,
     zero: OnceLock<Instant>,
+    /// When the recording began.
+    since: AtomicU64,
     /// Who takes events; woken by opens, so that it sees who opens as long as that is there.
     taker: Mutex<Option<Thread>>,
     books: Mutex<Books>,
@@ -161,6 +163,10 @@ impl Recorder {
         let current = now / SLOT;
         let ago = (current % slots + slots - slot) % slots;
         let at = if ago == 0 { now } else { current.saturating_sub(ago) * SLOT + SLOT - 1 };
+        if at < self.since.load(Ordering::Relaxed) {
+            // Of an earlier recording, in which the handle did not say so any more.
+            return;
+        }
         let row = packed >> (COUNT_BITS + SLOT_BITS);
         let what = if row & 1 == 1 { What::Write } else { What::Read };
         let count = (packed & MOST) as u32;
@@ -294,6 +300,7 @@ impl Node {
             elsewhere: 0,
         });
         recorder.lost.store(0, Ordering::Relaxed);
+        recorder.since.store(recorder.now(), Ordering::Relaxed);
         recorder.on.store(true, Ordering::Release);
         Ok(())
     }

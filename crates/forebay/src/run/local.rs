@@ -106,8 +106,8 @@ impl<'a> Local<'a> {
         manner: Manner,
         events: Sender<Event>,
     ) -> Result<Self, Error> {
-        let children =
-            Children::new(events.clone()).map_err(Error::io("starting to watch jobs"))?;
+        let children = Children::new(&keeper.record.run, events.clone())
+            .map_err(Error::io("starting to watch jobs"))?;
         Ok(Self {
             jobs,
             before,
