@@ -155,7 +155,7 @@ fn work(args: &RunArgs, machine: Machine) -> Result<Work, Error> {
     let limit = if args.via == Via::Slurm { anywhere } else { machine };
     let before = job::dependencies(&jobs, limit)?;
     let inputs = plan::inputs_of(&jobs);
-    let mut client = names.mountpoint().and_then(|mountpoint| connect(mountpoint));
+    let mut client = names.mountpoint().and_then(connect);
     let known = match files::whereabouts(client.as_mut(), &inputs) {
         Ok(known) => known,
         Err(error) => {

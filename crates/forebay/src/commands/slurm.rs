@@ -14,6 +14,7 @@ use crate::cli::run::RunArgs;
 use crate::control::{Client, ClusterReply, ClusterRequest, ClusterStatus, Reply, Request};
 use crate::error::Error;
 use crate::run::files::{self, Known};
+use crate::run::job::{followers, waiting_for};
 use crate::run::plan::{self, Place};
 use crate::run::record::{Keeper, State, now_ms};
 use crate::run::slurm::{self, Seen, SlurmNode, Submission};
@@ -32,6 +33,8 @@ struct Via<'a> {
     nodes: Vec<SlurmNode>,
     places: Vec<Place>,
     queue: Queue,
+    /// Which jobs wait for each one.
+    after: Vec<Vec<usize>>,
     keeper: Keeper,
     dir: PathBuf,
     /// Jobs by their numbers with Slurm.
@@ -68,12 +71,14 @@ pub(super) fn run(args: &RunArgs, mut work: Work) -> Result<u8, Error> {
         args.logs.clone().unwrap_or_else(|| format!("forebay-run-{}", keeper.record.run).into());
     let dir = std::path::absolute(&dir).map_err(Error::io(dir.display().to_string()))?;
     std::fs::create_dir_all(&dir).map_err(Error::io(dir.display().to_string()))?;
+    let after = followers(&work.before);
     let mut via = Via {
         args,
         work,
         nodes,
         places,
         queue,
+        after,
         keeper,
         dir,
         running: BTreeMap::new(),
@@ -148,7 +153,7 @@ impl Via<'_> {
         let known = files::whereabouts(self.work.client.as_mut(), &job.inputs)?;
         let prefer = self.preferred(node, &known);
         let mut comment = None;
-        if let Some(mountpoint) = self.work.client.as_ref().map(|client| client.mountpoint())
+        if let Some(mountpoint) = self.work.client.as_ref().map(Client::mountpoint)
             && !self.args.no_hints
             && !job.inputs.is_empty()
         {
@@ -249,7 +254,7 @@ impl Via<'_> {
         (record.state, record.ended_ms) = (State::Failed, Some(now_ms()));
         (record.exit, record.reason) = (Some(code), Some(why.to_owned()));
         self.last_code = code;
-        for waits in crate::run::job::waiting_for(&self.work.before, at) {
+        for waits in waiting_for(&self.after, at) {
             let reason = format!("waited for {}, which failed", self.work.jobs[at].name);
             let record = self.keeper.job(waits);
             (record.state, record.reason) = (State::Skipped, Some(reason));

@@ -134,8 +134,7 @@ pub fn read(path: &Path, like: &Job, names: &Names) -> Result<Vec<Job>, Error> {
         return Err(wrong(&"has no jobs"));
     }
     let defaults = batch.defaults;
-    let with_number = |(at, entry)| (at, entry);
-    let jobs = batch.jobs.into_iter().enumerate().map(with_number);
+    let jobs = batch.jobs.into_iter().enumerate();
     jobs.map(|(at, entry)| {
         let name = entry.name.clone().unwrap_or_else(|| format!("job-{}", at + 1));
         to_job(entry, &name, &defaults, like, names).map_err(|error| match error {

@@ -113,16 +113,21 @@ pub fn dependencies(jobs: &[Job], machine: Machine) -> Result<Vec<Vec<usize>>, E
     Ok(all)
 }
 
-/// The jobs that wait for this one, by way of others or not.
-pub fn waiting_for(before: &[Vec<usize>], job: usize) -> BTreeSet<usize> {
-    let mut after: HashMap<usize, Vec<usize>> = HashMap::new();
+/// For each job those that wait for it.
+pub fn followers(before: &[Vec<usize>]) -> Vec<Vec<usize>> {
+    let mut after = vec![Vec::new(); before.len()];
     for (next, earlier) in before.iter().enumerate() {
-        earlier.iter().for_each(|other| after.entry(*other).or_default().push(next));
+        earlier.iter().for_each(|other| after[*other].push(next));
     }
+    after
+}
+
+/// The jobs that wait for this one, by way of others or not.
+pub fn waiting_for(after: &[Vec<usize>], job: usize) -> BTreeSet<usize> {
     let mut waiting = BTreeSet::new();
     let mut found = vec![job];
     while let Some(next) = found.pop() {
-        let next = after.get(&next).into_iter().flatten().copied();
+        let next = after[next].iter().copied();
         found.extend(next.filter(|other| waiting.insert(*other)));
     }
     waiting
@@ -185,7 +190,8 @@ mod tests {
         ];
         let before = dependencies(&jobs, MACHINE).unwrap();
         assert_eq!(before, [vec![], vec![0], vec![0, 1], vec![]]);
-        let waiting = |job| waiting_for(&before, job).into_iter().collect::<Vec<_>>();
+        let after = followers(&before);
+        let waiting = |job| waiting_for(&after, job).into_iter().collect::<Vec<_>>();
         assert_eq!((waiting(0), waiting(1), waiting(3)), (vec![1, 2], vec![2], vec![]));
     }
 

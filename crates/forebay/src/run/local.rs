@@ -9,7 +9,7 @@ use forebay_schedule::queue::Queue;
 use rustix::process::Signal;
 
 use super::children::{Children, Started, command};
-use super::job::{Job, waiting_for};
+use super::job::{Job, followers, waiting_for};
 use super::output::{self, Output};
 use super::record::{Keeper, State, now_ms};
 use super::reference::Reference;
@@ -66,8 +66,6 @@ struct Running {
 pub struct Local<'a> {
     /// Its jobs.
     pub jobs: &'a [Job],
-    /// Which jobs each one waits for.
-    pub before: &'a [Vec<usize>],
     /// What waits and runs.
     pub queue: Queue,
     /// What `forebay jobs` shows.
@@ -76,6 +74,9 @@ pub struct Local<'a> {
     pub reference: Option<Reference>,
     /// How jobs are run.
     pub manner: Manner,
+    /// Which jobs wait for each one.
+    after: Vec<Vec<usize>>,
+    done: usize,
     children: Children,
     events: Sender<Event>,
     running: BTreeMap<usize, Running>,
@@ -110,11 +111,12 @@ impl<'a> Local<'a> {
             .map_err(Error::io("starting to watch jobs"))?;
         Ok(Self {
             jobs,
-            before,
             queue,
             keeper,
             reference,
             manner,
+            after: followers(before),
+            done: 0,
             children,
             events,
             running: BTreeMap::new(),
@@ -262,8 +264,7 @@ impl<'a> Local<'a> {
         let why = match (code, missing) {
             (0, None) => {
                 self.done(number);
-                let total = self.jobs.len();
-                let done = self.keeper.record.count(State::Done);
+                let (done, total) = (self.done, self.jobs.len());
                 return self.say(&format!("[{done}/{total}] {} done in {took}", job.name));
             }
             (0, Some(path)) => format!("did not make {}", path.display()),
@@ -291,6 +292,7 @@ impl<'a> Local<'a> {
 
     fn done(&mut self, number: usize) {
         self.keeper.job(number).state = State::Done;
+        self.done += 1;
         self.queue.finish(number as u64);
         // What it made can be fetched and kept for those that read it.
         self.to_tell |= !self.jobs[number].outputs.is_empty();
@@ -302,7 +304,7 @@ impl<'a> Local<'a> {
         record.state = State::Failed;
         record.ended_ms = Some(now_ms());
         (record.exit, record.pid, record.reason) = (Some(code), None, Some(why.to_owned()));
-        for job in waiting_for(self.before, number) {
+        for job in waiting_for(&self.after, number) {
             let reason = format!("waited for {}, which failed", self.jobs[number].name);
             let record = self.keeper.job(job);
             (record.state, record.reason) = (State::Skipped, Some(reason));

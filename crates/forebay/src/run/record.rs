@@ -237,7 +237,7 @@ fn began(pid: i32) -> Option<u64> {
 pub fn all() -> Result<Vec<RunRecord>, Error> {
     let dir = dir();
     let mut runs: Vec<RunRecord> = names(&dir).iter().filter_map(|path| read(path)).collect();
-    runs.sort_by(|one, other| (one.began_ms, one.pid).cmp(&(other.began_ms, other.pid)));
+    runs.sort_by_key(|run| (run.began_ms, run.pid));
     Ok(runs)
 }
 
