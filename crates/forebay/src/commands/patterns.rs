@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn patterns_in_the_terminal_then_darker_where_more_was_accessed() {
         let text = text(&patterns());
-        assert!(text.contains("  | .+@    | |        |  a<b +2.00 MiB"), "{text}");
+        assert!(text.contains("  | .=@    | |        |  a<b +2.00 MiB"), "{text}");
     }
 
     #[test]

@@ -211,7 +211,7 @@ mod tests {
             ),
             (vec![job("a/b", &[], &[], &[])], "no '/'"),
             (vec![larger], "needs 5 cores, but there are 4"),
-            (vec![greedy], "needs 2.0 GiB of memory"),
+            (vec![greedy], "needs 2.00 GiB of memory"),
             (vec![Job { command: vec![], ..job("a", &[], &[], &[]) }], "has no command"),
         ] {
             let error = dependencies(&jobs, MACHINE).unwrap_err().to_string();
