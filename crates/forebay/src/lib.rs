@@ -16,6 +16,7 @@ mod logging;
 mod metrics_http;
 pub mod mountinfo;
 mod render;
+mod run;
 mod service;
 mod service_manager;
 mod signals;

@@ -8,6 +8,7 @@ use sharded_slab::{Entry, Slab};
 
 use crate::cluster::{Remote, Seen};
 use crate::files::FileRef;
+use crate::patterns::Tally;
 use crate::shares::{Share, Shares};
 use crate::stream::OpenStream;
 
@@ -84,6 +85,8 @@ pub struct Handle {
     pub(crate) stream: OnceLock<Arc<OpenStream>>,
     /// Room promised to a passthrough writer: tier and bytes.
     pub(crate) promised: Option<(u8, u64)>,
+    /// Accesses that are recorded and have not been told yet.
+    pub(crate) tally: Tally,
     /// Where a sequential reader reads next.
     expected: AtomicU64,
     /// Bytes read since it last jumped.
@@ -113,6 +116,7 @@ impl Handle {
             remote: Remote::default(),
             stream: OnceLock::new(),
             promised,
+            tally: Tally::default(),
             expected: AtomicU64::new(0),
             run: AtomicU64::new(0),
             share: None,

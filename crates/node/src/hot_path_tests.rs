@@ -10,11 +10,23 @@ use forebay_meta::Ino;
 
 #[test]
 fn reads_and_writes_go_on_while_shared_locks_are_held() {
+    go_on_while_shared_locks_are_held(false);
+}
+
+#[test]
+fn reads_and_writes_when_recorded_then_go_on_while_shared_locks_are_held() {
+    go_on_while_shared_locks_are_held(true);
+}
+
+fn go_on_while_shared_locks_are_held(recorded: bool) {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a temporary directory");
     let backing = dir.path().join("backing");
     std::fs::create_dir(&backing).expect("backing");
     let tier = TierConfig { dir: dir.path().join("tier"), size_bytes: 64 << 20 };
     let node = Node::start(NodeConfig::new(backing, vec![tier])).expect("node");
+    if recorded {
+        node.start_patterns().expect("nobody records yet");
+    }
     let daemon = Context::DAEMON;
     let open = |name: &[u8]| {
         let made = node.create_and_open(&daemon, Ino::ROOT, name, (0o644, 0), libc::O_RDWR);
@@ -29,6 +41,7 @@ fn reads_and_writes_go_on_while_shared_locks_are_held() {
     let of_another_file = busy_file.residence.write();
     let of_the_steward = node.steward.lock();
     let of_the_table = node.files.lock_all();
+    let of_the_patterns = node.patterns.lock_books();
     let (send, receive) = mpsc::channel();
     let program = node.clone();
     let reader = std::thread::spawn(move || {
@@ -41,6 +54,7 @@ fn reads_and_writes_go_on_while_shared_locks_are_held() {
         send.send(()).expect("the test waits");
     });
     let went_on = receive.recv_timeout(Duration::from_secs(20));
+    drop(of_the_patterns);
     drop(of_the_table);
     drop(of_the_steward);
     drop(of_another_file);

@@ -55,7 +55,9 @@ impl Node {
         buffer: &mut [u8],
     ) -> Result<usize> {
         let handle = self.handle(fh)?;
+        let by = (fh, &*handle, context.pid);
         if let Some(read) = self.read_through(context, &handle, offset, buffer)? {
+            self.patterns.note(by, (offset, read), false, false);
             return Ok(read);
         }
         let file = &handle.file;
@@ -69,12 +71,14 @@ impl Node {
             if there {
                 let read = place.object.read_at(buffer, offset)?;
                 self.metrics.bytes.of(Source::Tier).add(read as u64);
+                self.patterns.note(by, (offset, read), false, true);
                 return Ok(read);
             }
         } else if matches!(residence.base, Base::Zeros) {
             return Ok(0);
         }
         if let Some(stream) = handle.stream.get().cloned() {
+            self.patterns.note(by, (offset, buffer.len()), false, false);
             // Neither the file nor the handle is kept from others while the stream is waited for.
             let file = file.clone();
             drop(residence);
@@ -99,6 +103,7 @@ impl Node {
         };
         let read = self.read_with_gaps(file, &residence, offset, buffer)?;
         drop(residence);
+        self.patterns.note(by, (offset, read), false, false);
         self.fill_after_miss(file, offset..offset + read as u64, sequence);
         Ok(read)
     }
@@ -190,7 +195,9 @@ impl Node {
     /// `ENOSPC` only when neither the tiers nor the backing store have room.
     pub fn write(&self, context: &Context, fh: u64, offset: u64, data: &[u8]) -> Result<usize> {
         let handle = self.handle(fh)?;
+        let by = (fh, &*handle, context.pid);
         if let Some(written) = self.write_through(context, &handle, offset, data)? {
+            self.patterns.note(by, (offset, written), true, false);
             return Ok(written);
         }
         let at = (!handle.append).then_some(offset);
@@ -200,7 +207,9 @@ impl Node {
             }
             written => written,
         };
-        written.map(|(_, written)| written)
+        let (offset, written) = written?;
+        self.patterns.note(by, (offset, written), true, true);
+        Ok(written)
     }
 
     /// As [`Node::write`], for `O_SYNC` and `O_DSYNC` (`data_only`): returns when it is durable.

@@ -80,6 +80,8 @@ pub struct Node {
     pub(crate) fetches: Fetches,
     /// Who is told of opens.
     pub(crate) tracer: Tracer,
+    /// Who records accesses.
+    pub(crate) patterns: crate::patterns::Recorder,
     /// Where the steward's decisions are recorded.
     pub(crate) event_log: Option<EventLog>,
     pub(crate) started: Instant,
@@ -274,6 +276,7 @@ impl Node {
             hints: Hints::default(),
             fetches: Fetches::default(),
             tracer: Tracer::default(),
+            patterns: Default::default(),
             event_log,
             started: Instant::now(),
             slow: Pool::new(slow_threads, 4096),

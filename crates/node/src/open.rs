@@ -70,7 +70,7 @@ impl Node {
                 return Err(error.into());
             }
         };
-        let how = Use { flags, face, uid: context.uid };
+        let how = Use { flags, face, uid: context.uid, pid: context.pid };
         let open_here = |record: &Arc<Record>| {
             self.match_version(context, &file, record)
                 .and_then(|()| self.open_known(context, &file, self.as_seen_here(record), how))
@@ -247,7 +247,7 @@ impl Node {
         let file = self.files.get(record.ino);
         self.load(&Context::DAEMON, &file)?;
         self.tracer.note(file.ino, 0, true);
-        let how = Use { flags, face: None, uid: context.uid };
+        let how = Use { flags, face: None, uid: context.uid, pid: context.pid };
         let opened = self.attach(&file, record, how, (share, None));
         self.keep_hold(right, &opened, flags);
         opened
@@ -344,6 +344,7 @@ impl Node {
             self.unregister_unused(&mut opens);
             return Err(NodeError::Posix(Errno::NFILE));
         };
+        self.patterns.opened(fh, file.ino.0, how.pid);
         opens.count += 1;
         opens.writers += u32::from(write);
         opens.handles.push(fh);
@@ -413,6 +414,10 @@ impl Node {
             };
         }
         if self.appends_itself(how) {
+            return (OpenMode::Direct, None);
+        }
+        if self.patterns.is_on() {
+            // What the kernel reads by itself, or has in its cache, nobody could record.
             return (OpenMode::Direct, None);
         }
         if let Some(reason) = self.passthrough_refusal() {
@@ -527,6 +532,7 @@ impl Node {
     pub fn release(&self, fh: u64) {
         let Some(handle) = self.handles.take(fh) else { return };
         self.note_pages(&handle);
+        self.patterns.closed(fh, &handle);
         let file = handle.file.clone();
         if handle.mode.passes() && handle.write {
             // Its writes were not seen: a flush that began before may not have them.
@@ -653,6 +659,8 @@ pub(crate) struct Use {
     pub face: Option<u8>,
     /// By whom.
     pub uid: u32,
+    /// By which process.
+    pub pid: u32,
 }
 
 /// Whether whoever opens a file knows it under the face that it has now. If it is not open, it has

@@ -34,11 +34,24 @@ const PROGRAM: Context = Context { uid: 1000, gid: 1000, pid: 0, may_wait: false
 
 #[test]
 fn warm_reads_and_writes_allocate_nothing() {
+    assert_eq!(allocations_of_warm_accesses(false), 0);
+}
+
+#[test]
+fn warm_reads_and_writes_when_recorded_then_allocate_nothing() {
+    assert_eq!(allocations_of_warm_accesses(true), 0);
+}
+
+/// Allocations of 2,000 warm operations.
+fn allocations_of_warm_accesses(recorded: bool) -> u64 {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a temporary directory");
     let backing = dir.path().join("backing");
     std::fs::create_dir(&backing).expect("backing");
     let tier = TierConfig { dir: dir.path().join("tier"), size_bytes: 64 << 20 };
     let node = Node::start(NodeConfig::new(backing, vec![tier])).expect("node");
+    if recorded {
+        node.start_patterns().expect("nobody records yet");
+    }
     let daemon = Context::DAEMON;
     let (_, opened) = node
         .create_and_open(&daemon, Ino::ROOT, b"file", (0o644, 0), libc::O_RDWR)
@@ -64,7 +77,13 @@ fn warm_reads_and_writes_allocate_nothing() {
         }
     }
     assert_eq!(buffer, block);
+    if recorded {
+        let patterns = node.patterns().expect("recorded");
+        let seen = patterns.here + patterns.elsewhere + patterns.lost;
+        // What is in the handle has not been told yet.
+        assert!((2000..=4032).contains(&seen), "{patterns:?}");
+    }
     node.release(opened.fh);
     node.stop(Duration::from_secs(10));
-    assert_eq!(counted, 0, "2000 warm operations allocated {counted} times");
+    counted
 }

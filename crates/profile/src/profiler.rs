@@ -75,6 +75,11 @@ impl Task {
         self.kept.iter()
     }
 
+    /// Its patterns, the newest first, with the window that is not full yet before them.
+    pub fn recent(&self) -> impl Iterator<Item = &Pattern> {
+        std::iter::once(&self.open).chain(&self.kept)
+    }
+
     /// All that it did in the newest whole window (equation 2); 0 if there is none.
     #[must_use]
     pub fn scale(&self) -> u64 {

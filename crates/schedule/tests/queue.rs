@@ -231,3 +231,49 @@ fn nodes_that_can_take_no_more_when_a_job_comes_then_refused() {
     queue.finish(1);
     queue.arrive(1.0, 2, task(4, vec![])).expect("there is a place again");
 }
+
+#[test]
+fn job_that_needs_what_another_is_bringing_then_lets_others_go_first() {
+    let nodes = vec![Node { slots: 2, ..Node::with_rate(10.0) }];
+    let mut queue = Queue::new(nodes, f64::INFINITY).expect("sound");
+    queue.file(1, 100, &[]);
+    queue.file(2, 100, &[]);
+    for (job, file) in [(0, 1), (1, 1), (2, 2), (3, 2)] {
+        queue.arrive(0.0, job, task(4, vec![file])).expect("taken");
+    }
+    let names = |started: Vec<(u64, usize)>| -> Vec<u64> {
+        started.into_iter().map(|(job, _)| job).collect()
+    };
+    assert_eq!(names(queue.start(0.0)), [0, 2], "not 1, which reads what 0 brings");
+    queue.finish(0);
+    assert_eq!(names(queue.start(1.0)), [1]);
+    queue.requeue(2);
+    assert_eq!(names(queue.start(1.0)), [2]);
+    queue.finish(1);
+    assert_eq!(names(queue.start(2.0)), [3]);
+    queue.file(5, 100, &[]);
+    queue.finish(2);
+    queue.finish(3);
+    for job in [4, 5] {
+        queue.arrive(3.0, job, task(4, vec![5])).expect("taken");
+    }
+    assert_eq!(names(queue.start(3.0)), [4, 5], "rather than leave a slot empty");
+}
+
+#[test]
+fn order_for_fetching_then_by_what_is_left_to_bring_and_long_ones_last() {
+    let nodes = vec![Node { slots: 1, ..Node::with_rate(10.0) }];
+    let mut queue = Queue::new(nodes, f64::INFINITY).expect("sound");
+    for (file, size, holders) in [(1, 50, &[][..]), (2, 20, &[]), (3, 500, &[0])] {
+        queue.file(file, size, holders);
+    }
+    queue.file(4, 90, &[]);
+    // 0: 5 s to bring for 2 s; 1: 2 s for 9; 2: there; 3: shares with 1; 4: 9 s for 3.
+    for (job, compute, reads) in
+        [(0, 8, vec![1]), (1, 36, vec![2]), (2, 4, vec![3]), (3, 16, vec![2, 3]), (4, 12, vec![4])]
+    {
+        queue.arrive(0.0, job, task(compute, reads)).expect("taken");
+    }
+    queue.order_for_fetching();
+    assert_eq!(queue.line(0).collect::<Vec<_>>(), [2, 1, 3, 4, 0]);
+}

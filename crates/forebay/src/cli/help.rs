@@ -193,6 +193,113 @@ Examples:
 Exit codes: 0 all paths were taken; 1 some were not, or the limits are reached; 2 wrong arguments or \
 a list that can't be understood; 3 not a Forebay mount.";
 
+/// `run`.
+pub const RUN: &str = "\
+Runs a command, or the jobs of a file, as processes of this machine: as many at a time as their cores \
+and memory allow. With the files that each reads it asks the mount where their bytes are, and gives it \
+the files of all jobs, in the order in which they will be read, as a reference sequence (see `forebay \
+hint`). So what is resident is used before it has to leave, what several jobs read is read by them one \
+after the other, and what comes next is fetched while jobs compute; with `mount --policy min`, what is \
+still needed stays.
+
+Jobs wait for jobs that make what they read (outputs and inputs), and for those that they name (after). \
+Jobs that wait for each other begin with those that most depends on; others with those for which least \
+is to be fetched. Cores and memory are what a job says; nothing keeps it from using more.
+
+The inputs may be on any file system; what is known and hinted is about one mount: that of the first \
+file that is on one, or --mount. A daemon that does not answer, or is another user's, costs the order \
+and the hints, not the run.
+
+What a single command prints goes where that of `forebay run` goes. What jobs of a file print is \
+printed line by line with the name of the job in front, or written to files (--logs). Jobs have the \
+variables FOREBAY_JOB, their name, and FOREBAY_RUN, the name of the run. They can't read a terminal.
+
+With --via slurm the jobs run on the nodes of the mount's cluster. Which node each should get follows \
+from where the cluster has its files, as Slurm is told by `sbatch --prefer`, so that a busy node is not \
+waited for; it needs the feature forebay_NODE on each node (docs/jobs.md). Jobs are handed over when \
+what they wait for has ended, run again when their node is lost, and ended with the run. What they \
+print is shown, and kept in the directory forebay-run-RUN (--logs), which all nodes must see.
+
+SIGINT, SIGTERM, SIGHUP and SIGQUIT are handed to all jobs; those that go on are killed after --grace, \
+or at once with a second signal. What a job leaves running when it ends is killed, also what it put \
+into a group or session of its own, at the end of the run. If `forebay run` itself is killed, its jobs \
+are killed.";
+
+/// Examples of `run`.
+pub const RUN_EXAMPLES: &str = "\
+Examples:
+  forebay run --input /data/set7 -- ./train --epochs 3
+  forebay run --trace nightly.trace --mount /data -- ./nightly.sh
+  forebay run --batch jobs.toml --retries 1 --logs logs
+  snakemake -n -p > flow.txt && forebay run --snakemake flow.txt
+  sqlite3 -json monitoring.db 'select * from task' > tasks.json
+  forebay run --parsl tasks.json -- ./task.sh {function} {inputs}
+  forebay run --batch jobs.json --dry-run
+
+A file of jobs (in JSON the same, or only the list of jobs):
+  [defaults]                      # of all jobs; each may say otherwise
+  cores = 1
+  memory = \"2G\"
+
+  [[jobs]]
+  name = \"index\"                  # default job-1, job-2, ...
+  command = \"sort ref > ref.idx\"  # for sh -c, or a list of words
+  inputs = \"ref\"                  # names, directories, patterns, @LIST
+  outputs = [\"ref.idx\"]
+  seconds = 60                    # how long it computes, about
+  retries = 2
+  dir = \"work\"
+  env = { LC_ALL = \"C\" }
+
+  [[jobs]]
+  command = [\"./align\", \"ref.idx\", \"reads/1\"]
+  inputs = [\"ref.idx\", \"reads/1\"]
+  after = \"index\"                 # needed only where files do not say it
+  cores = 4
+
+Names of files are as seen from the job's directory, or else from the mount point.
+
+Exit codes: of a single command its own, 128 and the number of a signal that ended it, 127 if it is \
+not there, 126 if it can't be started. Of jobs of a file 0 if all have ended well, else 1. 128 and the \
+number of the signal if the run was ended by one. 2 wrong arguments, nothing was started.";
+
+/// `jobs`.
+pub const JOBS: &str = "\
+Shows the runs of this user on this machine that have not ended, and their jobs: which run and since \
+when, which have failed and why. It reads what each `forebay run` notes in the runtime directory, in \
+files that nobody else can read; of runs that have ended the last 50 are kept. Jobs of a run that was \
+killed are shown as lost.";
+
+/// Examples of `jobs`.
+pub const JOBS_EXAMPLES: &str = "\
+Examples:
+  forebay jobs
+  forebay jobs /data --all
+  forebay jobs --json | jq '.[-1].jobs[] | select(.state == \"failed\")'";
+
+/// `patterns`.
+pub const PATTERNS: &str = "\
+Records, while it is wanted, who reads and writes which pieces of which files, and shows it as access \
+counting diagrams: for each task, rows of 2 MiB of a file, columns of time, counts of blocks of 64 KiB. \
+A task is a job of `forebay run`, a rank of MPI, a task of Slurm, or a process; accesses belong to who \
+opened the file. Of each task its newest windows of 256 accesses are kept, about a thousand; tasks that \
+access the same at the same time are named (the measure of Liao, Trahay and Xiao, docs/profile.md).
+
+While a mount is recorded, files that are opened are served by the daemon and not by the kernel, \
+request by request, so that nothing is hidden; that costs speed. What was open before is seen as far as \
+the daemon serves it. Recording takes at most 64 MiB, and nothing when it has ended. It ends with the \
+daemon, also at an upgrade. Of a file that is still open, the last accesses to one row may be missing.";
+
+/// Examples of `patterns`.
+pub const PATTERNS_EXAMPLES: &str = "\
+Examples:
+  forebay patterns /data --for 30s
+  forebay patterns /data --start
+  forebay patterns /data --svg now.svg
+  forebay patterns /data --stop --json > patterns.json
+
+Exit codes: 0 done; 1 nothing is recorded, or somebody records already; 3 not a Forebay mount.";
+
 /// `trace record`.
 pub const TRACE_RECORD: &str = "\
 Records which files programs open on a mount, in which order and when, until it is interrupted, asked \

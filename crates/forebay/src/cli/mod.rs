@@ -3,6 +3,7 @@
 pub mod cluster;
 pub mod help;
 mod mount_args;
+pub mod run;
 pub mod stream;
 
 use std::ffi::OsString;
@@ -68,6 +69,15 @@ pub enum Command {
     /// Record and show what programs open
     #[command(subcommand)]
     Trace(TraceCommand),
+    /// Run jobs in an order that follows from where their files are, which are kept and fetched ahead
+    #[command(long_about = help::RUN, after_long_help = help::RUN_EXAMPLES)]
+    Run(Box<run::RunArgs>),
+    /// Show the jobs of `forebay run`: which run, since when, which have ended and how
+    #[command(long_about = help::JOBS, after_long_help = help::JOBS_EXAMPLES)]
+    Jobs(run::JobsArgs),
+    /// Record and show which pieces of which files tasks read and write
+    #[command(long_about = help::PATTERNS, after_long_help = help::PATTERNS_EXAMPLES)]
+    Patterns(run::PatternsArgs),
     /// Check the state on tiers that are not mounted
     #[command(long_about = help::FSCK, after_long_help = help::FSCK_EXAMPLES)]
     Fsck(FsckArgs),
@@ -95,6 +105,12 @@ pub enum Command {
     /// The daemon that `mount` leaves behind
     #[command(hide = true)]
     Daemon(DaemonArgs),
+    /// Ends the jobs of a run that was killed
+    #[command(hide = true)]
+    RunWatch {
+        /// The run
+        run: String,
+    },
     /// Sends notices of a daemon to the kernel
     #[command(hide = true)]
     Notices {

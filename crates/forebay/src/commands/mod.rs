@@ -4,10 +4,14 @@ mod cluster;
 mod doctor;
 mod fsck;
 mod hint;
+mod jobs;
 mod mount;
 mod paths;
+mod patterns;
 mod progress;
+mod run;
 mod sequence;
+mod slurm;
 mod status;
 mod stream;
 mod trace;
@@ -20,6 +24,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser};
+
+pub(crate) use paths::portions;
+pub(crate) use sequence::next_path;
 
 use crate::cli::{Cli, Command, ConfigCommand, DebugCommand};
 use crate::config::MountConfig;
@@ -69,6 +76,10 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Sync(args) => paths::work(paths::Work::Sync, &args),
         Command::Hint(args) => hint::run(&args),
         Command::Trace(command) => trace::run(&command).map(|()| ok),
+        Command::Run(args) => run::run(&args),
+        Command::Jobs(args) => jobs::run(&args),
+        Command::Patterns(args) => patterns::run(&args).map(|()| ok),
+        Command::RunWatch { run } => crate::run::watch::run(&run).map(|()| ok),
         Command::Fsck(args) => fsck::run(&args, engine),
         Command::Top(args) => top::run(&args).map(|()| ok),
         Command::Doctor(args) => doctor::run(&args),
@@ -145,7 +156,7 @@ fn print_json(record: &impl serde::Serialize) -> Result<(), Error> {
 }
 
 /// Prints a warning.
-fn warn(text: &str) {
+pub(crate) fn warn(text: &str) {
     eprintln!("forebay: warning: {text}");
 }
 

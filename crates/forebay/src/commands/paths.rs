@@ -77,7 +77,7 @@ fn group(paths: &[PathBuf]) -> Result<Vec<Group>, Error> {
 }
 
 /// Cuts a list into portions that fit a request each.
-fn portions(paths: Vec<WirePath>) -> Vec<Vec<WirePath>> {
+pub(crate) fn portions(paths: Vec<WirePath>) -> Vec<Vec<WirePath>> {
     let mut portions = vec![Vec::new()];
     let mut bytes = 0;
     for path in paths {

@@ -182,7 +182,7 @@ fn from_argument(path: &Path, mountpoint: &Path, take: Take<'_>) -> Result<(), E
 }
 
 /// The next path of a list; empty ones are left out.
-pub(super) fn next_path(
+pub(crate) fn next_path(
     list: &mut impl BufRead,
     end: u8,
     number: u64,

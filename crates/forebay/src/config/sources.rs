@@ -95,7 +95,8 @@ pub fn split_commas(text: &OsStr) -> Vec<OsString> {
 }
 
 /// Variables that are no settings.
-const OTHER_VARIABLES: &[&str] = &["FOREBAY_CONFIG", "FOREBAY_RUNTIME_DIR", "FOREBAY_FAIL_POINTS"];
+const OTHER_VARIABLES: &[&str] =
+    &["FOREBAY_CONFIG", "FOREBAY_RUNTIME_DIR", "FOREBAY_FAIL_POINTS", "FOREBAY_JOB", "FOREBAY_RUN"];
 
 /// What is to be said of `FOREBAY_*` variables that nothing knows: an error for a misspelt setting, a
 /// warning for all others, which other tools may use.

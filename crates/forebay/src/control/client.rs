@@ -173,6 +173,14 @@ impl Client {
         }
     }
 
+    /// What was recorded of accesses.
+    pub fn patterns(&mut self) -> Result<super::Patterns, Error> {
+        match self.question(Request::Patterns)? {
+            Reply::Patterns(patterns) => Ok(patterns),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// A request whose only answer is that it was done.
     pub fn order(&mut self, request: Request, limit: Duration) -> Result<(), Error> {
         match self.call(request, Some(limit), &mut |_| {})? {

@@ -107,6 +107,8 @@ pub struct ClusterNode {
     pub node: u16,
     /// The machine that it runs on.
     pub host: String,
+    /// Where it listens for other nodes; empty if it does not.
+    pub reach: String,
     /// How it is.
     pub state: NodeState,
     /// Its starts so far.

@@ -6,6 +6,7 @@
 mod address;
 mod client;
 mod cluster;
+mod patterns;
 mod server;
 mod status;
 mod wire;
@@ -17,6 +18,7 @@ pub use cluster::{
     ClusterNode, ClusterReply, ClusterRequest, ClusterStatus, Forgotten, LostFile, NodeState,
     Safety,
 };
+pub use patterns::{PatternRow, PatternTask, Patterns, SimilarTasks};
 pub use server::{Current, OnUpgrade, Server, ServerLimits, UpgradeCall};
 pub use status::{
     Backlog, BusyFile, BytesBySource, Conflict, Dirty, DirtyFile, HintState, HintStatus, Location,
@@ -117,6 +119,18 @@ pub trait Control: Send + Sync {
     /// At most `most` of the opens that were recorded since the last call; with `stop` the recording
     /// ends when nothing is left.
     fn trace_take(&self, most: usize, stop: bool) -> ControlResult<Recorded>;
+    /// Begins to record who accesses which pieces of which files.
+    fn patterns_start(&self) -> ControlResult<()> {
+        Err(ControlError::new(ErrorKind::Unsupported, "this mount records no access patterns"))
+    }
+    /// What was recorded so far.
+    fn patterns(&self) -> ControlResult<Patterns> {
+        Err(ControlError::new(ErrorKind::Unsupported, "this mount records no access patterns"))
+    }
+    /// Ends the recording and forgets what was recorded.
+    fn patterns_stop(&self) -> ControlResult<()> {
+        Err(ControlError::new(ErrorKind::Unsupported, "this mount records no access patterns"))
+    }
     /// Writes everything dirty and the whole backlog to the backing store within the limit, or
     /// within the mount's own (`--drain-timeout`) if none is given. What could not be written is
     /// told in [`Outcome::remaining`].

@@ -381,6 +381,9 @@ fn answer_from(
         Request::TraceTake { most, stop } => {
             control.trace_take(most, stop).map_or_else(Reply::Error, Reply::Recorded)
         }
+        Request::PatternsStart => done(control.patterns_start()),
+        Request::Patterns => control.patterns().map_or_else(Reply::Error, Reply::Patterns),
+        Request::PatternsStop => done(control.patterns_stop()),
         Request::Drain { limit_ms } => {
             outcome(control.drain(limit_ms.map(Duration::from_millis), progress))
         }

@@ -473,6 +473,8 @@ pub struct Location {
     pub backing: Option<WirePath>,
     /// Names of nodes that hold copies; empty on a single node.
     pub copies: Vec<String>,
+    /// Numbers of the nodes of a cluster that have the whole file; empty on a single node.
+    pub nodes: Vec<u16>,
 }
 
 /// How far an operation has come.

@@ -9,8 +9,8 @@ use std::io::{self, BufRead, Read, Write};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ClusterReply, ClusterRequest, ControlError, Location, Outcome, Progress, Recorded, Shutdown,
-    Status, WirePath,
+    ClusterReply, ClusterRequest, ControlError, Location, Outcome, Patterns, Progress, Recorded,
+    Shutdown, Status, WirePath,
 };
 
 /// The version that both sides must speak.
@@ -86,6 +86,12 @@ pub enum Request {
         /// Whether to end the recording.
         stop: bool,
     },
+    /// [`super::Control::patterns_start`].
+    PatternsStart,
+    /// [`super::Control::patterns`].
+    Patterns,
+    /// [`super::Control::patterns_stop`].
+    PatternsStop,
     /// [`super::Control::drain`].
     Drain {
         /// The time limit in milliseconds; nothing for the mount's own.
@@ -140,6 +146,8 @@ pub enum Reply {
     Locations(Vec<Location>),
     /// To [`Request::TraceTake`].
     Recorded(Recorded),
+    /// To [`Request::Patterns`].
+    Patterns(Patterns),
     /// To [`Request::Upgrade`].
     Upgraded(Upgraded),
     /// To [`Request::Cluster`].

@@ -64,6 +64,7 @@ fn describe(report: NodeReport) -> ClusterNode {
             () => NodeState::Up,
         },
         host: report.host,
+        reach: report.reach,
         epoch: report.epoch,
         silent_s: report.silence.as_secs(),
         dirty_files: report.estate.files,

@@ -9,8 +9,8 @@ use forebay::config::MountConfig;
 use forebay::control::{
     Backlog, BusyFile, BytesBySource, ClusterReply, ClusterRequest, Conflict, Control,
     ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location, Named,
-    OnProgress, Outcome, Passthrough, PolicySnapshot, Progress, Recorded, Refusal, RefusedFile,
-    Residency, Shutdown, Status, StuckOperation, TierStatus, WirePath,
+    OnProgress, Outcome, Passthrough, Patterns, PolicySnapshot, Progress, Recorded, Refusal,
+    RefusedFile, Residency, Shutdown, Status, StuckOperation, TierStatus, WirePath,
 };
 use forebay_fuse::Mounted;
 use forebay_node::metrics::{ErrorClass, RefusalReason, Source};
@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use super::Exclusive;
 use super::convert::{control_error, wire_path};
 use super::hints;
+use super::patterns;
 use super::streams;
 use super::walk::{Done, each_file};
 
@@ -199,10 +200,14 @@ impl NodeControl {
     }
 
     fn location(&self, path: &WirePath) -> ControlResult<Location> {
-        let found = self
+        let (found, nodes) = self
             .node
             .find_path(path.as_path())
-            .and_then(|ino| self.node.whereabouts(ino))
+            .and_then(|ino| {
+                let found = self.node.whereabouts(ino)?;
+                let is_file = found.kind == FileKind::File;
+                Ok((found, if is_file { self.node.nodes_with(ino)? } else { Vec::new() }))
+            })
             .map_err(|error| ControlError::new(ErrorKind::Failed, format!("{path}: {error}")))?;
         let kind = match found.kind {
             FileKind::File => "file",
@@ -232,6 +237,7 @@ impl NodeControl {
             pinned: found.pinned,
             backing: Some(self.config.backing.join(as_path(&backing)).into()),
             copies: Vec::new(),
+            nodes,
         })
     }
 
@@ -420,6 +426,18 @@ impl Control for NodeControl {
 
     fn trace_take(&self, most: usize, stop: bool) -> ControlResult<Recorded> {
         hints::take_trace(&self.node, most, stop)
+    }
+
+    fn patterns_start(&self) -> ControlResult<()> {
+        patterns::start(&self.node)
+    }
+
+    fn patterns(&self) -> ControlResult<Patterns> {
+        patterns::report(&self.node)
+    }
+
+    fn patterns_stop(&self) -> ControlResult<()> {
+        patterns::stop(&self.node)
     }
 
     fn drain(&self, limit: Option<Duration>, progress: OnProgress<'_>) -> ControlResult<Outcome> {

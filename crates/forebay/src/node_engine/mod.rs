@@ -4,6 +4,7 @@ mod cluster;
 mod control;
 mod convert;
 mod hints;
+mod patterns;
 mod streams;
 mod walk;
 

@@ -41,7 +41,7 @@ const ANNOUNCED: usize = 4;
 const FAILURES: u32 = 3;
 
 /// The number by which nodes know a version of a file: whoever has the same bytes says the same.
-fn version_of(print: &Fingerprint) -> u64 {
+pub(super) fn version_of(print: &Fingerprint) -> u64 {
     let seconds = print.mtime.seconds as u64;
     let parts = [print.ino, print.size, seconds, u64::from(print.mtime.nanos)];
     xxh3_64(&parts.map(u64::to_le_bytes).concat())

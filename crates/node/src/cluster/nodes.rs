@@ -35,6 +35,8 @@ pub struct NodeReport {
     pub node: u16,
     /// The machine that it runs on.
     pub host: String,
+    /// Where it listens for other nodes; empty if it does not.
+    pub reach: String,
     /// Its starts so far.
     pub epoch: u64,
     /// It has left in good order.
@@ -92,6 +94,7 @@ impl Node {
             NodeReport {
                 node,
                 host: member.address.clone(),
+                reach: member.reach.clone(),
                 epoch: member.epoch,
                 left: member.left,
                 dead,

@@ -7,7 +7,7 @@
 //! know of a file that it is asked about for the first time, it asks the other nodes. All of it is
 //! advice, in memory: without a home that answers, each node reads the backing store for itself.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use forebay_core::cluster::NodeId;
@@ -21,6 +21,9 @@ use prost::Message;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Cluster;
+use super::copies::version_of;
+use crate::convert::store_fingerprint;
+use crate::error::Result;
 use crate::node::Node;
 
 /// Where are extents to be read?
@@ -281,6 +284,30 @@ impl Node {
             }
         }
         found
+    }
+
+    /// Numbers of the nodes that have the whole of a file as it is now; none without a cluster. Asks the
+    /// others what they have.
+    ///
+    /// # Errors
+    /// When the inode is gone.
+    pub fn nodes_with(&self, ino: Ino) -> Result<Vec<u16>> {
+        let Some(cluster) = &self.cluster else { return Ok(Vec::new()) };
+        let record = self.meta.get(ino)?;
+        let mut nodes = BTreeSet::new();
+        if self.residents.get(ino.0).is_some_and(|resident| resident.whole) {
+            nodes.insert(cluster.me.node);
+        }
+        if record.dirty {
+            nodes.extend(record.owner.map(|owner| owner.node));
+        } else if let Some(print) = record.backing.fingerprint.filter(|print| print.size > 0) {
+            let (version, size) = (version_of(&store_fingerprint(print)), print.size);
+            let what = Extents { ino: ino.0, version, size, unit: 1, indexes: Vec::new() };
+            let whole = |presence: &Presence| presence.runs == [(0, size)];
+            let having = self.who_has(cluster, cluster.me.node, &what).into_iter();
+            nodes.extend(having.filter(|(_, presence)| whole(presence)).map(|(node, _)| node));
+        }
+        Ok(nodes.into_iter().collect())
     }
 
     /// Asks the home of a file where extents of it are to be read; `None` if it does not answer.

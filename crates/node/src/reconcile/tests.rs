@@ -177,6 +177,7 @@ fn node_on(
         hints: Default::default(),
         fetches: Default::default(),
         tracer: Default::default(),
+        patterns: Default::default(),
         event_log: None,
         started: Instant::now(),
         imports: Default::default(),
