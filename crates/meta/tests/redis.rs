@@ -548,6 +548,24 @@ fn sync_then_promises_no_more_than_the_log_does() {
 }
 
 #[test]
+fn server_when_it_drops_keys_as_its_memory_is_full_then_it_is_refused() {
+    if !servers::installed() {
+        return;
+    }
+    let full = ["--maxmemory", "100mb", "--maxmemory-policy"];
+    let servers = Servers::single(&[&full[..], &["allkeys-lru"]].concat());
+    let error =
+        Redis::open(&servers.address("t"), &RedisOptions::default()).err().expect("it is refused");
+    assert!(error.to_string().contains("noeviction"), "{error}");
+    servers.command(0, &["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    let engine = Redis::open(&servers.address("t"), &RedisOptions::default()).unwrap();
+    engine.execute(&put(3, b"a", b"1")).unwrap();
+    // A server without a limit drops nothing, whatever it is told.
+    let servers = Servers::single(&["--maxmemory-policy", "allkeys-lru"]);
+    Redis::open(&servers.address("t"), &RedisOptions::default()).unwrap();
+}
+
+#[test]
 fn names_of_file_systems_then_keep_them_apart() {
     if !servers::installed() {
         return;

@@ -102,6 +102,7 @@ impl Dial {
         connection.set_read_timeout(Some(self.timeout)).map_err(refused)?;
         connection.set_write_timeout(Some(self.timeout)).map_err(refused)?;
         self.greet(&mut connection, to, resp3)?;
+        keeps_all(&mut connection, to)?;
         self.check(&mut connection, to)?;
         Ok(connection)
     }
@@ -141,6 +142,30 @@ impl Dial {
         auth.arg(self.url.user.as_deref()).arg(password?);
         Some(auth)
     }
+}
+
+/// Refuses a server that drops keys when its memory is full.
+fn keeps_all(connection: &mut Connection, to: &Address) -> Result<(), LinkError> {
+    let failed = |error: RedisError| LinkError::NotSent(format!("{to}: {error}"));
+    let packed = redis::cmd("INFO").arg("memory").get_packed_command();
+    connection.send_packed_command(&packed).map_err(failed)?;
+    let said = connection.recv_response().map_err(failed)?;
+    match evicts(&text_of(&said).unwrap_or_default()) {
+        Some(policy) => Err(LinkError::Refused(format!(
+            "it drops metadata when its memory is full (maxmemory-policy {policy}): set \
+             maxmemory-policy to noeviction there"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// By which policy a server drops keys, if it does, in what it says of its memory.
+fn evicts(memory: &str) -> Option<&str> {
+    let field = |name: &str| {
+        memory.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    };
+    let policy = field("maxmemory_policy").filter(|policy| *policy != "noeviction")?;
+    field("maxmemory").filter(|most| *most != "0").map(|_| policy)
 }
 
 /// The text of an answer that is one.
