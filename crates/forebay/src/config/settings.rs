@@ -103,6 +103,12 @@ pub const SETTINGS: &[Setting] = &[
         "The file with the secret of the cluster, the same on all nodes and readable by its owner only: head -c 32 /dev/urandom > FILE. Whoever has it is believed to be a node.",
     ),
     one(
+        "cluster-secret-also",
+        "FILE",
+        Some(""),
+        "The file with a second secret: nodes that have it are believed, too, while a cluster changes its secret. See docs/cluster.md.",
+    ),
+    one(
         "cluster-tls",
         "WHETHER",
         Some("on"),
