@@ -61,6 +61,7 @@ const OWN: &[&str] = &[
     "node.reconcile.before_sync",
     "node.reconcile.before_report",
     "node.reconcile.after_report",
+    "node.cluster.beat",
 ];
 
 /// Fails with EIO where the fail point says so.
