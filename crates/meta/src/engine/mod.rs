@@ -16,7 +16,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 pub use embedded::{Embedded, EmbeddedOptions};
-pub use leased::{LeaseOptions, Leased};
+pub use leased::{LeaseOptions, Leased, LossReport, Losses, Teller};
 pub use memory::Memory;
 pub use redis::{Redis, RedisOptions};
 pub use spanning::Spanning;
@@ -461,6 +461,11 @@ pub trait Engine: Send + Sync {
         Ok(())
     }
 
+    /// What was acknowledged here and is lost, where that can be.
+    fn losses(&self) -> Option<&Losses> {
+        None
+    }
+
     /// Names who is to be told before a lease ends; once.
     fn rely(&self, reliant: Arc<dyn Reliant>) {
         drop(reliant);
@@ -510,6 +515,10 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
 
     fn identify(&self, key: &Key) -> Result<(), EngineError> {
         (**self).identify(key)
+    }
+
+    fn losses(&self) -> Option<&Losses> {
+        (**self).losses()
     }
 
     fn rely(&self, reliant: Arc<dyn Reliant>) {

@@ -387,6 +387,10 @@ impl<E: Engine> Engine for Spanning<E> {
         self.engine.identify(key)
     }
 
+    fn losses(&self) -> Option<&super::Losses> {
+        self.engine.losses()
+    }
+
     fn rely(&self, reliant: Arc<dyn Reliant>) {
         self.engine.rely(reliant);
     }
