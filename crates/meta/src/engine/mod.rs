@@ -461,6 +461,16 @@ pub trait Engine: Send + Sync {
         Ok(())
     }
 
+    /// Returns when all that was committed before in a partition has arrived where others see it, also
+    /// after the death of this machine. Before something is done outside on the strength of it.
+    ///
+    /// # Errors
+    /// If that is not known, or it is lost.
+    fn arrive(&self, partition: u16) -> Result<(), EngineError> {
+        let _ = partition;
+        Ok(())
+    }
+
     /// What was acknowledged here and is lost, where that can be.
     fn losses(&self) -> Option<&Losses> {
         None
@@ -515,6 +525,10 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
 
     fn identify(&self, key: &Key) -> Result<(), EngineError> {
         (**self).identify(key)
+    }
+
+    fn arrive(&self, partition: u16) -> Result<(), EngineError> {
+        (**self).arrive(partition)
     }
 
     fn losses(&self) -> Option<&Losses> {

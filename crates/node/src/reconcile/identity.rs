@@ -190,7 +190,10 @@ impl Node {
         let pending = Print { mtime: work.record.attr.mtime, ..known };
         match self.meta.intend(work.ino(), None, pending) {
             Err(MetaError::Stale(_)) => Ok(()),
-            intended => in_hand(intended).map(drop),
+            intended => {
+                in_hand(intended)?;
+                Ok(self.meta.arrive(work.ino())?)
+            }
         }
     }
 }

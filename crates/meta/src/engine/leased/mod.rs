@@ -55,6 +55,8 @@ const PAGE: usize = 2000;
 const BACKLOG: usize = 4096;
 /// Nobody waits longer for a lease, however patient its holder wants others to be.
 const MOST_RELIANCE: Duration = Duration::from_secs(60);
+/// For so long after a loss, in nanoseconds, nobody is told that what he committed has arrived.
+const LATELY: u64 = 30 * Tick::SECOND;
 /// Stamps of leases differ from all others by this.
 const LEASED: u64 = 1 << 63;
 
@@ -137,6 +139,8 @@ struct Shared {
     reliant: OnceLock<Arc<dyn Reliant>>,
     /// What was acknowledged and is lost.
     losses: Losses,
+    /// When something was last lost with the lease of a partition.
+    lost_at: Mutex<HashMap<u16, u64>>,
     /// Leases that were lost, of which the reliant has not let go yet.
     forsaken: Mutex<Vec<(u16, u64)>>,
     /// Tells the leases of this process from those of others.
@@ -160,6 +164,7 @@ impl Leased {
             below,
             leases: Mutex::new(Leases::new(options.terms)),
             losses: Losses::open(options.journal.as_deref()),
+            lost_at: Mutex::default(),
             options,
             started: BootInstant::now(),
             awake_since: Instant::now(),
@@ -590,6 +595,7 @@ impl Shared {
         let journal = self.journal.lock();
         let kept = journal.as_ref().map(|journal| journal.refuse(partition, id, &rest));
         self.losses.note(count, &rest);
+        self.lost_at.lock().insert(partition, self.now());
         tracing::error!(
             partition,
             changes = count,
@@ -597,6 +603,14 @@ impl Shared {
             "other nodes took this one for dead while it worked in a directory: its last changes of \
              names and attributes there are lost"
         );
+    }
+
+    /// Whether something was lost in a partition that somebody may have committed who waits for it to
+    /// arrive.
+    fn has_lost_lately(&self, partition: u16) -> bool {
+        let (now, mut lost_at) = (self.now(), self.lost_at.lock());
+        lost_at.retain(|_, at| now.saturating_sub(*at) < LATELY);
+        lost_at.contains_key(&partition)
     }
 
     /// The lease does not count from here on. The caller has the lock of the state.
@@ -732,6 +746,20 @@ impl Engine for Leased {
             Some(_) => Ok(()),
             None => self.shared.below.identify(key),
         }
+    }
+
+    fn arrive(&self, partition: u16) -> Result<(), EngineError> {
+        let part = self.shared.part(partition);
+        let held = part.as_ref().and_then(|part| {
+            let last = part.state.lock().as_ref().map(|held| held.log.last());
+            last.map(|last| (part, last))
+        });
+        let arrived = match held {
+            Some((part, last)) => self.shared.ship_up_to(part, last).map_err(unknown)?,
+            // Of a lease that was given back all has arrived.
+            None => !self.shared.has_lost_lately(partition),
+        };
+        if arrived { Ok(()) } else { Err(lost()) }
     }
 
     fn losses(&self) -> Option<&Losses> {

@@ -173,6 +173,11 @@ impl Log {
         Log { last: shipped, ..Log::default() }
     }
 
+    /// The number of the last transaction.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
     /// The number of the next transaction.
     pub fn next(&self) -> u64 {
         self.last + 1
