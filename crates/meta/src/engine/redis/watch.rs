@@ -213,7 +213,8 @@ impl State {
 
     fn listen(&self, address: &Address) -> Result<(), String> {
         let dial = &self.cluster.dial;
-        let mut connection = dial.connect(address, true).map_err(|error| format!("{error:?}"))?;
+        let link = dial.connect(address, true).map_err(|error| format!("{error:?}"))?;
+        let mut connection = link.connection;
         let mut track = redis::cmd("CLIENT");
         track.arg("TRACKING").arg("ON").arg("BCAST").arg("PREFIX").arg(&self.prefix);
         if let Value::ServerError(error) = self.ask(&mut connection, &track.get_packed_command())? {
