@@ -136,8 +136,7 @@ fn changes_when_lost_with_a_lease_then_the_next_calls_fail_once_and_status_names
     let told = || {
         let (code, text) = ring.site.run(&["cluster", "status", "--json", &mnt]);
         let status: serde_json::Value = serde_json::from_str(&text).unwrap();
-        code == 0
-            && status["nodes"][0]["lost_changes"] == *&ring.status(0)["lost_changes"]["changes"]
+        code == 0 && status["nodes"][0]["lost_changes"] == ring.status(0)["lost_changes"]["changes"]
     };
     assert!(wait_for(LONG, told));
     fs::remove_file(status["lost_changes"]["kept"].as_str().unwrap()).unwrap();
