@@ -251,6 +251,18 @@ fn troubles(status: &Status, line: Line<'_>) {
             line(format_args!("               {path}"));
         }
     }
+    let lost = &status.lost_changes;
+    if lost.changes > 0 {
+        line(format_args!(
+            "  lost         {} changes of names and attributes, as other nodes took this one for \
+             dead; they are kept in {} until you remove it",
+            format_count(lost.changes),
+            lost.kept
+        ));
+        for path in lost.paths.iter().take(ROWS_MAX) {
+            line(format_args!("               {path}"));
+        }
+    }
     if status.set_aside.files > 0 {
         line(format_args!(
             "  set aside    {} damaged or unknown files, for you to look at",
@@ -433,6 +445,10 @@ pub fn cluster(status: &ClusterStatus) -> String {
             "{:<4}  {state:<7}  {seen:<10}  {dirty:<18}  {backlog:<7}  {}",
             node.node, node.host
         );
+        if node.lost_changes > 0 {
+            let lost = format_count(node.lost_changes);
+            let _ = writeln!(out, "      lost {lost} changes; `forebay status` there names them");
+        }
         if let Some(refusal) = &node.refusal {
             let _ = writeln!(out, "      did not leave: {refusal}");
         }

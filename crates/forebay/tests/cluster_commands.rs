@@ -52,13 +52,17 @@ impl Drop for Servers<'_> {
 }
 
 fn mount(site: &Site, node: usize, more: &[&str]) {
+    let (code, text) = try_mount(site, node, more);
+    assert_eq!(code, 0, "{text}");
+}
+
+fn try_mount(site: &Site, node: usize, more: &[&str]) -> (i32, String) {
     let mnt = site.text(&format!("mnt{node}"));
     fs::create_dir_all(&mnt).unwrap();
     let tier = format!("{}=64M", site.text(&format!("tier{node}")));
     let (backing, address) = (site.text("backing"), format!("file:{}", site.text("meta/address")));
     let args = ["mount", &backing, &mnt, "--tier", &tier, "--cluster", &address];
-    let (code, text) = site.run(&[&args, more].concat());
-    assert_eq!(code, 0, "{text}");
+    site.run(&[&args, more].concat())
 }
 
 /// Takes a mount away however the test ends.
@@ -226,6 +230,11 @@ fn servers_with_replicas_then_changes_count_when_a_replica_has_them() {
     assert_eq!(code, 0, "{text}");
     let started: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     assert_eq!((started["ports"].as_array().unwrap().len(), servers.pids().len()), (6, 6));
+    // What can't keep what it acknowledges, or never would acknowledge anything, is refused.
+    for (replicas, why) in [("0", "mount with --cluster-replicas 1"), ("2", "would ever count")] {
+        let (code, text) = try_mount(&site, 0, &["--cluster-replicas", replicas]);
+        assert!(code != 0 && text.contains(why), "{code} {text}");
+    }
     mount(&site, 0, &["--cluster-replicas", "1"]);
     for number in 0..20 {
         fs::create_dir(site.path(&format!("mnt0/d{number}"))).unwrap();

@@ -45,6 +45,26 @@ fn becomes_free(attempt: impl Fn() -> bool) {
 }
 
 #[test]
+fn lock_when_the_heartbeat_is_late_and_the_servers_are_up_then_it_is_given() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::new(1);
+    // As on a machine that has much to do: later than half the time after which nodes count as dead.
+    ring.mount_failing(0, "node.cluster.beat=sleep(8000)", &[]);
+    fs::write(ring.at(0, "f"), b"x").unwrap();
+    let file = read_only(&ring, 0, "f");
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < Duration::from_secs(9) {
+        assert_eq!(flock(&file, libc::LOCK_EX), Ok(()), "after {:?}", begun.elapsed());
+        assert_eq!(flock(&file, libc::LOCK_UN), Ok(()));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(file);
+    ring.umount(0);
+}
+
+#[test]
 fn flock_on_three_nodes_then_one_at_a_time_has_it_alone() {
     if !can_cluster() {
         return;

@@ -83,6 +83,69 @@ fn node_when_it_dies_with_leases_of_nested_directories_then_others_wait_for_it_o
 }
 
 #[test]
+fn changes_when_lost_with_a_lease_then_the_next_calls_fail_once_and_status_names_them() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::new(2);
+    ring.mount_all(&["--writeback", "evict"]);
+    fs::create_dir(ring.at(0, "d")).unwrap();
+    let dir = fs::File::open(ring.at(0, "d")).unwrap();
+    for number in 0..40 {
+        fs::write(ring.at(0, &format!("d/before{number}")), b"").unwrap();
+    }
+    dir.sync_all().unwrap();
+    let daemon = ring.daemon(0);
+    // It goes on for a moment without the servers, which then don't hear of it in time.
+    ring.server.freeze(true);
+    let made: Vec<fs::File> = (0..40)
+        .map(|number| {
+            std::thread::sleep(Duration::from_millis(5));
+            fs::File::create(ring.at(0, &format!("d/new{number}"))).unwrap()
+        })
+        .collect();
+    signal(daemon, Signal::STOP);
+    ring.server.freeze(false);
+    let others = || fs::write(ring.at(1, "d/other"), b"").is_ok();
+    assert!(wait_for(LONG, others), "{}", ring.log(1));
+    let there = ring::names(&ring.at(1, "d"));
+    let lost: Vec<usize> =
+        (0..40).filter(|number| !there.contains(&format!("new{number}"))).collect();
+    assert!(!lost.is_empty(), "nothing was lost, so nothing is tested");
+    signal(daemon, Signal::CONT);
+
+    let eio = |done: std::io::Result<()>, what: &str| {
+        let error = done.expect_err(what).raw_os_error();
+        assert_eq!(error, Some(libc::EIO), "{what}\n{}", ring.log(0));
+    };
+    eio(dir.sync_all(), "a sync of the directory");
+    wait_for(LONG, || dir.sync_all().is_ok());
+    dir.sync_all().unwrap();
+    made[lost[0]].sync_all().expect_err("a sync of a file that is not there any more");
+    let create = |name: &str| fs::File::create(ring.at(0, name)).map(drop);
+    eio(create("d/after"), "a change in the directory");
+    create("d/after").unwrap();
+    create("elsewhere").unwrap();
+
+    let status = ring.status(0);
+    let named = status["lost_changes"]["paths"].as_array().unwrap();
+    assert!(named.iter().any(|path| *path == format!("d/new{}", lost[0])), "{status}");
+    assert!(status["lost_changes"]["changes"].as_u64() >= Some(lost.len() as u64), "{status}");
+    // Also to those who ask another node.
+    let mnt = ring.site.text("mnt1");
+    let told = || {
+        let (code, text) = ring.site.run(&["cluster", "status", "--json", &mnt]);
+        let status: serde_json::Value = serde_json::from_str(&text).unwrap();
+        code == 0 && status["nodes"][0]["lost_changes"] == ring.status(0)["lost_changes"]["changes"]
+    };
+    assert!(wait_for(LONG, told));
+    fs::remove_file(status["lost_changes"]["kept"].as_str().unwrap()).unwrap();
+    assert_eq!(ring.status(0)["lost_changes"]["changes"], 0);
+    drop((dir, made));
+    ring.umount_all();
+}
+
+#[test]
 fn daemon_when_started_again_then_its_copies_have_versions_that_none_had_before() {
     if !can_cluster() {
         return;

@@ -438,6 +438,70 @@ fn appenders_on_three_nodes_that_keep_the_file_open_then_no_line_is_lost() {
     }
 }
 
+/// Closes a file; what the program is told.
+fn close(file: File) -> std::io::Result<()> {
+    use std::os::fd::IntoRawFd;
+    // SAFETY: nobody else has the descriptor.
+    match unsafe { libc::close(file.into_raw_fd()) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+#[test]
+fn append_when_its_owner_is_asked_for_the_file_while_copies_are_made_then_its_close_succeeds() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(3);
+    let options = ["--writeback", "evict", "--redundancy", "replicas=1"];
+    // The owner is slow to say that copies are made.
+    ring.mount_failing(0, "node.copies.sent=1*off->sleep(2000)", &options);
+    ring.mount(1, &options);
+    ring.mount(2, &options);
+    let mut owner = appender(&ring.at(0, "log")).unwrap();
+    owner.write_all(b"one\n").unwrap();
+    let mut other = appender(&ring.at(1, "log")).unwrap();
+    close(owner).unwrap();
+    other.write_all(b"two\n").unwrap();
+    std::thread::scope(|scope| {
+        let closes = scope.spawn(move || close(other));
+        std::thread::sleep(Duration::from_millis(700));
+        let mut third = appender(&ring.at(2, "log")).unwrap();
+        third.write_all(b"three\n").unwrap();
+        close(third).unwrap();
+        closes.join().unwrap().unwrap();
+    });
+    assert_eq!(fs::read(ring.at(0, "log")).unwrap(), b"one\ntwo\nthree\n");
+    ring.umount_all();
+}
+
+#[test]
+fn appenders_that_open_and_close_with_copies_then_no_call_fails_and_no_line_is_lost() {
+    if !can_cluster() {
+        return;
+    }
+    const LINES: usize = 120;
+    let ring = Ring::talking(3);
+    ring.mount_all(&["--writeback", "evict", "--redundancy", "replicas=1"]);
+    File::create(ring.at(0, "log")).unwrap();
+    std::thread::scope(|scope| {
+        for node in 0..3 {
+            let path = ring.at(node, "log");
+            scope.spawn(move || {
+                for line in 0..LINES {
+                    let mut file = appender(&path).unwrap();
+                    file.write_all(format!("node {node} line {line}\n").as_bytes()).unwrap();
+                    close(file).unwrap_or_else(|error| panic!("node {node} line {line}: {error}"));
+                }
+            });
+        }
+    });
+    let text = fs::read_to_string(ring.at(1, "log")).unwrap();
+    assert_eq!(text.lines().count(), 3 * LINES, "{text}");
+    ring.umount_all();
+}
+
 #[test]
 fn file_that_is_open_since_it_was_made_when_taken_over_then_what_others_wrote_stays() {
     if !can_cluster() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_node::{Context, Ino, Kernel, Node, NodeError, OpenMode, Opened, Result, Stat};
+use forebay_node::{Context, Ino, Kernel, Node, NodeError, OpenMode, Opened, Result, Stat, Teller};
 use fusewire::{CopyRange, DirectoryBuffer, Entry, OpenInFlags, Operation, Request, SetxattrFlags};
 use rustix::io::Errno;
 
@@ -34,6 +34,7 @@ impl Serve<'_> {
         use Operation as Op;
         if changes(&operation) {
             self.node.may_change(&self.context)?;
+            self.tell_losses(&operation)?;
         }
         match operation {
             Op::Lookup { .. }
@@ -78,6 +79,19 @@ impl Serve<'_> {
 
     pub(crate) fn ino(&self) -> Ino {
         forebay_node::of_node_id(self.request.header().node).0
+    }
+
+    /// Fails, once, if something is lost that was acknowledged of what an operation changes.
+    fn tell_losses(&self, operation: &Operation<'_>) -> Result<()> {
+        let other = match operation {
+            Operation::Rename { new_parent, .. } => Some(Ino(*new_parent)),
+            Operation::Link { node, .. } => Some(forebay_node::of_node_id(*node).0),
+            _ => None,
+        };
+        for ino in [Some(self.ino()), other].into_iter().flatten() {
+            self.node.tell_losses(ino, Teller::Change)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn entry(&self, stat: &Stat) -> Answer {

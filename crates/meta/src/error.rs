@@ -77,6 +77,12 @@ pub enum Error {
     /// Another node has the right to change the inode in the backing store, or owns its bytes.
     #[error("inode {0} is in the hands of another node")]
     NotInHand(Ino),
+    /// EIO, once: what was acknowledged before is lost.
+    #[error(
+        "other nodes took this one for dead: changes of inode {0} that were acknowledged before are \
+         lost; `forebay status` names them"
+    )]
+    Lost(Ino),
     /// The engine lacks something the store needs.
     #[error("this metadata engine can't be used: {0}")]
     Unsupported(&'static str),

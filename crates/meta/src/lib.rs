@@ -12,6 +12,7 @@
 //! [`Memory`] in memory for tests.
 #![forbid(unsafe_code)]
 
+mod clock;
 mod codec;
 mod engine;
 mod error;
@@ -20,10 +21,11 @@ mod links;
 mod store;
 mod types;
 
+pub use clock::BootInstant;
 pub use engine::{
     Compare, Embedded, EmbeddedOptions, Engine, EngineError, Expect, Key, LeaseOptions, Leased,
-    Memory, MiniTransaction, Outcome, Page, Redis, RedisOptions, Reliant, Spanning, Stamp, Tenure,
-    Write,
+    LossReport, Losses, Memory, MiniTransaction, Outcome, Page, Redis, RedisOptions, Reliant,
+    Spanning, Stamp, Teller, Tenure, Write,
 };
 pub use error::{Error, Result};
 pub use forebay_core::cluster::lease::Terms as LeaseTerms;

@@ -431,6 +431,36 @@ fn holder_when_cut_off_then_it_acknowledges_nothing_after_its_time() {
     assert!((0..acknowledged).all(|n| found.contains(&n)), "{acknowledged}: {found:?}");
 }
 
+#[test]
+fn note_when_it_must_arrive_then_others_have_it_and_else_that_is_said() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let redis = RedisOptions {
+        timeout: Duration::from_millis(200),
+        give_up: Duration::from_millis(600),
+        ..RedisOptions::default()
+    };
+    let below = Arc::new(servers.open("t", &redis));
+    servers.wait("changes are heard", |_| below.watch(3).is_some());
+    let options = LeaseOptions { patience: Duration::from_secs(60), ..eager() };
+    let engine = Leased::open(below, options).unwrap();
+    put_all(&engine, 3, 0..10);
+    assert_eq!(engine.held(), 1);
+    servers.freeze(0, true);
+    put_all(&engine, 3, 10..12);
+    let error = engine.arrive(3).expect_err("nobody else has it");
+    assert!(matches!(error, EngineError::Unknown { .. }), "{error}");
+    servers.freeze(0, false);
+    servers.wait("it arrives", |_| engine.arrive(3).is_ok());
+    let requests = engine.below().requests();
+    // There is nothing more to be waited for, nor where there is no lease.
+    engine.arrive(3).unwrap();
+    engine.arrive(4).unwrap();
+    assert!(engine.below().requests() - requests < 3);
+}
+
 /// Somebody who lets go of leases when he is allowed to.
 #[derive(Default)]
 struct Holder {

@@ -510,44 +510,6 @@ fn processes_when_two_change_one_tree_then_it_stays_sound_and_each_sees_the_othe
 }
 
 #[test]
-fn replica_when_missing_then_nothing_is_reported_as_done() {
-    if !servers::installed() {
-        return;
-    }
-    let servers = Servers::single(&[]);
-    let options = RedisOptions {
-        replicas: 1,
-        confirm_within: Duration::from_millis(50),
-        give_up: Duration::from_millis(300),
-        ..RedisOptions::default()
-    };
-    let engine = servers.open("t", &options);
-    let answer = engine.execute(&put(1, b"a", b"1"));
-    assert!(matches!(answer, Err(EngineError::Unknown { .. })), "{answer:?}");
-}
-
-#[test]
-fn sync_then_promises_no_more_than_the_log_does() {
-    if !servers::installed() {
-        return;
-    }
-    let servers = Servers::single(&[]);
-    let engine = servers.open("t", &RedisOptions::default());
-    engine.execute(&put(1, b"a", b"1")).unwrap();
-    let begin = Instant::now();
-    engine.sync().unwrap();
-    assert!(begin.elapsed() > Duration::from_millis(900), "everysec syncs once a second");
-    servers.command(0, &["CONFIG", "SET", "appendfsync", "always"]);
-    let begin = Instant::now();
-    engine.sync().unwrap();
-    assert!(begin.elapsed() < Duration::from_millis(500), "all is synced already");
-    servers.command(0, &["CONFIG", "SET", "appendonly", "no"]);
-    assert!(matches!(engine.sync(), Err(EngineError::Refused { .. })));
-    let options = RedisOptions { memory_only: true, ..RedisOptions::default() };
-    servers.open("t", &options).sync().unwrap();
-}
-
-#[test]
 fn names_of_file_systems_then_keep_them_apart() {
     if !servers::installed() {
         return;

@@ -47,6 +47,17 @@ impl<T> Named<T> {
     }
 }
 
+/// Changes that were acknowledged and are lost.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LostChanges {
+    /// How many.
+    pub changes: u64,
+    /// Some of the paths.
+    pub paths: Vec<Vec<u8>>,
+    /// The file that they are kept in. They are named as long as it is there.
+    pub kept: Option<PathBuf>,
+}
+
 /// What a node knows of it.
 #[derive(Default)]
 pub(crate) struct Troubles {
@@ -102,6 +113,27 @@ impl Node {
         let lost = self.troubles.lost();
         let list = lost.iter().take(TOLD).map(|ino| self.path_of(Ino(*ino))).collect();
         Named { files: lost.len() as u64, list }
+    }
+
+    /// Changes of names and attributes that were acknowledged here and are lost, as other nodes took
+    /// this one for dead.
+    pub fn lost_changes(&self) -> LostChanges {
+        let report = self.meta.losses();
+        let mut paths = Vec::new();
+        for (inode, names) in report.losses.into_iter().take(TOLD) {
+            // What was made and is lost has no path any more, but a name in its directory.
+            let Ok(Some(path)) = self.meta.path(Ino(inode)) else { continue };
+            let below = |name: &Vec<u8>| match path.is_empty() {
+                true => name.clone(),
+                false => [&path, &b"/"[..], name].concat(),
+            };
+            paths.extend(names.iter().map(below));
+            if names.is_empty() {
+                paths.push(path);
+            }
+        }
+        paths.truncate(TOLD);
+        LostChanges { changes: report.changes, paths, kept: report.kept }
     }
 
     /// Moves an object that can't be used, and may be the only copy, out of the way.

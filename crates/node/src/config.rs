@@ -67,6 +67,8 @@ pub struct PeerConfig {
     /// The file with the secret of the cluster, by which nodes know each other (mutual TLS). Without
     /// one whoever reaches the address is believed.
     pub secret: Option<PathBuf>,
+    /// The file with another secret; who has that one is believed, too.
+    pub other_secret: Option<PathBuf>,
 }
 
 /// Which cluster a node joins, and how it behaves there.

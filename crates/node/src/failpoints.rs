@@ -61,6 +61,8 @@ const OWN: &[&str] = &[
     "node.reconcile.before_sync",
     "node.reconcile.before_report",
     "node.reconcile.after_report",
+    "node.cluster.beat",
+    "node.copies.sent",
 ];
 
 /// Fails with EIO where the fail point says so.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use forebay_meta::Ino;
+use forebay_meta::{Ino, Teller};
 use forebay_store::{ErrorClass, Presence, StoreError};
 use parking_lot::RwLock;
 use rustix::io::Errno;
@@ -386,6 +386,14 @@ impl Node {
     /// What the tier, the metadata engine or the backing store says.
     pub fn fsync(&self, context: &Context, fh: u64, data_only: bool) -> Result<()> {
         context.wait()?;
+        let ino = self.handle(fh)?.file.ino;
+        let synced = self.sync_handle(context, fh, data_only);
+        // After it: what is lost may have come to light meanwhile.
+        self.tell_losses(ino, Teller::Sync)?;
+        synced
+    }
+
+    fn sync_handle(&self, context: &Context, fh: u64, data_only: bool) -> Result<()> {
         let handle = self.handle(fh)?;
         if self.sync_through(context, &handle, data_only)? {
             return Ok(());

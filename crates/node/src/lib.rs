@@ -68,7 +68,7 @@ mod truncate;
 mod unwritten;
 mod upkeep;
 
-pub use aside::Named;
+pub use aside::{LostChanges, Named};
 pub use check::{CheckRequest, Checked, accept_store, check};
 pub use cluster::{
     Belief, Ground, InTheWay, Kept, LockDone, LockOwner, LockRequest, Membership, NodeReport,
@@ -87,7 +87,7 @@ pub use forebay_core::cluster::grants::Fact;
 pub use forebay_core::cluster::locks::{Family, Mode, Span};
 pub use forebay_core::cluster::redundancy::Redundancy;
 pub use forebay_meta::{
-    Attr, EngineError, Error as MetaError, Estate, FileKind, Ino, Owned, Timestamp,
+    Attr, EngineError, Error as MetaError, Estate, FileKind, Ino, Owned, Teller, Timestamp,
 };
 pub use forebay_store::tier::check_dir as check_tier_dir;
 pub use forebay_store::{ErrorClass, StoreError};

@@ -491,6 +491,10 @@ fn open_namespace(
         ..RedisOptions::default()
     };
     let engine = Redis::open(&cluster.address, &redis).map_err(forebay_meta::Error::from)?;
+    // One that goes on for programs does so with the servers that there are.
+    if former.is_none() {
+        engine.check_replicas().map_err(forebay_meta::Error::from)?;
+    }
     let engine: Box<dyn Engine> = match cluster.leases {
         true => {
             let leases = LeaseOptions {

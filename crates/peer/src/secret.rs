@@ -70,24 +70,47 @@ impl ClusterSecret {
     /// # Errors
     /// [`Error::Settings`] if the libraries refuse, which no secret makes them do.
     pub fn identity(&self) -> Result<TlsIdentity> {
-        self.try_identity()
+        self.identity_beside(None)
+    }
+
+    /// As [`ClusterSecret::identity`]; whoever has the other secret is believed as well. So a cluster
+    /// changes its secret node by node.
+    ///
+    /// # Errors
+    /// As [`ClusterSecret::identity`].
+    pub fn identity_beside(&self, other: Option<&ClusterSecret>) -> Result<TlsIdentity> {
+        self.try_identity(other)
             .map_err(|why| Error::Settings(format!("making a certificate from the secret: {why}")))
     }
 
-    fn try_identity(&self) -> Result<TlsIdentity, Box<dyn std::error::Error>> {
-        let authority_key = self.authority_key()?;
-        let mut params = params();
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        let authority = params.self_signed(&authority_key)?;
-        let issuer = Issuer::new(params, authority_key);
-
+    fn try_identity(
+        &self,
+        other: Option<&ClusterSecret>,
+    ) -> Result<TlsIdentity, Box<dyn std::error::Error>> {
+        let (authority, issuer) = self.authority()?;
+        let mut believed = vec![authority];
+        if let Some(other) = other {
+            believed.push(other.authority()?.0);
+        }
         let key = KeyPair::generate_for(&PKCS_ED25519)?;
         let mut params = params_for(NAME)?;
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let own = params.signed_by(&key, &issuer)?;
-        configs(authority.der(), own.der(), key.serialized_der())
+        configs(&believed, own.der(), key.serialized_der())
+    }
+
+    /// The authority's certificate, and what signs others by it.
+    fn authority(
+        &self,
+    ) -> Result<(CertificateDer<'static>, Issuer<'static, KeyPair>), Box<dyn std::error::Error>>
+    {
+        let key = self.authority_key()?;
+        let mut params = params();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let certificate = params.self_signed(&key)?.der().clone();
+        Ok((certificate, Issuer::new(params, key)))
     }
 
     /// The authority's key, as PKCS#8 (RFC 8410, section 7) around the 32 bytes that HKDF gives.
@@ -131,13 +154,15 @@ fn params_for(name: &str) -> Result<CertificateParams, rcgen::Error> {
 }
 
 fn configs(
-    authority: &CertificateDer<'static>,
+    believed: &[CertificateDer<'static>],
     own: &CertificateDer<'static>,
     key: &[u8],
 ) -> Result<TlsIdentity, Box<dyn std::error::Error>> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
-    roots.add(authority.clone())?;
+    for authority in believed {
+        roots.add(authority.clone())?;
+    }
     let roots = Arc::new(roots);
     let key = || PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.to_vec()));
 

@@ -114,6 +114,33 @@ fn node_with_another_secret_when_it_connects_then_neither_side_talks() {
 }
 
 #[test]
+fn secret_when_it_is_changed_node_by_node_then_all_talk_at_every_step() {
+    let [old, new] = [(); 2].map(|()| ClusterSecret::generate().unwrap());
+    let ways = |own: &ClusterSecret, other: Option<&ClusterSecret>| {
+        Tcp::new(Security::Tls(own.identity_beside(other).unwrap()))
+    };
+    let limits = Limits { handshake: Duration::from_millis(500), ..Limits::default() };
+    let config = ClientConfig { limits: limits.clone(), ..ClientConfig::new(me(2)) };
+    let talk = |one: &dyn Fn() -> Tcp, two: &dyn Fn() -> Tcp| {
+        [(one, two), (two, one)].into_iter().all(|(listens, asks)| {
+            let service = Arc::new(Counting::default());
+            let mut server = Server::start(service, me(1), limits.clone()).unwrap();
+            let address = server.listen(&listens(), &"tcp://127.0.0.1:0".parse().unwrap()).unwrap();
+            Client::new(Arc::new(asks()), address, config.clone()).ping(LONG).is_ok()
+        })
+    };
+    let steps: [&dyn Fn() -> Tcp; 4] =
+        [&|| ways(&old, None), &|| ways(&old, Some(&new)), &|| ways(&new, Some(&old)), &|| {
+            ways(&new, None)
+        }];
+    for pair in steps.windows(2) {
+        assert!(talk(pair[0], pair[1]));
+    }
+    assert!(!talk(steps[0], steps[3]));
+    assert!(!talk(steps[0], steps[2]), "who knows only the old one believes nobody with the new");
+}
+
+#[test]
 fn strangers_when_many_are_silent_then_a_member_still_gets_in() {
     let stage = stage();
     // More than are let in at a time; they are turned away, and those let in have little time.

@@ -355,8 +355,8 @@ the caller's alone. If DIR has servers already, those that do not run are starte
 site's own servers see docs/metadata-cluster.md.
 
 With --replicas each server has copies of its data on others, one of which takes over when it \
-dies; mounts then need --cluster-replicas 1, or lose what was changed right before. What took over \
-needs a replica of its own: start the dead one again with the same command, or give 2.";
+dies; mounts then need --cluster-replicas 1 or more, so that it has what was changed right before. \
+What took over needs a replica of its own: start the dead one again with the same command, or give 2.";
 
 /// Examples of `cluster`.
 pub const CLUSTER_EXAMPLES: &str = "\

@@ -55,7 +55,8 @@ fn mount(args: &MountArgs, engine: &dyn Engine, only_check: bool) -> Result<(), 
 
 /// The settings with paths below the directory of whoever gives them: the daemon works elsewhere.
 fn absolute(settings: &Settings) -> Result<Settings, Error> {
-    const PATHS: &[&str] = &["tier", "state-dir", "log-file", "event-log", "cluster-secret"];
+    const PATHS: &[&str] =
+        &["tier", "state-dir", "log-file", "event-log", "cluster-secret", "cluster-secret-also"];
     let here = std::env::current_dir().map_err(Error::io("the current directory"))?;
     let mut resolved = Settings::default();
     for (setting, value) in settings.iter() {

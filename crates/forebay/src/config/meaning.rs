@@ -202,6 +202,8 @@ pub struct ClusterSettings {
     pub listen: Option<String>,
     /// The file with the secret of the cluster; nothing for no TLS.
     pub secret: Option<PathBuf>,
+    /// The file with another secret that is believed, too.
+    pub other_secret: Option<PathBuf>,
     /// Replicas of a metadata server that must have a change before it counts.
     pub replicas: u32,
     /// Whether leases of directories are taken.
@@ -361,6 +363,7 @@ impl<'a> Reader<'a> {
         let transport = self.word("cluster-transport", WAYS)?;
         let listen = self.parse("cluster-listen", |text| parse_listen(text, transport))?;
         let secret = self.path("cluster-secret")?;
+        let other_secret = self.path("cluster-secret-also")?;
         let tls = self.word("cluster-tls", &[("on", true), ("off", false)])?;
         let replicas = self.parse("cluster-replicas", |text| match text.parse() {
             Ok(replicas @ 0..=5) => Ok(replicas),
@@ -394,10 +397,14 @@ impl<'a> Reader<'a> {
             }
             (address, _) => {
                 let secret = secret.filter(|_| tls);
+                if other_secret.is_some() && secret.is_none() {
+                    return Err(self.wrong("cluster-secret-also", "needs --cluster-secret"));
+                }
                 Ok(address.map(|address| ClusterSettings {
                     address,
                     listen,
                     secret,
+                    other_secret,
                     replicas,
                     leases,
                     redundancy,

@@ -103,6 +103,12 @@ pub const SETTINGS: &[Setting] = &[
         "The file with the secret of the cluster, the same on all nodes and readable by its owner only: head -c 32 /dev/urandom > FILE. Whoever has it is believed to be a node.",
     ),
     one(
+        "cluster-secret-also",
+        "FILE",
+        Some(""),
+        "The file with a second secret: nodes that have it are believed, too, while a cluster changes its secret. See docs/cluster.md.",
+    ),
+    one(
         "cluster-tls",
         "WHETHER",
         Some("on"),
@@ -112,7 +118,7 @@ pub const SETTINGS: &[Setting] = &[
         "cluster-replicas",
         "N",
         Some("0"),
-        "How many replicas of a metadata server must have a change before it counts. With 0, the death of a server loses what was changed right before it, even if it has replicas.",
+        "How many replicas of a metadata server must have a change before it counts: 0 if there are none, and else from 1 up to as many as each server has. docs/metadata-cluster.md says what each choice survives.",
     ),
     one(
         "cluster-leases",

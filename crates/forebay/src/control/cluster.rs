@@ -127,6 +127,8 @@ pub struct ClusterNode {
     pub room_bytes: u64,
     /// Bytes of copies of its files that are about to move to nodes with more room.
     pub moving_bytes: u64,
+    /// Changes that it acknowledged and that are lost, as others took it for dead.
+    pub lost_changes: u64,
     /// Why it did not leave when it was last told to.
     pub refusal: Option<String>,
 }

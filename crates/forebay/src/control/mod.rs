@@ -22,8 +22,9 @@ pub use patterns::{PatternRow, PatternTask, Patterns, SimilarTasks};
 pub use server::{Current, OnUpgrade, Server, ServerLimits, UpgradeCall};
 pub use status::{
     Backlog, BusyFile, BytesBySource, Conflict, Dirty, DirtyFile, HintState, HintStatus, Location,
-    Named, Opening, Outcome, Passthrough, Peer, PolicySnapshot, Progress, Recorded, Refusal,
-    RefusedFile, RefusedStream, Residency, Status, Streams, StuckOperation, TierStatus, WirePath,
+    LostChanges, Named, Opening, Outcome, Passthrough, Peer, PolicySnapshot, Progress, Recorded,
+    Refusal, RefusedFile, RefusedStream, Residency, Status, Streams, StuckOperation, TierStatus,
+    WirePath,
 };
 pub use wire::{HintPart, PROTOCOL_VERSION, Reply, Request, Upgraded};
 

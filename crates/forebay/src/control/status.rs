@@ -112,6 +112,9 @@ pub struct Status {
     /// Files that were written and of which nothing is left: their paths. They read as errors and stay
     /// dirty until they are removed or given up.
     pub lost: Named,
+    /// Changes of names and attributes that were acknowledged and are lost.
+    #[serde(default)]
+    pub lost_changes: LostChanges,
     /// What could not be used and may be the only copy of something: where it was moved to.
     pub set_aside: Named,
     /// Operations that wait longer than they should, mostly on the backing store.
@@ -280,6 +283,19 @@ pub struct Named {
     pub files: u64,
     /// Some of them.
     pub list: Vec<WirePath>,
+}
+
+/// Changes of names and attributes that were acknowledged and are lost, as other nodes took this one
+/// for dead.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LostChanges {
+    /// How many.
+    pub changes: u64,
+    /// Some of the paths that they were about.
+    pub paths: Vec<WirePath>,
+    /// The file that they are kept in. They are named until it is removed.
+    pub kept: WirePath,
 }
 
 /// A file that was changed both through the mount and behind its back.

@@ -73,6 +73,7 @@ fn describe(report: NodeReport) -> ClusterNode {
         held_bytes: report.estate.held,
         room_bytes: report.estate.room,
         moving_bytes: report.estate.moving,
+        lost_changes: report.estate.lost,
         refusal: report.refusal,
     }
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use forebay::config::MountConfig;
 use forebay::control::{
     Backlog, BusyFile, BytesBySource, ClusterReply, ClusterRequest, Conflict, Control,
-    ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location, Named,
-    OnProgress, Outcome, Passthrough, Patterns, PolicySnapshot, Progress, Recorded, Refusal,
+    ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location, LostChanges,
+    Named, OnProgress, Outcome, Passthrough, Patterns, PolicySnapshot, Progress, Recorded, Refusal,
     RefusedFile, Residency, Shutdown, Status, StuckOperation, TierStatus, WirePath,
 };
 use forebay_fuse::Mounted;
@@ -101,6 +101,15 @@ impl NodeControl {
     fn lost(&self) -> Named {
         let lost = self.node.lost_files();
         Named { files: lost.files, list: lost.list.into_iter().map(wire_path).collect() }
+    }
+
+    fn lost_changes(&self) -> LostChanges {
+        let lost = self.node.lost_changes();
+        LostChanges {
+            changes: lost.changes,
+            paths: lost.paths.into_iter().map(wire_path).collect(),
+            kept: lost.kept.map(Into::into).unwrap_or_default(),
+        }
     }
 
     fn set_aside(&self) -> Named {
@@ -324,6 +333,7 @@ impl Control for NodeControl {
                 .collect(),
             displaced: self.node.backing_displaced(),
             lost: self.lost(),
+            lost_changes: self.lost_changes(),
             set_aside: self.set_aside(),
             stuck: self.stuck(),
             errors: self.errors(),

@@ -97,10 +97,11 @@ fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlRes
         leases: given.leases,
         redundancy: given.redundancy,
         repair_rate: given.repair_rate,
-        peers: given
-            .listen
-            .clone()
-            .map(|listen| PeerConfig { listen, secret: given.secret.clone() }),
+        peers: given.listen.clone().map(|listen| PeerConfig {
+            listen,
+            secret: given.secret.clone(),
+            other_secret: given.other_secret.clone(),
+        }),
         ..ClusterConfig::new(address)
     };
     Ok(NodeConfig {

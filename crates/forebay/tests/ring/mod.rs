@@ -114,6 +114,13 @@ impl Server {
         let _ = child.wait();
     }
 
+    /// Has it stop, or go on.
+    pub fn freeze(&self, frozen: bool) {
+        use rustix::process::Signal;
+        let pid = self.child.lock().unwrap().id().cast_signed();
+        signal(pid, if frozen { Signal::STOP } else { Signal::CONT });
+    }
+
     /// Starts it again, with what is in `dir` now.
     pub fn restart(&self) {
         *self.child.lock().unwrap() = Self::spawn(&self.dir, self.port);

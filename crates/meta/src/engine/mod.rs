@@ -16,7 +16,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 pub use embedded::{Embedded, EmbeddedOptions};
-pub use leased::{LeaseOptions, Leased};
+pub use leased::{LeaseOptions, Leased, LossReport, Losses, Teller};
 pub use memory::Memory;
 pub use redis::{Redis, RedisOptions};
 pub use spanning::Spanning;
@@ -461,6 +461,21 @@ pub trait Engine: Send + Sync {
         Ok(())
     }
 
+    /// Returns when all that was committed before in a partition has arrived where others see it, also
+    /// after the death of this machine. Before something is done outside on the strength of it.
+    ///
+    /// # Errors
+    /// If that is not known, or it is lost.
+    fn arrive(&self, partition: u16) -> Result<(), EngineError> {
+        let _ = partition;
+        Ok(())
+    }
+
+    /// What was acknowledged here and is lost, where that can be.
+    fn losses(&self) -> Option<&Losses> {
+        None
+    }
+
     /// Names who is to be told before a lease ends; once.
     fn rely(&self, reliant: Arc<dyn Reliant>) {
         drop(reliant);
@@ -510,6 +525,14 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
 
     fn identify(&self, key: &Key) -> Result<(), EngineError> {
         (**self).identify(key)
+    }
+
+    fn arrive(&self, partition: u16) -> Result<(), EngineError> {
+        (**self).arrive(partition)
+    }
+
+    fn losses(&self) -> Option<&Losses> {
+        (**self).losses()
     }
 
     fn rely(&self, reliant: Arc<dyn Reliant>) {

@@ -387,6 +387,14 @@ impl<E: Engine> Engine for Spanning<E> {
         self.engine.identify(key)
     }
 
+    fn arrive(&self, partition: u16) -> Result<(), EngineError> {
+        self.engine.arrive(partition)
+    }
+
+    fn losses(&self) -> Option<&super::Losses> {
+        self.engine.losses()
+    }
+
     fn rely(&self, reliant: Arc<dyn Reliant>) {
         self.engine.rely(reliant);
     }

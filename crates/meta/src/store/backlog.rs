@@ -255,6 +255,15 @@ impl MetaStore {
         })
     }
 
+    /// Returns when what was noted of an inode is where other nodes see it: before the backing store is
+    /// changed by what [`MetaStore::claim`] or [`MetaStore::intend`] has announced.
+    ///
+    /// # Errors
+    /// If that is not known, or it is lost: then nothing may be changed.
+    pub fn arrive(&self, ino: Ino) -> Result<()> {
+        Ok(self.engine.arrive(ino.partition())?)
+    }
+
     /// Notes the version that a worker is about to make in the backing store, so that whoever comes
     /// after an interruption knows it again; `found`, if given, is what stands there now. Call it
     /// before making the version.

@@ -29,6 +29,8 @@ pub struct Estate {
     pub room: u64,
     /// Bytes of copies of its files that are about to move to other nodes.
     pub moving: u64,
+    /// Changes that it acknowledged and that are lost.
+    pub lost: u64,
 }
 
 /// What has become of the order to leave.
@@ -65,8 +67,9 @@ impl MetaStore {
     /// If the engine fails; `Unsupported` if this process is no node.
     pub fn report_estate(&self, estate: &Estate) -> Result<bool> {
         let me = self.member().ok_or(Error::Unsupported("this process is no node"))?;
-        let Estate { files, bytes, backlog, held, room, moving } = *estate;
-        let numbers = [files, bytes, backlog, held, room, moving].map(u64::to_be_bytes).concat();
+        let Estate { files, bytes, backlog, held, room, moving, lost } = *estate;
+        let numbers = [files, bytes, backlog, held, room, moving, lost];
+        let numbers = numbers.map(u64::to_be_bytes).concat();
         let mut transaction = MiniTransaction::reading(vec![keys::order(me.node)]);
         let value = codec::encode_bytes(&numbers);
         transaction.write.push(Write::Put(keys::estate(me.node), value));
@@ -89,8 +92,8 @@ impl MetaStore {
                 let part = bytes.get(8 * at..8 * at + 8).and_then(|part| part.try_into().ok());
                 part.map(u64::from_be_bytes).ok_or_else(|| corrupt("a node's estate", "short"))
             };
-            // Nodes of an earlier version say three numbers.
-            let later = |at: usize| if bytes.len() > 24 { number(at) } else { Ok(0) };
+            // Nodes of earlier versions say three numbers, or six.
+            let later = |at: usize| if bytes.len() > 8 * at { number(at) } else { Ok(0) };
             let estate = Estate {
                 files: number(0)?,
                 bytes: number(1)?,
@@ -98,6 +101,7 @@ impl MetaStore {
                 held: later(3)?,
                 room: later(4)?,
                 moving: later(5)?,
+                lost: later(6)?,
             };
             Ok((node_of(key)?, estate))
         };

@@ -40,7 +40,10 @@ pub use members::{Member, NodeName};
 pub use ownership::{Ownership, Right};
 
 use crate::codec;
-use crate::engine::{Engine, Expect, Key, MiniTransaction, Outcome, Page, Spanning, Stamp, Write};
+use crate::engine::{
+    Engine, Expect, Key, LossReport, Losses, MiniTransaction, Outcome, Page, Spanning, Stamp,
+    Teller, Write,
+};
 use crate::error::{Error, Result};
 use crate::keys::{self, Layout};
 use crate::links::Links;
@@ -498,6 +501,23 @@ impl MetaStore {
     /// If the engine fails.
     pub fn sync(&self) -> Result<()> {
         Ok(self.engine.sync()?)
+    }
+
+    /// Fails if something that was acknowledged of an inode is lost and nobody has said so to a call of
+    /// this kind yet: once for each.
+    ///
+    /// # Errors
+    /// `Lost`.
+    pub fn tell_losses(&self, ino: Ino, teller: Teller) -> Result<()> {
+        match self.engine.losses() {
+            Some(losses) if losses.tell(ino.0, teller) => Err(Error::Lost(ino)),
+            _ => Ok(()),
+        }
+    }
+
+    /// What was acknowledged here and is lost, as other nodes took this one for dead.
+    pub fn losses(&self) -> LossReport {
+        self.engine.losses().map(Losses::report).unwrap_or_default()
     }
 
     /// Lets go of the engine's files for ever, so that another process can open them. All later

@@ -26,13 +26,18 @@ pub fn leased(servers: &Servers, name: &str, options: &LeaseOptions) -> Arc<Leas
 
 pub const NODE_TIMEOUT_MS: u32 = 700;
 
+/// The server that tests run: `redis-server`, or another one that is given to them.
+fn program() -> String {
+    std::env::var("FOREBAY_TEST_REDIS").unwrap_or_else(|_| "redis-server".into())
+}
+
 /// Says so and gives false where there are no servers to be had.
 pub fn installed() -> bool {
     let runs = |program: &str| {
         let version = Command::new(program).arg("--version").stdout(Stdio::null()).status();
         version.is_ok_and(|status| status.success())
     };
-    let all = runs("redis-server") && runs("setpriv");
+    let all = runs(&program()) && runs("setpriv");
     if !all {
         eprintln!("SKIPPED: redis-server (package redis-server) is not installed");
     }
@@ -90,6 +95,18 @@ impl Servers {
             password: None,
             tls: false,
         }
+    }
+
+    /// One server that is no cluster, and a replica of it, which does not take over.
+    pub fn with_replica(extra: &[&str]) -> Self {
+        let mut servers = Self::single(extra);
+        let port = servers.port(0).to_string();
+        servers.add(&["--replicaof", "127.0.0.1", &port]);
+        servers.wait("the replica follows", |servers| {
+            let said = servers.try_command(1, &["INFO", "replication"]);
+            said.is_ok_and(|said| said.contains("master_link_status:up"))
+        });
+        servers
     }
 
     /// A cluster of so many primaries, then their replicas in the same order, as often as asked.
@@ -188,7 +205,7 @@ impl Servers {
         let log = path.join("log");
         let (place, shown) = (path.to_str().unwrap(), log.to_str().unwrap());
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "redis-server"]);
+        command.args(["--pdeathsig", "KILL"]).arg(program());
         command.args(["--port", &port, "--bind", "127.0.0.1", "--dir", place, "--logfile", shown]);
         command.args(["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]);
         command.args(&self.extra).stdout(Stdio::null()).stdin(Stdio::null());

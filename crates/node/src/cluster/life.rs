@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_core::cluster::silence::{Look, Sign, Silence};
 use forebay_core::cluster::{Epoch, NodeId};
 use forebay_core::unit::Tick;
-use forebay_meta::{Incarnation, Member};
+use forebay_meta::{BootInstant, Incarnation, Ino, Member, Teller};
 
 use super::Cluster;
 use crate::context::Context;
@@ -97,13 +97,13 @@ impl Cluster {
 
     /// `asked`: before the members were read. What they said then they may have said for longer, but
     /// what is seen of them for the first time is new from the answer on.
-    fn saw(&self, asked: Instant, members: &[Member]) {
-        let tick = |at: Instant| {
-            let since = at.saturating_duration_since(self.started);
+    fn saw(&self, asked: BootInstant, members: &[Member]) {
+        let tick = |at: BootInstant| {
+            let since = at.since(self.started);
             Tick(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
         };
         let mut seen = self.seen.lock();
-        let (answered, beaten) = (tick(Instant::now()), tick(*self.beaten.lock()));
+        let (answered, beaten) = (tick(BootInstant::now()), tick(*self.beaten.lock()));
         let look = Look { asked: tick(asked), answered, beaten };
         let signs = members.iter().map(|member| (NodeId(member.node.into()), sign_of(member)));
         seen.silence.look(look, signs);
@@ -193,7 +193,7 @@ impl Node {
     }
 
     pub(super) fn look_at_members(&self, cluster: &Cluster) -> Result<Vec<Member>> {
-        let asked = Instant::now();
+        let asked = BootInstant::now();
         let members = self.meta.members()?;
         cluster.saw(asked, &members);
         Ok(members)
@@ -213,6 +213,17 @@ impl Node {
         self.check_fence()
     }
 
+    /// Fails, once for each kind of call, if something of an inode is lost that was acknowledged.
+    ///
+    /// # Errors
+    /// `Lost`.
+    pub fn tell_losses(&self, ino: Ino, teller: Teller) -> Result<()> {
+        match &self.cluster {
+            Some(_) => Ok(self.meta.tell_losses(ino, teller)?),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses a change of the backing store that is not this node's to make any more: a worker may
     /// have been stopped for long since it began. On a thread that may wait.
     ///
@@ -228,7 +239,7 @@ impl Node {
 
     /// Says that this node lives, and hears whether it still counts.
     pub(super) fn say_alive(&self, cluster: &Cluster) -> Result<()> {
-        let asked = Instant::now();
+        let asked = BootInstant::now();
         if self.meta.beat()? {
             let mut beaten = cluster.beaten.lock();
             *beaten = asked.max(*beaten);
@@ -242,6 +253,7 @@ impl Node {
     }
 
     fn beat(&self, cluster: &Cluster) {
+        fail::fail_point!("node.cluster.beat");
         if let Err(error) = self.say_alive(cluster) {
             tracing::warn!(%error, "the metadata cluster did not hear this node");
         }

@@ -213,7 +213,16 @@ impl FileLocks {
 impl Node {
     fn locking(&self) -> Result<&Cluster> {
         let cluster = self.cluster.as_ref().ok_or(NodeError::Posix(Errno::NOSYS))?;
-        // Others may take away what this node would lock now.
+        if !cluster.has_lost_its_lease() {
+            return Ok(cluster);
+        }
+        // Others may take away what this node would lock now, unless they hear it first: a heartbeat
+        // can be late on a machine that has much to do.
+        if !cluster.is_fenced()
+            && let Err(error) = self.say_alive(cluster)
+        {
+            tracing::debug!(%error, "no locks are given while nobody hears this node");
+        }
         match cluster.has_lost_its_lease() {
             true => Err(Errno::NOLCK.into()),
             false => Ok(cluster),

@@ -39,7 +39,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Incarnation, Ino, MetaStore, Record};
+use forebay_meta::{BootInstant, Incarnation, Ino, MetaStore, Record};
 use forebay_store::DirBacking;
 use parking_lot::Mutex;
 
@@ -77,11 +77,11 @@ pub(crate) struct Cluster {
     holds: holds::Holds,
     letters: letters::Letters,
     /// From when on its time is counted.
-    started: Instant,
+    started: BootInstant,
     /// What was seen of the nodes, by this one's clock.
     seen: Mutex<life::Seen>,
     /// When the last heartbeat that was heard was sent. Locked after `seen`.
-    beaten: Mutex<Instant>,
+    beaten: Mutex<BootInstant>,
     /// The backing store, from which it may be shut out.
     store: Option<Arc<DirBacking>>,
     /// The inodes that it works on there.
@@ -125,14 +125,14 @@ impl Cluster {
         Cluster {
             safety: redundancy::Safety::new(config.repair_rate),
             me,
-            started: Instant::now(),
+            started: BootInstant::now(),
             seen: Mutex::new(life::Seen::new(config.lease)),
             store,
             works: Mutex::default(),
             config,
             holds: holds::Holds::default(),
             letters: letters::Letters::default(),
-            beaten: Mutex::new(Instant::now()),
+            beaten: Mutex::new(BootInstant::now()),
             fenced: AtomicBool::new(false),
             resting: AtomicBool::new(false),
             ended: AtomicBool::new(false),

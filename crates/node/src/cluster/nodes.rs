@@ -115,7 +115,8 @@ impl Node {
 
     /// What this node has to bring to the backing store.
     fn estate(&self) -> Estate {
-        let mut estate = Estate { backlog: self.meta.backlog_len(), ..Estate::default() };
+        let (backlog, lost) = (self.meta.backlog_len(), self.meta.losses().changes);
+        let mut estate = Estate { backlog, lost, ..Estate::default() };
         estate.room = self.tiers.iter().map(|slot| slot.room.size()).sum();
         if let Some(cluster) = &self.cluster {
             (estate.held, estate.moving) = self.kept_and_moving(cluster);

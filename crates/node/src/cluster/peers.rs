@@ -206,10 +206,16 @@ impl Node {
 
 fn security(config: &PeerConfig) -> Result<Security> {
     let Some(path) = &config.secret else { return Ok(Security::Off) };
-    let shown = path.display();
-    let wrong = |why: String| NodeError::Config(format!("--cluster-secret {shown}: {why}"));
-    let made = || ClusterSecret::new(&read_secret(path)?).and_then(|secret| secret.identity());
-    made().map(Security::Tls).map_err(|error| wrong(error.to_string()))
+    let secret = |option: &str, path: &Path| {
+        let secret = read_secret(path).and_then(|bytes| ClusterSecret::new(&bytes));
+        let wrong = |error| NodeError::Config(format!("{option} {}: {error}", path.display()));
+        secret.map_err(wrong)
+    };
+    let own = secret("--cluster-secret", path)?;
+    let other = config.other_secret.as_deref();
+    let other = other.map(|path| secret("--cluster-secret-also", path)).transpose()?;
+    let identity = own.identity_beside(other.as_ref());
+    identity.map(Security::Tls).map_err(|error| NodeError::Config(error.to_string()))
 }
 
 fn read_secret(path: &Path) -> forebay_peer::Result<Vec<u8>> {

@@ -105,6 +105,17 @@ impl Remote {
     }
 }
 
+/// What another node asks an owner for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Service {
+    /// To see how the file is.
+    Look,
+    /// The same, and that it keeps the file meanwhile.
+    Keep,
+    /// To change it.
+    Change,
+}
+
 /// What came of asking an owner to give a file up.
 pub(super) enum Recalled {
     /// It has.
@@ -185,7 +196,7 @@ impl Node {
 
     /// Whether a node that can't be asked may be back in a moment: its daemon is being replaced, or was
     /// started again.
-    fn may_come_back(&self, who: Incarnation) -> bool {
+    pub(super) fn may_come_back(&self, who: Incarnation) -> bool {
         let talks = |cluster: &Cluster| self.peer(cluster, who.node).is_some();
         self.cluster.as_ref().is_some_and(|cluster| !cluster.is_dead(who) && talks(cluster))
     }
@@ -605,25 +616,25 @@ impl Node {
         }
     }
 
-    /// Carries out what another node asks for about a file that this one owns; `change` keeps the
-    /// file from being given up meanwhile.
+    /// Carries out what another node asks for about a file that this one owns.
     fn as_owner<T>(
         &self,
         cluster: &Cluster,
         (ino, epoch): (Ino, u64),
-        change: bool,
+        kind: Service,
         work: impl FnOnce(&FileRef, &std::sync::Arc<Record>) -> Result<T>,
     ) -> Result<T, Fault> {
         if epoch != cluster.me.epoch {
             return Err(Fault::WrongEpoch { epoch: cluster.me.epoch });
         }
-        let hold = match change {
-            true => {
+        let change = kind == Service::Change;
+        let hold = match kind {
+            Service::Look => None,
+            Service::Keep | Service::Change => {
                 // What is cached may be from before it was given up.
                 let is_mine = || self.owned(cluster, ino, true).map(drop);
                 Some(self.hold_owned(cluster, ino, is_mine)?)
             }
-            false => None,
         };
         let record = self.owned(cluster, ino, false)?;
         let file = self.files.get(ino);
@@ -658,7 +669,7 @@ impl Node {
 
     pub(super) fn read_as_owner(&self, cluster: &Cluster, read: &Read) -> Result<Vec<u8>, Fault> {
         let about = (Ino(read.ino), cluster.me.epoch);
-        self.as_owner(cluster, about, false, |file, _| {
+        self.as_owner(cluster, about, Service::Look, |file, _| {
             fail_at!("node.owner.read");
             let mut bytes = vec![0; read.len as usize];
             let residence = file.residence.read();
@@ -674,7 +685,7 @@ impl Node {
         write: &Write,
         bytes: &[u8],
     ) -> Result<(u64, u64), Fault> {
-        self.as_owner(cluster, (Ino(write.ino), write.epoch), true, |file, record| {
+        self.as_owner(cluster, (Ino(write.ino), write.epoch), Service::Change, |file, record| {
             if file.residence.read().place.is_none() {
                 steadily(|| self.prepare(&Context::DAEMON, file, record, true))?;
             }
@@ -698,13 +709,13 @@ impl Node {
         truncate: &Truncate,
     ) -> Result<(), Fault> {
         let about = (Ino(truncate.ino), truncate.epoch);
-        self.as_owner(cluster, about, true, |_, record| {
+        self.as_owner(cluster, about, Service::Change, |_, record| {
             steadily(|| self.truncate(&Context::DAEMON, record, truncate.size))
         })
     }
 
     pub(super) fn sync_as_owner(&self, cluster: &Cluster, sync: &Sync) -> Result<(), Fault> {
-        self.as_owner(cluster, (Ino(sync.ino), sync.epoch), false, |file, _| {
+        self.as_owner(cluster, (Ino(sync.ino), sync.epoch), Service::Keep, |file, _| {
             steadily(|| {
                 self.settle(file)?;
                 self.safeguard(file)?;
@@ -716,7 +727,9 @@ impl Node {
     pub(super) fn look_as_owner(&self, cluster: &Cluster, bytes: &[u8]) -> Result<Looked, Fault> {
         let look = Look::decode(bytes).map_err(|error| Fault::Invalid(error.to_string()))?;
         let ino = Ino(look.ino);
-        self.as_owner(cluster, (ino, look.epoch), false, |file, record| {
+        // Copies are made of a file that is owned until they are known.
+        let kind = if look.safe { Service::Keep } else { Service::Look };
+        self.as_owner(cluster, (ino, look.epoch), kind, |file, record| {
             if look.atime || look.mtime {
                 let now = self.meta.get_now(ino)?;
                 let times = forebay_meta::Times {

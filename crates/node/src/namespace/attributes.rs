@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_meta::{
-    Attr, Error as MetaError, FileKind, Ino, Queue, Record, Times, Timestamp, XattrState,
+    Attr, Error as MetaError, FileKind, Ino, Queue, Record, Teller, Times, Timestamp, XattrState,
 };
 use rustix::io::Errno;
 
@@ -284,6 +284,7 @@ impl Node {
         const PAGE: usize = 256;
         context.wait()?;
         self.meta.sync()?;
+        self.tell_losses(ino, Teller::Sync)?;
         if self.config.durability != Durability::Backing {
             return Ok(());
         }

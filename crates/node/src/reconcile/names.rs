@@ -260,6 +260,7 @@ impl Node {
         let to_dir = self.backing_dir(to.parent)?;
         let (dir, name) = self.backing_place(&work.record)?;
         self.claim(work, to)?;
+        self.meta.arrive(work.ino())?;
         match self.clear_name(work, to, &to_dir, depth)? {
             Room::Free => {}
             // No link replaces a name: the removed file goes first.
@@ -324,6 +325,7 @@ impl Node {
         }
         let dir = self.backing_dir(at.parent)?;
         self.claim(work, at)?;
+        self.meta.arrive(work.ino())?;
         match self.clear_name(work, at, &dir, depth)? {
             Room::Free => {}
             Room::Replace(owned, other) => self.clear(work, at, &dir, owned, other)?,

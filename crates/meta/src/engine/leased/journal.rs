@@ -19,7 +19,7 @@ const FILE_BYTES: u64 = 4 << 20;
 /// What could not be shipped is kept up to this.
 const REFUSED_BYTES: u64 = 64 << 20;
 const LOCK: &str = "lock";
-const REFUSED: &str = "refused";
+pub(super) const REFUSED: &str = "refused";
 const HEADER: usize = 12;
 
 /// One frame.

@@ -13,7 +13,7 @@ use super::Shared;
 use super::journal::{Journal, Left};
 use super::part::Part;
 use crate::engine::redis::Batch;
-use crate::engine::{Engine, EngineError};
+use crate::engine::{Engine, EngineError, Write};
 
 /// What is committed meanwhile is shipped together.
 const GATHER: Duration = Duration::from_millis(5);
@@ -95,7 +95,7 @@ pub(super) fn doubt(shared: &Shared) {
         let now = shared.now();
         for part in shared.all_parts() {
             let lease = part.stamp.load(Ordering::Acquire);
-            let is_relied_on = lease != 0 && part.relied.load(Ordering::Acquire) > now;
+            let is_relied_on = lease != 0 && part.relied.load(Ordering::Acquire) > shared.awake();
             if is_relied_on && !part.is_valid(now) && shared.let_go(part.partition, lease, false) {
                 part.relied.store(0, Ordering::Release);
             }
@@ -146,7 +146,7 @@ impl Shared {
                 leaving.entry(part.partition).or_insert((part.clone(), end));
             }
             let is_used = now.saturating_sub(used.0) < self.validity()
-                || part.relied.load(Ordering::Acquire) > now;
+                || part.relied.load(Ordering::Acquire) > self.awake();
             let left = part.valid.load(Ordering::Acquire).saturating_sub(now);
             // One that nobody uses shows that it lives when it is used again.
             if is_used
@@ -160,7 +160,7 @@ impl Shared {
     }
 
     fn release_strays(&self) {
-        let now = self.now();
+        let now = self.awake();
         let mut strays = std::mem::take(&mut *self.strays.lock());
         let mut failed = false;
         strays.retain(|stray| {
@@ -248,7 +248,8 @@ impl Shared {
         if let Some(mut arrived) = arrived {
             rest = rest.split_off(&(arrived + 1));
             let count = rest.len();
-            while let Some((number, writes)) = rest.pop_first() {
+            // One that is missing was not noted: what was built upon it must not arrive without it.
+            while let Some((number, writes)) = next_after(&mut rest, arrived) {
                 let batch = Batch { after: arrived, last: number, writes };
                 if !self.below.ship(partition, &lease, &batch)? {
                     rest.insert(number, batch.writes);
@@ -268,7 +269,9 @@ impl Shared {
         }
         if !rest.is_empty() {
             let count = rest.len();
-            let kept = journal.refuse(partition, &lease, &Vec::from_iter(rest.into_values()));
+            let rest = Vec::from_iter(rest.into_values());
+            let kept = journal.refuse(partition, &lease, &rest);
+            self.losses.note(rest.len(), &rest);
             tracing::error!(
                 partition,
                 changes = count,
@@ -279,5 +282,29 @@ impl Shared {
         }
         journal.ended(partition, &lease);
         Ok(None)
+    }
+}
+
+/// The transaction after one, if it is there.
+fn next_after(
+    transactions: &mut BTreeMap<u64, Vec<Write>>,
+    number: u64,
+) -> Option<(u64, Vec<Write>)> {
+    transactions.remove_entry(&(number + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transactions_when_one_is_missing_then_those_after_it_are_not_shipped() {
+        let mut left: BTreeMap<u64, Vec<Write>> = [4, 5, 7, 8].map(|n| (n, Vec::new())).into();
+        let mut arrived = 3;
+        while let Some((number, _)) = next_after(&mut left, arrived) {
+            arrived = number;
+        }
+        assert_eq!(arrived, 5);
+        assert_eq!(left.into_keys().collect::<Vec<_>>(), [7, 8]);
     }
 }

@@ -23,6 +23,7 @@
 
 mod journal;
 mod keeper;
+mod losses;
 mod part;
 
 use std::collections::{BTreeSet, HashMap};
@@ -42,8 +43,10 @@ use super::{
     Engine, EngineError, Key, MiniTransaction, Outcome, Page, Redis, Reliant, Stamp, Tenure, Write,
     sweep,
 };
+use crate::clock::BootInstant;
 use crate::keys;
 use journal::Journal;
+pub use losses::{LossReport, Losses, Teller};
 use part::{Held, Image, Part};
 
 /// Records read in one go when a lease is taken.
@@ -52,6 +55,8 @@ const PAGE: usize = 2000;
 const BACKLOG: usize = 4096;
 /// Nobody waits longer for a lease, however patient its holder wants others to be.
 const MOST_RELIANCE: Duration = Duration::from_secs(60);
+/// For so long after a loss, in nanoseconds, nobody is told that what he committed has arrived.
+const LATELY: u64 = 30 * Tick::SECOND;
 /// Stamps of leases differ from all others by this.
 const LEASED: u64 = 1 << 63;
 
@@ -116,7 +121,9 @@ struct Stray {
 struct Shared {
     below: Arc<Redis>,
     options: LeaseOptions,
-    started: Instant,
+    started: BootInstant,
+    /// The same moment by the clock of the kernel's caches, which stands still while the machine sleeps.
+    awake_since: Instant,
     /// Partitions that are leased, or about to be.
     parts: RwLock<HashMap<u16, Arc<Part>>>,
     leases: Mutex<Leases>,
@@ -130,6 +137,10 @@ struct Shared {
     stamps: AtomicU64,
     /// Who is told before a lease ends.
     reliant: OnceLock<Arc<dyn Reliant>>,
+    /// What was acknowledged and is lost.
+    losses: Losses,
+    /// When something was last lost with the lease of a partition.
+    lost_at: Mutex<HashMap<u16, u64>>,
     /// Leases that were lost, of which the reliant has not let go yet.
     forsaken: Mutex<Vec<(u16, u64)>>,
     /// Tells the leases of this process from those of others.
@@ -152,8 +163,11 @@ impl Leased {
         let shared = Arc::new(Shared {
             below,
             leases: Mutex::new(Leases::new(options.terms)),
+            losses: Losses::open(options.journal.as_deref()),
+            lost_at: Mutex::default(),
             options,
-            started: Instant::now(),
+            started: BootInstant::now(),
+            awake_since: Instant::now(),
             parts: RwLock::default(),
             journal: Mutex::default(),
             strays: Mutex::default(),
@@ -218,9 +232,14 @@ impl Drop for Leased {
 }
 
 impl Shared {
-    /// Nanoseconds since the start.
+    /// Nanoseconds since the start, also those in which the machine slept.
     fn now(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// As [`Shared::now`], without the time in which the machine slept.
+    fn awake(&self) -> u64 {
+        u64::try_from(self.awake_since.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// For how long after a sign of life this process may act, in nanoseconds.
@@ -243,7 +262,7 @@ impl Shared {
             return false;
         }
         part.is_let_go.store(true, Ordering::Release);
-        self.now() >= part.inherited
+        self.awake() >= part.inherited
     }
 
     fn let_go(&self, partition: u16, lease: u64, for_good: bool) -> bool {
@@ -354,8 +373,10 @@ impl Shared {
             }
         };
         held.image.apply(&transaction.write);
-        held.log.push(transaction.write.clone());
+        held.log.push(transaction.write.clone(), noted);
         part.bytes.store(held.image.bytes(), Ordering::Relaxed);
+        // Those after one that was not noted would be shipped without it after a death.
+        let noted = held.log.is_noted();
         let waiting = held.log.len();
         drop(state);
         self.to_be_shipped(part.partition);
@@ -473,7 +494,7 @@ impl Shared {
     /// been shipped.
     fn resume(&self, partition: u16, id: String, shipped: u64) {
         let number = self.stamps.fetch_add(1, Ordering::Relaxed) + 1;
-        let inherited = self.now().saturating_add(self.reliance());
+        let inherited = self.awake().saturating_add(self.reliance());
         self.take_as(Part::new(partition, inherited), id, (number, part::Log::after(shipped)));
     }
 
@@ -560,18 +581,21 @@ impl Shared {
     /// The lease is broken: what was not shipped is refused.
     fn lose(&self, part: &Part, state: &mut Option<Held>) {
         let Some(mut held) = state.take() else { return };
-        self.refuse(part.partition, &held.id, held.log.rest());
+        let count = held.log.len();
+        self.refuse(part.partition, &held.id, (count, held.log.rest()));
         self.end(part, &held.id, End::Lost);
         self.below.touch(part.partition);
     }
 
-    fn refuse(&self, partition: u16, id: &str, rest: Vec<Vec<Write>>) {
-        let count = rest.len();
+    /// `count`: of the transactions, some of which may have been made one since.
+    fn refuse(&self, partition: u16, id: &str, (count, rest): (usize, Vec<Vec<Write>>)) {
         if count == 0 {
             return;
         }
         let journal = self.journal.lock();
         let kept = journal.as_ref().map(|journal| journal.refuse(partition, id, &rest));
+        self.losses.note(count, &rest);
+        self.lost_at.lock().insert(partition, self.now());
         tracing::error!(
             partition,
             changes = count,
@@ -579,6 +603,14 @@ impl Shared {
             "other nodes took this one for dead while it worked in a directory: its last changes of \
              names and attributes there are lost"
         );
+    }
+
+    /// Whether something was lost in a partition that somebody may have committed who waits for it to
+    /// arrive.
+    fn has_lost_lately(&self, partition: u16) -> bool {
+        let (now, mut lost_at) = (self.now(), self.lost_at.lock());
+        lost_at.retain(|_, at| now.saturating_sub(*at) < LATELY);
+        lost_at.contains_key(&partition)
     }
 
     /// The lease does not count from here on. The caller has the lock of the state.
@@ -702,8 +734,9 @@ impl Engine for Leased {
         }
         let sent = part.valid.load(Ordering::Acquire).saturating_sub(shared.validity());
         let until = sent.saturating_add(shared.reliance());
-        part.relied.fetch_max(until, Ordering::AcqRel);
-        let left = Duration::from_nanos(until.saturating_sub(now));
+        let left = until.saturating_sub(now);
+        part.relied.fetch_max(shared.awake().saturating_add(left), Ordering::AcqRel);
+        let left = Duration::from_nanos(left);
         (!left.is_zero()).then_some(Tenure { lease, left })
     }
 
@@ -713,6 +746,24 @@ impl Engine for Leased {
             Some(_) => Ok(()),
             None => self.shared.below.identify(key),
         }
+    }
+
+    fn arrive(&self, partition: u16) -> Result<(), EngineError> {
+        let part = self.shared.part(partition);
+        let held = part.as_ref().and_then(|part| {
+            let last = part.state.lock().as_ref().map(|held| held.log.last());
+            last.map(|last| (part, last))
+        });
+        let arrived = match held {
+            Some((part, last)) => self.shared.ship_up_to(part, last).map_err(unknown)?,
+            // Of a lease that was given back all has arrived.
+            None => !self.shared.has_lost_lately(partition),
+        };
+        if arrived { Ok(()) } else { Err(lost()) }
+    }
+
+    fn losses(&self) -> Option<&Losses> {
+        Some(&self.shared.losses)
     }
 
     fn rely(&self, reliant: Arc<dyn Reliant>) {

@@ -23,7 +23,8 @@ pub(super) struct Part {
     /// Up to when this process may act on it.
     pub valid: AtomicU64,
     pub used: AtomicU64,
-    /// Up to when others go by what was read here without asking, perhaps.
+    /// Up to when others go by what was read here without asking, perhaps: by the clock of the kernel,
+    /// as `inherited`, which stands still while the machine sleeps.
     pub relied: AtomicU64,
     /// Up to when others may go by what an earlier process read, and can't be told.
     pub inherited: u64,
@@ -162,6 +163,8 @@ pub(super) struct Log {
     entries: VecDeque<Vec<Write>>,
     /// Sent, perhaps, and not known to have arrived: it is sent again as it is.
     under_way: Option<Batch>,
+    /// The last transaction that is not in the journal.
+    unnoted: u64,
 }
 
 impl Log {
@@ -170,14 +173,27 @@ impl Log {
         Log { last: shipped, ..Log::default() }
     }
 
+    /// The number of the last transaction.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
     /// The number of the next transaction.
     pub fn next(&self) -> u64 {
         self.last + 1
     }
 
-    pub fn push(&mut self, writes: Vec<Write>) {
+    pub fn push(&mut self, writes: Vec<Write>, noted: bool) {
         self.last += 1;
+        if !noted {
+            self.unnoted = self.last;
+        }
         self.entries.push_back(writes);
+    }
+
+    /// Whether all that has not arrived is in the journal.
+    pub fn is_noted(&self) -> bool {
+        self.unnoted <= self.arrived()
     }
 
     /// Transactions that wait, or are under way.
@@ -269,7 +285,7 @@ mod tests {
                 let write = if what < 3 { Write::Delete(Key::new(5, &[key])) } else { put(key, value) };
                 let writes = vec![write, put(100 + key, value)];
                 here.apply(&writes);
-                log.push(writes);
+                log.push(writes, true);
                 if what == 9 {
                     ship(&mut log, &mut there);
                 }
@@ -284,10 +300,25 @@ mod tests {
     }
 
     #[test]
+    fn log_when_one_could_not_be_noted_then_none_counts_as_noted_until_that_has_arrived() {
+        let mut log = Log::default();
+        log.push(vec![put(1, 1)], true);
+        assert!(log.is_noted());
+        log.push(vec![put(1, 2)], false);
+        log.push(vec![put(1, 3)], true);
+        assert!(!log.is_noted(), "the journal has a gap: the third would be shipped without it");
+        log.batch();
+        log.confirm();
+        assert!(log.is_noted());
+        log.push(vec![put(1, 4)], true);
+        assert!(log.is_noted());
+    }
+
+    #[test]
     fn log_when_long_then_shipped_in_bounded_batches() {
         let mut log = Log::default();
         for n in 0..10_000u32 {
-            log.push(vec![Write::Put(Key::new(5, &n.to_be_bytes()), vec![0; 10])]);
+            log.push(vec![Write::Put(Key::new(5, &n.to_be_bytes()), vec![0; 10])], true);
         }
         let mut batches = 0;
         while log.len() > 0 {

@@ -265,8 +265,8 @@ impl Redis {
     }
 
     fn ask(&self, partition: u16, command: &Cmd) -> Result<Vec<Value>, EngineError> {
-        let confirm = self.options.replicas > 0;
-        match self.cluster.call(slot_of(partition), confirm, &|_| command.clone())? {
+        let confirm = self.confirm(partition);
+        match self.cluster.call(slot_of(partition), confirm.as_deref(), &|_| command.clone())? {
             Value::Array(values) => Ok(values),
             _ => Err(nonsense()),
         }

@@ -20,6 +20,27 @@ use super::url::{Address, Url};
 /// Requests sent in one go, at most.
 const BATCH: usize = 128;
 
+/// A change of nothing, which goes to the replicas and not to the log.
+const MARK: &str =
+    "redis.set_repl(redis.REPL_REPLICA) redis.call('SET',KEYS[1],'') redis.call('DEL',KEYS[1])";
+/// A change of nothing.
+const LOGGED_MARK: &str = "redis.call('SET',KEYS[1],'') redis.call('DEL',KEYS[1])";
+/// From this version on (also of Valkey, which says so of itself) `WAIT` confirms what was changed by
+/// its own connection, and nothing of what that has only seen.
+const WAIT_FOR_OWN: (u32, u32) = (7, 2);
+
+/// A connection.
+pub(super) struct Link {
+    pub connection: Connection,
+    /// Something has to be changed before `WAIT` says anything of what was read.
+    wants_mark: bool,
+}
+
+/// What a server says of itself.
+struct About {
+    version: Option<(u32, u32)>,
+}
+
 /// How to reach servers.
 pub(super) struct Dial {
     pub url: Url,
@@ -81,7 +102,7 @@ impl Dial {
     }
 
     /// A new connection, logged in; `resp3` for one that takes pushes.
-    pub fn connect(&self, to: &Address, resp3: bool) -> Result<Connection, LinkError> {
+    pub fn connect(&self, to: &Address, resp3: bool) -> Result<Link, LinkError> {
         let refused = |error: RedisError| LinkError::NotSent(format!("{to}: {error}"));
         let (host, port) = (to.host.clone(), to.port);
         let client = if self.url.tls {
@@ -102,8 +123,11 @@ impl Dial {
         connection.set_read_timeout(Some(self.timeout)).map_err(refused)?;
         connection.set_write_timeout(Some(self.timeout)).map_err(refused)?;
         self.greet(&mut connection, to, resp3)?;
+        let about = ask_about(&mut connection, to)?;
         self.check(&mut connection, to)?;
-        Ok(connection)
+        // One that does not say is taken for a newer one.
+        let wants_mark = about.version.is_none_or(|version| version >= WAIT_FOR_OWN);
+        Ok(Link { connection, wants_mark })
     }
 
     fn greet(
@@ -141,6 +165,51 @@ impl Dial {
         auth.arg(self.url.user.as_deref()).arg(password?);
         Some(auth)
     }
+}
+
+/// Asks a server what it is, and refuses one that drops keys when its memory is full.
+fn ask_about(connection: &mut Connection, to: &Address) -> Result<About, LinkError> {
+    let failed = |error: RedisError| LinkError::NotSent(format!("{to}: {error}"));
+    let packed = redis::cmd("INFO").arg("server").arg("memory").get_packed_command();
+    connection.send_packed_command(&packed).map_err(failed)?;
+    let said = connection.recv_response().map_err(failed)?;
+    let text = text_of(&said).unwrap_or_default();
+    match evicts(&text) {
+        Some(policy) => Err(LinkError::Refused(format!(
+            "it drops metadata when its memory is full (maxmemory-policy {policy}): set \
+             maxmemory-policy to noeviction there"
+        ))),
+        None => Ok(About { version: version_of(&text) }),
+    }
+}
+
+/// The version of Redis that a server is, or is like, in what it says of itself.
+pub(super) fn version_of(text: &str) -> Option<(u32, u32)> {
+    let said = text.lines().find_map(|line| line.strip_prefix("redis_version:"))?;
+    let mut numbers = said.trim().split('.').map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+/// Whether a server can be asked to wait for its log (`WAITAOF`).
+pub(super) fn waits_for_its_log(version: Option<(u32, u32)>) -> bool {
+    version.is_some_and(|version| version >= WAIT_FOR_OWN)
+}
+
+/// Changes nothing under a key, so that what waits for the last change waits for all that was before it;
+/// `logged` if it is to be in the log as well.
+pub(super) fn mark(key: &str, logged: bool) -> Cmd {
+    let mut mark = redis::cmd("EVAL");
+    mark.arg(if logged { LOGGED_MARK } else { MARK }).arg(1).arg(key);
+    mark
+}
+
+/// By which policy a server drops keys, if it does, in what it says of its memory.
+fn evicts(memory: &str) -> Option<&str> {
+    let field = |name: &str| {
+        memory.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    };
+    let policy = field("maxmemory_policy").filter(|policy| *policy != "noeviction")?;
+    field("maxmemory").filter(|most| *most != "0").map(|_| policy)
 }
 
 /// The text of an answer that is one.
@@ -182,20 +251,21 @@ pub(super) struct Request {
     count: usize,
     /// Goes first, if a migration sent us here.
     pub asking: bool,
-    /// Whether replicas must confirm.
-    pub confirm: bool,
+    /// If replicas must confirm: a key of the same server, under which nothing is.
+    pub confirm: Option<String>,
 }
 
 impl Request {
-    pub fn new(command: &Cmd, confirm: bool) -> Self {
-        Request { packed: command.get_packed_command(), count: 1, asking: false, confirm }
+    pub fn new(command: &Cmd, confirm: Option<&str>) -> Self {
+        let (packed, confirm) = (command.get_packed_command(), confirm.map(str::to_owned));
+        Request { packed, count: 1, asking: false, confirm }
     }
 
-    /// Several commands that only read.
+    /// Several commands, of which no replica has to confirm anything.
     pub fn several(commands: &[&Cmd]) -> Self {
         let mut packed = Vec::new();
         commands.iter().for_each(|command| command.write_packed_command(&mut packed));
-        Request { packed, count: commands.len(), asking: false, confirm: false }
+        Request { packed, count: commands.len(), asking: false, confirm: None }
     }
 }
 
@@ -209,7 +279,7 @@ struct Call {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Arc<Call>>,
-    idle: Vec<Connection>,
+    idle: Vec<Link>,
     open: usize,
 }
 
@@ -259,11 +329,7 @@ impl Server {
     }
 
     /// The first waiting requests and a connection for them, if there is one and `mine` waits.
-    fn lead(
-        &self,
-        state: &mut State,
-        mine: &Arc<Call>,
-    ) -> Option<(Vec<Arc<Call>>, Option<Connection>)> {
+    fn lead(&self, state: &mut State, mine: &Arc<Call>) -> Option<(Vec<Arc<Call>>, Option<Link>)> {
         if !state.waiting.iter().any(|call| Arc::ptr_eq(call, mine)) {
             return None;
         }
@@ -278,15 +344,15 @@ impl Server {
         Some((state.waiting.drain(..many).collect(), connection))
     }
 
-    fn run(&self, batch: &[Arc<Call>], connection: Option<Connection>) {
+    fn run(&self, batch: &[Arc<Call>], connection: Option<Link>) {
         let connection = match connection {
             Some(connection) => Ok(connection),
             None => self.dial.connect(&self.address, false),
         };
         let kept = match connection {
-            Ok(mut connection) => {
-                let end = self.exchange(&mut connection, batch);
-                end.is_ok().then_some(connection)
+            Ok(mut link) => {
+                let end = self.exchange(&mut link, batch);
+                end.is_ok().then_some(link)
             }
             Err(error) => {
                 batch.iter().for_each(|call| call.settle(Err(error.clone())));
@@ -307,7 +373,7 @@ impl Server {
     }
 
     /// Sends a batch and settles every call of it. An error makes the connection useless.
-    fn exchange(&self, connection: &mut Connection, batch: &[Arc<Call>]) -> Result<(), ()> {
+    fn exchange(&self, link: &mut Link, batch: &[Arc<Call>]) -> Result<(), ()> {
         let mut bytes = Vec::new();
         for call in batch {
             if call.request.asking {
@@ -315,14 +381,21 @@ impl Server {
             }
             bytes.extend_from_slice(&call.request.packed);
         }
-        let confirm = self.replicas > 0 && batch.iter().any(|call| call.request.confirm);
-        if confirm {
+        let mut keys = batch.iter().filter_map(|call| call.request.confirm.as_ref());
+        let key = keys.next().filter(|_| self.replicas > 0);
+        let mut tail = 0;
+        if let Some(key) = key {
+            if link.wants_mark {
+                mark(key, false).write_packed_command(&mut bytes);
+                tail += 1;
+            }
+            tail += 1;
             let mut wait = redis::cmd("WAIT");
             wait.arg(self.replicas).arg(self.confirm_within.as_millis() as u64);
             wait.write_packed_command(&mut bytes);
         }
         let mut values = Vec::with_capacity(batch.len());
-        let outcome = self.receive(connection, &bytes, batch, confirm, &mut values);
+        let outcome = Self::receive(&mut link.connection, &bytes, batch, tail, &mut values);
         let replicas = *outcome.as_ref().unwrap_or(&0);
         let mut values = values.into_iter();
         for call in batch {
@@ -336,13 +409,13 @@ impl Server {
         outcome.map(|_| ()).map_err(|_| ())
     }
 
-    /// The replies go into `values`; the number of replicas that confirmed is returned.
+    /// The replies go into `values`; the number of replicas that confirmed is returned. `tail`: replies
+    /// after those, to a mark if there are two, and to `WAIT`.
     fn receive(
-        &self,
         connection: &mut Connection,
         bytes: &[u8],
         batch: &[Arc<Call>],
-        confirm: bool,
+        tail: usize,
         values: &mut Vec<Value>,
     ) -> Result<u32, String> {
         connection.send_packed_command(bytes).map_err(|error| error.to_string())?;
@@ -359,14 +432,23 @@ impl Server {
                 _ => Value::Array(replies),
             });
         }
-        if !confirm {
-            return Ok(0);
+        let mut marked = true;
+        let mut replicas = 0;
+        for _ in 0..tail {
+            match connection.recv_response().map_err(|error| error.to_string())? {
+                Value::Int(confirmed) => replicas = u32::try_from(confirmed).unwrap_or(0),
+                Value::ServerError(error) => {
+                    tracing::debug!(
+                        code = error.code(),
+                        detail = error.details().unwrap_or_default(),
+                        "nothing is confirmed"
+                    );
+                    marked = false;
+                }
+                _ => {}
+            }
         }
-        match connection.recv_response() {
-            Ok(Value::Int(replicas)) => Ok(u32::try_from(replicas).unwrap_or(0)),
-            Ok(_) => Ok(0),
-            Err(error) => Err(error.to_string()),
-        }
+        Ok(if marked { replicas } else { 0 })
     }
 
     /// Closes what is idle, so that the next request meets the server as it is now.
@@ -406,5 +488,20 @@ impl Patience {
         std::thread::sleep(self.pause.min(self.until - now));
         self.pause = (self.pause * 2).min(Self::LONGEST);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_when_said_then_found_also_of_what_is_like_it() {
+        let valkey =
+            "# Server\r\nredis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.1.1\r\n";
+        assert_eq!(version_of(valkey), Some((7, 2)));
+        assert_eq!(version_of("redis_version:7.0.15\r\n"), Some((7, 0)));
+        assert_eq!(version_of("nothing"), None);
+        assert!(waits_for_its_log(Some((8, 0))) && !waits_for_its_log(Some((7, 0))));
     }
 }

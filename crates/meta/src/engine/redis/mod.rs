@@ -188,6 +188,49 @@ impl Redis {
         format!("fbk:{}:{{{partition:04x}}}", self.name)
     }
 
+    /// A key of a partition under which nothing is, if replicas must confirm.
+    fn confirm(&self, partition: u16) -> Option<String> {
+        (self.options.replicas > 0).then(|| self.mark_key(partition))
+    }
+
+    fn mark_key(&self, partition: u16) -> String {
+        format!("fbt:{}:{{{partition:04x}}}:mark", self.name)
+    }
+
+    /// Whether the servers have what it takes to keep what is acknowledged: replicas that take over must
+    /// have confirmed it, and there must be so many. Those that are about to come are waited for.
+    ///
+    /// # Errors
+    /// `Refused`, and what to do; if no server answers.
+    pub fn check_replicas(&self) -> Result<(), EngineError> {
+        let mut patience = Patience::until(Instant::now() + self.options.give_up);
+        loop {
+            let found = self.cluster.replicas()?;
+            match found.judge(self.options.replicas) {
+                Ok(()) => {
+                    found.warn_of_fewer(self.options.replicas);
+                    return self.try_to_mark();
+                }
+                Err((server, why)) if self.options.replicas == 0 || !patience.pause() => {
+                    return Err(route::refused(&server, why));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Whether the login may do what a confirmation takes.
+    fn try_to_mark(&self) -> Result<(), EngineError> {
+        if self.options.replicas > 0 {
+            for primary in &self.cluster.topology().primaries {
+                if let Some(key) = self.any_key_of(primary) {
+                    self.cluster.may(primary, &link::mark(&key, false))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn scan_command(
         &self,
         partition: u16,
@@ -227,7 +270,8 @@ impl Redis {
         lease: &str,
     ) -> Result<Answer<Option<Page>>, EngineError> {
         let command = self.scan_command(partition, bounds, guard, lease);
-        let confirm = self.options.replicas > 0;
+        let confirm = self.confirm(partition);
+        let confirm = confirm.as_deref();
         let value = self.cluster.call(slot_of(partition), confirm, &|_| command.clone())?;
         match lease::refusal(&value)? {
             Some(refusal) => Ok(refusal),
@@ -249,8 +293,8 @@ impl Redis {
             keys.push(format!("fbt:{}:{{{partition:04x}}}:{}:{number}", self.name, self.client));
         }
         let sequence = lane.as_ref().map_or(0, |lane| lane.sequence);
-        let confirm = self.options.replicas > 0;
-        let value = self.cluster.call(slot_of(partition), confirm, &|again| {
+        let confirm = self.confirm(partition);
+        let value = self.cluster.call(slot_of(partition), confirm.as_deref(), &|again| {
             let mut command = function(name, &keys);
             command.arg(sequence).arg(i32::from(again)).arg(lease);
             add_arguments(&mut command, transaction);
@@ -348,8 +392,8 @@ impl Engine for Redis {
         let bounds = Bounds::new(prefix, None, 0);
         let mut count = redis::cmd("ZLEXCOUNT");
         count.arg(self.order_key(partition)).arg(&bounds.low).arg(&bounds.high);
-        let confirm = self.options.replicas > 0;
-        match self.cluster.call(slot_of(partition), confirm, &|_| count.clone())? {
+        let confirm = self.confirm(partition);
+        match self.cluster.call(slot_of(partition), confirm.as_deref(), &|_| count.clone())? {
             Value::Int(count) => Ok(u64::try_from(count).unwrap_or(0)),
             _ => Err(nonsense()),
         }
@@ -357,7 +401,8 @@ impl Engine for Redis {
 
     /// What this can promise depends on how the servers keep their log:
     /// - `appendfsync always`: all that was acknowledged is on the primaries' disks already;
-    /// - `everysec`: waits until every primary has written and synced its log, one to three seconds;
+    /// - `everysec`: waits until every primary has written and synced its log: a second at most where the
+    ///   server can be asked for it (`WAITAOF`, from Redis 7.2 on), else one to three;
     /// - no log: an error, unless [`RedisOptions::memory_only`].
     ///
     /// With replicas it says nothing about *their* disks: a fail-over that follows a loss of power
@@ -400,6 +445,13 @@ impl Redis {
         Ok(there.map(|(partition, _)| *partition).collect())
     }
 
+    /// A key of a server under which nothing is, if it has any slot.
+    fn any_key_of(&self, primary: &url::Address) -> Option<String> {
+        let topology = self.cluster.topology();
+        let theirs = |partition: &u16| topology.owner(slot_of(*partition)) == Some(primary);
+        (0..=u16::MAX).find(theirs).map(|partition| self.mark_key(partition))
+    }
+
     /// Waits until what the server has written to its log is on its disk.
     fn sync_one(&self, primary: &url::Address) -> Result<(), EngineError> {
         let mut patience = Patience::until(Instant::now() + self.options.give_up);
@@ -417,6 +469,19 @@ impl Redis {
             }
             if log.synced_at_once {
                 return Ok(());
+            }
+            if link::waits_for_its_log(log.version)
+                && let Some(key) = self.any_key_of(primary)
+            {
+                // All that was written before comes before the mark in the log.
+                if self.cluster.has_logged(primary, &link::mark(&key, true))? {
+                    return Ok(());
+                }
+                if !patience.pause() {
+                    let reason = format!("{primary} did not sync its log");
+                    return Err(EngineError::Unknown { reason });
+                }
+                continue;
             }
             // Nothing waits to be written now; the sync that is due within a second of that has
             // begun once its clock, of whole seconds, shows two more, and has ended if none runs.

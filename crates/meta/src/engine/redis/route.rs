@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use redis::{Cmd, Value};
 
-use super::link::{Dial, LinkError, Patience, Reply, Request, Server, Whom, is_leased, text_of};
+use super::link::{
+    Dial, LinkError, Patience, Reply, Request, Server, Whom, is_leased, text_of, version_of,
+};
 use super::topology::{self, Topology};
 use super::url::Address;
 use super::{RedisOptions, library};
@@ -99,7 +101,7 @@ impl Cluster {
     /// From now on a server without a cluster is believed only if it answers as it does now.
     pub fn identify(&self, slot: u16, command: &Cmd) -> Result<(), EngineError> {
         if self.topology().single {
-            let answer = self.call(slot, false, &|_| command.clone())?;
+            let answer = self.call(slot, None, &|_| command.clone())?;
             if !is_leased(&answer) {
                 *self.dial.whom.lock() = Whom::Knows(command.get_packed_command(), answer);
             }
@@ -131,11 +133,11 @@ impl Cluster {
 
     /// Sends a request to whoever has the slot, again and again until it succeeds or the time is
     /// up. `request` makes it anew for each attempt; it hears whether an earlier one may have been
-    /// executed.
+    /// executed. `confirm`: a key of the slot under which nothing is, if replicas must confirm.
     pub fn call(
         &self,
         slot: u16,
-        confirm: bool,
+        confirm: Option<&str>,
         request: &dyn Fn(bool) -> Cmd,
     ) -> Result<Value, EngineError> {
         let mut patience = Patience::until(Instant::now() + self.options.give_up);
@@ -148,7 +150,7 @@ impl Cluster {
                     let mut request = Request::new(&request(unknown), confirm);
                     request.asking = asking;
                     let server = self.server(&address);
-                    self.judge(&server, server.call(request), confirm)
+                    self.judge(&server, server.call(request), confirm.is_some())
                 }
                 None => Next::Pause(format!("slot {slot} has no primary")),
             };
@@ -228,7 +230,7 @@ impl Cluster {
     fn load_library(&self, server: &Server) -> Result<(), EngineError> {
         let mut load = redis::cmd("FUNCTION");
         load.arg("LOAD").arg(library());
-        match server.call(Request::new(&load, false)) {
+        match server.call(Request::new(&load, None)) {
             Ok(Reply { value: Value::ServerError(error), .. }) => {
                 let detail = error.details().unwrap_or_default();
                 let passing = ["LOADING", "READONLY", "MOVED", "CLUSTERDOWN", "BUSY", "MASTERDOWN"];
@@ -297,13 +299,74 @@ impl Cluster {
         let mut nodes = redis::cmd("CLUSTER");
         nodes.arg("NODES");
         let unreachable = |reason: String| EngineError::Unreachable { reason };
-        match self.server(address).call(Request::new(&nodes, false)) {
+        match self.server(address).call(Request::new(&nodes, None)) {
             Ok(reply) => {
                 let ids = topology::ids(&text_of(&reply.value).unwrap_or_default());
                 Ok((view(&reply.value, address, self.dial.url.tls)?, ids))
             }
             Err(LinkError::Refused(reason)) => Err(refused(address, reason)),
             Err(LinkError::NotSent(reason) | LinkError::Lost(reason)) => Err(unreachable(reason)),
+        }
+    }
+
+    /// How many replicas the primaries have.
+    pub fn replicas(&self) -> Result<Replicas, EngineError> {
+        let topology = self.topology();
+        let mut info = redis::cmd("INFO");
+        info.arg("replication");
+        let mut of = Vec::new();
+        for primary in topology.primaries.iter().filter(|primary| topology.has_slots(primary)) {
+            // As it sees them itself: what servers tell each other may be of a moment ago.
+            let said = self.ask_one(primary, &info)?;
+            let connected = said.lines().find_map(|line| line.strip_prefix("connected_slaves:"));
+            let many = connected.and_then(|many| many.trim().parse().ok()).unwrap_or(0);
+            of.push((primary.clone(), many));
+        }
+        Ok(Replicas { of, fail_over: !topology.single })
+    }
+
+    fn ask_one(&self, address: &Address, command: &Cmd) -> Result<String, EngineError> {
+        match self.server(address).call(Request::new(command, None)) {
+            Ok(reply) => Ok(text_of(&reply.value).unwrap_or_default()),
+            Err(LinkError::Refused(reason)) => Err(refused(address, reason)),
+            Err(LinkError::NotSent(reason) | LinkError::Lost(reason)) => {
+                Err(EngineError::Unreachable { reason })
+            }
+        }
+    }
+
+    /// Has a server do something that the login has to be allowed to do.
+    pub fn may(&self, address: &Address, command: &Cmd) -> Result<(), EngineError> {
+        match self.server(address).call(Request::new(command, None)) {
+            Ok(Reply { value: Value::ServerError(error), .. }) if error.code() == "NOPERM" => {
+                let detail = error.details().unwrap_or_default();
+                Err(refused(address, format!("NOPERM {detail}")))
+            }
+            Err(LinkError::Refused(reason)) => Err(refused(address, reason)),
+            // What else there may be is seen when it matters.
+            _ => Ok(()),
+        }
+    }
+
+    /// Has a server write a mark to its log and wait until that is on its disk; whether it is.
+    pub fn has_logged(&self, address: &Address, mark: &Cmd) -> Result<bool, EngineError> {
+        let mut wait = redis::cmd("WAITAOF");
+        wait.arg(1).arg(0).arg(self.options.timeout.as_millis() as u64 / 2);
+        match self.server(address).call(Request::several(&[mark, &wait])) {
+            Ok(Reply { value: Value::Array(replies), .. }) => match replies.as_slice() {
+                [Value::ServerError(error), _] | [_, Value::ServerError(error)] => {
+                    let detail = error.details().unwrap_or_default();
+                    match error.code() {
+                        "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" => Ok(false),
+                        code => Err(refused(address, format!("{code} {detail}"))),
+                    }
+                }
+                [_, Value::Array(counts)] => Ok(matches!(counts.first(), Some(Value::Int(1..)))),
+                _ => Err(refused(address, "WAITAOF makes no sense".into())),
+            },
+            Ok(_) => Err(refused(address, "WAITAOF makes no sense".into())),
+            Err(LinkError::Refused(reason)) => Err(refused(address, reason)),
+            Err(LinkError::NotSent(_) | LinkError::Lost(_)) => Ok(false),
         }
     }
 
@@ -350,14 +413,68 @@ impl Cluster {
         }
         let each = replies.into_iter().zip(commands).map(|(reply, (slot, command))| match reply {
             Some(value) => Ok(value),
-            None => self.call(*slot, false, &|_| command.clone()),
+            None => self.call(*slot, None, &|_| command.clone()),
         });
         each.collect()
     }
 }
 
+/// The primaries and how many replicas each has that follow it.
+pub(super) struct Replicas {
+    of: Vec<(Address, u32)>,
+    /// They take over by themselves.
+    fail_over: bool,
+}
+
+impl Replicas {
+    /// Whether what `confirm` replicas have confirmed is kept when a server dies: else at which server
+    /// not, why, and what to do.
+    pub fn judge(&self, confirm: u32) -> Result<(), (Address, String)> {
+        for (server, many) in &self.of {
+            let many = *many;
+            if confirm > many {
+                return Err((
+                    server.clone(),
+                    format!(
+                        "{many} replicas follow it, and --cluster-replicas {confirm} waits for \
+                         {confirm}, so that no change would ever count: start what is missing, or \
+                         give another number"
+                    ),
+                ));
+            }
+            if confirm == 0 && many > 0 && self.fail_over {
+                return Err((
+                    server.clone(),
+                    format!(
+                        "it has replicas, which take over when it dies, and may not have what was \
+                         acknowledged before: mount with --cluster-replicas {many}"
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Replicas {
+    /// Says so where one that has less may take over.
+    pub fn warn_of_fewer(&self, confirm: u32) {
+        for (server, many) in self.of.iter().filter(|(_, many)| confirm > 0 && *many > confirm) {
+            tracing::warn!(
+                %server,
+                replicas = many,
+                confirm,
+                "one of the replicas may take over without what was acknowledged last, if those that \
+                 have it are down or slow at that moment"
+            );
+        }
+    }
+}
+
 /// How a server's append-only log stands.
 pub(super) struct LogState {
+    /// The version of the server, if it says so.
+    pub version: Option<(u32, u32)>,
     pub enabled: bool,
     /// Synced before every answer.
     pub synced_at_once: bool,
@@ -387,6 +504,7 @@ impl LogState {
         let always = matches!(config, Value::Array(words)
             if words.get(1) == Some(&Value::BulkString(b"always".to_vec())));
         Some(LogState {
+            version: version_of(&text),
             enabled: number("aof_enabled")? == 1,
             synced_at_once: always,
             failing: field("aof_last_write_status").is_some_and(|status| status != "ok"),
@@ -419,4 +537,33 @@ pub(super) fn view(value: &Value, asked: &Address, tls: bool) -> Result<Topology
 
 pub(super) fn refused(server: &Address, reason: String) -> EngineError {
     EngineError::Refused { server: server.to_string(), reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replicas(of: &[u32], fail_over: bool) -> Replicas {
+        let address = |port| Address { host: "h".into(), port };
+        let of = of.iter().zip(1..).map(|(many, port)| (address(port), *many));
+        Replicas { of: of.collect(), fail_over }
+    }
+
+    #[test]
+    fn replicas_when_they_take_over_then_so_many_confirm_as_there_are_at_most_and_one_at_least() {
+        for (of, confirm, allowed) in [
+            (&[1, 1, 1][..], 1, true),
+            (&[2, 2, 2], 1, true),
+            (&[2, 2, 2], 2, true),
+            (&[2, 2, 2], 0, false),
+            (&[1, 0, 1], 1, false),
+            (&[1, 1, 1], 2, false),
+            (&[0, 0, 0], 0, true),
+        ] {
+            assert_eq!(replicas(of, true).judge(confirm).is_ok(), allowed, "{of:?} {confirm}");
+        }
+        // Nobody takes over from a server that is no cluster.
+        assert!(replicas(&[1], false).judge(0).is_ok());
+        assert!(replicas(&[0], false).judge(1).is_err());
+    }
 }

@@ -41,6 +41,12 @@ impl Topology {
         self.primaries.get(usize::from(self.owners[usize::from(slot)]))
     }
 
+    /// Whether a primary has any slot.
+    pub fn has_slots(&self, primary: &Address) -> bool {
+        let at = self.primaries.iter().position(|known| known == primary);
+        at.is_some_and(|at| self.owners.iter().any(|owner| usize::from(*owner) == at))
+    }
+
     /// Whether every slot has an owner.
     pub fn is_complete(&self) -> bool {
         !self.owners.contains(&NOBODY)

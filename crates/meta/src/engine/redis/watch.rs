@@ -18,6 +18,7 @@ use redis::{Connection, PushKind, Value};
 use super::route::{self, Cluster};
 use super::topology::Topology;
 use super::url::Address;
+use crate::clock::BootInstant;
 use crate::engine::Stamp;
 
 /// The key by whose changes the holder of a lease hears that others want it: that of the values, and
@@ -52,7 +53,7 @@ struct State {
 /// A primary that tells us what changes there.
 struct Tracked {
     /// It has told us all up to this moment at least.
-    heard: Instant,
+    heard: BootInstant,
     /// The cluster as it saw it then.
     view: Arc<Topology>,
 }
@@ -212,7 +213,8 @@ impl State {
 
     fn listen(&self, address: &Address) -> Result<(), String> {
         let dial = &self.cluster.dial;
-        let mut connection = dial.connect(address, true).map_err(|error| format!("{error:?}"))?;
+        let link = dial.connect(address, true).map_err(|error| format!("{error:?}"))?;
+        let mut connection = link.connection;
         let mut track = redis::cmd("CLIENT");
         track.arg("TRACKING").arg("ON").arg("BCAST").arg("PREFIX").arg(&self.prefix);
         if let Value::ServerError(error) = self.ask(&mut connection, &track.get_packed_command())? {
@@ -225,7 +227,7 @@ impl State {
         let (ping, nodes) = (ping.arg("x").get_packed_command(), nodes.get_packed_command());
         let mut beat = nodes.clone();
         while !self.stopped() {
-            let asked = Instant::now();
+            let asked = BootInstant::now();
             let answer = self.ask(&mut connection, &beat)?;
             let view =
                 route::view(&answer, address, dial.url.tls).map_err(|error| error.to_string())?;
@@ -241,7 +243,7 @@ impl State {
     }
 
     /// Notes a sign of life. False if the server is no primary any more.
-    fn heard(&self, address: &Address, asked: Instant, view: Topology) -> bool {
+    fn heard(&self, address: &Address, asked: BootInstant, view: Topology) -> bool {
         let known = self.cluster.topology();
         if view != *known {
             self.deafened();

@@ -162,6 +162,7 @@ impl Node {
             Err(Failed::Here(error)) => return Err(error),
             Ok(_) | Err(Failed::Moved) => return Ok(false),
         }
+        fail::fail_point!("node.copies.sent");
         match self.meta.put_copies(file.ino, Some(known), &after)? {
             CopiesMade::Done(_) => {
                 let level = Level::as_made(&after);
@@ -169,7 +170,7 @@ impl Node {
                 Ok(true)
             }
             CopiesMade::Changed(_) => Ok(false),
-            CopiesMade::NotOwner => Err(Errno::STALE.into()),
+            CopiesMade::NotOwner => self.was_given_up(cluster, file).map(|()| true),
         }
     }
 
@@ -232,6 +233,7 @@ impl Node {
         mut known: Option<Copies>,
         after: Copies,
     ) -> Result<()> {
+        fail::fail_point!("node.copies.sent");
         for _ in 0..ATTEMPTS {
             let put = self.meta.put_copies(file.ino, known.as_ref(), &after);
             if matches!(put, Err(MetaError::Stale(_))) {
@@ -248,10 +250,25 @@ impl Node {
                     return Ok(());
                 }
                 CopiesMade::Changed(now) => known = now,
-                CopiesMade::NotOwner => return Err(Errno::STALE.into()),
+                CopiesMade::NotOwner => {
+                    self.drop_copies(file.ino, &after);
+                    return self.was_given_up(cluster, file);
+                }
             }
         }
         Err(Errno::AGAIN.into())
+    }
+
+    /// Of a file that this node owns no longer: if it gave it up, the backing store had all of it, which
+    /// is as safe as copies.
+    ///
+    /// # Errors
+    /// `ESTALE` if it was taken over.
+    fn was_given_up(&self, cluster: &Cluster, file: &FileRef) -> Result<()> {
+        match cluster.is_fenced() || self.meta.was_taken(file.ino)? {
+            true => Err(Errno::STALE.into()),
+            false => Ok(()),
+        }
     }
 
     /// Whether a node may be given copies.
