@@ -504,9 +504,11 @@ impl Node {
 
 /// An object that can't be brought back.
 fn set_aside(tier: &dyn Tier, ino: u64, why: &str, checked: &mut Checked) {
+    let path = tier.open(ino).and_then(|object| object.header()).map(|header| header.path);
+    let of = path.map_or_else(|_| String::new(), |path| format!(" of {}", path.to_string_lossy()));
     let what = match tier.set_aside(ino) {
-        Ok(kept) => format!("object {ino}: {why}: set aside as {}", kept.display()),
-        Err(error) => format!("object {ino}: {why}; {error}"),
+        Ok(kept) => format!("object {ino}{of}: {why}: set aside as {}", kept.display()),
+        Err(error) => format!("object {ino}{of}: {why}; {error}"),
     };
     checked.problem(false, what);
 }

@@ -32,7 +32,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Error as MetaError, Ino};
-use forebay_store::ErrorClass;
+use forebay_store::{ErrorClass, StoreError};
 use parking_lot::Mutex;
 
 use crate::error::{NodeError, Result};
@@ -89,6 +89,11 @@ pub struct Remaining {
     /// drain does not wait for them.
     pub refused: u64,
 }
+
+/// What can be done where the device of a tier can't read what only it has.
+const UNREADABLE: &str = "copy what can be read of the file and remove it; or, after \
+    `forebay umount --no-drain`, `forebay fsck --repair TIER...` names all such files, and \
+    `forebay fsck --accept-loss TIER...` sets what is left of them aside and gives them up";
 
 /// A parent chain or a nest of removed directories deeper than this is not followed.
 const MOST_PARENTS: usize = 2000;
@@ -368,18 +373,34 @@ impl Node {
         self.reconciler.conflicts.lock().snapshot()
     }
 
+    /// What a failure is called, and what can be done about it.
+    fn told_failure(&self, error: &NodeError) -> String {
+        let on_a_tier = |path: &std::path::Path| {
+            self.tiers.iter().any(|slot| path.starts_with(slot.tier.path()))
+        };
+        match error {
+            NodeError::Store(StoreError::Io { operation: "read", path, source })
+                if source.raw_os_error() == Some(libc::EIO) && on_a_tier(path) =>
+            {
+                format!("{error}; {UNREADABLE}")
+            }
+            _ => error.to_string(),
+        }
+    }
+
     fn note_failure(&self, ino: Ino, error: &NodeError) {
+        let told = self.told_failure(error);
         let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
         let path = String::from_utf8_lossy(&path).into_owned();
         let mut last = self.reconciler.last_error.lock();
-        *last = Some(format!("/{path}: {error}"));
+        *last = Some(format!("/{path}: {told}"));
         drop(last);
         if self.meta.get(ino).is_ok_and(|record| record.dirty || record.spilled) {
             self.metrics.flush_failures.inc();
         }
         let mut failures = self.reconciler.failures.lock();
         if failures.len() < MOST_FAILURES || failures.contains_key(&ino.0) {
-            failures.insert(ino.0, error.to_string());
+            failures.insert(ino.0, told);
         }
     }
 
