@@ -55,6 +55,7 @@ pub struct Reconciler {
     owners: owned::Owners,
     queue: queue::Waiting,
     conflicts: Mutex<conflict::Conflicts>,
+    held: Mutex<conflict::Held>,
     last_error: Mutex<Option<String>>,
     /// Why the last attempt failed, by inode.
     failures: Mutex<std::collections::HashMap<u64, String>>,
@@ -407,6 +408,7 @@ impl Node {
     fn note_success(&self, ino: Ino) {
         self.forget_refused_place(ino);
         self.reconciler.failures.lock().remove(&ino.0);
+        self.let_go_of_rest(ino);
     }
 
     /// Why the last attempt to bring the backing store in line with `ino` failed.
