@@ -535,20 +535,24 @@ impl Check<'_> {
     fn spill_files(&mut self) -> Result<()> {
         let Some(backing) = self.backing()? else { return Ok(()) };
         for ino in backing.list_spills()? {
-            let known = match self.meta.get(Ino(ino)) {
-                Ok(record) => record.spilled,
-                Err(forebay_meta::Error::Stale(_)) => false,
+            let record = match self.meta.get(Ino(ino)) {
+                Ok(record) if record.spilled => record,
+                Ok(_) | Err(forebay_meta::Error::Stale(_)) => {
+                    // The next mount tells whether it is the rest of something.
+                    self.checked.leftovers += 1;
+                    continue;
+                }
                 Err(error) => return Err(error.into()),
             };
-            if !known {
-                // The next mount tells whether it is the rest of something.
-                self.checked.leftovers += 1;
-                continue;
-            }
-            match backing.open_spill_map(ino) {
-                Ok(_) if backing.open_spill(ino)?.is_some() => drop(self.spills.insert(ino)),
-                Ok(_) => {}
-                Err(error) => drop(self.unusable_spills.insert(ino, error.to_string())),
+            if let Err(error) = backing.open_spill_map(ino) {
+                self.unusable_spills.insert(ino, error.to_string());
+            } else if let Some(spill) = backing.open_spill(ino)? {
+                let cut = record.dirty && spill.file().len()? < record.attr.size;
+                if self.settled && cut {
+                    self.unusable_spills.insert(ino, "its end is missing".into());
+                } else {
+                    self.spills.insert(ino);
+                }
             }
         }
         self.checked.set_aside.extend(backing.list_set_aside()?);
