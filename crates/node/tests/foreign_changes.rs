@@ -123,6 +123,54 @@ fn file_written_and_synced_when_its_directory_is_removed_below_then_it_comes_bac
     assert!(rig.plain("dir/file") == ours);
 }
 
+/// As where a file system that is mounted below the store is away at a start, and its empty mount point is
+/// there.
+#[test]
+fn directory_when_an_empty_one_is_in_its_place_at_a_start_then_what_is_dirty_is_kept() {
+    let mut rig = rig();
+    let backing = rig.backing();
+    let below = |name: &str| backing.join(name);
+    std::fs::create_dir(below("sub")).unwrap();
+    std::fs::write(below("sub/file"), noise(1, 20_000)).unwrap();
+    std::fs::write(below("sub/clean"), noise(3, 100)).unwrap();
+    let find = |rig: &Rig, name: &[u8]| {
+        let found = rig.node().lookup(&CONTEXT, rig.ino("sub"), name).unwrap();
+        found.map(|found| found.ino)
+    };
+    assert!(find(&rig, b"clean").is_some());
+    let file = find(&rig, b"file").unwrap();
+    let fh = rig.node().open(&CONTEXT, file, libc::O_RDWR).unwrap().fh;
+    let ours = noise(2, 25_000);
+    rig.write(fh, 0, &ours);
+    rig.node().release(fh);
+    rig.crash();
+    std::fs::rename(below("sub"), below("away")).unwrap();
+    std::fs::create_dir(below("sub")).unwrap();
+    rig.start();
+    look(&rig, rig.ino("sub"));
+    look(&rig, file);
+    let fh = rig.node().open(&CONTEXT, file, libc::O_RDONLY).unwrap().fh;
+    assert!(rig.read_all(fh) == ours, "it is read all the while");
+    rig.node().release(fh);
+    rig.drain();
+    assert!(rig.plain("sub/file") == ours, "written to what is there");
+    rig.crash();
+    std::fs::rename(below("sub"), below("under")).unwrap();
+    std::fs::rename(below("away"), below("sub")).unwrap();
+    rig.start();
+    // A directory that was listed rests for a while before it is looked at again.
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while find(&rig, b"clean").is_none() {
+        assert!(std::time::Instant::now() < until, "all of it is seen again");
+        std::thread::sleep(Duration::from_millis(5));
+        look(&rig, rig.ino("sub"));
+        drop(rig.node().read_dir(&CONTEXT, rig.ino("sub"), (0, 100), true, &mut |_| true));
+    }
+    rig.drain();
+    assert!(rig.plain("sub/file") == noise(1, 20_000), "nothing of what came back is touched");
+    assert!(rig.plain("under/file") == ours, "what was written then is covered");
+}
+
 #[test]
 fn file_written_and_renamed_here_when_others_remove_it_meanwhile_then_its_bytes_come_back() {
     let rig = rig();
