@@ -301,7 +301,7 @@ impl Node {
         if !mapped {
             // Not if a writer came or went meanwhile. Until here it stands, for others who ask.
             let settled = Ordering::AcqRel;
-            drop(file.stored_unseen.compare_exchange(seen, 0, settled, Ordering::Relaxed));
+            let _ = file.stored_unseen.compare_exchange(seen, 0, settled, Ordering::Relaxed);
         }
         mapped
     }

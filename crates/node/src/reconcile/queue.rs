@@ -341,7 +341,9 @@ impl Node {
                 self.reconciler.last_error.lock().take_if(|_| self.meta.backlog_len() == 0);
             }
             Ok(()) => {}
-            Err(error) => drop(self.rest_if_full(error)),
+            Err(error) => {
+                self.rest_if_full(error);
+            }
         }
         for (ino, failures) in done {
             match &finished {
