@@ -331,17 +331,42 @@ pub fn locations(locations: &[Location]) -> String {
     out
 }
 
+fn count_of_files(count: u64) -> String {
+    format!("{} {}", format_count(count), if count == 1 { "file" } else { "files" })
+}
+
+fn outcome_in_short(verb: &str, outcome: &Outcome) -> String {
+    let (files, bytes) = (count_of_files(outcome.files), format_bytes(outcome.bytes));
+    let complete = outcome.complete && outcome.elsewhere == 0;
+    if verb == "synced" {
+        return match (outcome.files, complete) {
+            (0, true) => "synced: all of it was in the backing store".to_owned(),
+            (_, true) => {
+                format!("synced: wrote {files}, {bytes}; all of it is in the backing store now")
+            }
+            (_, false) => format!("not all synced: wrote {files}, {bytes}, to the backing store"),
+        };
+    }
+    // What those have in common that were left as they are.
+    let (to_do, left) = match verb {
+        "warmed" => ("warm", "on a tier already"),
+        "evicted" => ("evict", "on no tier"),
+        "pinned" => ("pin", "pinned already"),
+        "unpinned" => ("unpin", "not pinned"),
+        _ => ("do", "as wanted already"),
+    };
+    let skipped = count_of_files(outcome.skipped);
+    let (is, was) = if outcome.skipped == 1 { ("is", "was") } else { ("are", "were") };
+    match (outcome.files, outcome.skipped) {
+        (0, 1..) if outcome.failed == 0 => format!("nothing to {to_do}: {skipped} {is} {left}"),
+        (_, 0) => format!("{verb} {files}, {bytes}"),
+        _ => format!("{verb} {files}, {bytes}; {skipped} {was} {left}"),
+    }
+}
+
 /// The end of an operation, with `verb` in the past: `warmed`.
 pub fn outcome(verb: &str, outcome: &Outcome) -> String {
-    let files = if outcome.files == 1 { "file" } else { "files" };
-    let (count, bytes) = (format_count(outcome.files), format_bytes(outcome.bytes));
-    let mut out = match (verb, outcome.files, outcome.complete && outcome.elsewhere == 0) {
-        ("synced", 0, true) => "synced: all of it is in the backing store".to_owned(),
-        _ => format!("{verb} {count} {files}, {bytes}"),
-    };
-    if outcome.skipped > 0 {
-        let _ = write!(out, "; {} needed nothing", format_count(outcome.skipped));
-    }
+    let mut out = outcome_in_short(verb, outcome);
     out.push('\n');
     if outcome.elsewhere > 0 {
         let (was, it) = match outcome.elsewhere {

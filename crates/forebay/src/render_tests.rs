@@ -133,8 +133,18 @@ fn outcome_when_some_failed_then_they_are_named() {
         failed: 4,
         ..Outcome::default()
     };
-    let expected = "warmed 1,200 files, 5.00 MiB; 3 needed nothing\n  x: Input/output error\n  and 3 more failures\n";
+    let expected = "warmed 1,200 files, 5.00 MiB; 3 files were on a tier already\n  x: Input/output error\n  and 3 more failures\n";
     assert_eq!(outcome("warmed", &ended), expected);
+}
+
+#[test]
+fn outcome_when_there_was_nothing_to_do_then_it_says_why() {
+    let idle = |skipped| Outcome { skipped, complete: true, ..Outcome::default() };
+    assert_eq!(outcome("warmed", &idle(1)), "nothing to warm: 1 file is on a tier already\n");
+    assert_eq!(outcome("evicted", &idle(3)), "nothing to evict: 3 files are on no tier\n");
+    let done = Outcome { files: 1, bytes: 4096, ..idle(0) };
+    let text = outcome("synced", &done);
+    assert_eq!(text, "synced: wrote 1 file, 4.00 KiB; all of it is in the backing store now\n");
 }
 
 #[test]
@@ -156,12 +166,15 @@ fn outcome_when_other_nodes_have_files_that_are_not_written_back_then_says_so_in
 #[test]
 fn outcome_when_a_sync_has_nothing_to_do_or_leaves_something_then_it_says_so() {
     let nothing = Outcome { complete: true, ..Outcome::default() };
-    assert_eq!(outcome("synced", &nothing), "synced: all of it is in the backing store\n");
+    assert_eq!(outcome("synced", &nothing), "synced: all of it was in the backing store\n");
     let in_use = Outcome { written_in_use: 2, files: 1, ..nothing.clone() };
     assert!(outcome("synced", &in_use).contains("\n  2 files are open for writing or mapped"));
     let cut_short = Outcome { cut_short: true, complete: false, ..nothing };
     let text = outcome("synced", &cut_short);
-    assert!(text.starts_with("synced 0 files, 0 B\n  ended before"), "{text}");
+    assert!(
+        text.starts_with("not all synced: wrote 0 files, 0 B, to the backing store\n  ended"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! A part of the matrix in each run; all of it with `FOREBAY_DAMAGE=all`, a part of that with another
 //! value, which the names of cases contain.
 
+mod bad_disk;
 mod site;
 
 use std::fs;
@@ -12,6 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bad_disk::BadDisk;
 use site::*;
 
 /// Ways of damage.
@@ -20,16 +22,19 @@ enum Damage {
     Deleted,
     Halved,
     Flipped,
+    /// The disk can't read it.
+    Unreadable,
     /// The same for the header in the extended attribute.
     HeaderDeleted,
     HeaderFlipped,
     HeaderNewer,
 }
 
-const ALL: [Damage; 6] = [
+const ALL: [Damage; 7] = [
     Damage::Deleted,
     Damage::Halved,
     Damage::Flipped,
+    Damage::Unreadable,
     Damage::HeaderDeleted,
     Damage::HeaderFlipped,
     Damage::HeaderNewer,
@@ -68,6 +73,9 @@ struct Case {
     site: Site,
     /// The dirty files: name, blocks.
     dirty: Vec<(&'static str, usize)>,
+    /// What all of it lies on, if a file is to be unreadable. Last: it goes when nobody uses it.
+    disk: Option<BadDisk>,
+    killed: bool,
 }
 
 impl Case {
@@ -122,8 +130,21 @@ impl Case {
     /// Dirty files of every kind: whole, partly resident over a published version, in the spill area
     /// with and without a map. If so wanted, the daemon was killed, while one more was open.
     fn new(killed: bool) -> Self {
+        Self::on(tempfile::tempdir().unwrap(), None, killed)
+    }
+
+    /// The same on a disk of its own. Nothing where there can't be any.
+    fn on_a_disk(killed: bool) -> Option<Self> {
+        let root = tempfile::tempdir().unwrap();
+        let disk = BadDisk::mounted_on(root.path())?;
+        Some(Self::on(root, Some(disk), killed))
+    }
+
+    fn on(root: tempfile::TempDir, disk: Option<BadDisk>, killed: bool) -> Self {
         let mut case = Case {
-            site: Site::new(),
+            site: Site::in_dir(root),
+            disk,
+            killed,
             dirty: vec![
                 ("small", 2),
                 ("large", 600),
@@ -196,9 +217,19 @@ impl Case {
         let mut older = Vec::new();
         for (name, blocks) in &self.dirty {
             let Ok(bytes) = fs::read(self.site.path("mnt").join(name)) else { continue };
-            let wrong = (0..*blocks).find(|block| {
-                bytes.get(block * 4096..(block + 1) * 4096) != Some(&pattern(name, *block))
-            });
+            // Nothing tells a bit that was flipped in a file's bytes on a tier.
+            let is_right = |block: &usize| {
+                let (from, to) = (block * 4096, (block + 1) * 4096);
+                // After a kill the length is that of the bytes: a program may have cut them.
+                if self.killed && bytes.len() < to {
+                    return true;
+                }
+                let found = bytes.get(from..to).unwrap_or_default();
+                let wanted = pattern(name, *block);
+                let differ = found.iter().zip(&wanted).filter(|(found, wanted)| found != wanted);
+                found.len() == wanted.len() && differ.count() <= 1
+            };
+            let wrong = (0..*blocks).find(|block| !is_right(block));
             older.extend(wrong.map(|block| (*name, block)));
         }
         older
@@ -262,6 +293,7 @@ impl Case {
                 file.read_exact_at(&mut byte, at).unwrap();
                 file.write_all_at(&[byte[0] ^ 2], at).is_ok()
             }
+            Damage::Unreadable => self.disk.as_ref().is_some_and(|disk| disk.spoil(&path)),
             Damage::HeaderDeleted => rustix::fs::removexattr(&path, HEADER).is_ok(),
             Damage::HeaderFlipped => header().is_some_and(|mut header| {
                 header[20] ^= 8;
@@ -312,14 +344,16 @@ impl Case {
     }
 
     /// Whether nothing that was there right after the damage is gone, and the mount can be used.
-    fn check(&self, what: &str, first: &str) {
-        let before = self.findable();
+    fn check(&self, what: &str, first: &str, before: &[(&'static str, usize)]) {
         let told = self.go_on(first);
         let mnt = self.site.path("mnt");
         // One may be lost; nothing hangs, and nothing ends the daemon.
         let older = self.older_blocks();
         let (_, status) = self.site.run(&["status", &self.site.text("mnt")]);
         for (name, block) in older {
+            // That it is dirty, with a size and an age, says nothing of a loss.
+            let is_loss = |line: &&str| !line.ends_with(" s)");
+            let status = status.lines().filter(is_loss).collect::<Vec<_>>().join("\n");
             let said = format!("{told}{status}");
             let named =
                 said.contains(name) || self.is_aside_and_named(&pattern(name, block), &said);
@@ -338,6 +372,10 @@ impl Case {
             let (code, text) = self.umount(&["--no-drain"]);
             let log = fs::read_to_string(self.site.path("tier/state/forebay.log"));
             assert_eq!(code, 0, "{told}{text}\n{}", log.unwrap_or_default());
+        }
+        // What could not be read then may be all that there is.
+        if let Some(disk) = &self.disk {
+            disk.heal();
         }
         let after = self.findable();
         let gone: Vec<_> = before.iter().filter(|block| !after.contains(block)).take(5).collect();
@@ -416,30 +454,58 @@ fn matrix(killed: bool) {
     for needed in ["spill false", "spill true", "object false", "object true", "mounts false"] {
         assert!(kinds.iter().any(|kind| kind == needed), "{needed}: {plan:?}");
     }
-    let mut cases = Vec::new();
+    let mut cases: Vec<(usize, Damage, &str)> = Vec::new();
     for (at, planned) in plan.iter().enumerate() {
         for how in ALL {
             cases.extend(run.firsts(planned, how).into_iter().map(|first| (at, how, first)));
         }
     }
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let failed = std::sync::Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..LANES {
             scope.spawn(|| {
-                while let Some((at, how, first)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let case = Case::new(killed);
-                    // Names of objects and tiers differ from case to case.
-                    let kept = case.kept();
-                    let Some(path) = kept.get(*at) else { continue };
-                    if case.damage(path, *how) {
-                        let began = std::time::Instant::now();
-                        case.check(&format!("{} {how:?}", path.display()), first);
-                        eprintln!("{} {how:?} {first}: {:?}", path.display(), began.elapsed());
-                        done.fetch_add(1, Ordering::Relaxed);
+                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    // All that is wrong is told, at the end.
+                    let tried = std::panic::catch_unwind(|| try_one(killed, case));
+                    match tried {
+                        Ok(damaged) => {
+                            done.fetch_add(damaged.into(), Ordering::Relaxed);
+                        }
+                        Err(why) => {
+                            let text = why.downcast_ref::<String>().cloned();
+                            let text = text.unwrap_or_else(|| "a panic".into());
+                            failed.lock().unwrap().push(format!("{case:?}: {text}"));
+                        }
                     }
                 }
             });
         }
     });
+    let failed = failed.into_inner().unwrap();
+    assert!(failed.is_empty(), "{} of {}:\n{}", failed.len(), cases.len(), failed.join("\n"));
     assert!(done.into_inner() > 15 || run.wanted.is_some());
+}
+
+/// Damages the file at a place in the list of all, and goes on from there. Whether there was anything to
+/// damage.
+fn try_one(killed: bool, (at, how, first): &(usize, Damage, &str)) -> bool {
+    let case = match how {
+        Damage::Unreadable => Case::on_a_disk(killed),
+        _ => Some(Case::new(killed)),
+    };
+    let Some(case) = case else { return false };
+    // Names of objects and tiers differ from case to case.
+    let kept = case.kept();
+    let Some(path) = kept.get(*at) else { return false };
+    let whole = case.findable();
+    if !case.damage(path, *how) {
+        return false;
+    }
+    let began = std::time::Instant::now();
+    // What can't be read is there, and counts.
+    let before = if *how == Damage::Unreadable { whole } else { case.findable() };
+    case.check(&format!("{} {how:?}", path.display()), first, &before);
+    eprintln!("{} {how:?} {first}: {:?}", path.display(), began.elapsed());
+    true
 }

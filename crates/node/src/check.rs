@@ -1,7 +1,7 @@
 //! fsck: tiers that no daemon uses are compared with the namespace, and the namespace with itself. A
 //! repair unlinks nothing that may be the only copy: what can't be used is set aside.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -96,6 +96,9 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
     forebay_store::check_own(&state_dir)?;
     crate::cluster::bind_to_namespace(&state_dir, None)?;
     if request.rebuild {
+        if let Some(path) = &request.backing {
+            mend_mark(&DirBacking::open(path, &first.id().to_string())?, true, &mut checked)?;
+        }
         drop(tiers);
         return crate::rebuild::rebuild(request, &state_dir.join(METADATA), checked, progress);
     }
@@ -115,9 +118,14 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
         checked,
         usable: HashSet::new(),
         damaged: HashSet::new(),
+        given_up: Vec::new(),
         spills: HashSet::new(),
+        unusable_spills: HashMap::new(),
     };
     check.membership(&state_dir)?;
+    if let Some(backing) = check.backing()? {
+        mend_mark(&backing, check.repairs(), &mut check.checked)?;
+    }
     for tier in &tiers {
         check.tier(tier, progress)?;
     }
@@ -237,6 +245,22 @@ fn open_tiers(request: &CheckRequest, checked: &mut Checked) -> Result<Vec<(DirT
     Ok(tiers)
 }
 
+/// A mark of the backing store that can't be read goes: a mount makes it anew where there is none.
+fn mend_mark(backing: &DirBacking, repairs: bool, checked: &mut Checked) -> Result<()> {
+    let Err(error @ StoreError::Damaged { .. }) = backing.identity() else { return Ok(()) };
+    if repairs {
+        backing.remove_mark()?;
+    }
+    let what = match repairs {
+        true => {
+            "the mark of the backing store can't be read; the next mount makes a new one".into()
+        }
+        false => error.to_string(),
+    };
+    checked.problem(repairs, what);
+    Ok(())
+}
+
 pub(crate) fn open_meta(dir: &Path) -> Result<MetaStore> {
     if !dir.is_dir() {
         return Err(NodeError::Config(format!(
@@ -280,8 +304,12 @@ struct Check<'a> {
     usable: HashSet<u64>,
     /// Inodes with an object that can't be, and that stands where it stood.
     damaged: HashSet<u64>,
+    /// Objects of this tier that can't be read, and are to be given up.
+    given_up: Vec<(Ino, PathBuf)>,
     /// Inodes with a spill file.
     spills: HashSet<u64>,
+    /// Why spill files can't be used, by inode.
+    unusable_spills: HashMap<u64, String>,
 }
 
 impl Check<'_> {
@@ -329,7 +357,7 @@ impl Check<'_> {
         for (finding, what) in findings {
             self.repair_object(tier, &finding, what)?;
         }
-        Ok(())
+        self.give_up_unreadable(tier)
     }
 
     fn repair_object(&mut self, tier: &DirTier, finding: &Finding, what: String) -> Result<()> {
@@ -379,7 +407,7 @@ impl Check<'_> {
         let shown = finding.path.display();
         Ok(match (&finding.class, finding.ino) {
             (Class::Valid { header, .. }, Some(ino)) => {
-                return self.sound_object(tier, Ino(ino), header);
+                return self.sound_object(tier, (Ino(ino), &finding.path), header);
             }
             (Class::MapMissing { header }, Some(ino)) if header.dirty => Some(format!(
                 "the object of {} ({shown}) is newer than the backing store and has lost its map",
@@ -407,7 +435,7 @@ impl Check<'_> {
     fn sound_object(
         &mut self,
         tier: &DirTier,
-        ino: Ino,
+        (ino, shown): (Ino, &Path),
         header: &Header,
     ) -> Result<Option<String>> {
         let path = header.path.to_string_lossy();
@@ -450,6 +478,9 @@ impl Check<'_> {
         if self.settled && record.dirty && object.len()? < record.attr.size {
             return Ok(Some(format!("the object of {path}: its end is missing")));
         }
+        if (header.dirty || record.dirty) && self.is_unreadable(&record, shown)? {
+            return Ok(None);
+        }
         self.usable.insert(ino.0);
         let current = record.backing.fingerprint.map(convert::store_fingerprint);
         // A change of attributes or of the name makes another change time, not another version.
@@ -464,6 +495,36 @@ impl Check<'_> {
         Ok(None)
     }
 
+    /// Whether the device can't read all of an object that the backing store lacks. The rest of it can be
+    /// read by way of the mount, so a repair leaves it where it is.
+    fn is_unreadable(&mut self, record: &Record, object: &Path) -> Result<bool> {
+        let Some(at) = recover::first_unreadable(object)? else { return Ok(false) };
+        let (path, shown) = (path_of(self.meta, record.ino), object.display());
+        self.damaged.insert(record.ino.0);
+        if self.request.accept_loss {
+            self.given_up.push((record.ino, object.to_owned()));
+        } else {
+            self.checked.problem(false, format!(
+                "{path}: the device of the tier can't read its object ({shown}) at byte {at}, and the backing store has an older version at most; mount, copy what can be read of the file and remove it, or give it up with `forebay fsck --accept-loss`"
+            ));
+        }
+        Ok(true)
+    }
+
+    /// Sets objects aside that can't be read, and gives up what was written to their files.
+    fn give_up_unreadable(&mut self, tier: &DirTier) -> Result<()> {
+        for (ino, object) in std::mem::take(&mut self.given_up) {
+            let path = path_of(self.meta, ino);
+            let kept = recover::move_to_lost(tier.path(), &object)?;
+            crate::aside::give_up_lost(self.meta, ino)?;
+            let kept = kept.display();
+            self.checked.problem(true, format!(
+                "{path}: what was written can't be read and is given up; its object is set aside as {kept}"
+            ));
+        }
+        Ok(())
+    }
+
     fn backing(&self) -> Result<Option<DirBacking>> {
         let Some(backing) = known_backing(self.request, self.meta)? else { return Ok(None) };
         let owner = self.tiers.first().map(|tier| tier.id().to_string()).unwrap_or_default();
@@ -474,19 +535,24 @@ impl Check<'_> {
     fn spill_files(&mut self) -> Result<()> {
         let Some(backing) = self.backing()? else { return Ok(()) };
         for ino in backing.list_spills()? {
-            let known = match self.meta.get(Ino(ino)) {
-                Ok(record) => record.spilled,
-                Err(forebay_meta::Error::Stale(_)) => false,
+            let record = match self.meta.get(Ino(ino)) {
+                Ok(record) if record.spilled => record,
+                Ok(_) | Err(forebay_meta::Error::Stale(_)) => {
+                    // The next mount tells whether it is the rest of something.
+                    self.checked.leftovers += 1;
+                    continue;
+                }
                 Err(error) => return Err(error.into()),
             };
-            let usable = || -> Result<bool> {
-                Ok(backing.open_spill(ino)?.is_some() && backing.open_spill_map(ino).is_ok())
-            };
-            if !known {
-                // The next mount tells whether it is the rest of something.
-                self.checked.leftovers += 1;
-            } else if usable()? {
-                self.spills.insert(ino);
+            if let Err(error) = backing.open_spill_map(ino) {
+                self.unusable_spills.insert(ino, error.to_string());
+            } else if let Some(spill) = backing.open_spill(ino)? {
+                let cut = record.dirty && spill.file().len()? < record.attr.size;
+                if self.settled && cut {
+                    self.unusable_spills.insert(ino, "its end is missing".into());
+                } else {
+                    self.spills.insert(ino);
+                }
             }
         }
         self.checked.set_aside.extend(backing.list_set_aside()?);
@@ -532,6 +598,8 @@ impl Check<'_> {
                 crate::aside::give_up_lost(self.meta, record.ino)?;
                 self.checked
                     .problem(true, format!("{path}: what was written and is gone is given up"));
+            } else if let Some(why) = self.unusable_spills.get(&record.ino.0) {
+                self.checked.problem(false, format!("{path}: it is newer than the backing store, and its spill file can't be used ({why}); `forebay fsck --accept-loss` sets it aside and gives it up"));
             } else {
                 self.checked.problem(false, format!("{path}: it is newer than the backing store, and its bytes are gone (neither object nor spill file); `forebay fsck --accept-loss` gives it up"));
             }

@@ -326,6 +326,7 @@ impl Node {
         drop(one_at_a_time);
         fail_at!("node.settle.after_record");
         if settled {
+            self.hold_opened_rest(file, &residence);
             self.written_back_in(file.ino);
         }
         Ok(true)
@@ -535,6 +536,7 @@ impl Node {
 
     /// As [`Node::discard_data`], of a file that the namespace has forgotten durably.
     pub(crate) fn discard_forgotten(&self, ino: Ino) {
+        self.let_go_of_rest(ino);
         let file = self.files.get(ino);
         let mut residence = file.residence.write();
         let place = residence.place.take();

@@ -74,7 +74,7 @@ pub struct File {
     /// Changes of mode or owner since the file came into use: a record read before one is old.
     pub attribute_changes: AtomicU32,
     /// A mapping may live that outlasted a passthrough open and that programs store into.
-    pub stored_unseen: AtomicBool,
+    pub stored_unseen: AtomicU64,
     /// How the clean object looked to a passthrough writer, if a change would show.
     pub clean_as: Mutex<Option<Look>>,
     /// Held by whoever has the record follow the size and time of the object, or the object a time
@@ -112,7 +112,7 @@ impl File {
             set_ids_since: Mutex::default(),
             attribute_changes: AtomicU32::new(0),
             // Nobody knows what was before.
-            stored_unseen: AtomicBool::new(true),
+            stored_unseen: AtomicU64::new(1),
             clean_as: Mutex::default(),
             times: Mutex::new(()),
             pages_replaced: AtomicU64::new(0),

@@ -293,13 +293,15 @@ impl Node {
     /// into. Readers whose open files the kernel reads by itself are not in the way, once it was seen
     /// that no mapping of a writer is left.
     pub(crate) fn maybe_stored_into(&self, file: &File, place: &Place) -> bool {
-        // A writer that comes or goes meanwhile says so again.
-        if !file.stored_unseen.swap(false, Ordering::AcqRel) {
+        let seen = file.stored_unseen.load(Ordering::Acquire);
+        if seen == 0 {
             return false;
         }
         let mapped = self.maybe_mapped(place);
-        if mapped {
-            file.stored_unseen.store(true, Ordering::Release);
+        if !mapped {
+            // Not if a writer came or went meanwhile. Until here it stands, for others who ask.
+            let settled = Ordering::AcqRel;
+            let _ = file.stored_unseen.compare_exchange(seen, 0, settled, Ordering::Relaxed);
         }
         mapped
     }
@@ -433,7 +435,7 @@ impl Node {
                 Ok(())
             })?;
             let unseen = |file: FileRef| {
-                file.opens.lock().writers > 0 || file.stored_unseen.load(Ordering::Acquire)
+                file.opens.lock().writers > 0 || file.stored_unseen.load(Ordering::Acquire) > 0
             };
             if self.files.peek(ino).is_some_and(unseen) {
                 // What the kernel makes durable by itself from now on is newer than this version: the

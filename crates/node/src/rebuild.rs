@@ -20,6 +20,7 @@ use crate::config::{NodeConfig, TierConfig};
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
+use crate::flush::is_announced;
 use crate::node::Node;
 use crate::recover::RECOVERED;
 
@@ -208,7 +209,7 @@ impl Node {
                     checked.problem(true, format!("{path}: brought back from object {ino}"));
                 }
                 Ok(None) => set_aside(&*tier, ino, "it has no name", checked),
-                Err(error @ NodeError::Store(_)) => {
+                Err(error @ (NodeError::Store(_) | NodeError::BadState(_))) => {
                     set_aside(&*tier, ino, &error.to_string(), checked);
                 }
                 Err(error) => checked.problem(false, format!("object {ino}: {error}")),
@@ -398,11 +399,14 @@ impl Node {
         let mut name = name.to_vec();
         if let Some(record) = self.find(&Context::DAEMON, dir, &name)? {
             let found = record.backing.fingerprint.map(convert::store_fingerprint);
-            let own = [header.base, header.pending];
-            let is_newer =
-                own.iter().flatten().any(|own| found.is_some_and(|found| own.same_inode(&found)));
+            // The same inode alone may have been written by others.
+            let is_newer = found.is_some_and(|found| is_announced(header, &found));
             if is_newer && !record.dirty && record.attr.kind == FileKind::File {
                 return Ok(record);
+            }
+            if !header.whole && self.backing.open_spill(header.ino)?.is_none() {
+                let why = "others have replaced the version that had the rest of it";
+                return Err(NodeError::BadState(why.into()));
             }
             let suffix = format!(".forebay-recovered-{:x}", header.ino);
             name.truncate(255 - suffix.len());
@@ -504,9 +508,11 @@ impl Node {
 
 /// An object that can't be brought back.
 fn set_aside(tier: &dyn Tier, ino: u64, why: &str, checked: &mut Checked) {
+    let path = tier.open(ino).and_then(|object| object.header()).map(|header| header.path);
+    let of = path.map_or_else(|_| String::new(), |path| format!(" of {}", path.to_string_lossy()));
     let what = match tier.set_aside(ino) {
-        Ok(kept) => format!("object {ino}: {why}: set aside as {}", kept.display()),
-        Err(error) => format!("object {ino}: {why}; {error}"),
+        Ok(kept) => format!("object {ino}{of}: {why}: set aside as {}", kept.display()),
+        Err(error) => format!("object {ino}{of}: {why}; {error}"),
     };
     checked.problem(false, what);
 }

@@ -134,7 +134,7 @@ impl Node {
             // Not among those at which a mounted daemon dies: it is not mounted yet.
             fail_at!("node.recover.tier");
         }
-        let spills = self.recover_spills(trusted)?;
+        let spills = self.recover_spills(trust)?;
         if !trusted {
             self.recover_unsynced(&evidence)?;
         }
@@ -715,7 +715,7 @@ impl Node {
 
     /// Spill files: those of files that are gone or were flushed go; of a file that has nothing on a
     /// tier the spill file alone knows the size. The files whose spill files can be used.
-    fn recover_spills(&self, trusted: bool) -> Result<HashSet<u64>> {
+    fn recover_spills(&self, trust: Trust) -> Result<HashSet<u64>> {
         let mut usable = HashSet::new();
         for ino in self.wanted_spills()? {
             let (size, mtime, whole) = match self.open_spilled(ino) {
@@ -735,12 +735,17 @@ impl Node {
                 }
                 Err(error) => return Err(error),
             };
+            let record = self.meta.get(ino)?;
+            if trust.lengths && record.dirty && size < record.attr.size {
+                tracing::error!(%ino, size, wanted = record.attr.size, "a spill file has lost its end");
+                continue;
+            }
             usable.insert(ino.0);
             if self.residents.get(ino.0).is_some() {
                 continue;
             }
-            if !trusted && whole {
-                self.set_aside_if_cut(&*self.meta.get(ino)?, size)?;
+            if !trust.unsynced && whole {
+                self.set_aside_if_cut(&record, size)?;
             }
             self.meta.update(ino, None, |record| {
                 show_written(&mut record.attr, size, convert::time(mtime));

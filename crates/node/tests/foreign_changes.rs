@@ -123,6 +123,54 @@ fn file_written_and_synced_when_its_directory_is_removed_below_then_it_comes_bac
     assert!(rig.plain("dir/file") == ours);
 }
 
+/// As where a file system that is mounted below the store is away at a start, and its empty mount point is
+/// there.
+#[test]
+fn directory_when_an_empty_one_is_in_its_place_at_a_start_then_what_is_dirty_is_kept() {
+    let mut rig = rig();
+    let backing = rig.backing();
+    let below = |name: &str| backing.join(name);
+    std::fs::create_dir(below("sub")).unwrap();
+    std::fs::write(below("sub/file"), noise(1, 20_000)).unwrap();
+    std::fs::write(below("sub/clean"), noise(3, 100)).unwrap();
+    let find = |rig: &Rig, name: &[u8]| {
+        let found = rig.node().lookup(&CONTEXT, rig.ino("sub"), name).unwrap();
+        found.map(|found| found.ino)
+    };
+    assert!(find(&rig, b"clean").is_some());
+    let file = find(&rig, b"file").unwrap();
+    let fh = rig.node().open(&CONTEXT, file, libc::O_RDWR).unwrap().fh;
+    let ours = noise(2, 25_000);
+    rig.write(fh, 0, &ours);
+    rig.node().release(fh);
+    rig.crash();
+    std::fs::rename(below("sub"), below("away")).unwrap();
+    std::fs::create_dir(below("sub")).unwrap();
+    rig.start();
+    look(&rig, rig.ino("sub"));
+    look(&rig, file);
+    let fh = rig.node().open(&CONTEXT, file, libc::O_RDONLY).unwrap().fh;
+    assert!(rig.read_all(fh) == ours, "it is read all the while");
+    rig.node().release(fh);
+    rig.drain();
+    assert!(rig.plain("sub/file") == ours, "written to what is there");
+    rig.crash();
+    std::fs::rename(below("sub"), below("under")).unwrap();
+    std::fs::rename(below("away"), below("sub")).unwrap();
+    rig.start();
+    // A directory that was listed rests for a while before it is looked at again.
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while find(&rig, b"clean").is_none() {
+        assert!(std::time::Instant::now() < until, "all of it is seen again");
+        std::thread::sleep(Duration::from_millis(5));
+        look(&rig, rig.ino("sub"));
+        drop(rig.node().read_dir(&CONTEXT, rig.ino("sub"), (0, 100), true, &mut |_| true));
+    }
+    rig.drain();
+    assert!(rig.plain("sub/file") == noise(1, 20_000), "nothing of what came back is touched");
+    assert!(rig.plain("under/file") == ours, "what was written then is covered");
+}
+
 #[test]
 fn file_written_and_renamed_here_when_others_remove_it_meanwhile_then_its_bytes_come_back() {
     let rig = rig();
@@ -211,24 +259,33 @@ fn file_of_others_under_a_name_that_goes_again_before_it_is_written_then_it_is_s
     };
     let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), evict);
     // Listings alone: a look-up of a single name asks for that name.
-    let listed = || {
+    let listed = |name: &str| {
         let mut names = Vec::new();
         let mut note = |entry: forebay_node::DirEntry<'_>| {
             names.push(entry.name.to_vec());
             true
         };
         rig.node().read_dir(&CONTEXT, Ino::ROOT, (0, 100), true, &mut note).unwrap();
-        // A directory that was listed rests for a multiple of the time that this took.
-        std::thread::sleep(Duration::from_millis(100));
-        names.contains(&b"file".to_vec())
+        names.contains(&name.as_bytes().to_vec())
     };
-    assert!(!listed());
+    // A directory that was listed rests for a multiple of the time that this took, before it is looked
+    // at again.
+    let appears = |name: &str| {
+        let until = std::time::Instant::now() + Duration::from_secs(30);
+        while !listed(name) {
+            assert!(std::time::Instant::now() < until, "{name} is not seen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    assert!(!listed("file"));
     rig.put("file", b"ours");
     std::fs::write(rig.backing().join("file"), b"of others").unwrap();
-    assert!(listed() && listed());
+    std::fs::write(rig.backing().join("witness"), b"of others").unwrap();
+    appears("witness");
+    assert!(listed("file"));
     assert_eq!(rig.get("file"), b"ours");
     rig.node().unlink(&CONTEXT, Ino::ROOT, b"file").unwrap();
-    assert!(listed() || listed());
+    appears("file");
     assert_eq!(rig.get("file"), b"of others");
 }
 
@@ -263,6 +320,60 @@ fn partly_resident_and_changed(in_place: bool, extents: usize) -> (Rig, Vec<u8>)
         std::fs::rename(rig.backing().join("new"), rig.backing().join("file")).unwrap();
     }
     (rig, new)
+}
+
+/// As [`partly_resident_and_changed`], but the beginning is written here before others come. What stands
+/// beside theirs in the end.
+fn partly_written_and_changed(in_place: bool, held_open: bool) -> (Vec<u8>, &'static str) {
+    let mut rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
+        config.attr_timeout = Duration::from_secs(60);
+    });
+    let (old, new) = (vec![b'1'; 640 << 10], vec![b'2'; 700 << 10]);
+    std::fs::write(rig.backing().join("file"), &old).unwrap();
+    age(&rig, "file");
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 0, &[b'0'; 64 << 10]);
+    if held_open {
+        // What is not here is read, so the version below is open.
+        let mut buffer = [0; 100];
+        rig.node().read(&CONTEXT, fh, 600 << 10, &mut buffer).unwrap();
+        assert_eq!(buffer, [b'1'; 100]);
+    } else {
+        rig.node().release(fh);
+        // Nobody has it in hand any more, and nothing of it is open.
+        rig.crash();
+        rig.start();
+    }
+    let at = if in_place { "file" } else { "new" };
+    std::fs::write(rig.backing().join(at), &new).unwrap();
+    if !in_place {
+        std::fs::rename(rig.backing().join("new"), rig.backing().join("file")).unwrap();
+    }
+    if held_open {
+        rig.node().release(fh);
+    }
+    rig.drain();
+    assert!(rig.plain("file") == new, "theirs stays");
+    let (count, conflicts) = rig.node().conflicts();
+    assert_eq!(count, 1);
+    (conflict_copy(&rig), conflicts[0].why)
+}
+
+#[test]
+fn file_written_in_part_when_others_put_another_in_its_place_then_a_copy_of_both_versions_says_so()
+{
+    for in_place in [false, true] {
+        let (copy, why) = partly_written_and_changed(in_place, false);
+        assert!(copy[..64 << 10] == [b'0'; 64 << 10], "what was written here is kept");
+        assert!(copy[64 << 10..] == [b'2'; 576 << 10], "of the rest only theirs is left");
+        assert!(why.contains("are of their version"), "{why}");
+    }
+    // What was opened before others came is read to the end.
+    let (copy, why) = partly_written_and_changed(false, true);
+    assert!(copy[..64 << 10] == [b'0'; 64 << 10] && copy[64 << 10..] == [b'1'; 576 << 10]);
+    assert!(!why.contains("their version"), "{why}");
+    let (_, why) = partly_written_and_changed(true, true);
+    assert!(why.contains("are of their version"), "{why}");
 }
 
 #[test]

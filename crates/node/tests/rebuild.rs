@@ -107,6 +107,55 @@ fn a_file_whose_name_another_has_now_when_the_index_is_lost_then_both_come_back(
 }
 
 #[test]
+fn file_that_others_changed_in_place_when_the_index_is_lost_then_both_versions_come_back() {
+    let mut rig = Rig::new("in-place");
+    rig.save("file", b"published");
+    assert_eq!(rig.contents(), [b"published"]);
+    let node = rig.node();
+    let ino = node.lookup(&CONTEXT, Ino::ROOT, b"file").unwrap().unwrap().ino;
+    let opened = node.open(&CONTEXT, ino, libc::O_RDWR).unwrap();
+    node.write(&CONTEXT, opened.fh, 0, b"ours").unwrap();
+    node.release(opened.fh);
+    std::fs::write(rig.dir.join("backing/file"), b"of others").unwrap();
+    rig.rebuild();
+    assert_eq!(rig.contents(), [b"of others".to_vec(), b"oursished".to_vec()]);
+    assert_eq!(std::fs::read(rig.dir.join("backing/file")).unwrap(), b"of others");
+}
+
+#[test]
+fn file_of_which_a_part_is_here_when_others_changed_it_in_place_then_a_rebuild_mixes_no_versions() {
+    let mut rig = Rig::new("in-place-part");
+    assert!(rig.node.take().unwrap().stop(Duration::from_secs(10)));
+    rig.config.extent_bytes = 64 << 10;
+    rig.config.fetch_on_open_bytes = 32 << 10;
+    let path = rig.dir.join("backing/file");
+    std::fs::write(&path, vec![b'1'; 640 << 10]).unwrap();
+    let node = Node::start(rig.config.clone()).unwrap();
+    let ino = node.lookup(&CONTEXT, Ino::ROOT, b"file").unwrap().unwrap().ino;
+    let opened = node.open(&CONTEXT, ino, libc::O_RDWR).unwrap();
+    node.write(&CONTEXT, opened.fh, 0, &[b'0'; 64 << 10]).unwrap();
+    node.release(opened.fh);
+    assert!(node.stop(Duration::from_secs(10)));
+    drop(node);
+    let theirs = vec![b'2'; 700 << 10];
+    std::fs::write(&path, &theirs).unwrap();
+    let tier = rig.config.tiers[0].dir.clone();
+    std::fs::remove_dir_all(tier.join("state")).unwrap();
+    let request = CheckRequest {
+        tiers: vec![tier.clone()],
+        backing: Some(rig.config.backing.clone()),
+        rebuild: true,
+        ..CheckRequest::default()
+    };
+    let checked = forebay_node::check(&request, &mut |_| true).unwrap();
+    let said = checked.details.join("\n");
+    assert!(said.contains("of file:") && said.contains("set aside as"), "{said}");
+    assert_eq!(std::fs::read_dir(tier.join("lost")).unwrap().count(), 2, "object and map");
+    rig.node = Some(Node::start(rig.config.clone()).unwrap());
+    assert_eq!(rig.contents(), [theirs]);
+}
+
+#[test]
 fn names_when_files_and_directories_were_renamed_and_the_index_is_lost_then_the_last_ones() {
     let mut rig = Rig::new("renamed");
     let node = rig.node().clone();

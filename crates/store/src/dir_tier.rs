@@ -270,9 +270,9 @@ pub(crate) fn read_label(path: &Path) -> Result<Option<TierId>> {
     match File::open(&label) {
         Ok(file) => {
             // One byte more than a label tells a longer file from a label.
-            file.take(LABEL_LEN as u64 + 1)
-                .read_to_end(&mut bytes)
-                .map_err(|e| StoreError::io("read", &label, e))?;
+            file.take(LABEL_LEN as u64 + 1).read_to_end(&mut bytes).map_err(|e| {
+                StoreError::io("read", &label, e).or_damaged("tier label, which can't be read")
+            })?;
         }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             return if may_become_tier(path)? {

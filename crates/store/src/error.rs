@@ -139,6 +139,17 @@ impl StoreError {
         Self::io(operation, path, io::Error::from_raw_os_error(errno))
     }
 
+    /// Of a read: what the device can't read is damaged, and mended as such.
+    #[must_use]
+    pub(crate) fn or_damaged(self, what: &'static str) -> Self {
+        match self {
+            Self::Io { path, source, .. } if source.raw_os_error() == Some(libc::EIO) => {
+                Self::Damaged { path, what }
+            }
+            other => other,
+        }
+    }
+
     /// The errno to hand to a program.
     #[must_use]
     pub fn errno(&self) -> i32 {

@@ -160,7 +160,8 @@ impl Presence {
         let damaged =
             || StoreError::Damaged { path: file.0.label().to_owned(), what: "presence map" };
         let mut head = [0; HEADER_LEN];
-        let len = file.0.read_at(&mut head, 0)?;
+        let unreadable = |error: StoreError| error.or_damaged("presence map, which can't be read");
+        let len = file.0.read_at(&mut head, 0).map_err(unreadable)?;
         if len < HEADER_LEN || &head[..8] != MAGIC {
             return Err(damaged());
         }
@@ -180,7 +181,7 @@ impl Presence {
         map.ino = ino;
         map.base_limit = u64_at(&head, 32).min(map.size);
         // A file that is too short has its last extents absent.
-        file.0.read_at(&mut map.states, HEADER_LEN as u64)?;
+        file.0.read_at(&mut map.states, HEADER_LEN as u64).map_err(unreadable)?;
         let crashed = array_at::<16>(&head, 40) != boot_id()?;
         map.file = Some(file);
         map.header_unsaved = crashed;

@@ -275,6 +275,32 @@ pub fn is_full(path: &Path) -> Result<bool> {
     Ok(len > 0 && hole.map_err(|e| err(e.into()))? >= len)
 }
 
+/// The first byte of a file that its device can't read, if there is one. Reads all that it has.
+///
+/// # Errors
+/// When it can't be opened or looked through.
+pub fn first_unreadable(path: &Path) -> Result<Option<u64>> {
+    let err = |e: std::io::Error| StoreError::io("read through", path, e);
+    let file = std::fs::File::open(path).map_err(err)?;
+    let mut buffer = vec![0; 1 << 20];
+    let mut at = 0;
+    loop {
+        // Past the holes.
+        at = match rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(rustix::io::Errno::NXIO) => return Ok(None),
+            Err(rustix::io::Errno::IO) => return Ok(Some(at)),
+            Err(e) => return Err(err(e.into())),
+        };
+        match rustix::io::retry_on_intr(|| rustix::io::pread(&file, &mut buffer[..], at)) {
+            Ok(0) => return Ok(None),
+            Ok(read) => at += read as u64,
+            Err(rustix::io::Errno::IO) => return Ok(Some(at)),
+            Err(e) => return Err(err(e.into())),
+        }
+    }
+}
+
 /// Whether the map beside an object that was set aside can be used.
 #[must_use]
 pub fn has_sound_map(aside: &Aside, ino: u64) -> bool {

@@ -111,13 +111,24 @@ impl DirBacking {
             Err(e) => return Err(self.err("open", &private, NAME.as_ref(), e)),
         };
         let mut bytes = [0; PREFIX.len() + DIGITS + 1];
-        let length =
-            LocalFile::new(fd, self.describe(&private, NAME.as_ref())).read_at(&mut bytes, 0)?;
+        let length = LocalFile::new(fd, self.describe(&private, NAME.as_ref()))
+            .read_at(&mut bytes, 0)
+            .map_err(|e| e.or_damaged("mark of the backing store, which can't be read"))?;
         let text = std::str::from_utf8(&bytes[..length]).unwrap_or_default();
         let mark = text.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix('\n'));
         let sound =
             |mark: &&str| mark.len() == DIGITS && mark.bytes().all(|byte| byte.is_ascii_hexdigit());
         Ok(mark.filter(sound).map(str::to_owned))
+    }
+
+    /// Removes a mark that can't be read, so that the next mount makes one anew.
+    ///
+    /// # Errors
+    /// As [`identity`](Self::identity).
+    pub fn remove_mark(&self) -> Result<()> {
+        let private = self.open_area(&self.root(), PRIVATE)?;
+        fs::unlinkat(&private, NAME, AtFlags::empty())
+            .map_err(|e| self.err("remove", &private, NAME.as_ref(), e))
     }
 
     /// Makes a mark, durably, unless another node was faster; the one that is there then.

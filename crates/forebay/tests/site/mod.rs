@@ -28,7 +28,11 @@ pub struct Site {
 
 impl Site {
     pub fn new() -> Self {
-        let root = tempfile::tempdir().unwrap();
+        Self::in_dir(tempfile::tempdir().unwrap())
+    }
+
+    /// In a directory that is empty, but for what a new file system has.
+    pub fn in_dir(root: tempfile::TempDir) -> Self {
         for dir in ["backing", "mnt", "run", "home"] {
             fs::create_dir(root.path().join(dir)).unwrap();
         }

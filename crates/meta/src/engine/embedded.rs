@@ -83,6 +83,10 @@ impl Embedded {
     pub fn open(directory: &Path, options: &EmbeddedOptions) -> Result<Self, EngineError> {
         let mut ballast = Ballast::beside(directory);
         let opened = match Opened::open(directory, options) {
+            // A thread that has found it damaged may hold its lock for good.
+            Err(error @ (EngineError::Damaged { .. } | EngineError::InUse { .. })) => {
+                return Err(error);
+            }
             Err(_) if ballast.drop_to_make_room() => Opened::open(directory, options)?,
             other => other?,
         };
@@ -474,7 +478,9 @@ fn open_error(directory: &Path, error: fjall::Error) -> EngineError {
                 // It takes a store that lacks its first file for a new one.
                 ErrorKind::AlreadyExists,
             ];
-            if lacking.contains(&io.kind()) {
+            // What can't be read is of no more use than what makes no sense.
+            let unreadable = io.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
+            if unreadable || lacking.contains(&io.kind()) {
                 break;
             }
             return EngineError::Open { path, source: Box::new(error) };
@@ -540,6 +546,61 @@ mod tests {
         let read = vec![Key::new(0, b"a key that is somewhat long 17")];
         let found = engine.execute(&MiniTransaction { read, ..MiniTransaction::default() });
         assert_eq!(found.expect("read"), Outcome::Committed(vec![Some(b"value".to_vec())]));
+    }
+
+    fn copy_of(dir: &Path, to: &Path) {
+        std::fs::create_dir_all(to).expect("made");
+        for entry in std::fs::read_dir(dir).expect("listed") {
+            let entry = entry.expect("listed");
+            let to = to.join(entry.file_name());
+            match entry.file_type().expect("known").is_dir() {
+                true => copy_of(&entry.path(), &to),
+                false => drop(std::fs::copy(entry.path(), to).expect("copied")),
+            }
+        }
+    }
+
+    fn files_below(dir: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(dir).expect("listed") {
+            let path = entry.expect("listed").path();
+            match path.is_dir() {
+                true => files_below(&path, found),
+                false => found.push(path),
+            }
+        }
+    }
+
+    #[test]
+    fn index_that_is_damaged_when_there_is_a_ballast_then_told_as_damaged() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("meta");
+        let engine = Embedded::open(&path, &EmbeddedOptions::default()).expect("opened");
+        put(&engine, b"one");
+        drop(engine);
+        assert!(path.with_extension("ballast").exists());
+        let mut files = Vec::new();
+        files_below(&path, &mut files);
+        let (mut refused, mut at) = (0, 0);
+        for file in files {
+            for byte in [4, 9, 20] {
+                // A thread that finds damage keeps the lock: each time another directory.
+                at += 1;
+                let copy = dir.path().join(format!("copy{at}"));
+                copy_of(&path, &copy);
+                std::fs::write(copy.with_extension("ballast"), [0; 4096]).expect("written");
+                let damaged = copy.join(file.strip_prefix(&path).expect("below"));
+                let mut bytes = std::fs::read(&damaged).expect("read");
+                let Some(byte) = bytes.get_mut(byte) else { continue };
+                *byte ^= 2;
+                std::fs::write(&damaged, bytes).expect("written");
+                if let Err(error) = Embedded::open(&copy, &EmbeddedOptions::default()) {
+                    let told = error.to_string();
+                    assert!(told.contains("fsck --rebuild"), "{damaged:?}: {told}");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(refused > 3, "{refused}");
     }
 
     #[test]

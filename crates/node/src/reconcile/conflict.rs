@@ -1,19 +1,22 @@
 //! Changes on both sides: nothing is overwritten, the version of this mount gets another name.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use forebay_meta::{Error as MetaError, Link, Timestamp};
+use forebay_meta::{Error as MetaError, Ino, Link, Record, Timestamp};
 use forebay_store::{Attributes, ErrorClass, StoreError};
 
 use super::names::os;
 use super::work::{Step, Work};
+use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
+use crate::files::FileRef;
 use crate::import::LIMBO;
 use crate::node::Node;
+use crate::place::{Base, Residence};
 
 /// Conflicts remembered for the status.
 const MOST_REMEMBERED: usize = 100;
@@ -56,6 +59,19 @@ impl Conflict {
     }
 }
 
+/// Files whose versions below are held open at the same time.
+const MOST_HELD: usize = 64;
+
+/// Why there is a conflict.
+const BOTH: &str = "changed here and by others";
+const REST_OF_OTHERS: &str =
+    "changed here and by others; parts that were not here are of their version";
+const REST_GONE: &str =
+    "changed here and by others; parts that were not here are gone, and zeros in the copy";
+
+/// Versions that show through files in conflict, until these are written.
+pub(super) type Held = HashMap<Ino, FileRef>;
+
 /// The latest conflicts.
 #[derive(Default)]
 pub(super) struct Conflicts {
@@ -91,6 +107,8 @@ impl Node {
             return Err(NodeError::Busy);
         }
         tracing::debug!(ino = %work.ino(), ?link, ?found, record = ?work.record, "left to others");
+        // Before the known version is forgotten.
+        let why = self.hold_rest(&work.record);
         // What was its own object is now the others' version.
         for known in work.record.backing.links.clone() {
             let is_theirs = match work.record.backing.fingerprint {
@@ -121,7 +139,7 @@ impl Node {
                 Ok(_) => {
                     self.forget_name(parent, &link.name);
                     self.forget_name(parent, &name);
-                    self.remember(link, Some(name), "changed here and by others");
+                    self.remember(link, Some(name), why);
                     break;
                 }
                 Err(MetaError::Exists) => {}
@@ -131,6 +149,63 @@ impl Node {
             }
         }
         Ok(Step::Again)
+    }
+
+    /// At the last close of a changed file of which only a part is here: the version that its writers saw
+    /// beneath stays open until the file is written back, whatever others put in its place.
+    pub(crate) fn hold_opened_rest(&self, file: &FileRef, residence: &Residence) {
+        let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
+        if let (true, Base::Backing(opened)) = (partial, &residence.base)
+            && opened.lock().is_some()
+        {
+            self.keep_open(file);
+        }
+    }
+
+    /// Keeps what a file has open; false if there are too many.
+    fn keep_open(&self, file: &FileRef) -> bool {
+        let kept = file.clone();
+        let mut held = self.reconciler.held.lock();
+        if held.contains_key(&file.ino) {
+            return true;
+        }
+        let room = held.len() < MOST_HELD;
+        if room {
+            held.insert(file.ino, kept);
+        }
+        room
+    }
+
+    /// A file is written back, or gone.
+    pub(crate) fn let_go_of_rest(&self, ino: Ino) {
+        let held = self.reconciler.held.lock().remove(&ino);
+        // Not with the table in hand: a file that goes closes what it has open.
+        drop(held);
+    }
+
+    /// Of a changed file of which only a part is here, the rest is what shows through from the backing
+    /// store: it is held open until the copy is written. Why there is a conflict, and what it has cost.
+    fn hold_rest(&self, record: &Record) -> &'static str {
+        let (true, Some(known)) = (record.dirty, record.backing.fingerprint) else { return BOTH };
+        let file = self.files.get(record.ino);
+        if let Err(error) = self.load(&Context::DAEMON, &file) {
+            tracing::warn!(ino = %record.ino, %error, "what is here of a file can't be looked at");
+            return BOTH;
+        }
+        let residence = file.residence.read();
+        let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let (true, Base::Backing(opened)) = (partial, &residence.base) else { return BOTH };
+        let found = self.opened_base(&file, opened).and_then(|base| Ok(base.stat()?));
+        drop(residence);
+        let Ok(found) = found else { return REST_GONE };
+        if !self.keep_open(&file) {
+            return REST_GONE;
+        }
+        // Opened before others put theirs there, it is the old one.
+        match convert::store_fingerprint(known).same_content(&found.fingerprint()) {
+            true => BOTH,
+            false => REST_OF_OTHERS,
+        }
     }
 
     /// What was found under a name has another one, which the store takes for the same: the inode in

@@ -32,7 +32,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Error as MetaError, Ino};
-use forebay_store::ErrorClass;
+use forebay_store::{ErrorClass, StoreError};
 use parking_lot::Mutex;
 
 use crate::error::{NodeError, Result};
@@ -55,6 +55,7 @@ pub struct Reconciler {
     owners: owned::Owners,
     queue: queue::Waiting,
     conflicts: Mutex<conflict::Conflicts>,
+    held: Mutex<conflict::Held>,
     last_error: Mutex<Option<String>>,
     /// Why the last attempt failed, by inode.
     failures: Mutex<std::collections::HashMap<u64, String>>,
@@ -89,6 +90,11 @@ pub struct Remaining {
     /// drain does not wait for them.
     pub refused: u64,
 }
+
+/// What can be done where the device of a tier can't read what only it has.
+const UNREADABLE: &str = "copy what can be read of the file and remove it; or, after \
+    `forebay umount --no-drain`, `forebay fsck --repair TIER...` names all such files, and \
+    `forebay fsck --accept-loss TIER...` sets what is left of them aside and gives them up";
 
 /// A parent chain or a nest of removed directories deeper than this is not followed.
 const MOST_PARENTS: usize = 2000;
@@ -368,24 +374,41 @@ impl Node {
         self.reconciler.conflicts.lock().snapshot()
     }
 
+    /// What a failure is called, and what can be done about it.
+    fn told_failure(&self, error: &NodeError) -> String {
+        let on_a_tier = |path: &std::path::Path| {
+            self.tiers.iter().any(|slot| path.starts_with(slot.tier.path()))
+        };
+        match error {
+            NodeError::Store(StoreError::Io { operation: "read", path, source })
+                if source.raw_os_error() == Some(libc::EIO) && on_a_tier(path) =>
+            {
+                format!("{error}; {UNREADABLE}")
+            }
+            _ => error.to_string(),
+        }
+    }
+
     fn note_failure(&self, ino: Ino, error: &NodeError) {
+        let told = self.told_failure(error);
         let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
         let path = String::from_utf8_lossy(&path).into_owned();
         let mut last = self.reconciler.last_error.lock();
-        *last = Some(format!("/{path}: {error}"));
+        *last = Some(format!("/{path}: {told}"));
         drop(last);
         if self.meta.get(ino).is_ok_and(|record| record.dirty || record.spilled) {
             self.metrics.flush_failures.inc();
         }
         let mut failures = self.reconciler.failures.lock();
         if failures.len() < MOST_FAILURES || failures.contains_key(&ino.0) {
-            failures.insert(ino.0, error.to_string());
+            failures.insert(ino.0, told);
         }
     }
 
     fn note_success(&self, ino: Ino) {
         self.forget_refused_place(ino);
         self.reconciler.failures.lock().remove(&ino.0);
+        self.let_go_of_rest(ino);
     }
 
     /// Why the last attempt to bring the backing store in line with `ino` failed.

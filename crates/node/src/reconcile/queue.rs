@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{FileKind, Ino, Record, Seq};
+use forebay_meta::{EngineError, Error as MetaError, FileKind, Ino, Record, Seq};
 use forebay_store::ErrorClass;
 use parking_lot::{Condvar, Mutex};
 
@@ -45,6 +45,9 @@ const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 const LAST_RETRY_WHEN_BUSY: Duration = Duration::from_secs(5);
 
+/// How often a few are tried while the disk of the metadata is full.
+const PAUSE_WHEN_FULL: Duration = Duration::from_secs(1);
+
 /// Failures of one kind are told at most once in this time.
 const WARNING_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -64,6 +67,9 @@ struct State {
     /// Callers that go through the whole backlog themselves.
     paused: usize,
     first_tick: Option<Instant>,
+    /// The disk of the metadata is full: when a few are tried again, to see whether it still is. All
+    /// others rest, for no turn can be recorded, and each would only cost a processor.
+    full_until: Option<Instant>,
     stopped: bool,
 }
 
@@ -112,6 +118,18 @@ impl State {
         self.order.insert((due.at, ino.0));
         self.waiting.insert(ino.0, due);
         earliest
+    }
+
+    /// How many are to be taken by a thread that has room for so many batches.
+    fn most_to_take(&mut self, room: usize, now: Instant) -> usize {
+        match &mut self.full_until {
+            None => room * MOST_IN_BATCH,
+            Some(until) if now < *until => 0,
+            Some(until) => {
+                *until = now + PAUSE_WHEN_FULL;
+                room.min(1) * LEAST_IN_BATCH
+            }
+        }
     }
 
     fn take_due(&mut self, most: usize) -> Vec<(Ino, u32)> {
@@ -210,9 +228,10 @@ impl Node {
             }
             let paused = state.paused > 0;
             let room = if paused { 0 } else { (2 * threads).saturating_sub(state.running) };
-            let due = state.take_due(room * MOST_IN_BATCH);
+            let most = state.most_to_take(room, Instant::now());
+            let due = state.take_due(most);
             if due.is_empty() {
-                let next = state.order.first().map(|(at, _)| *at).filter(|_| room > 0);
+                let next = state.order.first().map(|(at, _)| *at).filter(|_| most > 0);
                 let idle = Instant::now() + NAMES_DELAY;
                 queue.wake.wait_until(&mut state, next.map_or(idle, |next| next.min(idle)));
             }
@@ -283,7 +302,12 @@ impl Node {
         let _stage = self.stage(&writable.collect::<Vec<_>>());
         let mut batch = Batch::new(self);
         let mut done = Vec::with_capacity(due.len());
+        let mut full = false;
         for &(ino, failures) in due {
+            if full && !all {
+                self.after_the_full_disk(ino, failures);
+                continue;
+            }
             let mut turn = self.take_turn(ino, all, &mut batch);
             if matches!(turn, Ok(Turn::Busy)) && batch.finish().is_ok() {
                 turn = self.take_turn(ino, all, &mut batch);
@@ -300,6 +324,7 @@ impl Node {
                     told(ino, turn);
                 }
                 Err(error) => {
+                    full |= self.rest_if_full(&error);
                     self.turn_failed(ino, failures, &error);
                     let refused = is_beyond_store(&error);
                     if refused {
@@ -310,8 +335,15 @@ impl Node {
             }
         }
         let finished = batch.finish();
-        if finished.is_ok() && !done.is_empty() {
-            self.reconciler.last_error.lock().take_if(|_| self.meta.backlog_len() == 0);
+        match &finished {
+            Ok(()) if !done.is_empty() => {
+                self.reconciler.queue.state.lock().full_until = None;
+                self.reconciler.last_error.lock().take_if(|_| self.meta.backlog_len() == 0);
+            }
+            Ok(()) => {}
+            Err(error) => {
+                self.rest_if_full(error);
+            }
         }
         for (ino, failures) in done {
             match &finished {
@@ -325,6 +357,22 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// Whether a turn has failed because the disk of the metadata is full: then the whole backlog rests.
+    fn rest_if_full(&self, error: &NodeError) -> bool {
+        let full = matches!(error, NodeError::Meta(MetaError::Engine(EngineError::NoSpace { .. })));
+        if full {
+            let until = Instant::now() + PAUSE_WHEN_FULL;
+            self.reconciler.queue.state.lock().full_until = Some(until);
+        }
+        full
+    }
+
+    /// Puts an inode back whose turn can't be recorded now, as if it had not come.
+    fn after_the_full_disk(&self, ino: Ino, failures: u32) {
+        let now = Instant::now();
+        self.reconciler.queue.state.lock().set(ino, Due { at: now, first: now, failures });
     }
 
     fn has_turn(&self, ino: Ino, all: bool) -> bool {
@@ -550,6 +598,20 @@ mod tests {
         assert!(state.set(Ino(7), due(now - Duration::from_secs(1))), "now the earliest");
         assert_eq!(state.order.len(), MOST_WAITING);
         assert_eq!(state.take_due(1)[0].0, Ino(7));
+    }
+
+    #[test]
+    fn backlog_when_the_disk_of_the_metadata_is_full_then_a_few_are_tried_now_and_then() {
+        let mut state = State::default();
+        let now = Instant::now();
+        assert_eq!(state.most_to_take(2, now), 2 * MOST_IN_BATCH);
+        state.full_until = Some(now + PAUSE_WHEN_FULL);
+        assert_eq!(state.most_to_take(2, now), 0);
+        let later = now + PAUSE_WHEN_FULL;
+        assert_eq!(state.most_to_take(2, later), LEAST_IN_BATCH);
+        assert_eq!(state.most_to_take(2, later), 0, "not a few again and again");
+        state.full_until = None;
+        assert_eq!(state.most_to_take(0, later), 0);
     }
 
     #[test]

@@ -1,0 +1,174 @@
+//! A disk with bad sectors: ext4 on a loop device on a file that this process serves. What lies on a bad
+//! sector can't be read until it is written again or the disk is well.
+#![allow(dead_code, missing_docs, reason = "each user of this module needs a part of it")]
+
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fusewire::{
+    Attr, Entry, Handler, Mount, OpenOutFlags, Opened, Operation, Options, ROOT_NODE, Reply,
+    Request, Running, Session,
+};
+use parking_lot::Mutex;
+
+use crate::site::outcome;
+
+const SIZE: u64 = 160 << 20;
+const NAME: &[u8] = b"disk";
+const NODE: u64 = 2;
+const SECTOR: u64 = 4096;
+const VALID: Duration = Duration::from_secs(3600);
+
+/// The sectors of a disk.
+struct Sectors {
+    bytes: File,
+    bad: Mutex<Vec<Range<u64>>>,
+}
+
+impl Sectors {
+    fn read(&self, offset: u64, size: u64) -> Result<Vec<u8>, i32> {
+        let wanted = offset..(offset + size).min(SIZE);
+        if self.bad.lock().iter().any(|bad| bad.start < wanted.end && wanted.start < bad.end) {
+            return Err(libc::EIO);
+        }
+        let mut data = vec![0; wanted.end.saturating_sub(wanted.start) as usize];
+        self.bytes.read_exact_at(&mut data, offset).map_err(|_| libc::EREMOTEIO)?;
+        Ok(data)
+    }
+
+    /// A sector that is written as a whole is well again, as disks have spare ones.
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), i32> {
+        self.bytes.write_all_at(data, offset).map_err(|_| libc::EREMOTEIO)?;
+        let end = offset + data.len() as u64;
+        self.bad.lock().retain(|bad| bad.start < offset || end < bad.end);
+        Ok(())
+    }
+
+    fn attr(node: u64) -> Attr {
+        let (mode, size) = match node {
+            ROOT_NODE => (libc::S_IFDIR | 0o700, 0),
+            _ => (libc::S_IFREG | 0o600, SIZE),
+        };
+        Attr { ino: node, mode, size, nlink: 1, blksize: 4096, ..Attr::default() }
+    }
+}
+
+struct Served(Arc<Sectors>);
+
+impl Handler for Served {
+    fn handle(&self, request: Request, reply: Reply) {
+        let node = request.header().node;
+        match request.operation() {
+            Ok(Operation::Lookup { name: NAME }) => {
+                let (attr_valid, entry_valid) = (VALID, VALID);
+                let attr = Sectors::attr(NODE);
+                let entry = Entry { node: NODE, attr, attr_valid, entry_valid, ..Entry::default() };
+                reply.entry(&entry);
+            }
+            Ok(Operation::Lookup { .. }) => reply.error(libc::ENOENT),
+            Ok(Operation::Getattr { .. } | Operation::Setattr { .. }) => {
+                reply.attr(&Sectors::attr(node), VALID);
+            }
+            Ok(Operation::Open { .. }) => {
+                reply.open(&Opened { flags: OpenOutFlags::DIRECT_IO, ..Opened::default() });
+            }
+            Ok(Operation::Read { offset, size, .. }) => {
+                match self.0.read(offset, u64::from(size)) {
+                    Ok(data) => reply.data(&data),
+                    Err(errno) => reply.error(errno),
+                }
+            }
+            Ok(Operation::Write { offset, data, .. }) => match self.0.write(offset, data) {
+                Ok(()) => reply.written(data.len() as u32),
+                Err(errno) => reply.error(errno),
+            },
+            Ok(Operation::Fsync { .. } | Operation::Flush { .. } | Operation::Release { .. }) => {
+                reply.ok();
+            }
+            _ => reply.error(libc::ENOSYS),
+        }
+    }
+
+    fn forget(&self, _node: u64, _lookups: u64) {}
+}
+
+/// The disk, mounted. Dropped, it is unmounted, and its directory goes.
+pub struct BadDisk {
+    dir: PathBuf,
+    sectors: Arc<Sectors>,
+    served: Option<Running>,
+    device: tempfile::TempDir,
+}
+
+impl BadDisk {
+    /// Mounts it on a directory. Nothing where there are no loop devices or tools.
+    pub fn mounted_on(dir: &Path) -> Option<Self> {
+        let sectors = Sectors { bytes: tempfile::tempfile().unwrap(), bad: Mutex::default() };
+        sectors.bytes.set_len(SIZE).unwrap();
+        let sectors = Arc::new(sectors);
+        let device = tempfile::tempdir().unwrap();
+        let options = Options::default();
+        let mount = Mount::new(device.path(), &options).unwrap();
+        let handler = Arc::new(Served(sectors.clone()));
+        let served = Session::new(mount, &options, handler).unwrap().spawn().unwrap();
+        let disk = BadDisk { dir: dir.to_owned(), sectors, served: Some(served), device };
+        let image = disk.device.path().join("disk");
+        let image = image.to_str().unwrap();
+        let dir = dir.to_str().unwrap();
+        let steps = [
+            ("mkfs.ext4", vec!["-q", "-F", "-b", "4096", image]),
+            ("mount", vec!["-o", "loop", image, dir]),
+        ];
+        for (program, args) in steps {
+            let mut command = Command::new("timeout");
+            let (code, text) = outcome(command.arg("60").arg(program).args(args));
+            if code != 0 {
+                eprintln!("skipped: {program}: {text}");
+                return None;
+            }
+        }
+        Some(disk)
+    }
+
+    /// From now on what a file has can't be read. Whether it has anything.
+    pub fn spoil(&self, path: &Path) -> bool {
+        let file = File::open(path).unwrap();
+        file.sync_all().unwrap();
+        let len = file.metadata().unwrap().len();
+        let places = (0..len).step_by(SECTOR as usize);
+        let bad: Vec<Range<u64>> = places
+            .filter_map(|offset| forebay_streams::place_of(file.as_fd(), offset))
+            .map(|place| place..place + SECTOR)
+            .collect();
+        let any = !bad.is_empty();
+        self.sectors.bad.lock().extend(bad);
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        any
+    }
+
+    /// The disk is well: all can be read that was not written over.
+    pub fn heal(&self) {
+        self.sectors.bad.lock().clear();
+    }
+}
+
+impl Drop for BadDisk {
+    fn drop(&mut self) {
+        for _ in 0..100 {
+            let flags = rustix::mount::UnmountFlags::empty();
+            match rustix::mount::unmount(&self.dir, flags) {
+                Err(rustix::io::Errno::BUSY) => std::thread::sleep(Duration::from_millis(50)),
+                _ => break,
+            }
+        }
+        let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
+        let _ = fs::remove_dir(&self.dir);
+        drop(self.served.take());
+    }
+}
