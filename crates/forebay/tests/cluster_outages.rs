@@ -5,6 +5,7 @@ mod ring;
 mod site;
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
@@ -101,7 +102,8 @@ fn changes_when_lost_with_a_lease_then_the_next_calls_fail_once_and_status_names
     let made: Vec<fs::File> = (0..40)
         .map(|number| {
             std::thread::sleep(Duration::from_millis(5));
-            fs::File::create(ring.at(0, &format!("d/new{number}"))).unwrap()
+            // From the directory that it has the lease of: what is above it may have to be asked for.
+            fs::File::create(format!("/proc/self/fd/{}/new{number}", dir.as_raw_fd())).unwrap()
         })
         .collect();
     signal(daemon, Signal::STOP);
