@@ -54,9 +54,10 @@ impl Node {
             let found = self.found_under(&work.record, &link)?;
             looked.push((link, found.filter(|found| may_be_ours(&work.record, found))));
         }
-        // As long as the record says that its names are in doubt: who was interrupted at them may have
-        // moved the change time.
+        // Who was interrupted at its names may have moved the change time. As long as the record says that
+        // they are in doubt; if none of them goes, it still does afterwards.
         if let Some(found) = looked.iter().find_map(|(_, ours)| *ours)
+            && looked.iter().any(|(_, ours)| ours.is_none())
             && !work.record.is_directory()
         {
             work.note_version(&found.fingerprint());
