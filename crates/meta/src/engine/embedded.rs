@@ -570,8 +570,27 @@ mod tests {
         }
     }
 
+    /// In a process of its own: threads that find damage stop in the hook of panics for good, and the
+    /// harness would wait for that hook at its end.
     #[test]
     fn index_that_is_damaged_when_there_is_a_ballast_then_told_as_damaged() {
+        const ALONE: &str = "FOREBAY_TEST_ALONE";
+        if std::env::var_os(ALONE).is_some() {
+            damage_each_file();
+            // At once: nothing waits for anything.
+            std::process::exit(0);
+        }
+        let name = std::thread::current().name().expect("the name of the test").to_owned();
+        let ended = std::process::Command::new(std::env::current_exe().expect("a program"))
+            .args(["--exact", &name, "--nocapture"])
+            .env(ALONE, "1")
+            .output()
+            .expect("it runs");
+        let told = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.success(), "{told}");
+    }
+
+    fn damage_each_file() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("meta");
         let engine = Embedded::open(&path, &EmbeddedOptions::default()).expect("opened");
