@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,11 @@ use crate::mountinfo::{self, Mount};
 
 /// The longest path that a Unix socket can have (`sun_path` of unix(7), less its final NUL).
 const SOCKET_PATH_MAX: usize = 107;
+
+/// How long a daemon whose mount is gone is waited for.
+const ENDING: Duration = Duration::from_secs(30);
+/// How often it is looked whether it has ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// The name of a mount in the runtime directory: a hash of the absolute path of its mount point.
 pub fn mount_id(mountpoint: &Path) -> String {
@@ -84,8 +90,13 @@ pub struct Address {
 
 impl Address {
     /// Takes the address for a daemon. Fails with [`Error::Locked`] while another daemon has it;
-    /// what a dead one left is removed.
+    /// what a dead one left is removed. A daemon whose mount is gone is about to end (`umount` of
+    /// mount(8) does not wait for that) and is waited for, 30 seconds at most.
     pub fn claim(mountpoint: &Path, backing: &Path) -> Result<Self, Error> {
+        Self::claim_within(mountpoint, backing, ENDING)
+    }
+
+    fn claim_within(mountpoint: &Path, backing: &Path, ending: Duration) -> Result<Self, Error> {
         let uid = rustix::process::geteuid().as_raw();
         let dir = runtime_dir(uid);
         make_private_dir(&dir, uid)?;
@@ -97,14 +108,7 @@ impl Address {
                 socket.display()
             )));
         }
-        let lock = lock_file(&record)?.ok_or_else(|| {
-            let pid = record_of(&record).map(|record| format!(" (process {})", record.pid));
-            Error::Locked(format!(
-                "{}: another daemon{} serves this mount point",
-                mountpoint.display(),
-                pid.unwrap_or_default()
-            ))
-        })?;
+        let lock = lock_when_ended(mountpoint, &record, ending)?;
         let address = Self { socket, record, lock, kept: true };
         address.sign(mountpoint, backing)?;
         Ok(address)
@@ -223,6 +227,32 @@ fn sockets_of_source(dir: &Path, mount: &Mount, mounts: &[Mount]) -> Option<Path
     matching.next().is_none().then(|| only.with_extension("sock"))
 }
 
+/// The lock of a mount point, which a daemon holds until it has ended: as soon as it is free, if the
+/// daemon has no mount there any more.
+fn lock_when_ended(mountpoint: &Path, record: &Path, ending: Duration) -> Result<File, Error> {
+    let begun = Instant::now();
+    loop {
+        if let Some(lock) = lock_file(record)? {
+            return Ok(lock);
+        }
+        let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
+        let is_served = mountinfo::at(&mounts, mountpoint).is_some_and(Mount::is_forebay);
+        if is_served || begun.elapsed() >= ending {
+            let pid = record_of(record).map(|record| format!(" (process {})", record.pid));
+            let pid = pid.unwrap_or_default();
+            let place = mountpoint.display();
+            return Err(Error::Locked(match is_served {
+                true => format!("{place}: another daemon{pid} serves this mount point"),
+                false => format!(
+                    "{place}: another daemon{pid} begins or ends at this mount point; \
+                     try again when it has ended"
+                ),
+            }));
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
 /// Opens and locks a file that others may be removing; nothing if somebody else holds it.
 fn lock_file(path: &Path) -> Result<Option<File>, Error> {
     let error = || Error::io(path.display().to_string());
@@ -301,6 +331,21 @@ mod tests {
         assert!(lock_file(&path).unwrap().is_none());
         drop(first);
         assert!(lock_file(&path).unwrap().is_some());
+    }
+
+    #[test]
+    fn lock_when_a_daemon_without_a_mount_has_it_then_its_end_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("id.json");
+        let ends = lock_file(&path).unwrap().unwrap();
+        let wait = |ending| lock_when_ended(dir.path(), &path, ending);
+        let refused = wait(Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(refused.contains("try again when it has ended"), "{refused}");
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| wait(Duration::from_secs(60)).unwrap());
+            drop(ends);
+            next.join().unwrap();
+        });
     }
 
     #[test]
