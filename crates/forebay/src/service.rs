@@ -293,6 +293,8 @@ impl<'a> Service<'a> {
         }
         drop(self.metrics);
         self.server.stop();
+        // The next mount waits for the address, and finds the tiers free then.
+        drop(self.mounted);
         drop(self.address);
         tracing::info!("unmounted");
         Ok(finished?)

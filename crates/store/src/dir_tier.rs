@@ -8,6 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
@@ -30,6 +31,10 @@ const LABEL_MAGIC: &[u8; 8] = b"FBAYTIER";
 const LABEL_VERSION: u32 = 1;
 const LABEL_LEN: usize = 40;
 const LOCK: &str = "lock";
+/// A daemon that has unmounted holds the lock until its process is gone: so long it is waited for.
+const ENDING: Duration = Duration::from_secs(5);
+/// How often it is tried meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 pub(crate) const OBJECTS: &str = "objects";
 pub(crate) const MAP_SUFFIX: &str = ".map";
 /// Object files belong to the daemon alone; programs reach them through the mount.
@@ -418,18 +423,24 @@ impl Tier for DirTier {
         let fd = retry(|| fs::openat(&self.root, LOCK, flags, OBJECT_MODE))
             .map_err(|e| err("open", e.into()))?;
         let file = File::from(fd);
-        match retry(|| fs::flock(&file, FlockOperation::NonBlockingLockExclusive)) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                let mut text = [0; 16];
-                let len = file.read_at(&mut text, 0).unwrap_or(0);
-                let pid = std::str::from_utf8(&text[..len]).unwrap_or("").trim().parse();
-                return Err(StoreError::Locked {
-                    path: self.path.clone(),
-                    pid: pid.unwrap_or_default(),
-                });
+        let begun = Instant::now();
+        loop {
+            match retry(|| fs::flock(&file, FlockOperation::NonBlockingLockExclusive)) {
+                Ok(()) => break,
+                Err(Errno::WOULDBLOCK) if begun.elapsed() < ENDING => {
+                    std::thread::sleep(LOOK_AGAIN);
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    let mut text = [0; 16];
+                    let len = file.read_at(&mut text, 0).unwrap_or(0);
+                    let pid = std::str::from_utf8(&text[..len]).unwrap_or("").trim().parse();
+                    return Err(StoreError::Locked {
+                        path: self.path.clone(),
+                        pid: pid.unwrap_or_default(),
+                    });
+                }
+                Err(e) => return Err(err("lock", e.into())),
             }
-            Err(e) => return Err(err("lock", e.into())),
         }
         let pid = format!("{}\n", std::process::id());
         file.set_len(0)

@@ -104,8 +104,8 @@ pub trait Tier: Send + Sync {
     /// The directory.
     fn path(&self) -> &Path;
 
-    /// Takes the tier for this process; fails with [`crate::StoreError::Locked`] naming the process
-    /// that has it.
+    /// Takes the tier for this process. Whoever has it may be about to end and is waited for, some
+    /// seconds; then this fails with [`crate::StoreError::Locked`], naming the process.
     fn lock(&self) -> Result<TierLock>;
 
     /// Makes an empty object with a header. `Exists` if there is one.

@@ -119,6 +119,9 @@ fn locks(tier: &dyn Tier) {
         Err(StoreError::Locked { pid, .. }) => assert_eq!(pid, std::process::id()),
         other => panic!("locked twice: {other:?}"),
     }
-    drop(lock);
-    tier.lock().expect("lock works after release");
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| tier.lock().map(drop));
+        drop(lock);
+        next.join().unwrap().expect("who waits has it after its release");
+    });
 }
