@@ -14,6 +14,7 @@ use forebay_store::backing::Entry;
 use parking_lot::{Condvar, Mutex};
 
 use super::is_hidden;
+use crate::clock;
 use crate::error::Result;
 use crate::node::Node;
 
@@ -182,7 +183,7 @@ impl Node {
         handle: &Dir,
         each: &mut dyn FnMut(&[Found]) -> Result<()>,
     ) -> Result<()> {
-        let began = Instant::now();
+        let began = clock::now();
         let (_, before) = self.looks_as_known(dir, handle)?;
         loop {
             let _asked = self.imports.health.begin();
@@ -202,7 +203,7 @@ impl Node {
         }
         self.meta.set_listed(dir, before)?;
         self.imports.own_changes.lock(dir).remove(&dir.0);
-        let rest = (began.elapsed() * REST).max(self.config.attr_timeout);
+        let rest = ((clock::now() - began) * REST).max(self.config.attr_timeout);
         self.imports.directories.set_fresh(dir, rest);
         Ok(())
     }
