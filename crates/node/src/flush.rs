@@ -749,8 +749,13 @@ impl Node {
         to: &dyn BackingFile,
     ) -> Result<()> {
         self.forget_refused(record.ino);
-        if record.xattrs == XattrState::Some {
-            for (name, value) in self.meta.xattr_all(record.ino)? {
+        if record.xattrs != XattrState::None {
+            // Of an imported file nobody may have asked for them yet: the version that is about to be
+            // replaced has them.
+            let all = self.with_known_xattrs(&Context::DAEMON, record.ino, |_| {
+                Ok(self.meta.xattr_all(record.ino)?)
+            })?;
+            for (name, value) in all {
                 match to.set_xattr(OsStr::from_bytes(&name), &value) {
                     Err(error) if self.is_refused_attribute(&error) => {
                         self.note_refused(record.ino, &described(&name), &error);

@@ -30,8 +30,17 @@ pub(super) const MOST_PARENTS: usize = 2000;
 const MOST_HANDLES: usize = 1024;
 
 /// A worker renames in far less than so many looks at these intervals.
-const MOST_LOOKS: u32 = 20;
+pub(super) const MOST_LOOKS: u32 = 20;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Before another look.
+pub(super) fn let_workers_go_on() {
+    #[cfg(test)]
+    if crate::lockstep::is_on() {
+        return crate::lockstep::blocked();
+    }
+    std::thread::sleep(LOOK_AGAIN);
+}
 
 /// Open handles of directories, the least recently used dropped first.
 #[derive(Default)]
@@ -327,13 +336,13 @@ impl Node {
             if found || looks > MOST_LOOKS || self.is_at_rest(&record)? {
                 return opened;
             }
-            std::thread::sleep(LOOK_AGAIN);
+            let_workers_go_on();
         }
     }
 
     /// Whether nobody has moved an inode, or anything above it, since the record was read, or is
     /// about to.
-    fn is_at_rest(&self, record: &Record) -> Result<bool> {
+    pub(super) fn is_at_rest(&self, record: &Record) -> Result<bool> {
         let way = self.way_at_rest(record.ino)?;
         Ok(way.is_some_and(|way| way.first() == Some(&(record.ino, record.change))))
     }
