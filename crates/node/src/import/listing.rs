@@ -170,7 +170,7 @@ impl Node {
             if let Some(_flight) = entered
                 && !self.meta.get(dir)?.listed
             {
-                self.in_directory(dir, |handle| self.import_all(dir, handle, &mut |_| Ok(())))?;
+                self.in_directory(dir, |handle| self.list_first(dir, handle))?;
             }
         }
         Ok(())
