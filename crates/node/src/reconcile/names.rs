@@ -496,9 +496,19 @@ impl Node {
         if at_rest || record.is_directory() || backing.fingerprint.is_none() {
             return Ok(());
         }
+        let only = backing.links.only().cloned();
         match self.backing_place(record) {
             Ok((dir, name)) => match self.backing.stat(&dir, os(&name)) {
-                Ok(found) => work.note_version(&found.fingerprint()),
+                Ok(found) => {
+                    if let Some(link) = only.filter(|_| !may_be_ours(&work.record, &found))
+                        && self.is_anothers(work, &link, &found)?
+                    {
+                        // It is not there, and what is must not be moved for it.
+                        work.went(&link);
+                        return Ok(());
+                    }
+                    work.note_version(&found.fingerprint());
+                }
                 Err(error) if error.class() == ErrorClass::NotFound => {}
                 Err(error) => return Err(error.into()),
             },

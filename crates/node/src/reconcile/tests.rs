@@ -666,6 +666,7 @@ mod model;
 mod stale;
 mod times_kept;
 mod unanswered;
+mod unseen;
 
 /// Fails every commit and notes when it was asked for.
 #[derive(Default)]
