@@ -67,8 +67,8 @@ impl Node {
 
     fn rename_aside(&self, record: &Record, link: &Link, found: &Attributes) -> Result<()> {
         let ino = record.ino;
-        // Then none of its other claims is true: what stands there is another's.
-        let stood_here = record.links.len() == 1 && is_its_own(record, found);
+        // Then none of its other claims is true, if it has one name there: what stands there is another's.
+        let stood_here = record.links.len() == 1 && found.nlink < 2 && is_its_own(record, found);
         // First: a start that ends here leaves a change on both sides, of which nothing is lost.
         let ghosts = self.meta.ghosts_of(link.parent, &link.name)?;
         for claimant in ghosts.into_iter().chain([ino]) {

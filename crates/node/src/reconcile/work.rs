@@ -348,9 +348,9 @@ impl<'a> Batch<'a> {
         let finished = std::mem::take(&mut self.finished);
         let dirs = std::mem::take(&mut self.dirs);
         // Before the report: whoever sees by it that nothing is left to do restores their times.
-        self.node.entries_written(dirs.iter().map(|(ino, _)| *ino));
+        self.node.entries_written(dirs.keys().copied());
         if !dirs.is_empty() {
-            let handles: Vec<Dir> = dirs.iter().map(|(_, dir)| dir.clone()).collect();
+            let handles: Vec<Dir> = dirs.values().cloned().collect();
             fail_at!("node.reconcile.before_sync");
             if let Err(error) = self.node.backing.sync_dirs(&handles) {
                 for done in &finished {
@@ -373,7 +373,7 @@ impl<'a> Batch<'a> {
             }
         }
         fail_at!("node.reconcile.after_report");
-        for (dir, _) in dirs {
+        for dir in dirs.into_keys() {
             if let Err(error) = self.node.settle_directory(Ino(dir)) {
                 failed.get_or_insert(error);
             }
