@@ -237,6 +237,12 @@ impl Program {
         (!below(&one, &other) && !below(&other, &one)).then_some((one, other))
     }
 
+    fn exchange_any(&mut self) {
+        if let Some((one, other)) = self.two_apart() {
+            self.exchange(&one, &other);
+        }
+    }
+
     /// As programs exchange two names that know no exchange in one step.
     fn rotate(&mut self) {
         let Some((one, other)) = self.two_apart() else { return };
@@ -366,11 +372,7 @@ impl Program {
         lockstep::step();
         match self.random.below(27) {
             24 => self.rotate(),
-            25 => {
-                if let Some((one, other)) = self.two_apart() {
-                    self.exchange(&one, &other);
-                }
-            }
+            25 => self.exchange_any(),
             20 => {
                 if let Some(path) = self.any(None) {
                     self.set_xattr(&path);
