@@ -498,8 +498,8 @@ impl World {
         let report = node.meta.check(false).expect("a check");
         let violations: Vec<&String> = report.violations.iter().map(|found| &found.what).collect();
         assert!(violations.is_empty(), "{violations:?}");
-        if self.scene.others {
-            // What others did last becomes known by another look.
+        if self.scene.others || self.scene.cuts {
+            // What others did last, and older versions, become known by another look.
             node.walk(Ino::ROOT, &mut |record| {
                 node.time_passes(record.ino);
                 true
@@ -526,9 +526,7 @@ impl World {
 
     /// Where nobody else changes anything: all that the program has made is there, as it was made.
     fn compare_all(&mut self, node: &Arc<Node>) {
-        if !self.scene.cuts {
-            assert_eq!(node.conflicts().0, 0, "{:?}", node.conflicts());
-        }
+        assert_eq!(node.conflicts().0, 0, "{:?}", node.conflicts());
         let mut program = Program {
             node: node.clone(),
             contents: self.contents.clone(),
@@ -537,16 +535,13 @@ impl World {
             xattrs: BTreeMap::new(),
             trace: self.trace.clone(),
             in_flight: false,
-            lenient: self.scene.cuts,
+            lenient: false,
         };
         program.compare("");
         for (path, (kind, _)) in program.made.clone() {
             if kind == FileKind::Directory {
                 program.compare(&path);
             }
-        }
-        if self.scene.cuts {
-            return;
         }
         for (path, (kind, ino)) in &self.made {
             if *kind == FileKind::File {
