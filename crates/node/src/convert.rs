@@ -82,6 +82,10 @@ pub fn kind_of_mode(mode: u32) -> Option<FileKind> {
 
 /// Now, by the wall clock.
 pub fn now() -> Timestamp {
+    #[cfg(test)]
+    if let Some((sec, nsec)) = crate::lockstep::wall_now() {
+        return Timestamp { sec, nsec };
+    }
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     Timestamp { sec: now.tv_sec, nsec: u32::try_from(now.tv_nsec).unwrap_or(0) }
 }

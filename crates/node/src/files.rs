@@ -73,8 +73,8 @@ pub struct File {
     pub set_ids_since: Mutex<Option<(u64, forebay_store::Timestamp)>>,
     /// Changes of mode or owner since the file came into use: a record read before one is old.
     pub attribute_changes: AtomicU32,
-    /// A mapping may live that outlasted a passthrough open and that programs store into.
-    pub stored_unseen: AtomicU64,
+    /// Whether a mapping may live that outlasted a passthrough open and that programs store into.
+    pub stored_unseen: StoredUnseen,
     /// How the clean object looked to a passthrough writer, if a change would show.
     pub clean_as: Mutex<Option<Look>>,
     /// Held by whoever has the record follow the size and time of the object, or the object a time
@@ -82,6 +82,40 @@ pub struct File {
     pub times: Mutex<()>,
     /// In a cluster: counts replacements of bytes that the kernel had not asked for.
     pub pages_replaced: AtomicU64,
+}
+
+/// Counts what may leave a mapping that programs store into without the daemon: opens and closes of
+/// writers whose file the kernel writes by itself. Both counts only grow, so that who has looked for a
+/// mapping can't take a writer that came meanwhile for one of those from before.
+pub struct StoredUnseen {
+    counted: AtomicU64,
+    /// Of those up to this one no mapping is left.
+    settled: AtomicU64,
+}
+
+impl Default for StoredUnseen {
+    fn default() -> Self {
+        // Nobody knows what was before the file came into use.
+        StoredUnseen { counted: AtomicU64::new(1), settled: AtomicU64::new(0) }
+    }
+}
+
+impl StoredUnseen {
+    /// Another one came, or went.
+    pub fn count(&self) {
+        self.counted.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Up to which one a mapping may be left; `None` if none is.
+    pub fn pending(&self) -> Option<u64> {
+        let counted = self.counted.load(Ordering::Acquire);
+        (self.settled.load(Ordering::Acquire) < counted).then_some(counted)
+    }
+
+    /// Of those up to this one no mapping was left when somebody looked after it had been told.
+    pub fn settle(&self, seen: u64) {
+        self.settled.fetch_max(seen, Ordering::AcqRel);
+    }
 }
 
 impl File {
@@ -111,8 +145,7 @@ impl File {
             privileged: AtomicBool::new(false),
             set_ids_since: Mutex::default(),
             attribute_changes: AtomicU32::new(0),
-            // Nobody knows what was before.
-            stored_unseen: AtomicU64::new(1),
+            stored_unseen: StoredUnseen::default(),
             clean_as: Mutex::default(),
             times: Mutex::new(()),
             pages_replaced: AtomicU64::new(0),
@@ -256,6 +289,20 @@ impl Drop for FileRef {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn writer_that_comes_while_somebody_looks_for_mappings_then_is_looked_for_as_well() {
+        let unseen = StoredUnseen::default();
+        let looking = unseen.pending().expect("nobody knows what was before");
+        // Another looks meanwhile and finds nothing; then a writer comes.
+        unseen.settle(looking);
+        assert_eq!(unseen.pending(), None);
+        unseen.count();
+        unseen.settle(looking);
+        let writer = unseen.pending().expect("the writer may have left a mapping");
+        unseen.settle(writer);
+        assert_eq!(unseen.pending(), None);
+    }
 
     #[test]
     fn a_file_leaves_with_its_last_user() {

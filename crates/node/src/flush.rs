@@ -293,15 +293,11 @@ impl Node {
     /// into. Readers whose open files the kernel reads by itself are not in the way, once it was seen
     /// that no mapping of a writer is left.
     pub(crate) fn maybe_stored_into(&self, file: &File, place: &Place) -> bool {
-        let seen = file.stored_unseen.load(Ordering::Acquire);
-        if seen == 0 {
-            return false;
-        }
+        let Some(seen) = file.stored_unseen.pending() else { return false };
         let mapped = self.maybe_mapped(place);
         if !mapped {
-            // Not if a writer came or went meanwhile. Until here it stands, for others who ask.
-            let settled = Ordering::AcqRel;
-            let _ = file.stored_unseen.compare_exchange(seen, 0, settled, Ordering::Relaxed);
+            // Not of a writer that came or went meanwhile. Until here it stands, for others who ask.
+            file.stored_unseen.settle(seen);
         }
         mapped
     }
@@ -435,7 +431,7 @@ impl Node {
                 Ok(())
             })?;
             let unseen = |file: FileRef| {
-                file.opens.lock().writers > 0 || file.stored_unseen.load(Ordering::Acquire) > 0
+                file.opens.lock().writers > 0 || file.stored_unseen.pending().is_some()
             };
             if self.files.peek(ino).is_some_and(unseen) {
                 // What the kernel makes durable by itself from now on is newer than this version: the
@@ -753,8 +749,13 @@ impl Node {
         to: &dyn BackingFile,
     ) -> Result<()> {
         self.forget_refused(record.ino);
-        if record.xattrs == XattrState::Some {
-            for (name, value) in self.meta.xattr_all(record.ino)? {
+        if record.xattrs != XattrState::None {
+            // Of an imported file nobody may have asked for them yet: the version that is about to be
+            // replaced has them.
+            let all = self.with_known_xattrs(&Context::DAEMON, record.ino, |_| {
+                Ok(self.meta.xattr_all(record.ino)?)
+            })?;
+            for (name, value) in all {
                 match to.set_xattr(OsStr::from_bytes(&name), &value) {
                     Err(error) if self.is_refused_attribute(&error) => {
                         self.note_refused(record.ino, &described(&name), &error);

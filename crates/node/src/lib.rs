@@ -12,6 +12,7 @@ mod access;
 mod aside;
 mod busiest;
 mod check;
+mod clock;
 mod cluster;
 mod config;
 mod context;

@@ -352,7 +352,7 @@ impl Node {
         if let Some(registered) = opens.now.registered.as_mut().filter(|_| mode.passes()) {
             registered.opens += 1;
             if write {
-                file.stored_unseen.fetch_add(1, Ordering::AcqRel);
+                file.stored_unseen.count();
             }
             self.metrics.passthrough_opens.add(1);
         }
@@ -538,7 +538,7 @@ impl Node {
             // Its writes were not seen: a flush that began before may not have them.
             file.count_write();
             // Neither are those of a mapping that outlasts it.
-            file.stored_unseen.fetch_add(1, Ordering::AcqRel);
+            file.stored_unseen.count();
         }
         let (last, last_writer) = {
             let mut opens = file.opens.lock();

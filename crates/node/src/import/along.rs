@@ -6,11 +6,12 @@
 //! order in which they are listed, so whoever asks for those of one file after the other of a
 //! directory gets those of the next ones with it, twice as many every time.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_meta::{Ino, Record, XattrState, Xattrs};
 use parking_lot::Mutex;
 
+use crate::clock;
 use crate::error::Result;
 use crate::node::Node;
 
@@ -67,13 +68,13 @@ impl Node {
         let Some(dir) = record.links.first().map(|link| link.parent) else { return Ok(()) };
         let ahead = self.imports.along.ahead(dir, record.ino);
         let mut last = record.ino;
-        let until = Instant::now() + PATIENCE;
+        let until = clock::now() + PATIENCE;
         let behind = match ahead {
             0 => Vec::new(),
             ahead => self.meta.records_after(record.ino, ahead)?,
         };
         for next in behind {
-            if Instant::now() >= until {
+            if clock::now() >= until {
                 break;
             }
             let is_sibling = next.links.first().is_some_and(|link| link.parent == dir);

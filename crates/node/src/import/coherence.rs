@@ -1,5 +1,6 @@
 //! Noticing what others changed in the backing store.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -7,7 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_meta::{
-    Error as MetaError, FileKind, Fingerprint, Found, Ino, Link, Record, Refreshed, Vanished,
+    Error as MetaError, FileKind, Fingerprint, Found, Ino, Link, Record, Refreshed, Timestamp,
+    Vanished,
 };
 use forebay_store::{BackingFile, Dir, ErrorClass};
 use rustix::io::Errno;
@@ -368,37 +370,41 @@ impl Node {
 
     /// Reads a directory anew: what is new comes in, what changed is taken over, what is gone goes.
     fn list_again(&self, dir: Ino, handle: &Dir) -> Result<()> {
-        let (mut seen, mut hidden) = (NamesSeen::new(), false);
+        // What could not be compared, for a worker may be at it: its record may be in line again, and the
+        // directory look as it did, without anybody having looked at the name.
+        let (mut seen, mut open) = (NamesSeen::new(), false);
         self.import_all(dir, handle, &mut |found| {
             for found in found {
                 seen.add(&found.name);
                 match self.meta.lookup(dir, &found.name)? {
                     Some(record) => {
-                        hidden |= self.hides(dir, &record, found)?;
-                        self.compare_listed(&record, found)?;
+                        // The name here may go without ever having been there.
+                        open |= self.hides(dir, &record, found)?;
+                        open |= !self.compare_listed(&record, found)?;
                     }
-                    // The kernel may remember that there was no such name.
-                    None => self.forget_name(dir, &found.name),
+                    None => {
+                        // It is not imported while a removed inode still claims the name.
+                        open |= self.is_hidden_by_ghost(dir, found)?;
+                        // The kernel may remember that there was no such name.
+                        self.forget_name(dir, &found.name);
+                    }
                 }
             }
             Ok(())
         })?;
-        if hidden {
-            // The name here may go without ever having been there: the next look lists again.
-            self.meta.set_listed(dir, Fingerprint::default())?;
-        }
         let mut cursor = 0;
         loop {
             let page = self.meta.entries_plus(dir, cursor, PAGE)?;
-            let Some(last) = page.last() else { return Ok(()) };
+            let Some(last) = page.last() else { break };
             cursor = last.entry.cursor;
             for item in &page {
                 let link = Link::new(dir, item.entry.name.clone());
                 if !seen.may_contain(&link.name) && item.record.backing.links.contains(&link) {
-                    self.confirm_gone(handle, &link, item.record.ino)?;
+                    open |= !self.confirm_gone(handle, &link, item.record.ino)?;
                 }
             }
         }
+        if open { self.doubt_listing(dir) } else { Ok(()) }
     }
 
     /// Whether an inode that the backing store does not have yet has the name of something there that
@@ -407,31 +413,78 @@ impl Node {
         if record.backing.links.contains(&Link::new(dir, found.name.clone())) {
             return Ok(false);
         }
-        for ghost in self.meta.ghosts_of(dir, &found.name)? {
-            let known = self.meta.get(ghost).ok().and_then(|ghost| ghost.backing.fingerprint);
-            if known.is_some_and(|known| known.same_inode(&found.fingerprint)) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        Ok(!self.is_a_ghost(&self.meta.ghosts_of(dir, &found.name)?, found))
     }
 
-    /// A name was not in the listing: looks for it by itself before it goes.
-    fn confirm_gone(&self, dir: &Dir, link: &Link, ino: Ino) -> Result<()> {
+    fn is_hidden_by_ghost(&self, dir: Ino, found: &Found) -> Result<bool> {
+        let ghosts = self.meta.ghosts_of(dir, &found.name)?;
+        Ok(!ghosts.is_empty() && !self.is_a_ghost(&ghosts, found))
+    }
+
+    /// Whether something is what one of these inodes has in the backing store.
+    fn is_a_ghost(&self, ghosts: &[Ino], found: &Found) -> bool {
+        ghosts.iter().any(|ghost| {
+            let known = self.meta.get(*ghost).ok().and_then(|ghost| ghost.backing.fingerprint);
+            known.is_some_and(|known| known.same_inode(&found.fingerprint))
+        })
+    }
+
+    /// Imports what others have under a name that was left to them. While an inode of ours has the name,
+    /// or claims it, it can't be: then the next look at the directory lists it.
+    pub(crate) fn import_foreign(&self, link: &Link) -> Result<()> {
+        let imported = self.import_name(link.parent, &link.name)?;
+        self.forget_name(link.parent, &link.name);
+        let shown = match imported {
+            Some(record) => record.backing.links.contains(link),
+            None => self.meta.ghosts_of(link.parent, &link.name)?.is_empty(),
+        };
+        if shown { Ok(()) } else { self.doubt_listing(link.parent) }
+    }
+
+    /// Reads a directory for the first time. Some names in it may be known before: by themselves, or for
+    /// they were made here.
+    pub(super) fn list_first(&self, dir: Ino, handle: &Dir) -> Result<()> {
+        let known = self.meta.entries_plus(dir, 0, PAGE)?;
+        let link = |item: &forebay_meta::EntryPlus| Link::new(dir, item.entry.name.clone());
+        let (there, elsewhere): (Vec<_>, Vec<_>) =
+            known.iter().partition(|item| item.record.backing.links.contains(&link(item)));
+        // Under the names of those that stand elsewhere others may have something.
+        let mut open =
+            known.len() == PAGE || !elsewhere.is_empty() || !self.meta.ghosts(dir)?.is_empty();
+        let mut absent: HashMap<Box<[u8]>, Ino> =
+            there.iter().map(|item| (item.entry.name.clone(), item.record.ino)).collect();
+        self.import_all(dir, handle, &mut |found| {
+            for found in found {
+                absent.remove(&found.name);
+            }
+            Ok(())
+        })?;
+        for (name, ino) in absent {
+            open |= !self.confirm_gone(handle, &Link::new(dir, name), ino)?;
+        }
+        if open { self.doubt_listing(dir) } else { Ok(()) }
+    }
+
+    /// A name was not in the listing: looks for it by itself before it goes. Says whether what is known
+    /// of the name is as it is there.
+    fn confirm_gone(&self, dir: &Dir, link: &Link, ino: Ino) -> Result<bool> {
         // A worker may be moving it right now.
-        let Some(_owned) = self.own(ino, Duration::ZERO) else { return Ok(()) };
-        let Ok(record) = self.meta.get(ino) else { return Ok(()) };
-        // What is in the backlog may not be there yet: its worker looks by itself.
-        let pending = record.queued.is_some();
-        if pending || !record.links.contains(link) || !record.backing.links.contains(link) {
-            return Ok(());
+        let Some(_owned) = self.own(ino, Duration::ZERO) else { return Ok(false) };
+        let Ok(record) = self.meta.get(ino) else { return Ok(true) };
+        if !record.links.contains(link) || !record.backing.links.contains(link) {
+            return Ok(true);
         }
         match self.backing.stat(dir, OsStr::from_bytes(&link.name)) {
             Err(error) if error.class() == ErrorClass::NotFound => {}
-            _ => return Ok(()),
+            Ok(_) => return Ok(true),
+            Err(_) => return Ok(false),
+        }
+        // What is in the backlog may not be there yet, and not every worker looks.
+        if record.queued.is_some() {
+            return Ok(false);
         }
         // Not in a directory that was removed, moved or made anew since it was opened.
-        let Some(way) = self.way_at_rest(link.parent)? else { return Ok(()) };
+        let Some(way) = self.way_at_rest(link.parent)? else { return Ok(false) };
         self.handle_is_dead(link.parent);
         let again = self.in_directory(link.parent, |dir| {
             Ok(self.backing.stat(dir, OsStr::from_bytes(&link.name))?)
@@ -439,57 +492,66 @@ impl Node {
         match again {
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {
                 if self.way_at_rest(link.parent)?.is_none_or(|now| now != way) {
-                    return Ok(());
+                    return Ok(false);
                 }
-                self.take_away(link, ino)
+                self.take_away(link, ino)?;
+                Ok(true)
             }
-            _ => Ok(()),
+            again => Ok(again.is_ok()),
         }
     }
 
     /// A listed entry looks different from what is known: looks again with nobody at it, since the
-    /// listing may be older than a worker's doing.
-    pub(crate) fn compare_listed(&self, record: &Record, found: &Found) -> Result<()> {
+    /// listing may be older than a worker's doing. False if it is of another type than what is known
+    /// and that could not be taken over, as somebody is at it. (Of a file, its next open compares.)
+    pub(crate) fn compare_listed(&self, record: &Record, found: &Found) -> Result<bool> {
+        let same_kind = record.attr.kind == found.attr.kind;
         if record.differs()
             || record.backing.fingerprint == Some(found.fingerprint)
             || record.is_directory() && same_directory(record, found)
         {
-            return Ok(());
+            return Ok(same_kind);
         }
-        let compared = if record.is_directory() && found.attr.kind == FileKind::Directory {
+        let compared = if record.is_directory() && same_kind {
             self.compare_directory(record, found)
         } else {
-            self.compare(record.ino).map(drop)
+            self.compare(record.ino).map(|_| same_kind)
         };
         match compared {
             // Another object took its place, and is imported; or a program has just removed it.
-            Err(NodeError::Posix(Errno::STALE) | NodeError::Meta(MetaError::Stale(_))) => Ok(()),
+            Err(NodeError::Posix(Errno::STALE) | NodeError::Meta(MetaError::Stale(_))) => Ok(true),
             compared => compared,
         }
     }
 
     /// A directory has other attributes, or is another one: its entries are looked at when they are
     /// wanted.
-    fn compare_directory(&self, record: &Record, found: &Found) -> Result<()> {
-        let Some(_owned) = self.own(record.ino, Duration::ZERO) else { return Ok(()) };
+    fn compare_directory(&self, record: &Record, found: &Found) -> Result<bool> {
+        let Some(_owned) = self.own(record.ino, Duration::ZERO) else { return Ok(false) };
         let record = self.meta.get(record.ino)?;
         if record.differs() || is_unconfirmed(&record) {
-            return Ok(());
+            return Ok(true);
         }
         self.drop_handle(record.ino);
         self.refresh_directory(record.ino, found.clone())?;
         self.imports.directories.expire(record.ino);
         self.forget_object(record.ino, false);
-        Ok(())
+        Ok(true)
     }
 
-    /// Takes over the attributes of a directory. Its fingerprint says whether its entries are
-    /// known, which this does not change: one that nothing has makes the next check list it.
+    /// Takes over the attributes of a directory. Its fingerprint says which it is, and whether its
+    /// entries are known, which this does not change: times that nothing has make the next check list it.
     pub(super) fn refresh_directory(&self, dir: Ino, mut found: Found) -> Result<()> {
-        found.fingerprint.ino = 0;
+        found.fingerprint = unlisted(found.fingerprint);
         self.meta.refresh(dir, &found, &|_| false)?;
         Ok(())
     }
+}
+
+/// What is known of a directory whose entries are to be listed, whatever it looks like then.
+pub(super) fn unlisted(print: Fingerprint) -> Fingerprint {
+    let never = Timestamp::default();
+    Fingerprint { mtime: never, ctime: never, ..print }
 }
 
 /// Whether the listing shows the directory that is known, with its attributes. Its times tell of

@@ -19,6 +19,7 @@ use crate::convert;
 use crate::error::Result;
 use crate::node::Node;
 
+use super::coherence::unlisted;
 use super::is_unconfirmed;
 
 /// The parent of what stands in the backing store's limbo; the names in it are inode numbers.
@@ -30,8 +31,17 @@ pub(super) const MOST_PARENTS: usize = 2000;
 const MOST_HANDLES: usize = 1024;
 
 /// A worker renames in far less than so many looks at these intervals.
-const MOST_LOOKS: u32 = 20;
+pub(super) const MOST_LOOKS: u32 = 20;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Before another look.
+pub(super) fn let_workers_go_on() {
+    #[cfg(test)]
+    if crate::lockstep::is_on() {
+        return crate::lockstep::blocked();
+    }
+    std::thread::sleep(LOOK_AGAIN);
+}
 
 /// Open handles of directories, the least recently used dropped first.
 #[derive(Default)]
@@ -151,6 +161,28 @@ impl Node {
         self.imports.handles.get(dir).is_some()
     }
 
+    /// Whether a directory can't be found because it, or one above it, is only claimed: a worker that has
+    /// made it could not say so.
+    pub(crate) fn is_way_in_doubt(&self, dir: Ino) -> Result<bool> {
+        self.is_in_doubt(dir, MOST_PARENTS)
+    }
+
+    fn is_in_doubt(&self, dir: Ino, depth: usize) -> Result<bool> {
+        if matches!(dir, Ino::ROOT | LIMBO) || depth == 0 || self.has_handle(dir) {
+            return Ok(false);
+        }
+        let Some(record) = self.record_if_any(dir)? else { return Ok(false) };
+        if is_only_claimed(&record) {
+            return Ok(true);
+        }
+        for link in &record.backing.links {
+            if self.is_in_doubt(link.parent, depth - 1)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Opens a directory under one of the names that the backing store may have it under.
     fn open_one_of(&self, record: &Record, depth: usize) -> Result<Sought> {
         let mut sought = Sought::NoParent;
@@ -163,7 +195,9 @@ impl Node {
             sought = Sought::Absent;
             match self.backing.open_dir(&parent, OsStr::from_bytes(&name)) {
                 Ok(handle) => {
-                    if record.backing.links.len() == 1 || self.is_its_own(record, link, &handle)? {
+                    // Of a removed one another may have the name: its removal may not be reported.
+                    let sure = record.backing.links.len() == 1 && !record.links.is_empty();
+                    if sure || self.is_its_own(record, link, &handle)? {
                         return Ok(Sought::Found(handle));
                     }
                 }
@@ -327,13 +361,13 @@ impl Node {
             if found || looks > MOST_LOOKS || self.is_at_rest(&record)? {
                 return opened;
             }
-            std::thread::sleep(LOOK_AGAIN);
+            let_workers_go_on();
         }
     }
 
     /// Whether nobody has moved an inode, or anything above it, since the record was read, or is
     /// about to.
-    fn is_at_rest(&self, record: &Record) -> Result<bool> {
+    pub(super) fn is_at_rest(&self, record: &Record) -> Result<bool> {
         let way = self.way_at_rest(record.ino)?;
         Ok(way.is_some_and(|way| way.first() == Some(&(record.ino, record.change))))
     }
@@ -478,6 +512,20 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    /// What is known of a listed directory may not be all that there is: the next look lists it again,
+    /// whatever it looks like then.
+    pub(super) fn doubt_listing(&self, dir: Ino) -> Result<()> {
+        // With nobody between two looks at it, after which it would be known.
+        let mut stripe = self.imports.own_changes.lock(dir);
+        stripe.remove(&dir.0);
+        let Some(record) = self.record_if_any(dir)? else { return Ok(()) };
+        let known = record.backing.fingerprint.unwrap_or_default();
+        match self.meta.set_listed(dir, unlisted(known)) {
+            Ok(_) | Err(MetaError::Stale(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// What a listed directory looked like when it was last known to be as here.

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use forebay_meta::Ino;
 use parking_lot::Mutex;
 
+use crate::clock;
+
 const SHARDS: usize = 16;
 const PER_SHARD: usize = 4096;
 
@@ -23,11 +25,11 @@ impl Freshness {
     }
 
     pub(super) fn is_fresh(&self, ino: Ino) -> bool {
-        self.shard(ino).lock().get(&ino.0).is_some_and(|until| Instant::now() < *until)
+        self.shard(ino).lock().get(&ino.0).is_some_and(|until| clock::now() < *until)
     }
 
     pub(super) fn set_fresh(&self, ino: Ino, lasting: Duration) {
-        let now = Instant::now();
+        let now = clock::now();
         let mut shard = self.shard(ino).lock();
         if shard.len() >= PER_SHARD && !shard.contains_key(&ino.0) {
             shard.retain(|_, until| now < *until);
@@ -59,14 +61,17 @@ impl Health {
         let mut under_way = self.under_way.lock();
         under_way.0 += 1;
         let number = under_way.0;
-        under_way.1.insert(number, Instant::now());
+        under_way.1.insert(number, clock::now());
         Asked { health: self, number }
     }
 
     /// How long the oldest operation has been under way.
     pub(crate) fn waiting_for(&self) -> Duration {
         let under_way = self.under_way.lock();
-        under_way.1.first_key_value().map_or(Duration::ZERO, |(_, since)| since.elapsed())
+        under_way
+            .1
+            .first_key_value()
+            .map_or(Duration::ZERO, |(_, since)| clock::now().saturating_duration_since(*since))
     }
 
     pub(super) fn is_unresponsive(&self) -> bool {

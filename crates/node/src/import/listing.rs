@@ -14,6 +14,7 @@ use forebay_store::backing::Entry;
 use parking_lot::{Condvar, Mutex};
 
 use super::is_hidden;
+use crate::clock;
 use crate::error::Result;
 use crate::node::Node;
 
@@ -169,7 +170,7 @@ impl Node {
             if let Some(_flight) = entered
                 && !self.meta.get(dir)?.listed
             {
-                self.in_directory(dir, |handle| self.import_all(dir, handle, &mut |_| Ok(())))?;
+                self.in_directory(dir, |handle| self.list_first(dir, handle))?;
             }
         }
         Ok(())
@@ -182,7 +183,7 @@ impl Node {
         handle: &Dir,
         each: &mut dyn FnMut(&[Found]) -> Result<()>,
     ) -> Result<()> {
-        let began = Instant::now();
+        let began = clock::now();
         let (_, before) = self.looks_as_known(dir, handle)?;
         loop {
             let _asked = self.imports.health.begin();
@@ -202,7 +203,7 @@ impl Node {
         }
         self.meta.set_listed(dir, before)?;
         self.imports.own_changes.lock(dir).remove(&dir.0);
-        let rest = (began.elapsed() * REST).max(self.config.attr_timeout);
+        let rest = ((clock::now() - began) * REST).max(self.config.attr_timeout);
         self.imports.directories.set_fresh(dir, rest);
         Ok(())
     }

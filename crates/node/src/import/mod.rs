@@ -31,6 +31,7 @@ use crate::node::Node;
 use crate::pool::Urgency;
 
 pub(crate) use dirs::LIMBO;
+use dirs::{MOST_LOOKS, let_workers_go_on};
 
 /// What is known about the freshness of imported directories and files, and which listings are
 /// under way.
@@ -118,8 +119,7 @@ impl Node {
             return Ok(());
         }
         context.wait()?;
-        let record = self.meta.get(ino)?;
-        let xattrs = self.xattrs_in_backing(&record)?;
+        let (record, xattrs) = self.xattrs_at_rest(ino)?;
         if self.is_clustered() {
             self.meta.xattr_replace_all(ino, &xattrs)?;
             return Ok(());
@@ -131,12 +131,36 @@ impl Node {
         self.meta.get(ino).map(drop).map_err(NodeError::from)
     }
 
-    fn xattrs_in_backing(&self, record: &Record) -> Result<Xattrs> {
-        match self.backing_place(record) {
-            Ok((dir, name)) => self.read_xattrs(&dir, &name),
-            Err(NodeError::Posix(Errno::NOENT)) => Ok(Vec::new()),
-            Err(error) => Err(error),
+    /// Those that the backing store has. A worker may be moving the inode or a directory above it: then
+    /// it is not there for a moment, which must not be taken for having none.
+    fn xattrs_at_rest(&self, ino: Ino) -> Result<(Arc<Record>, Xattrs)> {
+        let mut looks = 0;
+        loop {
+            let record = self.meta.get(ino)?;
+            match self.xattrs_in_backing(&record) {
+                Err(error) if error.class() == Some(ErrorClass::NotFound) => {
+                    if self.is_at_rest(&record)? {
+                        // Others have removed it.
+                        return Ok((record, Vec::new()));
+                    }
+                    looks += 1;
+                    if looks > MOST_LOOKS {
+                        return Err(error);
+                    }
+                    let_workers_go_on();
+                }
+                xattrs => return Ok((record, xattrs?)),
+            }
         }
+    }
+
+    fn xattrs_in_backing(&self, record: &Record) -> Result<Xattrs> {
+        if self.is_not_in_backing(record) || !record.is_directory() && is_unconfirmed(record) {
+            // What stands under a name that it claims is another's.
+            return Ok(Vec::new());
+        }
+        let (dir, name) = self.backing_place(record)?;
+        self.read_xattrs(&dir, &name)
     }
 
     /// Takes the root's attributes from the backing store. To be called once at the start.

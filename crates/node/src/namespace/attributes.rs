@@ -254,12 +254,10 @@ impl Node {
         if record.attr.kind == FileKind::Symlink {
             return Ok(None);
         }
-        match record.xattrs {
-            XattrState::None => return Ok(None),
-            XattrState::Unknown => self.import_xattrs(context, record.ino)?,
-            XattrState::Some => {}
+        if record.xattrs == XattrState::None {
+            return Ok(None);
         }
-        let wire = self.meta.xattr_get(record.ino, acl::ACCESS)?;
+        let wire = self.known_xattr(context, record.ino, acl::ACCESS)?;
         let list = wire.and_then(|wire| Acl::parse(&wire).ok().flatten());
         Ok(list.map(|list| list.after_chmod(mode).to_wire()))
     }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use forebay_meta::Ino;
 use parking_lot::Mutex;
 
+use crate::clock;
 use crate::convert;
 use crate::node::Node;
 
@@ -71,7 +72,7 @@ impl Node {
     /// Lets go of a replaced file in a while. It is an orphan; who has it open keeps it longer.
     pub(crate) fn linger(&self, ino: Ino) {
         let mut waiting = self.names.lingering.0.lock();
-        waiting.files.push_back((Instant::now(), ino));
+        waiting.files.push_back((clock::now(), ino));
         let oldest = if waiting.files.len() > MOST { waiting.files.pop_front() } else { None };
         let start = !std::mem::replace(&mut waiting.attended, true);
         drop(waiting);
@@ -97,20 +98,33 @@ impl Node {
             loop {
                 thread::sleep(TICK);
                 let Some(node) = this.upgrade() else { return };
-                let mut waiting = node.names.lingering.0.lock();
-                let due = waiting.take_due(Instant::now());
-                if due.is_empty() && waiting.files.is_empty() {
-                    waiting.attended = false;
+                if !node.let_go_of_due() {
                     return;
                 }
-                drop(waiting);
-                for ino in due {
-                    node.let_go(ino);
-                }
-                node.names.lingering.0.lock().going = false;
             }
         };
+        #[cfg(test)]
+        if crate::lockstep::is_on() {
+            // One of its parts does it.
+            return true;
+        }
         thread::Builder::new().name("replaced".into()).spawn(attend).is_ok()
+    }
+
+    /// Lets go of the replaced files whose time is over; says whether there are more.
+    pub(crate) fn let_go_of_due(&self) -> bool {
+        let mut waiting = self.names.lingering.0.lock();
+        let due = waiting.take_due(clock::now());
+        if due.is_empty() && waiting.files.is_empty() {
+            waiting.attended = false;
+            return false;
+        }
+        drop(waiting);
+        for ino in due {
+            self.let_go(ino);
+        }
+        self.names.lingering.0.lock().going = false;
+        true
     }
 
     fn let_go(&self, ino: Ino) {

@@ -190,12 +190,12 @@ impl Node {
     }
 
     fn default_acl(&self, context: &Context, dir: &Record) -> Result<Option<(Acl, Vec<u8>)>> {
-        match dir.xattrs {
-            XattrState::None => return Ok(None),
-            XattrState::Unknown => self.import_xattrs(context, dir.ino)?,
-            XattrState::Some => {}
+        if dir.xattrs == XattrState::None {
+            return Ok(None);
         }
-        let Some(wire) = self.meta.xattr_get(dir.ino, acl::DEFAULT)? else { return Ok(None) };
+        let Some(wire) = self.known_xattr(context, dir.ino, acl::DEFAULT)? else {
+            return Ok(None);
+        };
         match Acl::parse(&wire) {
             Ok(list) => Ok(list.map(|list| (list, wire))),
             Err(acl::Malformed) => {

@@ -20,6 +20,8 @@ const VALUE_MAX: usize = 65_536;
 const LIST_MAX: usize = 65_536;
 /// All of a file together, names and values: they are in memory at once when they are written back.
 const ALL_MAX: usize = 1 << 20;
+/// So often those of an inode are read anew for one call, because others change it meanwhile.
+const MOST_IMPORTS: usize = 16;
 /// Attributes that Forebay computes; nobody else sets them.
 const VIRTUAL: &[u8] = b"user.forebay.";
 
@@ -40,11 +42,35 @@ impl Node {
         value.ok_or(NodeError::Posix(Errno::NODATA))
     }
 
-    fn known_xattr(&self, context: &Context, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        match self.import_if_unknown(context, ino)? {
+    pub(super) fn known_xattr(
+        &self,
+        context: &Context,
+        ino: Ino,
+        name: &[u8],
+    ) -> Result<Option<Vec<u8>>> {
+        self.with_known_xattrs(context, ino, |any| match any {
             true => Ok(self.meta.xattr_get(ino, name)?),
             false => Ok(None),
+        })
+    }
+
+    /// Does something for which the extended attributes of an inode must be known, and that hears
+    /// whether there may be any. They may be forgotten at any time, when another version is taken in
+    /// from the backing store: then they are read anew, and it is done again.
+    pub(crate) fn with_known_xattrs<T>(
+        &self,
+        context: &Context,
+        ino: Ino,
+        mut operation: impl FnMut(bool) -> Result<T>,
+    ) -> Result<T> {
+        for _ in 0..MOST_IMPORTS {
+            let any = self.import_if_unknown(context, ino)?;
+            match operation(any) {
+                Err(NodeError::Meta(MetaError::XattrsUnknown(_))) => {}
+                done => return done,
+            }
         }
+        Err(Errno::BUSY.into())
     }
 
     /// Those of a removed directory that is somebody's still, where its record is gone.
@@ -99,11 +125,11 @@ impl Node {
     /// # Errors
     /// `MustWait` when they have to be read from the backing store.
     pub fn list_xattrs(&self, context: &Context, ino: Ino) -> Result<Vec<u8>> {
-        let known = || match self.import_if_unknown(context, ino)? {
+        let known = self.with_known_xattrs(context, ino, |any| match any {
             true => Ok(self.meta.xattr_list(ino)?),
             false => Ok(Vec::new()),
-        };
-        let names = match known() {
+        });
+        let names = match known {
             Err(error) => self.departed_xattrs(ino, error)?.into_keys().collect(),
             names => names?,
         };
@@ -152,7 +178,10 @@ impl Node {
             libc::XATTR_REPLACE => XattrFlags::Replace,
             _ => return Err(Errno::INVAL.into()),
         };
-        match self.set_known_xattr(context, ino, (name, value), flags, kill_setgid) {
+        let set = self.with_known_xattrs(context, ino, |_| {
+            self.set_known_xattr(context, ino, (name, value), flags, kill_setgid)
+        });
+        match set {
             Err(error) => self.change_departed_xattrs(ino, error, |all| {
                 match (flags, all.contains_key(name)) {
                     (XattrFlags::Create, true) => return Err(Errno::EXIST),
@@ -184,7 +213,6 @@ impl Node {
         if name == stream::RATE {
             self.check_stream_rate(&record, value)?;
         }
-        self.import_if_unknown(context, ino)?;
         self.check_wanted(context)?;
         let now = convert::now();
         match name {
@@ -245,7 +273,10 @@ impl Node {
     /// `ENODATA`; as [`Node::set_xattr`].
     pub fn remove_xattr(&self, context: &Context, ino: Ino, name: &[u8]) -> Result<()> {
         check_settable(name)?;
-        match self.remove_known_xattr(context, ino, name) {
+        let removed = self.with_known_xattrs(context, ino, |any| {
+            self.remove_known_xattr(context, ino, name, any)
+        });
+        match removed {
             Err(error) => self.change_departed_xattrs(ino, error, |all| {
                 let acl = matches!(name, acl::ACCESS | acl::DEFAULT);
                 let removed = all.remove(name).is_some() || acl;
@@ -258,9 +289,15 @@ impl Node {
         }
     }
 
-    fn remove_known_xattr(&self, context: &Context, ino: Ino, name: &[u8]) -> Result<()> {
+    fn remove_known_xattr(
+        &self,
+        context: &Context,
+        ino: Ino,
+        name: &[u8],
+        any: bool,
+    ) -> Result<()> {
         let acl = matches!(name, acl::ACCESS | acl::DEFAULT);
-        if !self.import_if_unknown(context, ino)? {
+        if !any {
             // To remove a list that there is not is no error.
             return if acl { Ok(()) } else { Err(Errno::NODATA.into()) };
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 
-use forebay_meta::{Error as MetaError, FileKind, Ino, Record};
+use forebay_meta::{Error as MetaError, FileKind, Ino, Record, Xattrs};
 use forebay_store::backing::{SetAttributes, XattrMode};
 use forebay_store::{Attributes, Dir, ErrorClass};
 
@@ -151,7 +151,9 @@ impl Node {
     }
 
     fn set_xattrs(&self, record: &Record, dir: &Dir, name: &[u8]) -> Result<()> {
-        let wanted: BTreeMap<_, _> = self.known_xattrs(record)?.into_iter().collect();
+        // Of those that nobody has asked for none was changed here.
+        let Some(wanted) = self.known_xattrs(record)? else { return Ok(()) };
+        let wanted: BTreeMap<_, _> = wanted.into_iter().collect();
         let found: BTreeMap<_, _> = self.read_xattrs(dir, name)?.into_iter().collect();
         for (attribute, value) in &wanted {
             if found.get(attribute) == Some(value) {
@@ -178,11 +180,11 @@ impl Node {
         Ok(())
     }
 
-    /// The extended attributes as far as they are known here.
-    pub(super) fn known_xattrs(&self, record: &Record) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    /// The extended attributes if they are known here.
+    fn known_xattrs(&self, record: &Record) -> Result<Option<Xattrs>> {
         match self.meta.xattr_all(record.ino) {
-            Err(MetaError::XattrsUnknown(_)) => Ok(Vec::new()),
-            all => Ok(all?),
+            Err(MetaError::XattrsUnknown(_)) => Ok(None),
+            all => Ok(Some(all?)),
         }
     }
 

@@ -122,10 +122,11 @@ impl Node {
         }
         work.went(link);
         work.foreign(link);
-        if work.record.is_directory() && work.record.backing.fingerprint.is_some() {
-            self.take_away_below(work.ino())?;
-        }
         if work.record.backing.links.is_empty() {
+            // Not of one that only wants the name, and stands elsewhere with all that is in it.
+            if work.record.is_directory() && work.record.backing.fingerprint.is_some() {
+                self.take_away_below(work.ino())?;
+            }
             work.disowned();
         }
         if !work.record.links.contains(link) {

@@ -49,6 +49,11 @@ impl Node {
             Some(_) => record.claims().clone(),
             None => record.backing.links.clone(),
         };
+        // Made here, and not known to have got its attributes. (A file gets its name with all of them; an
+        // imported directory has its own.)
+        let perhaps_just_made = record.backing.fingerprint.is_none()
+            && record.attr.kind != FileKind::File
+            && (record.listed || !record.is_directory());
         let mut looked = Vec::new();
         for link in doubtful {
             let found = self.found_under(&work.record, &link)?;
@@ -62,12 +67,17 @@ impl Node {
         {
             work.note_version(&found.fingerprint());
         }
+        let mut stands = false;
         for (link, ours) in looked {
             // It may be so for a moment only, until that is durable there.
-            if let Ok((dir, _)) = self.place_of_link(&work.record, &link) {
-                work.touched(link.parent, &dir);
+            let place = self.place_of_link(&work.record, &link).ok();
+            if let Some((dir, _)) = &place {
+                work.touched(link.parent, dir);
             }
-            let Some(found) = ours else {
+            // A directory has one name. Where it can't be told from another, it stands under the older of
+            // those that were claimed one after the other: it has not been moved.
+            let elsewhere = work.record.is_directory() && stands;
+            let Some(found) = ours.filter(|_| !elsewhere) else {
                 work.went(&link);
                 continue;
             };
@@ -81,8 +91,16 @@ impl Node {
                 work.settled(convert::fingerprint(found.fingerprint()));
             } else if work.record.is_directory() && work.record.backing.fingerprint.is_none() {
                 work.print(unlisted(&found));
+                if let Some((dir, name)) = &place {
+                    // What is in it is found by this handle as long as that is not reported.
+                    let _kept = self.hold_made(work.ino(), dir, name, &found)?;
+                }
+            }
+            if perhaps_just_made {
+                work.made();
             }
             work.confirmed(&link);
+            stands = true;
         }
         Ok(())
     }
@@ -103,7 +121,12 @@ impl Node {
                 if link.parent != LIMBO && self.handle_is_dead(link.parent) {
                     return self.look_at(record, link);
                 }
-                Ok(None)
+                match self.is_way_in_doubt(link.parent)? {
+                    // Nobody could find it there, whether it is or not. Whoever has the directory in hand
+                    // looks which it is.
+                    true => Err(NodeError::Busy),
+                    false => Ok(None),
+                }
             }
             Err(error) => Err(error),
         }
@@ -305,7 +328,8 @@ impl Node {
             work.went(link);
             return Ok(());
         };
-        if may_be_ours(&work.record, &found) {
+        // A directory has one name, and stands where it should.
+        if may_be_ours(&work.record, &found) && !work.record.is_directory() {
             fail_at!("node.reconcile.before_unlink");
             self.own_change(&[(link.parent, &dir)], || {
                 Ok(self.backing.unlink(&dir, os(&name))?)
@@ -335,15 +359,17 @@ impl Node {
         match self.own_change(&[(at.parent, &dir)], || self.make_special(&work.record, at, &dir)) {
             Ok(()) => {
                 work.came(at, &dir);
-                // Whatever mode, owner, times and extended attributes it should have.
-                work.record.backing.attrs_differ = true;
-                work.record.backing.xattrs_differ = true;
+                work.made();
                 let found = self.backing.stat(&dir, os(&at.name))?;
                 let print = convert::fingerprint(found.fingerprint());
                 work.print(print);
                 if work.record.is_directory() {
-                    self.hold_made(work.ino(), &dir, &at.name, &found)?;
-                    self.made_directory(work.ino(), print);
+                    let handle = self.hold_made(work.ino(), &dir, &at.name, &found)?;
+                    // Others may have been quick: then it is listed.
+                    match self.has_entries(&handle)? {
+                        true => work.print(unlisted(&found)),
+                        false => self.made_directory(work.ino(), print),
+                    }
                 }
                 Ok(Step::Done)
             }
@@ -356,13 +382,19 @@ impl Node {
 
     /// Opens a directory that was made right now. By this handle it is known until it is reported:
     /// its name tells of others, too.
-    fn hold_made(&self, ino: Ino, parent: &Dir, name: &[u8], found: &Attributes) -> Result<()> {
+    pub(super) fn hold_made(
+        &self,
+        ino: Ino,
+        parent: &Dir,
+        name: &[u8],
+        found: &Attributes,
+    ) -> Result<Dir> {
         let handle = self.backing.open_dir(parent, os(name))?;
         if self.backing.stat(&handle, os(b""))?.ino != found.ino {
             return Err(NodeError::Busy);
         }
-        self.keep_handle(ino, handle);
-        Ok(())
+        self.keep_handle(ino, handle.clone());
+        Ok(handle)
     }
 
     fn make_special(&self, record: &Record, at: &Link, dir: &Dir) -> Result<()> {
@@ -412,13 +444,12 @@ impl Node {
             self.announce_to_object(work.ino(), found.fingerprint())?;
         }
         work.came(at, dir);
-        work.record.backing.attrs_differ = true;
-        work.record.backing.xattrs_differ = true;
+        work.made();
         if !work.record.is_directory() {
             work.print(convert::fingerprint(found.fingerprint()));
         } else {
             // With entries of others perhaps: the check of its freshness lists it.
-            self.hold_made(work.ino(), dir, &at.name, found)?;
+            let _kept = self.hold_made(work.ino(), dir, &at.name, found)?;
             work.print(unlisted(found));
         }
         Ok(Step::Done)
@@ -465,9 +496,19 @@ impl Node {
         if at_rest || record.is_directory() || backing.fingerprint.is_none() {
             return Ok(());
         }
+        let only = backing.links.only().cloned();
         match self.backing_place(record) {
             Ok((dir, name)) => match self.backing.stat(&dir, os(&name)) {
-                Ok(found) => work.note_version(&found.fingerprint()),
+                Ok(found) => {
+                    if let Some(link) = only.filter(|_| !may_be_ours(&work.record, &found))
+                        && self.is_anothers(work, &link, &found)?
+                    {
+                        // It is not there, and what is must not be moved for it.
+                        work.went(&link);
+                        return Ok(());
+                    }
+                    work.note_version(&found.fingerprint());
+                }
                 Err(error) if error.class() == ErrorClass::NotFound => {}
                 Err(error) => return Err(error.into()),
             },

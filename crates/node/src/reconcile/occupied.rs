@@ -128,10 +128,18 @@ impl Node {
         for link in names {
             match self.look_at(&work.record, link)? {
                 Some((dir, _, found)) if may_be_ours(&work.record, &found) => {
+                    if !work.record.is_directory() {
+                        work.note_version(&found.fingerprint());
+                    }
                     if work.record.backing.links.contains(&limbo) {
                         self.take_name(work, link)?;
                     } else {
                         self.put_aside(work, link, &dir)?;
+                    }
+                    match self.look_after_move(work) {
+                        // Others have it: who opens it looks what there is.
+                        Err(error) if error.class() == Some(ErrorClass::NotFound) => {}
+                        looked => looked?,
                     }
                 }
                 // Whatever stands there: the removal of the directory sees to it.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_meta::{FileKind, Link, Record};
+use forebay_meta::{FileKind, Ino, Link, Record};
 use forebay_store::{Attributes, Dir, ErrorClass};
 use std::ops::ControlFlow;
 
@@ -42,6 +42,10 @@ impl Node {
                     } else if !sure && self.is_anothers(work, &link, &found)? {
                         // Claimed, and never made.
                     } else if work.record.is_directory() {
+                        if !sure {
+                            // What is in it must be found.
+                            let _kept = self.hold_made(work.ino(), &dir, &name, &found)?;
+                        }
                         self.remove_directory(work, &link, &dir, &name, depth)?;
                         continue;
                     } else {
@@ -92,6 +96,14 @@ impl Node {
         if self.is_overtaken(work, link, found)? {
             return Err(NodeError::Busy);
         }
+        if link.parent != Ino::ROOT
+            && self.known(link.parent)?.is_none_or(|parent| parent.links.is_empty())
+        {
+            // Nor does its directory count, which sees to what others have in it; and perhaps it is the
+            // next one of that name.
+            return Ok(());
+        }
+        tracing::debug!(ino = %work.ino(), ?link, ?found, record = ?work.record, "not ours");
         self.keep_foreign(work, link, "removed here, changed by others");
         Ok(())
     }
@@ -154,13 +166,20 @@ impl Node {
     /// nobody's that was in the removed one: those are gone by now.
     fn is_made_again(&self, work: &Work<'_>, link: &Link) -> Result<bool> {
         let number = |record: &Record| record.backing.fingerprint.map(|print| print.ino);
-        Ok(self.heir(link)?.is_some_and(|heir| {
-            heir.ino != work.ino()
-                && heir.is_directory()
-                && heir.backing.links.contains(link)
+        // It may have been renamed or removed since, too.
+        let mut claimants = self.meta.ghosts_of(link.parent, &link.name)?;
+        claimants.extend(self.heir(link)?.map(|heir| heir.ino));
+        for ino in claimants.into_iter().filter(|ino| *ino != work.ino()) {
+            if let Some(other) = self.known(ino)?
+                && other.is_directory()
+                && other.backing.links.contains(link)
                 // Not known if that answer was lost, too.
-                && number(&heir).is_none_or(|known| Some(known) == number(&work.record))
-        }))
+                && number(&other).is_none_or(|known| Some(known) == number(&work.record))
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Takes what our own inodes still have in a removed directory; says whether there was any.
@@ -199,7 +218,7 @@ impl Node {
         Ok(any)
     }
 
-    fn has_entries(&self, dir: &Dir) -> Result<bool> {
+    pub(super) fn has_entries(&self, dir: &Dir) -> Result<bool> {
         let mut any = false;
         self.backing.list(dir, &mut |entries| {
             any |= !entries.is_empty();

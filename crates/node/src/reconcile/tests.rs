@@ -65,6 +65,12 @@ impl Stub for Contents {
     }
 
     fn flush(&self, node: &Node, record: &Record, target: &Target<'_>) -> Result<Flushed> {
+        let now = node.meta.get(record.ino)?;
+        let removed = now.links.is_empty() && !record.links.is_empty();
+        if removed || now.backing.fingerprint != record.backing.fingerprint {
+            // As of real files: what the caller decided upon was overtaken.
+            return Ok(Flushed::Busy);
+        }
         let bytes = self.bytes.lock().get(&record.ino.0).cloned().unwrap_or_default();
         let name = super::names::os(target.name);
         if target.in_place
@@ -660,6 +666,7 @@ mod model;
 mod stale;
 mod times_kept;
 mod unanswered;
+mod unseen;
 
 /// Fails every commit and notes when it was asked for.
 #[derive(Default)]

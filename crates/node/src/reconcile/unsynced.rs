@@ -6,12 +6,13 @@
 //! file to write it anew, may leave a name that is durable and bytes that are not. What is left of
 //! these must not take the place of the version that the backing store has.
 
-use forebay_meta::{Error as MetaError, Ino, Link, Record, RenameFlags};
-use forebay_store::ErrorClass;
+use forebay_meta::{Error as MetaError, Link, Links, Record, RenameFlags};
+use forebay_store::{Attributes, ErrorClass};
 
 use super::conflict::conflict_name;
+use super::identity::is_pending;
 use super::names::os;
-use crate::convert;
+use crate::convert::{self, is_inode};
 use crate::error::Result;
 use crate::node::Node;
 
@@ -29,44 +30,53 @@ impl Node {
             return Ok(());
         }
         for link in &record.links {
-            if self.replaces_known(record, link)? {
-                self.rename_aside(record.ino, link)?;
+            if let Some(found) = self.replaces_known(record, link)? {
+                self.rename_aside(record, link, &found)?;
             }
         }
         Ok(())
     }
 
-    /// Whether the backing store has an older version of a file under a name: its own, or that of
+    /// What the backing store has of an older version of a file under a name: its own, or that of
     /// the file that it has replaced. What was removed or moved away before the name was given to this
     /// one does not come back.
-    fn replaces_known(&self, record: &Record, link: &Link) -> Result<bool> {
+    fn replaces_known(&self, record: &Record, link: &Link) -> Result<Option<Attributes>> {
         let own = record.backing.links.contains(link) && record.backing.fingerprint.is_some();
-        let mut ghosts = self.meta.ghosts_of(link.parent, &link.name)?;
+        let ghosts = self.meta.ghosts_of(link.parent, &link.name)?;
         let replaced = record.replaces && record.links.len() == 1 && !ghosts.is_empty();
         if !own && !replaced {
-            return Ok(false);
-        }
-        for ghost in ghosts.drain(..) {
-            if self.known(ghost)?.is_some_and(|record| !record.links.is_empty()) {
-                return Ok(false);
-            }
+            return Ok(None);
         }
         let found = self
             .backing_dir(link.parent)
             .and_then(|dir| Ok(self.backing.stat(&dir, os(&link.name))?));
-        match found {
-            Ok(_) => Ok(true),
-            Err(error) if error.class() == Some(ErrorClass::NotFound) => Ok(false),
-            Err(error) => Err(error),
+        let found = match found {
+            Err(error) if error.class() == Some(ErrorClass::NotFound) => return Ok(None),
+            found => found?,
+        };
+        if own && is_its_own(record, &found) {
+            return Ok(Some(found));
         }
+        for ghost in ghosts {
+            if self.known(ghost)?.is_some_and(|record| !record.links.is_empty()) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(found))
     }
 
-    fn rename_aside(&self, ino: Ino, link: &Link) -> Result<()> {
+    fn rename_aside(&self, record: &Record, link: &Link, found: &Attributes) -> Result<()> {
+        let ino = record.ino;
+        // Then none of its other claims is true, if it has one name there: what stands there is another's.
+        let stood_here = record.links.len() == 1 && found.nlink < 2 && is_its_own(record, found);
         // First: a start that ends here leaves a change on both sides, of which nothing is lost.
         let ghosts = self.meta.ghosts_of(link.parent, &link.name)?;
         for claimant in ghosts.into_iter().chain([ino]) {
             let disown = |record: &mut Record| {
                 record.backing.links.remove(link);
+                if claimant == ino && stood_here {
+                    record.backing.links = Links::default();
+                }
                 if record.backing.links.is_empty() {
                     record.backing.fingerprint = None;
                     record.backing.pending = None;
@@ -94,4 +104,11 @@ impl Node {
         self.import_name(link.parent, &link.name)?;
         Ok(())
     }
+}
+
+/// Whether what was found under a name is the very object of this record, or the version of it that was
+/// about to be published.
+fn is_its_own(record: &Record, found: &Attributes) -> bool {
+    is_pending(record, found)
+        || record.backing.fingerprint.is_some_and(|known| is_inode(&known, found))
 }

@@ -1,6 +1,6 @@
 //! Work in hand: what was done to inodes in the backing store, until it is durable and reported.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +41,8 @@ struct Facts {
     change_time_unknown: bool,
     /// The object under the old names is not this inode's any more.
     disowned: bool,
+    /// An object was made that has none of the attributes which it should have but its type.
+    made: bool,
     attributes: bool,
     xattrs: bool,
     bytes: bool,
@@ -65,6 +67,11 @@ impl Facts {
         }
         if self.settled {
             record.backing.pending = None;
+        }
+        if self.made {
+            // Until they are known to be written: whoever made it may have failed, or died, before.
+            record.backing.attrs_differ = true;
+            record.backing.xattrs_differ = true;
         }
         if record.change == seen_change {
             record.backing.attrs_differ &= !self.attributes;
@@ -200,6 +207,14 @@ impl<'a> Work<'a> {
         self.facts.xattrs = true;
     }
 
+    /// The backing store has an object for the inode that was made just now, or may have been by a
+    /// worker that was interrupted: mode, owner, times and extended attributes are to be written.
+    pub(super) fn made(&mut self) {
+        self.record.backing.attrs_differ = true;
+        self.record.backing.xattrs_differ = true;
+        self.facts.made = true;
+    }
+
     /// What was done to another inode, to be reported together with this one.
     ///
     /// That was not all there is to do for it: a name that it claims may not be there, so that it
@@ -247,7 +262,7 @@ struct Finished<'a> {
 /// The work of one thread between two syncs of directories: many inodes share one sync.
 pub(super) struct Batch<'a> {
     node: &'a Node,
-    dirs: HashMap<u64, Dir>,
+    dirs: BTreeMap<u64, Dir>,
     finished: Vec<Finished<'a>>,
     followers: Vec<Ino>,
     foreign: Vec<Link>,
@@ -258,7 +273,7 @@ impl<'a> Batch<'a> {
     pub(super) fn new(node: &'a Node) -> Self {
         Batch {
             node,
-            dirs: HashMap::new(),
+            dirs: BTreeMap::new(),
             finished: Vec::new(),
             followers: Vec::new(),
             foreign: Vec::new(),
@@ -331,18 +346,18 @@ impl<'a> Batch<'a> {
     /// worker knows them again; it looks which names are there.
     pub(super) fn finish(&mut self) -> Result<()> {
         let finished = std::mem::take(&mut self.finished);
-        let dirs: Vec<(u64, Dir)> = self.dirs.drain().collect();
+        let dirs = std::mem::take(&mut self.dirs);
         // Before the report: whoever sees by it that nothing is left to do restores their times.
-        self.node.entries_written(dirs.iter().map(|(ino, _)| *ino));
+        self.node.entries_written(dirs.keys().copied());
         if !dirs.is_empty() {
-            let handles: Vec<Dir> = dirs.iter().map(|(_, dir)| dir.clone()).collect();
+            let handles: Vec<Dir> = dirs.values().cloned().collect();
             fail_at!("node.reconcile.before_sync");
             if let Err(error) = self.node.backing.sync_dirs(&handles) {
                 for done in &finished {
                     self.node.settle_published(done.owned.ino, false)?;
-                    let Facts { fingerprint, settled, change_time_unknown, .. } = done.facts;
+                    let Facts { fingerprint, settled, change_time_unknown, made, .. } = done.facts;
                     let known = Facts { fingerprint, settled, ..Facts::default() };
-                    let facts = Facts { change_time_unknown, ..known };
+                    let facts = Facts { change_time_unknown, made, ..known };
                     self.node.report(&done.owned, NEVER, &facts)?;
                 }
                 return Err(error.into());
@@ -358,17 +373,16 @@ impl<'a> Batch<'a> {
             }
         }
         fail_at!("node.reconcile.after_report");
-        for (dir, _) in dirs {
+        for dir in dirs.into_keys() {
             if let Err(error) = self.node.settle_directory(Ino(dir)) {
                 failed.get_or_insert(error);
             }
         }
         drop(finished);
         for link in std::mem::take(&mut self.foreign) {
-            if let Err(error) = self.node.import_name(link.parent, &link.name) {
+            if let Err(error) = self.node.import_foreign(&link) {
                 tracing::debug!(%error, "what others made is imported later");
             }
-            self.node.forget_name(link.parent, &link.name);
         }
         for ino in std::mem::take(&mut self.theirs) {
             if let Err(error) = self.node.take_theirs(ino) {

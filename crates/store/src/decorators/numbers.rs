@@ -1,5 +1,9 @@
 //! A backing store that gives the number of a removed object to the next one that is made, as many
 //! file systems on disks do. The file systems that tests run on (tmpfs) never use a number twice.
+//!
+//! On request it also has a clock of its own: the times that the store below sets by itself are shown
+//! as the time of that clock at which they were first seen. So a test says how coarse they are, and
+//! they do not depend on the machine.
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
@@ -15,7 +19,7 @@ use crate::backing::{
 };
 use crate::{
     Attributes, BackingFile, BackingStore, Commit, Dir, Expect, FileKind, Fingerprint, Group,
-    Presence, Result, Synced, Temporary,
+    Presence, Result, Synced, Temporary, Timestamp,
 };
 
 thread_local! {
@@ -27,35 +31,66 @@ thread_local! {
 #[derive(Default)]
 struct Numbers {
     shown: HashMap<u64, u64>,
-    real: HashMap<u64, u64>,
     free: BTreeSet<u64>,
     next: u64,
     shows_births: bool,
+    clock: Option<Arc<dyn Fn() -> Timestamp + Send + Sync>>,
+    /// The times of each object that the store below has set, as they are shown.
+    times: HashMap<u64, HashMap<Timestamp, Timestamp>>,
+    births: HashMap<u64, Timestamp>,
 }
 
 impl Numbers {
     fn present(&mut self, found: Attributes) -> Attributes {
-        let btime = if self.shows_births { found.btime } else { crate::Timestamp::default() };
-        Attributes { ino: self.show(found.ino), btime, ..found }
+        let ino = self.show(found.ino);
+        let (ctime, mtime) = self.show_times(found.ino, found.ctime, found.mtime);
+        let birth = self.births.get(&found.ino).copied().unwrap_or(found.btime);
+        let btime = if self.shows_births { birth } else { Timestamp::default() };
+        Attributes { ino, btime, ctime, mtime, ..found }
+    }
+
+    fn present_print(&mut self, print: Fingerprint) -> Fingerprint {
+        let ino = self.show(print.ino);
+        let (ctime, mtime) = self.show_times(print.ino, print.ctime, print.mtime);
+        let birth = self.births.get(&print.ino).copied().unwrap_or(print.born);
+        let born = if self.shows_births { birth } else { Timestamp::default() };
+        Fingerprint { ino, born, ctime, mtime, ..print }
+    }
+
+    /// A change time is always set by the store below, another time perhaps by whoever asked for it:
+    /// then it was never seen as a change time.
+    fn show_times(
+        &mut self,
+        real: u64,
+        ctime: Timestamp,
+        mtime: Timestamp,
+    ) -> (Timestamp, Timestamp) {
+        let Some(clock) = &self.clock else { return (ctime, mtime) };
+        let times = self.times.entry(real).or_default();
+        let shown = *times.entry(ctime).or_insert_with(|| clock());
+        (shown, times.get(&mtime).copied().unwrap_or(mtime))
     }
 
     fn show(&mut self, real: u64) -> u64 {
         if let Some(shown) = self.shown.get(&real) {
             return *shown;
         }
+        if let Some(clock) = &self.clock {
+            self.births.insert(real, clock());
+        }
         let shown = self.free.pop_first().unwrap_or_else(|| {
             self.next += 1;
             self.next
         });
         self.shown.insert(real, shown);
-        self.real.insert(shown, real);
         shown
     }
 
     fn free(&mut self, real: u64) {
         if let Some(shown) = self.shown.remove(&real) {
-            self.real.remove(&shown);
             self.free.insert(shown);
+            self.times.remove(&real);
+            self.births.remove(&real);
         }
     }
 }
@@ -78,6 +113,20 @@ impl RenumberedBacking {
         let renumbered = Self::new(inner);
         renumbered.numbers.lock().shows_births = true;
         renumbered
+    }
+
+    /// The same with times by a clock of the test's.
+    pub fn with_clock(self, clock: Arc<dyn Fn() -> Timestamp + Send + Sync>) -> Self {
+        self.numbers.lock().clock = Some(clock);
+        self
+    }
+
+    /// The version below that is shown as `version`; one that there is not if none is.
+    fn version_below(&self, dir: &Dir, name: &OsStr, version: Fingerprint) -> Fingerprint {
+        match self.inner.stat(dir, name) {
+            Ok(found) if self.shown(found).fingerprint() == version => found.fingerprint(),
+            _ => Fingerprint { ino: u64::MAX, ..version },
+        }
     }
 
     fn shown(&self, found: Attributes) -> Attributes {
@@ -299,16 +348,12 @@ impl BackingStore for RenumberedBacking {
         name: &OsStr,
         expect: Expect,
     ) -> Result<Commit> {
-        let real = |print: Fingerprint| {
-            let real = self.numbers.lock().real.get(&print.ino).copied();
-            Fingerprint { ino: real.unwrap_or(u64::MAX), ..print }
-        };
         let leaving = match expect {
             Expect::Absent => None,
             Expect::Version(_) | Expect::Any => self.leaving(dir, name),
         };
         let expect = match expect {
-            Expect::Version(print) => Expect::Version(real(print)),
+            Expect::Version(print) => Expect::Version(self.version_below(dir, name, print)),
             other => other,
         };
         PLAIN.set(true);
@@ -317,8 +362,7 @@ impl BackingStore for RenumberedBacking {
         Ok(match done? {
             Commit::Done(print) => {
                 self.left(leaving);
-                let ino = self.numbers.lock().show(print.ino);
-                Commit::Done(Fingerprint { ino, ..print })
+                Commit::Done(self.numbers.lock().present_print(print))
             }
             Commit::Conflict(found) => Commit::Conflict(found.map(|found| self.shown(found))),
         })

@@ -182,6 +182,24 @@ fn xattrs_when_asked_for_then_imported_and_written_back() {
 }
 
 #[test]
+fn xattrs_that_nobody_asked_for_when_the_file_is_written_then_stay() {
+    let bench = Bench::new();
+    let path = bench.root.join("file");
+    fs::write(&path, b"1").expect("written");
+    let set = rustix::fs::setxattr(&path, "user.color", b"red", rustix::fs::XattrFlags::empty());
+    if set.is_err() {
+        return; // No user attributes on this file system.
+    }
+    // A new version takes the place of the old one.
+    bench.write("file", b"changed");
+    bench.drained();
+    assert_eq!(bench.read("file"), b"changed");
+    let mut value = [0; 16];
+    let found = rustix::fs::getxattr(&path, "user.color", &mut value[..]).expect("still there");
+    assert_eq!(&value[..found], b"red");
+}
+
+#[test]
 fn exclusive_when_others_change_then_nothing_is_asked() {
     let counter = Arc::new(Counter::default());
     let bench = Bench::with(counter.clone(), |config| config.coherence = Coherence::Exclusive);

@@ -6,23 +6,27 @@
 //! conflicts where nobody else changes anything; the backlog empties; the check finds nothing; and
 //! the backing store equals the namespace in the end.
 
+mod program;
+
+use forebay_meta::{Engine, EngineError, Key, MiniTransaction, Outcome, Page};
 use forebay_store::decorators::RenumberedBacking;
+use program::{Made, NAMES, Program};
 
 use super::*;
-use crate::lockstep::{self, Lockstep};
+use crate::lockstep::{self, Clock, ClockStops, Lockstep};
 use crate::namespace::NewName;
 
-/// The last lines that are told of a run that failed.
+/// The last lines that are told of a run that failed; all of one that was asked for.
 const TOLD: usize = 300;
 
 #[derive(Default)]
-struct Trace(Mutex<std::collections::VecDeque<String>>);
+pub(super) struct Trace(Mutex<std::collections::VecDeque<String>>);
 
 impl Trace {
     fn add(&self, line: String) {
         let mut lines = self.0.lock();
         lines.push_back(line);
-        if lines.len() > TOLD {
+        if lines.len() > TOLD && !is_one_seed() {
             lines.pop_front();
         }
     }
@@ -30,6 +34,48 @@ impl Trace {
 
 thread_local! {
     static ROLE: std::cell::Cell<&'static str> = const { std::cell::Cell::new("") };
+    static TRACE: std::cell::RefCell<Option<Arc<Trace>>> = const { std::cell::RefCell::new(None) };
+}
+
+/// The calling thread is this part of a run from now on.
+fn begin(role: &'static str, trace: &Arc<Trace>) {
+    ROLE.set(role);
+    TRACE.set(Some(trace.clone()));
+}
+
+/// Whether one run was asked for, to be looked at.
+fn is_one_seed() -> bool {
+    std::env::var_os("FOREBAY_MODEL_SEED").is_some()
+}
+
+/// Has what the code says of itself told among the steps.
+struct Log;
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, of: &tracing::Metadata<'_>) -> bool {
+        *of.level() <= tracing::Level::DEBUG && of.target().starts_with("forebay_node")
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Line(String);
+        impl tracing::field::Visit for Line {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0.push_str(&format!(" {}={value:?}", field.name()));
+            }
+        }
+        let mut line = Line(format!("{} SAYS:", ROLE.get()));
+        event.record(&mut line);
+        TRACE.with_borrow(|trace| trace.iter().for_each(|trace| trace.add(line.0.clone())));
+    }
 }
 
 /// Gives the turn away before and after each operation, some of which fail for workers, half of these
@@ -87,376 +133,9 @@ impl Random {
     }
 }
 
-/// What a program has made, by path.
-type Made = BTreeMap<String, (FileKind, Ino)>;
-
-/// A program, and all that it knows.
-struct Program {
-    node: Arc<Node>,
-    contents: Arc<Contents>,
-    random: Random,
-    made: Made,
-    /// An extended attribute of each that has one.
-    xattrs: BTreeMap<u64, Vec<u8>>,
-    trace: Arc<Trace>,
-    /// Others change the backing store: nothing is certain.
-    lenient: bool,
-}
-
-const NAMES: [&str; 3] = ["a", "b", "c"];
-
-impl Program {
-    fn told<T>(&self, what: &str, path: &str, done: Result<T>) -> Option<T> {
-        match done {
-            Ok(done) => Some(done),
-            Err(_) if self.lenient => None,
-            Err(error) => {
-                self.trace.add(format!("PROGRAM FAILED {what} {path}: {error}"));
-                panic!("{what} {path}: {error}");
-            }
-        }
-    }
-
-    fn wrong(&self, what: String) {
-        if !self.lenient {
-            self.trace.add(format!("PROGRAM {what}"));
-            panic!("{what}");
-        }
-    }
-
-    /// The directory of a path and the name in it: as the kernel remembers it, or looked up anew.
-    fn place<'p>(&mut self, path: &'p str) -> Option<(Ino, &'p [u8])> {
-        let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let known = self.made.get(dir).map(|(_, ino)| *ino);
-        if self.random.below(2) == 0 || self.lenient {
-            let mut at = Ino::ROOT;
-            for part in dir.split('/').filter(|part| !part.is_empty()) {
-                let found = self.node.find(&Context::DAEMON, at, part.as_bytes());
-                let Some(found) = self.told("find", path, found)? else {
-                    self.wrong(format!("{path}: {part} is missing"));
-                    return None;
-                };
-                at = found.ino;
-            }
-            if !dir.is_empty() && Some(at) != known {
-                self.wrong(format!("{dir} is {at}, not {known:?}"));
-            }
-            return Some((at, name.as_bytes()));
-        }
-        Some((known.unwrap_or(Ino::ROOT), name.as_bytes()))
-    }
-
-    fn say(&self, what: &str, path: &str) {
-        self.trace.add(format!("program: {what} {path}"));
-    }
-
-    fn mkdir(&mut self, path: &str) {
-        self.say("mkdir", path);
-        let Some((dir, name)) = self.place(path) else { return };
-        let made = self.node.mkdir(&Context::DAEMON, dir, name, 0o755, 0);
-        if let Some(stat) = self.told("mkdir", path, made) {
-            self.made.insert(path.into(), (FileKind::Directory, stat.ino));
-        }
-    }
-
-    fn write(&mut self, path: &str) {
-        self.say("write", path);
-        let Some((dir, name)) = self.place(path) else { return };
-        let new = NewName::file(0o644, 0);
-        let found = self.node.find_or_make(&Context::DAEMON, dir, name, &new, false, &mut |_| {});
-        let record = match self.told("write", path, found) {
-            None => return,
-            Some(crate::namespace::Found::Created(record)) => record,
-            Some(crate::namespace::Found::Existing(record)) => {
-                if record.attr.kind != FileKind::File {
-                    return;
-                }
-                let fresh = self.node.revalidate(&Context::DAEMON, record);
-                let Some(record) = self.told("open", path, fresh) else { return };
-                record
-            }
-        };
-        let known = self.made.insert(path.into(), (FileKind::File, record.ino));
-        if known.is_some_and(|(_, ino)| ino != record.ino) {
-            self.wrong(format!("{path} is {}, not {known:?}", record.ino));
-        }
-        let bytes = format!("{path} {}", self.random.below(1000)).into_bytes();
-        let size = bytes.len() as u64;
-        self.contents.bytes.lock().insert(record.ino.0, bytes);
-        let now = convert::now();
-        let update = |record: &mut Record| {
-            record.attr.size = size;
-            record.attr.mtime = now;
-            record.dirty = true;
-            Queue::Yes
-        };
-        let updated = self.node.meta.update(record.ino, Some(now), update);
-        self.told("write to", path, updated.map_err(Into::into));
-    }
-
-    fn chmod(&mut self, path: &str) {
-        let Some((_, ino)) = self.made.get(path).copied() else { return };
-        let perm = [0o700, 0o750, 0o755][self.random.below(3)];
-        let update = |record: &mut Record| {
-            record.attr.perm = perm;
-            record.backing.attrs_differ = true;
-            Queue::Yes
-        };
-        let updated = self.node.meta.update(ino, Some(convert::now()), update);
-        self.told("chmod", path, updated.map_err(Into::into));
-    }
-
-    fn set_xattr(&mut self, path: &str) {
-        self.say("setxattr", path);
-        let Some((_, ino)) = self.made.get(path).copied() else { return };
-        let value = format!("value {}", self.random.below(1000)).into_bytes();
-        let named = (&b"user.test"[..], &value[..]);
-        let set = self.node.set_xattr(&Context::DAEMON, ino, named, 0, false);
-        if self.told("setxattr", path, set).is_some() {
-            self.xattrs.insert(ino.0, value);
-        }
-    }
-
-    fn link(&mut self, from: &str, to: &str) {
-        self.say("link", &format!("{from} {to}"));
-        let Some((_, ino)) = self.made.get(from).copied() else { return };
-        let Some((dir, name)) = self.place(to) else { return };
-        let linked = self.node.link(&Context::DAEMON, ino, dir, name);
-        if self.told("link", to, linked).is_some() {
-            self.made.insert(to.into(), (FileKind::File, ino));
-        }
-    }
-
-    fn below(&self, path: &str) -> Vec<String> {
-        let prefix = format!("{path}/");
-        self.made.keys().filter(|known| known.starts_with(&prefix)).cloned().collect()
-    }
-
-    /// As `rm -r`.
-    fn remove(&mut self, path: &str) {
-        let mut paths = self.below(path);
-        paths.push(path.into());
-        paths.sort_by_key(|path| std::cmp::Reverse((path.matches('/').count(), path.clone())));
-        for path in paths {
-            let Some((kind, _)) = self.made.get(&path).copied() else { continue };
-            self.say("remove", &path);
-            if kind == FileKind::Directory {
-                self.compare(&path);
-            }
-            let Some((dir, name)) = self.place(&path) else { continue };
-            let removed = match kind {
-                FileKind::Directory => self.node.rmdir(&Context::DAEMON, dir, name),
-                _ => self.node.unlink(&Context::DAEMON, dir, name),
-            };
-            self.told("remove", &path, removed);
-            self.made.remove(&path);
-            lockstep::step();
-        }
-    }
-
-    fn rename(&mut self, from: &str, to: &str) {
-        self.say("rename", &format!("{from} {to}"));
-        let Some((from_dir, old)) = self.place(from) else { return };
-        let Some((to_dir, new)) = self.place(to) else { return };
-        let ctx = Context::DAEMON;
-        let renamed = self.node.rename(&ctx, (from_dir, old), (to_dir, new), 0);
-        if self.told("rename", to, renamed).is_none() {
-            return;
-        }
-        // Over an empty directory, or another file.
-        self.made.remove(to);
-        let moved: Vec<String> = self.below(from);
-        let Some(itself) = self.made.remove(from) else { return };
-        self.made.insert(to.into(), itself);
-        for path in moved {
-            let Some(known) = self.made.remove(&path) else { continue };
-            self.made.insert(format!("{to}{}", &path[from.len()..]), known);
-        }
-    }
-
-    /// Looks whether a directory shows what was made in it.
-    fn compare(&mut self, path: &str) {
-        let Some(dir) = (match path {
-            "" => Some(Ino::ROOT),
-            _ => self.made.get(path).map(|(_, ino)| *ino),
-        }) else {
-            return;
-        };
-        self.say("list", path);
-        let listed = self.node.ensure_listed(&Context::DAEMON, dir);
-        self.told("list", path, listed);
-        let Some(shown) =
-            self.told("list", path, self.node.meta.entries(dir, 0, 1000).map_err(Into::into))
-        else {
-            return;
-        };
-        let shown: BTreeMap<String, Ino> = shown
-            .into_iter()
-            .map(|entry| (String::from_utf8_lossy(&entry.name).into_owned(), entry.ino))
-            .collect();
-        let prefix = if path.is_empty() { String::new() } else { format!("{path}/") };
-        let made: BTreeMap<String, Ino> = self
-            .made
-            .iter()
-            .filter_map(|(known, (_, ino))| {
-                let name = known.strip_prefix(&prefix).filter(|name| !name.contains('/'))?;
-                (!name.is_empty()).then(|| (name.to_owned(), *ino))
-            })
-            .collect();
-        if shown != made {
-            self.wrong(format!("{path:?} shows {shown:?}, not {made:?}"));
-        }
-    }
-
-    /// A path that nothing has, in a directory that is there.
-    fn fresh(&mut self) -> Option<String> {
-        let dirs: Vec<String> = std::iter::once(String::new())
-            .chain(
-                self.made
-                    .iter()
-                    .filter(|(_, (kind, _))| *kind == FileKind::Directory)
-                    .map(|(path, _)| path.clone()),
-            )
-            .filter(|path| path.matches('/').count() < 3)
-            .collect();
-        let dir = dirs[self.random.below(dirs.len())].clone();
-        let name = NAMES[self.random.below(NAMES.len())];
-        let path = if dir.is_empty() { name.to_owned() } else { format!("{dir}/{name}") };
-        (!self.made.contains_key(&path)).then_some(path)
-    }
-
-    fn any(&mut self, kind: Option<FileKind>) -> Option<String> {
-        let all: Vec<&String> = self
-            .made
-            .iter()
-            .filter(|(_, (known, _))| kind.is_none_or(|kind| kind == *known))
-            .map(|(path, _)| path)
-            .collect();
-        (!all.is_empty()).then(|| all[self.random.below(all.len())].clone())
-    }
-
-    fn make_tree(&mut self, path: &str) {
-        self.mkdir(path);
-        for name in NAMES {
-            if !self.made.contains_key(path) {
-                return;
-            }
-            match self.random.below(4) {
-                0 => {}
-                1 => {
-                    let below = format!("{path}/{name}");
-                    self.mkdir(&below);
-                    if self.made.contains_key(&below) {
-                        self.write(&format!("{below}/a"));
-                    }
-                }
-                _ => self.write(&format!("{path}/{name}")),
-            }
-            lockstep::step();
-        }
-    }
-
-    /// As a journal or a lock file, of which one comes after the other.
-    fn make_and_remove(&mut self, path: &str) {
-        for _ in 0..6 {
-            self.write(path);
-            for _ in 0..self.random.below(30) {
-                lockstep::step();
-            }
-            if !self.made.contains_key(path) {
-                return;
-            }
-            self.remove(path);
-        }
-    }
-
-    /// A directory takes the place of another one, which is emptied before.
-    fn rename_over_directory(&mut self) {
-        let kind = Some(FileKind::Directory);
-        let (Some(from), Some(to)) = (self.any(kind), self.any(kind)) else { return };
-        let apart = |a: &str, b: &str| a != b && !a.starts_with(&format!("{b}/"));
-        if apart(&from, &to) && apart(&to, &from) {
-            for path in self.below(&to).into_iter().rev() {
-                self.remove(&path);
-            }
-            self.rename(&from, &to);
-        }
-    }
-
-    fn act(&mut self) {
-        lockstep::step();
-        match self.random.below(24) {
-            20 => {
-                if let Some(path) = self.any(None) {
-                    self.set_xattr(&path);
-                }
-            }
-            21 => self.rename_over_directory(),
-            22..24 => {
-                if let Some(path) = self.fresh() {
-                    self.make_and_remove(&path);
-                }
-            }
-            0..5 => {
-                let Some(path) = self.fresh() else { return };
-                self.make_tree(&path);
-            }
-            5..9 => {
-                let Some(path) = self.any(None) else { return };
-                self.remove(&path);
-                // And again at once.
-                if self.random.below(2) == 0 && !self.made.contains_key(&path) {
-                    self.make_tree(&path);
-                }
-            }
-            9..11 => {
-                if let Some(path) = self.any(Some(FileKind::File)) {
-                    self.write(&path);
-                }
-            }
-            11..13 => {
-                if let Some(path) = self.fresh() {
-                    self.write(&path);
-                }
-            }
-            13..15 => {
-                let (Some(from), Some(to)) = (self.any(None), self.fresh()) else { return };
-                if to != from && !to.starts_with(&format!("{from}/")) {
-                    self.rename(&from, &to);
-                }
-            }
-            15 => {
-                // Over another file.
-                let file = Some(FileKind::File);
-                let (Some(from), Some(to)) = (self.any(file), self.any(file)) else { return };
-                if self.made[&from].1 != self.made[&to].1 {
-                    self.rename(&from, &to);
-                }
-            }
-            16 => {
-                if let Some(path) = self.any(None) {
-                    self.chmod(&path);
-                }
-            }
-            17 => {
-                let (Some(from), Some(to)) = (self.any(Some(FileKind::File)), self.fresh()) else {
-                    return;
-                };
-                self.link(&from, &to);
-            }
-            _ => {
-                self.compare("");
-                if let Some(path) = self.any(Some(FileKind::Directory)) {
-                    self.compare(&path);
-                }
-            }
-        }
-    }
-}
-
 /// Takes from the backlog, a few at a time.
-fn work(node: &Node, mut random: Random, over: &std::sync::atomic::AtomicBool) {
-    ROLE.set(if random.0.is_multiple_of(2) { "worker 0" } else { "worker 1" });
+fn work(node: &Node, mut random: Random, over: &std::sync::atomic::AtomicBool, trace: &Arc<Trace>) {
+    begin(if random.0.is_multiple_of(2) { "worker 0" } else { "worker 1" }, trace);
     while !over.load(Ordering::Acquire) {
         let queued = node.meta.backlog(forebay_meta::Seq(0), 1000).expect("the backlog");
         let first = random.below(queued.len());
@@ -472,7 +151,6 @@ fn work(node: &Node, mut random: Random, over: &std::sync::atomic::AtomicBool) {
 
 /// Looks at names, and at files as if to open them.
 fn look(node: &Node, mut random: Random, over: &std::sync::atomic::AtomicBool) {
-    ROLE.set("reader");
     while !over.load(Ordering::Acquire) {
         let mut at = Ino::ROOT;
         for _ in 0..4 {
@@ -522,12 +200,61 @@ fn meddle(root: &Path, mut random: Random, over: &std::sync::atomic::AtomicBool,
     }
 }
 
+#[derive(Clone, Copy)]
 struct Scene {
     coherence: Coherence,
     others: bool,
     /// Of each thousand operations of workers so many fail.
     faults: usize,
     actions: usize,
+    /// So often the daemon is killed and started again.
+    kills: u64,
+    /// Some files were not synced when the machine stopped: they have lost their bytes.
+    cuts: bool,
+}
+
+const PLAIN: Scene = Scene {
+    coherence: Coherence::Open,
+    others: false,
+    faults: 0,
+    actions: 40,
+    kills: 0,
+    cuts: false,
+};
+
+/// What outlasts a daemon of the metadata.
+struct Kept(Arc<Memory>);
+
+impl Engine for Kept {
+    fn execute(&self, transaction: &MiniTransaction) -> std::result::Result<Outcome, EngineError> {
+        self.0.execute(transaction)
+    }
+
+    fn scan(
+        &self,
+        partition: u16,
+        prefix: &[u8],
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> std::result::Result<Page, EngineError> {
+        self.0.scan(partition, prefix, after, limit)
+    }
+
+    fn sweep(
+        &self,
+        after: Option<&Key>,
+        limit: usize,
+    ) -> std::result::Result<Vec<(Key, Vec<u8>)>, EngineError> {
+        self.0.sweep(after, limit)
+    }
+
+    fn spans_partitions(&self) -> bool {
+        self.0.spans_partitions()
+    }
+
+    fn sync(&self) -> std::result::Result<(), EngineError> {
+        self.0.sync()
+    }
 }
 
 fn tree_of(node: &Node, dir: Ino, path: &Path, tree: &mut BTreeMap<PathBuf, String>) {
@@ -559,6 +286,9 @@ fn tree_below(root: &Path, path: &Path, tree: &mut BTreeMap<PathBuf, String>) {
 
 fn run(seed: u64, scene: &Scene) {
     let trace = Arc::new(Trace::default());
+    if is_one_seed() {
+        tracing::subscriber::set_global_default(Log).ok();
+    }
     let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| act(seed, scene, &trace)));
     if let Err(panic) = ran {
         for line in &*trace.0.lock() {
@@ -569,123 +299,299 @@ fn run(seed: u64, scene: &Scene) {
     }
 }
 
-#[expect(clippy::too_many_lines, reason = "one scene from its beginning to its end")]
-fn act(seed: u64, scene: &Scene, trace: &Arc<Trace>) {
-    let scratch = Scratch::new();
-    let root = scratch.0.join("backing");
-    fs::create_dir_all(&root).expect("made");
-    let contents = Arc::new(Contents::default());
-    let inner = Arc::new(DirBacking::open(&root, "test").expect("opens"));
-    let numbered = Arc::new(match seed % 2 {
-        0 => RenumberedBacking::new(inner),
-        _ => RenumberedBacking::with_births(inner),
-    });
-    let steps = Arc::new(Steps {
-        trace: trace.clone(),
-        faults: Mutex::new(Random(seed ^ 0x0bad_cafe)),
-        per_mille: 0.into(),
-    });
-    let backing = Arc::new(InterceptedBacking::new(numbered, steps.clone()));
-    let meta = MetaStore::open(Box::new(Memory::new()), &Options::default()).expect("opens");
-    let node = node_on(backing, meta, &contents, |config| config.coherence = scene.coherence);
-    // Nobody works but those who take turns.
-    assert!(node.slow.close(Duration::from_secs(5)) && node.flushers.close(Duration::from_secs(5)));
-    node.import_root().expect("the root is there");
-    node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
-    let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let random = |number: u64| Random(seed.wrapping_mul(1000).wrapping_add(number) ^ 0x5dee_ce66);
-    let mut program = Program {
-        node: node.clone(),
-        contents: contents.clone(),
-        random: random(0),
-        made: Made::new(),
-        xattrs: BTreeMap::new(),
-        trace: trace.clone(),
-        lenient: scene.others,
-    };
-    let made = Arc::new(Mutex::new(None));
-    let mut parts: Vec<Box<dyn FnOnce() + Send>> = Vec::new();
-    let (ended, result, actions) = (over.clone(), made.clone(), scene.actions);
-    parts.push(Box::new(move || {
-        ROLE.set("program");
-        for _ in 0..actions {
-            program.act();
+/// What outlasts the daemons of one run.
+struct World {
+    seed: u64,
+    scene: Scene,
+    trace: Arc<Trace>,
+    root: PathBuf,
+    contents: Arc<Contents>,
+    steps: Arc<Steps>,
+    backing: Arc<dyn BackingStore>,
+    engine: Arc<Memory>,
+    made: Made,
+    xattrs: BTreeMap<u64, Vec<u8>>,
+    _scratch: Scratch,
+}
+
+impl World {
+    fn new(seed: u64, scene: &Scene, trace: &Arc<Trace>, clock: &Arc<Clock>) -> Self {
+        let scratch = Scratch::new();
+        let root = scratch.0.join("backing");
+        fs::create_dir_all(&root).expect("made");
+        let inner = Arc::new(DirBacking::open(&root, "test").expect("opens"));
+        let numbered = match seed % 2 {
+            0 => RenumberedBacking::new(inner),
+            _ => RenumberedBacking::with_births(inner),
+        };
+        // Others can't be told from ourselves within one tick.
+        let tick_ns = if scene.others || (seed / 15).is_multiple_of(2) { 1 } else { 4_000_000 };
+        let clock = clock.clone();
+        let numbered = numbered.with_clock(Arc::new(move || {
+            let (seconds, nanos) = clock.file_time(tick_ns);
+            forebay_store::Timestamp { seconds, nanos }
+        }));
+        let steps = Arc::new(Steps {
+            trace: trace.clone(),
+            faults: Mutex::new(Random(seed ^ 0x0bad_cafe)),
+            per_mille: 0.into(),
+        });
+        World {
+            seed,
+            scene: *scene,
+            trace: trace.clone(),
+            root,
+            contents: Arc::default(),
+            backing: Arc::new(InterceptedBacking::new(Arc::new(numbered), steps.clone())),
+            steps,
+            engine: Arc::new(Memory::new()),
+            made: Made::new(),
+            xattrs: BTreeMap::new(),
+            _scratch: scratch,
         }
-        ended.store(true, Ordering::Release);
-        *result.lock() = Some(program);
-    }));
-    for number in 1..3 {
-        let (node, random, over) = (node.clone(), random(number), over.clone());
-        parts.push(Box::new(move || work(&node, random, &over)));
     }
-    let (reading, chance, ending) = (node.clone(), random(3), over.clone());
-    parts.push(Box::new(move || look(&reading, chance, &ending)));
-    if scene.others {
-        let (root, random, over, trace) = (root.clone(), random(4), over.clone(), trace.clone());
-        parts.push(Box::new(move || meddle(&root, random, &over, &trace)));
+
+    fn random(&self, number: u64) -> Random {
+        Random(self.seed.wrapping_mul(1000).wrapping_add(number) ^ 0x5dee_ce66)
     }
-    steps.per_mille.store(scene.faults, Ordering::Release);
-    Lockstep::run(seed, parts);
-    steps.per_mille.store(0, Ordering::Release);
-    ROLE.set("drain");
-    let until = Instant::now() + Duration::from_secs(5);
-    let remaining = node.drain(until, &mut |_| true).expect("drained");
-    let left: Vec<String> = node.unwritten(9).map_or_else(
-        |error| vec![error.to_string()],
-        |paths| paths.iter().map(|path| path.escape_ascii().to_string()).collect(),
-    );
-    assert_eq!(remaining, Remaining::default(), "{:?} {left:?}", node.last_backlog_error());
-    let report = node.meta.check(false).expect("a check");
-    let violations: Vec<&String> = report.violations.iter().map(|found| &found.what).collect();
-    assert!(violations.is_empty(), "{violations:?}");
-    let mut program = made.lock().take().expect("it ended");
-    if scene.others {
-        // What others did last becomes known by another look.
-        node.walk(Ino::ROOT, &mut |record| {
-            node.time_passes(record.ino);
-            true
-        })
-        .expect("walked");
-        let until = Instant::now() + Duration::from_secs(5);
-        assert_eq!(node.drain(until, &mut |_| true).expect("drained"), Remaining::default());
-    } else {
+
+    /// A daemon that continues what was there, as far as it concerns names.
+    fn start(&mut self, life: u64) -> Arc<Node> {
+        self.trace.add(format!("START {life}"));
+        let engine = Box::new(Kept(self.engine.clone()));
+        let meta = MetaStore::open(engine, &Options::default()).expect("opens");
+        let change = |config: &mut NodeConfig| config.coherence = self.scene.coherence;
+        let node = node_on(self.backing.clone(), meta, &self.contents, change);
+        // Nobody works but those who take turns.
+        let closed = node.slow.close(Duration::from_secs(5));
+        assert!(closed && node.flushers.close(Duration::from_secs(5)));
+        if life > 0 {
+            self.backing.clean_temporaries("test").expect("cleaned");
+            node.take_up_written_entries().expect("taken up");
+            node.release_orphans(&HashSet::new()).expect("released");
+            self.recover_bytes(&node, life);
+        }
+        node.import_root().expect("the root is there");
+        node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+        if self.scene.cuts {
+            // Some have another name now, beside which an older version shows again.
+            self.made = Made::new();
+            made_below(&node, Ino::ROOT, "", &mut self.made);
+        }
+        node
+    }
+
+    /// As the recovery does with what lies on the tiers.
+    fn recover_bytes(&mut self, node: &Node, life: u64) {
+        let mut random = self.random(100 + life);
+        let lengths: BTreeMap<u64, u64> = {
+            let bytes = self.contents.bytes.lock();
+            bytes.iter().map(|(ino, bytes)| (*ino, bytes.len() as u64)).collect()
+        };
+        for (ino, len) in lengths {
+            let Ok(record) = node.meta.get(Ino(ino)) else { continue };
+            if self.scene.cuts && record.dirty && random.below(3) == 0 {
+                self.trace.add(format!("CUT {ino}"));
+                self.contents.bytes.lock().insert(ino, Vec::new());
+                node.set_aside_if_cut(&record, 0).expect("set aside");
+                let update = |record: &mut Record| {
+                    record.attr.size = 0;
+                    Queue::Yes
+                };
+                node.meta.update(Ino(ino), None, update).expect("it is there");
+            } else if record.attr.size != len {
+                let update = |record: &mut Record| {
+                    record.attr.size = len;
+                    record.dirty = true;
+                    Queue::Yes
+                };
+                node.meta.update(Ino(ino), None, update).expect("it is there");
+            }
+        }
+    }
+
+    /// What programs do until their daemon ends or is killed.
+    fn live(&mut self, node: &Arc<Node>, life: u64) {
+        let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let program = Arc::new(Mutex::new(Program {
+            node: node.clone(),
+            contents: self.contents.clone(),
+            random: self.random(10 * life),
+            made: std::mem::take(&mut self.made),
+            xattrs: std::mem::take(&mut self.xattrs),
+            trace: self.trace.clone(),
+            in_flight: false,
+            // After a cut older versions show again where nobody looks for them.
+            lenient: self.scene.others || self.scene.cuts,
+        }));
+        let mut parts: Vec<Box<dyn FnOnce() + Send>> = Vec::new();
+        let (ended, acting, actions) = (over.clone(), program.clone(), self.scene.actions);
+        let trace = self.trace.clone();
+        parts.push(Box::new(move || {
+            begin("program", &trace);
+            let mut program = acting.lock();
+            for _ in 0..actions {
+                program.act();
+            }
+            ended.store(true, Ordering::Release);
+        }));
+        for number in 1..3 {
+            let (node, random, over) =
+                (node.clone(), self.random(10 * life + number), over.clone());
+            let trace = self.trace.clone();
+            parts.push(Box::new(move || work(&node, random, &over, &trace)));
+        }
+        let (reading, chance, ending) = (node.clone(), self.random(10 * life + 3), over.clone());
+        let trace = self.trace.clone();
+        parts.push(Box::new(move || {
+            begin("reader", &trace);
+            look(&reading, chance, &ending);
+        }));
+        let (keeper, ending) = (node.clone(), over.clone());
+        parts.push(Box::new(move || {
+            while !ending.load(Ordering::Acquire) {
+                keeper.let_go_of_due();
+                lockstep::blocked();
+            }
+        }));
+        if self.scene.others {
+            let (root, random) = (self.root.clone(), self.random(10 * life + 4));
+            let (over, trace) = (over, self.trace.clone());
+            parts.push(Box::new(move || meddle(&root, random, &over, &trace)));
+        }
+        self.steps.per_mille.store(self.scene.faults, Ordering::Release);
+        let killed_at = match life < self.scene.kills {
+            true => 200 + self.random(10 * life + 5).below(4000) as u64,
+            false => u64::MAX,
+        };
+        Lockstep::run(self.seed.wrapping_add(life << 32), killed_at, parts);
+        self.steps.per_mille.store(0, Ordering::Release);
+        let mut program = program.lock();
+        self.made = std::mem::take(&mut program.made);
+        self.xattrs = std::mem::take(&mut program.xattrs);
+        if killed_at != u64::MAX {
+            self.look_what_is_done(node, program.in_flight);
+        }
+    }
+
+    /// What was under way when the daemon was killed may be done or not.
+    fn look_what_is_done(&mut self, node: &Node, in_flight: bool) {
+        let mut made = Made::new();
+        made_below(node, Ino::ROOT, "", &mut made);
+        if !in_flight && !self.scene.others && !self.scene.cuts {
+            assert_eq!(made, self.made, "as it was when the daemon was killed");
+        }
+        self.made = made;
+        if in_flight {
+            let known =
+                |ino: &u64| node.meta.xattr_get(Ino(*ino), b"user.test").unwrap_or_default();
+            let inos = self.made.values().map(|(_, ino)| ino.0);
+            let found: Vec<_> = inos.filter_map(|ino| Some((ino, known(&ino)?))).collect();
+            self.xattrs.extend(found);
+        }
+    }
+
+    /// Brings all in line and compares.
+    fn end(&mut self, node: &Arc<Node>) {
+        begin("drain", &self.trace);
+        drain(node);
+        let report = node.meta.check(false).expect("a check");
+        let violations: Vec<&String> = report.violations.iter().map(|found| &found.what).collect();
+        assert!(violations.is_empty(), "{violations:?}");
+        if self.scene.others || self.scene.cuts {
+            // What others did last, and older versions, become known by another look.
+            node.walk(Ino::ROOT, &mut |record| {
+                node.time_passes(record.ino);
+                true
+            })
+            .expect("walked");
+            drain(node);
+        } else {
+            self.compare_all(node);
+        }
+        let (mut logical, mut physical) = (BTreeMap::new(), BTreeMap::new());
+        tree_of(node, Ino::ROOT, Path::new(""), &mut logical);
+        tree_below(&self.root, Path::new(""), &mut physical);
+        if self.scene.others {
+            // A mode that others set is noticed with the next change of the entries beside it.
+            for tree in [&mut logical, &mut physical] {
+                tree.values_mut().for_each(|what| what.truncate(4));
+            }
+        }
+        assert_eq!(physical, logical);
+        assert_eq!(node.backing.list_limbo().expect("limbo"), Vec::<u64>::new());
+        let counts = node.meta.counts();
+        assert_eq!((counts.queued, counts.ghosts, counts.orphans), (0, 0, 0));
+    }
+
+    /// Where nobody else changes anything: all that the program has made is there, as it was made.
+    fn compare_all(&mut self, node: &Arc<Node>) {
+        assert_eq!(node.conflicts().0, 0, "{:?}", node.conflicts());
+        let mut program = Program {
+            node: node.clone(),
+            contents: self.contents.clone(),
+            random: self.random(9),
+            made: self.made.clone(),
+            xattrs: BTreeMap::new(),
+            trace: self.trace.clone(),
+            in_flight: false,
+            lenient: false,
+        };
         program.compare("");
         for (path, (kind, _)) in program.made.clone() {
             if kind == FileKind::Directory {
                 program.compare(&path);
             }
         }
-        assert_eq!(node.conflicts().0, 0, "{:?}", node.conflicts());
-        for (path, (kind, ino)) in &program.made {
+        for (path, (kind, ino)) in &self.made {
             if *kind == FileKind::File {
-                let bytes = contents.bytes.lock().get(&ino.0).cloned().unwrap_or_default();
-                let written = fs::read(root.join(path)).expect("it is there");
+                let bytes = self.contents.bytes.lock().get(&ino.0).cloned().unwrap_or_default();
+                let written = fs::read(self.root.join(path)).expect("it is there");
                 assert_eq!(String::from_utf8_lossy(&written), String::from_utf8_lossy(&bytes));
             }
-            if let Some(value) = program.xattrs.get(&ino.0) {
+            if let Some(value) = self.xattrs.get(&ino.0) {
                 let mut found = [0; 64];
-                let len = rustix::fs::lgetxattr(root.join(path), "user.test", &mut found[..]);
-                assert_eq!(
-                    len.map(|len| found[..len].to_vec()).ok().as_ref(),
-                    Some(value),
-                    "{path}"
-                );
+                let below = self.root.join(path);
+                let len = rustix::fs::lgetxattr(below, "user.test", &mut found[..]);
+                let found = len.map(|len| found[..len].to_vec()).ok();
+                assert_eq!(found.as_ref(), Some(value), "{path} ({ino})");
             }
         }
     }
-    let (mut logical, mut physical) = (BTreeMap::new(), BTreeMap::new());
-    tree_of(&node, Ino::ROOT, Path::new(""), &mut logical);
-    tree_below(&root, Path::new(""), &mut physical);
-    if scene.others {
-        // A mode that others set is noticed with the next change of the entries beside it.
-        for tree in [&mut logical, &mut physical] {
-            tree.values_mut().for_each(|what| what.truncate(4));
+}
+
+fn made_below(node: &Node, dir: Ino, path: &str, made: &mut Made) {
+    for item in node.meta.entries_plus(dir, 0, 1000).expect("entries") {
+        let name = String::from_utf8_lossy(&item.entry.name).into_owned();
+        let below = if path.is_empty() { name } else { format!("{path}/{name}") };
+        made.insert(below.clone(), (item.record.attr.kind, item.record.ino));
+        if item.record.is_directory() {
+            made_below(node, item.record.ino, &below, made);
         }
     }
-    assert_eq!(physical, logical);
-    assert_eq!(node.backing.list_limbo().expect("limbo"), Vec::<u64>::new());
-    let counts = node.meta.counts();
-    assert_eq!((counts.queued, counts.ghosts, counts.orphans), (0, 0, 0));
+}
+
+fn drain(node: &Node) {
+    let until = Instant::now() + Duration::from_secs(30);
+    let remaining = node.drain(until, &mut |_| true).expect("drained");
+    let left: Vec<String> = node.unwritten(9).map_or_else(
+        |error| vec![error.to_string()],
+        |paths| paths.iter().map(|path| path.escape_ascii().to_string()).collect(),
+    );
+    assert_eq!(remaining, Remaining::default(), "{:?} {left:?}", node.last_backlog_error());
+}
+
+fn act(seed: u64, scene: &Scene, trace: &Arc<Trace>) {
+    let clock = Clock::start(seed);
+    let _stops = ClockStops;
+    let mut world = World::new(seed, scene, trace, &clock);
+    for life in 0..scene.kills {
+        let node = world.start(life);
+        world.live(&node, life);
+    }
+    let node = world.start(scene.kills);
+    world.live(&node, scene.kills);
+    world.end(&node);
 }
 
 /// The seeds of a test: `FOREBAY_MODEL_SEED` alone, or `FOREBAY_MODEL_CASES` of them, else 60.
@@ -700,24 +606,21 @@ fn seeds() -> std::ops::Range<u64> {
 #[test]
 fn trees_removed_and_made_again_while_written_back_when_interleaved_then_as_a_plain_directory() {
     for seed in seeds() {
-        run(seed, &Scene { coherence: Coherence::Open, others: false, faults: 0, actions: 40 });
+        run(seed, &PLAIN);
     }
 }
 
 #[test]
 fn trees_removed_and_made_again_by_a_sole_user_when_interleaved_then_as_a_plain_directory() {
     for seed in seeds() {
-        run(
-            seed,
-            &Scene { coherence: Coherence::Exclusive, others: false, faults: 0, actions: 40 },
-        );
+        run(seed, &Scene { coherence: Coherence::Exclusive, ..PLAIN });
     }
 }
 
 #[test]
 fn names_when_others_change_the_backing_store_at_any_moment_then_the_backlog_empties() {
     for seed in seeds() {
-        run(seed, &Scene { coherence: Coherence::Open, others: true, faults: 0, actions: 30 });
+        run(seed, &Scene { others: true, actions: 30, ..PLAIN });
     }
 }
 
@@ -725,7 +628,7 @@ fn names_when_others_change_the_backing_store_at_any_moment_then_the_backlog_emp
 fn trees_removed_and_made_again_when_the_store_fails_now_and_then_then_as_a_plain_directory() {
     for seed in seeds() {
         let faults = [5, 30, 100][seed as usize % 3];
-        run(seed, &Scene { coherence: Coherence::Open, others: false, faults, actions: 40 });
+        run(seed, &Scene { faults, ..PLAIN });
     }
 }
 
@@ -733,6 +636,29 @@ fn trees_removed_and_made_again_when_the_store_fails_now_and_then_then_as_a_plai
 fn names_when_others_change_a_store_that_fails_now_and_then_then_the_backlog_empties() {
     for seed in seeds() {
         let faults = [5, 30, 100][seed as usize % 3];
-        run(seed, &Scene { coherence: Coherence::Open, others: true, faults, actions: 30 });
+        run(seed, &Scene { others: true, faults, actions: 30, ..PLAIN });
+    }
+}
+
+#[test]
+fn names_when_the_daemon_is_killed_at_any_moment_then_as_a_plain_directory() {
+    for seed in seeds() {
+        let faults = [0, 0, 30][seed as usize % 3];
+        run(seed, &Scene { kills: 1 + seed % 3, faults, ..PLAIN });
+    }
+}
+
+#[test]
+fn names_when_the_daemon_is_killed_while_others_change_the_store_then_the_backlog_empties() {
+    for seed in seeds() {
+        run(seed, &Scene { others: true, kills: 1 + seed % 3, actions: 30, ..PLAIN });
+    }
+}
+
+#[test]
+fn names_when_unsynced_files_are_cut_by_a_crash_then_the_backlog_empties() {
+    for seed in seeds() {
+        let faults = [0, 0, 30][seed as usize % 3];
+        run(seed, &Scene { cuts: true, kills: 1 + seed % 3, faults, ..PLAIN });
     }
 }

@@ -130,6 +130,47 @@ fn file_whose_parent_is_about_to_be_renamed_when_not_found_then_stays() {
 }
 
 #[test]
+fn extended_attributes_read_while_a_worker_moves_the_directory_then_not_taken_for_none() {
+    let (bench, meanwhile) = bench();
+    let above = bench.mkdir("old");
+    bench.drained();
+    let path = bench.root.join("old/file");
+    fs::write(&path, b"x").expect("written by others");
+    let flags = rustix::fs::XattrFlags::empty();
+    if rustix::fs::setxattr(&path, "user.color", b"red", flags).is_err() {
+        return; // No user attributes on this file system.
+    }
+    bench.node.time_passes(above);
+    let file = bench.find(above, "file").expect("imported").ino;
+    bench.node.drop_handle(above);
+    bench.rename("old", "new", false);
+    // Neither the first nor the second look finds it: its parent is on the move.
+    let again = meanwhile.clone();
+    meanwhile.set(Operation::Open, ABSENT, move || again.set(Operation::Open, ABSENT, || {}));
+    let value = bench.node.get_xattr(&Context::DAEMON, file, b"user.color").expect("it has it");
+    assert!(meanwhile.is_done());
+    assert_eq!(value, b"red");
+}
+
+#[test]
+fn directory_in_which_others_make_something_before_the_first_look_then_shown() {
+    let (bench, meanwhile) = bench();
+    let dir = bench.mkdir("dir");
+    let (again, root) = (meanwhile.clone(), bench.root.clone());
+    // After it was made, and before anybody knows what it looks like.
+    meanwhile.set(Operation::Create, Verdict::Pass, move || {
+        again.set(Operation::Stat, Verdict::Pass, move || {
+            fs::write(root.join("dir/theirs"), b"x").expect("written by others");
+        });
+    });
+    bench.node.reconcile(dir).expect("made");
+    assert!(meanwhile.is_done());
+    bench.drained();
+    bench.node.time_passes(dir);
+    assert!(bench.find(dir, "theirs").is_some());
+}
+
+#[test]
 fn directory_removed_while_it_is_compared_then_another_of_its_name_stays() {
     let (bench, meanwhile) = bench();
     let first = bench.mkdir("dir");

@@ -1,0 +1,198 @@
+//! What a worker that was killed, or others, have done, and nobody has looked at yet.
+
+use forebay_meta::Link;
+
+use super::*;
+
+fn link(dir: Ino, name: &str) -> Link {
+    Link::new(dir, name.as_bytes())
+}
+
+/// The time of a change in the backing store, and as it is known here.
+fn times_of(bench: &Bench, path: &str, ino: Ino) -> ((i64, i64), (i64, i64)) {
+    let found = fs::symlink_metadata(bench.root.join(path)).expect("there");
+    let known = bench.node.meta.get(ino).expect("known").attr.mtime;
+    ((found.mtime(), found.mtime_nsec()), (known.sec, i64::from(known.nsec)))
+}
+
+#[test]
+fn directory_that_wants_a_name_of_others_when_it_yields_then_what_is_in_it_stays() {
+    let bench = Bench::new();
+    let dir = bench.mkdir("here");
+    let file = bench.write("here/file", b"ours");
+    bench.drained();
+    bench.rename("here", "there", false);
+    fs::create_dir(bench.root.join("there")).expect("made by others");
+    fs::write(bench.root.join("there/theirs"), b"theirs").expect("written by others");
+    bench.drained();
+    assert_eq!(bench.node.conflicts().0, 1);
+    let now = bench.find(dir, "file").map(|record| record.ino);
+    assert_eq!(now, Some(file), "it is the same file as before");
+    let shown = bench.dir("there");
+    assert_ne!(shown, dir);
+    assert!(bench.find(shown, "theirs").is_some());
+}
+
+#[test]
+fn directory_that_may_have_two_names_when_others_made_one_of_them_then_the_backlog_empties() {
+    let bench = Bench::new();
+    let dir = bench.mkdir("one");
+    bench.write("one/file", b"1");
+    bench.drained();
+    let mode = fs::Permissions::from_mode(0o711);
+    fs::set_permissions(bench.root.join("one"), mode).expect("changed by others");
+    fs::write(bench.root.join("beside"), b"x").expect("so that it is noticed");
+    bench.node.time_passes(Ino::ROOT);
+    bench.node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+    assert_eq!(bench.find(Ino::ROOT, "one").expect("known").attr.perm, 0o711);
+    bench.rename("one", "two", false);
+    // The worker was killed before it could rename, and others were quicker.
+    bench.node.meta.claim(dir, &link(Ino::ROOT, "two")).expect("claimed");
+    fs::create_dir(bench.root.join("two")).expect("made by others");
+    bench.drained();
+    assert!(bench.find(dir, "file").is_some());
+    assert_eq!(bench.names("").len(), 3, "{:?}", bench.names(""));
+    assert!(bench.names("two").is_empty(), "it is the others'");
+}
+
+#[test]
+fn directory_made_by_a_killed_worker_when_what_is_in_it_is_renamed_then_nothing_comes_back() {
+    let bench = Bench::new();
+    let (above, dir) = (bench.mkdir("above"), bench.mkdir("above/old"));
+    for (ino, at, path) in
+        [(above, link(Ino::ROOT, "above"), "above"), (dir, link(above, "old"), "above/old")]
+    {
+        bench.node.meta.claim(ino, &at).expect("claimed");
+        fs::create_dir(bench.root.join(path)).expect("made");
+    }
+    bench.rename("above/old", "above/new", false);
+    bench.node.reconcile(dir).expect("in line");
+    bench.drained();
+    bench.node.time_passes(above);
+    assert_eq!(bench.names("above"), ["new"]);
+    assert!(bench.find(above, "old").is_none());
+    assert_eq!(bench.find(above, "new").map(|record| record.ino), Some(dir));
+}
+
+#[test]
+fn directory_made_by_a_killed_worker_when_it_is_removed_with_what_is_in_it_then_both_go() {
+    let bench = Bench::new();
+    let (above, dir) = (bench.mkdir("above"), bench.mkdir("above/dir"));
+    for (ino, at, path) in
+        [(above, link(Ino::ROOT, "above"), "above"), (dir, link(above, "dir"), "above/dir")]
+    {
+        bench.node.meta.claim(ino, &at).expect("claimed");
+        fs::create_dir(bench.root.join(path)).expect("made");
+    }
+    bench.rmdir("above/dir");
+    bench.rmdir("above");
+    bench.drained();
+    assert_eq!((bench.names(""), bench.node.conflicts().0), (vec![], 0));
+}
+
+#[test]
+fn what_a_killed_worker_has_made_when_found_then_gets_its_attributes() {
+    let bench = Bench::new();
+    let ino = bench.make("link", FileKind::Symlink, 0o777);
+    bench.node.meta.claim(ino, &link(Ino::ROOT, "link")).expect("claimed");
+    std::os::unix::fs::symlink("to/nowhere", bench.root.join("link")).expect("made");
+    bench.drained();
+    let (found, known) = times_of(&bench, "link", ino);
+    assert_eq!(found, known);
+}
+
+#[test]
+fn what_was_made_when_its_attributes_fail_then_they_are_written_later() {
+    let flaky = Arc::new(Flaky::new(1));
+    let bench = Bench::with(flaky.clone(), |_| {});
+    let ino = bench.make("pipe", FileKind::Fifo, 0o600);
+    flaky.set_rules(vec![Rule::nth(Operation::SetAttributes, 1, libc::EIO)]);
+    bench.node.reconcile(ino).expect_err("its times could not be set");
+    bench.drained();
+    let (found, known) = times_of(&bench, "pipe", ino);
+    assert_eq!(found, known);
+}
+
+#[test]
+fn file_that_others_removed_while_it_waited_for_a_turn_without_a_difference_then_gone() {
+    let bench = Bench::new();
+    bench.write("file", b"x");
+    bench.write("other", b"y");
+    bench.drained();
+    bench.node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+    bench.rename("file", "elsewhere", false);
+    bench.rename("elsewhere", "file", false);
+    fs::remove_file(bench.root.join("file")).expect("removed by others");
+    bench.node.time_passes(Ino::ROOT);
+    assert!(bench.find(Ino::ROOT, "other").is_some());
+    // Its turn finds nothing to do, and does not look for it.
+    bench.drained();
+    bench.node.time_passes(Ino::ROOT);
+    assert!(bench.find(Ino::ROOT, "file").is_none(), "others removed it");
+}
+
+#[test]
+fn file_that_others_removed_before_its_directory_was_listed_then_gone() {
+    let bench = Bench::new();
+    fs::create_dir(bench.root.join("dir")).expect("made");
+    for name in ["one", "two"] {
+        fs::write(bench.root.join("dir").join(name), b"x").expect("written");
+    }
+    let dir = bench.dir("dir");
+    // Known by itself, and the directory is not listed.
+    bench.node.import_name(dir, b"one").expect("imported").expect("there");
+    fs::remove_file(bench.root.join("dir/one")).expect("removed by others");
+    bench.node.ensure_listed(&Context::DAEMON, dir).expect("listed");
+    assert!(bench.node.meta.lookup(dir, b"one").expect("a look-up").is_none());
+    assert!(bench.node.meta.lookup(dir, b"two").expect("a look-up").is_some());
+}
+
+#[test]
+fn file_whose_only_known_name_is_anothers_when_moved_then_the_other_stays() {
+    let bench = Bench::new();
+    let one = bench.write("one", b"first");
+    let two = bench.write("two", b"second");
+    bench.drained();
+    bench.rename("one", "three", false);
+    bench.rename("two", "one", false);
+    // As it may be after a start that had to give up what it knew of the names.
+    fs::rename(bench.root.join("two"), bench.root.join("one")).expect("moved");
+    let moved = |record: &mut Record| {
+        record.backing.links.remove(&link(Ino::ROOT, "two"));
+        record.backing.links.push(link(Ino::ROOT, "one"));
+    };
+    bench.node.meta.reconciled_at_start(two, u64::MAX, moved).expect("noted");
+    bench.fill(one, b"first, changed");
+    bench.node.reconcile(one).expect("in line");
+    bench.drained();
+    assert_eq!((bench.read("one"), bench.read("three")), {
+        (b"second".to_vec(), b"first, changed".to_vec())
+    });
+    assert_eq!((bench.node.conflicts().0, bench.names("").len()), (0, 2));
+}
+
+#[test]
+fn file_that_is_set_aside_when_it_also_claims_the_name_of_another_then_that_stays() {
+    let bench = Bench::new();
+    let one = bench.write("one", b"first");
+    let two = bench.write("two", b"second");
+    bench.drained();
+    bench.rename("one", "two", true);
+    // A worker has exchanged both below, and was killed before it could report.
+    for (ino, name) in [(one, "two"), (two, "one")] {
+        bench.node.meta.claim(ino, &link(Ino::ROOT, name)).expect("claimed");
+    }
+    for (from, to) in [("one", "x"), ("two", "one"), ("x", "two")] {
+        fs::rename(bench.root.join(from), bench.root.join(to)).expect("moved");
+    }
+    // What was written to it since was not synced when the machine stopped.
+    bench.fill(one, b"not synced");
+    bench.contents.bytes.lock().insert(one.0, Vec::new());
+    let record = bench.node.meta.get(one).expect("known");
+    bench.node.set_aside_if_cut(&record, 0).expect("set aside");
+    bench.drained();
+    assert_eq!((bench.read("one"), bench.read("two")), (b"second".to_vec(), b"first".to_vec()));
+    assert_eq!(bench.find(Ino::ROOT, "one").map(|record| record.ino), Some(two));
+    assert_eq!(bench.names("").len(), 3, "{:?}", bench.names(""));
+    assert_eq!(bench.node.conflicts().0, 1);
+}
