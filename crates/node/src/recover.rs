@@ -718,11 +718,8 @@ impl Node {
     fn recover_spills(&self, trust: Trust) -> Result<HashSet<u64>> {
         let mut usable = HashSet::new();
         for ino in self.wanted_spills()? {
-            let (size, mtime, whole) = match self.open_spilled(ino) {
-                Ok(Some(spill)) => {
-                    let (size, mtime) = spill.size_and_mtime();
-                    (size, mtime, !spill.has_map())
-                }
+            let (size, spill) = match self.open_spilled(ino) {
+                Ok(Some(spill)) => (spill.size_and_mtime().0, spill),
                 Ok(None) => continue,
                 Err(
                     error @ (NodeError::Lost
@@ -744,10 +741,11 @@ impl Node {
             if self.residents.get(ino.0).is_some() {
                 continue;
             }
-            if !trust.unsynced && whole {
+            if !trust.unsynced && !spill.has_map() {
                 self.set_aside_if_cut(&record, size)?;
             }
             self.meta.update(ino, None, |record| {
+                let mtime = spill.mtime_known_by(&record.attr);
                 show_written(&mut record.attr, size, convert::time(mtime));
                 record.dirty = true;
                 Queue::Yes
