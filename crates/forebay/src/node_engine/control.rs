@@ -372,10 +372,8 @@ impl Control for NodeControl {
             if before.pinned {
                 return Ok(Done::Refused("is pinned; `forebay unpin` it first"));
             }
-            if before.dirty {
-                self.node.reconcile(ino)?;
-            }
-            Ok(if self.node.evict_file(ino)? {
+            let unused = !before.dirty || self.node.write_back_unused(ino)?;
+            Ok(if unused && self.node.evict_file(ino)? {
                 Done::Bytes(before.resident_bytes)
             } else {
                 Done::Refused("is in use")
