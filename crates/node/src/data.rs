@@ -369,6 +369,31 @@ impl Node {
         }
     }
 
+    /// The record of a file follows the version that the backing store has.
+    pub(crate) fn revert_to(&self, ino: Ino, found: forebay_meta::Fingerprint) -> Result<()> {
+        self.follow_version(ino, found, false)
+    }
+
+    /// As [`Node::revert_to`]; of a file that was written back and not reported, as its daemon was
+    /// killed, what programs have set since stays (`killed`).
+    pub(crate) fn follow_version(
+        &self,
+        ino: Ino,
+        found: forebay_meta::Fingerprint,
+        killed: bool,
+    ) -> Result<()> {
+        self.meta.update(ino, None, |record| {
+            record.dirty = false;
+            record.attr.size = found.size;
+            if !(killed && record.backing.attrs_differ) {
+                record.attr.mtime = found.mtime;
+            }
+            record.backing.fingerprint = Some(found);
+            Queue::Yes
+        })?;
+        Ok(())
+    }
+
     /// Before an object counts as clean, and its size and time as those of the record: whoever has
     /// closed the file may not have come to settle it yet, and finds nothing to do then.
     pub(crate) fn settle_before_clean(&self, file: &File, place: &Place) -> Result<()> {

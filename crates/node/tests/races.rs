@@ -418,6 +418,28 @@ fn time_that_is_set_while_a_file_past_the_tier_is_written_back_then_stays() {
 }
 
 #[test]
+fn time_that_is_set_of_a_file_that_is_not_reported_when_the_daemon_dies_then_stays() {
+    let _one = ONE.lock();
+    let mut rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |_| {});
+    rig.put("file", &noise(1, 3000));
+    let ino = rig.ino("file");
+    fail::cfg("node.clean.after_header", "panic").unwrap();
+    let reconcile = std::panic::AssertUnwindSafe(|| rig.node().reconcile(ino));
+    let died = std::panic::catch_unwind(reconcile).is_err();
+    fail::remove("node.clean.after_header");
+    assert!(died, "the worker does not come by there");
+    rig.node().setattr(&CONTEXT, ino, &timed(5)).unwrap();
+    rig.crash();
+    rig.start();
+    let shown = || rig.node().getattr(&CONTEXT, ino).unwrap().attr.mtime;
+    assert_eq!(shown(), Timestamp::new(1_000_000_005, 0), "after the start");
+    rig.drain();
+    assert_eq!(shown(), Timestamp::new(1_000_000_005, 0), "after the drain");
+    assert_eq!(mtime_below(&rig, "file"), 1_000_000_005);
+    assert_eq!(rig.get("file"), noise(1, 3000));
+}
+
+#[test]
 fn directory_when_synced_while_a_worker_reports_its_entries_then_has_its_time_below() {
     let _one = ONE.lock();
     let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |_| {});
