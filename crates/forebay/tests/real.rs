@@ -365,6 +365,27 @@ fn whole_trees_are_warmed_pinned_evicted_and_synced() {
 }
 
 #[test]
+fn commands_when_they_can_not_do_it_then_say_what_and_why() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::write(site.path("backing/large"), vec![1; 20 << 20]).unwrap();
+    std::os::unix::fs::symlink("large", site.path("backing/link")).unwrap();
+    let tier = format!("{}=8M", site.text("tier"));
+    let (code, text) =
+        site.run(&["mount", &site.text("backing"), &site.text("mnt"), "--tier", &tier]);
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = site.run(&["warm", &site.text("mnt/large")]);
+    assert!(code == 1 && text.contains("large: no tier has room for it"), "{text}");
+    let (code, text) = site.run(&["sync", &site.text("mnt/nothing")]);
+    assert!(code == 1 && text.contains("nothing: No such file"), "{text}");
+    let (code, text) = site.run(&["fsck", &site.text("backing")]);
+    assert!(code == 6 && text.contains("backing is not a Forebay tier"), "{text}");
+    site.umount();
+}
+
+#[test]
 fn a_warm_that_is_interrupted_harms_nothing() {
     if !can_mount() {
         return;

@@ -211,11 +211,19 @@ pub fn accept_store(
 fn open_tiers(request: &CheckRequest, checked: &mut Checked) -> Result<Vec<(DirTier, TierLock)>> {
     let mut tiers = Vec::new();
     for dir in &request.tiers {
+        // First: what else it may be is not to be made a tier's.
+        let foreign = match forebay_store::tier::identity(dir) {
+            Ok(found) => found.is_none() && !request.rebuild,
+            Err(error) => matches!(error, StoreError::Foreign { .. }),
+        };
+        if foreign {
+            return Err(NodeError::Config(format!("{} is not a Forebay tier", dir.display())));
+        }
         forebay_store::check_own(dir)?;
         match forebay_store::tier::identity(dir) {
             Ok(Some(_)) => {}
             // The place of a first tier that is lost.
-            Ok(None) if request.rebuild => {}
+            Ok(None) => {}
             Err(error)
                 if matches!(error, StoreError::Damaged { .. })
                     || forebay_store::tier::is_label_torn(dir)
@@ -232,9 +240,6 @@ fn open_tiers(request: &CheckRequest, checked: &mut Checked) -> Result<Vec<(DirT
                 let id = forebay_store::tier::restore_label(dir, id)?;
                 checked
                     .problem(true, format!("the label of {} was made anew: {id}", dir.display()));
-            }
-            Ok(None) | Err(StoreError::Foreign { .. }) => {
-                return Err(NodeError::Config(format!("{} is not a Forebay tier", dir.display())));
             }
             Err(error) => return Err(error.into()),
         }

@@ -132,6 +132,8 @@ pub struct NodeConfig {
     pub durability: Durability,
     /// Which opens bypass the daemon.
     pub passthrough: Passthrough,
+    /// Whether nothing can be changed through the mount.
+    pub read_only: bool,
     /// Whether outside changes are looked for.
     pub coherence: Coherence,
     /// How long attributes count as fresh.
@@ -184,6 +186,7 @@ impl NodeConfig {
             writeback: Writeback::After(Duration::from_secs(5)),
             durability: Durability::Local,
             passthrough: Passthrough::Read,
+            read_only: false,
             coherence: Coherence::Open,
             attr_timeout: Duration::from_secs(10),
             entry_timeout: Duration::from_secs(10),

@@ -69,7 +69,7 @@ impl Node {
         }
         let emptied = record.dirty && record.attr.size == 0;
         residence.base = if record.spilled {
-            self.spill_base(&record)?
+            self.spill_base(file, &record)?
         } else if record.backing.fingerprint.is_some() && (residence.place.is_some() || !emptied) {
             Base::backing()
         } else {
@@ -142,9 +142,10 @@ impl Node {
     }
 
     /// The spill file of a file, or what became of it.
-    fn spill_base(&self, record: &Record) -> Result<Base> {
+    fn spill_base(&self, file: &File, record: &Record) -> Result<Base> {
         if let Some(spill) = self.open_spilled(record.ino)? {
-            return Ok(Base::Spill(Arc::new(spill)));
+            spill.set_mtime(spill.mtime_known_by(&record.attr));
+            return Ok(file.spilled_to(Arc::new(spill)));
         }
         match self.published_spill(record)? {
             Some(found) => {
@@ -366,6 +367,31 @@ impl Node {
             Err(forebay_meta::Error::Stale(_)) => Ok(false),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The record of a file follows the version that the backing store has.
+    pub(crate) fn revert_to(&self, ino: Ino, found: forebay_meta::Fingerprint) -> Result<()> {
+        self.follow_version(ino, found, false)
+    }
+
+    /// As [`Node::revert_to`]; of a file that was written back and not reported, as its daemon was
+    /// killed, what programs have set since stays (`killed`).
+    pub(crate) fn follow_version(
+        &self,
+        ino: Ino,
+        found: forebay_meta::Fingerprint,
+        killed: bool,
+    ) -> Result<()> {
+        self.meta.update(ino, None, |record| {
+            record.dirty = false;
+            record.attr.size = found.size;
+            if !(killed && record.backing.attrs_differ) {
+                record.attr.mtime = found.mtime;
+            }
+            record.backing.fingerprint = Some(found);
+            Queue::Yes
+        })?;
+        Ok(())
     }
 
     /// Before an object counts as clean, and its size and time as those of the record: whoever has
@@ -615,10 +641,7 @@ impl Node {
         file.clean_as.lock().take();
         let [atime, mtime] = [times.atime, times.mtime].map(|t| t.map(convert::store_time));
         let Some(resident) = self.residents.get(file.ino.0) else {
-            if let (Some(mtime), Some(residence)) =
-                (mtime, file.residence.try_read_for(ATTRIBUTES_WAIT))
-                && let Base::Spill(spill) = &residence.base
-            {
+            if let (Some(mtime), Some(spill)) = (mtime, file.spill.lock().upgrade()) {
                 spill.set_mtime(mtime);
             }
             return;

@@ -430,6 +430,21 @@ impl Node {
         }
     }
 
+    /// Writes a file back before its copy goes, for `forebay evict`; false if a program has it open, so
+    /// that the copy stays.
+    ///
+    /// # Errors
+    /// What the backing store says.
+    pub fn write_back_unused(&self, ino: Ino) -> Result<bool> {
+        let file = self.files.get(ino);
+        if file.is_open() {
+            return Ok(false);
+        }
+        // It may be mapped still.
+        self.reconcile_open(&file)?;
+        Ok(true)
+    }
+
     /// Drops the copy of a clean file that nobody uses, for `forebay evict`; says whether it went.
     ///
     /// # Errors

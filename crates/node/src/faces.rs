@@ -9,7 +9,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use forebay_meta::Ino;
+use forebay_meta::{Ino, Record};
 use rustix::io::Errno;
 
 use crate::error::Result;
@@ -37,7 +37,7 @@ pub struct Registered {
     pub opens: u32,
     /// Whether it is the backing file, because the tiers were passed over; else it is the object.
     pub bypass: bool,
-    /// Which object it is; 0 if that is not known.
+    /// Which object it is, or which version of the backing store; 0 if that is not known.
     pub object: u64,
     /// A tier, and the bytes of it that an object takes up which is only here any more.
     pub charged: Option<(u8, u64)>,
@@ -212,14 +212,28 @@ pub(crate) fn object_id(fd: Option<BorrowedFd<'_>>) -> u64 {
     stat.map_or(0, |stat| stat.st_ino ^ stat.st_dev.rotate_left(40))
 }
 
+/// Tells a version in the backing store from the one that takes its place there. (One that is changed in
+/// place is the same file to whoever has it open.)
+pub(crate) fn version_id(record: &Record) -> u64 {
+    record.backing.fingerprint.map_or(0, |known| known.ino)
+}
+
 impl Node {
-    /// Shows another face if the kernel reads another object than the one that is here now.
-    pub(crate) fn turn_if_replaced(&self, opens: &mut Opens, place: Option<&Place>) -> Result<()> {
-        let Some(registered) = opens.now.registered.as_ref().filter(|r| !r.bypass && r.object != 0)
-        else {
+    /// Shows another face if the kernel reads another object than the one that is here now, or another
+    /// version of the backing store than the one that is there.
+    pub(crate) fn turn_if_replaced(
+        &self,
+        opens: &mut Opens,
+        place: Option<&Place>,
+        record: &Record,
+    ) -> Result<()> {
+        let Some(registered) = opens.now.registered.as_ref().filter(|r| r.object != 0) else {
             return Ok(());
         };
-        let here = place.map_or(0, |place| object_id(place.object.fd()));
+        let here = match registered.bypass {
+            true => version_id(record),
+            false => place.map_or(0, |place| object_id(place.object.fd())),
+        };
         if here == registered.object { Ok(()) } else { opens.turn() }
     }
 

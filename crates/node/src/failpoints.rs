@@ -49,6 +49,7 @@ const OWN: &[&str] = &[
     "node.move.whole",
     "node.move.before_remove",
     "node.range.begin",
+    "node.range.copy",
     "node.truncate.loaded",
     "node.truncate.before_object",
     "node.truncate.object_cut",

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use forebay_meta::Ino;
 use forebay_store::Fingerprint;
@@ -14,7 +14,8 @@ use crate::error::{NodeError, Result};
 
 use crate::faces::Opens;
 use crate::fetch::Filler;
-use crate::place::Residence;
+use crate::overlay::Spill;
+use crate::place::{Base, Residence};
 use crate::staging::Staged;
 use crate::unwritten::Look;
 
@@ -80,6 +81,9 @@ pub struct File {
     /// Held by whoever has the record follow the size and time of the object, or the object a time
     /// that was set in the record: of two neither may undo what the other did.
     pub times: Mutex<()>,
+    /// The spill file, for who sets its time: whoever has the residence in hand may wait for the backing
+    /// store.
+    pub spill: Mutex<Weak<Spill>>,
     /// In a cluster: counts replacements of bytes that the kernel had not asked for.
     pub pages_replaced: AtomicU64,
 }
@@ -148,6 +152,7 @@ impl File {
             stored_unseen: StoredUnseen::default(),
             clean_as: Mutex::default(),
             times: Mutex::new(()),
+            spill: Mutex::default(),
             pages_replaced: AtomicU64::new(0),
         }
     }
@@ -167,6 +172,12 @@ impl File {
     /// Whether a program has it open, or is about to.
     pub fn is_open(&self) -> bool {
         self.opening.load(Ordering::Acquire) > 0 || self.opens.lock().count > 0
+    }
+
+    /// The base of a file that has a spill file.
+    pub fn spilled_to(&self, spill: Arc<Spill>) -> Base {
+        *self.spill.lock() = Arc::downgrade(&spill);
+        Base::Spill(spill)
     }
 
     /// Says that the contents change, anywhere.

@@ -459,7 +459,7 @@ impl Node {
         target: &Target<'_>,
         spill: &Arc<Spill>,
     ) -> Result<Flushed> {
-        let mtime = self.fill_spill(file, record, spill)?;
+        let mtime = self.fill_spill(file, spill)?;
         let Some(mut fresh) = self.backing.open_spill(record.ino.0)? else {
             return self.flushed_before(file, record, spill);
         };
@@ -511,16 +511,11 @@ impl Node {
     }
 
     /// Gives a spill file all bytes of its file; their modification time.
-    fn fill_spill(
-        &self,
-        file: &FileRef,
-        record: &Record,
-        spill: &Arc<Spill>,
-    ) -> Result<forebay_meta::Timestamp> {
+    fn fill_spill(&self, file: &FileRef, spill: &Arc<Spill>) -> Result<forebay_meta::Timestamp> {
         self.complete_spill(file, spill, PIECE)?;
         let set_len = |len| spill.set_len(len);
         let from_tier = self.flush_extents(file, &**spill.file(), &set_len)?;
-        Ok(from_tier.unwrap_or(record.attr.mtime))
+        Ok(from_tier.unwrap_or_else(|| convert::time(spill.size_and_mtime().1)))
     }
 
     /// What was spilled is in the backing store's file now: what the tier lacks is read from there.
@@ -543,17 +538,19 @@ impl Node {
         self.let_go_of_spill(file.ino)?;
         // Not left to the report of the worker: from here on nothing but this record knows it.
         let on_tier = residence.place.is_some();
-        let (size, _) = spill.size_and_mtime();
+        let one_at_a_time = file.times.lock();
+        let (size, mtime) = spill.size_and_mtime();
         self.meta.update(file.ino, None, |record| {
             record.spilled = false;
             record.dirty &= on_tier;
             if !on_tier {
-                record.attr.size = size;
-                record.attr.mtime = convert::time(fingerprint.mtime);
+                record.backing.attrs_differ |= mtime != fingerprint.mtime;
+                (record.attr.size, record.attr.mtime) = (size, convert::time(mtime));
             }
             record.backing.fingerprint = Some(convert::fingerprint(fingerprint));
             Queue::Yes
         })?;
+        drop(one_at_a_time);
         self.drop_spill_or_later(file.ino);
         Ok(())
     }
@@ -566,7 +563,7 @@ impl Node {
         target: &Target<'_>,
         spill: &Arc<Spill>,
     ) -> Result<Flushed> {
-        let mtime = self.fill_spill(file, record, spill)?;
+        let mtime = self.fill_spill(file, spill)?;
         // What showed through is about to change.
         spill.sync(false)?;
         let mut residence = file.residence.write();

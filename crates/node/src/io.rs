@@ -272,6 +272,11 @@ impl Node {
     /// The length of an open file.
     pub(crate) fn length_now(&self, context: &Context, file: &File) -> Result<u64> {
         let residence = file.residence_for(context)?;
+        self.length_in(file, &residence)
+    }
+
+    /// The length of an open file whose residence the caller has in hand.
+    pub(crate) fn length_in(&self, file: &File, residence: &Residence) -> Result<u64> {
         Ok(match (&residence.place, &residence.base) {
             (Some(place), _) => place.object.len()?,
             (None, Base::Spill(spill)) => spill.size_and_mtime().0,

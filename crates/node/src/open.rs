@@ -15,7 +15,7 @@ use crate::config::{Passthrough, Writeback};
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
-use crate::faces::{Opens, Registered, Use as Shown, object_id};
+use crate::faces::{Opens, Registered, Use as Shown, object_id, version_id};
 use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::handle::{Handle, Keys, OpenMode, Opened};
@@ -315,7 +315,7 @@ impl Node {
         let write = how.writes();
         let residence = file.residence.read();
         let mut opens = file.opens.lock();
-        self.turn_if_replaced(&mut opens, residence.place.as_ref())?;
+        self.turn_if_replaced(&mut opens, residence.place.as_ref(), record)?;
         check_face(&mut opens, how)?;
         self.busiest.count(file.ino.0);
         let (mut mode, promised) = self.choose_mode(file, &residence, &mut opens, record, how);
@@ -458,7 +458,9 @@ impl Node {
         }
     }
 
-    /// Passthrough straight to the backing file, for what no tier admitted.
+    /// Passthrough straight to the backing file, for what no tier admitted. The kernel reads that version
+    /// until its last close, so only where nobody can write another one through this mount: what is
+    /// written goes to a tier or past them, never into a published file, and readers have to see it.
     fn bypass(
         &self,
         residence: &Residence,
@@ -467,14 +469,14 @@ impl Node {
     ) -> (OpenMode, Option<(u8, u64)>) {
         let refused = || (self.served(RefusalReason::NotResident, true, false), None);
         let unseen = self.config.throttle.is_none() && self.streams.is_none();
-        let unseen = unseen && !self.is_clustered();
+        let unseen = unseen && self.config.read_only && !self.is_clustered();
         if !matches!(residence.base, Base::Backing(_)) || !unseen {
             return refused();
         }
         let Ok(backing) = self.open_backing(record, Access::Read) else { return refused() };
         match backing.fd().map(|fd| self.register(fd)) {
             Some(Ok(id)) => {
-                opens.now.registered = Some(Registered::new(id, true, 0));
+                opens.now.registered = Some(Registered::new(id, true, version_id(record)));
                 (OpenMode::Passthrough { id }, None)
             }
             // Counted already, with the kernel's own reason.

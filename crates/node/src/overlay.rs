@@ -15,10 +15,12 @@
 //! | the commit | the inode number noted before tells that the published file is the spill file |
 //! | the record does not say *spilled* any more | the rest of the spill area's entry is removed |
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use forebay_meta::Attr;
 use forebay_store::copy::{self, Cancel, Priority};
-use forebay_store::{BackingFile, Presence, Temporary, Timestamp};
+use forebay_store::{BackingFile, ErrorClass, Presence, Temporary, Timestamp};
 use parking_lot::{Mutex, RwLock};
 
 use crate::convert;
@@ -77,6 +79,14 @@ impl Spill {
         *self.seen.lock()
     }
 
+    /// The modification time as programs know it, or have set it, which the record says if nothing was
+    /// written since: the file itself has that of the last write.
+    pub fn mtime_known_by(&self, attr: &Attr) -> Timestamp {
+        let (size, written) = self.size_and_mtime();
+        let is_known = attr.size == size && convert::time(written) <= attr.ctime;
+        if is_known { convert::store_time(attr.mtime) } else { written }
+    }
+
     /// A program has set the modification time.
     pub fn set_mtime(&self, mtime: Timestamp) {
         self.seen.lock().1 = mtime;
@@ -110,6 +120,14 @@ impl Spill {
     /// Whether it is laid over a version, of which something may show through.
     pub fn has_map(&self) -> bool {
         self.over.is_some()
+    }
+
+    /// Looks at which extents it has; `None` if it has all bytes.
+    pub fn with_map<T>(&self, look: impl FnOnce(Option<&Presence>) -> T) -> T {
+        match &self.over {
+            Some(over) => look(Some(&over.has.read())),
+            None => look(None),
+        }
     }
 
     /// Whether nothing shows through.
@@ -181,10 +199,49 @@ impl Node {
         data: &[u8],
     ) -> Result<usize> {
         let end = offset + data.len() as u64;
+        let write = || write_all_or_fail(&**spill.file(), data, offset);
+        self.change_spill(file, spill, offset..end, write)
+    }
+
+    /// Makes zeros of a range of a spill file, holes where the store can have them. The caller has the
+    /// residence for itself.
+    ///
+    /// # Errors
+    /// As [`Node::write_spill`].
+    pub(crate) fn zero_spill(&self, file: &File, spill: &Spill, range: Range<u64>) -> Result<()> {
+        let Range { start, end } = range;
+        self.change_spill(file, spill, start..end, || {
+            let to = &**spill.file();
+            if to.len()? < end {
+                to.set_len(end)?;
+            }
+            match to.punch(start, end - start) {
+                Err(error) if error.class() == ErrorClass::Unsupported => {}
+                punched => return Ok(punched?),
+            }
+            let zeros = vec![0; 1 << 20];
+            let mut at = start;
+            while at < end {
+                let most = usize::try_from(end - at).unwrap_or(usize::MAX).min(zeros.len());
+                at += write_all_or_fail(to, &zeros[..most], at)? as u64;
+            }
+            Ok(())
+        })
+    }
+
+    /// Changes a range of a spill file: what it covers only in part is brought in before.
+    fn change_spill<T>(
+        &self,
+        file: &File,
+        spill: &Spill,
+        range: Range<u64>,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let end = range.end;
         let mut has = spill.over.as_ref().map(|over| (over, over.has.write()));
         if let Some((over, has)) = &mut has {
             let mut runs = Vec::new();
-            has.fill_before_write(offset..end, &mut runs);
+            has.fill_before_write(range.clone(), &mut runs);
             for run in runs.into_iter().filter(|run| !run.is_empty()) {
                 let mut bytes = vec![0; usize::try_from(run.end - run.start).unwrap_or(0)];
                 let read = self.below(file, over)?.read_at(&mut bytes, run.start)?;
@@ -193,13 +250,13 @@ impl Node {
                 has.mark_clean(run)?;
             }
         }
-        let written = write_all_or_fail(&**spill.file(), data, offset)?;
+        let changed = change()?;
         if let Some((_, has)) = &mut has {
-            has.mark_dirty(offset..end)?;
+            has.mark_dirty(range)?;
         }
         let mut seen = spill.seen.lock();
         *seen = (seen.0.max(end), convert::store_time(convert::now()));
-        Ok(written)
+        Ok(changed)
     }
 
     /// Copies what shows through a spill file into it, piece by piece: a writer comes in between,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use forebay_store::{AllocateMode, ErrorClass};
+use forebay_store::{AllocateMode, ErrorClass, Presence};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
@@ -17,6 +17,9 @@ use crate::place::Base;
 
 /// Bytes copied at a time between files that the kernel can't copy between.
 const PIECE: usize = 1 << 20;
+/// Bytes that one call copies at most; the program calls again for more. A call can't be interrupted, and
+/// its time is limited.
+const COPIED_MOST: u64 = 64 << 20;
 
 /// Where `seek` looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,18 +126,22 @@ impl Node {
         Range { start: offset, end }: Range<u64>,
         keep: bool,
     ) -> Result<()> {
-        let residence = file.residence.write();
+        let mut residence = file.residence.write();
         self.check_wanted(context)?;
         file.count_write();
-        let Some(place) = &residence.place else {
-            return Err(NodeError::Posix(Errno::OPNOTSUPP));
-        };
-        let len = place.object.len()?;
+        let len = self.length_in(file, &residence)?;
         let to = if keep { end.min(len) } else { end };
-        self.check_rest_below(file, &residence, place)?;
-        if place.presence.is_some() && !self.fetch_edges(file, &residence, place, offset, to)? {
-            return Err(NodeError::Posix(Errno::OPNOTSUPP));
-        }
+        let fits = match &residence.place {
+            None => false,
+            Some(place) => {
+                self.check_rest_below(file, &residence, place)?;
+                place.presence.is_none() || self.fetch_edges(file, &residence, place, offset, to)?
+            }
+        };
+        let Some(place) = residence.place.as_ref().filter(|_| fits) else {
+            let past = offset < to;
+            return if past { self.zero_around(file, &mut residence, offset..to) } else { Ok(()) };
+        };
         self.mark_dirty(file, place)?;
         if end > len && !keep {
             place.object.set_len(end)?;
@@ -179,11 +186,7 @@ impl Node {
                 }
             }
         }
-        let len = match (&residence.place, &residence.base) {
-            (Some(place), _) => place.object.len()?,
-            (None, Base::Spill(spill)) => spill.size_and_mtime().0,
-            (None, Base::Zeros | Base::Backing(_)) => self.meta.get(file.ino)?.attr.size,
-        };
+        let len = self.length_in(file, &residence)?;
         if !is_paid {
             // What lies within the file may be there already; asking for holes would take long.
             self.check_backing_room(context, end.saturating_sub(len.max(offset)))?;
@@ -252,7 +255,11 @@ impl Node {
                 Base::Zeros => None,
                 Base::Spill(spill) => {
                     context.wait()?;
-                    seek_in(&**spill.file(), offset, what)?
+                    let (len, bytes) = (spill.size_and_mtime().0, &**spill.file());
+                    spill.with_map(|map| match map {
+                        Some(has) => seek_in_parts(has, bytes, offset..len, what),
+                        None => seek_in(bytes, offset, what),
+                    })?
                 }
                 Base::Backing(opened) => {
                     context.wait()?;
@@ -268,27 +275,12 @@ impl Node {
         let Some(presence) = &place.presence else {
             return seek_in(&*place.object, offset, what)?.ok_or(NodeError::Posix(Errno::NXIO));
         };
-        // Absent extents count as data: nobody asks the slow store for its holes.
-        let presence = presence.read();
-        let extent = presence.extent_size();
-        let mut at = offset;
-        while at < len {
-            let stop = (at - at % extent + extent).min(len);
-            if !presence.is_present(at..stop) {
-                if what == Seek::Data {
-                    return Ok(at);
-                }
-            } else if let Some(found) = seek_in(&*place.object, at, what)?
-                && found < stop
-            {
-                return Ok(found);
-            }
-            at = stop;
-        }
-        if what == Seek::Hole { Ok(len) } else { Err(NodeError::Posix(Errno::NXIO)) }
+        seek_in_parts(&presence.read(), &*place.object, offset..len, what)?
+            .ok_or(NodeError::Posix(Errno::NXIO))
     }
 
-    /// Copies between open files; returns the bytes copied, fewer at the end of the source.
+    /// Copies between open files; returns the bytes copied, fewer at the end of the source, or where
+    /// there are more than one call copies.
     ///
     /// # Errors
     /// As [`Node::read`] and [`Node::write`].
@@ -302,6 +294,7 @@ impl Node {
         context.wait()?;
         let (from_fh, mut from_offset) = from;
         let (to_fh, mut to_offset) = to;
+        let length = length.min(COPIED_MOST);
         // A copy within one file may overlap piece by piece only if the ranges do not.
         let mut buffer = vec![0; PIECE.min(usize::try_from(length).unwrap_or(PIECE))];
         let mut done = 0;
@@ -311,6 +304,8 @@ impl Node {
             if read == 0 {
                 break;
             }
+            fail_at!("node.range.copy");
+            self.check_wanted(context)?;
             let written = self.write(context, to_fh, to_offset, &buffer[..read])? as u64;
             from_offset += written;
             to_offset += written;
@@ -321,6 +316,32 @@ impl Node {
         }
         Ok(done)
     }
+}
+
+/// As [`seek_in`], up to the end of a range, in a file that has only some extents. Those that are absent
+/// count as data: nobody asks the slow store for its holes.
+fn seek_in_parts(
+    presence: &Presence,
+    bytes: &(impl forebay_store::Bytes + ?Sized),
+    Range { start, end: len }: Range<u64>,
+    what: Seek,
+) -> Result<Option<u64>> {
+    let extent = presence.extent_size();
+    let mut at = start;
+    while at < len {
+        let stop = (at - at % extent + extent).min(len);
+        if !presence.is_present(at..stop) {
+            if what == Seek::Data {
+                return Ok(Some(at));
+            }
+        } else if let Some(found) = seek_in(bytes, at, what)?
+            && found < stop
+        {
+            return Ok(Some(found));
+        }
+        at = stop;
+    }
+    Ok((what == Seek::Hole && start < len).then_some(len))
 }
 
 fn seek_in(

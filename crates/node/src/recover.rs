@@ -493,12 +493,12 @@ impl Node {
             // it was written is lost, and with it what was written, which nobody has synced.
             match (self.published_meanwhile(record, header)?, header.base) {
                 (Some(found), _) => {
-                    self.revert_to(ino, found)?;
+                    self.follow_version(ino, found, trust.unsynced)?;
                     current = Some(convert::store_fingerprint(found));
                 }
                 // What others made of it since is seen when it is looked at.
                 (None, Some(base)) if trust.unsynced && !record.spilled => {
-                    self.revert_to(ino, convert::fingerprint(base))?;
+                    self.follow_version(ino, convert::fingerprint(base), true)?;
                     current = Some(base);
                 }
                 // Fetched again, and not even whole: nothing in it is newer than what is below, and
@@ -579,17 +579,6 @@ impl Node {
             }
         }
         Ok(None)
-    }
-
-    /// The record of a file follows the version that the backing store has.
-    pub(crate) fn revert_to(&self, ino: Ino, found: forebay_meta::Fingerprint) -> Result<()> {
-        self.meta.update(ino, None, |record| {
-            record.dirty = false;
-            (record.attr.size, record.attr.mtime) = (found.size, found.mtime);
-            record.backing.fingerprint = Some(found);
-            Queue::Yes
-        })?;
-        Ok(())
     }
 
     /// After a crash of the machine: files whose bytes nobody has synced, and of which no tier has
@@ -718,11 +707,8 @@ impl Node {
     fn recover_spills(&self, trust: Trust) -> Result<HashSet<u64>> {
         let mut usable = HashSet::new();
         for ino in self.wanted_spills()? {
-            let (size, mtime, whole) = match self.open_spilled(ino) {
-                Ok(Some(spill)) => {
-                    let (size, mtime) = spill.size_and_mtime();
-                    (size, mtime, !spill.has_map())
-                }
+            let (size, spill) = match self.open_spilled(ino) {
+                Ok(Some(spill)) => (spill.size_and_mtime().0, spill),
                 Ok(None) => continue,
                 Err(
                     error @ (NodeError::Lost
@@ -744,10 +730,11 @@ impl Node {
             if self.residents.get(ino.0).is_some() {
                 continue;
             }
-            if !trust.unsynced && whole {
+            if !trust.unsynced && !spill.has_map() {
                 self.set_aside_if_cut(&record, size)?;
             }
             self.meta.update(ino, None, |record| {
+                let mtime = spill.mtime_known_by(&record.attr);
                 show_written(&mut record.attr, size, convert::time(mtime));
                 record.dirty = true;
                 Queue::Yes

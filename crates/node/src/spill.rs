@@ -2,6 +2,7 @@
 //! in the backing store at once, so that a full tier is never the writer's problem.
 
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -206,12 +207,40 @@ impl Node {
         {
             return self.write_under_readers(file, place, offset, data);
         }
+        let end = offset + data.len() as u64;
+        let written = self.change_around(file, residence, offset..end, |spill| {
+            self.write_spill(file, spill, offset, data)
+        })?;
+        self.metrics.bytes.of(Source::Spill).add(written as u64);
+        Ok(written)
+    }
+
+    /// Makes zeros of a range past the tiers, as [`Node::write_around`] writes. Not of an object that
+    /// the kernel reads by itself.
+    pub(crate) fn zero_around(
+        &self,
+        file: &FileRef,
+        residence: &mut Residence,
+        range: Range<u64>,
+    ) -> Result<()> {
+        self.change_around(file, residence, range.clone(), |spill| {
+            self.zero_spill(file, spill, range)
+        })
+    }
+
+    /// Changes a range of a file in its spill file, which has those extents from then on.
+    fn change_around<T>(
+        &self,
+        file: &FileRef,
+        residence: &mut Residence,
+        Range { start: offset, end }: Range<u64>,
+        change: impl FnOnce(&Spill) -> Result<T>,
+    ) -> Result<T> {
         if let Some(place) = &residence.place {
             // First: a clean object may go at any time, and its bytes with it.
             self.mark_dirty(file, place)?;
         }
         let spill = self.ensure_spill(file, residence)?;
-        let end = offset + data.len() as u64;
         if residence.place.is_some() {
             match self.yield_range(file, residence, &spill, offset, end) {
                 Err(error) if is_no_room(&error) => self.evacuate(file, residence, &spill)?,
@@ -219,7 +248,7 @@ impl Node {
             }
         }
         file.count_write();
-        let written = self.write_spill(file, &spill, offset, data)?;
+        let changed = change(&spill)?;
         fail_at!("node.spill.written");
         if let Some(place) = &residence.place {
             if let Some(presence) = &place.presence {
@@ -235,8 +264,7 @@ impl Node {
                 .object
                 .set_times(None, Some(crate::convert::store_time(crate::convert::now())))?;
         }
-        self.metrics.bytes.of(Source::Spill).add(written as u64);
-        Ok(written)
+        Ok(changed)
     }
 
     /// Whether programs may read the object without asking the daemon, so that its bytes can't move:
@@ -375,7 +403,7 @@ impl Node {
             Queue::Yes
         })?;
         fail_at!("node.spill.noted");
-        residence.base = Base::Spill(spill.clone());
+        residence.base = file.spilled_to(spill.clone());
         Ok(spill)
     }
 

@@ -6,7 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, NodeConfig, Remaining, SetAttr, SetTime, Timestamp, Writeback};
+use forebay_node::{
+    Durability, Ino, NodeConfig, Remaining, SetAttr, SetTime, Timestamp, Writeback,
+};
 use forebay_store::decorators::Transparent;
 use rig::{CONTEXT, MIB, Rig, noise};
 
@@ -17,6 +19,43 @@ const MEANWHILE: Duration = Duration::from_millis(300);
 
 fn drain(rig: &Rig) -> Remaining {
     rig.node().drain(Instant::now() + LIMIT, &mut |_| true).unwrap()
+}
+
+#[test]
+fn directory_when_synced_to_the_backing_store_while_files_in_it_are_open_then_it_does_not_wait() {
+    let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
+        config.durability = Durability::Backing;
+        config.backing_timeout = Duration::from_secs(60);
+    });
+    let (journal, empty) = (rig.create("journal"), rig.create("empty"));
+    for round in 1..4 {
+        let data = noise(round, 5000 * round);
+        rig.write(journal, 0, &data);
+        let began = Instant::now();
+        rig.node().fsync(&CONTEXT, journal, false).unwrap();
+        rig.node().fsync_dir(&CONTEXT, Ino::ROOT).unwrap();
+        assert!(began.elapsed() < Duration::from_secs(20), "took {:?}", began.elapsed());
+        assert_eq!((rig.plain("journal"), rig.plain("empty")), (data, vec![]));
+    }
+    rig.node().release(journal);
+    rig.node().release(empty);
+}
+
+#[test]
+fn file_that_is_open_and_written_when_its_copy_is_to_go_then_it_stays_at_once() {
+    let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
+        config.backing_timeout = Duration::from_secs(60);
+    });
+    let fh = rig.create("file");
+    rig.write(fh, 0, &noise(1, 5000));
+    rig.node().sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut |_| true).unwrap();
+    let began = Instant::now();
+    assert!(!rig.node().write_back_unused(rig.ino("file")).unwrap());
+    assert!(began.elapsed() < Duration::from_secs(20), "took {:?}", began.elapsed());
+    rig.node().release(fh);
+    assert!(rig.node().write_back_unused(rig.ino("file")).unwrap());
+    assert!(rig.node().evict_file(rig.ino("file")).unwrap());
+    assert_eq!(rig.get("file"), noise(1, 5000));
 }
 
 #[test]

@@ -100,6 +100,30 @@ fn range_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
 }
 
 #[test]
+fn copy_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let rig = Rig::small(16 * MIB);
+    let old = noise(2, 3 * MIB);
+    rig.put("from", &old);
+    let (from, to) = (rig.open("from", libc::O_RDONLY), rig.create("to"));
+    let newer = noise(3, 100 * KIB);
+    let outcome = given_up_at(
+        "node.range.copy",
+        &rig,
+        || rig.node().copy_range(&LATE, (from, 0), (to, 0), 3 * MIB),
+        || rig.write(to, 0, &newer),
+    );
+    assert!(outcome.is_err(), "{outcome:?}");
+    assert!(rig.read_all(to) == newer);
+    // Nor is any copy so long that it has to be given up.
+    let (from, to) = (rig.open("from", libc::O_RDWR), rig.create("long"));
+    let set = SetAttr { size: Some(200 * MIB), ..SetAttr::default() };
+    rig.node().setattr(&CONTEXT, rig.ino("from"), &set).unwrap();
+    let copied = rig.node().copy_range(&CONTEXT, (from, 0), (to, 0), 200 * MIB).unwrap();
+    assert!((MIB..100 * MIB).contains(&copied), "{copied} in one call");
+}
+
+#[test]
 fn names_given_up_while_the_store_hangs_when_it_goes_on_then_nothing_is_changed() {
     let _alone = ONE_AT_A_TIME.lock();
     let stuck = Arc::new(Stuck::default());

@@ -2,12 +2,14 @@
 
 mod rig;
 
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Coherence, Context, NodeConfig, SetAttr};
+use forebay_node::{Coherence, Context, NodeConfig, SetAttr, SetTime, Timestamp};
 use forebay_store::decorators::{Stuck, Transparent};
+use rig::passing::PassingRig;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
 /// A thread that reads requests.
@@ -177,6 +179,138 @@ fn sparse_file_when_its_holes_are_written_then_the_tier_keeps_its_size() {
     });
     rig.drain();
     same(&rig.plain("sparse"), &data, "in the backing store");
+}
+
+/// What a program finds that copies a file without its holes.
+fn by_its_data(rig: &Rig, fh: u64, len: u64) -> Vec<u8> {
+    let (mut found, mut at) = (vec![0; len as usize], 0);
+    while let Ok(data) = rig.node().seek(&CONTEXT, fh, at, libc::SEEK_DATA) {
+        let hole = rig.node().seek(&CONTEXT, fh, data, libc::SEEK_HOLE).unwrap();
+        let mut done = data;
+        while done < hole {
+            let part = &mut found[done as usize..hole as usize];
+            done += rig.node().read(&CONTEXT, fh, done, part).unwrap() as u64;
+        }
+        at = hole;
+    }
+    found
+}
+
+#[test]
+fn file_written_past_the_tier_when_its_holes_are_sought_then_what_shows_through_is_none() {
+    let rig = Rig::small(MIB);
+    let mut data = noise(3, 3 * MIB);
+    std::fs::write(rig.backing().join("old"), &data).unwrap();
+    let fh = rig.open("old", libc::O_RDWR);
+    rig.write(fh, 0, &[7; 1000]);
+    data[..1000].fill(7);
+    assert!(rig.backing().join(".forebay/spill").is_dir(), "it went past the tier");
+    same(&by_its_data(&rig, fh, 3 * MIB), &data, "by its data");
+    rig.node().release(fh);
+    rig.drain();
+    same(&rig.plain("old"), &data, "in the backing store");
+}
+
+#[test]
+fn holes_and_zeros_in_files_past_the_tier_when_made_then_read_so_and_get_there() {
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let zero = libc::FALLOC_FL_ZERO_RANGE;
+    for filler in [0, MIB - 150 * KIB] {
+        let mut rig = Rig::small(MIB);
+        let mut data = noise(3, 3 * MIB);
+        std::fs::write(rig.backing().join("old"), &data).unwrap();
+        if filler > 0 {
+            // A part of it is on the tier then.
+            rig.put("filler", &noise(1, filler));
+        }
+        let fh = rig.open("old", libc::O_RDWR);
+        let mut change = |at: u64, len: u64, mode| {
+            rig.node().fallocate(&CONTEXT, fh, at, len, mode).unwrap();
+            let keeps = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+            let end = if keeps { (at + len).min(data.len() as u64) } else { at + len };
+            data.resize(data.len().max(end as usize), 0);
+            data[at.min(end) as usize..end as usize].fill(0);
+            same(&rig.read_all(fh), &data, "while open");
+        };
+        change(10_000, 500_000, punch);
+        change(MIB + 1, 64 * KIB, zero);
+        change(3 * MIB - 100, 100_000, punch);
+        change(3 * MIB - 100, 100_000, zero);
+        change(4 * MIB, 1000, punch);
+        assert_eq!(rig.size("old"), 3 * MIB + 99_900);
+        rig.crash();
+        rig.start();
+        same(&rig.get("old"), &data, "after a crash");
+        rig.drain();
+        same(&rig.plain("old"), &data, "in the backing store");
+        assert_eq!(rig.node().conflicts().0, 0);
+    }
+}
+
+#[test]
+fn time_that_was_set_of_a_file_past_the_tier_when_the_daemon_dies_then_stays() {
+    // Nothing of it has room on the tier.
+    let mut rig = Rig::small(4 * KIB);
+    rig.put("large", &noise(1, 300 * KIB));
+    let time = Timestamp::new(1_000_000_005, 7);
+    let set = SetAttr { mtime: Some(SetTime::At(time)), ..SetAttr::default() };
+    let ino = rig.ino("large");
+    rig.node().setattr(&CONTEXT, ino, &set).unwrap();
+    rig.crash();
+    rig.start();
+    let shown = || rig.node().getattr(&CONTEXT, ino).unwrap().attr.mtime;
+    assert_eq!(shown(), time, "after the start");
+    let fh = rig.open("large", libc::O_RDWR);
+    assert_eq!(shown(), time, "while it is open");
+    rig.node().release(fh);
+    rig.drain();
+    assert_eq!(shown(), time, "after the drain");
+    let below = std::fs::metadata(rig.backing().join("large")).unwrap();
+    assert_eq!((below.mtime(), below.mtime_nsec()), (1_000_000_005, 7));
+}
+
+#[test]
+fn file_that_no_tier_admits_when_it_is_changed_then_whoever_has_it_open_sees_it() {
+    let mut rig = Rig::small(MIB);
+    rig.bare = true;
+    let rig = PassingRig::over(rig);
+    std::fs::write(rig.backing().join("large"), noise(3, 3 * MIB)).unwrap();
+    let before = rig.program("large", libc::O_RDONLY);
+    assert_eq!(before.read(0, 1000), noise(3, 1000));
+    let writer = rig.program("large", libc::O_RDWR);
+    writer.write(0, &[7; 1000]);
+    writer.write(3 * MIB, b"the end");
+    let beside = rig.program("large", libc::O_RDONLY);
+    for reader in [&before, &beside] {
+        assert_eq!(reader.read(0, 1000), [7; 1000], "while it is written");
+        assert_eq!(reader.read(3 * MIB, 100), b"the end");
+    }
+    drop((beside, writer));
+    rig.drain();
+    let after = rig.program("large", libc::O_RDONLY);
+    for reader in [&before, &after] {
+        assert_eq!(reader.read(0, 1000), [7; 1000], "when it is written back");
+        assert_eq!(reader.read(3 * MIB, 100), b"the end");
+    }
+    truncate(&rig, "large", 5);
+    assert_eq!(before.read(0, 1000), [7; 5], "when it is cut");
+}
+
+#[test]
+fn file_that_no_tier_admits_when_the_mount_only_reads_then_passed_through_as_it_is_now() {
+    let mut rig = Rig::small(MIB);
+    (rig.bare, rig.config.read_only) = (true, true);
+    rig.config.attr_timeout = Duration::ZERO;
+    let rig = PassingRig::over(rig);
+    std::fs::write(rig.backing().join("large"), noise(3, 3 * MIB)).unwrap();
+    let before = rig.program("large", libc::O_RDONLY);
+    assert!(before.passes());
+    std::fs::write(rig.backing().join("other"), noise(4, 2 * MIB)).unwrap();
+    std::fs::rename(rig.backing().join("other"), rig.backing().join("large")).unwrap();
+    let after = rig.program("large", libc::O_RDONLY);
+    assert!(after.passes());
+    same(&after.read(0, 3 << 20), &noise(4, 2 * MIB), "the new version");
+    same(&before.read(0, 3 << 20), &noise(3, 3 * MIB), "to whoever has the old one open");
 }
 
 /// A node whose tier is full and whose file `spilled` is open and lies past it, wholly or in part.

@@ -368,11 +368,15 @@ fn mtime_below(rig: &Rig, name: &str) -> i64 {
 /// A file that is closed, written back and given a time, which comes while the one who does the rest
 /// is held at a point.
 fn set_time_while_held_at(point: &'static str) {
+    set_time_of_one_held_at(point, (16 * MIB, 3000));
+}
+
+fn set_time_of_one_held_at(point: &'static str, (tier, len): (u64, u64)) {
     let _one = ONE.lock();
-    let (writeback, tier) = (Writeback::OnClose, [16 * MIB]);
+    let (writeback, tier) = (Writeback::OnClose, [tier]);
     let rig = Rig::new(&tier, Arc::new(Transparent), |config| config.writeback = writeback);
     let fh = rig.create("file");
-    rig.write(fh, 0, &noise(1, 3000));
+    rig.write(fh, 0, &noise(1, len));
     let ino = rig.ino("file");
     let held = Held::at(point);
     std::thread::scope(|scope| {
@@ -401,6 +405,38 @@ fn time_that_is_set_while_a_close_is_written_back_then_stays() {
         set_time_while_held_at(point.leak());
     }
     set_time_while_held_at("node.reconcile.before_report");
+}
+
+#[test]
+fn time_that_is_set_while_a_file_past_the_tier_is_written_back_then_stays() {
+    set_time_of_one_held_at("node.settle.after_record", (4 * KIB, 300_000));
+    for point in ["publish", "spill_published", "spill_noted", "published"] {
+        let point = format!("node.flush.{point}");
+        set_time_of_one_held_at(point.leak(), (4 * KIB, 300_000));
+    }
+    set_time_of_one_held_at("node.reconcile.before_report", (4 * KIB, 300_000));
+}
+
+#[test]
+fn time_that_is_set_of_a_file_that_is_not_reported_when_the_daemon_dies_then_stays() {
+    let _one = ONE.lock();
+    let mut rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |_| {});
+    rig.put("file", &noise(1, 3000));
+    let ino = rig.ino("file");
+    fail::cfg("node.clean.after_header", "panic").unwrap();
+    let reconcile = std::panic::AssertUnwindSafe(|| rig.node().reconcile(ino));
+    let died = std::panic::catch_unwind(reconcile).is_err();
+    fail::remove("node.clean.after_header");
+    assert!(died, "the worker does not come by there");
+    rig.node().setattr(&CONTEXT, ino, &timed(5)).unwrap();
+    rig.crash();
+    rig.start();
+    let shown = || rig.node().getattr(&CONTEXT, ino).unwrap().attr.mtime;
+    assert_eq!(shown(), Timestamp::new(1_000_000_005, 0), "after the start");
+    rig.drain();
+    assert_eq!(shown(), Timestamp::new(1_000_000_005, 0), "after the drain");
+    assert_eq!(mtime_below(&rig, "file"), 1_000_000_005);
+    assert_eq!(rig.get("file"), noise(1, 3000));
 }
 
 #[test]

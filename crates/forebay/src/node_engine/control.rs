@@ -24,6 +24,10 @@ use super::patterns;
 use super::streams;
 use super::walk::{Done, each_file};
 
+/// Why a file could not be brought to a tier.
+const NO_ROOM: &str = "no tier has room for it, beside what is pinned or in use";
+const PAST_THE_TIERS: &str = "was written past the tiers; `forebay sync` it first";
+
 /// Entries of lists in a status.
 const LISTED: usize = 100;
 /// Files in the list of the busiest.
@@ -356,9 +360,14 @@ impl Control for NodeControl {
 
     fn warm(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome> {
         each_file(&self.node, paths, false, progress, &mut |ino| {
-            Ok(match self.node.warm_file(ino)? {
-                0 => Done::Nothing,
-                bytes => Done::Bytes(bytes),
+            let bytes = self.node.warm_file(ino)?;
+            let now = self.node.whereabouts(ino)?;
+            Ok(match (bytes, now.residency) {
+                (0, forebay_node::Residency::Absent) => {
+                    Done::Refused(if now.dirty { PAST_THE_TIERS } else { NO_ROOM })
+                }
+                (0, _) => Done::Nothing,
+                (bytes, _) => Done::Bytes(bytes),
             })
         })
     }
@@ -372,10 +381,8 @@ impl Control for NodeControl {
             if before.pinned {
                 return Ok(Done::Refused("is pinned; `forebay unpin` it first"));
             }
-            if before.dirty {
-                self.node.reconcile(ino)?;
-            }
-            Ok(if self.node.evict_file(ino)? {
+            let unused = !before.dirty || self.node.write_back_unused(ino)?;
+            Ok(if unused && self.node.evict_file(ino)? {
                 Done::Bytes(before.resident_bytes)
             } else {
                 Done::Refused("is in use")
@@ -395,7 +402,10 @@ impl Control for NodeControl {
         let mut outcome = Outcome { complete: true, ..Outcome::default() };
         for path in paths {
             let until = Instant::now() + self.config.drain_timeout;
-            let ino = self.node.find_path(path.as_path()).map_err(|error| control_error(&error))?;
+            let ino = self.node.find_path(path.as_path()).map_err(|error| {
+                let ControlError { kind, message } = control_error(&error);
+                ControlError::new(kind, format!("{}: {message}", path.as_path().display()))
+            })?;
             let synced = self
                 .node
                 .sync_subtree(ino, until, &mut |left| {

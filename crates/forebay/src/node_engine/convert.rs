@@ -49,6 +49,7 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
             config::Passthrough::Read => Passthrough::Read,
             config::Passthrough::ReadWrite => Passthrough::ReadWrite,
         },
+        read_only: config.read_only,
         coherence: match config.coherence {
             config::Coherence::Open => Coherence::Open,
             config::Coherence::Exclusive => Coherence::Exclusive,

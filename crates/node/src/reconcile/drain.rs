@@ -303,7 +303,7 @@ impl Node {
     /// are no failure.
     fn judge_rest(&self, rest: Vec<(Ino, bool)>, until: Instant, synced: &mut Synced) {
         for (ino, busy) in rest {
-            let is_written = busy && Instant::now() < until && self.is_written_as_it_was(ino);
+            let is_written = busy && Instant::now() < until && self.reconcile_as_it_is(ino).is_ok();
             if is_written {
                 synced.in_use += 1;
                 continue;
@@ -315,14 +315,6 @@ impl Node {
                 let why = why.unwrap_or_else(|| "programs keep changing it; try again".into());
                 synced.failures.push((path, why));
             }
-        }
-    }
-
-    /// Whether the backing store has what a file had at the call, which programs may be changing.
-    fn is_written_as_it_was(&self, ino: Ino) -> bool {
-        match self.files.peek(ino) {
-            Some(file) => self.reconcile_open(&file).is_ok(),
-            None => self.reconcile(ino).is_ok(),
         }
     }
 

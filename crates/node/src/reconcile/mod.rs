@@ -133,6 +133,13 @@ impl Node {
         self.reconcile_until(file.ino, &|| file.flush_done.load(Ordering::Acquire) > begun)
     }
 
+    /// As [`Node::reconcile`], of an inode that programs may go on to change: what it is at the call is
+    /// enough.
+    pub(crate) fn reconcile_as_it_is(&self, ino: Ino) -> Result<()> {
+        // Also of a file that is only mapped any more.
+        self.reconcile_open(&self.files.get(ino))
+    }
+
     fn reconcile_until(&self, ino: Ino, enough: &dyn Fn() -> bool) -> Result<()> {
         let begun = Instant::now();
         let until = begun + self.config.backing_timeout;

@@ -28,6 +28,8 @@ pub struct Rig {
     pub dir: PathBuf,
     pub config: NodeConfig,
     by: Arc<dyn Interceptor>,
+    /// Nothing stands between the node and the backing store, so that the kernel can be given its files.
+    pub bare: bool,
     pub node: Option<Arc<Node>>,
 }
 
@@ -65,7 +67,7 @@ impl Rig {
         config.fetch_on_open_bytes = 32 * KIB;
         config.backing_timeout = Duration::from_secs(5);
         change(&mut config);
-        Rig { dir, config, by, node: None }
+        Rig { dir, config, by, bare: false, node: None }
     }
 
     pub fn small(tier: u64) -> Self {
@@ -77,8 +79,10 @@ impl Rig {
         std::fs::create_dir_all(tier).unwrap();
         let owner = DirTier::open(tier).unwrap().id().to_string();
         let inner = Arc::new(DirBacking::open(self.backing(), &owner).unwrap());
-        let backing: Arc<dyn BackingStore> =
-            Arc::new(InterceptedBacking::new(inner, self.by.clone()));
+        let backing: Arc<dyn BackingStore> = match self.bare {
+            true => inner,
+            false => Arc::new(InterceptedBacking::new(inner, self.by.clone())),
+        };
         let until = Instant::now() + Duration::from_secs(10);
         self.node = Some(loop {
             match Node::start_on(self.config.clone(), backing.clone()) {

@@ -3,9 +3,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use forebay_node::{Ino, Kernel, Node, OpenMode, Passthrough};
@@ -13,10 +12,10 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
 use super::{CONTEXT, Rig};
 
-/// Knows by path what was registered.
+/// Keeps open what is registered.
 #[derive(Default)]
 pub struct Passing {
-    registered: Mutex<Vec<PathBuf>>,
+    registered: Mutex<Vec<Option<OwnedFd>>>,
 }
 
 impl Kernel for Passing {
@@ -25,13 +24,16 @@ impl Kernel for Passing {
     }
 
     fn register(&self, fd: BorrowedFd<'_>) -> io::Result<u32> {
-        let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        let kept = fd.try_clone_to_owned()?;
         let mut registered = self.registered.lock().unwrap();
-        registered.push(path);
+        registered.push(Some(kept));
         Ok(u32::try_from(registered.len() - 1).unwrap())
     }
 
-    fn unregister(&self, _: u32) {}
+    fn unregister(&self, id: u32) {
+        self.registered.lock().unwrap()[id as usize] = None;
+    }
+
     fn forget_inode(&self, _: u64) {}
     fn forget_attributes(&self, _: u64) {}
     fn forget_entry(&self, _: u64, _: &[u8]) {}
@@ -72,8 +74,11 @@ impl PassingRig {
         };
         let direct = matches!(opened.mode, OpenMode::PassthroughDirect { .. });
         let object = id.map(|id| {
-            let path = self.kernel.registered.lock().unwrap()[id as usize].clone();
+            let registered = self.kernel.registered.lock().unwrap();
+            let kept = registered[id as usize].as_ref().unwrap();
             let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
+            // The same file, whatever has its name now.
+            let path = format!("/proc/self/fd/{}", kept.as_raw_fd());
             File::options().read(true).write(write).open(path).unwrap()
         });
         Program { node: self.node().clone(), ino: self.ino(name), fh: opened.fh, object, direct }
@@ -98,6 +103,16 @@ impl Program {
     /// Whether mappings go to the object.
     pub fn maps_object(&self) -> bool {
         self.object.is_some()
+    }
+
+    pub fn read(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        let read = match &self.object {
+            Some(object) if !self.direct => object.read_at(&mut data, at).unwrap(),
+            _ => self.node.read(&CONTEXT, self.fh, at, &mut data).unwrap(),
+        };
+        data.truncate(read);
+        data
     }
 
     pub fn write(&self, at: u64, data: &[u8]) {
