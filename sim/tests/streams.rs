@@ -121,16 +121,13 @@ fn admission_when_it_speaks_then_what_it_admits_plays_and_little_is_refused_in_v
     let table = truth::table(&args, 60).expect("a table");
     let number = |row: &[String], column: usize| row[column].parse::<f64>().expect("one");
     for row in &table.rows {
-        assert_eq!(row[3], "0", "glitches: {table:?}");
+        assert_eq!(row[2], "0", "glitches: {table:?}");
     }
-    // Each by its own measure; the statistical one as it is configured unless said otherwise.
-    for (row, judge) in [(0, 8), (1, 8), (3, 6)] {
+    // Each by its own measure.
+    for (row, judge) in [(0, 7), (1, 5)] {
         assert!(number(&table.rows[row], judge) < 10.0, "{table:?}");
     }
-    // Statistical admission admits more, with the same part of the device kept for others.
-    for (sure, likely) in [(0, 2), (1, 3)] {
-        assert!(number(&table.rows[likely], 2) > number(&table.rows[sure], 2), "{table:?}");
-    }
+    assert!(number(&table.rows[1], 1) > number(&table.rows[0], 1), "{table:?}");
 }
 
 #[derive(clap::Parser)]

@@ -59,7 +59,8 @@ pub enum Figure {
     Ring,
     /// What admission of the elastic ring admits and refuses: does it play, would it have?
     Truth,
-    /// How many streams are admitted in the memories of figure 4, beside GPMP, and whether they play
+    /// How many streams are admitted in the memories of figure 4, beside GPMP, and whether they play;
+    /// for certain, or with --statistical
     Admitted,
 }
 

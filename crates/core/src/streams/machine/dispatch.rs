@@ -9,6 +9,8 @@ use crate::unit::Tick;
 pub(super) const DRIFT: f64 = 1.1;
 /// The least part by which buffers grow in a sweep.
 const GROWTH: f64 = 1.0 / 64.0;
+/// How often a size between the old and the new one is tried in a sweep.
+const GROWTHS: u32 = 8;
 
 /// Buffers that are filled to `target` grow so far in a sweep that it ends in time: by the part of
 /// the cycle that admission leaves unused.
@@ -86,16 +88,21 @@ impl Machine {
         self.budget_at = now;
     }
 
-    /// Who waits for his first visit, if it can be now; what it costs is then paid.
+    /// Who waits for his first visit, if it can be now: all others have what a sweep may take longer
+    /// than on average left after it.
     fn starter_that_fits(&mut self, now: Tick, slack: i64, full: u64) -> Option<u32> {
         let at = self.starters.front().copied()?;
-        let grown = self.target >= self.readers[at as usize].needs.min(full);
-        let paid = self.afford(self.cost(at), slack)?;
-        let fits = grown && self.has_room(now, at);
-        if fits {
-            self.budget -= 2 * paid;
-        }
-        fits.then_some(at)
+        let reader = &self.readers[at as usize];
+        let grown = self.target >= reader.needs.min(full);
+        let left = if self.config.enforce {
+            let way = self.admission.profile().access(self.head.abs_diff(reader.order)).mean;
+            let read = reader.rate.most_in(self.target) as f64 / reader.slowest;
+            let cost = (2.0 * way + read) * self.slowdown * 1e9;
+            slack.saturating_sub(cost as i64 + self.plan.spread as i64)
+        } else {
+            slack.saturating_sub(self.cost(at))
+        };
+        (grown && left >= 0 && self.has_room(now, at)).then_some(at)
     }
 
     fn choose_elastic(&mut self, now: Tick, out: &mut Actions) -> Choice {
@@ -135,7 +142,7 @@ impl Machine {
             self.counters.early += u64::from(Some(at) != first);
             return Choice::Visit(at);
         }
-        let full = self.plan.cycle + self.plan.headroom;
+        let full = self.full();
         if first.is_none() || !self.config.enforce {
             self.target = full;
         }
@@ -245,12 +252,15 @@ impl Machine {
     }
 
     /// What something out of turn costs of the budget, if no deadline suffers: nothing in the time in
-    /// which nobody is due.
+    /// which nobody is due, or nobody waits who comes first.
     fn afford(&self, cost: i64, slack: i64) -> Option<i64> {
         if slack < cost {
             return None;
         }
-        if slack - cost >= self.plan.headroom as i64 || !self.config.enforce {
+        let left = slack - cost;
+        let free = left >= self.plan.headroom as i64 || !self.config.enforce;
+        let nobody = self.starters.is_empty() && self.wakers.is_empty();
+        if free || nobody && left >= self.plan.spread as i64 {
             return Some(0);
         }
         (self.budget >= cost).then_some(cost)
@@ -259,18 +269,31 @@ impl Machine {
     pub(super) fn new_sweep(&mut self, now: Tick, out: &mut Actions) {
         self.counters.sweeps += 1;
         (self.excess, self.progress) = (0, 0);
-        let full = self.plan.cycle + self.plan.headroom;
+        let full = self.full();
         if self.sure() {
             self.adapt(now, out);
             self.grow(now);
             return;
         }
-        self.target = if full <= self.target {
-            full
+        if full <= self.target {
+            self.target = full;
         } else {
-            grown(self.target, full, self.config.admission.margin)
-        };
+            self.grow_likely(now, full);
+        }
         self.adapt(now, out);
+    }
+
+    /// Fills buffers further, as far as everybody has what a sweep may take longer than on average left.
+    fn grow_likely(&mut self, now: Tick, full: u64) {
+        let before = self.target;
+        let latest = now.0.saturating_add(self.plan.spread) as i64;
+        for halving in 0..GROWTHS {
+            self.recost(before + ((full - before) >> halving));
+            if self.latest() >= latest {
+                return;
+            }
+        }
+        self.recost(before);
     }
 
     /// Follows a device that has become slower or faster: one guarantee taken or given in a sweep.

@@ -128,12 +128,14 @@ impl Machine {
             self.separate(now, at, end, out);
         }
         self.readers[at as usize].visit_end = self.visit_end(now, at);
-        if self.issue(at, out) {
+        let reads = self.issue(at, out);
+        self.readers[at as usize].idle = !reads;
+        if reads {
             self.counters.visits += 1;
-            return true;
+        } else {
+            self.finish(now, at, out);
         }
-        self.finish(now, at, out);
-        false
+        reads
     }
 
     /// Starts the next read of a visit; none if the visit is done or no chunk is free.
