@@ -59,7 +59,10 @@ impl std::fmt::Display for Sums {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { glitches, deadlines, late, .. } = self;
         let (mean, least, used) = (self.mean(), self.least(), 100.0 * self.used());
-        write!(f, "{mean:.1}, {least:.1} at least, {glitches} glitches in {deadlines}, {late} late, ")?;
+        write!(
+            f,
+            "{mean:.1}, {least:.1} at least, {glitches} glitches in {deadlines}, {late} late, "
+        )?;
         write!(f, "{used:.0} % of the memory used")
     }
 }

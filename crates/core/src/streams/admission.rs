@@ -23,7 +23,7 @@
 //! apart unless something delays them: the difference between a sweep and the one before, `J`, which
 //! is `z` standard deviations of the sum of access times between the positions as they are, `B`, and
 //! `V`. With `H = J + B + V`, `sum of (mean access + bytes(P) / rate) + J <= (1 - margin) P`, and the
-//! reserve for best effort on the left side as well. `B` is the first visit of one who joins, or that
+//! reserve for best effort on the left side as well. `B` is a visit of one who joins, or that
 //! reserve: it comes when all others have the `J` left. One that is late by `x` reads `c x` more, but
 //! those deviations stay unused in every sweep on average, to make up for that and for who joins. A sweep takes longer as rarely as a normal variable exceeds `z` deviations (the sums of
 //! many bounded access times have lighter tails): that is not yet a glitch, for which `H` must be used
@@ -50,6 +50,8 @@ pub const MAX_CYCLES: usize = 8;
 /// Share of a throttle's rate that is given to streams.
 const THROTTLE_SHARE: f64 = 0.9;
 const BISECTIONS: u32 = 16;
+/// A statistical cycle is at most so many times as long as it must be.
+const LONGER: u64 = 4;
 /// Share of the memory that streams hold on average; chance has them hold more at times.
 const POOLED: f64 = 0.95;
 /// Cycles that are tried between one that the device is too slow for and one that is too long for the
@@ -452,8 +454,8 @@ impl Admission {
         [Kept { margin, reserve }, none, Kept { margin: margin.min(least), ..none }]
     }
 
-    /// How these streams are carried: with the shortest cycle for certain, and else with one up to
-    /// twice as long, as far as the memory allows it, so that it need not grow when others join.
+    /// How these streams are carried: with the shortest cycle for certain, and else with a longer one,
+    /// as far as the memory allows it, so that it need not grow when others join.
     ///
     /// # Errors
     /// What there is too little of, for the longest cycle that suffices otherwise.
@@ -514,15 +516,9 @@ impl Admission {
     }
 
     /// A plan with a longer cycle, which needs no more than `plan`.
-    fn lengthened(
-        &self,
-        plan: Plan,
-        kept: Kept,
-        approach: Approach,
-        demands: &[Demand],
-    ) -> Plan {
+    fn lengthened(&self, plan: Plan, kept: Kept, approach: Approach, demands: &[Demand]) -> Plan {
         let last = self.config.cycles[self.config.cycles.len().min(MAX_CYCLES) - 1];
-        let (mut short, mut long) = (plan.cycle, (2 * plan.cycle).min(last));
+        let (mut short, mut long) = (plan.cycle, (LONGER * plan.cycle).min(last));
         let certain = self.config.assurance == Assurance::Deterministic;
         if certain || self.profile.parallel > 1 || short >= long {
             return plan;
@@ -571,13 +567,7 @@ impl Admission {
         if plan.memory > self.config.memory { Err(Shortage::Memory) } else { Ok(plan) }
     }
 
-    fn plan_cycle(
-        &self,
-        length: u64,
-        kept: Kept,
-        approach: Approach,
-        demands: &[Demand],
-    ) -> Plan {
+    fn plan_cycle(&self, length: u64, kept: Kept, approach: Approach, demands: &[Demand]) -> Plan {
         let config = &self.config;
         let cycle = length as f64 / Tick::SECOND as f64;
         let worst = config.assurance == Assurance::Deterministic;
@@ -623,7 +613,8 @@ impl Admission {
         }
         let lump = self.profile.delay;
         // Those who join do so in the time that deviations leave unused, but the others wait for them.
-        let joins = f64::from(config.joins) * largest;
+        let visit = (mean + transfer) / demands.len().max(1) as f64;
+        let joins = f64::from(config.joins) * visit;
         let delays = if worst { 0.0 } else { spread + lump + budget.max(joins) };
         let (budget, headroom) = (budget * self.slowdown, (delays + largest) * self.slowdown);
         // By and large a visit reads what one cycle takes. For certain, it may be late by all of the

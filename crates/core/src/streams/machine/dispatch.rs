@@ -11,6 +11,10 @@ pub(super) const DRIFT: f64 = 1.1;
 const GROWTH: f64 = 1.0 / 64.0;
 /// How often a size between the old and the new one is tried in a sweep.
 const GROWTHS: u32 = 8;
+/// Of those who wait for their first visits, so many are looked at for whose turn it is.
+const STARTERS: usize = 64;
+/// The part of the memory that visits leave alone which come sooner than they must.
+const SPARE: u64 = 8;
 
 /// Buffers that are filled to `target` grow so far in a sweep that it ends in time: by the part of
 /// the cycle that admission leaves unused.
@@ -88,21 +92,50 @@ impl Machine {
         self.budget_at = now;
     }
 
-    /// Who waits for his first visit, if it can be now: all others have what a sweep may take longer
-    /// than on average left after it.
-    fn starter_that_fits(&mut self, now: Tick, slack: i64, full: u64) -> Option<u32> {
-        let at = self.starters.front().copied()?;
-        let reader = &self.readers[at as usize];
-        let grown = self.target >= reader.needs.min(full);
-        let left = if self.config.enforce {
-            let way = self.admission.profile().access(self.head.abs_diff(reader.order)).mean;
-            let read = reader.rate.most_in(self.target) as f64 / reader.slowest;
-            let cost = (2.0 * way + read) * self.slowdown * 1e9;
-            slack.saturating_sub(cost as i64 + self.plan.spread as i64)
-        } else {
-            slack.saturating_sub(self.cost(at))
-        };
-        (grown && left >= 0 && self.has_room(now, at)).then_some(at)
+    /// Who waits for his first visit, if it can be now: whose turn it is, or who waits longest.
+    fn starter_that_fits(&mut self, now: Tick, full: u64) -> Option<u32> {
+        let first = self.sweeps.first(self.current);
+        let mut starters = self.starters.iter().copied().take(STARTERS);
+        let in_turn = starters.find(|at| self.in_turn(*at, first));
+        let longest = self.starters.front().copied();
+        let mut fits = None;
+        for at in [in_turn, longest].into_iter().flatten() {
+            let grown = self.target >= self.readers[at as usize].needs.min(full);
+            if fits.is_none() && grown && self.has_time(now, at, in_turn == Some(at)) {
+                fits = Some(at).filter(|at| self.has_room(now, *at));
+            }
+        }
+        fits
+    }
+
+    /// Whether all others have what a sweep may take longer than on average left after a first visit.
+    /// Out of turn it reads for as long as it takes until the turn of its stream, which is in the sweep
+    /// before the next reader that is there runs dry.
+    fn has_time(&mut self, now: Tick, at: u32, in_turn: bool) -> bool {
+        let clock = now.0 as i64;
+        if !self.config.enforce {
+            return self.latest().saturating_sub(clock) >= self.cost(at);
+        }
+        let order = self.readers[at as usize].order;
+        let sweep = if order > self.progress { self.current } else { 1 - self.current };
+        let next = self.sweeps.after(sweep, order);
+        let next = next.or_else(|| self.sweeps.first(1 - sweep).filter(|_| sweep == self.current));
+        let turn = next.map_or(NEVER, |next| self.deadline(next)).saturating_sub(clock).max(0);
+        let least = self.plan.headroom.max(self.target / 8);
+        let most = if in_turn { self.target } else { (turn as u64).max(least).min(self.target) };
+        let reader = &mut self.readers[at as usize];
+        reader.most = most;
+        let read = reader.rate.most_in(most) as f64 / reader.slowest;
+        let way = self.admission.profile().access(self.head.abs_diff(order)).mean;
+        let way = if in_turn { way } else { 2.0 * way };
+        let cost = ((way + read) * self.slowdown * 1e9) as i64;
+        if !in_turn {
+            let (turn, dry) = (self.cost(at), clock.saturating_add(most as i64));
+            self.sweeps.insert(sweep, at, order, turn, dry);
+        }
+        let latest = self.latest();
+        self.sweeps.remove(at);
+        clock.saturating_add(cost).saturating_add(self.plan.spread as i64) <= latest
     }
 
     fn choose_elastic(&mut self, now: Tick, out: &mut Actions) -> Choice {
@@ -149,7 +182,7 @@ impl Machine {
         if self.sure() {
             return self.choose_sure(now);
         }
-        if let Some(at) = self.starter_that_fits(now, slack, full) {
+        if let Some(at) = self.starter_that_fits(now, full) {
             self.in_place(at, first);
             return Choice::Visit(at);
         }
@@ -161,7 +194,10 @@ impl Machine {
             let sure = latest.saturating_sub(self.plan.spread as i64);
             // Whose client takes nothing has no need of a visit, but others wait behind it.
             let hurry = if self.hungry(now, at) { sure } else { sure.max(earliest) };
-            begin = hurry.min(release).max(clock);
+            // Nobody is waited for while buffers grow or somebody waits to start, if memory is there.
+            let wanted = self.target < full || !self.starters.is_empty();
+            let busy = wanted && self.pool.free() > self.pool.total() / SPARE;
+            begin = hurry.min(if busy { earliest } else { release }).max(clock);
             let last_moment = latest <= clock && self.pool.free() > 0;
             if begin <= clock && self.pool.free() == 0 && self.hungry(now, at) {
                 return Choice::Wait(NEVER);
@@ -180,12 +216,16 @@ impl Machine {
 
     /// A first visit that comes just where the order has it is in turn.
     pub(super) fn in_place(&mut self, at: u32, first: Option<u32>) {
-        let order = self.readers[at as usize].order;
-        let before_all = first.is_none_or(|first| order < self.readers[first as usize].order);
-        if before_all && order >= self.progress {
-            self.progress = order;
+        if self.in_turn(at, first) {
+            self.progress = self.readers[at as usize].order;
             self.readers[at as usize].fresh = false;
         }
+    }
+
+    fn in_turn(&self, at: u32, first: Option<u32>) -> bool {
+        let order = self.readers[at as usize].order;
+        let before_all = first.is_none_or(|first| order < self.readers[first as usize].order);
+        before_all && order >= self.progress
     }
 
     /// The stream that misses its deadline first if the order is kept, if it helps to visit it now:
@@ -286,7 +326,9 @@ impl Machine {
     /// Fills buffers further, as far as everybody has what a sweep may take longer than on average left.
     fn grow_likely(&mut self, now: Tick, full: u64) {
         let before = self.target;
-        let latest = now.0.saturating_add(self.plan.spread) as i64;
+        // Who has less than the headroom left reads more.
+        let headroom = self.plan.spread.midpoint(self.plan.headroom);
+        let latest = now.0.saturating_add(headroom) as i64;
         for halving in 0..GROWTHS {
             self.recost(before + ((full - before) >> halving));
             if self.latest() >= latest {

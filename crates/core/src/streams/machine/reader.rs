@@ -121,6 +121,8 @@ pub(super) struct Reader {
     pub order: u64,
     /// Nanoseconds of media that buffers must be filled to when it starts, by its admission.
     pub needs: u64,
+    /// And that its next visit fills to at most.
+    pub most: u64,
     /// No visit before, when there is time; when others wait; and not even in a hurry.
     pub release: u64,
     pub earliest: u64,
@@ -163,6 +165,7 @@ impl Reader {
             slowest: 1.0,
             order: 0,
             needs: 0,
+            most: u64::MAX,
             release: 0,
             earliest: 0,
             again: 0,
