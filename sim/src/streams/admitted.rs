@@ -16,27 +16,31 @@ use crate::SimError;
 use crate::rng::Rng;
 
 /// Of figure 4.
-pub(super) const MEMORIES: [f64; 9] = [2e6, 4e6, 7e6, 12e6, 17e6, 24e6, 30e6, 40e6, 64e6];
+const MEMORIES: [f64; 9] = [2e6, 4e6, 7e6, 12e6, 17e6, 24e6, 30e6, 40e6, 64e6];
 /// Seconds that a set is played after the last has asked.
 pub const LENGTH: u64 = 300;
 
 /// What came of one way to admit in one memory, over all placements.
 #[derive(Debug, Clone, Default)]
-struct Sums {
+pub struct Sums {
     /// Streams, or what they need over the rate of one.
     admitted: Vec<f64>,
-    glitches: usize,
+    /// Times that one ran dry, and streams that never began.
+    pub glitches: usize,
     /// Visits: each had a moment at which it had to be there.
-    deadlines: u64,
+    pub deadlines: u64,
     /// Seconds.
     startups: Vec<f64>,
-    late: usize,
+    /// Streams that began later than they were told.
+    pub late: usize,
     /// Shares of the memory in use at most.
     used: Vec<f64>,
 }
 
 impl Sums {
-    fn mean(&self) -> f64 {
+    /// Streams admitted on average; of unequal rates what they need over the rate of one.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
         self.admitted.iter().sum::<f64>() / self.admitted.len().max(1) as f64
     }
 
@@ -44,11 +48,14 @@ impl Sums {
         self.admitted.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    fn used(&self) -> f64 {
+    /// The share of the memory that was in use at most.
+    #[must_use]
+    pub fn used(&self) -> f64 {
         self.used.iter().sum::<f64>() / self.used.len().max(1) as f64
     }
 
-    fn startup_p99(&mut self) -> f64 {
+    /// Seconds in which 99 of 100 streams began.
+    pub fn startup_p99(&mut self) -> f64 {
         self.startups.sort_by(f64::total_cmp);
         let at = self.startups.len() * 99 / 100;
         self.startups.get(at).copied().unwrap_or(0.0)
@@ -72,7 +79,7 @@ impl std::fmt::Display for Sums {
 fn play(
     args: &StreamsArgs,
     (memory, assurance, unequal): (f64, Assurance, bool),
-    (seed, worst): (u64, bool),
+    (seed, worst, length): (u64, bool, u64),
     sums: &mut Sums,
 ) -> Result<(), SimError> {
     let usual = args.stream_rate() as u64;
@@ -96,14 +103,14 @@ fn play(
         let rate = if unequal { usual / 4 * random.between(1, 7) } else { usual };
         let wrong = SimError::Usage("a stream needs a rate");
         let curve = Rate::constant(rate).map_err(|_| wrong)?;
-        let bytes = curve.bytes_at((LENGTH + count) * Tick::SECOND);
+        let bytes = curve.bytes_at((length + count) * Tick::SECOND);
         let last = profile.capacity.saturating_sub(bytes) / CHUNK;
         let layout = Layout::contiguous(random.between(0, last) * CHUNK, bytes);
         let layout = layout.map_err(|_| SimError::Usage("too long streams for the device"))?;
         driver.join_at(Tick(stream * Tick::SECOND), stream, stream, &curve, &layout);
         rates.push(rate);
     }
-    driver.run_until(Tick((LENGTH + count) * Tick::SECOND));
+    driver.run_until(Tick((length + count) * Tick::SECOND));
     let outcome = &driver.outcome;
     let started = outcome.startups.iter().map(|(stream, _, _)| rates[stream.0 as usize]);
     sums.admitted.push(started.sum::<u64>() as f64 / usual as f64);
@@ -115,25 +122,35 @@ fn play(
     Ok(())
 }
 
-/// A row for each memory of figure 4 and each kind of rates, for one way to admit. What is admitted for
-/// certain is also played with the longest access times.
+/// What is admitted in one memory, in all placements, each played for so many seconds; for certain, or
+/// with the deviations of the arguments. What is admitted for certain is also played with the longest
+/// access times.
+///
+/// # Errors
+/// [`SimError`] for numbers that make no machine.
+pub fn sums(args: &StreamsArgs, memory: f64, unequal: bool, length: u64) -> Result<Sums, SimError> {
+    let assurance = args.statistical.map_or(Assurance::Deterministic, Assurance::Statistical);
+    let times = if args.statistical.is_some() { &[false][..] } else { &[false, true][..] };
+    let mut sums = Sums::default();
+    for placement in 0..args.placements {
+        for worst in times {
+            let run = (args.seed + placement, *worst, length);
+            play(args, (memory, assurance, unequal), run, &mut sums)?;
+        }
+    }
+    Ok(sums)
+}
+
+/// A row for each memory of figure 4 and each kind of rates, for one way to admit.
 ///
 /// # Errors
 /// [`SimError`] for numbers that make no machine.
 pub fn table(args: &StreamsArgs) -> Result<Table, SimError> {
-    let assurance = args.statistical.map_or(Assurance::Deterministic, Assurance::Statistical);
-    let times = if args.statistical.is_some() { &[false][..] } else { &[false, true][..] };
     let (mut rows, mut all) = (Vec::new(), Sums::default());
     for memory in MEMORIES {
         let gpmp = gpmp_most(args.stream_rate(), memory);
         for unequal in [false, true] {
-            let mut sums = Sums::default();
-            for placement in 0..args.placements {
-                for worst in times {
-                    let seed = (args.seed + placement, *worst);
-                    play(args, (memory, assurance, unequal), seed, &mut sums)?;
-                }
-            }
+            let mut sums = sums(args, memory, unequal, LENGTH)?;
             let rates = if unequal { "unequal" } else { "equal" };
             let startup = sums.startup_p99();
             eprintln!("{} MB, {rates}: {sums}, start-up {startup:.2} s", memory / 1e6);

@@ -5,9 +5,10 @@
 //! - [`figures`]: the paper's figures, with the elastic ring beside them.
 //! - [`ring`]: the elastic ring at its limits.
 //! - [`truth`]: whether admission tells the truth.
+//! - [`admitted`]: how many streams are admitted, and how they play.
 //! - [`load`]: requests at random over hours.
 
-mod admitted;
+pub mod admitted;
 pub mod device;
 pub mod driver;
 pub mod figures;

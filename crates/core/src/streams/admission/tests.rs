@@ -119,3 +119,62 @@ fn slow_device_then_fewer_streams() {
     assert_eq!(admission.plan(&demands), Err(Shortage::Device));
     assert!(admission.plan(&demands[..10]).is_ok());
 }
+
+#[test]
+fn stream_that_fits_only_without_the_reserve_then_given_up_and_the_margin_down_to_the_least() {
+    let config = AdmissionConfig { memory: 17 * MB, chunk: 4096, ..Default::default() };
+    let profile = DeviceProfile::built_in("table1").expect("one");
+    let mut admission = Admission::new(profile, config.clone());
+    let rate = Rate::constant(250_000).expect("a rate");
+    let few = spread(20, &rate, &admission);
+    let plan = admission.plan(&few).expect("few");
+    assert!(plan.margin == config.margin && plan.budget >= plan.cycle / 20, "{plan:?}");
+    let (count, plan) = most(config.clone(), "table1");
+    assert!(plan.margin == config.least && plan.budget == 0, "{plan:?}");
+    assert!(plan.busy as f64 <= (1.0 - config.least) * plan.cycle as f64, "{plan:?}");
+    let stingy = AdmissionConfig { least: config.margin, ..config };
+    let fewer = most(stingy, "table1");
+    assert!(fewer.0 < count && fewer.1.margin == 0.05, "{fewer:?} {count}");
+}
+
+#[test]
+fn statistical_cycle_when_memory_is_there_then_longer_than_it_must_be() {
+    let likely = Assurance::Statistical(4.0);
+    let config = AdmissionConfig { assurance: likely, chunk: 4096, ..Default::default() };
+    let rate = Rate::constant(250_000).expect("a rate");
+    let plan = |memory, count| {
+        let profile = DeviceProfile::built_in("table1").expect("one");
+        let mut admission = Admission::new(profile, AdmissionConfig { memory, ..config.clone() });
+        let demands = spread(count, &rate, &admission);
+        admission.plan(&demands).expect("few")
+    };
+    let ample = plan(64 * MB, 10);
+    assert_eq!(ample.cycle, LONGER * config.cycles[0]);
+    assert!(ample.needs < ample.full() / 2, "{ample:?}");
+    let scarce = plan(2 * MB, 16);
+    assert!(scarce.memory <= 2 * MB && scarce.cycle < LONGER * config.cycles[0], "{scarce:?}");
+}
+
+#[test]
+fn memory_that_is_short_then_told_how_much_would_do() {
+    for assurance in [Assurance::Deterministic, Assurance::Statistical(4.0)] {
+        let memory = 4 * MB;
+        let config = AdmissionConfig { assurance, memory, chunk: 4096, ..Default::default() };
+        let profile = DeviceProfile::built_in("table1").expect("one");
+        let mut admission = Admission::new(profile.clone(), config.clone());
+        let rate = Rate::constant(250_000).expect("a rate");
+        let (count, _) = most(config.clone(), "table1");
+        let mut demands = spread(count, &rate, &admission);
+        let layout = Layout::contiguous(profile.capacity / 2, 10 * MB).expect("a layout");
+        let mut refusal = None;
+        while refusal.is_none() {
+            refusal = admission.admit(&mut demands, &layout, (&rate, 0), None).err();
+        }
+        let refusal = refusal.expect("refused in the end");
+        let memory = refusal.memory.expect("nothing else is short");
+        assert!(memory > config.memory && refusal.to_string().contains(&memory.to_string()));
+        let config = AdmissionConfig { memory, ..config };
+        let mut admission = Admission::new(profile, config);
+        assert!(admission.admit(&mut demands, &layout, (&rate, 0), None).is_ok(), "{assurance:?}");
+    }
+}
