@@ -185,6 +185,38 @@ fn slow_device_then_guarantees_are_taken_one_for_each_sweep_and_given_back() {
     assert!(!back.is_empty() && back.windows(2).all(|pair| pair[0].0 < pair[1].0), "{back:?}");
 }
 
+#[test]
+fn clients_that_pause_with_full_buffers_under_statistical_admission_then_the_others_play_on() {
+    for silent in [false, true] {
+        let mut config = elastic(17 * MB, Assurance::Statistical(4.0));
+        config.admission.chunk = 4096;
+        let mut driver = driver(config, DeviceKind::Table1, 1);
+        let rate = Rate::constant(250_000).expect("a rate");
+        for (at, layout) in titles(60, 150 * MB, DeviceKind::Table1).iter().enumerate() {
+            driver.join_at(seconds(at as u64), at as u64, at as u64, &rate, layout);
+        }
+        driver.run_until(seconds(120));
+        let admitted = driver.outcome.admitted;
+        assert!(admitted >= 43 && driver.outcome.glitches.is_empty(), "{admitted}");
+        for (at, stream) in (0..5).map(|at| (at, 8 * at)) {
+            if silent {
+                driver.stall_at(seconds(120 + at), stream, 60 * Tick::SECOND);
+            } else {
+                driver.at(seconds(120 + at), Event::Pause(StreamId(stream)));
+                driver.at(seconds(180 + at), Event::Resume(StreamId(stream)));
+            }
+        }
+        driver.run_until(seconds(300));
+        let others = driver
+            .outcome
+            .glitches
+            .iter()
+            .filter(|glitch| glitch.stream.0 >= 40 || glitch.stream.0 % 8 != 0);
+        assert_eq!(others.count(), 0, "{silent}: {:?}", driver.outcome.glitches);
+        assert!(driver.outcome.degraded.is_empty() && driver.put_off() == 0, "{silent}");
+    }
+}
+
 /// What a client does, and when.
 #[derive(Debug, Clone, Copy)]
 enum Deed {
