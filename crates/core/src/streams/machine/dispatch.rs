@@ -182,6 +182,13 @@ impl Machine {
         if self.sure() {
             return self.choose_sure(now);
         }
+        self.choose_likely(now, latest, full)
+    }
+
+    /// What is next in order with a statistical guarantee, or out of turn.
+    fn choose_likely(&mut self, now: Tick, latest: i64, full: u64) -> Choice {
+        let clock = now.0 as i64;
+        let first = self.sweeps.first(self.current);
         if let Some(at) = self.starter_that_fits(now, full) {
             self.in_place(at, first);
             return Choice::Visit(at);
@@ -211,7 +218,7 @@ impl Machine {
                 begin = latest.max(clock + 1);
             }
         }
-        self.out_of_turn(now, slack, begin)
+        self.out_of_turn(now, latest.saturating_sub(clock), begin)
     }
 
     /// A first visit that comes just where the order has it is in turn.
