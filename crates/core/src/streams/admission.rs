@@ -447,9 +447,13 @@ impl Admission {
         approach
     }
 
-    /// What is kept of a cycle: as much as is wanted, and less where that does not suffice.
+    /// What is kept of a cycle: as much as is wanted, and less where that does not suffice. On a device
+    /// that is slower than its profile nothing of it is given up: nobody knows how slow it becomes.
     fn kept(&self) -> [Kept; 3] {
         let AdmissionConfig { margin, reserve, least, .. } = self.config;
+        if self.slowdown > 1.0 {
+            return [Kept { margin, reserve }; 3];
+        }
         let none = Kept { margin, reserve: 0.0 };
         [Kept { margin, reserve }, none, Kept { margin: margin.min(least), ..none }]
     }
