@@ -31,8 +31,10 @@ const SOONEST: u64 = 64;
 /// And if that has read nothing, so many nanoseconds after it whoever suffers: it would read nothing
 /// again.
 const AGAIN: u64 = 1_000_000;
-/// The part of a cycle by which visits that are in a hurry begin before the last moment at least.
-const BEFORE: u64 = 128;
+/// The part of a cycle by which visits that are in a hurry begin before the last moment at least: less if
+/// there is best effort, which has what is left before it.
+const BEFORE: u64 = 20;
+const BEFORE_OTHERS: u64 = 128;
 
 impl Machine {
     /// Whether the guarantee is deterministic.
@@ -271,7 +273,9 @@ impl Machine {
         if let Some(at) = first {
             let reader = &self.readers[at as usize];
             let (release, earliest) = (reader.release as i64, reader.earliest as i64);
-            let before = self.plan.budget.max(self.plan.cycle / BEFORE) as i64;
+            let others = !self.requests.is_empty() || !self.sweeps.is_empty(self.wheel);
+            let part = if others { BEFORE_OTHERS } else { BEFORE };
+            let before = self.plan.budget.max(self.plan.cycle / part) as i64;
             let hurry = (latest - before).max(reader.again as i64);
             begin = hurry.min(if busy { earliest } else { release });
             if begin <= clock {
