@@ -54,6 +54,8 @@ show flash-8.svg sim coop --figure flash-8
 if [[ ${1:-} != small ]]; then
     show throughput.svg sim streams --figure throughput
     show startup.svg sim streams --figure startup
+    show admitted sim streams --figure admitted --placements 10
+    show admitted-statistical sim streams --figure admitted --placements 30 --statistical 4
     show window.svg sim coop --figure window
     show btio-a.svg sim coop --figure btio-a
     show flash-16.svg sim coop --figure flash-16

@@ -22,19 +22,25 @@ pub const LENGTH: u64 = 300;
 
 /// What came of one way to admit in one memory, over all placements.
 #[derive(Debug, Clone, Default)]
-struct Sums {
+pub struct Sums {
     /// Streams, or what they need over the rate of one.
     admitted: Vec<f64>,
-    glitches: usize,
+    /// Times that one ran dry, and streams that never began.
+    pub glitches: usize,
     /// Visits: each had a moment at which it had to be there.
-    deadlines: u64,
+    pub deadlines: u64,
     /// Seconds.
     startups: Vec<f64>,
-    late: usize,
+    /// Streams that began later than they were told.
+    pub late: usize,
+    /// Shares of the memory in use at most.
+    used: Vec<f64>,
 }
 
 impl Sums {
-    fn mean(&self) -> f64 {
+    /// Streams admitted on average; of unequal rates what they need over the rate of one.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
         self.admitted.iter().sum::<f64>() / self.admitted.len().max(1) as f64
     }
 
@@ -42,7 +48,14 @@ impl Sums {
         self.admitted.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    fn startup_p99(&mut self) -> f64 {
+    /// The share of the memory that was in use at most.
+    #[must_use]
+    pub fn used(&self) -> f64 {
+        self.used.iter().sum::<f64>() / self.used.len().max(1) as f64
+    }
+
+    /// Seconds in which 99 of 100 streams began.
+    pub fn startup_p99(&mut self) -> f64 {
         self.startups.sort_by(f64::total_cmp);
         let at = self.startups.len() * 99 / 100;
         self.startups.get(at).copied().unwrap_or(0.0)
@@ -52,8 +65,12 @@ impl Sums {
 impl std::fmt::Display for Sums {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { glitches, deadlines, late, .. } = self;
-        let (mean, least) = (self.mean(), self.least());
-        write!(f, "{mean:.1}, {least:.1} at least, {glitches} glitches in {deadlines}, {late} late")
+        let (mean, least, used) = (self.mean(), self.least(), 100.0 * self.used());
+        write!(
+            f,
+            "{mean:.1}, {least:.1} at least, {glitches} glitches in {deadlines}, {late} late, "
+        )?;
+        write!(f, "{used:.0} % of the memory used")
     }
 }
 
@@ -62,7 +79,7 @@ impl std::fmt::Display for Sums {
 fn play(
     args: &StreamsArgs,
     (memory, assurance, unequal): (f64, Assurance, bool),
-    seed: u64,
+    (seed, worst, length): (u64, bool, u64),
     sums: &mut Sums,
 ) -> Result<(), SimError> {
     let usual = args.stream_rate() as u64;
@@ -76,7 +93,9 @@ fn play(
     };
     let config = Config { admission, request: 1 << 30, interval: 0, ..Config::default() };
     let machine = Machine::new(profile.clone(), config)?;
-    let mut driver = Driver::new(machine, Device::new(args.device, seed), CHUNK);
+    let mut device = Device::new(args.device, seed);
+    device.worst = worst;
+    let mut driver = Driver::new(machine, device, CHUNK);
     let mut random = Rng::new(seed ^ 0x7247);
     let mut rates = Vec::new();
     for stream in 0..count {
@@ -84,14 +103,14 @@ fn play(
         let rate = if unequal { usual / 4 * random.between(1, 7) } else { usual };
         let wrong = SimError::Usage("a stream needs a rate");
         let curve = Rate::constant(rate).map_err(|_| wrong)?;
-        let bytes = curve.bytes_at((LENGTH + count) * Tick::SECOND);
+        let bytes = curve.bytes_at((length + count) * Tick::SECOND);
         let last = profile.capacity.saturating_sub(bytes) / CHUNK;
         let layout = Layout::contiguous(random.between(0, last) * CHUNK, bytes);
         let layout = layout.map_err(|_| SimError::Usage("too long streams for the device"))?;
         driver.join_at(Tick(stream * Tick::SECOND), stream, stream, &curve, &layout);
         rates.push(rate);
     }
-    driver.run_until(Tick((LENGTH + count) * Tick::SECOND));
+    driver.run_until(Tick((length + count) * Tick::SECOND));
     let outcome = &driver.outcome;
     let started = outcome.startups.iter().map(|(stream, _, _)| rates[stream.0 as usize]);
     sums.admitted.push(started.sum::<u64>() as f64 / usual as f64);
@@ -99,35 +118,44 @@ fn play(
     sums.deadlines += driver.machine.counters().visits;
     sums.startups.extend(outcome.startups.iter().map(|(_, _, nanos)| *nanos as f64 / 1e9));
     sums.late += outcome.broken_promises.len();
+    sums.used.push(driver.machine.memory().1 as f64 / memory);
     Ok(())
 }
 
-/// A row for each memory of figure 4 and each way to admit.
+/// What is admitted in one memory, in all placements, each played for so many seconds; for certain, or
+/// with the deviations of the arguments. What is admitted for certain is also played with the longest
+/// access times.
+///
+/// # Errors
+/// [`SimError`] for numbers that make no machine.
+pub fn sums(args: &StreamsArgs, memory: f64, unequal: bool, length: u64) -> Result<Sums, SimError> {
+    let assurance = args.statistical.map_or(Assurance::Deterministic, Assurance::Statistical);
+    let times = if args.statistical.is_some() { &[false][..] } else { &[false, true][..] };
+    let mut sums = Sums::default();
+    for placement in 0..args.placements {
+        for worst in times {
+            let run = (args.seed + placement, *worst, length);
+            play(args, (memory, assurance, unequal), run, &mut sums)?;
+        }
+    }
+    Ok(sums)
+}
+
+/// A row for each memory of figure 4 and each kind of rates, for one way to admit.
 ///
 /// # Errors
 /// [`SimError`] for numbers that make no machine.
 pub fn table(args: &StreamsArgs) -> Result<Table, SimError> {
-    let statistical = Assurance::Statistical(args.statistical.unwrap_or(4.0));
-    let ways = [
-        ("deterministic", Assurance::Deterministic, false),
-        ("deterministic", Assurance::Deterministic, true),
-        ("statistical", statistical, false),
-        ("statistical", statistical, true),
-    ];
-    let mut rows = Vec::new();
+    let (mut rows, mut all) = (Vec::new(), Sums::default());
     for memory in MEMORIES {
         let gpmp = gpmp_most(args.stream_rate(), memory);
-        for (name, assurance, unequal) in ways {
-            let mut sums = Sums::default();
-            for placement in 0..args.placements {
-                play(args, (memory, assurance, unequal), args.seed + placement, &mut sums)?;
-            }
+        for unequal in [false, true] {
+            let mut sums = sums(args, memory, unequal, LENGTH)?;
             let rates = if unequal { "unequal" } else { "equal" };
             let startup = sums.startup_p99();
-            eprintln!("{} MB, {name}, {rates}: {sums}, start-up {startup:.2} s", memory / 1e6);
+            eprintln!("{} MB, {rates}: {sums}, start-up {startup:.2} s", memory / 1e6);
             rows.push(vec![
                 format!("{}", memory / 1e6),
-                name.to_owned(),
                 rates.to_owned(),
                 gpmp.to_string(),
                 format!("{:.1}", sums.mean()),
@@ -137,12 +165,15 @@ pub fn table(args: &StreamsArgs) -> Result<Table, SimError> {
                 sums.deadlines.to_string(),
                 format!("{startup:.2}"),
                 sums.late.to_string(),
+                format!("{:.0}", 100.0 * sums.used()),
             ]);
+            all.glitches += sums.glitches;
+            all.deadlines += sums.deadlines;
+            all.startups.append(&mut sums.startups);
         }
     }
     let columns = vec![
         "memory_MB",
-        "admission",
         "rates",
         "gpmp",
         "admitted",
@@ -152,17 +183,28 @@ pub fn table(args: &StreamsArgs) -> Result<Table, SimError> {
         "deadlines",
         "startup_p99_s",
         "started_late",
+        "memory_used_%",
     ];
-    let notes = vec![
+    Ok(Table { columns, rows, notes: notes(args, &mut all), chart: None })
+}
+
+fn notes(args: &StreamsArgs, all: &mut Sums) -> Vec<String> {
+    let (way, times) = match args.statistical {
+        Some(deviations) => (format!("statistical ({deviations} deviations)"), "random rotation"),
+        None => ("deterministic".into(), "random rotation, and again with the longest times"),
+    };
+    let Sums { glitches, deadlines, .. } = *all;
+    let startup = all.startup_p99();
+    vec![
+        format!("{way}: {glitches} glitches in {deadlines} deadlines, start-up p99 {startup:.2} s."),
         format!(
-            "Streams that ask a second apart, in {} placements, as the service admits them by \
-             default; of unequal rates (a quarter to seven quarters) what they need over the rate of \
-             one. Played for {LENGTH} s more, with random rotation.",
+            "Streams that ask a second apart, in {} placements, as the service admits them; of unequal \
+             rates (a quarter to seven quarters) what they need over the rate of one. Played for \
+             {LENGTH} s more, with {times}.",
             args.placements
         ),
         "gpmp: arithmetic, at the best round of 0.1 to 8 s, random places, four deviations, nothing \
          kept for others."
             .into(),
-    ];
-    Ok(Table { columns, rows, notes, chart: None })
+    ]
 }

@@ -183,8 +183,10 @@ fn gpmp_within(model: &Model, memory: f64) -> u64 {
     (1..=24).map(streams).max().unwrap_or(0)
 }
 
-/// The same at its best round, of those of 0.1 to 8 s.
-pub(super) fn gpmp_most(rate: f64, memory: f64) -> u64 {
+/// The most streams of GPMP in a memory by arithmetic, on the disk of Table 1: at its best round, of those
+/// of 0.1 to 8 s, in the best number of groups.
+#[must_use]
+pub fn gpmp_most(rate: f64, memory: f64) -> u64 {
     let model = |at| Model::new(&Disk::table_1(), Variant::default(), rate, f64::from(at) / 10.0);
     (1..=80).map(|at| gpmp_within(&model(at), memory)).max().unwrap_or(0)
 }

@@ -5,9 +5,10 @@
 //! - [`figures`]: the paper's figures, with the elastic ring beside them.
 //! - [`ring`]: the elastic ring at its limits.
 //! - [`truth`]: whether admission tells the truth.
+//! - [`admitted`]: how many streams are admitted, and how they play.
 //! - [`load`]: requests at random over hours.
 
-mod admitted;
+pub mod admitted;
 pub mod device;
 pub mod driver;
 pub mod figures;
@@ -59,7 +60,8 @@ pub enum Figure {
     Ring,
     /// What admission of the elastic ring admits and refuses: does it play, would it have?
     Truth,
-    /// How many streams are admitted in the memories of figure 4, beside GPMP, and whether they play
+    /// How many streams are admitted in the memories of figure 4, beside GPMP, and whether they play;
+    /// for certain, or with --statistical
     Admitted,
 }
 

@@ -83,6 +83,7 @@ fn admission(trial: &Trial, cycle: u64) -> AdmissionConfig {
         cycles: vec![cycle],
         margin: 0.0,
         reserve: 0.0,
+        least: 0.0,
         joins: 0,
         memory: trial.memory,
         chunk: CHUNK,

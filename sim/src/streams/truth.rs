@@ -16,23 +16,18 @@ use crate::rng::Rng;
 
 /// Seconds that a set is played, unless said otherwise.
 pub const LENGTH: u64 = 300;
-/// The smallest margin with which buffers grow in time.
-const LEAST: f64 = 0.01;
 
-/// A way to admit.
+/// A way to admit, as it is configured unless said otherwise.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     name: &'static str,
     assurance: Assurance,
-    /// Shares of the device that stay unused and that are kept for others.
-    margin: f64,
-    reserve: f64,
 }
 
 impl Way {
-    /// What the streams may use of the device: a set would play if it does in this share of it.
-    fn share(&self) -> f64 {
-        1.0 - self.margin - self.reserve
+    /// What the streams may use of the device at most: a set would play if it does in this share of it.
+    fn share() -> f64 {
+        1.0 - AdmissionConfig::default().least
     }
 }
 
@@ -79,8 +74,6 @@ impl Wishes {
     fn admitted(&self, way: Way) -> Result<(u64, u64), SimError> {
         let admission = AdmissionConfig {
             assurance: way.assurance,
-            margin: way.margin,
-            reserve: way.reserve,
             memory: self.args.memory as u64,
             chunk: CHUNK,
             ..AdmissionConfig::default()
@@ -179,21 +172,17 @@ impl Wishes {
 /// [`SimError`] for numbers that make no machine.
 pub fn table(args: &StreamsArgs, length: u64) -> Result<Table, SimError> {
     let statistical = Assurance::Statistical(args.statistical.unwrap_or(4.0));
-    let AdmissionConfig { margin, reserve, .. } = AdmissionConfig::default();
-    let sure = Assurance::Deterministic;
     let ways = [
-        Way { name: "deterministic", assurance: sure, margin: LEAST, reserve: 0.0 },
-        Way { name: "deterministic", assurance: sure, margin, reserve },
-        Way { name: "statistical", assurance: statistical, margin: LEAST, reserve: 0.0 },
-        Way { name: "statistical", assurance: statistical, margin, reserve },
+        Way { name: "deterministic", assurance: Assurance::Deterministic },
+        Way { name: "statistical", assurance: statistical },
     ];
-    let mut sums = [Sums::default(); 4];
+    let mut sums = [Sums::default(); 2];
+    let share = Way::share();
     for placement in 0..args.placements {
         let wishes = wishes(args, args.seed + placement, length)?;
         let all = wishes.layouts.len() as u64;
         for (way, sum) in ways.iter().zip(&mut sums) {
             let (admitted, glitches) = wishes.admitted(*way)?;
-            let share = way.share();
             sum.admitted += admitted;
             sum.glitches += glitches;
             sum.refused += all - admitted;
@@ -203,8 +192,7 @@ pub fn table(args: &StreamsArgs, length: u64) -> Result<Table, SimError> {
     }
     let row = |(way, sum): (&Way, &Sums)| {
         let share = |of: u64| format!("{:.1}", 100.0 * of as f64 / sum.refused.max(1) as f64);
-        let kept = format!("{:.0}", 100.0 * (1.0 - way.share()));
-        let mut row = vec![way.name.to_owned(), kept];
+        let mut row = vec![way.name.to_owned()];
         row.extend([sum.admitted, sum.glitches, sum.refused].iter().map(ToString::to_string));
         row.extend([sum.lucky.to_string(), share(sum.lucky)]);
         row.extend([sum.certain.to_string(), share(sum.certain)]);
@@ -213,7 +201,6 @@ pub fn table(args: &StreamsArgs, length: u64) -> Result<Table, SimError> {
     let rows = ways.iter().zip(&sums).map(row).collect();
     let columns = vec![
         "admission",
-        "kept_%",
         "admitted_sets",
         "glitches",
         "refused_sets",
@@ -225,8 +212,9 @@ pub fn table(args: &StreamsArgs, length: u64) -> Result<Table, SimError> {
     let notes = vec![
         format!(
             "Sets of 1 stream up to as many as the device reads without any seek, in {} placements. \
-             kept: margin and reserve, which those who judge leave unused as well.",
-            args.placements
+             Those who judge leave {:.1} % of the device unused, as admission does at least.",
+            args.placements,
+            100.0 * (1.0 - share)
         ),
         format!(
             "would_play: refused sets that play for {length} s with random rotation, by a ring that \

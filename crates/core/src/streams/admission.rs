@@ -22,9 +22,10 @@
 //! *Statistical*: no visit begins before its stream is down to `H`, so visits of a stream are `P`
 //! apart unless something delays them: the difference between a sweep and the one before, `J`, which
 //! is `z` standard deviations of the sum of access times between the positions as they are, `B`, and
-//! `V`. With `H = J + B + V`, `sum of (mean access + bytes(P) / rate) + J + B <= (1 - margin) P`. One
-//! that is late by `x` reads `c x` more, but those deviations stay unused in every sweep to make up
-//! for it. A sweep takes longer as rarely as a normal variable exceeds `z` deviations (the sums of
+//! `V`. With `H = J + B + V`, `sum of (mean access + bytes(P) / rate) + J <= (1 - margin) P`, and the
+//! reserve for best effort on the left side as well. `B` is a visit of one who joins, or that
+//! reserve: it comes when all others have the `J` left. One that is late by `x` reads `c x` more, but
+//! those deviations stay unused in every sweep on average, to make up for that and for who joins. A sweep takes longer as rarely as a normal variable exceeds `z` deviations (the sums of
 //! many bounded access times have lighter tails): that is not yet a glitch, for which `H` must be used
 //! up as well.
 //!
@@ -34,8 +35,10 @@
 //!
 //! Memory: deterministic, all streams can be full at once, since clients may pause when they are:
 //! `sum of c (P + H)`, and two chunks for each. Statistical: visits exclude each other, and when the
-//! last stream has been filled, stream `i` has consumed for as long as the later ones were read: less
-//! `sum over pairs of c_i c_j P / (fastest rate)`.
+//! last stream has been filled, stream `i` has consumed for as long as the visits of the later ones
+//! took, in whatever order: less `sum over pairs of c_i (mean visit of j)`, which is about half of what
+//! all consume in a sweep; and a twentieth more, for what differs from the mean. A visit that finds no
+//! memory waits for it as long as nobody suffers, which puts the streams apart in time.
 
 use super::layout::Layout;
 use super::profile::DeviceProfile;
@@ -47,6 +50,10 @@ pub const MAX_CYCLES: usize = 8;
 /// Share of a throttle's rate that is given to streams.
 const THROTTLE_SHARE: f64 = 0.9;
 const BISECTIONS: u32 = 16;
+/// A statistical cycle is at most so many times as long as it must be.
+const LONGER: u64 = 4;
+/// Share of the memory that streams hold on average; chance has them hold more at times.
+const POOLED: f64 = 0.95;
 /// Cycles that are tried between one that the device is too slow for and one that is too long for the
 /// memory.
 const STEPS: u32 = 8;
@@ -75,6 +82,9 @@ pub struct AdmissionConfig {
     pub margin: f64,
     /// Share of a cycle for best-effort work.
     pub reserve: f64,
+    /// Where a stream fits only without them, the reserve and the margin are given up, but for so much
+    /// of the margin.
+    pub least: f64,
     /// Streams that can join in a cycle. Deterministic admission sets nothing aside for them: they
     /// join when the order comes to their place.
     pub joins: u32,
@@ -85,7 +95,8 @@ pub struct AdmissionConfig {
 }
 
 impl Default for AdmissionConfig {
-    /// Deterministic, cycles of 0.25 to 6 s, 5 % unused, 5 % for best effort, 256 MiB.
+    /// Deterministic, cycles of 0.25 to 6 s, 5 % unused, 5 % for best effort, of which all but 1/64 is
+    /// given up for streams that do not fit otherwise; 256 MiB.
     fn default() -> Self {
         let millis = [250, 500, 1_000, 1_500, 2_000, 3_000, 4_000, 6_000];
         let cycles = millis.map(|millis| millis * 1_000_000);
@@ -94,6 +105,7 @@ impl Default for AdmissionConfig {
             cycles: cycles.to_vec(),
             margin: 0.05,
             reserve: 0.05,
+            least: 1.0 / 64.0,
             joins: 1,
             memory: 256 << 20,
             chunk: 256 << 10,
@@ -225,12 +237,32 @@ pub struct Plan {
     pub budget: u64,
     /// Nanoseconds of a sweep, with all that admission allows for.
     pub busy: u64,
+    /// Share of the cycle that stays unused.
+    pub margin: f64,
+    /// Nanoseconds of media that buffers must be filled to; less than [`Self::full`] where the cycle is
+    /// longer than it must be.
+    pub needs: u64,
     /// Nanoseconds by which two sweeps can differ; 0 where that is not what is allowed for.
     pub spread: u64,
     /// Nanoseconds of getting to a stream, on average.
     pub access: u64,
     /// Most bytes of buffers in use at once.
     pub memory: u64,
+}
+
+impl Plan {
+    /// Nanoseconds of media that a visit fills up to.
+    #[must_use]
+    pub fn full(&self) -> u64 {
+        self.cycle + self.headroom
+    }
+}
+
+/// Shares of a cycle that are not for streams.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Kept {
+    margin: f64,
+    reserve: f64,
 }
 
 /// What there is too little of.
@@ -258,22 +290,26 @@ pub struct Refusal {
     pub retry_after: Option<u64>,
     /// The highest constant rate at which it would be admitted now, in bytes a second, if any.
     pub fitting_rate: Option<u64>,
+    /// The least buffers with which it would be admitted now, in bytes, if nothing else is short.
+    pub memory: Option<u64>,
 }
 
 impl Refusal {
     fn explain(&self) -> String {
         let reason = match self.shortage {
             Shortage::Device => "the device has no time left",
-            Shortage::Memory => "the buffers are taken",
+            Shortage::Memory => "the buffers are promised to others",
             Shortage::Throttle => "the throttle of the device lets no more through",
             Shortage::Alone => "the stream is too fast for the device even alone",
             Shortage::Places => "too many streams, or too many that wait to start",
         };
+        let memory = self.memory.map(|bytes| format!("; {bytes} bytes of them would do"));
         let rate = self.fitting_rate.map(|rate| format!("; {rate} bytes a second would fit"));
         let retry = self
             .retry_after
             .map(|nanos| format!("; try again in {} s", nanos.div_ceil(Tick::SECOND).max(1)));
-        format!("{reason}{}{}", rate.unwrap_or_default(), retry.unwrap_or_default())
+        let [memory, rate, retry] = [memory, rate, retry].map(Option::unwrap_or_default);
+        format!("{reason}{memory}{rate}{retry}")
     }
 }
 
@@ -411,22 +447,51 @@ impl Admission {
         approach
     }
 
-    /// The plan with the shortest cycle that carries these streams.
+    /// What is kept of a cycle: as much as is wanted, and less where that does not suffice. On a device
+    /// that is slower than its profile nothing of it is given up: nobody knows how slow it becomes.
+    fn kept(&self) -> [Kept; 3] {
+        let AdmissionConfig { margin, reserve, least, .. } = self.config;
+        if self.slowdown > 1.0 {
+            return [Kept { margin, reserve }; 3];
+        }
+        let none = Kept { margin, reserve: 0.0 };
+        [Kept { margin, reserve }, none, Kept { margin: margin.min(least), ..none }]
+    }
+
+    /// How these streams are carried: with the shortest cycle for certain, and else with a longer one,
+    /// as far as the memory allows it, so that it need not grow when others join.
     ///
     /// # Errors
     /// What there is too little of, for the longest cycle that suffices otherwise.
     pub fn plan(&mut self, demands: &[Demand]) -> Result<Plan, Shortage> {
         let approach = self.approach(demands);
         let mut shortage = Shortage::Device;
+        for kept in self.kept() {
+            match self.shortest(kept, approach, demands) {
+                Ok(plan) => return Ok(self.lengthened(plan, kept, approach, demands)),
+                Err(short) => shortage = short,
+            }
+        }
+        Err(shortage)
+    }
+
+    /// The plan with the shortest cycle that carries these streams.
+    fn shortest(
+        &self,
+        kept: Kept,
+        approach: Approach,
+        demands: &[Demand],
+    ) -> Result<Plan, Shortage> {
+        let mut shortage = Shortage::Device;
         let mut short = None;
         for at in 0..self.config.cycles.len().min(MAX_CYCLES) {
             let cycle = self.config.cycles[at];
-            match self.try_cycle(cycle, approach, demands) {
+            match self.try_cycle(cycle, kept, approach, demands) {
                 Ok(plan) => return Ok(plan),
                 // More memory is needed for every longer cycle.
                 Err(Shortage::Memory) => {
                     let between = short.map(|short| (short, cycle));
-                    return self.try_between(between, approach, demands);
+                    return self.try_between(between, kept, approach, demands);
                 }
                 Err(other) => (shortage, short) = (other, Some(cycle)),
             }
@@ -438,13 +503,14 @@ impl Admission {
     fn try_between(
         &self,
         between: Option<(u64, u64)>,
+        kept: Kept,
         approach: Approach,
         demands: &[Demand],
     ) -> Result<Plan, Shortage> {
         let (mut short, mut long) = between.ok_or(Shortage::Memory)?;
         for _ in 0..STEPS {
             let middle = short.midpoint(long);
-            match self.try_cycle(middle, approach, demands) {
+            match self.try_cycle(middle, kept, approach, demands) {
                 Ok(plan) => return Ok(plan),
                 Err(Shortage::Memory) => long = middle,
                 Err(_) => short = middle,
@@ -453,24 +519,47 @@ impl Admission {
         Err(Shortage::Memory)
     }
 
+    /// A plan with a longer cycle, which needs no more than `plan`.
+    fn lengthened(&self, plan: Plan, kept: Kept, approach: Approach, demands: &[Demand]) -> Plan {
+        let last = self.config.cycles[self.config.cycles.len().min(MAX_CYCLES) - 1];
+        let (mut short, mut long) = (plan.cycle, (LONGER * plan.cycle).min(last));
+        let certain = self.config.assurance == Assurance::Deterministic;
+        if certain || self.profile.parallel > 1 || short >= long {
+            return plan;
+        }
+        let (mut longest, mut cycle) = (plan, long);
+        for _ in 0..STEPS {
+            match self.try_cycle(cycle, kept, approach, demands) {
+                Ok(found) => (longest, short) = (found, cycle),
+                Err(_) => long = cycle,
+            }
+            if short >= long {
+                break;
+            }
+            cycle = short.midpoint(long);
+        }
+        Plan { needs: plan.needs, ..longest }
+    }
+
     /// The plan for the longest cycle, whether it suffices or not.
     #[must_use]
     pub fn unchecked(&mut self, demands: &[Demand]) -> Plan {
         let approach = self.approach(demands);
         let last = self.config.cycles.len().clamp(1, MAX_CYCLES) - 1;
-        self.plan_cycle(self.config.cycles[last], approach, demands)
+        self.plan_cycle(self.config.cycles[last], self.kept()[0], approach, demands)
     }
 
     /// The plan for a cycle, if it suffices.
     fn try_cycle(
         &self,
         cycle: u64,
+        kept: Kept,
         approach: Approach,
         demands: &[Demand],
     ) -> Result<Plan, Shortage> {
-        let plan = self.plan_cycle(cycle, approach, demands);
+        let plan = self.plan_cycle(cycle, kept, approach, demands);
         let cycle = plan.cycle as f64;
-        if (plan.busy + plan.budget) as f64 > (1.0 - self.config.margin) * cycle {
+        if (plan.busy + plan.budget) as f64 > (1.0 - kept.margin) * cycle {
             return Err(Shortage::Device);
         }
         if let Some(throttle) = self.profile.throttle {
@@ -482,7 +571,7 @@ impl Admission {
         if plan.memory > self.config.memory { Err(Shortage::Memory) } else { Ok(plan) }
     }
 
-    fn plan_cycle(&self, length: u64, approach: Approach, demands: &[Demand]) -> Plan {
+    fn plan_cycle(&self, length: u64, kept: Kept, approach: Approach, demands: &[Demand]) -> Plan {
         let config = &self.config;
         let cycle = length as f64 / Tick::SECOND as f64;
         let worst = config.assurance == Assurance::Deterministic;
@@ -521,13 +610,16 @@ impl Admission {
             Assurance::Deterministic => 0.0,
             Assurance::Statistical(z) => z * variance.sqrt(),
         };
-        let budget = self.budget(cycle, largest, slowest);
+        let budget = self.budget(cycle, kept.reserve, slowest);
         if worst {
             // It fills the headroom, too, which is the visit itself.
             largest /= 1.0 - steepest.min(0.9);
         }
         let lump = self.profile.delay;
-        let delays = if worst { 0.0 } else { spread + lump + budget };
+        // Those who join do so in the time that deviations leave unused, but the others wait for them.
+        let visit = (mean + transfer) / demands.len().max(1) as f64;
+        let joins = f64::from(config.joins) * visit;
+        let delays = if worst { 0.0 } else { spread + lump + budget.max(joins) };
         let (budget, headroom) = (budget * self.slowdown, (delays + largest) * self.slowdown);
         // By and large a visit reads what one cycle takes. For certain, it may be late by all of the
         // headroom, and so may those after it.
@@ -541,34 +633,35 @@ impl Admission {
             headroom: nanos(headroom),
             budget: nanos(budget),
             busy: nanos(busy),
+            margin: kept.margin,
+            needs: length + nanos(headroom),
             spread: if worst { 0 } else { nanos((spread + lump) * self.slowdown) },
             access: nanos(each),
-            memory: self.memory(length, headroom, demands),
+            memory: self.memory(length, headroom, each, demands),
         }
     }
 
     /// Seconds in a cycle for what is done out of turn, of a device that is as its profile says.
-    fn budget(&self, cycle: f64, largest: f64, slowest: f64) -> f64 {
-        let config = &self.config;
-        let share = config.reserve * cycle;
-        match config.assurance {
+    fn budget(&self, cycle: f64, reserve: f64, slowest: f64) -> f64 {
+        let share = reserve * cycle;
+        match self.config.assurance {
             // First visits come in turn. One read at least, from anywhere and back.
-            Assurance::Deterministic if config.reserve > 0.0 => {
+            Assurance::Deterministic if reserve > 0.0 => {
                 let way = 2.0 * self.profile.capacity as f64 * self.line.per_byte;
                 share.max(self.line.seconds + way + OUT_OF_TURN as f64 / slowest)
             }
-            Assurance::Deterministic => share,
-            // A join costs its first filling and an early visit.
-            Assurance::Statistical(_) => share.max(2.0 * f64::from(config.joins) * largest),
+            _ => share,
         }
     }
 
-    /// Bytes of buffers for a cycle of so many nanoseconds and a headroom of so many seconds.
-    fn memory(&self, length: u64, headroom: f64, demands: &[Demand]) -> u64 {
+    /// Bytes of buffers for a cycle of so many nanoseconds, a headroom of so many seconds, and so many
+    /// to get to a stream.
+    fn memory(&self, length: u64, headroom: f64, access: f64, demands: &[Demand]) -> u64 {
         let cycle = length as f64 / Tick::SECOND as f64;
         let worst = self.config.assurance == Assurance::Deterministic;
         let chunk = self.config.chunk as f64;
-        let (mut full, mut steady, mut squares, mut largest) = (0.0, 0.0, 0.0, 0.0f64);
+        let (mut full, mut steady, mut sweep, mut own_visits) = (0.0, 0.0, 0.0, 0.0);
+        let mut largest = 0.0f64;
         for demand in demands {
             let need = demand.need(length);
             let own = need.most as f64 + demand.peak * headroom;
@@ -578,18 +671,20 @@ impl Admission {
             // Two bytes for what is rounded up in each of its parts.
             full += whole(own + 2.0).max(demand.floor as f64) + whole(demand.held as f64);
             largest = largest.max(own);
+            let visit = access + fewest / demand.slowest * self.slowdown;
             steady += fewest;
-            squares += fewest * fewest;
+            sweep += visit;
+            own_visits += fewest * visit;
         }
         let chunks = 2 * self.config.chunk * demands.len() as u64;
         if worst {
             // No visit goes beyond its stream's own share.
             return full.ceil() as u64 + chunks;
         }
-        let pairs = (steady * steady - squares) / 2.0;
         let serial = self.profile.parallel == 1;
-        let consumed = if serial { pairs / cycle / self.profile.fastest() } else { 0.0 };
-        (full - consumed + largest).ceil() as u64 + chunks
+        let pairs = (steady * sweep - own_visits) / 2.0;
+        let consumed = if serial { pairs / cycle } else { 0.0 };
+        ((full - consumed + largest) / POOLED).ceil() as u64 + chunks
     }
 
     /// The plan with one stream more, which is then the last of `demands`, or why not and what would
@@ -611,12 +706,24 @@ impl Admission {
             Err(shortage) => shortage,
         };
         let alone = self.plan(&demands[demands.len() - 1..]).is_err();
+        let memory = (!alone && shortage == Shortage::Memory).then(|| self.sufficient(demands));
         demands.pop();
         Err(Refusal {
             shortage: if alone { Shortage::Alone } else { shortage },
             retry_after: if alone { None } else { ends },
             fitting_rate: self.fitting_rate(demands, layout, rate, offset),
+            memory: memory.flatten(),
         })
+    }
+
+    /// The least bytes of buffers with which these streams are carried.
+    fn sufficient(&mut self, demands: &[Demand]) -> Option<u64> {
+        let approach = self.approach(demands);
+        let [_, _, least] = self.kept();
+        let memory = std::mem::replace(&mut self.config.memory, u64::MAX);
+        let plan = self.shortest(least, approach, demands);
+        self.config.memory = memory;
+        plan.ok().map(|plan| plan.memory)
     }
 
     /// The highest constant rate that fits, to one part in 2^16.
@@ -646,124 +753,4 @@ impl Admission {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MB: u64 = 1_000_000;
-
-    fn spread(count: u64, rate: &Rate, admission: &Admission) -> Vec<Demand> {
-        let step = admission.profile.capacity / count;
-        let layout = |at| Layout::contiguous(at * step, 10 * MB).expect("a layout");
-        (0..count)
-            .map(|at| Demand::new(rate, &layout(at), 0, &admission.profile, &admission.config))
-            .collect()
-    }
-
-    fn most(config: AdmissionConfig, profile: &str) -> (u64, Plan) {
-        let mut admission = Admission::new(DeviceProfile::built_in(profile).expect("one"), config);
-        let rate = Rate::constant(250_000).expect("a rate");
-        let fits = |n: u64, admission: &mut Admission| {
-            let demands = spread(n, &rate, admission);
-            admission.plan(&demands)
-        };
-        let count = (1..).take_while(|n| fits(*n, &mut admission).is_ok()).last().expect("one");
-        (count, fits(count, &mut admission).expect("fits"))
-    }
-
-    #[test]
-    fn table_1_disk_then_statistical_admits_more_than_deterministic() {
-        let config = AdmissionConfig { memory: 40 * MB, chunk: 16_384, ..Default::default() };
-        let (sure, plan) = most(config.clone(), "table1");
-        let statistical = AdmissionConfig { assurance: Assurance::Statistical(4.0), ..config };
-        let (likely, _) = most(statistical, "table1");
-        assert!((25..=50).contains(&sure), "{sure} {plan:?}");
-        assert!(likely > sure && likely < 56, "{likely} against {sure}");
-    }
-
-    #[test]
-    fn little_memory_then_short_cycle_and_memory_is_what_lacks() {
-        let config = AdmissionConfig { memory: 3 * MB, chunk: 16_384, ..Default::default() };
-        let (few, plan) = most(config.clone(), "table1");
-        assert!(plan.memory <= 3 * MB && few < 25, "{few} {plan:?}");
-        let profile = DeviceProfile::built_in("table1").expect("one");
-        let mut admission = Admission::new(profile, config);
-        let rate = Rate::constant(250_000).expect("a rate");
-        let demands = spread(few + 1, &rate, &admission);
-        assert_eq!(admission.plan(&demands), Err(Shortage::Memory));
-    }
-
-    #[test]
-    fn refusal_then_its_rate_fits_and_a_higher_one_does_not() {
-        let config = AdmissionConfig { chunk: 16_384, ..Default::default() };
-        let mut admission = Admission::new(DeviceProfile::built_in("table1").expect("one"), config);
-        let rate = Rate::constant(250_000).expect("a rate");
-        let mut demands = spread(20, &rate, &admission);
-        let layout = Layout::contiguous(0, 100 * MB).expect("a layout");
-        let fast = Rate::constant(20 * MB).expect("a rate");
-        let refusal = admission
-            .admit(&mut demands, &layout, (&fast, 0), Some(90 * Tick::SECOND))
-            .expect_err("too fast");
-        assert_eq!((refusal.shortage, refusal.retry_after), (Shortage::Alone, None));
-        let fitting = refusal.fitting_rate.expect("room for a slower one");
-        let mut admit = |rate| {
-            let rate = Rate::constant(rate).expect("a rate");
-            admission.admit(&mut demands.clone(), &layout, (&rate, 0), None)
-        };
-        assert!(admit(fitting).is_ok() && admit(fitting + fitting / 100).is_err(), "{fitting}");
-        assert!(refusal.to_string().contains("would fit"), "{refusal}");
-    }
-
-    #[test]
-    fn throttle_then_no_more_than_its_share() {
-        let mut profile = DeviceProfile::built_in("ssd").expect("one");
-        profile.throttle = Some(super::super::profile::Throttle { rate: 10e6, burst: 1e6 });
-        let mut admission = Admission::new(profile, AdmissionConfig::default());
-        let rate = Rate::constant(MB).expect("a rate");
-        let demands = spread(10, &rate, &admission);
-        assert!(admission.plan(&demands[..9]).is_ok());
-        assert_eq!(admission.plan(&demands), Err(Shortage::Throttle));
-    }
-
-    #[test]
-    fn device_that_gives_its_budget_in_slices_then_fewer_streams_and_the_delay_once_a_sweep() {
-        let config = AdmissionConfig { memory: 16 * MB, chunk: 16_384, ..Default::default() };
-        let at_once = DeviceProfile::built_in("table1").expect("one");
-        let sliced = DeviceProfile { delay: 0.1, ..at_once.clone() };
-        for assurance in [Assurance::Deterministic, Assurance::Statistical(4.0)] {
-            let config = AdmissionConfig { assurance, ..config.clone() };
-            let rate = Rate::constant(250_000).expect("a rate");
-            let plan = |profile: &DeviceProfile, count| {
-                let mut admission = Admission::new(profile.clone(), config.clone());
-                let demands = spread(count, &rate, &admission);
-                admission.unchecked(&demands)
-            };
-            for count in [5, 20] {
-                let more = plan(&sliced, count).busy - plan(&at_once, count).busy;
-                let expected = 100_000_000..102_000_000;
-                assert!(expected.contains(&more), "{assurance:?}, {count}: {more}");
-            }
-            let most = |profile: &DeviceProfile| {
-                let mut admission = Admission::new(profile.clone(), config.clone());
-                let fits = |count: &u64| {
-                    let demands = spread(*count, &rate, &admission);
-                    admission.plan(&demands).is_ok()
-                };
-                (1..100).take_while(fits).last().unwrap_or(0)
-            };
-            assert!(most(&sliced) < most(&at_once), "{assurance:?}");
-        }
-    }
-
-    #[test]
-    fn slow_device_then_fewer_streams() {
-        let config = AdmissionConfig { chunk: 16_384, ..Default::default() };
-        let profile = DeviceProfile::built_in("table1").expect("one");
-        let mut admission = Admission::new(profile, config);
-        let rate = Rate::constant(250_000).expect("a rate");
-        let demands = spread(30, &rate, &admission);
-        assert!(admission.plan(&demands).is_ok());
-        admission.slow_down(2.0);
-        assert_eq!(admission.plan(&demands), Err(Shortage::Device));
-        assert!(admission.plan(&demands[..10]).is_ok());
-    }
-}
+mod tests;

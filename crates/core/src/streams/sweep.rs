@@ -169,6 +169,19 @@ impl Sweeps {
         None
     }
 
+    /// The first of a sweep from a position on.
+    pub fn after(&self, sweep: usize, position: u64) -> Option<u32> {
+        let (mut at, mut found) = (self.roots[sweep], None);
+        while let Some(node) = self.nodes.get(at as usize) {
+            if node.position < position {
+                at = node.right;
+            } else {
+                (found, at) = (Some(at), node.left);
+            }
+        }
+        found
+    }
+
     /// The position of the last of a sweep.
     pub fn end(&self, sweep: usize) -> Option<u64> {
         let mut node = self.nodes.get(self.roots[sweep] as usize)?;
@@ -245,6 +258,8 @@ mod tests {
                     prop_assert_eq!(sweeps.end(at), list.keys().last().map(|key| key.0));
                     prop_assert_eq!(sweeps.first(at), list.keys().next().map(|key| key.1));
                     prop_assert_eq!(sweeps.tightest(at), tight);
+                    let behind = list.range((position, 0)..).next();
+                    prop_assert_eq!(sweeps.after(at, position), behind.map(|(key, _)| key.1));
                     prop_assert_eq!(sweeps.is_empty(at), list.is_empty());
                     prop_assert_eq!(sweeps.len(at) as usize, list.len());
                 }

@@ -135,7 +135,8 @@ impl Config {
             return Err(BadConfig("a read must be a chunk at least"));
         }
         let share = 0.0..1.0;
-        if !share.contains(&admission.margin) || !share.contains(&admission.reserve) {
+        let shares = [admission.margin, admission.reserve, admission.least];
+        if !shares.iter().all(|part| share.contains(part)) {
             return Err(BadConfig("margin and reserve are shares below 1"));
         }
         match self.scheme {

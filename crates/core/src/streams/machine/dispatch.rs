@@ -9,6 +9,12 @@ use crate::unit::Tick;
 pub(super) const DRIFT: f64 = 1.1;
 /// The least part by which buffers grow in a sweep.
 const GROWTH: f64 = 1.0 / 64.0;
+/// How often a size between the old and the new one is tried in a sweep.
+const GROWTHS: u32 = 8;
+/// Of those who wait for their first visits, so many are looked at for whose turn it is.
+const STARTERS: usize = 64;
+/// The part of the memory that visits leave alone which come sooner than they must.
+const SPARE: u64 = 8;
 
 /// Buffers that are filled to `target` grow so far in a sweep that it ends in time: by the part of
 /// the cycle that admission leaves unused.
@@ -86,16 +92,50 @@ impl Machine {
         self.budget_at = now;
     }
 
-    /// Who waits for his first visit, if it can be now; what it costs is then paid.
-    fn starter_that_fits(&mut self, now: Tick, slack: i64, full: u64) -> Option<u32> {
-        let at = self.starters.front().copied()?;
-        let grown = self.target >= self.readers[at as usize].needs.min(full);
-        let paid = self.afford(self.cost(at), slack)?;
-        let fits = grown && self.has_room(now, at);
-        if fits {
-            self.budget -= 2 * paid;
+    /// Who waits for his first visit, if it can be now: whose turn it is, or who waits longest.
+    fn starter_that_fits(&mut self, now: Tick, full: u64) -> Option<u32> {
+        let first = self.sweeps.first(self.current);
+        let mut starters = self.starters.iter().copied().take(STARTERS);
+        let in_turn = starters.find(|at| self.in_turn(*at, first));
+        let longest = self.starters.front().copied();
+        let mut fits = None;
+        for at in [in_turn, longest].into_iter().flatten() {
+            let grown = self.target >= self.readers[at as usize].needs.min(full);
+            if fits.is_none() && grown && self.has_time(now, at, in_turn == Some(at)) {
+                fits = Some(at).filter(|at| self.has_room(now, *at));
+            }
         }
-        fits.then_some(at)
+        fits
+    }
+
+    /// Whether all others have what a sweep may take longer than on average left after a first visit.
+    /// Out of turn it reads for as long as it takes until the turn of its stream, which is in the sweep
+    /// before the next reader that is there runs dry.
+    fn has_time(&mut self, now: Tick, at: u32, in_turn: bool) -> bool {
+        let clock = now.0 as i64;
+        if !self.config.enforce {
+            return self.latest().saturating_sub(clock) >= self.cost(at);
+        }
+        let order = self.readers[at as usize].order;
+        let sweep = if order > self.progress { self.current } else { 1 - self.current };
+        let next = self.sweeps.after(sweep, order);
+        let next = next.or_else(|| self.sweeps.first(1 - sweep).filter(|_| sweep == self.current));
+        let turn = next.map_or(NEVER, |next| self.deadline(next)).saturating_sub(clock).max(0);
+        let least = self.plan.headroom.max(self.target / 8);
+        let most = if in_turn { self.target } else { (turn as u64).max(least).min(self.target) };
+        let reader = &mut self.readers[at as usize];
+        reader.most = most;
+        let read = reader.rate.most_in(most) as f64 / reader.slowest;
+        let way = self.admission.profile().access(self.head.abs_diff(order)).mean;
+        let way = if in_turn { way } else { 2.0 * way };
+        let cost = ((way + read) * self.slowdown * 1e9) as i64;
+        if !in_turn {
+            let (turn, dry) = (self.cost(at), clock.saturating_add(most as i64));
+            self.sweeps.insert(sweep, at, order, turn, dry);
+        }
+        let latest = self.latest();
+        self.sweeps.remove(at);
+        clock.saturating_add(cost).saturating_add(self.plan.spread as i64) <= latest
     }
 
     fn choose_elastic(&mut self, now: Tick, out: &mut Actions) -> Choice {
@@ -135,14 +175,21 @@ impl Machine {
             self.counters.early += u64::from(Some(at) != first);
             return Choice::Visit(at);
         }
-        let full = self.plan.cycle + self.plan.headroom;
+        let full = self.full();
         if first.is_none() || !self.config.enforce {
             self.target = full;
         }
         if self.sure() {
             return self.choose_sure(now);
         }
-        if let Some(at) = self.starter_that_fits(now, slack, full) {
+        self.choose_likely(now, latest, full)
+    }
+
+    /// What is next in order with a statistical guarantee, or out of turn.
+    fn choose_likely(&mut self, now: Tick, latest: i64, full: u64) -> Choice {
+        let clock = now.0 as i64;
+        let first = self.sweeps.first(self.current);
+        if let Some(at) = self.starter_that_fits(now, full) {
             self.in_place(at, first);
             return Choice::Visit(at);
         }
@@ -154,7 +201,10 @@ impl Machine {
             let sure = latest.saturating_sub(self.plan.spread as i64);
             // Whose client takes nothing has no need of a visit, but others wait behind it.
             let hurry = if self.hungry(now, at) { sure } else { sure.max(earliest) };
-            begin = hurry.min(release).max(clock);
+            // Nobody is waited for while buffers grow or somebody waits to start, if memory is there.
+            let wanted = self.target < full || !self.starters.is_empty();
+            let busy = wanted && self.pool.free() > self.pool.total() / SPARE;
+            begin = hurry.min(if busy { earliest } else { release }).max(clock);
             let last_moment = latest <= clock && self.pool.free() > 0;
             if begin <= clock && self.pool.free() == 0 && self.hungry(now, at) {
                 return Choice::Wait(NEVER);
@@ -168,17 +218,21 @@ impl Machine {
                 begin = latest.max(clock + 1);
             }
         }
-        self.out_of_turn(now, slack, begin)
+        self.out_of_turn(now, latest.saturating_sub(clock), begin)
     }
 
     /// A first visit that comes just where the order has it is in turn.
     pub(super) fn in_place(&mut self, at: u32, first: Option<u32>) {
-        let order = self.readers[at as usize].order;
-        let before_all = first.is_none_or(|first| order < self.readers[first as usize].order);
-        if before_all && order >= self.progress {
-            self.progress = order;
+        if self.in_turn(at, first) {
+            self.progress = self.readers[at as usize].order;
             self.readers[at as usize].fresh = false;
         }
+    }
+
+    fn in_turn(&self, at: u32, first: Option<u32>) -> bool {
+        let order = self.readers[at as usize].order;
+        let before_all = first.is_none_or(|first| order < self.readers[first as usize].order);
+        before_all && order >= self.progress
     }
 
     /// The stream that misses its deadline first if the order is kept, if it helps to visit it now:
@@ -245,12 +299,15 @@ impl Machine {
     }
 
     /// What something out of turn costs of the budget, if no deadline suffers: nothing in the time in
-    /// which nobody is due.
+    /// which nobody is due, or nobody waits who comes first.
     fn afford(&self, cost: i64, slack: i64) -> Option<i64> {
         if slack < cost {
             return None;
         }
-        if slack - cost >= self.plan.headroom as i64 || !self.config.enforce {
+        let left = slack - cost;
+        let free = left >= self.plan.headroom as i64 || !self.config.enforce;
+        let nobody = self.starters.is_empty() && self.wakers.is_empty();
+        if free || nobody && left >= self.plan.spread as i64 {
             return Some(0);
         }
         (self.budget >= cost).then_some(cost)
@@ -259,18 +316,33 @@ impl Machine {
     pub(super) fn new_sweep(&mut self, now: Tick, out: &mut Actions) {
         self.counters.sweeps += 1;
         (self.excess, self.progress) = (0, 0);
-        let full = self.plan.cycle + self.plan.headroom;
+        let full = self.full();
         if self.sure() {
             self.adapt(now, out);
             self.grow(now);
             return;
         }
-        self.target = if full <= self.target {
-            full
+        if full <= self.target {
+            self.target = full;
         } else {
-            grown(self.target, full, self.config.admission.margin)
-        };
+            self.grow_likely(now, full);
+        }
         self.adapt(now, out);
+    }
+
+    /// Fills buffers further, as far as everybody has what a sweep may take longer than on average left.
+    fn grow_likely(&mut self, now: Tick, full: u64) {
+        let before = self.target;
+        // Who has less than the headroom left reads more.
+        let headroom = self.plan.spread.midpoint(self.plan.headroom);
+        let latest = now.0.saturating_add(headroom) as i64;
+        for halving in 0..GROWTHS {
+            self.recost(before + ((full - before) >> halving));
+            if self.latest() >= latest {
+                return;
+            }
+        }
+        self.recost(before);
     }
 
     /// Follows a device that has become slower or faster: one guarantee taken or given in a sweep.

@@ -10,7 +10,7 @@ use super::{Action, Actions, Machine, Scheme, StreamId, Title};
 use crate::unit::Tick;
 
 const NO_PLACE: Refusal =
-    Refusal { shortage: Shortage::Places, retry_after: None, fitting_rate: None };
+    Refusal { shortage: Shortage::Places, retry_after: None, fitting_rate: None, memory: None };
 
 impl Machine {
     pub(super) fn join(
@@ -50,7 +50,7 @@ impl Machine {
         if self.somebody_is_degraded() && self.reader_within(slot, offset).is_none() {
             self.forget(slot);
             let retry_after = Some(self.plan.cycle);
-            let refusal = Refusal { shortage: Shortage::Device, retry_after, fitting_rate: None };
+            let refusal = Refusal { shortage: Shortage::Device, retry_after, ..NO_PLACE };
             self.refuse(stream, refusal, out);
             return;
         }
@@ -144,8 +144,7 @@ impl Machine {
     fn first_byte_by(&self, now: Tick) -> Tick {
         match self.config.scheme {
             Scheme::Elastic => {
-                let full = self.plan.cycle + self.plan.headroom;
-                let sweeps = ramp(self.target, full, self.config.admission.margin);
+                let sweeps = ramp(self.target, self.plan.needs, self.plan.margin);
                 let waits = 2 * (self.starters.len() as u64 / self.joins() + 1) + sweeps;
                 now.after(waits.saturating_mul(self.plan.cycle))
             }
@@ -211,7 +210,7 @@ impl Machine {
                 Err(shortage) if self.config.enforce => {
                     self.demands[at as usize].hold(before);
                     let retry_after = Some(self.plan.cycle);
-                    return Err(Refusal { shortage, retry_after, fitting_rate: None });
+                    return Err(Refusal { shortage, retry_after, ..NO_PLACE });
                 }
                 Err(_) => {}
             }
@@ -248,7 +247,7 @@ impl Machine {
             self.readers.len() as u32 - 1
         });
         let chunk = self.config.admission.chunk;
-        let ahead = self.plan.cycle.saturating_add(self.plan.headroom);
+        let ahead = self.full();
         let chunks = rate.most_in(ahead) / chunk + 3;
         let mut ring = std::mem::take(&mut self.readers[slot as usize].ring);
         ring.reset(offset / chunk, chunks.min(self.pool.free()) as usize);
@@ -257,7 +256,7 @@ impl Machine {
         let mut reader =
             Reader { state: State::Starting, ring, order, ..Reader::unused(layout, rate) };
         (reader.title, reader.filled, reader.visit_end) = (title, filled, filled);
-        reader.needs = self.plan.cycle + self.plan.headroom;
+        reader.needs = self.plan.needs;
         reader.jumps = self.admission.jumps(&reader.layout, 2 * reader.rate.most_in(ahead));
         self.readers[slot as usize] = reader;
         if guaranteed {
@@ -283,7 +282,7 @@ impl Machine {
             && self.demands.len() >= rounds.streams as usize
         {
             let (shortage, retry_after) = (Shortage::Device, self.first_end(now));
-            return Err(Refusal { shortage, retry_after, fitting_rate: None });
+            return Err(Refusal { shortage, retry_after, ..NO_PLACE });
         }
         if !self.config.enforce || self.config.scheme != Scheme::Elastic {
             self.demands.push(self.admission.demand(rate, layout, offset));
@@ -453,10 +452,9 @@ impl Machine {
     /// Those who wait for their first visits need no larger buffers than any plan since their admission
     /// has: it would have done for them, and those behind them were promised their starts by it.
     fn lower_needs(&mut self) {
-        let full = self.plan.cycle + self.plan.headroom;
         for at in &self.starters {
             let needs = &mut self.readers[*at as usize].needs;
-            *needs = full.min(*needs);
+            *needs = self.plan.needs.min(*needs);
         }
     }
 
@@ -625,7 +623,7 @@ impl Machine {
         } else {
             self.demands.pop();
         }
-        plan.map(|_| ()).map_err(|shortage| Refusal { shortage, retry_after, fitting_rate: None })
+        plan.map(|_| ()).map_err(|shortage| Refusal { shortage, retry_after, ..NO_PLACE })
     }
 
     pub(super) fn consumed(&mut self, now: Tick, stream: StreamId, bytes: u64) {

@@ -13,8 +13,10 @@
 //!   are full at different times and can be pooled.
 //! - *Deadline check*: before each visit the latest moment is computed at which the sweep can go on
 //!   in order. If it has passed, the stream that is behind it is visited early.
-//! - *Out of turn* (first data, best effort): in the time in which nobody is due, or from the budget
-//!   of the plan; never if a deadline would be missed.
+//! - *First data*: when the order comes to the place of a stream; with a statistical guarantee also out
+//!   of turn, for as long as it takes until then, if all others have the spread of the plan left.
+//! - *Best effort*: in the time in which nobody is due or waits to start, or from the budget of the
+//!   plan; never if a deadline would be missed.
 //! - *Guarantee*: with deterministic admission, an invariant that whatever clients do keeps (`sure`).
 //! - *Sharing*: streams of a title within reach of each other have one reader. A later stream takes
 //!   the chunks that the earlier one has not yet given back; if it starts further behind, the chunks

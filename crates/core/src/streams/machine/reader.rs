@@ -121,18 +121,22 @@ pub(super) struct Reader {
     pub order: u64,
     /// Nanoseconds of media that buffers must be filled to when it starts, by its admission.
     pub needs: u64,
-    /// No visit before, when there is time; and not even in a hurry.
+    /// And that its next visit fills to at most.
+    pub most: u64,
+    /// No visit before, when there is time; when others wait; and not even in a hurry.
     pub release: u64,
     pub earliest: u64,
+    pub again: u64,
     /// Chunks that it may hold.
     pub quota: u64,
     /// Nanoseconds that the jumps within a visit take at most.
     pub jumps: u64,
     /// Was not yet visited in its turn.
     pub fresh: bool,
-    /// Since the last good read: it failed; there was no buffer.
+    /// Since the last good read: it failed; there was no buffer. Its last visit read nothing.
     pub failed: bool,
     pub short: bool,
+    pub idle: bool,
     /// The reader of an earlier part of the title, which this one keeps its chunks for, and how many
     /// bytes are between them.
     pub followed_by: Option<u32>,
@@ -161,13 +165,16 @@ impl Reader {
             slowest: 1.0,
             order: 0,
             needs: 0,
+            most: u64::MAX,
             release: 0,
             earliest: 0,
+            again: 0,
             quota: 0,
             jumps: 0,
             fresh: true,
             failed: false,
             short: false,
+            idle: false,
             followed_by: None,
             kept: 0,
             follows: None,

@@ -25,8 +25,16 @@ use crate::unit::Tick;
 
 /// How often a target between the old and the new one is tried in a sweep.
 const HALVINGS: u32 = 6;
-/// A visit follows the last one of its stream after so small a part of a cycle at the earliest.
+/// A visit follows the last one of its stream after so small a part of a cycle at the earliest, unless
+/// somebody suffers.
 const SOONEST: u64 = 64;
+/// And if that has read nothing, so many nanoseconds after it whoever suffers: it would read nothing
+/// again.
+const AGAIN: u64 = 1_000_000;
+/// The part of a cycle by which visits that are in a hurry begin before the last moment at least: less if
+/// there is best effort, which has what is left before it.
+const BEFORE: u64 = 20;
+const BEFORE_OTHERS: u64 = 128;
 
 impl Machine {
     /// Whether the guarantee is deterministic.
@@ -129,8 +137,8 @@ impl Machine {
         }
     }
 
-    fn full(&self) -> u64 {
-        self.plan.cycle + self.plan.headroom
+    pub(super) fn full(&self) -> u64 {
+        self.plan.full()
     }
 
     /// Follows the plan: to a smaller target at once, to a larger one as far as nobody suffers, and no
@@ -145,7 +153,7 @@ impl Machine {
         let before = self.target;
         let quotas: Vec<u64> = self.readers.iter().map(|reader| reader.quota).collect();
         // As far as possible; the least is what the time that admission leaves unused suffices for.
-        let least = grown(before, full, self.config.admission.margin);
+        let least = grown(before, full, self.plan.margin);
         let steps = (0..HALVINGS).map(|halving| before + ((full - before) >> halving));
         for target in steps.filter(|target| *target > least).chain([least]) {
             self.recost(target);
@@ -264,11 +272,12 @@ impl Machine {
         let mut begin = NEVER;
         if let Some(at) = first {
             let reader = &self.readers[at as usize];
-            // Not sooner, whoever suffers: a visit may have failed because there was no memory for it,
-            // and would fail again.
             let (release, earliest) = (reader.release as i64, reader.earliest as i64);
-            let hurry = (latest - self.plan.budget as i64).max(earliest);
-            begin = if busy { earliest } else { hurry.min(release) };
+            let others = !self.requests.is_empty() || !self.sweeps.is_empty(self.wheel);
+            let part = if others { BEFORE_OTHERS } else { BEFORE };
+            let before = self.plan.budget.max(self.plan.cycle / part) as i64;
+            let hurry = (latest - before).max(reader.again as i64);
+            begin = hurry.min(if busy { earliest } else { release });
             if begin <= clock {
                 self.progress = self.readers[at as usize].order;
                 return Choice::Visit(at);
@@ -288,6 +297,7 @@ impl Machine {
         let reader = &mut self.readers[at as usize];
         let first = std::mem::take(&mut reader.fresh);
         reader.release = if first { now.0 } else { release };
+        reader.again = if reader.idle || reader.failed { now.0 + AGAIN } else { now.0 };
         let soonest = self.soonest(now);
         let in_this = first && position > self.progress;
         let places = [

@@ -14,20 +14,24 @@ impl Machine {
         if self.sure() {
             return self.longest_visit(reader);
         }
-        let reader = &self.readers[reader as usize];
-        let horizon = match self.config.scheme {
+        let (reader, horizon) = (&self.readers[reader as usize], self.horizon());
+        let media = reader.rate.time_of(reader.filled);
+        let bytes =
+            reader.rate.bytes_at(media.saturating_add(horizon)) - reader.filled.min(reader.end());
+        let read = bytes as f64 / reader.slowest / f64::from(self.config.depth.max(1));
+        self.plan.access as i64 + (read * self.slowdown * 1e9) as i64
+    }
+
+    /// Nanoseconds of media that a visit reads on average.
+    fn horizon(&self) -> u64 {
+        match self.config.scheme {
             // Less than the cycle while buffers grow.
             Scheme::Elastic => {
                 let now = self.target.saturating_sub(self.plan.headroom).max(self.target / 2);
                 self.plan.cycle.min(now)
             }
             Scheme::Rounds(rounds) => rounds.round * u64::from(rounds.depth + 1),
-        };
-        let media = reader.rate.time_of(reader.filled);
-        let bytes =
-            reader.rate.bytes_at(media.saturating_add(horizon)) - reader.filled.min(reader.end());
-        let read = bytes as f64 / reader.slowest / f64::from(self.config.depth.max(1));
-        self.plan.access as i64 + (read * self.slowdown * 1e9) as i64
+        }
     }
 
     /// When the first of a reader's streams runs dry.
@@ -59,7 +63,10 @@ impl Machine {
             }
         };
         let end = match self.config.scheme {
-            Scheme::Elastic => rate.bytes_at(media.saturating_add(self.target)),
+            Scheme::Elastic => {
+                let end = rate.bytes_at(media.saturating_add(self.target.min(reader.most)));
+                end.min(self.catching_up(now, at)).max(reader.filled)
+            }
             Scheme::Rounds(rounds) => {
                 let blocks = u64::from(self.blocks(rounds));
                 let begun = self.boundary.0.saturating_sub(rounds.round);
@@ -77,6 +84,20 @@ impl Machine {
             None => end,
         };
         self.within_quota(now, at, end)
+    }
+
+    /// With a statistical guarantee a visit reads no more than was counted with if there is little time:
+    /// if all read what they are late by, the sweep would be longer by nearly as much, and the next one
+    /// again. As they are visited sooner than a cycle after the last time, they catch up all the same.
+    fn catching_up(&self, now: Tick, at: u32) -> u64 {
+        let reader = &self.readers[at as usize];
+        let slack = self.latest().saturating_sub(now.0 as i64);
+        let enough = self.plan.spread.midpoint(self.plan.headroom) as i64;
+        let first = reader.fresh || reader.lead.is_none();
+        if self.sure() || !self.config.enforce || first || slack >= enough {
+            return u64::MAX;
+        }
+        reader.rate.bytes_at(reader.rate.time_of(reader.filled).saturating_add(self.horizon()))
     }
 
     /// A client that takes less than its rate holds no more than its share. What is not read for that
@@ -128,12 +149,14 @@ impl Machine {
             self.separate(now, at, end, out);
         }
         self.readers[at as usize].visit_end = self.visit_end(now, at);
-        if self.issue(at, out) {
+        let reads = self.issue(at, out);
+        self.readers[at as usize].idle = !reads;
+        if reads {
             self.counters.visits += 1;
-            return true;
+        } else {
+            self.finish(now, at, out);
         }
-        self.finish(now, at, out);
-        false
+        reads
     }
 
     /// Starts the next read of a visit; none if the visit is done or no chunk is free.
@@ -325,6 +348,7 @@ impl Machine {
         let position = self.readers[at as usize].position();
         let (cost, deadline, sure) = (self.cost(at), self.deadline(at), self.sure());
         let reader = &mut self.readers[at as usize];
+        reader.most = u64::MAX;
         if reader.filled >= reader.end() {
             reader.state = State::Done;
             self.sweeps.remove(at);
