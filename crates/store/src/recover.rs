@@ -1,5 +1,5 @@
-//! Scanning a tier after a crash, or on `forebay fsck`: what each file is, and the repair that loses
-//! nothing.
+//! Scanning a tier after a crash, or on `forebay fsck`: what each file is; and setting files aside, so
+//! that nothing is lost.
 
 use std::ffi::OsStr;
 use std::fs::DirBuilder;
@@ -48,21 +48,6 @@ pub enum Class {
     Foreign,
 }
 
-/// What [`repair`] does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repair {
-    /// Nothing: it is sound, or not this program's to touch.
-    Keep,
-    /// Remove it: it holds no bytes of anybody.
-    Remove,
-    /// Move it to `lost/` in the tier, under its name: it may hold bytes that exist nowhere else.
-    MoveToLost,
-    /// Nothing here: the node drops it if its header says clean (a copy, which can be fetched
-    /// again), and if dirty keeps what the seek operations show as data and publishes it
-    /// beside the file under a conflict name.
-    AskNode,
-}
-
 /// One file of a tier.
 #[derive(Debug)]
 pub struct Finding {
@@ -72,19 +57,6 @@ pub struct Finding {
     pub ino: Option<u64>,
     /// What it is.
     pub class: Class,
-}
-
-impl Finding {
-    /// The repair that loses nothing.
-    #[must_use]
-    pub fn repair(&self) -> Repair {
-        match self.class {
-            Class::Valid { .. } | Class::HeaderNewer | Class::HeaderUnreadable => Repair::Keep,
-            Class::MapMissing { .. } => Repair::AskNode,
-            Class::Unfinished | Class::MapWithoutObject => Repair::Remove,
-            Class::HeaderMissing | Class::HeaderTorn | Class::Foreign => Repair::MoveToLost,
-        }
-    }
 }
 
 /// Scans a tier, one finding at a time, in bounded memory. The tier must be locked by the caller
@@ -158,20 +130,6 @@ fn classify(path: PathBuf, index: u8) -> Result<Option<Finding>> {
         Err(_) => Class::HeaderUnreadable,
     };
     Ok(Some(Finding { path, ino: Some(ino), class }))
-}
-
-/// Carries out [`Finding::repair`]; returns where a file was moved to.
-pub fn repair(tier: &Path, finding: &Finding) -> Result<Option<PathBuf>> {
-    match finding.repair() {
-        Repair::Keep | Repair::AskNode => Ok(None),
-        Repair::Remove => match std::fs::remove_file(&finding.path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(StoreError::io("remove", &finding.path, e))
-            }
-            _ => Ok(None),
-        },
-        Repair::MoveToLost => move_to_lost(tier, &finding.path).map(Some),
-    }
 }
 
 /// A name in `lost/` that neither a file nor the map of one has; the directory is made if need be.
@@ -351,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn scan_of_a_damaged_tier_names_each_damage_and_the_repair_keeps_all_bytes() {
+    fn scan_of_a_damaged_tier_then_each_damage_is_named_and_what_is_set_aside_keeps_its_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let tier = DirTier::open(dir.path()).unwrap();
         let header = |ino, whole| Header { ino, whole, ..Header::default() };
@@ -393,10 +351,15 @@ mod tests {
             ControlFlow::Continue(())
         })
         .unwrap();
-        for finding in &findings {
-            repair(dir.path(), finding).unwrap();
+        let damaged = |class: &Class| {
+            matches!(class, Class::HeaderMissing | Class::HeaderTorn | Class::Foreign)
+        };
+        for finding in findings.iter().filter(|finding| damaged(&finding.class)) {
+            move_to_lost(dir.path(), &finding.path).unwrap();
         }
-        assert_eq!(classes(dir.path()), ["HeaderNewer", "MapMissing", "Valid", "Valid"]);
+        let left =
+            ["HeaderNewer", "MapMissing", "MapWithoutObject", "Unfinished", "Valid", "Valid"];
+        assert_eq!(classes(dir.path()), left);
         let lost = |name: &str| std::fs::read(dir.path().join("lost").join(name)).unwrap();
         assert_eq!(lost(&object_name(3)), b"bytes");
         assert_eq!(lost(&object_name(4)), b"bytes");
