@@ -15,7 +15,7 @@ use forebay_node::{
     CheckRequest, Context, Ino, Node, NodeConfig, NodeError, TierConfig, Writeback,
 };
 use forebay_store::backing::BackingStore;
-use forebay_store::decorators::{InterceptedBacking, Interceptor, Transparent};
+use forebay_store::decorators::{InterceptedBacking, InterceptedTier, Interceptor, Transparent};
 use forebay_store::tier::DirTier;
 use forebay_store::{DirBacking, StoreError, Tier};
 
@@ -28,6 +28,8 @@ pub struct Rig {
     pub dir: PathBuf,
     pub config: NodeConfig,
     by: Arc<dyn Interceptor>,
+    /// Is asked about the operations of tiers, if there is one.
+    pub by_tier: Option<Arc<dyn Interceptor>>,
     pub node: Option<Arc<Node>>,
 }
 
@@ -37,14 +39,23 @@ impl Rig {
         by: Arc<dyn Interceptor>,
         change: impl FnOnce(&mut NodeConfig),
     ) -> Self {
+        let mut rig = Self::unstarted(tiers, by, change);
+        rig.start();
+        rig
+    }
+
+    /// A rig in a directory of its own that is not started.
+    pub fn unstarted(
+        tiers: &[u64],
+        by: Arc<dyn Interceptor>,
+        change: impl FnOnce(&mut NodeConfig),
+    ) -> Self {
         static NUMBER: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let shm = Path::new("/dev/shm");
         let base = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
         let dir = base.join(format!("forebay-data-{}-{number}", std::process::id()));
-        let mut rig = Self::at(dir, tiers, by, change);
-        rig.start();
-        rig
+        Self::at(dir, tiers, by, change)
     }
 
     /// A rig in a directory, perhaps that of another, that is not started.
@@ -65,7 +76,7 @@ impl Rig {
         config.fetch_on_open_bytes = 32 * KIB;
         config.backing_timeout = Duration::from_secs(5);
         change(&mut config);
-        Rig { dir, config, by, node: None }
+        Rig { dir, config, by, by_tier: None, node: None }
     }
 
     pub fn small(tier: u64) -> Self {
@@ -79,9 +90,15 @@ impl Rig {
         let inner = Arc::new(DirBacking::open(self.backing(), &owner).unwrap());
         let backing: Arc<dyn BackingStore> =
             Arc::new(InterceptedBacking::new(inner, self.by.clone()));
+        let in_front = |tier: Arc<dyn Tier>| -> Arc<dyn Tier> {
+            match &self.by_tier {
+                Some(by) => Arc::new(InterceptedTier::new(tier, by.clone())),
+                None => tier,
+            }
+        };
         let until = Instant::now() + Duration::from_secs(10);
         self.node = Some(loop {
-            match Node::start_on(self.config.clone(), backing.clone()) {
+            match Node::start_between(self.config.clone(), backing.clone(), &in_front) {
                 // A thread of the one before is at its last breath.
                 Err(NodeError::Store(StoreError::Locked { .. })) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(5));
