@@ -36,7 +36,10 @@ pub(crate) struct Upkeep {
     unsettled: Mutex<HashMap<u64, FileRef>>,
 }
 
-/// Since when no program has asked for anything.
+/// So many operations don't count as work: whoever watches a machine asks for something now and then.
+const FEW: u64 = 1000;
+
+/// Since when programs have asked for next to nothing.
 struct Quiet {
     operations: u64,
     since: Instant,
@@ -143,12 +146,14 @@ impl Node {
         }
     }
 
-    /// When programs are quiet: caches, and then what the allocator holds of freed memory, which it
+    /// When programs are quiet, or nearly so: caches, and then what the allocator holds of freed memory, which it
     /// keeps where many threads have had their share of it.
     fn give_memory_back(&self) {
         let operations = self.metrics.operations();
         let mut quiet = self.upkeep.quiet.lock();
-        if quiet.operations != operations {
+        let since_then = operations.saturating_sub(quiet.operations);
+        let begins_anew = quiet.given_back == GivenBack::Everything && since_then > 0;
+        if since_then > FEW || begins_anew {
             *quiet = Quiet { operations, ..Quiet::default() };
         }
         if quiet.since.elapsed() < self.config.memory_idle {
