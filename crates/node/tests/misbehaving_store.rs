@@ -504,7 +504,7 @@ impl Round {
             _ => {
                 let name = directory_name(0);
                 let make = || node.mkdir(&CONTEXT, Ino::ROOT, name.as_bytes(), 0o755, 0);
-                drop(self.again(&name, make));
+                let _made = self.again(&name, make);
                 Some(0)
             }
         };
