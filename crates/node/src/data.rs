@@ -469,6 +469,7 @@ impl Node {
         // From here on the backing store has what was synced.
         (header.synced, header.covered) = (false, false);
         if base.is_some() {
+            header.spilled = false;
             header.base = base;
             // Only now: a flush under way may be about to publish what it announced there.
             header.pending = None;

@@ -286,7 +286,8 @@ impl Node {
             presence.rebase()?;
         }
         self.settle_before_clean(file, place)?;
-        self.mark_clean(file, place, Some(fingerprint))
+        let done = self.mark_clean(file, place, Some(fingerprint));
+        done.map(|()| self.drop_useless_spill(file, &residence))
     }
 
     /// Whether a mapping of the object may live that outlasted its open file, and that may be stored

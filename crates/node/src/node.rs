@@ -183,8 +183,23 @@ impl Node {
     /// # Errors
     /// As [`Node::start`].
     pub fn start_on(config: NodeConfig, backing: Arc<dyn BackingStore>) -> Result<Arc<Node>> {
+        Self::start_between(config, backing, &|tier| tier)
+    }
+
+    /// As [`Node::start_on`], on tiers that something else stands in front of.
+    ///
+    /// # Errors
+    /// As [`Node::start`].
+    pub fn start_between(
+        config: NodeConfig,
+        backing: Arc<dyn BackingStore>,
+        in_front: &dyn Fn(Arc<dyn Tier>) -> Arc<dyn Tier>,
+    ) -> Result<Arc<Node>> {
         let expected = members::check(&config)?;
-        let tiers = open_tiers(&config)?;
+        let mut tiers = open_tiers(&config)?;
+        for slot in &mut tiers {
+            slot.tier = in_front(slot.tier.clone());
+        }
         Self::assemble(config, (tiers, &expected), backing, None)
     }
 

@@ -3,7 +3,6 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use forebay_core::steward::Event;
 use forebay_meta::{Error as MetaError, FileKind, Ino, Record};
@@ -563,18 +562,7 @@ impl Node {
             self.look_for_lost_set_ids(&file);
         }
         if last_writer {
-            let settled = self.settle_by(&file, Some(Instant::now())).unwrap_or_else(|error| {
-                tracing::error!(ino = file.ino.0, %error, "can't record a closed file's size");
-                true
-            });
-            if !settled {
-                let file = file.clone();
-                self.later(move |node| {
-                    if let Err(error) = node.settle(&file) {
-                        tracing::error!(ino = file.ino.0, %error, "can't record a closed file's size");
-                    }
-                });
-            }
+            self.settle_closed(&file);
         }
         if last {
             self.decide(Event::Idle { object: forebay_core::unit::Ino(file.ino.0) });

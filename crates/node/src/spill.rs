@@ -391,11 +391,14 @@ impl Node {
             // Nobody knows of it.
             self.drop_spill_or_later(file.ino);
         })?);
-        if let Some(place) = &residence.place {
-            self.edit_header(place, |header| {
-                header.spilled = true;
-                Ok(())
-            })?;
+        if let Some(place) = &residence.place
+            && let Err(error) = self.mark_spilled(place, true)
+        {
+            // Nobody knows of it, if the header does not say so after all.
+            if self.mark_spilled(place, false).is_ok() {
+                self.drop_spill_or_later(file.ino);
+            }
+            return Err(error);
         }
         self.meta.update(file.ino, None, |record| {
             record.spilled = true;
@@ -405,6 +408,22 @@ impl Node {
         fail_at!("node.spill.noted");
         residence.base = file.spilled_to(spill.clone());
         Ok(spill)
+    }
+
+    /// The header of an object says whether its file has a spill file.
+    fn mark_spilled(&self, place: &Place, spilled: bool) -> Result<()> {
+        self.edit_header(place, |header| {
+            header.spilled = spilled;
+            Ok(())
+        })
+    }
+
+    /// The spill file of a file that the backing store has, made for a write that came to nothing as the
+    /// tier failed in that moment.
+    pub(crate) fn drop_useless_spill(&self, file: &File, residence: &Residence) {
+        if !matches!(residence.base, Base::Spill(_)) && self.has_spill_noted(file.ino) {
+            self.drop_spill_or_later(file.ino);
+        }
     }
 
     /// An empty spill file, and a map if it is laid over a version of so many bytes.

@@ -1,6 +1,8 @@
 //! What is looked after every few seconds, on a thread that may wait: a backing store that is not where
-//! it was, what its faults have left, and memory that nobody needs.
+//! it was, what its faults have left, closed files of which it is not noted yet what was written to
+//! them, and memory that nobody needs.
 
+use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -9,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::error::NodeError;
+use crate::files::FileRef;
 use crate::node::Node;
 
 /// How often.
@@ -27,9 +31,15 @@ pub(crate) struct Upkeep {
     /// What is wrong with that path now.
     displaced: Mutex<Option<String>>,
     quiet: Mutex<Quiet>,
+    /// Closed files of which the records do not say yet what was written to them, and so nothing has
+    /// them written back.
+    unsettled: Mutex<HashMap<u64, FileRef>>,
 }
 
-/// Since when no program has asked for anything.
+/// So many operations don't count as work: whoever watches a machine asks for something now and then.
+const FEW: u64 = 1000;
+
+/// Since when programs have asked for next to nothing.
 struct Quiet {
     operations: u64,
     since: Instant,
@@ -79,6 +89,7 @@ impl Node {
         let begun = self.later(|node| {
             node.look_after_backing_place();
             node.remove_strays();
+            node.settle_unsettled();
             node.give_memory_back();
             node.set_missing_aside();
             node.upkeep.under_way.store(false, Ordering::Release);
@@ -88,12 +99,61 @@ impl Node {
         }
     }
 
-    /// When programs are quiet: caches, and then what the allocator holds of freed memory, which it
+    /// The last writer has closed a file: its record says what was written to it. Where somebody waits
+    /// for a slow device with the file in hand, another thread sees to it, and where a tier or the
+    /// namespace fails, it is tried again until it is done.
+    pub(crate) fn settle_closed(&self, file: &FileRef) {
+        match self.settle_by(file, Some(Instant::now())) {
+            Ok(true) => {}
+            Ok(false) => {
+                let waiting = file.clone();
+                let begun = self.later(move |node| {
+                    if let Err(error) = node.settle(&waiting) {
+                        node.settle_again(&waiting, &error);
+                    }
+                });
+                if !begun {
+                    self.upkeep.unsettled.lock().insert(file.ino.0, file.clone());
+                }
+            }
+            Err(error) => self.settle_again(file, &error),
+        }
+    }
+
+    fn settle_again(&self, file: &FileRef, error: &NodeError) {
+        // The one that it replaces, if any, goes without the lock.
+        let before = self.upkeep.unsettled.lock().insert(file.ino.0, file.clone());
+        if before.is_none() {
+            tracing::error!(
+                ino = file.ino.0, %error,
+                "can't record a closed file's size; will be tried again"
+            );
+        }
+    }
+
+    /// Tries again what could not be settled when it was closed, unless it was removed since.
+    fn settle_unsettled(&self) {
+        // Whoever closes one meanwhile puts it there anew.
+        let files = std::mem::take(&mut *self.upkeep.unsettled.lock());
+        for (ino, file) in files {
+            let settled = match self.settle_by(&file, Some(Instant::now())) {
+                Ok(settled) => settled,
+                Err(_) => matches!(self.meta.get(file.ino), Err(forebay_meta::Error::Stale(_))),
+            };
+            if !settled {
+                self.upkeep.unsettled.lock().insert(ino, file);
+            }
+        }
+    }
+
+    /// When programs are quiet, or nearly so: caches, and then what the allocator holds of freed memory, which it
     /// keeps where many threads have had their share of it.
     fn give_memory_back(&self) {
         let operations = self.metrics.operations();
         let mut quiet = self.upkeep.quiet.lock();
-        if quiet.operations != operations {
+        let since_then = operations.saturating_sub(quiet.operations);
+        let begins_anew = quiet.given_back == GivenBack::Everything && since_then > 0;
+        if since_then > FEW || begins_anew {
             *quiet = Quiet { operations, ..Quiet::default() };
         }
         if quiet.since.elapsed() < self.config.memory_idle {

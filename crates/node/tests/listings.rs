@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_node::metrics::Op;
 use forebay_node::{Ino, NodeError};
 use forebay_store::decorators::Transparent;
 use rig::{CONTEXT, MIB, Rig};
@@ -108,4 +109,21 @@ fn memory_when_nobody_asks_for_anything_then_what_is_cached_goes_and_comes_back(
     list(&rig, |_, _| listed += 1);
     assert_eq!(listed, 500);
     assert_eq!(rig.size("file-499"), 0);
+}
+
+#[test]
+fn memory_when_somebody_only_looks_now_and_then_then_what_is_cached_goes_all_the_same() {
+    let rig = Rig::new(&[64 * MIB], Arc::new(Transparent), |config| {
+        config.memory_idle = Duration::from_secs(1);
+    });
+    many_files(&rig, 500);
+    list(&rig, |_, _| {});
+    let until = Instant::now() + LIMIT;
+    while rig.node().cached_records() > 50 {
+        assert!(Instant::now() < until, "{} stay in memory", rig.node().cached_records());
+        // As a program does that watches all file systems. The front counts what it serves.
+        rig.node().statfs(&CONTEXT).unwrap();
+        rig.node().metrics().op_seconds.of(Op::Other).observe(Duration::from_micros(3));
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }

@@ -1,23 +1,26 @@
-//! A backing store that fails, fails after it has done what it was asked, does half of it, or is
-//! late: one fault at a time at each kind of operation, and many at random. What was acknowledged is
-//! there all the while, or can't be read; and when the store is well again, everything drains and
-//! the backing store has just what was acknowledged, under its names and nothing else.
+//! A backing store or a tier that fails, fails after it has done what it was asked, does half of it, is
+//! late, hangs, or goes away and comes back: one fault at a time at each kind of operation, and many at
+//! random. What was acknowledged is there all the while, or can't be read; and when all is well again,
+//! everything drains and the backing store has just what was acknowledged, under its names and nothing
+//! else.
 
 mod rig;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, NodeError, SetAttr};
-use forebay_store::decorators::{Interceptor, Operation, Verdict};
+use forebay_node::{Ino, NodeError, SetAttr, Writeback};
+use forebay_store::decorators::{Flaky, Interceptor, Operation, Rule, Transparent, Verdict};
 use parking_lot::Mutex;
 use rig::{CONTEXT, MIB, Rig, noise, random};
 
-const NAMES: u64 = 4;
+const NAMES: u64 = 6;
+/// From this one on names are in a directory, which comes, goes and gets other names.
+const IN_DIRECTORY: u64 = 4;
 const STEPS: usize = 30;
 /// Rounds at a time: they wait more than they work.
 const AT_ONCE: usize = 8;
@@ -30,6 +33,7 @@ const FIRST: &str = "FOREBAY_FIRST_SEED";
 /// With it a history that fails is told.
 const TELL: &str = "FOREBAY_TELL";
 
+/// What a backing store is asked.
 const KINDS: [Operation; 18] = [
     Operation::Read,
     Operation::Write,
@@ -51,6 +55,24 @@ const KINDS: [Operation; 18] = [
     Operation::Limbo,
 ];
 
+/// What a tier is asked.
+const KINDS_OF_TIERS: [Operation; 14] = [
+    Operation::Read,
+    Operation::Write,
+    Operation::Sync,
+    Operation::SetLen,
+    Operation::Allocate,
+    Operation::Stat,
+    Operation::Seek,
+    Operation::SetAttributes,
+    Operation::Header,
+    Operation::Lock,
+    Operation::Map,
+    Operation::Create,
+    Operation::Open,
+    Operation::Remove,
+];
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Error,
@@ -58,11 +80,22 @@ enum Fault {
     NoAnswer,
     Short,
     Late,
+    /// This and all that follows waits for a while.
+    Hung,
+    /// This and all that follows fails, until it is back.
+    Gone,
 }
 
-const FAULTS: [Fault; 4] = [Fault::Error, Fault::NoAnswer, Fault::Short, Fault::Late];
+const FAULTS: [Fault; 6] =
+    [Fault::Error, Fault::NoAnswer, Fault::Short, Fault::Late, Fault::Hung, Fault::Gone];
+/// Longer than the time limit of the rounds.
+const HANGS: Duration = Duration::from_millis(100);
+/// Operations that fail while it is gone.
+const GONE_FOR: u64 = 12;
+/// With what.
+const GONE: [i32; 4] = [libc::ENOTCONN, libc::ESTALE, libc::EIO, libc::ENODEV];
 
-/// What the store does wrong.
+/// What goes wrong.
 #[derive(Clone, Copy, Debug)]
 enum Plan {
     Nothing,
@@ -73,7 +106,10 @@ enum Plan {
 }
 
 struct Misbehaving {
+    who: &'static str,
     plan: Mutex<Plan>,
+    hangs_until: Mutex<Instant>,
+    gone_for: AtomicU64,
     /// What was done to the store, and what the program did; told if it fails.
     told: Mutex<std::collections::VecDeque<String>>,
 }
@@ -82,6 +118,30 @@ struct Misbehaving {
 const TOLD: usize = 400;
 
 impl Misbehaving {
+    fn new(who: &'static str) -> Arc<Self> {
+        Arc::new(Misbehaving {
+            who,
+            plan: Mutex::new(Plan::Nothing),
+            hangs_until: Mutex::new(Instant::now()),
+            gone_for: AtomicU64::new(0),
+            told: Mutex::default(),
+        })
+    }
+
+    fn is_well(&self) {
+        *self.plan.lock() = Plan::Nothing;
+        *self.hangs_until.lock() = Instant::now();
+        self.gone_for.store(0, Ordering::Relaxed);
+        self.tell("well again".into());
+    }
+
+    /// The error of an operation while it is gone.
+    fn gone(&self) -> Option<i32> {
+        let less = |left: u64| left.checked_sub(1);
+        let left = self.gone_for.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
+        Some(GONE[(left % 4) as usize])
+    }
+
     fn tell(&self, line: String) {
         let mut told = self.told.lock();
         told.push_back(line);
@@ -121,10 +181,16 @@ impl Interceptor for Misbehaving {
     }
 
     fn before_at(&self, operation: Operation, bytes: u64, label: &Path) -> Verdict {
-        let fault = self.fault(operation);
+        let until = *self.hangs_until.lock();
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
         let name = label.file_name().unwrap_or_default().to_string_lossy();
+        if let Some(errno) = self.gone() {
+            self.tell(format!("    {}: {operation:?} {name}: gone, {errno}", self.who));
+            return Verdict::Fail(errno);
+        }
+        let fault = self.fault(operation);
         let wrong = fault.map_or_else(String::new, |(fault, _)| format!(": {fault:?}"));
-        self.tell(format!("    {operation:?} {name}{wrong}"));
+        self.tell(format!("    {}: {operation:?} {name}{wrong}", self.who));
         match fault {
             None => Verdict::Pass,
             Some((Fault::Error, _)) => Verdict::Fail(libc::EIO),
@@ -136,23 +202,62 @@ impl Interceptor for Misbehaving {
                 std::thread::sleep(Duration::from_millis(20));
                 Verdict::Pass
             }
+            Some((Fault::Hung, _)) => {
+                *self.hangs_until.lock() = Instant::now() + HANGS;
+                std::thread::sleep(HANGS);
+                Verdict::Pass
+            }
+            Some((Fault::Gone, _)) => {
+                self.gone_for.store(GONE_FOR, Ordering::Relaxed);
+                Verdict::Fail(libc::ENOTCONN)
+            }
         }
     }
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    Write { name: u64, at: u64, len: u64 },
-    Truncate { name: u64, size: u64 },
-    Mode { name: u64, mode: u32 },
-    Open { name: u64 },
-    Close { name: u64 },
-    Sync { name: u64 },
-    Flush { name: u64 },
-    Evict { name: u64 },
-    Unlink { name: u64 },
-    Rename { from: u64, to: u64 },
-    Link { from: u64, to: u64 },
+    Write {
+        name: u64,
+        at: u64,
+        len: u64,
+    },
+    Truncate {
+        name: u64,
+        size: u64,
+    },
+    Mode {
+        name: u64,
+        mode: u32,
+    },
+    Open {
+        name: u64,
+    },
+    Close {
+        name: u64,
+    },
+    Sync {
+        name: u64,
+    },
+    Flush {
+        name: u64,
+    },
+    Evict {
+        name: u64,
+    },
+    Unlink {
+        name: u64,
+    },
+    Rename {
+        from: u64,
+        to: u64,
+    },
+    Link {
+        from: u64,
+        to: u64,
+    },
+    /// The directory is made, or removed if it is empty, or gets another name.
+    Directory,
 }
 
 fn plan(seed: u64) -> Vec<Step> {
@@ -162,17 +267,18 @@ fn plan(seed: u64) -> Vec<Step> {
             let mut below = |most: u64| random(&mut state) % most;
             let (kind, name, other) = (below(100), below(NAMES), below(NAMES));
             match kind {
-                0..34 => Step::Write { name, at: below(900_000), len: 1 + below(400_000) },
-                34..42 => Step::Truncate { name, size: [0, below(1_000_000)][below(2) as usize] },
-                42..46 => Step::Mode { name, mode: 0o600 + below(8) as u32 },
-                46..52 => Step::Open { name },
-                52..58 => Step::Close { name },
-                58..62 => Step::Sync { name },
+                0..32 => Step::Write { name, at: below(900_000), len: 1 + below(400_000) },
+                32..40 => Step::Truncate { name, size: [0, below(1_000_000)][below(2) as usize] },
+                40..44 => Step::Mode { name, mode: 0o600 + below(8) as u32 },
+                44..50 => Step::Open { name },
+                50..56 => Step::Close { name },
+                56..62 => Step::Sync { name },
                 62..78 => Step::Flush { name },
                 78..84 => Step::Evict { name },
                 84..88 => Step::Unlink { name },
-                88..95 => Step::Rename { from: name, to: other },
-                _ => Step::Link { from: name, to: other },
+                88..93 => Step::Rename { from: name, to: other },
+                93..96 => Step::Link { from: name, to: other },
+                _ => Step::Directory,
             }
         })
         .collect()
@@ -182,26 +288,52 @@ fn file_name(name: u64) -> String {
     format!("file{name}")
 }
 
+fn directory_name(number: u64) -> String {
+    format!("directory{number}")
+}
+
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let names = entries.map(|name| name.into_string().unwrap());
+    names.filter(|name| name != ".forebay").collect()
+}
+
 /// A history, and what was acknowledged in it.
 struct Round {
     rig: Rig,
+    /// The one that misbehaves.
     by: Arc<Misbehaving>,
     what: String,
+    /// The name of the directory, if there is one.
+    dir: Option<u64>,
     names: BTreeMap<u64, usize>,
     files: Vec<(Vec<u8>, u32)>,
     open: BTreeMap<u64, u64>,
 }
 
+/// Which device misbehaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Device {
+    BackingStore,
+    Tier,
+}
+
 impl Round {
-    fn new(what: String, plan: Plan) -> Self {
-        let plan_of_start = Mutex::new(Plan::Nothing);
-        let by = Arc::new(Misbehaving { plan: plan_of_start, told: Mutex::default() });
-        let rig = Rig::new(&[MIB], by.clone(), |config| {
+    fn new(what: String, device: Device, plan: Plan) -> Self {
+        let (backing, tier) = (Misbehaving::new("store"), Misbehaving::new("tier"));
+        let mut rig = Rig::unstarted(&[MIB], backing.clone(), |config| {
             config.backing_timeout = Duration::from_millis(60);
             config.attr_timeout = Duration::ZERO;
         });
+        // Without one in front of it the kernel copies from the tier's files by itself.
+        if device == Device::Tier {
+            rig.by_tier = Some(tier.clone());
+        }
+        rig.start();
+        let by = if device == Device::Tier { tier } else { backing };
         *by.plan.lock() = plan;
-        Round { rig, by, what, names: BTreeMap::new(), files: Vec::new(), open: BTreeMap::new() }
+        let (names, open) = (BTreeMap::new(), BTreeMap::new());
+        Round { rig, by, what, dir: None, names, files: Vec::new(), open }
     }
 
     /// Does something until it is acknowledged.
@@ -217,33 +349,45 @@ impl Round {
         panic!("{}: {step:?} never succeeds: {last:?}", self.what);
     }
 
-    fn find(&self, name: u64) -> Option<Ino> {
+    /// The directory that a name is in, if it is there, and the name in it.
+    fn at(&self, name: u64) -> Option<(Ino, Vec<u8>)> {
         let bytes = file_name(name).into_bytes();
-        let found =
-            self.again(("look up", name), || self.rig.node().lookup(&CONTEXT, Ino::ROOT, &bytes));
+        if name < IN_DIRECTORY {
+            return Some((Ino::ROOT, bytes));
+        }
+        let dir = directory_name(self.dir?);
+        let look = || self.rig.node().lookup(&CONTEXT, Ino::ROOT, dir.as_bytes());
+        let found = self.again(("look up", &dir), look);
+        Some((found.unwrap_or_else(|| panic!("{}: {dir} is gone", self.what)).ino, bytes))
+    }
+
+    fn find(&self, name: u64) -> Option<Ino> {
+        let (dir, bytes) = self.at(name)?;
+        let look = || self.rig.node().lookup(&CONTEXT, dir, &bytes);
+        let found = self.again(("look up", name), look);
         assert_eq!(found.is_some(), self.names.contains_key(&name), "{}: {name}", self.what);
         found.map(|found| found.ino)
     }
 
-    /// The file behind a name, made if there is none, open.
-    fn opened(&mut self, name: u64) -> (u64, bool) {
+    /// The file behind a name, made if there is none, open; none without its directory.
+    fn opened(&mut self, name: u64) -> Option<(u64, bool)> {
         if let Some(fh) = self.open.get(&name) {
-            return (*fh, false);
+            return Some((*fh, false));
         }
+        let (dir, bytes) = self.at(name)?;
         let node = self.rig.node().clone();
         let fh = match self.find(name) {
             Some(ino) => self.again(("open", name), || node.open(&CONTEXT, ino, libc::O_RDWR)).fh,
             None => {
-                let bytes = file_name(name).into_bytes();
                 let made = self.again(("create", name), || {
-                    node.create_and_open(&CONTEXT, Ino::ROOT, &bytes, (0o644, 0), libc::O_RDWR)
+                    node.create_and_open(&CONTEXT, dir, &bytes, (0o644, 0), libc::O_RDWR)
                 });
                 self.files.push((Vec::new(), 0o644));
                 self.names.insert(name, self.files.len() - 1);
                 made.1.fh
             }
         };
-        (fh, true)
+        Some((fh, true))
     }
 
     fn close(&mut self, name: u64) {
@@ -257,7 +401,7 @@ impl Round {
         let node = self.rig.node().clone();
         match step {
             Step::Write { name, at, len } => {
-                let (fh, fresh) = self.opened(name);
+                let Some((fh, fresh)) = self.opened(name) else { return };
                 let data = noise(index as u64 + 7, len);
                 self.again(step, || node.write(&CONTEXT, fh, at, &data));
                 if fresh {
@@ -280,8 +424,7 @@ impl Round {
                 self.files[self.names[&name]].1 = mode;
             }
             Step::Open { name } => {
-                let (fh, fresh) = self.opened(name);
-                if fresh {
+                if let Some((fh, true)) = self.opened(name) {
                     self.open.insert(name, fh);
                 }
             }
@@ -301,6 +444,7 @@ impl Round {
                     drop(node.evict_file(ino));
                 }
             }
+            Step::Directory => self.directory_step(),
             Step::Unlink { .. } | Step::Rename { .. } | Step::Link { .. } => self.name_step(step),
         }
     }
@@ -313,8 +457,8 @@ impl Round {
                     return;
                 }
                 self.close(name);
-                let bytes = file_name(name).into_bytes();
-                self.again(step, || node.unlink(&CONTEXT, Ino::ROOT, &bytes));
+                let Some((dir, bytes)) = self.at(name) else { return };
+                self.again(step, || node.unlink(&CONTEXT, dir, &bytes));
                 self.names.remove(&name);
             }
             Step::Rename { from, to } => {
@@ -323,8 +467,8 @@ impl Round {
                 if self.find(from).is_none() {
                     return;
                 }
-                let (old, new) = (file_name(from), file_name(to));
-                let (old, new) = ((Ino::ROOT, old.as_bytes()), (Ino::ROOT, new.as_bytes()));
+                let (Some(old), Some(new)) = (self.at(from), self.at(to)) else { return };
+                let (old, new) = ((old.0, &old.1[..]), (new.0, &new.1[..]));
                 self.again(step, || node.rename(&CONTEXT, old, new, 0));
                 if self.names.get(&from) != self.names.get(&to)
                     && let Some(file) = self.names.remove(&from)
@@ -334,12 +478,36 @@ impl Round {
             }
             Step::Link { from, to } => {
                 let (Some(ino), None) = (self.find(from), self.find(to)) else { return };
-                let bytes = file_name(to).into_bytes();
-                self.again(step, || node.link(&CONTEXT, ino, Ino::ROOT, &bytes));
+                let Some((dir, bytes)) = self.at(to) else { return };
+                self.again(step, || node.link(&CONTEXT, ino, dir, &bytes));
                 self.names.insert(to, self.names[&from]);
             }
             _ => {}
         }
+    }
+
+    fn directory_step(&mut self) {
+        let node = self.rig.node().clone();
+        let name = self.dir.map(directory_name);
+        self.dir = match (self.dir, name) {
+            (Some(number), Some(name)) if self.names.range(IN_DIRECTORY..).next().is_none() => {
+                self.again(&name, || node.rmdir(&CONTEXT, Ino::ROOT, name.as_bytes()));
+                assert_eq!(self.dir, Some(number));
+                None
+            }
+            (Some(number), Some(name)) => {
+                let (old, new) = ((Ino::ROOT, name.as_bytes()), directory_name(1 - number));
+                let new = (Ino::ROOT, new.as_bytes());
+                self.again(&name, || node.rename(&CONTEXT, old, new, 0));
+                Some(1 - number)
+            }
+            _ => {
+                let name = directory_name(0);
+                let make = || node.mkdir(&CONTEXT, Ino::ROOT, name.as_bytes(), 0o755, 0);
+                let _made = self.again(&name, make);
+                Some(0)
+            }
+        };
     }
 
     /// What can be read is what was acknowledged.
@@ -376,8 +544,7 @@ impl Round {
 
     /// The store is well again.
     fn end(mut self, dies: bool) {
-        *self.by.plan.lock() = Plan::Nothing;
-        self.by.tell("the end".into());
+        self.by.is_well();
         for name in self.open.keys().copied().collect::<Vec<_>>() {
             self.close(name);
         }
@@ -385,13 +552,16 @@ impl Round {
             self.rig.crash();
             self.rig.start();
         }
-        self.rig.drain();
         let node = self.rig.node();
+        let until = Instant::now() + Duration::from_secs(20);
+        let left = node.drain(until, &mut |_| true).unwrap();
+        let left = (left.entries, left.bytes);
+        assert_eq!(left, (0, 0), "{}: {:?}", self.what, node.last_backlog_error());
         assert_eq!(node.conflicts().0, 0, "{}: {:?}", self.what, node.conflicts().1);
         assert!(node.refused().is_empty(), "{}: {:?}", self.what, node.refused());
         for (name, file) in &self.names {
             let (wanted, mode) = &self.files[*file];
-            let plain = self.rig.backing().join(file_name(*name));
+            let plain = self.plain(*name);
             let found = std::fs::read(&plain).unwrap_or_else(|error| {
                 panic!("{}: {name} is not in the backing store: {error}", self.what)
             });
@@ -400,10 +570,25 @@ impl Round {
             assert_eq!(below & 0o7777, *mode, "{}: {name}", self.what);
             self.look(*name, "the end");
         }
-        let left = std::fs::read_dir(self.rig.backing()).unwrap();
-        let left = left.filter(|entry| entry.as_ref().unwrap().file_name() != ".forebay").count();
-        assert_eq!(left, self.names.len(), "{}: names below", self.what);
-        assert_eq!(spilled(&self.rig.backing()), 0, "{}: spill files", self.what);
+        let mut below = names_in(&self.rig.backing());
+        if let Some(dir) = self.dir {
+            below.append(&mut names_in(&self.rig.backing().join(directory_name(dir))));
+        }
+        let mut wanted: Vec<String> = self.names.keys().copied().map(file_name).collect();
+        wanted.extend(self.dir.map(directory_name));
+        below.sort();
+        wanted.sort();
+        assert_eq!(below, wanted, "{}: names below", self.what);
+        let spilled = spilled(&self.rig.backing());
+        assert_eq!(spilled, Vec::<PathBuf>::new(), "{}: spill files", self.what);
+    }
+}
+
+impl Round {
+    /// Where a file lies in the backing store.
+    fn plain(&self, name: u64) -> PathBuf {
+        let dir = self.dir.filter(|_| name >= IN_DIRECTORY).map(directory_name);
+        self.rig.backing().join(dir.unwrap_or_default()).join(file_name(name))
     }
 }
 
@@ -417,12 +602,13 @@ impl Drop for Round {
 }
 
 /// Files in the spill area.
-fn spilled(backing: &Path) -> usize {
-    std::fs::read_dir(backing.join(".forebay/spill")).map_or(0, Iterator::count)
+fn spilled(backing: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(backing.join(".forebay/spill")).into_iter().flatten();
+    entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-fn history(what: String, seed: u64, faults: Plan, dies: bool) {
-    let mut round = Round::new(what, faults);
+fn history(what: String, seed: u64, (device, faults): (Device, Plan), dies: bool) {
+    let mut round = Round::new(what, device, faults);
     for (index, step) in plan(seed).into_iter().enumerate() {
         round.step(index, step);
         match step {
@@ -457,31 +643,75 @@ fn rounds<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
     assert!(failed.is_empty(), "{} of {}:\n{}", failed.len(), all.len(), failed.join("\n"));
 }
 
-#[test]
-fn store_with_one_fault_at_each_operation_when_well_again_then_has_what_was_acknowledged() {
+/// Each fault once at each kind of operation, after so many that pass.
+fn one_at_a_time(device: Device, kinds: &[Operation], after: &[u64]) {
     let mut all = Vec::new();
-    for kind in KINDS {
+    for kind in kinds {
         for fault in FAULTS {
-            for skip in [0, 5] {
-                all.push((kind, fault, skip));
+            for skip in after {
+                all.push((*kind, fault, *skip));
             }
         }
     }
     rounds(&all, |&(kind, fault, skip)| {
         let plan = Plan::Once(kind, fault, skip);
-        history(format!("{plan:?}"), 1 + skip % 4, plan, false);
+        history(format!("{device:?}: {plan:?}"), 1 + skip % 4, (device, plan), false);
     });
 }
 
-#[test]
-fn store_with_many_faults_when_well_again_then_has_what_was_acknowledged() {
+/// Histories with many faults; after some of them the daemon dies.
+fn at_random(device: Device) {
     let number = |name, or| std::env::var(name).map_or(or, |text| text.parse().unwrap());
     let first = number(FIRST, 0);
     let all: Vec<u64> = (first..first + number(MORE, HISTORIES)).collect();
     rounds(&all, |&seed| {
         let per_mille = [10, 50, 150][seed as usize % 3];
-        let what = format!("seed {seed}, {per_mille} per mille");
+        let what = format!("{device:?}: seed {seed}, {per_mille} per mille");
         let plan = Plan::Often(per_mille, seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1);
-        history(what, seed + 100, plan, seed % 4 == 3);
+        history(what, seed + 100, (device, plan), seed % 4 == 3);
     });
+}
+
+#[test]
+fn store_with_one_fault_at_each_operation_when_well_again_then_has_what_was_acknowledged() {
+    one_at_a_time(Device::BackingStore, &KINDS, &[0, 5]);
+}
+
+#[test]
+fn store_with_many_faults_when_well_again_then_has_what_was_acknowledged() {
+    at_random(Device::BackingStore);
+}
+
+#[test]
+fn tier_with_one_fault_at_each_operation_when_well_again_then_the_store_has_what_was_acknowledged()
+{
+    one_at_a_time(Device::Tier, &KINDS_OF_TIERS, &[3]);
+}
+
+#[test]
+fn tier_with_many_faults_when_well_again_then_the_store_has_what_was_acknowledged() {
+    at_random(Device::Tier);
+}
+
+#[test]
+fn file_whose_tier_fails_at_its_close_when_well_again_then_written_back_by_itself() {
+    let tier = Arc::new(Flaky::new(1));
+    let mut rig = Rig::unstarted(&[MIB], Arc::new(Transparent), |config| {
+        config.writeback = Writeback::After(Duration::from_millis(10));
+    });
+    rig.by_tier = Some(tier.clone());
+    rig.start();
+    rig.put("file", b"the first version");
+    rig.drain();
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 0, b"the next version, which is longer");
+    tier.set_rules([Rule::always(Operation::Stat, libc::EIO)]);
+    rig.node().release(fh);
+    tier.set_rules([]);
+    let until = Instant::now() + Duration::from_secs(30);
+    while rig.plain("file") != b"the next version, which is longer" {
+        assert!(Instant::now() < until, "{:?}", rig.node().last_backlog_error());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    rig.drain();
 }

@@ -15,7 +15,7 @@ use forebay_node::{
     CheckRequest, Context, Ino, Node, NodeConfig, NodeError, TierConfig, Writeback,
 };
 use forebay_store::backing::BackingStore;
-use forebay_store::decorators::{InterceptedBacking, Interceptor, Transparent};
+use forebay_store::decorators::{InterceptedBacking, InterceptedTier, Interceptor, Transparent};
 use forebay_store::tier::DirTier;
 use forebay_store::{DirBacking, StoreError, Tier};
 
@@ -30,6 +30,8 @@ pub struct Rig {
     by: Arc<dyn Interceptor>,
     /// Nothing stands between the node and the backing store, so that the kernel can be given its files.
     pub bare: bool,
+    /// Is asked about the operations of tiers, if there is one.
+    pub by_tier: Option<Arc<dyn Interceptor>>,
     pub node: Option<Arc<Node>>,
 }
 
@@ -39,14 +41,23 @@ impl Rig {
         by: Arc<dyn Interceptor>,
         change: impl FnOnce(&mut NodeConfig),
     ) -> Self {
+        let mut rig = Self::unstarted(tiers, by, change);
+        rig.start();
+        rig
+    }
+
+    /// A rig in a directory of its own that is not started.
+    pub fn unstarted(
+        tiers: &[u64],
+        by: Arc<dyn Interceptor>,
+        change: impl FnOnce(&mut NodeConfig),
+    ) -> Self {
         static NUMBER: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let shm = Path::new("/dev/shm");
         let base = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
         let dir = base.join(format!("forebay-data-{}-{number}", std::process::id()));
-        let mut rig = Self::at(dir, tiers, by, change);
-        rig.start();
-        rig
+        Self::at(dir, tiers, by, change)
     }
 
     /// A rig in a directory, perhaps that of another, that is not started.
@@ -67,7 +78,7 @@ impl Rig {
         config.fetch_on_open_bytes = 32 * KIB;
         config.backing_timeout = Duration::from_secs(5);
         change(&mut config);
-        Rig { dir, config, by, bare: false, node: None }
+        Rig { dir, config, by, bare: false, by_tier: None, node: None }
     }
 
     pub fn small(tier: u64) -> Self {
@@ -83,9 +94,15 @@ impl Rig {
             true => inner,
             false => Arc::new(InterceptedBacking::new(inner, self.by.clone())),
         };
+        let in_front = |tier: Arc<dyn Tier>| -> Arc<dyn Tier> {
+            match &self.by_tier {
+                Some(by) => Arc::new(InterceptedTier::new(tier, by.clone())),
+                None => tier,
+            }
+        };
         let until = Instant::now() + Duration::from_secs(10);
         self.node = Some(loop {
-            match Node::start_on(self.config.clone(), backing.clone()) {
+            match Node::start_between(self.config.clone(), backing.clone(), &in_front) {
                 // A thread of the one before is at its last breath.
                 Err(NodeError::Store(StoreError::Locked { .. })) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(5));
