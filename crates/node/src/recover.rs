@@ -6,7 +6,7 @@ use std::path::Path;
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
-use forebay_meta::{FileKind, Ino, Links, Queue, Record, Seq};
+use forebay_meta::{FileKind, Ino, Link, Links, Queue, Record, Seq};
 use forebay_store::{Attributes, ErrorClass, Header, Object, Presence, StoreError};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
@@ -541,6 +541,16 @@ impl Node {
         Ok(Fate::Resident(Resident { tier, whole: header.whole, dirty, charged }))
     }
 
+    /// What stands under a name of a file, as far as that can be seen before the backlog has begun. In a
+    /// directory that a killed daemon may have made, and could not say so, there is nothing yet: the
+    /// worker that brings the directory in line looks again.
+    fn found_at_start(&self, record: &Record, link: &Link) -> Result<Option<Attributes>> {
+        match self.found_under(record, link) {
+            Err(NodeError::Busy) => Ok(None),
+            found => found,
+        }
+    }
+
     /// The version that the backing store has of a file, if the header of its object is older than
     /// the announcement of that version. After a crash of the machine a header, and the bytes with it,
     /// may be older than what was written back. Every header since the announcement knows the version,
@@ -555,7 +565,7 @@ impl Node {
             return Ok(None);
         }
         for link in &names_below(record) {
-            let Some(found) = self.found_under(record, link)? else { continue };
+            let Some(found) = self.found_at_start(record, link)? else { continue };
             let print = found.fingerprint();
             let ours = [record.backing.fingerprint, record.backing.pending].into_iter().flatten();
             let mut ours = ours.map(convert::store_fingerprint);
@@ -572,7 +582,7 @@ impl Node {
     fn version_elsewhere(&self, record: &Record) -> Result<Option<forebay_meta::Fingerprint>> {
         let Some(known) = record.backing.fingerprint else { return Ok(None) };
         for link in &record.backing.links {
-            let found = self.found_under(record, link)?;
+            let found = self.found_at_start(record, link)?;
             if let Some(found) = found.filter(|found| convert::is_inode(&known, found)) {
                 let here = record.links.contains(link);
                 return Ok((!here).then_some(convert::fingerprint(found.fingerprint())));
@@ -617,7 +627,7 @@ impl Node {
 
     fn forget_unsynced(&self, record: &Record) -> Result<()> {
         for link in &names_below(record) {
-            let Some(found) = self.found_under(record, link)? else { continue };
+            let Some(found) = self.found_at_start(record, link)? else { continue };
             // Not that of a file which this one has replaced.
             let known =
                 record.backing.fingerprint.is_some_and(|known| convert::is_inode(&known, &found));
@@ -674,7 +684,7 @@ impl Node {
         header: &Header,
     ) -> Result<Option<forebay_meta::Fingerprint>> {
         for link in &names_below(record) {
-            let Some(found) = self.found_under(record, link)? else { continue };
+            let Some(found) = self.found_at_start(record, link)? else { continue };
             let print = found.fingerprint();
             if was_changed(record, &found) {
                 continue;

@@ -21,6 +21,7 @@ checks!("modes":
     mmap_and_read_keep_setuid, append_clears_setuid, chmod_of_missing, chmod_through_descriptor_path,
     mode_is_kept_through_rename_and_link, first_write_after_chmod_clears_setuid,
     write_after_chmod_of_an_open_file_clears_setuid, close_after_chmod_of_an_open_file_keeps_setuid,
+    write_that_puts_times_back_after_chmod_of_an_open_file_clears_setuid,
 );
 
 fn first_write_after_chmod_clears_setuid(ctx: &Ctx) -> Outcome {
@@ -57,6 +58,16 @@ fn chmod_while_open(ctx: &Ctx, then: fn(&OwnedFd) -> Outcome, permissions: u32) 
 
 fn write_after_chmod_of_an_open_file_clears_setuid(ctx: &Ctx) -> Outcome {
     chmod_while_open(ctx, |fd| Ok(os::write_at(fd, 0, b"B")?), 0o755)
+}
+
+fn write_that_puts_times_back_after_chmod_of_an_open_file_clears_setuid(ctx: &Ctx) -> Outcome {
+    let write = |fd: &OwnedFd| {
+        let before = rustix::fs::fstat(fd)?;
+        os::write_at(fd, 0, b"B")?;
+        let times = os::times(os::atime(&before), os::mtime(&before));
+        Ok(rustix::fs::futimens(fd, &times)?)
+    };
+    chmod_while_open(ctx, write, 0o755)
 }
 
 fn close_after_chmod_of_an_open_file_keeps_setuid(ctx: &Ctx) -> Outcome {

@@ -122,6 +122,10 @@ impl Node {
                 self.match_version(context, &self.files.get(ino), &record)?;
             }
         }
+        if file && let Some(file) = self.files.peek(ino) {
+            // From here on what is noted of the object is what this makes of it.
+            self.look_for_lost_set_ids(&file);
+        }
         let list = match set.mode {
             Some(mode) => self.acl_after_chmod(context, &record, mode)?,
             None => None,
