@@ -146,8 +146,8 @@ impl Node {
         }
     }
 
-    /// When programs are quiet, or nearly so: caches, and then what the allocator holds of freed memory, which it
-    /// keeps where many threads have had their share of it.
+    /// When programs are quiet, or nearly so: caches, and then what the allocator holds of freed
+    /// memory, which it keeps where many threads have had their share of it.
     fn give_memory_back(&self) {
         let operations = self.metrics.operations();
         let mut quiet = self.upkeep.quiet.lock();

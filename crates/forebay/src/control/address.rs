@@ -93,10 +93,6 @@ impl Address {
     /// what a dead one left is removed. A daemon whose mount is gone is about to end (`umount` of
     /// mount(8) does not wait for that) and is waited for, 30 seconds at most.
     pub fn claim(mountpoint: &Path, backing: &Path) -> Result<Self, Error> {
-        Self::claim_within(mountpoint, backing, ENDING)
-    }
-
-    fn claim_within(mountpoint: &Path, backing: &Path, ending: Duration) -> Result<Self, Error> {
         let uid = rustix::process::geteuid().as_raw();
         let dir = runtime_dir(uid);
         make_private_dir(&dir, uid)?;
@@ -108,7 +104,7 @@ impl Address {
                 socket.display()
             )));
         }
-        let lock = lock_when_ended(mountpoint, &record, ending)?;
+        let lock = lock_when_ended(mountpoint, &record, ENDING)?;
         let address = Self { socket, record, lock, kept: true };
         address.sign(mountpoint, backing)?;
         Ok(address)
