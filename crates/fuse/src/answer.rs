@@ -13,8 +13,8 @@ pub enum Answer {
     Entry(Entry),
     Attr(Attr, Duration),
     Opened(Opened),
-    /// A directory; listings need no handle.
-    OpenedDirectory,
+    /// A directory; its handle says no more than whether the kernel may keep what it lists.
+    OpenedDirectory(Opened),
     Created(Entry, Opened),
     /// So many bytes of the buffer.
     Data(Buffer, usize),
@@ -38,7 +38,7 @@ impl Answer {
             Answer::Entry(entry) => reply.entry(&entry),
             Answer::Attr(attr, valid) => reply.attr(&attr, valid),
             Answer::Opened(opened) => reply.open(&opened),
-            Answer::OpenedDirectory => reply.open(&Opened::default()),
+            Answer::OpenedDirectory(opened) => reply.open(&opened),
             Answer::Created(entry, opened) => reply.created(&entry, &opened),
             Answer::Data(buffer, len) => reply.data(&buffer[..len]),
             Answer::Bytes(bytes) => reply.data(&bytes),

@@ -15,6 +15,7 @@ use crate::errno::{errno, error_class};
 use crate::in_request;
 use crate::kernel::Notifier;
 use crate::ledger::{Before, Begun, Ledger};
+use crate::listings::{Held, Listings};
 use crate::locks;
 use crate::names::class;
 use crate::orphans::{self, Orphans};
@@ -35,6 +36,7 @@ pub struct Shared {
     /// What a supervisor keeps for the next daemon, and what the last one left there.
     kept: OnceLock<Kept>,
     orphans: Arc<Orphans>,
+    listings: Listings,
     complaints: Complaints,
 }
 
@@ -64,6 +66,7 @@ impl Front {
             notifier: OnceLock::new(),
             kept: OnceLock::new(),
             orphans: Arc::default(),
+            listings: Listings::new(manner.listing_valid()),
             complaints,
         })))
     }
@@ -73,6 +76,17 @@ impl Front {
         if self.0.kept.set(Kept { ledger, before }).is_err() {
             tracing::error!("a second ledger was given; it is ignored");
         }
+    }
+
+    /// Lets the kernel keep listings, where these opens of directories are all that may use what an
+    /// earlier daemon had it keep.
+    pub fn let_listings_be_kept(&self, held: &[Held]) {
+        self.0.listings.begin(held);
+    }
+
+    /// Opens of directories that may use what the kernel keeps, if they are known.
+    pub fn held_listings(&self) -> Option<Vec<Held>> {
+        self.0.listings.held()
     }
 
     /// Closes those of the handles that nobody has open any more.
@@ -137,7 +151,7 @@ impl Front {
                 // Nobody waits any more, and nobody else would close what was opened.
                 None => {
                     shared.node.forget_request(request.header().unique);
-                    shared.undo(outcome);
+                    shared.undo(request.header(), outcome);
                 }
             }
         });
@@ -186,7 +200,8 @@ impl Shared {
         let context =
             Context { uid, gid, pid, may_wait, request: waiting_number(request, may_wait) };
         let notifier = self.notifier.get().map(|notifier| &**notifier);
-        let serve = Serve { node: &self.node, manner: &self.manner, notifier, request, context };
+        let (node, manner, listings) = (&*self.node, &self.manner, &self.listings);
+        let serve = Serve { node, manner, notifier, listings, request, context };
         match self.kept.get() {
             None => serve.serve(operation),
             Some(kept) => self.serve_kept(kept, &serve, operation),
@@ -255,7 +270,11 @@ impl Shared {
         }
     }
 
-    fn undo(&self, outcome: Result<Answer>) {
+    fn undo(&self, header: &Header, outcome: Result<Answer>) {
+        if let Ok(Answer::OpenedDirectory(opened)) = &outcome {
+            let (dir, _) = forebay_node::of_node_id(header.node);
+            self.listings.undo(dir.0, opened.fh);
+        }
         if let Some(fh) = outcome.ok().and_then(|answer| answer.handle()) {
             self.node.release(fh);
             if let Some(kept) = self.kept.get() {

@@ -8,6 +8,8 @@ use prost::Message;
 
 use forebay_node::Inheritance;
 
+use crate::listings::Held;
+
 /// The newest version of the state that is taken over. It grows when an older program could not go
 /// on correctly with what a newer one writes; what merely adds to it does not need that. What is
 /// written is the oldest version that will do: [`State::version`].
@@ -46,6 +48,9 @@ pub struct State {
     pub negotiated: Negotiated,
     /// What the node had in memory.
     pub node: Inheritance,
+    /// Opens of directories that may use what the kernel keeps of them; `None` if they are not known,
+    /// as after the death of a daemon.
+    pub listings: Option<Vec<Held>>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -54,6 +59,17 @@ struct PbState {
     negotiated: Option<PbNegotiated>,
     #[prost(message, optional, tag = "2")]
     node: Option<Inheritance>,
+    #[prost(message, optional, tag = "3")]
+    listings: Option<PbListings>,
+}
+
+/// Directories and the numbers of their opens, in the same order.
+#[derive(Clone, PartialEq, Message)]
+struct PbListings {
+    #[prost(fixed64, repeated, tag = "1")]
+    dirs: Vec<u64>,
+    #[prost(fixed64, repeated, tag = "2")]
+    opens: Vec<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -106,8 +122,12 @@ impl State {
             max_pages: max_pages.into(),
             max_readahead,
         };
-        let message =
-            PbState { negotiated: Some(negotiated), node: Some(self.node.clone()) }.encode_to_vec();
+        let listings = self.listings.as_ref().map(|held| {
+            let (dirs, opens) = held.iter().map(|held| (held.dir, held.fh)).unzip();
+            PbListings { dirs, opens }
+        });
+        let (negotiated, node) = (Some(negotiated), Some(self.node.clone()));
+        let message = PbState { negotiated, node, listings }.encode_to_vec();
         let version = State::version(&self.negotiated, self.node.membership.is_some());
         [&MAGIC[..], &version.to_le_bytes(), &message].concat()
     }
@@ -127,7 +147,7 @@ impl State {
         if !(ON_DEVICE..=STATE_VERSION).contains(&found) {
             return Err(StateError::Version { found });
         }
-        let PbState { negotiated, node } =
+        let PbState { negotiated, node, listings } =
             PbState::decode(message).map_err(|error| damaged(&error.to_string()))?;
         let known = negotiated.ok_or_else(|| damaged("nothing is said of the connection"))?;
         let max_pages = u16::try_from(known.max_pages).map_err(|_| damaged("max_pages"))?;
@@ -144,7 +164,10 @@ impl State {
             max_pages,
             max_readahead: known.max_readahead,
         };
-        Ok(State { negotiated, node: node.unwrap_or_default() })
+        let listings = listings.map(|PbListings { dirs, opens }| {
+            dirs.into_iter().zip(opens).map(|(dir, fh)| Held { dir, fh }).collect()
+        });
+        Ok(State { negotiated, node: node.unwrap_or_default(), listings })
     }
 }
 
@@ -170,12 +193,17 @@ mod tests {
                 at_rest: true,
                 ..Inheritance::default()
             },
+            listings: None,
         }
     }
 
     #[test]
     fn state_when_encoded_and_decoded_then_equal() {
         assert_eq!(State::decode(&state().encode()), Ok(state()));
+        for held in [vec![], vec![Held { dir: 1, fh: 7 }, Held { dir: u64::MAX, fh: 1 }]] {
+            let state = State { listings: Some(held), ..state() };
+            assert_eq!(State::decode(&state.encode()), Ok(state));
+        }
     }
 
     #[test]

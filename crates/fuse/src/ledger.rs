@@ -180,7 +180,7 @@ impl Ledger {
         };
         let membership = state.node.membership.clone();
         let bare = Inheritance { membership, ..Inheritance::default() };
-        let bare = State { negotiated: state.negotiated, node: bare }.encode();
+        let bare = State { negotiated: state.negotiated, node: bare, listings: None }.encode();
         let length = u32::try_from(bare.len()).map_err(io::Error::other)?;
         if bare.len() > STATE_BYTES {
             return Err(io::ErrorKind::FileTooLarge.into());
@@ -455,7 +455,8 @@ mod tests {
             max_pages: 256,
             max_readahead: 131_072,
         };
-        State { negotiated, node: Inheritance { generation: 5, ..Inheritance::default() } }
+        let node = Inheritance { generation: 5, ..Inheritance::default() };
+        State { negotiated, node, listings: None }
     }
 
     fn handle(fh: u64) -> OpenHandle {

@@ -18,6 +18,7 @@ use crate::deferred::Stuck;
 use crate::front::Front;
 use crate::hand_over::State;
 use crate::ledger::{Before, Ledger};
+use crate::listings::Held;
 
 /// How a node is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,9 +106,10 @@ pub fn mount(
     let front = Arc::new(front);
     let mount = Mount::new(mountpoint, &options)?;
     let session = Session::new(mount, &options, Arc::clone(&front))?;
+    front.let_listings_be_kept(&[]);
     if let Some(keeper) = keeper {
         let negotiated = *session.connection().negotiated();
-        let state = State { negotiated, node: inheritance };
+        let state = State { negotiated, node: inheritance, listings: None };
         let parts = session.rings();
         let rings = parts.as_ref().map(RingParts::as_fd);
         let device = session.connection().as_fd();
@@ -172,6 +174,9 @@ pub fn adopt(
         Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;
     let front = Arc::new(front);
     let negotiated = state.negotiated;
+    if let Some(held) = &state.listings {
+        front.let_listings_be_kept(held);
+    }
     let rings = rings.map(RingParts::from_fd).transpose().map_err(Error::Uring)?;
     if let Some(keeper) = keeper {
         let node = Inheritance {
@@ -183,7 +188,13 @@ pub fn adopt(
             ..Inheritance::default()
         };
         let ring = rings.as_ref().map(RingParts::as_fd);
-        keep(&front, (device.as_fd(), ring), &State { negotiated, node }, before, keeper)?;
+        keep(
+            &front,
+            (device.as_fd(), ring),
+            &State { negotiated, node, listings: None },
+            before,
+            keeper,
+        )?;
     }
     let on_rings = rings.is_some();
     let parts = Parts { device, negotiated, mountpoint: Some(mountpoint.into()), rings };
@@ -398,6 +409,12 @@ impl Mounted {
     /// When the system lacks descriptors; the front then serves on.
     pub fn release(&self) -> Result<()> {
         self.running.release(Duration::from_secs(1)).map(drop)
+    }
+
+    /// After [`Mounted::park`]: opens of directories that may use what the kernel keeps of them, for
+    /// [`State::listings`].
+    pub fn held_listings(&self) -> Option<Vec<Held>> {
+        self.front.held_listings()
     }
 
     /// Operations that have been waiting for a device for at least `least`, longest first: those that

@@ -133,7 +133,8 @@ impl Serve<'_> {
 
     fn opened_before(&self, fh: u64, operation: &Operation<'_>) -> Result<Option<Answer>> {
         let Some(handle) = self.node.open_handle(fh) else { return Ok(None) };
-        let opened = forebay_node::Opened { fh, mode: handle.open_mode(), face: handle.face() };
+        let (mode, face) = (handle.open_mode(), handle.face());
+        let opened = forebay_node::Opened { fh, mode, face, dir: None };
         Ok(match operation {
             Operation::Open { flags, .. } => {
                 Some(Answer::Opened(self.manner.opened(opened, *flags)))

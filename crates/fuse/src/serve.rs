@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use forebay_node::{Context, Ino, Kernel, Node, NodeError, OpenMode, Opened, Result, Stat, Teller};
-use fusewire::{CopyRange, DirectoryBuffer, Entry, OpenInFlags, Operation, Request, SetxattrFlags};
+use fusewire::{
+    CopyRange, DirectoryBuffer, Entry, OpenInFlags, OpenOutFlags, Operation, Request, SetxattrFlags,
+};
 use rustix::io::Errno;
 
 use crate::answer::Answer;
 use crate::kernel::Notifier;
+use crate::listings::{Grant, Listings};
 use crate::looker::{Looker, kept};
 use crate::wire::{self, Manner};
 
@@ -24,6 +27,7 @@ pub struct Serve<'a> {
     pub node: &'a Node,
     pub manner: &'a Manner,
     pub notifier: Option<&'a Notifier>,
+    pub listings: &'a Listings,
     pub request: &'a Request,
     pub context: Context,
 }
@@ -195,19 +199,36 @@ impl Serve<'_> {
     fn directory_operation(&self, operation: Operation<'_>) -> Result<Answer> {
         let (node, ino) = (self.node, self.ino());
         match operation {
-            Operation::Opendir { .. } => {
-                node.opendir(ino)?;
-                Ok(Answer::OpenedDirectory)
-            }
+            Operation::Opendir { .. } => self.open_directory(),
             Operation::Readdir { offset, size, .. } => self.list(offset, size, false),
             Operation::Readdirplus { offset, size, .. } => self.list(offset, size, true),
-            Operation::Releasedir { .. } => Ok(Answer::Done),
+            Operation::Releasedir { fh, .. } => {
+                self.listings.close(ino.0, fh);
+                Ok(Answer::Done)
+            }
             Operation::Fsyncdir { .. } => {
                 node.fsync_dir(&self.context, ino)?;
                 Ok(Answer::Done)
             }
             _ => Err(Errno::NOSYS.into()),
         }
+    }
+
+    fn open_directory(&self) -> Result<Answer> {
+        let (node, ino) = (self.node, self.ino());
+        node.opendir(ino)?;
+        if self.listings.may_keep(ino.0) {
+            // Nobody asks for entries that would look at the backing store.
+            node.look_at_entries(&self.context, ino)?;
+        }
+        let changed = |since| node.entries_changed_since(ino, since);
+        let kept = OpenOutFlags::CACHE_DIR;
+        let (fh, flags) = match self.listings.open(ino.0, node.moment(), changed) {
+            Grant::Ask => (0, OpenOutFlags::NONE),
+            Grant::Fill(fh) => (fh, kept),
+            Grant::Keep(fh) => (fh, kept.with(OpenOutFlags::KEEP_CACHE)),
+        };
+        Ok(Answer::OpenedDirectory(fusewire::Opened { fh, flags, backing_id: None }))
     }
 
     fn list(&self, offset: u64, size: u32, plus: bool) -> Result<Answer> {
@@ -306,6 +327,9 @@ impl Serve<'_> {
         {
             self.node.release(opened.fh);
             return Err(error);
+        }
+        if let Some(dir) = opened.dir {
+            self.listings.file_opened(dir.0);
         }
         if changes_unseen(opened, flags)
             && let Some(notifier) = self.notifier

@@ -57,6 +57,12 @@ impl Manner {
         self.entry_valid
     }
 
+    /// For how long the kernel may give out a listing that it has read: the names and attributes that
+    /// came with it are good for as long again. Not at all where other nodes change directories.
+    pub fn listing_valid(&self) -> Duration {
+        if self.shared { Duration::ZERO } else { self.entry_valid.min(self.attr_valid) / 2 }
+    }
+
     /// How long attributes may be cached. In a cluster the kernel asks each time, unless it was
     /// allowed to keep what it was told.
     pub fn attr_valid(&self, stat: &Stat) -> Duration {
@@ -204,7 +210,7 @@ mod tests {
         let mut config = NodeConfig::new(PathBuf::from("/b"), Vec::new());
         config.writeback = writeback;
         let manner = Manner::new(&config);
-        let out = manner.opened(Opened { fh: 3, mode, face: 0 }, flags.cast_unsigned());
+        let out = manner.opened(Opened { fh: 3, mode, face: 0, dir: None }, flags.cast_unsigned());
         assert_eq!(out.fh, 3);
         (out.flags, out.backing_id)
     }

@@ -78,7 +78,8 @@ impl Lab {
             max_pages: 256,
             max_readahead: 131_072,
         };
-        let state = State { negotiated, node: Inheritance { handles, ..Default::default() } };
+        let node = Inheritance { handles, ..Default::default() };
+        let state = State { negotiated, node, listings: None };
         let node = start(config, &state.node);
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let (kernel, device) =

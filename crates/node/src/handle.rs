@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use forebay_meta::Ino;
 use sharded_slab::{Entry, Slab};
 
 use crate::cluster::{Remote, Seen};
@@ -58,6 +59,8 @@ pub struct Opened {
     pub mode: OpenMode,
     /// The face of the file that was opened ([`crate::node_id`]).
     pub face: u8,
+    /// The directory of its first name.
+    pub dir: Option<Ino>,
 }
 
 /// An open file.

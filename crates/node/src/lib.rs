@@ -88,7 +88,7 @@ pub use forebay_core::cluster::grants::Fact;
 pub use forebay_core::cluster::locks::{Family, Mode, Span};
 pub use forebay_core::cluster::redundancy::Redundancy;
 pub use forebay_meta::{
-    Attr, EngineError, Error as MetaError, Estate, FileKind, Ino, Owned, Teller, Timestamp,
+    Attr, EngineError, Error as MetaError, Estate, FileKind, Ino, Moment, Owned, Teller, Timestamp,
 };
 pub use forebay_store::tier::check_dir as check_tier_dir;
 pub use forebay_store::{ErrorClass, StoreError};

@@ -369,7 +369,8 @@ impl Node {
             self.decide(Event::Busy { object: forebay_core::unit::Ino(file.ino.0) });
         }
         drop((opens, residence));
-        let opened = Opened { fh, mode, face };
+        let dir = record.links.first().map(|link| link.parent);
+        let opened = Opened { fh, mode, face, dir };
         marked.map(|()| opened).inspect_err(|_| {
             if let Some(handle) = self.handles.get(fh) {
                 // The right to write is the caller's still, who drops it.

@@ -8,7 +8,7 @@ use crate::os::{self, FileType, XattrFlags, getxattr, listxattr, removexattr, se
 use crate::process::{ALICE, BOB, as_user};
 
 checks!("xattr":
-    set_get_remove, replace_changes_the_value, create_flag, replace_flag, missing_attribute,
+    set_get_remove, replace_changes_the_value, create_flag, replace_flag, missing_attribute, missing_label,
     empty_value, binary_value, size_query_and_range, list_names_all, list_range,
     value_of_several_kilobytes, value_too_large, name_too_long, unknown_namespace, on_directory,
     user_attributes_not_on_special_files, trusted_needs_privilege, security_capability_is_cleared,
@@ -50,6 +50,17 @@ fn replace_flag(ctx: &Ctx) -> Outcome {
     setxattr(&path, "user.a", b"1", ANY)?;
     setxattr(&path, "user.a", b"2", XattrFlags::REPLACE)?;
     equal!(getxattr(&path, "user.a")?, b"2");
+    Ok(())
+}
+
+/// A file system may say of labels of SELinux that it has none; one that is there is shown.
+fn missing_label(ctx: &Ctx) -> Outcome {
+    let (path, label) = (ctx.file("f", b"")?, "security.selinux");
+    fails!(getxattr(&path, label), NODATA | OPNOTSUPP);
+    if setxattr(&path, label, b"system_u:object_r:tmp_t:s0", ANY).is_ok() {
+        equal!(getxattr(&path, label)?, b"system_u:object_r:tmp_t:s0");
+        removexattr(&path, label)?;
+    }
     Ok(())
 }
 

@@ -289,7 +289,8 @@ impl Mounted for NodeMount {
             tracing::error!(%error, "the readers do not leave");
         }
         let open_files = node.handles.len();
-        let state = State { negotiated, node }.encode();
+        let listings = self.front.held_listings();
+        let state = State { negotiated, node, listings }.encode();
         tracing::info!(
             parked_us,
             sealed_us,

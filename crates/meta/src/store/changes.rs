@@ -1,5 +1,5 @@
-//! Which records have changed since a moment, in little memory: so that what a listing has read
-//! ahead can be used as long as it is true.
+//! Which records, and which directories' entries, have changed since a moment, in little memory: so
+//! that what a listing has read can be used as long as it is true.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,7 +32,7 @@ impl Changes {
         &self.latest[spread as usize % SLOTS]
     }
 
-    /// A record may have changed. To be called after the commit and before it is reported: then a
+    /// A record, or an entry of a directory, may have changed. To be called after the commit and before it is reported: then a
     /// reader that has seen the state before it finds a moment later than its own.
     pub fn note(&self, ino: Ino) {
         let now = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
@@ -47,8 +47,9 @@ impl MetaStore {
         Moment(self.changes.clock.load(Ordering::SeqCst))
     }
 
-    /// Whether a change of a record may have been reported after `moment`. If not, what was read of
-    /// it since is still true. Now and then true of a record that did not change.
+    /// Whether a change of a record, or of an entry of the directory that it is, may have been reported
+    /// after `moment`. If not, what was read of them since is still true. Now and then true of a record
+    /// that did not change.
     #[must_use]
     pub fn changed_since(&self, ino: Ino, moment: Moment) -> bool {
         self.changes.slot(ino).load(Ordering::SeqCst) > moment.0

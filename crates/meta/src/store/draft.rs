@@ -538,6 +538,7 @@ impl<'a> Draft<'a> {
         }
         for entry in &self.entries {
             self.store.forget_entry(entry.dir, &entry.name);
+            self.store.changes.note(entry.dir);
         }
     }
 
@@ -545,6 +546,7 @@ impl<'a> Draft<'a> {
         let store = self.store;
         for entry in &self.entries {
             store.cache_entry(entry.dir, &entry.name, entry.partition, entry.now, entry.stamp);
+            store.changes.note(entry.dir);
         }
         let mut committed = Committed::new();
         for edit in edits {

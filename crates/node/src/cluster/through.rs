@@ -283,7 +283,7 @@ impl Node {
             self.decide(forebay_core::steward::Event::Busy { object });
         }
         self.pages_replaced(file);
-        Ok(Opened { fh, mode, face })
+        Ok(Opened { fh, mode, face, dir: None })
     }
 
     /// Has the owner do something to an open file that may be done any number of times; `None` if the

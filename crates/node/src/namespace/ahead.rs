@@ -8,6 +8,7 @@
 //! would be read again for every page: it grows with what was used of it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Entry, EntryPlus, Error as MetaError, Ino, Moment, Record};
@@ -63,18 +64,33 @@ impl Part {
 }
 
 /// The parts that are read ahead.
-#[derive(Default)]
-pub(super) struct Ahead(Mutex<Vec<(Instant, Arc<Part>)>>);
+pub(super) struct Ahead {
+    parts: Mutex<Vec<(Instant, Arc<Part>)>>,
+    /// How many listings have begun, of directories that share a counter: what was read before one of
+    /// them did is not kept for it.
+    begun: [AtomicU64; 64],
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Ahead { parts: Mutex::default(), begun: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+}
 
 impl Ahead {
+    fn begun(&self, dir: Ino) -> &AtomicU64 {
+        &self.begun[dir.0 as usize % 64]
+    }
+
     /// A listing begins: it shows all that is there now.
     fn forget(&self, dir: Ino) {
-        let mut parts = self.0.lock();
+        let mut parts = self.parts.lock();
+        self.begun(dir).fetch_add(1, Ordering::AcqRel);
         parts.retain(|(_, part)| part.dir != dir);
     }
 
     fn find(&self, dir: Ino, after: u64) -> Option<(Arc<Part>, usize)> {
-        let mut parts = self.0.lock();
+        let mut parts = self.parts.lock();
         parts.iter_mut().find_map(|(used, part)| {
             let at = part.position(after).filter(|_| part.dir == dir)?;
             *used = Instant::now();
@@ -86,7 +102,7 @@ impl Ahead {
     /// entries to read for somebody who reads `limit` at a time: two pages, and [`GROWTH`] times as many
     /// as a part that was used up.
     fn make_place(&self, dir: Ino, after: u64, limit: usize) -> usize {
-        let mut parts = self.0.lock();
+        let mut parts = self.parts.lock();
         let mut wanted = limit.saturating_mul(2);
         parts.retain(|(used, part)| {
             let is_used_up = part.dir == dir && part.last() == Some(after);
@@ -98,16 +114,17 @@ impl Ahead {
         if parts.len() < MOST { wanted.clamp(limit, PART.max(limit)) } else { limit }
     }
 
-    fn keep(&self, part: &Arc<Part>) {
-        let mut parts = self.0.lock();
-        if parts.len() < MOST {
+    /// Keeps a part that was read when so many listings had begun.
+    fn keep(&self, part: &Arc<Part>, begun: u64) {
+        let mut parts = self.parts.lock();
+        if parts.len() < MOST && self.begun(part.dir).load(Ordering::Acquire) == begun {
             parts.push((Instant::now(), part.clone()));
         }
     }
 
     /// Forgets parts that nobody asks for.
     pub(super) fn expire(&self) {
-        let mut parts = self.0.lock();
+        let mut parts = self.parts.lock();
         parts.retain(|(used, _)| used.elapsed() < IDLE);
     }
 }
@@ -162,11 +179,12 @@ impl Node {
             // For so many a reader would be away for long.
             context.wait()?;
         }
+        let begun = ahead.begun(dir).load(Ordering::Acquire);
         let moment = self.meta.moment();
         let entries = self.meta.entries_plus(dir, after, most)?;
         let part = Arc::new(Part { dir, after, moment, entries });
         if part.entries.len() > limit {
-            ahead.keep(&part);
+            ahead.keep(&part, begun);
         }
         Ok(part.position(after).map(|at| (part, at)))
     }
@@ -236,7 +254,7 @@ mod tests {
             if let Some((part, at)) = ahead.find(dir, after) {
                 after = part.page(at, LIMIT).last().unwrap().entry.cursor;
                 if comes_late {
-                    ahead.0.lock().clear();
+                    ahead.parts.lock().clear();
                 }
                 continue;
             }
@@ -244,7 +262,7 @@ mod tests {
             let from = after as usize + 1;
             let entries: Vec<_> = (from..=ENTRIES.min(from + most - 1)).map(listed).collect();
             (read, times) = (read + entries.len(), times + 1);
-            ahead.keep(&Arc::new(Part { dir, after, moment, entries }));
+            ahead.keep(&Arc::new(Part { dir, after, moment, entries }), 0);
         }
         (read, times)
     }

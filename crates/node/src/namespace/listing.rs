@@ -55,6 +55,27 @@ impl Node {
         }
     }
 
+    /// The present moment, to be taken before a directory is listed.
+    #[must_use]
+    pub fn moment(&self) -> Moment {
+        self.meta.moment()
+    }
+
+    /// Whether a directory may have other entries than those that were listed since a moment. Changes by
+    /// others in the backing store count once they were seen ([`Node::look_at_entries`]).
+    #[must_use]
+    pub fn entries_changed_since(&self, dir: Ino, moment: Moment) -> bool {
+        self.meta.changed_since(dir, moment)
+    }
+
+    /// Compares a directory's entries with the backing store, as a listing does, if that is due.
+    ///
+    /// # Errors
+    /// As [`Node::read_dir`].
+    pub fn look_at_entries(&self, context: &Context, dir: Ino) -> Result<()> {
+        self.ensure_listed(context, dir)
+    }
+
     /// Lists a directory from `offset` on (0 to begin, else that of the last entry seen), about
     /// `limit` entries at a time, until `emit` returns false because it has no room for the entry.
     /// With `plus`, entries come with attributes. An entry that is there throughout a whole listing

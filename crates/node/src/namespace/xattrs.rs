@@ -1,5 +1,8 @@
 //! Extended attributes, access control lists among them.
 
+use std::fs;
+use std::sync::LazyLock;
+
 use forebay_meta::{
     Error as MetaError, FileKind, Ino, Queue, Record, Timestamp, XattrFlags, XattrState,
 };
@@ -25,11 +28,25 @@ const MOST_IMPORTS: usize = 16;
 /// Attributes that Forebay computes; nobody else sets them.
 const VIRTUAL: &[u8] = b"user.forebay.";
 
+/// The label that SELinux gives to a file.
+const LABEL: &[u8] = b"security.selinux";
+
+/// What whoever asks for an attribute is told that a file has not. `ls -l` asks for the label of each
+/// file, until it hears that there are none on this file system.
+fn absent(name: &[u8]) -> Errno {
+    static LABELS: LazyLock<bool> = LazyLock::new(|| {
+        // Not there unless SELinux was enabled when the machine started.
+        fs::read_to_string("/proc/filesystems").is_ok_and(|known| known.contains("selinuxfs"))
+    });
+    if name == LABEL && !*LABELS { Errno::OPNOTSUPP } else { Errno::NODATA }
+}
+
 impl Node {
     /// The value of an extended attribute.
     ///
     /// # Errors
-    /// `ENODATA`; `MustWait` when the attributes have to be read from the backing store.
+    /// `ENODATA`, or `EOPNOTSUPP` for a label of SELinux where none runs; `MustWait` when the attributes
+    /// have to be read from the backing store.
     pub fn get_xattr(&self, context: &Context, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_name(name)?;
         if name == stream::STATE {
@@ -39,7 +56,7 @@ impl Node {
             Err(error) => self.departed_xattrs(ino, error)?.remove(name),
             value => value?,
         };
-        value.ok_or(NodeError::Posix(Errno::NODATA))
+        value.ok_or_else(|| absent(name).into())
     }
 
     pub(super) fn known_xattr(
