@@ -198,12 +198,13 @@ impl DirBacking {
         }
     }
 
-    /// Runs a step that makes a name in an area; again if another daemon tidied the area away.
+    /// Runs a step that makes a name in an area; again if another daemon tidied the area away, or its
+    /// handle is out of date.
     pub(crate) fn in_area<T>(&self, area: Area, step: impl Fn(&Dir) -> Result<T>) -> Result<T> {
         let mut tries = 0;
         loop {
             match step(&self.area(area)?) {
-                Err(e) if e.errno() == libc::ENOENT && tries < 3 => {
+                Err(e) if matches!(e.errno(), libc::ENOENT | libc::ESTALE) && tries < 3 => {
                     self.areas.lock().0[area as usize] = None;
                     tries += 1;
                 }
