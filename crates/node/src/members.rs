@@ -96,6 +96,7 @@ pub(crate) struct Member {
 }
 
 /// What a file says.
+#[expect(clippy::large_enum_variant, reason = "few, and none is kept")]
 enum Found {
     Nothing,
     Sound(Members),
