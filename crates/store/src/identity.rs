@@ -149,7 +149,8 @@ pub fn mounts_below(dir: &Path) -> Result<Vec<PathBuf>> {
 /// If it can't be asked, it is there.
 #[must_use]
 pub fn is_mounted(dir: &Path) -> bool {
-    match fs::statx(CWD, dir, AtFlags::empty(), StatxFlags::TYPE) {
+    // What is known here will do: its server may not answer.
+    match fs::statx(CWD, dir, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE) {
         Ok(found) => {
             let known = found.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
             !known || found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
