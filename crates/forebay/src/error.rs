@@ -18,7 +18,8 @@ pub enum Exit {
     Usage = 2,
     /// The path is not on a Forebay mount, or its daemon does not answer.
     NotMounted = 3,
-    /// Not everything is in the backing store: a time limit passed, or the daemon was dead.
+    /// Not everything is in the backing store: a time limit passed, the daemon was dead, or the store
+    /// can't have it.
     NotDrained = 4,
     /// A privilege or a kernel feature is missing.
     Unsupported = 5,
@@ -37,7 +38,7 @@ impl Exit {
         (Exit::NotMounted, "not a Forebay mount, or its daemon does not answer"),
         (
             Exit::NotDrained,
-            "not everything is in the backing store: a time limit passed, or the daemon was dead",
+            "not everything is in the backing store: a time limit passed, the daemon was dead, or the store can't have it",
         ),
         (Exit::Unsupported, "a privilege or a kernel feature is missing"),
         (Exit::BadState, "the state on a tier is damaged or of an unknown format"),

@@ -236,3 +236,29 @@ fn backing_store_when_renamed_replaced_or_mounted_over_then_status_says_so() {
     site.umount();
     assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"for the old one");
 }
+
+#[test]
+fn umount_when_the_store_can_not_have_all_of_it_then_it_ends_and_its_exit_code_says_so() {
+    const NOT_DRAINED: i32 = 4;
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    // A directory can't be moved from one file system to another.
+    let below = Memory::new(&site, "backing/below", "8m");
+    site.mount(&[]);
+    fs::create_dir(site.path("mnt/below/dir")).unwrap();
+    let (code, text) = site.run(&["sync", &site.text("mnt")]);
+    assert_eq!(code, 0, "{text}");
+    fs::rename(site.path("mnt/below/dir"), site.path("mnt/moved")).unwrap();
+    let (code, text) = site.run(&["umount", &site.text("mnt")]);
+    assert_eq!(code, NOT_DRAINED, "{text}");
+    assert!(text.contains("unmounted, but"), "{text}");
+    assert!(!site.is_mounted());
+    // The next mount has it still.
+    site.mount(&[]);
+    assert!(site.path("mnt/moved").is_dir());
+    fs::rename(site.path("mnt/moved"), site.path("mnt/below/dir")).unwrap();
+    site.umount();
+    drop(below);
+}

@@ -171,3 +171,49 @@ fn store_when_it_must_be_mounted_and_is_on_the_root_file_system_then_it_is_refus
         site.run(&["mount", &site.text("backing"), &site.text("mnt"), "-o", &options]);
     assert_eq!(code, USAGE, "{text}");
 }
+
+#[test]
+fn mount_below_the_store_when_it_is_away_then_the_mount_is_refused_until_it_is_back_or_given_up() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let device = Device::new(&site);
+    fs::create_dir_all(site.path("backing/project/data")).unwrap();
+    let data = site.text("backing/project/data");
+    let attach = || device.command("mount", &["-t", "tmpfs", "none", &data]);
+    let detach = || device.command("umount", &[&data]);
+    let refused = || {
+        let (code, text) = site.mount_with(&[]);
+        assert_eq!(code, BAD_STATE, "{text}");
+        assert!(text.contains(&data) && text.contains("--accept-store"), "{text}");
+    };
+    attach();
+    site.mount(&["--writeback", "evict"]);
+    fs::write(site.path("mnt/project/data/file"), "new").unwrap();
+    umount_dirty(&site);
+    let kept = site.path("kept");
+    fs::create_dir(&kept).unwrap();
+    device.command("mount", &["--bind", &data, &site.text("kept")]);
+    detach();
+    refused();
+    assert_eq!(fs::read_dir(&data).unwrap().count(), 0, "nothing was written beside it");
+    device.command("mount", &["--bind", &site.text("kept"), &data]);
+    device.command("umount", &[&site.text("kept")]);
+    site.mount(&[]);
+    site.umount();
+    assert_eq!(fs::read(site.path("backing/project/data/file")).unwrap(), b"new");
+    // Now the tiers have nothing that belongs there.
+    detach();
+    site.mount(&["--writeback", "evict"]);
+    // Mounted while the daemon serves.
+    attach();
+    fs::write(site.path("mnt/other"), "new").unwrap();
+    umount_dirty(&site);
+    detach();
+    refused();
+    accept(&site);
+    site.mount(&[]);
+    site.umount();
+    assert_eq!(fs::read(site.path("backing/other")).unwrap(), b"new");
+}

@@ -2,16 +2,17 @@
 //! device: nothing new goes there, and what the backing store has as well is served from there. What
 //! only such a tier has stays dirty and gets errors.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use forebay_store::StoreError;
+use forebay_store::{BackingFile, ErrorClass, StoreError};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 
 use crate::error::{NodeError, Result};
 use crate::files::File;
 use crate::node::Node;
+use crate::place::Base;
 
 /// How often a tier is tried.
 const TRY_EVERY: Duration = Duration::from_secs(1);
@@ -80,7 +81,26 @@ impl Node {
 
     /// After an error: whether what caused it was gone around, so that it may be tried again.
     pub(crate) fn may_try_again(&self, file: &File, error: &NodeError) -> bool {
-        self.leaves_failed_tier(file, error) || self.takes_newer_version(file, error)
+        self.leaves_failed_tier(file, error)
+            || self.takes_newer_version(file, error)
+            || error.class() == Some(ErrorClass::Stale) && self.drops_stale_base(file)
+    }
+
+    /// Closes what is open of the version beneath a file if its handle is out of date, as after a
+    /// restart of a server; says whether it was. The next use opens it anew, and sees whether it is
+    /// still that version.
+    pub(crate) fn drops_stale_base(&self, file: &File) -> bool {
+        let residence = file.residence.read();
+        let Base::Backing(opened) = &residence.base else { return false };
+        let mut opened = opened.lock();
+        let is_stale = |base: &Arc<dyn BackingFile>| {
+            base.stat().is_err_and(|error| error.class() == ErrorClass::Stale)
+        };
+        let stale = opened.as_ref().is_some_and(is_stale);
+        if stale {
+            *opened = None;
+        }
+        stale
     }
 
     /// After an error: whether a file had a clean copy on a tier that has failed, and is now served

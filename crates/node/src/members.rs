@@ -6,6 +6,7 @@
 //! Nothing of that matters once all is written back, which every copy says of the last end.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
@@ -61,6 +62,9 @@ pub(crate) struct Members {
     /// Which directory the backing store is, whatever its path.
     #[prost(message, optional, tag = "7")]
     pub(crate) store: Option<Store>,
+    /// Where other file systems are mounted below its root, as paths from there.
+    #[prost(bytes = "vec", repeated, tag = "8")]
+    pub(crate) mounts: Vec<Vec<u8>>,
 }
 
 /// What tells a backing store from another.
@@ -92,6 +96,7 @@ pub(crate) struct Member {
 }
 
 /// What a file says.
+#[expect(clippy::large_enum_variant, reason = "few, and none is kept")]
 enum Found {
     Nothing,
     Sound(Members),
@@ -290,6 +295,7 @@ pub(crate) fn check(config: &NodeConfig) -> Result<Expected> {
     }
     let store = DirBacking::open(&config.backing, READER)?.identity()?;
     check_store(config, &mine, &store)?;
+    check_mounts(config, &mine)?;
     Ok(Expected { namespace: home, drained, in_state, store, markable: None })
 }
 
@@ -325,6 +331,41 @@ fn check_store(config: &NodeConfig, mine: &[Members], found: &StoreIdentity) -> 
     )))
 }
 
+/// Checks that what was mounted below the backing store's root still is, if the tiers may have files
+/// that belong there: they would be written to the place where it is not mounted, and be hidden by it
+/// when it is.
+fn check_mounts(config: &NodeConfig, mine: &[Members]) -> Result<()> {
+    let path = absolute(&config.backing);
+    let mut noted = mine
+        .iter()
+        .filter(|members| !members.drained && members.backing == path.as_os_str().as_bytes())
+        .flat_map(|members| &members.mounts)
+        .map(|below| path.join(OsStr::from_bytes(below)));
+    let Some(missing) = noted.find(|point| !forebay_store::identity::is_mounted(point)) else {
+        return Ok(());
+    };
+    let (missing, backing) = (missing.display(), config.backing.display());
+    let state = match &config.state_dir {
+        Some(dir) => format!("--state-dir {} ", dir.display()),
+        None => String::new(),
+    };
+    Err(NodeError::BadState(format!(
+        "{missing}, below the backing store, had a file system of its own, which is not mounted there; \
+         the tiers may hold files that belong to it: mount it. If it is to be without: \
+         `forebay fsck --accept-store --backing {backing} {state}{}`",
+        tier_names(config),
+    )))
+}
+
+/// The mounts below a backing store's root, as they are noted.
+fn mounts_of(backing: &Path) -> Vec<Vec<u8>> {
+    let found = forebay_store::identity::mounts_below(backing).unwrap_or_else(|error| {
+        tracing::warn!(%error, "can't say what is mounted below the backing store");
+        Vec::new()
+    });
+    found.into_iter().map(|below| below.into_os_string().into_vec()).collect()
+}
+
 /// Has the tiers of a mount belong to what is now in a directory, which may have been moved or
 /// restored there. By how many copies of the list of tiers.
 ///
@@ -337,6 +378,7 @@ pub(crate) fn accept_store(backing: &Path, state: &Path, tiers: &[&Path]) -> Res
         if let Found::Sound(mut members) = Members::read(dir)? {
             members.backing = absolute(backing).as_os_str().as_bytes().to_vec();
             members.store = Some(Store::from(&found));
+            members.mounts = mounts_of(backing);
             members.write(dir)?;
             accepted += 1;
         }
@@ -495,6 +537,7 @@ pub(crate) fn leave_note(backing: &DirBacking, config: &NodeConfig, tiers: &[&dy
         tiers: tiers.iter().map(|tier| Member::of(*tier)).collect(),
         host: this_host(),
         store: None,
+        mounts: Vec::new(),
     };
     match backing.note_mount(&members.encode_file()) {
         Ok(before) => !before,
@@ -543,13 +586,21 @@ pub(crate) fn note(
     tiers: &[&dyn Tier],
     drained: bool,
 ) -> Result<()> {
-    let store = match store {
-        Some(store) => Some(Store::from(store)),
+    let known = match Members::read(state)? {
+        Found::Sound(known) => Some(known),
+        Found::Nothing | Found::Damaged => None,
+    };
+    let (store, mounts) = match (store, known) {
+        (Some(store), known) => {
+            let mut mounts = mounts_of(backing);
+            // One that went meanwhile may still lack something.
+            mounts.extend(known.filter(|known| !known.drained).into_iter().flat_map(|k| k.mounts));
+            mounts.sort();
+            mounts.dedup();
+            (Some(Store::from(store)), mounts)
+        }
         // Whoever does not look at it leaves what is known of it.
-        None => match Members::read(state)? {
-            Found::Sound(known) => known.store,
-            _ => None,
-        },
+        (None, known) => known.map_or((None, Vec::new()), |known| (known.store, known.mounts)),
     };
     let namespace = cluster::identity_of(meta)?;
     // Or a crash could leave tiers of a namespace that does not know its own name.
@@ -562,6 +613,7 @@ pub(crate) fn note(
         tiers: tiers.iter().map(|tier| Member::of(*tier)).collect(),
         host: String::new(),
         store,
+        mounts,
     };
     let places: Vec<&Path> =
         std::iter::once(state).chain(tiers.iter().map(|tier| tier.path())).collect();
@@ -665,6 +717,16 @@ impl Node {
         let store = Some(&self.store);
         note(&self.meta, (&self.state_dir, &self.config.backing, store), &tiers, drained)
     }
+
+    /// Notes what was mounted below the backing store's root since the last look.
+    pub(crate) fn note_new_mounts(&self) -> Result<()> {
+        let now = mounts_of(&self.config.backing);
+        let new = match Members::read(&self.state_dir)? {
+            Found::Sound(known) => now.iter().any(|below| !known.mounts.contains(below)),
+            Found::Nothing | Found::Damaged => false,
+        };
+        if new { self.note_members(false) } else { Ok(()) }
+    }
 }
 
 #[cfg(test)]
@@ -682,6 +744,7 @@ mod tests {
             tiers: vec![tier("1"), tier("2")],
             host: String::new(),
             store: Some(Store { mark: "m".into(), ..Store::default() }),
+            mounts: vec![b"sub".to_vec()],
         }
     }
 

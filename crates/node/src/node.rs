@@ -389,7 +389,7 @@ impl Node {
     }
 
     /// Whether the tiers are this node's still.
-    fn has_tiers(&self) -> bool {
+    pub(crate) fn has_tiers(&self) -> bool {
         self.tiers.iter().all(|slot| slot.lock.lock().is_some())
     }
 

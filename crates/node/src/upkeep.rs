@@ -88,6 +88,7 @@ impl Node {
         drop(last);
         let begun = self.later(|node| {
             node.look_after_backing_place();
+            node.look_after_mounts_below();
             node.remove_strays();
             node.settle_unsettled();
             node.give_memory_back();
@@ -176,6 +177,15 @@ impl Node {
     /// wanted.
     pub fn cached_records(&self) -> usize {
         self.meta.cached()
+    }
+
+    /// What is mounted below the backing store's root has to be there at the next start as well.
+    fn look_after_mounts_below(&self) {
+        if self.has_tiers()
+            && let Err(error) = self.note_new_mounts()
+        {
+            tracing::debug!(%error, "can't note what is mounted below the backing store");
+        }
     }
 
     fn look_after_backing_place(&self) {

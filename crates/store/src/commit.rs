@@ -194,11 +194,31 @@ impl DirBacking {
     ) -> Result<Attempt> {
         fail_at!("store.commit.after_exchange", &self.path);
         let place = &temporary.place;
-        let looked = answer_at!("store.commit.answer_of_stat", self.stat_errno(place));
-        let displaced = looked.map_err(|e| {
-            self.leave_swapped(place, &place.name);
-            self.err("look at what was replaced by", dir, name, e)
-        })?;
+        let look = || {
+            let looked = answer_at!("store.commit.answer_of_stat", self.stat_errno(place));
+            looked.map_err(|e| {
+                self.leave_swapped(place, &place.name);
+                self.err("look at what was replaced by", dir, name, e)
+            })
+        };
+        let is_own = |found: &Attributes| (found.dev, found.ino) == (own.dev, own.ino);
+        let mut displaced = look()?;
+        // The system itself repeats what was answered with ESTALE, and an exchange that is carried out
+        // twice is none: success says no more than an error does.
+        let mut tries = 0;
+        while is_own(&displaced) && tries < SWAP_BACK_TRIES {
+            let flags = RenameFlags::EXCHANGE;
+            let again = fs::renameat_with(&place.dir, &place.name, dir, name, flags);
+            fail_at!("store.commit.after_exchange", &self.path);
+            tracing::debug!(?again, name = %name.display(), "an exchange was undone; made again");
+            displaced = look()?;
+            tries += 1;
+        }
+        if is_own(&displaced) {
+            temporary.place.published = false;
+            self.rename_place(temporary, quiet_name)?;
+            return Err(self.err("publish", dir, name, Errno::AGAIN));
+        }
         if is_same(&displaced, expected) {
             fail_at!("store.commit.before_unlink", &self.path);
             let removed = answer_at!(
@@ -227,20 +247,21 @@ impl DirBacking {
                 return Ok(Attempt::Conflict(Some(displaced)));
             }
             if let Err(e) = swapped {
-                return Err(self.swap_lost(dir, name, e));
+                return Err(self.swap_lost(place, dir, name, e));
             }
             // Someone renamed a newer file over ours before it was back: that one belongs there.
         }
-        Err(self.swap_lost(dir, name, Errno::AGAIN))
+        Err(self.swap_lost(&temporary.place, dir, name, Errno::AGAIN))
     }
 
     fn stat_errno(&self, place: &Place) -> rustix::io::Result<Attributes> {
         fs::statat(&place.dir, &place.name, AtFlags::SYMLINK_NOFOLLOW).map(Attributes::from)
     }
 
-    /// Gives up with a foreign file in hand: it stays where the clean-up of the next start finds it
-    /// and moves it to limbo.
-    fn swap_lost(&self, dir: &Dir, name: &OsStr, e: Errno) -> StoreError {
+    /// Gives up with a foreign file in hand: it stays where the next clean-up finds it and moves it to
+    /// limbo, unless it is a version of ours after all.
+    fn swap_lost(&self, place: &Place, dir: &Dir, name: &OsStr, e: Errno) -> StoreError {
+        self.leave_swapped(place, &place.name);
         self.err("put back a file that was changed while it was being replaced:", dir, name, e)
     }
 

@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{self, AtFlags, CWD, StatxFlags};
+use rustix::fs::{self, AtFlags, CWD, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
 
 use crate::{Result, StoreError};
 
@@ -113,6 +114,49 @@ pub fn mount_at(path: &Path) -> Result<(String, PathBuf)> {
         Some((source.split(' ').next()?.to_owned(), unescape(mount.split(' ').nth(4)?)))
     });
     found.ok_or(StoreError::Damaged { path: MOUNTS.into(), what: "mount table" })
+}
+
+/// Mounts below a directory that are looked at.
+const MOST_MOUNTS: usize = 1000;
+/// Mounts below a directory that say nothing of what belongs there: triggers, and our own.
+const NO_STORES: [&str; 2] = ["autofs", "fuse.forebay"];
+
+/// The directories below a directory on which other file systems are mounted, as paths from there.
+pub fn mounts_below(dir: &Path) -> Result<Vec<PathBuf>> {
+    const MOUNTS: &str = "/proc/self/mountinfo";
+    let dir = resolved(dir)?;
+    let text = std::fs::read(MOUNTS).map_err(|e| StoreError::io("read", MOUNTS, e))?;
+    let text = String::from_utf8_lossy(&text);
+    let mut found: Vec<PathBuf> = text
+        .lines()
+        .filter_map(|line| {
+            let (mount, source) = line.split_once(" - ")?;
+            if NO_STORES.contains(&source.split(' ').next()?) {
+                return None;
+            }
+            let point = unescape(mount.split(' ').nth(4)?);
+            let below = point.strip_prefix(&dir).ok()?;
+            (!below.as_os_str().is_empty() && is_mounted(&point)).then(|| below.to_owned())
+        })
+        .take(MOST_MOUNTS)
+        .collect();
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+/// Whether a file system is mounted on a directory; one that mounts itself when it is asked for is.
+/// If it can't be asked, it is there.
+#[must_use]
+pub fn is_mounted(dir: &Path) -> bool {
+    // What is known here will do: its server may not answer.
+    match fs::statx(CWD, dir, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE) {
+        Ok(found) => {
+            let known = found.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
+            !known || found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
+        }
+        Err(e) => !matches!(e, Errno::NOENT | Errno::NOTDIR),
+    }
 }
 
 /// Undoes the octal escapes of blanks and backslashes in mountinfo (proc(5)).

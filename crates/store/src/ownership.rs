@@ -36,9 +36,31 @@ fn this_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// A path by which something can be changed through a handle that only names it.
+fn by_handle(handle: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", handle.as_fd().as_raw_fd())
+}
+
 fn set_mode(handle: impl AsFd, mode: Mode) -> rustix::io::Result<()> {
-    // By way of /proc: the handle may be one that only names the directory.
-    fs::chmod(format!("/proc/self/fd/{}", handle.as_fd().as_raw_fd()), mode)
+    fs::chmod(by_handle(handle), mode)
+}
+
+/// The access lists that something new has from the directory in which it was made.
+const INHERITED: [&str; 2] = ["system.posix_acl_default", "system.posix_acl_access"];
+
+/// Takes the access lists away that a directory, or a file in it, has got from the one above: they
+/// would go on to what is published from there, and give its bytes to whom they name.
+pub(crate) fn shed_access_lists(handle: impl AsFd) -> rustix::io::Result<()> {
+    let path = by_handle(handle);
+    for list in INHERITED {
+        // Most file systems say that there is none, or that they have no lists, each in its way.
+        if let Err(e) = fs::removexattr(&path, list)
+            && fs::getxattr(&path, list, &mut [0_u8; 0]).is_ok()
+        {
+            return Err(e);
+        }
+    }
+    Ok(())
 }
 
 impl DirBacking {
@@ -56,9 +78,11 @@ impl DirBacking {
                 return Ok(());
             }
         };
+        // An older daemon may have left them.
+        self.shed_lists(&private)?;
         Area::ALL.iter().try_for_each(|area| match self.open_area(&private, area.name()) {
             Err(e) if e.errno() == libc::ENOENT => Ok(()),
-            other => other.map(drop),
+            other => self.shed_lists(&other?),
         })
     }
 
@@ -81,11 +105,24 @@ impl DirBacking {
 
     /// Makes a directory of the private area if need be, and opens it.
     pub(crate) fn make_area(&self, parent: &Dir, name: &str) -> Result<Dir> {
-        match fs::mkdirat(parent, name, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
+        let made = match fs::mkdirat(parent, name, Mode::RWXU) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
             Err(e) => return Err(self.err("make directory", parent, name.as_ref(), e)),
+        };
+        let area = self.open_area(parent, name)?;
+        if made {
+            self.shed_lists(&area)?;
         }
-        self.open_area(parent, name)
+        Ok(area)
+    }
+
+    fn shed_lists(&self, area: &Dir) -> Result<()> {
+        match shed_access_lists(area) {
+            // Nothing is made there then, either.
+            Ok(()) | Err(Errno::ROFS) => Ok(()),
+            Err(e) => Err(self.err("take inherited access lists from", area, "".as_ref(), e)),
+        }
     }
 
     /// Opens a directory of the private area, which must be this user's alone: what is written back

@@ -31,6 +31,7 @@ use crate::dir_tier::random;
 use crate::failpoints::fail_at;
 use crate::incarnation::is_kept;
 use crate::local::{LocalFile, retry};
+use crate::ownership::shed_access_lists;
 use crate::presence::{MapFile, Presence};
 use crate::{Attributes, FileKind, Fingerprint, Result, StoreError, Timestamp};
 
@@ -197,12 +198,13 @@ impl DirBacking {
         }
     }
 
-    /// Runs a step that makes a name in an area; again if another daemon tidied the area away.
+    /// Runs a step that makes a name in an area; again if another daemon tidied the area away, or its
+    /// handle is out of date.
     pub(crate) fn in_area<T>(&self, area: Area, step: impl Fn(&Dir) -> Result<T>) -> Result<T> {
         let mut tries = 0;
         loop {
             match step(&self.area(area)?) {
-                Err(e) if e.errno() == libc::ENOENT && tries < 3 => {
+                Err(e) if matches!(e.errno(), libc::ENOENT | libc::ESTALE) && tries < 3 => {
                     self.areas.lock().0[area as usize] = None;
                     tries += 1;
                 }
@@ -228,13 +230,18 @@ impl DirBacking {
         let random = u64::from_le_bytes(random()?);
         let name = OsString::from(format!("{prefix}{}.{ino:x}.{random:x}", self.owner));
         let flags = OFlags::CREATE | OFlags::EXCL;
-        let file = self.open_private(dir, &name, flags).inspect_err(|e| {
+        let fd = self.open_private_fd(dir, &name, flags).inspect_err(|e| {
             if e.errno() != libc::ENOENT {
                 // It may have been made all the same.
                 self.strays.add(dir, name.clone());
             }
         })?;
+        // What is published has the access lists that are set, not those of where it was made.
+        let shed = if beside { shed_access_lists(&fd) } else { Ok(()) };
+        let file = LocalFile::with_births(fd, self.describe(dir, &name), self.births);
+        let file = Arc::new(DirFile(file));
         let place = self.place(dir, name, ino, Stands { spill: false, beside });
+        shed.map_err(|e| self.err("take access lists from", dir, &place.name, e))?;
         Ok(Temporary { file, place, sealed: false })
     }
 

@@ -74,6 +74,64 @@ fn private_area_when_another_user_owns_it_or_can_write_in_it_then_it_is_not_used
     is_refused(&store(), &private);
 }
 
+/// Has a directory hand an access list on to what is made in it, by which another user may do all
+/// that the mode grants to the group. Whether its file system has such lists.
+fn hands_on_a_list(dir: &Path) -> bool {
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    // Its owner, a user, its group, the mask, everybody else (posix_acl_xattr.h).
+    for (tag, id) in
+        [(1_u16, u32::MAX), (2, OTHER), (4, u32::MAX), (0x10, u32::MAX), (0x20, u32::MAX)]
+    {
+        list.extend(tag.to_le_bytes());
+        list.extend(7_u16.to_le_bytes());
+        list.extend(id.to_le_bytes());
+    }
+    let flags = rustix::fs::XattrFlags::empty();
+    let set = rustix::fs::setxattr(dir, "system.posix_acl_default", &list, flags);
+    if let Err(error) = set {
+        eprintln!("skipped: no access lists here: {error}");
+    }
+    set.is_ok()
+}
+
+fn has_list(path: &Path) -> bool {
+    let lists = ["system.posix_acl_access", "system.posix_acl_default"];
+    lists.iter().any(|list| rustix::fs::lgetxattr(path, *list, &mut [0; 256]).is_ok())
+}
+
+#[test]
+fn root_that_hands_access_lists_on_when_files_are_published_then_they_have_none_of_them() {
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let quiet = dir.path().join("quiet");
+    std::fs::create_dir(&quiet).unwrap();
+    if !hands_on_a_list(dir.path()) {
+        return;
+    }
+    // As an older daemon has made it.
+    std::fs::create_dir_all(dir.path().join(".forebay/tmp")).unwrap();
+    for made in [".forebay", ".forebay/tmp"] {
+        set_mode(&dir.path().join(made), 0o700);
+    }
+    assert!(has_list(&dir.path().join(".forebay/tmp")));
+    let store = DirBacking::open(dir.path(), "n").unwrap();
+    store.claim_private_area().unwrap();
+    let root = store.root();
+    let below = store.open_dir(&root, OsStr::new("quiet")).unwrap();
+    let publish = |mut made: forebay_store::Temporary, name: &str| {
+        let set = forebay_store::backing::SetAttributes { mode: Some(0o664), ..Default::default() };
+        made.file().set_attributes(&set).unwrap();
+        store.commit(&mut made, &below, OsStr::new(name), Expect::Absent).unwrap();
+        assert!(!has_list(&quiet.join(name)), "{name} has the list of another directory");
+        assert_eq!(mode(&quiet.join(name)), 0o664);
+    };
+    publish(store.temporary(1).unwrap(), "temporary");
+    publish(store.spill(2).unwrap(), "spilled");
+    publish(store.temporary_beside(3, &root).unwrap(), "beside");
+    for area in ["", "tmp", "spill"] {
+        assert!(!has_list(&dir.path().join(".forebay").join(area)), "{area} hands it on");
+    }
+}
+
 #[test]
 fn private_area_when_nothing_is_left_in_it_then_it_stays_so_that_nobody_else_makes_it() {
     let dir = tempfile::tempdir_in("/tmp").unwrap();

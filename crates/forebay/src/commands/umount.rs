@@ -73,6 +73,7 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
     // Taken first: a process id must not be looked up after its process may have ended.
     let daemon = Pid::from_raw(client.pid())
         .map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()));
+    let mut lacking = None;
     if !args.no_drain {
         let outcome = drain(&mut client, args)?;
         let left = outcome.remaining_files > 0 || outcome.remaining_backlog > 0;
@@ -92,9 +93,9 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
             )));
         }
         if left && refused {
-            // The next mount has it, and tries again.
-            warn(&format!(
-                "the backing store can't have all of it as it is; what it lacks stays on the tiers for the next mount with the same tiers (`forebay status` says why)\n{}",
+            // The next mount has it, and tries again. Whoever removes the tiers now has to know.
+            lacking = Some(format!(
+                "unmounted, but the backing store can't have all of it as it is; what it lacks stays on the tiers for the next mount with the same tiers\n{}",
                 render::remaining(&outcome).trim_end()
             ));
         } else if left {
@@ -115,10 +116,10 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
         Err(Error::NoDaemon { .. }) | Ok(()) => {}
         Err(error) => return Err(error),
     }
-    match daemon {
-        Some(Ok(daemon)) => wait_for_end(&daemon, device.as_deref(), end_limit(began, args)),
-        _ => Ok(()),
+    if let Some(Ok(daemon)) = daemon {
+        wait_for_end(&daemon, device.as_deref(), end_limit(began, args))?;
     }
+    lacking.map_or(Ok(()), |lacking| Err(Error::NotDrained(lacking)))
 }
 
 /// Some of the processes in whose mount namespaces the file system of a mount still is that is not in

@@ -1,7 +1,7 @@
 //! Handles on directories of the backing store, and telling our own changes of a directory from
 //! those of others.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
@@ -193,7 +193,15 @@ impl Node {
                 place => place?,
             };
             sought = Sought::Absent;
-            match self.backing.open_dir(&parent, OsStr::from_bytes(&name)) {
+            let mut opened = self.backing.open_dir(&parent, OsStr::from_bytes(&name));
+            if opened.as_ref().is_err_and(|error| error.class() == ErrorClass::Stale)
+                && self.handle_is_dead(link.parent)
+            {
+                // The directory above may still be there, and only the handle be of no use any more.
+                let (parent, name) = self.place_of(record, link, depth - 1)?;
+                opened = self.backing.open_dir(&parent, OsStr::from_bytes(&name));
+            }
+            match opened {
                 Ok(handle) => {
                     // Of a removed one another may have the name: its removal may not be reported.
                     let sure = record.backing.links.len() == 1 && !record.links.is_empty();
@@ -387,6 +395,16 @@ impl Node {
             }
             done => done,
         }
+    }
+
+    /// Drops the handles on the way to an inode, and its own, that are stale; says whether one was.
+    pub(crate) fn drops_stale_handles(&self, record: &Record) -> bool {
+        if !record.is_directory() && self.drops_stale_base(&self.files.get(record.ino)) {
+            return true;
+        }
+        let links = record.links.iter().chain(record.backing.links.iter());
+        let dirs: BTreeSet<Ino> = links.map(|link| link.parent).chain([record.ino]).collect();
+        dirs.into_iter().filter(|dir| self.handle_is_dead(*dir)).count() > 0
     }
 
     /// Drops the handle of a directory that was removed or is stale; says whether it was.

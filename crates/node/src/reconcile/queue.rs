@@ -408,8 +408,11 @@ impl Node {
         if now.is_none_or(|now| now.links != record.links) {
             return Ok(true);
         }
-        if error.class() != Some(ErrorClass::NotFound) {
-            return Ok(false);
+        match error.class() {
+            // The directory may still be there under its name.
+            Some(ErrorClass::Stale) => return Ok(self.drops_stale_handles(record)),
+            Some(ErrorClass::NotFound) => {}
+            _ => return Ok(false),
         }
         let mut gone = 0;
         let parents: BTreeSet<Ino> = record.links.iter().map(|link| link.parent).collect();

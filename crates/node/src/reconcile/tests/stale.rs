@@ -1,6 +1,8 @@
 //! A directory that is there is never taken for gone, whoever moves it, or makes another of its
 //! name, at the worst moment of a comparison with the backing store.
 
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
 use super::*;
 
 type Deed = Box<dyn FnOnce() + Send>;
@@ -418,4 +420,55 @@ fn directory_that_others_replaced_when_it_is_kept_beside_theirs_then_shows_nothi
     let shown = bench.node.meta.entries(dir, 0, 10).expect("entries");
     let shown: Vec<&[u8]> = shown.iter().map(|entry| &*entry.name).collect();
     assert_eq!(shown, [&b"new"[..]]);
+}
+
+/// A store that says of a name that the handle of its directory is stale, until that is opened anew.
+struct Stale {
+    dir: &'static str,
+    name: &'static str,
+    /// Said so often.
+    said: AtomicUsize,
+    is: AtomicBool,
+}
+
+impl Interceptor for Stale {
+    fn before(&self, _: Operation, _: u64) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn before_at(&self, operation: Operation, _: u64, label: &Path) -> Verdict {
+        if operation == Operation::Open && label == Path::new(self.dir) {
+            self.is.store(false, Ordering::Relaxed);
+        }
+        // The handle itself is asked for as a name that is empty.
+        let by_handle = label == Path::new(self.name) || label.as_os_str().is_empty();
+        if !by_handle || !self.is.load(Ordering::Relaxed) {
+            return Verdict::Pass;
+        }
+        self.said.fetch_add(1, Ordering::Relaxed);
+        Verdict::Fail(libc::ESTALE)
+    }
+}
+
+#[test]
+fn directory_whose_handle_is_stale_when_drained_then_opened_anew_by_its_name() {
+    // The directory of the file, and the one above it.
+    for dir in ["dir", "above"] {
+        let name = if dir == "dir" { "file" } else { "dir" };
+        let (said, is) = (AtomicUsize::default(), AtomicBool::default());
+        let stale = Arc::new(Stale { dir, name, said, is });
+        let bench = Bench::with(stale.clone(), |_| {});
+        bench.mkdir("above");
+        let inner = bench.mkdir("above/dir");
+        bench.write("above/dir/file", b"old");
+        bench.drained();
+        if dir == "above" {
+            bench.node.drop_handle(inner);
+        }
+        bench.write("above/dir/file", b"newer");
+        stale.is.store(true, Ordering::Relaxed);
+        bench.drained();
+        assert!(stale.said.load(Ordering::Relaxed) > 0, "{dir}: nobody used the handle");
+        assert_eq!(bench.read("above/dir/file"), b"newer", "{dir}");
+    }
 }
