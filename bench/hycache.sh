@@ -2,7 +2,7 @@
 # HyCache's section 7 on real mounts, with fio in place of IOzone: the bare slow disk, the fast device itself and Forebay
 # over both, in turns in one run.
 #
-#   bench/hycache.sh [table2|blocks|procs|ram|copy|sort|tpch]...     all if not said
+#   bench/hycache.sh [table2|blocks|procs|ram|copy|sort|tpch|swap]...     all if not said
 #
 #   table2  random writes of 4 KiB a second, O_DIRECT, by 1 and by 12 processes                          (about 4 minutes)
 #   blocks  figures 12 and 13: one process, blocks of 4 KiB to 16 MiB, beside a plain FUSE file system (about 5 minutes)
@@ -11,6 +11,8 @@
 #   copy    table 3: a file of 1 GB copied to the RAM disk, as it was from HDFS                          (about 3 minutes)
 #   sort    table 3: GNU sort of lineitem with its temporary directory there, as Hadoop's sort had       (about 6 minutes)
 #   tpch    figure 17: MariaDB (MyISAM) loads lineitem of TPC-H and runs query 1                         (about 9 minutes)
+#   swap    HyCache+ figures 5, 6 and 8: 1, 2 and 4 mounts, each with a disk of its own of 20 MB/s and a cache of
+#           256 MiB in memory: writing to the disks, within the caches, and with the caches full          (about 4 minutes)
 #
 # What is what:
 #   disk       ext4 on a device throttled to 100 MB/s and 200 operations a second (bench/slowdisk.sh)
@@ -24,7 +26,8 @@
 # Reads are of files that are there (resident in Forebay) and cold: the page cache is dropped before each, but for ram.
 # Writes make new files, or write files that are there again in place (IOzone's rewrite), and end with fsync. Needs root.
 #
-# Environment: ROUNDS (5; 3 for sort and tpch), SCALE of TPC-H (1: 6,000,000 rows, 0.7 GB of text), SSD_MB, WORK_DIR (a new directory in /dev/shm), SKIP_BUILD, FOREBAY and FOREBAY_BENCH as in the
+# Environment: ROUNDS (5; 3 for sort and tpch), SCALE of TPC-H (1: 6,000,000 rows, 0.7 GB of text), SORT_MB of memory for
+# sort and Forebay together with their page cache (512), SSD_MB, WORK_DIR (a new directory in /dev/shm), SKIP_BUILD, FOREBAY and FOREBAY_BENCH as in the
 # other scripts. Results: bench/results/hycache-*.csv, .json and .svg.
 set -euo pipefail
 source "$(dirname "$0")/lib.sh"
@@ -32,11 +35,12 @@ source "$(dirname "$0")/lib.sh"
 FEWER=${ROUNDS:-3}
 ROUNDS=${ROUNDS:-5}
 SCALE=${SCALE:-1}
+SORT_MB=${SORT_MB:-512}
 SSD_BPS=$((${SSD_MB:-676} * 1000000))
 DIR=${WORK_DIR:-$(mktemp -d /dev/shm/forebay-hycache.XXXXXX)}
 RESULTS=${RESULTS:-$ROOT/bench/results}
 SLOWDISK=$ROOT/bench/slowdisk.sh
-[ $# -gt 0 ] || set -- table2 blocks procs ram copy sort tpch
+[ $# -gt 0 ] || set -- table2 blocks procs ram copy sort tpch swap
 declare -A PLACE
 
 MOUNTS=("$DIR/forebay" "$DIR/forebay-ram" "$DIR/fuse-disk" "$DIR/fuse-ram")
@@ -170,10 +174,10 @@ lineitem() {
     }' >"$1"
 }
 
-# What runs in the group has 512 MB of memory with its page cache: less than it works on, as in the paper.
+# What runs in the group has SORT_MB of memory with its page cache: less than it works on, as in the paper.
 enter_group() {
     mkdir -p "$GROUP"
-    echo 512M >"$GROUP/memory.limit_in_bytes"
+    echo "${SORT_MB}M" >"$GROUP/memory.limit_in_bytes"
     echo "$1" >"$GROUP/cgroup.procs"
 }
 leave_group() {
@@ -358,7 +362,7 @@ part_sort() {
         for subject in disk forebay ssd; do
             say "round $round: sort on $subject"
             cold "$subject"
-            add sort "table 3: sort, 512 MB of memory" "$subject" s "$(seconds sort_lines "$(at "$subject" sort)")"
+            add sort "table 3: sort, $SORT_MB MB of memory" "$subject" s "$(seconds sort_lines "$(at "$subject" sort)")"
             same "$DIR/sum" "$subject"
         done
     done
@@ -392,6 +396,52 @@ part_tpch() {
     done
     finish tpch "HyCache figure 17: TPC-H on MariaDB (MyISAM)"
     for subject in disk forebay ssd; do rm -rf "${PLACE[$subject]}/sql"; done
+}
+
+# The directories of so many nodes for one kind of files, as fio wants them: of_nodes COUNT PREFIX NAME
+of_nodes() {
+    local node list=
+    for node in $(seq "$1"); do
+        mkdir -p "$DIR/$2$node/$3"
+        list+=:$DIR/$2$node/$3
+    done
+    echo "${list#:}"
+}
+
+# Each node writes a file: nodes_write COUNT PREFIX NAME SIZE [FIO OPTION]...
+nodes_write() {
+    local where
+    where=$(of_nodes "$1" "$2" "$3")
+    fio_rate write --directory="$where" --rw=write --numjobs="$1" --bs=1m --size="$4" --end_fsync=1 "${@:5}"
+}
+
+part_swap() {
+    local round nodes node test
+    begin swap
+    for node in 1 2 3 4; do
+        DISKS+=("$DIR/disk-of-$node")
+        MOUNTS+=("$DIR/node$node")
+        SLOW_SPARSE=1 SLOW_BPS=20000000 "$SLOWDISK" up "$DIR/disk-of-$node" 2048 >/dev/null
+        mkdir -p "$DIR/node$node" "$DIR/disk-of-$node/mnt"/{bare,cached}
+        ln -s "disk-of-$node/mnt/bare" "$DIR/bare$node"
+        timeout 60 "$FOREBAY" mount "$DIR/disk-of-$node/mnt/cached" "$DIR/node$node" --tier "$DIR/tier-of-$node=256M"
+    done
+    for round in $(seq 0 $((ROUNDS - 1))); do
+        for nodes in 1 2 4; do
+            test="HyCache+ fig. 5, 6, 8: nodes x$nodes"
+            say "round $round: $nodes nodes"
+            add swap "$test" disk MB/s "$(nodes_write "$nodes" bare disk 64m)"
+            add swap "$test" cached MB/s "$(nodes_write "$nodes" node cached 128m --loops=4)"
+            # What is dirty fills the caches now, so that there is only as much room as the disks take.
+            nodes_write "$nodes" node cached 256m >/dev/null
+            add swap "$test" swapping MB/s "$(nodes_write "$nodes" node swap 96m)"
+            rm -rf "$DIR"/node?/{cached,swap} "$DIR"/bare?/disk
+        done
+    done
+    finish swap "HyCache+ figures 5, 6 and 8: nodes with a disk and a cache each"
+    for node in 1 2 3 4; do
+        timeout 300 "$FOREBAY" umount "$DIR/node$node" || say "$DIR/node$node did not end in order"
+    done
 }
 
 for part in "$@"; do

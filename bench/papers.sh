@@ -100,7 +100,7 @@ if [[ $what != small ]]; then
     show skew.svg sim schedule --figure skew
     show migrate sim migrate
     show migrate-rounds sim migrate --figure rounds
-    show migrate-nodes.svg sim migrate --figure nodes
+    show migrate-nodes.svg sim migrate --figure nodes --nodes 2,4,8,16
 fi
 [[ $what != real ]] || measured table2 blocks procs ram copy sort tpch
 rm -f "$out/.started"
