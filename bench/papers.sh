@@ -102,7 +102,7 @@ if [[ $what != small ]]; then
     show migrate-rounds sim migrate --figure rounds
     show migrate-nodes.svg sim migrate --figure nodes --nodes 2,4,8,16
 fi
-[[ $what != real ]] || measured table2 blocks procs ram copy sort tpch
+[[ $what != real ]] || measured table2 blocks procs ram copy sort tpch swap
 rm -f "$out/.started"
 echo "$page"
 exit "$failed"
