@@ -32,8 +32,8 @@ bench: build ## Measure against peers and with real programs (root, long)
 	SKIP_BUILD=1 bench/peers.sh meta hit newfile
 	SKIP_BUILD=1 bench/programs.sh
 
-papers: build ## Run what the papers claim again, as far as models show it (minutes)
-	bench/papers.sh
+papers: build ## Run what the papers claim again: models (minutes); with REAL=1 real mounts too (root, 45 minutes)
+	bench/papers.sh $(if $(REAL),real)
 
 check: ## Formatting, lints and rules, as CI wants them
 	$(CARGO) fmt --all --check

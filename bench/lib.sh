@@ -65,6 +65,8 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 TARGET=${CARGO_TARGET_DIR:-$ROOT/target}
 FOREBAY=${FOREBAY:-$TARGET/release/forebay}
 BENCH=${FOREBAY_BENCH:-$TARGET/release/forebay-bench}
+# It is said to this script, and the program knows no such setting.
+export -n FOREBAY_BENCH
 
 build() {
     [ -n "${SKIP_BUILD:-}" ] || (cd "$ROOT" && cargo build --release -p forebay -p forebay-bench)

@@ -7,6 +7,8 @@
 //! back (1 if not): LRU misses everything as soon as W > C, and the ratio of the times is
 //! a / ((1 - K/W) + K/(W r)). It reaches 29 only where W is a few per cent above C.
 
+mod volume;
+
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -28,9 +30,21 @@ const CLAIM: f64 = 29.0;
 /// Compared with LRU: the paper's policy, and Forebay's with whole files and by chunks.
 const POLICIES: [&str; 3] = ["heuristic", "min-whole", "min"];
 
+/// What to vary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Figure {
+    /// The files of a node's loop: where the paper's ratio is reached
+    Files,
+    /// The gigabytes read, as figure 7 is drawn: seconds of LRU and of the heuristic
+    Volume,
+}
+
 /// How to run the experiment.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Paper29xArgs {
+    /// What to show.
+    #[arg(long, value_enum, default_value_t = Figure::Files)]
+    pub figure: Figure,
     /// Nodes; each draws its own files.
     #[arg(long, default_value_t = 512)]
     pub nodes: u64,
@@ -209,20 +223,42 @@ fn knife_edge(points: &[Point], bandwidth_ratio: f64, write_back: bool) -> Optio
 /// # Errors
 /// [`SimError`]; its text tells the user what to do.
 pub fn run_cli(args: &Paper29xArgs, out: &mut dyn Write) -> Result<(), SimError> {
-    let points = experiment(args)?;
-    if args.json {
-        serde_json::to_writer(&mut *out, &points)?;
-        writeln!(out)?;
-    } else {
-        print_table(args, &points, out)?;
-    }
+    let (csv, chart) = match args.figure {
+        Figure::Files => {
+            let points = experiment(args)?;
+            if !print_json(args, &points, out)? {
+                print_table(args, &points, out)?;
+            }
+            (to_csv(&points), chart(&points))
+        }
+        Figure::Volume => {
+            let points = volume::curve(args)?;
+            if !print_json(args, &points, out)? {
+                volume::print_table(args, &points, out)?;
+            }
+            (volume::to_csv(&points), volume::chart(args, &points))
+        }
+    };
     if let Some(path) = &args.csv {
-        std::fs::write(path, to_csv(&points)).map_err(SimError::file(path))?;
+        std::fs::write(path, csv).map_err(SimError::file(path))?;
     }
     if let Some(path) = &args.plot {
-        std::fs::write(path, chart(&points).to_svg()).map_err(SimError::file(path))?;
+        std::fs::write(path, chart.to_svg()).map_err(SimError::file(path))?;
     }
     Ok(())
+}
+
+/// Prints JSON if that is what is asked for, and says whether.
+fn print_json<T: Serialize>(
+    args: &Paper29xArgs,
+    points: &[T],
+    out: &mut dyn Write,
+) -> Result<bool, SimError> {
+    if args.json {
+        serde_json::to_writer(&mut *out, points)?;
+        writeln!(out)?;
+    }
+    Ok(args.json)
 }
 
 fn print_table(args: &Paper29xArgs, points: &[Point], out: &mut dyn Write) -> Result<(), SimError> {
@@ -313,8 +349,9 @@ fn chart(points: &[Point]) -> Chart {
 mod tests {
     use super::*;
 
-    fn args() -> Paper29xArgs {
+    pub(super) fn args() -> Paper29xArgs {
         Paper29xArgs {
+            figure: Figure::Files,
             nodes: 24,
             volume: 125,
             bandwidth_ratio: vec![100.0, f64::INFINITY],
