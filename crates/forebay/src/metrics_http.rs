@@ -1,21 +1,24 @@
-//! Metrics over HTTP: one path, one method, one connection at a time.
+//! Metrics over HTTP: one path, one method. One thread serves all connections, none of which it waits for:
+//! a client that drips keeps nobody from an answer.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::error::Error;
 
 /// Bytes of a request, headers included.
-const REQUEST_BYTES_MAX: u64 = 8192;
+const REQUEST_BYTES_MAX: usize = 8192;
 
 /// How long a client may take to ask and to read, all in all.
 const CLIENT_LIMIT: Duration = Duration::from_secs(2);
+
+/// Connections at once: one more ends the oldest.
+const MOST: usize = 64;
 
 /// Takes the address, so that a wrong one is told before anything is mounted.
 pub fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
@@ -27,9 +30,10 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
 /// A thread that answers `GET /metrics`.
 #[derive(Debug)]
 pub struct Endpoint {
+    #[cfg(test)]
     address: SocketAddr,
-    stop: Arc<AtomicBool>,
-    client: Arc<Mutex<Option<TcpStream>>>,
+    /// The thread ends when this does.
+    alive: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -39,26 +43,21 @@ impl Endpoint {
         listener: TcpListener,
         render: impl Fn() -> String + Send + 'static,
     ) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        #[cfg(test)]
         let address = listener.local_addr()?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let client = Arc::new(Mutex::new(None));
-        let current = Arc::clone(&client);
+        let (alive, ended) = UnixStream::pair()?;
         let thread = std::thread::Builder::new().name("metrics".into()).spawn(move || {
-            for stream in listener.incoming() {
-                *current.lock() = stream.as_ref().ok().and_then(|stream| stream.try_clone().ok());
-                // After the client can be seen by whoever ends this thread.
-                if stopped.load(Ordering::SeqCst) {
-                    return;
-                }
-                let answered = stream.and_then(|stream| answer(stream, &render));
-                *current.lock() = None;
-                if let Err(error) = answered {
-                    tracing::debug!(%error, "metrics client");
-                }
+            if let Err(error) = serve(&listener, &ended, &render) {
+                tracing::error!(%error, "metrics are not served any more");
             }
         })?;
-        Ok(Self { address, stop, client, thread: Some(thread) })
+        Ok(Self {
+            #[cfg(test)]
+            address,
+            alive: Some(alive),
+            thread: Some(thread),
+        })
     }
 
     /// The address that it listens on.
@@ -70,60 +69,115 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::SeqCst);
-        // Nobody waits for a client.
-        if let Some(client) = &*self.client.lock() {
-            let _ = client.shutdown(Shutdown::Both);
-        }
-        // A connection wakes the thread from accept(2).
-        let _ = TcpStream::connect_timeout(&self.address, CLIENT_LIMIT);
+        self.alive = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-/// A connection with one deadline for all that is read and written.
+/// A connection.
 struct Client {
     stream: TcpStream,
     deadline: Instant,
+    asked: Vec<u8>,
+    /// What it is told, once it has asked, less what it has taken of it.
+    answer: Option<Vec<u8>>,
 }
 
 impl Client {
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    /// Reads and writes what can be without waiting; false when there is nothing more to do.
+    fn go_on(&mut self, render: &dyn Fn() -> String) -> io::Result<bool> {
+        while self.answer.is_none() {
+            let mut bytes = [0; 1024];
+            let read = self.stream.read(&mut bytes)?;
+            self.asked.extend_from_slice(&bytes[..read]);
+            let is_whole = [&b"\r\n\r\n"[..], b"\n\n"]
+                .iter()
+                .any(|end| self.asked.windows(end.len()).any(|part| part == *end));
+            if read == 0 || is_whole || self.asked.len() >= REQUEST_BYTES_MAX {
+                self.answer = Some(answer(&self.asked, render));
+            }
+        }
+        let Some(answer) = &mut self.answer else { return Ok(true) };
+        while !answer.is_empty() {
+            let written = self.stream.write(answer)?;
+            answer.drain(..written);
+        }
+        Ok(false)
     }
 }
 
-impl Read for Client {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
-        self.stream.read(bytes)
+fn serve(
+    listener: &TcpListener,
+    ended: &UnixStream,
+    render: &dyn Fn() -> String,
+) -> io::Result<()> {
+    let mut clients: Vec<Client> = Vec::new();
+    loop {
+        let soonest = clients.iter().map(|client| client.deadline).min();
+        let left = soonest.map(|at| at.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut ready =
+            vec![PollFd::new(ended, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+        ready.extend(clients.iter().map(|client| {
+            let reads = client.answer.is_none();
+            PollFd::new(&client.stream, if reads { PollFlags::IN } else { PollFlags::OUT })
+        }));
+        match poll(&mut ready, left.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if !ready[0].revents().is_empty() {
+            return Ok(());
+        }
+        let is_ready: Vec<bool> = ready[2..].iter().map(|at| !at.revents().is_empty()).collect();
+        let mut is_ready = is_ready.into_iter();
+        let now = Instant::now();
+        clients.retain_mut(|client| {
+            let goes_on = match is_ready.next() {
+                Some(true) => client.go_on(render),
+                _ => Ok(true),
+            };
+            let goes_on = goes_on.unwrap_or_else(|error| {
+                error.kind() == io::ErrorKind::WouldBlock
+                    || error.kind() == io::ErrorKind::Interrupted
+            });
+            goes_on && now < client.deadline
+        });
+        accept(listener, &mut clients);
     }
 }
 
-impl Write for Client {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
+/// Takes the connections that wait.
+fn accept(listener: &TcpListener, clients: &mut Vec<Client>) {
+    for _ in 0..MOST {
+        match listener
+            .accept()
+            .and_then(|(stream, _)| stream.set_nonblocking(true).map(|()| stream))
+        {
+            Ok(stream) => {
+                if clients.len() >= MOST {
+                    clients.remove(0);
+                }
+                let deadline = Instant::now() + CLIENT_LIMIT;
+                clients.push(Client { stream, deadline, asked: Vec::new(), answer: None });
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) => {
+                // No descriptor is left, perhaps: no reason to try at once again and again.
+                tracing::debug!(%error, "metrics client");
+                clients.clear();
+                std::thread::sleep(Duration::from_millis(50));
+                return;
+            }
+        }
     }
 }
 
-fn answer(stream: TcpStream, render: &dyn Fn() -> String) -> io::Result<()> {
-    let deadline = Instant::now() + CLIENT_LIMIT;
-    let mut client = Client { stream, deadline };
-    let mut reader = BufReader::new((&mut client).take(REQUEST_BYTES_MAX));
-    let mut first = String::new();
-    reader.read_line(&mut first)?;
-    let mut header = String::new();
-    while reader.read_line(&mut header)? > 2 {
-        header.clear();
-    }
+fn answer(asked: &[u8], render: &dyn Fn() -> String) -> Vec<u8> {
+    let first = asked.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let first = String::from_utf8_lossy(first);
     let mut words = first.split_ascii_whitespace();
     let (status, kind, body) = match (words.next(), words.next()) {
         (Some("GET"), Some("/metrics")) => {
@@ -133,11 +187,11 @@ fn answer(stream: TcpStream, render: &dyn Fn() -> String) -> io::Result<()> {
         (Some(_), Some(_)) => ("405 Method Not Allowed", "text/plain", "only GET\n".into()),
         _ => ("400 Bad Request", "text/plain", "not HTTP\n".into()),
     };
-    let answer = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
-    client.write_all(answer.as_bytes())
+    [head.into_bytes(), body.into_bytes()].concat()
 }
 
 #[cfg(test)]
@@ -183,14 +237,29 @@ mod tests {
     }
 
     #[test]
-    fn client_when_it_drips_then_it_is_cut_off_and_the_next_is_answered() {
+    fn clients_when_many_drip_then_they_are_cut_off_and_others_are_answered_meanwhile() {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let endpoint = Endpoint::start(listener, || "forebay_hits_total 3\n".into()).unwrap();
-        let dripping = drip(endpoint.address());
-        std::thread::sleep(Duration::from_millis(200));
+        let dripping: Vec<_> = (0..2 * MOST).map(|_| drip(endpoint.address())).collect();
         let text = ask(endpoint.address(), "GET /metrics HTTP/1.1\r\n\r\n");
         assert!(text.starts_with("HTTP/1.1 200 OK"), "{text}");
-        assert!(dripping.join().unwrap() < Duration::from_secs(15));
+        assert!(dripping.iter().any(|client| !client.is_finished()), "they were waited for");
+        for client in dripping {
+            assert!(client.join().unwrap() < Duration::from_secs(15));
+        }
+    }
+
+    #[test]
+    fn client_when_it_reads_late_then_it_gets_all_of_a_large_answer() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let endpoint = Endpoint::start(listener, || "x".repeat(8 << 20)).unwrap();
+        let mut stream = TcpStream::connect(endpoint.address()).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n").unwrap();
+        stream.write_all(b"\r\n").unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert!(text.ends_with(&"x".repeat(8 << 20)), "{} bytes", text.len());
     }
 
     #[test]
