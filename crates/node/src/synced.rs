@@ -13,8 +13,10 @@
 
 use std::sync::atomic::Ordering;
 
+use forebay_meta::{FileKind, Record};
 use forebay_store::Header;
 
+use crate::context::Context;
 use crate::error::Result;
 use crate::node::Node;
 use crate::place::Place;
@@ -73,6 +75,37 @@ impl Node {
             (header.covered, header.size) = (false, 0);
             change
         })
+    }
+
+    /// Before a file takes the name of another one that was synced, and that the backing store does not
+    /// have: the bytes of that one go with its name, so those of the new one must be durable before. A
+    /// version that the backing store has comes back by itself: see `reconcile/unsynced.rs`.
+    pub(crate) fn sync_what_replaces_synced(
+        &self,
+        context: &Context,
+        source: &Record,
+        target: &Record,
+    ) -> Result<()> {
+        let files = source.attr.kind == FileKind::File && target.attr.kind == FileKind::File;
+        let is_newer =
+            |record: &Record| record.dirty || record.spilled || self.is_unsettled(record.ino);
+        if !files || !is_newer(source) || !is_newer(target) {
+            return Ok(());
+        }
+        let file = self.files.get(target.ino);
+        self.load(context, &file)?;
+        let synced = match &file.residence_for(context)?.place {
+            Some(place) => is_acknowledged(&place.object.header()?, place.object.len()?),
+            // Written past the tiers, or by another node: whether it was synced nobody says here.
+            None => true,
+        };
+        if synced {
+            context.wait()?;
+            let file = self.files.get(source.ino);
+            self.load(context, &file)?;
+            self.sync_file(&file, true)?;
+        }
+        Ok(())
     }
 
     fn edit_header_if(&self, place: &Place, edit: impl FnOnce(&mut Header) -> bool) -> Result<()> {
