@@ -71,6 +71,7 @@ impl Node {
             return Ok(None);
         }
         let mut other = Work::new(&record);
+        other.wanted_by = (!work.record.backing.links.contains(link)).then_some(work.ino());
         let found = match self.backing.stat(dir, os(&link.name)) {
             Ok(found) => Some(found),
             Err(error) if error.class() == ErrorClass::NotFound => None,
