@@ -13,11 +13,11 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_meta::{FileKind, Record};
+use forebay_meta::{FileKind, Ino, Record};
 use forebay_store::Header;
 
 use crate::context::Context;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::place::Place;
 
@@ -92,20 +92,33 @@ impl Node {
         if !files || !is_newer(source) || !is_newer(target) {
             return Ok(());
         }
-        let file = self.files.get(target.ino);
-        self.load(context, &file)?;
-        let synced = match &file.residence_for(context)?.place {
-            Some(place) => is_acknowledged(&place.object.header()?, place.object.len()?),
-            // Written past the tiers, or by another node: whether it was synced nobody says here.
-            None => true,
-        };
-        if synced {
-            context.wait()?;
-            let file = self.files.get(source.ino);
-            self.load(context, &file)?;
-            self.sync_file(&file, true)?;
+        if !self.may_be_synced(context, target.ino)? {
+            return Ok(());
         }
-        Ok(())
+        context.wait()?;
+        let file = self.files.get(source.ino);
+        match self.load(context, &file) {
+            Ok(()) => self.sync_file(&file, true),
+            Err(error) => {
+                tracing::debug!(ino = %source.ino, %error, "nothing to sync before it is renamed");
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether somebody may have been told that a file is durable. What was written past the tiers, or
+    /// by another node, or can't be read, does not say.
+    fn may_be_synced(&self, context: &Context, ino: Ino) -> Result<bool> {
+        let file = self.files.get(ino);
+        match self.load(context, &file) {
+            Err(NodeError::MustWait) => return Err(NodeError::MustWait),
+            Err(_) => return Ok(true),
+            Ok(()) => {}
+        }
+        let residence = file.residence_for(context)?;
+        let Some(place) = &residence.place else { return Ok(true) };
+        let says = place.object.header().and_then(|header| Ok((header, place.object.len()?)));
+        Ok(says.map_or(true, |(header, len)| is_acknowledged(&header, len)))
     }
 
     fn edit_header_if(&self, place: &Place, edit: impl FnOnce(&mut Header) -> bool) -> Result<()> {
