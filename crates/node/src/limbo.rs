@@ -81,7 +81,7 @@ impl Node {
                     tracing::warn!(%ino, kept = %kept.display(), "what no file is known to have in .forebay/limbo is set aside");
                 }
                 None => {
-                    tracing::info!(%ino, "a file has a name in .forebay/limbo that was not known")
+                    tracing::info!(%ino, "a file has a name in .forebay/limbo that was not known");
                 }
             }
         }
