@@ -14,7 +14,7 @@
 use std::sync::atomic::Ordering;
 
 use forebay_meta::{FileKind, Ino, Record};
-use forebay_store::Header;
+use forebay_store::{Bytes, Header, Object};
 
 use crate::context::Context;
 use crate::error::{NodeError, Result};
@@ -25,6 +25,18 @@ use crate::place::Place;
 /// whatever length the namespace knows of.
 pub(crate) fn is_acknowledged(header: &Header, len: u64) -> bool {
     header.synced || header.covered && len > 0
+}
+
+/// How much of something that nobody has synced is surely there after a crash of the machine: a file
+/// system may have made its length durable before the bytes, which are holes then.
+pub(crate) fn bytes_before_a_hole(of: &dyn Bytes) -> forebay_store::Result<u64> {
+    let len = of.len()?;
+    Ok(if len == 0 { 0 } else { of.seek_hole(0)?.unwrap_or(len).min(len) })
+}
+
+/// As [`bytes_before_a_hole`], of an object. Of a part its map tells.
+pub(crate) fn surely_there(header: &Header, object: &dyn Object) -> forebay_store::Result<u64> {
+    if header.whole { bytes_before_a_hole(object) } else { object.len() }
 }
 
 impl Node {

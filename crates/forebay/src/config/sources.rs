@@ -120,7 +120,7 @@ pub fn check_environment(names: impl IntoIterator<Item = OsString>) -> Vec<Findi
                 near.variable()
             )),
             None => {
-                let near = near.filter(|setting| distance(setting) <= name.len() / 2);
+                let near = near.filter(|setting| distance(setting) <= 2 * slips);
                 let near = near.map(|near| format!("; the nearest setting is {}", near.variable()));
                 let near = near.unwrap_or_default();
                 Finding::Warning(format!("{name}: unknown variable, which says nothing here{near}"))
@@ -402,6 +402,8 @@ mod tests {
         for other in others.into_iter().chain(["FOREBAY_PORT", "FOREBAY_SERVICE_PORT_HTTP"]) {
             assert!(matches!(&said(other)[..], [Finding::Warning(_)]), "{other}");
         }
+        let [Finding::Warning(text)] = &said("FOREBAY_BIN")[..] else { panic!("no warning") };
+        assert!(text.ends_with("says nothing here"), "{text}");
         let [Finding::Warning(text)] = &said("FOREBAY_PASSTHRU")[..] else { panic!("no warning") };
         assert!(text.ends_with("the nearest setting is FOREBAY_PASSTHROUGH"), "{text}");
         for known in ["FOREBAY_TIER", "FOREBAY_CONFIG", "PATH"] {
