@@ -20,7 +20,7 @@ use crate::flush::is_announced;
 use crate::node::Node;
 use crate::reconcile::{is_pending, was_changed};
 use crate::residents::Resident;
-use crate::synced::{bytes_before_a_hole, is_acknowledged, surely_there};
+use crate::synced::{bytes_before_a_hole, counts, surely_there};
 
 /// What a recovery found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -511,7 +511,7 @@ impl Node {
         tracing::debug!(index, ?header, len = stat.size, ?stat.mtime, ?record, "an object is looked at");
         if dirty {
             let cut = !trust.unsynced
-                && !is_acknowledged(header, stat.size)
+                && !counts(header, &*object, record.attr.size)?
                 && surely_there(header, &*object)? < record.attr.size;
             if !trust.unsynced
                 && let Some(found) = self.superseded_by(record, header, cut && !record.dirty)?
@@ -660,7 +660,7 @@ impl Node {
         trusted: bool,
     ) -> Result<()> {
         let stat = object.stat()?;
-        if !trusted && !is_acknowledged(header, stat.size) {
+        if !trusted && !counts(header, object, record.attr.size)? {
             self.set_aside_if_cut(record, surely_there(header, object)?)?;
         }
         // With the name that it has now.

@@ -13,7 +13,7 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_meta::{FileKind, Ino, Record};
+use forebay_meta::{FileKind, Ino, Link, Record};
 use forebay_store::{Bytes, Header, Object};
 
 use crate::context::Context;
@@ -25,6 +25,19 @@ use crate::place::Place;
 /// whatever length the namespace knows of.
 pub(crate) fn is_acknowledged(header: &Header, len: u64) -> bool {
     header.synced || header.covered && len > 0
+}
+
+/// As [`is_acknowledged`], of an object that should be so long. What the kernel has written by itself to
+/// an object that was empty is not whole merely because it is there: if not all of it is, no version that
+/// is known gives way to it.
+pub(crate) fn counts(
+    header: &Header,
+    object: &dyn Object,
+    size: u64,
+) -> forebay_store::Result<bool> {
+    let was_empty = header.covered && header.size == 0;
+    let acknowledged = is_acknowledged(header, object.len()?);
+    Ok(acknowledged && (header.synced || !was_empty || surely_there(header, object)? >= size))
 }
 
 /// How much of something that nobody has synced is surely there after a crash of the machine: a file
@@ -89,22 +102,29 @@ impl Node {
         })
     }
 
-    /// Before a file takes the name of another one that was synced, and that the backing store does not
-    /// have: the bytes of that one go with its name, so those of the new one must be durable before. A
-    /// version that the backing store has comes back by itself: see `reconcile/unsynced.rs`.
+    /// Before a file takes the name `at` of another one that was synced, and that the backing store does
+    /// not have there: the bytes of that one go with its name, or it is not found any more, so those of
+    /// the new one must be durable before. A version that the backing store has under the name comes back
+    /// by itself: see `reconcile/unsynced.rs`.
     pub(crate) fn sync_what_replaces_synced(
         &self,
         context: &Context,
         source: &Record,
         target: &Record,
+        at: &Link,
     ) -> Result<()> {
         let files = source.attr.kind == FileKind::File && target.attr.kind == FileKind::File;
         let is_newer =
             |record: &Record| record.dirty || record.spilled || self.is_unsettled(record.ino);
-        if !files || !is_newer(source) || !is_newer(target) {
+        if !files || !is_newer(source) {
             return Ok(());
         }
-        if !self.may_be_synced(context, target.ino)? {
+        let kept = match is_newer(target) {
+            true => !self.may_be_synced(context, target.ino)?,
+            // A move that is not written back yet: what is below is an older one.
+            false => target.backing.links.contains(at),
+        };
+        if kept {
             return Ok(());
         }
         context.wait()?;

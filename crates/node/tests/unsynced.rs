@@ -91,6 +91,7 @@ fn file_replaced_by_one_whose_bytes_are_holes_when_the_machine_stops_then_the_ol
         let lost = objects(&rig, V2);
         let object = std::fs::File::options().write(true).open(&lost[0]).unwrap();
         object.set_len(from).and_then(|()| object.set_len(V2)).unwrap();
+        drop(object);
         std::fs::write(rig.config.tiers[0].dir.join("state/running"), "another boot").unwrap();
         rig.start();
         kept(&rig, V2);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_meta::{
-    Error as MetaError, FileKind, Ino, NewInode, Record, RenameFlags, Unlinked, XattrState,
+    Error as MetaError, FileKind, Ino, Link, NewInode, Record, RenameFlags, Unlinked, XattrState,
 };
 use rustix::io::Errno;
 
@@ -390,7 +390,8 @@ impl Node {
             self.settle_by(&self.files.get(source.ino), Some(Instant::now()))?;
         }
         if let Some(target) = target.as_ref().filter(|_| !flags.exchange) {
-            self.sync_what_replaces_synced(context, &source, target)?;
+            let at = Link::new(to_dir, to);
+            self.sync_what_replaces_synced(context, &source, target, &at)?;
         }
         let leaving = target.as_ref().filter(|_| !flags.exchange);
         let xattrs = leaving.map(|target| self.xattrs_of_leaving(target)).unwrap_or_default();
