@@ -19,7 +19,7 @@ use forebay_store::{Bytes, Header, Object};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
-use crate::place::Place;
+use crate::place::{Base, Place};
 
 /// Whether an object that is so long after a crash of the machine has what was acknowledged of its file,
 /// whatever length the namespace knows of.
@@ -110,19 +110,22 @@ impl Node {
         &self,
         context: &Context,
         source: &Record,
-        target: &Record,
+        target: Option<&Record>,
         at: &Link,
     ) -> Result<()> {
-        let files = source.attr.kind == FileKind::File && target.attr.kind == FileKind::File;
         let is_newer =
             |record: &Record| record.dirty || record.spilled || self.is_unsettled(record.ino);
-        if !files || !is_newer(source) {
+        if source.attr.kind != FileKind::File || !is_newer(source) {
             return Ok(());
         }
-        let kept = match is_newer(target) {
-            true => !self.may_be_synced(context, target.ino)?,
-            // A move that is not written back yet: what is below is an older one.
-            false => target.backing.links.contains(at),
+        let kept = match target.filter(|target| target.attr.kind == FileKind::File) {
+            // It goes on from a name that it took from another one, which is there no more.
+            None => !source.replaces,
+            // Of parts in several places nobody can tell later whether all of them are there.
+            Some(_) if source.spilled || self.is_in_parts(context, source.ino)? => false,
+            Some(target) if is_newer(target) => !self.may_be_synced(context, target.ino)?,
+            // After a move that is not written back yet what is below is an older one.
+            Some(target) => target.backing.links.contains(at),
         };
         if kept {
             return Ok(());
@@ -136,6 +139,19 @@ impl Node {
                 Ok(())
             }
         }
+    }
+
+    /// Whether a file is more than one whole object.
+    fn is_in_parts(&self, context: &Context, ino: Ino) -> Result<bool> {
+        let file = self.files.get(ino);
+        match self.load(context, &file) {
+            Err(NodeError::MustWait) => return Err(NodeError::MustWait),
+            Err(_) => return Ok(false),
+            Ok(()) => {}
+        }
+        let residence = file.residence_for(context)?;
+        let parts = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
+        Ok(parts || matches!(residence.base, Base::Spill(_)))
     }
 
     /// Whether somebody may have been told that a file is durable. What was written past the tiers, or

@@ -389,9 +389,9 @@ impl Node {
             // replace stays: how much there is must be known.
             self.settle_by(&self.files.get(source.ino), Some(Instant::now()))?;
         }
-        if let Some(target) = target.as_ref().filter(|_| !flags.exchange) {
+        if !flags.exchange {
             let at = Link::new(to_dir, to);
-            self.sync_what_replaces_synced(context, &source, target, &at)?;
+            self.sync_what_replaces_synced(context, &source, target.as_deref(), &at)?;
         }
         let leaving = target.as_ref().filter(|_| !flags.exchange);
         let xattrs = leaving.map(|target| self.xattrs_of_leaving(target)).unwrap_or_default();
