@@ -276,6 +276,9 @@ impl Run {
             let (begun, done) = (progress.get(1 + 2 * worker), progress.get(2 + 2 * worker));
             for (number, op) in (0..begun).zip(&plan) {
                 self.oracles[worker].carried_out(self.tally.cuts, op, number < done);
+                if number >= done && !killed_first {
+                    self.oracles[worker].doubt(op);
+                }
             }
             self.tally.steps += done;
             done_by.push((done, plan.into_iter().take(begun as usize).collect::<Vec<_>>()));

@@ -227,6 +227,17 @@ impl Oracle {
         self.apply(op, done);
     }
 
+    /// It was under way while disks were cut off below a living daemon, which syncs a file before such a
+    /// rename: a file system that goes down while it syncs may say that it has.
+    pub fn doubt(&mut self, op: &Op) {
+        let to = match op {
+            Op::Replace { name, sync: false, .. } => name,
+            Op::Move { to, .. } => to,
+            _ => return,
+        };
+        self.push(to, State::Any);
+    }
+
     /// As [`Oracle::carried_out`], of what is only planned.
     pub fn apply(&mut self, op: &Op, done: bool) {
         match op {
