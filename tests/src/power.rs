@@ -273,15 +273,8 @@ impl Run {
         }
         let mut done_by = Vec::new();
         for (worker, plan) in plans.into_iter().enumerate() {
-            let (begun, done) = (progress.get(1 + 2 * worker), progress.get(2 + 2 * worker));
-            for (number, op) in (0..begun).zip(&plan) {
-                self.oracles[worker].carried_out(self.tally.cuts, op, number < done);
-                if number >= done && !killed_first {
-                    self.oracles[worker].doubt(op);
-                }
-            }
-            self.tally.steps += done;
-            done_by.push((done, plan.into_iter().take(begun as usize).collect::<Vec<_>>()));
+            let counts = (progress.get(1 + 2 * worker), progress.get(2 + 2 * worker));
+            done_by.push(self.note_steps(worker, plan, counts, killed_first));
         }
         self.site.halt()?;
         self.site.boot()?;
@@ -304,6 +297,24 @@ impl Run {
             self.tell_names();
         }
         Ok(())
+    }
+
+    /// What a worker has done of its plan, as it told.
+    fn note_steps(
+        &mut self,
+        worker: usize,
+        plan: Vec<Op>,
+        (begun, done): (u64, u64),
+        killed_first: bool,
+    ) -> (u64, Vec<Op>) {
+        for (number, op) in (0..begun).zip(&plan) {
+            self.oracles[worker].carried_out(self.tally.cuts, op, number < done);
+            if number >= done && !killed_first {
+                self.oracles[worker].doubt(op);
+            }
+        }
+        self.tally.steps += done;
+        (done, plan.into_iter().take(begun as usize).collect())
     }
 
     /// What the mount and the backing store have in the workers' directories, and under which inodes.
