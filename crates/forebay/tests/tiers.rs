@@ -4,7 +4,7 @@
 mod site;
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use site::*;
@@ -192,6 +192,43 @@ fn tiers_when_all_is_written_back_then_they_may_be_put_together_anew() {
 }
 
 #[test]
+fn tier_when_all_was_written_back_and_it_is_not_there_then_it_is_not_made_anew_by_itself() {
+    if !can_mount() {
+        return;
+    }
+    // On a disk: what is in memory goes with the machine.
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let site = Site::in_dir(place);
+    let tiers = two_tiers(&site);
+    let both = [&*tiers[0], &*tiers[1]];
+    assert_eq!(mount_tiers(&site, &both, &[]).0, 0);
+    fs::write(site.path("mnt/file"), vec![7; 12 << 20]).unwrap();
+    site.umount();
+    // The first has the state of the mount.
+    for away in ["two", "one"] {
+        fs::rename(site.path(away), site.path("elsewhere")).unwrap();
+        for exists in [false, true] {
+            if exists {
+                fs::create_dir(site.path(away)).unwrap();
+            }
+            let (code, text) = mount_tiers(&site, &both, &[]);
+            assert_eq!(code, BAD_STATE, "{text}");
+            assert!(text.contains(&site.text(away)) && text.contains("--create-tier"), "{text}");
+            assert_eq!(files_below(&site.path(away)), Vec::<PathBuf>::new(), "nothing is made");
+        }
+        fs::remove_dir(site.path(away)).unwrap();
+        fs::rename(site.path("elsewhere"), site.path(away)).unwrap();
+    }
+    fs::remove_dir_all(site.path("two")).unwrap();
+    for more in [&["--create-tier"][..], &[]] {
+        let (code, text) = mount_tiers(&site, &both, more);
+        assert_eq!(code, 0, "{text}");
+        assert_eq!(fs::read(site.path("mnt/file")).unwrap(), vec![7; 12 << 20]);
+        site.umount();
+    }
+}
+
+#[test]
 fn object_when_its_header_is_damaged_then_it_is_set_aside_and_named_and_repaired_on_demand() {
     if !can_mount() {
         return;
@@ -290,6 +327,61 @@ fn spill_files_when_the_index_does_not_know_them_then_they_are_set_aside_and_nam
     assert!(site.status()["set_aside"]["files"].as_u64().unwrap() >= 1);
     site.umount();
     assert_eq!(size(&site.path("backing/.forebay/lost")), before);
+}
+
+#[test]
+fn limbo_when_it_has_what_no_record_knows_then_it_is_named_and_set_aside_or_adopted() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let tier = format!("{}=8M", site.text("tier"));
+    assert_eq!(mount_tiers(&site, &[&tier], &[]).0, 0);
+    fs::write(site.path("mnt/file"), "known").unwrap();
+    let ino = fs::metadata(site.path("mnt/file")).unwrap().ino();
+    let noted = files_below(&site.path("backing/.forebay/mounts"));
+    let id = noted[0].file_name().unwrap().to_str().unwrap().to_owned();
+    site.umount();
+    let (limbo, lost) = (site.path("backing/.forebay/limbo"), site.path("backing/.forebay/lost"));
+    let unknown = format!("{id}.123456789abcdef");
+    let fill = |number: u32| {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&limbo).unwrap();
+        fs::write(limbo.join(&unknown), format!("the only copy {number}")).unwrap();
+        // A directory with all in it, of the same unknown kind.
+        fs::create_dir(limbo.join(format!("{id}.fedcba98765{number}"))).unwrap();
+        fs::write(limbo.join(format!("{id}.fedcba98765{number}/file")), "in it").unwrap();
+        // A second name of a file that is known.
+        fs::hard_link(site.path("backing/file"), limbo.join(format!("{id}.{ino:x}"))).unwrap();
+    };
+    let kept = |name: &str| fs::read_to_string(lost.join(format!("limbo-{name}"))).unwrap();
+
+    // By a start.
+    fill(1);
+    let (code, text) = site.run(&["fsck", &site.text("tier")]);
+    assert_eq!(code, BAD_STATE, "{text}");
+    assert!(text.contains(&format!(".forebay/limbo/{unknown}")), "{text}");
+    assert_eq!(mount_tiers(&site, &[&tier], &[]).0, 0);
+    assert_eq!(site.status()["set_aside"]["files"], 2);
+    assert_eq!(kept(&unknown), "the only copy 1");
+    assert_eq!(kept(&format!("{id}.fedcba987651/file")), "in it");
+    site.umount();
+    let file = fs::metadata(site.path("backing/file")).unwrap();
+    assert_eq!((file.nlink(), limbo.exists()), (1, false), "the second name of the file is gone");
+    assert_eq!(fs::read_to_string(site.path("backing/file")).unwrap(), "known");
+
+    // By a repair.
+    fill(2);
+    let (code, text) = site.run(&["fsck", "--repair", &site.text("tier")]);
+    assert!(text.contains("(repaired)") && text.contains(".forebay/lost"), "{code} {text}");
+    assert_eq!(kept(&format!("{unknown}-1")), "the only copy 2");
+    assert_eq!(mount_tiers(&site, &[&tier], &[]).0, 0);
+    site.umount();
+    assert_eq!(fs::metadata(site.path("backing/file")).unwrap().nlink(), 1);
+    // What is of a mount that nobody knows any more stays where it is, and is named.
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&limbo).unwrap();
+    fs::write(limbo.join("gone.12"), "of another mount").unwrap();
+    let (_, text) = site.run(&["fsck", &site.text("tier")]);
+    assert!(text.contains(".forebay/limbo/gone.12"), "{text}");
 }
 
 #[test]

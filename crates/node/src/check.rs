@@ -14,6 +14,7 @@ use forebay_store::{BackingStore, DirBacking, Header, StoreError, Tier, TierLock
 use crate::convert;
 use crate::doubt;
 use crate::error::{NodeError, Result};
+use crate::limbo;
 use crate::members;
 use crate::node::{BACKING_SETTING, METADATA};
 use crate::reconcile::is_pending;
@@ -129,6 +130,7 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
     for tier in &tiers {
         check.tier(tier, progress)?;
     }
+    check.limbo()?;
     check.spill_files()?;
     check.dirty_records()?;
     for tier in &tiers {
@@ -534,6 +536,24 @@ impl Check<'_> {
         let Some(backing) = known_backing(self.request, self.meta)? else { return Ok(None) };
         let owner = self.tiers.first().map(|tier| tier.id().to_string()).unwrap_or_default();
         Ok(Some(DirBacking::open(&backing, &owner)?))
+    }
+
+    /// What stands in limbo and no record says so.
+    fn limbo(&mut self) -> Result<()> {
+        let Some(backing) = self.backing()? else { return Ok(()) };
+        for stray in limbo::strays(self.meta, &backing)? {
+            let name = backing.limbo_name(stray.ino.0);
+            let what = format!(
+                ".forebay/limbo/{}: no file of the index is known to have it; the next mount, or \
+                 `fsck --repair`, sees to it or sets it aside",
+                name.display()
+            );
+            if self.repairs() {
+                limbo::settle(self.meta, &backing, &stray)?;
+            }
+            self.checked.problem(self.repairs(), what);
+        }
+        Ok(())
     }
 
     /// Spill files that the namespace does not know.

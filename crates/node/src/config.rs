@@ -168,6 +168,8 @@ pub struct NodeConfig {
     pub prefetch_bytes: u64,
     /// How files are streamed; `None` for a node without streams.
     pub streams: Option<StreamsConfig>,
+    /// A tier that was in a place before, and is not there any more, is made anew.
+    pub create_tier: bool,
     /// The cluster to join; `None` for a node that has its backing store for itself.
     pub cluster: Option<ClusterConfig>,
     /// Where the event log of the steward is recorded, if anywhere. Begins with the start of the node.
@@ -203,6 +205,7 @@ impl NodeConfig {
             throttle: None,
             prefetch_bytes,
             streams: None,
+            create_tier: false,
             cluster: None,
             event_log: None,
         }

@@ -35,6 +35,7 @@ mod import;
 mod inherit;
 mod io;
 mod kernel;
+mod limbo;
 #[cfg(test)]
 mod lockstep;
 mod members;

@@ -281,6 +281,8 @@ pub(crate) fn check(config: &NodeConfig) -> Result<Expected> {
             return Err(belongs_elsewhere(config, dir, members, &state));
         }
     }
+    let everybody = own.iter().chain(copies.iter().map(|(_, members)| members));
+    let known: Vec<Member> = everybody.flat_map(|members| members.tiers.clone()).collect();
     let copies = copies.into_iter().map(|(_, members)| members);
     let mine: Vec<Members> = own
         .into_iter()
@@ -292,6 +294,9 @@ pub(crate) fn check(config: &NodeConfig) -> Result<Expected> {
     }
     if home.is_none() {
         check_notes(config, &given)?;
+    }
+    if !config.create_tier {
+        check_places(config, &known)?;
     }
     let store = DirBacking::open(&config.backing, READER)?.identity()?;
     check_store(config, &mine, &store)?;
@@ -454,6 +459,30 @@ fn check_all_there(config: &NodeConfig, mine: &[Members], given: &[String]) -> R
              `forebay fsck --accept-loss {state}{}`",
             member.id,
             rest.join(" "),
+        )));
+    }
+    Ok(())
+}
+
+/// A tier that is not in its place any more is not begun anew there by itself, also if nothing is lost
+/// with it: its file system may not be mounted, and the one that holds its mount point would be filled.
+/// Memory forgets, and has the same room as before.
+fn check_places(config: &NodeConfig, known: &[Member]) -> Result<()> {
+    for tier in &config.tiers {
+        if forebay_store::tier::identity(&tier.dir)?.is_some() {
+            continue;
+        }
+        let place = place_of(&tier.dir);
+        let was_here = |member: &&Member| {
+            member.boot.is_empty() && member.path == place.as_os_str().as_bytes()
+        };
+        let Some(member) = known.iter().find(was_here) else { continue };
+        return Err(NodeError::BadState(format!(
+            "{} is not the tier ({}) that this mount had there: its file system may not be mounted. \
+             The backing store has all that was in it. Mount its device, or begin an empty tier there \
+             with --create-tier, once",
+            shown(&member.path),
+            member.id,
         )));
     }
     Ok(())

@@ -20,7 +20,7 @@ use crate::flush::is_announced;
 use crate::node::Node;
 use crate::reconcile::{is_pending, was_changed};
 use crate::residents::Resident;
-use crate::synced::is_acknowledged;
+use crate::synced::{bytes_before_a_hole, counts, surely_there};
 
 /// What a recovery found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -138,6 +138,7 @@ impl Node {
         if !trusted {
             self.recover_unsynced(&evidence)?;
         }
+        self.recover_limbo()?;
         self.find_lost(&evidence, &spills)?;
         self.forget_removal_notes();
         self.count_set_aside();
@@ -509,17 +510,18 @@ impl Node {
         }
         tracing::debug!(index, ?header, len = stat.size, ?stat.mtime, ?record, "an object is looked at");
         if dirty {
+            let cut = !trust.unsynced
+                && !counts(header, &*object, record.attr.size)?
+                && surely_there(header, &*object)? < record.attr.size;
             if !trust.unsynced
-                && let Some(found) = self.superseded_by(record, header)?
+                && let Some(found) = self.superseded_by(record, header, cut && !record.dirty)?
             {
                 tracing::info!(%ino, "an object is older than what was written back of the file");
                 self.revert_to(ino, found)?;
                 return Ok(Fate::Removed);
             }
-            let cut =
-                record.dirty && !is_acknowledged(header, stat.size) && stat.size < record.attr.size;
-            if !trust.unsynced
-                && cut
+            if cut
+                && record.dirty
                 && let Some(found) = self.version_elsewhere(record)?
             {
                 tracing::warn!(%ino, "a file that was moved was not synced since: it is as the backing store has it");
@@ -555,11 +557,12 @@ impl Node {
     /// the announcement of that version. After a crash of the machine a header, and the bytes with it,
     /// may be older than what was written back. Every header since the announcement knows the version,
     /// and whatever of the object was synced since was synced with one; what was synced before is in
-    /// the version.
+    /// the version. So is what was never synced, if it is less than a version that is there (`cut`).
     fn superseded_by(
         &self,
         record: &Record,
         header: &Header,
+        cut: bool,
     ) -> Result<Option<forebay_meta::Fingerprint>> {
         if record.spilled || header.spilled {
             return Ok(None);
@@ -569,7 +572,8 @@ impl Node {
             let print = found.fingerprint();
             let ours = [record.backing.fingerprint, record.backing.pending].into_iter().flatten();
             let mut ours = ours.map(convert::store_fingerprint);
-            if ours.any(|known| known.same_content(&print)) && !is_announced(header, &print) {
+            let known = ours.any(|known| known.same_content(&print));
+            if known && (cut || !is_announced(header, &print)) {
                 self.meta.claim_found(record.ino, link)?;
                 return Ok(Some(convert::fingerprint(print)));
             }
@@ -656,8 +660,8 @@ impl Node {
         trusted: bool,
     ) -> Result<()> {
         let stat = object.stat()?;
-        if !trusted && !is_acknowledged(header, stat.size) {
-            self.set_aside_if_cut(record, stat.size)?;
+        if !trusted && !counts(header, object, record.attr.size)? {
+            self.set_aside_if_cut(record, surely_there(header, object)?)?;
         }
         // With the name that it has now.
         let record = &*self.as_seen_here(&self.meta.get(record.ino)?);
@@ -741,7 +745,7 @@ impl Node {
                 continue;
             }
             if !trust.unsynced && !spill.has_map() {
-                self.set_aside_if_cut(&record, size)?;
+                self.set_aside_if_cut(&record, bytes_before_a_hole(&**spill.file())?.min(size))?;
             }
             self.meta.update(ino, None, |record| {
                 let mtime = spill.mtime_known_by(&record.attr);

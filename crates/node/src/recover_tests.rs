@@ -98,3 +98,30 @@ fn version_whose_claim_the_power_took_when_started_then_it_is_known_and_what_is_
     assert_eq!(node.conflicts().0, 0);
     node.stop(LIMIT);
 }
+
+/// The header of an object is durable with what it announces, and its bytes are not; the namespace knows
+/// that the backing store has them.
+#[test]
+fn published_file_whose_bytes_the_power_took_when_started_then_it_is_as_published() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a temporary directory");
+    std::fs::create_dir(dir.path().join("backing")).expect("backing");
+    let node = start(&dir);
+    let made = node.create_and_open(&DAEMON, Ino::ROOT, b"file", (0o644, 0), libc::O_RDWR);
+    let (stat, opened) = made.expect("create");
+    node.write(&DAEMON, opened.fh, 0, &[1; 8192]).expect("write");
+    let object = || node.tiers[0].tier.open(stat.ino.0).expect("object");
+    let before: Header = object().header().expect("header");
+    node.release(opened.fh);
+    let left = node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+    assert_eq!(left.bytes, 0);
+    let known = node.meta.get(stat.ino).expect("known").backing.fingerprint;
+    let pending = known.map(crate::convert::store_fingerprint);
+    let header = Header { dirty: true, synced: false, covered: false, pending, ..before };
+    object().set_header(&header).expect("header");
+    object().set_len(0).expect("cut");
+    node.meta.sync().expect("sync");
+    let node = restart(&dir, node);
+    assert_eq!(content(&node, stat.ino), [1; 8192]);
+    node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+    assert_eq!(std::fs::read(dir.path().join("backing/file")).expect("there"), [1; 8192]);
+}

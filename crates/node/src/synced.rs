@@ -13,16 +13,43 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_store::Header;
+use forebay_meta::{FileKind, Ino, Link, Record};
+use forebay_store::{Bytes, Header, Object};
 
-use crate::error::Result;
+use crate::context::Context;
+use crate::error::{NodeError, Result};
 use crate::node::Node;
-use crate::place::Place;
+use crate::place::{Base, Place};
 
 /// Whether an object that is so long after a crash of the machine has what was acknowledged of its file,
 /// whatever length the namespace knows of.
 pub(crate) fn is_acknowledged(header: &Header, len: u64) -> bool {
     header.synced || header.covered && len > 0
+}
+
+/// As [`is_acknowledged`], of an object that should be so long. What the kernel has written by itself to
+/// an object that was empty is not whole merely because it is there: if not all of it is, no version that
+/// is known gives way to it.
+pub(crate) fn counts(
+    header: &Header,
+    object: &dyn Object,
+    size: u64,
+) -> forebay_store::Result<bool> {
+    let was_empty = header.covered && header.size == 0;
+    let acknowledged = is_acknowledged(header, object.len()?);
+    Ok(acknowledged && (header.synced || !was_empty || surely_there(header, object)? >= size))
+}
+
+/// How much of something that nobody has synced is surely there after a crash of the machine: a file
+/// system may have made its length durable before the bytes, which are holes then.
+pub(crate) fn bytes_before_a_hole(of: &dyn Bytes) -> forebay_store::Result<u64> {
+    let len = of.len()?;
+    Ok(if len == 0 { 0 } else { of.seek_hole(0)?.unwrap_or(len).min(len) })
+}
+
+/// As [`bytes_before_a_hole`], of an object. Of a part its map tells.
+pub(crate) fn surely_there(header: &Header, object: &dyn Object) -> forebay_store::Result<u64> {
+    if header.whole { bytes_before_a_hole(object) } else { object.len() }
 }
 
 impl Node {
@@ -73,6 +100,73 @@ impl Node {
             (header.covered, header.size) = (false, 0);
             change
         })
+    }
+
+    /// Before a file takes the name `at` of another one that was synced, and that the backing store does
+    /// not have there: the bytes of that one go with its name, or it is not found any more, so those of
+    /// the new one must be durable before. A version that the backing store has under the name comes back
+    /// by itself: see `reconcile/unsynced.rs`.
+    pub(crate) fn sync_what_replaces_synced(
+        &self,
+        context: &Context,
+        source: &Record,
+        target: Option<&Record>,
+        at: &Link,
+    ) -> Result<()> {
+        let is_newer =
+            |record: &Record| record.dirty || record.spilled || self.is_unsettled(record.ino);
+        if source.attr.kind != FileKind::File || !is_newer(source) {
+            return Ok(());
+        }
+        let kept = match target.filter(|target| target.attr.kind == FileKind::File) {
+            // It goes on from a name that it took from another one, which is there no more.
+            None => !source.replaces,
+            // Of parts in several places nobody can tell later whether all of them are there.
+            Some(_) if source.spilled || self.is_in_parts(context, source.ino)? => false,
+            Some(target) if is_newer(target) => !self.may_be_synced(context, target.ino)?,
+            // After a move that is not written back yet what is below is an older one.
+            Some(target) => target.backing.links.contains(at),
+        };
+        if kept {
+            return Ok(());
+        }
+        context.wait()?;
+        let file = self.files.get(source.ino);
+        match self.load(context, &file) {
+            Ok(()) => self.sync_file(&file, true),
+            Err(error) => {
+                tracing::debug!(ino = %source.ino, %error, "nothing to sync before it is renamed");
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether a file is more than one whole object.
+    fn is_in_parts(&self, context: &Context, ino: Ino) -> Result<bool> {
+        let file = self.files.get(ino);
+        match self.load(context, &file) {
+            Err(NodeError::MustWait) => return Err(NodeError::MustWait),
+            Err(_) => return Ok(false),
+            Ok(()) => {}
+        }
+        let residence = file.residence_for(context)?;
+        let parts = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
+        Ok(parts || matches!(residence.base, Base::Spill(_)))
+    }
+
+    /// Whether somebody may have been told that a file is durable. What was written past the tiers, or
+    /// by another node, or can't be read, does not say.
+    fn may_be_synced(&self, context: &Context, ino: Ino) -> Result<bool> {
+        let file = self.files.get(ino);
+        match self.load(context, &file) {
+            Err(NodeError::MustWait) => return Err(NodeError::MustWait),
+            Err(_) => return Ok(true),
+            Ok(()) => {}
+        }
+        let residence = file.residence_for(context)?;
+        let Some(place) = &residence.place else { return Ok(true) };
+        let says = place.object.header().and_then(|header| Ok((header, place.object.len()?)));
+        Ok(says.map_or(true, |(header, len)| is_acknowledged(&header, len)))
     }
 
     fn edit_header_if(&self, place: &Place, edit: impl FnOnce(&mut Header) -> bool) -> Result<()> {

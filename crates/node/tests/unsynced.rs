@@ -81,6 +81,24 @@ fn file_replaced_by_rename_without_a_sync_when_the_machine_stops_then_the_old_ve
 }
 
 #[test]
+fn file_replaced_by_one_whose_bytes_are_holes_when_the_machine_stops_then_the_old_version_stays() {
+    // As file systems leave it that make a length durable before the bytes.
+    for from in [0, 8192] {
+        let mut rig = rig();
+        rig.put("file.new", &noise(2, V2));
+        replace(&rig);
+        rig.crash();
+        let lost = objects(&rig, V2);
+        let object = std::fs::File::options().write(true).open(&lost[0]).unwrap();
+        object.set_len(from).and_then(|()| object.set_len(V2)).unwrap();
+        drop(object);
+        std::fs::write(rig.config.tiers[0].dir.join("state/running"), "another boot").unwrap();
+        rig.start();
+        kept(&rig, V2);
+    }
+}
+
+#[test]
 fn file_replaced_by_one_of_which_the_device_has_nothing_when_the_machine_stops_then_it_stays() {
     let mut rig = rig();
     rig.put("file.new", &noise(2, V2));

@@ -23,8 +23,8 @@ pub fn is_reserved(name: &OsStr, in_root: bool) -> bool {
     (in_root && name == PRIVATE) || name.as_encoded_bytes().starts_with(TEMPORARY_PREFIX.as_bytes())
 }
 
-/// A directory of the backing store: a handle (`O_PATH`) that stays right when the directory is
-/// renamed. Clones share one descriptor.
+/// A directory of the backing store, or what [`BackingStore::hold`] gave: a handle (`O_PATH`) that stays
+/// right when it is renamed. Clones share one descriptor.
 #[derive(Clone, Debug)]
 pub struct Dir(pub(crate) Arc<OwnedFd>);
 
@@ -268,7 +268,11 @@ pub trait BackingStore: Send + Sync {
     /// Removes an empty directory.
     fn rmdir(&self, dir: &Dir, name: &OsStr) -> Result<()>;
 
-    /// Sets attributes of an entry, or of the directory (empty name). Owner first, then mode (a
+    /// A handle on an entry, whatever it is: what is asked or set with it and the empty name concerns
+    /// that very inode, also if others put another one under its name.
+    fn hold(&self, dir: &Dir, name: &OsStr) -> Result<Dir>;
+
+    /// Sets attributes of an entry, or of what the handle is (empty name). Owner first, then mode (a
     /// change of owner clears set-id bits), times last.
     fn set_attributes(&self, dir: &Dir, name: &OsStr, attributes: &SetAttributes) -> Result<()>;
 
@@ -365,6 +369,10 @@ pub trait BackingStore: Send + Sync {
     /// Moves an entry of any kind out of the way, for rename cycles; `key` finds it again.
     fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
 
+    /// Gives a file another name in limbo, as [`BackingStore::to_limbo`] does, and leaves the one that it
+    /// has.
+    fn link_in_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
+
     /// The name in limbo that [`BackingStore::to_limbo`] gives to what has this key.
     fn limbo_name(&self, key: u64) -> OsString;
 
@@ -374,6 +382,9 @@ pub trait BackingStore: Send + Sync {
 
     /// Keys in limbo of this owner.
     fn list_limbo(&self) -> Result<Vec<u64>>;
+
+    /// Sets what stands in limbo under a key of this owner aside; where it is now.
+    fn set_limbo_aside(&self, key: u64) -> Result<Option<PathBuf>>;
 
     /// Removes what a dead daemon left in `.forebay/tmp`. `owner` is the name that it gave to
     /// [`DirBacking::open`]; only call it when that daemon is known to be gone.

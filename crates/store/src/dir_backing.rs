@@ -105,12 +105,13 @@ impl DirBacking {
         check_name(name).map_err(|e| self.err("use the name", dir, name, e))
     }
 
+    /// A path for extended attributes. That of the handle itself (empty name) is to be followed: it ends
+    /// at the very inode. Another one is not.
     fn xattr_path(&self, dir: &Dir, name: &OsStr) -> Result<CString> {
-        let mut path = format!("/proc/self/fd/{}/", dir.0.as_raw_fd()).into_bytes();
-        if name.is_empty() {
-            path.push(b'.');
-        } else {
+        let mut path = format!("/proc/self/fd/{}", dir.0.as_raw_fd()).into_bytes();
+        if !name.is_empty() {
             self.checked(dir, name)?;
+            path.push(b'/');
             path.extend_from_slice(name.as_bytes());
         }
         CString::new(path).map_err(|_| self.err("use the name", dir, name, Errno::INVAL))
@@ -450,6 +451,12 @@ impl BackingStore for DirBacking {
             .map_err(|e| self.err("remove directory", dir, name, e))
     }
 
+    fn hold(&self, dir: &Dir, name: &OsStr) -> Result<Dir> {
+        self.checked(dir, name)?;
+        let held = retry(|| open_beneath(dir.as_fd(), name, OFlags::PATH));
+        held.map(|fd| Dir(Arc::new(fd))).map_err(|e| self.err("hold", dir, name, e))
+    }
+
     fn set_attributes(&self, dir: &Dir, name: &OsStr, attributes: &SetAttributes) -> Result<()> {
         if !name.is_empty() {
             self.checked(dir, name)?;
@@ -460,8 +467,11 @@ impl BackingStore for DirBacking {
 
     fn get_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<Vec<u8>> {
         let path = self.xattr_path(dir, name)?;
-        read_growing(|buffer| fs::lgetxattr(&path, attribute, buffer))
-            .map_err(|e| self.err("read an extended attribute of", dir, name, e))
+        let get = |buffer: &mut [u8]| match name.is_empty() {
+            true => fs::getxattr(&path, attribute, buffer),
+            false => fs::lgetxattr(&path, attribute, buffer),
+        };
+        read_growing(get).map_err(|e| self.err("read an extended attribute of", dir, name, e))
     }
 
     fn set_xattr(
@@ -478,13 +488,20 @@ impl BackingStore for DirBacking {
             XattrMode::Create => XattrFlags::CREATE,
             XattrMode::Replace => XattrFlags::REPLACE,
         };
-        fs::lsetxattr(&path, attribute, value, flags)
-            .map_err(|e| self.err("set an extended attribute of", dir, name, e))
+        let set = match name.is_empty() {
+            true => fs::setxattr(&path, attribute, value, flags),
+            false => fs::lsetxattr(&path, attribute, value, flags),
+        };
+        set.map_err(|e| self.err("set an extended attribute of", dir, name, e))
     }
 
     fn list_xattrs(&self, dir: &Dir, name: &OsStr) -> Result<Vec<OsString>> {
         let path = self.xattr_path(dir, name)?;
-        let names = read_growing(|buffer| fs::llistxattr(&path, buffer))
+        let list = |buffer: &mut [u8]| match name.is_empty() {
+            true => fs::listxattr(&path, buffer),
+            false => fs::llistxattr(&path, buffer),
+        };
+        let names = read_growing(list)
             .map_err(|e| self.err("list the extended attributes of", dir, name, e))?;
         let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
         Ok(names.map(|name| OsStr::from_bytes(name).to_owned()).collect())
@@ -492,8 +509,11 @@ impl BackingStore for DirBacking {
 
     fn remove_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<()> {
         let path = self.xattr_path(dir, name)?;
-        fs::lremovexattr(&path, attribute)
-            .map_err(|e| self.err("remove an extended attribute of", dir, name, e))
+        let removed = match name.is_empty() {
+            true => fs::removexattr(&path, attribute),
+            false => fs::lremovexattr(&path, attribute),
+        };
+        removed.map_err(|e| self.err("remove an extended attribute of", dir, name, e))
     }
 
     fn statfs(&self) -> Result<FileSystemUsage> {
@@ -584,6 +604,11 @@ impl BackingStore for DirBacking {
         self.move_to_limbo(dir, name, key)
     }
 
+    fn link_in_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
+        self.checked(dir, name)?;
+        self.link_to_limbo(dir, name, key)
+    }
+
     fn limbo_name(&self, key: u64) -> OsString {
         self.name_in_limbo(key)
     }
@@ -591,6 +616,10 @@ impl BackingStore for DirBacking {
     fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()> {
         self.checked(dir, name)?;
         self.move_from_limbo(key, dir, name)
+    }
+
+    fn set_limbo_aside(&self, key: u64) -> Result<Option<PathBuf>> {
+        self.move_limbo_aside(key)
     }
 
     fn list_limbo(&self) -> Result<Vec<u64>> {

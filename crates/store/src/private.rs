@@ -431,17 +431,58 @@ impl DirBacking {
         Ok(Some(self.path.join(PRIVATE).join(Area::Lost.name()).join(name)))
     }
 
-    /// What lies in `lost/`, without maps.
+    /// Moves what stands in limbo under a key to a free name in `lost/`.
+    pub(crate) fn move_limbo_aside(&self, key: u64) -> Result<Option<PathBuf>> {
+        let Some(limbo) = self.existing_area(Area::Limbo)? else { return Ok(None) };
+        let own = self.name_in_limbo(key);
+        let mut first = OsString::from("limbo-");
+        first.push(&own);
+        let mut name = first.clone();
+        for number in 1.. {
+            let moved = self.in_area(Area::Lost, |lost| {
+                match rename_no_replace(&limbo, &own, lost, &name) {
+                    // Of the source: the area is there, or in_area makes it again.
+                    Err(Errno::NOENT) if self.stat_if(&limbo, &own)?.is_none() => Ok(Some(false)),
+                    Err(Errno::EXIST | Errno::NOTEMPTY) => Ok(None),
+                    Err(e) => Err(self.err("set aside", &limbo, &own, e)),
+                    Ok(()) => Ok(Some(true)),
+                }
+            })?;
+            match moved {
+                Some(false) => return Ok(None),
+                Some(true) => break,
+                None => name = first.clone(),
+            }
+            name.push(format!("-{number}"));
+        }
+        Ok(Some(self.path.join(PRIVATE).join(Area::Lost.name()).join(name)))
+    }
+
+    /// What was set aside: all in `lost/`, without maps, and in limbo what others had where a commit
+    /// was interrupted, and what is of mounts that are nowhere noted any more.
     pub(crate) fn lost_files(&self) -> Result<Vec<PathBuf>> {
-        let Some(dir) = self.existing_area(Area::Lost)? else { return Ok(Vec::new()) };
-        let place = self.path.join(PRIVATE).join(Area::Lost.name());
+        let noted: Vec<String> = self.noted_mounts()?.into_iter().map(|(owner, _)| owner).collect();
+        let is_aside = |area: Area, name: &OsStr| match (area, name.to_str()) {
+            (Area::Lost, name) => !name.is_some_and(|name| name.ends_with(MAP_SUFFIX)),
+            (_, Some(name)) => match name.split_once('.') {
+                Some((owner, key)) if u64::from_str_radix(key, 16).is_ok() => {
+                    owner != self.owner && !noted.iter().any(|noted| noted == owner)
+                }
+                _ => true,
+            },
+            (_, None) => true,
+        };
         let mut found = Vec::new();
-        self.list(&dir, &mut |batch| {
-            let files = batch.iter().map(|entry| &entry.name);
-            let files = files.filter(|name| !name.to_string_lossy().ends_with(MAP_SUFFIX));
-            found.extend(files.map(|name| place.join(name)));
-            ControlFlow::Continue(())
-        })?;
+        for area in [Area::Lost, Area::Limbo] {
+            let Some(dir) = self.existing_area(area)? else { continue };
+            let place = self.path.join(PRIVATE).join(area.name());
+            self.list(&dir, &mut |batch| {
+                let names = batch.iter().map(|entry| &entry.name);
+                let names = names.filter(|name| is_aside(area, name));
+                found.extend(names.map(|name| place.join(name)));
+                ControlFlow::Continue(())
+            })?;
+        }
         found.sort();
         Ok(found)
     }
@@ -536,6 +577,15 @@ impl DirBacking {
         self.in_area(Area::Limbo, |limbo| {
             rename_no_replace(dir, name, limbo, &kept)
                 .map_err(|e| self.err("move to limbo", dir, name, e))
+        })
+    }
+
+    pub(crate) fn link_to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
+        let kept = self.name_in_limbo(key);
+        self.stat(dir, name)?;
+        self.in_area(Area::Limbo, |limbo| {
+            fs::linkat(dir, name, limbo, &kept, AtFlags::empty())
+                .map_err(|e| self.err("link in limbo", dir, name, e))
         })
     }
 

@@ -101,5 +101,56 @@ pub fn all() -> Vec<Case> {
             }
         }
     }
+    cases.extend(replacements());
     cases
+}
+
+/// Files that nobody has synced, and that replace what was durable in one way or other.
+fn replacements() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let ways = ["read", "readwrite"].iter().flat_map(|way| [(*way, "1h"), (*way, "200ms")]);
+    for (passthrough, writeback) in ways {
+        for cut in [TIERS, &DISKS[..], &["tier0"]] {
+            let number = cases.len();
+            let named = |what: &str| format!("{what} {number}");
+            let mut case = |what, ops: Vec<Vec<Op>>| {
+                let manner = Manner { passthrough, writeback, policy: "lru" };
+                cases.push(Case { what, manner, ops: ops.concat(), cut });
+            };
+            let name = named("synced");
+            let ops = vec![write(&name, 0, 8, Sync::Fsync), replace(&name, 1), commit(&name)];
+            case("a replacement of what is synced", vec![ops]);
+            let name = named("drained");
+            case(
+                "a replacement of what is drained",
+                vec![drained(&name), vec![replace(&name, 1), commit(&name)]],
+            );
+            let name = named("changed");
+            let ops = vec![write(&name, 1, 2, Sync::Fdatasync), replace(&name, 1), commit(&name)];
+            case("a replacement of what is drained and changed", vec![drained(&name), ops]);
+            let name = named("twice");
+            let ops = vec![
+                write(&name, 0, 8, Sync::Fsync),
+                replace(&name, 1),
+                replace(&name, 2),
+                commit(&name),
+            ];
+            case("two replacements of what is synced", vec![ops]);
+            let (name, new) = (named("old"), named("new"));
+            let ops = vec![
+                write(&name, 0, 8, D_SYNC),
+                write(&new, 0, 6, Sync::None),
+                Op::Move { from: new, to: name.clone(), dir: true },
+                commit(&name),
+            ];
+            case("a move over what is synced", vec![ops]);
+        }
+    }
+    cases
+}
+
+/// A replacement that nobody syncs.
+fn replace(name: &str, number: u64) -> Op {
+    let stamp = (xxh3_64(name.as_bytes()) >> 32 << 24) + (number << 20);
+    Op::Replace { name: name.into(), count: 4, stamp, sync: false, dir: true }
 }

@@ -20,9 +20,23 @@ struct File {
     stamps: Vec<Vec<u64>>,
     /// The lengths in bytes that it may have: first the durable one, then those since.
     lens: Vec<usize>,
-    /// It came by a rename over another one, and nobody has synced it before: POSIX lets it be
-    /// empty, but what it replaced was good.
-    unsynced: bool,
+    /// Somebody was told that it is durable.
+    synced: bool,
+    /// It came by a rename over another one, and nobody had synced it before.
+    instead: Option<Instead>,
+}
+
+/// What a file replaced that nobody had synced. If any of that was durable, or is in the backing store,
+/// the file must be whole, as ext4's `auto_da_alloc` has it; else it may be a part of itself.
+#[derive(Clone, Debug)]
+struct Instead {
+    /// The file that it has replaced.
+    of: usize,
+    /// The name that it had before, if the backing store may have had it there.
+    from: Option<String>,
+    /// It, if what it replaced was nowhere durable: the file around this one is what was there at the
+    /// rename, and what was done since.
+    part: Box<File>,
 }
 
 /// What a name leads to.
@@ -34,14 +48,8 @@ enum State {
     Any,
 }
 
-/// What was wrong with a name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wrong {
-    /// Something acknowledged is not there.
-    Lost(String),
-    /// A file was replaced by one that was never synced, and only a part of that one is there.
-    Replaced(String),
-}
+/// What the backing store has under each name after a cut, before the next mount.
+pub type Below = BTreeMap<String, Vec<u8>>;
 
 /// What one worker did, as far as it may matter after a cut.
 #[derive(Clone, Debug, Default)]
@@ -60,7 +68,24 @@ impl File {
         self.lens.last().copied().unwrap_or(0)
     }
 
+    /// Whatever is done to it is done to the part of it, too.
+    fn part(&mut self) -> Option<&mut File> {
+        self.instead.as_mut().map(|instead| &mut *instead.part)
+    }
+
+    /// It took the place of another file by a rename.
+    fn replace(&mut self, of: usize, from: Option<String>) {
+        let part = Box::new(File { instead: None, ..self.clone() });
+        self.stamps.iter_mut().for_each(|stamps| drop(stamps.drain(..stamps.len() - 1)));
+        self.lens = vec![self.len()];
+        self.stamps.truncate(self.len().div_ceil(BLOCK));
+        self.instead = Some(Instead { of, from, part });
+    }
+
     fn write(&mut self, at: usize, count: usize, stamp: u64) {
+        if let Some(part) = self.part() {
+            part.write(at, count, stamp);
+        }
         for number in 0..count {
             if self.stamps.len() <= at + number {
                 self.stamps.resize(at + number + 1, vec![0]);
@@ -71,6 +96,9 @@ impl File {
     }
 
     fn set_len(&mut self, blocks: usize) {
+        if let Some(part) = self.part() {
+            part.set_len(blocks);
+        }
         let gone = self.stamps.iter_mut().skip(blocks);
         gone.for_each(|stamps| stamps.push(0));
         if self.stamps.len() < blocks {
@@ -80,24 +108,34 @@ impl File {
     }
 
     fn all_durable(&mut self) {
+        (self.synced, self.instead) = (true, None);
         let len = self.len();
         self.lens = vec![len];
         self.stamps.truncate(len.div_ceil(BLOCK));
         self.part_durable(0, self.stamps.len());
     }
 
-    fn is_durable(&self) -> bool {
-        self.lens.len() == 1 && self.stamps.iter().all(|stamps| stamps.len() == 1)
-    }
-
     fn part_durable(&mut self, at: usize, count: usize) {
+        if let Some(part) = self.part() {
+            part.part_durable(at, count);
+        }
         for stamps in self.stamps.iter_mut().skip(at).take(count) {
             stamps.drain(..stamps.len() - 1);
         }
     }
 
+    fn at_least(&mut self, least: usize) {
+        if let Some(part) = self.part() {
+            part.at_least(least);
+        }
+        self.lens.iter_mut().for_each(|len| *len = (*len).max(least));
+    }
+
     /// From here on it is as found, or as it was durable before.
     fn settle(&mut self, len: usize, found: &[u64]) {
+        if let Some(part) = self.part() {
+            part.settle(len, found);
+        }
         self.lens.truncate(1);
         self.lens.push(len);
         self.lens.dedup();
@@ -109,22 +147,22 @@ impl File {
     }
 
     /// The stamps of what was found, if it may be found.
-    fn matches(&self, found: &[u8], parts: bool) -> Result<Vec<u64>, String> {
+    fn matches(&self, found: &[u8]) -> Result<Vec<u64>, String> {
         let (least, most) = (self.lens.iter().min(), self.lens.iter().max());
         let (least, most) = (least.copied().unwrap_or(0), most.copied().unwrap_or(0));
-        let least = if parts { 0 } else { least };
         if found.len() < least || found.len() > most {
             return Err(format!("{} bytes instead of {least} to {most}", found.len()));
         }
         let zeros = vec![0];
         let stamps = found.chunks(BLOCK).enumerate().map(|(at, bytes)| {
             let may = self.stamps.get(at).unwrap_or(&zeros);
-            let mut may = may.iter().chain(parts.then_some(&0)).copied();
-            may.find(|stamp| block(*stamp)[..bytes.len()] == *bytes).ok_or_else(|| {
-                let zero = bytes.iter().all(|byte| *byte == 0);
-                let what = if zero { "zeros" } else { "something else" };
-                format!("block {at} of {} is {what}", found.len() / BLOCK)
-            })
+            may.iter().copied().find(|stamp| block(*stamp)[..bytes.len()] == *bytes).ok_or_else(
+                || {
+                    let zero = bytes.iter().all(|byte| *byte == 0);
+                    let what = if zero { "zeros" } else { "something else" };
+                    format!("block {at} of {} is {what}", found.len() / BLOCK)
+                },
+            )
         });
         stamps.collect()
     }
@@ -189,6 +227,17 @@ impl Oracle {
         self.apply(op, done);
     }
 
+    /// It was under way while disks were cut off below a living daemon, which syncs a file before such a
+    /// rename: a file system that goes down while it syncs may say that it has.
+    pub fn doubt(&mut self, op: &Op) {
+        let to = match op {
+            Op::Replace { name, sync: false, .. } => name,
+            Op::Move { to, .. } => to,
+            _ => return,
+        };
+        self.push(to, State::Any);
+    }
+
     /// As [`Oracle::carried_out`], of what is only planned.
     pub fn apply(&mut self, op: &Op, done: bool) {
         match op {
@@ -220,8 +269,11 @@ impl Oracle {
             Op::Replace { name, count, stamp, sync, dir } => {
                 let file = self.new_file();
                 self.files[file].write(0, *count, *stamp);
-                self.files[file].all_durable();
-                self.files[file].unsynced = !sync;
+                match self.now(name) {
+                    _ if *sync => self.files[file].all_durable(),
+                    State::File(of) => self.files[file].replace(of, None),
+                    State::Absent | State::Any => {}
+                }
                 self.push(name, State::File(file));
                 self.done_in_dir(&[name], done && *dir);
             }
@@ -230,15 +282,18 @@ impl Oracle {
                 self.done_in_dir(&[name], done && *dir);
             }
             Op::Move { from, to, dir } => {
-                let state = self.now(from);
+                let mut state = self.now(from);
+                // As of a replacement without a sync. What was durable once may be so, too.
+                if let (State::File(file), State::File(of)) = (state, self.now(to))
+                    && !self.files[file].synced
+                {
+                    let mut moved = self.files[file].clone();
+                    moved.replace(of, Some(from.clone()));
+                    self.files.push(moved);
+                    state = State::File(self.files.len() - 1);
+                }
                 self.push(to, state);
                 self.push(from, State::Absent);
-                // As of a replacement without a sync.
-                if let State::File(file) = state
-                    && !self.files[file].is_durable()
-                {
-                    self.files[file].unsynced = true;
-                }
                 self.done_in_dir(&[from, to], done && *dir);
             }
             Op::Drain { name } => {
@@ -253,9 +308,14 @@ impl Oracle {
         }
     }
 
+    /// A directory was synced. What was synced itself is there from now on; instead of a file that was
+    /// not, what it has replaced may still be.
     fn done_in_dir(&mut self, names: &[&str], durable: bool) {
         for name in names.iter().filter(|_| durable) {
-            self.durable(name);
+            let now = self.now(name);
+            if !matches!(now, State::File(file) if self.files[file].instead.is_some()) {
+                self.durable(name);
+            }
         }
     }
 
@@ -265,17 +325,15 @@ impl Oracle {
             Sync::None => return,
             // Of a file that has a name that lasts.
             Sync::Msync => return file.part_durable(at, count),
-            Sync::Fsync | Sync::Fdatasync => {
-                file.all_durable();
-                file.unsynced = false;
-            }
+            Sync::Fsync | Sync::Fdatasync => file.all_durable(),
             Sync::Open(_) | Sync::Each => {
                 file.part_durable(at, count);
                 let least = (at + count) * BLOCK;
-                file.lens.iter_mut().for_each(|len| *len = (*len).max(least));
+                file.at_least(least);
                 if sync == Sync::Each {
                     return;
                 }
+                file.synced = true;
             }
         }
         self.durable(name);
@@ -300,74 +358,98 @@ impl Oracle {
         self.names.keys().cloned().collect()
     }
 
-    /// Compares what a name leads to after a cut with what it may, and goes on from there. Says what
-    /// was wrong, and whether the file is to be removed, as nothing can be said of it any more.
-    pub fn found(&mut self, name: &str, found: Option<&[u8]>) -> (Option<Wrong>, bool) {
+    /// Whether a file that nobody has synced has replaced something that must not be lost with it.
+    fn is_guarded(&self, file: usize, below: Option<&[u8]>) -> bool {
+        let is_below = |file: &File| {
+            below.is_some_and(|below| !below.is_empty() && file.matches(below).is_ok())
+        };
+        let mut at = &self.files[file];
+        if is_below(at) {
+            return true;
+        }
+        while let Some(instead) = &at.instead {
+            at = &self.files[instead.of];
+            if at.synced || is_below(at) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The stamps of what was found, if a file may be so.
+    fn may_be(
+        &self,
+        name: &str,
+        file: usize,
+        found: &[u8],
+        below: &Below,
+    ) -> Result<Vec<u64>, String> {
+        let whole = self.files[file].matches(found);
+        let (Some(instead), Err(why)) = (&self.files[file].instead, &whole) else { return whole };
+        if !self.is_guarded(file, below.get(name).map(Vec::as_slice)) {
+            return instead.part.matches(found);
+        }
+        // It was moved, and is as the backing store has it.
+        let before = instead.from.as_ref().and_then(|from| below.get(from));
+        if before.is_some_and(|before| !before.is_empty() && before == found) {
+            return instead.part.matches(found);
+        }
+        Err(format!("{why}, and it has replaced what was durable"))
+    }
+
+    /// Compares what a name leads to after a cut with what it may, and goes on from there. `below` is
+    /// what the backing store had then. Says what was wrong, and whether the file is to be removed, as
+    /// nothing can be said of it any more.
+    pub fn found(
+        &mut self,
+        name: &str,
+        found: Option<&[u8]>,
+        below: &Below,
+    ) -> (Option<String>, bool) {
         let len = found.map_or("nothing".into(), |found| format!("{} bytes", found.len()));
         self.note(name, format!("found {len}, of {:?}", self.names.get(name)));
         let states = self.names.get(name).cloned().unwrap_or_default();
         let mut whys = Vec::new();
         for state in states.iter().rev() {
-            let (parts, stamps) = match (state, found) {
+            match (state, found) {
                 (State::Any, _) | (State::Absent, None) => {
                     return self.known(name, *state, found);
                 }
-                (State::Absent, Some(_)) => continue,
-                (State::File(_), None) => {
-                    whys.push("missing".to_string());
-                    continue;
-                }
-                (State::File(file), Some(found)) => {
-                    let file = &self.files[*file];
-                    let whole = file.matches(found, false);
-                    match whole {
-                        Err(why) if file.unsynced => {
-                            whys.push(why);
-                            (true, file.matches(found, true))
-                        }
-                        whole => (false, whole),
+                (State::Absent, Some(_)) => {}
+                (State::File(_), None) => whys.push("missing".to_string()),
+                (State::File(file), Some(found)) => match self.may_be(name, *file, found, below) {
+                    Ok(stamps) => {
+                        self.files[*file].settle(found.len(), &stamps);
+                        return self.known(name, *state, Some(found));
                     }
-                }
-            };
-            match stamps {
-                Ok(stamps) => {
-                    let State::File(number) = *state else { continue };
-                    let file = &mut self.files[number];
-                    let len = found.map_or(0, <[u8]>::len);
-                    file.settle(len, &stamps);
-                    if parts {
-                        let wrong = Wrong::Replaced(whys.join("; "));
-                        self.names.insert(name.into(), vec![State::Any, State::Absent]);
-                        return (Some(wrong), true);
-                    }
-                    return self.known(name, *state, found);
-                }
-                Err(why) => whys.push(why),
+                    Err(why) => whys.push(why),
+                },
             }
         }
-        let may = states.len();
-        let unsynced =
-            |state: &State| matches!(state, State::File(file) if self.files[*file].unsynced);
-        let replaced = states.iter().any(unsynced);
         self.names.insert(name.into(), vec![State::Any, State::Absent]);
-        let what = found.map_or("nothing".into(), |found| format!("{} bytes", found.len()));
+        let what = self.told(found);
+        let why = format!("{what}, none of {} that may be: {}", states.len(), whys.join("; "));
+        (Some(why), found.is_some())
+    }
+
+    /// How much was found, and which files have been so.
+    fn told(&self, found: Option<&[u8]>) -> String {
+        let Some(found) = found else { return "nothing".into() };
         let same = |file: &File| {
             let stamp = |at: usize| file.stamps.get(at).and_then(|may| may.last()).copied();
             let known = |(at, bytes): (usize, &[u8])| {
                 stamp(at).is_some_and(|stamp| block(stamp)[..bytes.len()] == *bytes)
             };
-            found.is_some_and(|found| {
-                !found.is_empty() && found.chunks(BLOCK).enumerate().all(known)
-            })
+            !found.is_empty() && found.chunks(BLOCK).enumerate().all(known)
         };
         let of: Vec<_> = (0..self.files.len()).filter(|at| same(&self.files[*at])).collect();
-        let what = if of.is_empty() { what } else { format!("{what} of files {of:?}") };
-        let why = format!("{what}, none of {may} that may be: {}", whys.join("; "));
-        let wrong = if replaced { Wrong::Replaced(why) } else { Wrong::Lost(why) };
-        (Some(wrong), found.is_some())
+        match of.is_empty() {
+            true => format!("{} bytes", found.len()),
+            false => format!("{} bytes of files {of:?}", found.len()),
+        }
     }
 
-    fn known(&mut self, name: &str, state: State, found: Option<&[u8]>) -> (Option<Wrong>, bool) {
+    fn known(&mut self, name: &str, state: State, found: Option<&[u8]>) -> (Option<String>, bool) {
         // The rest of a block would have to be told from zeros.
         let odd = found.is_some_and(|found| !found.len().is_multiple_of(BLOCK));
         let remove = found.is_some() && (odd || state == State::Any);

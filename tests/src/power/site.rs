@@ -214,12 +214,22 @@ impl Site {
 
     /// `forebay umount`, which drains.
     pub fn drain(&mut self) -> Outcome {
+        self.command("umount")?;
+        self.kill();
+        Ok(())
+    }
+
+    /// `forebay sync` of all.
+    pub fn sync(&self) -> Outcome {
+        self.command("sync")
+    }
+
+    fn command(&self, what: &str) -> Outcome {
         let mut command = Command::new(binary()?);
-        command.arg("umount").arg(self.path("mnt")).env("FOREBAY_RUNTIME_DIR", self.path("run"));
+        command.arg(what).arg(self.path("mnt")).env("FOREBAY_RUNTIME_DIR", self.path("run"));
         let output = run_command(&mut command, LIMIT)?;
         let text = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "no drain: {text}\n{}", self.log());
-        self.kill();
+        ensure!(output.status.success(), "no {what}: {text}\n{}", self.log());
         Ok(())
     }
 

@@ -263,6 +263,8 @@ pub struct MountConfig {
     pub read_only: bool,
     /// Whether the backing store must not be on the root file system.
     pub require_mounted: bool,
+    /// Directories above tiers are made, and tiers anew that are not in their places any more.
+    pub create_tier: bool,
     /// Whether reads leave access times as they are.
     pub noatime: bool,
     /// Whether other users may use the mount; nothing: if it is root's.
@@ -632,6 +634,7 @@ impl MountConfig {
             transport: reader.word("transport", TRANSPORTS)?,
             read_only: reader.switch("read-only")?,
             require_mounted: reader.switch("require-mounted")?,
+            create_tier: reader.switch("create-tier")?,
             noatime: reader.switch("noatime")?,
             allow_other: reader.auto_switch("allow-other")?,
             suid: reader.auto_switch("suid")?,

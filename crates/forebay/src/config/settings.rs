@@ -252,7 +252,7 @@ pub const SETTINGS: &[Setting] = &[
     ),
     switch(
         "create-tier",
-        "Make the directories above a tier or the state directory, too, where they are missing. Without it only the last directory is made: a missing parent mostly means that a device is not mounted, and its place would be filled instead.",
+        "Make the directories above a tier or the state directory, too, where they are missing. Without it only the last directory is made: a missing parent mostly means that a device is not mounted, and its place would be filled instead. Also begin an empty tier where this mount had another one, which is not there any more: without it that is refused, for the same reason.",
     ),
     switch(
         "require-mounted",

@@ -98,8 +98,10 @@ pub fn split_commas(text: &OsStr) -> Vec<OsString> {
 const OTHER_VARIABLES: &[&str] =
     &["FOREBAY_CONFIG", "FOREBAY_RUNTIME_DIR", "FOREBAY_FAIL_POINTS", "FOREBAY_JOB", "FOREBAY_RUN"];
 
-/// What is to be said of `FOREBAY_*` variables that nothing knows: an error for a misspelt setting, a
-/// warning for all others, which other tools may use.
+/// What is to be said of `FOREBAY_*` variables that nothing knows: an error for a misspelt setting. For
+/// all others a warning, with the nearest setting: refusals would be wrong of variables that a newer
+/// version knows, that other tools use, or that Kubernetes makes by itself of a service with the name
+/// `forebay` (`FOREBAY_PORT`, `FOREBAY_SERVICE_HOST`).
 pub fn check_environment(names: impl IntoIterator<Item = OsString>) -> Vec<Finding> {
     let ours = names.into_iter().filter_map(|name| name.into_string().ok());
     let unknown = ours.filter(|name| {
@@ -117,7 +119,12 @@ pub fn check_environment(names: impl IntoIterator<Item = OsString>) -> Vec<Findi
                 "{name}: unknown variable; did you mean {}? Unset it, or correct it",
                 near.variable()
             )),
-            None => Finding::Warning(format!("{name}: unknown variable, which says nothing here")),
+            None => {
+                let near = near.filter(|setting| distance(setting) <= 2 * slips);
+                let near = near.map(|near| format!("; the nearest setting is {}", near.variable()));
+                let near = near.unwrap_or_default();
+                Finding::Warning(format!("{name}: unknown variable, which says nothing here{near}"))
+            }
         }
     });
     said.collect()
@@ -389,9 +396,16 @@ mod tests {
         for wrong in ["FOREBAY_DURABILTY", "FOREBAY_TIERS", "FOREBAY_WRITE_BACK"] {
             assert!(matches!(&said(wrong)[..], [Finding::Error(_)]), "{wrong}");
         }
-        for other in ["FOREBAY_SEED", "FOREBAY_ROUNDS", "FOREBAY_BENCH"] {
+        // Those of a service called forebay are made by Kubernetes.
+        let others =
+            ["FOREBAY_SEED", "FOREBAY_ROUNDS", "FOREBAY_PORT_80_TCP", "FOREBAY_SERVICE_HOST"];
+        for other in others.into_iter().chain(["FOREBAY_PORT", "FOREBAY_SERVICE_PORT_HTTP"]) {
             assert!(matches!(&said(other)[..], [Finding::Warning(_)]), "{other}");
         }
+        let [Finding::Warning(text)] = &said("FOREBAY_BIN")[..] else { panic!("no warning") };
+        assert!(text.ends_with("says nothing here"), "{text}");
+        let [Finding::Warning(text)] = &said("FOREBAY_PASSTHRU")[..] else { panic!("no warning") };
+        assert!(text.ends_with("the nearest setting is FOREBAY_PASSTHROUGH"), "{text}");
         for known in ["FOREBAY_TIER", "FOREBAY_CONFIG", "PATH"] {
             assert!(said(known).is_empty(), "{known}");
         }

@@ -350,6 +350,8 @@ impl Node {
     /// What the backing store says.
     pub(crate) fn open_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>> {
         let mut looks = 0;
+        // It was at rest, with this count of changes, when the look before had ended.
+        let mut rested = None;
         loop {
             if looks == MOST_LOOKS {
                 self.place_above(ino)?;
@@ -366,10 +368,19 @@ impl Node {
                 Err(error) => !is_lost(error),
             };
             looks += 1;
-            if found || looks > MOST_LOOKS || self.is_at_rest(&record)? {
+            if found || looks > MOST_LOOKS {
                 return opened;
             }
-            let_workers_go_on();
+            // A worker may have moved it during this look, and reported that since.
+            let before = rested.replace(record.change);
+            match self.is_at_rest(&record)? {
+                true if before == rested => return opened,
+                true => {}
+                false => {
+                    rested = None;
+                    let_workers_go_on();
+                }
+            }
         }
     }
 

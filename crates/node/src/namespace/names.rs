@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_meta::{
-    Error as MetaError, FileKind, Ino, NewInode, Record, RenameFlags, Unlinked, XattrState,
+    Error as MetaError, FileKind, Ino, Link, NewInode, Record, RenameFlags, Unlinked, XattrState,
 };
 use rustix::io::Errno;
 
@@ -388,6 +388,10 @@ impl Node {
             // A crash of the machine may leave less of it than there is now, and then what it is to
             // replace stays: how much there is must be known.
             self.settle_by(&self.files.get(source.ino), Some(Instant::now()))?;
+        }
+        if !flags.exchange {
+            let at = Link::new(to_dir, to);
+            self.sync_what_replaces_synced(context, &source, target.as_deref(), &at)?;
         }
         let leaving = target.as_ref().filter(|_| !flags.exchange);
         let xattrs = leaving.map(|target| self.xattrs_of_leaving(target)).unwrap_or_default();

@@ -1,6 +1,7 @@
 //! Attributes and extended attributes.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use forebay_meta::{Error as MetaError, FileKind, Ino, Record, Xattrs};
@@ -26,8 +27,10 @@ impl Node {
         if !attributes && !xattrs {
             return Ok(());
         }
-        let (dir, name) = self.backing_place(&work.record)?;
-        let before = self.backing.stat(&dir, os(&name))?;
+        // One handle for all: others may put another file under the name at any moment, and that is
+        // none of ours.
+        let object = self.standing_object(&work.record)?;
+        let before = self.backing.stat(&object, OsStr::new(""))?;
         let known = work.record.backing.fingerprint;
         if known.is_some() && !is_own(&work.record, &before) {
             self.leave_to_others(work);
@@ -53,18 +56,18 @@ impl Node {
         self.forget_refused(work.ino());
         self.own_change(&changed, || {
             if attributes {
-                self.set_owner_and_mode(&record, &dir, &name, &before)?;
+                self.set_owner_and_mode(&record, &object, &before)?;
             }
             if xattrs {
-                self.set_xattrs(&record, &dir, &name)?;
+                self.set_xattrs(&record, &object)?;
             }
             if attributes {
                 // The time is what tells a change by others: none may be covered up.
-                let now = self.backing.stat(&dir, os(&name))?;
+                let now = self.backing.stat(&object, OsStr::new(""))?;
                 if !record.is_directory() && !is_same(&before, &now) {
                     return Err(NodeError::Busy);
                 }
-                self.set_times(&record, &dir, &name, true)?;
+                self.set_times(&record, &object, true)?;
             }
             Ok(())
         })?;
@@ -76,7 +79,7 @@ impl Node {
             work.touched(work.ino(), &dir);
         } else {
             work.note_version(&before.fingerprint());
-            let after = self.backing.stat(&dir, os(&name))?.fingerprint();
+            let after = self.backing.stat(&object, OsStr::new(""))?.fingerprint();
             if (after.ino, after.size) == (before.ino, before.size) {
                 let is_file = record.attr.kind == FileKind::File;
                 if is_file && !after.same_content(&before.fingerprint()) {
@@ -92,6 +95,13 @@ impl Node {
         Ok(())
     }
 
+    /// A handle on what the backing store has of an inode now.
+    fn standing_object(&self, record: &Record) -> Result<Dir> {
+        let (dir, name) = self.backing_place(record)?;
+        // Of the root: itself.
+        if name.is_empty() { Ok(dir) } else { Ok(self.backing.hold(&dir, os(&name))?) }
+    }
+
     /// Others have changed or replaced what attributes were set of here: theirs stays as it is, and
     /// what is known here follows it.
     fn leave_to_others(&self, work: &mut Work<'_>) {
@@ -103,13 +113,7 @@ impl Node {
         }
     }
 
-    fn set_owner_and_mode(
-        &self,
-        record: &Record,
-        dir: &Dir,
-        name: &[u8],
-        found: &Attributes,
-    ) -> Result<()> {
+    fn set_owner_and_mode(&self, record: &Record, object: &Dir, found: &Attributes) -> Result<()> {
         let attr = &record.attr;
         let owner_differs = (found.uid, found.gid) != (attr.uid, attr.gid);
         // A change of owner clears the set-id bits.
@@ -123,7 +127,7 @@ impl Node {
         if set == SetAttributes::default() {
             return Ok(());
         }
-        match self.backing.set_attributes(dir, os(name), &set) {
+        match self.backing.set_attributes(object, OsStr::new(""), &set) {
             Err(error) if is_refused_owner(&error) => {
                 self.note_refused(record.ino, "its owner or mode", &error);
                 Ok(())
@@ -132,13 +136,13 @@ impl Node {
         }
     }
 
-    fn set_times(&self, record: &Record, dir: &Dir, name: &[u8], wanted: bool) -> Result<()> {
+    fn set_times(&self, record: &Record, object: &Dir, wanted: bool) -> Result<()> {
         let set = SetAttributes {
             atime: Some(convert::store_time(record.attr.atime)),
             mtime: Some(convert::store_time(record.attr.mtime)),
             ..SetAttributes::default()
         };
-        match self.backing.set_attributes(dir, os(name), &set) {
+        match self.backing.set_attributes(object, OsStr::new(""), &set) {
             Err(error) if is_refused_owner(&error) => {
                 // Those of a directory that others own follow from its entries.
                 if wanted {
@@ -150,16 +154,17 @@ impl Node {
         }
     }
 
-    fn set_xattrs(&self, record: &Record, dir: &Dir, name: &[u8]) -> Result<()> {
+    fn set_xattrs(&self, record: &Record, object: &Dir) -> Result<()> {
         // Of those that nobody has asked for none was changed here.
         let Some(wanted) = self.known_xattrs(record)? else { return Ok(()) };
+        let here = OsStr::new("");
         let wanted: BTreeMap<_, _> = wanted.into_iter().collect();
-        let found: BTreeMap<_, _> = self.read_xattrs(dir, name)?.into_iter().collect();
+        let found: BTreeMap<_, _> = self.read_xattrs(object, b"")?.into_iter().collect();
         for (attribute, value) in &wanted {
             if found.get(attribute) == Some(value) {
                 continue;
             }
-            match self.backing.set_xattr(dir, os(name), os(attribute), value, XattrMode::Any) {
+            match self.backing.set_xattr(object, here, os(attribute), value, XattrMode::Any) {
                 Err(error) if self.is_refused_attribute(&error) => {
                     self.note_refused(record.ino, &described(attribute), &error);
                 }
@@ -169,7 +174,7 @@ impl Node {
         let gone =
             found.keys().filter(|name| !wanted.contains_key(*name) && is_ours_to_remove(name));
         for attribute in gone {
-            match self.backing.remove_xattr(dir, os(name), os(attribute)) {
+            match self.backing.remove_xattr(object, here, os(attribute)) {
                 Err(error) if error.class() == ErrorClass::NotFound => {}
                 Err(error) if self.is_refused_attribute(&error) => {
                     self.note_refused(record.ino, &described(attribute), &error);
@@ -244,7 +249,7 @@ impl Node {
         let handle = self.backing_dir(dir)?;
         let found = self.backing.stat(&handle, os(b""))?;
         if convert::time(found.mtime) != record.attr.mtime {
-            self.own_change(&[(dir, &handle)], || self.set_times(&record, &handle, b"", false))?;
+            self.own_change(&[(dir, &handle)], || self.set_times(&record, &handle, false))?;
             self.settle_directory(dir)?;
         }
         Ok(())

@@ -140,7 +140,8 @@ impl Node {
     ) -> Result<bool> {
         let mut claimants = self.meta.ghosts_of(link.parent, &link.name)?;
         claimants.extend(self.heir(link)?.map(|heir| heir.ino));
-        for ino in claimants.into_iter().filter(|ino| *ino != work.ino()) {
+        let own = |ino: &Ino| *ino == work.ino() || work.wanted_by == Some(*ino);
+        for ino in claimants.into_iter().filter(|ino| !own(ino)) {
             if let Some(record) = self.known(ino)?
                 && record.backing.links.contains(link)
                 && is_own(&record, found)

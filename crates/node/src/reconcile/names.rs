@@ -349,6 +349,7 @@ impl Node {
             return self.publish(work, at, depth);
         }
         let dir = self.backing_dir(at.parent)?;
+        let was_there = work.record.backing.fingerprint.is_some();
         self.claim(work, at)?;
         self.meta.arrive(work.ino())?;
         match self.clear_name(work, at, &dir, depth)? {
@@ -364,6 +365,10 @@ impl Node {
                 let print = convert::fingerprint(found.fingerprint());
                 work.print(print);
                 if work.record.is_directory() {
+                    if was_there {
+                        // Others have removed it with what it had.
+                        self.take_away_below(work.ino())?;
+                    }
                     let handle = self.hold_made(work.ino(), &dir, &at.name, &found)?;
                     // Others may have been quick: then it is listed.
                     match self.has_entries(&handle)? {

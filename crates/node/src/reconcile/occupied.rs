@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_meta::{Ino, Link};
+use forebay_meta::{FileKind, Ino, Link};
 use forebay_store::{Dir, ErrorClass};
 
 use super::MOST_PARENTS;
@@ -12,6 +12,7 @@ use super::owned::Owned;
 use super::work::Work;
 use crate::error::{NodeError, Result};
 use crate::import::LIMBO;
+use crate::limbo::limbo_link;
 use crate::node::Node;
 
 /// What is under a name that is wanted.
@@ -24,11 +25,6 @@ pub(super) enum Room<'a> {
     /// An inode that was taken from another name for the sake of the one in hand: what was done to
     /// it has to be reported before more is.
     Unreported,
-}
-
-/// The place of an inode in limbo.
-pub(super) fn limbo_link(ino: Ino) -> Link {
-    Link::new(LIMBO, ino.to_string().into_bytes())
 }
 
 impl Node {
@@ -71,6 +67,7 @@ impl Node {
             return Ok(None);
         }
         let mut other = Work::new(&record);
+        other.wanted_by = (!work.record.backing.links.contains(link)).then_some(work.ino());
         let found = match self.backing.stat(dir, os(&link.name)) {
             Ok(found) => Some(found),
             Err(error) if error.class() == ErrorClass::NotFound => None,
@@ -100,6 +97,16 @@ impl Node {
         }
         if let Some(found) = found {
             other.note_version(&found.fingerprint());
+        }
+        let files = [&work.record, &*record].iter().all(|of| of.attr.kind == FileKind::File);
+        if files && record.links.is_empty() && self.keep_in_limbo(&mut other, link, dir)? {
+            // What it takes away must be there until the new one is.
+            if other.moved {
+                let looked = self.look_after_move(&mut other);
+                work.also(owned, other);
+                return looked.map(|()| Some(Room::Unreported));
+            }
+            return Ok(Some(Room::Replace(owned, other)));
         }
         let aside =
             self.put_aside(&mut other, link, dir).and_then(|()| self.look_after_move(&mut other));
@@ -194,6 +201,31 @@ impl Node {
         }
         self.clear(work, link, dir, owned, other)?;
         Ok(Room::Free)
+    }
+
+    /// Sees to it that a removed file in use, which stands under `link`, has a name in limbo as well, so
+    /// that it can be replaced there in one step. False where there are no hard links.
+    fn keep_in_limbo(&self, work: &mut Work<'_>, link: &Link, dir: &Dir) -> Result<bool> {
+        let limbo = limbo_link(work.ino());
+        if work.record.backing.links.contains(&limbo)
+            && let Some((_, _, found)) = self.look_at(&work.record, &limbo)?
+            && is_own(&work.record, &found)
+        {
+            return Ok(true);
+        }
+        self.claim(work, &limbo)?;
+        self.meta.sync()?;
+        match self.backing.link_in_limbo(dir, os(&link.name), work.ino().0) {
+            Ok(()) => {
+                work.came(&limbo, &self.backing_dir(LIMBO)?);
+                Ok(true)
+            }
+            Err(error) if error.class() == ErrorClass::NotFound => Err(error.into()),
+            Err(error) => {
+                tracing::debug!(%error, ino = %work.ino(), "no second name in limbo");
+                Ok(false)
+            }
+        }
     }
 
     /// Puts an inode that stands under `link` into limbo.

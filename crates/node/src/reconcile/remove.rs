@@ -9,9 +9,9 @@ use std::ops::ControlFlow;
 use super::MOST_NESTED;
 use super::identity::{is_own, is_pending};
 use super::names::os;
-use super::occupied::limbo_link;
 use super::work::{Step, Work};
 use crate::error::{NodeError, Result};
+use crate::limbo::limbo_link;
 use crate::node::Node;
 
 impl Node {

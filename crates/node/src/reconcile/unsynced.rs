@@ -6,7 +6,7 @@
 //! file to write it anew, may leave a name that is durable and bytes that are not. What is left of
 //! these must not take the place of the version that the backing store has.
 
-use forebay_meta::{Error as MetaError, Link, Links, Record, RenameFlags};
+use forebay_meta::{Error as MetaError, Ino, Link, Links, Record, RenameFlags};
 use forebay_store::{Attributes, ErrorClass};
 
 use super::conflict::conflict_name;
@@ -14,6 +14,7 @@ use super::identity::is_pending;
 use super::names::os;
 use crate::convert::{self, is_inode};
 use crate::error::Result;
+use crate::limbo::limbo_link;
 use crate::node::Node;
 
 /// No record has this count of changes: what is reported with it takes nothing from the backlog.
@@ -72,8 +73,12 @@ impl Node {
         // First: a start that ends here leaves a change on both sides, of which nothing is lost.
         let ghosts = self.meta.ghosts_of(link.parent, &link.name)?;
         for claimant in ghosts.into_iter().chain([ino]) {
+            let limbo = self.take_from_limbo(claimant, found)?;
             let disown = |record: &mut Record| {
                 record.backing.links.remove(link);
+                if let Some(limbo) = &limbo {
+                    record.backing.links.remove(limbo);
+                }
                 if claimant == ino && stood_here {
                     record.backing.links = Links::default();
                 }
@@ -103,6 +108,23 @@ impl Node {
         }
         self.import_name(link.parent, &link.name)?;
         Ok(())
+    }
+}
+
+impl Node {
+    /// What has its name back needs none in limbo: takes it away, if there is one, and says which.
+    fn take_from_limbo(&self, ino: Ino, found: &Attributes) -> Result<Option<Link>> {
+        let limbo = limbo_link(ino);
+        let Some(record) = self.known(ino)?.filter(|record| record.backing.links.contains(&limbo))
+        else {
+            return Ok(None);
+        };
+        let Some((dir, name, kept)) = self.look_at(&record, &limbo)? else { return Ok(None) };
+        if !kept.fingerprint().same_inode(&found.fingerprint()) {
+            return Ok(None);
+        }
+        self.backing.unlink(&dir, os(&name))?;
+        Ok(Some(limbo))
     }
 }
 

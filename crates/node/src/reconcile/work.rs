@@ -107,6 +107,9 @@ pub(super) struct Work<'a> {
     pub(super) moved: bool,
     /// Whether the object was the version that was known, right before that.
     pub(super) as_known: bool,
+    /// Who wants the name of this one, and has claimed it in this turn only: whatever stands there is
+    /// not its own.
+    pub(super) wanted_by: Option<Ino>,
 }
 
 impl<'a> Work<'a> {
@@ -124,6 +127,7 @@ impl<'a> Work<'a> {
             theirs: false,
             moved: false,
             as_known: false,
+            wanted_by: None,
         }
     }
 

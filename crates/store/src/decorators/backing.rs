@@ -91,6 +91,7 @@ impl BackingStore for InterceptedBacking {
         Rename: fn rename(&self, dir: &Dir, name: &OsStr, to_dir: &Dir, to_name: &OsStr, mode: RenameMode) -> Result<()>, name;
         Remove: fn unlink(&self, dir: &Dir, name: &OsStr) -> Result<()>, name;
         Remove: fn rmdir(&self, dir: &Dir, name: &OsStr) -> Result<()>, name;
+        Open: fn hold(&self, dir: &Dir, name: &OsStr) -> Result<Dir>, name;
         SetAttributes: fn set_attributes(&self, dir: &Dir, name: &OsStr, attributes: &SetAttributes) -> Result<()>, name;
         Xattr: fn get_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<Vec<u8>>, name;
         Xattr: fn list_xattrs(&self, dir: &Dir, name: &OsStr) -> Result<Vec<OsString>>, name;
@@ -107,8 +108,10 @@ impl BackingStore for InterceptedBacking {
         List: fn list_spills(&self) -> Result<Vec<u64>>, "";
         Commit: fn commit(&self, temporary: &mut Temporary, dir: &Dir, name: &OsStr, expect: Expect) -> Result<Commit>, name;
         Limbo: fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>, name;
+        Link: fn link_in_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>, name;
         Limbo: fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()>, name;
         Limbo: fn list_limbo(&self) -> Result<Vec<u64>>, "";
+        Rename: fn set_limbo_aside(&self, key: u64) -> Result<Option<PathBuf>>, "";
         Clean: fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>, "";
         Clean: fn remove_strays(&self) -> Result<Cleaned>, "";
         Clean: fn tidy(&self) -> Result<()>, "";

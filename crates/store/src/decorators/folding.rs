@@ -81,6 +81,7 @@ impl BackingStore for FoldingBacking {
         fn list_spills(&self) -> Result<Vec<u64>>;
         fn limbo_name(&self, key: u64) -> OsString;
         fn list_limbo(&self) -> Result<Vec<u64>>;
+        fn set_limbo_aside(&self, key: u64) -> Result<Option<PathBuf>>;
         fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>;
         fn tidy(&self) -> Result<()>;
     }
@@ -94,12 +95,14 @@ impl BackingStore for FoldingBacking {
         fn mknod(&self, dir: &Dir, name: &OsStr, node: Node, mode: u32) -> Result<()>;
         fn unlink(&self, dir: &Dir, name: &OsStr) -> Result<()>;
         fn rmdir(&self, dir: &Dir, name: &OsStr) -> Result<()>;
+        fn hold(&self, dir: &Dir, name: &OsStr) -> Result<Dir>;
         fn set_attributes(&self, dir: &Dir, name: &OsStr, attributes: &SetAttributes) -> Result<()>;
         fn get_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<Vec<u8>>;
         fn set_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr, value: &[u8], mode: XattrMode) -> Result<()>;
         fn list_xattrs(&self, dir: &Dir, name: &OsStr) -> Result<Vec<OsString>>;
         fn remove_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<()>;
         fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
+        fn link_in_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
     }
 
     fn symlink(&self, target: &OsStr, dir: &Dir, name: &OsStr) -> Result<()> {

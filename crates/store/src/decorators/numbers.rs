@@ -252,6 +252,7 @@ impl BackingStore for RenumberedBacking {
         fn symlink(&self, target: &OsStr, dir: &Dir, name: &OsStr) -> Result<()>;
         fn mknod(&self, dir: &Dir, name: &OsStr, node: Node, mode: u32) -> Result<()>;
         fn link(&self, dir: &Dir, name: &OsStr, to_dir: &Dir, to_name: &OsStr) -> Result<()>;
+        fn hold(&self, dir: &Dir, name: &OsStr) -> Result<Dir>;
         fn set_attributes(&self, dir: &Dir, name: &OsStr, attributes: &SetAttributes) -> Result<()>;
         fn get_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<Vec<u8>>;
         fn set_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr, value: &[u8], mode: XattrMode) -> Result<()>;
@@ -267,8 +268,10 @@ impl BackingStore for RenumberedBacking {
         fn remove_spill(&self, ino: u64) -> Result<()>;
         fn list_spills(&self) -> Result<Vec<u64>>;
         fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
+        fn link_in_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
         fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()>;
         fn list_limbo(&self) -> Result<Vec<u64>>;
+        fn set_limbo_aside(&self, key: u64) -> Result<Option<PathBuf>>;
         fn limbo_name(&self, key: u64) -> OsString;
         fn has_links(&self) -> Result<bool>;
         fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>>;

@@ -2,8 +2,8 @@
 
 use forebay_meta::{Engine, EngineError, Key, MiniTransaction, Outcome, Page};
 
-use super::super::occupied::limbo_link;
 use super::*;
+use crate::limbo::limbo_link;
 
 /// An engine that knows whether all that was committed to it is durable.
 struct Committing {

@@ -12,11 +12,18 @@ type Deed = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct Meanwhile {
     next: Mutex<Option<(Operation, Deed, Verdict)>>,
+    /// So many of these operations are let pass before.
+    skipped: AtomicU64,
 }
 
 impl Meanwhile {
     fn set(&self, at: Operation, verdict: Verdict, deed: impl FnOnce() + Send + 'static) {
         *self.next.lock() = Some((at, Box::new(deed), verdict));
+    }
+
+    fn after(&self, skipped: u64, at: Operation, deed: impl FnOnce() + Send + 'static) {
+        self.skipped.store(skipped, Ordering::Relaxed);
+        self.set(at, Verdict::Pass, deed);
     }
 
     fn is_done(&self) -> bool {
@@ -28,6 +35,13 @@ impl Interceptor for Meanwhile {
     fn before(&self, operation: Operation, _: u64) -> Verdict {
         let mut next = self.next.lock();
         if next.as_ref().is_none_or(|(at, ..)| *at != operation) {
+            return Verdict::Pass;
+        }
+        let skipped = &self.skipped;
+        if skipped
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+            .is_ok()
+        {
             return Verdict::Pass;
         }
         let Some((_, deed, verdict)) = next.take() else { return Verdict::Pass };
@@ -420,6 +434,86 @@ fn directory_that_others_replaced_when_it_is_kept_beside_theirs_then_shows_nothi
     let shown = bench.node.meta.entries(dir, 0, 10).expect("entries");
     let shown: Vec<&[u8]> = shown.iter().map(|entry| &*entry.name).collect();
     assert_eq!(shown, [&b"new"[..]]);
+}
+
+#[test]
+fn file_that_others_replace_while_its_attributes_are_set_then_theirs_keeps_its_own() {
+    let kinds = [Operation::Open, Operation::Stat, Operation::SetAttributes, Operation::Xattr];
+    for kind in [FileKind::File, FileKind::Directory, FileKind::Fifo] {
+        for (at, skipped) in kinds.into_iter().flat_map(|at| (0..4).map(move |skip| (at, skip))) {
+            let (bench, meanwhile) = bench();
+            let ino = match kind {
+                FileKind::Directory => bench.mkdir("name"),
+                FileKind::File => bench.write("name", b"ours"),
+                kind => bench.make("name", kind, 0o644),
+            };
+            bench.drained();
+            let (name, theirs) = (bench.root.join("name"), bench.root.join("theirs"));
+            fs::create_dir(&theirs).expect("made");
+            let old = std::time::UNIX_EPOCH + Duration::from_secs(12345);
+            fs::File::open(&theirs).and_then(|file| file.set_modified(old)).expect("set");
+            fs::set_permissions(&theirs, fs::Permissions::from_mode(0o751)).expect("set");
+            let ours = bench.root.join("ours");
+            let replace = move || {
+                fs::rename(&name, &ours).expect("moved by others");
+                fs::rename(&theirs, &name).expect("put there by others");
+            };
+            let update = |record: &mut Record| {
+                record.attr.perm = 0o600;
+                record.attr.mtime.sec += 7;
+                record.backing.attrs_differ = true;
+                Queue::Yes
+            };
+            bench.node.meta.update(ino, Some(convert::now()), update).expect("it is there");
+            let set = forebay_meta::XattrFlags::Either;
+            let set = bench.node.meta.xattr_set(ino, b"user.a", b"x", set, convert::now());
+            set.expect("it is kept");
+            meanwhile.after(skipped, at, replace);
+            // Whatever it makes of it.
+            let _ = bench.node.reconcile(ino);
+            if !meanwhile.is_done() {
+                continue;
+            }
+            let found = fs::metadata(bench.root.join("name")).expect("theirs");
+            let told = format!("{kind:?}, replaced before {at:?} number {skipped}");
+            assert_eq!((found.mode() & 0o7777, found.mtime()), (0o751, 12345), "{told}");
+        }
+    }
+}
+
+#[test]
+fn file_that_a_worker_has_moved_when_that_is_reported_between_two_looks_then_it_is_found() {
+    let (bench, meanwhile) = bench();
+    let ino = bench.write("name", b"bytes");
+    bench.drained();
+    bench.rename("name", "new", false);
+    // As a worker does before it reports; that is, when the file was looked for twice.
+    fs::rename(bench.root.join("name"), bench.root.join("new")).expect("moved");
+    let worker = bench.clone();
+    meanwhile.after(1, Operation::Open, move || worker.node.reconcile(ino).expect("reported"));
+    let opened = bench.node.open_version(ino).expect("it is there");
+    assert!(meanwhile.is_done());
+    assert_eq!(opened.len().expect("open"), 5);
+    bench.drained();
+    assert_eq!((bench.names(""), bench.node.conflicts().0), (vec!["new".to_string()], 0));
+}
+
+#[test]
+fn directory_that_others_removed_when_it_is_renamed_here_then_what_was_in_it_goes_from_sight() {
+    let bench = Bench::new();
+    let dir = bench.mkdir("dir");
+    bench.write("dir/clean", b"x");
+    let changed = bench.write("dir/changed", b"x");
+    bench.drained();
+    bench.node.ensure_listed(&Context::DAEMON, dir).expect("listed");
+    bench.fill(changed, b"changed here");
+    fs::remove_dir_all(bench.root.join("dir")).expect("removed by others");
+    bench.rename("dir", "new", false);
+    bench.drained();
+    let shown = bench.node.meta.entries(dir, 0, 10).expect("entries");
+    let shown: Vec<&[u8]> = shown.iter().map(|entry| &*entry.name).collect();
+    assert_eq!((shown, bench.names("new")), (vec![&b"changed"[..]], vec!["changed".to_string()]));
+    assert_eq!(bench.read("new/changed"), b"changed here");
 }
 
 /// A store that says of a name that the handle of its directory is stale, until that is opened anew.

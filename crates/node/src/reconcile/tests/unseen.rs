@@ -196,3 +196,82 @@ fn file_that_is_set_aside_when_it_also_claims_the_name_of_another_then_that_stay
     assert_eq!(bench.names("").len(), 3, "{:?}", bench.names(""));
     assert_eq!(bench.node.conflicts().0, 1);
 }
+
+/// Renames `new` over `old`, which a program has open.
+fn replace_in_use(bench: &Bench, old: Ino) {
+    bench.contents.open.lock().insert(old.0);
+    let flags = RenameFlags { noreplace: false, exchange: false };
+    let (from, to) = ((Ino::ROOT, b"new"), (Ino::ROOT, b"old"));
+    let now = convert::now();
+    let renamed = bench.node.meta.rename(from.0, from.1, to.0, to.1, flags, now, &|_| true);
+    renamed.expect("it can be renamed");
+}
+
+#[test]
+fn name_of_a_replaced_file_in_use_when_the_new_one_is_not_there_yet_then_shows_the_old_version() {
+    let refusing = Arc::new(Refusing { works: true.into(), ..Refusing::default() });
+    let bench = Bench::with(refusing.clone(), |_| {});
+    let old = bench.write("old", b"the old version");
+    bench.drained();
+    let new = bench.write("new", b"new");
+    replace_in_use(&bench, old);
+    refusing.works.store(false, Ordering::Release);
+    for _ in 0..3 {
+        bench.node.reconcile(new).expect_err("it can't be published");
+        assert_eq!(bench.read("old"), b"the old version");
+    }
+    // The machine stops, and nothing of the new one was synced.
+    bench.contents.open.lock().clear();
+    bench.contents.bytes.lock().insert(new.0, Vec::new());
+    refusing.works.store(true, Ordering::Release);
+    bench.node.meta.release_orphan(old, convert::now()).expect("released");
+    let record = bench.node.meta.get(new).expect("known");
+    bench.node.set_aside_if_cut(&record, 0).expect("set aside");
+    bench.drained();
+    assert_eq!(bench.read("old"), b"the old version");
+    let shown = bench.find(Ino::ROOT, "old").expect("there");
+    assert_eq!((shown.attr.size, shown.attr.nlink), (15, 1));
+    assert_eq!(fs::metadata(bench.root.join("old")).expect("there").nlink(), 1);
+    assert_eq!((bench.node.conflicts().0, bench.names("").len()), (1, 2));
+    assert!(bench.node.backing.list_limbo().expect("limbo").is_empty());
+}
+
+#[test]
+fn replaced_file_in_use_when_the_new_one_is_there_then_is_in_limbo_until_its_last_close() {
+    let bench = Bench::new();
+    let old = bench.write("old", b"the old version");
+    bench.drained();
+    let new = bench.write("new", b"new");
+    replace_in_use(&bench, old);
+    bench.node.reconcile(new).expect("published");
+    bench.node.reconcile(old).expect("hidden");
+    assert_eq!(bench.read("old"), b"new");
+    assert_eq!(bench.node.backing.list_limbo().expect("limbo"), [old.0]);
+    bench.contents.open.lock().clear();
+    bench.node.meta.release_orphan(old, convert::now()).expect("released");
+    bench.drained();
+    assert!(bench.node.backing.list_limbo().expect("limbo").is_empty());
+    assert_eq!((bench.read("old"), bench.node.conflicts().0), (b"new".to_vec(), 0));
+}
+
+#[test]
+fn directory_made_by_a_killed_worker_when_it_is_removed_and_made_again_then_nothing_comes_back() {
+    let bench = Bench::new();
+    let old = bench.mkdir("dir");
+    let inner = bench.mkdir("dir/inner");
+    // A worker has made both, and was killed before it could report.
+    bench.node.meta.claim(old, &link(Ino::ROOT, "dir")).expect("claimed");
+    bench.node.meta.claim(inner, &link(old, "inner")).expect("claimed");
+    fs::create_dir_all(bench.root.join("dir/inner")).expect("made");
+    bench.rmdir("dir/inner");
+    bench.rmdir("dir");
+    let new = bench.mkdir("dir");
+    for _ in 0..4 {
+        let _again = bench.node.reconcile(new);
+    }
+    bench.drained();
+    assert_eq!(bench.names("dir"), Vec::<String>::new());
+    bench.node.ensure_listed(&Context::DAEMON, new).expect("listed");
+    assert_eq!(bench.node.meta.entries(new, 0, 10).expect("entries").len(), 0);
+    assert_eq!(bench.node.conflicts().0, 0);
+}
