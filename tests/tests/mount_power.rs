@@ -25,7 +25,8 @@ fn passes(arguments: &[&str], cuts: u64) {
 
 #[test]
 fn power_when_cut_after_what_was_lost_once_then_all_of_it_is_there() {
-    passes(&["--cases"], 30);
+    let seed = seed_from_env("FOREBAY_SEED").to_string();
+    passes(&["--cases", "--seed", &seed], 60);
 }
 
 #[test]

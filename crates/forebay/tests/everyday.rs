@@ -146,3 +146,86 @@ fn umount_when_another_mount_namespace_has_the_mount_then_says_who_keeps_the_dae
     }
     site.umount();
 }
+
+#[test]
+fn fsck_when_attributes_were_changed_before_a_clean_end_then_it_finds_nothing() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::write(site.path("backing/below"), "from below").unwrap();
+    let script = r#"
+        set -e
+        cd "$M"
+        cat below >/dev/null
+        mkdir dir; echo text >dir/file; echo other >other; ln other link; ln -s file dir/pointer
+        "#;
+    let shell = |script: &str| {
+        let (code, text) =
+            outcome(site.command("sh").args(["-c", script]).env("M", site.path("mnt")));
+        assert_eq!(code, 0, "{text}");
+    };
+    site.mount(&[]);
+    shell(script);
+    site.umount();
+    site.mount(&[]);
+    shell(
+        r#"
+        set -e
+        cd "$M"
+        cat dir/file below >/dev/null
+        chmod 600 dir/file below; chown 12:34 other dir; touch -d 2001-02-03 dir/file dir below
+        mv dir/file dir/moved; chmod 750 dir; ln below second
+        "#,
+    );
+    site.umount();
+    let backing = site.text("backing");
+    for how in [&[][..], &["--repair"]] {
+        let (code, text) =
+            site.run(&[&["fsck", "--backing", &backing], how, &[&site.text("tier")]].concat());
+        assert_eq!(code, 0, "{text}");
+        assert!(text.contains("no problems") && !text.contains("killed"), "{text}");
+    }
+    let found = fs::metadata(site.path("backing/dir/moved")).unwrap();
+    assert_eq!(found.mode() & 0o7777, 0o600);
+    assert_eq!(fs::metadata(site.path("backing/other")).unwrap().uid(), 12);
+}
+
+/// Hard links of a whole tree, made in place of one that is removed while it is written back.
+#[test]
+fn tree_of_hard_links_when_made_over_a_removed_one_then_it_gets_there_and_nothing_stays() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&["--writeback", "200ms"]);
+    let script = r#"
+        set -e
+        cd "$M"
+        make() { for d in 1 2 3 4 5 6; do mkdir -p "$1/$d"
+            for f in 1 2 3 4 5; do echo "$1 $d $f" >"$1/$d/$f"; done; done; }
+        make first
+        for pause in 0 0.3 1.2 0.1 2.1 0 1.5; do
+            make tree
+            sleep $pause
+            rm -rf tree
+            cp -al first tree
+            sleep $pause
+            rm -rf tree first
+            make first
+        done
+        cp -al first tree
+        "#;
+    let (code, text) = outcome(site.command("sh").args(["-c", script]).env("M", site.path("mnt")));
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = site.run(&["umount", "--timeout", "60s", &site.text("mnt")]);
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(site.left_in_backing(), ["first", "tree"], "{text}");
+    for file in (1..=6).flat_map(|dir| (1..=5).map(move |file| format!("{dir}/{file}"))) {
+        let one = fs::metadata(site.path("backing/first").join(&file)).unwrap();
+        let two = fs::metadata(site.path("backing/tree").join(&file)).unwrap();
+        assert_eq!((one.ino(), one.nlink()), (two.ino(), 2), "{file}");
+        let bytes = fs::read_to_string(site.path("backing/tree").join(&file)).unwrap();
+        assert_eq!(bytes, format!("first {}\n", file.replace('/', " ")));
+    }
+}

@@ -13,10 +13,13 @@ use proptest::prelude::*;
 
 const NOW: Timestamp = Timestamp { sec: 100, nsec: 5 };
 
-/// Counts the bytes that are written to an engine.
+/// Counts what is asked of an engine.
 struct Counted {
     engine: Memory,
+    /// Bytes that are written.
     bytes: AtomicU64,
+    /// Transactions and scans, keys that are compared or read, and entries that scans find.
+    work: AtomicU64,
 }
 
 #[derive(Clone)]
@@ -24,7 +27,7 @@ struct Way(Arc<Counted>);
 
 impl Way {
     fn new(engine: Memory) -> Self {
-        Way(Arc::new(Counted { engine, bytes: AtomicU64::new(0) }))
+        Way(Arc::new(Counted { engine, bytes: AtomicU64::new(0), work: AtomicU64::new(0) }))
     }
 
     fn open(&self) -> MetaStore {
@@ -47,6 +50,8 @@ impl Engine for Way {
         };
         let bytes: usize = transaction.write.iter().map(size).sum();
         self.0.bytes.fetch_add(bytes as u64, Ordering::SeqCst);
+        let work = 1 + transaction.compare.len() + transaction.read.len() + transaction.write.len();
+        self.0.work.fetch_add(work as u64, Ordering::SeqCst);
         self.0.engine.execute(transaction)
     }
 
@@ -57,7 +62,9 @@ impl Engine for Way {
         after: Option<&[u8]>,
         limit: usize,
     ) -> Result<Page, EngineError> {
-        self.0.engine.scan(partition, prefix, after, limit)
+        let page = self.0.engine.scan(partition, prefix, after, limit)?;
+        self.0.work.fetch_add(1 + page.items.len() as u64, Ordering::SeqCst);
+        Ok(page)
     }
 
     fn sweep(&self, after: Option<&Key>, limit: usize) -> Result<Vec<(Key, Vec<u8>)>, EngineError> {
@@ -131,6 +138,55 @@ fn names_when_a_file_has_many_then_one_more_or_less_costs_as_with_few() {
         }
         for (few, many) in costs[0].iter().zip(costs[1]) {
             assert!(many < few + 100, "{costs:?}");
+        }
+        assert!(store.check(false).unwrap().is_clean());
+    }
+}
+
+/// Five hundred names are added and removed again, with write-back under way, of a file that has a
+/// thousand and of one that has four thousand.
+#[test]
+fn five_hundred_names_more_or_less_when_there_are_thousands_then_cost_as_with_one_thousand() {
+    const MORE: u32 = 500;
+    for engine in [Memory::new(), Memory::partitioned()] {
+        let way = Way::new(engine);
+        let store = way.open();
+        let ino = create(&store, b"file");
+        // In directories so small that none is split meanwhile, which costs once what it has.
+        let dirs: Vec<Ino> = (0..50u32)
+            .map(|number| {
+                let dir = NewInode::new(FileKind::Directory, 0o755, 1, 2);
+                store.create(Ino::ROOT, format!("dir{number}").as_bytes(), dir, NOW).unwrap().ino
+            })
+            .collect();
+        let dir_of = |number: u32| dirs[number as usize % dirs.len()];
+        let mut costs = Vec::new();
+        for names in [1000, 4000] {
+            for number in 0..names {
+                store.link(ino, dir_of(number), &name(number), NOW).ok();
+            }
+            reconcile(&store, ino);
+            let work = way.0.work.load(Ordering::SeqCst);
+            let bytes = way.cost(|| {
+                for number in names..names + MORE {
+                    store.link(ino, dir_of(number), &name(number), NOW).unwrap();
+                    if number % 100 == 50 {
+                        reconcile(&store, ino);
+                    }
+                }
+                for number in names..names + MORE {
+                    store.unlink(dir_of(number), &name(number), NOW, false).unwrap();
+                    if number % 100 == 50 {
+                        reconcile(&store, ino);
+                    }
+                }
+                reconcile(&store, ino);
+            });
+            costs.push([bytes, way.0.work.load(Ordering::SeqCst) - work]);
+        }
+        println!("bytes and steps: {costs:?}");
+        for (few, many) in costs[0].iter().zip(costs[1]) {
+            assert!(many <= few + few / 10, "{costs:?}");
         }
         assert!(store.check(false).unwrap().is_clean());
     }

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use forebay_meta::{Embedded, EmbeddedOptions, FileKind, Ino, MetaStore, Options, Record, Seq};
+use forebay_store::backing::Access;
 use forebay_store::recover::{self, Aside, Class, Finding};
 use forebay_store::tier::DirTier;
 use forebay_store::{BackingStore, DirBacking, Header, StoreError, Tier, TierLock};
@@ -18,8 +19,9 @@ use crate::limbo;
 use crate::members;
 use crate::node::{BACKING_SETTING, METADATA};
 use crate::reconcile::is_pending;
-use crate::recover::{RECOVERED, ended_settled};
+use crate::recover::RECOVERED;
 use crate::spill::{noted_inode, spill_setting};
+use crate::synced::{is_cut, lengths_count};
 
 /// What to check.
 #[derive(Debug, Clone, Default)]
@@ -115,7 +117,7 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
         meta: &meta,
         tiers: &tiers,
         recovered: meta.setting(RECOVERED)?.is_some(),
-        settled: ended_settled(&state_dir),
+        lengths_count: lengths_count(&state_dir),
         checked,
         usable: HashSet::new(),
         damaged: HashSet::new(),
@@ -304,8 +306,8 @@ struct Check<'a> {
     tiers: &'a [DirTier],
     /// Whether the namespace has seen its tiers.
     recovered: bool,
-    /// Whether the last daemon ended with nothing in hand.
-    settled: bool,
+    /// Whether no object is shorter than its record says, unless it was damaged.
+    lengths_count: bool,
     checked: Checked,
     /// Inodes with an object that can be used.
     usable: HashSet<u64>,
@@ -482,7 +484,7 @@ impl Check<'_> {
             self.checked.leftovers += 1;
             return Ok(None);
         }
-        if self.settled && record.dirty && object.len()? < record.attr.size {
+        if self.lengths_count && is_cut(&record, &header, object.len()?) {
             return Ok(Some(format!("the object of {path}: its end is missing")));
         }
         if (header.dirty || record.dirty) && self.is_unreadable(&record, shown)? {
@@ -572,8 +574,9 @@ impl Check<'_> {
             if let Err(error) = backing.open_spill_map(ino) {
                 self.unusable_spills.insert(ino, error.to_string());
             } else if let Some(spill) = backing.open_spill(ino)? {
+                let counts = self.lengths_count && !self.usable.contains(&ino);
                 let cut = record.dirty && spill.file().len()? < record.attr.size;
-                if self.settled && cut {
+                if counts && cut {
                     self.unusable_spills.insert(ino, "its end is missing".into());
                 } else {
                     self.spills.insert(ino);
@@ -660,7 +663,9 @@ impl Check<'_> {
                     path.push(b'/');
                 }
                 path.extend_from_slice(&link.name);
-                let Ok(Some(file)) = doubt::open_below(backing, &path) else { return false };
+                let Ok(Some(file)) = doubt::open_below(backing, &path, Access::Read) else {
+                    return false;
+                };
                 file.stat().is_ok_and(|found| {
                     is_pending(record, &found)
                         || spill.is_some_and(|spill| spill.same_inode(&found.fingerprint()))

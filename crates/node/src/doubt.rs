@@ -49,7 +49,7 @@ fn compare(
     let Some(path) = meta.backing_path(record.ino)?.filter(|_| len <= COMPARED_MOST) else {
         return Ok(None);
     };
-    let Some(file) = open_below(backing, &path)? else { return Ok(None) };
+    let Some(file) = open_below(backing, &path, Access::Read)? else { return Ok(None) };
     let found = file.stat()?.fingerprint();
     let known = [record.backing.fingerprint, record.backing.pending].into_iter().flatten();
     let is_known = known.map(convert::store_fingerprint).any(|known| known.same_content(&found));
@@ -76,6 +76,7 @@ fn compare(
 pub(crate) fn open_below(
     backing: &dyn BackingStore,
     path: &[u8],
+    access: Access,
 ) -> Result<Option<std::sync::Arc<dyn BackingFile>>> {
     let mut dir = backing.root();
     let mut parts: Vec<&OsStr> = path.split(|&byte| byte == b'/').map(OsStr::from_bytes).collect();
@@ -83,7 +84,7 @@ pub(crate) fn open_below(
     for part in parts {
         dir = backing.open_dir(&dir, part)?;
     }
-    Ok(Some(backing.open_file(&dir, name, Access::Read)?))
+    Ok(Some(backing.open_file(&dir, name, access)?))
 }
 
 fn is_equal(object: &dyn Object, file: &dyn BackingFile, range: Range<u64>) -> Result<bool> {

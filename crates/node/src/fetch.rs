@@ -86,7 +86,8 @@ const AHEAD: u64 = 16 << 20;
 /// The count of writes of a file that no tier has. The caller holds `fetching`.
 fn absent(file: &File) -> Option<u64> {
     let seen = file.writes.load(Ordering::Acquire);
-    file.residence.read().place.is_none().then_some(seen)
+    let residence = file.residence.read();
+    (residence.place.is_none() && matches!(residence.base, Base::Backing(_))).then_some(seen)
 }
 
 /// As far as a reader has come it is likely to go on; so far and further is run ahead of it.

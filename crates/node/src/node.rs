@@ -228,6 +228,9 @@ impl Node {
             None => drop(node.recover(&HashSet::new())?),
             Some(inheritance) => node.inherit(inheritance)?,
         }
+        if !node.config.read_only {
+            node.look_at_rights();
+        }
         node.note_all_moved();
         node.take_up_written_entries()?;
         node.start_reconciler();

@@ -108,6 +108,9 @@ impl Node {
         if how.flags & libc::O_TRUNC == 0 {
             self.look_at_rest(context, file)?;
         }
+        if how.writes() {
+            self.check_writable_below(context, &record)?;
+        }
         // Who is refused one more open file has not emptied it.
         let share = self.handles.shares.take(how.uid)?;
         if how.flags & libc::O_TRUNC != 0 {

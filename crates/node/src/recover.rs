@@ -20,7 +20,9 @@ use crate::flush::is_announced;
 use crate::node::Node;
 use crate::reconcile::{is_pending, was_changed};
 use crate::residents::Resident;
-use crate::synced::{bytes_before_a_hole, counts, surely_there};
+use crate::synced::{
+    bytes_before_a_hole, counts, is_cut, is_same_boot, lengths_count, surely_there,
+};
 
 /// What a recovery found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -61,26 +63,21 @@ struct Trust {
     /// Clean copies are whole: nor was a tier mounted anew, whose device may have been away. (A
     /// container has mounts of its own as well: there copies are fetched again.)
     copies: bool,
-    /// No object is shorter than its record says: the last daemon had nothing left in hand.
+    /// No object is shorter than its record says.
     lengths: bool,
 }
 
-/// Whether the last daemon ended with nothing in hand: no object is shorter than its record says.
-pub(crate) fn ended_settled(state_dir: &Path) -> bool {
-    std::fs::read(state_dir.join(CLEAN_END)).is_ok_and(|said| said == SETTLED.as_bytes())
-}
-
-fn boot_id() -> String {
+pub(crate) fn boot_id() -> String {
     std::fs::read_to_string(BOOT_ID).unwrap_or_default()
 }
 
 /// Inodes of the backlog that are looked at together.
 const PAGE: usize = 1000;
 
-const CLEAN_END: &str = "clean-end";
+pub(crate) const CLEAN_END: &str = "clean-end";
 /// In that file, if each record had the length of its object.
-const SETTLED: &str = "settled";
-const RUNNING: &str = "running";
+pub(crate) const SETTLED: &str = "settled";
+pub(crate) const RUNNING: &str = "running";
 /// Set when a namespace has seen its tiers.
 pub(crate) const RECOVERED: &str = "recovered";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -192,12 +189,12 @@ impl Node {
         let last = std::fs::read_to_string(self.state_dir.join(RUNNING)).unwrap_or_default();
         let ended = clean_end.exists();
         // The boot alone is what older versions noted.
-        let same_boot = !boot.is_empty() && last.starts_with(&boot);
+        let same_boot = is_same_boot(&self.state_dir);
         let same = same_boot && (last == boot || last == self.machine_and_mounts(&boot));
         let trust = Trust {
             unsynced: ended || same_boot,
             copies: ended || same,
-            lengths: ended_settled(&self.state_dir),
+            lengths: lengths_count(&self.state_dir),
         };
         if trust.unsynced {
             self.note_running()?;
@@ -365,7 +362,12 @@ impl Node {
                 return self.without_map(index, &record, &header, why, trust, evidence);
             }
         };
-        if trust.lengths && record.dirty && looked.stat.size < record.attr.size {
+        let is_dirty = header.dirty || looked.map.as_ref().is_some_and(Presence::is_dirty);
+        if !is_dirty && !header.whole && header.spilled {
+            // Begun beside a spill file, which has all: the daemon ended before it saw that.
+            return Ok(Fate::Removed);
+        }
+        if trust.lengths && is_cut(&record, &header, looked.stat.size) {
             return self.unusable(index, &record, "its end is missing".into(), evidence);
         }
         self.fate_of_sound_object(index, &record, &header, looked, trust)
@@ -736,7 +738,9 @@ impl Node {
                 Err(error) => return Err(error),
             };
             let record = self.meta.get(ino)?;
-            if trust.lengths && record.dirty && size < record.attr.size {
+            // While bytes move to a spill file, the object has the length of the file.
+            let counts = self.residents.get(ino.0).is_none();
+            if trust.lengths && counts && record.dirty && size < record.attr.size {
                 tracing::error!(%ino, size, wanted = record.attr.size, "a spill file has lost its end");
                 continue;
             }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_meta::{Ino, Link, Queue, Record};
+use forebay_store::backing::Access;
 use forebay_store::{
     Attributes, Bytes, ErrorClass, Fingerprint, Header, Presence, StoreError, Timestamp,
 };
@@ -478,7 +479,7 @@ impl Node {
             path.push(b'/');
         }
         path.extend_from_slice(&link.name);
-        open_below(&*self.backing, &path).ok().flatten()?.stat().ok()
+        open_below(&*self.backing, &path, Access::Read).ok().flatten()?.stat().ok()
     }
 
     /// The record follows the publication of its spill file.

@@ -11,6 +11,7 @@
 //!   it makes durable by itself, nobody hears of. Taken back when the object is emptied, after that, and
 //!   so before it grows again: the device gets changes of one inode's attributes in their order.
 
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use forebay_meta::{FileKind, Ino, Link, Record};
@@ -20,6 +21,7 @@ use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::place::{Base, Place};
+use crate::recover::{CLEAN_END, RUNNING, SETTLED, boot_id};
 
 /// Whether an object that is so long after a crash of the machine has what was acknowledged of its file,
 /// whatever length the namespace knows of.
@@ -50,6 +52,26 @@ pub(crate) fn bytes_before_a_hole(of: &dyn Bytes) -> forebay_store::Result<u64> 
 /// As [`bytes_before_a_hole`], of an object. Of a part its map tells.
 pub(crate) fn surely_there(header: &Header, object: &dyn Object) -> forebay_store::Result<u64> {
     if header.whole { bytes_before_a_hole(object) } else { object.len() }
+}
+
+/// Whether no object is shorter than its record says, unless it was damaged: the last daemon ended with
+/// nothing in hand, or was killed, and has noted each cut before it was made.
+pub(crate) fn lengths_count(state_dir: &Path) -> bool {
+    match std::fs::read(state_dir.join(CLEAN_END)) {
+        Ok(said) => said == SETTLED.as_bytes(),
+        Err(_) => is_same_boot(state_dir),
+    }
+}
+
+/// Whether the machine has not restarted since a daemon worked here.
+pub(crate) fn is_same_boot(state_dir: &Path) -> bool {
+    let (boot, last) = (boot_id(), std::fs::read_to_string(state_dir.join(RUNNING)));
+    !boot.is_empty() && last.is_ok_and(|last| last.starts_with(&boot))
+}
+
+/// Whether an object that has what the backing store lacks has lost its end.
+pub(crate) fn is_cut(record: &Record, header: &Header, len: u64) -> bool {
+    (header.dirty || record.dirty) && len < record.attr.size
 }
 
 impl Node {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_meta::{Queue, Record};
+use forebay_meta::{Ino, Queue, Record, Timestamp};
 use forebay_store::Presence;
 use rustix::io::Errno;
 
@@ -27,6 +27,7 @@ impl Node {
         if size > i64::MAX as u64 {
             return Err(NodeError::Posix(Errno::FBIG));
         }
+        self.check_writable_below(context, record)?;
         let file = self.files.get(record.ino);
         if size == 0 && self.troubles.is_lost(record.ino) {
             context.wait()?;
@@ -89,28 +90,84 @@ impl Node {
             self.check_wanted(context)?;
             file.count_write();
             fail_at!("node.truncate.before_object");
-            if size == 0 {
-                self.empty(file, &mut residence)?;
-            } else {
-                if let Some(place) = &residence.place {
-                    self.check_rest_below(file, &residence, place)?;
-                }
-                self.resize(file, &mut residence, size)?;
-            }
-            let now = convert::now();
-            if let Some(place) = &residence.place {
-                place.object.set_times(None, Some(convert::store_time(now)))?;
-            }
-            fail_at!("node.truncate.before_record");
-            // With the file in hand: what is written and published after this has the last word.
-            self.meta.update(record.ino, Some(now), |record| {
-                record.attr.size = size;
-                record.attr.mtime = now;
-                record.dirty = true;
-                Queue::Yes
-            })?;
+            self.change_length(file, &mut residence, record.ino, size)?;
         }
         Ok(())
+    }
+
+    /// A record never says more than there is: it comes first where the file becomes shorter, and last
+    /// where it becomes longer. So bytes that are missing after the death of a daemon are a damage.
+    fn change_length(
+        &self,
+        file: &FileRef,
+        residence: &mut Residence,
+        ino: Ino,
+        size: u64,
+    ) -> Result<()> {
+        let now = convert::now();
+        let before = self.meta.get(ino)?;
+        let shrinks = size < before.attr.size;
+        if shrinks {
+            self.record_length(ino, size, now)?;
+        }
+        let changed = self.change_bytes(file, residence, size, now).and_then(|()| match shrinks {
+            true => Ok(()),
+            false => self.record_length(ino, size, now),
+        });
+        if changed.is_err() {
+            self.take_back_length(residence, &before);
+        }
+        changed
+    }
+
+    fn change_bytes(
+        &self,
+        file: &FileRef,
+        residence: &mut Residence,
+        size: u64,
+        now: Timestamp,
+    ) -> Result<()> {
+        if size == 0 {
+            self.empty(file, residence)?;
+        } else {
+            if let Some(place) = &residence.place {
+                self.check_rest_below(file, residence, place)?;
+            }
+            self.resize(file, residence, size)?;
+        }
+        if let Some(place) = &residence.place {
+            place.object.set_times(None, Some(convert::store_time(now)))?;
+        }
+        Ok(())
+    }
+
+    /// With the file in hand: what is written and published after this has the last word.
+    fn record_length(&self, ino: Ino, size: u64, now: Timestamp) -> Result<()> {
+        fail_at!("node.truncate.before_record");
+        self.meta.update(ino, Some(now), |record| {
+            record.attr.size = size;
+            record.attr.mtime = now;
+            record.dirty = true;
+            Queue::Yes
+        })?;
+        Ok(())
+    }
+
+    /// After a failure the record says what there is.
+    fn take_back_length(&self, residence: &Residence, before: &Record) {
+        let (len, dirty) = match (&residence.place, &residence.base) {
+            (Some(place), _) => (place.object.len().ok(), place.dirty.load(Ordering::Acquire)),
+            (None, Base::Spill(spill)) => (Some(spill.size_and_mtime().0), true),
+            (None, _) => (None, false),
+        };
+        let put_back = self.meta.update(before.ino, None, |record| {
+            record.attr.size = len.unwrap_or(before.attr.size);
+            record.dirty = dirty || before.dirty;
+            Queue::Yes
+        });
+        if let Err(error) = put_back {
+            tracing::warn!(ino = %before.ino, %error, "can't note the length of a file that could not be changed");
+        }
     }
 
     /// Nothing is left: no extent, no base.

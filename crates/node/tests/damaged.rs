@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options, Queue};
-use forebay_node::{CheckRequest, Checked, check};
+use forebay_node::{CheckRequest, Checked, SetAttr, check};
+use forebay_store::tier::DirTier;
+use forebay_store::{Header, Tier};
 use rig::{CONTEXT, KIB, MIB, Rig, noise};
 
 const HEADER: &str = "user.forebay";
@@ -290,4 +292,76 @@ fn lost_file_when_it_is_replaced_in_any_way_then_it_is_the_new_one() {
         assert_eq!(rig.plain("file"), b"new", "{way}");
         assert_eq!(rig.node().conflicts().0, 0, "{way}");
     }
+}
+
+/// A cut is noted before it is made, so what is missing after the death of a daemon is a damage. Before,
+/// the file was as long as what was left of it, in silence.
+#[test]
+fn object_whose_end_is_missing_when_its_daemon_was_killed_then_lost_and_named() {
+    for open in [false, true] {
+        let mut rig = Rig::small(8 * MIB);
+        std::fs::write(rig.backing().join("file"), noise(8, 20_000)).unwrap();
+        let fh = rig.open("file", libc::O_RDWR);
+        assert_eq!(rig.read_all(fh).len(), 20_000);
+        rig.write(fh, 0, &noise(7, 20_000));
+        if !open {
+            rig.node().release(fh);
+        }
+        rig.crash();
+        let object = std::fs::File::options().write(true).open(object(&rig)).unwrap();
+        object.set_len(10_000).unwrap();
+        assert!(fsck(&rig, false, false).problems > 0, "open: {open}");
+        rig.start();
+        is_lost_and_named(&rig, "file");
+    }
+}
+
+#[test]
+fn file_that_was_cut_or_emptied_when_its_daemon_is_killed_then_it_is_as_it_was_cut() {
+    for open in [false, true] {
+        for size in [0, 5000, 30_000] {
+            let mut rig = Rig::small(8 * MIB);
+            std::fs::write(rig.backing().join("file"), noise(8, 20_000)).unwrap();
+            let fh = rig.open("file", libc::O_RDWR);
+            rig.write(fh, 0, &noise(7, 20_000));
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            rig.node().setattr(&CONTEXT, rig.ino("file"), &set).unwrap();
+            if !open {
+                rig.node().release(fh);
+            }
+            rig.crash();
+            assert_eq!(fsck(&rig, false, false).problems, 0, "{size}, open: {open}");
+            rig.start();
+            let mut wanted = noise(7, 20_000);
+            wanted.resize(size as usize, 0);
+            assert_eq!(read(&rig, "file"), Ok(wanted), "{size}, open: {open}");
+        }
+    }
+}
+
+/// A copy was begun beside a spill file, and the daemon died before it saw that there is one: the empty
+/// object counted, and the file had no bytes.
+#[test]
+fn copy_begun_beside_a_spill_file_when_the_daemon_dies_then_the_spill_file_counts() {
+    // No room for any object.
+    let mut rig = Rig::small(4 * KIB);
+    let spilled = rig.create("spilled");
+    let bytes = noise(50, 300_000);
+    for (piece, at) in bytes.chunks(100_000).zip((0..).step_by(100_000)) {
+        rig.write(spilled, at, piece);
+    }
+    let ino = rig.ino("spilled");
+    rig.node().release(spilled);
+    rig.crash();
+    {
+        let tier = DirTier::open(&rig.dir.join("tier0")).unwrap();
+        assert!(tier.open(ino.0).is_err(), "all of it is in the spill file");
+        drop(tier.create_map(ino.0, 64 * KIB, bytes.len() as u64).unwrap());
+        let header = Header { ino: ino.0, spilled: true, ..Header::default() };
+        drop(tier.create(ino.0, &header).unwrap());
+    }
+    rig.start();
+    assert_eq!(read(&rig, "spilled"), Ok(bytes.clone()));
+    rig.drain();
+    assert_eq!(rig.plain("spilled"), bytes);
 }

@@ -401,3 +401,62 @@ fn file_of_which_a_part_is_resident_when_others_put_another_in_its_place_then_no
         assert!(rig.get("file") == new, "in place: {in_place}");
     }
 }
+
+/// Another one's change in place, after which size and time of the file are what they were.
+fn changed_in_place_with_its_time_kept(rig: &Rig, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::options().write(true).open(rig.backing().join("file")).unwrap();
+    let before = file.metadata().unwrap();
+    file.write_all_at(bytes, 0).unwrap();
+    file.set_modified(before.modified().unwrap()).unwrap();
+    let after = file.metadata().unwrap();
+    assert_eq!(
+        (after.len(), after.mtime(), after.mtime_nsec()),
+        (before.len(), before.mtime(), before.mtime_nsec())
+    );
+}
+
+#[test]
+fn file_that_is_resident_when_changed_in_place_with_size_and_time_kept_then_no_old_byte_is_shown() {
+    // Whole on the tier, and a part of a larger one.
+    for len in [20_000, 700_000] {
+        let rig = rig();
+        let (old, new) = (noise(1, len), noise(2, len));
+        std::fs::write(rig.backing().join("file"), &old).unwrap();
+        age(&rig, "file");
+        assert!(rig.get("file") == old);
+        assert!(rig.used() > 0, "it is resident");
+        changed_in_place_with_its_time_kept(&rig, &new);
+        assert!(rig.get("file") == new, "{len} bytes");
+        // What is written now builds upon theirs, and is no conflict.
+        changed_in_place_with_its_time_kept(&rig, &old);
+        let fh = rig.open("file", libc::O_RDWR);
+        rig.write(fh, len - 4, b"ours");
+        rig.node().release(fh);
+        rig.drain();
+        assert_eq!(names(&rig), ["file"]);
+        let found = rig.plain("file");
+        assert!(found[..len as usize - 4] == old[..len as usize - 4], "{len} bytes");
+        assert_eq!(found[len as usize - 4..], *b"ours");
+    }
+}
+
+#[test]
+fn file_that_was_written_here_when_changed_in_place_with_size_and_time_kept_then_both_are_kept() {
+    for len in [20_000, 700_000] {
+        let rig = rig();
+        std::fs::write(rig.backing().join("file"), noise(1, len)).unwrap();
+        age(&rig, "file");
+        drop(rig.get("file"));
+        let fh = rig.open("file", libc::O_RDWR);
+        let ours = noise(3, len);
+        rig.write(fh, 0, &ours);
+        rig.node().release(fh);
+        let theirs = noise(2, len);
+        changed_in_place_with_its_time_kept(&rig, &theirs);
+        rig.drain();
+        assert!(rig.plain("file") == theirs, "{len} bytes");
+        assert!(conflict_copy(&rig) == ours, "{len} bytes");
+        assert_eq!(rig.node().conflicts().0, 1);
+    }
+}

@@ -4,8 +4,12 @@
 mod rig;
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_node::{CheckRequest, check};
+use forebay_store::decorators::{Interceptor, Operation, Verdict};
+use parking_lot::Mutex;
 use rig::{CONTEXT, MIB, Rig, noise};
 
 /// The maps of partly resident files.
@@ -193,6 +197,82 @@ fn file_that_is_open_and_synced_when_its_name_was_written_back_empty_then_its_by
         assert_eq!(rig.get("file"), b"THE FIRST bytes", "times set: {set_times}");
         rig.drain();
         assert_eq!(rig.plain("file"), b"THE FIRST bytes");
+        assert_eq!(rig.node().conflicts().0, 0);
+    }
+}
+
+/// Notes, at each sync of the backing store after a publication, whether the header of the only object
+/// still says that it is dirty; has those fail if so wanted.
+#[derive(Default)]
+struct AfterPublication {
+    tier: std::sync::OnceLock<PathBuf>,
+    published: AtomicBool,
+    fails: AtomicBool,
+    dirty: Mutex<Vec<bool>>,
+}
+
+fn is_dirty(tier: &std::path::Path) -> bool {
+    let fans = std::fs::read_dir(tier.join("objects")).unwrap();
+    let files = fans.flat_map(|fan| std::fs::read_dir(fan.unwrap().path()).unwrap());
+    let objects = files.map(|file| file.unwrap().path());
+    let mut objects = objects.filter(|path| path.extension().is_none());
+    let object = objects.next().expect("an object");
+    assert!(objects.next().is_none(), "several objects");
+    let mut header = vec![0; 4096];
+    let len = rustix::fs::getxattr(&object, "user.forebay", &mut header[..]).unwrap();
+    assert!(len > 12);
+    header[10] & 1 != 0
+}
+
+impl Interceptor for AfterPublication {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        if operation != Operation::Sync || !self.published.load(Ordering::SeqCst) {
+            return Verdict::Pass;
+        }
+        self.dirty.lock().push(is_dirty(self.tier.get().unwrap()));
+        match self.fails.load(Ordering::SeqCst) {
+            true => Verdict::Fail(libc::EIO),
+            false => Verdict::Pass,
+        }
+    }
+
+    fn after(&self, operation: Operation) {
+        if operation == Operation::Commit {
+            self.published.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// As long as the name of a version is not known to be durable, a power cut may bring the one before it
+/// back, and the object is the only copy.
+#[test]
+fn object_when_its_version_was_published_then_clean_only_after_the_name_is_durable() {
+    for known in [false, true] {
+        let watch = Arc::new(AfterPublication::default());
+        let rig = Rig::new(&[8 * MIB], watch.clone(), |_| {});
+        watch.tier.set(rig.dir.join("tier0")).unwrap();
+        if known {
+            std::fs::write(rig.backing().join("file"), noise(1, 20_000)).unwrap();
+            let fh = rig.open("file", libc::O_RDWR);
+            rig.write(fh, 0, b"written");
+            rig.node().release(fh);
+        } else {
+            rig.put("file", b"written");
+        }
+        watch.fails.store(true, Ordering::SeqCst);
+        for _ in 0..2 {
+            drop(rig.node().reconcile(rig.ino("file")));
+            assert_eq!(rig.plain("file")[..7], *b"written", "it was published");
+            assert!(is_dirty(&rig.dir.join("tier0")), "known: {known}");
+        }
+        let looks = watch.dirty.lock().len();
+        assert!(looks > 0, "nothing is synced after the publication");
+        watch.fails.store(false, Ordering::SeqCst);
+        rig.drain();
+        assert!(!is_dirty(&rig.dir.join("tier0")), "known: {known}");
+        let seen = watch.dirty.lock().clone();
+        assert!(seen.len() > looks, "clean without a sync of the name");
+        assert!(seen.iter().all(|dirty| *dirty), "clean before: {seen:?}");
         assert_eq!(rig.node().conflicts().0, 0);
     }
 }

@@ -108,10 +108,10 @@ fn main() -> ExitCode {
             let seed = seed(&length);
             report(model::run(&dir, &reference, seed, length.ops), seed)
         }
-        (Some(Suite::Power { cases: true, .. }), _) => report(power::known_cases(), 0),
-        (Some(Suite::Power { cuts, seed, .. }), _) => {
+        (Some(Suite::Power { cuts, seed, cases }), _) => {
             let seed = seed.unwrap_or_else(|| random::seed_from_env("FOREBAY_SEED"));
-            report(power::run(seed, cuts), seed)
+            let done = if cases { power::known_cases(seed) } else { power::run(seed, cuts) };
+            report(done, seed)
         }
         (Some(Suite::Soak { minutes, seed, results }), _) => {
             let seed = seed.unwrap_or_else(|| random::seed_from_env("FOREBAY_SEED"));

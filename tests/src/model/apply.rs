@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{fallocate, fstat, fsync, ftruncate, link, lstat, renameat_with, rmdir, symlink};
+use rustix::fs::{
+    fallocate, fstat, fsync, ftruncate, link, lstat, renameat_with, rmdir, stat, symlink,
+};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Answer, Op, Place, Slot};
@@ -20,9 +22,20 @@ const SLOTS: usize = 6;
 pub struct World<'a> {
     roots: &'a [PathBuf; 2],
     existing: BTreeSet<String>,
-    open: Vec<Option<[OwnedFd; 2]>>,
+    open: Vec<Option<Opened>>,
     user: u32,
 }
+
+/// An open file on both sides.
+struct Opened {
+    fds: [OwnedFd; 2],
+    by: u32,
+    /// The file got set-id bits when this was open.
+    got_set_ids: bool,
+}
+
+/// The bits of a mode that a write takes away.
+const SET_IDS: u32 = 0o6000;
 
 impl<'a> World<'a> {
     pub fn new(roots: &'a [PathBuf; 2]) -> Self {
@@ -89,8 +102,32 @@ impl<'a> World<'a> {
         become_user(0);
         if answers.iter().all(Result::is_ok) {
             self.note(op);
+            self.bear_unseen_writes(op);
         }
         answers
+    }
+
+    /// The documented differences of mounts whose files the kernel writes by itself for a program that had
+    /// them open when they got set-id bits: nobody tells the daemon who writes. What a plain user writes
+    /// through a descriptor of root's leaves the bits; what is written through a descriptor of somebody
+    /// else takes them away, also if root writes, or somebody stores into a mapping. Nothing but these
+    /// bits may differ, and after nothing but such a write; then the mode is made the same again.
+    fn bear_unseen_writes(&self, op: Op) {
+        let (slot, stores) = match op {
+            Op::Write { slot, .. } => (slot, false),
+            Op::MapWrite { slot, .. } => (slot, true),
+            _ => return,
+        };
+        let Some(opened) = &self.open[self.slot(slot)] else { return };
+        let [Ok(got), Ok(want)] = [0, 1].map(|side| fstat(&opened.fds[side])) else { return };
+        let (got, want) = (got.st_mode, want.st_mode);
+        let stay = opened.by == 0 && self.user != 0 && !stores && got & want == want;
+        let go = opened.by != 0 && (self.user == 0 || stores) && got & want == got;
+        let differ = got != want && got & !SET_IDS == want & !SET_IDS;
+        if opened.got_set_ids && differ && (stay || go) {
+            // What fails here shows as the difference that it is.
+            let _ = os::fchmod(&opened.fds[0], want & 0o7777);
+        }
     }
 
     /// Closes every open file.
@@ -116,7 +153,8 @@ impl<'a> World<'a> {
             [0, 1].map(|side| opened[side].as_ref().map(|_| Answer::Done).map_err(|e| *e));
         if let [Ok(a), Ok(b)] = opened {
             let slot = self.slot(slot);
-            self.open[slot] = Some([a, b]);
+            let (by, got_set_ids) = (self.user, false);
+            self.open[slot] = Some(Opened { fds: [a, b], by, got_set_ids });
             self.existing.insert(path);
         }
         answers
@@ -132,7 +170,7 @@ impl<'a> World<'a> {
             | Op::Copy { from: slot, .. }
             | Op::Fstat { slot }
             | Op::Fsync { slot } => match &self.open[self.slot(slot)] {
-                Some(fds) => self.on_file(op, &fds[side], side),
+                Some(opened) => self.on_file(op, &opened.fds[side], side),
                 None => Ok(Answer::Done),
             },
             other => self.on_path(other, side),
@@ -219,7 +257,7 @@ impl<'a> World<'a> {
                 let copied = rustix::fs::copy_file_range(
                     fd,
                     Some(&mut from),
-                    &target[side],
+                    &target.fds[side],
                     Some(&mut to),
                     len as usize,
                 )?;
@@ -250,6 +288,14 @@ impl<'a> World<'a> {
             }
             Op::Rename { from, to, flags } => {
                 self.note_rename(&self.path(from), &self.path(to), flags);
+            }
+            Op::Chmod { at, mode } if mode & SET_IDS != 0 => {
+                let Ok(changed) = stat(self.roots[1].join(self.path(at))) else { return };
+                for opened in self.open.iter_mut().flatten() {
+                    let same =
+                        fstat(&opened.fds[1]).is_ok_and(|found| found.st_ino == changed.st_ino);
+                    opened.got_set_ids |= same;
+                }
             }
             _ => {}
         }
@@ -314,6 +360,9 @@ fn map_write(fd: &OwnedFd, at: u32, len: u32, tag: u32) -> Result<Answer, Errno>
     }
     map.write((at - start) as usize, &pattern(tag.into(), (end - at) as usize));
     if loads {
+        rustix::fs::futimens(fd, &times)?;
+        drop(map);
+        // What the kernel does not write by itself comes to the daemon no sooner, and as a write.
         rustix::fs::futimens(fd, &times)?;
     }
     Ok(Answer::Number(end))

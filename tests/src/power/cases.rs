@@ -33,6 +33,62 @@ fn commit(name: &str) -> Op {
     write(&format!("beside-{name}"), 0, 1, Sync::Fsync)
 }
 
+/// Takes the name of a case, its `--writeback`, its steps, and what is cut.
+type Add<'a> = dyn FnMut(&'static str, &'static str, Vec<Op>, &'static [&'static str]) + 'a;
+
+/// Files, each of eight blocks, of which some number is more than the tiers have room for.
+fn fillers(of: &str, number: usize) -> Vec<Op> {
+    (0..number).map(|number| write(&format!("{of}-{number}"), 0, 8, Sync::None)).collect()
+}
+
+/// More blocks than both tiers have room for.
+const BEYOND: usize = 2000;
+
+/// What is written past the tiers, to spill files.
+fn past_the_tiers(case: &mut Add<'_>, named: &dyn Fn(&str) -> String) {
+    for (what, sync) in [
+        ("a new file past the tiers", Sync::Fsync),
+        ("fdatasync of a new file past the tiers", Sync::Fdatasync),
+        ("O_DSYNC of a new file past the tiers", D_SYNC),
+    ] {
+        case(what, "1h", vec![write(&named(what), 0, BEYOND, sync)], &DISKS[..]);
+    }
+    // Over a version that the backing store has, which shows through what was not written.
+    let name = named("over");
+    let mut ops = vec![write(&name, 0, BEYOND, Sync::Fsync), Op::Drain { name: name.clone() }];
+    ops.push(write(&name, 40, BEYOND - 50, Sync::Fsync));
+    case("a known file that is changed past the tiers", "1h", ops.clone(), &DISKS[..]);
+    ops.push(write(&name, 10, 3, Sync::None));
+    ops.push(commit(&name));
+    case("a spilled file, changed and not synced", "1h", ops, TIERS);
+    let name = named("published");
+    let ops = vec![write(&name, 0, BEYOND, Sync::Fsync), Op::Pause { millis: 1500 }, commit(&name)];
+    case("a write-back of a spilled file", "close", ops, &["state", "backing"]);
+}
+
+/// What was synced, and had to go from the tiers.
+fn evictions(case: &mut Add<'_>, named: &dyn Fn(&str) -> String) {
+    for (what, cut) in [
+        ("eviction of what was synced", &["backing"][..]),
+        ("eviction of what was synced, and all is cut", &DISKS[..]),
+    ] {
+        let name = named(what);
+        let mut ops = vec![write(&name, 0, 8, Sync::Fsync)];
+        ops.extend(fillers(&name, 300));
+        ops.push(Op::Pause { millis: 300 });
+        case(what, "1h", ops, cut);
+    }
+    let name = named("evicted");
+    let mut ops = drained(&name);
+    ops.push(Op::Evict { name: name.clone() });
+    ops.push(write(&name, 3, 2, Sync::Fsync));
+    case("a change of what was evicted", "1h", ops, &DISKS[..]);
+    let name = named("fetched");
+    let mut ops = drained(&name);
+    ops.extend([Op::Evict { name: name.clone() }, Op::Read { name: name.clone() }, commit(&name)]);
+    case("a copy that was evicted and fetched again", "1h", ops, TIERS);
+}
+
 /// All cases.
 pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -78,6 +134,8 @@ pub fn all() -> Vec<Case> {
             Op::Pause { millis: 100 },
         ];
         case("a removal that nobody has synced", "1h", ops, &["state"]);
+        past_the_tiers(&mut case, &named);
+        evictions(&mut case, &named);
         let name = named("flushed");
         let ops = vec![
             write(&name, 0, 8, Sync::Fsync),

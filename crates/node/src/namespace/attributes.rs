@@ -291,6 +291,10 @@ impl Node {
             return Ok(());
         }
         self.reconcile(ino)?;
+        // What was removed, or moved elsewhere, has its old name there still.
+        for (_, gone) in self.meta.ghosts(ino)? {
+            self.reconcile_as_it_is(gone)?;
+        }
         let mut after = 0;
         loop {
             let page = self.meta.entries_plus(ino, after, PAGE)?;

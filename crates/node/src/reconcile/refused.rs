@@ -11,11 +11,14 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_meta::{Attr, Ino};
+use forebay_meta::{Attr, Ino, Record};
 use forebay_store::StoreError;
-use forebay_store::backing::SetAttributes;
+use forebay_store::backing::{Access, SetAttributes};
 use parking_lot::Mutex;
+use rustix::process::{getegid, geteuid};
 
+use crate::context::Context;
+use crate::doubt::open_below;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 
@@ -53,6 +56,8 @@ pub(crate) struct Limits {
     /// The largest extended attribute, name and value, and what a larger one is refused with.
     attribute: Mutex<Option<(usize, i32)>>,
     no_links: AtomicBool,
+    /// This mount can't give files away at all.
+    keeps_owners: AtomicBool,
 }
 
 /// Whether the backing store says that it can't do something, not that it failed at it: to try
@@ -210,24 +215,62 @@ impl Node {
         if let Some(known) = self.reconciler.limits.gives.lock().get(&owner) {
             return Ok(*known);
         }
-        let temporary = self.backing.temporary(0)?;
-        let found = temporary.file().stat()?;
-        let set = SetAttributes {
-            uid: (found.uid != attr.uid).then_some(attr.uid),
-            gid: (found.gid != attr.gid).then_some(attr.gid),
-            ..SetAttributes::default()
-        };
-        let gives = match temporary.file().set_attributes(&set) {
-            Ok(()) => true,
-            Err(error) if is_refused_owner(&error) => false,
-            Err(error) => return Err(error.into()),
-        };
+        let gives = self.try_to_give(attr.uid, attr.gid)?;
         let mut known = self.reconciler.limits.gives.lock();
         if known.len() >= MOST_OWNERS {
             known.clear();
         }
         known.insert(owner, gives);
         Ok(gives)
+    }
+
+    /// Whether a file can be given to a user and a group, by one that is made for it.
+    fn try_to_give(&self, uid: u32, gid: u32) -> Result<bool> {
+        let temporary = self.backing.temporary(0)?;
+        let found = temporary.file().stat()?;
+        let set = SetAttributes {
+            uid: (found.uid != uid).then_some(uid),
+            gid: (found.gid != gid).then_some(gid),
+            ..SetAttributes::default()
+        };
+        match temporary.file().set_attributes(&set) {
+            Ok(()) => Ok(true),
+            Err(error) if is_refused_owner(&error) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// At the start: whether the mount can give files away. A plain user's can't, nor can that of root
+    /// where the store gives it no rights.
+    pub(crate) fn look_at_rights(&self) {
+        // Any user but the one that it is.
+        let other = u32::from(geteuid().as_raw() != 1);
+        match self.try_to_give(other, getegid().as_raw()) {
+            Ok(gives) => self.reconciler.limits.keeps_owners.store(!gives, Ordering::Release),
+            Err(error) => tracing::warn!(%error, "can't see whether files can be given away"),
+        }
+    }
+
+    /// Before a file is changed that can't be given back to its owner: it is written in place, so it
+    /// must be writable there. What could never get there is refused at once.
+    ///
+    /// # Errors
+    /// `EACCES`; `MustWait`.
+    pub(crate) fn check_writable_below(&self, context: &Context, record: &Record) -> Result<()> {
+        let is_given = !self.reconciler.limits.keeps_owners.load(Ordering::Acquire)
+            || record.attr.uid == geteuid().as_raw();
+        if is_given || record.backing.fingerprint.is_none() {
+            return Ok(());
+        }
+        context.wait()?;
+        let Some(path) = self.meta.backing_path(record.ino)? else { return Ok(()) };
+        match open_below(&*self.backing, &path, Access::ReadWrite) {
+            Err(NodeError::Store(error)) if is_refused_owner(&error) => {
+                Err(rustix::io::Errno::ACCESS.into())
+            }
+            // What ails the store otherwise is told when the bytes come to it.
+            _ => Ok(()),
+        }
     }
 
     /// After a hard link was refused: whether the store has none at all.

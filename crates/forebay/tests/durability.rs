@@ -1,0 +1,143 @@
+//! `--durability backing`: what was acknowledged outlives everything on the node.
+
+mod site;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use site::*;
+
+fn sync_dir(path: &Path) {
+    File::open(path).unwrap().sync_all().unwrap();
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let names = entries.map(|name| name.into_string().unwrap());
+    let mut names: Vec<_> = names.filter(|name| name != ".forebay").collect();
+    names.sort();
+    names
+}
+
+/// The daemon dies, and the tier with the state on it is gone.
+fn lose_everything_local(site: &Site) {
+    let daemon = site.daemon();
+    signal(daemon, rustix::process::Signal::KILL);
+    assert!(wait_for(Duration::from_secs(10), || !alive(daemon)));
+    let (code, text) = outcome(site.command("fusermount3").args(["-uz", &site.text("mnt")]));
+    assert_eq!(code, 0, "{text}");
+    fs::remove_dir_all(site.path("tier")).unwrap();
+}
+
+/// With the options of a mount that by itself writes nothing back.
+fn mounted(passthrough: &str, durability: &str) -> Site {
+    let site = Site::new();
+    fs::write(site.path("backing/known"), vec![1; 60_000]).unwrap();
+    fs::write(site.path("backing/gone"), "gone").unwrap();
+    let how = ["--durability", durability, "--writeback", "evict", "--no-supervisor"];
+    site.mount(&[&how[..], &["--passthrough", passthrough]].concat());
+    site
+}
+
+#[test]
+fn fsync_when_durability_is_backing_then_the_file_outlives_everything_local() {
+    if !can_mount() {
+        return;
+    }
+    for passthrough in ["off", "readwrite"] {
+        let site = mounted(passthrough, "backing");
+        let (mnt, backing) = (site.path("mnt"), site.path("backing"));
+        let below = |name: &str| fs::read(backing.join(name)).unwrap_or_default();
+        // A new file in new directories, still open.
+        fs::create_dir_all(mnt.join("a/b")).unwrap();
+        let mut new = File::create(mnt.join("a/b/new")).unwrap();
+        new.write_all(b"new").unwrap();
+        new.sync_all().unwrap();
+        assert_eq!(below("a/b/new"), b"new", "passthrough {passthrough}");
+        // What is written to the same open file later.
+        new.write_all(b", and more").unwrap();
+        new.sync_data().unwrap();
+        assert_eq!(below("a/b/new"), b"new, and more", "passthrough {passthrough}");
+        // A part of a known one, and its mode.
+        fs::read(mnt.join("known")).unwrap();
+        let known = OpenOptions::new().write(true).open(mnt.join("known")).unwrap();
+        known.write_all_at(b"changed", 30_000).unwrap();
+        known.set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
+        known.sync_all().unwrap();
+        assert_eq!(below("known")[30_000..30_007], *b"changed", "passthrough {passthrough}");
+        let mode = fs::metadata(backing.join("known")).unwrap().mode();
+        assert_eq!(mode & 0o7777, 0o640, "passthrough {passthrough}");
+        // A file that replaces another, as editors do.
+        let mut other = File::create(mnt.join("known.new")).unwrap();
+        other.write_all(b"saved anew").unwrap();
+        other.sync_all().unwrap();
+        drop(other);
+        fs::rename(mnt.join("known.new"), mnt.join("known")).unwrap();
+        fs::remove_file(mnt.join("gone")).unwrap();
+        sync_dir(&mnt);
+        assert_eq!(below("known"), b"saved anew", "passthrough {passthrough}");
+        assert_eq!(names(&backing), ["a", "known"], "passthrough {passthrough}");
+        // A rename from one directory to another.
+        fs::rename(mnt.join("a/b/new"), mnt.join("a/moved")).unwrap();
+        sync_dir(&mnt.join("a"));
+        sync_dir(&mnt.join("a/b"));
+        assert_eq!(names(&backing.join("a")), ["b", "moved"], "passthrough {passthrough}");
+        assert!(names(&backing.join("a/b")).is_empty(), "passthrough {passthrough}");
+        drop((new, known));
+        lose_everything_local(&site);
+        assert_eq!(below("a/moved"), b"new, and more", "passthrough {passthrough}");
+        assert_eq!(below("known"), b"saved anew", "passthrough {passthrough}");
+        assert_eq!(names(&backing), ["a", "known"]);
+    }
+}
+
+#[test]
+fn synchronous_writes_when_durability_is_backing_then_outlive_everything_local() {
+    if !can_mount() {
+        return;
+    }
+    for passthrough in ["off", "readwrite"] {
+        let site = mounted(passthrough, "backing");
+        let (mnt, backing) = (site.path("mnt"), site.path("backing"));
+        for (name, flag) in [("sync", libc::O_SYNC), ("dsync", libc::O_DSYNC)] {
+            let mut options = OpenOptions::new();
+            let file = options.write(true).create(true).custom_flags(flag).open(mnt.join(name));
+            let file = file.unwrap();
+            for (at, piece) in [(0, &b"first"[..]), (5, b", second")] {
+                file.write_all_at(piece, at).unwrap();
+                let found = fs::read(backing.join(name)).unwrap_or_default();
+                assert!(found.ends_with(piece), "{name}, passthrough {passthrough}: {found:?}");
+            }
+        }
+        lose_everything_local(&site);
+        for name in ["sync", "dsync"] {
+            assert_eq!(fs::read(backing.join(name)).unwrap(), b"first, second");
+        }
+    }
+}
+
+/// The other level of the table: nothing but the tier is waited for, and that outlives the daemon.
+#[test]
+fn fsync_when_durability_is_local_then_it_does_not_wait_for_the_backing_store() {
+    if !can_mount() {
+        return;
+    }
+    let site = mounted("off", "local");
+    let mut file = File::create(site.path("mnt/file")).unwrap();
+    file.write_all(b"on the tier").unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    assert!(!site.path("backing/file").exists());
+    let daemon = site.daemon();
+    signal(daemon, rustix::process::Signal::KILL);
+    assert!(wait_for(Duration::from_secs(10), || !alive(daemon)));
+    let (code, text) = outcome(site.command("fusermount3").args(["-uz", &site.text("mnt")]));
+    assert_eq!(code, 0, "{text}");
+    site.mount(&[]);
+    assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"on the tier");
+    site.umount();
+    assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"on the tier");
+}

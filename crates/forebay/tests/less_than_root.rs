@@ -1,0 +1,172 @@
+//! Mounts of those who may not do everything in the backing store: a plain user, and root where the
+//! store gives it no rights of its own (root_squash of NFS): what is acknowledged gets there, and what
+//! can't is refused at the open.
+
+mod site;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+
+use site::*;
+
+const USER: u32 = 65_534;
+/// Who else has files in the store.
+const OTHER: u32 = 4321;
+
+/// A file in the backing store.
+fn put(site: &Site, name: &str, (owner, group, mode): (u32, u32, u32)) {
+    let path = site.path("backing").join(name);
+    fs::write(&path, "theirs").unwrap();
+    chown(&path, Some(owner), Some(group)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn about(path: &Path) -> (u64, u32, u32, u32) {
+    let found = fs::metadata(path).unwrap();
+    (found.ino(), found.uid(), found.gid(), found.mode() & 0o7777)
+}
+
+/// Runs a script as the user, with the program at `$F` and the site at `$S`.
+fn as_user(site: &Site, script: &str) -> (i32, String) {
+    let mut command = site.command("setpriv");
+    let user = USER.to_string();
+    command.args(["--reuid", &user, "--regid", &user, "--clear-groups"]);
+    command.args(["env", "-u", "FOREBAY_RUNTIME_DIR", "sh", "-c", script]);
+    command.env("S", site.path("")).env("F", site.path("forebay"));
+    outcome(command.env("XDG_RUNTIME_DIR", site.path("run")))
+}
+
+#[test]
+fn mount_of_a_plain_user_when_files_of_others_are_changed_then_they_get_there_and_it_drains() {
+    if !can_mount() {
+        return;
+    }
+    let helper = fs::metadata("/usr/bin/fusermount3").or_else(|_| fs::metadata("/bin/fusermount3"));
+    if !helper.is_ok_and(|helper| helper.mode() & 0o4000 != 0) {
+        eprintln!("skipped: fusermount3 is not set-uid");
+        return;
+    }
+    let site = Site::new();
+    fs::set_permissions(site.root.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_forebay"), site.path("forebay")).unwrap();
+    for dir in ["backing", "mnt", "run", "home"] {
+        chown(site.path(dir), Some(USER), Some(USER)).unwrap();
+    }
+    fs::set_permissions(site.path("run"), fs::Permissions::from_mode(0o700)).unwrap();
+    put(&site, "group", (OTHER, USER, 0o664));
+    put(&site, "roots", (0, USER, 0o660));
+    put(&site, "closed", (OTHER, USER, 0o640));
+    put(&site, "emptied", (OTHER, USER, 0o664));
+    let before =
+        ["group", "roots", "closed", "emptied"].map(|name| about(&site.path("backing").join(name)));
+    let (code, text) = as_user(
+        &site,
+        r#"
+        set -e
+        [ -r /dev/fuse ] && [ -w /dev/fuse ] || { echo "no device"; exit 0; }
+        "$F" mount "$S/backing" "$S/mnt" --tier "$S/home/tier=64M" --writeback evict
+        printf ' and mine' >>"$S/mnt/group"
+        printf ' and mine' >>"$S/mnt/roots"
+        if printf x 2>/dev/null >>"$S/mnt/closed"; then echo "closed was opened"; fi
+        printf anew >"$S/mnt/emptied"
+        sync "$S/mnt/group"
+        "$F" umount --timeout 60s "$S/mnt"
+        echo drained
+        "#,
+    );
+    if text.contains("no device") {
+        eprintln!("skipped: plain users may not use /dev/fuse");
+        return;
+    }
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("drained") && !text.contains("closed was opened"), "{text}");
+    let below = |name: &str| fs::read(site.path("backing").join(name)).unwrap();
+    assert_eq!(below("group"), b"theirs and mine");
+    assert_eq!(below("roots"), b"theirs and mine");
+    assert_eq!(below("closed"), b"theirs");
+    assert_eq!(below("emptied"), b"anew");
+    let after =
+        ["group", "roots", "closed", "emptied"].map(|name| about(&site.path("backing").join(name)));
+    assert_eq!(after, before, "inode, owner, group and mode stay");
+    assert_eq!(site.left_in_backing(), ["closed", "emptied", "group", "roots"]);
+}
+
+/// Mounts as root without the rights over files of others, as where the store squashes root.
+fn mount_squashed(site: &Site, more: &[&str]) -> (i32, String) {
+    let none = "-chown,-dac_override,-dac_read_search,-fowner,-fsetid,-setuid,-setgid,-setpcap";
+    let (backing, mnt) = (site.text("backing"), site.text("mnt"));
+    let tier = format!("{}=64M", site.text("tier"));
+    let mut command = site.command("setpriv");
+    command.args(["--inh-caps", none, "--bounding-set", none, env!("CARGO_BIN_EXE_forebay")]);
+    command.args(["mount", &backing, &mnt, "--tier", &tier, "--writeback", "evict"]);
+    outcome(command.args(more))
+}
+
+/// A program of another user, on a mount that others may use.
+fn as_other(site: &Site, script: &str) -> (i32, String) {
+    let mut command = site.command("setpriv");
+    let other = OTHER.to_string();
+    command.args(["--reuid", &other, "--regid", &other, "--clear-groups", "sh", "-c", script]);
+    outcome(command.env("S", site.path("")))
+}
+
+#[test]
+fn root_when_the_store_gives_it_no_rights_then_what_is_acknowledged_gets_there() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::set_permissions(site.root.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    put(&site, "group", (OTHER, 0, 0o664));
+    put(&site, "all", (OTHER, OTHER, 0o666));
+    put(&site, "emptied", (OTHER, OTHER, 0o666));
+    put(&site, "closed", (OTHER, OTHER, 0o600));
+    put(&site, "readable", (OTHER, OTHER, 0o644));
+    let names = ["group", "all", "emptied", "closed", "readable"];
+    let before = names.map(|name| about(&site.path("backing").join(name)));
+    let (code, text) = mount_squashed(&site, &[]);
+    if text.contains("setpriv:") {
+        eprintln!("skipped: {text}");
+        return;
+    }
+    assert_eq!(code, 0, "{text}");
+    let append = |name: &str| {
+        use std::io::Write;
+        let file = fs::OpenOptions::new().append(true).open(site.path("mnt").join(name));
+        file.and_then(|mut file| {
+            file.write_all(b" and ours")?;
+            file.sync_all()
+        })
+    };
+    append("group").unwrap();
+    append("all").unwrap();
+    fs::write(site.path("mnt/emptied"), "anew").unwrap();
+    // What could never get there is refused, however it is opened.
+    let refused = [
+        append("closed").is_err(),
+        append("readable").is_err(),
+        fs::write(site.path("mnt/closed"), "anew").is_err(),
+        fs::write(site.path("mnt/readable"), "anew").is_err(),
+    ];
+    // A new file of somebody else is kept with its owner, and its bytes are written.
+    fs::create_dir(site.path("mnt/public")).unwrap();
+    fs::set_permissions(site.path("mnt/public"), fs::Permissions::from_mode(0o777)).unwrap();
+    let (code, text) = as_other(&site, "printf new >\"$S/mnt/public/new\"");
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = site.run(&["umount", "--timeout", "30s", &site.text("mnt")]);
+    assert_eq!(code, 0, "{text}");
+    let below = |name: &str| fs::read(site.path("backing").join(name)).unwrap();
+    assert_eq!(below("group"), b"theirs and ours");
+    assert_eq!(below("all"), b"theirs and ours");
+    assert_eq!(below("emptied"), b"anew");
+    assert_eq!(below("public/new"), b"new");
+    for (name, refused) in
+        [("readable", refused[1] && refused[3]), ("closed", refused[0] && refused[2])]
+    {
+        assert_eq!(below(name), b"theirs");
+        assert!(refused, "{name}: acknowledged, and it can never get there: {refused:?} {text}");
+    }
+    let after = names.map(|name| about(&site.path("backing").join(name)));
+    assert_eq!(after, before, "inode, owner, group and mode stay");
+}
