@@ -40,6 +40,7 @@ mod limbo;
 mod lockstep;
 mod members;
 pub mod metrics;
+mod mounts_below;
 mod namespace;
 mod node;
 mod open;

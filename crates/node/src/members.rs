@@ -6,7 +6,6 @@
 //! Nothing of that matters once all is written back, which every copy says of the last end.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
@@ -21,6 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::cluster;
 use crate::config::NodeConfig;
 use crate::error::{NodeError, Result};
+use crate::mounts_below;
 use crate::node::{METADATA, Node, TierSlot};
 
 /// Name of the file in the state directory and in each tier.
@@ -97,7 +97,7 @@ pub(crate) struct Member {
 
 /// What a file says.
 #[expect(clippy::large_enum_variant, reason = "few, and none is kept")]
-enum Found {
+pub(crate) enum Found {
     Nothing,
     Sound(Members),
     Damaged,
@@ -155,7 +155,7 @@ impl Members {
         bytes
     }
 
-    fn read(dir: &Path) -> Result<Found> {
+    pub(crate) fn read(dir: &Path) -> Result<Found> {
         use std::io::Read;
         let path = dir.join(FILE);
         let mut bytes = Vec::new();
@@ -300,7 +300,7 @@ pub(crate) fn check(config: &NodeConfig) -> Result<Expected> {
     }
     let store = DirBacking::open(&config.backing, READER)?.identity()?;
     check_store(config, &mine, &store)?;
-    check_mounts(config, &mine)?;
+    mounts_below::check(config, &mine)?;
     Ok(Expected { namespace: home, drained, in_state, store, markable: None })
 }
 
@@ -336,41 +336,6 @@ fn check_store(config: &NodeConfig, mine: &[Members], found: &StoreIdentity) -> 
     )))
 }
 
-/// Checks that what was mounted below the backing store's root still is, if the tiers may have files
-/// that belong there: they would be written to the place where it is not mounted, and be hidden by it
-/// when it is.
-fn check_mounts(config: &NodeConfig, mine: &[Members]) -> Result<()> {
-    let path = absolute(&config.backing);
-    let mut noted = mine
-        .iter()
-        .filter(|members| !members.drained && members.backing == path.as_os_str().as_bytes())
-        .flat_map(|members| &members.mounts)
-        .map(|below| path.join(OsStr::from_bytes(below)));
-    let Some(missing) = noted.find(|point| !forebay_store::identity::is_mounted(point)) else {
-        return Ok(());
-    };
-    let (missing, backing) = (missing.display(), config.backing.display());
-    let state = match &config.state_dir {
-        Some(dir) => format!("--state-dir {} ", dir.display()),
-        None => String::new(),
-    };
-    Err(NodeError::BadState(format!(
-        "{missing}, below the backing store, had a file system of its own, which is not mounted there; \
-         the tiers may hold files that belong to it: mount it. If it is to be without: \
-         `forebay fsck --accept-store --backing {backing} {state}{}`",
-        tier_names(config),
-    )))
-}
-
-/// The mounts below a backing store's root, as they are noted.
-fn mounts_of(backing: &Path) -> Vec<Vec<u8>> {
-    let found = forebay_store::identity::mounts_below(backing).unwrap_or_else(|error| {
-        tracing::warn!(%error, "can't say what is mounted below the backing store");
-        Vec::new()
-    });
-    found.into_iter().map(|below| below.into_os_string().into_vec()).collect()
-}
-
 /// Has the tiers of a mount belong to what is now in a directory, which may have been moved or
 /// restored there. By how many copies of the list of tiers.
 ///
@@ -383,7 +348,7 @@ pub(crate) fn accept_store(backing: &Path, state: &Path, tiers: &[&Path]) -> Res
         if let Found::Sound(mut members) = Members::read(dir)? {
             members.backing = absolute(backing).as_os_str().as_bytes().to_vec();
             members.store = Some(Store::from(&found));
-            members.mounts = mounts_of(backing);
+            members.mounts = mounts_below::of(backing);
             members.write(dir)?;
             accepted += 1;
         }
@@ -422,7 +387,7 @@ fn belongs_elsewhere(
     ))
 }
 
-fn tier_names(config: &NodeConfig) -> String {
+pub(crate) fn tier_names(config: &NodeConfig) -> String {
     let names: Vec<_> = config.tiers.iter().map(|tier| tier.dir.display().to_string()).collect();
     names.join(" ")
 }
@@ -621,7 +586,7 @@ pub(crate) fn note(
     };
     let (store, mounts) = match (store, known) {
         (Some(store), known) => {
-            let mut mounts = mounts_of(backing);
+            let mut mounts = mounts_below::of(backing);
             // One that went meanwhile may still lack something.
             mounts.extend(known.filter(|known| !known.drained).into_iter().flat_map(|k| k.mounts));
             mounts.sort();
@@ -661,7 +626,7 @@ pub(crate) fn note(
     Ok(())
 }
 
-fn absolute(path: &Path) -> PathBuf {
+pub(crate) fn absolute(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
@@ -745,16 +710,6 @@ impl Node {
         let tiers: Vec<&dyn Tier> = self.tiers.iter().map(|slot| &*slot.tier).collect();
         let store = Some(&self.store);
         note(&self.meta, (&self.state_dir, &self.config.backing, store), &tiers, drained)
-    }
-
-    /// Notes what was mounted below the backing store's root since the last look.
-    pub(crate) fn note_new_mounts(&self) -> Result<()> {
-        let now = mounts_of(&self.config.backing);
-        let new = match Members::read(&self.state_dir)? {
-            Found::Sound(known) => now.iter().any(|below| !known.mounts.contains(below)),
-            Found::Nothing | Found::Damaged => false,
-        };
-        if new { self.note_members(false) } else { Ok(()) }
     }
 }
 

@@ -21,7 +21,7 @@ use crate::node::Node;
 use crate::reconcile::{is_pending, was_changed};
 use crate::residents::Resident;
 use crate::synced::{
-    bytes_before_a_hole, counts, is_cut, is_same_boot, lengths_count, surely_there,
+    boot_id, bytes_before_a_hole, counts, is_cut, is_same_boot, lengths_count, surely_there,
 };
 
 /// What a recovery found.
@@ -67,10 +67,6 @@ struct Trust {
     lengths: bool,
 }
 
-pub(crate) fn boot_id() -> String {
-    std::fs::read_to_string(BOOT_ID).unwrap_or_default()
-}
-
 /// Inodes of the backlog that are looked at together.
 const PAGE: usize = 1000;
 
@@ -80,7 +76,6 @@ pub(crate) const SETTLED: &str = "settled";
 pub(crate) const RUNNING: &str = "running";
 /// Set when a namespace has seen its tiers.
 pub(crate) const RECOVERED: &str = "recovered";
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Whether nobody can reach a file any more. One without a name here may have others in directories
 /// that are not imported.

@@ -21,7 +21,7 @@ use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::place::{Base, Place};
-use crate::recover::{CLEAN_END, RUNNING, SETTLED, boot_id};
+use crate::recover::{CLEAN_END, RUNNING, SETTLED};
 
 /// Whether an object that is so long after a crash of the machine has what was acknowledged of its file,
 /// whatever length the namespace knows of.
@@ -61,6 +61,11 @@ pub(crate) fn lengths_count(state_dir: &Path) -> bool {
         Ok(said) => said == SETTLED.as_bytes(),
         Err(_) => is_same_boot(state_dir),
     }
+}
+
+/// Which run of the machine this is; empty if the kernel does not say.
+pub(crate) fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
 
 /// Whether the machine has not restarted since a daemon worked here.
