@@ -98,7 +98,8 @@ fn directory_when_listed_again_then_the_kernel_has_it_until_a_name_changes() {
     fs::create_dir(&dir).expect("mkdir");
     make(&dir, 0..30);
     assert!(lab.is_kept("d"));
-    let changes: [(&str, Box<dyn Fn()>, usize); 5] = [
+    type Change<'a> = Box<dyn Fn() + 'a>;
+    let changes: [(&str, Change<'_>, usize); 5] = [
         ("create", Box::new(|| make(&dir, 30..31)), 31),
         ("link", Box::new(|| fs::hard_link(dir.join("f000"), dir.join("g")).expect("link")), 32),
         ("rename", Box::new(|| fs::rename(dir.join("g"), dir.join("h")).expect("rename")), 32),

@@ -484,7 +484,7 @@ impl Check<'_> {
             self.checked.leftovers += 1;
             return Ok(None);
         }
-        if self.lengths_count && is_cut(&record, &header, object.len()?) {
+        if self.lengths_count && is_cut(&record, header, object.len()?) {
             return Ok(Some(format!("the object of {path}: its end is missing")));
         }
         if (header.dirty || record.dirty) && self.is_unreadable(&record, shown)? {

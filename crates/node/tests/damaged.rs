@@ -354,7 +354,7 @@ fn copy_begun_beside_a_spill_file_when_the_daemon_dies_then_the_spill_file_count
     rig.node().release(spilled);
     rig.crash();
     {
-        let tier = DirTier::open(&rig.dir.join("tier0")).unwrap();
+        let tier = DirTier::open(rig.dir.join("tier0")).unwrap();
         assert!(tier.open(ino.0).is_err(), "all of it is in the spill file");
         drop(tier.create_map(ino.0, 64 * KIB, bytes.len() as u64).unwrap());
         let header = Header { ino: ino.0, spilled: true, ..Header::default() };
