@@ -518,7 +518,8 @@ impl DirBacking {
         self.remove_empty_areas()
     }
 
-    /// The notes of mounts that this user, or root, has left: their owners and what they say.
+    /// The notes of mounts that this user, or root, has left: their owners and what they say, which is
+    /// nothing where a note can't be read.
     ///
     /// # Errors
     /// What the file system says.
@@ -542,7 +543,10 @@ impl DirBacking {
             let trusted = [0, rustix::process::geteuid().as_raw()].contains(&found.uid);
             if trusted && found.kind == FileKind::Regular && found.size <= LONGEST_NOTE {
                 let mut note = vec![0; usize::try_from(found.size).unwrap_or(0)];
-                let read = crate::Bytes::read_at(&file, &mut note, 0)?;
+                let read = crate::Bytes::read_at(&file, &mut note, 0).unwrap_or_else(|error| {
+                    tracing::warn!(%error, name, "the note of a mount can't be read");
+                    0
+                });
                 note.truncate(read);
                 notes.push((name, note));
             }
