@@ -87,13 +87,21 @@ struct Run {
     tally: Tally,
 }
 
-/// Cuts the power once after each of a number of things that were once forgotten. The seed chooses the
-/// file systems, and whether the daemon ends before the power does.
-pub fn known_cases(seed: u64) -> Outcome {
+/// Cuts the power once after each of a number of things that were once forgotten, or after `most` of them.
+/// The seed chooses which, the file systems, and whether the daemon ends before the power does.
+pub fn known_cases(seed: u64, most: usize) -> Outcome {
     let mut random = Random::new(seed);
     let mut run = Run::new(&mut random)?;
     println!("seed {seed}: {}", run.site.kinds());
-    for case in cases::all() {
+    let cases = cases::all();
+    let (mut left, mut wanted) = (cases.len(), most.min(cases.len()));
+    for case in cases {
+        let is_drawn = random.below(left as u64) < wanted as u64;
+        left -= 1;
+        if !is_drawn {
+            continue;
+        }
+        wanted -= 1;
         if let Err(failure) = run.case(case) {
             run = run.anew(&failure, &mut random)?;
         }

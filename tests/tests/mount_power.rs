@@ -9,6 +9,8 @@ use forebay_tests::random::seed_from_env;
 use forebay_tests::subject::{binary, run_command};
 
 const CUTS: &str = "4";
+/// Cases of what was lost once, of more than a hundred: each run draws others.
+const CASES: u64 = 30;
 /// A cut takes a second or two.
 const PATIENCE_FOR_A_CUT: u64 = 10;
 
@@ -26,7 +28,7 @@ fn passes(arguments: &[&str], cuts: u64) {
 #[test]
 fn power_when_cut_after_what_was_lost_once_then_all_of_it_is_there() {
     let seed = seed_from_env("FOREBAY_SEED").to_string();
-    passes(&["--cases", "--seed", &seed], 60);
+    passes(&["--cases", "--cuts", &CASES.to_string(), "--seed", &seed], CASES);
 }
 
 #[test]

@@ -71,7 +71,8 @@ enum Suite {
         /// Repeats the steps of a run (not its timing); without it the clock chooses.
         #[arg(long)]
         seed: Option<u64>,
-        /// Only cases that are known to have gone wrong once, one cut for each.
+        /// Only cases that are known to have gone wrong once, one cut for each; as many of them as there
+        /// are to be cuts, if there are more.
         #[arg(long)]
         cases: bool,
     },
@@ -110,7 +111,7 @@ fn main() -> ExitCode {
         }
         (Some(Suite::Power { cuts, seed, cases }), _) => {
             let seed = seed.unwrap_or_else(|| random::seed_from_env("FOREBAY_SEED"));
-            let done = if cases { power::known_cases(seed) } else { power::run(seed, cuts) };
+            let done = if cases { power::known_cases(seed, cuts) } else { power::run(seed, cuts) };
             report(done, seed)
         }
         (Some(Suite::Soak { minutes, seed, results }), _) => {
