@@ -58,6 +58,12 @@ struct Kept<M> {
     files_opened: u64,
 }
 
+impl<M> Kept<M> {
+    fn is_good_for(&self, limit: Duration) -> bool {
+        self.is_begun && self.at.elapsed() < limit
+    }
+}
+
 struct Listing<M> {
     holder: Option<u64>,
     kept: Option<Kept<M>>,
@@ -111,8 +117,8 @@ impl<M: Copy> Listings<M> {
     /// Whether what the kernel keeps of a directory may be used, if the directory is still the same.
     pub fn may_keep(&self, dir: u64) -> bool {
         self.shard(dir).lock().get(&dir).is_some_and(|listing| {
-            let begun = |kept: &Kept<M>| kept.is_begun && kept.at.elapsed() < self.limit;
-            listing.holder.is_none() && listing.kept.as_ref().is_some_and(begun)
+            let kept = listing.kept.as_ref();
+            listing.holder.is_none() && kept.is_some_and(|kept| kept.is_good_for(self.limit))
         })
     }
 
@@ -136,8 +142,7 @@ impl<M: Copy> Listings<M> {
         let fh = next.fetch_add(1, Ordering::Relaxed);
         listing.holder = Some(fh);
         let is_true = |kept: &Kept<M>| {
-            kept.is_begun
-                && kept.at.elapsed() < self.limit
+            kept.is_good_for(self.limit)
                 && kept.files_opened == files_opened
                 && !changed(kept.since)
         };

@@ -1,47 +1,23 @@
 //! Listings that the kernel keeps, on a real mount. Skipped, with the reason printed, where there is no
 //! `/dev/fuse`.
 
+mod lab;
+
 use std::fs::{self, File};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_fuse::{MountOptions, Mounted, mount};
 use forebay_node::metrics::Op;
-use forebay_node::{Node, NodeConfig, TierConfig};
+use forebay_node::{Node, NodeConfig};
 use rustix::fs::{Mode, OFlags, RawDir};
 
-struct Lab {
-    mounted: Option<Mounted>,
-    node: Arc<Node>,
-    home: tempfile::TempDir,
-}
+use lab::{Lab, names};
 
 impl Lab {
-    fn new(adapt: impl FnOnce(&mut NodeConfig)) -> Option<Self> {
-        if let Err(error) = File::options().read(true).write(true).open("/dev/fuse") {
-            eprintln!("skipped: /dev/fuse: {error}");
-            return None;
-        }
-        let home = tempfile::Builder::new().prefix("forebay-").tempdir_in("/dev/shm");
-        let home = home.expect("a directory");
-        for name in ["backing", "tier", "mnt"] {
-            fs::create_dir(home.path().join(name)).expect("a directory");
-        }
-        let tier = TierConfig { dir: home.path().join("tier"), size_bytes: 64 << 20 };
-        let mut config = NodeConfig::new(home.path().join("backing"), vec![tier]);
-        adapt(&mut config);
-        let node = Node::start(config).expect("the node starts");
-        let options = MountOptions { allow_other: false, ..MountOptions::default() };
-        let mounted = mount(Arc::clone(&node), home.path().join("mnt"), &options, None);
-        Some(Lab { mounted: Some(mounted.expect("mounted")), node, home })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.home.path().join("mnt").join(name)
+    fn with(adapt: impl FnOnce(&mut NodeConfig)) -> Option<Self> {
+        Self::start(adapt, Node::start)
     }
 
     fn below(&self, name: &str) -> PathBuf {
@@ -66,25 +42,6 @@ impl Lab {
     }
 }
 
-impl Drop for Lab {
-    fn drop(&mut self) {
-        if let Some(mounted) = self.mounted.take() {
-            let _ = mounted.unmount(true);
-        }
-        let _ = Command::new("fusermount3").arg("-uzq").arg(self.path("")).status();
-        self.node.stop(Duration::from_secs(5));
-    }
-}
-
-fn names(path: &Path) -> Vec<String> {
-    let entries = fs::read_dir(path).expect("listed");
-    let mut names: Vec<_> = entries
-        .map(|entry| entry.expect("entry").file_name().into_string().expect("text"))
-        .collect();
-    names.sort();
-    names
-}
-
 fn make(dir: &Path, files: std::ops::Range<u32>) {
     for number in files {
         File::create(dir.join(format!("f{number:03}"))).expect("made");
@@ -93,7 +50,7 @@ fn make(dir: &Path, files: std::ops::Range<u32>) {
 
 #[test]
 fn directory_when_listed_again_then_the_kernel_has_it_until_a_name_changes() {
-    let Some(lab) = Lab::new(|_| {}) else { return };
+    let Some(lab) = Lab::with(|_| {}) else { return };
     let dir = lab.path("d");
     fs::create_dir(&dir).expect("mkdir");
     make(&dir, 0..30);
@@ -116,7 +73,7 @@ fn directory_when_listed_again_then_the_kernel_has_it_until_a_name_changes() {
 
 #[test]
 fn directory_when_a_file_of_it_is_read_then_listed_with_new_attributes() {
-    let Some(lab) = Lab::new(|_| {}) else { return };
+    let Some(lab) = Lab::with(|_| {}) else { return };
     fs::create_dir(lab.path("d")).expect("mkdir");
     make(&lab.path("d"), 0..3);
     fs::write(lab.path("d/f001"), b"contents").expect("written");
@@ -131,7 +88,7 @@ fn directory_that_is_kept_when_others_change_it_below_then_seen_after_the_time_o
     let short = Duration::from_millis(400);
     let set =
         |config: &mut NodeConfig| (config.attr_timeout, config.entry_timeout) = (short, short);
-    let Some(lab) = Lab::new(set) else { return };
+    let Some(lab) = Lab::with(set) else { return };
     fs::create_dir(lab.below("d")).expect("mkdir");
     make(&lab.below("d"), 0..5);
     assert!(lab.is_kept("d"));
@@ -144,7 +101,7 @@ fn directory_that_is_kept_when_others_change_it_below_then_seen_after_the_time_o
 /// Its last entry is not in what the kernel keeps meanwhile.
 #[test]
 fn listing_under_way_when_its_last_entry_goes_and_another_lists_then_shows_what_stays() {
-    let Some(lab) = Lab::new(|_| {}) else { return };
+    let Some(lab) = Lab::with(|_| {}) else { return };
     let dir = lab.path("d");
     fs::create_dir(&dir).expect("mkdir");
     make(&dir, 0..100);
@@ -172,7 +129,7 @@ fn listing_under_way_when_its_last_entry_goes_and_another_lists_then_shows_what_
 
 #[test]
 fn directory_when_several_list_it_and_change_it_then_each_sees_what_it_changed() {
-    let Some(lab) = Lab::new(|_| {}) else { return };
+    let Some(lab) = Lab::with(|_| {}) else { return };
     let dir = lab.path("d");
     fs::create_dir(&dir).expect("mkdir");
     std::thread::scope(|scope| {
@@ -194,7 +151,7 @@ fn directory_when_several_list_it_and_change_it_then_each_sees_what_it_changed()
 #[test]
 fn mount_without_time_outs_then_nothing_is_kept() {
     let zero = |config: &mut NodeConfig| config.attr_timeout = Duration::ZERO;
-    let Some(lab) = Lab::new(zero) else { return };
+    let Some(lab) = Lab::with(zero) else { return };
     fs::create_dir(lab.path("d")).expect("mkdir");
     assert!(!lab.is_kept("d"));
 }

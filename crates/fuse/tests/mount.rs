@@ -1,28 +1,24 @@
 //! A small real mount, with passthrough and without. Skipped, with the reason printed, where there
 //! is no `/dev/fuse`.
 
+mod lab;
+
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use forebay_fuse::{MountOptions, Mounted, mount};
-use forebay_node::{Node, NodeConfig, Passthrough, TierConfig};
+use forebay_node::{Node, NodeConfig, Passthrough};
 use forebay_store::DirBacking;
 use forebay_store::decorators::{InterceptedBacking, Operation, Stuck};
 use rustix::fs::XattrFlags;
 
-/// A mounted node in a directory of its own. Unmounts whatever happens.
-struct Lab {
-    mounted: Option<Mounted>,
-    node: Arc<Node>,
-    home: tempfile::TempDir,
-}
+use lab::{Lab, names};
 
 impl Lab {
     fn new(passthrough: Passthrough) -> Option<Self> {
@@ -44,33 +40,6 @@ impl Lab {
         Some((lab, stuck))
     }
 
-    fn start(
-        adapt: impl FnOnce(&mut NodeConfig),
-        start: impl FnOnce(NodeConfig) -> forebay_node::Result<Arc<Node>>,
-    ) -> Option<Self> {
-        if let Err(error) = File::options().read(true).write(true).open("/dev/fuse") {
-            eprintln!("skipped: /dev/fuse: {error}");
-            return None;
-        }
-        let home = tempfile::Builder::new().prefix("forebay-").tempdir_in("/dev/shm");
-        let home = home.expect("a directory");
-        for name in ["backing", "tier", "mnt"] {
-            fs::create_dir(home.path().join(name)).expect("a directory");
-        }
-        let tier = TierConfig { dir: home.path().join("tier"), size_bytes: 64 << 20 };
-        let mut config = NodeConfig::new(home.path().join("backing"), vec![tier]);
-        config.passthrough_reserve_bytes = 4 << 20;
-        adapt(&mut config);
-        let node = start(config).expect("the node starts");
-        let options = MountOptions { allow_other: false, ..MountOptions::default() };
-        let mounted = mount(Arc::clone(&node), home.path().join("mnt"), &options, None);
-        Some(Lab { mounted: Some(mounted.expect("mounted")), node, home })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.home.path().join("mnt").join(name)
-    }
-
     fn shell(&self, script: &str) -> String {
         let shell = Command::new("timeout")
             .args(["20", "sh", "-ec", script])
@@ -80,16 +49,6 @@ impl Lab {
         let errors = String::from_utf8_lossy(&shell.stderr);
         assert!(shell.status.success(), "{script}: {errors}");
         String::from_utf8(shell.stdout).expect("text")
-    }
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        if let Some(mounted) = self.mounted.take() {
-            let _ = mounted.unmount(true);
-        }
-        let _ = Command::new("fusermount3").arg("-uzq").arg(self.path("")).status();
-        self.node.stop(Duration::from_secs(5));
     }
 }
 
@@ -117,15 +76,6 @@ fn in_both_modes(test: fn(&Lab)) {
 
 fn errno<T>(result: std::io::Result<T>) -> Option<i32> {
     result.err().and_then(|error| error.raw_os_error())
-}
-
-fn names(path: &Path) -> Vec<String> {
-    let entries = fs::read_dir(path).expect("listed");
-    let mut names: Vec<_> = entries
-        .map(|entry| entry.expect("entry").file_name().into_string().expect("text"))
-        .collect();
-    names.sort();
-    names
 }
 
 #[test]
