@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_node::{CheckRequest, check};
+use forebay_store::Tier;
 use forebay_store::decorators::{Interceptor, Operation, Verdict};
+use forebay_store::tier::DirTier;
 use parking_lot::Mutex;
 use rig::{CONTEXT, MIB, Rig, noise};
 
@@ -96,11 +98,17 @@ fn map_of_a_spilled_file_when_cut_short_and_nothing_was_synced_then_the_spill_fi
 
 #[test]
 fn map_of_a_spilled_file_when_damaged_after_a_sync_then_no_part_is_shown_without_the_other() {
-    let (mut rig, _) = rig_with_a_spilled_file(true);
+    let (mut rig, bytes) = rig_with_a_spilled_file(true);
+    let ino = rig.ino("spilled");
     cut_the_map(&mut rig);
+    // On a busy machine all of it may have moved on, and the object be a copy of what lies there.
+    let object = DirTier::open(rig.dir.join("tier0")).and_then(|tier| tier.open(ino.0)?.header());
+    let is_needed = object.unwrap().dirty;
     rig.start();
-    read_of(&rig, "spilled").unwrap_err();
-    assert_eq!(rig.node().lost_files().files, 1);
+    let found = read_of(&rig, "spilled");
+    assert_eq!(found.is_err(), is_needed);
+    assert!(found.is_err() || found == Ok(bytes), "other bytes");
+    assert_eq!(rig.node().lost_files().files, u64::from(is_needed));
 }
 
 /// Before, the older version came back in silence.
