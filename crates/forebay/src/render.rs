@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use crate::control::{
-    ClusterStatus, Forgotten, HintState, Location, NodeState, Outcome, Progress, Residency, Safety,
-    Status, TierStatus, WirePath,
+    ClusterStatus, Conflict, Forgotten, HintState, Location, NodeState, Outcome, Progress,
+    Residency, Safety, Status, TierStatus, WirePath,
 };
 use crate::engine::FsckReport;
 use crate::logging::one_line;
@@ -24,46 +24,78 @@ fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
 }
 
-/// The status of one mount.
-pub fn status(status: &Status) -> String {
+/// The status of one mount: how fast it is, what is not yet safe, how full the tiers are, and what is
+/// wrong. How it works is told if `verbose`.
+pub fn status(status: &Status, verbose: bool) -> String {
     let mut out = String::new();
     let mut line = |text: std::fmt::Arguments<'_>| {
         let _ = writeln!(out, "{text}");
     };
     line(format_args!("{}  over  {}", status.mountpoint, status.backing));
-    line(format_args!(
-        "  daemon       pid {}, version {}, up {}, memory {}",
-        status.pid,
-        status.version,
-        format_seconds(status.uptime_s),
-        format_bytes(status.rss_bytes)
-    ));
-    for tier in &status.tiers {
-        line(format_args!("{}", tier_line(tier)));
-    }
-    let ratio = status.hit_percent().map_or("no opens yet".into(), |hit| format!("{hit:.1} %"));
-    line(format_args!(
-        "  hits         {ratio}  ({} hits, {} misses)  policy {}",
-        format_count(status.hits),
-        format_count(status.misses),
-        status.policy.name
-    ));
-    for (name, value) in &status.policy.figures {
-        line(format_args!("               {name}: {value}"));
-    }
-    hints(status, &mut line);
-    streams(status, &mut line);
-    passthrough(status, &mut line);
+    let opens = match status.hit_percent() {
+        None => "no opens yet".into(),
+        Some(hit) => format!("{hit:.1} % of {} opens", format_count(status.hits + status.misses)),
+    };
+    line(format_args!("  hits         {opens}"));
+    passthrough(status, verbose, &mut line);
     if status.is_drained() {
         line(format_args!("  dirty        nothing; the backing store has everything"));
     } else {
         dirty(status, &mut line);
     }
-    troubles(status, &mut line);
+    for tier in &status.tiers {
+        line(format_args!("{}", tier_line(tier)));
+    }
+    works(status, &mut line);
+    hints(status, &mut line);
+    streams(status, &mut line);
     for peer in &status.peers {
         line(format_args!("  peer         {}: {}", peer.name, peer.state));
     }
+    if verbose {
+        mechanics(status, &mut line);
+    }
+    let before = out.len();
+    troubles(status, &mut |text| {
+        let _ = writeln!(out, "{text}");
+    });
+    if out.len() == before {
+        out.push_str("  trouble      none\n");
+    }
     out
+}
+
+/// What commands do now.
+fn works(status: &Status, line: Line<'_>) {
+    for work in status.works.iter().take(ROWS_MAX) {
+        line(format_args!(
+            "  at work      {}, for {}: {}",
+            work.what,
+            format_seconds(work.age_s),
+            done_of(&work.progress)
+        ));
+    }
+}
+
+/// How the mount works.
+fn mechanics(status: &Status, line: Line<'_>) {
+    line(format_args!(
+        "  daemon       pid {}, version {}, up {}, memory {}, transport {}",
+        status.pid,
+        status.version,
+        format_seconds(status.uptime_s),
+        format_bytes(status.rss_bytes),
+        status.transport
+    ));
+    line(format_args!(
+        "  policy       {}  ({} hits, {} misses)",
+        status.policy.name,
+        format_count(status.hits),
+        format_count(status.misses)
+    ));
+    for (name, value) in &status.policy.figures {
+        line(format_args!("               {name}: {value}"));
+    }
 }
 
 type Line<'a> = &'a mut dyn FnMut(std::fmt::Arguments<'_>);
@@ -173,14 +205,14 @@ fn streams(status: &Status, line: Line<'_>) {
     }
 }
 
-fn passthrough(status: &Status, line: Line<'_>) {
-    line(format_args!("  transport    {}", status.transport));
+fn passthrough(status: &Status, verbose: bool, line: Line<'_>) {
     let state = &status.passthrough;
-    line(format_args!("  passthrough  {}, {} opens", state.mode, format_count(state.opens)));
+    let opens = format_count(state.opens);
+    line(format_args!("  passthrough  {}, {opens} opens served by the kernel", state.mode));
     if let Some(reason) = &state.reason {
         line(format_args!("               {reason}"));
     }
-    for refusal in &state.refusals {
+    for refusal in state.refusals.iter().filter(|_| verbose) {
         line(format_args!(
             "               {} opens served by the daemon: {}",
             format_count(refusal.opens),
@@ -272,18 +304,23 @@ fn troubles(status: &Status, line: Line<'_>) {
             line(format_args!("               {path}"));
         }
     }
-    for conflict in status.conflicts.iter().take(ROWS_MAX) {
-        let path = &conflict.path;
-        if conflict.kept_as == WirePath::default() {
-            line(format_args!(
-                "  conflict     {path} was also changed in the backing store; its version counts"
-            ));
-            continue;
-        }
+    if !status.conflicts.is_empty() {
+        let count = status.conflict_count.max(status.conflicts.len() as u64);
+        let files = match count {
+            1 => "1 file was".to_owned(),
+            many => format!("{} files were", format_count(many)),
+        };
         line(format_args!(
-            "  conflict     {path} was also changed in the backing store; your version is {}",
-            conflict.kept_as
+            "  conflicts    {files} changed here and by others; `forebay conflicts --help` says what to do"
         ));
+        let latest = status.conflicts.iter().rev().take(ROWS_MAX);
+        for conflict in latest {
+            line(format_args!("               {}", conflict_line(conflict)));
+        }
+        let shown = status.conflicts.len().min(ROWS_MAX) as u64;
+        if count > shown {
+            line(format_args!("               and {} more", format_count(count - shown)));
+        }
     }
     for refused in status.refused.iter().take(ROWS_MAX) {
         line(format_args!(
@@ -299,6 +336,31 @@ fn troubles(status: &Status, line: Line<'_>) {
             format_seconds(stuck.waiting_s)
         ));
     }
+}
+
+fn conflict_line(conflict: &Conflict) -> String {
+    match conflict.has_copy() {
+        true => format!("{}: your version is {}", conflict.path, conflict.kept_as),
+        false => format!("{}: the version of the others counts", conflict.path),
+    }
+}
+
+/// A list of conflicts.
+pub fn conflicts(conflicts: &[Conflict]) -> String {
+    if conflicts.is_empty() {
+        return "no conflicts\n".to_owned();
+    }
+    let mut out = String::new();
+    for conflict in conflicts {
+        let _ = writeln!(
+            out,
+            "{}\n  {} ago, {}",
+            conflict_line(conflict),
+            format_seconds(conflict.age_s),
+            one_line(&conflict.why)
+        );
+    }
+    out
 }
 
 /// A table of where paths are.
@@ -338,6 +400,10 @@ fn count_of_files(count: u64) -> String {
 fn outcome_in_short(verb: &str, outcome: &Outcome) -> String {
     let (files, bytes) = (count_of_files(outcome.files), format_bytes(outcome.bytes));
     let complete = outcome.complete && outcome.elsewhere == 0;
+    if verb == "refreshed" {
+        let directories = format_count(outcome.skipped);
+        return format!("refreshed: compared {files} and {directories} directories");
+    }
     if verb == "synced" {
         return match (outcome.files, complete) {
             (0, true) => "synced: all of it was in the backing store".to_owned(),
@@ -427,23 +493,46 @@ pub fn remaining(outcome: &Outcome) -> String {
     out
 }
 
-/// One line that shows how far an operation is, at `rate` bytes a second.
+/// How much of something is done.
+fn done_of(progress: &Progress) -> String {
+    if progress.files_total == 0 && progress.backlog_left > 0 {
+        return format!(
+            "{} files and {} left",
+            format_count(progress.backlog_left),
+            format_bytes(progress.bytes_total.saturating_sub(progress.bytes_done))
+        );
+    }
+    if progress.files_total == 0 {
+        return count_of_files(progress.files_done);
+    }
+    format!(
+        "{} of {}, {} of {}",
+        format_count(progress.files_done),
+        count_of_files(progress.files_total),
+        format_bytes(progress.bytes_done),
+        format_bytes(progress.bytes_total)
+    )
+}
+
+/// One line that shows how far an operation is that has done so many bytes each second.
 pub fn progress(progress: &Progress, rate: f64) -> String {
-    let left_files = progress.files_total.saturating_sub(progress.files_done);
     let left_bytes = progress.bytes_total.saturating_sub(progress.bytes_done);
-    let mut out = if progress.bytes_total > 0 {
-        format!("[{}] ", bar(progress.bytes_done, progress.bytes_total, 24))
-    } else {
-        format!("[{}] ", bar(progress.files_done, progress.files_total, 24))
+    let (done, total) = match progress.bytes_total {
+        0 => (progress.files_done, progress.files_total),
+        total => (progress.bytes_done, total),
     };
-    let _ = write!(
-        out,
-        "{} files and {} left, {}/s",
-        format_count(left_files),
-        format_bytes(left_bytes),
-        format_bytes(rate as u64)
-    );
-    if progress.backlog_left > 0 {
+    let mut out = match total {
+        0 => String::new(),
+        _ => format!("[{}] ", bar(done, total, 24)),
+    };
+    let _ = write!(out, "{}", done_of(progress));
+    if progress.bytes_done > 0 {
+        let _ = write!(out, ", {}/s", format_bytes(rate as u64));
+        if rate > 0.0 && left_bytes > 0 {
+            let _ = write!(out, ", {} left", format_seconds((left_bytes as f64 / rate) as u64));
+        }
+    }
+    if progress.backlog_left > 0 && progress.files_total > 0 {
         let _ = write!(out, ", backlog {}", format_count(progress.backlog_left));
     }
     out

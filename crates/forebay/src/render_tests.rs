@@ -3,6 +3,7 @@
 use super::*;
 use crate::control::{
     Backlog, Conflict, Dirty, DirtyFile, Passthrough, PolicySnapshot, Refusal, StuckOperation,
+    WorkStatus,
 };
 
 fn troubled() -> Status {
@@ -51,7 +52,23 @@ fn troubled() -> Status {
             opens: 0,
             refusals: vec![Refusal { reason: "no-privilege".into(), opens: 1000 }],
         },
-        conflicts: vec![Conflict { path: "c".into(), kept_as: "c.conflict-1".into(), age_s: 1 }],
+        conflicts: vec![Conflict {
+            path: "c".into(),
+            kept_as: "c.conflict-1".into(),
+            ..Conflict::default()
+        }],
+        conflict_count: 1,
+        works: vec![WorkStatus {
+            what: "warm".into(),
+            age_s: 12,
+            progress: Progress {
+                files_done: 3,
+                files_total: 10,
+                bytes_done: 1 << 30,
+                bytes_total: 4 << 30,
+                ..Progress::default()
+            },
+        }],
         stuck: vec![StuckOperation { what: "flush".into(), path: "d".into(), waiting_s: 31 }],
         errors: 2,
         policy: PolicySnapshot { name: "lru".into(), figures: vec![("files".into(), "12".into())] },
@@ -62,34 +79,38 @@ fn troubled() -> Status {
 #[test]
 fn status_when_there_are_troubles_then_all_are_told() {
     let expected = r"/mnt/data  over  /nfs/data
-  daemon       pid 42, version 0.1.0, up 1 h 02 min, memory 52.0 MiB
-  tier         /dev/shm/f  [###############.....] 75 %  3.00 GiB of 4.00 GiB, 12,345 files, dirty 10.0 MiB, reserved 64.0 MiB
-               others use its file system: only 512 MiB are free
-  hits         90.0 %  (900 hits, 100 misses)  policy lru
-               files: 12
-  transport    classic
-  passthrough  off, 0 opens
+  hits         90.0 % of 1,000 opens
+  passthrough  off, 0 opens served by the kernel
                needs CAP_SYS_ADMIN
-               1,000 opens served by the daemon: no-privilege
   dirty        12 files, 10.0 MiB, oldest 7 s
                a/\u{1b}[2Jb  (4.00 KiB, 7 s, open): No space left on device
                and 11 more
   backlog      3 names to bring in line, oldest 2 s
                new-name  (name or attributes)
                last attempt failed: timed out
+  tier         /dev/shm/f  [###############.....] 75 %  3.00 GiB of 4.00 GiB, 12,345 files, dirty 10.0 MiB, reserved 64.0 MiB
+               others use its file system: only 512 MiB are free
+  at work      warm, for 12 s: 3 of 10 files, 1.00 GiB of 4.00 GiB
   errors       2 given to programs; see the log
-  conflict     c was also changed in the backing store; your version is c.conflict-1
+  conflicts    1 file was changed here and by others; `forebay conflicts --help` says what to do
+               c: your version is c.conflict-1
   stuck        flush of d has waited 31 s
 ";
-    assert_eq!(status(&troubled()), expected);
+    assert_eq!(status(&troubled(), false), expected);
+    let how = "  daemon       pid 42, version 0.1.0, up 1 h 02 min, memory 52.0 MiB, transport classic\n  \
+               policy       lru  (900 hits, 100 misses)\n               files: 12\n";
+    let verbose = status(&troubled(), true);
+    assert!(verbose.contains(how), "{verbose}");
+    assert!(verbose.contains("1,000 opens served by the daemon: no-privilege"), "{verbose}");
 }
 
 #[test]
 fn status_when_drained_then_it_says_so_in_text_and_json() {
     let quiet = Status { mountpoint: "/m".into(), backing: "/b".into(), ..Status::default() };
-    let text = status(&quiet);
+    let text = status(&quiet, false);
     assert!(text.contains("dirty        nothing; the backing store has everything"), "{text}");
     assert!(text.contains("no opens yet"), "{text}");
+    assert!(text.ends_with("  trouble      none\n"), "{text}");
     let json = serde_json::to_value(&quiet).unwrap();
     assert_eq!(json["mountpoint"], "/m");
     assert_eq!(json["dirty"]["files"], 0);
@@ -188,8 +209,10 @@ fn progress_when_half_done_then_the_bar_is_half_full() {
         bytes_copied: 0,
         current: None,
     };
-    let expected = "[############............] 5 files and 1.00 MiB left, 10.0 MiB/s, backlog 7";
-    assert_eq!(progress(&half, 10.0 * 1048576.0), expected);
+    let expected = "[############............] 5 of 10 files, 1.00 MiB of 2.00 MiB, 512 KiB/s, 2 s left, backlog 7";
+    assert_eq!(progress(&half, 512.0 * 1024.0), expected);
+    let sync = Progress { backlog_left: 7, bytes_total: 1 << 20, ..Progress::default() };
+    assert_eq!(progress(&sync, 0.0), "[........................] 7 files and 1.00 MiB left");
 }
 
 #[test]

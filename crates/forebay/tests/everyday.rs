@@ -229,3 +229,211 @@ fn tree_of_hard_links_when_made_over_a_removed_one_then_it_gets_there_and_nothin
         assert_eq!(bytes, format!("first {}\n", file.replace('/', " ")));
     }
 }
+
+#[test]
+fn where_and_warm_when_one_path_is_missing_then_the_others_are_told_of() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::write(site.path("backing/file"), vec![7; 3000]).unwrap();
+    site.mount(&[]);
+    let (file, missing) = (site.text("mnt/file"), site.text("mnt/missing"));
+    let told = site.run(&["where", &missing, &file]);
+    assert_eq!(told.0, 1, "{told:?}");
+    assert!(told.1.contains("missing: No such file or directory"), "{told:?}");
+    assert!(told.1.contains("file: file, absent, clean"), "{told:?}");
+    let warmed = site.run(&["warm", &file, &missing]);
+    assert_eq!(warmed.0, 1, "{warmed:?}");
+    assert!(warmed.1.contains("warmed 1 file, 2.93 KiB\n"), "{warmed:?}");
+    assert!(warmed.1.contains("missing: No such file or directory"), "{warmed:?}");
+    let nothing = site.run(&["where", &missing]);
+    assert_eq!(nothing.0, 1, "{nothing:?}");
+    assert!(
+        nothing.1.ends_with("missing: No such file or directory (os error 2)\n"),
+        "{nothing:?}"
+    );
+}
+
+#[test]
+fn pin_when_a_file_has_no_room_then_it_is_refused_and_not_pinned() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::write(site.path("backing/small"), vec![7; 100 << 10]).unwrap();
+    let large = fs::File::create(site.path("backing/large")).unwrap();
+    large.set_len(1 << 30).unwrap();
+    site.mount(&[]);
+    let (code, text) = site.run(&["pin", "--quiet", &site.text("mnt")]);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.starts_with("pinned 1 file, 100 KiB\n  large: "), "{text}");
+    let (_, text) = site.run(&["where", &site.text("mnt/small"), &site.text("mnt/large")]);
+    let (small, large) = text.split_once('\n').unwrap();
+    assert!(small.contains(", pinned") && !large.contains(", pinned"), "{text}");
+    let (code, text) = site.run(&["pin", "--quiet", &site.text("mnt/small")]);
+    assert_eq!((code, text.as_str()), (0, "nothing to pin: 1 file is pinned already\n"));
+}
+
+#[test]
+fn warm_in_the_background_when_it_runs_then_the_status_shows_how_far_it_is() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    for n in 0..8 {
+        fs::write(site.path(&format!("backing/{n}")), vec![n; 1 << 20]).unwrap();
+    }
+    site.mount(&["--throttle", "5M"]);
+    let (code, text) = site.run(&["warm", "--background", &site.text("mnt")]);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.starts_with("warming in the background, process "), "{text}");
+    let told = || {
+        let (_, text) = site.run(&["status", "--json", &site.text("mnt")]);
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()
+    };
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut seen = Vec::new();
+    while told()["tiers"][0]["objects"] != 8 {
+        assert!(Instant::now() < until, "{}", told());
+        let status = told();
+        let progress = &status["works"][0]["progress"];
+        if progress["files_total"] == 8 {
+            assert_eq!(status["works"][0]["what"], "warm");
+            assert_eq!(progress["bytes_total"], 8 << 20);
+            seen.push(progress["bytes_done"].as_u64().unwrap());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(seen.is_sorted() && seen.first() < seen.last(), "{seen:?}");
+}
+
+#[test]
+fn refresh_when_others_have_changed_an_exclusive_store_then_the_mount_shows_it() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::create_dir_all(site.path("backing/dir/below")).unwrap();
+    for name in ["changed", "removed", "dir/removed", "dir/below/changed"] {
+        fs::write(site.path("backing").join(name), b"as it was").unwrap();
+    }
+    site.mount(&["--coherence", "exclusive"]);
+    let read = |name: &str| fs::read_to_string(site.path("mnt").join(name));
+    let list = |dir: &str| {
+        let entries = fs::read_dir(site.path(dir)).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    for name in ["changed", "removed", "dir/removed", "dir/below/changed"] {
+        assert_eq!(read(name).unwrap(), "as it was");
+    }
+    assert!(read("new").is_err() && read("dir/new").is_err());
+    (list("mnt"), list("mnt/dir"), list("mnt/dir/below"));
+    for name in ["removed", "dir/removed"] {
+        fs::remove_file(site.path("backing").join(name)).unwrap();
+    }
+    for name in ["changed", "new", "dir/new", "dir/below/changed"] {
+        fs::write(site.path("backing").join(name), b"by others").unwrap();
+    }
+    assert_eq!(read("changed").unwrap(), "as it was", "it never looks by itself");
+    let (code, text) = site.run(&["refresh", "--quiet", &site.text("mnt")]);
+    assert_eq!((code, text.as_str()), (0, "refreshed: compared 4 files and 3 directories\n"));
+    for name in ["changed", "new", "dir/new", "dir/below/changed"] {
+        assert_eq!(read(name).unwrap(), "by others", "{name}");
+    }
+    for dir in ["", "dir", "dir/below"] {
+        let (mount, store) = (Path::new("mnt").join(dir), Path::new("backing").join(dir));
+        let mut stored = list(store.to_str().unwrap());
+        stored.retain(|name| name != ".forebay");
+        assert_eq!(list(mount.to_str().unwrap()), stored);
+    }
+    // One file, also one that has come meanwhile.
+    fs::write(site.path("backing/dir/later"), b"by others").unwrap();
+    fs::write(site.path("backing/new"), b"once more").unwrap();
+    let paths = [site.text("mnt/new"), site.text("mnt/dir")];
+    assert_eq!(site.run(&["refresh", "--quiet", &paths[0], &paths[1]]).0, 0);
+    assert_eq!(read("new").unwrap(), "once more");
+    assert_eq!(read("dir/later").unwrap(), "by others");
+}
+
+#[test]
+fn refresh_when_a_file_was_written_here_then_its_bytes_stay() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::write(site.path("backing/file"), b"as it was").unwrap();
+    site.mount(&["--writeback", "evict"]);
+    fs::write(site.path("mnt/file"), b"written here").unwrap();
+    fs::write(site.path("mnt/new"), b"made here").unwrap();
+    fs::write(site.path("backing/file"), b"by others").unwrap();
+    assert_eq!(site.run(&["refresh", "--quiet", &site.text("mnt")]).0, 0);
+    assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"written here");
+    assert_eq!(fs::read(site.path("mnt/new")).unwrap(), b"made here");
+}
+
+#[test]
+fn conflicts_when_resolved_in_any_way_then_the_list_has_them_no_more() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let names = ["ours", "theirs", "forgotten", "removed"];
+    for name in names {
+        fs::write(site.path("backing").join(name), b"base").unwrap();
+    }
+    site.mount(&["--writeback", "evict"]);
+    for name in names {
+        fs::write(site.path("mnt").join(name), b"from here").unwrap();
+        fs::write(site.path("backing").join(name), b"from others").unwrap();
+    }
+    site.run(&["sync", "--quiet", &site.text("mnt")]);
+    let listed = || -> Vec<(String, String)> {
+        let (code, text) = site.run(&["conflicts", "list", "--json", &site.text("mnt")]);
+        assert_eq!(code, 0, "{text}");
+        let all: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+        let path = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+        all.iter().map(|conflict| (path(&conflict["path"]), path(&conflict["kept_as"]))).collect()
+    };
+    assert_eq!(listed().len(), 4);
+    // A restart forgets none.
+    site.umount();
+    site.mount(&[]);
+    let all = listed();
+    assert_eq!(all.len(), 4);
+    for (path, kept_as) in &all {
+        assert_eq!(fs::read(path).unwrap(), b"from others");
+        assert_eq!(fs::read(kept_as).unwrap(), b"from here");
+    }
+    let resolve = |name: &str, keep: &str| {
+        let path = site.text(&format!("mnt/{name}"));
+        let (code, text) = site.run(&["conflicts", "resolve", "--keep", keep, &path]);
+        assert_eq!(code, 0, "{text}");
+    };
+    resolve("ours", "ours");
+    assert_eq!(fs::read(site.path("mnt/ours")).unwrap(), b"from here");
+    resolve("theirs", "theirs");
+    assert_eq!(fs::read(site.path("mnt/theirs")).unwrap(), b"from others");
+    let forget = ["conflicts", "forget", &site.text("mnt/forgotten")];
+    assert_eq!(site.run(&forget), (0, "forgot 1 conflict\n".to_owned()));
+    assert_eq!(site.run(&forget).0, 1, "it is forgotten already");
+    let (_, kept_as) = all.iter().find(|(path, _)| path.ends_with("/removed")).unwrap();
+    let (_, text) = site.run(&["status", &site.text("mnt")]);
+    assert!(text.contains("1 file was changed here and by others"), "{text}");
+    fs::remove_file(kept_as).unwrap();
+    let (_, text) = site.run(&["status", &site.text("mnt")]);
+    assert!(text.contains("trouble      none"), "{text}");
+    assert_eq!(listed(), []);
+    let there = |name: &str| {
+        let entries = fs::read_dir(site.path("mnt")).unwrap();
+        let starts = format!("{name}.forebay-conflict");
+        entries
+            .filter(|entry| {
+                entry.as_ref().unwrap().file_name().to_string_lossy().starts_with(&starts)
+            })
+            .count()
+    };
+    assert_eq!(["ours", "theirs", "forgotten", "removed"].map(there), [0, 0, 1, 0]);
+}

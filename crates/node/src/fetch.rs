@@ -702,20 +702,21 @@ impl Node {
         }
     }
 
-    /// Copies all of a file to a tier now, for `warm`. Says how many bytes were copied.
+    /// Copies all of a file to a tier now, for `warm`. Says how many bytes of it are there. `advance` is
+    /// told up to where it has come, and ends it by saying false.
     ///
     /// # Errors
     /// What the backing store or the tier says.
-    pub fn warm_file(&self, ino: Ino) -> Result<u64> {
-        match self.warm_once(ino) {
+    pub fn warm_file(&self, ino: Ino, advance: &mut dyn FnMut(u64) -> bool) -> Result<u64> {
+        match self.warm_once(ino, advance) {
             Err(error) if self.takes_newer_version(&self.files.get(ino), &error) => {
-                self.warm_once(ino)
+                self.warm_once(ino, advance)
             }
             warmed => warmed,
         }
     }
 
-    fn warm_once(&self, ino: Ino) -> Result<u64> {
+    fn warm_once(&self, ino: Ino, advance: &mut dyn FnMut(u64) -> bool) -> Result<u64> {
         let record = self.meta.get(ino)?;
         if record.attr.kind != forebay_meta::FileKind::File || record.attr.size == 0 {
             return Ok(0);
@@ -739,7 +740,9 @@ impl Node {
             if at % (WINDOW * extent) == 0 {
                 self.fill_shared(&file, at..at + WINDOW * extent, Haste::Now)?;
             }
-            if !self.fill_extent(&file, at..at + extent, &mut buffer, Haste::Now)? {
+            if !self.fill_extent(&file, at..at + extent, &mut buffer, Haste::Now)?
+                || !advance((at + extent).min(record.attr.size))
+            {
                 break;
             }
             at += extent;

@@ -97,6 +97,7 @@ pub use forebay_store::{ErrorClass, StoreError};
 pub use handle::{OpenMode, Opened};
 
 pub use hints::{HintPart, HintReport, Hinted, MOST_JOBS, MOST_REFERENCES};
+pub use import::Looked;
 pub use inherit::{DepartedInode, HandleMode, Inheritance, OpenHandle, ResidentObject};
 pub use kernel::Kernel;
 pub use members::check_tiers;

@@ -300,7 +300,7 @@ impl Node {
             slow: Pool::new(slow_threads, 4096),
             flushers: Pool::new(flush_threads, 1024),
             imports: Imports::default(),
-            reconciler: Reconciler::default(),
+            reconciler: Reconciler::load(&state_dir),
             copies: Limits {
                 gate: Some(Arc::new(Gate::new(GATE_WAIT))),
                 ..Limits::plain(Priority::Demand)

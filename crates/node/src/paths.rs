@@ -14,7 +14,7 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 
 /// Whether an error says that an inode is not there any more.
-fn is_gone(error: &NodeError) -> bool {
+pub(crate) fn is_gone(error: &NodeError) -> bool {
     matches!(error.class(), Some(ErrorClass::NotFound | ErrorClass::Stale))
         || matches!(error, NodeError::Posix(Errno::STALE) | NodeError::Meta(MetaError::Stale(_)))
 }

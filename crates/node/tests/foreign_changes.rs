@@ -324,7 +324,7 @@ fn partly_resident_and_changed(in_place: bool, extents: usize) -> (Rig, Vec<u8>)
 
 /// As [`partly_resident_and_changed`], but the beginning is written here before others come. What stands
 /// beside theirs in the end.
-fn partly_written_and_changed(in_place: bool, held_open: bool) -> (Vec<u8>, &'static str) {
+fn partly_written_and_changed(in_place: bool, held_open: bool) -> (Vec<u8>, String) {
     let mut rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
         config.attr_timeout = Duration::from_secs(60);
     });
@@ -356,7 +356,7 @@ fn partly_written_and_changed(in_place: bool, held_open: bool) -> (Vec<u8>, &'st
     assert!(rig.plain("file") == new, "theirs stays");
     let (count, conflicts) = rig.node().conflicts();
     assert_eq!(count, 1);
-    (conflict_copy(&rig), conflicts[0].why)
+    (conflict_copy(&rig), conflicts[0].why.clone().into_owned())
 }
 
 #[test]
@@ -397,7 +397,7 @@ fn file_of_which_a_part_is_resident_when_others_put_another_in_its_place_then_no
         wanted[200 << 10..][..4].copy_from_slice(b"ours");
         assert!(rig.plain("file") == wanted, "in place: {in_place}");
         let (rig, new) = partly_resident_and_changed(in_place, 1);
-        rig.node().warm_file(rig.ino("file")).unwrap();
+        rig.node().warm_file(rig.ino("file"), &mut |_| true).unwrap();
         assert!(rig.get("file") == new, "in place: {in_place}");
     }
 }

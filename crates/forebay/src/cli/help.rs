@@ -120,15 +120,16 @@ can't read the state of the old one.";
 
 /// `status`.
 pub const STATUS: &str = "\
-Shows for one mount or all: the tiers and how full they are, exactly what is not yet in the \
-backing store (dirty files and the backlog of names and attributes), the hit ratio, whether the \
-kernel serves opens itself and if not why, conflicts with changes behind the mount's back, and \
-operations that are stuck.";
+Answers four questions, for one mount or all: is it fast (opens that found their file on a tier, and \
+whether the kernel serves them itself), what is not yet safe (exactly what is not in the backing store: \
+dirty files and the backlog of names and attributes), how full are the tiers, and is there any trouble \
+(conflicts with changes behind the mount's back, what was lost or refused, operations that are stuck).";
 
 /// Examples of `status`.
 pub const STATUS_EXAMPLES: &str = "\
 Examples:
   forebay status
+  forebay status /data --verbose
   forebay status /data --json | jq '.dirty.files'
 
 Exit codes: 0 answered; 3 not a Forebay mount, or its daemon does not answer.";
@@ -143,6 +144,34 @@ backing store.";
 pub const WARM: &str = "\
 Brings files into the tiers, directories with everything below them, as far as there is room. \
 Interrupting it is safe: what has been brought in stays.";
+
+/// Examples of `warm`.
+pub const WARM_EXAMPLES: &str = "\
+Examples:
+  forebay warm /data/train
+  forebay warm --background /data/train /data/labels
+  forebay status /data                 how far it is
+
+Exit codes: 0 all of it is on a tier; 1 some of it is not, and is named.";
+
+/// `refresh`.
+pub const REFRESH: &str = "\
+Compares files, and directories with everything that is known below them, with the backing store now, \
+and takes over what others changed there. A mount does so by itself, when a file or directory is used \
+and what is known of it is older than --attr-timeout; one with --coherence exclusive never does, and \
+needs this after others have changed something.";
+
+/// `conflicts`.
+pub const CONFLICTS: &str = "\
+A file that was changed through the mount and, before that reached the backing store, by others there \
+is a conflict. Nothing is overwritten: the name of the file shows the version of the others, and what was \
+written through the mount stands beside it as NAME.forebay-conflict-HOST-TIME. The list is kept until \
+conflicts are resolved (by these commands, or with mv and rm) or forgotten.";
+
+/// `conflicts resolve`.
+pub const CONFLICTS_RESOLVE: &str = "\
+With `--keep ours` the version of this mount takes the name of the file, and that of the others is gone; \
+with `--keep theirs` the version of this mount is removed. Neither can be undone.";
 
 /// `evict`.
 pub const EVICT: &str = "\

@@ -50,8 +50,8 @@ pub enum Command {
     #[command(long_about = help::WHERE)]
     Where(QueryArgs),
     /// Bring files into the tiers
-    #[command(long_about = help::WARM)]
-    Warm(PathArgs),
+    #[command(long_about = help::WARM, after_long_help = help::WARM_EXAMPLES)]
+    Warm(WarmArgs),
     /// Remove files from the tiers, after writing back what is dirty
     #[command(long_about = help::EVICT)]
     Evict(PathArgs),
@@ -63,6 +63,12 @@ pub enum Command {
     /// Write files to the backing store now
     #[command(long_about = help::SYNC)]
     Sync(PathArgs),
+    /// Look at the backing store now, for changes that others made
+    #[command(long_about = help::REFRESH)]
+    Refresh(PathArgs),
+    /// List, resolve and forget files that were changed both here and by others
+    #[command(subcommand, long_about = help::CONFLICTS)]
+    Conflicts(ConflictsCommand),
     /// Tell which files a job will use, in which order
     #[command(long_about = help::HINT, after_long_help = help::HINT_EXAMPLES)]
     Hint(HintArgs),
@@ -182,6 +188,10 @@ pub struct StatusArgs {
     /// Print JSON: an object for one mount, a list if no mount was named
     #[arg(long)]
     pub json: bool,
+    /// Show how the mount works as well: the transport, why opens were not handed to the kernel, what the
+    /// policy counts
+    #[arg(long, short)]
+    pub verbose: bool,
 }
 
 /// Arguments of a question about paths.
@@ -207,6 +217,70 @@ pub struct PathArgs {
     /// Print no progress
     #[arg(long, short)]
     pub quiet: bool,
+}
+
+/// Arguments of `warm`.
+#[derive(Debug, Args)]
+pub struct WarmArgs {
+    /// What is brought in.
+    #[command(flatten)]
+    pub paths: PathArgs,
+    /// Return at once; `forebay status` shows how far it is
+    #[arg(long)]
+    pub background: bool,
+}
+
+/// What to do with conflicts.
+#[derive(Debug, Subcommand)]
+pub enum ConflictsCommand {
+    /// List the conflicts that nobody has resolved or forgotten
+    List(ConflictsListArgs),
+    /// Keep one of the two versions, and remove the other
+    #[command(long_about = help::CONFLICTS_RESOLVE)]
+    Resolve(ConflictsResolveArgs),
+    /// Take conflicts off the list; both versions stay where they are
+    Forget(ConflictsForgetArgs),
+}
+
+/// Arguments of `conflicts list`.
+#[derive(Debug, Args)]
+pub struct ConflictsListArgs {
+    /// The mount point, or any path below it; all mounts if left out
+    pub mountpoint: Option<PathBuf>,
+    /// Print JSON: a list
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which of two versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Keep {
+    /// What was written through this mount, now beside the other under the name of the conflict
+    Ours,
+    /// What others made in the backing store, under the name of the file
+    Theirs,
+}
+
+/// Arguments of `conflicts resolve`.
+#[derive(Debug, Args)]
+pub struct ConflictsResolveArgs {
+    /// The path of the file, or of this mount's version of it
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// Which version counts
+    #[arg(long, value_name = "VERSION")]
+    pub keep: Keep,
+}
+
+/// Arguments of `conflicts forget`.
+#[derive(Debug, Args)]
+pub struct ConflictsForgetArgs {
+    /// The path of the file, or of this mount's version of it; a mount point with --all
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// All conflicts of the mounts
+    #[arg(long)]
+    pub all: bool,
 }
 
 /// Arguments of `hint`.

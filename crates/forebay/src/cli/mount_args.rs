@@ -74,6 +74,21 @@ impl FromArgMatches for MountArgs {
     }
 }
 
+/// Below which heading the help has a setting; the ten that most mounts need have none and come first.
+fn heading(key: &str) -> Option<&'static str> {
+    match key {
+        "backing" | "mountpoint" | "tier" | "policy" | "writeback" | "durability" | "coherence"
+        | "cluster" | "read-only" | "allow-other" | "foreground" | "create-tier" => None,
+        "redundancy" | "repair-rate" => Some("Cluster"),
+        key if key.starts_with("cluster-") => Some("Cluster"),
+        key if key.starts_with("stream-") => Some("Streams"),
+        "passthrough" | "attr-timeout" | "entry-timeout" | "high-mark" | "low-mark"
+        | "extent-size" | "reserve" | "prefetch" => Some("Caching"),
+        "noatime" | "suid" | "dev" | "exec" => Some("Mount flags"),
+        _ => Some("The daemon"),
+    }
+}
+
 /// The flag of a setting; the directories are positional.
 fn flag(setting: &'static Setting) -> Arg {
     let notes = match setting.default {
@@ -88,6 +103,7 @@ fn flag(setting: &'static Setting) -> Arg {
         .value_parser(OsStringValueParser::new())
         .help(short.trim_end_matches('.').to_owned())
         .long_help(format!("{}{notes}", setting.help))
+        .help_heading(heading(setting.key))
         .hide(setting.hidden);
     match (setting.key, setting.kind) {
         ("backing", _) => arg.value_name("BACKING").index(1),
@@ -171,6 +187,21 @@ mod tests {
         assert_eq!(value(&settings, "threads"), ("3".into(), Origin::File(file)));
         assert_eq!(value(&settings, "coherence"), ("open".into(), Origin::Default));
         assert_eq!(value(&settings, "mountpoint"), ("/m".into(), Origin::Flag));
+    }
+
+    #[test]
+    fn help_when_shown_then_it_begins_with_what_most_mounts_need() {
+        use clap::CommandFactory;
+        let mut command = Cli::command();
+        let mount = command.find_subcommand_mut("mount").unwrap();
+        let help = mount.render_help().to_string();
+        let at = |text: &str| help.find(text).unwrap_or_else(|| panic!("{text}: {help}"));
+        for common in ["--tier", "--policy", "--writeback", "--coherence", "--read-only"] {
+            assert!(at(common) < at("\nCluster:"), "{common}: {help}");
+        }
+        for (heading, setting) in [("Cluster", "--redundancy"), ("The daemon", "--log-level")] {
+            assert!(at(&format!("\n{heading}:")) < at(setting), "{setting}: {help}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What each command does.
 
 mod cluster;
+mod conflicts;
 mod doctor;
 mod fsck;
 mod hint;
@@ -68,12 +69,14 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Umount(args) => umount::run(&args).map(|()| ok),
         Command::Upgrade(args) => upgrade::run(&args).map(|()| ok),
         Command::Status(args) => status::run(&args),
-        Command::Where(args) => paths::locate(&args).map(|()| ok),
-        Command::Warm(args) => paths::work(paths::Work::Warm, &args),
+        Command::Where(args) => paths::locate(&args),
+        Command::Warm(args) => paths::warm(&args),
         Command::Evict(args) => paths::work(paths::Work::Evict, &args),
         Command::Pin(args) => paths::work(paths::Work::Pin, &args),
         Command::Unpin(args) => paths::work(paths::Work::Unpin, &args),
         Command::Sync(args) => paths::work(paths::Work::Sync, &args),
+        Command::Refresh(args) => paths::work(paths::Work::Refresh, &args),
+        Command::Conflicts(command) => conflicts::run(&command),
         Command::Hint(args) => hint::run(&args),
         Command::Trace(command) => trace::run(&command).map(|()| ok),
         Command::Run(args) => run::run(&args),

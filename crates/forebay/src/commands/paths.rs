@@ -1,10 +1,12 @@
-//! Commands on paths: `where`, `warm`, `evict`, `pin`, `unpin`, `sync`.
+//! Commands on paths: `where`, `warm`, `evict`, `pin`, `unpin`, `sync`, `refresh`.
 
-use std::path::PathBuf;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use super::progress::Meter;
 use super::{print, print_json};
-use crate::cli::{PathArgs, QueryArgs};
+use crate::cli::{PathArgs, QueryArgs, WarmArgs};
 use crate::control::{Client, Outcome, Request, WirePath};
 use crate::error::{Error, Exit};
 use crate::{mountinfo, render};
@@ -25,6 +27,8 @@ pub enum Work {
     Unpin,
     /// Write back.
     Sync,
+    /// Compare with the backing store.
+    Refresh,
 }
 
 impl Work {
@@ -35,6 +39,7 @@ impl Work {
             Work::Pin => Request::Pin { paths },
             Work::Unpin => Request::Unpin { paths },
             Work::Sync => Request::Sync { paths },
+            Work::Refresh => Request::Refresh { paths },
         }
     }
 
@@ -45,6 +50,7 @@ impl Work {
             Work::Pin => "pinned",
             Work::Unpin => "unpinned",
             Work::Sync => "synced",
+            Work::Refresh => "refreshed",
         }
     }
 }
@@ -55,25 +61,52 @@ struct Group {
     paths: Vec<WirePath>,
 }
 
-/// Connects to the mount of each path.
-fn group(paths: &[PathBuf]) -> Result<Vec<Group>, Error> {
-    let mut groups: Vec<Group> = Vec::new();
-    for path in paths {
+/// Paths by their mounts, and what is wrong with those that are on none.
+struct Groups {
+    groups: Vec<Group>,
+    errors: Vec<Error>,
+}
+
+impl Groups {
+    /// Connects to the mount of each path.
+    ///
+    /// # Errors
+    /// If there is nothing wrong with a single path only, or no path is right.
+    fn of(paths: &[PathBuf]) -> Result<Self, Error> {
+        let mut all = Self { groups: Vec::new(), errors: Vec::new() };
+        for path in paths {
+            if let Err(error) = all.add(path) {
+                all.errors.push(error);
+            }
+        }
+        match all.groups.is_empty() {
+            true => Err(all.errors.swap_remove(0)).inspect_err(|_| all.complain()),
+            false => Ok(all),
+        }
+    }
+
+    fn add(&mut self, path: &Path) -> Result<(), Error> {
         let real = mountinfo::resolve(path).map_err(Error::io(path.display().to_string()))?;
         let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
         let listed = mountinfo::containing(&mounts, &real).filter(|mount| mount.is_forebay());
         let place = listed.map_or(&real, |mount| &mount.mountpoint);
-        let index = match groups.iter().position(|group| group.client.mountpoint() == place) {
-            Some(index) => index,
+        let below = || real.strip_prefix(place).map_err(|_| Error::NotMounted(path.to_owned()));
+        match self.groups.iter_mut().find(|group| group.client.mountpoint() == place) {
+            Some(group) => group.paths.push(below()?.into()),
             None => {
-                groups.push(Group { client: Client::for_path(place)?, paths: Vec::new() });
-                groups.len() - 1
+                let client = Client::for_path(place)?;
+                self.groups.push(Group { client, paths: vec![below()?.into()] });
             }
-        };
-        let below = real.strip_prefix(place).map_err(|_| Error::NotMounted(path.clone()))?;
-        groups[index].paths.push(below.into());
+        }
+        Ok(())
     }
-    Ok(groups)
+
+    /// Tells what is wrong with paths.
+    fn complain(&self) {
+        for error in &self.errors {
+            eprintln!("forebay: {error}");
+        }
+    }
 }
 
 /// Cuts a list into portions that fit a request each.
@@ -95,23 +128,44 @@ pub(crate) fn portions(paths: Vec<WirePath>) -> Vec<Vec<WirePath>> {
 }
 
 /// Prints where paths are.
-pub fn locate(args: &QueryArgs) -> Result<(), Error> {
+pub fn locate(args: &QueryArgs) -> Result<u8, Error> {
+    let mut groups = Groups::of(&args.paths)?;
     let mut all = Vec::new();
-    for mut group in group(&args.paths)? {
-        for paths in portions(group.paths) {
-            all.extend(group.client.locate(paths)?);
+    for group in &mut groups.groups {
+        for paths in portions(std::mem::take(&mut group.paths)) {
+            match group.client.locate(paths.clone()) {
+                Ok(found) => all.extend(found),
+                // One of them is not there, or all: each by itself.
+                Err(Error::Control(_)) => {
+                    for path in paths {
+                        match group.client.locate(vec![path]) {
+                            Ok(found) => all.extend(found),
+                            Err(error) => groups.errors.push(error),
+                        }
+                    }
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
-    if args.json { print_json(&all) } else { print(&render::locations(&all)) }
+    if args.json {
+        print_json(&all)?
+    } else {
+        print(&render::locations(&all))?
+    }
+    groups.complain();
+    Ok(if groups.errors.is_empty() { Exit::Ok } else { Exit::Failed }.code())
 }
 
 /// Carries out an operation on paths and prints its outcome.
 pub fn work(work: Work, args: &PathArgs) -> Result<u8, Error> {
-    let mut exit = Exit::Ok;
-    for mut group in group(&args.paths)? {
+    let mut groups = Groups::of(&args.paths)?;
+    groups.complain();
+    let mut exit = if groups.errors.is_empty() { Exit::Ok } else { Exit::Failed };
+    for group in &mut groups.groups {
         let mut meter = Meter::new(args.quiet || args.json);
         let mut total = Outcome { complete: true, ..Outcome::default() };
-        for paths in portions(group.paths) {
+        for paths in portions(std::mem::take(&mut group.paths)) {
             let request = work.request(paths);
             add(
                 &mut total,
@@ -129,6 +183,33 @@ pub fn work(work: Work, args: &PathArgs) -> Result<u8, Error> {
         }
     }
     Ok(exit.code())
+}
+
+/// `warm`, of which another process waits for the end where that is wished.
+pub fn warm(args: &WarmArgs) -> Result<u8, Error> {
+    if !args.background {
+        return work(Work::Warm, &args.paths);
+    }
+    let groups = Groups::of(&args.paths.paths)?;
+    groups.complain();
+    let program = std::env::current_exe().map_err(Error::io("this program"))?;
+    let mut command = Command::new(program);
+    command.args(["warm", "--quiet", "--"]).stdin(Stdio::null());
+    for group in &groups.groups {
+        command.args(group.paths.iter().map(|path| group.client.mountpoint().join(&path.0)));
+    }
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    // SAFETY: setsid(2) is safe between fork and exec. It outlives the terminal so.
+    unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
+    let child = command.spawn().map_err(Error::io("forebay warm"))?;
+    if !args.paths.quiet {
+        print(&format!(
+            "warming in the background, process {}; `forebay status` shows how far it is, and the \
+             log of the mount how it ended\n",
+            child.id()
+        ))?;
+    }
+    Ok(if groups.errors.is_empty() { Exit::Ok } else { Exit::Failed }.code())
 }
 
 pub(super) fn add(total: &mut Outcome, part: Outcome) {

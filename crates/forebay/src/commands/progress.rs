@@ -26,7 +26,8 @@ impl Meter {
     /// Shows the progress, if it is time to.
     pub fn show(&mut self, progress: &Progress) {
         let elapsed = self.started.elapsed().as_secs_f64().max(1e-3);
-        self.show_line(|| render::progress(progress, progress.bytes_done as f64 / elapsed));
+        let bytes = progress.bytes_done.max(progress.bytes_copied);
+        self.show_line(|| render::progress(progress, bytes as f64 / elapsed));
     }
 
     /// Shows a line, if it is time to.

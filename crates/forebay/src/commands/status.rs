@@ -13,7 +13,7 @@ pub fn run(args: &StatusArgs) -> Result<u8, Error> {
         if args.json {
             print_json(&status)?;
         } else {
-            print(&render::status(&status))?;
+            print(&render::status(&status, args.verbose))?;
         }
         return Ok(Exit::Ok.code());
     }
@@ -34,7 +34,9 @@ pub fn run(args: &StatusArgs) -> Result<u8, Error> {
     } else if answers.is_empty() && exit == Exit::Ok {
         print("no Forebay mounts\n")?;
     } else {
-        print(&answers.iter().map(render::status).collect::<Vec<_>>().join("\n"))?;
+        let texts = answers.iter().map(|status| render::status(status, args.verbose));
+        let texts: Vec<String> = texts.collect();
+        print(&texts.join("\n"))?;
     }
     Ok(exit.code())
 }

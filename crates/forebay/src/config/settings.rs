@@ -112,7 +112,7 @@ pub const SETTINGS: &[Setting] = &[
         "cluster-tls",
         "WHETHER",
         Some("on"),
-        "`on`: nodes talk by mutual TLS. `off`: in plain text, and whoever reaches the address of a node can read and write all files. Only for closed networks.",
+        "Whether nodes talk by mutual TLS. `on`: they do. `off`: in plain text, and whoever reaches the address of a node can read and write all files. Only for closed networks.",
     ),
     one(
         "cluster-replicas",
@@ -124,7 +124,7 @@ pub const SETTINGS: &[Setting] = &[
         "cluster-leases",
         "WHETHER",
         Some("on"),
-        "`on`: while this node alone works in a directory, it changes names and attributes there on its own, and tells the metadata servers a few milliseconds later; whoever else wants to look gets it at once. `off`: the servers have each change before it counts. See docs/cluster.md for what it promises.",
+        "Whether a node may work alone in a directory. `on`: while this node alone works in a directory, it changes names and attributes there on its own, and tells the metadata servers a few milliseconds later; whoever else wants to look gets it at once. `off`: the servers have each change before it counts. See docs/cluster.md for what it promises.",
     ),
     one(
         "redundancy",
@@ -166,19 +166,19 @@ pub const SETTINGS: &[Setting] = &[
         "coherence",
         "MODE",
         Some("open"),
-        "`open`: look at the backing store when a file is opened and drop copies that others made stale. `exclusive`: nobody else changes the backing store, never look.",
+        "Whether others change the backing store. `open`: look at the backing store when a file is opened and drop copies that others made stale. `exclusive`: nobody else changes the backing store, never look.",
     ),
     one(
         "attr-timeout",
         "TIME",
         Some("60s"),
-        "Under --coherence open: how long the kernel may answer stat from its own memory, and how long a copy counts as fresh. Under `exclusive` both hold until a change through this mount.",
+        "How long attributes and copies count as fresh. Under --coherence open: how long the kernel may answer stat from its own memory, and how long a copy is not compared with the backing store. Under `exclusive` both hold until a change through this mount.",
     ),
     one(
         "entry-timeout",
         "TIME",
         Some("60s"),
-        "Under --coherence open: how long the kernel may remember which names exist.",
+        "How long the kernel may remember which names exist. That is under --coherence open; under `exclusive` until a change through this mount.",
     ),
     one(
         "high-mark",

@@ -165,6 +165,22 @@ impl Client {
         }
     }
 
+    /// Conflicts that nobody has resolved.
+    pub fn conflicts(&mut self) -> Result<Vec<super::Conflict>, Error> {
+        match self.call(Request::Conflicts, None, &mut |_| {})? {
+            Reply::Conflicts(conflicts) => Ok(conflicts),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Forgets conflicts by their paths, and says how many they were.
+    pub fn forget_conflicts(&mut self, paths: Vec<super::WirePath>) -> Result<u64, Error> {
+        match self.question(Request::ForgetConflicts { paths })? {
+            Reply::Forgotten(forgotten) => Ok(forgotten),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// What was recorded of opens since the last call.
     pub fn trace(&mut self, most: usize, stop: bool) -> Result<Recorded, Error> {
         match self.question(Request::TraceTake { most, stop })? {

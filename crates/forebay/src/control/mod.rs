@@ -24,7 +24,7 @@ pub use status::{
     Backlog, BusyFile, BytesBySource, Conflict, Dirty, DirtyFile, HintState, HintStatus, Location,
     LostChanges, Named, Opening, Outcome, Passthrough, Peer, PolicySnapshot, Progress, Recorded,
     Refusal, RefusedFile, RefusedStream, Residency, Status, Streams, StuckOperation, TierStatus,
-    WirePath,
+    WirePath, WorkStatus,
 };
 pub use wire::{HintPart, PROTOCOL_VERSION, Reply, Request, Upgraded};
 
@@ -108,6 +108,13 @@ pub trait Control: Send + Sync {
     fn pin(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome>;
     /// Allows the eviction of files again.
     fn unpin(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome>;
+    /// Compares what is known with the backing store now. The outcome counts the files that were looked
+    /// at, and the directories as skipped.
+    fn refresh(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome>;
+    /// Conflicts that nobody has resolved, oldest first.
+    fn conflicts(&self) -> Vec<Conflict>;
+    /// Forgets conflicts by either of their paths, and says how many they were.
+    fn forget_conflicts(&self, paths: &[WirePath]) -> ControlResult<u64>;
     /// Writes dirty files and the backlog that concerns them to the backing store.
     fn sync(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome>;
     /// Takes a part of the reference sequence of a job. The outcome counts the paths that were taken

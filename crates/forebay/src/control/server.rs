@@ -1,6 +1,6 @@
 //! The daemon's side of the control socket.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufReader};
 use std::net::Shutdown as Half;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::wire::{Envelope, read_line, write_line};
 use super::{
     Control, ControlError, ControlResult, ErrorKind, OnProgress, Outcome, PROTOCOL_VERSION,
-    Progress, Reply, Request, Upgraded,
+    Progress, Reply, Request, Status, Upgraded, WorkStatus,
 };
 
 /// Bounds of what clients may take.
@@ -125,6 +125,8 @@ struct Shared {
     open: Mutex<HashMap<u64, UnixStream>>,
     closed: Condvar,
     next: AtomicU64,
+    /// What commands do now, by their start.
+    works: Mutex<BTreeMap<u64, RunningWork>>,
 }
 
 impl Server {
@@ -153,6 +155,7 @@ impl Server {
             open: Mutex::default(),
             closed: Condvar::new(),
             next: AtomicU64::new(0),
+            works: Mutex::default(),
         });
         listener.set_nonblocking(true)?;
         let mut server = Self { shared, listener: Arc::new(listener), acceptor: None };
@@ -354,7 +357,11 @@ fn answer_from(
 ) -> Reply {
     let mut last: Option<Instant> = None;
     let mut gone = false;
+    let work = request.work().map(|what| Work::begin(shared, what));
     let mut report = |progress: Progress| {
+        if let Some(work) = &work {
+            work.advance(&progress);
+        }
         let due = last.is_none_or(|last| last.elapsed() >= shared.limits.progress_interval);
         if due && !gone {
             last = Some(Instant::now());
@@ -364,17 +371,29 @@ fn answer_from(
     };
     let progress: OnProgress<'_> = &mut report;
     match request {
-        Request::Status => Reply::Status(Box::new(control.status())),
+        Request::Status => {
+            let works = shared.works.lock().values().map(RunningWork::told).collect();
+            Reply::Status(Box::new(Status { works, ..control.status() }))
+        }
         Request::Metrics => Reply::Text(control.metrics()),
         Request::Locate { paths } => match control.locate(&paths) {
             Ok(locations) => Reply::Locations(locations),
             Err(error) => Reply::Error(error),
         },
-        Request::Warm { paths } => outcome(control.warm(&paths, progress)),
+        Request::Warm { paths } => outcome(control.warm(&paths, progress).inspect(|warmed| {
+            // Who has asked for it may have gone.
+            let Outcome { files, bytes, failed, complete, .. } = *warmed;
+            tracing::info!(files, bytes, failed, complete, "warmed");
+        })),
         Request::Evict { paths } => outcome(control.evict(&paths, progress)),
         Request::Pin { paths } => outcome(control.pin(&paths, progress)),
         Request::Unpin { paths } => outcome(control.unpin(&paths, progress)),
         Request::Sync { paths } => outcome(control.sync(&paths, progress)),
+        Request::Refresh { paths } => outcome(control.refresh(&paths, progress)),
+        Request::Conflicts => Reply::Conflicts(control.conflicts()),
+        Request::ForgetConflicts { paths } => {
+            control.forget_conflicts(&paths).map_or_else(Reply::Error, Reply::Forgotten)
+        }
         Request::Hint(part) => outcome(control.hint(&part, progress)),
         Request::Withdraw { job } => done(control.withdraw(&job)),
         Request::TraceStart => done(control.trace_start()),
@@ -396,6 +415,50 @@ fn answer_from(
             ErrorKind::Usage,
             "an upgrade is not for the control of the mount",
         )),
+    }
+}
+
+/// Work on paths that a command waits for.
+struct RunningWork {
+    what: &'static str,
+    since: Instant,
+    progress: Progress,
+}
+
+impl RunningWork {
+    fn told(&self) -> WorkStatus {
+        WorkStatus {
+            what: self.what.into(),
+            age_s: self.since.elapsed().as_secs(),
+            progress: self.progress.clone(),
+        }
+    }
+}
+
+/// Names such work in the status until it has ended.
+struct Work<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl<'a> Work<'a> {
+    fn begin(shared: &'a Shared, what: &'static str) -> Self {
+        let id = shared.next.fetch_add(1, Ordering::Relaxed);
+        let work = RunningWork { what, since: Instant::now(), progress: Progress::default() };
+        shared.works.lock().insert(id, work);
+        Work { shared, id }
+    }
+
+    fn advance(&self, progress: &Progress) {
+        if let Some(work) = self.shared.works.lock().get_mut(&self.id) {
+            work.progress = progress.clone();
+        }
+    }
+}
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        self.shared.works.lock().remove(&self.id);
     }
 }
 

@@ -102,8 +102,10 @@ pub struct Status {
     pub transport: String,
     /// State of kernel passthrough.
     pub passthrough: Passthrough,
-    /// Files that were changed on both sides; nothing of them was overwritten.
+    /// Files that were changed on both sides; nothing of them was overwritten. The latest.
     pub conflicts: Vec<Conflict>,
+    /// How many there are that nobody has resolved or forgotten.
+    pub conflict_count: u64,
     /// What the backing store can't have, and is kept here.
     pub refused: Vec<RefusedFile>,
     /// What is at the path of the backing store, if it is not the directory that was there at the mount.
@@ -119,6 +121,8 @@ pub struct Status {
     pub set_aside: Named,
     /// Operations that wait longer than they should, mostly on the backing store.
     pub stuck: Vec<StuckOperation>,
+    /// What commands do on files now, oldest first.
+    pub works: Vec<WorkStatus>,
     /// Errors given to programs since the mount.
     pub errors: u64,
     /// What the policy says about itself.
@@ -308,6 +312,15 @@ pub struct Conflict {
     pub kept_as: WirePath,
     /// Seconds since it was noticed.
     pub age_s: u64,
+    /// What happened.
+    pub why: String,
+}
+
+impl Conflict {
+    /// Whether there is a version of this mount under a name of its own.
+    pub fn has_copy(&self) -> bool {
+        self.kept_as != WirePath::default()
+    }
 }
 
 /// Something that the backing store does not take.
@@ -332,6 +345,18 @@ pub struct StuckOperation {
     pub path: WirePath,
     /// Seconds that it has waited.
     pub waiting_s: u64,
+}
+
+/// Work on files that a command has asked for, such as `warm`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkStatus {
+    /// The command.
+    pub what: String,
+    /// Seconds since it began.
+    pub age_s: u64,
+    /// How far it is.
+    pub progress: Progress,
 }
 
 /// What the policy says about itself.
@@ -507,7 +532,8 @@ pub struct Progress {
     pub bytes_total: u64,
     /// Entries of the backlog that are left.
     pub backlog_left: u64,
-    /// Bytes that the daemon has copied to the backing store in its life, parts of files included.
+    /// Bytes moved: by `warm` and `pin` to the tiers; by a drain to the backing store, in the life of the
+    /// daemon and parts of files included.
     pub bytes_copied: u64,
     /// What is being worked on.
     pub current: Option<WirePath>,

@@ -70,6 +70,18 @@ pub enum Request {
         /// Paths below the mount point.
         paths: Vec<WirePath>,
     },
+    /// [`super::Control::refresh`].
+    Refresh {
+        /// Paths below the mount point.
+        paths: Vec<WirePath>,
+    },
+    /// [`super::Control::conflicts`].
+    Conflicts,
+    /// [`super::Control::forget_conflicts`].
+    ForgetConflicts {
+        /// Paths below the mount point.
+        paths: Vec<WirePath>,
+    },
     /// [`super::Control::hint`].
     Hint(HintPart),
     /// [`super::Control::withdraw`].
@@ -118,6 +130,21 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// What a status calls the work on files that it asks for; nothing for what is short.
+    pub(super) fn work(&self) -> Option<&'static str> {
+        match self {
+            Request::Warm { .. } => Some("warm"),
+            Request::Evict { .. } => Some("evict"),
+            Request::Pin { .. } => Some("pin"),
+            Request::Sync { .. } => Some("sync"),
+            Request::Refresh { .. } => Some("refresh"),
+            Request::Drain { .. } => Some("umount"),
+            _ => None,
+        }
+    }
+}
+
 /// What came of an upgrade.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -148,6 +175,10 @@ pub enum Reply {
     Recorded(Recorded),
     /// To [`Request::Patterns`].
     Patterns(Patterns),
+    /// To [`Request::Conflicts`].
+    Conflicts(Vec<super::Conflict>),
+    /// To [`Request::ForgetConflicts`]: how many.
+    Forgotten(u64),
     /// To [`Request::Upgrade`].
     Upgraded(Upgraded),
     /// To [`Request::Cluster`].

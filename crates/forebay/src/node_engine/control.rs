@@ -14,7 +14,7 @@ use forebay::control::{
 };
 use forebay_fuse::Mounted;
 use forebay_node::metrics::{ErrorClass, RefusalReason, Source};
-use forebay_node::{FileKind, Ino, Node};
+use forebay_node::{FileKind, Ino, Node, NodeError, Residency as Resident};
 use parking_lot::Mutex;
 
 use super::Exclusive;
@@ -22,7 +22,7 @@ use super::convert::{control_error, wire_path};
 use super::hints;
 use super::patterns;
 use super::streams;
-use super::walk::{Done, each_file};
+use super::walk::{Done, Headway, Scope, each_file};
 
 /// Why a file could not be brought to a tier.
 const NO_ROOM: &str = "no tier has room for it, beside what is pinned or in use";
@@ -237,9 +237,9 @@ impl NodeControl {
             kind: kind.into(),
             size_bytes: found.size,
             residency: match found.residency {
-                forebay_node::Residency::Absent => Residency::Absent,
-                forebay_node::Residency::Partial => Residency::Partial,
-                forebay_node::Residency::Whole => Residency::Whole,
+                Resident::Absent => Residency::Absent,
+                Resident::Partial => Residency::Partial,
+                Resident::Whole => Residency::Whole,
             },
             resident_bytes: found.resident_bytes,
             tier: found
@@ -254,15 +254,55 @@ impl NodeControl {
         })
     }
 
-    fn set_pinned(
-        &self,
-        paths: &[WirePath],
-        pinned: bool,
-        progress: OnProgress<'_>,
-    ) -> ControlResult<Outcome> {
-        each_file(&self.node, paths, true, progress, &mut |ino| {
-            self.node.pin(ino, pinned)?;
-            if pinned { self.node.warm_file(ino).map(Done::Bytes) } else { Ok(Done::Bytes(0)) }
+    /// How many conflicts are not resolved, and the latest of them.
+    fn latest_conflicts(&self) -> (u64, Vec<Conflict>) {
+        let mut all = self.node.conflicts().1;
+        all.retain(|conflict| self.node.is_unresolved(conflict));
+        let count = all.len();
+        let latest = all.drain(count.saturating_sub(LISTED)..).map(conflict).collect();
+        (count as u64, latest)
+    }
+
+    /// Brings one file to a tier.
+    fn warm_one(&self, ino: Ino, headway: &mut Headway<'_>) -> Result<Done, NodeError> {
+        let before = self.node.whereabouts(ino)?;
+        if before.residency == Resident::Whole {
+            return Ok(Done::Nothing);
+        }
+        let warm = |done| headway.within_file(&self.node, ino, done);
+        let there = self.node.warm_file(ino, &mut { warm })?;
+        let now = self.node.whereabouts(ino)?;
+        Ok(match now.residency {
+            Resident::Absent if now.dirty => Done::Refused(PAST_THE_TIERS),
+            Resident::Absent => Done::Refused(NO_ROOM),
+            _ => Done::Bytes(there.saturating_sub(before.resident_bytes)),
+        })
+    }
+
+    /// Brings one file to a tier and keeps it there; what does not fit is not kept.
+    fn pin_one(&self, ino: Ino, headway: &mut Headway<'_>) -> Result<Done, NodeError> {
+        let before = self.node.whereabouts(ino)?;
+        self.node.pin(ino, true)?;
+        if before.kind == FileKind::Directory {
+            return Ok(Done::Directory);
+        }
+        let warmed = self.warm_one(ino, headway);
+        if !matches!(warmed, Ok(Done::Bytes(_) | Done::Nothing)) && !before.pinned {
+            self.node.pin(ino, false)?;
+        }
+        Ok(match warmed? {
+            Done::Nothing if !before.pinned => Done::Bytes(0),
+            done => done,
+        })
+    }
+
+    fn unpin_one(&self, ino: Ino) -> Result<Done, NodeError> {
+        let before = self.node.whereabouts(ino)?;
+        self.node.pin(ino, false)?;
+        Ok(match before.kind {
+            FileKind::Directory => Done::Directory,
+            _ if before.pinned => Done::Bytes(0),
+            _ => Done::Nothing,
         })
     }
 }
@@ -275,6 +315,15 @@ fn why_off(refusal: RefusalReason) -> Option<&'static str> {
             Some("the daemon lacks CAP_SYS_ADMIN: passthrough needs a mount made by root")
         }
         _ => Some("the kernel lacks FUSE passthrough: it came with Linux 6.9"),
+    }
+}
+
+fn conflict(conflict: forebay_node::Conflict) -> Conflict {
+    Conflict {
+        kept_as: wire_path(conflict.kept_as()),
+        age_s: conflict.age_s(),
+        why: conflict.why.clone().into_owned(),
+        path: wire_path(conflict.path),
     }
 }
 
@@ -291,6 +340,7 @@ fn as_path(bytes: &[u8]) -> PathBuf {
 impl Control for NodeControl {
     fn status(&self) -> Status {
         let counts = self.node.metrics();
+        let (conflict_count, conflicts) = self.latest_conflicts();
         Status {
             mountpoint: self.config.mountpoint.clone().into(),
             backing: self.config.backing.clone().into(),
@@ -314,17 +364,9 @@ impl Control for NodeControl {
             },
             transport: self.transport().into(),
             passthrough: self.passthrough(),
-            conflicts: self
-                .node
-                .conflicts()
-                .1
-                .into_iter()
-                .map(|conflict| Conflict {
-                    kept_as: wire_path(conflict.kept_as()),
-                    age_s: conflict.age_s(),
-                    path: wire_path(conflict.path),
-                })
-                .collect(),
+            conflicts,
+            conflict_count,
+            works: Vec::new(),
             refused: self
                 .node
                 .refused()
@@ -359,21 +401,14 @@ impl Control for NodeControl {
     }
 
     fn warm(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome> {
-        each_file(&self.node, paths, false, progress, &mut |ino| {
-            let bytes = self.node.warm_file(ino)?;
-            let now = self.node.whereabouts(ino)?;
-            Ok(match (bytes, now.residency) {
-                (0, forebay_node::Residency::Absent) => {
-                    Done::Refused(if now.dirty { PAST_THE_TIERS } else { NO_ROOM })
-                }
-                (0, _) => Done::Nothing,
-                (bytes, _) => Done::Bytes(bytes),
-            })
+        let scope = Scope { counted: true, ..Scope::default() };
+        each_file(&self.node, paths, scope, progress, &mut |ino, headway| {
+            self.warm_one(ino, headway)
         })
     }
 
     fn evict(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome> {
-        each_file(&self.node, paths, false, progress, &mut |ino| {
+        each_file(&self.node, paths, Scope::default(), progress, &mut |ino, _| {
             let before = self.node.whereabouts(ino)?;
             if before.tier.is_none() {
                 return Ok(Done::Nothing);
@@ -391,11 +426,51 @@ impl Control for NodeControl {
     }
 
     fn pin(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome> {
-        self.set_pinned(paths, true, progress)
+        let scope = Scope { directories: true, counted: true };
+        each_file(&self.node, paths, scope, progress, &mut |ino, headway| {
+            self.pin_one(ino, headway)
+        })
     }
 
     fn unpin(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome> {
-        self.set_pinned(paths, false, progress)
+        let scope = Scope { directories: true, ..Scope::default() };
+        each_file(&self.node, paths, scope, progress, &mut |ino, _| self.unpin_one(ino))
+    }
+
+    fn refresh(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome> {
+        let mut outcome = Outcome { complete: true, ..Outcome::default() };
+        for path in paths {
+            let mut go_on = true;
+            let looked = self.node.refresh(path.as_path(), &mut |looked| {
+                let files_done = looked.directories + looked.files;
+                go_on = progress(Progress { files_done, ..Progress::default() });
+                go_on
+            });
+            match looked {
+                Ok(looked) => {
+                    outcome.files += looked.files;
+                    outcome.skipped += looked.directories;
+                }
+                Err(error) => {
+                    outcome.failed += 1;
+                    outcome.failures.push((path.clone(), error.to_string()));
+                }
+            }
+            outcome.complete &= go_on && outcome.failed == 0;
+        }
+        Ok(outcome)
+    }
+
+    fn conflicts(&self) -> Vec<Conflict> {
+        self.node.conflicts_looked_after().into_iter().map(conflict).collect()
+    }
+
+    fn forget_conflicts(&self, paths: &[WirePath]) -> ControlResult<u64> {
+        let paths: Vec<Vec<u8>> = paths.iter().map(|path| path_bytes(path.as_path())).collect();
+        let forgotten = self.node.forget_conflicts(&mut |conflict| {
+            paths.iter().any(|path| *path == conflict.path || *path == conflict.kept_as())
+        });
+        Ok(forgotten as u64)
     }
 
     fn sync(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome> {

@@ -13,6 +13,8 @@ pub enum Done {
     Bytes(u64),
     /// There was nothing to do.
     Nothing,
+    /// It is a directory, and worked on.
+    Directory,
     /// It can't be done now, for this reason.
     Refused(&'static str),
 }
@@ -23,41 +25,79 @@ const TELL_EVERY: Duration = Duration::from_millis(100);
 /// Failures that are listed; more are only counted.
 const LISTED: usize = 50;
 
+/// Which files are worked on, and what is told of it.
+#[derive(Clone, Copy, Default)]
+pub struct Scope {
+    /// Directories as well.
+    pub directories: bool,
+    /// They are counted first, so that one can see how much is left.
+    pub counted: bool,
+}
+
+/// How far work on files has come.
+pub struct Headway<'a> {
+    progress: OnProgress<'a>,
+    told: Progress,
+    last_told: Instant,
+    go_on: bool,
+}
+
+impl Headway<'_> {
+    /// So many bytes of the file in hand are done. False if it is to end.
+    pub fn within_file(&mut self, node: &Node, ino: Ino, bytes: u64) -> bool {
+        self.tell(node, ino, bytes);
+        self.go_on
+    }
+
+    fn tell(&mut self, node: &Node, ino: Ino, bytes: u64) {
+        if self.go_on && self.last_told.elapsed() >= TELL_EVERY {
+            self.last_told = Instant::now();
+            let mut told = self.told.clone();
+            told.bytes_done += bytes;
+            told.current = Some(wire_path(node.path_of(ino)));
+            self.go_on = (self.progress)(told);
+        }
+    }
+}
+
 /// Calls `work` for every regular file (and directory, if asked) below the paths.
 pub fn each_file(
     node: &Node,
     paths: &[WirePath],
-    directories_too: bool,
+    scope: Scope,
     progress: OnProgress<'_>,
-    work: &mut dyn FnMut(Ino) -> Result<Done, NodeError>,
+    work: &mut dyn FnMut(Ino, &mut Headway<'_>) -> Result<Done, NodeError>,
 ) -> ControlResult<Outcome> {
     let mut outcome = Outcome { complete: true, ..Outcome::default() };
-    let mut told = Progress::default();
-    let mut go_on = true;
-    let mut last_told = Instant::now();
+    let (told, last_told) = (Progress::default(), Instant::now());
+    let mut headway = Headway { progress, told, last_told, go_on: true };
+    let mut found = Vec::new();
     for path in paths {
-        let ino = match node.find_path(path.as_path()) {
-            Ok(ino) => ino,
-            Err(error) => {
-                fail(&mut outcome, path.clone(), error.to_string());
-                continue;
-            }
-        };
+        match node.find_path(path.as_path()) {
+            Ok(ino) => found.push(ino),
+            Err(error) => fail(&mut outcome, path.clone(), error.to_string()),
+        }
+    }
+    if scope.counted {
+        for ino in &found {
+            count(node, *ino, &mut headway)?;
+        }
+    }
+    for ino in found {
         let walked = node.walk(ino, &mut |record| {
             let is_file = record.attr.kind == FileKind::File;
-            let wanted = is_file || directories_too && record.attr.kind == FileKind::Directory;
-            if !wanted {
-                return true;
+            let wanted = is_file || scope.directories && record.attr.kind == FileKind::Directory;
+            if !wanted || !headway.go_on {
+                return headway.go_on;
             }
-            told.files_total += 1;
-            told.bytes_total += if is_file { record.attr.size } else { 0 };
-            match work(record.ino) {
+            match work(record.ino, &mut headway) {
                 Ok(Done::Bytes(bytes)) => {
                     outcome.files += 1;
                     outcome.bytes += bytes;
-                    told.bytes_done += bytes;
+                    headway.told.bytes_copied += bytes;
                 }
                 Ok(Done::Nothing) => outcome.skipped += 1,
+                Ok(Done::Directory) => {}
                 Ok(Done::Refused(why)) => {
                     fail(&mut outcome, wire_path(node.path_of(record.ino)), why.into());
                 }
@@ -65,22 +105,31 @@ pub fn each_file(
                     fail(&mut outcome, wire_path(node.path_of(record.ino)), error.to_string());
                 }
             }
-            told.files_done += 1;
-            if last_told.elapsed() >= TELL_EVERY {
-                last_told = Instant::now();
-                told.current = Some(wire_path(node.path_of(record.ino)));
-                go_on = progress(told.clone());
+            if is_file {
+                headway.told.files_done += 1;
+                headway.told.bytes_done += record.attr.size;
             }
-            go_on
+            headway.tell(node, record.ino, 0);
+            headway.go_on
         });
         walked.map_err(|error| control_error(&error))?;
-        if !go_on {
-            outcome.complete = false;
-            break;
-        }
     }
-    progress(told);
+    outcome.complete &= headway.go_on;
+    (headway.progress)(headway.told);
     Ok(outcome)
+}
+
+/// Adds what is below to what there is to do.
+fn count(node: &Node, below: Ino, headway: &mut Headway<'_>) -> ControlResult<()> {
+    let counted = node.walk(below, &mut |record| {
+        if record.attr.kind == FileKind::File {
+            headway.told.files_total += 1;
+            headway.told.bytes_total += record.attr.size;
+            headway.tell(node, record.ino, 0);
+        }
+        headway.go_on
+    });
+    counted.map_err(|error| control_error(&error))
 }
 
 fn fail(outcome: &mut Outcome, path: WirePath, why: String) {

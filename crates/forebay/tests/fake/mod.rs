@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use forebay::config::MountConfig;
 use forebay::control::{
-    Control, ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location,
-    OnProgress, Outcome, Progress, Recorded, Residency, Shutdown, Status, WirePath,
+    Conflict, Control, ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart,
+    Location, OnProgress, Outcome, Progress, Recorded, Residency, Shutdown, Status, WirePath,
 };
 use forebay::{Ended, Engine, FsckReport, FsckRequest, Keeper, Mounted};
 
@@ -101,6 +101,20 @@ impl Control for FakeControl {
     }
     fn sync(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome> {
         self.work("sync", paths, progress)
+    }
+    fn refresh(&self, paths: &[WirePath], progress: OnProgress<'_>) -> ControlResult<Outcome> {
+        self.work("refresh", paths, progress)
+    }
+
+    fn conflicts(&self) -> Vec<Conflict> {
+        self.status.lock().unwrap().conflicts.clone()
+    }
+
+    fn forget_conflicts(&self, paths: &[WirePath]) -> ControlResult<u64> {
+        let conflicts = &mut self.status.lock().unwrap().conflicts;
+        let before = conflicts.len();
+        conflicts.retain(|conflict| !paths.contains(&conflict.path));
+        Ok((before - conflicts.len()) as u64)
     }
 
     fn hint(&self, part: &HintPart, _: OnProgress<'_>) -> ControlResult<Outcome> {

@@ -341,6 +341,28 @@ impl Node {
         }
     }
 
+    /// Reads a directory anew, however fresh it is. One of which nothing is known is left for its first
+    /// use.
+    pub(super) fn list_now(&self, dir: Ino) -> Result<()> {
+        let record = self.meta.get(dir)?;
+        if self.is_not_in_backing(&record) {
+            return Ok(());
+        }
+        if !record.listed {
+            let known = !self.meta.entries_plus(dir, 0, 1)?.is_empty();
+            return if known { self.list_directory(dir) } else { Ok(()) };
+        }
+        let flight = self.imports.flights.enter(dir, self.config.backing_timeout);
+        let Some(_flight) = flight else { return Err(Errno::BUSY.into()) };
+        let _asked = self.imports.health.begin();
+        match self.in_directory(dir, |handle| self.list_again(dir, handle)) {
+            Err(error) if error.class() == Some(ErrorClass::NotFound) => {
+                self.directory_not_found(dir)
+            }
+            listed => listed,
+        }
+    }
+
     /// The backing store was found without a directory. If that is for certain, it is removed, and
     /// stale for whoever asked for it; else what is known of it is served on.
     fn directory_not_found(&self, dir: Ino) -> Result<()> {

@@ -12,6 +12,9 @@ mod dirs;
 mod freshness;
 mod listing;
 mod names_seen;
+mod refresh;
+
+pub use refresh::Looked;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

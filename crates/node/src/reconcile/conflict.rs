@@ -1,6 +1,7 @@
 //! Changes on both sides: nothing is overwritten, the version of this mount gets another name.
 
-use std::collections::{HashMap, VecDeque};
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -17,9 +18,6 @@ use crate::files::FileRef;
 use crate::import::LIMBO;
 use crate::node::Node;
 use crate::place::{Base, Residence};
-
-/// Conflicts remembered for the status.
-const MOST_REMEMBERED: usize = 100;
 
 /// What the backing store can't do with a name that it takes for another one.
 const SAME_NAME: &str = "tell the name, which differs in case or at its end only, from that of";
@@ -42,7 +40,7 @@ pub struct Conflict {
     /// When it was noticed.
     pub when: Timestamp,
     /// What happened.
-    pub why: &'static str,
+    pub why: Cow<'static, str>,
 }
 
 impl Conflict {
@@ -72,28 +70,34 @@ const REST_GONE: &str =
 /// Versions that show through files in conflict, until these are written.
 pub(super) type Held = HashMap<Ino, FileRef>;
 
-/// The latest conflicts.
-#[derive(Default)]
-pub(super) struct Conflicts {
-    count: u64,
-    latest: VecDeque<Conflict>,
-}
-
-impl Conflicts {
-    fn add(&mut self, conflict: Conflict) {
-        self.count += 1;
-        if self.latest.len() >= MOST_REMEMBERED {
-            self.latest.pop_front();
-        }
-        self.latest.push_back(conflict);
-    }
-
-    pub(super) fn snapshot(&self) -> (u64, Vec<Conflict>) {
-        (self.count, self.latest.iter().cloned().collect())
-    }
-}
-
 impl Node {
+    /// Whether this mount's version of a conflict is there still, as far as is known without asking
+    /// anybody. One that has none counts until it is forgotten.
+    pub fn is_unresolved(&self, conflict: &Conflict) -> bool {
+        conflict.ours.is_none() || self.is_clustered() || {
+            let mut at = Some(Ino::ROOT);
+            for name in conflict.kept_as().split(|&byte| byte == b'/') {
+                let found = at.and_then(|dir| self.meta.lookup(dir, name).ok().flatten());
+                at = found.map(|record| record.ino);
+            }
+            at.is_some()
+        }
+    }
+
+    /// The conflicts that are not resolved; those of which this mount's version is gone for certain are
+    /// forgotten first.
+    pub fn conflicts_looked_after(&self) -> Vec<Conflict> {
+        let (_, all) = self.conflicts();
+        let is_gone = |conflict: &Conflict| {
+            let path = PathBuf::from(os(&conflict.kept_as()));
+            let found = conflict.ours.as_ref().map(|_| self.find_path(&path).map(drop));
+            matches!(found, Some(Err(error)) if error.class() == Some(ErrorClass::NotFound))
+        };
+        let gone: Vec<Conflict> = all.into_iter().filter(is_gone).collect();
+        self.forget_conflicts(&mut |conflict| gone.contains(conflict));
+        self.conflicts().1
+    }
+
     /// Others have something under a name that an inode with changes should have: leaves it to
     /// them and gives the inode another name beside it.
     pub(super) fn yield_name(
@@ -301,7 +305,7 @@ impl Node {
             why,
             "conflict with a change made by others in the backing store"
         );
-        let conflict = Conflict { path, ours, when: convert::now(), why };
+        let conflict = Conflict { path, ours, when: convert::now(), why: why.into() };
         self.metrics.conflicts.inc();
         self.reconciler.conflicts.lock().add(conflict);
     }

@@ -13,6 +13,7 @@
 mod attributes;
 mod bytes;
 mod conflict;
+mod conflict_list;
 mod data_side;
 mod drain;
 mod identity;
@@ -28,6 +29,7 @@ mod unsynced;
 mod work;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -54,7 +56,7 @@ use work::{Batch, Step, Work};
 pub struct Reconciler {
     owners: owned::Owners,
     queue: queue::Waiting,
-    conflicts: Mutex<conflict::Conflicts>,
+    conflicts: Mutex<conflict_list::Conflicts>,
     held: Mutex<conflict::Held>,
     last_error: Mutex<Option<String>>,
     /// Why the last attempt failed, by inode.
@@ -72,6 +74,14 @@ pub struct Reconciler {
     restoring: Mutex<()>,
     #[cfg(test)]
     pub(crate) stub: std::sync::OnceLock<std::sync::Arc<dyn data_side::Stub>>,
+}
+
+impl Reconciler {
+    /// That of a mount with the conflicts that earlier daemons have noticed.
+    pub fn load(state_dir: &Path) -> Self {
+        let conflicts = Mutex::new(conflict_list::Conflicts::load(state_dir));
+        Reconciler { conflicts, ..Reconciler::default() }
+    }
 }
 
 /// What is not in the backing store yet.
@@ -375,10 +385,15 @@ impl Node {
         self.reconciler.last_error.lock().clone()
     }
 
-    /// The latest conflicts with changes that others made in the backing store, oldest first, and
-    /// their number since the start.
+    /// Conflicts with changes that others made in the backing store and that nobody has resolved or
+    /// forgotten, oldest first, and the number of those that were noticed since the start.
     pub fn conflicts(&self) -> (u64, Vec<Conflict>) {
         self.reconciler.conflicts.lock().snapshot()
+    }
+
+    /// Forgets conflicts of which `is_done` says so. Returns how many they were.
+    pub fn forget_conflicts(&self, is_done: &mut dyn FnMut(&Conflict) -> bool) -> usize {
+        self.reconciler.conflicts.lock().forget(is_done)
     }
 
     /// What a failure is called, and what can be done about it.

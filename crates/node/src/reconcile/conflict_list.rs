@@ -1,0 +1,213 @@
+//! The conflicts that nobody has resolved or forgotten yet.
+//!
+//! They are kept in `conflicts` of the state directory, so that a restart does not forget where the
+//! version of this mount is: a line for each, appended as it is noticed. The file is written anew when
+//! some are forgotten, and when it has twice as many lines as are remembered.
+//!
+//! Owns: the list and its file. It must never know what is under the paths.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use forebay_meta::Timestamp;
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
+
+use super::conflict::Conflict;
+
+/// Conflicts that are remembered; of more the oldest are forgotten.
+const MOST: usize = 1000;
+/// Bytes of the file that are read at a start; a line has two names and a path.
+const MOST_BYTES: u64 = 64 << 20;
+/// Name of the file, in the state directory.
+const FILE: &str = "conflicts";
+/// What names may not have in a line.
+const RESERVED: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
+
+/// The conflicts of a mount.
+#[derive(Default)]
+pub(super) struct Conflicts {
+    /// Noticed since the start.
+    count: u64,
+    latest: VecDeque<Conflict>,
+    file: Option<PathBuf>,
+    lines: usize,
+}
+
+impl Conflicts {
+    /// Those that earlier daemons have noticed, and a place for more. What can't be read is left out.
+    pub(super) fn load(state_dir: &Path) -> Self {
+        let file = state_dir.join(FILE);
+        let text = match read(&file) {
+            Ok(text) => text,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    tracing::warn!(file = %file.display(), %error, "earlier conflicts can't be read");
+                }
+                String::new()
+            }
+        };
+        let mut latest: VecDeque<Conflict> = text.lines().filter_map(of_line).collect();
+        let excess = latest.len().saturating_sub(MOST);
+        latest.drain(..excess);
+        Conflicts { count: 0, latest, file: Some(file), lines: text.lines().count() }
+    }
+
+    pub(super) fn add(&mut self, conflict: Conflict) {
+        self.count += 1;
+        let line = line_of(&conflict);
+        if self.latest.len() >= MOST {
+            self.latest.pop_front();
+        }
+        self.latest.push_back(conflict);
+        let written = match self.lines < 2 * MOST {
+            true => self.append(&line),
+            false => self.write_all(),
+        };
+        self.complain(written);
+    }
+
+    /// Forgets those that are done with. Says how many they were.
+    pub(super) fn forget(&mut self, is_done: &mut dyn FnMut(&Conflict) -> bool) -> usize {
+        let before = self.latest.len();
+        self.latest.retain(|conflict| !is_done(conflict));
+        let forgotten = before - self.latest.len();
+        if forgotten > 0 {
+            let written = self.write_all();
+            self.complain(written);
+        }
+        forgotten
+    }
+
+    /// Their number since the start, and those that are remembered, oldest first.
+    pub(super) fn snapshot(&self) -> (u64, Vec<Conflict>) {
+        (self.count, self.latest.iter().cloned().collect())
+    }
+
+    fn append(&mut self, line: &str) -> io::Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let mut options = OpenOptions::new();
+        let options = options.append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        options.open(file)?.write_all(line.as_bytes())?;
+        self.lines += 1;
+        Ok(())
+    }
+
+    /// Puts a new file in place of the old one.
+    fn write_all(&mut self) -> io::Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let new = file.with_extension("new");
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create(true).truncate(true);
+        let text: String = self.latest.iter().map(line_of).collect();
+        let mut written = options.mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&new)?;
+        written.write_all(text.as_bytes())?;
+        std::fs::rename(&new, file)?;
+        self.lines = self.latest.len();
+        Ok(())
+    }
+
+    /// A list that can't be kept is no reason to stop: the log has each conflict as well.
+    fn complain(&self, written: io::Result<()>) {
+        if let (Err(error), Some(file)) = (written, &self.file) {
+            let file = file.display();
+            tracing::warn!(%file, %error, "the list of conflicts can't be kept over a restart");
+        }
+    }
+}
+
+fn read(file: &Path) -> io::Result<String> {
+    use std::io::Read;
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).custom_flags(libc::O_NOFOLLOW).open(file)?;
+    let mut bytes = Vec::new();
+    opened.take(MOST_BYTES).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// `SECONDS PATH OURS WHY`, names with percent signs for what they may not have; `-` for none.
+fn line_of(conflict: &Conflict) -> String {
+    let encoded = |bytes: &[u8]| percent_encode(bytes, RESERVED).to_string();
+    let ours =
+        conflict.ours.as_deref().map_or("-".to_owned(), |ours| format!("={}", encoded(ours)));
+    format!("{} ={} {ours} {}\n", conflict.when.sec, encoded(&conflict.path), conflict.why)
+}
+
+fn of_line(line: &str) -> Option<Conflict> {
+    let mut fields = line.splitn(4, ' ');
+    let sec = fields.next()?.parse().ok()?;
+    let name = |field: &str| Some(percent_decode_str(field.strip_prefix('=')?).collect());
+    let path = name(fields.next()?)?;
+    let ours = match fields.next()? {
+        "-" => None,
+        field => Some(name(field)?),
+    };
+    let why = Cow::Owned(fields.next()?.to_owned());
+    Some(Conflict { path, ours, when: Timestamp::new(sec, 0), why })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conflict(path: &[u8], ours: Option<&[u8]>) -> Conflict {
+        let when = Timestamp::new(1_700_000_000, 0);
+        let ours = ours.map(<[u8]>::to_vec);
+        Conflict { path: path.to_vec(), ours, when, why: "changed here and by others".into() }
+    }
+
+    #[test]
+    fn conflicts_when_restarted_then_all_are_known_with_odd_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = [
+            conflict(b"a b/%41\n\xff", Some(b"\x1b[2J =- x")),
+            conflict(b"-", Some(b"-")),
+            conflict("d\u{e9}j\u{e0}".as_bytes(), None),
+        ];
+        let mut list = Conflicts::load(dir.path());
+        for conflict in &all {
+            list.add(conflict.clone());
+        }
+        assert_eq!(list.snapshot(), (3, all.to_vec()));
+        assert_eq!(Conflicts::load(dir.path()).snapshot(), (0, all.to_vec()));
+    }
+
+    #[test]
+    fn conflicts_when_forgotten_then_the_next_start_has_them_no_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut list = Conflicts::load(dir.path());
+        list.add(conflict(b"one", None));
+        list.add(conflict(b"two", None));
+        assert_eq!(list.forget(&mut |conflict| conflict.path == b"one"), 1);
+        list.add(conflict(b"three", None));
+        let left = vec![conflict(b"two", None), conflict(b"three", None)];
+        assert_eq!(Conflicts::load(dir.path()).snapshot().1, left);
+    }
+
+    #[test]
+    fn conflicts_when_there_are_very_many_then_list_and_file_stay_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut list = Conflicts::load(dir.path());
+        for n in 0..5 * MOST {
+            list.add(conflict(n.to_string().as_bytes(), None));
+        }
+        let lines = read(&dir.path().join(FILE)).unwrap().lines().count();
+        assert!(lines <= 2 * MOST, "{lines}");
+        let after = Conflicts::load(dir.path()).snapshot().1;
+        assert_eq!((after.len(), after), (MOST, list.snapshot().1));
+    }
+
+    #[test]
+    fn file_of_conflicts_when_damaged_then_what_can_be_read_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut list = Conflicts::load(dir.path());
+        list.add(conflict(b"one", None));
+        let file = dir.path().join(FILE);
+        let good = std::fs::read(&file).unwrap();
+        std::fs::write(&file, [b"\xff\n5 x\n\n", &good[..], &good[..9]].concat()).unwrap();
+        assert_eq!(Conflicts::load(dir.path()).snapshot().1, [conflict(b"one", None)]);
+    }
+}
