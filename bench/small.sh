@@ -20,7 +20,7 @@ DIR=${TIER_DIR:-$(mktemp -d /dev/shm/forebay-small.XXXXXX)}
 RESULTS=$ROOT/bench/results
 CSV=$RESULTS/small.csv
 REQUESTS=$RESULTS/small-requests.csv
-TESTS=${TESTS:-find ls_lR git_status grep_r ls_after_reads open_read import stat create git_clone tar_x sqlite}
+TESTS=${TESTS:-find ls_lR git_status grep_r ls_after_reads open_read import stat create save git_clone tar_x sqlite}
 SUBJECTS=${SUBJECTS:-native forebay exclusive mergerfs}
 [ -z "${OLD:-}" ] || SUBJECTS+=" old"
 FILES=10000
@@ -106,6 +106,15 @@ test_create() {
 os.mkdir("new")
 for n in range(2000): os.close(os.open(f"new/{n}", os.O_CREAT | os.O_WRONLY))'
 }
+test_save() {
+    python3 -c 'import os
+os.mkdir("saved")
+for n in range(1500):
+    name = f"saved/{n % 300}"
+    with open(name + ".new", "wb") as file:
+        file.write(b"some text\n" * 400)
+    os.rename(name + ".new", name)'
+}
 test_git_clone() { git clone -q "$DIR/source.git" cloned; }
 test_tar_x() { mkdir unpacked && tar xf "$DIR/source.tar" -C unpacked; }
 test_sqlite() {
@@ -138,7 +147,7 @@ for round in $(seq 0 $((ROUNDS - 1))); do
     for name in $TESTS; do
         for subject in $SUBJECTS; do
             cd "$(place "$subject")"
-            case $name in create | git_clone | tar_x | sqlite) ;; *) "test_$name" >/dev/null ;; esac
+            case $name in create | save | git_clone | tar_x | sqlite) ;; *) "test_$name" >/dev/null ;; esac
             before=$(used "$subject")
             took=$(seconds "test_$name")
             after=$(used "$subject")
@@ -150,7 +159,7 @@ for round in $(seq 0 $((ROUNDS - 1))); do
             esac
         done
         for subject in $SUBJECTS; do
-            (cd "$(place "$subject")" && rm -rf new cloned unpacked small.db*)
+            (cd "$(place "$subject")" && rm -rf new saved cloned unpacked small.db*)
         done
     done
     say "round $((round + 1)) of $ROUNDS"
