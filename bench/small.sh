@@ -10,7 +10,7 @@
 # requests of the kernel and the daemon's processor time for each.
 #
 # Environment: TIER_DIR (a new directory in /dev/shm), TESTS (all; else some of their names), SUBJECTS
-# ("native forebay exclusive mergerfs"), OLD (another forebay program, measured beside it as `old`),
+# ("native forebay exclusive dataset mergerfs"; dataset is mounted with --dataset, and only read), OLD (another forebay program, measured beside it as `old`),
 # FOREBAY, SKIP_BUILD.
 set -euo pipefail
 source "$(dirname "$0")/lib.sh"
@@ -21,11 +21,11 @@ RESULTS=$ROOT/bench/results
 CSV=$RESULTS/small.csv
 REQUESTS=$RESULTS/small-requests.csv
 TESTS=${TESTS:-find ls_lR git_status grep_r ls_after_reads open_read import stat create save git_clone tar_x sqlite}
-SUBJECTS=${SUBJECTS:-native forebay exclusive mergerfs}
+SUBJECTS=${SUBJECTS:-native forebay exclusive dataset mergerfs}
 [ -z "${OLD:-}" ] || SUBJECTS+=" old"
 FILES=10000
 
-MOUNTS=("$DIR/forebay/mnt" "$DIR/exclusive/mnt" "$DIR/old/mnt" "$DIR/mergerfs/mnt") DIRS=("$DIR")
+MOUNTS=("$DIR/forebay/mnt" "$DIR/exclusive/mnt" "$DIR/dataset/mnt" "$DIR/old/mnt" "$DIR/mergerfs/mnt") DIRS=("$DIR")
 
 need fusermount3 fuse3
 need git git
@@ -53,6 +53,11 @@ bring_up() {
         native) mkdir -p "$home" && rmdir "$home/store" "$home/mnt" ;;
         mergerfs) mergerfs -o cache.files=off,category.create=ff "$home/store" "$home/mnt" ;;
         old) "$OLD" mount "$home/store" "$home/mnt" --tier "$home/tier=2G" ;;
+        dataset)
+            make_tree "$home/store"
+            "$program" mount "$home/store" "$home/mnt" --tier "$home/tier=2G" --dataset
+            "$program" warm --quiet "$home/mnt"
+            ;;
         exclusive) "$program" mount "$home/store" "$home/mnt" --tier "$home/tier=2G" --coherence exclusive ;;
         *) "$program" mount "$home/store" "$home/mnt" --tier "$home/tier=2G" ;;
     esac
@@ -135,10 +140,10 @@ used() { # subject
 for subject in $SUBJECTS; do
     say "making the tree on $subject"
     bring_up "$subject"
-    make_tree "$(place "$subject")"
+    [ "$subject" = dataset ] || make_tree "$(place "$subject")"
 done
 for subject in $SUBJECTS; do
-    case $subject in native | mergerfs) ;; *) "$FOREBAY" sync "$DIR/$subject/mnt" ;; esac
+    case $subject in native | mergerfs | dataset) ;; *) "$FOREBAY" sync "$DIR/$subject/mnt" ;; esac
 done
 
 echo "test,subject,unit,round,value" >"$CSV"
@@ -146,6 +151,7 @@ echo "test,subject,round,requests,daemon_ms" >"$REQUESTS"
 for round in $(seq 0 $((ROUNDS - 1))); do
     for name in $TESTS; do
         for subject in $SUBJECTS; do
+            case $subject-$name in dataset-create | dataset-save | dataset-git_clone | dataset-tar_x | dataset-sqlite) continue ;; esac
             cd "$(place "$subject")"
             case $name in create | save | git_clone | tar_x | sqlite) ;; *) "test_$name" >/dev/null ;; esac
             before=$(used "$subject")

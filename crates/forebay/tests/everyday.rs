@@ -437,3 +437,38 @@ fn conflicts_when_resolved_in_any_way_then_the_list_has_them_no_more() {
     };
     assert_eq!(["ours", "theirs", "forgotten", "removed"].map(there), [0, 0, 1, 0]);
 }
+
+#[test]
+fn dataset_when_its_daemon_is_upgraded_or_dies_then_programs_read_on() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let large: Vec<u8> = (0..3_000_000_u32).map(|at| (at % 251) as u8).collect();
+    fs::write(site.path("backing/large"), &large).unwrap();
+    fs::write(site.path("backing/small"), b"as it was").unwrap();
+    let (code, text) = site.mount_with(&["--dataset", "--passthrough", "readwrite"]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("--passthrough: can't be with --dataset"), "{text}");
+    site.mount(&["--dataset"]);
+    let mut held = fs::File::open(site.path("mnt/large")).unwrap();
+    let mut piece = vec![0; 1_000_000];
+    held.read_exact(&mut piece).unwrap();
+    assert!(piece == large[..1_000_000]);
+    let (code, text) = site.run(&["upgrade", &site.text("mnt")]);
+    assert_eq!(code, 0, "{text}");
+    held.read_exact(&mut piece).unwrap();
+    assert!(piece == large[1_000_000..2_000_000]);
+    let daemon = site.daemon();
+    site::signal(daemon, rustix::process::Signal::KILL);
+    assert!(site::wait_for(Duration::from_secs(20), || !site::alive(daemon)));
+    held.read_exact(&mut piece).unwrap();
+    assert!(piece == large[2_000_000..]);
+    assert_eq!(fs::read(site.path("mnt/small")).unwrap(), b"as it was");
+    fs::write(site.path("backing/small"), b"and now it is so").unwrap();
+    assert_eq!(fs::read(site.path("mnt/small")).unwrap(), b"as it was", "it never looks");
+    assert_eq!(site.run(&["refresh", "--quiet", &site.text("mnt")]).0, 0);
+    assert_eq!(fs::read(site.path("mnt/small")).unwrap(), b"and now it is so");
+    drop(held);
+    site.umount();
+}

@@ -10,6 +10,7 @@ use forebay_node::{Context, Node, NodeError, OpenHandle, Result};
 use fusewire::{Connection, Handler, Header, Operation, Reply, Request};
 
 use crate::answer::Answer;
+use crate::dataset::Dataset;
 use crate::deferred::{Stuck, Watch};
 use crate::errno::{errno, error_class};
 use crate::in_request;
@@ -37,6 +38,7 @@ pub struct Shared {
     kept: OnceLock<Kept>,
     orphans: Arc<Orphans>,
     listings: Listings,
+    dataset: Option<Dataset>,
     complaints: Complaints,
 }
 
@@ -58,6 +60,7 @@ impl Front {
             metrics.errors.of(ErrorClass::BackingTimeout).inc();
         })?;
         let complaints = Complaints::new();
+        let dataset = config.dataset.then(|| Dataset::new(Arc::clone(&node)));
         Ok(Front(Arc::new(Shared {
             node,
             manner,
@@ -67,6 +70,7 @@ impl Front {
             kept: OnceLock::new(),
             orphans: Arc::default(),
             listings: Listings::new(manner.listing_valid()),
+            dataset,
             complaints,
         })))
     }
@@ -87,6 +91,13 @@ impl Front {
     /// Opens of directories that may use what the kernel keeps, if they are known.
     pub fn held_listings(&self) -> Option<Vec<Held>> {
         self.0.listings.held()
+    }
+
+    /// Closes the files that no program has asked to open, before the node is handed on.
+    pub fn close_unasked(&self) {
+        if let Some(dataset) = &self.0.dataset {
+            dataset.close_all();
+        }
     }
 
     /// Closes those of the handles that nobody has open any more.
@@ -201,7 +212,8 @@ impl Shared {
             Context { uid, gid, pid, may_wait, request: waiting_number(request, may_wait) };
         let notifier = self.notifier.get().map(|notifier| &**notifier);
         let (node, manner, listings) = (&*self.node, &self.manner, &self.listings);
-        let serve = Serve { node, manner, notifier, listings, request, context };
+        let dataset = self.dataset.as_ref();
+        let serve = Serve { node, manner, notifier, listings, dataset, request, context };
         match self.kept.get() {
             None => serve.serve(operation),
             Some(kept) => self.serve_kept(kept, &serve, operation),

@@ -5,6 +5,7 @@
 //! pool and is watched there: whatever the backing store does, every request is answered in time.
 
 mod answer;
+mod dataset;
 mod deferred;
 mod errno;
 mod front;

@@ -227,7 +227,7 @@ fn transport_options(node: &Node, options: &MountOptions) -> Options {
         subtype: "forebay".into(),
         allow_other: options.allow_other,
         default_permissions: true,
-        read_only: options.read_only,
+        read_only: options.read_only || config.dataset,
         noatime: options.noatime,
         nosuid: !options.suid,
         nodev: !options.dev,
@@ -334,6 +334,7 @@ impl Mounted {
                 Err(_) => self.running.connection().in_flight().max(1),
             };
             if left == 0 {
+                self.front.close_unasked();
                 return Ok(since);
             }
             self.running.resume();

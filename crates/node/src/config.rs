@@ -134,6 +134,8 @@ pub struct NodeConfig {
     pub passthrough: Passthrough,
     /// Whether nothing can be changed through the mount.
     pub read_only: bool,
+    /// Nothing in the backing store changes while it is mounted: the kernel need not ask for each open.
+    pub dataset: bool,
     /// Whether outside changes are looked for.
     pub coherence: Coherence,
     /// How long attributes count as fresh.
@@ -189,6 +191,7 @@ impl NodeConfig {
             durability: Durability::Local,
             passthrough: Passthrough::Read,
             read_only: false,
+            dataset: false,
             coherence: Coherence::Open,
             attr_timeout: Duration::from_secs(10),
             entry_timeout: Duration::from_secs(10),

@@ -78,7 +78,9 @@ impl FromArgMatches for MountArgs {
 fn heading(key: &str) -> Option<&'static str> {
     match key {
         "backing" | "mountpoint" | "tier" | "policy" | "writeback" | "durability" | "coherence"
-        | "cluster" | "read-only" | "allow-other" | "foreground" | "create-tier" => None,
+        | "cluster" | "read-only" | "dataset" | "allow-other" | "foreground" | "create-tier" => {
+            None
+        }
         "redundancy" | "repair-rate" => Some("Cluster"),
         key if key.starts_with("cluster-") => Some("Cluster"),
         key if key.starts_with("stream-") => Some("Streams"),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_core::cluster::redundancy::Redundancy;
 use forebay_core::streams::profile::BUILT_IN;
 
-use super::settings::{Settings, Value};
+use super::settings::{Setting, Settings, Value};
 use super::sources::nearest;
 use crate::error::Error;
 use crate::units::{parse_bytes, parse_duration, parse_percent};
@@ -127,6 +127,9 @@ const PASSTHROUGHS: &[(&str, Passthrough)] = &[
     ("read", Passthrough::Read),
     ("off", Passthrough::Off),
 ];
+
+const COHERENCES: &[(&str, Coherence)] =
+    &[("open", Coherence::Open), ("exclusive", Coherence::Exclusive)];
 
 /// How requests come from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -261,6 +264,9 @@ pub struct MountConfig {
     pub transport: Transport,
     /// Whether changes through the mount are refused.
     pub read_only: bool,
+    /// Whether nothing changes in the backing store while it is mounted; it is read-only and exclusive then,
+    /// without passthrough, and leaves access times as they are.
+    pub dataset: bool,
     /// Whether the backing store must not be on the root file system.
     pub require_mounted: bool,
     /// Directories above tiers are made, and tiers anew that are not in their places any more.
@@ -419,6 +425,29 @@ impl<'a> Reader<'a> {
     fn path(&self, key: &str) -> Result<Option<PathBuf>, Error> {
         let raw = self.raw(key)?;
         Ok((!raw.is_empty()).then(|| self.cwd.join(raw)))
+    }
+
+    /// Whether nothing changes; with what that goes together.
+    fn dataset(&self) -> Result<bool, Error> {
+        if !self.switch("dataset")? {
+            return Ok(false);
+        }
+        let others = [
+            ("passthrough", "off"),
+            ("coherence", "exclusive"),
+            ("read-only", "true"),
+            ("cluster", ""),
+            ("stream-profile", ""),
+        ];
+        for (key, right) in others {
+            let usual = Setting::find(key).and_then(|setting| setting.default);
+            let fits =
+                |text: &OsString| text == right || Some(text.as_os_str()) == usual.map(OsStr::new);
+            if self.settings.get(key).is_some_and(|value| !value.texts.iter().all(fits)) {
+                return Err(self.wrong(key, "can't be with --dataset; leave one of them out"));
+            }
+        }
+        Ok(true)
     }
 
     fn streams(&self) -> Result<Option<StreamSettings>, Error> {
@@ -603,6 +632,7 @@ impl MountConfig {
         let foreground = reader.switch("foreground")?;
         let usual_log = (!foreground).then(|| state_dir.join("forebay.log"));
         let log_file = reader.path("log-file")?.or(usual_log);
+        let dataset = reader.dataset()?;
         let config = Self {
             backing: reader.required_path("backing")?,
             mountpoint: reader.required_path("mountpoint")?,
@@ -615,11 +645,14 @@ impl MountConfig {
             })?,
             writeback: reader.parse("writeback", parse_writeback)?,
             durability: reader.parse("durability", parse_durability)?,
-            passthrough: reader.word("passthrough", PASSTHROUGHS)?,
-            coherence: reader.word(
-                "coherence",
-                &[("open", Coherence::Open), ("exclusive", Coherence::Exclusive)],
-            )?,
+            passthrough: match dataset {
+                true => Passthrough::Off,
+                false => reader.word("passthrough", PASSTHROUGHS)?,
+            },
+            coherence: match dataset {
+                true => Coherence::Exclusive,
+                false => reader.word("coherence", COHERENCES)?,
+            },
             attr_timeout: reader.duration("attr-timeout")?,
             entry_timeout: reader.duration("entry-timeout")?,
             high_mark: reader.parse("high-mark", parse_percent)?,
@@ -632,10 +665,11 @@ impl MountConfig {
             drain_timeout: reader.limit("drain-timeout")?,
             threads: reader.threads()?,
             transport: reader.word("transport", TRANSPORTS)?,
-            read_only: reader.switch("read-only")?,
+            read_only: reader.switch("read-only")? || dataset,
+            dataset,
             require_mounted: reader.switch("require-mounted")?,
             create_tier: reader.switch("create-tier")?,
-            noatime: reader.switch("noatime")?,
+            noatime: reader.switch("noatime")? || dataset,
             allow_other: reader.auto_switch("allow-other")?,
             suid: reader.auto_switch("suid")?,
             dev: reader.auto_switch("dev")?,

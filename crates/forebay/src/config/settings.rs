@@ -251,6 +251,10 @@ pub const SETTINGS: &[Setting] = &[
         "Refuse every change through this mount. A backing store that can't be written is mounted only so.",
     ),
     switch(
+        "dataset",
+        "Nothing in the backing store changes while it is mounted: the mount is read-only, and programs open files without asking the daemon, as fast as on a local file system. What they read stays in the kernel's page cache; large files that don't fit there are read faster without this. Implies --read-only, --coherence exclusive and --passthrough off; `forebay refresh` shows changes after all. Not with --cluster or --stream-profile.",
+    ),
+    switch(
         "create-tier",
         "Make the directories above a tier or the state directory, too, where they are missing. Without it only the last directory is made: a missing parent mostly means that a device is not mounted, and its place would be filled instead. Also begin an empty tier where this mount had another one, which is not there any more: without it that is refused, for the same reason.",
     ),

@@ -50,6 +50,7 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
             config::Passthrough::ReadWrite => Passthrough::ReadWrite,
         },
         read_only: config.read_only,
+        dataset: config.dataset,
         create_tier: config.create_tier,
         coherence: match config.coherence {
             config::Coherence::Open => Coherence::Open,
