@@ -97,19 +97,6 @@ fn files_when_read_in_any_order_past_the_page_cache_then_as_they_are() {
 }
 
 #[test]
-fn files_when_many_were_read_then_few_stay_open_in_the_daemon() {
-    let Some(lab) = lab() else { return };
-    for n in 0..FILES {
-        fs::read(lab.path(&n.to_string())).unwrap();
-    }
-    let objects = lab.home.path().join("tier/objects");
-    let links = fs::read_dir("/proc/self/fd").unwrap().flatten();
-    let open = links.filter_map(|link| fs::read_link(link.path()).ok());
-    let open = open.filter(|path| path.starts_with(&objects)).count();
-    assert!(open <= 64, "{open}");
-}
-
-#[test]
 fn changes_when_tried_then_refused() {
     let Some(lab) = lab() else { return };
     let error = |outcome: std::io::Result<()>| outcome.unwrap_err().raw_os_error().unwrap();
