@@ -7,7 +7,7 @@ use crate::control::{
     Status, TierStatus, WirePath,
 };
 use crate::engine::FsckReport;
-use crate::logging::one_line;
+use crate::printable::one_line;
 use crate::units::{format_bytes, format_count, format_seconds};
 
 /// Rows printed of lists that may be long.
@@ -288,7 +288,9 @@ fn troubles(status: &Status, line: Line<'_>) {
     for refused in status.refused.iter().take(ROWS_MAX) {
         line(format_args!(
             "  refused      {}: the backing store does not take {}: {}",
-            refused.path, refused.what, refused.error
+            refused.path,
+            refused.what,
+            one_line(&refused.error)
         ));
     }
     for stuck in status.stuck.iter().take(ROWS_MAX) {

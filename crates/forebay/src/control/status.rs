@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::printable::is_hidden;
+
 /// A path that survives JSON: a string where it is UTF-8, else `{"bytes": [..]}`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WirePath(pub PathBuf);
@@ -24,11 +26,11 @@ impl<T: Into<PathBuf>> From<T> for WirePath {
 }
 
 impl std::fmt::Display for WirePath {
-    /// Control characters are escaped, so that a file name can't play tricks on a terminal.
+    /// Hidden characters are escaped, so that a file name can't play tricks on a terminal.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for chunk in self.0.as_os_str().as_bytes().utf8_chunks() {
             for c in chunk.valid().chars() {
-                if c.is_control() {
+                if is_hidden(c) {
                     write!(f, "{}", c.escape_default())?;
                 } else {
                     write!(f, "{c}")?;
