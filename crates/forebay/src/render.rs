@@ -293,6 +293,13 @@ fn troubles(status: &Status, line: Line<'_>) {
             one_line(&refused.error)
         ));
     }
+    for defect in status.defects.iter().take(ROWS_MAX) {
+        line(format_args!(
+            "  defect       {}: {} has ended a daemon by a defect of Forebay: not tried again before \
+             the next mount or `forebay upgrade`; the log tells more, please report it",
+            defect.path, defect.what
+        ));
+    }
     for stuck in status.stuck.iter().take(ROWS_MAX) {
         line(format_args!(
             "  stuck        {} of {} has waited {}",

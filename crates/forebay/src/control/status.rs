@@ -108,6 +108,9 @@ pub struct Status {
     pub conflicts: Vec<Conflict>,
     /// What the backing store can't have, and is kept here.
     pub refused: Vec<RefusedFile>,
+    /// What has ended a daemon by a defect of Forebay, and is not tried again.
+    #[serde(default)]
+    pub defects: Vec<SetAsideWork>,
     /// What is at the path of the backing store, if it is not the directory that was there at the mount.
     #[serde(default)]
     pub displaced: Option<String>,
@@ -322,6 +325,16 @@ pub struct RefusedFile {
     pub what: String,
     /// What the backing store says.
     pub error: String,
+}
+
+/// Work in the background that is not tried again before the next mount or upgrade.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SetAsideWork {
+    /// The path concerned; empty if there is none.
+    pub path: WirePath,
+    /// What is not done.
+    pub what: String,
 }
 
 /// An operation that waits for a device longer than it should.

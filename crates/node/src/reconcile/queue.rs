@@ -227,7 +227,11 @@ impl Node {
                 return false;
             }
             let paused = state.paused > 0;
-            let room = if paused { 0 } else { (2 * threads).saturating_sub(state.running) };
+            let room = if paused || self.is_cautious() {
+                0
+            } else {
+                (2 * threads).saturating_sub(state.running)
+            };
             let most = state.most_to_take(room, Instant::now());
             let due = state.take_due(most);
             if due.is_empty() {
@@ -428,7 +432,8 @@ impl Node {
         let mut warnings = self.reconciler.warnings.lock();
         let told = (failures == 0).then(|| warnings.hear(error.class(), Instant::now())).flatten();
         drop(warnings);
-        if let Some(untold) = told {
+        let set_aside = matches!(error, NodeError::SetAside { .. });
+        if let Some(untold) = told.filter(|_| !set_aside) {
             tracing::warn!(
                 %ino,
                 %error,

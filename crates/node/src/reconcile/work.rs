@@ -12,6 +12,7 @@ use super::identity::UNKNOWN;
 use super::owned::Owned;
 use super::queue::NAMES_DELAY;
 use crate::convert;
+use crate::defects::{self, BackgroundKind};
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
@@ -370,6 +371,7 @@ impl<'a> Batch<'a> {
         fail_at!("node.reconcile.before_report");
         let mut failed = None;
         for done in &finished {
+            let _in_hand = defects::begin(BackgroundKind::WriteBack, done.owned.ino.0);
             // The names are durable: from here on the tiers need not have what is under them.
             let settled = self.node.settle_published(done.owned.ino, true);
             if let Err(error) = settled.and_then(|()| self.report(done)) {
