@@ -28,8 +28,11 @@ pub(crate) enum Step {
     Unsettled = 4,
     Memory = 5,
     Missing = 6,
-    /// By itself, when something was moved.
+    // By themselves, when there is something to do.
     Restamp = 7,
+    Times = 8,
+    Statfs = 9,
+    Spills = 10,
 }
 
 const STEPS: [Step; 6] = [
@@ -128,6 +131,9 @@ impl Node {
             Step::Memory => self.give_memory_back(),
             Step::Missing => self.set_missing_aside(),
             Step::Restamp => self.restamp_moved(),
+            Step::Times => self.restore_directory_times(),
+            Step::Statfs => self.try_to_refresh_statfs(),
+            Step::Spills => self.drop_spills(Instant::now()),
         });
     }
 
@@ -140,7 +146,10 @@ impl Node {
             Ok(false) => {
                 let waiting = file.clone();
                 let begun = self.later(move |node| {
-                    if let Err(error) = node.settle(&waiting) {
+                    let settled = node.attempt(BackgroundKind::WriteBack, waiting.ino.0, || {
+                        node.settle(&waiting)
+                    });
+                    if let Some(Err(error)) = settled {
                         node.settle_again(&waiting, &error);
                     }
                 });
@@ -168,9 +177,13 @@ impl Node {
         // Whoever closes one meanwhile puts it there anew.
         let files = std::mem::take(&mut *self.upkeep.unsettled.lock());
         for (ino, file) in files {
-            let settled = match self.settle_by(&file, Some(Instant::now())) {
-                Ok(settled) => settled,
-                Err(_) => matches!(self.meta.get(file.ino), Err(forebay_meta::Error::Stale(_))),
+            let settle = || self.settle_by(&file, Some(Instant::now()));
+            let settled = match self.attempt(BackgroundKind::WriteBack, ino, settle) {
+                None => false,
+                Some(Ok(settled)) => settled,
+                Some(Err(_)) => {
+                    matches!(self.meta.get(file.ino), Err(forebay_meta::Error::Stale(_)))
+                }
             };
             if !settled {
                 self.upkeep.unsettled.lock().insert(ino, file);

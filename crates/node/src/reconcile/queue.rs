@@ -21,6 +21,7 @@ use crate::error::{NodeError, Result};
 use crate::import::LIMBO;
 use crate::node::Node;
 use crate::pool::Urgency;
+use crate::upkeep::Step;
 
 /// Names and attributes reach the backing store this long after their change, so that what is
 /// temporary never gets there.
@@ -285,7 +286,7 @@ impl Node {
             let this = self.this.clone();
             let job = move || {
                 if let Some(node) = this.upgrade() {
-                    node.restore_directory_times();
+                    node.keep_up(Step::Times);
                 }
             };
             // Refused: there is work again, and another time to be idle.
