@@ -285,6 +285,19 @@ fn troubles(status: &Status, line: Line<'_>) {
             conflict.kept_as
         ));
     }
+    kept_here(status, line);
+    for stuck in status.stuck.iter().take(ROWS_MAX) {
+        line(format_args!(
+            "  stuck        {} of {} has waited {}",
+            stuck.what,
+            stuck.path,
+            format_seconds(stuck.waiting_s)
+        ));
+    }
+}
+
+/// What does not reach the backing store, by its fault or by ours.
+fn kept_here(status: &Status, line: Line<'_>) {
     for refused in status.refused.iter().take(ROWS_MAX) {
         line(format_args!(
             "  refused      {}: the backing store does not take {}: {}",
@@ -298,14 +311,6 @@ fn troubles(status: &Status, line: Line<'_>) {
             "  defect       {}: {} has ended a daemon by a defect of Forebay: not tried again before \
              the next mount or `forebay upgrade`; the log tells more, please report it",
             defect.path, defect.what
-        ));
-    }
-    for stuck in status.stuck.iter().take(ROWS_MAX) {
-        line(format_args!(
-            "  stuck        {} of {} has waited {}",
-            stuck.what,
-            stuck.path,
-            format_seconds(stuck.waiting_s)
         ));
     }
 }

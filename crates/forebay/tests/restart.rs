@@ -4,6 +4,7 @@ mod load;
 mod site;
 
 use std::fs;
+use std::io::Write;
 use std::time::Duration;
 
 use load::Load;
@@ -142,7 +143,7 @@ fn request_when_it_ends_a_daemon_by_a_defect_then_the_next_refuses_it_and_serves
 
 /// A mount on which the data of `poisoned`, which has two names, can't be written back: that ends the
 /// daemon. `None` if it can't be had here.
-fn poisoned_mount(writeback: &str) -> Option<Site> {
+fn poisoned_mount(settings: &[&str]) -> Option<Site> {
     if !can_mount() {
         return None;
     }
@@ -159,7 +160,7 @@ fn poisoned_mount(writeback: &str) -> Option<Site> {
     let (backing, mnt) = (site.text("backing"), site.text("mnt"));
     let mut mount = site.command(env!("CARGO_BIN_EXE_forebay"));
     mount.args(["mount", &backing, &mnt, "--tier", &tier, "--log-file", &log]);
-    mount.args(["--writeback", writeback]);
+    mount.args(settings);
     // Files with several names are written in place, and no others.
     let (code, text) = outcome(mount.env("FAILPOINTS", "node.flush.in_place=panic"));
     assert_eq!(code, 0, "{text}");
@@ -177,7 +178,7 @@ fn written_back_by_the_next_mount(site: &Site, text: &str) {
 
 #[test]
 fn write_back_when_it_ends_a_daemon_then_it_is_set_aside_and_all_else_goes_on() {
-    let Some(site) = poisoned_mount("100ms") else { return };
+    let Some(site) = poisoned_mount(&["--writeback", "100ms"]) else { return };
     let first = site.daemon();
     fs::write(site.path("mnt/poisoned"), "new").unwrap();
     let second = next_daemon(&site, first);
@@ -208,7 +209,7 @@ fn write_back_when_it_ends_a_daemon_then_it_is_set_aside_and_all_else_goes_on() 
 #[test]
 fn umount_when_writing_back_ends_the_daemon_then_the_next_drains_the_rest_and_it_says_what_is_left()
 {
-    let Some(site) = poisoned_mount("1h") else { return };
+    let Some(site) = poisoned_mount(&["--writeback", "1h"]) else { return };
     fs::write(site.path("mnt/poisoned"), "new").unwrap();
     for number in 0..20 {
         fs::write(site.path(&format!("mnt/{number}")), "fine").unwrap();
@@ -220,6 +221,27 @@ fn umount_when_writing_back_ends_the_daemon_then_the_next_drains_the_rest_and_it
     for number in 0..20 {
         assert_eq!(fs::read(site.path(&format!("backing/{number}"))).unwrap(), b"fine");
     }
+    written_back_by_the_next_mount(&site, "new");
+}
+
+#[test]
+fn fsync_when_it_ends_a_daemon_then_it_fails_and_later_ones_do_without_another_death() {
+    let settings = ["--writeback", "1h", "--durability", "backing"];
+    let Some(site) = poisoned_mount(&settings) else { return };
+    let first = site.daemon();
+    let mut file = fs::File::create(site.path("mnt/poisoned")).unwrap();
+    file.write_all(b"new").unwrap();
+    let error = file.sync_all().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+    let second = site.daemon();
+    assert_ne!(second, first);
+    for _ in 0..3 {
+        assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::EIO));
+    }
+    assert_eq!(site.daemon(), second, "no other daemon had to die");
+    drop(file);
+    let (code, text) = site.run(&["umount", &site.text("mnt")]);
+    assert_eq!(code, 4, "{text}");
     written_back_by_the_next_mount(&site, "new");
 }
 

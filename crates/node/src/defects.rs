@@ -3,11 +3,13 @@
 //! next daemon, which sets it aside: a second attempt would end that one as well.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::time::Duration;
 
 use forebay_meta::Ino;
 use prost::Message;
 
+use crate::inherit::Inheritance;
 use crate::node::Node;
 
 /// After such an end nothing is written back by itself for this long: should much of it end daemons,
@@ -51,6 +53,11 @@ pub struct SetAsideWork {
     pub path: Vec<u8>,
     /// What is not done.
     pub what: &'static str,
+}
+
+/// What earlier daemons have left of this kind.
+pub(crate) fn known_from(inheritance: Option<&Inheritance>) -> HashSet<BackgroundWork> {
+    inheritance.into_iter().flat_map(|left| left.defects.iter().copied()).collect()
 }
 
 thread_local! {

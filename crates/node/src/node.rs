@@ -23,7 +23,7 @@ use crate::access::Accesses;
 use crate::aside::Troubles;
 use crate::cluster::{self, Cluster, Membership};
 use crate::config::NodeConfig;
-use crate::defects::BackgroundWork;
+use crate::defects::{self, BackgroundWork};
 use crate::error::{NodeError, Result};
 use crate::files::Files;
 use crate::handle::Handles;
@@ -277,9 +277,7 @@ impl Node {
         let streams =
             streams.map(|streams| Streams::start(streams, &config.backing, config.extent_bytes));
         let streams = streams.transpose()?;
-        let defects = inheritance.into_iter().flat_map(|inheritance| &inheritance.defects);
-        let flush_threads = config.flush_threads;
-        let slow_threads = config.slow_threads;
+        let (flush_threads, slow_threads) = (config.flush_threads, config.slow_threads);
         Ok(Arc::new_cyclic(|this| Node {
             config,
             meta,
@@ -291,7 +289,7 @@ impl Node {
             troubles: Troubles::default(),
             removals: Removals::default(),
             upkeep: crate::upkeep::Upkeep::default(),
-            defects: defects.copied().collect(),
+            defects: defects::known_from(inheritance),
             accesses: Accesses::default(),
             given_up: Default::default(),
             spills_noted: AtomicBool::new(spills_noted),

@@ -284,7 +284,7 @@ fn attributes_of_a_file_when_they_are_more_than_a_mebibyte_together_then_the_nex
 
 /// A rig whose store takes names that differ only in case for the same.
 fn folding_rig() -> Rig {
-    rig_over(|store| FoldingBacking::new(store))
+    rig_over(FoldingBacking::new)
 }
 
 /// A rig over what is made of a plain store.
