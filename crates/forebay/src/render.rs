@@ -302,7 +302,7 @@ fn kept_here(status: &Status, line: Line<'_>) {
         line(format_args!(
             "  refused      {}: the backing store does not take {}: {}",
             refused.path,
-            refused.what,
+            one_line(&refused.what),
             one_line(&refused.error)
         ));
     }
