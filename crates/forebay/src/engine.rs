@@ -63,9 +63,9 @@ pub trait Engine: Sync {
     /// Checks the state on tiers that no daemon uses.
     fn fsck(&self, request: &FsckRequest, progress: OnProgress<'_>) -> ControlResult<FsckReport>;
 
-    /// This process dies of every panic from now on. Returns whether a thread is in a request whose
-    /// panic the engine notes first, so that the next daemon does not try it again; the engine ends
-    /// the process then.
+    /// This process dies of every panic from now on. Returns who is to hear of a panic first: he notes
+    /// what the thread was at, so that the next daemon does not try it again, and says whether that is
+    /// a request, whose number the engine notes before it ends the process itself.
     fn die_of_panics(&self) -> fn() -> bool {
         || false
     }

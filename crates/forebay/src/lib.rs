@@ -15,6 +15,7 @@ mod headway;
 mod logging;
 mod metrics_http;
 pub mod mountinfo;
+mod printable;
 mod render;
 mod run;
 mod service;

@@ -13,6 +13,7 @@ use tracing_subscriber::{EnvFilter, fmt, reload};
 use crate::config::{LogFormat, MountConfig};
 use crate::control::{ControlError, ControlResult, ErrorKind};
 use crate::error::Error;
+use crate::printable::{json_line, one_line};
 
 type SetFilter = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>;
 
@@ -29,10 +30,14 @@ pub fn start_with(filter: &str, format: LogFormat) -> Result<(), Error> {
         .map_err(|error| Error::Usage(format!("--log-level: {error}")))?;
     let (filter, handle) = reload::Layer::new(filter);
     let base = tracing_subscriber::registry().with(filter);
-    let layer = fmt::layer().with_writer(|| OneLine(io::stderr())).with_ansi(false);
+    let layer = fmt::layer().with_ansi(false);
     let started = match format {
-        LogFormat::Text => base.with(layer).try_init(),
-        LogFormat::Json => base.with(layer.json()).try_init(),
+        LogFormat::Text => {
+            base.with(layer.with_writer(|| OneLine(io::stderr(), one_line))).try_init()
+        }
+        LogFormat::Json => {
+            base.with(layer.json().with_writer(|| OneLine(io::stderr(), json_line))).try_init()
+        }
     };
     started.map_err(|error| Error::Failed(format!("logging: {error}")))?;
     let _ =
@@ -40,9 +45,8 @@ pub fn start_with(filter: &str, format: LogFormat) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes each event as one line: names of files, which any user may choose, can hold line ends and
-/// commands to terminals. Those are escaped.
-struct OneLine<W>(W);
+/// Writes each event as one line without hidden characters, which names of files can hold.
+struct OneLine<W>(W, fn(&str) -> String);
 
 impl<W: Write> Write for OneLine<W> {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
@@ -50,11 +54,11 @@ impl<W: Write> Write for OneLine<W> {
             Some(text) => (text, "\n"),
             None => (event, ""),
         };
-        let is_plain = !text.iter().any(u8::is_ascii_control);
-        if is_plain {
+        let is_plain = |byte: &u8| byte.is_ascii() && !byte.is_ascii_control();
+        if text.iter().all(is_plain) {
             self.0.write_all(event)?;
         } else {
-            let escaped = one_line(&String::from_utf8_lossy(text));
+            let escaped = self.1(&String::from_utf8_lossy(text));
             self.0.write_all((escaped + end).as_bytes())?;
         }
         Ok(event.len())
@@ -63,19 +67,6 @@ impl<W: Write> Write for OneLine<W> {
     fn flush(&mut self) -> io::Result<()> {
         self.0.flush()
     }
-}
-
-/// A text with its control characters escaped.
-pub fn one_line(text: &str) -> String {
-    let mut line = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            line.extend(c.escape_default());
-        } else {
-            line.push(c);
-        }
-    }
-    line
 }
 
 /// Makes a panic of any thread end the process, logged. A daemon with a thread missing can't be
@@ -120,9 +111,19 @@ mod tests {
     #[test]
     fn event_when_a_name_has_line_ends_and_escapes_then_one_plain_line() {
         let mut written = Vec::new();
-        OneLine(&mut written).write_all(b"file a\nERROR forged \x1b[2J\n").unwrap();
-        OneLine(&mut written).write_all("plain \u{e9}\n".as_bytes()).unwrap();
+        let mut write = |text: &str, escape: fn(&str) -> String| {
+            OneLine(&mut written, escape).write_all(text.as_bytes()).unwrap();
+        };
+        write("file a\nERROR forged \x1b[2J\n", one_line);
+        write("plain \u{e9}\n", one_line);
+        // A command as well, in one character; and a name that is shown the wrong way round.
+        write("file \u{9b}2J \u{202e}gnp.exe\n", one_line);
+        write("{\"name\":\"\u{202e}\"}\n", json_line);
         let text = String::from_utf8(written).unwrap();
-        assert_eq!(text, "file a\\nERROR forged \\u{1b}[2J\nplain \u{e9}\n");
+        assert_eq!(
+            text,
+            "file a\\nERROR forged \\u{1b}[2J\nplain \u{e9}\nfile \\u{9b}2J \\u{202e}gnp.exe\n\
+             {\"name\":\"\\u202e\"}\n"
+        );
     }
 }

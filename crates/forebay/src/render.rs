@@ -7,7 +7,7 @@ use crate::control::{
     Residency, Safety, Status, TierStatus, WirePath,
 };
 use crate::engine::FsckReport;
-use crate::logging::one_line;
+use crate::printable::one_line;
 use crate::units::{format_bytes, format_count, format_seconds};
 
 /// Rows printed of lists that may be long.
@@ -322,12 +322,7 @@ fn troubles(status: &Status, line: Line<'_>) {
             line(format_args!("               and {} more", format_count(count - shown)));
         }
     }
-    for refused in status.refused.iter().take(ROWS_MAX) {
-        line(format_args!(
-            "  refused      {}: the backing store does not take {}: {}",
-            refused.path, refused.what, refused.error
-        ));
-    }
+    kept_here(status, line);
     for stuck in status.stuck.iter().take(ROWS_MAX) {
         line(format_args!(
             "  stuck        {} of {} has waited {}",
@@ -361,6 +356,25 @@ pub fn conflicts(conflicts: &[Conflict]) -> String {
         );
     }
     out
+}
+
+/// What does not reach the backing store, by its fault or by ours.
+fn kept_here(status: &Status, line: Line<'_>) {
+    for refused in status.refused.iter().take(ROWS_MAX) {
+        line(format_args!(
+            "  refused      {}: the backing store does not take {}: {}",
+            refused.path,
+            one_line(&refused.what),
+            one_line(&refused.error)
+        ));
+    }
+    for defect in status.defects.iter().take(ROWS_MAX) {
+        line(format_args!(
+            "  defect       {}: {} has ended a daemon by a defect of Forebay: not tried again before \
+             the next mount or `forebay upgrade`; the log tells more, please report it",
+            defect.path, defect.what
+        ));
+    }
 }
 
 /// A table of where paths are.

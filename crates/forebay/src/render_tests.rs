@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::control::{
-    Backlog, Conflict, Dirty, DirtyFile, Passthrough, PolicySnapshot, Refusal, StuckOperation,
-    WorkStatus,
+    Backlog, Conflict, Dirty, DirtyFile, Named, Passthrough, PolicySnapshot, Refusal, RefusedFile,
+    SetAsideWork, StuckOperation, WorkStatus,
 };
 
 fn troubled() -> Status {
@@ -70,6 +70,12 @@ fn troubled() -> Status {
             },
         }],
         stuck: vec![StuckOperation { what: "flush".into(), path: "d".into(), waiting_s: 31 }],
+        refused: vec![RefusedFile {
+            path: "e".into(),
+            what: "its place".into(),
+            error: "no such name".into(),
+        }],
+        defects: vec![SetAsideWork { path: "f".into(), what: "writing it back".into() }],
         errors: 2,
         policy: PolicySnapshot { name: "lru".into(), figures: vec![("files".into(), "12".into())] },
         ..Status::default()
@@ -94,6 +100,8 @@ fn status_when_there_are_troubles_then_all_are_told() {
   errors       2 given to programs; see the log
   conflicts    1 file was changed here and by others; `forebay conflicts --help` says what to do
                c: your version is c.conflict-1
+  refused      e: the backing store does not take its place: no such name
+  defect       f: writing it back has ended a daemon by a defect of Forebay: not tried again before the next mount or `forebay upgrade`; the log tells more, please report it
   stuck        flush of d has waited 31 s
 ";
     assert_eq!(status(&troubled(), false), expected);
@@ -115,6 +123,54 @@ fn status_when_drained_then_it_says_so_in_text_and_json() {
     assert_eq!(json["mountpoint"], "/m");
     assert_eq!(json["dirty"]["files"], 0);
     assert_eq!(json["peers"], serde_json::json!([]));
+}
+
+#[test]
+fn names_when_they_have_hidden_characters_then_texts_escape_them_and_json_does_not() {
+    let hidden = "x\u{202e}\u{2066}\u{9b}\u{200b}\u{2028}\u{feff}\ny";
+    let (path, error) = (|| crate::control::WirePath::from(hidden), || hidden.to_owned());
+    let dirty = || DirtyFile { path: path(), last_error: Some(error()), ..DirtyFile::default() };
+    let named = || Named { files: 1, list: vec![path()] };
+    let hidden_status = Status {
+        mountpoint: path(),
+        backing: path(),
+        dirty: Dirty { files: 1, bytes: 1, list: vec![dirty()], ..Dirty::default() },
+        backlog: Backlog { entries: 1, list: vec![path()], last_error: Some(error()), oldest_s: 1 },
+        conflicts: vec![Conflict { path: path(), kept_as: path(), ..Conflict::default() }],
+        refused: vec![RefusedFile { path: path(), what: error(), error: error() }],
+        defects: vec![SetAsideWork { path: path(), what: "a step".into() }],
+        lost: named(),
+        set_aside: named(),
+        stuck: vec![StuckOperation { what: "flush".into(), path: path(), waiting_s: 1 }],
+        ..Status::default()
+    };
+    let failed = Outcome {
+        failures: vec![(path(), error())],
+        remaining: vec![dirty()],
+        remaining_files: 1,
+        ..Outcome::default()
+    };
+    let place = Location { path: path(), tier: Some(path()), ..Location::default() };
+    let report =
+        FsckReport { details: vec![error()], set_aside: vec![path()], ..FsckReport::default() };
+    let texts = [
+        status(&hidden_status, true),
+        outcome("synced", &failed),
+        remaining(&failed),
+        locations(&[place]),
+        fsck(&report),
+    ];
+    for text in texts {
+        let shown = crate::printable::lines(&text);
+        assert_eq!(shown, text, "what is printed is escaped before");
+        assert!(
+            text.contains("x\\u{202e}\\u{2066}\\u{9b}\\u{200b}\\u{2028}\\u{feff}\\ny"),
+            "{text}"
+        );
+        assert!(!text.lines().any(|line| line.starts_with('y')), "a name ends a line: {text}");
+    }
+    let json = serde_json::to_value(&hidden_status).unwrap();
+    assert_eq!(json["mountpoint"], hidden);
 }
 
 #[test]

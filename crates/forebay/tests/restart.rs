@@ -4,6 +4,7 @@ mod load;
 mod site;
 
 use std::fs;
+use std::io::Write;
 use std::time::Duration;
 
 use load::Load;
@@ -138,6 +139,110 @@ fn request_when_it_ends_a_daemon_by_a_defect_then_the_next_refuses_it_and_serves
     assert_eq!(site.daemon(), second, "no other daemon had to die");
     site.umount();
     assert_eq!(fs::read(site.path("backing/kept")).unwrap(), b"text");
+}
+
+/// A mount on which the data of `poisoned`, which has two names, can't be written back: that ends the
+/// daemon. `None` if it can't be had here.
+fn poisoned_mount(settings: &[&str]) -> Option<Site> {
+    if !can_mount() {
+        return None;
+    }
+    let site = Site::new();
+    let has = !site.run(&["debug", "failpoints"]).1.is_empty();
+    assert!(has || cfg!(not(feature = "failpoints")), "no fail point to die at");
+    if !has {
+        eprintln!("skipped: built without fail points");
+        return None;
+    }
+    fs::write(site.path("backing/poisoned"), "old").unwrap();
+    fs::hard_link(site.path("backing/poisoned"), site.path("backing/twin")).unwrap();
+    let (tier, log) = (format!("{}=64M", site.text("tier")), site.text("log"));
+    let (backing, mnt) = (site.text("backing"), site.text("mnt"));
+    let mut mount = site.command(env!("CARGO_BIN_EXE_forebay"));
+    mount.args(["mount", &backing, &mnt, "--tier", &tier, "--log-file", &log]);
+    mount.args(settings);
+    // Files with several names are written in place, and no others.
+    let (code, text) = outcome(mount.env("FAILPOINTS", "node.flush.in_place=panic"));
+    assert_eq!(code, 0, "{text}");
+    Some(site)
+}
+
+/// What was poisoned is written back by a mount that has no defect.
+fn written_back_by_the_next_mount(site: &Site, text: &str) {
+    assert_eq!(fs::read(site.path("backing/poisoned")).unwrap(), b"old");
+    site.mount(&[]);
+    assert_eq!(fs::read_to_string(site.path("mnt/poisoned")).unwrap(), text);
+    site.umount();
+    assert_eq!(fs::read_to_string(site.path("backing/poisoned")).unwrap(), text);
+}
+
+#[test]
+fn write_back_when_it_ends_a_daemon_then_it_is_set_aside_and_all_else_goes_on() {
+    let Some(site) = poisoned_mount(&["--writeback", "100ms"]) else { return };
+    let first = site.daemon();
+    fs::write(site.path("mnt/poisoned"), "new").unwrap();
+    let second = next_daemon(&site, first);
+    fs::write(site.path("mnt/fine"), "fine").unwrap();
+    let arrived = || fs::read(site.path("backing/fine")).is_ok_and(|text| text == b"fine");
+    assert!(wait_for(Duration::from_secs(90), arrived), "the others are not written back");
+    let (code, text) = site.run(&["status", &site.text("mnt")]);
+    assert_eq!(code, 0, "{text}");
+    let named = |line: &str| {
+        line.contains("defect") && (line.contains("poisoned") || line.contains("twin"))
+    };
+    assert!(text.lines().any(named), "{text}");
+    let (code, text) = site.run(&["sync", &site.text("mnt")]);
+    assert_ne!(code, 0, "{text}");
+    assert!(text.contains("ended a daemon by a defect of Forebay"), "{text}");
+    assert_eq!(site.daemon(), second, "no other daemon had to die");
+    assert_eq!(fs::read(site.path("mnt/poisoned")).unwrap(), b"new");
+    let log = fs::read_to_string(site.path("log")).unwrap();
+    let told = log.lines().filter(|line| line.contains("a daemon ended by a defect")).count();
+    assert_eq!(told, 1, "{log}");
+    let (code, text) = site.run(&["umount", &site.text("mnt")]);
+    assert_eq!(code, 4, "{text}");
+    assert!(text.contains("poisoned") || text.contains("twin"), "{text}");
+    assert!(!site.is_mounted());
+    written_back_by_the_next_mount(&site, "new");
+}
+
+#[test]
+fn umount_when_writing_back_ends_the_daemon_then_the_next_drains_the_rest_and_it_says_what_is_left()
+{
+    let Some(site) = poisoned_mount(&["--writeback", "1h"]) else { return };
+    fs::write(site.path("mnt/poisoned"), "new").unwrap();
+    for number in 0..20 {
+        fs::write(site.path(&format!("mnt/{number}")), "fine").unwrap();
+    }
+    let (code, text) = site.run(&["umount", &site.text("mnt")]);
+    assert_eq!(code, 4, "{text}");
+    assert!(text.contains("poisoned") || text.contains("twin"), "{text}");
+    assert!(!site.is_mounted(), "{text}");
+    for number in 0..20 {
+        assert_eq!(fs::read(site.path(&format!("backing/{number}"))).unwrap(), b"fine");
+    }
+    written_back_by_the_next_mount(&site, "new");
+}
+
+#[test]
+fn fsync_when_it_ends_a_daemon_then_it_fails_and_later_ones_do_without_another_death() {
+    let settings = ["--writeback", "1h", "--durability", "backing"];
+    let Some(site) = poisoned_mount(&settings) else { return };
+    let first = site.daemon();
+    let mut file = fs::File::create(site.path("mnt/poisoned")).unwrap();
+    file.write_all(b"new").unwrap();
+    let error = file.sync_all().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+    let second = site.daemon();
+    assert_ne!(second, first);
+    for _ in 0..3 {
+        assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::EIO));
+    }
+    assert_eq!(site.daemon(), second, "no other daemon had to die");
+    drop(file);
+    let (code, text) = site.run(&["umount", &site.text("mnt")]);
+    assert_eq!(code, 4, "{text}");
+    written_back_by_the_next_mount(&site, "new");
 }
 
 /// Has a daemon wait in the removal of a file, which holds the lock of the directory, and send a notice

@@ -16,8 +16,14 @@ pub fn die_of_panics() {
     DIES.store(true, Ordering::Relaxed);
 }
 
-/// Whether this thread serves a request for which somebody notes a panic.
-pub fn is_in_request() -> bool {
+/// For the hook of panics: tells the next daemon what this thread is busy with that nobody asked for.
+/// Returns whether it serves a request for which somebody notes a panic.
+pub fn note_panic() -> bool {
+    if let Some(work) = forebay_node::background_work_in_hand() {
+        crate::ledger::note_work(work);
+        let (kind, number) = (work.kind(), work.number);
+        tracing::error!(?kind, number, "nobody asked for this: the next daemon sets it aside");
+    }
     SERVING.get()
 }
 

@@ -11,10 +11,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use forebay_node::{
-    CarriedStream, DepartedInode, HandleMode, Inheritance, LockOwner, OpenHandle, Timestamp,
+    BackgroundWork, CarriedStream, DepartedInode, HandleMode, Inheritance, LockOwner, OpenHandle,
+    Timestamp,
 };
 use parking_lot::Mutex;
 use prost::Message;
@@ -33,6 +36,8 @@ const CALLS: usize = 512;
 const FATAL: usize = 64;
 /// Removed directories that are remembered, and as many of all else.
 const DEPARTED: usize = 4096;
+/// Background work that is remembered as the end of a daemon.
+const WORKS: usize = 64;
 const STATE_BYTES: usize = 2048;
 const DEPARTED_BYTES: usize = 124;
 
@@ -64,6 +69,20 @@ struct Layout {
     departed: [[DepartedSlot; DEPARTED]; 2],
     locks: [LockSlot; LOCKS],
     handles: [HandleSlot; HANDLES],
+    /// A ledger of an older program ends here.
+    works: [WorkSlot; WORKS],
+}
+
+/// The length of a ledger without background work.
+const WITHOUT_WORKS: u64 = std::mem::offset_of!(Layout, works) as u64;
+
+/// Background work that ended a daemon.
+#[repr(C)]
+struct WorkSlot {
+    /// 0: none.
+    kind: AtomicU32,
+    taken: AtomicU32,
+    number: AtomicU64,
 }
 
 #[repr(C, align(64))]
@@ -115,9 +134,24 @@ pub struct Before {
     pub fatal: HashSet<u64>,
 }
 
+/// Where a panic in the background is noted: the ledger that the next daemon will read.
+static NOTES: Mutex<Option<Arc<Mapping>>> = Mutex::new(None);
+
+/// A thread that panics waits for others no longer than this.
+const NOTES_WAIT: Duration = Duration::from_millis(100);
+
+/// Notes that background work ends this daemon by a defect: the next one must not try it again.
+pub(crate) fn note_work(work: BackgroundWork) {
+    if let Some(notes) = NOTES.try_lock_for(NOTES_WAIT)
+        && let Some(map) = &*notes
+    {
+        map.note_work(work);
+    }
+}
+
 /// The ledger of a served mount.
 pub struct Ledger {
-    map: Mapping,
+    map: Arc<Mapping>,
     file: File,
     places: Mutex<Places>,
     departed: [AtomicU64; 2],
@@ -147,6 +181,21 @@ impl Mapping {
     }
 }
 
+impl Layout {
+    fn note_work(&self, work: BackgroundWork) {
+        let Ok(kind) = u32::try_from(work.kind) else { return };
+        if self.works.iter().any(|slot| slot.read() == Some(work)) {
+            return;
+        }
+        // Of more than there is room for, the others end daemons as before.
+        let free = self.works.iter().find(|slot| slot.taken.swap(1, Ordering::AcqRel) == 0);
+        if let Some(slot) = free {
+            slot.number.store(work.number, Ordering::Relaxed);
+            slot.kind.store(kind, Ordering::Release);
+        }
+    }
+}
+
 impl std::ops::Deref for Mapping {
     type Target = Layout;
     fn deref(&self) -> &Layout {
@@ -172,7 +221,7 @@ impl Ledger {
         let file = File::from(rustix::fs::memfd_create("forebay-ledger", MemfdFlags::CLOEXEC)?);
         file.set_len(size_of::<Layout>() as u64)?;
         let ledger = Ledger {
-            map: Mapping::new(&file)?,
+            map: Arc::new(Mapping::new(&file)?),
             file,
             places: Mutex::default(),
             departed: Default::default(),
@@ -206,6 +255,9 @@ impl Ledger {
         for unique in &before.fatal {
             ledger.note_fatal(*unique);
         }
+        for work in &state.node.defects {
+            ledger.map.note_work(*work);
+        }
         ledger.map.version.store(STATE_VERSION, Ordering::Relaxed);
         ledger.map.magic.store(MAGIC, Ordering::Release);
         Ok(ledger)
@@ -222,10 +274,11 @@ impl Ledger {
         if length < 8 {
             return Err(damaged("too short"));
         }
-        if length != size_of::<Layout>() as u64 {
+        let notes_work = length == size_of::<Layout>() as u64;
+        if !notes_work && length != WITHOUT_WORKS {
             return Err(damaged("it has another length"));
         }
-        let map = Mapping::new(&file).map_err(|e| damaged(&e.to_string()))?;
+        let map = Arc::new(Mapping::new(&file).map_err(|e| damaged(&e.to_string()))?);
         if map.magic.load(Ordering::Acquire) != MAGIC {
             return Err(damaged("it is something else"));
         }
@@ -250,9 +303,19 @@ impl Ledger {
         let fatal = map.fatal.iter().map(|slot| slot.load(Ordering::Acquire));
         before.fatal = fatal.filter(|unique| *unique != 0).collect();
         state.node.locks = map.locks.iter().filter_map(LockSlot::read).collect();
+        if notes_work {
+            state.node.defects = map.works.iter().filter_map(WorkSlot::read).collect();
+            // Until there is a ledger of this daemon: it may die before.
+            *NOTES.lock() = Some(Arc::clone(&map));
+        }
         state.node.departed =
             map.departed.iter().flatten().filter_map(DepartedSlot::read).collect();
         Ok((state, before))
+    }
+
+    /// The next daemon will read this one: panics are noted here from now on.
+    pub(crate) fn is_kept(&self) {
+        *NOTES.lock() = Some(Arc::clone(&self.map));
     }
 
     /// The file, for the supervisor.
@@ -355,6 +418,13 @@ impl Drop for Begun<'_> {
             slot.ready.store(0, Ordering::Release);
             slot.unique.store(0, Ordering::Release);
         }
+    }
+}
+
+impl WorkSlot {
+    fn read(&self) -> Option<BackgroundWork> {
+        let kind = i32::try_from(self.kind.load(Ordering::Acquire)).ok()?;
+        (kind != 0).then(|| BackgroundWork { kind, number: self.number.load(Ordering::Relaxed) })
     }
 }
 
@@ -474,6 +544,37 @@ mod tests {
             object: fh << 33,
             ..OpenHandle::default()
         }
+    }
+
+    #[test]
+    fn ledger_when_background_work_ended_a_daemon_then_all_later_ones_know_it() {
+        use forebay_node::BackgroundKind::{Listing, WriteBack};
+        let work = |kind: forebay_node::BackgroundKind, number| BackgroundWork {
+            kind: kind.into(),
+            number,
+        };
+        let ledger = Ledger::new(&state(), &Before::default()).unwrap();
+        for work in [work(WriteBack, u64::MAX), work(Listing, 0), work(WriteBack, u64::MAX)] {
+            ledger.map.note_work(work);
+        }
+        let (found, before) = left(&ledger);
+        assert_eq!(found.node.defects, [work(WriteBack, u64::MAX), work(Listing, 0)]);
+        let next = Ledger::new(&found, &before).unwrap();
+        for number in 0..1000 {
+            next.map.note_work(work(Listing, number));
+        }
+        let (found, _) = left(&next);
+        assert_eq!(found.node.defects.len(), WORKS);
+        assert_eq!(found.node.defects[..2], [work(WriteBack, u64::MAX), work(Listing, 0)]);
+    }
+
+    #[test]
+    fn ledger_of_a_program_that_notes_no_background_work_when_read_then_there_is_none() {
+        let ledger = Ledger::new(&state(), &Before::default()).unwrap();
+        ledger.note_open(&handle(3), 0);
+        ledger.file.set_len(WITHOUT_WORKS).unwrap();
+        let (found, _) = left(&ledger);
+        assert_eq!((found.node.handles.len(), found.node.defects), (1, vec![]));
     }
 
     fn left(ledger: &Ledger) -> (State, Before) {

@@ -29,7 +29,7 @@ pub use deferred::Stuck;
 pub use errno::errno;
 pub use fusewire::Transport;
 pub use hand_over::{STATE_VERSION, State, StateError};
-pub use in_request::{die_of_panics, is_in_request};
+pub use in_request::{die_of_panics, note_panic};
 pub use kernel::send_notices_by;
 pub use ledger::{Before, Call, Ledger};
 pub use listings::Held;

@@ -139,6 +139,7 @@ fn keep(
     let failed = |source| Error::Io { what: "leaving the mount with the supervisor", source };
     let ledger = Ledger::new(state, &before).map_err(failed)?;
     keeper(device, ledger.file(), rings).map_err(failed)?;
+    ledger.is_kept();
     front.keep(Arc::new(ledger), before);
     Ok(())
 }

@@ -17,6 +17,7 @@ use parking_lot::RwLock;
 use crate::config::Writeback;
 use crate::context::Context;
 use crate::convert;
+use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
@@ -434,9 +435,12 @@ impl Node {
         let mut left = 0;
         for ino in self.files.in_use() {
             let Some(file) = self.files.peek(ino) else { continue };
-            match self.settle_by(&file, Some(deadline)) {
-                Ok(settled) => left += usize::from(!settled),
-                Err(error) => tracing::warn!(%ino, %error, "can't settle a file"),
+            let settle = || self.settle_by(&file, Some(deadline));
+            match self.attempt(BackgroundKind::WriteBack, ino.0, settle) {
+                // It waits for the next daemon, which must not be kept from coming.
+                None => {}
+                Some(Ok(settled)) => left += usize::from(!settled),
+                Some(Err(error)) => tracing::warn!(%ino, %error, "can't settle a file"),
             }
         }
         left

@@ -56,6 +56,14 @@ pub enum NodeError {
         "its bytes are gone: no tier has its object, and there is no spill file; the backing store has an older version at most. After `forebay umount --no-drain`, `forebay fsck --repair TIER...` brings it back if its object was set aside, `--accept-loss` gives it up"
     )]
     Lost,
+    /// To write an inode back has ended a daemon.
+    #[error(
+        "to write inode {ino} back has ended a daemon by a defect of Forebay: that is not tried again before the next mount or `forebay upgrade`; what of it is not in the backing store stays on its tier, and can be read and copied. Please report the defect, with the log"
+    )]
+    SetAside {
+        /// The inode.
+        ino: u64,
+    },
     /// A node of the cluster lives, and what was asked for can be done without any only.
     #[error("node {node} on {address} uses the namespace: unmount all nodes first")]
     NodeLives {

@@ -11,6 +11,7 @@ use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{ErrorClass, Header, Object, Presence};
 
 use crate::context::Context;
+use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::node::{Node, TierSlot};
@@ -94,13 +95,20 @@ impl Node {
 
     /// Carries out a decision and reports what came of it.
     pub(crate) fn perform(&self, action: Action) {
+        // What is set aside is refused.
+        let tiering = |object: forebay_core::unit::Ino, work: &dyn Fn() -> Result<bool>| {
+            let done = self.attempt(BackgroundKind::Tiering, object.0, work);
+            (object, done.unwrap_or(Ok(false)))
+        };
         let (object, done) = match action {
-            Action::Evict { object, tier } => (object, self.evict(Ino(object.0), tier.0)),
+            Action::Evict { object, tier } => {
+                tiering(object, &|| self.evict(Ino(object.0), tier.0))
+            }
             Action::Truncate { object, tier, keep } => {
-                (object, self.evict_tail(Ino(object.0), tier.0, keep.0))
+                tiering(object, &|| self.evict_tail(Ino(object.0), tier.0, keep.0))
             }
             Action::Demote { object, from, to } | Action::Promote { object, from, to } => {
-                (object, self.move_object(Ino(object.0), from.0, to.0))
+                tiering(object, &|| self.move_object(Ino(object.0), from.0, to.0))
             }
             Action::Flush { object } => {
                 self.reconciler.wanted.lock().insert(object.0);

@@ -19,6 +19,7 @@ use prost::Message;
 use crate::cluster::{LockOwner, Membership};
 use crate::context::Context;
 use crate::convert;
+use crate::defects::BackgroundWork;
 use crate::error::{NodeError, Result};
 use crate::faces::{Opens, Use as Shown, object_id};
 use crate::handle::{GENERATIONS, Handle, Handles, OpenMode};
@@ -60,6 +61,9 @@ pub struct Inheritance {
     /// Dirty files of which nothing is left.
     #[prost(uint64, repeated, tag = "10")]
     pub lost: Vec<u64>,
+    /// What ended the last daemon, or one before it, by a defect.
+    #[prost(message, repeated, tag = "11")]
+    pub defects: Vec<BackgroundWork>,
 }
 
 /// An open file.

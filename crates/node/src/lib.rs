@@ -18,6 +18,7 @@ mod config;
 mod context;
 mod convert;
 mod data;
+mod defects;
 mod doubt;
 mod error;
 mod evict;
@@ -83,6 +84,7 @@ pub use config::{
 };
 pub use context::Context;
 pub use convert::now;
+pub use defects::{BackgroundKind, BackgroundWork, SetAsideWork, background_work_in_hand};
 pub use error::{NodeError, Result};
 pub use faces::{node_id, of_node_id};
 pub use failpoints::{arm_fail_points, fail_points};

@@ -23,6 +23,7 @@ use crate::access::Accesses;
 use crate::aside::Troubles;
 use crate::cluster::{self, Cluster, Membership};
 use crate::config::NodeConfig;
+use crate::defects::{self, BackgroundWork};
 use crate::error::{NodeError, Result};
 use crate::files::Files;
 use crate::handle::Handles;
@@ -42,6 +43,7 @@ use crate::restamp::Moved;
 use crate::room::Room;
 use crate::stream::Streams;
 use crate::trace::{EventLog, Tracer};
+use crate::upkeep::Step;
 
 /// One tier in use.
 pub struct TierSlot {
@@ -66,6 +68,8 @@ pub struct Node {
     pub(crate) troubles: Troubles,
     pub(crate) removals: Removals,
     pub(crate) upkeep: crate::upkeep::Upkeep,
+    /// What ended earlier daemons and is not tried again.
+    pub(crate) defects: HashSet<BackgroundWork>,
     pub(crate) accesses: Accesses,
     pub(crate) given_up: crate::context::GivenUp,
     /// A spill file has been noted, now or by an earlier daemon.
@@ -228,6 +232,7 @@ impl Node {
             None => drop(node.recover(&HashSet::new())?),
             Some(inheritance) => node.inherit(inheritance)?,
         }
+        node.tell_set_aside_work();
         if !node.config.read_only {
             node.look_at_rights();
         }
@@ -272,8 +277,7 @@ impl Node {
         let streams =
             streams.map(|streams| Streams::start(streams, &config.backing, config.extent_bytes));
         let streams = streams.transpose()?;
-        let flush_threads = config.flush_threads;
-        let slow_threads = config.slow_threads;
+        let (flush_threads, slow_threads) = (config.flush_threads, config.slow_threads);
         Ok(Arc::new_cyclic(|this| Node {
             config,
             meta,
@@ -285,6 +289,7 @@ impl Node {
             troubles: Troubles::default(),
             removals: Removals::default(),
             upkeep: crate::upkeep::Upkeep::default(),
+            defects: defects::known_from(inheritance),
             accesses: Accesses::default(),
             given_up: Default::default(),
             spills_noted: AtomicBool::new(spills_noted),
@@ -367,7 +372,7 @@ impl Node {
                 node.expire_hints();
                 node.expire_listings();
                 if node.moved.is_due() {
-                    node.later(Node::restamp_moved);
+                    node.later(|node| node.keep_up(Step::Restamp));
                 }
                 if let Some(log) = &node.event_log {
                     log.write_out();

@@ -11,6 +11,7 @@ use forebay_store::copy::Cancel;
 use parking_lot::Mutex;
 
 use crate::context::Context;
+use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::fetch::Haste;
 use crate::node::Node;
@@ -47,7 +48,10 @@ impl Node {
     /// tells the steward when it has ended.
     pub(crate) fn fetch_ahead(&self, ino: Ino, tier: u8, bytes: u64) {
         let cancel = self.fetches.token(ino.0);
-        if let Err(error) = self.bring_ahead(ino, tier, bytes, &cancel) {
+        let brought = self.attempt(BackgroundKind::FetchAhead, ino.0, || {
+            self.bring_ahead(ino, tier, bytes, &cancel)
+        });
+        if let Some(Err(error)) = brought {
             tracing::debug!(%ino, %error, "a file was not fetched ahead");
         }
         self.fetches.end(ino.0);

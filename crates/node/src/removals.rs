@@ -18,7 +18,9 @@ use std::time::{Duration, Instant};
 use forebay_meta::Ino;
 use parking_lot::Mutex;
 
+use crate::defects::BackgroundKind;
 use crate::node::Node;
+use crate::upkeep::Step;
 
 /// Files that may wait; more are taken away by those who remove them.
 const MOST: usize = 4096;
@@ -194,7 +196,7 @@ impl Node {
     pub(crate) fn drop_spills_later(&self) {
         if !self.removals.2.due.lock().is_empty() {
             // Without a thread for it: at the next tick.
-            let _found_one = self.later(|node| node.drop_spills(Instant::now()));
+            let _found_one = self.later(|node| node.keep_up(Step::Spills));
         }
     }
 
@@ -246,11 +248,11 @@ impl Node {
             }
             // Opened at the last moment: whoever did discards the data at the end.
             for ino in files.into_iter().filter(|ino| !self.is_open(*ino)) {
-                if durable {
-                    self.discard_forgotten(ino);
-                } else {
-                    self.discard_data(ino);
-                }
+                // What is set aside is found by the next start.
+                self.attempt(BackgroundKind::Tiering, ino.0, || match durable {
+                    true => self.discard_forgotten(ino),
+                    false => self.discard_data(ino),
+                });
             }
         }
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_meta::{Ino, Record, Seq};
 
 use crate::convert;
+use crate::defects::BackgroundKind;
 use crate::metrics::{Metrics, Queue, RefusalReason};
 use crate::node::Node;
 use crate::pool::Urgency;
@@ -130,6 +131,11 @@ impl Node {
 
     /// All metrics in the Prometheus text format.
     pub fn render_metrics(&self) -> String {
+        let rendered = self.attempt(BackgroundKind::Metrics, 0, || self.metrics_as_text());
+        rendered.unwrap_or_else(|| "# to render metrics has ended a daemon by a defect\n".into())
+    }
+
+    fn metrics_as_text(&self) -> String {
         let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         let (mut used, mut size, mut promised, mut objects) = (0, 0, 0, 0);
         let (mut dirty_bytes, mut dirty_files) = (0, 0);

@@ -11,6 +11,7 @@ use forebay_store::{Object, Synced, Temporary};
 
 use crate::context::Context;
 use crate::convert;
+use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::files::{File, FileRef};
 use crate::metrics::Source;
@@ -78,7 +79,9 @@ impl Node {
             // What has its owner from its directory, or keeps its inode, is made there.
             if may_be_staged(&record) && self.may_give(&record.attr).unwrap_or(false) {
                 let file = self.files.get(ino);
-                match self.stage_file(&file, &record) {
+                let staged = self
+                    .attempt(BackgroundKind::WriteBack, ino.0, || self.stage_file(&file, &record));
+                match staged.unwrap_or(Ok(false)) {
                     Ok(true) => stage.files.push(file),
                     Ok(false) => {}
                     Err(error) => tracing::debug!(%ino, %error, "not staged"),

@@ -11,12 +11,38 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::defects::BackgroundKind;
 use crate::error::NodeError;
 use crate::files::FileRef;
 use crate::node::Node;
 
 /// How often.
 const EVERY: Duration = Duration::from_secs(2);
+
+/// What is looked after. Each can be done without for a while.
+#[derive(Clone, Copy)]
+pub(crate) enum Step {
+    BackingPlace = 1,
+    MountsBelow = 2,
+    Strays = 3,
+    Unsettled = 4,
+    Memory = 5,
+    Missing = 6,
+    // By themselves, when there is something to do.
+    Restamp = 7,
+    Times = 8,
+    Statfs = 9,
+    Spills = 10,
+}
+
+const STEPS: [Step; 6] = [
+    Step::BackingPlace,
+    Step::MountsBelow,
+    Step::Strays,
+    Step::Unsettled,
+    Step::Memory,
+    Step::Missing,
+];
 
 /// Which directory it is: its device and inode number.
 type Identity = (u64, u64);
@@ -87,17 +113,28 @@ impl Node {
         *last = Some(Instant::now());
         drop(last);
         let begun = self.later(|node| {
-            node.look_after_backing_place();
-            node.look_after_mounts_below();
-            node.remove_strays();
-            node.settle_unsettled();
-            node.give_memory_back();
-            node.set_missing_aside();
+            STEPS.iter().for_each(|step| node.keep_up(*step));
             node.upkeep.under_way.store(false, Ordering::Release);
         });
         if !begun {
             self.upkeep.under_way.store(false, Ordering::Release);
         }
+    }
+
+    /// Does one step, unless it has ended a daemon.
+    pub(crate) fn keep_up(&self, step: Step) {
+        self.attempt(BackgroundKind::Upkeep, step as u64, || match step {
+            Step::BackingPlace => self.look_after_backing_place(),
+            Step::MountsBelow => self.look_after_mounts_below(),
+            Step::Strays => self.remove_strays(),
+            Step::Unsettled => self.settle_unsettled(),
+            Step::Memory => self.give_memory_back(),
+            Step::Missing => self.set_missing_aside(),
+            Step::Restamp => self.restamp_moved(),
+            Step::Times => self.restore_directory_times(),
+            Step::Statfs => self.try_to_refresh_statfs(),
+            Step::Spills => self.drop_spills(Instant::now()),
+        });
     }
 
     /// The last writer has closed a file: its record says what was written to it. Where somebody waits
@@ -109,7 +146,10 @@ impl Node {
             Ok(false) => {
                 let waiting = file.clone();
                 let begun = self.later(move |node| {
-                    if let Err(error) = node.settle(&waiting) {
+                    let settled = node.attempt(BackgroundKind::WriteBack, waiting.ino.0, || {
+                        node.settle(&waiting)
+                    });
+                    if let Some(Err(error)) = settled {
                         node.settle_again(&waiting, &error);
                     }
                 });
@@ -137,9 +177,13 @@ impl Node {
         // Whoever closes one meanwhile puts it there anew.
         let files = std::mem::take(&mut *self.upkeep.unsettled.lock());
         for (ino, file) in files {
-            let settled = match self.settle_by(&file, Some(Instant::now())) {
-                Ok(settled) => settled,
-                Err(_) => matches!(self.meta.get(file.ino), Err(forebay_meta::Error::Stale(_))),
+            let settle = || self.settle_by(&file, Some(Instant::now()));
+            let settled = match self.attempt(BackgroundKind::WriteBack, ino, settle) {
+                None => false,
+                Some(Ok(settled)) => settled,
+                Some(Err(_)) => {
+                    matches!(self.meta.get(file.ino), Err(forebay_meta::Error::Stale(_)))
+                }
             };
             if !settled {
                 self.upkeep.unsettled.lock().insert(ino, file);

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_node::{Ino, Node, NodeError, Remaining};
-use forebay_store::DirBacking;
 use forebay_store::decorators::{FoldingBacking, Interceptor, Operation, Transparent, Verdict};
 use forebay_store::tier::DirTier;
+use forebay_store::{BackingStore, DirBacking};
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise};
 
@@ -284,6 +284,11 @@ fn attributes_of_a_file_when_they_are_more_than_a_mebibyte_together_then_the_nex
 
 /// A rig whose store takes names that differ only in case for the same.
 fn folding_rig() -> Rig {
+    rig_over(FoldingBacking::new)
+}
+
+/// A rig over what is made of a plain store.
+fn rig_over(fold: impl FnOnce(Arc<dyn BackingStore>) -> FoldingBacking) -> Rig {
     static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let name = format!("forebay-folding-{}-{number}", std::process::id());
@@ -293,7 +298,7 @@ fn folding_rig() -> Rig {
     std::fs::create_dir_all(tier).unwrap();
     let owner = forebay_store::Tier::id(&DirTier::open(tier).unwrap()).to_string();
     let below = Arc::new(DirBacking::open(rig.backing(), &owner).unwrap());
-    let store = Arc::new(FoldingBacking::new(below));
+    let store = Arc::new(fold(below));
     rig.node = Some(Node::start_on(rig.config.clone(), store).unwrap());
     rig
 }
@@ -352,4 +357,35 @@ fn name_that_differs_in_case_when_the_other_is_removed_or_the_file_itself_then_i
     assert_eq!(rig.get("Readme"), b"second");
     assert_eq!(rig.node().conflicts().0, 0);
     assert_eq!(rig.left_in_backing(), [".forebay/tmp", "readme"]);
+}
+
+#[test]
+fn names_that_differ_at_the_end_when_the_store_drops_it_then_the_second_waits_and_is_named() {
+    for [first, second] in [["ends", "ends."], ["ends.", "ends"], ["ends. .", "Ends."]] {
+        for known in [true, false] {
+            let rig = rig_over(FoldingBacking::without_ends);
+            rig.put(first, b"first");
+            if known {
+                assert_eq!(drain(&rig), Remaining::default(), "{first}");
+            }
+            rig.put(second, b"the second");
+            for _ in 0..2 {
+                let left = drain(&rig);
+                assert_eq!((left.entries, left.refused), (1, 1), "{first} {second}: {left:?}");
+            }
+            let waiting = refused(&rig);
+            assert!(waiting == [second] || !known && waiting == [first], "{waiting:?}");
+            assert_eq!(rig.node().conflicts().0, 0, "{first} {second}: nobody else is there");
+            let both = (rig.get(first), rig.get(second));
+            assert_eq!(both, (b"first".to_vec(), b"the second".to_vec()), "{first} {second}");
+            rig.node()
+                .rename(&CONTEXT, (Ino::ROOT, second.as_bytes()), (Ino::ROOT, b"other"), 0)
+                .unwrap();
+            let left = drain(&rig);
+            let left = if left == Remaining::default() { left } else { drain(&rig) };
+            assert_eq!(left, Remaining::default(), "{first} {second}");
+            assert_eq!(rig.plain("other"), b"the second");
+            assert_eq!((rig.get(first), rig.node().conflicts().0), (b"first".to_vec(), 0));
+        }
+    }
 }

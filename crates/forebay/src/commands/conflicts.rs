@@ -29,7 +29,7 @@ fn list(args: &ConflictsListArgs) -> Result<u8, Error> {
                 match Client::for_mount(mount, &mounts).and_then(conflicts_of) {
                     Ok(conflicts) => all.extend(conflicts),
                     Err(error) => {
-                        eprintln!("forebay: {}: {error}", WirePath::from(&mount.mountpoint));
+                        super::tell(&format!("{}: {error}", WirePath::from(&mount.mountpoint)));
                         exit = error.exit();
                     }
                 }

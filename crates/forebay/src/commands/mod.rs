@@ -34,7 +34,7 @@ use crate::config::MountConfig;
 use crate::control::{Client, Request, mount_id, runtime_dir};
 use crate::engine::Engine;
 use crate::error::{Error, Exit};
-use crate::{courier, daemon, mountinfo, top};
+use crate::{courier, daemon, mountinfo, printable, top};
 
 /// Runs one command line, the first argument being the name of the program, and returns the exit
 /// code. Errors are printed on standard error.
@@ -55,7 +55,7 @@ pub fn run(args: Vec<OsString>, engine: &dyn Engine) -> u8 {
         Ok(code) => code,
         Err(error) => {
             for line in error.to_string().lines() {
-                eprintln!("forebay: {line}");
+                tell(line);
             }
             error.exit().code()
         }
@@ -96,7 +96,7 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Completions { shell } => {
             let mut out = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "forebay", &mut out);
-            print(&String::from_utf8_lossy(&out)).map(|()| ok)
+            print_as_it_is(&String::from_utf8_lossy(&out)).map(|()| ok)
         }
         Command::Man { dir } => {
             std::fs::create_dir_all(&dir).map_err(Error::io(dir.display().to_string()))?;
@@ -126,7 +126,9 @@ fn simulate(command: &forebay_sim::SimCommand) -> Result<(), Error> {
 
 fn debug(command: DebugCommand, engine: &dyn Engine) -> Result<(), Error> {
     match command {
-        DebugCommand::Metrics { mountpoint } => print(&Client::for_path(&mountpoint)?.metrics()?),
+        DebugCommand::Metrics { mountpoint } => {
+            print_as_it_is(&Client::for_path(&mountpoint)?.metrics()?)
+        }
         DebugCommand::LogLevel { mountpoint, filter } => Client::for_path(&mountpoint)?
             .order(Request::LogLevel { filter }, Duration::from_secs(10)),
         DebugCommand::FailPoints => {
@@ -139,13 +141,21 @@ fn debug(command: DebugCommand, engine: &dyn Engine) -> Result<(), Error> {
             let path = mountinfo::resolve(&mountpoint)
                 .map_err(Error::io(mountpoint.display().to_string()))?;
             let dir = runtime_dir(rustix::process::geteuid().as_raw());
-            print(&format!("{}\n", dir.join(format!("{}.sock", mount_id(&path))).display()))
+            print_as_it_is(&format!(
+                "{}\n",
+                dir.join(format!("{}.sock", mount_id(&path))).display()
+            ))
         }
     }
 }
 
-/// Prints to standard output. A reader that went away is no error.
+/// Prints lines for people to standard output. What names of files could do to a terminal is escaped.
 fn print(text: &str) -> Result<(), Error> {
+    print_as_it_is(&printable::lines(text))
+}
+
+/// Prints to standard output. A reader that went away is no error.
+fn print_as_it_is(text: &str) -> Result<(), Error> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other.map_err(Error::io("standard output")),
@@ -155,12 +165,17 @@ fn print(text: &str) -> Result<(), Error> {
 /// Prints a record as JSON on one line.
 fn print_json(record: &impl serde::Serialize) -> Result<(), Error> {
     let text = serde_json::to_string(record).map_err(|error| Error::Failed(error.to_string()))?;
-    print(&format!("{text}\n"))
+    print_as_it_is(&format!("{text}\n"))
 }
 
 /// Prints a warning.
 pub(crate) fn warn(text: &str) {
-    eprintln!("forebay: warning: {text}");
+    tell(&format!("warning: {text}"));
+}
+
+/// Prints to standard error what people should know.
+pub(crate) fn tell(text: &str) {
+    eprintln!("forebay: {}", printable::lines(text));
 }
 
 /// The mount point and backing store without symbolic links, as the daemon must know them.

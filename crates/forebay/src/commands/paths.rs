@@ -104,7 +104,7 @@ impl Groups {
     /// Tells what is wrong with paths.
     fn complain(&self) {
         for error in &self.errors {
-            eprintln!("forebay: {error}");
+            super::tell(&error.to_string());
         }
     }
 }

@@ -7,7 +7,7 @@ use super::{print, print_json};
 use crate::cli::run::PatternsArgs;
 use crate::control::{Client, PatternRow, PatternTask, Patterns, Request};
 use crate::error::Error;
-use crate::logging::one_line;
+use crate::printable::one_line;
 use crate::signals;
 use crate::units::{format_bytes, format_count};
 

@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use crate::control::Progress;
+use crate::printable::one_line;
 use crate::render;
 
 /// Shows how far an operation is.
@@ -38,7 +39,7 @@ impl Meter {
             return;
         }
         self.shown = Some(Instant::now());
-        let line = line();
+        let line = one_line(&line());
         // Standard error that went away must not stop the work.
         let _ = if self.terminal {
             self.drawn = true;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_schedule::queue::Queue;
 
 use super::run::{Work, exit_code, is_batch, record, show_plan};
-use super::{print_json, warn};
+use super::{print_json, tell, warn};
 use crate::cli::run::RunArgs;
 use crate::control::{Client, ClusterReply, ClusterRequest, ClusterStatus, Reply, Request};
 use crate::error::Error;
@@ -320,7 +320,7 @@ impl Via<'_> {
 
     fn say(&self, text: &str) {
         if !self.args.quiet {
-            eprintln!("forebay: {text}");
+            tell(text);
         }
     }
 }

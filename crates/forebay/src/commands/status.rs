@@ -1,6 +1,6 @@
 //! `status` of one mount or all.
 
-use super::{print, print_json};
+use super::{print, print_json, tell};
 use crate::cli::StatusArgs;
 use crate::control::{Client, Status};
 use crate::error::{Error, Exit};
@@ -24,7 +24,7 @@ pub fn run(args: &StatusArgs) -> Result<u8, Error> {
         match Client::for_mount(mount, &mounts).and_then(|mut client| client.status()) {
             Ok(status) => answers.push(status),
             Err(error) => {
-                eprintln!("forebay: {error}");
+                tell(&error.to_string());
                 exit = error.exit();
             }
         }

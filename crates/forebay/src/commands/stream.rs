@@ -18,13 +18,14 @@ use forebay_streams::http::{ClientLimits, Limits, Origins, ProbeConfig, Server, 
 use forebay_streams::measure::{self, measure};
 use forebay_streams::{Service, ServiceConfig, Status, metrics};
 
-use super::{print, print_json, progress::Meter, warn};
+use super::{print, print_as_it_is, print_json, progress::Meter, tell, warn};
 use crate::cli::stream::{
     Assurance as AssuranceChoice, StreamCommand, StreamProfileArgs, StreamServeArgs,
     StreamStatusArgs,
 };
 use crate::control::{make_private_dir, runtime_dir};
 use crate::error::{Error, Exit};
+use crate::printable::one_line;
 use crate::{logging, metrics_http, signals, units};
 
 /// How long a device is measured if it has no profile.
@@ -67,12 +68,12 @@ fn profile(args: &StreamProfileArgs) -> Result<(), Error> {
     let measured = measure(device.as_ref(), &args.target, args.time, &mut show).map_err(failed)?;
     drop(line);
     for note in measured.notes.iter().filter(|_| !args.quiet) {
-        eprintln!("forebay: {note}");
+        tell(note);
     }
     let text = measured.profile.to_json().map_err(|error| Error::Failed(error.to_string()))?;
     match &args.output {
         Some(path) => fs::write(path, text).map_err(Error::io(path.display().to_string())),
-        None => print(&text),
+        None => print_as_it_is(&text),
     }
 }
 
@@ -376,7 +377,7 @@ fn text_of(answer: &Answer) -> String {
             bytes(stream.rate),
             stream.done * 100.0,
             stream.glitches,
-            stream.path.escape_debug()
+            one_line(&stream.path)
         );
     }
     text

@@ -1,6 +1,7 @@
 //! `umount`: drain, unmount, and wait until the daemon is gone.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -20,6 +21,9 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// How long unmounting and the daemon's end may take after the drain, each.
 const END_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long a dead daemon's successor may take.
+const SUCCESSOR_LIMIT: Duration = Duration::from_secs(30);
 
 /// After this long it is looked whether others still have the mount. Most that begin with a copy of all
 /// mounts are gone by then.
@@ -68,14 +72,27 @@ fn end_limit(began: Instant, args: &UmountArgs) -> Duration {
     args.timeout.map_or(END_LIMIT, left).min(END_LIMIT)
 }
 
+fn process(client: &Client) -> Option<OwnedFd> {
+    rustix::process::pidfd_open(Pid::from_raw(client.pid())?, PidfdFlags::empty()).ok()
+}
+
 fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
     let began = Instant::now();
     // Taken first: a process id must not be looked up after its process may have ended.
-    let daemon = Pid::from_raw(client.pid())
-        .map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()));
+    let mut daemon = process(&client);
     let mut lacking = None;
     if !args.no_drain {
-        let outcome = drain(&mut client, args)?;
+        let outcome = loop {
+            match drain(&mut client, args, began) {
+                // What has ended it is set aside by the one that takes its place.
+                Err(error @ Error::NoDaemon { .. }) => {
+                    client = successor(&client).ok_or(error)?;
+                    daemon = process(&client);
+                    warn("the daemon died while it wrote everything back; the next one goes on");
+                }
+                outcome => break outcome?,
+            }
+        };
         let left = outcome.remaining_files > 0 || outcome.remaining_backlog > 0;
         // What programs may be changing can't be finished before the kernel has let go of it, which
         // it refuses while somebody has it open. The daemon writes it back when it has.
@@ -95,7 +112,7 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
         if left && refused {
             // The next mount has it, and tries again. Whoever removes the tiers now has to know.
             lacking = Some(format!(
-                "unmounted, but the backing store can't have all of it as it is; what it lacks stays on the tiers for the next mount with the same tiers\n{}",
+                "unmounted, but not all of it could be brought to the backing store as it is; what it lacks stays on the tiers for the next mount with the same tiers\n{}",
                 render::remaining(&outcome).trim_end()
             ));
         } else if left {
@@ -116,7 +133,7 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
         Err(Error::NoDaemon { .. }) | Ok(()) => {}
         Err(error) => return Err(error),
     }
-    if let Some(Ok(daemon)) = daemon {
+    if let Some(daemon) = daemon {
         wait_for_end(&daemon, device.as_deref(), end_limit(began, args))?;
     }
     lacking.map_or(Ok(()), |lacking| Err(Error::NotDrained(lacking)))
@@ -152,10 +169,28 @@ fn in_other_namespaces(device: &str) -> Vec<String> {
     found
 }
 
-fn drain(client: &mut Client, args: &UmountArgs) -> Result<Outcome, Error> {
+/// The daemon that has taken the place of one that died, if there is one. Its supervisor gives up after
+/// some, so that this has an end.
+fn successor(dead: &Client) -> Option<Client> {
+    let deadline = Instant::now() + SUCCESSOR_LIMIT;
+    while Instant::now() < deadline {
+        let mounts = mountinfo::read().ok()?;
+        let mount = mountinfo::at(&mounts, dead.mountpoint()).filter(|mount| mount.is_forebay())?;
+        match Client::for_mount(mount, &mounts) {
+            // It is the dead one's until the next one listens.
+            Ok(client) if client.pid() != dead.pid() => return Some(client),
+            Ok(_) => std::thread::sleep(Duration::from_millis(50)),
+            Err(_) => return None,
+        }
+    }
+    None
+}
+
+fn drain(client: &mut Client, args: &UmountArgs, began: Instant) -> Result<Outcome, Error> {
     let mut meter = Meter::new(args.quiet);
-    let limit_ms = args.timeout.map(|limit| limit.as_millis().try_into().unwrap_or(u64::MAX));
-    let patience = args.timeout.map(|limit| limit.saturating_add(GRACE));
+    let left = args.timeout.map(|limit| limit.saturating_sub(began.elapsed()));
+    let limit_ms = left.map(|limit| limit.as_millis().try_into().unwrap_or(u64::MAX));
+    let patience = left.map(|limit| limit.saturating_add(GRACE));
     let request = Request::Drain { limit_ms };
     let result = client.work(request, patience, &mut |progress| meter.show(progress));
     match result {

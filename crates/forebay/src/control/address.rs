@@ -402,6 +402,13 @@ mod tests {
     }
 
     #[test]
+    fn record_when_it_is_made_then_nobody_else_can_open_it_and_so_lock_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = lock_file(&dir.path().join("id.json")).unwrap().unwrap();
+        assert_eq!(record.metadata().unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
     fn address_when_another_daemon_has_it_by_now_then_its_names_stay() {
         let dir = tempfile::tempdir().unwrap();
         let claim = || {

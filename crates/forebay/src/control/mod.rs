@@ -23,8 +23,8 @@ pub use server::{Current, OnUpgrade, Server, ServerLimits, UpgradeCall};
 pub use status::{
     Backlog, BusyFile, BytesBySource, Conflict, Dirty, DirtyFile, HintState, HintStatus, Location,
     LostChanges, Named, Opening, Outcome, Passthrough, Peer, PolicySnapshot, Progress, Recorded,
-    Refusal, RefusedFile, RefusedStream, Residency, Status, Streams, StuckOperation, TierStatus,
-    WirePath, WorkStatus,
+    Refusal, RefusedFile, RefusedStream, Residency, SetAsideWork, Status, Streams, StuckOperation,
+    TierStatus, WirePath, WorkStatus,
 };
 pub use wire::{HintPart, PROTOCOL_VERSION, Reply, Request, Upgraded};
 

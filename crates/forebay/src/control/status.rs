@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::printable::is_hidden;
+
 /// A path that survives JSON: a string where it is UTF-8, else `{"bytes": [..]}`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WirePath(pub PathBuf);
@@ -24,11 +26,11 @@ impl<T: Into<PathBuf>> From<T> for WirePath {
 }
 
 impl std::fmt::Display for WirePath {
-    /// Control characters are escaped, so that a file name can't play tricks on a terminal.
+    /// Hidden characters are escaped, so that a file name can't play tricks on a terminal.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for chunk in self.0.as_os_str().as_bytes().utf8_chunks() {
             for c in chunk.valid().chars() {
-                if c.is_control() {
+                if is_hidden(c) {
                     write!(f, "{}", c.escape_default())?;
                 } else {
                     write!(f, "{c}")?;
@@ -108,6 +110,9 @@ pub struct Status {
     pub conflict_count: u64,
     /// What the backing store can't have, and is kept here.
     pub refused: Vec<RefusedFile>,
+    /// What has ended a daemon by a defect of Forebay, and is not tried again.
+    #[serde(default)]
+    pub defects: Vec<SetAsideWork>,
     /// What is at the path of the backing store, if it is not the directory that was there at the mount.
     #[serde(default)]
     pub displaced: Option<String>,
@@ -333,6 +338,16 @@ pub struct RefusedFile {
     pub what: String,
     /// What the backing store says.
     pub error: String,
+}
+
+/// Work in the background that is not tried again before the next mount or upgrade.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SetAsideWork {
+    /// The path concerned; empty if there is none.
+    pub path: WirePath,
+    /// What is not done.
+    pub what: String,
 }
 
 /// An operation that waits for a device longer than it should.

@@ -10,7 +10,7 @@ use forebay::control::{
     Backlog, BusyFile, BytesBySource, ClusterReply, ClusterRequest, Conflict, Control,
     ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location, LostChanges,
     Named, OnProgress, Outcome, Passthrough, Patterns, PolicySnapshot, Progress, Recorded, Refusal,
-    RefusedFile, Residency, Shutdown, Status, StuckOperation, TierStatus, WirePath,
+    RefusedFile, Residency, SetAsideWork, Shutdown, Status, StuckOperation, TierStatus, WirePath,
 };
 use forebay_fuse::Mounted;
 use forebay_node::metrics::{ErrorClass, RefusalReason, Source};
@@ -376,6 +376,12 @@ impl Control for NodeControl {
                     what: refused.what,
                     error: refused.error,
                 })
+                .collect(),
+            defects: self
+                .node
+                .set_aside_work()
+                .into_iter()
+                .map(|work| SetAsideWork { path: wire_path(work.path), what: work.what.into() })
                 .collect(),
             displaced: self.node.backing_displaced(),
             lost: self.lost(),

@@ -32,7 +32,7 @@ pub struct NodeEngine;
 impl Engine for NodeEngine {
     fn die_of_panics(&self) -> fn() -> bool {
         forebay_fuse::die_of_panics();
-        forebay_fuse::is_in_request
+        forebay_fuse::note_panic
     }
 
     fn policies(&self) -> &[&str] {
@@ -95,6 +95,7 @@ impl Engine for NodeEngine {
         tracing::info!(
             open = state.node.handles.len(),
             under_way = before.calls.len(),
+            defects = state.node.defects.len() + before.fatal.len(),
             "the last daemon died"
         );
         go_on(config, Takeover { device, rings, state: &state, before }, Some(keeper))

@@ -13,6 +13,7 @@ use super::job::{Job, followers, waiting_for};
 use super::output::{self, Output};
 use super::record::{Keeper, State, now_ms};
 use super::reference::Reference;
+use crate::commands::tell;
 use crate::error::Error;
 
 /// How long what a job has printed is waited for when it has ended: somebody may keep its output open.
@@ -366,7 +367,7 @@ impl<'a> Local<'a> {
 
     fn say(&self, text: &str) {
         if !self.manner.quiet {
-            eprintln!("forebay: {text}");
+            tell(text);
         }
     }
 }

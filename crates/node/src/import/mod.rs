@@ -29,6 +29,7 @@ use rustix::io::Errno;
 use crate::config::Coherence;
 use crate::context::Context;
 use crate::convert;
+use crate::defects::BackgroundKind;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::pool::Urgency;
@@ -248,7 +249,9 @@ impl Node {
         let job = move || {
             if let Some(node) = this.upgrade() {
                 node.imports.flights.unannounce(dir);
-                if let Err(error) = node.list_directory(dir) {
+                let listed =
+                    node.attempt(BackgroundKind::Listing, dir.0, || node.list_directory(dir));
+                if let Some(Err(error)) = listed {
                     tracing::debug!(%dir, %error, "a directory was not listed in the background");
                 }
             }

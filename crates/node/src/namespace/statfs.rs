@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::node::Node;
 use crate::pool::Urgency;
+use crate::upkeep::Step;
 
 use super::NAME_MAX;
 
@@ -80,6 +81,12 @@ impl Node {
         Ok(statfs)
     }
 
+    pub(crate) fn try_to_refresh_statfs(&self) {
+        if let Err(error) = self.refresh_statfs() {
+            tracing::debug!(%error, "the backing store does not tell its room");
+        }
+    }
+
     fn refresh_statfs_later(&self) {
         let cached = &self.names.statfs;
         if cached.refreshing.swap(true, Ordering::AcqRel) {
@@ -88,9 +95,7 @@ impl Node {
         let this = self.this.clone();
         let started = self.slow.run(Urgency::Background, move || {
             let Some(node) = this.upgrade() else { return };
-            if let Err(error) = node.refresh_statfs() {
-                tracing::debug!(%error, "the backing store does not tell its room");
-            }
+            node.keep_up(Step::Statfs);
             node.names.statfs.refreshing.store(false, Ordering::Release);
         });
         if started.is_err() {

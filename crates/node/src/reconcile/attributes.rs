@@ -214,7 +214,7 @@ impl Node {
 
     /// Gives directories whose entries were written the times that programs see, now that no more
     /// is to come.
-    pub(super) fn restore_directory_times(&self) {
+    pub(crate) fn restore_directory_times(&self) {
         // Who finds nothing to do waits for the one who is at it.
         let _one_at_a_time = self.reconciler.restoring.lock();
         let dirs = std::mem::take(&mut *self.reconciler.entries_written.lock());

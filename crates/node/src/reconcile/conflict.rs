@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use forebay_meta::{Error as MetaError, Ino, Link, Record, Timestamp};
 use forebay_store::{Attributes, ErrorClass, StoreError};
 
+use super::identity::is_own;
 use super::names::os;
 use super::work::{Step, Work};
 use crate::context::Context;
@@ -26,6 +27,9 @@ const SAME_NAME: &str = "tell the name, which differs in case or at its end only
 fn folded(name: &OsStr) -> String {
     name.to_string_lossy().trim_end_matches(['.', ' ']).to_lowercase()
 }
+
+/// Entries of a directory that are looked at at a time.
+const PAGE: usize = 1000;
 
 /// Names tried for one conflict.
 const MOST_NAMES: u32 = 1000;
@@ -221,7 +225,13 @@ impl Node {
         link: &Link,
         found: &Attributes,
     ) -> Result<()> {
-        let Some(spelled) = self.spelled_otherwise(link, found)? else { return Ok(()) };
+        let spelled = match self.spelled_otherwise(link, found)? {
+            Some(spelled) => spelled,
+            None => match self.made_otherwise(work.ino(), link, found)? {
+                Some(wanted) => wanted,
+                None => return Ok(()),
+            },
+        };
         work.went(link);
         Err(StoreError::errno_of(SAME_NAME, spelled, libc::EINVAL).into())
     }
@@ -254,6 +264,42 @@ impl Node {
             }
         }
         Ok(None)
+    }
+
+    /// Another name of this directory under which one of our own inodes was made that is found under
+    /// this one: the store altered it, as those do that drop dots and blanks at the end.
+    fn made_otherwise(&self, ino: Ino, link: &Link, found: &Attributes) -> Result<Option<PathBuf>> {
+        if link.parent == LIMBO {
+            return Ok(None);
+        }
+        let wanted = folded(os(&link.name));
+        let made = |record: &Record| {
+            let other = |other: &&Link| {
+                other.parent == link.parent
+                    && other.name != link.name
+                    && folded(os(&other.name)) == wanted
+            };
+            let name = record.backing.links.iter().find(other).filter(|_| record.ino != ino)?;
+            is_own(record, found).then(|| PathBuf::from(os(&name.name)))
+        };
+        for (_, ghost) in self.meta.ghosts(link.parent)? {
+            if let Some(name) = self.known(ghost)?.and_then(|record| made(&record)) {
+                return Ok(Some(name));
+            }
+        }
+        let mut after = 0;
+        loop {
+            let page = match self.meta.entries_plus(link.parent, after, PAGE) {
+                // The directory is gone, and the name with it.
+                Err(MetaError::Stale(_) | MetaError::NotDirectory) => return Ok(None),
+                page => page?,
+            };
+            let Some(last) = page.last() else { return Ok(None) };
+            after = last.entry.cursor;
+            if let Some(name) = page.iter().find_map(|item| made(&item.record)) {
+                return Ok(Some(name));
+            }
+        }
     }
 
     /// Whether what was found under a name says nothing of others: it belongs to another inode of ours,

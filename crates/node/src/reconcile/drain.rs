@@ -13,6 +13,7 @@ use super::queue::{Turn, batch_size};
 use crate::error::Result;
 use crate::node::Node;
 use crate::pool::Urgency;
+use crate::upkeep::Step;
 
 const PAGE: usize = 1000;
 const TELL_EVERY: Duration = Duration::from_millis(100);
@@ -370,7 +371,7 @@ impl<'a> Sweep<'a, '_> {
                 Remaining { entries: left, bytes, in_use, refused, ..Remaining::default() };
             let nothing_selected = tally.done + tally.busy + tally.failed + tally.refused == 0;
             if left == 0 && kept.files == 0 && (whole || nothing_selected) {
-                node.restore_directory_times();
+                node.keep_up(Step::Times);
                 (self.progress)(remaining);
                 return Ok((remaining, End::Done));
             }

@@ -138,6 +138,30 @@ impl Node {
         link: &Link,
         found: &Attributes,
     ) -> Result<bool> {
+        self.is_of_another(work, link, found, &|_| true)
+    }
+
+    /// As [`Node::is_anothers`], for one that can't tell either whether it is its own. Of several of this
+    /// kind the one with the largest number has it: if each left it to the others, as when all have their
+    /// turns before any of them is reported, nobody would ever see to it.
+    pub(super) fn is_rather_anothers(
+        &self,
+        work: &Work<'_>,
+        link: &Link,
+        found: &Attributes,
+    ) -> Result<bool> {
+        let can_tell =
+            |other: &Record| other.backing.fingerprint.is_some() || is_pending(other, found);
+        self.is_of_another(work, link, found, &|other| can_tell(other) || other.ino > work.ino())
+    }
+
+    fn is_of_another(
+        &self,
+        work: &Work<'_>,
+        link: &Link,
+        found: &Attributes,
+        counts: &dyn Fn(&Record) -> bool,
+    ) -> Result<bool> {
         let mut claimants = self.meta.ghosts_of(link.parent, &link.name)?;
         claimants.extend(self.heir(link)?.map(|heir| heir.ino));
         let own = |ino: &Ino| *ino == work.ino() || work.wanted_by == Some(*ino);
@@ -145,6 +169,7 @@ impl Node {
             if let Some(record) = self.known(ino)?
                 && record.backing.links.contains(link)
                 && is_own(&record, found)
+                && counts(&record)
             {
                 return Ok(true);
             }

@@ -37,6 +37,7 @@ use forebay_meta::{Error as MetaError, Ino};
 use forebay_store::{ErrorClass, StoreError};
 use parking_lot::Mutex;
 
+use crate::defects::{self, BackgroundKind};
 use crate::error::{NodeError, Result};
 use crate::files::File;
 use crate::node::Node;
@@ -281,6 +282,10 @@ impl Node {
     /// Brings one inode in line whose parents stand in place.
     fn reconcile_alone<'a>(&'a self, ino: Ino, batch: &mut Batch<'a>, depth: usize) -> Result<()> {
         self.pace();
+        if self.is_set_aside(BackgroundKind::WriteBack, ino.0) {
+            return Err(NodeError::SetAside { ino: ino.0 });
+        }
+        let _in_hand = defects::begin(BackgroundKind::WriteBack, ino.0);
         for _ in 0..MOST_PASSES {
             if batch.has(ino) {
                 batch.finish()?;

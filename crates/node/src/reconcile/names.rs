@@ -83,7 +83,7 @@ impl Node {
             };
             let sure =
                 work.record.backing.fingerprint.is_some() || is_pending(&work.record, &found);
-            if !sure && self.is_anothers(work, &link, &found)? {
+            if !sure && self.is_rather_anothers(work, &link, &found)? {
                 work.went(&link);
                 continue;
             }

@@ -21,6 +21,7 @@ use crate::error::{NodeError, Result};
 use crate::import::LIMBO;
 use crate::node::Node;
 use crate::pool::Urgency;
+use crate::upkeep::Step;
 
 /// Names and attributes reach the backing store this long after their change, so that what is
 /// temporary never gets there.
@@ -227,7 +228,11 @@ impl Node {
                 return false;
             }
             let paused = state.paused > 0;
-            let room = if paused { 0 } else { (2 * threads).saturating_sub(state.running) };
+            let room = if paused || self.is_cautious() {
+                0
+            } else {
+                (2 * threads).saturating_sub(state.running)
+            };
             let most = state.most_to_take(room, Instant::now());
             let due = state.take_due(most);
             if due.is_empty() {
@@ -281,7 +286,7 @@ impl Node {
             let this = self.this.clone();
             let job = move || {
                 if let Some(node) = this.upgrade() {
-                    node.restore_directory_times();
+                    node.keep_up(Step::Times);
                 }
             };
             // Refused: there is work again, and another time to be idle.
@@ -428,7 +433,8 @@ impl Node {
         let mut warnings = self.reconciler.warnings.lock();
         let told = (failures == 0).then(|| warnings.hear(error.class(), Instant::now())).flatten();
         drop(warnings);
-        if let Some(untold) = told {
+        let set_aside = matches!(error, NodeError::SetAside { .. });
+        if let Some(untold) = told.filter(|_| !set_aside) {
             tracing::warn!(
                 %ino,
                 %error,

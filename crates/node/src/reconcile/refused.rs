@@ -81,7 +81,12 @@ pub(crate) fn is_beyond_store(error: &NodeError) -> bool {
         EPERM,
         EXDEV,
     ];
-    let NodeError::Store(StoreError::Io { source, .. }) = error else { return false };
+    let source = match error {
+        NodeError::Store(StoreError::Io { source, .. }) => source,
+        // Nor is it tried again.
+        NodeError::SetAside { .. } => return true,
+        _ => return false,
+    };
     source.raw_os_error().is_some_and(|errno| BEYOND.contains(&errno))
 }
 
@@ -118,6 +123,10 @@ impl Node {
 
     /// A name that the store can't have, or bytes under it.
     pub(super) fn note_refused_place(&self, ino: Ino, error: &NodeError) {
+        if matches!(error, NodeError::SetAside { .. }) {
+            // That is no fault of the store.
+            return;
+        }
         self.note_refused(ino, PLACE, error);
     }
 

@@ -39,7 +39,7 @@ impl Node {
                         || is_pending(&work.record, &found);
                     if !is_own(&work.record, &found) {
                         self.stays_for_others(work, &link, &found)?;
-                    } else if !sure && self.is_anothers(work, &link, &found)? {
+                    } else if !sure && self.is_rather_anothers(work, &link, &found)? {
                         // Claimed, and never made.
                     } else if work.record.is_directory() {
                         if !sure {

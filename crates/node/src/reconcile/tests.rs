@@ -174,6 +174,7 @@ fn node_on(
         troubles: Default::default(),
         removals: Default::default(),
         upkeep: Default::default(),
+        defects: std::collections::HashSet::new(),
         accesses: Default::default(),
         given_up: Default::default(),
         spills_noted: Default::default(),

@@ -12,6 +12,7 @@ use super::identity::UNKNOWN;
 use super::owned::Owned;
 use super::queue::NAMES_DELAY;
 use crate::convert;
+use crate::defects::{self, BackgroundKind};
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
@@ -370,6 +371,7 @@ impl<'a> Batch<'a> {
         fail_at!("node.reconcile.before_report");
         let mut failed = None;
         for done in &finished {
+            let _in_hand = defects::begin(BackgroundKind::WriteBack, done.owned.ino.0);
             // The names are durable: from here on the tiers need not have what is under them.
             let settled = self.node.settle_published(done.owned.ino, true);
             if let Err(error) = settled.and_then(|()| self.report(done)) {
@@ -378,18 +380,26 @@ impl<'a> Batch<'a> {
         }
         fail_at!("node.reconcile.after_report");
         for dir in dirs.into_keys() {
-            if let Err(error) = self.node.settle_directory(Ino(dir)) {
+            let settled = self
+                .node
+                .attempt(BackgroundKind::WriteBack, dir, || self.node.settle_directory(Ino(dir)));
+            if let Some(Err(error)) = settled {
                 failed.get_or_insert(error);
             }
         }
         drop(finished);
         for link in std::mem::take(&mut self.foreign) {
-            if let Err(error) = self.node.import_foreign(&link) {
+            let imported = self.node.attempt(BackgroundKind::Listing, link.parent.0, || {
+                self.node.import_foreign(&link)
+            });
+            if let Some(Err(error)) = imported {
                 tracing::debug!(%error, "what others made is imported later");
             }
         }
         for ino in std::mem::take(&mut self.theirs) {
-            if let Err(error) = self.node.take_theirs(ino) {
+            let taken =
+                self.node.attempt(BackgroundKind::WriteBack, ino.0, || self.node.take_theirs(ino));
+            if let Some(Err(error)) = taken {
                 tracing::debug!(%ino, %error, "what others made is taken over later");
             }
         }

@@ -1,8 +1,9 @@
 //! A backing store that takes names that differ only in case for the same, as vfat and many servers
-//! of SMB do.
+//! of SMB do, and may drop dots and blanks at the ends of names.
 
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -16,17 +17,33 @@ use crate::{Attributes, Presence, Result};
 /// Finds an entry under each spelling of its name, and keeps the one that it was made with.
 pub struct FoldingBacking {
     inner: Arc<dyn BackingStore>,
+    drops_ends: bool,
 }
 
 impl FoldingBacking {
     /// Over another store.
     #[must_use]
     pub fn new(inner: Arc<dyn BackingStore>) -> Self {
-        Self { inner }
+        Self { inner, drops_ends: false }
+    }
+
+    /// Over another store, and without the dots and blanks at the end of each name.
+    #[must_use]
+    pub fn without_ends(inner: Arc<dyn BackingStore>) -> Self {
+        Self { inner, drops_ends: true }
+    }
+
+    /// What the store makes of a name.
+    fn kept<'a>(&self, name: &'a OsStr) -> &'a OsStr {
+        let bytes = name.as_bytes();
+        let is_end = |byte: &u8| self.drops_ends && matches!(byte, b'.' | b' ');
+        let end = bytes.iter().rposition(|byte| !is_end(byte)).map_or(0, |at| at + 1);
+        OsStr::from_bytes(if end == 0 { bytes } else { &bytes[..end] })
     }
 
     /// The name under which the store has what is asked for.
     fn spelled(&self, dir: &Dir, name: &OsStr) -> OsString {
+        let name = self.kept(name);
         let mut found = None;
         let listed = self.inner.list(dir, &mut |batch| {
             let fits = batch.iter().find(|entry| entry.name.eq_ignore_ascii_case(name));

@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use rustix::fs::{XattrFlags, fgetxattr, setxattr};
 use rustix::io::Errno;
 
-use super::super::warn;
+use super::super::{tell, warn};
 use crate::cli::stream::StreamOpenArgs;
 use crate::error::{Error, Exit};
 
@@ -40,7 +40,7 @@ pub fn run(args: &StreamOpenArgs) -> Result<u8, Error> {
         Err(errno) => return Err(at(errno)),
     };
     if state.starts_with("refused") && !args.best_effort {
-        eprintln!("forebay: {name}: {state}");
+        tell(&format!("{name}: {state}"));
         return Ok(Exit::Failed.code());
     }
     if state.is_empty() {

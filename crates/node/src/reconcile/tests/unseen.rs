@@ -91,6 +91,30 @@ fn directory_made_by_a_killed_worker_when_it_is_removed_with_what_is_in_it_then_
 }
 
 #[test]
+fn directory_that_two_claim_when_neither_knows_whose_it_is_then_one_of_them_sees_to_it() {
+    for renamed in [false, true] {
+        let bench = Bench::new();
+        let old = bench.mkdir("dir");
+        bench.node.meta.claim(old, &link(Ino::ROOT, "dir")).expect("claimed");
+        fs::create_dir(bench.root.join("dir")).expect("made, and answered with an error");
+        bench.rmdir("dir");
+        let new = bench.mkdir("dir");
+        bench.node.meta.claim(new, &link(Ino::ROOT, "dir")).expect("claimed");
+        // The old one could not be removed for its sake.
+        match renamed {
+            true => bench.rename("dir", "other", false),
+            false => bench.rmdir("dir"),
+        }
+        bench.drained();
+        let wanted = if renamed { vec!["other"] } else { vec![] };
+        assert_eq!(bench.names(""), wanted);
+        assert_eq!(bench.node.conflicts().0, 0);
+        bench.node.time_passes(Ino::ROOT);
+        assert!(bench.find(Ino::ROOT, "dir").is_none());
+    }
+}
+
+#[test]
 fn what_a_killed_worker_has_made_when_found_then_gets_its_attributes() {
     let bench = Bench::new();
     let ino = bench.make("link", FileKind::Symlink, 0o777);

@@ -1,0 +1,170 @@
+//! Work that nobody asked for, and that has ended a daemon by a defect of Forebay. What a thread is
+//! busy with is known to whoever hears of its panic ([`background_work_in_hand`]) and is told to the
+//! next daemon, which sets it aside: a second attempt would end that one as well.
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::time::Duration;
+
+use forebay_meta::Ino;
+use prost::Message;
+
+use crate::inherit::Inheritance;
+use crate::node::Node;
+
+/// After such an end nothing is written back by itself for this long: should much of it end daemons,
+/// there are never so many ends within a minute that the supervisor gives the mount up.
+const CAUTION: Duration = Duration::from_secs(20);
+
+/// Kinds of work that nobody asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+pub enum BackgroundKind {
+    /// Something that a newer program does.
+    Unknown = 0,
+    /// Bringing the backing store in line with an inode.
+    WriteBack = 1,
+    /// Evicting an object, or moving it to another tier.
+    Tiering = 2,
+    /// Fetching a file ahead of its use.
+    FetchAhead = 3,
+    /// Listing a directory of the backing store ahead.
+    Listing = 4,
+    /// A step of what is looked after every few seconds.
+    Upkeep = 5,
+    /// Rendering metrics.
+    Metrics = 6,
+}
+
+/// What a thread is busy with.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Message)]
+pub struct BackgroundWork {
+    /// What is done.
+    #[prost(enumeration = "BackgroundKind", tag = "1")]
+    pub kind: i32,
+    /// To which inode; of upkeep, which step.
+    #[prost(fixed64, tag = "2")]
+    pub number: u64,
+}
+
+/// Work that is not tried again before the next mount or upgrade.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetAsideWork {
+    /// The path of the inode; empty if it is about none.
+    pub path: Vec<u8>,
+    /// What is not done.
+    pub what: &'static str,
+}
+
+/// What earlier daemons have left of this kind.
+pub(crate) fn known_from(inheritance: Option<&Inheritance>) -> HashSet<BackgroundWork> {
+    inheritance.into_iter().flat_map(|left| left.defects.iter().copied()).collect()
+}
+
+thread_local! {
+    static IN_HAND: Cell<Option<BackgroundWork>> = const { Cell::new(None) };
+}
+
+/// What the calling thread is busy with; also for the hook of panics.
+#[must_use]
+pub fn background_work_in_hand() -> Option<BackgroundWork> {
+    IN_HAND.get()
+}
+
+/// While it lives, the thread is busy with what it was made for.
+pub(crate) struct InHand(Option<BackgroundWork>);
+
+pub(crate) fn begin(kind: BackgroundKind, number: u64) -> InHand {
+    InHand(IN_HAND.replace(Some(BackgroundWork { kind: kind.into(), number })))
+}
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        IN_HAND.set(self.0);
+    }
+}
+
+impl BackgroundKind {
+    /// What is not done if it is set aside.
+    fn told(self) -> &'static str {
+        match self {
+            BackgroundKind::Unknown => "work in the background",
+            BackgroundKind::WriteBack => "writing it back",
+            BackgroundKind::Tiering => "evicting it or moving it to another tier",
+            BackgroundKind::FetchAhead => "fetching it ahead",
+            BackgroundKind::Listing => "listing it ahead",
+            BackgroundKind::Upkeep => "a step of the regular upkeep",
+            BackgroundKind::Metrics => "metrics",
+        }
+    }
+}
+
+impl Node {
+    /// Whether such work has ended a daemon.
+    pub(crate) fn is_set_aside(&self, kind: BackgroundKind, number: u64) -> bool {
+        !self.defects.is_empty()
+            && self.defects.contains(&BackgroundWork { kind: kind.into(), number })
+    }
+
+    /// Does work that nobody asked for, unless it has ended a daemon.
+    pub(crate) fn attempt<T>(
+        &self,
+        kind: BackgroundKind,
+        number: u64,
+        work: impl FnOnce() -> T,
+    ) -> Option<T> {
+        if self.is_set_aside(kind, number) {
+            return None;
+        }
+        let _in_hand = begin(kind, number);
+        Some(work())
+    }
+
+    /// Whether nothing is to be written back by itself yet.
+    pub(crate) fn is_cautious(&self) -> bool {
+        !self.defects.is_empty() && self.started.elapsed() < CAUTION
+    }
+
+    /// What is not tried again, as it has ended a daemon.
+    pub fn set_aside_work(&self) -> Vec<SetAsideWork> {
+        let told = self.defects.iter().map(|work| {
+            let about_inode =
+                !matches!(work.kind(), BackgroundKind::Upkeep | BackgroundKind::Metrics);
+            let path = about_inode.then(|| self.meta.path(Ino(work.number)).ok().flatten());
+            SetAsideWork { path: path.flatten().unwrap_or_default(), what: work.kind().told() }
+        });
+        told.collect()
+    }
+
+    /// Names in the log what an earlier daemon died at.
+    pub(crate) fn tell_set_aside_work(&self) {
+        for work in &self.defects {
+            let path = self.meta.path(Ino(work.number)).ok().flatten().unwrap_or_default();
+            tracing::error!(
+                path = %String::from_utf8_lossy(&path), number = work.number,
+                "a daemon ended by a defect of Forebay at {}: that is not tried again before the next \
+                 mount or `forebay upgrade`. What is not written back stays on its tier and can be \
+                 read and copied; please report the defect with this log",
+                work.kind().told()
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_in_hand_when_one_is_within_another_then_the_inner_one_until_its_end() {
+        assert_eq!(background_work_in_hand(), None);
+        let outer = begin(BackgroundKind::WriteBack, 1);
+        let seen = || background_work_in_hand().map(|work| (work.kind(), work.number));
+        {
+            let _inner = begin(BackgroundKind::Tiering, 2);
+            assert_eq!(seen(), Some((BackgroundKind::Tiering, 2)));
+        }
+        assert_eq!(seen(), Some((BackgroundKind::WriteBack, 1)));
+        drop(outer);
+        assert_eq!(seen(), None);
+    }
+}
