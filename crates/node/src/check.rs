@@ -498,8 +498,8 @@ impl Check<'_> {
             (base, current) => base == current,
         };
         let len = object.len()?;
-        let complete = current.is_none_or(|current| current.size == len);
-        if !header.dirty && !record.dirty && !(same && complete) {
+        let complete = same && current.is_none_or(|current| current.size == len);
+        if !header.dirty && !record.dirty && !complete {
             // A copy of an older version, or one that lacks a part.
             self.checked.leftovers += 1;
         }

@@ -788,10 +788,8 @@ fn look_at(
     if !header.whole && map.is_none() {
         return Ok(None);
     }
-    if let Some(map) = &mut map {
-        if !trusted {
-            map.believe_what_was_synced(header.dirty)?;
-        }
+    if let Some(map) = map.as_mut().filter(|_| !trusted) {
+        map.believe_what_was_synced(header.dirty)?;
     }
     let map_bytes = map.as_ref().map_or(0, Presence::sidecar_bytes);
     let charged = object.allocated_bytes()? + map_bytes;
