@@ -2,13 +2,14 @@
 //! unlinked, no file shows an older version without a word, and every refusal names a command that
 //! works. Also of a daemon that was killed with a file open.
 //!
-//! A part of the matrix in each run; all of it with `FOREBAY_DAMAGE=all`, a part of that with another
-//! value, which the names of cases contain.
+//! A part of the matrix in each run; all of it with `FOREBAY_DAMAGE=all`, one of N shares of that with
+//! `FOREBAY_DAMAGE=K/N`, and with another value those whose names contain it.
 
 mod bad_disk;
 mod site;
 
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +18,7 @@ use bad_disk::BadDisk;
 use site::*;
 
 /// Ways of damage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Damage {
     Deleted,
     Halved,
@@ -254,6 +255,20 @@ impl Case {
         .collect()
     }
 
+    /// Whether a file has what is to be damaged.
+    fn can_damage(&self, path: &Path, how: Damage) -> bool {
+        let path = self.site.path("").join(path);
+        let len = fs::metadata(&path).unwrap().len();
+        match how {
+            Damage::Deleted => true,
+            Damage::Halved => len > 1,
+            Damage::Flipped | Damage::Unreadable => len > 0,
+            Damage::HeaderDeleted | Damage::HeaderFlipped | Damage::HeaderNewer => {
+                rustix::fs::getxattr(&path, HEADER, &mut [0; 4096][..]).is_ok()
+            }
+        }
+    }
+
     fn damage(&self, path: &Path, how: Damage) -> bool {
         let path = self.site.path("").join(path);
         let len = fs::metadata(&path).unwrap().len();
@@ -351,10 +366,7 @@ impl Case {
             let named =
                 said.contains(name) || self.is_aside_and_named(&pattern(name, block), &said);
             let why = "is older than what was written, and nothing says so";
-            assert!(
-                named,
-                "{what}, {first} first: block {block} of {name} {why}\n{told}\n{status}"
-            );
+            assert!(named, "{what}: block {block} of {name} {why}\n{told}\n{status}");
         }
         fs::write(mnt.join("fresh"), "fresh").unwrap();
         assert_eq!(fs::read(mnt.join("fresh")).unwrap(), b"fresh", "{told}");
@@ -372,7 +384,7 @@ impl Case {
         }
         let after = self.findable();
         let gone: Vec<_> = before.iter().filter(|block| !after.contains(block)).take(5).collect();
-        assert!(gone.is_empty(), "{what}, {first} first: gone are {gone:?}\n{told}");
+        assert!(gone.is_empty(), "{what}: gone are {gone:?}\n{told}");
     }
 }
 
@@ -394,34 +406,84 @@ fn holds_bytes(kind: &str) -> bool {
     ["object", "spill", "note"].iter().any(|part| kind.starts_with(part))
 }
 
-/// The cases of a run.
-struct Run {
-    wanted: Option<String>,
-    killed: bool,
-    kinds: std::collections::HashMap<String, usize>,
-    turn: usize,
+/// A damage, and what is done first with it.
+#[derive(Hash)]
+struct Trial {
+    /// Which kind of file, and which of them.
+    kind: String,
+    nth: usize,
+    how: Damage,
+    first: &'static str,
 }
 
-impl Run {
-    /// What is done first with a damage, in this run: all commands in a whole run; else one, the next
-    /// for each damage of a kind of file.
-    fn firsts(&mut self, path: &Path, how: Damage) -> Vec<&'static str> {
-        let name = |first: &str| format!("{} {how:?} {first}", path.display());
-        match &self.wanted {
-            Some(all) if all == "all" => FIRST.to_vec(),
-            Some(part) => FIRST.into_iter().filter(|first| name(first).contains(part)).collect(),
-            // The end of the daemon makes no difference to the others.
-            None if self.killed && !holds_bytes(&kind(path)) => Vec::new(),
-            None => {
-                let seen = self.kinds.entry(format!("{} {how:?}", kind(path))).or_default();
-                *seen += 1;
-                if *seen > 1 {
-                    return Vec::new();
+/// What came of a trial.
+enum Tried {
+    Damaged,
+    NothingToDamage,
+    /// The scene had fewer files of this kind than the one by which the trials were chosen.
+    NoSuchFile,
+}
+
+impl Trial {
+    /// What it is called, of a file.
+    fn name(&self, path: &Path) -> String {
+        format!("{} {:?} {}", path.display(), self.how, self.first)
+    }
+
+    /// Whether it is one of a share. Each is in one of them, in every run: scenes differ a little.
+    fn is_in(&self, (share, of): (u64, u64)) -> bool {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish() % of == share % of
+    }
+}
+
+/// Which trials are wanted.
+enum Wanted {
+    /// One file of each kind, and one of the commands with each.
+    Some,
+    All,
+    Share(u64, u64),
+    Named(String),
+}
+
+impl Wanted {
+    fn from_environment() -> Self {
+        let Ok(text) = std::env::var("FOREBAY_DAMAGE") else { return Self::Some };
+        let share = text.split_once('/').and_then(|(share, of)| {
+            let (share, of) = (share.parse().ok()?, of.parse().ok()?);
+            (1..=of).contains(&share).then_some(Self::Share(share, of))
+        });
+        match share {
+            Some(share) => share,
+            None if text == "all" => Self::All,
+            None => Self::Named(text),
+        }
+    }
+
+    /// The trials of a run, with the files of this scene.
+    fn trials(&self, case: &Case, killed: bool) -> Vec<Trial> {
+        let (files, mut trials, mut turn) = (case.kept(), Vec::new(), 0);
+        for (at, path) in files.iter().enumerate() {
+            let kind = kind(path);
+            let nth = files[..at].iter().filter(|path| self::kind(path) == kind).count();
+            for how in ALL.into_iter().filter(|how| case.can_damage(path, *how)) {
+                // The end of the daemon makes no difference to others.
+                let one_of_these = nth == 0 && (!killed || holds_bytes(&kind));
+                turn += usize::from(one_of_these);
+                for (place, first) in FIRST.into_iter().enumerate() {
+                    let trial = Trial { kind: kind.clone(), nth, how, first };
+                    let wanted = match self {
+                        Self::Some => one_of_these && turn % FIRST.len() == place,
+                        Self::All => true,
+                        Self::Share(share, of) => trial.is_in((*share, *of)),
+                        Self::Named(part) => trial.name(path).contains(part),
+                    };
+                    trials.extend(wanted.then_some(trial));
                 }
-                self.turn += 1;
-                vec![FIRST[self.turn % FIRST.len()]]
             }
         }
+        trials
     }
 }
 
@@ -440,65 +502,73 @@ fn matrix(killed: bool) {
     if !can_mount() {
         return;
     }
-    let wanted = std::env::var("FOREBAY_DAMAGE").ok();
-    let mut run = Run { wanted, killed, kinds: Default::default(), turn: 0 };
-    let plan = Case::new(killed).kept();
+    use_own_mounts();
+    let wanted = Wanted::from_environment();
+    let scene = Case::new(killed);
+    let plan = scene.kept();
     let kinds: Vec<String> = plan.iter().map(|path| kind(path)).collect();
     for needed in ["spill false", "spill true", "object false", "object true", "mounts false"] {
         assert!(kinds.iter().any(|kind| kind == needed), "{needed}: {plan:?}");
     }
-    let mut cases: Vec<(usize, Damage, &str)> = Vec::new();
-    for (at, planned) in plan.iter().enumerate() {
-        for how in ALL {
-            cases.extend(run.firsts(planned, how).into_iter().map(|first| (at, how, first)));
-        }
-    }
-    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let trials = wanted.trials(&scene, killed);
+    drop(scene);
+    let next = AtomicUsize::new(0);
+    let (damaged, missing) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let failed = std::sync::Mutex::new(Vec::new());
+    let one_more = |count: &AtomicUsize| _ = count.fetch_add(1, Ordering::Relaxed);
     std::thread::scope(|scope| {
         for _ in 0..LANES {
             scope.spawn(|| {
-                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                while let Some(trial) = trials.get(next.fetch_add(1, Ordering::Relaxed)) {
                     // All that is wrong is told, at the end.
-                    let tried = std::panic::catch_unwind(|| try_one(killed, case));
-                    match tried {
-                        Ok(damaged) => {
-                            done.fetch_add(damaged.into(), Ordering::Relaxed);
-                        }
+                    match std::panic::catch_unwind(|| try_one(killed, trial)) {
+                        Ok(Tried::Damaged) => one_more(&damaged),
+                        Ok(Tried::NothingToDamage) => {}
+                        Ok(Tried::NoSuchFile) => one_more(&missing),
                         Err(why) => {
                             let text = why.downcast_ref::<String>().cloned();
                             let text = text.unwrap_or_else(|| "a panic".into());
-                            failed.lock().unwrap().push(format!("{case:?}: {text}"));
+                            failed.lock().unwrap().push(text);
                         }
                     }
                 }
             });
         }
     });
-    let failed = failed.into_inner().unwrap();
-    assert!(failed.is_empty(), "{} of {}:\n{}", failed.len(), cases.len(), failed.join("\n"));
-    assert!(done.into_inner() > 15 || run.wanted.is_some());
+    let (failed, damaged) = (failed.into_inner().unwrap(), damaged.into_inner());
+    eprintln!(
+        "{} cases: {damaged} damaged, {} without the file, {} failed",
+        trials.len(),
+        missing.into_inner(),
+        failed.len()
+    );
+    assert!(failed.is_empty(), "{} of {}:\n{}", failed.len(), trials.len(), failed.join("\n"));
+    assert!(damaged > 15 || !matches!(wanted, Wanted::Some));
 }
 
-/// Damages the file at a place in the list of all, and goes on from there. Whether there was anything to
-/// damage.
-fn try_one(killed: bool, (at, how, first): &(usize, Damage, &str)) -> bool {
-    let case = match how {
-        Damage::Unreadable => Case::on_a_disk(killed),
-        _ => Some(Case::new(killed)),
-    };
-    let Some(case) = case else { return false };
-    // Names of objects and tiers differ from case to case.
-    let kept = case.kept();
-    let Some(path) = kept.get(*at) else { return false };
-    let whole = case.findable();
-    if !case.damage(path, *how) {
-        return false;
+/// Makes a scene, damages the file in it, and goes on from there.
+fn try_one(killed: bool, trial: &Trial) -> Tried {
+    // Where bytes lie differs a little from scene to scene.
+    for _ in 0..3 {
+        let case = match trial.how {
+            Damage::Unreadable => Case::on_a_disk(killed),
+            _ => Some(Case::new(killed)),
+        };
+        let Some(case) = case else { return Tried::NothingToDamage };
+        let kept = case.kept();
+        let mut same_kind = kept.iter().filter(|path| kind(path) == trial.kind);
+        let Some(path) = same_kind.nth(trial.nth) else { continue };
+        let whole = case.findable();
+        if !case.damage(path, trial.how) {
+            return Tried::NothingToDamage;
+        }
+        let began = std::time::Instant::now();
+        // What can't be read is there, and counts.
+        let before = if trial.how == Damage::Unreadable { whole } else { case.findable() };
+        let name = trial.name(path);
+        case.check(&name, trial.first, &before);
+        eprintln!("{name}: {:?}", began.elapsed());
+        return Tried::Damaged;
     }
-    let began = std::time::Instant::now();
-    // What can't be read is there, and counts.
-    let before = if *how == Damage::Unreadable { whole } else { case.findable() };
-    case.check(&format!("{} {how:?}", path.display()), first, &before);
-    eprintln!("{} {how:?} {first}: {:?}", path.display(), began.elapsed());
-    true
+    Tried::NoSuchFile
 }

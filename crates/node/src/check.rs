@@ -497,8 +497,10 @@ impl Check<'_> {
             (Some(base), Some(current)) => base.same_content(&current),
             (base, current) => base == current,
         };
-        if !header.dirty && !record.dirty && !same {
-            // A copy of an older version.
+        let len = object.len()?;
+        let complete = same && current.is_none_or(|current| current.size == len);
+        if !header.dirty && !record.dirty && !complete {
+            // A copy of an older version, or one that lacks a part.
             self.checked.leftovers += 1;
         }
         Ok(None)

@@ -475,7 +475,7 @@ impl Node {
         trust: Trust,
     ) -> Result<Fate> {
         let ino = record.ino;
-        let Looked { object, stat, map, charged } = looked;
+        let Looked { object, stat, mut map, charged } = looked;
         let tier = u8::try_from(index).unwrap_or(u8::MAX);
         let mut dirty = header.dirty || map.as_ref().is_some_and(Presence::is_dirty);
         let mut current = record.backing.fingerprint.map(convert::store_fingerprint);
@@ -507,6 +507,9 @@ impl Node {
         }
         tracing::debug!(index, ?header, len = stat.size, ?stat.mtime, ?record, "an object is looked at");
         if dirty {
+            // The last change of length was interrupted, and is as far as the object says. Before a change
+            // its object is marked dirty: a copy of another length than its map's is no copy.
+            map.as_mut().map_or(Ok(()), |map| map.set_len(stat.size))?;
             let cut = !trust.unsynced
                 && !counts(header, &*object, record.attr.size)?
                 && surely_there(header, &*object)? < record.attr.size;
@@ -532,7 +535,8 @@ impl Node {
                 _ => false,
             };
             // Of a fetch that had not come to give it its length nothing counts.
-            let complete = current.is_some_and(|current| current.size == stat.size);
+            let complete = current.is_some_and(|current| current.size == stat.size)
+                && map.is_none_or(|map| map.size() == stat.size);
             if !same || !complete || !trust.copies {
                 return Ok(Fate::Removed);
             }
@@ -784,12 +788,8 @@ fn look_at(
     if !header.whole && map.is_none() {
         return Ok(None);
     }
-    if let Some(map) = &mut map {
-        if !trusted {
-            map.believe_what_was_synced(header.dirty)?;
-        }
-        // The last change of length was interrupted, and is as far as the object says.
-        map.set_len(stat.size)?;
+    if let Some(map) = map.as_mut().filter(|_| !trusted) {
+        map.believe_what_was_synced(header.dirty)?;
     }
     let map_bytes = map.as_ref().map_or(0, Presence::sidecar_bytes);
     let charged = object.allocated_bytes()? + map_bytes;

@@ -156,6 +156,38 @@ fn copy_when_its_header_is_damaged_then_the_file_is_as_the_backing_store_has_it(
     }
 }
 
+/// The map followed the length of the object, was dirty by that alone, and a part of the file took the
+/// place of the version that the backing store had.
+#[test]
+fn part_of_a_copy_when_its_object_has_another_length_then_the_file_is_as_the_backing_store_has_it()
+{
+    for (len, clean_end) in [(5000, false), (5000, true), (2_500_000, false), (2_500_000, true)] {
+        let what = format!("{len}, clean end: {clean_end}");
+        let mut rig = Rig::small(8 * MIB);
+        let mut bytes = noise(7, 2_000_000);
+        std::fs::write(rig.backing().join("file"), &bytes).unwrap();
+        let fh = rig.open("file", libc::O_WRONLY);
+        rig.write(fh, 3000, b"written back");
+        bytes[3000..3012].copy_from_slice(b"written back");
+        rig.node().release(fh);
+        rig.drain();
+        if clean_end {
+            assert!(rig.node().stop(Duration::from_secs(10)), "{what}");
+        }
+        rig.crash();
+        let object = std::fs::File::options().write(true).open(object(&rig)).unwrap();
+        assert_eq!(object.metadata().unwrap().len(), 2_000_000, "{what}");
+        object.set_len(len).unwrap();
+        let checked = fsck(&rig, false, false);
+        assert_eq!((checked.problems, checked.leftovers), (0, 1), "{what}");
+        rig.start();
+        assert!(read(&rig, "file").as_ref() == Ok(&bytes), "{what}");
+        assert_eq!(rig.node().dirty_files(9), [], "{what}");
+        rig.drain();
+        assert_eq!(rig.plain("file"), bytes, "{what}");
+    }
+}
+
 #[test]
 fn copy_with_a_damaged_header_when_others_changed_the_file_then_it_is_not_guessed_at() {
     let (mut rig, _) = rig_with_a_file_that_was_open();

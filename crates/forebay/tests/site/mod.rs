@@ -21,6 +21,28 @@ pub fn can_mount() -> bool {
     able
 }
 
+/// From here on this thread, and those that it begins, have mounts of their own. Tests beside it, in
+/// namespaces made of the one that all began in, do not keep its mounts alive, and it none of theirs.
+pub fn use_own_mounts() {
+    use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
+    // SAFETY: a plain call; what this thread has open stays open.
+    let done = unsafe { libc::unshare(libc::CLONE_NEWNS) };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+    let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    let (temporary, home) = (std::env::temp_dir(), std::env::current_dir().unwrap());
+    for point in mounts.lines().filter_map(|line| line.split(' ').nth(4)) {
+        let point = std::path::Path::new(point);
+        let of_tests = [&*temporary, "/dev/shm".as_ref()]
+            .iter()
+            .any(|dir| point.starts_with(dir) && point != *dir && !home.starts_with(point));
+        if of_tests {
+            // Its path has no blanks, or it is none of a test.
+            let _gone_or_in_use = unmount(point, UnmountFlags::DETACH);
+        }
+    }
+}
+
 /// Directories of one test; ends all mounts in them when the test is over, however it ends.
 pub struct Site {
     pub root: tempfile::TempDir,
