@@ -421,11 +421,16 @@ impl Node {
         Ok(!ghosts.is_empty() && !self.is_a_ghost(&ghosts, found))
     }
 
-    /// Whether something is what one of these inodes has in the backing store.
+    /// Whether something is for certain what one of these inodes has in the backing store. Where objects
+    /// have no time of birth, the number of one that is removed and not reported yet may be that of the
+    /// next one that others make: then all that is known has to be the same.
     fn is_a_ghost(&self, ghosts: &[Ino], found: &Found) -> bool {
         ghosts.iter().any(|ghost| {
-            let known = self.meta.get(*ghost).ok().and_then(|ghost| ghost.backing.fingerprint);
-            known.is_some_and(|known| known.same_inode(&found.fingerprint))
+            let Ok(ghost) = self.meta.get(*ghost) else { return false };
+            let Some(known) = ghost.backing.fingerprint else { return false };
+            let born = known.born != Timestamp::default();
+            ghost.attr.kind == found.attr.kind
+                && (known == found.fingerprint || born && known.same_inode(&found.fingerprint))
         })
     }
 

@@ -270,6 +270,7 @@ impl Node {
 
     /// What others have under a name that was removed here stays and becomes visible again.
     pub(super) fn keep_foreign(&self, work: &mut Work<'_>, link: &Link, why: &'static str) {
+        tracing::debug!(ino = %work.ino(), ?link, record = ?work.record, "theirs stays");
         work.foreign(link);
         self.remember(link, None, why);
     }

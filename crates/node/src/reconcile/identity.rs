@@ -138,6 +138,17 @@ impl Node {
         link: &Link,
         found: &Attributes,
     ) -> Result<bool> {
+        self.is_anothers_if(work, link, found, |_| true)
+    }
+
+    /// The same, of other inodes for which something holds.
+    pub(super) fn is_anothers_if(
+        &self,
+        work: &Work<'_>,
+        link: &Link,
+        found: &Attributes,
+        holds: impl Fn(&Record) -> bool,
+    ) -> Result<bool> {
         let mut claimants = self.meta.ghosts_of(link.parent, &link.name)?;
         claimants.extend(self.heir(link)?.map(|heir| heir.ino));
         let own = |ino: &Ino| *ino == work.ino() || work.wanted_by == Some(*ino);
@@ -145,6 +156,7 @@ impl Node {
             if let Some(record) = self.known(ino)?
                 && record.backing.links.contains(link)
                 && is_own(&record, found)
+                && holds(&record)
             {
                 return Ok(true);
             }

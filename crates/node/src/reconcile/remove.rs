@@ -1,5 +1,6 @@
 //! Removed inodes: taking their names from the backing store, unless others changed them.
 
+use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
 use forebay_meta::{FileKind, Ino, Link, Record};
@@ -11,6 +12,7 @@ use super::identity::{is_own, is_pending};
 use super::names::os;
 use super::work::{Step, Work};
 use crate::error::{NodeError, Result};
+use crate::import::LIMBO;
 use crate::limbo::limbo_link;
 use crate::node::Node;
 
@@ -39,7 +41,7 @@ impl Node {
                         || is_pending(&work.record, &found);
                     if !is_own(&work.record, &found) {
                         self.stays_for_others(work, &link, &found)?;
-                    } else if !sure && self.is_anothers(work, &link, &found)? {
+                    } else if !sure && self.is_anothers_instead(work, &link, &found)? {
                         // Claimed, and never made.
                     } else if work.record.is_directory() {
                         if !sure {
@@ -59,6 +61,21 @@ impl Node {
             }
         }
         Ok(Step::Done)
+    }
+
+    /// Whether what stands under a name that a removed inode claims belongs to another one. A directory
+    /// that is not known to be the other's, which may only have claimed the name as well, is taken for the
+    /// removed one: what that has in it has to go, and would be the other's.
+    fn is_anothers_instead(
+        &self,
+        work: &Work<'_>,
+        link: &Link,
+        found: &Attributes,
+    ) -> Result<bool> {
+        if !work.record.is_directory() {
+            return self.is_anothers(work, link, found);
+        }
+        self.is_anothers_if(work, link, found, |other| other.backing.fingerprint.is_some())
     }
 
     /// A removed file in use leaves its name; its bytes stay within reach until the last close.
@@ -95,6 +112,14 @@ impl Node {
         }
         if self.is_overtaken(work, link, found)? {
             return Err(NodeError::Busy);
+        }
+        if link.parent == LIMBO {
+            // Nobody would ever look for it there.
+            if let Some(kept) = self.backing.set_limbo_aside(work.ino().0)? {
+                let kept = kept.into_os_string().into_vec();
+                self.remember(link, Some(kept), "removed here, changed by others");
+            }
+            return Ok(());
         }
         if link.parent != Ino::ROOT
             && self.known(link.parent)?.is_none_or(|parent| parent.links.is_empty())
