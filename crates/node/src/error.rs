@@ -56,6 +56,11 @@ pub enum NodeError {
         "its bytes are gone: no tier has its object, and there is no spill file; the backing store has an older version at most. After `forebay umount --no-drain`, `forebay fsck --repair TIER...` brings it back if its object was set aside, `--accept-loss` gives it up"
     )]
     Lost,
+    /// What changes made here build upon is not in the backing store any more.
+    #[error(
+        "parts of the file that were not brought in are gone: others have changed, replaced or removed the version in the backing store that what was written here builds upon. What was written is kept, and is written back beside theirs"
+    )]
+    RestGone,
     /// A node of the cluster lives, and what was asked for can be done without any only.
     #[error("node {node} on {address} uses the namespace: unmount all nodes first")]
     NodeLives {

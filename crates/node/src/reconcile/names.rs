@@ -54,10 +54,23 @@ impl Node {
         let perhaps_just_made = record.backing.fingerprint.is_none()
             && record.attr.kind != FileKind::File
             && (record.listed || !record.is_directory());
-        let mut looked = Vec::new();
+        // A directory that is found has no other name, also where that can't be looked for: two of them may
+        // each be claimed to be in the other.
+        let is_known_directory =
+            record.is_directory() && record.backing.fingerprint.is_some_and(|print| print.ino != 0);
+        let (mut looked, mut unseen) = (Vec::new(), false);
         for link in doubtful {
-            let found = self.found_under(&work.record, &link)?;
+            let found = match self.found_under(&work.record, &link) {
+                Err(NodeError::Busy) if is_known_directory => {
+                    unseen = true;
+                    None
+                }
+                found => found?,
+            };
             looked.push((link, found.filter(|found| may_be_ours(&work.record, found))));
+        }
+        if unseen && looked.iter().all(|(_, ours)| ours.is_none()) {
+            return Err(NodeError::Busy);
         }
         // Who was interrupted at its names may have moved the change time. As long as the record says that
         // they are in doubt; if none of them goes, it still does afterwards.

@@ -404,3 +404,30 @@ fn directory_made_by_a_killed_worker_when_another_claims_its_name_then_what_is_i
         assert_eq!(bench.node.conflicts().0, 0, "{:?}", bench.node.conflicts());
     }
 }
+
+/// A worker was killed when it had moved a directory out of another, made a new one in it, and moved that
+/// other one into the new one. The names that it noted before lead in a circle.
+#[test]
+fn directories_turned_around_by_a_killed_worker_when_each_may_be_in_the_other_then_both_are_found()
+{
+    let bench = Bench::new();
+    let (outer, inner, beside) = (bench.mkdir("x"), bench.mkdir("x/y"), bench.mkdir("p"));
+    bench.drained();
+    bench.rename("x/y", "p/y", false);
+    let fresh = bench.mkdir("p/y/n");
+    bench.rename("x", "p/y/n/x", false);
+    let claims = [(inner, link(beside, "y")), (fresh, link(inner, "n")), (outer, link(fresh, "x"))];
+    for (ino, at) in claims {
+        bench.node.meta.claim(ino, &at).expect("claimed");
+    }
+    let below = |path: &str| bench.root.join(path);
+    fs::rename(below("x/y"), below("p/y")).expect("moved");
+    fs::create_dir(below("p/y/n")).expect("made");
+    fs::rename(below("x"), below("p/y/n/x")).expect("moved");
+    for ino in [outer, inner, beside] {
+        bench.node.drop_handle(ino);
+    }
+    bench.drained();
+    assert_eq!((bench.names(""), bench.names("p/y/n")), (vec!["p".into()], vec!["x".into()]));
+    assert_eq!((bench.names("p/y/n/x"), bench.node.conflicts().0), (vec![], 0));
+}
