@@ -374,6 +374,10 @@ fn vanished_directory_when_another_is_only_claimed_to_be_in_it_then_that_keeps_w
     let flags = RenameFlags::default();
     store.rename(from, b"moved", to, b"moved", flags, LATER, &|_| false).unwrap();
     store.claim(moved, &Link::new(to, *b"moved")).unwrap();
+    store.import(from, &[found("plain", FileKind::File, 1, 6)]).unwrap();
+    let plain = store.lookup(from, b"plain").unwrap().unwrap().ino;
+    store.rename(from, b"plain", to, b"plain", flags, LATER, &|_| false).unwrap();
+    store.claim(plain, &Link::new(to, *b"plain")).unwrap();
     let unsettled = |_| false;
     for (dir, name, ino) in [(to, "moved", moved), (ROOT, "to", to)] {
         let result = store.vanished(dir, name.as_bytes(), ino, LATER, &unsettled, &mut |_| ());
@@ -385,6 +389,9 @@ fn vanished_directory_when_another_is_only_claimed_to_be_in_it_then_that_keeps_w
     }
     // It is known where it may stand.
     assert_eq!(store.get(moved).unwrap().backing.links.len(), 2);
+    // So is a file, and which one it is.
+    let plain = store.get(plain).unwrap();
+    assert!(plain.backing.links.has(from, b"plain") && plain.backing.fingerprint.is_some());
     clean(&store);
 }
 

@@ -176,7 +176,10 @@ impl MetaStore {
         if stays || kind == FileKind::Directory && !draft.expect_empty(ino)? {
             let record = draft.edit(ino)?;
             if record.backing.links.remove(&Link::new(dir, name)) {
-                record.backing.fingerprint = None;
+                if record.backing.links.is_empty() {
+                    // Else it is known again by it where it stands, if it was not moved here yet.
+                    record.backing.fingerprint = None;
+                }
                 record.backing.attrs_differ = true;
                 record.backing.xattrs_differ = true;
                 record.listed |= kind == FileKind::Directory;
