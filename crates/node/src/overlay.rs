@@ -26,9 +26,10 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::convert;
 use crate::error::Result;
-use crate::files::File;
+use crate::files::{File, FileRef};
 use crate::io::compose;
 use crate::node::Node;
+use crate::place::Base;
 use crate::spill::write_all_or_fail;
 
 /// The spill file of a file in use.
@@ -156,6 +157,46 @@ impl Spill {
 }
 
 impl Node {
+    /// What a flush has to put together: whether no tier has bytes of the file, whether the backing
+    /// store has, whether somebody may have it mapped, and its spill file. A published version that shows through is opened now, so that
+    /// it can be read even if others put another one in its place.
+    pub(crate) fn open_layers(
+        &self,
+        file: &FileRef,
+    ) -> Result<(bool, bool, bool, Option<Arc<Spill>>)> {
+        let residence = file.residence.read();
+        let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let spill = match &residence.base {
+            Base::Spill(spill) => {
+                self.check_below(file, spill)?;
+                Some(spill.clone())
+            }
+            Base::Backing(opened) if partial => {
+                self.check_version(file.ino, &*self.opened_base(file, opened)?)?;
+                None
+            }
+            Base::Backing(_) | Base::Zeros => None,
+        };
+        let beneath = matches!(residence.base, Base::Backing(_));
+        let mapped = residence.place.as_ref();
+        let mapped = mapped.is_some_and(|place| self.maybe_stored_into(file, place));
+        Ok((residence.place.is_none(), beneath, mapped, spill))
+    }
+
+    /// The version that what is here builds upon is gone: zeros stand for all that was not brought in.
+    pub(crate) fn give_up_rest(&self, file: &File) {
+        let mut residence = file.residence.write();
+        match &residence.base {
+            Base::Backing(_) if residence.place.is_some() => residence.base = Base::Zeros,
+            Base::Spill(spill) => spill.give_up_below(),
+            Base::Backing(_) | Base::Zeros => return,
+        }
+        tracing::error!(
+            ino = %file.ino,
+            "others have changed or removed the version that a file changed here builds upon: what was not brought in of it is zeros from now on"
+        );
+    }
+
     /// The version that shows through a spill file; none if that is gone.
     fn below(&self, file: &File, over: &Over) -> Result<Option<Arc<dyn BackingFile>>> {
         if over.is_gone.load(Ordering::Acquire) {
