@@ -27,6 +27,7 @@ pub fn error_class(error: &NodeError, config: &NodeConfig) -> Option<metrics::Er
         NodeError::Posix(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) => Class::NoSpace,
         NodeError::Posix(rustix::io::Errno::IO) => Class::Backing,
         NodeError::Posix(rustix::io::Errno::NFILE) | NodeError::Busy => Class::Busy,
+        NodeError::RestGone => Class::Backing,
         NodeError::BackingTimeout { .. } => Class::BackingTimeout,
         NodeError::Meta(MetaError::Corrupt { .. } | MetaError::NewerFormat { .. }) => {
             Class::Corrupt

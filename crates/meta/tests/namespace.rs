@@ -359,6 +359,42 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     clean(&store);
 }
 
+/// A worker notes the new name of a directory before it renames it there, and others remove the
+/// directory above the new name before it gets to that.
+#[test]
+fn vanished_directory_when_another_is_only_claimed_to_be_in_it_then_that_keeps_what_it_has() {
+    let store = store();
+    let both = [found("from", FileKind::Directory, 2, 2), found("to", FileKind::Directory, 2, 3)];
+    store.import(ROOT, &both).unwrap();
+    let [from, to] = ["from", "to"].map(|name| store.lookup(ROOT, name.as_bytes()).unwrap());
+    let (from, to) = (from.unwrap().ino, to.unwrap().ino);
+    store.import(from, &[found("moved", FileKind::Directory, 2, 4)]).unwrap();
+    let moved = store.lookup(from, b"moved").unwrap().unwrap().ino;
+    store.import(moved, &[found("file", FileKind::File, 1, 5)]).unwrap();
+    let flags = RenameFlags::default();
+    store.rename(from, b"moved", to, b"moved", flags, LATER, &|_| false).unwrap();
+    store.claim(moved, &Link::new(to, *b"moved")).unwrap();
+    store.import(from, &[found("plain", FileKind::File, 1, 6)]).unwrap();
+    let plain = store.lookup(from, b"plain").unwrap().unwrap().ino;
+    store.rename(from, b"plain", to, b"plain", flags, LATER, &|_| false).unwrap();
+    store.claim(plain, &Link::new(to, *b"plain")).unwrap();
+    let unsettled = |_| false;
+    for (dir, name, ino) in [(to, "moved", moved), (ROOT, "to", to)] {
+        let result = store.vanished(dir, name.as_bytes(), ino, LATER, &unsettled, &mut |_| ());
+        let result = result.unwrap();
+        assert_eq!(result.removed, 0);
+        assert!(result.kept.contains(&moved), "{name}: {:?}", result.kept);
+        assert!(store.get(moved).unwrap().queued.is_some());
+        assert!(store.lookup(moved, b"file").unwrap().is_some(), "it never went with {name}");
+    }
+    // It is known where it may stand.
+    assert_eq!(store.get(moved).unwrap().backing.links.len(), 2);
+    // So is a file, and which one it is.
+    let plain = store.get(plain).unwrap();
+    assert!(plain.backing.links.has(from, b"plain") && plain.backing.fingerprint.is_some());
+    clean(&store);
+}
+
 #[test]
 fn user_who_comes_while_a_name_is_removed_then_is_counted_or_finds_it_removed() {
     let store = store();

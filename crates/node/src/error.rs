@@ -64,6 +64,11 @@ pub enum NodeError {
         /// The inode.
         ino: u64,
     },
+    /// What changes made here build upon is not in the backing store any more.
+    #[error(
+        "parts of the file that were not brought in are gone: others have changed, replaced or removed the version in the backing store that what was written here builds upon. What was written is kept, and is written back beside theirs"
+    )]
+    RestGone,
     /// A node of the cluster lives, and what was asked for can be done without any only.
     #[error("node {node} on {address} uses the namespace: unmount all nodes first")]
     NodeLives {

@@ -409,8 +409,7 @@ impl Node {
         if let Some(backing) = &*opened {
             return Ok(backing.clone());
         }
-        let backing = self.open_version(file.ino)?;
-        self.check_version(file.ino, &*backing)?;
+        let backing = self.open_known_version(file.ino)?;
         *opened = Some(backing.clone());
         Ok(backing)
     }

@@ -30,7 +30,7 @@ use forebay_store::{
 
 use crate::context::Context;
 use crate::convert;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::metrics::Source;
@@ -147,13 +147,23 @@ impl Node {
             // What the caller decided upon was overtaken.
             return Ok(Flushed::Busy);
         }
-        let (absent, beneath, mapped, spill) = self.open_layers(&file)?;
         // What the backing store has under the name may be another file, which this one replaces.
         let own = target.expect.is_some()
             && target.expect == record.backing.fingerprint.map(convert::store_fingerprint);
+        let (absent, beneath, mapped, spill) = match self.open_layers(&file) {
+            Err(NodeError::RestGone) if own => {
+                return Ok(Flushed::Conflict(self.found_at(target)?));
+            }
+            Err(NodeError::RestGone) => {
+                // The conflict was told, and nothing will bring it back.
+                self.give_up_rest(&file);
+                self.open_layers(&file)?
+            }
+            layers => layers?,
+        };
         if absent && spill.is_none() && record.attr.size > 0 && !(beneath && own) {
             tracing::error!(ino = %record.ino, "the bytes of a file are gone from the tiers");
-            return Err(crate::error::NodeError::Lost);
+            return Err(NodeError::Lost);
         }
         if own && let Some(fingerprint) = self.equals_published(&file, record, target)? {
             file.staged.lock().take();
@@ -179,24 +189,13 @@ impl Node {
         Ok(Flushed::Done { fingerprint, clean })
     }
 
-    /// What a flush has to put together: whether no tier has bytes of the file, whether the backing
-    /// store has, whether somebody may have it mapped, and its spill file. A published version that shows through is opened now, so that
-    /// it can be read even if others put another one in its place.
-    fn open_layers(&self, file: &FileRef) -> Result<(bool, bool, bool, Option<Arc<Spill>>)> {
-        let residence = file.residence.read();
-        let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
-        let spill = match &residence.base {
-            Base::Spill(spill) => Some(spill.clone()),
-            Base::Backing(opened) if partial => {
-                self.opened_base(file, opened)?;
-                None
-            }
-            Base::Backing(_) | Base::Zeros => None,
-        };
-        let beneath = matches!(residence.base, Base::Backing(_));
-        let mapped = residence.place.as_ref();
-        let mapped = mapped.is_some_and(|place| self.maybe_stored_into(file, place));
-        Ok((residence.place.is_none(), beneath, mapped, spill))
+    /// What stands where a file is to be published.
+    fn found_at(&self, target: &Target<'_>) -> Result<Option<Attributes>> {
+        match self.backing.stat(target.dir, OsStr::from_bytes(target.name)) {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.class() == ErrorClass::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Whether a version in the backing store is what a flush of the file made, and could not report.

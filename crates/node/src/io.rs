@@ -158,6 +158,12 @@ impl Node {
         let from_base = |from: u64, part: &mut [u8]| {
             let read = self.read_base(file, &residence.base, from, part)?;
             part[read..].fill(0);
+            if let Base::Backing(opened) = &residence.base
+                && place.dirty.load(Ordering::Acquire)
+            {
+                // Others may have changed it in place, and what is here was written over what it was.
+                self.check_version(file.ino, &*self.opened_base(file, opened)?)?;
+            }
             Ok(())
         };
         compose(&absent, offset, buffer, from_tier, from_base)?;

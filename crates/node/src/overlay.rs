@@ -17,6 +17,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_meta::Attr;
 use forebay_store::copy::{self, Cancel, Priority};
@@ -25,10 +26,10 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::convert;
 use crate::error::Result;
-use crate::files::File;
+use crate::files::{File, FileRef};
 use crate::io::compose;
 use crate::node::Node;
-use crate::reconcile::is_own;
+use crate::place::Base;
 use crate::spill::write_all_or_fail;
 
 /// The spill file of a file in use.
@@ -44,6 +45,8 @@ struct Over {
     has: RwLock<Presence>,
     /// The published version, opened at the first use.
     below: Mutex<Option<Arc<dyn BackingFile>>>,
+    /// It is gone: zeros show through.
+    is_gone: AtomicBool,
 }
 
 impl Spill {
@@ -65,7 +68,11 @@ impl Spill {
                 file.file().set_len(size)?;
             }
         }
-        let over = map.map(|has| Over { has: RwLock::new(has), below: Mutex::new(None) });
+        let over = map.map(|has| Over {
+            has: RwLock::new(has),
+            below: Mutex::new(None),
+            is_gone: AtomicBool::new(false),
+        });
         Ok(Spill { file: Arc::new(file), over, seen: Mutex::new((size, stat.mtime)) })
     }
 
@@ -130,6 +137,19 @@ impl Spill {
         }
     }
 
+    /// Others have changed or removed what shows through, and it is not to be had any more.
+    pub fn give_up_below(&self) {
+        if let Some(over) = &self.over {
+            over.is_gone.store(true, Ordering::Release);
+            *over.below.lock() = None;
+        }
+    }
+
+    /// Whether what shows through is open.
+    pub fn is_below_open(&self) -> bool {
+        self.over.as_ref().is_some_and(|over| over.below.lock().is_some())
+    }
+
     /// Whether nothing shows through.
     pub fn is_complete(&self) -> bool {
         self.over.as_ref().is_none_or(|over| over.has.read().is_whole())
@@ -137,24 +157,87 @@ impl Spill {
 }
 
 impl Node {
-    /// The version that shows through a spill file.
-    fn below(&self, file: &File, over: &Over) -> Result<Arc<dyn BackingFile>> {
+    /// What a flush has to put together: whether no tier has bytes of the file, whether the backing
+    /// store has, whether somebody may have it mapped, and its spill file. A published version that shows through is opened now, so that
+    /// it can be read even if others put another one in its place.
+    pub(crate) fn open_layers(
+        &self,
+        file: &FileRef,
+    ) -> Result<(bool, bool, bool, Option<Arc<Spill>>)> {
+        let residence = file.residence.read();
+        let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let spill = match &residence.base {
+            Base::Spill(spill) => {
+                self.check_below(file, spill)?;
+                Some(spill.clone())
+            }
+            Base::Backing(opened) if partial => {
+                self.check_version(file.ino, &*self.opened_base(file, opened)?)?;
+                None
+            }
+            Base::Backing(_) | Base::Zeros => None,
+        };
+        let beneath = matches!(residence.base, Base::Backing(_));
+        let mapped = residence.place.as_ref();
+        let mapped = mapped.is_some_and(|place| self.maybe_stored_into(file, place));
+        Ok((residence.place.is_none(), beneath, mapped, spill))
+    }
+
+    /// The version that what is here builds upon is gone: zeros stand for all that was not brought in.
+    pub(crate) fn give_up_rest(&self, file: &File) {
+        let mut residence = file.residence.write();
+        match &residence.base {
+            Base::Backing(_) if residence.place.is_some() => residence.base = Base::Zeros,
+            Base::Spill(spill) => spill.give_up_below(),
+            Base::Backing(_) | Base::Zeros => return,
+        }
+        tracing::error!(
+            ino = %file.ino,
+            "others have changed or removed the version that a file changed here builds upon: what was not brought in of it is zeros from now on"
+        );
+    }
+
+    /// The version that shows through a spill file; none if that is gone.
+    fn below(&self, file: &File, over: &Over) -> Result<Option<Arc<dyn BackingFile>>> {
+        if over.is_gone.load(Ordering::Acquire) {
+            return Ok(None);
+        }
         let mut below = over.below.lock();
         if let Some(opened) = &*below {
-            return Ok(opened.clone());
+            return Ok(Some(opened.clone()));
         }
-        let opened = self.open_version(file.ino)?;
-        let record = self.meta.get(file.ino)?;
-        // A worker may be setting its times at this moment, or have published it and not reported yet.
-        let known = record.backing.fingerprint.is_some() || record.backing.pending.is_some();
-        if !known || !is_own(&record, &opened.stat()?) {
-            tracing::error!(
-                ino = %file.ino,
-                "the version in the backing store that a spill file builds upon was changed by others"
-            );
-        }
+        let opened = self.open_known_version(file.ino)?;
         *below = Some(opened.clone());
-        Ok(opened)
+        Ok(Some(opened))
+    }
+
+    /// Whether what shows through a spill file is still the version that was written over.
+    ///
+    /// # Errors
+    /// [`crate::error::NodeError::RestGone`] if it is not; what the backing store says.
+    pub(crate) fn check_below(&self, file: &File, spill: &Spill) -> Result<()> {
+        match &spill.over {
+            Some(over) if !spill.is_complete() => match self.below(file, over)? {
+                Some(below) => self.check_version(file.ino, &*below),
+                None => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads what shows through a spill file, zeros where that ends. Others may change it in place
+    /// meanwhile: then it is not what was written over.
+    fn read_below(&self, file: &File, over: &Over, at: u64, part: &mut [u8]) -> Result<()> {
+        let read = match self.below(file, over)? {
+            Some(below) => {
+                let read = self.read_cold(&*below, part, at)?;
+                self.check_version(file.ino, &*below)?;
+                read
+            }
+            None => 0,
+        };
+        part[read..].fill(0);
+        Ok(())
     }
 
     /// Reads from a spill file and what shows through it.
@@ -178,11 +261,7 @@ impl Node {
             part[read..].fill(0);
             Ok(())
         };
-        let lower = |at, part: &mut [u8]| {
-            let read = self.read_cold(&*self.below(file, over)?, part, at)?;
-            part[read..].fill(0);
-            Ok(())
-        };
+        let lower = |at, part: &mut [u8]| self.read_below(file, over, at, part);
         compose(&absent, offset, &mut buffer[..want], upper, lower)?;
         Ok(want)
     }
@@ -244,8 +323,7 @@ impl Node {
             has.fill_before_write(range.clone(), &mut runs);
             for run in runs.into_iter().filter(|run| !run.is_empty()) {
                 let mut bytes = vec![0; usize::try_from(run.end - run.start).unwrap_or(0)];
-                let read = self.below(file, over)?.read_at(&mut bytes, run.start)?;
-                bytes[read..].fill(0);
+                self.read_below(file, over, run.start, &mut bytes)?;
                 write_all_or_fail(&**spill.file(), &bytes, run.start)?;
                 has.mark_clean(run)?;
             }
@@ -274,12 +352,13 @@ impl Node {
             let mut runs = Vec::new();
             over.has.read().missing_runs(at..at + piece, &mut runs);
             for run in runs.into_iter().filter(|run| !run.is_empty()) {
-                let below = self.below(file, over)?;
-                // Should others have shortened it, there is nothing to copy from.
-                let there = run.start..run.end.min(below.len()?).max(run.start);
-                if !there.is_empty() {
-                    let to = &**spill.file();
-                    copy::copy_range(&*below, to, there, &limits, &Cancel::default())?;
+                if let Some(below) = self.below(file, over)? {
+                    let there = run.start..run.end.min(below.len()?).max(run.start);
+                    if !there.is_empty() {
+                        let to = &**spill.file();
+                        copy::copy_range(&*below, to, there, &limits, &Cancel::default())?;
+                    }
+                    self.check_version(file.ino, &*below)?;
                 }
                 over.has.write().mark_clean(run)?;
             }

@@ -360,20 +360,108 @@ fn partly_written_and_changed(in_place: bool, held_open: bool) -> (Vec<u8>, Stri
 }
 
 #[test]
-fn file_written_in_part_when_others_put_another_in_its_place_then_a_copy_of_both_versions_says_so()
-{
+fn file_written_in_part_when_others_put_another_in_its_place_then_no_copy_mixes_versions() {
     for in_place in [false, true] {
         let (copy, why) = partly_written_and_changed(in_place, false);
         assert!(copy[..64 << 10] == [b'0'; 64 << 10], "what was written here is kept");
-        assert!(copy[64 << 10..] == [b'2'; 576 << 10], "of the rest only theirs is left");
-        assert!(why.contains("are of their version"), "{why}");
+        assert!(
+            copy[64 << 10..] == [0; 576 << 10],
+            "the rest is gone, and not theirs: {}, {why}",
+            copy[64 << 10..][..8].escape_ascii()
+        );
+        assert!(why.contains("zeros in the copy"), "{why}");
     }
     // What was opened before others came is read to the end.
     let (copy, why) = partly_written_and_changed(false, true);
     assert!(copy[..64 << 10] == [b'0'; 64 << 10] && copy[64 << 10..] == [b'1'; 576 << 10]);
-    assert!(!why.contains("their version"), "{why}");
-    let (_, why) = partly_written_and_changed(true, true);
-    assert!(why.contains("are of their version"), "{why}");
+    assert!(!why.contains("zeros in the copy"), "{why}");
+    // Unless they changed the very file.
+    let (copy, why) = partly_written_and_changed(true, true);
+    assert!(copy[..64 << 10] == [b'0'; 64 << 10] && copy[64 << 10..] == [0; 576 << 10]);
+    assert!(why.contains("zeros in the copy"), "{why}");
+}
+
+/// A file of 3 MiB of which the first has changes here, on a tier with room for all or for little of it.
+fn changed_in_part(tier: u64, is_read_before: bool) -> (Rig, u64) {
+    let mut rig = Rig::new(&[tier], Arc::new(Transparent), |config| {
+        config.attr_timeout = Duration::from_secs(60);
+    });
+    std::fs::write(rig.backing().join("file"), vec![b'1'; 3 << 20]).unwrap();
+    age(&rig, "file");
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 0, &[b'0'; 1 << 20]);
+    if is_read_before {
+        let mut buffer = [0; 100];
+        rig.node().read(&CONTEXT, fh, 2 << 20, &mut buffer).unwrap();
+        assert_eq!(buffer, [b'1'; 100]);
+        return (rig, fh);
+    }
+    // The version below is open no more.
+    rig.node().release(fh);
+    rig.crash();
+    rig.start();
+    let fh = rig.open("file", libc::O_RDWR);
+    (rig, fh)
+}
+
+#[test]
+fn file_changed_in_part_when_others_change_what_lies_below_then_no_read_and_no_write_mixes_versions()
+ {
+    // The second tier is too small: what is written goes to a spill file.
+    for tier in [16 * MIB, 512 << 10] {
+        for (how, is_read_before) in [
+            ("in place", false),
+            ("in place", true),
+            ("replaced", false),
+            ("replaced", true),
+            ("removed", false),
+            ("removed", true),
+        ] {
+            let what = format!("{how}, read before: {is_read_before}, a tier of {tier}");
+            let (rig, fh) = changed_in_part(tier, is_read_before);
+            let (at, new) = (rig.backing().join("file"), vec![b'2'; 3 << 20]);
+            match how {
+                "in place" => std::fs::write(&at, &new).unwrap(),
+                "replaced" => {
+                    std::fs::write(rig.backing().join("new"), &new).unwrap();
+                    std::fs::rename(rig.backing().join("new"), &at).unwrap();
+                }
+                _ => std::fs::remove_file(&at).unwrap(),
+            }
+            let is_there = is_read_before && how != "in place";
+            let mut buffer = vec![0; 1 << 20];
+            assert_eq!(rig.node().read(&CONTEXT, fh, 0, &mut buffer).unwrap(), 1 << 20);
+            assert!(buffer == [b'0'; 1 << 20], "what was written here: {what}");
+            let read = rig.node().read(&CONTEXT, fh, 2 << 20, &mut buffer);
+            // A few bytes in the middle of what is not here.
+            let written = rig.node().write(&CONTEXT, fh, (2 << 20) + 100, b"ours");
+            if is_there {
+                assert_eq!(read.unwrap(), 1 << 20, "{what}");
+                assert!(buffer == [b'1'; 1 << 20], "the version that was written over: {what}");
+                written.unwrap();
+            } else {
+                let failed = |error| matches!(error, forebay_node::NodeError::RestGone);
+                let first = buffer[0];
+                assert!(read.is_err_and(failed), "{what}: {first}");
+                assert!(written.is_err_and(failed), "{what}");
+            }
+            rig.node().release(fh);
+            rig.drain();
+            let copy = match how {
+                "removed" => rig.plain("file"),
+                _ => {
+                    assert!(rig.plain("file") == new, "theirs stays: {what}");
+                    conflict_copy(&rig)
+                }
+            };
+            let mut wanted = vec![if is_there { b'1' } else { 0 }; 3 << 20];
+            wanted[..1 << 20].fill(b'0');
+            if is_there {
+                wanted[(2 << 20) + 100..][..4].copy_from_slice(b"ours");
+            }
+            assert!(copy == wanted, "what is written back: {what}");
+        }
+    }
 }
 
 #[test]

@@ -15,6 +15,15 @@ enum Fate {
     Untouched,
 }
 
+/// Whether an inode stood under a name in the backing store.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stood {
+    There,
+    /// It is in the backlog, and its worker looks where it stands.
+    Perhaps,
+    Never,
+}
+
 /// A directory on the way down.
 struct Level {
     /// The name by which it goes after its entries.
@@ -39,7 +48,8 @@ impl Vanished {
 impl MetaStore {
     /// The backing store no longer has `expected` under a name: removes the entry with all below
     /// that has no pending changes. What has is kept, its vanished names forgotten, and queued, so
-    /// that it is written again. So has a file of which `unsettled` says that there are bytes which
+    /// that it is written again. So is a directory that may stand elsewhere, for a worker has only
+    /// claimed this name, with all below it. So has a file of which `unsettled` says that there are bytes which
     /// its record does not speak of yet: it counts as dirty from then on. It is asked with the inode
     /// locked. `removed` is called for each inode removed. Nothing happens if the name has come to
     /// mean another inode meanwhile.
@@ -57,12 +67,20 @@ impl MetaStore {
     ) -> Result<Vanished> {
         let mut result = Vanished::default();
         let Some((ino, kind)) = self.find(dir, name)? else { return Ok(result) };
-        if ino != expected || !self.backing_has(ino, dir, name)? {
+        if ino != expected {
+            return Ok(result);
+        }
+        let stood = self.stood(ino, dir, name)?;
+        if stood == Stood::Never {
             return Ok(result);
         }
         let mut settle = |fate| result.note(fate, removed);
         if kind != FileKind::Directory {
             settle(self.retry(|| self.vanish_one(dir, name, ino, now, unsettled))?);
+            return Ok(result);
+        }
+        if stood == Stood::Perhaps {
+            settle(Fate::Kept(ino));
             return Ok(result);
         }
         self.vanish_below(ino, now, unsettled, &mut settle)?;
@@ -112,7 +130,7 @@ impl MetaStore {
             for entry in entries {
                 level.cursor = entry.cursor;
                 if entry.kind == FileKind::Directory {
-                    if !self.backing_has(entry.ino, parent, &entry.name)? {
+                    if self.stood(entry.ino, parent, &entry.name)? != Stood::There {
                         settle(Fate::Kept(entry.ino));
                         continue;
                     }
@@ -128,10 +146,16 @@ impl MetaStore {
         Ok(())
     }
 
-    /// Whether the backing store was known to have the inode under this name.
-    fn backing_has(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<bool> {
-        let record = self.load(ino)?;
-        Ok(record.is_some_and(|record| record.backing.links.has(dir, name)))
+    /// Whether the backing store was known to have the inode under this name. A directory has one
+    /// name: of several, a worker has claimed all but one, and may not have moved it yet.
+    fn stood(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Stood> {
+        let Some(record) = self.load(ino)? else { return Ok(Stood::Never) };
+        let links = &record.backing.links;
+        Ok(match links.has(dir, name) {
+            false => Stood::Never,
+            true if record.is_directory() && links.len() > 1 => Stood::Perhaps,
+            true => Stood::There,
+        })
     }
 
     fn vanish_one(
@@ -152,7 +176,10 @@ impl MetaStore {
         if stays || kind == FileKind::Directory && !draft.expect_empty(ino)? {
             let record = draft.edit(ino)?;
             if record.backing.links.remove(&Link::new(dir, name)) {
-                record.backing.fingerprint = None;
+                if record.backing.links.is_empty() {
+                    // Else it is known again by it where it stands, if it was not moved here yet.
+                    record.backing.fingerprint = None;
+                }
                 record.backing.attrs_differ = true;
                 record.backing.xattrs_differ = true;
                 record.listed |= kind == FileKind::Directory;

@@ -28,6 +28,9 @@ use crate::reconcile::{NAMES_DELAY, is_own};
 
 const PAGE: usize = 1000;
 
+/// So often a version is compared with its record, which a worker changes meanwhile.
+const MOST_LOOKS: usize = 16;
+
 /// How long whoever has met another version waits for a worker that is at the file.
 const WORKER_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -55,18 +58,57 @@ impl Node {
     }
 
     /// What is about to be read below a file must be the version that is known here: its bytes beside
-    /// those of another one would be a version that never was. (What others did to a file that has
-    /// changes here is a conflict, which its write-back finds.)
+    /// those of another one would be a version that never was.
     ///
     /// # Errors
-    /// `ESTALE`: see [`Node::takes_newer_version`].
+    /// `ESTALE`: see [`Node::takes_newer_version`]. [`NodeError::RestGone`] of a file that has changes
+    /// here: nothing newer can be taken over then, and its write-back finds the conflict.
     pub(crate) fn check_known_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
-        let record = self.meta.get(ino)?;
-        if record.differs() || self.is_unsettled(ino) || is_own(&record, &opened.stat()?) {
-            return Ok(());
+        for _ in 0..MOST_LOOKS {
+            let record = self.meta.get(ino)?;
+            let is_changed_here = record.differs() || self.is_unsettled(ino);
+            // Of a file in conflict, for which it is held: none of the store's versions is its own.
+            let is_held = is_changed_here && record.backing.fingerprint.is_none();
+            if is_held || is_own(&record, &opened.stat()?) {
+                return Ok(());
+            }
+            if !is_changed_here {
+                tracing::debug!(%ino, "others have changed the file since it was looked at");
+                return Err(Errno::STALE.into());
+            }
+            // A worker may have set its times, or reported a new version, between the two looks.
+            if self.meta.get(ino)?.backing == record.backing {
+                break;
+            }
         }
-        tracing::debug!(%ino, "others have changed the file since it was looked at");
-        Err(Errno::STALE.into())
+        Err(NodeError::RestGone)
+    }
+
+    /// Opens the version of a file that is known, of which parts are not here.
+    ///
+    /// # Errors
+    /// As [`Node::check_known_version`]; what the backing store says.
+    pub(crate) fn open_known_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>> {
+        let record = self.meta.get(ino)?;
+        let is_changed_here = !self.is_clustered() && (record.differs() || self.is_unsettled(ino));
+        if is_changed_here && !has_version(&record) {
+            return Err(NodeError::RestGone);
+        }
+        let opened = match self.open_version(ino) {
+            Err(error) if is_changed_here && error.class() == Some(ErrorClass::NotFound) => {
+                return Err(NodeError::RestGone);
+            }
+            opened => opened?,
+        };
+        self.check_version(ino, &*opened)?;
+        if is_changed_here && record.backing.fingerprint.is_none() {
+            // What stands under its name may be of others.
+            let now = self.meta.get(ino)?;
+            if !is_own(&now, &opened.stat()?) {
+                return Err(NodeError::RestGone);
+            }
+        }
+        Ok(opened)
     }
 
     /// Whether only a part of a file is here, unchanged, so that the rest is below, where others may have
@@ -443,11 +485,16 @@ impl Node {
         Ok(!ghosts.is_empty() && !self.is_a_ghost(&ghosts, found))
     }
 
-    /// Whether something is what one of these inodes has in the backing store.
+    /// Whether something is for certain what one of these inodes has in the backing store. Where objects
+    /// have no time of birth, the number of one that is removed and not reported yet may be that of the
+    /// next one that others make: then all that is known has to be the same.
     fn is_a_ghost(&self, ghosts: &[Ino], found: &Found) -> bool {
         ghosts.iter().any(|ghost| {
-            let known = self.meta.get(*ghost).ok().and_then(|ghost| ghost.backing.fingerprint);
-            known.is_some_and(|known| known.same_inode(&found.fingerprint))
+            let Ok(ghost) = self.meta.get(*ghost) else { return false };
+            let Some(known) = ghost.backing.fingerprint else { return false };
+            let born = known.born != Timestamp::default();
+            ghost.attr.kind == found.attr.kind
+                && (known == found.fingerprint || born && known.same_inode(&found.fingerprint))
         })
     }
 
@@ -568,6 +615,11 @@ impl Node {
         self.meta.refresh(dir, &found, &|_| false)?;
         Ok(())
     }
+}
+
+/// Whether the backing store has a version of a file, or is about to.
+fn has_version(record: &Record) -> bool {
+    record.backing.fingerprint.is_some() || record.backing.pending.is_some()
 }
 
 /// What is known of a directory whose entries are to be listed, whatever it looks like then.

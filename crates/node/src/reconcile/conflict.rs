@@ -66,8 +66,6 @@ const MOST_HELD: usize = 64;
 
 /// Why there is a conflict.
 const BOTH: &str = "changed here and by others";
-const REST_OF_OTHERS: &str =
-    "changed here and by others; parts that were not here are of their version";
 const REST_GONE: &str =
     "changed here and by others; parts that were not here are gone, and zeros in the copy";
 
@@ -116,7 +114,7 @@ impl Node {
         }
         tracing::debug!(ino = %work.ino(), ?link, ?found, record = ?work.record, "left to others");
         // Before the known version is forgotten.
-        let why = self.hold_rest(&work.record);
+        let why = self.hold_rest(&work.record)?;
         // What was its own object is now the others' version.
         for known in work.record.backing.links.clone() {
             let is_theirs = match work.record.backing.fingerprint {
@@ -164,9 +162,12 @@ impl Node {
     /// beneath stays open until the file is written back, whatever others put in its place.
     pub(crate) fn hold_opened_rest(&self, file: &FileRef, residence: &Residence) {
         let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
-        if let (true, Base::Backing(opened)) = (partial, &residence.base)
-            && opened.lock().is_some()
-        {
+        let is_open = match &residence.base {
+            Base::Backing(opened) => partial && opened.lock().is_some(),
+            Base::Spill(spill) => spill.is_below_open(),
+            Base::Zeros => false,
+        };
+        if is_open {
             self.keep_open(file);
         }
     }
@@ -193,27 +194,35 @@ impl Node {
     }
 
     /// Of a changed file of which only a part is here, the rest is what shows through from the backing
-    /// store: it is held open until the copy is written. Why there is a conflict, and what it has cost.
-    fn hold_rest(&self, record: &Record) -> &'static str {
-        let (true, Some(known)) = (record.dirty, record.backing.fingerprint) else { return BOTH };
+    /// store: it is held open until the copy is written, if it is still the version that was written over.
+    /// Why there is a conflict, and what it has cost.
+    fn hold_rest(&self, record: &Record) -> Result<&'static str> {
+        let is_changed = record.dirty || record.spilled;
+        if !is_changed || record.backing.fingerprint.is_none() {
+            return Ok(BOTH);
+        }
         let file = self.files.get(record.ino);
         if let Err(error) = self.load(&Context::DAEMON, &file) {
             tracing::warn!(ino = %record.ino, %error, "what is here of a file can't be looked at");
-            return BOTH;
+            return Ok(BOTH);
         }
         let residence = file.residence.read();
         let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
-        let (true, Base::Backing(opened)) = (partial, &residence.base) else { return BOTH };
-        let found = self.opened_base(&file, opened).and_then(|base| Ok(base.stat()?));
+        let looked = match &residence.base {
+            Base::Backing(opened) if partial => self
+                .opened_base(&file, opened)
+                .and_then(|base| self.check_version(record.ino, &*base)),
+            Base::Spill(spill) if !spill.is_complete() => self.check_below(&file, spill),
+            _ => return Ok(BOTH),
+        };
         drop(residence);
-        let Ok(found) = found else { return REST_GONE };
-        if !self.keep_open(&file) {
-            return REST_GONE;
-        }
-        // Opened before others put theirs there, it is the old one.
-        match convert::store_fingerprint(known).same_content(&found.fingerprint()) {
-            true => BOTH,
-            false => REST_OF_OTHERS,
+        match looked {
+            Ok(()) if self.keep_open(&file) => Ok(BOTH),
+            Ok(()) | Err(NodeError::RestGone) => {
+                self.give_up_rest(&file);
+                Ok(REST_GONE)
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -320,6 +329,7 @@ impl Node {
 
     /// What others have under a name that was removed here stays and becomes visible again.
     pub(super) fn keep_foreign(&self, work: &mut Work<'_>, link: &Link, why: &'static str) {
+        tracing::debug!(ino = %work.ino(), ?link, record = ?work.record, "theirs stays");
         work.foreign(link);
         self.remember(link, None, why);
     }

@@ -141,18 +141,25 @@ impl Node {
         self.is_of_another(work, link, found, &|_| true)
     }
 
-    /// As [`Node::is_anothers`], for one that can't tell either whether it is its own. Of several of this
-    /// kind the one with the largest number has it: if each left it to the others, as when all have their
-    /// turns before any of them is reported, nobody would ever see to it.
+    /// As [`Node::is_anothers`], for one that can't tell whether it is its own. Of several of this kind one
+    /// has it: if each left it to the others, as when all have their turns before any of them is reported,
+    /// nobody would ever see to it. A removed directory leaves it only to one that is known by it: what
+    /// the removed one has in it must go, and would be the other's. Else the largest number has it.
     pub(super) fn is_rather_anothers(
         &self,
         work: &Work<'_>,
         link: &Link,
         found: &Attributes,
     ) -> Result<bool> {
-        let can_tell =
-            |other: &Record| other.backing.fingerprint.is_some() || is_pending(other, found);
-        self.is_of_another(work, link, found, &|other| can_tell(other) || other.ino > work.ino())
+        let is_removed_directory =
+            |record: &Record| record.is_directory() && record.links.is_empty();
+        self.is_of_another(work, link, found, &|other| {
+            other.backing.fingerprint.is_some()
+                || !is_removed_directory(&work.record)
+                    && (is_pending(other, found)
+                        || is_removed_directory(other)
+                        || other.ino > work.ino())
+        })
     }
 
     fn is_of_another(

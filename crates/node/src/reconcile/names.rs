@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use forebay_meta::{FileKind, Fingerprint, Ino, Link, Record, Timestamp};
+use forebay_meta::{FileKind, Fingerprint, Ino, Link, Links, Record, Timestamp};
 use forebay_store::backing::{Node as Special, RenameMode};
 use forebay_store::{Attributes, Dir, ErrorClass};
 
@@ -54,11 +54,7 @@ impl Node {
         let perhaps_just_made = record.backing.fingerprint.is_none()
             && record.attr.kind != FileKind::File
             && (record.listed || !record.is_directory());
-        let mut looked = Vec::new();
-        for link in doubtful {
-            let found = self.found_under(&work.record, &link)?;
-            looked.push((link, found.filter(|found| may_be_ours(&work.record, found))));
-        }
+        let looked = self.look_under_claims(&work.record, doubtful)?;
         // Who was interrupted at its names may have moved the change time. As long as the record says that
         // they are in doubt; if none of them goes, it still does afterwards.
         if let Some(found) = looked.iter().find_map(|(_, ours)| *ours)
@@ -103,6 +99,33 @@ impl Node {
             stands = true;
         }
         Ok(())
+    }
+
+    /// What stands under each of the names that a record claims, if it may be its own.
+    fn look_under_claims(
+        &self,
+        record: &Record,
+        claims: Links,
+    ) -> Result<Vec<(Link, Option<Attributes>)>> {
+        // A directory that is found has no other name, also where that can't be looked for: two of them may
+        // each be claimed to be in the other.
+        let is_known_directory =
+            record.is_directory() && record.backing.fingerprint.is_some_and(|print| print.ino != 0);
+        let (mut looked, mut unseen) = (Vec::new(), false);
+        for link in claims {
+            let found = match self.found_under(record, &link) {
+                Err(NodeError::Busy) if is_known_directory => {
+                    unseen = true;
+                    None
+                }
+                found => found?,
+            };
+            looked.push((link, found.filter(|found| may_be_ours(record, found))));
+        }
+        if unseen && looked.iter().all(|(_, ours)| ours.is_none()) {
+            return Err(NodeError::Busy);
+        }
+        Ok(looked)
     }
 
     /// What the backing store has under a name of `record`, and where.

@@ -1,5 +1,6 @@
 //! Removed inodes: taking their names from the backing store, unless others changed them.
 
+use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
 use forebay_meta::{FileKind, Ino, Link, Record};
@@ -11,6 +12,7 @@ use super::identity::{is_own, is_pending};
 use super::names::os;
 use super::work::{Step, Work};
 use crate::error::{NodeError, Result};
+use crate::import::LIMBO;
 use crate::limbo::limbo_link;
 use crate::node::Node;
 
@@ -95,6 +97,14 @@ impl Node {
         }
         if self.is_overtaken(work, link, found)? {
             return Err(NodeError::Busy);
+        }
+        if link.parent == LIMBO {
+            // Nobody would ever look for it there.
+            if let Some(kept) = self.backing.set_limbo_aside(work.ino().0)? {
+                let kept = kept.into_os_string().into_vec();
+                self.remember(link, Some(kept), "removed here, changed by others");
+            }
+            return Ok(());
         }
         if link.parent != Ino::ROOT
             && self.known(link.parent)?.is_none_or(|parent| parent.links.is_empty())

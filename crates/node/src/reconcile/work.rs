@@ -418,6 +418,7 @@ impl Node {
         }
         let ino = owned.ino;
         tracing::debug!(%ino, ?facts, "reported");
+        self.take_along(ino, facts)?;
         let apply = |record: &mut Record| facts.apply(record, seen_change);
         match self.meta.reconciled(ino, seen_change, apply) {
             Ok(true) => {
@@ -431,6 +432,22 @@ impl Node {
                 tracing::info!(%ino, "another node works on what this one was to report about");
             }
             Err(error) => return Err(NodeError::Meta(error)),
+        }
+        Ok(())
+    }
+
+    /// A directory that had a place in the backing store was found to have none any more: what stood
+    /// in it went with it. Before that is reported, since then nobody knows that it was ever there.
+    fn take_along(&self, ino: Ino, facts: &Facts) -> Result<()> {
+        if facts.gone.is_empty() || !facts.came.is_empty() {
+            return Ok(());
+        }
+        let Some(record) = self.known(ino)? else { return Ok(()) };
+        let backing = &record.backing;
+        let stood = record.is_directory() && backing.fingerprint.is_some();
+        let stays = backing.links.iter().any(|link| !facts.gone.contains(link));
+        if stood && !stays && !record.links.is_empty() && ino != Ino::ROOT {
+            self.take_away_below(ino)?;
         }
         Ok(())
     }

@@ -183,8 +183,15 @@ fn meddle(root: &Path, mut random: Random, over: &std::sync::atomic::AtomicBool,
         }
         let other = root.join(NAMES[random.below(NAMES.len())]);
         lockstep::until_watched();
-        trace.add(format!("others: at {}", at.display()));
-        match random.below(12) {
+        let deed = random.below(12);
+        let what = ["write", "mkdir", "unlink", "rm -r", "rename", "link", "chmod"].get(deed);
+        trace.add(format!(
+            "others: {} {}, or from there to {}",
+            what.unwrap_or(&"nothing"),
+            at.display(),
+            other.display()
+        ));
+        match deed {
             0 => drop(fs::write(&at, format!("others {}", random.below(100)))),
             1 => drop(fs::create_dir(&at)),
             2 => drop(fs::remove_file(&at)),
@@ -594,12 +601,16 @@ fn act(seed: u64, scene: &Scene, trace: &Arc<Trace>) {
     world.end(&node);
 }
 
-/// The seeds of a test: `FOREBAY_MODEL_SEED` alone, or `FOREBAY_MODEL_CASES` of them, else 60.
+/// The seeds of a test: `FOREBAY_MODEL_SEED` alone, or `FOREBAY_MODEL_CASES` of them, else 60, from
+/// `FOREBAY_MODEL_FIRST` on.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     match number("FOREBAY_MODEL_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("FOREBAY_MODEL_CASES").unwrap_or(60),
+        None => {
+            let first = number("FOREBAY_MODEL_FIRST").unwrap_or(0);
+            first..first + number("FOREBAY_MODEL_CASES").unwrap_or(60)
+        }
     }
 }
 

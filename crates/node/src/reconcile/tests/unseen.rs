@@ -1,6 +1,7 @@
 //! What a worker that was killed, or others, have done, and nobody has looked at yet.
 
 use forebay_meta::Link;
+use forebay_store::decorators::RenumberedBacking;
 
 use super::*;
 
@@ -298,4 +299,159 @@ fn directory_made_by_a_killed_worker_when_it_is_removed_and_made_again_then_noth
     bench.node.ensure_listed(&Context::DAEMON, new).expect("listed");
     assert_eq!(bench.node.meta.entries(new, 0, 10).expect("entries").len(), 0);
     assert_eq!(bench.node.conflicts().0, 0);
+}
+
+/// Does something once, right before directories are synced: all is done, and nothing is reported.
+struct BeforeReport<F>(Mutex<Option<F>>);
+
+impl<F: FnOnce() + Send> Interceptor for BeforeReport<F> {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        if operation == Operation::Sync
+            && let Some(deed) = self.0.lock().take()
+        {
+            deed();
+        }
+        Verdict::Pass
+    }
+}
+
+/// The number of the removed directory is that of the file which others make next, and the store knows
+/// no times of birth.
+#[test]
+fn file_of_others_when_it_has_the_number_and_name_of_a_directory_just_removed_then_it_is_listed() {
+    let scratch = Scratch::new();
+    let root = scratch.0.clone();
+    let contents = Arc::new(Contents::default());
+    let inner = Arc::new(DirBacking::open(&root, "test").expect("opens"));
+    let node: Arc<OnceLock<Arc<Node>>> = Arc::default();
+    let (listing, at) = (node.clone(), root.join("name"));
+    let by = BeforeReport(Mutex::new(None));
+    let by = Arc::new(by);
+    let numbered = Arc::new(RenumberedBacking::new(inner));
+    let backing = Arc::new(InterceptedBacking::new(numbered, by.clone()));
+    let meta = MetaStore::open(Box::new(Memory::new()), &Options::default()).expect("opens");
+    let made = node_on(backing, meta, &contents, |_| {});
+    made.import_root().expect("the root is there");
+    node.set(made.clone()).ok();
+    let bench = Bench { node: made, contents, root, _scratch: scratch };
+    let dir = bench.mkdir("name");
+    bench.write("beside", b"x");
+    bench.drained();
+    bench.rmdir("name");
+    // Our own removal does not tell what the root looks like then.
+    fs::rename(bench.root.join("beside"), bench.root.join("elsewhere")).expect("by others");
+    *by.0.lock() = Some(move || {
+        fs::write(at, b"of others").expect("written by others");
+        let node = listing.get().expect("set above");
+        node.time_passes(Ino::ROOT);
+        node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+    });
+    bench.node.reconcile(dir).expect("removed");
+    assert!(by.0.lock().is_none(), "it was listed before the report");
+    bench.drained();
+    bench.node.time_passes(Ino::ROOT);
+    bench.node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+    let shown = bench.find(Ino::ROOT, "name").expect("it is there");
+    assert_eq!(shown.attr.kind, FileKind::File);
+}
+
+/// A worker that wants the old name of a directory finds nothing there, and reports it.
+#[test]
+fn directory_removed_by_others_when_another_gets_its_old_name_first_then_it_is_made_again_empty() {
+    let bench = Bench::new();
+    let moved = bench.mkdir("old");
+    bench.write("old/file", b"x");
+    bench.drained();
+    bench.rename("old", "new", false);
+    fs::remove_dir_all(bench.root.join("old")).expect("removed by others");
+    let other = bench.mkdir("old");
+    bench.node.reconcile(other).expect("made");
+    bench.drained();
+    assert_eq!(bench.names("new"), Vec::<String>::new());
+    let shown = bench.node.meta.entries(moved, 0, 10).expect("entries");
+    assert!(shown.is_empty(), "what is shown and is nowhere: {shown:?}");
+}
+
+#[test]
+fn file_in_limbo_when_others_wrote_it_before_it_is_removed_then_it_is_set_aside_and_told() {
+    let bench = Bench::new();
+    let ino = bench.write("file", b"bytes");
+    bench.drained();
+    let below = fs::OpenOptions::new().append(true).open(bench.root.join("file"));
+    let meta = &bench.node.meta;
+    meta.unlink(Ino::ROOT, b"file", convert::now(), true).expect("unlinked");
+    bench.drained();
+    assert_eq!(bench.node.backing.list_limbo().expect("limbo"), [ino.0]);
+    std::io::Write::write_all(&mut below.expect("open below"), b" of others").expect("written");
+    meta.release_orphan(ino, convert::now()).expect("released");
+    bench.node.reconcile(ino).expect("removed for good");
+    assert_eq!(bench.node.backing.list_limbo().expect("limbo"), Vec::<u64>::new());
+    let (count, conflicts) = bench.node.conflicts();
+    assert_eq!(count, 1, "{conflicts:?}");
+    let kept = conflicts[0].ours.clone().expect("it says where");
+    let kept = bench.root.join(super::super::names::os(&kept));
+    assert_eq!(fs::read(kept).expect("kept"), b"bytes of others");
+}
+
+/// A worker was killed when it had made a directory and published a file in it. Both are removed, and
+/// another directory claims the name before they are gone.
+#[test]
+fn directory_made_by_a_killed_worker_when_another_claims_its_name_then_what_is_in_it_goes() {
+    for is_removed_again in [false, true] {
+        let bench = Bench::new();
+        bench.mkdir("above");
+        bench.drained();
+        let (above, dir) = (bench.dir("above"), bench.mkdir("above/dir"));
+        let meta = &bench.node.meta;
+        meta.claim(dir, &link(above, "dir")).expect("claimed");
+        fs::create_dir(bench.root.join("above/dir")).expect("made");
+        let file = bench.write("above/dir/file", b"x");
+        meta.claim(file, &link(dir, "file")).expect("claimed");
+        let at = bench.root.join("above/dir/file");
+        fs::write(&at, b"x").expect("published");
+        let opened = bench.node.backing.hold(&bench.node.backing.root(), "above".as_ref());
+        let opened = bench.node.backing.hold(&opened.expect("there"), "dir".as_ref());
+        let found = bench.node.backing.stat(&opened.expect("there"), "file".as_ref());
+        let print = convert::fingerprint(found.expect("there").fingerprint());
+        meta.intend(file, None, print).expect("noted before");
+        bench.unlink("above/dir/file");
+        bench.rmdir("above/dir");
+        let other = bench.mkdir("above/dir");
+        bench.node.meta.claim(other, &link(above, "dir")).expect("claimed");
+        if is_removed_again {
+            bench.rmdir("above/dir");
+        }
+        bench.node.reconcile(dir).expect("removed");
+        bench.drained();
+        assert!(!at.exists(), "a removed file comes back");
+        assert_eq!(bench.names("above").len(), usize::from(!is_removed_again));
+        assert_eq!(bench.node.conflicts().0, 0, "{:?}", bench.node.conflicts());
+    }
+}
+
+/// A worker was killed when it had moved a directory out of another, made a new one in it, and moved that
+/// other one into the new one. The names that it noted before lead in a circle.
+#[test]
+fn directories_turned_around_by_a_killed_worker_when_each_may_be_in_the_other_then_both_are_found()
+{
+    let bench = Bench::new();
+    let (outer, inner, beside) = (bench.mkdir("x"), bench.mkdir("x/y"), bench.mkdir("p"));
+    bench.drained();
+    bench.rename("x/y", "p/y", false);
+    let fresh = bench.mkdir("p/y/n");
+    bench.rename("x", "p/y/n/x", false);
+    let claims = [(inner, link(beside, "y")), (fresh, link(inner, "n")), (outer, link(fresh, "x"))];
+    for (ino, at) in claims {
+        bench.node.meta.claim(ino, &at).expect("claimed");
+    }
+    let below = |path: &str| bench.root.join(path);
+    fs::rename(below("x/y"), below("p/y")).expect("moved");
+    fs::create_dir(below("p/y/n")).expect("made");
+    fs::rename(below("x"), below("p/y/n/x")).expect("moved");
+    for ino in [outer, inner, beside] {
+        bench.node.drop_handle(ino);
+    }
+    bench.drained();
+    assert_eq!((bench.names(""), bench.names("p/y/n")), (vec!["p".into()], vec!["x".into()]));
+    assert_eq!((bench.names("p/y/n/x"), bench.node.conflicts().0), (vec![], 0));
 }
