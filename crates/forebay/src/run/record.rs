@@ -225,7 +225,7 @@ impl Keeper {
 }
 
 /// When a process began; nothing if there is none.
-fn began(pid: i32) -> Option<u64> {
+pub(crate) fn began(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ');
