@@ -220,6 +220,9 @@ waited for; it needs the feature forebay_NODE on each node (docs/jobs.md). Jobs 
 what they wait for has ended, run again when their node is lost, and ended with the run. What they \
 print is shown, and kept in the directory forebay-run-RUN (--logs), which all nodes must see.
 
+With --migratable each job runs in namespaces of its own, so that `forebay migrate` can have it go on at \
+another mount of its files. That needs root and CRIU 4.1.
+
 SIGINT, SIGTERM, SIGHUP and SIGQUIT are handed to all jobs; those that go on are killed after --grace, \
 or at once with a second signal. What a job leaves running when it ends is killed, also what it put \
 into a group or session of its own, at the end of the run. If `forebay run` itself is killed, its jobs \

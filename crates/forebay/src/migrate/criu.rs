@@ -95,7 +95,8 @@ impl Criu {
     pub fn dump(&self, init: i32, images: &Path) -> Result<(), Error> {
         let mut command = self.command("dump", images);
         command.args(["--tree", &init.to_string(), "--leave-stopped", "--tcp-established"]);
-        command.args(["--ghost-limit", "64M"]);
+        // Files without a name, or whose name the kernel has forgotten.
+        command.args(["--ghost-limit", "64M", "--link-remap"]);
         let namespace = std::fs::File::open(format!("/proc/{init}/ns/mnt"))
             .map_err(Error::io("the task's mount namespace"))?;
         // SAFETY: what runs between fork and exec makes a system call and allocates nothing. CRIU then
@@ -131,7 +132,17 @@ impl Criu {
         let path = images.join("restored.pid");
         let text = std::fs::read_to_string(&path).map_err(Error::io(path.display().to_string()))?;
         let pid = text.trim().parse().ok().filter(|pid| *pid > 1);
-        pid.ok_or_else(|| Error::Failed(format!("CRIU wrote {text:?} as the number of a process")))
+        let pid = pid.ok_or_else(|| Error::Failed(format!("CRIU wrote {text:?} as a process")))?;
+        if parent_of(pid) != Some(std::process::id()) {
+            if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+            return Err(Error::Unsupported(format!(
+                "{}: a script that starts CRIU must do so with `exec`",
+                self.program.display()
+            )));
+        }
+        Ok(pid)
     }
 
     fn command(&self, what: &str, images: &Path) -> Command {
@@ -191,6 +202,11 @@ impl Namespace {
         };
         if well { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
+}
+
+fn parent_of(pid: i32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 fn in_path() -> Option<PathBuf> {

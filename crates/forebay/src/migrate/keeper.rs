@@ -13,7 +13,7 @@ use super::images::Images;
 use super::protocol::{Answer, Ask, Caller, HOME, Moved, Spot, TaskRecord};
 use super::refuse::{self, Route};
 use super::task::{Gate, Image, Sink, Stream, Task, wait_for_end};
-use super::tree::Tree;
+use super::tree::{Remaps, Tree};
 use crate::control::{ControlError, ErrorKind};
 use crate::error::Error;
 use crate::mountinfo::{self, Mount};
@@ -189,7 +189,8 @@ impl Keeper {
         let images = Images::make(ask.images.as_ref().map(|dir| dir.as_path()), tree.bytes())?;
         // What is written once more while the task is stopped is little then.
         let below = mount.as_deref().unwrap_or(Path::new("/"));
-        tree.sync(below).map_err(Error::io("writing the task's files"))?;
+        let _ = tree.sync(below);
+        let remaps = Remaps::of(&tree);
         doing("stopping the task and writing it down");
         let stopped = Instant::now();
         task.freeze(&criu, images.dir()).map_err(|error| {
@@ -204,6 +205,7 @@ impl Keeper {
         let (files, new) = match restored {
             Ok(restored) => restored,
             Err(error) => {
+                remaps.remove_new();
                 task.go_on()?;
                 return Err(Error::Failed(format!(
                     "the task goes on where it was, it can't be restored at {target}: {error}"
@@ -246,6 +248,12 @@ impl Keeper {
         below: &Path,
     ) -> Result<(usize, Task), Error> {
         let tree = Tree::of(task.init).map_err(Error::io("looking at the task"))?;
+        if let Some(path) = tree.locked(below).map_err(Error::io("looking for locks"))? {
+            return Err(Error::Failed(format!(
+                "{}: locks on files can't be moved, and there is one, the task's or somebody else's",
+                path.display()
+            )));
+        }
         let files = tree.sync(below).map_err(Error::io("writing the task's files"))?;
         let mount = match (target, self.settings.mount.as_deref()) {
             (Place::Mount(real), Some(seen)) => Some((seen, real.as_path())),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -114,9 +115,38 @@ impl Tree {
 
     /// Brings what was written to files below this directory to where other nodes see it.
     pub fn sync(&self, below: &Path) -> io::Result<usize> {
+        let mut files = 0;
+        self.each_file(below, true, &mut |file, _| {
+            files += 1;
+            file.sync_all()
+        })?;
+        Ok(files)
+    }
+
+    /// A file below this directory on which a lock is held, by the tree or by others: on a mount the
+    /// kernel does not know by whom, and CRIU sees no locks there at all.
+    pub fn locked(&self, below: &Path) -> io::Result<Option<PathBuf>> {
+        let mut locked = None;
+        self.each_file(below, false, &mut |file, path| {
+            if is_locked(file)? {
+                locked = Some(path.to_owned());
+            }
+            Ok(())
+        })?;
+        Ok(locked)
+    }
+
+    /// Opens each file of the tree below a directory once.
+    fn each_file(
+        &self,
+        below: &Path,
+        only_written: bool,
+        act: &mut dyn FnMut(&File, &Path) -> io::Result<()>,
+    ) -> io::Result<()> {
         let mut done = BTreeSet::new();
         for one in &self.opened {
-            if !matches!(one.kind, Kind::File { writable: true }) || !one.path.starts_with(below) {
+            let Kind::File { writable } = one.kind else { continue };
+            if only_written && !writable || !one.path.starts_with(below) {
                 continue;
             }
             // A file that was removed has no name, and what is opened by way of the process is it.
@@ -126,12 +156,75 @@ impl Tree {
                 Err(error) => return Err(error),
             };
             let found = file.metadata()?;
-            if done.insert((found.dev(), found.ino())) {
-                file.sync_all()?;
+            // While the task runs, the number may be another file's, or a pipe's, by now.
+            if found.is_file() && done.insert((found.dev(), found.ino())) {
+                act(&file, &one.path)?;
             }
         }
-        Ok(done.len())
+        Ok(())
     }
+}
+
+/// Names that CRIU gives to open files whose own it does not find, while a task is being moved. The
+/// kernel forgets names of open files on a mount when another node changes their directory.
+#[derive(Debug)]
+pub struct Remaps {
+    dirs: BTreeSet<PathBuf>,
+    before: BTreeSet<PathBuf>,
+}
+
+impl Remaps {
+    /// What there is of them before.
+    pub fn of(tree: &Tree) -> Self {
+        let Some(init) = tree.processes.first() else {
+            return Self { dirs: BTreeSet::new(), before: BTreeSet::new() };
+        };
+        let nameless = tree.opened.iter().filter(|one| {
+            matches!(one.kind, Kind::File { .. })
+                && one.path.to_string_lossy().ends_with(" (deleted)")
+        });
+        // As the task sees its mounts.
+        let root = PathBuf::from(format!("/proc/{}/root", init.pid));
+        let dirs: BTreeSet<PathBuf> = nameless
+            .filter_map(|one| Some(root.join(one.path.parent()?.strip_prefix("/").ok()?)))
+            .collect();
+        let before = remaps_in(&dirs);
+        Self { dirs, before }
+    }
+
+    /// Takes away what was added and nobody needs.
+    pub fn remove_new(&self) {
+        for path in remaps_in(&self.dirs).difference(&self.before) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Whether anybody has a lock of either kind on a file that was opened for this question.
+fn is_locked(file: &File) -> io::Result<bool> {
+    match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => rustix::fs::flock(file, rustix::fs::FlockOperation::Unlock)?,
+        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(true),
+        Err(error) => return Err(error.into()),
+    }
+    // SAFETY: zeros are a valid flock: the whole file.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    // SAFETY: the descriptor is open, and the pointer valid for the call.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &mut lock) } {
+        0 => Ok(i32::from(lock.l_type) != libc::F_UNLCK),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn remaps_in(dirs: &BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
+    let entries = dirs.iter().flat_map(|dir| fs::read_dir(dir).into_iter().flatten().flatten());
+    let is_remap = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let number = name.strip_prefix("link_remap.");
+        number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    entries.map(|entry| entry.path()).filter(is_remap).collect()
 }
 
 fn parents() -> BTreeMap<i32, i32> {
@@ -301,6 +394,33 @@ mod tests {
         assert!(is_writable("pos:\t0\nflags:\t0102001\n"));
         assert!(!is_writable("pos:\t0\nflags:\t0100000\n"));
         assert!(is_terminal(libc::makedev(136, 2)) && !is_terminal(libc::makedev(1, 3)));
+    }
+
+    #[test]
+    fn file_when_locked_in_either_way_then_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let holder = File::create(&path).unwrap();
+        let asks = || is_locked(&File::open(&path).unwrap()).unwrap();
+        assert!(!asks());
+        rustix::fs::flock(&holder, rustix::fs::FlockOperation::LockShared).unwrap();
+        assert!(asks());
+        rustix::fs::flock(&holder, rustix::fs::FlockOperation::Unlock).unwrap();
+        assert!(!asks(), "the question leaves no lock");
+    }
+
+    #[test]
+    fn remaps_when_new_then_removed_and_others_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| dir.path().join(name);
+        let made = |name: &str| File::create(file(name)).unwrap();
+        (made("link_remap.1"), made("link_remap.x"));
+        let dirs = BTreeSet::from([dir.path().to_owned()]);
+        let remaps = Remaps { before: remaps_in(&dirs), dirs };
+        (made("link_remap.2"), made("other"));
+        remaps.remove_new();
+        let left = ["link_remap.1", "link_remap.2", "link_remap.x", "other"];
+        assert_eq!(left.map(|name| file(name).exists()), [true, false, true, true]);
     }
 
     #[test]
