@@ -90,7 +90,7 @@ forebay_moves() { # MB
 
 criu_alone() { # MB
     local at pid from downs=() bytes
-    setsid unshare --pid --ipc --fork python3 -c "$TASK" "$1" "$DIR/alone/out" </dev/null >/dev/null 2>&1 &
+    unshare --pid --ipc --fork setsid python3 -c "$TASK" "$1" "$DIR/alone/out" </dev/null >/dev/null 2>&1 &
     wait_for_file "$DIR/alone/out"
     pid=$(pgrep -f "[p]ython3 -c .*$DIR/alone/out" | tail -n 1)
     for at in $(seq "$ROUNDS"); do

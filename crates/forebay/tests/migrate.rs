@@ -169,6 +169,10 @@ fn task_when_migrated_ten_times_then_its_output_equals_that_of_a_run_that_stayed
         assert_eq!(code, 0, "round {round}: {text}");
         let moved: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert!(moved["downtime_ms"].as_f64().unwrap() > 0.0, "{moved}");
+        let jobs = outcome(&mut bed.command(&["jobs", "--json"])).1;
+        let jobs: serde_json::Value = serde_json::from_str(&jobs).unwrap();
+        let place = (round % 2 == 1).then_some(other.as_str());
+        assert_eq!(jobs[0]["jobs"][0]["node"].as_str(), place, "{jobs}");
         assert!(moved["bytes"].as_u64().unwrap() > 0 && moved["files"] == 1, "{moved}");
         bed.go(round);
     }

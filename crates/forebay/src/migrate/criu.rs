@@ -1,7 +1,6 @@
 //! CRIU, the program that writes process trees down and brings them to life again. It is looked for,
 //! never brought along.
 
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -212,7 +211,7 @@ fn parent_of(pid: i32) -> Option<u32> {
 fn in_path() -> Option<PathBuf> {
     // Debian's is where ordinary users have no path to.
     let more = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
-    let path = std::env::var_os("PATH").unwrap_or_else(OsString::new);
+    let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs: Vec<PathBuf> = std::env::split_paths(&path).chain(more).collect();
     dirs.into_iter().map(|dir| dir.join("criu")).find(|program| program.is_file())
 }

@@ -14,7 +14,7 @@ use super::protocol::{Answer, Ask, Caller, HOME, Moved, Spot, TaskRecord};
 use super::refuse::{self, Route};
 use super::task::{Gate, Image, Sink, Stream, Task, wait_for_end};
 use super::tree::{Remaps, Tree};
-use crate::control::{ControlError, ErrorKind};
+use crate::control::{ControlError, ErrorKind, WirePath};
 use crate::error::Error;
 use crate::mountinfo::{self, Mount};
 use crate::run::record::began;
@@ -186,14 +186,15 @@ impl Keeper {
                 reasons.join("; ")
             )));
         }
-        let images = Images::make(ask.images.as_ref().map(|dir| dir.as_path()), tree.bytes())?;
+        let images = Images::make(ask.images.as_ref().map(WirePath::as_path), tree.bytes())?;
         // What is written once more while the task is stopped is little then.
         let below = mount.as_deref().unwrap_or(Path::new("/"));
         let _ = tree.sync(below);
+        let tree = Tree::of(task.init).map_err(Error::io("looking at the task"))?;
         let remaps = Remaps::of(&tree);
         doing("stopping the task and writing it down");
         let stopped = Instant::now();
-        task.freeze(&criu, images.dir()).map_err(|error| {
+        task.freeze(&criu, &tree, images.dir()).map_err(|error| {
             Error::Failed(format!(
                 "the task goes on where it was, it can't be written down: {error}"
             ))
@@ -215,13 +216,15 @@ impl Keeper {
         let all = stopped.elapsed();
         // From here on the new one is the task.
         let Some(old) = slot.replace(new) else { return Err(Error::Failed("it has ended".into())) };
-        gate.open_after(old.kill());
         self.generation += 1;
-        if let Some(task) = slot.as_ref() {
+        old.doom();
+        let going = slot.as_ref().map_or(Ok(()), |task| {
             self.watch(task)?;
-            task.go_on()?;
-        }
+            task.go_on()
+        });
         let downtime = stopped.elapsed();
+        gate.open_after(old.kill());
+        going?;
         let from = std::mem::replace(&mut self.place, target);
         self.note();
         Ok(Moved {

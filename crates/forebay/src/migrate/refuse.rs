@@ -27,12 +27,13 @@ pub fn reasons(tree: &Tree, route: &Route<'_>) -> Vec<String> {
             Kind::Terminal => reasons.push(format!("{who} uses the terminal {path}")),
             Kind::Accelerator => reasons
                 .push(format!("{who} uses the device {path}, whose state can't be written down")),
-            Kind::File { writable: true } if !route.same_machine => {
-                if !route.mount.is_some_and(|mount| one.path.starts_with(mount)) {
-                    reasons.push(format!(
-                        "{who} writes to {path}, which is not on the mount and so not at the target"
-                    ));
-                }
+            Kind::File { writable: true }
+                if !route.same_machine
+                    && !route.mount.is_some_and(|mount| one.path.starts_with(mount)) =>
+            {
+                reasons.push(format!(
+                    "{who} writes to {path}, which is not on the mount and so not at the target"
+                ));
             }
             _ => {}
         }

@@ -204,9 +204,9 @@ impl Task {
         Ok(task)
     }
 
-    /// Writes it down and leaves it stopped. It goes on if that fails.
-    pub fn freeze(&mut self, criu: &Criu, images: &Path) -> Result<(), Error> {
-        let tree = Tree::of(self.init).map_err(Error::io("looking at the task"))?;
+    /// Writes it down and leaves it stopped, but for those of its tree that are stopped already. It goes
+    /// on if that fails.
+    pub fn freeze(&mut self, criu: &Criu, tree: &Tree, images: &Path) -> Result<(), Error> {
         self.stopped = tree.stopped();
         criu.dump(self.init, images)
     }
@@ -242,7 +242,12 @@ impl Task {
         }
     }
 
-    /// Ends all of it at once. What it has printed is still to be read.
+    /// Has the kernel end all of it. Of a tree that is stopped, nothing runs any more from here on.
+    pub fn doom(&self) {
+        self.signal(libc::SIGKILL);
+    }
+
+    /// Ends all of it, and waits for that. What it has printed is still to be read.
     pub fn kill(mut self) -> Printing {
         self.end();
         std::mem::take(&mut self.printing)

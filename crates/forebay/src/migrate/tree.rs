@@ -21,8 +21,6 @@ pub struct Process {
     pub name: String,
     /// Whether a signal has stopped it.
     pub stopped: bool,
-    /// Memory of its own.
-    pub bytes: u64,
 }
 
 /// What a descriptor stands for.
@@ -102,9 +100,9 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Memory of its own: about what its image will have.
+    /// Memory of its own: about what its image will have. The kernel looks at each page for it.
     pub fn bytes(&self) -> u64 {
-        self.processes.iter().map(|process| process.bytes).sum()
+        self.processes.iter().map(|process| bytes_of(process.pid)).sum()
     }
 
     /// Those that a signal had stopped, by their numbers in the task.
@@ -240,11 +238,14 @@ fn parents() -> BTreeMap<i32, i32> {
 
 fn process(pid: i32) -> Option<Process> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let found = status_of(pid, &status)?;
+    status_of(pid, &status)
+}
+
+fn bytes_of(pid: i32) -> u64 {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let field = |name: &str| rollup.lines().find_map(|line| kib(line.strip_prefix(name)?));
     let own = field("Private_Dirty:").unwrap_or(0) + field("Shared_Dirty:").unwrap_or(0);
-    Some(Process { bytes: own + field("Swap:").unwrap_or(0), ..found })
+    own + field("Swap:").unwrap_or(0)
 }
 
 fn kib(text: &str) -> Option<u64> {
@@ -260,7 +261,7 @@ fn status_of(pid: i32, text: &str) -> Option<Process> {
     }
     let inner = field("NSpid:")?.split_whitespace().next_back()?.parse().ok()?;
     let name = field("Name:")?.trim().to_owned();
-    Some(Process { pid, inner, name, stopped: matches!(state, 'T'), bytes: 0 })
+    Some(Process { pid, inner, name, stopped: matches!(state, 'T') })
 }
 
 fn opened(process: &Process) -> Vec<Opened> {
@@ -413,11 +414,13 @@ mod tests {
     fn remaps_when_new_then_removed_and_others_kept() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str| dir.path().join(name);
-        let made = |name: &str| File::create(file(name)).unwrap();
-        (made("link_remap.1"), made("link_remap.x"));
+        let made = |name: &str| drop(File::create(file(name)).unwrap());
+        made("link_remap.1");
+        made("link_remap.x");
         let dirs = BTreeSet::from([dir.path().to_owned()]);
         let remaps = Remaps { before: remaps_in(&dirs), dirs };
-        (made("link_remap.2"), made("other"));
+        made("link_remap.2");
+        made("other");
         remaps.remove_new();
         let left = ["link_remap.1", "link_remap.2", "link_remap.x", "other"];
         assert_eq!(left.map(|name| file(name).exists()), [true, false, true, true]);
