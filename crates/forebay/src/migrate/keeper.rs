@@ -195,6 +195,7 @@ impl Keeper {
         doing("stopping the task and writing it down");
         let stopped = Instant::now();
         task.freeze(&criu, &tree, images.dir()).map_err(|error| {
+            remaps.remove_new();
             Error::Failed(format!(
                 "the task goes on where it was, it can't be written down: {error}"
             ))
