@@ -15,7 +15,7 @@ use site::*;
 
 /// The program CRIU, if there is one that works here. Else it is said why not.
 fn criu() -> Option<PathBuf> {
-    let named = std::env::var_os("FOREBAY_CRIU").map(PathBuf::from);
+    let named = std::env::var_os("FOREBAY_CRIU").map(PathBuf::from).filter(|path| path.exists());
     let usual = ["/usr/sbin/criu", "/usr/local/sbin/criu", "/usr/bin/criu"].map(PathBuf::from);
     let found = named.or_else(|| usual.into_iter().find(|path| path.exists()));
     let Some(program) = found else {
