@@ -14,6 +14,7 @@ mod glob;
 mod headway;
 mod logging;
 mod metrics_http;
+mod migrate;
 pub mod mountinfo;
 mod printable;
 mod render;

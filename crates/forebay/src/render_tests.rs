@@ -6,6 +6,17 @@ use crate::control::{
     SetAsideWork, StuckOperation, WorkStatus,
 };
 
+fn warming() -> WorkStatus {
+    let progress = Progress {
+        files_done: 3,
+        files_total: 10,
+        bytes_done: 1 << 30,
+        bytes_total: 4 << 30,
+        ..Progress::default()
+    };
+    WorkStatus { what: "warm".into(), age_s: 12, progress }
+}
+
 fn troubled() -> Status {
     Status {
         mountpoint: "/mnt/data".into(),
@@ -58,17 +69,7 @@ fn troubled() -> Status {
             ..Conflict::default()
         }],
         conflict_count: 1,
-        works: vec![WorkStatus {
-            what: "warm".into(),
-            age_s: 12,
-            progress: Progress {
-                files_done: 3,
-                files_total: 10,
-                bytes_done: 1 << 30,
-                bytes_total: 4 << 30,
-                ..Progress::default()
-            },
-        }],
+        works: vec![warming()],
         stuck: vec![StuckOperation { what: "flush".into(), path: "d".into(), waiting_s: 31 }],
         refused: vec![RefusedFile {
             path: "e".into(),

@@ -330,7 +330,9 @@ fn refresh_when_others_have_changed_an_exclusive_store_then_the_mount_shows_it()
         assert_eq!(read(name).unwrap(), "as it was");
     }
     assert!(read("new").is_err() && read("dir/new").is_err());
-    (list("mnt"), list("mnt/dir"), list("mnt/dir/below"));
+    for dir in ["mnt", "mnt/dir", "mnt/dir/below"] {
+        list(dir);
+    }
     for name in ["removed", "dir/removed"] {
         fs::remove_file(site.path("backing").join(name)).unwrap();
     }

@@ -249,6 +249,9 @@ waited for; it needs the feature forebay_NODE on each node (docs/jobs.md). Jobs 
 what they wait for has ended, run again when their node is lost, and ended with the run. What they \
 print is shown, and kept in the directory forebay-run-RUN (--logs), which all nodes must see.
 
+With --migratable each job runs in namespaces of its own, so that `forebay migrate` can have it go on at \
+another mount of its files. That needs root and CRIU 4.1.
+
 SIGINT, SIGTERM, SIGHUP and SIGQUIT are handed to all jobs; those that go on are killed after --grace, \
 or at once with a second signal. What a job leaves running when it ends is killed, also what it put \
 into a group or session of its own, at the end of the run. If `forebay run` itself is killed, its jobs \
@@ -305,6 +308,36 @@ Examples:
   forebay jobs
   forebay jobs /data --all
   forebay jobs --json | jq '.[-1].jobs[] | select(.state == \"failed\")'";
+
+/// `migrate`.
+pub const MIGRATE: &str = "\
+Has a running task go on somewhere else: all of its processes, with their memory and their open \
+files, which are then those of the target's mount. What it prints still comes where `forebay run` \
+prints, and its exit code is still that of `forebay run`.
+
+The task must have been started with `forebay run --migratable`: it then runs in process, IPC and \
+mount namespaces of its own. It is stopped, written down by CRIU, restored stopped at the target, and \
+killed where it was; then it goes on. Whatever fails before it is restored, it goes on where it was. \
+Never do two copies of it run.
+
+CRIU 4.1 or newer must be installed (the package criu of Debian 13; FOREBAY_CRIU names another one), \
+and both sides must be root.
+
+Refused, with the reason: tasks with connections over the network to processes that are not part of \
+them (so also MPI jobs of several nodes), with GPUs and similar devices, with terminals, with locks on \
+files.";
+
+/// Examples of `migrate`.
+pub const MIGRATE_EXAMPLES: &str = "\
+Examples:
+  forebay run --migratable --name fit -- ./fit data/set &
+  forebay migrate fit /mnt/b          go on with the files as the mount /mnt/b has them
+  forebay migrate fit home            and back
+  forebay migrate fit /mnt/b --json | jq .downtime_ms
+
+Exit codes: 0 migrated; 1 not, the task goes on where it was; 2 no such task or target; 3 the target \
+is not a Forebay mount; 5 CRIU, a privilege or a kernel feature is missing, or the task has what \
+can't be migrated.";
 
 /// `patterns`.
 pub const PATTERNS: &str = "\

@@ -81,6 +81,9 @@ pub enum Command {
     /// Show the jobs of `forebay run`: which run, since when, which have ended and how
     #[command(long_about = help::JOBS, after_long_help = help::JOBS_EXAMPLES)]
     Jobs(run::JobsArgs),
+    /// Have a running task go on at another mount of its files
+    #[command(long_about = help::MIGRATE, after_long_help = help::MIGRATE_EXAMPLES)]
+    Migrate(run::MigrateArgs),
     /// Record and show which pieces of which files tasks read and write
     #[command(long_about = help::PATTERNS, after_long_help = help::PATTERNS_EXAMPLES)]
     Patterns(run::PatternsArgs),
@@ -117,6 +120,9 @@ pub enum Command {
         /// The run
         run: String,
     },
+    /// Keeps a task that can be migrated
+    #[command(hide = true)]
+    RunTask(run::RunTaskArgs),
     /// Sends notices of a daemon to the kernel
     #[command(hide = true)]
     Notices {

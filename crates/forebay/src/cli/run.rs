@@ -1,4 +1,4 @@
-//! Arguments of `run`, `jobs` and `patterns`.
+//! Arguments of `run`, `jobs`, `migrate` and `patterns`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -85,6 +85,9 @@ pub struct RunArgs {
     /// How long a job may take to end when it is asked to, before it is killed
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub grace: std::time::Duration,
+    /// Run each job in namespaces of its own, so that `forebay migrate` can have it go on elsewhere
+    #[arg(long)]
+    pub migratable: bool,
     /// Do not tell the mount which files the jobs will read
     #[arg(long)]
     pub no_hints: bool,
@@ -97,6 +100,43 @@ pub struct RunArgs {
     /// Print what became of the jobs as JSON at the end; what they print goes to standard error
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `migrate`.
+#[derive(Debug, Args)]
+pub struct MigrateArgs {
+    /// The task: RUN/JOB, or the run or the job alone where that is one task; `forebay jobs` shows them
+    pub task: String,
+    /// Where it shall go on: the mount point of another mount of the same files, or `home`, where it
+    /// was started
+    pub target: PathBuf,
+    /// Put the image of the task here in between [default: into memory if there is plenty, else into
+    /// /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    pub images: Option<PathBuf>,
+    /// Print what it came to as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Print nothing if all goes well
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// Arguments of `run-task`.
+#[derive(Debug, Args)]
+pub struct RunTaskArgs {
+    /// The run
+    #[arg(long)]
+    pub run: String,
+    /// The job
+    #[arg(long)]
+    pub job: String,
+    /// The mount that has its files
+    #[arg(long)]
+    pub mount: Option<PathBuf>,
+    /// The command
+    #[arg(last = true, required = true)]
+    pub command: Vec<OsString>,
 }
 
 /// Arguments of `patterns`.

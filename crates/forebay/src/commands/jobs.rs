@@ -3,6 +3,7 @@
 use super::{print, print_json};
 use crate::cli::run::JobsArgs;
 use crate::error::{Error, Exit};
+use crate::migrate::protocol;
 use crate::mountinfo;
 use crate::run::record::{self, JobRecord, RunRecord, State};
 use crate::units::format_seconds;
@@ -13,6 +14,7 @@ const ROWS_MAX: usize = 20;
 /// Carries the command out.
 pub fn run(args: &JobsArgs) -> Result<u8, Error> {
     let mut runs = record::all()?;
+    show_places(&mut runs);
     if let Some(path) = &args.mountpoint {
         let real = mountinfo::resolve(path).map_err(Error::io(path.display().to_string()))?;
         runs.retain(|run| run.mountpoint.as_ref().is_some_and(|mount| mount.as_path() == real));
@@ -39,6 +41,17 @@ pub fn run(args: &JobsArgs) -> Result<u8, Error> {
         &text
     })?;
     Ok(Exit::Ok.code())
+}
+
+/// Tasks that were migrated are elsewhere.
+fn show_places(runs: &mut [RunRecord]) {
+    for (task, _) in protocol::all() {
+        let run = runs.iter_mut().find(|run| run.run == task.run);
+        let job = run.and_then(|run| run.jobs.iter_mut().find(|job| job.name == task.job));
+        if let (Some(job), Some(place)) = (job, task.place) {
+            job.node = Some(place);
+        }
+    }
 }
 
 fn seconds(from: Option<u64>, to: u64) -> String {

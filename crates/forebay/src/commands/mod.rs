@@ -6,6 +6,7 @@ mod doctor;
 mod fsck;
 mod hint;
 mod jobs;
+mod migrate;
 mod mount;
 mod paths;
 mod patterns;
@@ -34,6 +35,7 @@ use crate::config::MountConfig;
 use crate::control::{Client, Request, mount_id, runtime_dir};
 use crate::engine::Engine;
 use crate::error::{Error, Exit};
+use crate::migrate::init;
 use crate::{courier, daemon, mountinfo, printable, top};
 
 /// Runs one command line, the first argument being the name of the program, and returns the exit
@@ -42,6 +44,8 @@ pub fn run(args: Vec<OsString>, engine: &dyn Engine) -> u8 {
     let program = args.first().map(Path::new).and_then(Path::file_name);
     let result = if program == Some(OsStr::new("mount.forebay")) {
         mount::run_helper(&args[1..], engine)
+    } else if args.get(1).is_some_and(|first| first == init::NAME) {
+        return init::run(args.get(3..).unwrap_or_default());
     } else {
         match Cli::try_parse_from(args) {
             Ok(cli) => execute(cli.command, engine),
@@ -81,6 +85,8 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Trace(command) => trace::run(&command).map(|()| ok),
         Command::Run(args) => run::run(&args),
         Command::Jobs(args) => jobs::run(&args),
+        Command::Migrate(args) => migrate::run(&args).map(|()| ok),
+        Command::RunTask(args) => migrate::keep(args),
         Command::Patterns(args) => patterns::run(&args).map(|()| ok),
         Command::RunWatch { run } => crate::run::watch::run(&run).map(|()| ok),
         Command::Fsck(args) => fsck::run(&args, engine),

@@ -149,9 +149,9 @@ pub fn locate(args: &QueryArgs) -> Result<u8, Error> {
         }
     }
     if args.json {
-        print_json(&all)?
+        print_json(&all)?;
     } else {
-        print(&render::locations(&all))?
+        print(&render::locations(&all))?;
     }
     groups.complain();
     Ok(if groups.errors.is_empty() { Exit::Ok } else { Exit::Failed }.code())

@@ -7,9 +7,10 @@ use super::{print, print_json, warn};
 use crate::cli::run::{RunArgs, Via};
 use crate::control::Client;
 use crate::error::{Error, Exit};
+use crate::migrate::criu::Criu;
 use crate::run::files::{self, Known, Names};
 use crate::run::job::{self, Job, Machine};
-use crate::run::local::{Event, Local, Manner};
+use crate::run::local::{Event, Kept, Local, Manner};
 use crate::run::output::Output;
 use crate::run::plan::{self, Place};
 use crate::run::record::{JobRecord, Keeper, RunRecord, State, line_of, now_ms};
@@ -25,10 +26,15 @@ pub(super) struct Work {
     pub inputs: Vec<PathBuf>,
     pub known: Vec<Known>,
     pub client: Option<Client>,
+    /// The mount of the files, whether or not its daemon answers.
+    pub mountpoint: Option<PathBuf>,
 }
 
 /// Carries the command out.
 pub fn run(args: &RunArgs) -> Result<u8, Error> {
+    if args.migratable {
+        migratable(args)?;
+    }
     let machine = machine(args);
     let work = work(args, machine)?;
     if args.via == Via::Slurm {
@@ -51,6 +57,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
         fail_fast: args.fail_fast,
         grace: args.grace,
         quiet: args.quiet || work.jobs.len() == 1 && !is_batch(args),
+        kept: args.migratable.then(|| Kept { mount: work.mountpoint.clone() }),
     };
     let job = format!("run-{}", keeper.record.run);
     let hinted = !args.no_hints && !work.inputs.is_empty();
@@ -70,6 +77,16 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
         print_json(&record)?;
     }
     Ok(exit_code(&record, ended.last_code, ended.signal, is_batch(args)))
+}
+
+/// What does not work is said before any job has begun.
+fn migratable(args: &RunArgs) -> Result<(), Error> {
+    if args.via == Via::Slurm {
+        return Err(Error::Usage(
+            "--migratable is for jobs of this machine, and has no meaning with --via slurm".into(),
+        ));
+    }
+    if args.dry_run { Ok(()) } else { Criu::find().and_then(|criu| criu.check()) }
 }
 
 fn hear_signals(events: mpsc::Sender<Event>) -> Result<(), Error> {
@@ -164,7 +181,8 @@ fn work(args: &RunArgs, machine: Machine) -> Result<Work, Error> {
             files::whereabouts(None, &inputs)?
         }
     };
-    Ok(Work { jobs, before, inputs, known, client })
+    let mountpoint = names.mountpoint().map(Path::to_owned);
+    Ok(Work { jobs, before, inputs, known, client, mountpoint })
 }
 
 fn mount_at(path: &Path) -> Result<PathBuf, Error> {

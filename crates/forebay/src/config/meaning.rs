@@ -632,7 +632,6 @@ impl MountConfig {
         let foreground = reader.switch("foreground")?;
         let usual_log = (!foreground).then(|| state_dir.join("forebay.log"));
         let log_file = reader.path("log-file")?.or(usual_log);
-        let dataset = reader.dataset()?;
         let config = Self {
             backing: reader.required_path("backing")?,
             mountpoint: reader.required_path("mountpoint")?,
@@ -645,14 +644,8 @@ impl MountConfig {
             })?,
             writeback: reader.parse("writeback", parse_writeback)?,
             durability: reader.parse("durability", parse_durability)?,
-            passthrough: match dataset {
-                true => Passthrough::Off,
-                false => reader.word("passthrough", PASSTHROUGHS)?,
-            },
-            coherence: match dataset {
-                true => Coherence::Exclusive,
-                false => reader.word("coherence", COHERENCES)?,
-            },
+            passthrough: reader.word("passthrough", PASSTHROUGHS)?,
+            coherence: reader.word("coherence", COHERENCES)?,
             attr_timeout: reader.duration("attr-timeout")?,
             entry_timeout: reader.duration("entry-timeout")?,
             high_mark: reader.parse("high-mark", parse_percent)?,
@@ -665,11 +658,11 @@ impl MountConfig {
             drain_timeout: reader.limit("drain-timeout")?,
             threads: reader.threads()?,
             transport: reader.word("transport", TRANSPORTS)?,
-            read_only: reader.switch("read-only")? || dataset,
-            dataset,
+            read_only: reader.switch("read-only")?,
+            dataset: reader.dataset()?,
             require_mounted: reader.switch("require-mounted")?,
             create_tier: reader.switch("create-tier")?,
-            noatime: reader.switch("noatime")? || dataset,
+            noatime: reader.switch("noatime")?,
             allow_other: reader.auto_switch("allow-other")?,
             suid: reader.auto_switch("suid")?,
             dev: reader.auto_switch("dev")?,
@@ -694,7 +687,13 @@ impl MountConfig {
                 format!("must be below the high mark ({}%)", config.high_mark),
             ));
         }
-        Ok(config)
+        Ok(if config.dataset { config.of_dataset() } else { config })
+    }
+
+    /// With what goes together with a data set.
+    fn of_dataset(self) -> Self {
+        let (passthrough, coherence) = (Passthrough::Off, Coherence::Exclusive);
+        Self { passthrough, coherence, read_only: true, noatime: true, ..self }
     }
 
     /// The name that the mount has in /proc/self/mountinfo: its backing store.

@@ -95,8 +95,14 @@ pub fn split_commas(text: &OsStr) -> Vec<OsString> {
 }
 
 /// Variables that are no settings.
-const OTHER_VARIABLES: &[&str] =
-    &["FOREBAY_CONFIG", "FOREBAY_RUNTIME_DIR", "FOREBAY_FAIL_POINTS", "FOREBAY_JOB", "FOREBAY_RUN"];
+const OTHER_VARIABLES: &[&str] = &[
+    "FOREBAY_CONFIG",
+    "FOREBAY_RUNTIME_DIR",
+    "FOREBAY_FAIL_POINTS",
+    "FOREBAY_JOB",
+    "FOREBAY_RUN",
+    "FOREBAY_CRIU",
+];
 
 /// What is to be said of `FOREBAY_*` variables that nothing knows: an error for a misspelt setting. For
 /// all others a warning, with the nearest setting: refusals would be wrong of variables that a newer

@@ -1,6 +1,7 @@
 //! Runs the jobs of a batch on this machine: as many at a time as cores and memory allow.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use super::record::{Keeper, State, now_ms};
 use super::reference::Reference;
 use crate::commands::tell;
 use crate::error::Error;
+use crate::migrate::launch;
 
 /// How long what a job has printed is waited for when it has ended: somebody may keep its output open.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -53,6 +55,29 @@ pub struct Manner {
     pub grace: Duration,
     /// Nothing is said of jobs that begin and end.
     pub quiet: bool,
+    /// Jobs can be migrated.
+    pub kept: Option<Kept>,
+}
+
+/// How jobs are run that can be migrated: each by a process that keeps it (`forebay run-task`).
+#[derive(Clone, Debug)]
+pub struct Kept {
+    /// The mount of their files.
+    pub mount: Option<PathBuf>,
+}
+
+impl Kept {
+    /// A job, as the process that keeps it is started.
+    fn wrapped(&self, job: &Job, run: &str) -> std::io::Result<Job> {
+        let mut command: Vec<OsString> = vec![launch::program()?.into()];
+        command.extend(["run-task", "--run", run, "--job", &job.name].map(OsString::from));
+        if let Some(mount) = &self.mount {
+            command.extend(["--mount".into(), mount.into()]);
+        }
+        command.push("--".into());
+        command.extend(job.command.iter().cloned());
+        Ok(Job { command, ..job.clone() })
+    }
 }
 
 struct Running {
@@ -215,7 +240,11 @@ impl<'a> Local<'a> {
     fn spawn(&mut self, number: usize, again: bool) -> Result<(i32, u8), (i32, String)> {
         let job = &self.jobs[number];
         let failed = |what: &dyn std::fmt::Display| (1, what.to_string());
-        let mut command = command(job, matches!(self.manner.output, Output::Lines { .. }));
+        let kept = self.manner.kept.as_ref();
+        let kept = kept.map(|kept| kept.wrapped(job, &self.keeper.record.run)).transpose();
+        let kept = kept.map_err(|error| failed(&error))?;
+        let piped = matches!(self.manner.output, Output::Lines { .. });
+        let mut command = command(kept.as_ref().unwrap_or(job), piped);
         command.env("FOREBAY_JOB", &job.name).env("FOREBAY_RUN", &self.keeper.record.run);
         if let Output::Files(dir) = &self.manner.output {
             let (out, err) =

@@ -69,7 +69,7 @@ pub struct JobRecord {
     pub command: String,
     /// Its process while it runs, or its number with Slurm.
     pub pid: Option<i64>,
-    /// The node that it was placed on, if there are several.
+    /// The node that it was placed on, if there are several, or the mount that it was migrated to.
     pub node: Option<String>,
     /// When it began last, in milliseconds since 1970.
     pub began_ms: Option<u64>,
@@ -225,7 +225,7 @@ impl Keeper {
 }
 
 /// When a process began; nothing if there is none.
-fn began(pid: i32) -> Option<u64> {
+pub(crate) fn began(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ');

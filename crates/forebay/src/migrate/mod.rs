@@ -1,0 +1,25 @@
+//! Tasks that can go on elsewhere: a process tree in namespaces of its own, which CRIU writes down
+//! here and brings to life there.
+//!
+//! - [`init`], [`launch`]: the first process of such a tree, and its namespaces.
+//! - [`tree`]: what the kernel says of a tree; [`refuse`]: what of that can't be migrated.
+//! - [`criu`]: CRIU's commands. [`images`]: where what it writes lies. [`plan`]: where that is, and
+//!   whether pages are copied ahead.
+//! - [`task`]: a tree on this machine: started, frozen, thawed, ended, restored.
+//! - [`keeper`]: the process `forebay run-task`, which has a task wherever it is.
+//! - [`protocol`]: how `forebay migrate` finds and asks it.
+//!
+//! At no moment do two copies of a task run. The one at the source is stopped before its image is
+//! complete; the one at the target is restored stopped. When it is there, that at the source is killed,
+//! and only then does the other go on. Whatever fails before that has the source go on.
+
+pub mod criu;
+pub mod images;
+pub mod init;
+pub mod keeper;
+pub mod launch;
+pub mod plan;
+pub mod protocol;
+pub mod refuse;
+pub mod task;
+pub mod tree;

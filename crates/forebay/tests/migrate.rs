@@ -1,0 +1,302 @@
+//! `forebay migrate`: tasks that go on at another mount, by the real CRIU.
+
+mod ring;
+mod site;
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use ring::{Ring, can_cluster};
+use site::*;
+
+/// The program CRIU, if there is one that works here. Else it is said why not.
+fn criu() -> Option<PathBuf> {
+    let named = std::env::var_os("FOREBAY_CRIU").map(PathBuf::from).filter(|path| path.exists());
+    let usual = ["/usr/sbin/criu", "/usr/local/sbin/criu", "/usr/bin/criu"].map(PathBuf::from);
+    let found = named.or_else(|| usual.into_iter().find(|path| path.exists()));
+    let Some(program) = found else {
+        eprintln!("skipped: CRIU is not installed, and FOREBAY_CRIU names none");
+        return None;
+    };
+    let run = |argument: &str| outcome(Command::new(&program).arg(argument));
+    let (version, check) = (run("--version").1, run("check"));
+    let new = version.contains("Version: 4.") && !version.contains("Version: 4.0");
+    if !new || check.0 != 0 {
+        eprintln!("skipped: CRIU can't be used here: {version}{}", check.1);
+        return None;
+    }
+    Some(program)
+}
+
+fn can_migrate() -> Option<PathBuf> {
+    if can_cluster() { criu() } else { None }
+}
+
+/// Computes and writes in steps: each begins when its file is there.
+const STEPS: &str = r#"
+cd "$1" && h=1 && i=0 && step=0
+exec 3>>out
+while [ $step -lt $2 ]; do
+    until [ -e go.$step ]; do sleep 0.02; done
+    step=$((step + 1)) end=$((step * 4000))
+    while [ $i -lt $end ]; do
+        h=$(((h * 1103515245 + i) % 2147483648)) i=$((i + 1))
+        echo $i $h >&3
+        [ $((i % 500)) != 0 ] || echo at $i $h
+    done
+    echo step $step >&2
+done
+exit 7
+"#;
+
+/// A task; ended with the value.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // `timeout` hands it on, and what `forebay run` started ends with it.
+        if matches!(self.0.try_wait(), Ok(None)) {
+            signal(self.0.id().cast_signed(), rustix::process::Signal::TERM);
+            let _ = self.0.wait();
+        }
+    }
+}
+
+/// Two mounts of the same files, and what tasks need on them.
+struct Bed {
+    ring: Ring,
+    criu: PathBuf,
+}
+
+impl Bed {
+    fn new() -> Option<Bed> {
+        let criu = can_migrate()?;
+        let ring = Ring::talking(2);
+        ring.mount_all(&["--writeback", "evict"]);
+        fs::create_dir(ring.at(0, "dir")).unwrap();
+        Some(Bed { ring, criu })
+    }
+
+    fn mount(&self, node: usize) -> String {
+        self.ring.at(node, "").to_str().unwrap().trim_end_matches('/').to_owned()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.ring.site.command(env!("CARGO_BIN_EXE_forebay"));
+        command.args(args).env("FOREBAY_CRIU", &self.criu);
+        command
+    }
+
+    /// `forebay run --migratable` with this as its job `t`.
+    fn start(&self, job: &[&str]) -> Running {
+        let mount = self.mount(0);
+        let run = ["run", "--migratable", "--mount", &mount, "--name", "t", "--"];
+        let mut command = self.command(&[&run, job].concat());
+        Running(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    fn start_steps(&self, steps: usize) -> Running {
+        let (dir, steps) = (format!("{}/dir", self.mount(0)), steps.to_string());
+        self.start(&["sh", "-c", STEPS, "steps", &dir, &steps])
+    }
+
+    fn go(&self, step: usize) {
+        fs::write(self.ring.at(0, &format!("dir/go.{step}")), b"").unwrap();
+    }
+
+    fn migrate(&self, target: &str) -> (i32, String) {
+        outcome(&mut self.command(&["migrate", "t", target, "--json"]))
+    }
+
+    /// Waits until the task has its file open.
+    fn wait_for_begin(&self) {
+        let out = self.ring.at(0, "dir/out");
+        assert!(wait_for(Duration::from_secs(30), || out.exists()), "the task does not begin");
+    }
+
+    fn lines(&self, node: usize) -> usize {
+        fs::read(self.ring.at(node, "dir/out")).unwrap_or_default().split(|b| *b == b'\n').count()
+    }
+}
+
+/// What a run of the steps comes to that stays where it is: its file, its output, its complaints.
+fn unmigrated(steps: usize) -> (Vec<u8>, String, String) {
+    let dir = tempfile::tempdir().unwrap();
+    (0..steps).for_each(|step| fs::write(dir.path().join(format!("go.{step}")), b"").unwrap());
+    let mut command = Command::new("sh");
+    let output = command.args(["-c", STEPS, "steps"]).arg(dir.path()).arg(steps.to_string());
+    let output = output.output().unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (fs::read(dir.path().join("out")).unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn end_of(mut task: Running) -> (Option<i32>, String, String) {
+    let child = &mut task.0;
+    let (mut out, mut err) = (String::new(), String::new());
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    (child.wait().unwrap().code(), out, err)
+}
+
+/// A program that does as CRIU does, except for one command.
+fn failing(dir: &Path, criu: &Path, command: &str, instead: &str) -> PathBuf {
+    let path = dir.join(format!("no-{command}"));
+    let text = format!(
+        "#!/bin/sh\nif [ \"$1\" = {command} ]; then {instead}; fi\nexec {} \"$@\"\n",
+        criu.display()
+    );
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn task_when_migrated_ten_times_then_its_output_equals_that_of_a_run_that_stayed() {
+    const STEPS: usize = 11;
+    let Some(bed) = Bed::new() else { return };
+    let task = bed.start_steps(STEPS);
+    bed.wait_for_begin();
+    bed.go(0);
+    let (home, other) = (bed.mount(0), bed.mount(1));
+    for round in 1..STEPS {
+        let target = if round % 2 == 1 { &other } else { &home };
+        let (code, text) = bed.migrate(target);
+        assert_eq!(code, 0, "round {round}: {text}");
+        let moved: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert!(moved["downtime_ms"].as_f64().unwrap() > 0.0, "{moved}");
+        let jobs = outcome(&mut bed.command(&["jobs", "--json"])).1;
+        let jobs: serde_json::Value = serde_json::from_str(&jobs).unwrap();
+        let place = (round % 2 == 1).then_some(other.as_str());
+        assert_eq!(jobs[0]["jobs"][0]["node"].as_str(), place, "{jobs}");
+        assert!(moved["bytes"].as_u64().unwrap() > 0 && moved["files"] == 1, "{moved}");
+        bed.go(round);
+    }
+    let (code, out, err) = end_of(task);
+    let (file, expected_out, expected_err) = unmigrated(STEPS);
+    assert_eq!((code, out, err), (Some(7), expected_out, expected_err));
+    for node in 0..2 {
+        assert!(fs::read(bed.ring.at(node, "dir/out")).unwrap() == file, "node {node}");
+    }
+    bed.ring.umount_all();
+    assert!(fs::read(bed.ring.backing("dir/out")).unwrap() == file);
+}
+
+#[test]
+fn task_when_it_cannot_be_dumped_or_restored_then_it_goes_on_where_it_was() {
+    let Some(mut bed) = Bed::new() else { return };
+    let real = bed.criu.clone();
+    let dir = bed.ring.site.path("home");
+    // The keeper has the variable that it was started with: what this names is changed.
+    let named = dir.join("criu");
+    let put = |program: &Path| {
+        let _ = fs::remove_file(&named);
+        std::os::unix::fs::symlink(program, &named).unwrap();
+    };
+    put(&real);
+    bed.criu = named.clone();
+    let task = bed.start_steps(4);
+    bed.wait_for_begin();
+    let other = bed.mount(1);
+    let half = format!("{} \"$@\"; exit 1", real.display());
+    for (step, (command, instead)) in
+        [("dump", "exit 1"), ("restore", "exit 1"), ("restore", half.as_str())].iter().enumerate()
+    {
+        put(&failing(&dir, &real, command, instead));
+        let (code, text) = bed.migrate(&other);
+        assert_eq!(code, 1, "{command}: {text}");
+        assert!(text.contains("the task goes on where it was"), "{command}: {text}");
+        bed.go(step);
+        let enough = || bed.lines(0) > (step + 1) * 4000;
+        assert!(wait_for(Duration::from_secs(30), enough), "after {command} it stands still");
+    }
+    put(&real);
+    let (code, text) = bed.migrate(&other);
+    assert_eq!(code, 0, "{text}");
+    bed.go(3);
+    let (code, out, err) = end_of(task);
+    let (file, expected_out, expected_err) = unmigrated(4);
+    assert_eq!((code, out, err), (Some(7), expected_out, expected_err));
+    assert!(fs::read(bed.ring.at(1, "dir/out")).unwrap() == file);
+}
+
+#[test]
+fn task_when_its_run_is_killed_after_a_migration_then_it_is_gone() {
+    let Some(bed) = Bed::new() else { return };
+    let task = bed.start_steps(2);
+    bed.wait_for_begin();
+    let (code, text) = bed.migrate(&bed.mount(1));
+    assert_eq!(code, 0, "{text}");
+    let word = bed.mount(0);
+    let left = || {
+        let all = fs::read_dir("/proc").unwrap().flatten();
+        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let of_task = |pid: &i32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let has = |word: &[u8]| line.windows(word.len()).any(|part| part == word);
+            has(word.as_bytes()) && has(b"steps")
+        };
+        pids.filter(of_task).collect::<Vec<i32>>()
+    };
+    let run = left();
+    assert!(!run.is_empty());
+    // Whoever started it: `forebay run`, which is below `timeout`.
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", task.0.id())).unwrap();
+    let forebay: i32 = children.trim().parse().unwrap();
+    signal(forebay, rustix::process::Signal::KILL);
+    assert!(wait_for(Duration::from_secs(30), || left().is_empty()), "left: {:?}", left());
+    end_of(task);
+}
+
+#[test]
+fn task_when_it_has_what_cannot_move_then_refused_with_the_reason_and_goes_on() {
+    let Some(bed) = Bed::new() else { return };
+    let other = bed.mount(1);
+    let locks = "cd \"$1\"; exec 9>>out; flock 9; : > locked; until [ -e go.0 ]; do sleep 0.05; done; exit 7";
+    let dir = format!("{}/dir", bed.mount(0));
+    let task = bed.start(&["sh", "-c", locks, "locks", &dir]);
+    bed.wait_for_begin();
+    let locked = || bed.ring.at(0, "dir/locked").exists();
+    assert!(wait_for(Duration::from_secs(30), locked), "it takes no lock");
+    let (code, text) = bed.migrate(&other);
+    assert_eq!(code, 1, "{text}");
+    assert!(
+        text.contains("goes on where it was") && text.contains("locks on files can't be moved"),
+        "{text}"
+    );
+    for (target, part) in [
+        ("home", "is at home already"),
+        ("/no/such/place", "No such file"),
+        ("/tmp", "not on a Forebay mount"),
+    ] {
+        let (code, text) = bed.migrate(target);
+        assert_ne!(code, 0, "{text}");
+        assert!(text.contains(part), "{text}");
+    }
+    bed.go(0);
+    assert_eq!(end_of(task).0, Some(7));
+    let (code, text) = bed.migrate(&other);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("no task t"), "{text}");
+}
+
+#[test]
+fn criu_when_missing_or_old_then_a_message_says_what_to_install() {
+    let site = Site::new();
+    let old = site.path("old");
+    fs::write(&old, "#!/bin/sh\necho 'Version: 3.17.1'\n").unwrap();
+    fs::set_permissions(&old, fs::Permissions::from_mode(0o755)).unwrap();
+    for (program, part) in
+        [(old, "is CRIU 3.17.1, and 4.1 is needed"), (site.path("none"), "No such file")]
+    {
+        let mut command = site.command(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["run", "--migratable", "--", "true"]).env("FOREBAY_CRIU", program);
+        let (code, text) = outcome(&mut command);
+        assert_eq!(code, 5, "{text}");
+        assert!(text.contains(part) && text.contains("Debian 13 (trixie)"), "{text}");
+    }
+}
