@@ -495,3 +495,42 @@ fn publish_and_die_at(point: &str) {
     rig.drain();
     assert_eq!(std::fs::read(rig.backing().join("dir/file")).unwrap(), bytes);
 }
+
+/// What was published is not what the tier has, once somebody has written since.
+#[test]
+fn file_written_between_its_publication_and_its_report_then_stays_dirty_and_is_written_again() {
+    let _one = ONE.lock();
+    for point in ["node.flush.copied", "node.flush.published", "node.reconcile.before_report"] {
+        for part_of_it in [false, true] {
+            let what = format!("{point}, a part: {part_of_it}");
+            let rig = Rig::small(16 * MIB);
+            let mut content = noise(9, 600_000);
+            std::fs::write(rig.backing().join("file"), &content).unwrap();
+            if !part_of_it {
+                rig.put("file", &content);
+            }
+            let write = |rig: &Rig, content: &mut [u8], seed| {
+                let fh = rig.open("file", libc::O_WRONLY);
+                let new = noise(seed, 5000);
+                rig.write(fh, 100_000, &new);
+                content[100_000..105_000].copy_from_slice(&new);
+                rig.node().release(fh);
+            };
+            write(&rig, &mut content, 10);
+            let held = Held::at(point);
+            std::thread::scope(|scope| {
+                let ino = rig.ino("file");
+                let node = rig.node();
+                scope.spawn(move || drop(node.reconcile(ino)));
+                held.wait();
+                write(&rig, &mut content, 11);
+                held.release();
+            });
+            drop(held);
+            rig.drain();
+            same(&rig.plain("file"), &content, &what);
+            assert!(rig.node().evict_file(rig.ino("file")).unwrap(), "{what}");
+            same(&rig.get("file"), &content, &what);
+        }
+    }
+}
