@@ -235,6 +235,7 @@ impl Node {
         node.tell_set_aside_work();
         if !node.config.read_only {
             node.look_at_rights();
+            node.look_at_names();
         }
         node.note_all_moved();
         node.take_up_written_entries()?;

@@ -363,7 +363,7 @@ fn name_that_differs_in_case_when_the_other_is_removed_or_the_file_itself_then_i
 fn names_that_differ_at_the_end_when_the_store_drops_it_then_the_second_waits_and_is_named() {
     for [first, second] in [["ends", "ends."], ["ends.", "ends"], ["ends. .", "Ends."]] {
         for known in [true, false] {
-            let rig = rig_over(FoldingBacking::without_ends);
+            let rig = rig_over(FoldingBacking::secretly_without_ends);
             rig.put(first, b"first");
             if known {
                 assert_eq!(drain(&rig), Remaining::default(), "{first}");
@@ -388,4 +388,32 @@ fn names_that_differ_at_the_end_when_the_store_drops_it_then_the_second_waits_an
             assert_eq!((rig.get(first), rig.node().conflicts().0), (b"first".to_vec(), 0));
         }
     }
+}
+
+#[test]
+fn names_when_the_store_drops_their_ends_then_those_are_refused_at_the_call() {
+    let rig = rig_over(FoldingBacking::without_ends);
+    let (node, root) = (rig.node(), Ino::ROOT);
+    rig.put("plain", b"first");
+    let invalid = |outcome: Result<(), NodeError>| match outcome {
+        Err(NodeError::Posix(error)) => assert_eq!(error.raw_os_error(), libc::EINVAL),
+        other => panic!("{other:?}"),
+    };
+    for name in ["ends.", "ends ", "ends. .", "..."] {
+        let name = name.as_bytes();
+        let made = node.create_and_open(&CONTEXT, root, name, (0o644, 0o022), libc::O_RDWR);
+        invalid(made.map(drop));
+        invalid(node.mkdir(&CONTEXT, root, name, 0o755, 0o022).map(drop));
+        invalid(node.symlink(&CONTEXT, root, name, b"plain").map(drop));
+        invalid(node.link(&CONTEXT, rig.ino("plain"), root, name).map(drop));
+        invalid(node.rename(&CONTEXT, (root, b"plain"), (root, name), 0).map(drop));
+    }
+    rig.put(".dots. in the middle", b"second");
+    assert_eq!(drain(&rig), Remaining::default());
+    assert_eq!(rig.plain(".dots. in the middle"), b"second");
+    // One that keeps them has them.
+    let rig = rig_over(FoldingBacking::new);
+    rig.put("ends.", b"third");
+    assert_eq!(drain(&rig), Remaining::default());
+    assert_eq!(rig.plain("ends."), b"third");
 }

@@ -252,6 +252,9 @@ pub trait BackingStore: Send + Sync {
     /// Whether there are hard links at all.
     fn has_links(&self) -> Result<bool>;
 
+    /// Whether names keep the dots and blanks at their ends, which vfat and servers of SMB drop.
+    fn keeps_ends(&self) -> Result<bool>;
+
     /// Renames.
     fn rename(
         &self,

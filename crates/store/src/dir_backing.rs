@@ -417,6 +417,22 @@ impl BackingStore for DirBacking {
         }
     }
 
+    fn keeps_ends(&self) -> Result<bool> {
+        let one = self.make_temporary(0)?;
+        let (dir, mut short) = (&one.place.dir, one.place.name.clone());
+        short.push(".ends");
+        let mut long = short.clone();
+        long.push(". ");
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        match fs::openat(dir, &long, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(file) => drop(file),
+            Err(Errno::INVAL) => return Ok(false),
+            Err(e) => return Err(self.err("make file", dir, &long, e)),
+        }
+        let dropped = fs::statat(dir, &short, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+        self.unlink(dir, if dropped { &short } else { &long }).map(|()| !dropped)
+    }
+
     fn rename(
         &self,
         dir: &Dir,

@@ -143,11 +143,16 @@ fn reserved(dir: Ino, name: &[u8]) -> bool {
     is_reserved(name, dir == Ino::ROOT)
 }
 
-/// Refuses names that nothing may be given.
-fn check_new_name(dir: Ino, name: &[u8]) -> Result<()> {
-    check_name(name)?;
-    if reserved(dir, name) {
-        return Err(NodeError::Posix(Errno::PERM));
+impl Node {
+    /// Refuses names that nothing may be given.
+    fn check_new_name(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        if reserved(dir, name) {
+            return Err(NodeError::Posix(Errno::PERM));
+        }
+        if self.store_alters(name) {
+            return Err(NodeError::Posix(Errno::INVAL));
+        }
+        Ok(())
     }
-    Ok(())
 }

@@ -17,7 +17,7 @@ use crate::node::Node;
 
 use super::acl::{self, Acl};
 use super::groups::{Membership, membership};
-use super::{Stat, check_name, check_new_name, reserved};
+use super::{Stat, check_name, reserved};
 
 /// A new inode as its creator asks for it.
 #[derive(Debug, Clone, Copy)]
@@ -107,7 +107,7 @@ impl Node {
         owned: bool,
         announce: &mut dyn FnMut(Ino),
     ) -> Result<Found> {
-        check_new_name(dir, name)?;
+        self.check_new_name(dir, name)?;
         // Between nodes the commit finds out whether the name is free: to look first is a round trip.
         let mut looks = !self.is_clustered() || !self.meta.is_listed(dir);
         loop {
@@ -266,7 +266,7 @@ impl Node {
     /// `EEXIST`; `EPERM` for a directory or a reserved name, and where the backing store was found to
     /// have no hard links.
     pub fn link(&self, context: &Context, ino: Ino, dir: Ino, name: &[u8]) -> Result<Stat> {
-        check_new_name(dir, name)?;
+        self.check_new_name(dir, name)?;
         if self.record(ino)?.is_directory() {
             return Err(Errno::PERM.into());
         }
@@ -371,7 +371,7 @@ impl Node {
         flags: u32,
     ) -> Result<()> {
         let flags = rename_flags(flags)?;
-        check_new_name(to_dir, to)?;
+        self.check_new_name(to_dir, to)?;
         let source = self.existing(context, from_dir, from)?;
         let target = self.find(context, to_dir, to)?;
         match &target {

@@ -56,6 +56,8 @@ pub(crate) struct Limits {
     /// The largest extended attribute, name and value, and what a larger one is refused with.
     attribute: Mutex<Option<(usize, i32)>>,
     no_links: AtomicBool,
+    /// The store drops dots and blanks at the ends of names.
+    drops_ends: AtomicBool,
     /// This mount can't give files away at all.
     keeps_owners: AtomicBool,
 }
@@ -258,6 +260,20 @@ impl Node {
             Ok(gives) => self.reconciler.limits.keeps_owners.store(!gives, Ordering::Release),
             Err(error) => tracing::warn!(%error, "can't see whether files can be given away"),
         }
+    }
+
+    /// At the start: whether the store has names as they are given.
+    pub(crate) fn look_at_names(&self) {
+        match self.backing.keeps_ends() {
+            Ok(keeps) => self.reconciler.limits.drops_ends.store(!keeps, Ordering::Release),
+            Err(error) => tracing::warn!(%error, "can't see whether names keep their ends"),
+        }
+    }
+
+    /// Whether the store is known to make another name of this one.
+    pub(crate) fn store_alters(&self, name: &[u8]) -> bool {
+        self.reconciler.limits.drops_ends.load(Ordering::Acquire)
+            && matches!(name.last(), Some(b'.' | b' '))
     }
 
     /// Before a file is changed that can't be given back to its owner: it is written in place, so it

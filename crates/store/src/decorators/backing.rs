@@ -138,6 +138,10 @@ impl BackingStore for InterceptedBacking {
         }
     }
 
+    fn keeps_ends(&self) -> Result<bool> {
+        self.inner.keeps_ends()
+    }
+
     fn limbo_name(&self, key: u64) -> OsString {
         self.inner.limbo_name(key)
     }

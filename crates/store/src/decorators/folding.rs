@@ -18,19 +18,26 @@ use crate::{Attributes, Presence, Result};
 pub struct FoldingBacking {
     inner: Arc<dyn BackingStore>,
     drops_ends: bool,
+    says_so: bool,
 }
 
 impl FoldingBacking {
     /// Over another store.
     #[must_use]
     pub fn new(inner: Arc<dyn BackingStore>) -> Self {
-        Self { inner, drops_ends: false }
+        Self { inner, drops_ends: false, says_so: true }
     }
 
     /// Over another store, and without the dots and blanks at the end of each name.
     #[must_use]
     pub fn without_ends(inner: Arc<dyn BackingStore>) -> Self {
-        Self { inner, drops_ends: true }
+        Self { inner, drops_ends: true, says_so: true }
+    }
+
+    /// The same, of which nobody knows at the start.
+    #[must_use]
+    pub fn secretly_without_ends(inner: Arc<dyn BackingStore>) -> Self {
+        Self { inner, drops_ends: true, says_so: false }
     }
 
     /// What the store makes of a name.
@@ -101,6 +108,10 @@ impl BackingStore for FoldingBacking {
         fn set_limbo_aside(&self, key: u64) -> Result<Option<PathBuf>>;
         fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>;
         fn tidy(&self) -> Result<()>;
+    }
+
+    fn keeps_ends(&self) -> Result<bool> {
+        Ok(!(self.drops_ends && self.says_so))
     }
 
     spell! {

@@ -274,6 +274,7 @@ impl BackingStore for RenumberedBacking {
         fn set_limbo_aside(&self, key: u64) -> Result<Option<PathBuf>>;
         fn limbo_name(&self, key: u64) -> OsString;
         fn has_links(&self) -> Result<bool>;
+        fn keeps_ends(&self) -> Result<bool>;
         fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>>;
         fn list_set_aside(&self) -> Result<Vec<PathBuf>>;
         fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>;
