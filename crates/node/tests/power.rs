@@ -284,3 +284,69 @@ fn object_when_its_version_was_published_then_clean_only_after_the_name_is_durab
         assert_eq!(rig.node().conflicts().0, 0);
     }
 }
+
+/// A file that is emptied and written anew while a worker sets the times of the version below.
+#[test]
+fn file_that_is_emptied_and_synced_when_its_version_below_gets_other_attributes_then_its_bytes_count()
+ {
+    for reconciled_before_sync in [false, true] {
+        let mut rig = Rig::small(8 * MIB);
+        std::fs::write(rig.backing().join("file"), noise(1, 20_480)).unwrap();
+        let ino = rig.ino("file");
+        let mtime = Some(forebay_node::SetTime::At(forebay_node::Timestamp::new(1_000_000, 5)));
+        let set = forebay_node::SetAttr { mtime, ..Default::default() };
+        let _set = rig.node().setattr(&CONTEXT, ino, &set).unwrap();
+        let fh = rig.node().open(&CONTEXT, ino, libc::O_WRONLY | libc::O_TRUNC).unwrap().fh;
+        let bytes = noise(2, 12_288);
+        rig.write(fh, 0, &bytes);
+        if reconciled_before_sync {
+            rig.node().reconcile(ino).ok();
+        }
+        rig.node().fsync(&CONTEXT, fh, true).unwrap();
+        rig.node().reconcile(ino).ok();
+        rig.crash();
+        std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+        rig.start();
+        assert!(rig.get("file") == bytes, "before the sync: {reconciled_before_sync}");
+        rig.drain();
+        assert!(rig.plain("file") == bytes);
+        assert_eq!(rig.node().conflicts().0, 0);
+    }
+}
+
+/// A worker published a version and could not report it; what is written after the next start is newer.
+#[test]
+fn file_that_is_emptied_and_synced_when_its_version_was_not_reported_then_its_bytes_count() {
+    let mut rig = Rig::small(8 * MIB);
+    rig.put("file", &noise(1, 20_480));
+    let ino = rig.ino("file");
+    fail::cfg("node.flush.published", "return").unwrap();
+    rig.node().reconcile(ino).ok();
+    fail::remove("node.flush.published");
+    assert_eq!(rig.plain("file").len(), 20_480);
+    rig.crash();
+    std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+    for object in objects(&rig) {
+        std::fs::remove_file(object).unwrap();
+    }
+    rig.start();
+    let fh = rig.node().open(&CONTEXT, ino, libc::O_WRONLY | libc::O_TRUNC).unwrap().fh;
+    let bytes = noise(2, 12_288);
+    rig.write(fh, 0, &bytes);
+    rig.node().fsync(&CONTEXT, fh, true).unwrap();
+    rig.crash();
+    std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+    rig.start();
+    assert!(rig.get("file") == bytes);
+    rig.drain();
+    assert!(rig.plain("file") == bytes);
+    assert_eq!(rig.node().conflicts().0, 0);
+}
+
+/// The objects of the tier.
+fn objects(rig: &Rig) -> Vec<PathBuf> {
+    let fans = std::fs::read_dir(rig.dir.join("tier0/objects")).unwrap();
+    fans.flat_map(|fan| std::fs::read_dir(fan.unwrap().path()).unwrap())
+        .map(|file| file.unwrap().path())
+        .collect()
+}

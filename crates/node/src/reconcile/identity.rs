@@ -141,24 +141,24 @@ impl Node {
         self.is_of_another(work, link, found, &|_| true)
     }
 
-    /// As [`Node::is_anothers`], for one that can't tell whether it is its own. Of several of this kind one
-    /// has it: if each left it to the others, as when all have their turns before any of them is reported,
-    /// nobody would ever see to it. A removed directory leaves it only to one that is known by it: what
-    /// the removed one has in it must go, and would be the other's. Else the largest number has it.
+    /// As [`Node::is_anothers`], for one that can't tell whether it is its own. If each of several of this
+    /// kind left it to the others, as when all have their turns before any of them is reported, nobody
+    /// would ever see to it. A removed directory leaves it only to one that is known by it, as what the
+    /// removed one has in it must go, and would be the other's; directories that are there leave it to all
+    /// others, and are made anew. Of all else the largest number has it.
     pub(super) fn is_rather_anothers(
         &self,
         work: &Work<'_>,
         link: &Link,
         found: &Attributes,
     ) -> Result<bool> {
-        let is_removed_directory =
-            |record: &Record| record.is_directory() && record.links.is_empty();
-        self.is_of_another(work, link, found, &|other| {
-            other.backing.fingerprint.is_some()
-                || !is_removed_directory(&work.record)
-                    && (is_pending(other, found)
-                        || is_removed_directory(other)
-                        || other.ino > work.ino())
+        let is_there = !work.record.links.is_empty();
+        self.is_of_another(work, link, found, &|other| match work.record.is_directory() {
+            true => is_there || other.backing.fingerprint.is_some(),
+            false => {
+                let can_tell = other.backing.fingerprint.is_some() || is_pending(other, found);
+                can_tell || other.ino > work.ino()
+            }
         })
     }
 
