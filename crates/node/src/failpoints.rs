@@ -26,6 +26,7 @@ const OWN: &[&str] = &[
     "node.fill.whole",
     "node.flush.begin",
     "node.flush.copied",
+    "node.flush.checked",
     "node.flush.publish",
     "node.flush.published",
     "node.flush.half",

@@ -180,7 +180,7 @@ impl Node {
             }
             Some(spill) => self.flush_spilled(&file, record, target, &spill)?,
             None if in_place && own => self.flush_in_place(&file, record, target)?,
-            None => self.flush_anew(&file, record, target, (!kept_open).then_some(seen))?,
+            None => self.flush_anew(&file, record, target, (seen, kept_open))?,
         };
         let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
         fail_at!("node.flush.published");
@@ -317,7 +317,7 @@ impl Node {
         file: &FileRef,
         record: &Arc<Record>,
         target: &Target<'_>,
-        seen: Option<u64>,
+        (began, kept_open): (u64, bool),
     ) -> Result<Flushed> {
         let mut temporary = match file.take_staged(record) {
             Some(staged) => staged,
@@ -336,10 +336,12 @@ impl Node {
                 temporary
             }
         };
-        if seen.is_some_and(|seen| file.writes.load(Ordering::Acquire) != seen) {
+        if !kept_open && file.writes.load(Ordering::Acquire) != began {
             return Ok(Flushed::Busy);
         }
-        self.publish_file(file.ino, file.residence.read().place.as_ref(), &mut temporary, target)
+        fail_at!("node.flush.checked");
+        let residence = file.residence.read();
+        self.publish_file(file, (residence.place.as_ref(), Some(began)), &mut temporary, target)
     }
 
     /// Copies all bytes of a file: those on the tier from there, the others from the version that
@@ -392,14 +394,15 @@ impl Node {
     }
 
     /// Notes what is about to appear, and lets it.
+    /// `began` is the number of writes of the file when its bytes began to be copied.
     fn publish_file(
         &self,
-        ino: Ino,
-        place: Option<&Place>,
+        file: &File,
+        (place, began): (Option<&Place>, Option<u64>),
         temporary: &mut Temporary,
         target: &Target<'_>,
     ) -> Result<Flushed> {
-        let name = OsStr::from_bytes(target.name);
+        let (ino, name) = (file.ino, OsStr::from_bytes(target.name));
         // An earlier flush may have got this far without being able to say so.
         let found = match self.backing.stat(target.dir, name) {
             Ok(found) => Some(found),
@@ -430,12 +433,10 @@ impl Node {
                 header.pending = Some(pending);
                 Ok(())
             })?;
-            let unseen = |file: FileRef| {
-                file.opens.lock().writers > 0 || file.stored_unseen.pending().is_some()
-            };
-            if self.files.peek(ino).is_some_and(unseen) {
-                // What the kernel makes durable by itself from now on is newer than this version: the
-                // header has to know it.
+            let is_newer = began.is_some_and(|began| file.writes.load(Ordering::Acquire) != began);
+            if is_newer || file.opens.lock().writers > 0 || file.stored_unseen.pending().is_some() {
+                // What was made durable since the copy began, or is by the kernel from now on, is newer
+                // than this version: the header has to know it before the version is there.
                 place.object.sync(false)?;
             }
         }
@@ -471,7 +472,8 @@ impl Node {
         if !same || !spill.is_complete() {
             return Ok(Flushed::Busy);
         }
-        let published = self.publish_file(file.ino, residence.place.as_ref(), &mut fresh, target);
+        let published =
+            self.publish_file(file, (residence.place.as_ref(), None), &mut fresh, target);
         let flushed = match published {
             // Before anybody can write to it again: an error may come after the deed.
             Err(error) => match self.published_spill(record) {

@@ -534,3 +534,56 @@ fn file_written_between_its_publication_and_its_report_then_stays_dirty_and_is_w
         }
     }
 }
+
+/// Notes the syncs of objects and the publications, in their order.
+#[derive(Default)]
+struct Order(Mutex<Vec<Operation>>);
+
+impl Interceptor for Order {
+    fn before(&self, _: Operation, _: u64) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn after(&self, operation: Operation) {
+        if matches!(operation, Operation::Sync | Operation::Commit) {
+            self.0.lock().push(operation);
+        }
+    }
+}
+
+/// A power cut could bring the header back as it was when the program synced, and the version that is
+/// published without what was synced would count as the newer one.
+#[test]
+fn file_synced_while_an_older_copy_of_it_is_published_then_its_header_knows_that_one_before() {
+    let _one = ONE.lock();
+    for kept_open in [false, true] {
+        let order = Arc::new(Order::default());
+        let mut rig = Rig::unstarted(&[16 * MIB], order.clone(), |config| {
+            config.writeback = Writeback::OnEviction;
+        });
+        rig.by_tier = Some(order.clone());
+        rig.start();
+        rig.put("file", &noise(1, 20_480));
+        let (node, ino) = (rig.node(), rig.ino("file"));
+        let open = || node.open(&CONTEXT, ino, libc::O_WRONLY).unwrap().fh;
+        let before = kept_open.then(open);
+        let held = Held::at("node.flush.checked");
+        let bytes = noise(2, 20_480);
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(node.reconcile(ino)));
+            held.wait();
+            let fh = before.unwrap_or_else(open);
+            rig.write(fh, 0, &bytes);
+            node.fsync(&CONTEXT, fh, true).unwrap();
+            node.release(fh);
+            order.0.lock().clear();
+            held.release();
+        });
+        let done = order.0.lock().clone();
+        let published = done.iter().position(|operation| *operation == Operation::Commit);
+        let before = &done[..published.unwrap_or(done.len())];
+        assert!(before.contains(&Operation::Sync), "kept open: {kept_open}: {done:?}");
+        rig.drain();
+        same(&rig.plain("file"), &bytes, "in the backing store");
+    }
+}
