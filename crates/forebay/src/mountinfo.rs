@@ -32,6 +32,11 @@ impl Mount {
         self.kind == FILE_SYSTEM_TYPE
     }
 
+    /// Whether it is a bind mount of a part of its file system.
+    pub fn is_of_part(&self) -> bool {
+        !self.root.as_os_str().is_empty() && self.root != Path::new("/")
+    }
+
     /// The user who mounted it, as the kernel knows it.
     pub fn user_id(&self) -> Option<u32> {
         self.options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok())

@@ -64,6 +64,27 @@ fn files_below_a_bind_mount_of_a_directory_when_named_to_commands_then_these_are
 }
 
 #[test]
+fn mount_that_is_bound_to_other_places_when_unmounted_then_they_are_named() {
+    if !can_mount() {
+        return;
+    }
+    site::use_own_mounts();
+    let site = Site::new();
+    site.mount(&[]);
+    fs::create_dir(site.path("mnt/dir")).unwrap();
+    fs::create_dir(site.path("bind")).unwrap();
+    rustix::mount::mount_bind(site.path("mnt/dir"), site.path("bind")).unwrap();
+    let (code, text) = site.run(&["umount", &site.text("bind")]);
+    assert!(code == 2 && text.contains("is a bind mount of a part"), "{code} {text}");
+    fs::write(site.path("mnt/dir/file"), b"served on").unwrap();
+    let (code, text) = site.run(&["umount", &site.text("mnt")]);
+    assert!(code == 1 && text.contains(&site.text("bind")), "{code} {text}");
+    assert_eq!(fs::read(site.path("bind/file")).unwrap(), b"served on");
+    rustix::mount::unmount(site.path("bind"), rustix::mount::UnmountFlags::empty()).unwrap();
+    assert_eq!(fs::read(site.path("backing/dir/file")).unwrap(), b"served on");
+}
+
+#[test]
 fn sync_when_files_are_there_open_or_mapped_then_says_so_and_succeeds() {
     if !can_mount() {
         return;
