@@ -146,16 +146,18 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
         Err(error) => return Err(error),
     }
     if let Some(daemon) = daemon {
-        wait_for_end(&daemon, device.as_deref(), end_limit(began, args))?;
+        wait_for_end(&daemon, device.as_deref(), &mounts, end_limit(began, args))?;
     }
     lacking.map_or(Ok(()), |lacking| Err(Error::NotDrained(lacking)))
 }
 
-/// Where the file system of a mount that was removed still is in this mount namespace.
-fn elsewhere_here(device: &str) -> Vec<String> {
-    let mounts = mountinfo::read().unwrap_or_default();
-    let same = mounts.iter().filter(|mount| mount.is_forebay() && mount.device == device);
-    same.take(8).map(|mount| WirePath::from(&mount.mountpoint).to_string()).collect()
+/// Which of the mounts that were there before a mount was removed still show its file system. (Later ones
+/// may have got the number of its device.)
+fn still_bound(device: &str, before: &[Mount]) -> Vec<String> {
+    let now = mountinfo::read().unwrap_or_default();
+    let same = |mount: &&Mount| mount.is_forebay() && mount.device == device;
+    let still = before.iter().filter(same).filter(|mount| now.contains(mount));
+    still.take(8).map(|mount| WirePath::from(&mount.mountpoint).to_string()).collect()
 }
 
 /// Some of the processes in whose mount namespaces the file system of a mount still is that is not in
@@ -261,13 +263,14 @@ fn holders(mountpoint: &Path) -> Vec<String> {
 fn wait_for_end(
     daemon: &impl std::os::fd::AsFd,
     device: Option<&str>,
+    before: &[Mount],
     limit: Duration,
 ) -> Result<(), Error> {
     let deadline = Instant::now() + limit;
     let began = Instant::now();
     loop {
         let bound = match device.filter(|_| began.elapsed() >= BOUND_LIMIT) {
-            Some(device) => elsewhere_here(device),
+            Some(device) => still_bound(device, before),
             None => Vec::new(),
         };
         if !bound.is_empty() {
