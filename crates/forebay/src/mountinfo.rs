@@ -13,6 +13,9 @@ pub const FILE_SYSTEM_TYPE: &str = "fuse.forebay";
 pub struct Mount {
     /// Device number, `major:minor`; bind mounts of one file system share it.
     pub device: String,
+    /// Which directory or file of the file system is there, from its root: not `/` for bind mounts of
+    /// parts of it.
+    pub root: PathBuf,
     /// Where it is mounted.
     pub mountpoint: PathBuf,
     /// Type and subtype, such as `fuse.forebay`.
@@ -27,6 +30,11 @@ impl Mount {
     /// Whether it is one of ours.
     pub fn is_forebay(&self) -> bool {
         self.kind == FILE_SYSTEM_TYPE
+    }
+
+    /// Whether it is a bind mount of a part of its file system.
+    pub fn is_of_part(&self) -> bool {
+        !self.root.as_os_str().is_empty() && self.root != Path::new("/")
     }
 
     /// The user who mounted it, as the kernel knows it.
@@ -51,6 +59,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
     Some(Mount {
         device: text(fields.get(2)?),
+        root: unescape(fields.get(3)?).into(),
         mountpoint: unescape(fields.get(4)?).into(),
         kind: text(fields.get(dash + 1)?),
         source: unescape(fields.get(dash + 2)?),
@@ -140,7 +149,7 @@ mod tests {
 
     const TEXT: &[u8] = b"22 1 254:0 / / rw - ext4 /dev/vda rw\n\
         61 22 0:52 / /mnt/a rw,nosuid - fuse.forebay /slow/tree rw,user_id=1000,group_id=0\n\
-        62 22 0:53 / /mnt/a\\040b rw - tmpfs tmpfs rw\n\
+        62 22 0:53 /in\\040it /mnt/a\\040b rw - tmpfs tmpfs rw\n\
         broken line\n\
         63 61 0:54 / /mnt/a rw shared:7 - fuse.forebay /upper rw\n";
 
@@ -151,6 +160,7 @@ mod tests {
         assert_eq!(mounts[1].user_id(), Some(1000));
         assert_eq!(mounts[1].source, "/slow/tree");
         assert_eq!(mounts[2].mountpoint, Path::new("/mnt/a b"));
+        assert_eq!(mounts[2].root, Path::new("/in it"));
         assert!(mounts[3].is_forebay() && !mounts[2].is_forebay());
     }
 

@@ -415,8 +415,9 @@ fn outcome_in_short(verb: &str, outcome: &Outcome) -> String {
     let (files, bytes) = (count_of_files(outcome.files), format_bytes(outcome.bytes));
     let complete = outcome.complete && outcome.elsewhere == 0;
     if verb == "refreshed" {
-        let directories = format_count(outcome.skipped);
-        return format!("refreshed: compared {files} and {directories} directories");
+        let directories = if outcome.skipped == 1 { "directory" } else { "directories" };
+        let count = format_count(outcome.skipped);
+        return format!("refreshed: compared {files} and {count} {directories}");
     }
     if verb == "synced" {
         return match (outcome.files, complete) {

@@ -40,6 +40,51 @@ fn root_directory_when_the_mount_has_ended_then_has_the_time_that_programs_saw()
 }
 
 #[test]
+fn files_below_a_bind_mount_of_a_directory_when_named_to_commands_then_these_are_meant() {
+    if !can_mount() {
+        return;
+    }
+    site::use_own_mounts();
+    let site = Site::new();
+    site.mount(&["--writeback", "evict"]);
+    fs::create_dir(site.path("mnt/dir")).unwrap();
+    fs::create_dir(site.path("bind")).unwrap();
+    fs::write(site.path("mnt/dir/file"), b"in the directory").unwrap();
+    fs::write(site.path("mnt/file"), b"of the same name above it").unwrap();
+    rustix::mount::mount_bind(site.path("mnt/dir"), site.path("bind")).unwrap();
+    let (code, text) = site.run(&["where", &site.text("bind/file")]);
+    assert!(code == 0 && text.starts_with("dir/file: file, resident"), "{code} {text}");
+    let (code, text) = site.run(&["sync", "--quiet", &site.text("bind/file")]);
+    let (code_of_all, of_all) = site.run(&["conflicts", "list", &site.text("bind")]);
+    rustix::mount::unmount(site.path("bind"), rustix::mount::UnmountFlags::empty()).unwrap();
+    assert_eq!((code, text.contains("wrote 1 file, 16 B")), (0, true), "{text}");
+    assert_eq!((code_of_all, of_all.as_str()), (0, "no conflicts\n"));
+    assert_eq!(fs::read(site.path("backing/dir/file")).unwrap(), b"in the directory");
+    assert!(!site.path("backing/file").exists());
+}
+
+#[test]
+fn mount_that_is_bound_to_other_places_when_unmounted_then_they_are_named() {
+    if !can_mount() {
+        return;
+    }
+    site::use_own_mounts();
+    let site = Site::new();
+    site.mount(&[]);
+    fs::create_dir(site.path("mnt/dir")).unwrap();
+    fs::create_dir(site.path("bind")).unwrap();
+    rustix::mount::mount_bind(site.path("mnt/dir"), site.path("bind")).unwrap();
+    let (code, text) = site.run(&["umount", &site.text("bind")]);
+    assert!(code == 2 && text.contains("is a bind mount of a part"), "{code} {text}");
+    fs::write(site.path("mnt/dir/file"), b"served on").unwrap();
+    let (code, text) = site.run(&["umount", &site.text("mnt")]);
+    assert!(code == 1 && text.contains(&site.text("bind")), "{code} {text}");
+    assert_eq!(fs::read(site.path("bind/file")).unwrap(), b"served on");
+    rustix::mount::unmount(site.path("bind"), rustix::mount::UnmountFlags::empty()).unwrap();
+    assert_eq!(fs::read(site.path("backing/dir/file")).unwrap(), b"served on");
+}
+
+#[test]
 fn sync_when_files_are_there_open_or_mapped_then_says_so_and_succeeds() {
     if !can_mount() {
         return;
@@ -438,6 +483,37 @@ fn conflicts_when_resolved_in_any_way_then_the_list_has_them_no_more() {
             .count()
     };
     assert_eq!(["ours", "theirs", "forgotten", "removed"].map(there), [0, 0, 1, 0]);
+}
+
+#[test]
+fn conflict_when_the_version_to_be_kept_is_gone_then_the_other_one_is_not_removed() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    for name in ["file", "other"] {
+        fs::write(site.path("backing").join(name), b"base").unwrap();
+    }
+    site.mount(&["--writeback", "evict"]);
+    fs::write(site.path("mnt/file"), b"from here").unwrap();
+    fs::write(site.path("backing/file"), b"from others").unwrap();
+    fs::create_dir(site.path("mnt/dir")).unwrap();
+    fs::write(site.path("mnt/dir/within"), b"from here").unwrap();
+    fs::write(site.path("backing/dir"), b"from others").unwrap();
+    site.run(&["sync", "--quiet", &site.text("mnt")]);
+    assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"from others");
+    // The kernel remembers it still.
+    fs::remove_file(site.path("backing/file")).unwrap();
+    let resolve =
+        |name: &str, keep: &str| site.run(&["conflicts", "resolve", "--keep", keep, name]);
+    let (code, text) = resolve(&site.text("mnt/file"), "theirs");
+    assert!(code == 1 && text.contains("is the only version"), "{code} {text}");
+    assert_eq!(resolve(&site.text("mnt/file"), "ours").0, 0);
+    assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"from here");
+    for keep in ["ours", "theirs"] {
+        let (code, text) = resolve(&site.text("mnt/dir"), keep);
+        assert!(code == 1 && text.contains("is a directory: move or remove"), "{code} {text}");
+    }
 }
 
 #[test]

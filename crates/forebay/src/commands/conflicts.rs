@@ -6,7 +6,7 @@ use super::{print, print_json};
 use crate::cli::{
     ConflictsCommand, ConflictsForgetArgs, ConflictsListArgs, ConflictsResolveArgs, Keep,
 };
-use crate::control::{Client, Conflict, WirePath};
+use crate::control::{Client, Conflict, Request, WirePath};
 use crate::error::{Error, Exit};
 use crate::{mountinfo, render};
 
@@ -48,15 +48,14 @@ fn list(args: &ConflictsListArgs) -> Result<u8, Error> {
 fn conflicts_of(mut client: Client) -> Result<Vec<Conflict>, Error> {
     let conflicts = client.conflicts()?;
     let at = |path: WirePath| match path.0.as_os_str().is_empty() {
-        true => path,
-        false => client.mountpoint().join(path.0).into(),
+        true => Some(path),
+        false => client.outside(&path.0).map(WirePath::from),
     };
-    let whole = |conflict: Conflict| Conflict {
-        path: at(conflict.path),
-        kept_as: at(conflict.kept_as),
-        ..conflict
+    // A bind mount of a part shows those that are there.
+    let whole = |conflict: Conflict| {
+        Some(Conflict { path: at(conflict.path)?, kept_as: at(conflict.kept_as)?, ..conflict })
     };
-    Ok(conflicts.into_iter().map(whole).collect())
+    Ok(conflicts.into_iter().filter_map(whole).collect())
 }
 
 /// The mount of a path that need not be there any more, and the path below its mount point.
@@ -68,8 +67,7 @@ fn mount_of(path: &Path) -> Result<(Client, PathBuf), Error> {
     let client = Client::for_path(&real)?;
     let rest = whole.strip_prefix(dir).unwrap_or(&whole);
     let real = real.join(rest);
-    let below = real.strip_prefix(client.mountpoint());
-    let below = below.map_err(|_| Error::NotMounted(path.to_owned()))?.to_owned();
+    let below = client.inside(&real).ok_or_else(|| Error::NotMounted(path.to_owned()))?;
     Ok((client, below))
 }
 
@@ -88,8 +86,14 @@ fn resolve(args: &ConflictsResolveArgs) -> Result<u8, Error> {
                 path.display()
             )));
         }
-        let at = |path: &WirePath| client.mountpoint().join(&path.0);
-        let (theirs, ours) = (at(&conflict.path), at(&conflict.kept_as));
+        let at = |path: &WirePath| {
+            client.outside(&path.0).ok_or_else(|| Error::NotMounted(path.0.clone()))
+        };
+        let (theirs, ours) = (at(&conflict.path)?, at(&conflict.kept_as)?);
+        must_be_files(&ours, &theirs)?;
+        if args.keep == Keep::Theirs {
+            must_be_there(&mut client, conflict, &ours, &theirs)?;
+        }
         let kept = match args.keep {
             Keep::Ours => std::fs::rename(&ours, &theirs).map(|()| "the version of this mount"),
             Keep::Theirs => std::fs::remove_file(&ours).map(|()| "the version of the others"),
@@ -101,13 +105,51 @@ fn resolve(args: &ConflictsResolveArgs) -> Result<u8, Error> {
     Ok(Exit::Ok.code())
 }
 
+/// No call puts a directory in place of what is there, and what is in one nobody has looked at.
+fn must_be_files(ours: &Path, theirs: &Path) -> Result<(), Error> {
+    let is_directory = |path: &&Path| path.symlink_metadata().is_ok_and(|found| found.is_dir());
+    match [ours, theirs].into_iter().find(is_directory) {
+        None => Ok(()),
+        Some(directory) => Err(Error::Failed(format!(
+            "{} is a directory: move or remove one of the two yourself, and then take the conflict off \
+             the list by `forebay conflicts forget {}`",
+            WirePath::from(directory),
+            WirePath::from(theirs)
+        ))),
+    }
+}
+
+/// Whoever removes one of two versions must have the other one.
+fn must_be_there(
+    client: &mut Client,
+    conflict: &Conflict,
+    ours: &Path,
+    theirs: &Path,
+) -> Result<(), Error> {
+    // Others may have removed it, and the kernel remember it still.
+    let paths = vec![conflict.path.clone()];
+    client.work(Request::Refresh { paths }, None, &mut |_| {})?;
+    match theirs.symlink_metadata() {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::Failed(format!(
+            "{} is not there any more: {} is the only version; keep that with `--keep ours`, or remove \
+             it yourself",
+            WirePath::from(theirs),
+            WirePath::from(ours)
+        ))),
+        Err(error) => Err(Error::io(theirs.display().to_string())(error)),
+    }
+}
+
 fn forget(args: &ConflictsForgetArgs) -> Result<u8, Error> {
     let mut forgotten = 0;
     for path in &args.paths {
         if args.all {
             let mut client = Client::for_path(path)?;
-            let all = client.conflicts()?.into_iter().map(|conflict| conflict.path);
-            forgotten += client.forget_conflicts(all.collect())?;
+            let mut all: Vec<WirePath> =
+                client.conflicts()?.into_iter().map(|conflict| conflict.path).collect();
+            all.retain(|path| client.outside(&path.0).is_some());
+            forgotten += client.forget_conflicts(all)?;
             continue;
         }
         let (mut client, below) = mount_of(path)?;

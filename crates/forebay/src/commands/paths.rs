@@ -90,12 +90,16 @@ impl Groups {
         let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
         let listed = mountinfo::containing(&mounts, &real).filter(|mount| mount.is_forebay());
         let place = listed.map_or(&real, |mount| &mount.mountpoint);
-        let below = || real.strip_prefix(place).map_err(|_| Error::NotMounted(path.to_owned()));
+        let below = |client: &Client| {
+            let below = client.inside(&real).ok_or_else(|| Error::NotMounted(path.to_owned()))?;
+            Ok::<_, Error>(WirePath::from(below))
+        };
         match self.groups.iter_mut().find(|group| group.client.mountpoint() == place) {
-            Some(group) => group.paths.push(below()?.into()),
+            Some(group) => group.paths.push(below(&group.client)?),
             None => {
                 let client = Client::for_path(place)?;
-                self.groups.push(Group { client, paths: vec![below()?.into()] });
+                let paths = vec![below(&client)?];
+                self.groups.push(Group { client, paths });
             }
         }
         Ok(())
@@ -196,7 +200,7 @@ pub fn warm(args: &WarmArgs) -> Result<u8, Error> {
     let mut command = Command::new(program);
     command.args(["warm", "--quiet", "--"]).stdin(Stdio::null());
     for group in &groups.groups {
-        command.args(group.paths.iter().map(|path| group.client.mountpoint().join(&path.0)));
+        command.args(group.paths.iter().filter_map(|path| group.client.outside(&path.0)));
     }
     command.stdout(Stdio::null()).stderr(Stdio::null());
     // SAFETY: setsid(2) is safe between fork and exec. It outlives the terminal so.

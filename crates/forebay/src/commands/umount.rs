@@ -12,8 +12,11 @@ use rustix::process::{Pid, PidfdFlags};
 use super::progress::Meter;
 use super::warn;
 use crate::cli::UmountArgs;
-use crate::control::{Client, ControlError, ErrorKind, Outcome, Request, Shutdown, runtime_dir};
+use crate::control::{
+    Client, ControlError, ErrorKind, Outcome, Request, Shutdown, WirePath, runtime_dir,
+};
 use crate::error::Error;
+use crate::mountinfo::Mount;
 use crate::{mountinfo, render};
 
 /// Added to the daemon's own limit before its answer is given up.
@@ -29,12 +32,21 @@ const SUCCESSOR_LIMIT: Duration = Duration::from_secs(30);
 /// mounts are gone by then.
 const OTHERS_LIMIT: Duration = Duration::from_secs(15);
 
+/// After this long it is looked whether it is bound to other places.
+const BOUND_LIMIT: Duration = Duration::from_secs(2);
+
 /// Unmounts.
 pub fn run(args: &UmountArgs) -> Result<(), Error> {
     let path = mountinfo::resolve(&args.mountpoint)
         .map_err(Error::io(args.mountpoint.display().to_string()))?;
     let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
     let mount = mountinfo::at(&mounts, &path).filter(|mount| mount.is_forebay());
+    if mount.is_some_and(Mount::is_of_part) {
+        return Err(Error::Usage(format!(
+            "{} is a bind mount of a part of a mount, which would end everywhere; umount(8) removes it alone",
+            WirePath::from(&path)
+        )));
+    }
     let client = match mount {
         Some(mount) => Client::for_mount(mount, &mounts),
         None => Client::for_path(&path).and_then(|client| {
@@ -134,9 +146,18 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
         Err(error) => return Err(error),
     }
     if let Some(daemon) = daemon {
-        wait_for_end(&daemon, device.as_deref(), end_limit(began, args))?;
+        wait_for_end(&daemon, device.as_deref(), &mounts, end_limit(began, args))?;
     }
     lacking.map_or(Ok(()), |lacking| Err(Error::NotDrained(lacking)))
+}
+
+/// Which of the mounts that were there before a mount was removed still show its file system. (Later ones
+/// may have got the number of its device.)
+fn still_bound(device: &str, before: &[Mount]) -> Vec<String> {
+    let now = mountinfo::read().unwrap_or_default();
+    let same = |mount: &&Mount| mount.is_forebay() && mount.device == device;
+    let still = before.iter().filter(same).filter(|mount| now.contains(mount));
+    still.take(8).map(|mount| WirePath::from(&mount.mountpoint).to_string()).collect()
 }
 
 /// Some of the processes in whose mount namespaces the file system of a mount still is that is not in
@@ -242,11 +263,22 @@ fn holders(mountpoint: &Path) -> Vec<String> {
 fn wait_for_end(
     daemon: &impl std::os::fd::AsFd,
     device: Option<&str>,
+    before: &[Mount],
     limit: Duration,
 ) -> Result<(), Error> {
     let deadline = Instant::now() + limit;
     let began = Instant::now();
     loop {
+        let bound = match device.filter(|_| began.elapsed() >= BOUND_LIMIT) {
+            Some(device) => still_bound(device, before),
+            None => Vec::new(),
+        };
+        if !bound.is_empty() {
+            return Err(Error::Failed(format!(
+                "unmounted here, but the mount is bound to other places as well, and its daemon serves it on until umount(8) has removed it from {}",
+                bound.join(", ")
+            )));
+        }
         let others = match device.filter(|_| began.elapsed() >= OTHERS_LIMIT) {
             Some(device) => in_other_namespaces(device),
             None => Vec::new(),
@@ -259,7 +291,7 @@ fn wait_for_end(
         }
         let left = deadline.saturating_duration_since(Instant::now());
         let mut polled = [PollFd::new(daemon, PollFlags::IN)];
-        let left = left.min(OTHERS_LIMIT);
+        let left = left.min(BOUND_LIMIT);
         let limit = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         match rustix::event::poll(&mut polled, Some(&limit)) {
             Ok(0) if Instant::now() < deadline => {}

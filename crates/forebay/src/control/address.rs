@@ -383,6 +383,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mount = |at: &str, device: &str| Mount {
             device: device.into(),
+            root: "/".into(),
             mountpoint: at.into(),
             kind: mountinfo::FILE_SYSTEM_TYPE.into(),
             source: "/slow".into(),

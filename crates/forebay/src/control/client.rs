@@ -23,8 +23,15 @@ const QUESTION_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Client {
     mountpoint: PathBuf,
+    /// What of the mount is at this mount point: not all of it if that is a bind mount of a part.
+    root: PathBuf,
     pid: i32,
     reader: BufReader<UnixStream>,
+}
+
+/// A path below another one, without a slash at its end if it is the other one itself.
+fn joined(above: &Path, rest: &Path) -> PathBuf {
+    if rest.as_os_str().is_empty() { above.to_owned() } else { above.join(rest) }
 }
 
 impl Client {
@@ -58,8 +65,10 @@ impl Client {
         for socket in Address::candidates(mount, mounts) {
             match UnixStream::connect(&socket) {
                 Ok(stream) => {
-                    return Self::over(mount.mountpoint.clone(), stream)
-                        .map_err(Error::io(socket.display().to_string()));
+                    let client = Self::over(mount.mountpoint.clone(), stream)
+                        .map_err(Error::io(socket.display().to_string()))?;
+                    let root = mount.root.strip_prefix("/").unwrap_or(&mount.root).to_owned();
+                    return Ok(Self { root, ..client });
                 }
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     return Err(Error::Denied { mountpoint: mount.mountpoint.clone(), socket });
@@ -74,12 +83,22 @@ impl Client {
     pub fn over(mountpoint: PathBuf, stream: UnixStream) -> io::Result<Self> {
         stream.set_write_timeout(Some(QUESTION_LIMIT))?;
         let pid = rustix::net::sockopt::socket_peercred(&stream)?.pid.as_raw_nonzero().get();
-        Ok(Self { mountpoint, pid, reader: BufReader::new(stream) })
+        Ok(Self { mountpoint, root: PathBuf::new(), pid, reader: BufReader::new(stream) })
     }
 
     /// The mount point as this process sees it.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
+    }
+
+    /// What the daemon calls a path that this process sees below the mount point.
+    pub fn inside(&self, path: &Path) -> Option<PathBuf> {
+        Some(joined(&self.root, path.strip_prefix(&self.mountpoint).ok()?))
+    }
+
+    /// Where this process sees what the daemon calls so; nowhere if a bind mount does not show it.
+    pub fn outside(&self, path: &Path) -> Option<PathBuf> {
+        Some(joined(&self.mountpoint, path.strip_prefix(&self.root).ok()?))
     }
 
     /// The process id of the daemon.

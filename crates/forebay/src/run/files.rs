@@ -186,11 +186,10 @@ pub fn whereabouts(client: Option<&mut Client>, files: &[PathBuf]) -> Result<Vec
     let mut known: Vec<Known> =
         sizes.iter().map(|size| Known { size: size.unwrap_or(0), ..Known::default() }).collect();
     let Some(client) = client else { return Ok(known) };
-    let mountpoint = client.mountpoint().to_owned();
     let (mut asked, mut paths) = (Vec::new(), Vec::<WirePath>::new());
     for (at, path) in files.iter().enumerate() {
         if sizes[at].is_some()
-            && let Ok(inside) = path.strip_prefix(&mountpoint)
+            && let Some(inside) = client.inside(path)
         {
             asked.push(at);
             paths.push(inside.into());

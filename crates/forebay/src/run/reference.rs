@@ -31,10 +31,8 @@ impl Reference {
     /// Gives the sequence, in place of the one before. Files that are not there yet are left out, and
     /// `open` says that more will follow.
     pub fn give<'a>(&mut self, files: impl Iterator<Item = &'a PathBuf>, open: bool) {
-        let mountpoint = self.client.mountpoint().to_owned();
         let inside = |path: &PathBuf| -> Option<WirePath> {
-            let inside = path.strip_prefix(&mountpoint).ok().filter(|_| is_file(path))?;
-            Some(inside.into())
+            Some(self.client.inside(path).filter(|_| is_file(path))?.into())
         };
         let parts = portions(files.filter_map(inside).collect());
         let last = parts.len() - 1;

@@ -53,7 +53,10 @@ impl Conflicts {
         let mut latest: VecDeque<Conflict> = text.lines().filter_map(of_line).collect();
         let excess = latest.len().saturating_sub(MOST);
         latest.drain(..excess);
-        Conflicts { count: 0, latest, file: Some(file), lines: text.lines().count() }
+        // What is appended to a line that was cut short is lost with it: then all is written anew first.
+        let is_whole = text.is_empty() || text.ends_with('\n');
+        let lines = if is_whole { text.lines().count() } else { 2 * MOST };
+        Conflicts { count: 0, latest, file: Some(file), lines }
     }
 
     pub(super) fn add(&mut self, conflict: Conflict) {
@@ -209,5 +212,17 @@ mod tests {
         let good = std::fs::read(&file).unwrap();
         std::fs::write(&file, [b"\xff\n5 x\n\n", &good[..], &good[..9]].concat()).unwrap();
         assert_eq!(Conflicts::load(dir.path()).snapshot().1, [conflict(b"one", None)]);
+    }
+
+    #[test]
+    fn conflict_when_the_last_line_was_cut_short_then_it_is_known_at_the_next_start() {
+        let dir = tempfile::tempdir().unwrap();
+        Conflicts::load(dir.path()).add(conflict(b"one", None));
+        let file = dir.path().join(FILE);
+        let good = std::fs::read(&file).unwrap();
+        std::fs::write(&file, [&good[..], b"5 =ha"].concat()).unwrap();
+        Conflicts::load(dir.path()).add(conflict(b"two", Some(b"ours")));
+        let known = vec![conflict(b"one", None), conflict(b"two", Some(b"ours"))];
+        assert_eq!(Conflicts::load(dir.path()).snapshot().1, known);
     }
 }

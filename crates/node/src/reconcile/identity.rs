@@ -138,45 +138,55 @@ impl Node {
         link: &Link,
         found: &Attributes,
     ) -> Result<bool> {
-        self.is_of_another(work, link, found, &|_| true)
+        self.is_of_another(work, link, found, &|_, _| Ok(true))
     }
 
-    /// As [`Node::is_anothers`], for one that can't tell whether it is its own. If each of several of this
-    /// kind left it to the others, as when all have their turns before any of them is reported, nobody
-    /// would ever see to it. A removed directory leaves it only to one that is known by it, as what the
-    /// removed one has in it must go, and would be the other's; directories that are there leave it to all
-    /// others, and are made anew. Of all else the largest number has it.
+    /// As [`Node::is_anothers`], for one that can't tell whether it is its own. Of several of this kind one
+    /// has it: if each left it to the others, as when all have their turns before any of them is reported,
+    /// nobody would ever see to it. A removed directory leaves it only to one that is known by it: what
+    /// the removed one has in it must go, and would be the other's. Nothing is made under a name that
+    /// another one claims: so what stands there is not of the one that has the name now, whose claim is the
+    /// latest. Else the largest number has it.
+    ///
+    /// # Errors
+    /// [`NodeError::Busy`] while a worker has another one in hand, and may have made it for that.
     pub(super) fn is_rather_anothers(
         &self,
         work: &Work<'_>,
         link: &Link,
         found: &Attributes,
     ) -> Result<bool> {
-        let is_there = !work.record.links.is_empty();
-        self.is_of_another(work, link, found, &|other| match work.record.is_directory() {
-            true => is_there || other.backing.fingerprint.is_some(),
-            false => {
-                let can_tell = other.backing.fingerprint.is_some() || is_pending(other, found);
-                can_tell || other.ino > work.ino()
-            }
+        let is_removed_directory =
+            |record: &Record| record.is_directory() && record.links.is_empty();
+        let has_left = |record: &Record| !record.links.contains(link);
+        self.is_of_another(work, link, found, &|other, in_other_hands| {
+            let is_rather = other.backing.fingerprint.is_some()
+                || !is_removed_directory(&work.record)
+                    && (is_pending(other, found)
+                        || is_removed_directory(other)
+                        || (has_left(other), other.ino) > (has_left(&work.record), work.ino()));
+            if !is_rather && in_other_hands { Err(NodeError::Busy) } else { Ok(is_rather) }
         })
     }
 
+    /// `counts` is told of a claimant whether another worker had it in hand before its record was looked
+    /// at.
     fn is_of_another(
         &self,
         work: &Work<'_>,
         link: &Link,
         found: &Attributes,
-        counts: &dyn Fn(&Record) -> bool,
+        counts: &dyn Fn(&Record, bool) -> Result<bool>,
     ) -> Result<bool> {
         let mut claimants = self.meta.ghosts_of(link.parent, &link.name)?;
         claimants.extend(self.heir(link)?.map(|heir| heir.ino));
         let own = |ino: &Ino| *ino == work.ino() || work.wanted_by == Some(*ino);
         for ino in claimants.into_iter().filter(|ino| !own(ino)) {
+            let in_other_hands = self.is_in_other_hands(ino);
             if let Some(record) = self.known(ino)?
                 && record.backing.links.contains(link)
                 && is_own(&record, found)
-                && counts(&record)
+                && counts(&record, in_other_hands)?
             {
                 return Ok(true);
             }

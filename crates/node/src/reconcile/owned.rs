@@ -1,6 +1,7 @@
 //! Who works on which inode.
 
 use std::collections::HashMap;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use forebay_meta::Ino;
@@ -10,8 +11,8 @@ use crate::node::Node;
 
 const SHARDS: usize = 32;
 
-/// Inodes, and since when somebody works on each.
-type Shard = (Mutex<HashMap<u64, Instant>>, Condvar);
+/// Inodes, and since when which thread works on each.
+type Shard = (Mutex<HashMap<u64, (Instant, ThreadId)>>, Condvar);
 
 /// The inodes that somebody works on.
 #[derive(Default)]
@@ -52,9 +53,18 @@ impl Node {
         shards
             .flat_map(|(owned, _)| {
                 let owned = owned.lock();
-                owned.iter().map(|(&ino, since)| (Ino(ino), since.elapsed())).collect::<Vec<_>>()
+                owned
+                    .iter()
+                    .map(|(&ino, (since, _))| (Ino(ino), since.elapsed()))
+                    .collect::<Vec<_>>()
             })
             .collect()
+    }
+
+    /// Whether another thread works on an inode.
+    pub(super) fn is_in_other_hands(&self, ino: Ino) -> bool {
+        let (owned, _) = self.reconciler.owners.shard(ino);
+        owned.lock().get(&ino.0).is_some_and(|(_, who)| *who != thread::current().id())
     }
 
     /// Becomes the owner of an inode; `None` if somebody else is for longer than `patience`.
@@ -83,7 +93,7 @@ impl Node {
                 return None;
             }
         }
-        owned.insert(ino.0, Instant::now());
+        owned.insert(ino.0, (Instant::now(), thread::current().id()));
         drop(owned);
         let right = Owned { node: self, ino };
         self.begin_work(ino, until).then_some(right)

@@ -118,6 +118,63 @@ fn directory_that_two_claim_when_neither_knows_whose_it_is_then_one_of_them_sees
 }
 
 #[test]
+fn directory_that_a_worker_has_made_and_not_reported_when_another_claims_its_name_then_it_is_not_taken()
+ {
+    let bench = Bench::new();
+    let old = bench.mkdir("dir");
+    let file = bench.write("dir/file", b"old");
+    bench.node.meta.claim(old, &link(Ino::ROOT, "dir")).expect("claimed");
+    fs::create_dir(bench.root.join("dir")).expect("made");
+    bench.rename("dir", "other", false);
+    let new = bench.mkdir("dir");
+    bench.node.meta.claim(new, &link(Ino::ROOT, "dir")).expect("claimed");
+    let fingerprint_of = |ino| bench.node.meta.get(ino).expect("there").backing.fingerprint;
+    let (held, (done, until)) = (std::sync::Barrier::new(2), std::sync::mpsc::channel::<()>());
+    std::thread::scope(|scope| {
+        let (held, node) = (&held, &bench.node);
+        scope.spawn(move || {
+            let _in_hand = node.own(old, Duration::ZERO).expect("nobody works on it");
+            held.wait();
+            let _told = until.recv();
+        });
+        held.wait();
+        let _not_in_line = bench.node.reconcile(new);
+        assert_eq!(fingerprint_of(new), None, "what another worker made is not its own");
+        drop(done);
+    });
+    bench.drained();
+    let known = [old, new].map(|ino| fingerprint_of(ino).expect("made").ino);
+    assert_ne!(known[0], known[1], "each has a directory of its own");
+    assert_eq!(
+        (bench.names(""), bench.node.conflicts().0),
+        (vec!["dir".into(), "other".into()], 0)
+    );
+    assert_eq!((bench.names("dir"), bench.names("other")), (vec![], vec!["file".to_owned()]));
+    assert_eq!(bench.find(old, "file").map(|record| record.ino), Some(file));
+}
+
+#[test]
+fn directory_that_a_killed_worker_made_when_another_has_its_name_by_now_then_what_is_in_it_stays_its_own()
+ {
+    let bench = Bench::new();
+    let old = bench.mkdir("dir");
+    bench.write("dir/file", b"old");
+    bench.node.meta.claim(old, &link(Ino::ROOT, "dir")).expect("claimed");
+    fs::create_dir(bench.root.join("dir")).expect("made");
+    bench.rename("dir", "other", false);
+    let new = bench.mkdir("dir");
+    bench.node.meta.claim(new, &link(Ino::ROOT, "dir")).expect("claimed");
+    let made = fs::metadata(bench.root.join("dir")).expect("there").ino();
+    bench.drained();
+    assert_eq!(fs::metadata(bench.root.join("other")).expect("there").ino(), made);
+    assert_eq!(
+        (bench.names(""), bench.node.conflicts().0),
+        (vec!["dir".into(), "other".into()], 0)
+    );
+    assert_eq!((bench.names("dir"), bench.names("other")), (vec![], vec!["file".to_owned()]));
+}
+
+#[test]
 fn what_a_killed_worker_has_made_when_found_then_gets_its_attributes() {
     let bench = Bench::new();
     let ino = bench.make("link", FileKind::Symlink, 0o777);
