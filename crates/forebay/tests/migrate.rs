@@ -149,12 +149,12 @@ fn keeper(task: &Running) -> (i32, Vec<i32>) {
         let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
         text.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
     };
-    let below = children(task.0.id().cast_signed()).into_iter().flat_map(children);
+    let mut below = children(task.0.id().cast_signed()).into_iter().flat_map(children);
     let keeps = |pid: &i32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         line.split(|byte| *byte == 0).any(|word| word == b"run-task")
     };
-    let keeper = below.filter(keeps).next().unwrap();
+    let keeper = below.find(keeps).unwrap();
     (keeper, children(keeper))
 }
 

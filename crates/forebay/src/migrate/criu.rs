@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use super::tree::parent_of;
 use crate::error::Error;
+use crate::mountinfo::{self, Mount};
 
 /// The oldest version that copes with kernels of today.
 const OLDEST: (u32, u32) = (4, 1);
@@ -182,8 +183,8 @@ impl Namespace {
         let bind = mount.map(|(seen, real)| Ok::<_, Error>((text(seen)?, text(real)?)));
         let instead = mount.is_some_and(|(seen, real)| {
             // What is mounted below it would be lost with it.
-            let mounts = crate::mountinfo::read().unwrap_or_default();
-            let ours = crate::mountinfo::at(&mounts, seen).is_some_and(|mount| mount.is_forebay());
+            let mounts = mountinfo::read().unwrap_or_default();
+            let ours = mountinfo::at(&mounts, seen).is_some_and(Mount::is_forebay);
             ours && !real.starts_with(seen)
         });
         Ok(Self { fds, bind: bind.transpose()?, instead })
