@@ -232,9 +232,13 @@ fn dirty(status: &Status, line: Line<'_>) {
     for file in dirty.list.iter().take(ROWS_MAX) {
         let open = if file.open { ", open" } else { "" };
         let error = why(file.last_error.as_deref());
+        // What was removed has no path any more, and is given up when it is closed, or at once.
+        let path = match file.path.as_path().as_os_str().is_empty() {
+            true => "(removed)".to_owned(),
+            false => file.path.to_string(),
+        };
         line(format_args!(
-            "               {}  ({}, {}{open}){error}",
-            file.path,
+            "               {path}  ({}, {}{open}){error}",
             format_bytes(file.bytes),
             format_seconds(file.age_s)
         ));

@@ -287,3 +287,11 @@ fn fsck_when_objects_are_left_over_then_told_without_a_guess_at_the_cause() {
     assert!(!text.contains("killed"), "{text}");
     assert!(!fsck(&FsckReport::default()).contains("nobody needs"));
 }
+
+#[test]
+fn dirty_file_when_it_was_removed_then_said_so_in_the_place_of_its_path() {
+    let list = vec![DirtyFile { bytes: 4096, open: true, ..DirtyFile::default() }];
+    let dirty = Dirty { files: 1, bytes: 4096, oldest_s: 0, list };
+    let text = status(&Status { dirty, ..Status::default() }, false);
+    assert!(text.contains("   (removed)  (4.00 KiB, 0 s, open)"), "{text}");
+}

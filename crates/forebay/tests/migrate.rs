@@ -143,6 +143,21 @@ fn end_of(mut task: Running) -> (Option<i32>, String, String) {
     (child.wait().unwrap().code(), out, err)
 }
 
+/// The process that keeps a task, and its children, also those that nobody has waited for.
+fn keeper(task: &Running) -> (i32, Vec<i32>) {
+    let children = |pid: i32| -> Vec<i32> {
+        let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        text.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+    };
+    let mut below = children(task.0.id().cast_signed()).into_iter().flat_map(children);
+    let keeps = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).any(|word| word == b"run-task")
+    };
+    let keeper = below.find(keeps).unwrap();
+    (keeper, children(keeper))
+}
+
 /// A program that does as CRIU does, except for one command.
 fn failing(dir: &Path, criu: &Path, command: &str, instead: &str) -> PathBuf {
     let path = dir.join(format!("no-{command}"));
@@ -250,6 +265,78 @@ fn task_when_its_run_is_killed_after_a_migration_then_it_is_gone() {
     signal(forebay, rustix::process::Signal::KILL);
     assert!(wait_for(Duration::from_secs(30), || left().is_empty()), "left: {:?}", left());
     end_of(task);
+}
+
+#[test]
+fn mount_when_unmounted_while_a_task_runs_that_does_not_use_it_then_its_daemon_ends() {
+    let Some(bed) = Bed::new() else { return };
+    let task = bed.start_steps(1);
+    bed.wait_for_begin();
+    // `umount` waits for the daemon, which serves a mount for as long as any namespace has it.
+    bed.ring.umount(1);
+    bed.ring.mount(1, &["--writeback", "evict"]);
+    let (code, text) = bed.migrate(&bed.mount(1));
+    assert_eq!(code, 0, "{text}");
+    // The mount that it has left is the one that it was started with.
+    bed.ring.umount(0);
+    let (code, text) = bed.migrate("home");
+    assert_eq!(code, 3, "{text}");
+    assert!(text.contains("not on a Forebay mount"), "{text}");
+    fs::write(bed.ring.at(1, "dir/go.0"), b"").unwrap();
+    let (code, out, err) = end_of(task);
+    let (file, expected_out, expected_err) = unmigrated(1);
+    assert_eq!((code, out, err), (Some(7), expected_out, expected_err));
+    bed.ring.umount(1);
+    assert!(fs::read(bed.ring.backing("dir/out")).unwrap() == file);
+}
+
+#[test]
+fn restore_when_it_fails_half_way_then_nothing_of_it_is_left() {
+    let Some(mut bed) = Bed::new() else { return };
+    let held = bed.ring.at(0, "dir/held");
+    fs::write(&held, b"before").unwrap();
+    // CRIU refuses a file of another size, when it has begun with processes.
+    let grow = format!("echo more >> {}", held.display());
+    bed.criu = failing(&bed.ring.site.path("home"), &bed.criu, "restore", &grow);
+    let holds = "cd \"$1\"; exec 4<held 3>>out; until [ -e go.0 ]; do sleep 0.05; done; exit 7";
+    let dir = format!("{}/dir", bed.mount(0));
+    let task = bed.start(&["sh", "-c", holds, "holds", &dir]);
+    bed.wait_for_begin();
+    let before = keeper(&task);
+    assert_eq!(before.1.len(), 1, "{before:?}");
+    for _ in 0..2 {
+        let (code, text) = bed.migrate(&bed.mount(1));
+        assert_eq!(code, 1, "{text}");
+        assert!(text.contains("goes on where it was, it can't be restored"), "{text}");
+        assert_eq!(keeper(&task), before);
+    }
+    bed.go(0);
+    assert_eq!(end_of(task).0, Some(7));
+}
+
+#[test]
+fn target_when_not_of_the_same_cluster_then_refused_though_its_files_are_the_same() {
+    let Some(bed) = Bed::new() else { return };
+    let task = bed.start_steps(1);
+    bed.wait_for_begin();
+    let (alone, tier) = (bed.ring.site.path("alone"), bed.ring.site.text("tier-alone"));
+    fs::create_dir(&alone).unwrap();
+    let at = alone.to_str().unwrap();
+    let (code, text) = bed.ring.site.run(&[
+        "mount",
+        &bed.ring.site.text("backing"),
+        at,
+        "--tier",
+        &format!("{tier}=64M"),
+        "--no-supervisor",
+    ]);
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = bed.migrate(at);
+    let ended = bed.ring.site.run(&["umount", at]);
+    assert_eq!((code, ended.0), (2, 0), "{text}{}", ended.1);
+    assert!(text.contains("not nodes of one cluster"), "{text}");
+    bed.go(0);
+    assert_eq!(end_of(task).0, Some(7));
 }
 
 #[test]

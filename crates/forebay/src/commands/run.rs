@@ -8,6 +8,7 @@ use crate::cli::run::{RunArgs, Via};
 use crate::control::Client;
 use crate::error::{Error, Exit};
 use crate::migrate::criu::Criu;
+use crate::migrate::images;
 use crate::run::files::{self, Known, Names};
 use crate::run::job::{self, Job, Machine};
 use crate::run::local::{Event, Kept, Local, Manner};
@@ -68,6 +69,9 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
     let mut local = Local::new(all, queue, keeper, reference, manner, events)?;
     let ended = local.run(&heard);
     let Local { keeper, reference, .. } = local;
+    if args.migratable {
+        images::remove_left_behind();
+    }
     if let Some(reference) = reference {
         reference.withdraw();
     }

@@ -12,9 +12,7 @@ use rustix::process::{Pid, PidfdFlags};
 use super::progress::Meter;
 use super::warn;
 use crate::cli::UmountArgs;
-use crate::control::{
-    Client, ControlError, ErrorKind, Outcome, Request, Shutdown, WirePath, runtime_dir,
-};
+use crate::control::{Client, ErrorKind, Outcome, Request, Shutdown, WirePath, runtime_dir};
 use crate::error::Error;
 use crate::mountinfo::Mount;
 use crate::{mountinfo, render};
@@ -139,7 +137,7 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
     let how = if args.detach { Shutdown::Detach } else { Shutdown::IfIdle };
     match client.order(Request::Shutdown { how }, end_limit(began, args)) {
         Err(Error::Control(error)) if error.kind == ErrorKind::Busy => {
-            return Err(busy(&error, client.mountpoint()));
+            return Err(busy(client.mountpoint()));
         }
         // The daemon may be gone before its answer is; that it is gone is checked below.
         Err(Error::NoDaemon { .. }) | Ok(()) => {}
@@ -224,14 +222,17 @@ fn drain(client: &mut Client, args: &UmountArgs, began: Instant) -> Result<Outco
     }
 }
 
-fn busy(error: &ControlError, mountpoint: &Path) -> Error {
+fn busy(mountpoint: &Path) -> Error {
     let holders = holders(mountpoint);
     let list: String = holders.iter().map(|holder| format!("\n  {holder}")).collect();
-    let advice = "end them, or use --detach";
     if list.is_empty() {
-        Error::Failed(format!("{}: {error}; {advice}", mountpoint.display()))
+        Error::Failed(format!(
+            "{}: in use, but no process is to be seen that uses it: one that has just ended, another \
+             mount below it, or somebody in another namespace; try again, or use --detach",
+            mountpoint.display()
+        ))
     } else {
-        Error::Failed(format!("{}: in use; {advice}:{list}", mountpoint.display()))
+        Error::Failed(format!("{}: in use; end them, or use --detach:{list}", mountpoint.display()))
     }
 }
 
@@ -239,9 +240,12 @@ fn busy(error: &ControlError, mountpoint: &Path) -> Error {
 /// /proc, so that a stuck mount does not matter.
 fn holders(mountpoint: &Path) -> Vec<String> {
     let mut found = Vec::new();
+    let own = std::process::id().to_string();
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let dir = process.path();
-        if !process.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+        let name = process.file_name();
+        // This command may have been started there; who started it is there as well.
+        if !name.as_encoded_bytes().iter().all(u8::is_ascii_digit) || name == own.as_str() {
             continue;
         }
         let open =

@@ -8,7 +8,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::tree::parent_of;
 use crate::error::Error;
+use crate::mountinfo::{self, Mount};
 
 /// The oldest version that copes with kernels of today.
 const OLDEST: (u32, u32) = (4, 1);
@@ -110,7 +112,7 @@ impl Criu {
     }
 
     /// Restores a tree, stopped, as a child of the calling thread, and returns its first process. What
-    /// it has opened below `mount.0` it opens below `mount.1`.
+    /// it has opened below `mount.0` it opens below `mount.1`. If that fails, it may leave children.
     pub fn restore(
         &self,
         images: &Path,
@@ -168,6 +170,8 @@ fn run(mut command: Command, images: &Path, log: &str) -> Result<(), Error> {
 struct Namespace {
     fds: [RawFd; 2],
     bind: Option<(std::ffi::CString, std::ffi::CString)>,
+    /// Whether what was mounted there is let go of, so that it can be unmounted on the machine.
+    instead: bool,
 }
 
 impl Namespace {
@@ -177,7 +181,13 @@ impl Namespace {
             text.map_err(|error| Error::Usage(format!("{}: {error}", path.display())))
         };
         let bind = mount.map(|(seen, real)| Ok::<_, Error>((text(seen)?, text(real)?)));
-        Ok(Self { fds, bind: bind.transpose()? })
+        let instead = mount.is_some_and(|(seen, real)| {
+            // What is mounted below it would be lost with it.
+            let mounts = mountinfo::read().unwrap_or_default();
+            let ours = mountinfo::at(&mounts, seen).is_some_and(Mount::is_forebay);
+            ours && !real.starts_with(seen)
+        });
+        Ok(Self { fds, bind: bind.transpose()?, instead })
     }
 
     /// System calls only.
@@ -195,17 +205,16 @@ impl Namespace {
                 ) == 0
                 && self.bind.as_ref().is_none_or(|(seen, real)| {
                     let at = seen.as_ptr();
+                    let lazy = libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW;
+                    if self.instead && libc::umount2(at, lazy) != 0 {
+                        return false;
+                    }
                     libc::mount(real.as_ptr(), at, null, libc::MS_BIND, null.cast()) == 0
                 })
                 && self.fds.iter().all(|fd| libc::fcntl(*fd, libc::F_SETFD, 0) == 0)
         };
         if well { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
-}
-
-fn parent_of(pid: i32) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 fn in_path() -> Option<PathBuf> {

@@ -5,18 +5,21 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
 use super::criu::Criu;
 use super::images::Images;
+use super::mounts;
 use super::protocol::{Answer, Ask, Caller, HOME, Moved, Spot, TaskRecord};
 use super::refuse::{self, Route};
+use super::targets;
 use super::task::{Gate, Image, Sink, Stream, Task, wait_for_end};
 use super::tree::{Remaps, Tree};
 use crate::control::{ControlError, ErrorKind, WirePath};
 use crate::error::Error;
-use crate::mountinfo::{self, Mount};
+use crate::mountinfo;
 use crate::run::record::began;
 use crate::signals;
 
@@ -38,6 +41,8 @@ enum Event {
     Ended(u64),
     /// A signal for the task.
     Signal(i32),
+    /// Something was mounted or unmounted on this machine.
+    Mounts,
     /// Somebody wants it to be elsewhere.
     Ask(Caller, Ask),
 }
@@ -84,6 +89,8 @@ struct Keeper {
     events: Sender<Event>,
     place: Place,
     generation: u64,
+    /// Whether an event of mounts waits to be heard.
+    told_of_mounts: Arc<AtomicBool>,
 }
 
 /// Keeps a task until it has ended, and returns its exit code.
@@ -105,8 +112,9 @@ pub fn run(settings: Settings) -> Result<u8, Error> {
     let dir = std::env::current_dir().map_err(Error::io("the current directory"))?;
     let task = Task::start(&settings.command, &dir, &sink);
     let task = task.inspect_err(|_| spot.clear())?;
-    let place = Place::Home;
-    let mut keeper = Keeper { settings, spot, record, sink, events, place, generation: 0 };
+    let (place, told_of_mounts) = (Place::Home, Arc::new(AtomicBool::new(false)));
+    let mut keeper =
+        Keeper { settings, spot, record, sink, events, place, generation: 0, told_of_mounts };
     let code = keeper.keep(task, &heard, listener);
     keeper.spot.clear();
     code
@@ -130,6 +138,17 @@ impl Keeper {
                 }
             }
         })?;
+        let events = self.events.clone();
+        let told_of = Arc::clone(&self.told_of_mounts);
+        thread("mounts", move || {
+            // Of many changes that follow on one another it is told once.
+            let tell =
+                || told_of.swap(true, Ordering::AcqRel) || events.send(Event::Mounts).is_ok();
+            let told = mounts::tell_of_changes(tell);
+            if let Err(error) = told {
+                crate::commands::warn(&format!("mounts of this machine are not watched: {error}"));
+            }
+        })?;
         self.spot.note(&self.record)?;
         let mut task = Some(task);
         while let Ok(event) = heard.recv() {
@@ -142,6 +161,7 @@ impl Keeper {
                 }
                 Event::Ended(_) => {}
                 Event::Signal(signal) => now.signal(signal),
+                Event::Mounts => self.let_go(now),
                 Event::Ask(mut caller, ask) => {
                     let moved = self.migrate(&mut task, &ask, &mut |text| {
                         caller.answer(&Answer::Doing(text.into()));
@@ -150,10 +170,21 @@ impl Keeper {
                         Ok(moved) => Answer::Moved(moved),
                         Err(error) => Answer::Failed(told(&error)),
                     });
+                    // It has a copy of what was mounted when it was restored.
+                    if let Some(now) = &task {
+                        self.let_go(now);
+                    }
                 }
             }
         }
         Err(Error::Failed("nobody waits for the task any more".into()))
+    }
+
+    /// What is not mounted on this machine any more the task lets go of. If that fails, `umount` says who
+    /// has it.
+    fn let_go(&self, task: &Task) {
+        self.told_of_mounts.store(false, Ordering::Release);
+        let _ = mounts::let_go(task.init, self.settings.mount.as_deref());
     }
 
     /// Has the end of this tree be heard of.
@@ -271,12 +302,27 @@ impl Keeper {
 
     /// Where somebody wants the task to be.
     fn target(&self, name: &Path) -> Result<Place, Error> {
-        let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
-        let target = choose(name, self.settings.mount.as_deref(), &mounts)?;
-        match target == self.place {
-            true => Err(Error::Usage(format!("the task is at {target} already"))),
-            false => Ok(target),
+        let own = self.settings.mount.as_deref();
+        let target = match name == Path::new(HOME) || own == Some(name) {
+            true => Place::Home,
+            false => Place::Mount(name.to_owned()),
+        };
+        if target == self.place {
+            return Err(Error::Usage(format!("the task is at {target} already")));
         }
+        let Some(own) = own else {
+            return Err(Error::Usage(
+                "the task has no files on a mount, and is to go to one: start it with --mount"
+                    .into(),
+            ));
+        };
+        let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
+        let at = |place: &Place| match place {
+            Place::Home => own.to_owned(),
+            Place::Mount(path) => path.clone(),
+        };
+        targets::check(&at(&self.place), &at(&target), &mounts)?;
+        Ok(target)
     }
 
     fn note(&mut self) {
@@ -286,29 +332,6 @@ impl Keeper {
             crate::commands::warn(&format!("`forebay jobs` shows an old place: {error}"));
         }
     }
-}
-
-/// A target by its name: a mount point of the same files, or home.
-fn choose(name: &Path, own: Option<&Path>, mounts: &[Mount]) -> Result<Place, Error> {
-    if name == Path::new(HOME) || own == Some(name) {
-        return Ok(Place::Home);
-    }
-    let Some(own) = own else {
-        return Err(Error::Usage(
-            "the task has no files on a mount, and is to go to one: start it with --mount".into(),
-        ));
-    };
-    let ours = mountinfo::at(mounts, own).filter(|mount| mount.is_forebay());
-    let theirs = mountinfo::at(mounts, name).filter(|mount| mount.is_forebay());
-    let Some(theirs) = theirs else { return Err(Error::NotMounted(name.to_owned())) };
-    if ours.is_none_or(|ours| ours.source != theirs.source) {
-        return Err(Error::Usage(format!(
-            "{} and {} have different files: the task can go only where its files are",
-            own.display(),
-            name.display()
-        )));
-    }
-    Ok(Place::Mount(name.to_owned()))
 }
 
 fn hear_asks(listener: &std::os::unix::net::UnixListener, events: &Sender<Event>) {
@@ -341,36 +364,4 @@ fn told(error: &Error) -> ControlError {
 
 fn ms(time: std::time::Duration) -> f64 {
     (time.as_secs_f64() * 10_000.0).round() / 10.0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn mount(at: &str, source: &str) -> Mount {
-        Mount {
-            mountpoint: at.into(),
-            source: source.into(),
-            kind: mountinfo::FILE_SYSTEM_TYPE.into(),
-            ..Mount::default()
-        }
-    }
-
-    #[test]
-    fn target_when_a_mount_of_the_same_files_then_taken_and_others_refused() {
-        let mounts = [mount("/a", "/store"), mount("/b", "/store"), mount("/c", "/other")];
-        let of =
-            |name: &str, own: Option<&str>| choose(Path::new(name), own.map(Path::new), &mounts);
-        assert_eq!(of("home", None).unwrap(), Place::Home);
-        assert_eq!(of("/a", Some("/a")).unwrap(), Place::Home);
-        assert_eq!(of("/b", Some("/a")).unwrap(), Place::Mount("/b".into()));
-        for (name, own, part) in [
-            ("/c", Some("/a"), "different files"),
-            ("/d", Some("/a"), "not on a Forebay mount"),
-            ("/b", None, "--mount"),
-        ] {
-            let error = of(name, own).unwrap_err().to_string();
-            assert!(error.contains(part), "{error}");
-        }
-    }
 }

@@ -2,8 +2,9 @@
 //! here and brings to life there.
 //!
 //! - [`init`], [`launch`]: the first process of such a tree, and its namespaces.
+//! - [`mounts`]: what of the machine's mounts a tree has a copy of.
 //! - [`tree`]: what the kernel says of a tree; [`refuse`]: what of that can't be migrated.
-//! - [`criu`]: CRIU's commands. [`images`]: where what it writes lies. [`plan`]: where that is, and
+//! - [`targets`]: where a tree may go. [`criu`]: CRIU's commands. [`images`]: where what it writes lies. [`plan`]: where that is, and
 //!   whether pages are copied ahead.
 //! - [`task`]: a tree on this machine: started, frozen, thawed, ended, restored.
 //! - [`keeper`]: the process `forebay run-task`, which has a task wherever it is.
@@ -18,8 +19,10 @@ pub mod images;
 pub mod init;
 pub mod keeper;
 pub mod launch;
+pub mod mounts;
 pub mod plan;
 pub mod protocol;
 pub mod refuse;
+pub mod targets;
 pub mod task;
 pub mod tree;

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal};
 
 use super::criu::{self, Criu};
 use super::launch::{self, Beginning};
-use super::tree::Tree;
+use super::tree::{self, Tree};
 use crate::error::Error;
 use crate::run::children::code_of;
 
@@ -215,7 +215,9 @@ impl Task {
     pub fn restore(criu: &Criu, image: &Image<'_>, sink: &Arc<dyn Sink>) -> Result<Self, Error> {
         let pipes = Pipes::new()?;
         let outputs = criu::Outputs { old: image.pipes, new: &pipes.write };
-        let init = criu.restore(image.dir, &outputs, image.mount)?;
+        let others = tree::children_of(own());
+        let restored = criu.restore(image.dir, &outputs, image.mount);
+        let init = restored.inspect_err(|_| end_strays(&others))?;
         Self::over(init, pipes, image.stopped.clone(), sink)
     }
 
@@ -283,6 +285,20 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+fn own() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// Ends what a restore that failed has left: what it makes are children of this process.
+fn end_strays(others: &[i32]) {
+    for child in tree::children_of(own()).into_iter().filter(|child| !others.contains(child)) {
+        if let Some(pid) = Pid::from_raw(child) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+        }
     }
 }
 

@@ -236,6 +236,17 @@ fn parents() -> BTreeMap<i32, i32> {
     pids.filter_map(parent).collect()
 }
 
+/// The parent of a process.
+pub fn parent_of(pid: i32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}
+
+/// Processes whose parent this is, also those that have ended and were not waited for.
+pub fn children_of(pid: i32) -> Vec<i32> {
+    parents().into_iter().filter(|(_, parent)| *parent == pid).map(|(child, _)| child).collect()
+}
+
 fn process(pid: i32) -> Option<Process> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status_of(pid, &status)
