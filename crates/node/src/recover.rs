@@ -509,7 +509,14 @@ impl Node {
         if dirty {
             // The last change of length was interrupted, and is as far as the object says. Before a change
             // its object is marked dirty: a copy of another length than its map's is no copy.
-            map.as_mut().map_or(Ok(()), |map| map.set_len(stat.size))?;
+            if let Some(map) = &mut map {
+                map.set_len(stat.size)?;
+                if let Some(beyond) = map.beyond_base() {
+                    // What was written there last, and did not get its mark.
+                    object.punch(beyond.start, beyond.end - beyond.start)?;
+                    object.set_times(None, Some(stat.mtime))?;
+                }
+            }
             let cut = !trust.unsynced
                 && !counts(header, &*object, record.attr.size)?
                 && surely_there(header, &*object)? < record.attr.size;

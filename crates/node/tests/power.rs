@@ -350,3 +350,29 @@ fn objects(rig: &Rig) -> Vec<PathBuf> {
         .map(|file| file.unwrap().path())
         .collect()
 }
+
+/// A write behind the end of what is in a spill file: its bytes and the new length were on the device of
+/// the tier, and the mark of the extent was not.
+#[test]
+fn end_of_a_spilled_file_when_its_bytes_have_no_mark_then_mount_and_backing_store_show_the_same() {
+    for same_boot in [false, true] {
+        let (mut rig, bytes) = rig_with_a_spilled_file(true);
+        rig.crash();
+        let spilled = objects(&rig).into_iter().filter(|path| path.with_extension("map").exists());
+        let spilled: Vec<PathBuf> = spilled.filter(|path| path.extension().is_none()).collect();
+        assert_eq!(spilled.len(), 1);
+        let object = std::fs::File::options().write(true).open(&spilled[0]).unwrap();
+        assert_eq!(object.metadata().unwrap().len(), 900_000);
+        std::os::unix::fs::FileExt::write_all_at(&object, &noise(5, 8192), 900_000).unwrap();
+        drop(object);
+        if !same_boot {
+            std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+        }
+        rig.start();
+        let seen = rig.get("spilled");
+        assert!(seen[..900_000] == bytes, "same boot: {same_boot}");
+        rig.drain();
+        assert!(rig.plain("spilled") == seen, "in the backing store, same boot: {same_boot}");
+        assert!(rig.get("spilled") == seen, "afterwards, same boot: {same_boot}");
+    }
+}

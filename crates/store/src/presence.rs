@@ -373,6 +373,16 @@ impl Presence {
         }
     }
 
+    /// The end of an absent extent that its base does not have either: zeros, also in the object, which
+    /// shows through there.
+    #[must_use]
+    pub fn beyond_base(&self) -> Option<Range<u64>> {
+        let index = usize::try_from(self.base_limit >> self.shift).ok()?;
+        let is_there = index < self.states.len() && self.is_absent(index);
+        let beyond = self.base_limit..self.extent(index).end;
+        (is_there && !beyond.is_empty()).then_some(beyond)
+    }
+
     /// Appends the runs that must be fetched before `range` may be written: absent extents that it
     /// covers only in part.
     pub fn fill_before_write(&self, range: Range<u64>, runs: &mut Vec<Range<u64>>) {
