@@ -21,7 +21,8 @@ use crate::node::Node;
 use crate::reconcile::{is_pending, was_changed};
 use crate::residents::Resident;
 use crate::synced::{
-    boot_id, bytes_before_a_hole, counts, is_cut, is_same_boot, lengths_count, surely_there,
+    boot_id, bytes_before_a_hole, clear_beyond_base, counts, is_cut, is_same_boot, lengths_count,
+    surely_there,
 };
 
 /// What a recovery found.
@@ -507,15 +508,10 @@ impl Node {
         }
         tracing::debug!(index, ?header, len = stat.size, ?stat.mtime, ?record, "an object is looked at");
         if dirty {
-            // The last change of length was interrupted, and is as far as the object says. Before a change
-            // its object is marked dirty: a copy of another length than its map's is no copy.
+            // A change of length was interrupted; its object was marked dirty before it was changed.
             if let Some(map) = &mut map {
                 map.set_len(stat.size)?;
-                if let Some(beyond) = map.beyond_base() {
-                    // What was written there last, and did not get its mark.
-                    object.punch(beyond.start, beyond.end - beyond.start)?;
-                    object.set_times(None, Some(stat.mtime))?;
-                }
+                clear_beyond_base(map, &*object, stat.mtime)?;
             }
             let cut = !trust.unsynced
                 && !counts(header, &*object, record.attr.size)?

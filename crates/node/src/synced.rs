@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use forebay_meta::{FileKind, Ino, Link, Record};
-use forebay_store::{Bytes, Header, Object};
+use forebay_store::{Bytes, Header, Object, Presence};
 
 use crate::context::Context;
 use crate::error::{NodeError, Result};
@@ -52,6 +52,18 @@ pub(crate) fn bytes_before_a_hole(of: &dyn Bytes) -> forebay_store::Result<u64> 
 /// As [`bytes_before_a_hole`], of an object. Of a part its map tells.
 pub(crate) fn surely_there(header: &Header, object: &dyn Object) -> forebay_store::Result<u64> {
     if header.whole { bytes_before_a_hole(object) } else { object.len() }
+}
+
+/// What was written last behind the end of a base, in an extent that got no mark for it, goes: the object
+/// shows through there.
+pub(crate) fn clear_beyond_base(
+    map: &Presence,
+    object: &dyn Object,
+    mtime: forebay_store::Timestamp,
+) -> forebay_store::Result<()> {
+    let Some(beyond) = map.beyond_base() else { return Ok(()) };
+    object.punch(beyond.start, beyond.end - beyond.start)?;
+    object.set_times(None, Some(mtime))
 }
 
 /// Whether no object is shorter than its record says, unless it was damaged: the last daemon ended with
