@@ -72,7 +72,8 @@ impl<W: Write> Write for OneLine<W> {
 /// Makes a panic of any thread end the process, logged. A daemon with a thread missing can't be
 /// trusted, and its death is safe by design: the next mount continues where this one ended.
 ///
-/// A thread that is in a request, by `is_in_request`, is left to whoever notes the request's number.
+/// `is_in_request` is told of each panic first, to note what the thread was busy with. One that is in a
+/// request is left to whoever notes the request's number.
 pub fn abort_on_panic(is_in_request: fn() -> bool) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

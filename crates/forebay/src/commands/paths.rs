@@ -71,7 +71,7 @@ impl Groups {
     /// Connects to the mount of each path.
     ///
     /// # Errors
-    /// If there is nothing wrong with a single path only, or no path is right.
+    /// If none of the paths is on a mount that answers: why the first is not.
     fn of(paths: &[PathBuf]) -> Result<Self, Error> {
         let mut all = Self { groups: Vec::new(), errors: Vec::new() };
         for path in paths {
