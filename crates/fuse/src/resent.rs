@@ -50,7 +50,7 @@ pub fn call(node: &Node, context: &Context, about: Ino, operation: &Operation<'_
         }
         _ => return None,
     };
-    Some(Call { ino, since: forebay_node::now() })
+    Some(Call { ino, since: forebay_node::wall_time() })
 }
 
 impl Serve<'_> {

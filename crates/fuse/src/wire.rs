@@ -130,7 +130,7 @@ pub fn attr(stat: &Stat) -> Attr {
         uid: attr.uid,
         gid: attr.gid,
         rdev: device(attr.rdev),
-        blksize: if attr.kind == FileKind::File { FILE_BLOCK } else { BLOCK },
+        blksize: if attr.kind == FileKind::Regular { FILE_BLOCK } else { BLOCK },
         flags: fusewire::AttrFlags::NONE,
     }
 }
@@ -144,7 +144,7 @@ pub fn dot_entry(ino: Ino) -> Entry {
 /// The transport's word for a type.
 pub fn kind(kind: FileKind) -> fusewire::FileKind {
     match kind {
-        FileKind::File => fusewire::FileKind::Regular,
+        FileKind::Regular => fusewire::FileKind::Regular,
         FileKind::Directory => fusewire::FileKind::Directory,
         FileKind::Symlink => fusewire::FileKind::Symlink,
         FileKind::Fifo => fusewire::FileKind::Fifo,

@@ -202,7 +202,7 @@ fn calls(known: &[(u64, u64, Timestamp)]) -> HashMap<u64, Call> {
 const LONG_AGO: Timestamp = Timestamp { sec: 0, nsec: 0 };
 
 fn later() -> Timestamp {
-    Timestamp { sec: forebay_node::now().sec + 1000, nsec: 0 }
+    Timestamp { sec: forebay_node::wall_time().sec + 1000, nsec: 0 }
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn main() {
             measure(&servers, (primaries, threads), seconds, what, |thread, n| {
                 let name = format!("result-{n:08}.dat");
                 let dir = dirs[thread as usize];
-                store.create(dir, name.as_bytes(), new(FileKind::File), now(n)).expect("create");
+                store.create(dir, name.as_bytes(), new(FileKind::Regular), now(n)).expect("create");
             });
         }
         for split in [false, true] {
@@ -87,7 +87,7 @@ fn one_directory(servers: &Servers, shape: (usize, u64), seconds: f64, split: bo
     let create = |process: u64, n: u64| {
         let name = format!("result-{process}-{n:08}.dat");
         let store = &processes[process as usize].1;
-        store.create(dir, name.as_bytes(), new(FileKind::File), now(n)).expect("create");
+        store.create(dir, name.as_bytes(), new(FileKind::Regular), now(n)).expect("create");
     };
     // Each has seen the directory as it is from here on.
     (0..100).for_each(|n| create(0, u64::MAX - n));

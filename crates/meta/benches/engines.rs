@@ -59,7 +59,7 @@ fn fill(store: &MetaStore, files: usize) -> Vec<Ino> {
             let new = NewInode::new(FileKind::Directory, 0o755, 1000, 1000);
             dirs.push(store.create(Ino::ROOT, name.as_bytes(), new, now).expect("mkdir").ino);
         }
-        let new = NewInode::new(FileKind::File, 0o644, 1000, 1000);
+        let new = NewInode::new(FileKind::Regular, 0o644, 1000, 1000);
         let begin = Instant::now();
         store.create(dirs[n / PER_DIRECTORY], name(n).as_bytes(), new, now).expect("create");
         slowest = slowest.max(begin.elapsed().as_micros());

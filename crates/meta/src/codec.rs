@@ -233,7 +233,7 @@ mod flag {
 
 fn kind_number(kind: FileKind) -> u32 {
     match kind {
-        FileKind::File => 1,
+        FileKind::Regular => 1,
         FileKind::Directory => 2,
         FileKind::Symlink => 3,
         FileKind::Fifo => 4,
@@ -245,7 +245,7 @@ fn kind_number(kind: FileKind) -> u32 {
 
 fn kind_of(number: u32) -> Option<FileKind> {
     Some(match number {
-        1 => FileKind::File,
+        1 => FileKind::Regular,
         2 => FileKind::Directory,
         3 => FileKind::Symlink,
         4 => FileKind::Fifo,
@@ -516,7 +516,7 @@ pub(crate) fn decode_name(ino: Ino, value: &[u8]) -> Result<u8> {
 
 /// Values that are one inode number: ghosts, the backlog, hard links.
 pub(crate) fn encode_ino(ino: Ino) -> Vec<u8> {
-    encode_entry(ino, FileKind::File)
+    encode_entry(ino, FileKind::Regular)
 }
 
 pub(crate) fn decode_ino(what: &str, value: &[u8]) -> Result<Ino> {

@@ -2,76 +2,13 @@
 
 use std::fmt;
 
+pub use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
+
 use crate::links::Links;
-
-/// An inode number: the partition in which its record lives (16 bits), then a sequence (48 bits, of
-/// which the upper 8 are always 0 and left to whoever shows inodes to others).
-///
-/// Inode numbers are never used twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ino(pub u64);
-
-impl Ino {
-    /// The root directory.
-    pub const ROOT: Ino = Ino(1);
-
-    /// Where the 8 bits begin that are 0 in every inode number.
-    pub const SPARE_SHIFT: u32 = 40;
-
-    pub(crate) const SEQUENCE_BITS: u32 = 48;
-
-    /// The partition in which the inode's record lives.
-    #[must_use]
-    pub fn partition(self) -> u16 {
-        (self.0 >> Self::SEQUENCE_BITS) as u16
-    }
-}
-
-impl fmt::Display for Ino {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)
-    }
-}
 
 /// A place in the backlog. Smaller is older.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Seq(pub u64);
-
-/// The type of an inode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FileKind {
-    /// A regular file.
-    File,
-    /// A directory.
-    Directory,
-    /// A symbolic link.
-    Symlink,
-    /// A named pipe.
-    Fifo,
-    /// A Unix socket.
-    Socket,
-    /// A character device.
-    CharDevice,
-    /// A block device.
-    BlockDevice,
-}
-
-/// A point in time: seconds since 1970 (may be negative) and nanoseconds (0..1e9).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Timestamp {
-    /// Seconds since 1970-01-01 00:00:00 UTC.
-    pub sec: i64,
-    /// Nanoseconds within the second.
-    pub nsec: u32,
-}
-
-impl Timestamp {
-    /// A timestamp from its parts.
-    #[must_use]
-    pub fn new(sec: i64, nsec: u32) -> Self {
-        Timestamp { sec, nsec }
-    }
-}
 
 /// The attributes of an inode, as `stat` shows them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,42 +70,6 @@ pub struct Incarnation {
 impl fmt::Display for Incarnation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "node {} (epoch {})", self.node, self.epoch)
-    }
-}
-
-/// What identifies the contents of an object in the backing store: a change of any part means
-/// that somebody changed it.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Fingerprint {
-    /// Length in bytes.
-    pub size: u64,
-    /// Modification time.
-    pub mtime: Timestamp,
-    /// Change time.
-    pub ctime: Timestamp,
-    /// Inode number in the backing store.
-    pub ino: u64,
-    /// When that inode was made, which tells it from others that have its number later; zero where
-    /// that is not known, and then it differs from none.
-    pub born: Timestamp,
-}
-
-impl PartialEq for Fingerprint {
-    fn eq(&self, other: &Self) -> bool {
-        let times = |print: &Self| (print.size, print.mtime, print.ctime);
-        times(self) == times(other) && self.same_inode(other)
-    }
-}
-
-impl Eq for Fingerprint {}
-
-impl Fingerprint {
-    /// Whether both are of one inode.
-    #[must_use]
-    pub fn same_inode(&self, other: &Self) -> bool {
-        let unknown = Timestamp::default();
-        let either_unknown = self.born == unknown || other.born == unknown;
-        self.ino == other.ino && (either_unknown || self.born == other.born)
     }
 }
 

@@ -58,7 +58,7 @@ fn child_works_until_killed() {
     let mut out = std::io::stdout();
     let now = Timestamp::new(1, 0);
     for n in first..first + 1_000_000 {
-        let new = NewInode::new(FileKind::File, 0o644, 0, 0);
+        let new = NewInode::new(FileKind::Regular, 0o644, 0, 0);
         store.create(dir, format!("file-{n}").as_bytes(), new, now).unwrap();
         writeln!(out, "created {n}").unwrap();
         if n % 3 == 0 {

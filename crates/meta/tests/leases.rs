@@ -247,7 +247,7 @@ fn work_in(store: &MetaStore, dirs: &[Ino; 2], seed: usize) {
         let (a, b) = (name(pick / 64), name(pick / 448));
         let (a, b) = (a.as_bytes(), b.as_bytes());
         let kind =
-            if (pick / 3136).is_multiple_of(4) { FileKind::Directory } else { FileKind::File };
+            if (pick / 3136).is_multiple_of(4) { FileKind::Directory } else { FileKind::Regular };
         let done = match pick / 12_544 % 6 {
             0 | 1 => store.create(from, a, new(kind), NOW).map(drop),
             2 => store.unlink(from, a, NOW, false).map(drop),
@@ -305,7 +305,7 @@ fn files_of_a_namespace_when_made_in_a_directory_of_ones_own_then_cost_few_reque
     let before = engine.below().requests();
     for n in 0..1000 {
         let name = format!("file-{n}");
-        let made = one.create(dir, name.as_bytes(), new(FileKind::File), NOW).unwrap();
+        let made = one.create(dir, name.as_bytes(), new(FileKind::Regular), NOW).unwrap();
         assert_eq!(one.lookup_now(dir, name.as_bytes()).unwrap().unwrap().ino, made.ino);
         assert!(one.lookup(dir, b"none").unwrap().is_none());
     }

@@ -81,7 +81,7 @@ impl Engine for Way {
 }
 
 fn create(store: &MetaStore, name: &[u8]) -> Ino {
-    store.create(Ino::ROOT, name, NewInode::new(FileKind::File, 0o644, 1, 2), NOW).unwrap().ino
+    store.create(Ino::ROOT, name, NewInode::new(FileKind::Regular, 0o644, 1, 2), NOW).unwrap().ino
 }
 
 fn name(number: u32) -> Vec<u8> {

@@ -21,7 +21,7 @@ fn open(servers: &Servers, id: &str) -> MetaStore {
 }
 
 fn file(store: &MetaStore, name: &[u8]) -> Ino {
-    let new = NewInode::new(FileKind::File, 0o644, 0, 0);
+    let new = NewInode::new(FileKind::Regular, 0o644, 0, 0);
     store.create(Ino::ROOT, name, new, now()).expect("a free name").ino
 }
 
@@ -281,7 +281,7 @@ fn entries_found_late_when_the_directory_is_listed_then_are_not_imported() {
         ..Default::default()
     };
     let mut attr = a.get(Ino::ROOT).unwrap().attr.clone();
-    (attr.kind, attr.nlink) = (FileKind::File, 1);
+    (attr.kind, attr.nlink) = (FileKind::Regular, 1);
     let found = |name: &[u8]| forebay_meta::Found {
         name: name.into(),
         attr: attr.clone(),
@@ -311,7 +311,7 @@ fn file_of_a_node_when_made_found_looked_at_and_removed_then_one_round_trip_each
         (after.executes - before.executes, after.scans - before.scans)
     };
     let create = |name: &[u8]| {
-        let new = NewInode { owned: true, ..NewInode::new(FileKind::File, 0o644, 0, 0) };
+        let new = NewInode { owned: true, ..NewInode::new(FileKind::Regular, 0o644, 0, 0) };
         store.create(dir, name, new, now()).expect("free")
     };
     // The first takes a block of inode numbers.
@@ -342,7 +342,7 @@ fn file_of_a_node_when_made_found_looked_at_and_removed_then_one_round_trip_each
     create(b"g");
     store.lookup_now(dir, b"g").unwrap().expect("there");
     other.unlink(dir, b"g", now(), false).unwrap();
-    let new = NewInode::new(FileKind::File, 0o600, 0, 0);
+    let new = NewInode::new(FileKind::Regular, 0o600, 0, 0);
     let again = other.create(dir, b"g", new, now()).unwrap().ino;
     assert_eq!(store.lookup_now(dir, b"g").unwrap().expect("there").ino, again);
 }

@@ -202,11 +202,11 @@ impl World<'_> {
             Op::Create { dir, name, directory } => self.create(dir, NAMES[name], directory, now),
             Op::Tmpfile { dir } => {
                 let dir = self.dir(dir);
-                let new = NewInode::new(FileKind::File, 0o600, 0, 0);
+                let new = NewInode::new(FileKind::Regular, 0o600, 0, 0);
                 let got = errno(self.store().create_unlinked(dir, new, now));
                 assert_eq!(got.is_err(), self.model.removed.contains(&dir));
                 if let Ok(record) = got {
-                    self.model.kinds.insert(record.ino, FileKind::File);
+                    self.model.kinds.insert(record.ino, FileKind::Regular);
                     self.model.files.push(record.ino);
                     self.model.orphans.insert(record.ino);
                     self.model.removed.insert(record.ino);
@@ -259,7 +259,7 @@ impl World<'_> {
 
     fn create(&mut self, dir: usize, name: &'static [u8], directory: bool, now: Timestamp) {
         let dir = self.dir(dir);
-        let kind = if directory { FileKind::Directory } else { FileKind::File };
+        let kind = if directory { FileKind::Directory } else { FileKind::Regular };
         let got = errno(self.store().create(dir, name, NewInode::new(kind, 0o755, 1, 1), now));
         let want = self.model.may_create(dir, name);
         assert_eq!(got.as_ref().map(|_| ()).map_err(|error| *error), want);

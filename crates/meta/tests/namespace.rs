@@ -26,7 +26,7 @@ fn store() -> MetaStore {
 }
 
 fn file() -> NewInode {
-    NewInode::new(FileKind::File, 0o644, 10, 20)
+    NewInode::new(FileKind::Regular, 0o644, 10, 20)
 }
 
 fn create(store: &MetaStore, dir: Ino, name: &str) -> Arc<Record> {
@@ -123,7 +123,7 @@ fn file_created_renamed_and_changed_then_has_one_place_in_the_backlog() {
 #[test]
 fn removed_file_that_the_backing_store_has_then_stays_as_a_tombstone_and_ghost() {
     let store = store();
-    store.import(ROOT, &[found("old", FileKind::File, 1, 9)]).unwrap();
+    store.import(ROOT, &[found("old", FileKind::Regular, 1, 9)]).unwrap();
     let ino = store.lookup(ROOT, b"old").unwrap().unwrap().ino;
     assert_eq!(store.backlog_len(), 0);
     let unlinked = store.unlink(ROOT, b"old", LATER, false).unwrap();
@@ -132,13 +132,13 @@ fn removed_file_that_the_backing_store_has_then_stays_as_a_tombstone_and_ghost()
     assert_eq!(store.ghosts_of(ROOT, b"old").unwrap(), [ino]);
     assert_eq!(store.backing_path(ino).unwrap().unwrap(), b"old");
     // The listing read before the removal reached the backing store must not bring it back.
-    assert_eq!(store.import(ROOT, &[found("old", FileKind::File, 1, 9)]).unwrap(), 0);
+    assert_eq!(store.import(ROOT, &[found("old", FileKind::Regular, 1, 9)]).unwrap(), 0);
     assert!(store.lookup(ROOT, b"old").unwrap().is_none());
     clean(&store);
     reconcile_all(&store);
     assert!(matches!(store.get(ino), Err(Error::Stale(_))));
     assert!(store.ghosts(ROOT).unwrap().is_empty());
-    assert_eq!(store.import(ROOT, &[found("old", FileKind::File, 1, 10)]).unwrap(), 1);
+    assert_eq!(store.import(ROOT, &[found("old", FileKind::Regular, 1, 10)]).unwrap(), 1);
     clean(&store);
 }
 
@@ -147,7 +147,7 @@ fn renamed_directory_then_leads_to_its_old_backing_path_until_reconciled() {
     let store = store();
     store.import(ROOT, &[found("d", FileKind::Directory, 3, 2)]).unwrap();
     let dir = store.lookup(ROOT, b"d").unwrap().unwrap().ino;
-    store.import(dir, &[found("f", FileKind::File, 1, 3)]).unwrap();
+    store.import(dir, &[found("f", FileKind::Regular, 1, 3)]).unwrap();
     let inside = store.lookup(dir, b"f").unwrap().unwrap().ino;
     rename(&store, "d", "e");
     assert_eq!(store.path(inside).unwrap().unwrap(), b"e/f");
@@ -220,9 +220,9 @@ fn imported_hard_links_then_share_one_inode_with_the_link_count_of_the_backing_s
     let store = store();
     let dir = mkdir(&store, ROOT, "d").ino;
     store
-        .import(ROOT, &[found("a", FileKind::File, 3, 50), found("b", FileKind::File, 3, 50)])
+        .import(ROOT, &[found("a", FileKind::Regular, 3, 50), found("b", FileKind::Regular, 3, 50)])
         .unwrap();
-    store.import(dir, &[found("c", FileKind::File, 3, 50)]).unwrap();
+    store.import(dir, &[found("c", FileKind::Regular, 3, 50)]).unwrap();
     let a = store.lookup(ROOT, b"a").unwrap().unwrap();
     assert_eq!(store.lookup(ROOT, b"b").unwrap().unwrap().ino, a.ino);
     assert_eq!(store.lookup(dir, b"c").unwrap().unwrap().ino, a.ino);
@@ -232,7 +232,7 @@ fn imported_hard_links_then_share_one_inode_with_the_link_count_of_the_backing_s
     reconcile_all(&store);
     clean(&store);
     // The number was used again for another file: not the same inode.
-    let mut reused = found("z", FileKind::File, 2, 50);
+    let mut reused = found("z", FileKind::Regular, 2, 50);
     reused.fingerprint.size = 99;
     store.import(ROOT, &[reused]).unwrap();
     assert_ne!(store.lookup(ROOT, b"z").unwrap().unwrap().ino, a.ino);
@@ -242,11 +242,11 @@ fn imported_hard_links_then_share_one_inode_with_the_link_count_of_the_backing_s
 #[test]
 fn last_known_name_of_a_hard_linked_file_removed_then_its_other_name_can_still_be_imported() {
     let store = store();
-    store.import(ROOT, &[found("a", FileKind::File, 2, 50)]).unwrap();
+    store.import(ROOT, &[found("a", FileKind::Regular, 2, 50)]).unwrap();
     let a = store.lookup(ROOT, b"a").unwrap().unwrap().ino;
     let unlinked = store.unlink(ROOT, b"a", LATER, false).unwrap();
     assert_eq!(unlinked.record.attr.nlink, 1);
-    store.import(ROOT, &[found("b", FileKind::File, 2, 50)]).unwrap();
+    store.import(ROOT, &[found("b", FileKind::Regular, 2, 50)]).unwrap();
     let b = store.lookup(ROOT, b"b").unwrap().unwrap();
     assert_eq!((b.ino, b.attr.nlink), (a, 1));
     clean(&store);
@@ -261,10 +261,10 @@ fn import_then_keeps_what_is_here_and_counts_subdirectories() {
     let mine = create(&store, ROOT, "same").ino;
     let many: Vec<Found> = (0..700)
         .map(|n| {
-            let kind = if n % 7 == 0 { FileKind::Directory } else { FileKind::File };
+            let kind = if n % 7 == 0 { FileKind::Directory } else { FileKind::Regular };
             found(&format!("n{n}"), kind, 1, 100 + n)
         })
-        .chain([found("same", FileKind::File, 1, 5)])
+        .chain([found("same", FileKind::Regular, 1, 5)])
         .collect();
     assert_eq!(store.import(ROOT, &many).unwrap(), 700);
     assert_eq!(store.import(ROOT, &many).unwrap(), 0);
@@ -280,9 +280,9 @@ fn import_then_keeps_what_is_here_and_counts_subdirectories() {
 #[test]
 fn refresh_then_follows_the_backing_store_unless_changes_are_pending() {
     let store = store();
-    store.import(ROOT, &[found("a", FileKind::File, 1, 9)]).unwrap();
+    store.import(ROOT, &[found("a", FileKind::Regular, 1, 9)]).unwrap();
     let ino = store.lookup(ROOT, b"a").unwrap().unwrap().ino;
-    let mut changed = found("a", FileKind::File, 1, 9);
+    let mut changed = found("a", FileKind::Regular, 1, 9);
     assert!(matches!(store.refresh(ino, &changed, &|_| false).unwrap(), Refreshed::Unchanged(_)));
     changed.attr.size = 70;
     changed.fingerprint.size = 70;
@@ -305,10 +305,10 @@ fn file_with_unsettled_bytes_when_others_change_or_remove_it_then_kept_and_dirty
     let store = store();
     store.import(ROOT, &[found("d", FileKind::Directory, 2, 2)]).unwrap();
     let dir = store.lookup(ROOT, b"d").unwrap().unwrap().ino;
-    let files = [found("open", FileKind::File, 1, 3), found("closed", FileKind::File, 1, 4)];
+    let files = [found("open", FileKind::Regular, 1, 3), found("closed", FileKind::Regular, 1, 4)];
     store.import(dir, &files).unwrap();
     let open = store.lookup(dir, b"open").unwrap().unwrap().ino;
-    let mut changed = found("open", FileKind::File, 1, 3);
+    let mut changed = found("open", FileKind::Regular, 1, 3);
     changed.fingerprint.size = 70;
     let unsettled = |ino| ino == open;
     let refreshed = store.refresh(open, &changed, &unsettled).unwrap();
@@ -326,11 +326,12 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     let store = store();
     store.import(ROOT, &[found("d", FileKind::Directory, 2, 2)]).unwrap();
     let dir = store.lookup(ROOT, b"d").unwrap().unwrap().ino;
-    let all: Vec<Found> = (0..600).map(|n| found(&format!("f{n}"), FileKind::File, 1, n)).collect();
+    let all: Vec<Found> =
+        (0..600).map(|n| found(&format!("f{n}"), FileKind::Regular, 1, n)).collect();
     store.import(dir, &all).unwrap();
     store.import(dir, &[found("sub", FileKind::Directory, 2, 3)]).unwrap();
     let sub = store.lookup(dir, b"sub").unwrap().unwrap().ino;
-    store.import(sub, &[found("x", FileKind::File, 1, 700)]).unwrap();
+    store.import(sub, &[found("x", FileKind::Regular, 1, 700)]).unwrap();
     let mut gone = Vec::new();
     // Nothing pending: all goes.
     let fresh = create(&store, dir, "fresh").ino;
@@ -370,11 +371,11 @@ fn vanished_directory_when_another_is_only_claimed_to_be_in_it_then_that_keeps_w
     let (from, to) = (from.unwrap().ino, to.unwrap().ino);
     store.import(from, &[found("moved", FileKind::Directory, 2, 4)]).unwrap();
     let moved = store.lookup(from, b"moved").unwrap().unwrap().ino;
-    store.import(moved, &[found("file", FileKind::File, 1, 5)]).unwrap();
+    store.import(moved, &[found("file", FileKind::Regular, 1, 5)]).unwrap();
     let flags = RenameFlags::default();
     store.rename(from, b"moved", to, b"moved", flags, LATER, &|_| false).unwrap();
     store.claim(moved, &Link::new(to, *b"moved")).unwrap();
-    store.import(from, &[found("plain", FileKind::File, 1, 6)]).unwrap();
+    store.import(from, &[found("plain", FileKind::Regular, 1, 6)]).unwrap();
     let plain = store.lookup(from, b"plain").unwrap().unwrap().ino;
     store.rename(from, b"plain", to, b"plain", flags, LATER, &|_| false).unwrap();
     store.claim(plain, &Link::new(to, *b"plain")).unwrap();
@@ -448,7 +449,7 @@ fn extended_attributes_then_follow_their_flags_and_states() {
     store.unlink(ROOT, b"x", LATER, false).unwrap();
     clean(&store);
 
-    store.import(ROOT, &[found("i", FileKind::File, 1, 9)]).unwrap();
+    store.import(ROOT, &[found("i", FileKind::Regular, 1, 9)]).unwrap();
     let ino = store.lookup(ROOT, b"i").unwrap().unwrap().ino;
     assert!(matches!(store.xattr_get(ino, b"user.a"), Err(Error::XattrsUnknown(_))));
     store.xattr_replace_all(ino, &[(b"user.a".to_vec(), b"1".to_vec())]).unwrap();
@@ -600,8 +601,9 @@ fn listing_while_others_insert_and_remove_then_shows_every_lasting_entry_once() 
 fn large_directory_then_lists_completely_with_records() {
     let store = store();
     for start in (0..100_000).step_by(5000) {
-        let part: Vec<Found> =
-            (start..start + 5000).map(|n| found(&format!("{n}"), FileKind::File, 1, n)).collect();
+        let part: Vec<Found> = (start..start + 5000)
+            .map(|n| found(&format!("{n}"), FileKind::Regular, 1, n))
+            .collect();
         store.import(ROOT, &part).unwrap();
     }
     let all = store.entries_plus(ROOT, 0, usize::MAX).unwrap();
@@ -743,7 +745,7 @@ fn entries_found_in_a_directory_that_was_removed_meanwhile_then_are_not_imported
     store.claim(dir, &Link::new(ROOT, *b"dir")).unwrap();
     store.rmdir(ROOT, b"dir", LATER, false).unwrap();
     // The backing store still has it: a listing of it may have begun before.
-    assert_eq!(store.import(dir, &[found("name", FileKind::File, 1, 7)]).unwrap(), 0);
+    assert_eq!(store.import(dir, &[found("name", FileKind::Regular, 1, 7)]).unwrap(), 0);
     let change = store.get(dir).unwrap().change;
     store.reconciled(dir, change, |record| record.backing.links = Links::new()).unwrap();
     clean(&store);
@@ -759,7 +761,7 @@ fn inodes_whose_directory_is_lost_when_repaired_then_what_only_is_here_gets_a_na
     let new = create(&store, dir, "new").ino;
     let below = mkdir(&store, dir, "below").ino;
     create(&store, below, "deeper");
-    store.import(dir, &[found("clean", FileKind::File, 1, 50)]).unwrap();
+    store.import(dir, &[found("clean", FileKind::Regular, 1, 50)]).unwrap();
     let clean_one = store.lookup(dir, b"clean").unwrap().unwrap().ino;
     let key = engine
         .sweep(None, 1000)

@@ -405,7 +405,7 @@ fn operations_on_files_of_a_namespace_then_take_one_round_trip_each() {
         engine.requests() - before
     };
     let file =
-        |name: &str| drop(store.create(dir, name.as_bytes(), new(FileKind::File), now).unwrap());
+        |name: &str| drop(store.create(dir, name.as_bytes(), new(FileKind::Regular), now).unwrap());
     file("a");
     assert_eq!(cost(&|| file("b")), 1);
     let ino = store.lookup(dir, b"b").unwrap().unwrap().ino;
@@ -446,7 +446,7 @@ fn work_in(store: &MetaStore, dirs: &[Ino; 2], seed: usize) {
         let (a, b) = (name(pick / 4), name(pick / 28));
         let (a, b) = (a.as_bytes(), b.as_bytes());
         let kind =
-            if (pick / 196).is_multiple_of(4) { FileKind::Directory } else { FileKind::File };
+            if (pick / 196).is_multiple_of(4) { FileKind::Directory } else { FileKind::Regular };
         let now = Timestamp::new(n, 0);
         let done = match pick / 800 % 5 {
             0 | 1 => store.create(from, a, NewInode::new(kind, 0o755, 1, 1), now).map(drop),
@@ -488,7 +488,7 @@ fn processes_when_two_change_one_tree_then_it_stays_sound_and_each_sees_the_othe
     let report = fresh.check(false).unwrap();
     assert!(report.is_clean(), "{report:#?}");
     // What one has cached, it gives up when the other changes it.
-    let file = one.create(dirs[0], b"shared", NewInode::new(FileKind::File, 0o644, 1, 1), now);
+    let file = one.create(dirs[0], b"shared", NewInode::new(FileKind::Regular, 0o644, 1, 1), now);
     let ino = file.unwrap().ino;
     for perm in [0o600, 0o640, 0o755] {
         wait_for(|| two_engine.watch(ino.partition()).is_some());

@@ -100,7 +100,7 @@ fn open(engine: &Arc<Memory>) -> MetaStore {
 }
 
 fn file() -> NewInode {
-    NewInode::new(FileKind::File, 0o644, 1, 1)
+    NewInode::new(FileKind::Regular, 0o644, 1, 1)
 }
 
 fn mkdir(store: &MetaStore, dir: Ino, name: &str) -> Ino {
@@ -461,14 +461,14 @@ fn large_directory_of_the_backing_store_when_imported_then_is_split_before() {
     let store = open(&engine);
     let dir = mkdir(&store, Ino::ROOT, "d");
     create(&store, dir, "mine");
-    let kind = |n| if n % 50 == 0 { FileKind::Directory } else { FileKind::File };
+    let kind = |n| if n % 50 == 0 { FileKind::Directory } else { FileKind::Regular };
     let all: Vec<Found> = (0..600).map(|n| found(&format!("f{n}"), kind(n), 100 + n)).collect();
     assert_eq!(store.import(dir, &all).unwrap(), 600);
     assert_eq!(store.import_unless_listed(dir, &all).unwrap(), 0);
     assert!(partitions(&store, dir) > 16);
     let fingerprint = found("", FileKind::Directory, 99).fingerprint;
     assert_eq!(store.set_listed(dir, fingerprint).unwrap().attr.nlink, 14);
-    assert_eq!(store.import_unless_listed(dir, &[found("late", FileKind::File, 9)]).unwrap(), 0);
+    assert_eq!(store.import_unless_listed(dir, &[found("late", FileKind::Regular, 9)]).unwrap(), 0);
     assert_eq!(store.entries_plus(dir, 0, usize::MAX).unwrap().len(), 601);
     // Its times are not those of the import.
     let record = store.with_times(store.get(dir).unwrap()).unwrap();

@@ -68,7 +68,7 @@ fn open(engine: Arc<Memory>) -> MetaStore {
 }
 
 fn file() -> NewInode {
-    let mut new = NewInode::new(FileKind::File, 0o644, 1, 1);
+    let mut new = NewInode::new(FileKind::Regular, 0o644, 1, 1);
     new.xattrs.push((b"user.a".to_vec(), b"b".to_vec()));
     new
 }

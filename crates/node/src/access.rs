@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use forebay_meta::{Accessed, Ino, Timestamp};
+use forebay_meta::Accessed;
+use forebay_types::{Ino, Timestamp};
 use parking_lot::Mutex;
 
 use crate::node::Node;

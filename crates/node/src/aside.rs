@@ -11,11 +11,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use forebay_meta::{FileKind, Ino, MetaStore, Queue, Record, Seq};
+use forebay_meta::{MetaStore, Queue, Record, Seq};
 use forebay_store::{DirBacking, Header, recover};
+use forebay_types::{FileKind, Ino};
 use parking_lot::RwLock;
 
-use crate::convert;
+use crate::clock;
 use crate::error::Result;
 use crate::files::File;
 use crate::node::Node;
@@ -180,7 +181,7 @@ impl Node {
             return Ok(());
         }
         self.let_go_of_spill(file.ino)?;
-        self.meta.update(file.ino, Some(convert::now()), |record| {
+        self.meta.update(file.ino, Some(clock::wall_time()), |record| {
             (record.dirty, record.spilled, record.attr.size) = (true, false, 0);
             Queue::Yes
         })?;
@@ -221,7 +222,7 @@ impl Node {
         spills: &HashSet<u64>,
     ) -> Result<bool> {
         let ino = record.ino;
-        let is_file = record.attr.kind == FileKind::File && !record.links.is_empty();
+        let is_file = record.attr.kind == FileKind::Regular && !record.links.is_empty();
         if !is_file || self.is_elsewhere(record) || !(record.dirty || record.spilled) {
             return Ok(false);
         }
@@ -248,7 +249,7 @@ impl Node {
 
 /// Gives up what is lost of a file: it shows what the backing store has of it, or is empty.
 pub(crate) fn give_up_lost(meta: &MetaStore, ino: Ino) -> Result<()> {
-    meta.update(ino, Some(convert::now()), |record| {
+    meta.update(ino, Some(clock::wall_time()), |record| {
         record.spilled = false;
         match record.backing.fingerprint {
             Some(found) => {

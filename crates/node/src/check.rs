@@ -6,13 +6,13 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use forebay_meta::{Embedded, EmbeddedOptions, FileKind, Ino, MetaStore, Options, Record, Seq};
+use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options, Record, Seq};
 use forebay_store::backing::Access;
 use forebay_store::recover::{self, Aside, Class, Finding};
 use forebay_store::tier::DirTier;
 use forebay_store::{BackingStore, DirBacking, Header, StoreError, Tier, TierLock};
+use forebay_types::{FileKind, Ino};
 
-use crate::convert;
 use crate::doubt;
 use crate::error::{NodeError, Result};
 use crate::limbo;
@@ -491,7 +491,7 @@ impl Check<'_> {
             return Ok(None);
         }
         self.usable.insert(ino.0);
-        let current = record.backing.fingerprint.map(convert::store_fingerprint);
+        let current = record.backing.fingerprint;
         // A change of attributes or of the name makes another change time, not another version.
         let same = match (header.base, current) {
             (Some(base), Some(current)) => base.same_content(&current),
@@ -638,7 +638,7 @@ impl Check<'_> {
     }
 
     fn is_lost(&self, record: &Record) -> bool {
-        if record.attr.kind != FileKind::File || record.links.is_empty() {
+        if record.attr.kind != FileKind::Regular || record.links.is_empty() {
             return false;
         }
         match record.spilled {
@@ -719,11 +719,11 @@ pub(crate) fn header_of(meta: &MetaStore, record: &Record) -> Header {
     let mut header = Header {
         ino: record.ino.0,
         size: record.attr.size,
-        base: record.backing.fingerprint.map(convert::store_fingerprint),
+        base: record.backing.fingerprint,
         mode: record.attr.perm,
         uid: record.attr.uid,
         gid: record.attr.gid,
-        mtime: convert::store_time(record.attr.mtime),
+        mtime: record.attr.mtime,
         ..Header::default()
     };
     let path = meta.path(record.ino).ok().flatten().unwrap_or_default();

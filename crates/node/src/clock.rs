@@ -4,6 +4,8 @@
 
 use std::time::Instant;
 
+use forebay_types::Timestamp;
+
 /// Now.
 pub(crate) fn now() -> Instant {
     #[cfg(test)]
@@ -11,4 +13,14 @@ pub(crate) fn now() -> Instant {
         return now;
     }
     Instant::now()
+}
+
+/// The time of the wall clock, as files are stamped with.
+pub fn wall_time() -> Timestamp {
+    #[cfg(test)]
+    if let Some((sec, nsec)) = crate::lockstep::wall_now() {
+        return Timestamp { sec, nsec };
+    }
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    Timestamp { sec: now.tv_sec, nsec: u32::try_from(now.tv_nsec).unwrap_or(0) }
 }

@@ -7,16 +7,17 @@ use std::time::{Duration, Instant};
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
-use forebay_meta::{Attr, FileKind, Ino, Moment, Queue, Record, Times, Timestamp};
+use forebay_meta::{Attr, Moment, Queue, Record, Times};
 use forebay_store::{Attributes, ErrorClass, Header};
+use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 use rustix::io::Errno;
 
 pub(crate) use crate::flush::{Flushed, Target};
 use parking_lot::RwLock;
 
+use crate::clock;
 use crate::config::Writeback;
 use crate::context::Context;
-use crate::convert;
 use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::failpoints::fail_at;
@@ -168,7 +169,7 @@ impl Node {
             if !self.leave_to_kernel(ino, place, (resident.tier, charged)) {
                 self.tiers[usize::from(resident.tier)].room.give_all(charged);
             }
-            self.decide(Event::Removed { object: unit::Ino(ino.0) });
+            self.decide(Event::Removed { object: ino });
         }
     }
 
@@ -198,11 +199,11 @@ impl Node {
             writing: dirty,
             spilled: record.spilled,
             size: record.attr.size,
-            base: record.backing.fingerprint.map(convert::store_fingerprint),
+            base: record.backing.fingerprint,
             mode: record.attr.perm,
             uid: record.attr.uid,
             gid: record.attr.gid,
-            mtime: convert::store_time(record.attr.mtime),
+            mtime: record.attr.mtime,
             path: std::os::unix::ffi::OsStringExt::from_vec(path[cut..].to_vec()),
             path_truncated: cut > 0,
             ..Header::default()
@@ -247,7 +248,7 @@ impl Node {
         fail_at!("node.dirty.after_header");
         place.dirty.store(true, Ordering::Release);
         self.set_resident(file.ino, place);
-        self.decide(Event::Dirty { object: unit::Ino(file.ino.0) });
+        self.decide(Event::Dirty { object: file.ino });
         Ok(())
     }
 
@@ -278,7 +279,7 @@ impl Node {
         place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
         self.set_resident(file.ino, place);
         self.decide(Event::Resident {
-            object: unit::Ino(file.ino.0),
+            object: file.ino,
             tier: unit::Tier(place.tier),
             bytes: unit::Bytes(real),
         });
@@ -315,11 +316,11 @@ impl Node {
         let (size, mtime) = match (&residence.place, &residence.base) {
             (Some(place), _) if place.dirty.load(Ordering::Acquire) => {
                 let stat = place.object.stat()?;
-                (stat.size, convert::time(stat.mtime))
+                (stat.size, stat.mtime)
             }
             (None, Base::Spill(spill)) => {
                 let (size, mtime) = spill.size_and_mtime();
-                (size, convert::time(mtime))
+                (size, mtime)
             }
             _ => return Ok(true),
         };
@@ -403,7 +404,7 @@ impl Node {
         }
         let one_at_a_time = file.times.lock();
         let stat = place.object.stat()?;
-        let mtime = convert::time(stat.mtime);
+        let mtime = stat.mtime;
         match self.meta.get(file.ino) {
             Ok(record) if record.attr.size != stat.size || record.attr.mtime != mtime => {
                 self.record_written(file.ino, stat.size, mtime)?;
@@ -464,7 +465,7 @@ impl Node {
         &self,
         file: &File,
         place: &Place,
-        base: Option<forebay_store::Fingerprint>,
+        base: Option<Fingerprint>,
     ) -> Result<()> {
         let _one_at_a_time = place.charge.growing.lock();
         let mut header = place.object.header()?;
@@ -486,7 +487,7 @@ impl Node {
         if let Some(version) = base {
             self.pages_published(file.ino, version);
         }
-        self.decide(Event::Clean { object: unit::Ino(file.ino.0) });
+        self.decide(Event::Clean { object: file.ino });
         Ok(())
     }
 
@@ -499,7 +500,7 @@ impl Node {
     /// As [`Node::live_attr`]; the record was read after the moment.
     pub(crate) fn live_attr_since(&self, record: &Record, moment: Option<Moment>) -> (Attr, u64) {
         let (ino, mut attr) = (record.ino, record.attr.clone());
-        if attr.kind != FileKind::File {
+        if attr.kind != FileKind::Regular {
             let blocks = if attr.kind == FileKind::Directory { 8 } else { 0 };
             if attr.kind == FileKind::Directory {
                 attr.size = 4096;
@@ -514,7 +515,7 @@ impl Node {
                 (Some(place), _) if place.dirty.load(Ordering::Acquire) => place.object.stat().ok(),
                 (None, Base::Spill(spill)) => {
                     let (size, mtime) = spill.size_and_mtime();
-                    show_written(&mut attr, size, convert::time(mtime));
+                    show_written(&mut attr, size, mtime);
                     return (attr, size.div_ceil(512));
                 }
                 _ => None,
@@ -524,9 +525,9 @@ impl Node {
                     attr.perm = without_set_ids(attr.perm);
                     self.later(move |node| node.look_for_lost_set_ids(&node.files.get(ino)));
                 }
-                show_written(&mut attr, stat.size, convert::time(stat.mtime));
+                show_written(&mut attr, stat.size, stat.mtime);
                 if !self.config.keep_access_times {
-                    attr.atime = attr.atime.max(convert::time(stat.atime));
+                    attr.atime = attr.atime.max(stat.atime);
                 }
                 let whole = residence.place.as_ref().is_some_and(|place| place.presence.is_none());
                 let blocks = if whole { stat.blocks } else { stat.size.div_ceil(512) };
@@ -622,7 +623,7 @@ impl Node {
 
     /// A file's mode or owner were set.
     pub(crate) fn attributes_changed(&self, record: &Record) {
-        if record.attr.kind != FileKind::File {
+        if record.attr.kind != FileKind::Regular {
             return;
         }
         // Also while no tier has any of its bytes.
@@ -644,7 +645,7 @@ impl Node {
         }
         // Who has written may put the times back.
         file.clean_as.lock().take();
-        let [atime, mtime] = [times.atime, times.mtime].map(|t| t.map(convert::store_time));
+        let [atime, mtime] = [times.atime, times.mtime].map(|t| t);
         let Some(resident) = self.residents.get(file.ino.0) else {
             if let (Some(mtime), Some(spill)) = (mtime, file.spill.lock().upgrade()) {
                 spill.set_mtime(mtime);
@@ -670,7 +671,7 @@ impl Node {
             // Set-group-id without group execute, and the caller is of the group: others may follow.
             return Ok(());
         }
-        let now = convert::now();
+        let now = clock::wall_time();
         let record = self.meta.update(file.ino, Some(now), |record| {
             record.attr.perm = perm_after_write(context, &record.attr);
             record.backing.attrs_differ = true;
@@ -705,7 +706,7 @@ impl Node {
             None => None,
             Some(object) => {
                 // Whatever is written from here on has another time, also by a coarse clock.
-                if object.stat().is_ok_and(|stat| is_fresh(convert::time(stat.mtime))) {
+                if object.stat().is_ok_and(|stat| is_fresh(stat.mtime)) {
                     std::thread::sleep(CLOCK_STEP);
                 }
                 object.stat().ok().map(|stat| (stat.size, stat.mtime))
@@ -763,7 +764,7 @@ pub(crate) fn show_written(attr: &mut Attr, size: u64, mtime: Timestamp) {
 /// Whether something that happens now may have the same time as what happened then.
 fn is_fresh(then: Timestamp) -> bool {
     let nanos = |time: Timestamp| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
-    let age = nanos(convert::now()) - nanos(then);
+    let age = nanos(clock::wall_time()) - nanos(then);
     age < i128::try_from(CLOCK_STEP.as_nanos()).unwrap_or(0)
 }
 

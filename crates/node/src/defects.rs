@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::time::Duration;
 
-use forebay_meta::Ino;
+use forebay_types::Ino;
 use prost::Message;
 
 use crate::inherit::Inheritance;

@@ -9,11 +9,11 @@ use std::ffi::OsStr;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 
-use forebay_meta::{FileKind, MetaStore, Queue, Record};
+use forebay_meta::{MetaStore, Queue, Record};
 use forebay_store::backing::Access;
-use forebay_store::{BackingFile, BackingStore, Fingerprint, Object, Tier};
+use forebay_store::{BackingFile, BackingStore, Object, Tier};
+use forebay_types::{FileKind, Fingerprint};
 
-use crate::convert;
 use crate::error::Result;
 
 /// Larger objects are not compared: a start that reads them would take too long.
@@ -51,8 +51,8 @@ fn compare(
     };
     let Some(file) = open_below(backing, &path, Access::Read)? else { return Ok(None) };
     let found = file.stat()?.fingerprint();
-    let known = [record.backing.fingerprint, record.backing.pending].into_iter().flatten();
-    let is_known = known.map(convert::store_fingerprint).any(|known| known.same_content(&found));
+    let mut known = [record.backing.fingerprint, record.backing.pending].into_iter().flatten();
+    let is_known = known.any(|known| known.same_content(&found));
     if !is_known || found.size != len {
         return Ok(None);
     }
@@ -109,7 +109,7 @@ fn is_equal(object: &dyn Object, file: &dyn BackingFile, range: Range<u64>) -> R
 
 /// Whether a file may have more in a damaged object than its record says.
 pub(crate) fn is_in_doubt(record: &Record) -> bool {
-    record.attr.kind == FileKind::File
+    record.attr.kind == FileKind::Regular
         && !(record.links.is_empty() && record.backing.links.is_empty())
 }
 

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use forebay_core::steward::{Action, Event, Placement};
 use forebay_core::unit::{self, Bytes, Tick};
-use forebay_meta::Ino;
 use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{ErrorClass, Header, Object, Presence};
+use forebay_types::Ino;
 
 use crate::context::Context;
 use crate::defects::BackgroundKind;
@@ -96,7 +96,7 @@ impl Node {
     /// Carries out a decision and reports what came of it.
     pub(crate) fn perform(&self, action: Action) {
         // What is set aside is refused.
-        let tiering = |object: forebay_core::unit::Ino, work: &dyn Fn() -> Result<bool>| {
+        let tiering = |object: Ino, work: &dyn Fn() -> Result<bool>| {
             let done = self.attempt(BackgroundKind::Tiering, object.0, work);
             (object, done.unwrap_or(Ok(false)))
         };
@@ -230,12 +230,12 @@ impl Node {
         let Some(resident) = self.residents.get(ino.0).filter(|found| found.tier == tier) else {
             drop(residence);
             if self.residents.get(ino.0).is_none() {
-                self.decide(Event::Removed { object: unit::Ino(ino.0) });
+                self.decide(Event::Removed { object: ino });
             }
             return Ok(true);
         };
         if resident.dirty {
-            self.decide(Event::Dirty { object: unit::Ino(ino.0) });
+            self.decide(Event::Dirty { object: ino });
             return Ok(false);
         }
         let kept = match self.meta.get(ino) {

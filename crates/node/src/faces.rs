@@ -9,7 +9,8 @@
 
 use std::os::fd::BorrowedFd;
 
-use forebay_meta::{Ino, Record};
+use forebay_meta::Record;
+use forebay_types::Ino;
 use rustix::io::Errno;
 
 use crate::error::Result;

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_core::steward::{Event, Placement};
 use forebay_core::unit;
-use forebay_meta::{Ino, Record};
+use forebay_meta::Record;
 use forebay_store::copy::{self, Cancel, Limits, Pass, Priority, Turns};
 use forebay_store::{BackingFile, ErrorClass, Object, Presence};
+use forebay_types::Ino;
 use parking_lot::{Mutex, RwLock};
 
 use crate::cluster::Shared;
 use crate::context::Context;
-use crate::convert;
 use crate::data::BLOCK;
 use crate::error::Result;
 use crate::failpoints::fail_at;
@@ -140,7 +140,7 @@ impl Node {
         (tier, seen): (u8, u64),
         haste: Haste<'_>,
     ) -> Result<()> {
-        let print = record.backing.fingerprint.map(convert::store_fingerprint);
+        let print = record.backing.fingerprint;
         let size = record.attr.size;
         // All of it is one extent to other nodes.
         let shared = print.filter(|print| print.size == size).and_then(|print| {
@@ -153,7 +153,7 @@ impl Node {
         let installed = match fetched {
             Ok(Some(place)) => self.install(file, record, place, seen),
             other => {
-                self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
+                self.decide(Event::Removed { object: file.ino });
                 other.map(|_| false)
             }
         };
@@ -201,7 +201,7 @@ impl Node {
         slot.room.give(place.charge.bytes());
         if remove {
             slot.tier.remove(ino.0)?;
-            self.decide(Event::Removed { object: unit::Ino(ino.0) });
+            self.decide(Event::Removed { object: ino });
         }
         Ok(())
     }
@@ -244,14 +244,11 @@ impl Node {
             }
             fail_at!("node.fetch.copied");
             let stat = backing.stat()?;
-            if record.backing.fingerprint != Some(convert::fingerprint(stat.fingerprint())) {
+            if record.backing.fingerprint != Some(stat.fingerprint()) {
                 return Ok(None);
             }
             object.set_len(size)?;
-            object.set_times(
-                Some(convert::store_time(record.attr.atime)),
-                Some(convert::store_time(record.attr.mtime)),
-            )?;
+            object.set_times(Some(record.attr.atime), Some(record.attr.mtime))?;
             header.whole = true;
             object.set_header(&header)?;
             fail_at!("node.fetch.whole");
@@ -335,7 +332,7 @@ impl Node {
         let slot = &self.tiers[usize::from(tier)];
         let charge = BLOCK + Presence::sidecar_bytes_for(self.config.extent_bytes, size);
         if !self.take_room(tier, charge) {
-            self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
+            self.decide(Event::Removed { object: file.ino });
             return Ok(());
         }
         let made = (|| -> Result<Place> {
@@ -351,10 +348,7 @@ impl Node {
             let object = slot.tier.create(file.ino.0, &header)?;
             fail_at!("node.partial.made");
             object.set_len(size)?;
-            object.set_times(
-                Some(convert::store_time(record.attr.atime)),
-                Some(convert::store_time(record.attr.mtime)),
-            )?;
+            object.set_times(Some(record.attr.atime), Some(record.attr.mtime))?;
             Ok(Place {
                 tier,
                 object,
@@ -369,7 +363,7 @@ impl Node {
             Ok(place) => place,
             Err(error) => {
                 slot.room.give(charge);
-                self.decide(Event::Removed { object: unit::Ino(file.ino.0) });
+                self.decide(Event::Removed { object: file.ino });
                 drop(slot.tier.remove_map(file.ino.0));
                 drop(slot.tier.remove(file.ino.0));
                 return match error {
@@ -383,8 +377,7 @@ impl Node {
 
     /// Asks the steward where an object may go; `None` to pass the tiers over.
     fn admit(&self, ino: Ino, size: u64, first: u64) -> Option<u8> {
-        let wanted =
-            Event::Wanted { object: unit::Ino(ino.0), size: unit::Bytes(size), prefetch: false };
+        let wanted = Event::Wanted { object: ino, size: unit::Bytes(size), prefetch: false };
         match self.decide(wanted) {
             Some(Placement::Tier(tier, bytes))
                 if bytes.0 >= first.min(size) && !self.tier_has_failed(tier.0) =>
@@ -392,7 +385,7 @@ impl Node {
                 Some(tier.0)
             }
             Some(Placement::Tier(..)) => {
-                self.decide(Event::Removed { object: unit::Ino(ino.0) });
+                self.decide(Event::Removed { object: ino });
                 None
             }
             _ => None,
@@ -666,7 +659,7 @@ impl Node {
         // Copying stored the bytes now, but they are as old as the record says.
         if !dirty {
             let record = self.meta.get(file.ino)?;
-            place.object.set_times(None, Some(convert::store_time(record.attr.mtime)))?;
+            place.object.set_times(None, Some(record.attr.mtime))?;
         }
         place.object.sync(true)?;
         fail_at!("node.fill.finish");
@@ -692,12 +685,12 @@ impl Node {
     /// Tells the steward what an object takes up.
     pub(crate) fn announce_resident(&self, ino: Ino, place: &Place) {
         self.decide(Event::Resident {
-            object: unit::Ino(ino.0),
+            object: ino,
             tier: unit::Tier(place.tier),
             bytes: unit::Bytes(place.charge.bytes()),
         });
         if place.dirty.load(Ordering::Acquire) {
-            self.decide(Event::Dirty { object: unit::Ino(ino.0) });
+            self.decide(Event::Dirty { object: ino });
         }
     }
 
@@ -717,7 +710,7 @@ impl Node {
 
     fn warm_once(&self, ino: Ino, advance: &mut dyn FnMut(u64) -> bool) -> Result<u64> {
         let record = self.meta.get(ino)?;
-        if record.attr.kind != forebay_meta::FileKind::File || record.attr.size == 0 {
+        if record.attr.kind != forebay_meta::FileKind::Regular || record.attr.size == 0 {
             return Ok(0);
         }
         let file = self.files.get(ino);

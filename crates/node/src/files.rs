@@ -5,8 +5,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use forebay_meta::Ino;
-use forebay_store::Fingerprint;
+use forebay_types::{Fingerprint, Ino, Timestamp};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::context::Context;
@@ -71,7 +70,7 @@ pub struct File {
     pub privileged: AtomicBool,
     /// Length and time of the object when set-id bits were set while programs had the file open that write
     /// it without the daemon.
-    pub set_ids_since: Mutex<Option<(u64, forebay_store::Timestamp)>>,
+    pub set_ids_since: Mutex<Option<(u64, Timestamp)>>,
     /// Changes of mode or owner since the file came into use: a record read before one is old.
     pub attribute_changes: AtomicU32,
     /// Whether a mapping may live that outlasted a passthrough open and that programs store into.

@@ -21,15 +21,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use forebay_meta::{Ino, Queue, Record, XattrState};
+use forebay_meta::{Queue, Record, XattrState};
 use forebay_store::backing::{Access, SetAttributes};
 use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{
-    Attributes, BackingFile, Bytes, Commit, Dir, ErrorClass, Expect, Fingerprint, Header, Temporary,
+    Attributes, BackingFile, Bytes, Commit, Dir, ErrorClass, Expect, Header, Temporary,
 };
+use forebay_types::{Fingerprint, Ino};
 
 use crate::context::Context;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
@@ -148,8 +148,7 @@ impl Node {
             return Ok(Flushed::Busy);
         }
         // What the backing store has under the name may be another file, which this one replaces.
-        let own = target.expect.is_some()
-            && target.expect == record.backing.fingerprint.map(convert::store_fingerprint);
+        let own = target.expect.is_some() && target.expect == record.backing.fingerprint;
         let (absent, beneath, mapped, spill) = match self.open_layers(&file) {
             Err(NodeError::RestGone) if own => {
                 return Ok(Flushed::Conflict(self.found_at(target)?));
@@ -368,7 +367,7 @@ impl Node {
             let stat = place.object.stat()?;
             if at >= stat.size {
                 to.set_len(stat.size)?;
-                return Ok(Copied::As(convert::time(stat.mtime)));
+                return Ok(Copied::As(stat.mtime));
             }
             let end = stat.size.min(at + PIECE);
             let mut absent = Vec::new();
@@ -415,7 +414,7 @@ impl Node {
         let mut expect = self.intend(ino, target.expect, found.as_ref(), pending)?;
         let found = found.filter(|found| !was_changed(&now, found));
         let found = found.map(|found| found.fingerprint());
-        let known = self.meta.get(ino)?.backing.fingerprint.map(convert::store_fingerprint);
+        let known = self.meta.get(ino)?.backing.fingerprint;
         if let Some(place) = place {
             self.edit_header(place, |header| {
                 if let Some(found) = found.filter(|found| is_announced(header, found))
@@ -517,7 +516,7 @@ impl Node {
         self.complete_spill(file, spill, PIECE)?;
         let set_len = |len| spill.set_len(len);
         let from_tier = self.flush_extents(file, &**spill.file(), &set_len)?;
-        Ok(from_tier.unwrap_or_else(|| convert::time(spill.size_and_mtime().1)))
+        Ok(from_tier.unwrap_or_else(|| spill.size_and_mtime().1))
     }
 
     /// What was spilled is in the backing store's file now: what the tier lacks is read from there.
@@ -547,9 +546,9 @@ impl Node {
             record.dirty &= on_tier;
             if !on_tier {
                 record.backing.attrs_differ |= mtime != fingerprint.mtime;
-                (record.attr.size, record.attr.mtime) = (size, convert::time(mtime));
+                (record.attr.size, record.attr.mtime) = (size, mtime);
             }
-            record.backing.fingerprint = Some(convert::fingerprint(fingerprint));
+            record.backing.fingerprint = Some(fingerprint);
             Queue::Yes
         })?;
         drop(one_at_a_time);
@@ -695,11 +694,11 @@ impl Node {
                 copy::copy_range(&*place.object, to, 0..stat.size, &limits, &Cancel::default())?;
                 self.metrics.bytes.of(Source::Flush).add(stat.size);
                 set_len(stat.size)?;
-                return Ok(Some(convert::time(stat.mtime)));
+                return Ok(Some(stat.mtime));
             };
             let Some(flush) = presence.write().take_flush(PIECE) else {
                 set_len(stat.size)?;
-                return Ok(Some(convert::time(stat.mtime)));
+                return Ok(Some(stat.mtime));
             };
             if let Err(error) = self.may_change_store() {
                 presence.write().abort_flush(flush);
@@ -785,8 +784,8 @@ impl Node {
             refused(&mode, "its mode")?;
         }
         let times = SetAttributes {
-            atime: Some(convert::store_time(attr.atime)),
-            mtime: Some(convert::store_time(mtime)),
+            atime: Some(attr.atime),
+            mtime: Some(mtime),
             ..SetAttributes::default()
         };
         match to.set_attributes(&times) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use forebay_meta::Ino;
+use forebay_types::Ino;
 use sharded_slab::{Entry, Slab};
 
 use crate::cluster::{Remote, Seen};

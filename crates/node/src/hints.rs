@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use forebay_core::prefetch::JobSnapshot;
 use forebay_core::steward::{Event, HintChange, Reference};
-use forebay_core::unit::{self, Bytes};
-use forebay_meta::FileKind;
+use forebay_core::unit::Bytes;
+use forebay_types::FileKind;
 use parking_lot::Mutex;
 
 use crate::error::{NodeError, Result};
@@ -119,10 +119,9 @@ impl Node {
         let ino = self.find_path(path).map_err(|error| error.to_string())?;
         let record = self.meta.get(ino).map_err(|error| error.to_string())?;
         match record.attr.kind {
-            FileKind::File => Ok(Reference {
-                object: unit::Ino(ino.0),
-                size: Bytes(self.live_attr(&record).0.size),
-            }),
+            FileKind::Regular => {
+                Ok(Reference { object: ino, size: Bytes(self.live_attr(&record).0.size) })
+            }
             FileKind::Directory => Err("is a directory: name the files in it".into()),
             FileKind::Symlink => Err("is a symbolic link: name the file it leads to".into()),
             _ => Err("is not a regular file".into()),

@@ -3,10 +3,11 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
+use forebay_types::Ino;
+
 use crate::config::{NodeConfig, TierConfig};
 use crate::context::Context;
 use crate::node::Node;
-use forebay_meta::Ino;
 
 #[test]
 fn reads_and_writes_go_on_while_shared_locks_are_held() {

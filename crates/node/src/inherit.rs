@@ -12,13 +12,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_core::steward::Event;
-use forebay_core::unit;
-use forebay_meta::{Attr, Ino, Timestamp};
+use forebay_meta::Attr;
+use forebay_types::{FileKind, Ino, Timestamp};
 use prost::Message;
 
 use crate::cluster::{LockOwner, Membership};
 use crate::context::Context;
-use crate::convert;
 use crate::defects::BackgroundWork;
 use crate::error::{NodeError, Result};
 use crate::faces::{Opens, Use as Shown, object_id};
@@ -194,7 +193,7 @@ impl DepartedInode {
         let times = [attr.atime, attr.mtime, attr.ctime, attr.btime];
         DepartedInode {
             ino,
-            mode: convert::mode_bits(attr.kind) | attr.perm,
+            mode: attr.kind.mode_bits() | attr.perm,
             uid: attr.uid,
             gid: attr.gid,
             rdev: attr.rdev,
@@ -211,7 +210,7 @@ impl DepartedInode {
             Timestamp::new(sec, u32::try_from(nsec).unwrap_or_default())
         };
         Some(Attr {
-            kind: convert::kind_of_mode(self.mode)?,
+            kind: FileKind::from_mode(self.mode)?,
             perm: self.mode & 0o7777,
             uid: self.uid,
             gid: self.gid,
@@ -509,7 +508,7 @@ impl Node {
             room.promise(bytes).then_some((place.tier, bytes))
         });
         if opens.count == 1 {
-            self.decide_later(Event::Busy { object: unit::Ino(open.ino) });
+            self.decide_later(Event::Busy { object: Ino(open.ino) });
         }
         drop((opens, residence));
         let mut handle = Handle::new(file, open.write, mode, promised);

@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use forebay_meta::{Ino, Teller};
+use forebay_meta::Teller;
 use forebay_store::{ErrorClass, Presence, StoreError};
+use forebay_types::Ino;
 use parking_lot::RwLock;
 use rustix::io::Errno;
 

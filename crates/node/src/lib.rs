@@ -16,7 +16,6 @@ mod clock;
 mod cluster;
 mod config;
 mod context;
-mod convert;
 mod data;
 mod defects;
 mod doubt;
@@ -74,6 +73,7 @@ mod upkeep;
 
 pub use aside::{LostChanges, Named};
 pub use check::{CheckRequest, Checked, accept_store, check};
+pub use clock::wall_time;
 pub use cluster::{
     Belief, Ground, InTheWay, Kept, LockDone, LockOwner, LockRequest, Membership, NodeReport,
     Renaming, SafetyReport, Shown, Waited, check_cluster,
@@ -83,7 +83,6 @@ pub use config::{
     Writeback,
 };
 pub use context::Context;
-pub use convert::now;
 pub use defects::{BackgroundKind, BackgroundWork, SetAsideWork, background_work_in_hand};
 pub use error::{NodeError, Result};
 pub use faces::{node_id, of_node_id};
@@ -91,11 +90,10 @@ pub use failpoints::{arm_fail_points, fail_points};
 pub use forebay_core::cluster::grants::Fact;
 pub use forebay_core::cluster::locks::{Family, Mode, Span};
 pub use forebay_core::cluster::redundancy::Redundancy;
-pub use forebay_meta::{
-    Attr, EngineError, Error as MetaError, Estate, FileKind, Ino, Moment, Owned, Teller, Timestamp,
-};
+pub use forebay_meta::{Attr, EngineError, Error as MetaError, Estate, Moment, Owned, Teller};
 pub use forebay_store::tier::check_dir as check_tier_dir;
 pub use forebay_store::{ErrorClass, StoreError};
+pub use forebay_types::{FileKind, Ino, Timestamp};
 pub use handle::{OpenMode, Opened};
 
 pub use hints::{HintPart, HintReport, Hinted, MOST_JOBS, MOST_REFERENCES};

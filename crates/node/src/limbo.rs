@@ -5,9 +5,10 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use forebay_meta::{Ino, Link, MetaStore, Record};
+use forebay_meta::{Link, MetaStore, Record};
 use forebay_store::backing::PRIVATE;
 use forebay_store::{BackingStore, ErrorClass};
+use forebay_types::Ino;
 
 use crate::error::Result;
 use crate::import::LIMBO;

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_core::steward::Event;
-use forebay_meta::{Error as MetaError, FileKind, Ino, Record};
+use forebay_meta::{Error as MetaError, Record};
 use forebay_store::backing::Access;
+use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
+use crate::clock;
 use crate::cluster::{Right, Seen};
 use crate::config::{Passthrough, Writeback};
 use crate::context::Context;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::faces::{Opens, Registered, Use as Shown, object_id, version_id};
 use crate::failpoints::fail_at;
@@ -46,7 +47,7 @@ impl Node {
     fn open_as(&self, context: &Context, ino: Ino, face: Option<u8>, flags: i32) -> Result<Opened> {
         let changes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
         let (mut record, right) = self.newest(context, ino, changes)?;
-        if record.attr.kind != FileKind::File {
+        if record.attr.kind != FileKind::Regular {
             let is_dir = record.attr.kind == FileKind::Directory;
             return Err(if is_dir { Errno::ISDIR } else { Errno::NXIO }.into());
         }
@@ -278,7 +279,7 @@ impl Node {
             context.wait()?;
         }
         self.decide(Event::Access {
-            object: forebay_core::unit::Ino(file.ino.0),
+            object: file.ino,
             size: forebay_core::unit::Bytes(size),
             write,
         });
@@ -369,7 +370,7 @@ impl Node {
             }
         }
         if opens.count == 1 {
-            self.decide(Event::Busy { object: forebay_core::unit::Ino(file.ino.0) });
+            self.decide(Event::Busy { object: file.ino });
         }
         drop((opens, residence));
         let dir = record.links.first().map(|link| link.parent);
@@ -569,7 +570,7 @@ impl Node {
             self.settle_closed(&file);
         }
         if last {
-            self.decide(Event::Idle { object: forebay_core::unit::Ino(file.ino.0) });
+            self.decide(Event::Idle { object: file.ino });
             self.last_close(&file);
         }
     }
@@ -598,7 +599,7 @@ impl Node {
         if self.names.lingering.has(file.ino) {
             return;
         }
-        if let Err(error) = self.meta.release_orphan(file.ino, convert::now()) {
+        if let Err(error) = self.meta.release_orphan(file.ino, clock::wall_time()) {
             tracing::warn!(ino = file.ino.0, %error, "can't release a removed file");
         }
         if record.links.is_empty() {
@@ -627,7 +628,7 @@ impl Node {
         let Some(residence) = file.residence.try_read() else { return };
         let Some(place) = &residence.place else { return };
         let Ok(stat) = place.object.stat() else { return };
-        let (known, seen) = (record.attr.atime, convert::time(stat.atime));
+        let (known, seen) = (record.attr.atime, stat.atime);
         let stale =
             known <= record.attr.mtime || known <= record.attr.ctime || seen.sec - known.sec >= DAY;
         if seen > known && stale {

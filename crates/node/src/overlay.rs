@@ -21,10 +21,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_meta::Attr;
 use forebay_store::copy::{self, Cancel, Priority};
-use forebay_store::{BackingFile, ErrorClass, Presence, Temporary, Timestamp};
+use forebay_store::{BackingFile, ErrorClass, Presence, Temporary};
+use forebay_types::Timestamp;
 use parking_lot::{Mutex, RwLock};
 
-use crate::convert;
+use crate::clock;
 use crate::error::Result;
 use crate::files::{File, FileRef};
 use crate::io::compose;
@@ -90,8 +91,8 @@ impl Spill {
     /// written since: the file itself has that of the last write.
     pub fn mtime_known_by(&self, attr: &Attr) -> Timestamp {
         let (size, written) = self.size_and_mtime();
-        let is_known = attr.size == size && convert::time(written) <= attr.ctime;
-        if is_known { convert::store_time(attr.mtime) } else { written }
+        let is_known = attr.size == size && written <= attr.ctime;
+        if is_known { attr.mtime } else { written }
     }
 
     /// A program has set the modification time.
@@ -108,7 +109,7 @@ impl Spill {
         if let Some(over) = &self.over {
             over.has.write().set_len(len)?;
         }
-        *self.seen.lock() = (len, convert::store_time(convert::now()));
+        *self.seen.lock() = (len, clock::wall_time());
         Ok(())
     }
 
@@ -333,7 +334,7 @@ impl Node {
             has.mark_dirty(range)?;
         }
         let mut seen = spill.seen.lock();
-        *seen = (seen.0.max(end), convert::store_time(convert::now()));
+        *seen = (seen.0.max(end), clock::wall_time());
         Ok(changed)
     }
 

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_core::steward::Event;
-use forebay_core::unit;
-use forebay_meta::{Error as MetaError, FileKind, Ino, Record};
+use forebay_meta::{Error as MetaError, Record};
 use forebay_store::ErrorClass;
+use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -120,7 +120,7 @@ impl Node {
         let (attr, _) = self.live_attr(&record);
         let resident = self.residents.get(ino.0);
         let residency = match resident {
-            _ if attr.kind != FileKind::File => Residency::Absent,
+            _ if attr.kind != FileKind::Regular => Residency::Absent,
             Some(resident) if resident.whole => Residency::Whole,
             Some(resident) if resident.charged > 0 => Residency::Partial,
             _ if attr.size == 0 => Residency::Whole,
@@ -144,7 +144,7 @@ impl Node {
     /// When the inode is gone.
     pub fn pin(&self, ino: Ino, pinned: bool) -> Result<()> {
         self.meta.set_pinned(ino, pinned)?;
-        let object = unit::Ino(ino.0);
+        let object = ino;
         self.decide(if pinned { Event::Pinned { object } } else { Event::Unpinned { object } });
         Ok(())
     }

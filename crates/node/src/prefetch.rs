@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use forebay_core::steward::Event;
-use forebay_core::unit;
-use forebay_meta::{FileKind, Ino};
 use forebay_store::copy::Cancel;
+use forebay_types::{FileKind, Ino};
 use parking_lot::Mutex;
 
 use crate::context::Context;
@@ -55,14 +54,14 @@ impl Node {
             tracing::debug!(%ino, %error, "a file was not fetched ahead");
         }
         self.fetches.end(ino.0);
-        self.decide(Event::Fetched { object: unit::Ino(ino.0) });
+        self.decide(Event::Fetched { object: ino });
     }
 
     fn bring_ahead(&self, ino: Ino, tier: u8, bytes: u64, cancel: &Cancel) -> Result<()> {
         let over = || cancel.is_cancelled() || self.stopping.load(Ordering::Relaxed);
         let record = self.meta.get(ino)?;
         let size = record.attr.size;
-        if over() || record.attr.kind != FileKind::File || record.dirty || size == 0 {
+        if over() || record.attr.kind != FileKind::Regular || record.dirty || size == 0 {
             return Ok(());
         }
         let file = self.files.get(ino);

@@ -7,8 +7,8 @@ use forebay_store::{AllocateMode, ErrorClass, Presence};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
+use crate::clock;
 use crate::context::Context;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::files::FileRef;
@@ -212,7 +212,7 @@ impl Node {
 
     /// Size and times of a file that was changed by other means than a write.
     fn note_change(&self, file: &FileRef) -> Result<()> {
-        let now = convert::store_time(convert::now());
+        let now = clock::wall_time();
         if let Some(place) = &file.residence.read().place {
             place.object.set_times(None, Some(now))?;
         }

@@ -10,15 +10,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_meta::{FileKind, Ino, NewInode, Queue, Record, Seq};
+use forebay_meta::{NewInode, Queue, Record, Seq};
 use forebay_store::copy::{self, Cancel, Limits, Priority};
 use forebay_store::recover;
 use forebay_store::{BackingStore, DirBacking, Header, Object, Presence, Temporary, Tier};
+use forebay_types::{FileKind, Ino};
 
 use crate::check::{CheckRequest, Checked, header_of, open_meta, path_of};
+use crate::clock;
 use crate::config::{NodeConfig, TierConfig};
 use crate::context::Context;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::flush::is_announced;
 use crate::node::Node;
@@ -128,7 +129,7 @@ fn former_names(request: &CheckRequest, backing: &Path, meta_dir: &Path) -> Resu
             after = *seq;
             let there = wanted.contains(&ino.0) || sound.contains(&ino.0);
             let Some(record) = meta.get(*ino).ok().filter(|_| !there) else { continue };
-            let bytes = record.attr.kind == FileKind::File && record.attr.size > 0;
+            let bytes = record.attr.kind == FileKind::Regular && record.attr.size > 0;
             if bytes && record.dirty && !record.links.is_empty() {
                 former.gone.push(path_of(&meta, *ino));
             }
@@ -172,7 +173,7 @@ impl Node {
         })?;
         // Of several that were written under one name the latest gets it.
         let written = |header: &forebay_store::Result<Header>| {
-            header.as_ref().map_or((0, 0), |header| (header.mtime.seconds, header.mtime.nanos))
+            header.as_ref().map_or((0, 0), |header| (header.mtime.sec, header.mtime.nsec))
         };
         known.sort_by_key(|(_, header)| std::cmp::Reverse(written(header)));
         for (ino, header) in known {
@@ -308,7 +309,7 @@ impl Node {
             // What shows through must be the version that it was laid over.
             let found = self.find(&Context::DAEMON, dir, name)?;
             let found = found.and_then(|record| record.backing.fingerprint);
-            let found = found.map(convert::store_fingerprint);
+            let found = found;
             let same =
                 header.base.zip(found).is_some_and(|(base, found)| base.same_content(&found));
             if !same {
@@ -339,7 +340,7 @@ impl Node {
         spill.sync(false)?;
         self.meta.update(record.ino, None, |record| {
             record.attr.size = size;
-            record.attr.mtime = convert::time(stat.mtime);
+            record.attr.mtime = stat.mtime;
             record.spilled = true;
             record.dirty = true;
             Queue::Yes
@@ -365,7 +366,7 @@ impl Node {
         self.adopt_bytes(tier, &record, &*old, header)?;
         self.meta.update(record.ino, None, |record| {
             record.attr.size = stat.size;
-            record.attr.mtime = convert::time(stat.mtime);
+            record.attr.mtime = stat.mtime;
             record.dirty = true;
             Queue::Yes
         })?;
@@ -385,7 +386,7 @@ impl Node {
                 Some(record) => record.ino,
                 None => {
                     let new = NewInode::new(FileKind::Directory, 0o755, 0, 0);
-                    self.meta.create(at, name, new, convert::now())?.ino
+                    self.meta.create(at, name, new, clock::wall_time())?.ino
                 }
             };
         }
@@ -398,10 +399,10 @@ impl Node {
     fn record_for(&self, dir: Ino, name: &[u8], header: &Header) -> Result<Arc<Record>> {
         let mut name = name.to_vec();
         if let Some(record) = self.find(&Context::DAEMON, dir, &name)? {
-            let found = record.backing.fingerprint.map(convert::store_fingerprint);
+            let found = record.backing.fingerprint;
             // The same inode alone may have been written by others.
             let is_newer = found.is_some_and(|found| is_announced(header, &found));
-            if is_newer && !record.dirty && record.attr.kind == FileKind::File {
+            if is_newer && !record.dirty && record.attr.kind == FileKind::Regular {
                 return Ok(record);
             }
             if !header.whole && self.backing.open_spill(header.ino)?.is_none() {
@@ -412,8 +413,8 @@ impl Node {
             name.truncate(255 - suffix.len());
             name.extend_from_slice(suffix.as_bytes());
         }
-        let new = NewInode::new(FileKind::File, header.mode, header.uid, header.gid);
-        Ok(self.meta.create(dir, &name, new, convert::now())?)
+        let new = NewInode::new(FileKind::Regular, header.mode, header.uid, header.gid);
+        Ok(self.meta.create(dir, &name, new, clock::wall_time())?)
     }
 
     fn adopt_bytes(
@@ -439,7 +440,7 @@ impl Node {
         object.set_times(Some(stat.atime), Some(stat.mtime))?;
         object.sync(false)?;
         fresh.whole = true;
-        fresh.base = record.backing.fingerprint.map(convert::store_fingerprint);
+        fresh.base = record.backing.fingerprint;
         object.set_header(&fresh)?;
         Ok(object.sync(false)?)
     }

@@ -6,12 +6,13 @@ use std::path::Path;
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
-use forebay_meta::{FileKind, Ino, Link, Links, Queue, Record, Seq};
+use forebay_meta::{Link, Links, Queue, Record, Seq};
 use forebay_store::{Attributes, ErrorClass, Header, Object, Presence, StoreError};
+use forebay_types::{FileKind, Ino};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use crate::aside::Evidence;
-use crate::convert;
+use crate::clock;
 use crate::data::show_written;
 use crate::doubt;
 use crate::error::{NodeError, Result};
@@ -172,7 +173,7 @@ impl Node {
     pub(crate) fn release_orphans(&self, open: &HashSet<Ino>) -> Result<Vec<u64>> {
         let mut released = Vec::new();
         for ino in self.meta.orphans()?.into_iter().filter(|ino| !open.contains(ino)) {
-            self.meta.release_orphan(ino, convert::now())?;
+            self.meta.release_orphan(ino, clock::wall_time())?;
             released.push(ino.0);
         }
         Ok(released)
@@ -302,7 +303,7 @@ impl Node {
     /// Its decisions wait until all is read: an object that moves to a tier before that one is looked
     /// at would be taken for the rest of a move.
     pub(crate) fn tell_steward(&self, ino: u64, resident: Resident) {
-        let object = unit::Ino(ino);
+        let object = Ino(ino);
         let tier = unit::Tier(resident.tier);
         self.decide_later(Event::Resident { object, tier, bytes: unit::Bytes(resident.charged) });
         if resident.dirty {
@@ -421,7 +422,7 @@ impl Node {
         if let Some(found) = doubt::copied_version(known, tier, &record) {
             tracing::warn!(%ino, %error, "a copy with a damaged header is dropped");
             if record.dirty {
-                self.revert_to(ino, convert::fingerprint(found))?;
+                self.revert_to(ino, found)?;
             }
             return Ok(Fate::Removed);
         }
@@ -479,7 +480,7 @@ impl Node {
         let Looked { object, stat, mut map, charged } = looked;
         let tier = u8::try_from(index).unwrap_or(u8::MAX);
         let mut dirty = header.dirty || map.as_ref().is_some_and(Presence::is_dirty);
-        let mut current = record.backing.fingerprint.map(convert::store_fingerprint);
+        let mut current = record.backing.fingerprint;
         if dirty && !self.may_have_written(record) {
             if self.yield_found(ino, tier)? || Self::has_nothing_newer(record, header) {
                 return Ok(Fate::Removed);
@@ -493,11 +494,11 @@ impl Node {
             match (self.published_meanwhile(record, header)?, header.base) {
                 (Some(found), _) => {
                     self.follow_version(ino, found, trust.unsynced)?;
-                    current = Some(convert::store_fingerprint(found));
+                    current = Some(found);
                 }
                 // What others made of it since is seen when it is looked at.
                 (None, Some(base)) if trust.unsynced && !record.spilled => {
-                    self.follow_version(ino, convert::fingerprint(base), true)?;
+                    self.follow_version(ino, base, true)?;
                     current = Some(base);
                 }
                 // Fetched again, and not even whole: nothing in it is newer than what is below, and
@@ -575,11 +576,11 @@ impl Node {
             let Some(found) = self.found_at_start(record, link)? else { continue };
             let print = found.fingerprint();
             let ours = [record.backing.fingerprint, record.backing.pending].into_iter().flatten();
-            let mut ours = ours.map(convert::store_fingerprint);
+            let mut ours = ours;
             let known = ours.any(|known| known.same_content(&print));
             if known && (cut || !is_announced(header, &print)) {
                 self.meta.claim_found(record.ino, link)?;
-                return Ok(Some(convert::fingerprint(print)));
+                return Ok(Some(print));
             }
         }
         Ok(None)
@@ -591,9 +592,9 @@ impl Node {
         let Some(known) = record.backing.fingerprint else { return Ok(None) };
         for link in &record.backing.links {
             let found = self.found_at_start(record, link)?;
-            if let Some(found) = found.filter(|found| convert::is_inode(&known, found)) {
+            if let Some(found) = found.filter(|found| found.same_inode(&known)) {
                 let here = record.links.contains(link);
-                return Ok((!here).then_some(convert::fingerprint(found.fingerprint())));
+                return Ok((!here).then_some(found.fingerprint()));
             }
         }
         Ok(None)
@@ -608,7 +609,7 @@ impl Node {
             for (seq, ino) in &page {
                 after = *seq;
                 let Ok(record) = self.meta.get(*ino) else { continue };
-                let gone = record.attr.kind == FileKind::File
+                let gone = record.attr.kind == FileKind::Regular
                     && record.dirty
                     && !record.spilled
                     && record.attr.size > 0
@@ -637,11 +638,10 @@ impl Node {
         for link in &names_below(record) {
             let Some(found) = self.found_at_start(record, link)? else { continue };
             // Not that of a file which this one has replaced.
-            let known =
-                record.backing.fingerprint.is_some_and(|known| convert::is_inode(&known, &found));
+            let known = record.backing.fingerprint.is_some_and(|known| found.same_inode(&known));
             if known || is_pending(record, &found) {
                 self.meta.claim_found(record.ino, link)?;
-                return self.revert_to(record.ino, convert::fingerprint(found.fingerprint()));
+                return self.revert_to(record.ino, found.fingerprint());
             }
         }
         // It must not take the place of a version that it was to replace.
@@ -671,7 +671,7 @@ impl Node {
         let record = &*self.as_seen_here(&self.meta.get(record.ino)?);
         let published = self.published_meanwhile(record, header)?;
         self.meta.update(record.ino, None, |record| {
-            show_written(&mut record.attr, stat.size, convert::time(stat.mtime));
+            show_written(&mut record.attr, stat.size, stat.mtime);
             record.dirty = true;
             if let Some(fingerprint) = published {
                 record.backing.fingerprint = Some(fingerprint);
@@ -699,7 +699,7 @@ impl Node {
             }
             if is_announced(header, &print) || is_pending(record, &found) {
                 self.meta.claim_found(record.ino, link)?;
-                return Ok(Some(convert::fingerprint(print)));
+                return Ok(Some(print));
             }
         }
         Ok(None)
@@ -755,7 +755,7 @@ impl Node {
             }
             self.meta.update(ino, None, |record| {
                 let mtime = spill.mtime_known_by(&record.attr);
-                show_written(&mut record.attr, size, convert::time(mtime));
+                show_written(&mut record.attr, size, mtime);
                 record.dirty = true;
                 Queue::Yes
             })?;

@@ -7,8 +7,9 @@ use crate::config::{NodeConfig, TierConfig, Writeback};
 use crate::context::Context;
 use crate::error::NodeError;
 use crate::node::Node;
-use forebay_meta::{Ino, Queue};
+use forebay_meta::Queue;
 use forebay_store::{Header, StoreError};
+use forebay_types::Ino;
 
 const DAEMON: Context = Context::DAEMON;
 /// No record has this count of changes.
@@ -115,7 +116,7 @@ fn published_file_whose_bytes_the_power_took_when_started_then_it_is_as_publishe
     let left = node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
     assert_eq!(left.bytes, 0);
     let known = node.meta.get(stat.ino).expect("known").backing.fingerprint;
-    let pending = known.map(crate::convert::store_fingerprint);
+    let pending = known;
     let header = Header { dirty: true, synced: false, covered: false, pending, ..before };
     object().set_header(&header).expect("header");
     object().set_len(0).expect("cut");

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_meta::Ino;
+use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::defects::BackgroundKind;

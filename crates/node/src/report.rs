@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_meta::{Ino, Record, Seq};
+use forebay_meta::{Record, Seq};
+use forebay_types::Ino;
 
-use crate::convert;
+use crate::clock;
 use crate::defects::BackgroundKind;
 use crate::metrics::{Metrics, Queue, RefusalReason};
 use crate::node::Node;
@@ -80,7 +81,7 @@ const LOOKED_AT: usize = 2000;
 /// Seconds since the last change of what is in the backlog. What is not there yet is being written
 /// right now.
 fn age_s(record: &Record) -> u64 {
-    let age = convert::now().sec - record.attr.ctime.sec;
+    let age = clock::wall_time().sec - record.attr.ctime.sec;
     if record.queued.is_some() { u64::try_from(age).unwrap_or(0) } else { 0 }
 }
 

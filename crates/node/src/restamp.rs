@@ -7,7 +7,8 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Ino, Record};
+use forebay_meta::Record;
+use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::context::Context;

@@ -7,11 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_meta::{Ino, Link, Queue, Record};
+use forebay_meta::{Link, Queue, Record};
 use forebay_store::backing::Access;
-use forebay_store::{
-    Attributes, Bytes, ErrorClass, Fingerprint, Header, Presence, StoreError, Timestamp,
-};
+use forebay_store::{Attributes, Bytes, ErrorClass, Header, Presence, StoreError};
+use forebay_types::{Fingerprint, Ino, Timestamp};
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
@@ -51,7 +50,7 @@ impl Node {
             }
             // As it is now: a version may be about to appear, which the object must know.
             let now = self.meta.get(file.ino)?;
-            let pending = now.backing.pending.map(crate::convert::store_fingerprint);
+            let pending = now.backing.pending;
             let header = Header { pending, ..self.header_for(record, true, true) };
             let object = match self.create_object(tier, file.ino.0, &header) {
                 Ok(object) => object,
@@ -261,9 +260,7 @@ impl Node {
                     place.object.set_len(size)?;
                 }
             }
-            place
-                .object
-                .set_times(None, Some(crate::convert::store_time(crate::convert::now())))?;
+            place.object.set_times(None, Some(crate::clock::wall_time()))?;
         }
         Ok(changed)
     }
@@ -357,7 +354,7 @@ impl Node {
         // The record first: until the object is gone, a restart finds all bytes in it as well.
         self.meta.update(file.ino, None, |record| {
             record.attr.size = stat.size;
-            record.attr.mtime = crate::convert::time(stat.mtime);
+            record.attr.mtime = stat.mtime;
             record.spilled = true;
             record.dirty = true;
             Queue::Yes
@@ -491,9 +488,9 @@ impl Node {
             record.dirty = on_tier;
             if !on_tier {
                 record.attr.size = found.size;
-                record.attr.mtime = crate::convert::time(found.mtime);
+                record.attr.mtime = found.mtime;
             }
-            record.backing.fingerprint = Some(crate::convert::fingerprint(found.fingerprint()));
+            record.backing.fingerprint = Some(found.fingerprint());
             Queue::Yes
         })?;
         // Its map stands where it stood.
@@ -674,8 +671,8 @@ const LET_GO: u8 = 2;
 pub(crate) fn inode_note(made: &Attributes, has_map: bool) -> Vec<u8> {
     let mut note = made.ino.to_le_bytes().to_vec();
     note.push(if has_map { HAS_MAP } else { 0 });
-    note.extend(made.btime.seconds.to_le_bytes());
-    note.extend(made.btime.nanos.to_le_bytes());
+    note.extend(made.btime.sec.to_le_bytes());
+    note.extend(made.btime.nsec.to_le_bytes());
     note
 }
 
@@ -685,7 +682,7 @@ pub(crate) fn noted_inode(note: &[u8]) -> Option<Fingerprint> {
     let time = |note: &[u8]| {
         let seconds = i64::from_le_bytes(note.get(9..17)?.try_into().ok()?);
         let nanos = u32::from_le_bytes(note.get(17..21)?.try_into().ok()?);
-        Some(Timestamp { seconds, nanos })
+        Some(Timestamp::new(seconds, nanos))
     };
     Some(Fingerprint { ino, born: time(note).unwrap_or_default(), ..Fingerprint::default() })
 }

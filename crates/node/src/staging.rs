@@ -5,12 +5,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_meta::{FileKind, Ino, Record};
+use forebay_meta::Record;
 use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{Object, Synced, Temporary};
+use forebay_types::{FileKind, Ino};
 
 use crate::context::Context;
-use crate::convert;
 use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::files::{File, FileRef};
@@ -111,7 +111,7 @@ impl Node {
             let Some(staged) = &*staged else { continue };
             // What is under way is not to be forgotten.
             if self.meta.get(file.ino).is_ok_and(|record| record.backing.pending.is_none()) {
-                let pending = convert::fingerprint(staged.temporary.pending()?);
+                let pending = staged.temporary.pending()?;
                 self.meta.intend_ahead(file.ino, pending)?;
             }
         }
@@ -154,13 +154,13 @@ impl Node {
         copy::copy_range(object, to, 0..stat.size, &limits, &Cancel::default())?;
         to.set_len(stat.size)?;
         self.metrics.bytes.of(Source::Flush).add(stat.size);
-        self.copy_attributes(record, convert::time(stat.mtime), to)?;
+        self.copy_attributes(record, stat.mtime, to)?;
         Ok(temporary)
     }
 }
 
 fn may_be_staged(record: &Record) -> bool {
-    record.attr.kind == FileKind::File
+    record.attr.kind == FileKind::Regular
         && record.dirty
         && !record.spilled
         && record.links.len() == 1

@@ -14,8 +14,9 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use forebay_meta::{FileKind, Ino, Link, Record};
+use forebay_meta::{Link, Record};
 use forebay_store::{Bytes, Header, Object, Presence};
+use forebay_types::{FileKind, Ino, Timestamp};
 
 use crate::context::Context;
 use crate::error::{NodeError, Result};
@@ -59,7 +60,7 @@ pub(crate) fn surely_there(header: &Header, object: &dyn Object) -> forebay_stor
 pub(crate) fn clear_beyond_base(
     map: &Presence,
     object: &dyn Object,
-    mtime: forebay_store::Timestamp,
+    mtime: Timestamp,
 ) -> forebay_store::Result<()> {
     let Some(beyond) = map.beyond_base() else { return Ok(()) };
     object.punch(beyond.start, beyond.end - beyond.start)?;
@@ -154,10 +155,10 @@ impl Node {
     ) -> Result<()> {
         let is_newer =
             |record: &Record| record.dirty || record.spilled || self.is_unsettled(record.ino);
-        if source.attr.kind != FileKind::File || !is_newer(source) {
+        if source.attr.kind != FileKind::Regular || !is_newer(source) {
             return Ok(());
         }
-        let kept = match target.filter(|target| target.attr.kind == FileKind::File) {
+        let kept = match target.filter(|target| target.attr.kind == FileKind::Regular) {
             // It goes on from a name that it took from another one, which is there no more.
             None => !source.replaces,
             // Of parts in several places nobody can tell later whether all of them are there.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::steward::{Action, Event, StewardConfig, log};
 use forebay_core::unit::Tick;
-use forebay_meta::Ino;
+use forebay_types::Ino;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_meta::{Ino, Queue, Record, Timestamp};
+use forebay_meta::{Queue, Record};
 use forebay_store::Presence;
+use forebay_types::{Ino, Timestamp};
 use rustix::io::Errno;
 
+use crate::clock;
 use crate::context::Context;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::files::FileRef;
@@ -104,7 +105,7 @@ impl Node {
         ino: Ino,
         size: u64,
     ) -> Result<()> {
-        let now = convert::now();
+        let now = clock::wall_time();
         let before = self.meta.get(ino)?;
         let shrinks = size < before.attr.size;
         if shrinks {
@@ -136,7 +137,7 @@ impl Node {
             self.resize(file, residence, size)?;
         }
         if let Some(place) = &residence.place {
-            place.object.set_times(None, Some(convert::store_time(now)))?;
+            place.object.set_times(None, Some(now))?;
         }
         Ok(())
     }

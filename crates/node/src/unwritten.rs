@@ -16,11 +16,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::Ordering;
 
-use forebay_meta::{Record, Timestamp};
+use forebay_meta::Record;
 use forebay_store::backing::Access;
-use forebay_store::{Attributes, BackingFile, Fingerprint, Object};
+use forebay_store::{Attributes, BackingFile, Object};
+use forebay_types::{Fingerprint, Timestamp};
 
-use crate::convert;
+use crate::clock;
 use crate::data::Target;
 use crate::error::Result;
 use crate::files::{File, FileRef};
@@ -37,8 +38,8 @@ const PIECE: usize = 1 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Look {
     size: u64,
-    mtime: forebay_store::Timestamp,
-    ctime: forebay_store::Timestamp,
+    mtime: Timestamp,
+    ctime: Timestamp,
 }
 
 impl Look {
@@ -52,7 +53,7 @@ impl Node {
     /// looks. The caller holds [`File::opens`].
     pub(crate) fn mark_dirty_for_passthrough(&self, file: &File, place: &Place) -> Result<()> {
         // Before all that is looked at: what others change after the first look is newer.
-        let now = convert::now();
+        let now = clock::wall_time();
         if place.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -61,7 +62,7 @@ impl Node {
         let before = place.object.stat()?;
         self.mark_dirty(file, place)?;
         let tells = self.tiers[usize::from(place.tier)].tier.tells_stores();
-        if tells && is_old(convert::time(before.mtime), now) {
+        if tells && is_old(before.mtime, now) {
             // The header has moved the change time.
             let look = Look::of(&place.object.stat()?);
             if (look.size, look.mtime) == (before.size, before.mtime) {
@@ -75,7 +76,7 @@ impl Node {
     fn follow_record(&self, file: &File, place: &Place) -> Result<()> {
         let _one_at_a_time = file.times.lock();
         let record = self.as_seen_here(&self.meta.get(file.ino)?);
-        let mtime = convert::store_time(record.attr.mtime);
+        let mtime = record.attr.mtime;
         if place.object.stat()?.mtime != mtime {
             place.object.set_times(None, Some(mtime))?;
         }
@@ -97,7 +98,7 @@ impl Node {
     pub(crate) fn may_be_published(&self, record: &Record, place: &Place) -> Result<bool> {
         let Some(known) = record.backing.fingerprint else { return Ok(false) };
         let stat = place.object.stat()?;
-        let same = (known.size, known.mtime) == (stat.size, convert::time(stat.mtime));
+        let same = (known.size, known.mtime) == (stat.size, stat.mtime);
         Ok(place.presence.is_none() && same && stat.size <= COMPARED_MOST)
     }
 

@@ -2,100 +2,8 @@
 
 use std::os::fd::AsFd;
 
+pub use forebay_types::{FileKind, Fingerprint, Timestamp};
 use rustix::fs::{self, AtFlags, Stat, Statx, StatxFlags, StatxTimestamp};
-
-/// A point in time of a file, since 1970.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Timestamp {
-    /// Seconds; negative before 1970.
-    pub seconds: i64,
-    /// Nanoseconds within the second, below 1,000,000,000.
-    pub nanos: u32,
-}
-
-/// The type of a directory entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum FileKind {
-    Regular,
-    Directory,
-    Symlink,
-    Fifo,
-    Socket,
-    CharDevice,
-    BlockDevice,
-}
-
-impl FileKind {
-    /// The kind in a `st_mode`.
-    #[must_use]
-    pub fn from_mode(mode: u32) -> Self {
-        match mode & libc::S_IFMT {
-            libc::S_IFDIR => Self::Directory,
-            libc::S_IFLNK => Self::Symlink,
-            libc::S_IFIFO => Self::Fifo,
-            libc::S_IFSOCK => Self::Socket,
-            libc::S_IFCHR => Self::CharDevice,
-            libc::S_IFBLK => Self::BlockDevice,
-            _ => Self::Regular,
-        }
-    }
-
-    /// The `S_IFMT` bits of the kind.
-    #[must_use]
-    pub fn mode_bits(self) -> u32 {
-        match self {
-            Self::Regular => libc::S_IFREG,
-            Self::Directory => libc::S_IFDIR,
-            Self::Symlink => libc::S_IFLNK,
-            Self::Fifo => libc::S_IFIFO,
-            Self::Socket => libc::S_IFSOCK,
-            Self::CharDevice => libc::S_IFCHR,
-            Self::BlockDevice => libc::S_IFBLK,
-        }
-    }
-}
-
-/// Identifies one version of a file in the backing store. Two equal fingerprints mean the same
-/// bytes, as far as the file system's time stamps can tell.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Fingerprint {
-    /// Inode number in the backing file system (not Forebay's).
-    pub ino: u64,
-    /// Length in bytes.
-    pub size: u64,
-    /// Last change of the bytes.
-    pub mtime: Timestamp,
-    /// Last change of the inode. Changes on rename and chmod too.
-    pub ctime: Timestamp,
-    /// When the inode was made, which tells it from others that have its number later; zero where
-    /// that is not known, and then it differs from none.
-    pub born: Timestamp,
-}
-
-impl PartialEq for Fingerprint {
-    fn eq(&self, other: &Self) -> bool {
-        self.ctime == other.ctime && self.same_content(other)
-    }
-}
-
-impl Eq for Fingerprint {}
-
-impl Fingerprint {
-    /// Whether inode, size and mtime agree; the ctime, which renames change, is left out.
-    #[must_use]
-    pub fn same_content(&self, other: &Self) -> bool {
-        (self.size, self.mtime) == (other.size, other.mtime) && self.same_inode(other)
-    }
-
-    /// Whether both are of one inode.
-    #[must_use]
-    pub fn same_inode(&self, other: &Self) -> bool {
-        let unknown = Timestamp::default();
-        let either_unknown = self.born == unknown || other.born == unknown;
-        self.ino == other.ino && (either_unknown || self.born == other.born)
-    }
-}
 
 /// Attributes of a file, as in `struct stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +41,12 @@ pub struct Attributes {
 }
 
 impl Attributes {
+    /// Whether this is the inode of which a version is known.
+    #[must_use]
+    pub fn same_inode(&self, known: &Fingerprint) -> bool {
+        known.same_inode(&self.fingerprint())
+    }
+
     /// The version these attributes show.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
@@ -191,12 +105,12 @@ impl Births {
 
 impl From<Statx> for Attributes {
     fn from(stat: Statx) -> Self {
-        let time = |time: StatxTimestamp| Timestamp { seconds: time.tv_sec, nanos: time.tv_nsec };
+        let time = |time: StatxTimestamp| Timestamp::new(time.tv_sec, time.tv_nsec);
         let born = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
         Self {
             dev: fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
             ino: stat.stx_ino,
-            kind: FileKind::from_mode(stat.stx_mode.into()),
+            kind: FileKind::from_mode(stat.stx_mode.into()).unwrap_or(FileKind::Regular),
             mode: u32::from(stat.stx_mode) & 0o7777,
             nlink: stat.stx_nlink.into(),
             uid: stat.stx_uid,
@@ -216,11 +130,11 @@ impl From<Statx> for Attributes {
 #[allow(clippy::useless_conversion, clippy::unnecessary_cast, reason = "types differ by platform")]
 impl From<Stat> for Attributes {
     fn from(stat: Stat) -> Self {
-        let time = |seconds, nanos| Timestamp { seconds, nanos };
+        let time = |sec, nsec| Timestamp::new(sec, nsec);
         Self {
             dev: stat.st_dev as u64,
             ino: stat.st_ino as u64,
-            kind: FileKind::from_mode(stat.st_mode as u32),
+            kind: FileKind::from_mode(stat.st_mode).unwrap_or(FileKind::Regular),
             mode: stat.st_mode as u32 & 0o7777,
             nlink: stat.st_nlink as u64,
             uid: stat.st_uid,

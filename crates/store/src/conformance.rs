@@ -59,7 +59,7 @@ fn bytes(file: &dyn Bytes) {
     assert_eq!((two[0], two[4097]), (5, 5));
     assert!(two[1..4097].iter().all(|byte| *byte == 0));
 
-    let times = [Timestamp { seconds: 1_000_000, nanos: 3 }, Timestamp { seconds: 2, nanos: 999 }];
+    let times = [Timestamp::new(1_000_000, 3), Timestamp::new(2, 999)];
     file.set_times(Some(times[0]), Some(times[1])).expect(ok);
     file.set_times(None, None).expect(ok);
     let stat = file.stat().expect(ok);

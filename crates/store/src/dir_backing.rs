@@ -172,7 +172,7 @@ impl DirBacking {
             // inode that the O_PATH handle has, and the handle is no symbolic link.
             let handle = self.path_handle(dir, name)?;
             let kind = FileKind::from_mode(fs::fstat(&handle)?.st_mode);
-            if kind == FileKind::Symlink {
+            if kind == Some(FileKind::Symlink) {
                 return Err(Errno::OPNOTSUPP);
             }
             let link = format!("/proc/self/fd/{}", handle.as_raw_fd());
@@ -229,10 +229,7 @@ pub(crate) fn check_name(name: &OsStr) -> rustix::io::Result<()> {
 }
 
 fn kind_of(kind: FileType) -> Option<FileKind> {
-    match kind {
-        FileType::Unknown => None,
-        known => Some(FileKind::from_mode(known.as_raw_mode())),
-    }
+    FileKind::from_mode(kind.as_raw_mode())
 }
 
 /// Opens one component below a directory, following nothing.

@@ -115,8 +115,8 @@ impl Header {
         out.extend_from_slice(&self.mode.to_le_bytes());
         out.extend_from_slice(&self.uid.to_le_bytes());
         out.extend_from_slice(&self.gid.to_le_bytes());
-        out.extend_from_slice(&self.mtime.nanos.to_le_bytes());
-        out.extend_from_slice(&self.mtime.seconds.to_le_bytes());
+        out.extend_from_slice(&self.mtime.nsec.to_le_bytes());
+        out.extend_from_slice(&self.mtime.sec.to_le_bytes());
         debug_assert_eq!(out.len(), CHECKSUM_AT);
         out.extend_from_slice(&[0; 8]);
         out.extend_from_slice(path);
@@ -173,7 +173,7 @@ impl Header {
             mode: u32_at(bytes, 120),
             uid: u32_at(bytes, 124),
             gid: u32_at(bytes, 128),
-            mtime: Timestamp { seconds: u64_at(bytes, 136) as i64, nanos: u32_at(bytes, 132) },
+            mtime: Timestamp::new(u64_at(bytes, 136) as i64, u32_at(bytes, 132)),
             path: OsString::from_vec(bytes[PATH_AT..].to_vec()),
             path_truncated: has(PATH_TRUNCATED),
         })
@@ -189,18 +189,18 @@ fn checksum(bytes: &mut [u8]) -> u64 {
 fn put_fingerprint(out: &mut Vec<u8>, version: Fingerprint) {
     out.extend_from_slice(&version.ino.to_le_bytes());
     out.extend_from_slice(&version.size.to_le_bytes());
-    out.extend_from_slice(&version.mtime.seconds.to_le_bytes());
-    out.extend_from_slice(&version.ctime.seconds.to_le_bytes());
-    out.extend_from_slice(&version.mtime.nanos.to_le_bytes());
-    out.extend_from_slice(&version.ctime.nanos.to_le_bytes());
+    out.extend_from_slice(&version.mtime.sec.to_le_bytes());
+    out.extend_from_slice(&version.ctime.sec.to_le_bytes());
+    out.extend_from_slice(&version.mtime.nsec.to_le_bytes());
+    out.extend_from_slice(&version.ctime.nsec.to_le_bytes());
 }
 
 fn fingerprint_at(bytes: &[u8], at: usize) -> Fingerprint {
     Fingerprint {
         ino: u64_at(bytes, at),
         size: u64_at(bytes, at + 8),
-        mtime: Timestamp { seconds: u64_at(bytes, at + 16) as i64, nanos: u32_at(bytes, at + 32) },
-        ctime: Timestamp { seconds: u64_at(bytes, at + 24) as i64, nanos: u32_at(bytes, at + 36) },
+        mtime: Timestamp::new(u64_at(bytes, at + 16) as i64, u32_at(bytes, at + 32)),
+        ctime: Timestamp::new(u64_at(bytes, at + 24) as i64, u32_at(bytes, at + 36)),
         born: Timestamp::default(),
     }
 }
@@ -229,7 +229,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn sample() -> Header {
-        let stamp = |seconds, nanos| Timestamp { seconds, nanos };
+        let stamp = |sec, nsec| Timestamp::new(sec, nsec);
         let mut header = Header {
             ino: 0x0102_0304_0506_0708,
             moves: 3,
@@ -304,7 +304,7 @@ mod tests {
             header.covered = flags & 32 != 0;
             header.pending = (flags & 8 != 0).then(|| Fingerprint { ino: size, ..Fingerprint::default() });
             header.base = None;
-            header.mtime.seconds = seconds;
+            header.mtime.sec = seconds;
             header.set_path(OsStr::new(&path));
             prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
         }

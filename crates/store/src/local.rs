@@ -107,7 +107,7 @@ pub(crate) fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rusti
 
 fn timespec(time: Option<Timestamp>) -> Timespec {
     match time {
-        Some(time) => Timespec { tv_sec: time.seconds, tv_nsec: time.nanos.into() },
+        Some(time) => Timespec { tv_sec: time.sec, tv_nsec: time.nsec.into() },
         None => Timespec { tv_sec: 0, tv_nsec: fs::UTIME_OMIT },
     }
 }

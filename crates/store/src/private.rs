@@ -145,8 +145,8 @@ impl Strays {
 pub(crate) fn swap_name(place: &Place, owner: &str, own: u64, replaces: &Fingerprint) -> OsString {
     let kind = if place.spill { 'y' } else { 'x' };
     let Fingerprint { ino, size, mtime, .. } = replaces;
-    let seconds = mtime.seconds as u64;
-    let nanos = mtime.nanos;
+    let seconds = mtime.sec as u64;
+    let nanos = mtime.nsec;
     format!("{kind}.{owner}.{:x}.{own:x}.{ino:x}.{size:x}.{seconds:x}.{nanos:x}", place.ino).into()
 }
 
@@ -168,7 +168,7 @@ fn parse_swap(name: &str) -> Option<Swap> {
     let mut number = parts.skip(1).map(|part| u64::from_str_radix(part, 16).ok());
     let mut next = || number.next().flatten();
     let (ino, own, inode, size) = (next()?, next()?, next()?, next()?);
-    let mtime = Timestamp { seconds: next()? as i64, nanos: u32::try_from(next()?).ok()? };
+    let mtime = Timestamp::new(next()? as i64, u32::try_from(next()?).ok()?);
     let replaces = Fingerprint { ino: inode, size, mtime, ..Fingerprint::default() };
     Some(Swap { spill, ino, own, replaces })
 }

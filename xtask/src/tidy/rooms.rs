@@ -12,6 +12,7 @@ struct Room {
     may_use: &'static [&'static str],
 }
 
+const TYPES: &str = "forebay-types";
 const CORE: &str = "forebay-core";
 const COOP: &str = "forebay-coop";
 const STORE: &str = "forebay-store";
@@ -33,26 +34,27 @@ const SIM: &str = "forebay-sim";
 const TOOLS: &[&str] = &["forebay-bench", "forebay-tests", "fusewire-fuzz", "xtask"];
 
 const PRODUCT: &[&str] = &[
-    CORE, COOP, ERASURE, SCHEDULE, PROFILE, STORE, META, PEER, NODE, FUSE, MPIIO, STREAMS, PYTHON,
-    WIRE,
+    TYPES, CORE, COOP, ERASURE, SCHEDULE, PROFILE, STORE, META, PEER, NODE, FUSE, MPIIO, STREAMS,
+    PYTHON, WIRE,
 ];
 
-/// core <- {store, meta, peer, streams} <- node <- {fuse, mpiio, python} <- forebay. The second four
+/// types <- core <- {store, meta, peer, streams} <- node <- {fuse, mpiio, python} <- forebay. The second four
 /// never name each other; fusewire, the erasure code, the cooperative cache, the schedule of jobs and
 /// the profile of tasks know nothing of Forebay.
 const ROOMS: &[Room] = &[
-    Room { name: CORE, may_use: &[] },
+    Room { name: TYPES, may_use: &[] },
+    Room { name: CORE, may_use: &[TYPES] },
     Room { name: COOP, may_use: &[] },
     Room { name: WIRE, may_use: &[] },
     Room { name: ERASURE, may_use: &[] },
     Room { name: SCHEDULE, may_use: &[] },
     Room { name: PROFILE, may_use: &[] },
-    Room { name: STORE, may_use: &[CORE, ERASURE] },
-    Room { name: META, may_use: &[CORE] },
+    Room { name: STORE, may_use: &[TYPES, CORE, ERASURE] },
+    Room { name: META, may_use: &[TYPES, CORE] },
     Room { name: PEER, may_use: &[CORE] },
     Room {
         name: NODE,
-        may_use: &[CORE, COOP, ERASURE, SCHEDULE, PROFILE, STORE, META, PEER, STREAMS],
+        may_use: &[TYPES, CORE, COOP, ERASURE, SCHEDULE, PROFILE, STORE, META, PEER, STREAMS],
     },
     Room { name: FUSE, may_use: &[CORE, NODE, WIRE] },
     Room { name: MPIIO, may_use: &[CORE, COOP, NODE] },

@@ -34,6 +34,8 @@ pub mod turns;
 
 use std::fmt;
 
+pub use forebay_types::Epoch;
+
 /// A node of the cluster, under the number that it got when it first joined. The number stands for
 /// its tiers: a node that lost them joins under a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,16 +44,5 @@ pub struct NodeId(pub u32);
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "n{}", self.0)
-    }
-}
-
-/// A number that grows with each joining of any node: what carries an older one of the same node
-/// is refused.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Epoch(pub u64);
-
-impl fmt::Display for Epoch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)
     }
 }

@@ -218,12 +218,12 @@ impl NodeControl {
             .find_path(path.as_path())
             .and_then(|ino| {
                 let found = self.node.whereabouts(ino)?;
-                let is_file = found.kind == FileKind::File;
+                let is_file = found.kind == FileKind::Regular;
                 Ok((found, if is_file { self.node.nodes_with(ino)? } else { Vec::new() }))
             })
             .map_err(|error| ControlError::new(ErrorKind::Failed, format!("{path}: {error}")))?;
         let kind = match found.kind {
-            FileKind::File => "file",
+            FileKind::Regular => "file",
             FileKind::Directory => "directory",
             FileKind::Symlink => "symlink",
             FileKind::Fifo => "fifo",

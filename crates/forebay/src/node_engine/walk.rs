@@ -85,7 +85,7 @@ pub fn each_file(
     }
     for ino in found {
         let walked = node.walk(ino, &mut |record| {
-            let is_file = record.attr.kind == FileKind::File;
+            let is_file = record.attr.kind == FileKind::Regular;
             let wanted = is_file || scope.directories && record.attr.kind == FileKind::Directory;
             if !wanted || !headway.go_on {
                 return headway.go_on;
@@ -122,7 +122,7 @@ pub fn each_file(
 /// Adds what is below to what there is to do.
 fn count(node: &Node, below: Ino, headway: &mut Headway<'_>) -> ControlResult<()> {
     let counted = node.walk(below, &mut |record| {
-        if record.attr.kind == FileKind::File {
+        if record.attr.kind == FileKind::Regular {
             headway.told.files_total += 1;
             headway.told.bytes_total += record.attr.size;
             headway.tell(node, record.ino, 0);

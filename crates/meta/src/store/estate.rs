@@ -161,7 +161,7 @@ impl MetaStore {
     /// If the engine fails.
     pub fn owned_by(&self, node: u16, each: &mut dyn FnMut(Owned)) -> Result<()> {
         self.concerning(node, &mut |record| {
-            let kept = record.copied || record.attr.kind != FileKind::File;
+            let kept = record.copied || record.attr.kind != FileKind::Regular;
             if is_owner(&record, node) && !kept {
                 each(Owned {
                     ino: record.ino,
@@ -204,7 +204,7 @@ impl MetaStore {
             let lost = is_owner(&record, node)
                 && behind
                 && !record.copied
-                && record.attr.kind == FileKind::File;
+                && record.attr.kind == FileKind::Regular;
             if lost && record.backing.fingerprint.is_none() {
                 nowhere.push(record.ino);
             }

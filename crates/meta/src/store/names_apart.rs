@@ -141,7 +141,7 @@ mod tests {
     use crate::types::{FileKind, Ino, Timestamp};
 
     fn many(store: &MetaStore) -> Ino {
-        let new = NewInode::new(FileKind::File, 0o644, 1, 2);
+        let new = NewInode::new(FileKind::Regular, 0o644, 1, 2);
         let now = Timestamp::new(1, 0);
         let ino = store.create(Ino::ROOT, b"file", new, now).unwrap().ino;
         (0..19_u32).for_each(|n| {

@@ -171,7 +171,7 @@ impl MetaStore {
             return Ok(Fate::Untouched);
         };
         let mut draft = Draft::new(self);
-        let unsettled = kind == FileKind::File && unsettled(ino);
+        let unsettled = kind == FileKind::Regular && unsettled(ino);
         let stays = must_stay(draft.edit(ino)?) || unsettled;
         if stays || kind == FileKind::Directory && !draft.expect_empty(ino)? {
             let record = draft.edit(ino)?;
@@ -217,7 +217,7 @@ fn must_stay(record: &Record) -> bool {
     let unconfirmed = record.backing.fingerprint.is_none() && record.queued.is_some();
     let names_differ = unconfirmed || !record.links.same(&record.backing.links);
     match record.attr.kind {
-        FileKind::File => record.dirty || record.spilled || names_differ,
+        FileKind::Regular => record.dirty || record.spilled || names_differ,
         _ => unconfirmed || record.differs(),
     }
 }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use forebay_core::cluster::grants::{Fact, Grants, Lease, Leave, Moving, Terms};
 use forebay_core::unit::Tick;
-use forebay_meta::{FileKind, Ino, Record, Reliant, Tenure};
+use forebay_meta::{Record, Reliant, Tenure};
+use forebay_types::{FileKind, Ino};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 

@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_meta::Ino;
 use forebay_peer::fetch::{Copy, Extent, Wanted};
 use forebay_peer::message::{Fault, Presence};
 use forebay_peer::{Buffer, BufferPool, Fetcher};
-use forebay_store::{BackingFile, Fingerprint, Object};
+use forebay_store::{BackingFile, Object};
+use forebay_types::{Fingerprint, Ino};
 use parking_lot::RwLock;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -42,8 +42,8 @@ const FAILURES: u32 = 3;
 
 /// The number by which nodes know a version of a file: whoever has the same bytes says the same.
 pub(super) fn version_of(print: &Fingerprint) -> u64 {
-    let seconds = print.mtime.seconds as u64;
-    let parts = [print.ino, print.size, seconds, u64::from(print.mtime.nanos)];
+    let seconds = print.mtime.sec as u64;
+    let parts = [print.ino, print.size, seconds, u64::from(print.mtime.nsec)];
     xxh3_64(&parts.map(u64::to_le_bytes).concat())
 }
 

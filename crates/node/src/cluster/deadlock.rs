@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use forebay_core::cluster::deadlock::is_in_circle;
 use forebay_core::cluster::locks::{Family, Holder, Locks};
-use forebay_meta::Ino;
+use forebay_types::Ino;
 use rustix::io::Errno;
 
 use super::Cluster;

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use forebay_meta::{Incarnation, Ino, Ownership, Wish};
+use forebay_meta::{Incarnation, Ownership, Wish};
+use forebay_types::Ino;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 

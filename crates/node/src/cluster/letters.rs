@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Answer, Error as MetaError, Incarnation, Ino, Mail, Wish};
+use forebay_meta::{Answer, Error as MetaError, Incarnation, Mail, Wish};
+use forebay_types::Ino;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use forebay_core::cluster::silence::{Look, Sign, Silence};
 use forebay_core::cluster::{Epoch, NodeId};
 use forebay_core::unit::Tick;
-use forebay_meta::{BootInstant, Incarnation, Ino, Member, Teller};
+use forebay_meta::{BootInstant, Incarnation, Member, Teller};
+use forebay_types::Ino;
 
 use super::Cluster;
 use crate::context::Context;

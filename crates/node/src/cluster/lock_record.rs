@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use forebay_core::cluster::locks::Locks;
 use forebay_core::cluster::ownership::Incarnation as Holder;
 use forebay_core::cluster::{Epoch, NodeId};
-use forebay_meta::{Incarnation, Ino};
+use forebay_meta::Incarnation;
+use forebay_types::Ino;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 

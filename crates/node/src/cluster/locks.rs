@@ -11,7 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_core::cluster::locks::{Family, Holder, Lock, Locks, Mode, Outcome, Span, TooMany};
-use forebay_meta::{Ino, Stamp};
+use forebay_meta::Stamp;
+use forebay_types::Ino;
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 

@@ -39,8 +39,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{BootInstant, Incarnation, Ino, MetaStore, Record};
+use forebay_meta::{BootInstant, Incarnation, MetaStore, Record};
 use forebay_store::DirBacking;
+use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::config::ClusterConfig;

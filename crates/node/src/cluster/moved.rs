@@ -12,9 +12,10 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_core::cluster::grants::Fact;
-use forebay_meta::{Ino, Renamed};
+use forebay_meta::Renamed;
 use forebay_peer::message::Fault;
 use forebay_peer::{Body, Client};
+use forebay_types::Ino;
 use prost::Message;
 
 use crate::node::Node;

@@ -6,7 +6,7 @@ use forebay_meta::{Error as MetaError, Owned};
 use rustix::io::Errno;
 
 use super::Cluster;
-use crate::convert;
+use crate::clock;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 
@@ -87,7 +87,7 @@ impl Node {
         if really {
             let last = self.meta.depose(node)?;
             self.shut_out(cluster, last)?;
-            self.meta.disinherit(node, convert::now())?;
+            self.meta.disinherit(node, clock::wall_time())?;
             self.refresh_cluster()?;
         }
         Ok(())

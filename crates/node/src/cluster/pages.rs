@@ -8,11 +8,10 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_meta::{Ino, Record};
-use forebay_store::Fingerprint;
+use forebay_meta::Record;
+use forebay_types::{Fingerprint, Ino};
 use parking_lot::Mutex;
 
-use crate::convert;
 use crate::files::File;
 use crate::handle::{Handle, OpenMode};
 use crate::node::Node;
@@ -97,7 +96,7 @@ impl Node {
         let version = match dirty || unreported {
             true => Version::Own,
             false => {
-                let published = record.backing.fingerprint.map(convert::store_fingerprint);
+                let published = record.backing.fingerprint;
                 Version::Published(published)
             }
         };

@@ -2,12 +2,13 @@
 
 use std::sync::{Arc, Weak};
 
-use forebay_meta::{Error as MetaError, Incarnation, Ino, Wish};
+use forebay_meta::{Error as MetaError, Incarnation, Wish};
 use forebay_peer::message::{
     Fault, Hello, ObjectId, Presence, Put, Read, ReadMap, Recall, RecallKind, Sync, Truncate,
     Write, WriteBack, Written,
 };
 use forebay_peer::{Body, Buffer, BufferPool, Call, Found, Service};
+use forebay_types::Ino;
 use prost::Message;
 
 use super::{Cluster, moved, redundancy, sources, through, turns};

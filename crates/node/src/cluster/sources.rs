@@ -12,17 +12,16 @@ use std::time::{Duration, Instant};
 
 use forebay_core::cluster::NodeId;
 use forebay_core::cluster::source::{Extent, Peers as Nodes, Source, SourceConfig, Sources};
-use forebay_core::unit::{self, Tick};
-use forebay_meta::Ino;
+use forebay_core::unit::Tick;
 use forebay_peer::Body;
 use forebay_peer::message::{Answer, Fault, Presence, ReadMap, Request};
+use forebay_types::Ino;
 use parking_lot::Mutex;
 use prost::Message;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Cluster;
 use super::copies::version_of;
-use crate::convert::store_fingerprint;
 use crate::error::Result;
 use crate::node::Node;
 
@@ -76,7 +75,7 @@ impl Extents {
     fn key(&self, index: u64) -> Extent {
         // Nodes that cut files into other extents talk about other things.
         let version = xxh3_64(&[self.version, self.unit].map(u64::to_le_bytes).concat());
-        Extent { ino: unit::Ino(self.ino), version, index }
+        Extent { ino: Ino(self.ino), version, index }
     }
 }
 
@@ -301,7 +300,7 @@ impl Node {
         if record.dirty {
             nodes.extend(record.owner.map(|owner| owner.node));
         } else if let Some(print) = record.backing.fingerprint.filter(|print| print.size > 0) {
-            let (version, size) = (version_of(&store_fingerprint(print)), print.size);
+            let (version, size) = (version_of(&print), print.size);
             let what = Extents { ino: ino.0, version, size, unit: 1, indexes: Vec::new() };
             let whole = |presence: &Presence| presence.runs == [(0, size)];
             let having = self.who_has(cluster, cluster.me.node, &what).into_iter();

@@ -12,7 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_core::cluster::locks::Family;
-use forebay_meta::{Incarnation, Ino, Ownership};
+use forebay_meta::{Incarnation, Ownership};
+use forebay_types::Ino;
 use prost::Message;
 
 use super::locks::Owner;
@@ -237,7 +238,7 @@ impl Node {
         opens.handles.push(open.fh);
         file.remote_opens.fetch_add(1, Ordering::AcqRel);
         if opens.count == 1 {
-            let object = forebay_core::unit::Ino(file.ino.0);
+            let object = file.ino;
             self.decide_later(forebay_core::steward::Event::Busy { object });
         }
         drop(opens);

@@ -9,11 +9,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Attr, Error as MetaError, Incarnation, Ino, Record, Timestamp, Wish};
+use forebay_meta::{Attr, Error as MetaError, Incarnation, Record, Wish};
 use forebay_peer::message::{
     Fault, Position, Read, Recall, RecallKind, Sync, Truncate, Write, WriteBack,
 };
 use forebay_peer::{Body, Client, Error as PeerError};
+use forebay_types::{Ino, Timestamp};
 use parking_lot::Mutex;
 use prost::Message;
 use rustix::io::Errno;
@@ -279,7 +280,7 @@ impl Node {
         opens.handles.push(fh);
         file.remote_opens.fetch_add(1, Ordering::AcqRel);
         if opens.count == 1 {
-            let object = forebay_core::unit::Ino(file.ino.0);
+            let object = file.ino;
             self.decide(forebay_core::steward::Event::Busy { object });
         }
         self.pages_replaced(file);

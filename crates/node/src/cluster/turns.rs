@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use forebay_core::cluster::turns::{Asker, Begin, Owner, Turn};
-use forebay_meta::{Incarnation, Ino};
+use forebay_meta::Incarnation;
 use forebay_peer::message::{self, Fault};
 use forebay_peer::{Body, Call, Client, Error as PeerError};
+use forebay_types::Ino;
 use parking_lot::{Condvar, Mutex};
 use prost::Message;
 use rustix::io::Errno;

@@ -4,20 +4,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use forebay_meta::{FileKind, Ino, Record};
+use forebay_meta::Record;
 use forebay_store::ErrorClass;
+use forebay_types::{FileKind, Fingerprint, Ino};
 use rustix::io::Errno;
 
 use super::Right;
 use crate::context::Context;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::files::{File, FileRef};
 use crate::node::Node;
 use crate::place::Base;
 
 /// What identifies a version of a file in the backing store; none if it is not there.
-type Version = Option<forebay_store::Fingerprint>;
+type Version = Option<Fingerprint>;
 
 impl Node {
     /// The record of a file that is about to be opened, once the newest bytes are here or in the
@@ -33,12 +33,12 @@ impl Node {
     ) -> Result<(Arc<Record>, Right<'_>)> {
         let Some(cluster) = &self.cluster else { return Ok((self.meta.get(ino)?, Right::None)) };
         // What is cached will do for the type, which never changes.
-        if write && self.meta.get(ino)?.attr.kind == FileKind::File {
+        if write && self.meta.get(ino)?.attr.kind == FileKind::Regular {
             let hold = self.hold(context, ino)?;
             return Ok((self.meta.get_now(ino)?, hold));
         }
         let record = self.meta.get_now(ino)?;
-        if record.attr.kind != FileKind::File {
+        if record.attr.kind != FileKind::Regular {
             return Ok((record, Right::None));
         }
         let Some(owner) = record.owner.filter(|owner| owner.node != cluster.me.node) else {
@@ -95,7 +95,7 @@ impl Node {
         if !cluster.is_mine(record) {
             self.yield_to_taker(cluster, file)?;
         }
-        let version = |record: &Record| record.backing.fingerprint.map(convert::store_fingerprint);
+        let version = |record: &Record| record.backing.fingerprint;
         let mut current = version(record);
         // Also what this node has published a moment ago and the record does not say yet: nobody else
         // can have, and the record's version is the one before.
@@ -180,7 +180,7 @@ impl Node {
     /// A node gives a file up only then. That the object was made from that version says nothing: the
     /// metadata may be older than what was written to it.
     pub(crate) fn has_nothing_newer(record: &Record, header: &forebay_store::Header) -> bool {
-        let current = record.backing.fingerprint.map(convert::store_fingerprint);
+        let current = record.backing.fingerprint;
         current
             .zip(header.pending)
             .is_some_and(|(current, announced)| announced.same_content(&current))

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Error as MetaError, Incarnation, Ino, Record, Right};
+use forebay_meta::{Error as MetaError, Incarnation, Record, Right};
+use forebay_types::Ino;
 
 use super::Cluster;
 use crate::error::{NodeError, Result};
@@ -151,7 +152,7 @@ impl Node {
         }
         let ino = record.ino;
         if self.is_left_orphan(record) {
-            self.meta.release_orphan(ino, crate::convert::now())?;
+            self.meta.release_orphan(ino, crate::clock::wall_time())?;
             self.discard_soon(ino);
             return Ok(true);
         }

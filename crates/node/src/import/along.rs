@@ -8,7 +8,8 @@
 
 use std::time::Duration;
 
-use forebay_meta::{Ino, Record, XattrState, Xattrs};
+use forebay_meta::{Record, XattrState, Xattrs};
+use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::clock;

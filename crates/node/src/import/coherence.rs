@@ -7,19 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_meta::{
-    Error as MetaError, FileKind, Fingerprint, Found, Ino, Link, Record, Refreshed, Timestamp,
-    Vanished,
-};
+use forebay_meta::{Error as MetaError, Found, Link, Record, Refreshed, Vanished};
 use forebay_store::{BackingFile, Dir, ErrorClass};
+use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 use rustix::io::Errno;
 
 use super::dirs::MOST_PARENTS;
 use super::names_seen::NamesSeen;
 use super::{UNRESPONSIVE, is_unconfirmed};
+use crate::clock;
 use crate::config::Coherence;
 use crate::context::Context;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::files::File;
 use crate::node::Node;
@@ -42,7 +40,7 @@ impl Node {
     /// copies. The record that counts from now on.
     pub(crate) fn revalidate(&self, context: &Context, record: Arc<Record>) -> Result<Arc<Record>> {
         if self.config.coherence == Coherence::Exclusive
-            || record.attr.kind != FileKind::File
+            || record.attr.kind != FileKind::Regular
             || record.backing.links.is_empty()
             || record.differs()
             || self.imports.files.is_fresh(record.ino)
@@ -230,7 +228,7 @@ impl Node {
             let (dir, name) = self.backing_place(&record)?;
             let found = self.backing.stat(&dir, OsStr::from_bytes(&name))?;
             // Of another kind it is another.
-            let same = convert::kind(found.kind) == record.attr.kind;
+            let same = found.kind == record.attr.kind;
             if same { Ok(()) } else { Err(Errno::NOENT.into()) }
         });
         match looked {
@@ -283,7 +281,7 @@ impl Node {
             // it may have changed the bytes. First the copy goes, so that none is ever taken for the
             // version that the record names.
             tracing::debug!(?record, ?found.fingerprint, "another version is taken in");
-            let is_file = record.attr.kind == FileKind::File;
+            let is_file = record.attr.kind == FileKind::Regular;
             if is_file {
                 self.copy_is_stale(ino);
             }
@@ -318,7 +316,7 @@ impl Node {
             dir,
             name,
             ino,
-            convert::now(),
+            clock::wall_time(),
             &|ino| self.is_unsettled(ino),
             &mut |ino| removed.push(ino),
         )?;
@@ -331,7 +329,7 @@ impl Node {
     pub(crate) fn take_away_below(&self, dir: Ino) -> Result<()> {
         let mut removed = Vec::new();
         let unsettled = |ino| self.is_unsettled(ino);
-        let now = convert::now();
+        let now = clock::wall_time();
         let vanished = self.meta.emptied(dir, now, &unsettled, &mut |ino| removed.push(ino))?;
         self.after_vanishing(removed, vanished)?;
         self.drop_handle(dir);

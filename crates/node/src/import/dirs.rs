@@ -8,14 +8,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{Error as MetaError, Fingerprint, Ino, Link, Record};
+use forebay_meta::{Error as MetaError, Link, Record};
 use forebay_store::backing::{Access, PRIVATE};
 use forebay_store::{BackingFile, Dir, ErrorClass};
+use forebay_types::{Fingerprint, Ino};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 
 use crate::config::Coherence;
-use crate::convert;
 use crate::error::Result;
 use crate::node::Node;
 
@@ -221,7 +221,7 @@ impl Node {
     fn is_its_own(&self, record: &Record, link: &Link, handle: &Dir) -> Result<bool> {
         match record.backing.fingerprint {
             Some(print) if print.ino != 0 => {
-                Ok(convert::is_inode(&print, &self.backing.stat(handle, OsStr::new(""))?))
+                Ok(self.backing.stat(handle, OsStr::new(""))?.same_inode(&print))
             }
             _ => {
                 let others = self.meta.ghosts_of(link.parent, &link.name)?;
@@ -251,10 +251,7 @@ impl Node {
         let own = self.backing.limbo_name(record.ino.0);
         match self.backing.stat(limbo, &own) {
             Ok(found)
-                if record
-                    .backing
-                    .fingerprint
-                    .is_none_or(|print| convert::is_inode(&print, &found)) =>
+                if record.backing.fingerprint.is_none_or(|print| found.same_inode(&print)) =>
             {
                 return Ok(own.into_encoded_bytes());
             }
@@ -273,7 +270,7 @@ impl Node {
         let ours = names.into_iter().find(|name| {
             print.is_none_or(|print| {
                 let found = self.backing.stat(limbo, OsStr::from_bytes(name));
-                found.is_ok_and(|found| convert::is_inode(&print, &found))
+                found.is_ok_and(|found| found.same_inode(&print))
             })
         });
         ours.ok_or_else(|| Errno::NOENT.into())
@@ -298,10 +295,7 @@ impl Node {
             };
             match self.backing.stat(&dir, OsStr::from_bytes(&name)) {
                 Ok(found)
-                    if record
-                        .backing
-                        .fingerprint
-                        .is_none_or(|print| convert::is_inode(&print, &found)) =>
+                    if record.backing.fingerprint.is_none_or(|print| found.same_inode(&print)) =>
                 {
                     return Ok((dir, name));
                 }
@@ -362,7 +356,7 @@ impl Node {
                 Ok(opened) => {
                     let known = record.backing.fingerprint.filter(|print| print.ino != 0);
                     known.is_none_or(|print| {
-                        opened.stat().is_ok_and(|found| convert::is_inode(&print, &found))
+                        opened.stat().is_ok_and(|found| found.same_inode(&print))
                     })
                 }
                 Err(error) => !is_lost(error),
@@ -575,12 +569,12 @@ impl Node {
         if attributes.nlink == 0 {
             return Err(Errno::NOENT.into());
         }
-        let print = convert::fingerprint(attributes.fingerprint());
+        let print = attributes.fingerprint();
         Ok((known == Some(print), print))
     }
 
     fn print_of(&self, dir: &Dir) -> Option<Fingerprint> {
         let attributes = self.backing.stat(dir, OsStr::new("")).ok()?;
-        Some(convert::fingerprint(attributes.fingerprint()))
+        Some(attributes.fingerprint())
     }
 }

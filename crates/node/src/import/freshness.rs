@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use forebay_meta::Ino;
+use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::clock;

@@ -8,9 +8,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Found, Ino, Link, MetaStore};
+use forebay_meta::{Found, Link, MetaStore};
 use forebay_store::Dir;
 use forebay_store::backing::Entry;
+use forebay_types::Ino;
 use parking_lot::{Condvar, Mutex};
 
 use super::is_hidden;

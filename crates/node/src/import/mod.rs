@@ -21,14 +21,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{Attr, Found, Ino, Link, Record, XattrState, Xattrs};
+use forebay_meta::{Attr, Found, Link, Record, XattrState, Xattrs};
 use forebay_store::backing::is_reserved;
 use forebay_store::{Attributes, Dir, ErrorClass, StoreError};
+use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
 use crate::config::Coherence;
 use crate::context::Context;
-use crate::convert;
 use crate::defects::BackgroundKind;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
@@ -226,7 +226,7 @@ impl Node {
     /// What the namespace is told about an object of the backing store.
     pub(crate) fn found(&self, dir: &Dir, name: &[u8], attributes: &Attributes) -> Result<Found> {
         let target = match attributes.kind {
-            forebay_store::FileKind::Symlink => {
+            FileKind::Symlink => {
                 let target = self.backing.readlink(dir, OsStr::from_bytes(name))?;
                 Some(target.as_bytes().into())
             }
@@ -236,7 +236,7 @@ impl Node {
             name: name.into(),
             attr: attr(attributes),
             target,
-            fingerprint: convert::fingerprint(attributes.fingerprint()),
+            fingerprint: attributes.fingerprint(),
         })
     }
 
@@ -313,17 +313,17 @@ impl NodeError {
 /// contents is the latest that it can have been.
 fn attr(found: &Attributes) -> Attr {
     Attr {
-        kind: convert::kind(found.kind),
+        kind: found.kind,
         perm: found.mode,
         uid: found.uid,
         gid: found.gid,
         nlink: u32::try_from(found.nlink).unwrap_or(u32::MAX),
         rdev: found.rdev,
         size: found.size,
-        atime: convert::time(found.atime),
-        mtime: convert::time(found.mtime),
-        ctime: convert::time(found.ctime),
-        btime: convert::time(found.mtime),
+        atime: found.atime,
+        mtime: found.mtime,
+        ctime: found.ctime,
+        btime: found.mtime,
     }
 }
 

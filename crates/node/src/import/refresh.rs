@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use forebay_meta::{FileKind, Ino};
+use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
 use super::dirs::MOST_PARENTS;

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Entry, EntryPlus, Error as MetaError, Ino, Moment, Record};
+use forebay_meta::{Entry, EntryPlus, Error as MetaError, Moment, Record};
+use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::context::Context;
@@ -244,7 +245,7 @@ mod tests {
                 cursor: cursor as u64,
                 name: (*b"name").into(),
                 ino: Ino(cursor as u64),
-                kind: FileKind::File,
+                kind: FileKind::Regular,
             },
             record: record.clone(),
         };

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use forebay_meta::{
-    Attr, Error as MetaError, FileKind, Ino, Queue, Record, Teller, Times, Timestamp, XattrState,
-};
+use forebay_meta::{Attr, Error as MetaError, Queue, Record, Teller, Times, XattrState};
+use forebay_types::{FileKind, Ino, Timestamp};
 use rustix::io::Errno;
 
+use crate::clock;
 use crate::cluster::Right;
 use crate::config::Durability;
 use crate::context::Context;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 
@@ -103,12 +102,12 @@ impl Node {
             }
             record => record?,
         };
-        if set.size.is_some() && record.attr.kind != FileKind::File {
+        if set.size.is_some() && record.attr.kind != FileKind::Regular {
             let directory = record.is_directory();
             return Err(if directory { Errno::ISDIR } else { Errno::INVAL }.into());
         }
         // All that may have to wait comes before the first change.
-        let file = record.attr.kind == FileKind::File;
+        let file = record.attr.kind == FileKind::Regular;
         let (mut hold, mut through) = (None, None);
         if self.is_clustered() && file && (set.size.is_some() || self.is_elsewhere(&record)) {
             let right;
@@ -141,7 +140,7 @@ impl Node {
             return Ok(self.stat(&record));
         }
         self.check_wanted(context)?;
-        let now = convert::now();
+        let now = clock::wall_time();
         if let Some(list) = list {
             let flags = forebay_meta::XattrFlags::Either;
             self.meta.xattr_set(ino, acl::ACCESS, &list, flags, now)?;
@@ -173,7 +172,7 @@ impl Node {
         now: Timestamp,
     ) -> Result<(Arc<Record>, Times)> {
         let live = self.stat(seen).attr;
-        let file = (seen.attr.kind == FileKind::File).then(|| self.files.get(seen.ino));
+        let file = (seen.attr.kind == FileKind::Regular).then(|| self.files.get(seen.ino));
         let _one_at_a_time = file.as_ref().map(|file| file.times.lock());
         let record = self.meta.update(seen.ino, Some(now), |record| {
             // The object may be ahead of the record, and follows it below.
@@ -207,7 +206,7 @@ impl Node {
     /// Sets attributes of a directory that was removed and is still somebody's: nobody else can see
     /// them any more.
     fn set_departed(&self, context: &Context, ino: Ino, set: &SetAttr) -> Result<Stat> {
-        let now = convert::now();
+        let now = clock::wall_time();
         let mut refused = None;
         let changed = self.names.departed.change(ino, |attr| {
             if attr.kind != FileKind::Directory {
@@ -233,7 +232,7 @@ impl Node {
     /// What the metadata engine says.
     pub fn kill_set_ids(&self, context: &Context, ino: Ino) -> Result<()> {
         let record = self.record(ino)?;
-        let now = convert::now();
+        let now = clock::wall_time();
         self.drop_capabilities(&record, now)?;
         if record.is_directory() || perm_after_write(context, &record.attr) == record.attr.perm {
             return Ok(());

@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use forebay_meta::{Attr, FileKind, Ino};
+use forebay_meta::Attr;
+use forebay_types::{FileKind, Ino};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
@@ -159,7 +160,7 @@ mod tests {
 
     #[test]
     fn departed_when_too_many_then_the_oldest_are_forgotten() {
-        for kind in [FileKind::Directory, FileKind::File] {
+        for kind in [FileKind::Directory, FileKind::Regular] {
             let departed = Departed::default();
             for ino in 0..MOST as u64 + 10 {
                 departed.remember(Ino(ino), attr(kind));
@@ -189,7 +190,7 @@ mod tests {
         let departed = Departed::default();
         departed.remember(Ino(1), attr(FileKind::Directory));
         for ino in 2..2 * MOST as u64 {
-            departed.remember(Ino(ino), attr(FileKind::File));
+            departed.remember(Ino(ino), attr(FileKind::Regular));
         }
         assert!(departed.recall(Ino(1)).is_some());
     }

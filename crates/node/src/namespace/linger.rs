@@ -10,11 +10,10 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_meta::Ino;
+use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::clock;
-use crate::convert;
 use crate::node::Node;
 
 /// How long a replaced file can still be opened.
@@ -132,7 +131,7 @@ impl Node {
         if self.is_open(ino) || !self.meta.get(ino).is_ok_and(|record| record.orphan) {
             return;
         }
-        if let Err(error) = self.meta.release_orphan(ino, convert::now()) {
+        if let Err(error) = self.meta.release_orphan(ino, clock::wall_time()) {
             tracing::warn!(%ino, %error, "a replaced file stays until the next start");
             return;
         }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use forebay_meta::{Entry, FileKind, Ino, Moment, Record};
+use forebay_meta::{Entry, Moment, Record};
+use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
 use crate::cluster::Ground;

@@ -22,11 +22,11 @@ mod xattrs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{Attr, Ino, Moment, Record};
+use forebay_meta::{Attr, Moment, Record};
 use forebay_store::backing::is_reserved;
+use forebay_types::Ino;
 use rustix::io::Errno;
 
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 
@@ -66,7 +66,7 @@ impl Stat {
     /// Type and permissions, as `st_mode`.
     #[must_use]
     pub fn mode(&self) -> u32 {
-        convert::mode_bits(self.attr.kind) | self.attr.perm
+        self.attr.kind.mode_bits() | self.attr.perm
     }
 }
 
@@ -88,7 +88,7 @@ impl Node {
     /// As [`Node::stat`]; the record was read after the moment.
     fn stat_since(&self, record: &Record, moment: Option<Moment>) -> Stat {
         let (attr, blocks) = self.live_attr_since(record, moment);
-        let is_file = attr.kind == forebay_meta::FileKind::File;
+        let is_file = attr.kind == forebay_meta::FileKind::Regular;
         let file = is_file.then(|| self.files.peek(record.ino)).flatten();
         let open = file.as_ref().is_some_and(|file| file.is_open());
         let (mut face, mut is_fleeting) = (0, false);

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_meta::{
-    Error as MetaError, FileKind, Ino, Link, NewInode, Record, RenameFlags, Unlinked, XattrState,
-};
+use forebay_meta::{Error as MetaError, Link, NewInode, Record, RenameFlags, Unlinked, XattrState};
+use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
+use crate::clock;
 use crate::cluster::REDUNDANCY;
 use crate::context::Context;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::inherit::DepartedInode;
 use crate::node::Node;
@@ -37,7 +36,7 @@ pub(crate) struct NewName<'a> {
 impl NewName<'_> {
     /// A regular file.
     pub(crate) fn file(mode: u32, umask: u32) -> Self {
-        NewName { kind: FileKind::File, mode, umask, rdev: 0, target: None }
+        NewName { kind: FileKind::Regular, mode, umask, rdev: 0, target: None }
     }
 }
 
@@ -117,7 +116,7 @@ impl Node {
             let mut inode = self.new_inode(context, dir, new)?;
             inode.owned = owned;
             self.check_wanted(context)?;
-            match self.meta.create_announced(dir, name, inode, convert::now(), announce) {
+            match self.meta.create_announced(dir, name, inode, clock::wall_time(), announce) {
                 // Removed again if it is not found now: then so be it.
                 Err(MetaError::Exists) if !looks => looks = true,
                 made => {
@@ -139,7 +138,7 @@ impl Node {
     ) -> Result<Arc<Record>> {
         let mut inode = self.new_inode(context, dir, &NewName::file(mode, umask))?;
         inode.owned = true;
-        Ok(self.meta.create_unlinked(dir, inode, convert::now())?)
+        Ok(self.meta.create_unlinked(dir, inode, clock::wall_time())?)
     }
 
     /// What a new inode gets from its creator and from its directory: in a set-group-id directory
@@ -218,7 +217,7 @@ impl Node {
         rdev: u64,
     ) -> Result<Stat> {
         let kind = match mode & libc::S_IFMT {
-            libc::S_IFREG | 0 => FileKind::File,
+            libc::S_IFREG | 0 => FileKind::Regular,
             libc::S_IFIFO => FileKind::Fifo,
             libc::S_IFSOCK => FileKind::Socket,
             libc::S_IFCHR => FileKind::CharDevice,
@@ -277,7 +276,7 @@ impl Node {
             return Err(Errno::PERM.into());
         }
         self.check_wanted(context)?;
-        let record = self.meta.link(ino, dir, name, convert::now())?;
+        let record = self.meta.link(ino, dir, name, clock::wall_time())?;
         self.queue(&record);
         Ok(self.stat(&record))
     }
@@ -305,7 +304,7 @@ impl Node {
             fail::fail_point!("node.unlink.asked");
             open
         };
-        let unlinked = self.meta.unlink_asking(dir, name, convert::now(), &in_use)?;
+        let unlinked = self.meta.unlink_asking(dir, name, clock::wall_time(), &in_use)?;
         if old || before.ino != unlinked.record.ino {
             // Somebody else was quicker, and it is another file of that name that was removed; or it
             // was changed by another node.
@@ -329,7 +328,7 @@ impl Node {
         self.check_wanted(context)?;
         let before = self.stat(&record);
         let xattrs = self.xattrs_of_leaving(&record);
-        let unlinked = self.meta.rmdir(dir, name, convert::now(), false)?;
+        let unlinked = self.meta.rmdir(dir, name, clock::wall_time(), false)?;
         let same = unlinked.record.ino == record.ino;
         self.after_removal(before, &unlinked);
         if same {
@@ -397,10 +396,10 @@ impl Node {
         let xattrs = leaving.map(|target| self.xattrs_of_leaving(target)).unwrap_or_default();
         let before = target.map(|target| self.stat(&target));
         let seen = before.as_ref().map(|before| before.ino);
-        let file = before.as_ref().is_some_and(|before| before.attr.kind == FileKind::File);
+        let file = before.as_ref().is_some_and(|before| before.attr.kind == FileKind::Regular);
         let lingers = file && !flags.exchange;
         let in_use = |ino: Ino| lingers || self.is_open(ino);
-        let now = convert::now();
+        let now = clock::wall_time();
         let renamed = self.meta.rename(from_dir, from, to_dir, to, flags, now, &in_use)?;
         self.tell_of_moved(&renamed, (from_dir, from), (to_dir, to));
         self.queue(&renamed.moved);

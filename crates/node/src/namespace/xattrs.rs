@@ -3,14 +3,13 @@
 use std::fs;
 use std::sync::LazyLock;
 
-use forebay_meta::{
-    Error as MetaError, FileKind, Ino, Queue, Record, Timestamp, XattrFlags, XattrState,
-};
+use forebay_meta::{Error as MetaError, Queue, Record, XattrFlags, XattrState};
+use forebay_types::{FileKind, Ino, Timestamp};
 use rustix::io::Errno;
 
+use crate::clock;
 use crate::cluster::REDUNDANCY;
 use crate::context::Context;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::stream;
@@ -108,7 +107,7 @@ impl Node {
         if !matches!(error, NodeError::Meta(MetaError::Stale(_))) {
             return Err(error);
         }
-        let now = convert::now();
+        let now = clock::wall_time();
         self.names.departed.change_xattrs(ino, change)?.ok_or(error)?;
         self.names.departed.change(ino, |attr| attr.ctime = now);
         Ok(())
@@ -231,7 +230,7 @@ impl Node {
             self.check_stream_rate(&record, value)?;
         }
         self.check_wanted(context)?;
-        let now = convert::now();
+        let now = clock::wall_time();
         match name {
             acl::ACCESS => return self.set_access(&record, value, flags, kill_setgid, now),
             acl::DEFAULT => match checked_default(&record, value)? {
@@ -320,9 +319,9 @@ impl Node {
         }
         self.check_wanted(context)?;
         if acl {
-            return self.drop_xattr(ino, name, convert::now());
+            return self.drop_xattr(ino, name, clock::wall_time());
         }
-        let record = self.meta.xattr_remove(ino, name, convert::now())?;
+        let record = self.meta.xattr_remove(ino, name, clock::wall_time())?;
         self.xattrs_changed(&record);
         Ok(())
     }

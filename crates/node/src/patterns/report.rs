@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use forebay_meta::Ino;
 use forebay_profile::paper;
 use forebay_profile::pattern::{Entry, Row};
+use forebay_types::Ino;
 
 use super::{ROW, Recording};
 use crate::node::Node;

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use forebay_meta::{Error as MetaError, FileKind, Ino, Record, Xattrs};
+use forebay_meta::{Error as MetaError, Record, Xattrs};
 use forebay_store::backing::{SetAttributes, XattrMode};
 use forebay_store::{Attributes, Dir, ErrorClass};
+use forebay_types::{FileKind, Fingerprint, Ino};
 
 use super::identity::is_own;
 use super::names::os;
 use super::refused::is_refused_owner;
 use super::work::Work;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 
@@ -47,9 +47,9 @@ impl Node {
             // Also where no time is set: whatever is done moves the change time, and may be answered
             // with an error.
             self.intend_in_place(work)?;
-            let mtime = convert::store_time(record.attr.mtime);
-            if record.attr.kind == FileKind::File && mtime != before.mtime {
-                let version = forebay_store::Fingerprint { mtime, ..before.fingerprint() };
+            let mtime = record.attr.mtime;
+            if record.attr.kind == FileKind::Regular && mtime != before.mtime {
+                let version = Fingerprint { mtime, ..before.fingerprint() };
                 self.announce_to_object(work.ino(), version)?;
             }
         }
@@ -81,7 +81,7 @@ impl Node {
             work.note_version(&before.fingerprint());
             let after = self.backing.stat(&object, OsStr::new(""))?.fingerprint();
             if (after.ino, after.size) == (before.ino, before.size) {
-                let is_file = record.attr.kind == FileKind::File;
+                let is_file = record.attr.kind == FileKind::Regular;
                 if is_file && !after.same_content(&before.fingerprint()) {
                     self.copy_has_other_times(work.ino(), before.fingerprint(), after);
                 }
@@ -138,8 +138,8 @@ impl Node {
 
     fn set_times(&self, record: &Record, object: &Dir, wanted: bool) -> Result<()> {
         let set = SetAttributes {
-            atime: Some(convert::store_time(record.attr.atime)),
-            mtime: Some(convert::store_time(record.attr.mtime)),
+            atime: Some(record.attr.atime),
+            mtime: Some(record.attr.mtime),
             ..SetAttributes::default()
         };
         match self.backing.set_attributes(object, OsStr::new(""), &set) {
@@ -248,7 +248,7 @@ impl Node {
         }
         let handle = self.backing_dir(dir)?;
         let found = self.backing.stat(&handle, os(b""))?;
-        if convert::time(found.mtime) != record.attr.mtime {
+        if found.mtime != record.attr.mtime {
             self.own_change(&[(dir, &handle)], || self.set_times(&record, &handle, false))?;
             self.settle_directory(dir)?;
         }

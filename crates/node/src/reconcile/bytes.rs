@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use forebay_meta::{FileKind, Link, Record};
-use forebay_store::{Attributes, Commit, Dir, ErrorClass, Expect, Fingerprint};
+use forebay_meta::{Link, Record};
+use forebay_store::{Attributes, Commit, Dir, ErrorClass, Expect};
+use forebay_types::{FileKind, Fingerprint};
 
 use super::identity::{is_own, is_pending, was_changed};
 use super::names::os;
 use super::occupied::Room;
 use super::work::{Step, Work};
-use crate::convert;
 use crate::data::{Flushed, Target};
 use crate::error::{NodeError, Result};
 use crate::node::Node;
@@ -36,7 +36,7 @@ impl Node {
         match self.clear_name(work, at, &dir, depth)? {
             Room::Free => {}
             // Only a file is exchanged for a file.
-            Room::Replace(owned, other) if other.record.attr.kind != FileKind::File => {
+            Room::Replace(owned, other) if other.record.attr.kind != FileKind::Regular => {
                 self.clear(work, at, &dir, owned, other)?;
             }
             Room::Replace(owned, other) => {
@@ -113,7 +113,7 @@ impl Node {
     /// Writes the bytes of a file that the backing store has.
     pub(super) fn write_bytes<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
         let record = &work.record;
-        if record.attr.kind != FileKind::File || !(record.dirty || record.spilled) {
+        if record.attr.kind != FileKind::Regular || !(record.dirty || record.spilled) {
             return Ok(Step::Done);
         }
         let standing = record.backing.links.iter().find(|link| record.links.contains(link));
@@ -130,10 +130,9 @@ impl Node {
         if !in_place && let Some(known) = record.backing.fingerprint {
             // Others may have given it another name since.
             let found = self.backing.stat(&dir, os(&name));
-            in_place =
-                found.is_ok_and(|found| convert::is_inode(&known, &found) && found.nlink > 1);
+            in_place = found.is_ok_and(|found| found.same_inode(&known) && found.nlink > 1);
         }
-        let expect = record.backing.fingerprint.map(convert::store_fingerprint);
+        let expect = record.backing.fingerprint;
         let target = Target { parent: link.parent, dir: &dir, name: &name, expect, in_place };
         let record = Arc::new(record.clone());
         work.unsettled();
@@ -144,7 +143,7 @@ impl Node {
                 if clean { Ok(Step::Done) } else { Err(NodeError::Busy) }
             }
             Flushed::Same { fingerprint, clean } => {
-                work.settled(convert::fingerprint(fingerprint));
+                work.settled(fingerprint);
                 if !clean {
                     return Err(NodeError::Busy);
                 }
@@ -156,7 +155,7 @@ impl Node {
                 if is_empty_claim(&work.record, &found) || self.is_unreported(work, &found)? =>
             {
                 work.touched(link.parent, &dir);
-                work.settled(convert::fingerprint(found.fingerprint()));
+                work.settled(found.fingerprint());
                 Ok(Step::Again)
             }
             Flushed::Conflict(found) => self.settle_conflict(work, &link, &dir, found),
@@ -207,14 +206,12 @@ impl Node {
 /// file had no bytes yet, and not reported because the daemon ended. Were it another's, nothing
 /// would be lost with it.
 fn is_empty_claim(record: &Record, found: &forebay_store::Attributes) -> bool {
-    record.backing.fingerprint.is_none()
-        && convert::kind(found.kind) == FileKind::File
-        && found.size == 0
+    record.backing.fingerprint.is_none() && found.kind == FileKind::Regular && found.size == 0
 }
 
 /// The backing store has this version: bytes, attributes and extended attributes.
 fn all_written(work: &mut Work<'_>, print: Fingerprint, clean: bool) {
-    work.settled(convert::fingerprint(print));
+    work.settled(print);
     if clean {
         work.bytes_done();
     }

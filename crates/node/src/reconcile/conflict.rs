@@ -6,14 +6,15 @@ use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use forebay_meta::{Error as MetaError, Ino, Link, Record, Timestamp};
+use forebay_meta::{Error as MetaError, Link, Record};
 use forebay_store::{Attributes, ErrorClass, StoreError};
+use forebay_types::{Ino, Timestamp};
 
 use super::identity::is_own;
 use super::names::os;
 use super::work::{Step, Work};
+use crate::clock;
 use crate::context::Context;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::files::FileRef;
 use crate::import::LIMBO;
@@ -57,7 +58,7 @@ impl Conflict {
 
     /// Seconds since it was noticed.
     pub fn age_s(&self) -> u64 {
-        u64::try_from(convert::now().sec - self.when.sec).unwrap_or(0)
+        u64::try_from(clock::wall_time().sec - self.when.sec).unwrap_or(0)
     }
 }
 
@@ -118,7 +119,7 @@ impl Node {
         // What was its own object is now the others' version.
         for known in work.record.backing.links.clone() {
             let is_theirs = match work.record.backing.fingerprint {
-                Some(print) => convert::is_inode(&print, found),
+                Some(print) => found.same_inode(&print),
                 None => true,
             };
             if known.parent != LIMBO && (is_theirs || known == *link) {
@@ -138,7 +139,7 @@ impl Node {
         if !work.record.links.contains(link) {
             return Ok(Step::Again);
         }
-        let now = convert::now();
+        let now = clock::wall_time();
         for attempt in 0..MOST_NAMES {
             let name = conflict_name(&link.name, now, attempt);
             let parent = link.parent;
@@ -339,7 +340,7 @@ impl Node {
         let in_use = self.in_use(work.ino());
         for link in work.record.links.clone() {
             self.remember(&link, None, "moved here, removed by others");
-            match self.meta.unlink(link.parent, &link.name, convert::now(), in_use) {
+            match self.meta.unlink(link.parent, &link.name, clock::wall_time(), in_use) {
                 Ok(unlinked) if unlinked.gone => self.discard(work.ino()),
                 Ok(_) | Err(MetaError::NotFound | MetaError::Stale(_)) => {}
                 Err(error) => return Err(error.into()),
@@ -361,7 +362,7 @@ impl Node {
             why,
             "conflict with a change made by others in the backing store"
         );
-        let conflict = Conflict { path, ours, when: convert::now(), why: why.into() };
+        let conflict = Conflict { path, ours, when: clock::wall_time(), why: why.into() };
         self.metrics.conflicts.inc();
         self.reconciler.conflicts.lock().add(conflict);
     }

@@ -13,7 +13,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use forebay_meta::Timestamp;
+use forebay_types::Timestamp;
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 
 use super::conflict::Conflict;

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use forebay_meta::{Error as MetaError, Ino, Record};
-use forebay_store::{Attributes, Fingerprint};
+use forebay_meta::{Error as MetaError, Record};
+use forebay_store::Attributes;
+use forebay_types::{Fingerprint, Ino};
 
 use crate::context::Context;
 use crate::data::{Flushed, Target};

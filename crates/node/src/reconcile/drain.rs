@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{FileKind, Ino, Record, Seq};
+use forebay_meta::{Record, Seq};
+use forebay_types::{FileKind, Ino};
 use parking_lot::{Condvar, Mutex};
 
 use super::Remaining;
@@ -185,7 +186,7 @@ fn work_through(node: &Node, shared: &Shared, due: &[(Ino, u32)]) {
     node.take_turns(due, true, &mut |ino, turn| {
         if turn == Turn::Done {
             let record = node.known(ino).ok().flatten();
-            if let Some(record) = record.filter(|record| record.attr.kind == FileKind::File) {
+            if let Some(record) = record.filter(|record| record.attr.kind == FileKind::Regular) {
                 let mut written = shared.written.lock();
                 *written = (written.0 + 1, written.1.saturating_add(record.attr.size));
             }

@@ -5,38 +5,34 @@
 
 use std::sync::Arc;
 
-use forebay_meta::{Error as MetaError, FileKind, Fingerprint as Print, Ino, Link, Record};
-use forebay_store::{Attributes, Fingerprint};
+use forebay_meta::{Error as MetaError, Link, Record};
+use forebay_store::Attributes;
+use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 
 use super::work::Work;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::import::LIMBO;
 use crate::node::Node;
 
 /// Whether `found` is the version that an interrupted worker was about to publish.
 pub(crate) fn is_pending(record: &Record, found: &Attributes) -> bool {
-    record.backing.pending.is_some_and(|pending| {
-        convert::store_fingerprint(pending).same_content(&found.fingerprint())
-    })
+    record.backing.pending.is_some_and(|pending| pending.same_content(&found.fingerprint()))
 }
 
 /// Whether `found` may be the object of this record: by its inode number if one is known, else by
 /// what a worker would have made. Its contents may have been changed by others.
 pub(super) fn may_be_ours(record: &Record, found: &Attributes) -> bool {
-    if convert::kind(found.kind) != record.attr.kind {
+    if found.kind != record.attr.kind {
         return false;
     }
     if is_pending(record, found) {
         return true;
     }
     match record.backing.fingerprint {
-        Some(print) if print.ino != 0 => convert::is_inode(&print, found),
+        Some(print) if print.ino != 0 => found.same_inode(&print),
         _ => match record.attr.kind {
             // The times of files are set before they get their name.
-            FileKind::File => {
-                found.size == record.attr.size && convert::time(found.mtime) == record.attr.mtime
-            }
+            FileKind::Regular => found.size == record.attr.size && found.mtime == record.attr.mtime,
             FileKind::CharDevice | FileKind::BlockDevice => found.rdev == record.attr.rdev,
             _ => true,
         },
@@ -45,8 +41,7 @@ pub(super) fn may_be_ours(record: &Record, found: &Attributes) -> bool {
 
 /// The change time of an object that an interrupted worker of ours may have moved. No version has it:
 /// copies are fetched again.
-pub(super) const UNKNOWN: forebay_store::Timestamp =
-    forebay_store::Timestamp { seconds: 0, nanos: 0 };
+pub(super) const UNKNOWN: Timestamp = Timestamp::new(0, 0);
 
 /// Whether a worker may have moved the change time of the object of this record without having been
 /// able to say so: it was interrupted at its names, at a change in place, or at a publication, which
@@ -59,7 +54,7 @@ fn is_under_way(record: &Record) -> bool {
 /// of ours can have moved it, nor has it got another name.
 pub(crate) fn was_changed(record: &Record, found: &Attributes) -> bool {
     let print = found.fingerprint();
-    record.backing.fingerprint.map(convert::store_fingerprint).is_some_and(|known| {
+    record.backing.fingerprint.is_some_and(|known| {
         known.same_content(&print)
             && known.ctime != print.ctime
             && known.ctime != UNKNOWN
@@ -76,7 +71,7 @@ impl Work<'_> {
             && is_under_way(&self.record)
             && let Some(known) = &mut self.record.backing.fingerprint
         {
-            known.ctime = convert::time(UNKNOWN);
+            known.ctime = UNKNOWN;
         }
     }
 
@@ -85,9 +80,9 @@ impl Work<'_> {
     pub(super) fn note_change(&mut self, after: &Fingerprint) {
         let known = self.record.backing.fingerprint.map(|known| known.ctime);
         let ctime = known.filter(|_| !self.as_known);
-        let after = convert::fingerprint(*after);
+        let after = *after;
         let as_known = self.as_known;
-        self.print(Print { ctime: ctime.unwrap_or(after.ctime), ..after });
+        self.print(Fingerprint { ctime: ctime.unwrap_or(after.ctime), ..after });
         self.as_known = as_known;
     }
 }
@@ -95,7 +90,7 @@ impl Work<'_> {
 /// Whether `found` is the version that was known, as far as can be said: for a copy that can be had
 /// again any doubt counts, for bytes that are only here none that our own work may have caused.
 fn is_as_known(record: &Record, found: &Fingerprint) -> bool {
-    record.backing.fingerprint.map(convert::store_fingerprint).is_some_and(|known| {
+    record.backing.fingerprint.is_some_and(|known| {
         known == *found
             || known.same_content(found) && is_under_way(record) && (record.dirty || record.spilled)
     })
@@ -113,9 +108,9 @@ pub(crate) fn is_own(record: &Record, found: &Attributes) -> bool {
     };
     // Of a change in place any part may be done.
     let in_place = record.backing.pending.is_some_and(|pending| pending.same_inode(&known));
-    convert::store_fingerprint(known).same_content(&found.fingerprint())
+    known.same_content(&found.fingerprint())
         || is_pending(record, found)
-        || in_place && convert::is_inode(&known, found)
+        || in_place && found.same_inode(&known)
 }
 
 impl Node {
@@ -216,8 +211,8 @@ impl Node {
                 && !was_changed(&record, found)
         };
         let own = found.filter(unreported).map(Attributes::fingerprint);
-        let pending = convert::fingerprint(pending);
-        in_hand(self.meta.intend(ino, own.map(convert::fingerprint), pending))?;
+        let pending = pending;
+        in_hand(self.meta.intend(ino, own, pending))?;
         // Of a staged file it was noted before, together with others.
         if record.backing.pending != Some(pending) {
             self.meta.sync()?;
@@ -230,7 +225,7 @@ impl Node {
     pub(super) fn intend_in_place(&self, work: &mut Work<'_>) -> Result<()> {
         work.unsettled();
         let Some(known) = work.record.backing.fingerprint else { return Ok(()) };
-        let pending = Print { mtime: work.record.attr.mtime, ..known };
+        let pending = Fingerprint { mtime: work.record.attr.mtime, ..known };
         match self.meta.intend(work.ino(), None, pending) {
             Err(MetaError::Stale(_)) => return Ok(()),
             intended => in_hand(intended)?,

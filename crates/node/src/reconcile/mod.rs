@@ -33,8 +33,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Error as MetaError, Ino};
+use forebay_meta::Error as MetaError;
 use forebay_store::{ErrorClass, StoreError};
+use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::defects::{self, BackgroundKind};

@@ -3,15 +3,15 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use forebay_meta::{FileKind, Fingerprint, Ino, Link, Links, Record, Timestamp};
+use forebay_meta::{Link, Links, Record};
 use forebay_store::backing::{Node as Special, RenameMode};
 use forebay_store::{Attributes, Dir, ErrorClass};
+use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 
 use super::identity::{in_hand, is_pending, may_be_ours};
 use super::occupied::Room;
 use super::refused::is_beyond_store;
 use super::work::{Step, Work};
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::import::LIMBO;
@@ -23,7 +23,7 @@ pub(super) fn os(name: &[u8]) -> &OsStr {
 
 /// What is known of a directory that may have entries of others: the check of its freshness lists it.
 fn unlisted(found: &Attributes) -> Fingerprint {
-    Fingerprint { mtime: Timestamp::default(), ..convert::fingerprint(found.fingerprint()) }
+    Fingerprint { mtime: Timestamp::default(), ..found.fingerprint() }
 }
 
 impl Node {
@@ -32,7 +32,7 @@ impl Node {
     pub(super) fn survey(&self, work: &mut Work<'_>) -> Result<()> {
         let record = &work.record;
         let was_published_empty =
-            record.attr.kind == FileKind::File && record.attr.size == 0 && !record.dirty;
+            record.attr.kind == FileKind::Regular && record.attr.size == 0 && !record.dirty;
         let in_doubt = record.backing.links.len() > 1
             || record.backing.fingerprint.is_none()
             || was_published_empty;
@@ -52,7 +52,7 @@ impl Node {
         // Made here, and not known to have got its attributes. (A file gets its name with all of them; an
         // imported directory has its own.)
         let perhaps_just_made = record.backing.fingerprint.is_none()
-            && record.attr.kind != FileKind::File
+            && record.attr.kind != FileKind::Regular
             && (record.listed || !record.is_directory());
         let looked = self.look_under_claims(&work.record, doubtful)?;
         // Who was interrupted at its names may have moved the change time. As long as the record says that
@@ -84,7 +84,7 @@ impl Node {
                 continue;
             }
             if is_pending(&work.record, &found) {
-                work.settled(convert::fingerprint(found.fingerprint()));
+                work.settled(found.fingerprint());
             } else if work.record.is_directory() && work.record.backing.fingerprint.is_none() {
                 work.print(unlisted(&found));
                 if let Some((dir, name)) = &place {
@@ -267,7 +267,7 @@ impl Node {
     fn stands_at(&self, work: &Work<'_>, link: &Link) -> Result<bool> {
         let known = work.record.backing.fingerprint.filter(|print| print.ino != 0);
         let found = self.found_under(&work.record, link)?;
-        Ok(known.zip(found).is_some_and(|(known, found)| convert::is_inode(&known, &found)))
+        Ok(known.zip(found).is_some_and(|(known, found)| found.same_inode(&known)))
     }
 
     fn rename_in_backing(
@@ -368,7 +368,7 @@ impl Node {
     /// Makes an inode that the backing store does not have.
     fn make_name<'a>(&'a self, work: &mut Work<'a>, at: &Link, depth: usize) -> Result<Step> {
         fail_at!("node.reconcile.before_make");
-        if work.record.attr.kind == FileKind::File {
+        if work.record.attr.kind == FileKind::Regular {
             return self.publish(work, at, depth);
         }
         let dir = self.backing_dir(at.parent)?;
@@ -385,7 +385,7 @@ impl Node {
                 work.came(at, &dir);
                 work.made();
                 let found = self.backing.stat(&dir, os(&at.name))?;
-                let print = convert::fingerprint(found.fingerprint());
+                let print = found.fingerprint();
                 work.print(print);
                 if work.record.is_directory() {
                     if was_there {
@@ -433,7 +433,7 @@ impl Node {
                 let target = record.target.as_deref().unwrap_or_default();
                 return Ok(self.backing.symlink(os(target), dir, name)?);
             }
-            FileKind::File => Special::Regular,
+            FileKind::Regular => Special::Regular,
             FileKind::Fifo => Special::Fifo,
             FileKind::Socket => Special::Socket,
             FileKind::CharDevice => Special::CharDevice(attr.rdev),
@@ -468,13 +468,13 @@ impl Node {
         if !self.is_the_same(work, at, dir, found)? {
             return self.yield_name(work, at, found);
         }
-        if work.record.attr.kind == FileKind::File {
+        if work.record.attr.kind == FileKind::Regular {
             self.announce_to_object(work.ino(), found.fingerprint())?;
         }
         work.came(at, dir);
         work.made();
         if !work.record.is_directory() {
-            work.print(convert::fingerprint(found.fingerprint()));
+            work.print(found.fingerprint());
         } else {
             // With entries of others perhaps: the check of its freshness lists it.
             let _kept = self.hold_made(work.ino(), dir, &at.name, found)?;
@@ -497,14 +497,14 @@ impl Node {
         }
         if !record.backing.links.is_empty() {
             // It stands elsewhere too: a hard link of it, or an equal number by chance.
-            return Ok(record.attr.kind == FileKind::File && found.nlink > 1);
+            return Ok(record.attr.kind == FileKind::Regular && found.nlink > 1);
         }
         Ok(match record.attr.kind {
             FileKind::Symlink => {
                 let target = self.backing.readlink(dir, os(&at.name))?;
                 Some(target.as_bytes()) == record.target.as_deref()
             }
-            FileKind::File => !record.dirty && found.size == 0,
+            FileKind::Regular => !record.dirty && found.size == 0,
             _ => true,
         })
     }
@@ -552,7 +552,7 @@ impl Node {
         if !work.moved || work.record.is_directory() {
             return Ok(());
         }
-        let Some(known) = work.record.backing.fingerprint.map(convert::store_fingerprint) else {
+        let Some(known) = work.record.backing.fingerprint else {
             return Ok(());
         };
         let (dir, name) = self.backing_place(&work.record)?;

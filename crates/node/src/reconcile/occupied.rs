@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use forebay_meta::{FileKind, Ino, Link};
+use forebay_meta::Link;
 use forebay_store::{Dir, ErrorClass};
+use forebay_types::{FileKind, Ino};
 
 use super::MOST_PARENTS;
 use super::identity::{is_own, may_be_ours};
@@ -98,7 +99,7 @@ impl Node {
         if let Some(found) = found {
             other.note_version(&found.fingerprint());
         }
-        let files = [&work.record, &*record].iter().all(|of| of.attr.kind == FileKind::File);
+        let files = [&work.record, &*record].iter().all(|of| of.attr.kind == FileKind::Regular);
         if files && record.links.is_empty() && self.keep_in_limbo(&mut other, link, dir)? {
             // What it takes away must be there until the new one is.
             if other.moved {

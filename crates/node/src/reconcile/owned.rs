@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use forebay_meta::Ino;
+use forebay_types::Ino;
 use parking_lot::{Condvar, Mutex};
 
 use crate::node::Node;

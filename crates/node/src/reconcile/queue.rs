@@ -9,14 +9,15 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{EngineError, Error as MetaError, FileKind, Ino, Record, Seq};
+use forebay_meta::{EngineError, Error as MetaError, Record, Seq};
 use forebay_store::ErrorClass;
+use forebay_types::{FileKind, Ino};
 use parking_lot::{Condvar, Mutex};
 
 use super::refused::is_beyond_store;
 use super::work::Batch;
+use crate::clock;
 use crate::config::Writeback;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::import::LIMBO;
 use crate::node::Node;
@@ -460,7 +461,7 @@ impl Node {
         if self.keeps_hidden(record) {
             return false;
         }
-        let has_bytes = record.attr.kind == FileKind::File
+        let has_bytes = record.attr.kind == FileKind::Regular
             && record.attr.nlink > 0
             && (record.dirty || record.spilled);
         all || !has_bytes || self.is_due(record.ino) && !self.in_use(record.ino)
@@ -516,7 +517,7 @@ impl Node {
             _ => NAMES_DELAY,
         };
         let changed = record.attr.ctime.max(record.attr.mtime);
-        let age = convert::now().sec - changed.sec;
+        let age = clock::wall_time().sec - changed.sec;
         age < 0 || age.unsigned_abs() > delay.as_secs()
     }
 }

@@ -11,9 +11,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_meta::{Attr, Ino, Record};
+use forebay_meta::{Attr, Record};
 use forebay_store::StoreError;
 use forebay_store::backing::{Access, SetAttributes};
+use forebay_types::Ino;
 use parking_lot::Mutex;
 use rustix::process::{getegid, geteuid};
 

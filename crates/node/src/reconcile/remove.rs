@@ -3,8 +3,9 @@
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
-use forebay_meta::{FileKind, Ino, Link, Record};
+use forebay_meta::{Link, Record};
 use forebay_store::{Attributes, Dir, ErrorClass};
+use forebay_types::{FileKind, Ino};
 use std::ops::ControlFlow;
 
 use super::MOST_NESTED;
@@ -19,7 +20,7 @@ use crate::node::Node;
 impl Node {
     /// Takes the names of an inode that has none here.
     pub(super) fn remove<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
-        let is_file = work.record.attr.kind == FileKind::File;
+        let is_file = work.record.attr.kind == FileKind::Regular;
         if is_file && work.record.attr.nlink > 0 && (work.record.dirty || work.record.spilled) {
             // It has further names, in directories that are not imported: they show the bytes.
             if self.write_bytes(work, depth)? == Step::Again {

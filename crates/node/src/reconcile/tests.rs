@@ -10,20 +10,19 @@ use std::time::{Duration, Instant};
 
 use forebay_core::steward::{Steward, StewardConfig, TierConfig};
 use forebay_core::unit::Bytes;
-use forebay_meta::{
-    FileKind, Ino, Memory, MetaStore, NewInode, Options, Queue, Record, RenameFlags,
-};
+use forebay_meta::{Memory, MetaStore, NewInode, Options, Queue, Record, RenameFlags};
 use forebay_store::backing::DirBacking;
 use forebay_store::decorators::{Flaky, InterceptedBacking, Interceptor, Operation, Rule, Verdict};
 use forebay_store::{BackingStore, Commit, Expect};
+use forebay_types::{FileKind, Fingerprint, Ino};
 use parking_lot::Mutex;
 
 use super::Remaining;
 use super::data_side::Stub;
 use super::identity::{is_own, was_changed};
+use crate::clock;
 use crate::config::{Coherence, NodeConfig, Writeback};
 use crate::context::Context;
-use crate::convert;
 use crate::data::{Flushed, Target};
 use crate::error::Result;
 use crate::node::Node;
@@ -82,7 +81,7 @@ impl Stub for Contents {
             if !own || was_changed(&now, &found) {
                 return Ok(Flushed::Conflict(Some(found)));
             }
-            let pending = forebay_store::Fingerprint { size: bytes.len() as u64, ..expect };
+            let pending = Fingerprint { size: bytes.len() as u64, ..expect };
             node.intend(record.ino, Some(expect), Some(&found), pending)?;
             let file = node.backing.open_file(
                 target.dir,
@@ -263,7 +262,7 @@ impl Bench {
         if kind == FileKind::Symlink {
             new.target = Some(b"to/nowhere"[..].into());
         }
-        let made = self.node.meta.create(dir, name.as_bytes(), new, convert::now());
+        let made = self.node.meta.create(dir, name.as_bytes(), new, clock::wall_time());
         made.expect("it can be made").ino
     }
 
@@ -276,7 +275,7 @@ impl Bench {
         let (dir, name) = self.split(path);
         let ino = match self.find(dir, name) {
             Some(record) => record.ino,
-            None => self.make(path, FileKind::File, 0o644),
+            None => self.make(path, FileKind::Regular, 0o644),
         };
         self.fill(ino, bytes);
         ino
@@ -285,7 +284,7 @@ impl Bench {
     fn fill(&self, ino: Ino, bytes: &[u8]) {
         self.contents.bytes.lock().insert(ino.0, bytes.to_vec());
         let size = bytes.len() as u64;
-        let now = convert::now();
+        let now = clock::wall_time();
         let update = |record: &mut Record| {
             record.attr.size = size;
             record.attr.mtime = now;
@@ -300,19 +299,21 @@ impl Bench {
         let flags = RenameFlags { noreplace: false, exchange };
         let (from, to) = (from.as_bytes(), to.as_bytes());
         let renamed =
-            self.node.meta.rename(from_dir, from, to_dir, to, flags, convert::now(), &|_| false);
+            self.node
+                .meta
+                .rename(from_dir, from, to_dir, to, flags, clock::wall_time(), &|_| false);
         renamed.expect("it can be renamed");
     }
 
     fn unlink(&self, path: &str) {
         let (dir, name) = self.split(path);
-        self.node.meta.unlink(dir, name.as_bytes(), convert::now(), false).expect("unlinked");
+        self.node.meta.unlink(dir, name.as_bytes(), clock::wall_time(), false).expect("unlinked");
     }
 
     fn rmdir(&self, path: &str) {
         let (dir, name) = self.split(path);
         self.node.ensure_listed(&Context::DAEMON, self.dir(path)).expect("listed");
-        self.node.meta.rmdir(dir, name.as_bytes(), convert::now(), false).expect("removed");
+        self.node.meta.rmdir(dir, name.as_bytes(), clock::wall_time(), false).expect("removed");
     }
 
     fn drain(&self) -> Remaining {
@@ -348,7 +349,7 @@ fn drain_when_a_tree_was_made_then_the_backing_store_has_it() {
     bench.mkdir("a");
     bench.mkdir("a/b");
     bench.write("a/b/file", b"hello");
-    bench.make("a/empty", FileKind::File, 0o640);
+    bench.make("a/empty", FileKind::Regular, 0o640);
     bench.make("a/link", FileKind::Symlink, 0o777);
     bench.make("a/pipe", FileKind::Fifo, 0o600);
     bench.drained();
@@ -373,9 +374,9 @@ fn created_and_removed_when_drained_then_costs_the_backing_store_nothing() {
     bench.node.meta.get(Ino::ROOT).expect("the root");
     for _ in 0..100 {
         let meta = &bench.node.meta;
-        let new = NewInode::new(FileKind::File, 0o600, 0, 0);
-        meta.create(Ino::ROOT, b"temporary", new, convert::now()).expect("made");
-        meta.unlink(Ino::ROOT, b"temporary", convert::now(), false).expect("removed");
+        let new = NewInode::new(FileKind::Regular, 0o600, 0, 0);
+        meta.create(Ino::ROOT, b"temporary", new, clock::wall_time()).expect("made");
+        meta.unlink(Ino::ROOT, b"temporary", clock::wall_time(), false).expect("removed");
     }
     bench.drained();
     assert_eq!(counter.all.load(Ordering::Relaxed) - before, 0);
@@ -434,10 +435,10 @@ fn rename_over_when_drained_then_replaced_and_the_old_one_forgotten() {
 
 #[test]
 fn both_names_of_a_removed_file_when_another_has_them_now_then_no_conflict() {
-    for kind in [FileKind::Fifo, FileKind::File] {
+    for kind in [FileKind::Fifo, FileKind::Regular] {
         let bench = Bench::new();
         let link = |ino: Ino| {
-            let linked = bench.node.meta.link(ino, Ino::ROOT, b"two", convert::now());
+            let linked = bench.node.meta.link(ino, Ino::ROOT, b"two", clock::wall_time());
             linked.expect("it can be linked");
         };
         link(bench.write("one", b"old"));
@@ -496,7 +497,7 @@ fn changed_on_both_sides_when_drained_then_both_are_kept() {
 fn new_on_both_sides_when_drained_then_both_are_kept() {
     let bench = Bench::new();
     bench.write("file", b"ours");
-    bench.make("empty", FileKind::File, 0o644);
+    bench.make("empty", FileKind::Regular, 0o644);
     bench.make("dir", FileKind::Directory, 0o750);
     fs::write(bench.root.join("file"), b"theirs").expect("written");
     fs::write(bench.root.join("empty"), b"theirs").expect("written");
@@ -546,13 +547,13 @@ fn a_removed_file_in_use_when_drained_then_hidden_until_released() {
     let ino = bench.write("file", b"bytes");
     bench.drained();
     let meta = &bench.node.meta;
-    meta.unlink(Ino::ROOT, b"file", convert::now(), true).expect("unlinked");
+    meta.unlink(Ino::ROOT, b"file", clock::wall_time(), true).expect("unlinked");
     bench.drained();
     assert_eq!(bench.names(""), Vec::<String>::new());
     let record = meta.get(ino).expect("in use");
     let file = bench.node.open_backing(&record, forebay_store::backing::Access::Read);
     assert_eq!(file.expect("within reach").stat().expect("stat").size, 5);
-    meta.release_orphan(ino, convert::now()).expect("released");
+    meta.release_orphan(ino, clock::wall_time()).expect("released");
     bench.node.reconcile(ino).expect("removed for good");
     assert_eq!(bench.node.backing.list_limbo().expect("limbo"), Vec::<u64>::new());
     assert!(meta.get(ino).is_err());
@@ -646,13 +647,17 @@ fn removed_file_in_use_when_its_last_close_comes_then_limbo_is_not_searched_for_
     for (number, ino) in inos.iter().enumerate() {
         bench.contents.open.lock().insert(ino.0);
         let name = format!("file-{number}");
-        bench.node.meta.unlink(Ino::ROOT, name.as_bytes(), convert::now(), true).expect("removed");
+        bench
+            .node
+            .meta
+            .unlink(Ino::ROOT, name.as_bytes(), clock::wall_time(), true)
+            .expect("removed");
         bench.node.reconcile(*ino).expect("hidden");
     }
     assert_eq!(bench.node.backing.list_limbo().expect("limbo").len(), inos.len());
     for ino in &inos {
         bench.contents.open.lock().remove(&ino.0);
-        bench.node.meta.release_orphan(*ino, convert::now()).expect("released");
+        bench.node.meta.release_orphan(*ino, clock::wall_time()).expect("released");
         bench.node.reconcile(*ino).expect("removed");
     }
     // The root may be listed in the background.

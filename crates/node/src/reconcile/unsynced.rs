@@ -6,13 +6,14 @@
 //! file to write it anew, may leave a name that is durable and bytes that are not. What is left of
 //! these must not take the place of the version that the backing store has.
 
-use forebay_meta::{Error as MetaError, Ino, Link, Links, Record, RenameFlags};
+use forebay_meta::{Error as MetaError, Link, Links, Record, RenameFlags};
 use forebay_store::{Attributes, ErrorClass};
+use forebay_types::Ino;
 
 use super::conflict::conflict_name;
 use super::identity::is_pending;
 use super::names::os;
-use crate::convert::{self, is_inode};
+use crate::clock;
 use crate::error::Result;
 use crate::limbo::limbo_link;
 use crate::node::Node;
@@ -92,7 +93,7 @@ impl Node {
                 Err(error) => return Err(error.into()),
             }
         }
-        let now = convert::now();
+        let now = clock::wall_time();
         for attempt in 0..MOST_NAMES {
             let name = conflict_name(&link.name, now, attempt);
             let flags = RenameFlags { noreplace: true, exchange: false };
@@ -132,5 +133,5 @@ impl Node {
 /// about to be published.
 fn is_its_own(record: &Record, found: &Attributes) -> bool {
     is_pending(record, found)
-        || record.backing.fingerprint.is_some_and(|known| is_inode(&known, found))
+        || record.backing.fingerprint.is_some_and(|known| found.same_inode(&known))
 }

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{Error as MetaError, Fingerprint, Ino, Link, Links, Record};
+use forebay_meta::{Error as MetaError, Link, Links, Record};
 use forebay_store::Dir;
+use forebay_types::{Fingerprint, Ino};
 
 use super::OWNER_WAIT;
 use super::identity::UNKNOWN;
 use super::owned::Owned;
 use super::queue::NAMES_DELAY;
-use crate::convert;
 use crate::defects::{self, BackgroundKind};
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
@@ -64,7 +64,7 @@ impl Facts {
         if let Some(known) = &mut record.backing.fingerprint
             && self.change_time_unknown
         {
-            known.ctime = convert::time(UNKNOWN);
+            known.ctime = UNKNOWN;
         }
         if self.settled {
             record.backing.pending = None;

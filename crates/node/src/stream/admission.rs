@@ -6,9 +6,10 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_meta::{FileKind, Ino, Record, XattrState};
+use forebay_meta::{Record, XattrState};
 use forebay_store::BackingFile;
 use forebay_streams::{Class, OpenError, Rejected, StreamRequest};
+use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -59,7 +60,7 @@ impl Node {
     /// # Errors
     /// `MustWait` when the attributes have to be read from the backing store.
     pub(crate) fn stream_rate(&self, context: &Context, record: &Record) -> Result<Option<u64>> {
-        let plain = record.attr.kind == FileKind::File
+        let plain = record.attr.kind == FileKind::Regular
             && record.attr.size > self.config.fetch_on_open_bytes
             && !record.spilled;
         if self.streams.is_none() || !plain || record.xattrs == XattrState::None {
@@ -169,7 +170,7 @@ impl Node {
         if self.streams.is_none() {
             return Err(Errno::OPNOTSUPP.into());
         }
-        if record.attr.kind != FileKind::File || parse_rate(value).is_none() {
+        if record.attr.kind != FileKind::Regular || parse_rate(value).is_none() {
             return Err(Errno::INVAL.into());
         }
         Ok(())

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::streams::popular::{Opening, Popular};
 use forebay_core::unit::Tick;
-use forebay_meta::Ino;
+use forebay_types::Ino;
 
 use crate::error::Result;
 use crate::fetch::Haste;

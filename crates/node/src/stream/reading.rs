@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_meta::Ino;
 use forebay_store::BackingFile;
 use forebay_streams::{Bytes, Stream};
+use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::context::Context;

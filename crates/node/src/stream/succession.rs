@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_meta::Ino;
 use forebay_streams::{Class, OpenError, Rejected, StreamRequest};
+use forebay_types::Ino;
 use prost::Message;
 
 use crate::context::Context;

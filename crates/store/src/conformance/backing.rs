@@ -163,7 +163,7 @@ fn listings(store: &dyn BackingStore) {
 
 fn attributes(store: &dyn BackingStore) {
     let root = store.root();
-    let time = |seconds| Some(Timestamp { seconds, nanos: 123_456_789 });
+    let time = |seconds| Some(Timestamp::new(seconds, 123_456_789));
     write(store, &root, "f", b"x");
     store.symlink(os("nowhere"), &root, os("l")).expect(OK);
     store.mkdir(&root, os("d"), 0o700).expect(OK);

@@ -7,7 +7,8 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_meta::{Copies, Ino};
+use forebay_meta::Copies;
+use forebay_types::Ino;
 
 use super::super::Cluster;
 use super::level::{Level, Snapshot};

@@ -5,9 +5,10 @@ use std::ops::Range;
 use std::thread;
 
 use forebay_erasure::fragments::{Decoder, Layout, Stripe, unsealed};
-use forebay_meta::{Copies, Incarnation, Ino};
+use forebay_meta::{Copies, Incarnation};
 use forebay_peer::Body;
 use forebay_peer::message::{Fault, ObjectId, Put};
+use forebay_types::Ino;
 use prost::Message;
 use rustix::io::Errno;
 

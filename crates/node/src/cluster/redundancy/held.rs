@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use forebay_core::cluster::redundancy::Redundancy;
-use forebay_meta::Ino;
 use forebay_peer::message::{Fault, ObjectId, Put};
+use forebay_types::Ino;
 use parking_lot::Mutex;
 use rustix::fs::Advice;
 

@@ -15,7 +15,8 @@ use forebay_core::cluster::balance::{self, Balancer, Shift};
 use forebay_core::cluster::placement::{Site, Topology};
 use forebay_core::cluster::repair::{self, Action, GroupId, Repair, RepairConfig, Transfer};
 use forebay_core::unit::Tick;
-use forebay_meta::{Copies, Error as MetaError, Incarnation, Ino};
+use forebay_meta::{Copies, Error as MetaError, Incarnation};
+use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use super::super::{Cluster, Peers};

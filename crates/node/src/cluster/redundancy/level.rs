@@ -3,7 +3,8 @@
 use forebay_core::cluster::redundancy::Redundancy;
 use forebay_core::cluster::repair;
 use forebay_erasure::fragments::Layout;
-use forebay_meta::{Coded, Copies, Incarnation, Timestamp};
+use forebay_meta::{Coded, Copies, Incarnation};
+use forebay_types::Timestamp;
 use rustix::io::Errno;
 
 use crate::error::Result;

@@ -8,14 +8,14 @@
 use std::sync::atomic::Ordering;
 
 use forebay_core::cluster::NodeId;
-use forebay_meta::{Copies, CopiesMade, Error as MetaError, Ino};
+use forebay_meta::{Copies, CopiesMade, Error as MetaError};
+use forebay_types::Ino;
 use rustix::io::Errno;
 
 use super::super::{Cluster, Peers};
 use super::level::{self, Level, Snapshot};
 use super::send::{Cargo, Failed};
 use crate::context::Context;
-use crate::convert;
 use crate::error::{NodeError, Result};
 use crate::files::FileRef;
 use crate::node::Node;
@@ -134,7 +134,7 @@ impl Node {
             return Ok((empty && record.attr.size == 0).then_some(snapshot));
         };
         let stat = place.object.stat()?;
-        Ok(Some(Snapshot { size: stat.size, mtime: convert::time(stat.mtime) }))
+        Ok(Some(Snapshot { size: stat.size, mtime: stat.mtime }))
     }
 
     /// Adds what has come at the end to the copies that there are; false if that can't be done.

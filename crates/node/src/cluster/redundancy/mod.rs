@@ -31,8 +31,9 @@ mod take_over;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Copies, Error as MetaError, Ino, Record};
+use forebay_meta::{Copies, Error as MetaError, Record};
 use forebay_peer::message::{Fault, ObjectId, Put};
+use forebay_types::Ino;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 

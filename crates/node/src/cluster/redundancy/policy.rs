@@ -1,7 +1,8 @@
 //! How what is written to a file is kept from being lost: as it, its directory or the mount says.
 
 use forebay_core::cluster::redundancy::Redundancy;
-use forebay_meta::{FileKind, Ino, Record, XattrState};
+use forebay_meta::{Record, XattrState};
+use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
 use crate::error::Result;
@@ -17,7 +18,7 @@ fn parse(value: &[u8]) -> Option<Redundancy> {
 impl Node {
     /// Refuses to set the attribute on what can't have it, or to what means nothing.
     pub(crate) fn check_redundancy(&self, record: &Record, value: &[u8]) -> Result<()> {
-        let able = matches!(record.attr.kind, FileKind::File | FileKind::Directory);
+        let able = matches!(record.attr.kind, FileKind::Regular | FileKind::Directory);
         match able && parse(value).is_some() {
             true => Ok(()),
             false => Err(Errno::INVAL.into()),

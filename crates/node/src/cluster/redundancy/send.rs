@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_erasure::fragments::{Encoder, Layout};
-use forebay_meta::{Copies, Ino};
+use forebay_meta::Copies;
 use forebay_peer::message::{Fault, ObjectId, Put, Request};
 use forebay_peer::{Body, Client, Error as PeerError, FileRange, Started};
+use forebay_types::Ino;
 use rustix::io::Errno;
 
 use super::super::Cluster;

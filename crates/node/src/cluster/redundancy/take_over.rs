@@ -7,14 +7,14 @@
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
-use forebay_meta::{Copies, Error as MetaError, Incarnation, Ino, Record};
+use forebay_meta::{Copies, Error as MetaError, Incarnation, Record};
 use forebay_peer::message::Fault;
 use forebay_peer::{Body, Error as PeerError};
+use forebay_types::Ino;
 use prost::Message;
 
 use super::super::Cluster;
 use super::super::through::WITHIN;
-use crate::convert;
 use crate::error::Result;
 use crate::files::{File, FileRef};
 use crate::node::Node;
@@ -246,7 +246,7 @@ impl Node {
         drop(file);
         let ino = record.ino;
         let object = slot.tier.adopt(ino.0, path, &self.header_for(record, true, true))?;
-        object.set_times(None, Some(convert::store_time(record.attr.mtime)))?;
+        object.set_times(None, Some(record.attr.mtime))?;
         slot.tier.sync_dir(ino.0)?;
         let real = object.allocated_bytes()?;
         match real > charged {
@@ -255,7 +255,7 @@ impl Node {
         }
         let resident = Resident { tier, whole: true, dirty: true, charged: real };
         self.residents.set(ino.0, resident);
-        let name = unit::Ino(ino.0);
+        let name = ino;
         self.decide_later(Event::Resident {
             object: name,
             tier: unit::Tier(tier),

@@ -86,7 +86,7 @@ fn change(bench: &Bench, ino: Ino, perm: u32, seconds: i64) {
         record.backing.attrs_differ = true;
         Queue::Yes
     };
-    bench.node.meta.update(ino, Some(convert::now()), update).expect("it is there");
+    bench.node.meta.update(ino, Some(crate::clock::wall_time()), update).expect("it is there");
 }
 
 /// What a power cut leaves in the backing store must be known to the namespace that it leaves, or it
@@ -176,7 +176,7 @@ fn new_file_that_only_claims_its_name_when_looked_at_then_the_removed_one_does_n
     bench.write("name", b"what was removed");
     bench.drained();
     bench.unlink("name");
-    let new = bench.make("name", FileKind::File, 0o644);
+    let new = bench.make("name", FileKind::Regular, 0o644);
     let link = forebay_meta::Link::new(Ino::ROOT, b"name".to_vec());
     bench.node.meta.claim(new, &link).expect("claimed");
     bench.node.time_passes(new);

@@ -118,7 +118,9 @@ fn a_name_given_up_when_a_listing_has_seen_it_then_not_imported_again() {
             if !removed && found.iter().any(|found| &*found.name == b"file") {
                 removed = true;
                 let meta = &bench.node.meta;
-                let gone = meta.unlink(Ino::ROOT, b"file", convert::now(), false).expect("removed");
+                let gone = meta
+                    .unlink(Ino::ROOT, b"file", crate::clock::wall_time(), false)
+                    .expect("removed");
                 bench.node.reconcile(gone.record.ino).expect("removed below");
             }
             Ok(())
@@ -172,8 +174,8 @@ fn xattrs_when_asked_for_then_imported_and_written_back() {
     let meta = &bench.node.meta;
     assert_eq!(meta.xattr_get(ino, b"user.color").expect("known"), Some(b"red".to_vec()));
     let either = forebay_meta::XattrFlags::Either;
-    meta.xattr_set(ino, b"user.shape", b"round", either, convert::now()).expect("set");
-    meta.xattr_remove(ino, b"user.color", convert::now()).expect("removed");
+    meta.xattr_set(ino, b"user.shape", b"round", either, crate::clock::wall_time()).expect("set");
+    meta.xattr_remove(ino, b"user.color", crate::clock::wall_time()).expect("removed");
     bench.drained();
     let mut value = [0; 16];
     let found = rustix::fs::getxattr(&path, "user.shape", &mut value[..]).expect("written");

@@ -283,7 +283,7 @@ fn tree_below(root: &Path, path: &Path, tree: &mut BTreeMap<PathBuf, String>) {
             continue;
         }
         let found = fs::symlink_metadata(entry.path()).expect("there");
-        let kind = if found.is_dir() { FileKind::Directory } else { FileKind::File };
+        let kind = if found.is_dir() { FileKind::Directory } else { FileKind::Regular };
         tree.insert(below.clone(), format!("{kind:?} {:o}", found.permissions().mode() & 0o7777));
         if found.is_dir() {
             tree_below(root, &below, tree);
@@ -336,7 +336,7 @@ impl World {
         let clock = clock.clone();
         let numbered = numbered.with_clock(Arc::new(move || {
             let (seconds, nanos) = clock.file_time(tick_ns);
-            forebay_store::Timestamp { seconds, nanos }
+            forebay_types::Timestamp::new(seconds, nanos)
         }));
         let steps = Arc::new(Steps {
             trace: trace.clone(),
@@ -551,7 +551,7 @@ impl World {
             }
         }
         for (path, (kind, ino)) in &self.made {
-            if *kind == FileKind::File {
+            if *kind == FileKind::Regular {
                 let bytes = self.contents.bytes.lock().get(&ino.0).cloned().unwrap_or_default();
                 let written = fs::read(self.root.join(path)).expect("it is there");
                 assert_eq!(String::from_utf8_lossy(&written), String::from_utf8_lossy(&bytes));

@@ -97,12 +97,12 @@ impl World {
     fn apply(&mut self, action: &Action) {
         let meta = &self.node.meta;
         let name = |index: u8| NAMES[index as usize].as_bytes();
-        let now = convert::now();
+        let now = crate::clock::wall_time();
         // Refusals (no such name, not empty, a directory below itself) are the namespace's matter.
         match *action {
             Action::Create(dir, at, kind) => {
                 let kinds =
-                    [FileKind::File, FileKind::Directory, FileKind::Symlink, FileKind::File];
+                    [FileKind::Regular, FileKind::Directory, FileKind::Symlink, FileKind::Regular];
                 let mut new = NewInode::new(kinds[kind as usize], 0o644, 0, 0);
                 new.target = (new.kind == FileKind::Symlink).then(|| name(at).into());
                 new.perm |= if new.kind == FileKind::Directory { 0o111 } else { 0 };
@@ -110,7 +110,7 @@ impl World {
             }
             Action::Write(dir, at) => {
                 if let Ok(Some(record)) = meta.lookup(self.dir(dir), name(at))
-                    && record.attr.kind == FileKind::File
+                    && record.attr.kind == FileKind::Regular
                 {
                     let bytes = format!("{} {}", record.ino, now.nsec).into_bytes();
                     let size = bytes.len() as u64;

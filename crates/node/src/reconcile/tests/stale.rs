@@ -54,8 +54,8 @@ impl Interceptor for Meanwhile {
 impl Bench {
     /// A new file with these bytes, made without a look at the backing store.
     fn write_unseen(&self, dir: Ino, name: &str, bytes: &[u8]) -> Ino {
-        let new = NewInode::new(FileKind::File, 0o644, 0, 0);
-        let made = self.node.meta.create(dir, name.as_bytes(), new, convert::now());
+        let new = NewInode::new(FileKind::Regular, 0o644, 0, 0);
+        let made = self.node.meta.create(dir, name.as_bytes(), new, crate::clock::wall_time());
         let ino = made.expect("it can be made").ino;
         self.fill(ino, bytes);
         ino
@@ -311,7 +311,7 @@ fn file_removed_with_its_directory_during_its_turn_then_no_failure_and_no_retry(
     let file = bench.write("dir/file", b"x");
     let program = bench.clone();
     meanwhile.set(Operation::Commit, ABSENT, move || {
-        let (meta, now) = (&program.node.meta, convert::now());
+        let (meta, now) = (&program.node.meta, crate::clock::wall_time());
         meta.unlink(dir, b"file", now, false).expect("unlinked");
         meta.rmdir(Ino::ROOT, b"dir", now, false).expect("removed");
     });
@@ -411,7 +411,7 @@ fn directory_with_another_mode_when_others_have_removed_it_then_made_again() {
         record.backing.attrs_differ = true;
         Queue::Yes
     };
-    bench.node.meta.update(dir, Some(convert::now()), update).expect("it is there");
+    bench.node.meta.update(dir, Some(crate::clock::wall_time()), update).expect("it is there");
     bench.drained();
     assert_eq!(bench.names(""), ["dir"]);
     assert!(bench.names("dir").is_empty(), "the file was clean, and is gone");
@@ -439,12 +439,12 @@ fn directory_that_others_replaced_when_it_is_kept_beside_theirs_then_shows_nothi
 #[test]
 fn file_that_others_replace_while_its_attributes_are_set_then_theirs_keeps_its_own() {
     let kinds = [Operation::Open, Operation::Stat, Operation::SetAttributes, Operation::Xattr];
-    for kind in [FileKind::File, FileKind::Directory, FileKind::Fifo] {
+    for kind in [FileKind::Regular, FileKind::Directory, FileKind::Fifo] {
         for (at, skipped) in kinds.into_iter().flat_map(|at| (0..4).map(move |skip| (at, skip))) {
             let (bench, meanwhile) = bench();
             let ino = match kind {
                 FileKind::Directory => bench.mkdir("name"),
-                FileKind::File => bench.write("name", b"ours"),
+                FileKind::Regular => bench.write("name", b"ours"),
                 kind => bench.make("name", kind, 0o644),
             };
             bench.drained();
@@ -464,9 +464,14 @@ fn file_that_others_replace_while_its_attributes_are_set_then_theirs_keeps_its_o
                 record.backing.attrs_differ = true;
                 Queue::Yes
             };
-            bench.node.meta.update(ino, Some(convert::now()), update).expect("it is there");
+            bench
+                .node
+                .meta
+                .update(ino, Some(crate::clock::wall_time()), update)
+                .expect("it is there");
             let set = forebay_meta::XattrFlags::Either;
-            let set = bench.node.meta.xattr_set(ino, b"user.a", b"x", set, convert::now());
+            let set =
+                bench.node.meta.xattr_set(ino, b"user.a", b"x", set, crate::clock::wall_time());
             set.expect("it is kept");
             meanwhile.after(skipped, at, replace);
             // Whatever it makes of it.

@@ -30,7 +30,7 @@ fn set_mode(bench: &Bench, ino: Ino, perm: u32) {
         record.backing.attrs_differ = true;
         Queue::Yes
     };
-    bench.node.meta.update(ino, Some(convert::now()), change).expect("it is there");
+    bench.node.meta.update(ino, Some(crate::clock::wall_time()), change).expect("it is there");
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn our_own_changes_of_names_and_attributes_when_looked_at_then_the_copy_stays() 
         &|| bench.rename("file", "dir/moved", false),
         &|| {
             let dir = bench.dir("dir");
-            bench.node.meta.link(ino, dir, b"other", convert::now()).expect("linked");
+            bench.node.meta.link(ino, dir, b"other", crate::clock::wall_time()).expect("linked");
         },
         &|| bench.unlink("dir/moved"),
         &|| bench.rename("one", "two", true),
@@ -82,7 +82,11 @@ fn file_changed_in_place_before_a_change_of_ours_when_looked_at_then_the_copy_is
         &|_, ino| set_mode(&bench, ino, 0o600),
         &|name, _| bench.rename(name, "moved", false),
         &|_, ino| {
-            bench.node.meta.link(ino, Ino::ROOT, b"second", convert::now()).expect("linked");
+            bench
+                .node
+                .meta
+                .link(ino, Ino::ROOT, b"second", crate::clock::wall_time())
+                .expect("linked");
         },
         &|name, _| {
             let other = bench.find(Ino::ROOT, "other").expect("known");

@@ -51,7 +51,7 @@ fn times_whose_change_got_no_answer_when_removed_then_gone_without_conflict() {
         record.backing.attrs_differ = true;
         Queue::Yes
     };
-    bench.node.meta.update(ino, Some(convert::now()), update).expect("it is there");
+    bench.node.meta.update(ino, Some(crate::clock::wall_time()), update).expect("it is there");
     flaky.set_rules(vec![lost(Operation::SetAttributes, 1)]);
     bench.node.reconcile(ino).expect_err("the answer was lost");
     bench.unlink("file");
@@ -85,7 +85,7 @@ fn a_second_name_when_the_first_is_only_claimed_then_not_made_of_what_stands_the
         let claimed = bench.node.reconcile_in(new, &mut batch);
         assert!(matches!(claimed, Err(crate::error::NodeError::Busy)), "{claimed:?}");
     }
-    bench.node.meta.link(new, Ino::ROOT, b"two", convert::now()).expect("linked");
+    bench.node.meta.link(new, Ino::ROOT, b"two", crate::clock::wall_time()).expect("linked");
     {
         let _busy = bench.node.own(old, Duration::ZERO).expect("nobody works on it");
         bench.node.reconcile_in(new, &mut super::super::Batch::new(&bench.node)).ok();
@@ -97,7 +97,7 @@ fn a_second_name_when_the_first_is_only_claimed_then_not_made_of_what_stands_the
 #[test]
 fn a_file_that_only_claims_its_name_when_another_clears_its_old_one_then_still_made() {
     let bench = Bench::new();
-    let empty = bench.make("here", FileKind::File, 0o600);
+    let empty = bench.make("here", FileKind::Regular, 0o600);
     let meta = &bench.node.meta;
     let link = |name: &str| forebay_meta::Link::new(Ino::ROOT, name.as_bytes());
     // As an interrupted worker leaves it: nothing was made under either name.
@@ -178,7 +178,11 @@ fn changes_that_a_server_was_asked_for_twice_when_drained_then_nothing_is_lost_o
             bench.write("dir/in", b"inside");
             bench.drained();
             let linked = bench.find(Ino::ROOT, "linked").expect("there").ino;
-            bench.node.meta.link(linked, Ino::ROOT, b"second", convert::now()).expect("linked");
+            bench
+                .node
+                .meta
+                .link(linked, Ino::ROOT, b"second", crate::clock::wall_time())
+                .expect("linked");
             bench.rename("moved", "there", false);
             bench.rename("by", "over", false);
             bench.rename("x", "y", true);

@@ -286,7 +286,7 @@ fn replace_in_use(bench: &Bench, old: Ino) {
     bench.contents.open.lock().insert(old.0);
     let flags = RenameFlags { noreplace: false, exchange: false };
     let (from, to) = ((Ino::ROOT, b"new"), (Ino::ROOT, b"old"));
-    let now = convert::now();
+    let now = crate::clock::wall_time();
     let renamed = bench.node.meta.rename(from.0, from.1, to.0, to.1, flags, now, &|_| true);
     renamed.expect("it can be renamed");
 }
@@ -308,7 +308,7 @@ fn name_of_a_replaced_file_in_use_when_the_new_one_is_not_there_yet_then_shows_t
     bench.contents.open.lock().clear();
     bench.contents.bytes.lock().insert(new.0, Vec::new());
     refusing.works.store(true, Ordering::Release);
-    bench.node.meta.release_orphan(old, convert::now()).expect("released");
+    bench.node.meta.release_orphan(old, crate::clock::wall_time()).expect("released");
     let record = bench.node.meta.get(new).expect("known");
     bench.node.set_aside_if_cut(&record, 0).expect("set aside");
     bench.drained();
@@ -332,7 +332,7 @@ fn replaced_file_in_use_when_the_new_one_is_there_then_is_in_limbo_until_its_las
     assert_eq!(bench.read("old"), b"new");
     assert_eq!(bench.node.backing.list_limbo().expect("limbo"), [old.0]);
     bench.contents.open.lock().clear();
-    bench.node.meta.release_orphan(old, convert::now()).expect("released");
+    bench.node.meta.release_orphan(old, crate::clock::wall_time()).expect("released");
     bench.drained();
     assert!(bench.node.backing.list_limbo().expect("limbo").is_empty());
     assert_eq!((bench.read("old"), bench.node.conflicts().0), (b"new".to_vec(), 0));
@@ -411,7 +411,7 @@ fn file_of_others_when_it_has_the_number_and_name_of_a_directory_just_removed_th
     bench.node.time_passes(Ino::ROOT);
     bench.node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
     let shown = bench.find(Ino::ROOT, "name").expect("it is there");
-    assert_eq!(shown.attr.kind, FileKind::File);
+    assert_eq!(shown.attr.kind, FileKind::Regular);
 }
 
 /// A worker that wants the old name of a directory finds nothing there, and reports it.
@@ -438,11 +438,11 @@ fn file_in_limbo_when_others_wrote_it_before_it_is_removed_then_it_is_set_aside_
     bench.drained();
     let below = fs::OpenOptions::new().append(true).open(bench.root.join("file"));
     let meta = &bench.node.meta;
-    meta.unlink(Ino::ROOT, b"file", convert::now(), true).expect("unlinked");
+    meta.unlink(Ino::ROOT, b"file", crate::clock::wall_time(), true).expect("unlinked");
     bench.drained();
     assert_eq!(bench.node.backing.list_limbo().expect("limbo"), [ino.0]);
     std::io::Write::write_all(&mut below.expect("open below"), b" of others").expect("written");
-    meta.release_orphan(ino, convert::now()).expect("released");
+    meta.release_orphan(ino, crate::clock::wall_time()).expect("released");
     bench.node.reconcile(ino).expect("removed for good");
     assert_eq!(bench.node.backing.list_limbo().expect("limbo"), Vec::<u64>::new());
     let (count, conflicts) = bench.node.conflicts();
@@ -471,7 +471,7 @@ fn directory_made_by_a_killed_worker_when_another_claims_its_name_then_what_is_i
         let opened = bench.node.backing.hold(&bench.node.backing.root(), "above".as_ref());
         let opened = bench.node.backing.hold(&opened.expect("there"), "dir".as_ref());
         let found = bench.node.backing.stat(&opened.expect("there"), "file".as_ref());
-        let print = convert::fingerprint(found.expect("there").fingerprint());
+        let print = found.expect("there").fingerprint();
         meta.intend(file, None, print).expect("noted before");
         bench.unlink("above/dir/file");
         bench.rmdir("above/dir");

@@ -88,7 +88,7 @@ impl Program {
             None => return,
             Some(crate::namespace::Found::Created(record)) => record,
             Some(crate::namespace::Found::Existing(record)) => {
-                if record.attr.kind != FileKind::File {
+                if record.attr.kind != FileKind::Regular {
                     return;
                 }
                 let fresh = self.node.revalidate(&Context::DAEMON, record);
@@ -96,14 +96,14 @@ impl Program {
                 record
             }
         };
-        let known = self.made.insert(path.into(), (FileKind::File, record.ino));
+        let known = self.made.insert(path.into(), (FileKind::Regular, record.ino));
         if known.is_some_and(|(_, ino)| ino != record.ino) {
             self.wrong(format!("{path} is {}, not {known:?}", record.ino));
         }
         let bytes = format!("{path} {}", self.random.below(1000)).into_bytes();
         let size = bytes.len() as u64;
         self.contents.bytes.lock().insert(record.ino.0, bytes);
-        let now = convert::now();
+        let now = crate::clock::wall_time();
         let update = |record: &mut Record| {
             record.attr.size = size;
             record.attr.mtime = now;
@@ -123,7 +123,7 @@ impl Program {
             record.backing.attrs_differ = true;
             Queue::Yes
         };
-        let updated = self.node.meta.update(ino, Some(convert::now()), update);
+        let updated = self.node.meta.update(ino, Some(crate::clock::wall_time()), update);
         self.told("chmod", path, updated.map_err(Into::into));
     }
 
@@ -148,7 +148,7 @@ impl Program {
         let linked = self.node.link(&Context::DAEMON, ino, dir, name);
         self.in_flight = false;
         if self.told("link", to, linked).is_some() {
-            self.made.insert(to.into(), (FileKind::File, ino));
+            self.made.insert(to.into(), (FileKind::Regular, ino));
         }
     }
 
@@ -397,7 +397,7 @@ impl Program {
                 }
             }
             9..11 => {
-                if let Some(path) = self.any(Some(FileKind::File)) {
+                if let Some(path) = self.any(Some(FileKind::Regular)) {
                     self.write(&path);
                 }
             }
@@ -414,7 +414,7 @@ impl Program {
             }
             15 => {
                 // Over another file.
-                let file = Some(FileKind::File);
+                let file = Some(FileKind::Regular);
                 let (Some(from), Some(to)) = (self.any(file), self.any(file)) else { return };
                 if self.made[&from].1 != self.made[&to].1 {
                     self.rename(&from, &to);
@@ -426,7 +426,8 @@ impl Program {
                 }
             }
             17 => {
-                let (Some(from), Some(to)) = (self.any(Some(FileKind::File)), self.fresh()) else {
+                let (Some(from), Some(to)) = (self.any(Some(FileKind::Regular)), self.fresh())
+                else {
                     return;
                 };
                 self.link(&from, &to);

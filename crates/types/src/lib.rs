@@ -1,0 +1,191 @@
+//! The words that all rooms share: inode numbers, points in time, file types, versions of files in
+//! the backing store, incarnations of nodes.
+//!
+//! Values only: nothing here reads a clock, a file or a device.
+
+use std::fmt;
+
+/// An inode number of the mount: the identity of a file in every room. The upper 16 bits are the
+/// partition of the namespace in which its record lives; then comes a sequence of 48 bits, of which
+/// the upper 8 are always 0 and left to whoever shows inodes to others.
+///
+/// Inode numbers are never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    /// The root directory.
+    pub const ROOT: Ino = Ino(1);
+
+    /// Where the 8 bits begin that are 0 in every inode number.
+    pub const SPARE_SHIFT: u32 = 40;
+
+    /// How many of the lower bits are the sequence.
+    pub const SEQUENCE_BITS: u32 = 48;
+
+    /// The partition in which the inode's record lives.
+    #[must_use]
+    pub fn partition(self) -> u16 {
+        (self.0 >> Self::SEQUENCE_BITS) as u16
+    }
+}
+
+impl fmt::Display for Ino {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A number that grows with each joining of any node: what carries an older one of the same node
+/// is refused.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub u64);
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A point in time: seconds since 1970-01-01 UTC, negative before it, and nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Timestamp {
+    /// Seconds since 1970-01-01 00:00:00 UTC.
+    pub sec: i64,
+    /// Nanoseconds within the second, below 1,000,000,000.
+    pub nsec: u32,
+}
+
+impl Timestamp {
+    /// A timestamp from its parts.
+    #[must_use]
+    pub const fn new(sec: i64, nsec: u32) -> Self {
+        Timestamp { sec, nsec }
+    }
+}
+
+/// The type of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// A regular file.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A Unix socket.
+    Socket,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+}
+
+impl FileKind {
+    /// The type in the `S_IFMT` bits of a mode; other bits do not matter. `None` if they are no
+    /// known type.
+    #[must_use]
+    pub const fn from_mode(mode: u32) -> Option<Self> {
+        Some(match mode & libc::S_IFMT {
+            libc::S_IFREG => Self::Regular,
+            libc::S_IFDIR => Self::Directory,
+            libc::S_IFLNK => Self::Symlink,
+            libc::S_IFIFO => Self::Fifo,
+            libc::S_IFSOCK => Self::Socket,
+            libc::S_IFCHR => Self::CharDevice,
+            libc::S_IFBLK => Self::BlockDevice,
+            _ => return None,
+        })
+    }
+
+    /// The `S_IFMT` bits of the type.
+    #[must_use]
+    pub const fn mode_bits(self) -> u32 {
+        match self {
+            Self::Regular => libc::S_IFREG,
+            Self::Directory => libc::S_IFDIR,
+            Self::Symlink => libc::S_IFLNK,
+            Self::Fifo => libc::S_IFIFO,
+            Self::Socket => libc::S_IFSOCK,
+            Self::CharDevice => libc::S_IFCHR,
+            Self::BlockDevice => libc::S_IFBLK,
+        }
+    }
+}
+
+/// Identifies one version of a file in the backing store: a change of any part means that somebody
+/// changed the file. Two equal ones mean the same bytes, as far as the file system's time stamps
+/// can tell.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Fingerprint {
+    /// Length in bytes.
+    pub size: u64,
+    /// Last change of the bytes.
+    pub mtime: Timestamp,
+    /// Last change of the inode. Changes on rename and chmod, too.
+    pub ctime: Timestamp,
+    /// Inode number in the backing file system, not Forebay's.
+    pub ino: u64,
+    /// When that inode was made, which tells it from others that have its number later; zero where
+    /// that is not known, and then it differs from none.
+    pub born: Timestamp,
+}
+
+impl PartialEq for Fingerprint {
+    fn eq(&self, other: &Self) -> bool {
+        self.ctime == other.ctime && self.same_content(other)
+    }
+}
+
+impl Eq for Fingerprint {}
+
+impl Fingerprint {
+    /// Whether inode, size and mtime agree; the ctime, which renames change, is left out.
+    #[must_use]
+    pub fn same_content(&self, other: &Self) -> bool {
+        (self.size, self.mtime) == (other.size, other.mtime) && self.same_inode(other)
+    }
+
+    /// Whether both are of one inode.
+    #[must_use]
+    pub fn same_inode(&self, other: &Self) -> bool {
+        let unknown = Timestamp::default();
+        let either_unknown = self.born == unknown || other.born == unknown;
+        self.ino == other.ino && (either_unknown || self.born == other.born)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kind_when_made_of_its_own_mode_then_the_same() {
+        for kind in [
+            FileKind::Regular,
+            FileKind::Directory,
+            FileKind::Symlink,
+            FileKind::Fifo,
+            FileKind::Socket,
+            FileKind::CharDevice,
+            FileKind::BlockDevice,
+        ] {
+            assert_eq!(FileKind::from_mode(kind.mode_bits() | 0o7777), Some(kind));
+        }
+        assert_eq!(FileKind::from_mode(0o644), None);
+    }
+
+    #[test]
+    fn fingerprints_when_one_birth_is_unknown_then_only_the_rest_counts() {
+        let known =
+            Fingerprint { ino: 7, size: 1, born: Timestamp::new(5, 0), ..Default::default() };
+        let unknown = Fingerprint { born: Timestamp::default(), ..known };
+        let other = Fingerprint { born: Timestamp::new(6, 0), ..known };
+        assert_eq!(known, unknown);
+        assert_ne!(known, other);
+        let moved = Fingerprint { ctime: Timestamp::new(9, 9), ..known };
+        assert!(known.same_content(&moved) && known != moved);
+    }
+}
