@@ -17,7 +17,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use oracle::{BLOCK, Below, Oracle};
-use site::{DISKS, Manner, Site};
+use site::{DISKS, MountSettings, Site};
 use work::{LARGE_BLOCKS, Op};
 
 use crate::failure::{Failure, Outcome};
@@ -34,7 +34,7 @@ const CUTS_BETWEEN_DRAINS: usize = 12;
 /// After one in so many cuts, too, by `forebay sync`.
 const CUTS_BETWEEN_SYNCS: u64 = 4;
 /// A run with more findings than this is not worth its time.
-const MOST_FINDINGS: usize = 25;
+const MAX_FINDINGS: usize = 25;
 
 /// Steps begun and done, written by workers and read after their end.
 struct Progress(std::os::fd::OwnedFd);
@@ -83,7 +83,7 @@ struct Run {
     random: Random,
     oracles: Vec<Oracle>,
     stamp: u64,
-    manner: Manner,
+    settings: MountSettings,
     tally: Tally,
 }
 
@@ -116,7 +116,7 @@ pub fn run(seed: u64, cuts: usize) -> Outcome {
     println!("seed {seed}: {}", run.site.kinds());
     let began = Instant::now();
     let mut left = cuts;
-    while left > 0 && run.tally.wrong.len() < MOST_FINDINGS {
+    while left > 0 && run.tally.wrong.len() < MAX_FINDINGS {
         let era = left.min(CUTS_BETWEEN_DRAINS);
         let before = run.tally.cuts;
         if let Err(failure) = run.era(era) {
@@ -153,8 +153,8 @@ impl Run {
         }
         rustix::fs::syncfs(fs::File::open(site.path("backing"))?)?;
         let mut random = Random::new(random.bits());
-        let manner = Manner::choose(&mut random);
-        Ok(Self { site, random, oracles, stamp, manner, tally: Tally::default() })
+        let settings = MountSettings::choose(&mut random);
+        Ok(Self { site, random, oracles, stamp, settings, tally: Tally::default() })
     }
 
     /// Other disks, as nothing can be said of these any more.
@@ -170,8 +170,8 @@ impl Run {
 
     /// Mounts, cuts a number of times, and drains.
     fn era(&mut self, cuts: usize) -> Outcome {
-        self.manner = Manner::choose(&mut self.random);
-        self.site.mount(&self.manner)?;
+        self.settings = MountSettings::choose(&mut self.random);
+        self.site.mount(&self.settings)?;
         for _ in 0..cuts {
             self.tally.cuts += 1;
             self.cut()?;
@@ -204,17 +204,17 @@ impl Run {
     }
 
     fn wrong(&mut self, what: String) {
-        let what = format!("cut {}: {what} ({:?})", self.tally.cuts, self.manner);
+        let what = format!("cut {}: {what} ({:?})", self.tally.cuts, self.settings);
         println!("{what}\nlast cuts: {:?}", self.tally.cut_lately);
         self.tally.wrong.push(what);
     }
 
     /// One of the known cases.
     fn case(&mut self, case: cases::Case) -> Outcome {
-        println!("{}, passthrough {}", case.what, case.manner.passthrough);
-        self.manner = case.manner;
+        println!("{}, passthrough {}", case.what, case.settings.passthrough);
+        self.settings = case.settings;
         self.tally.cuts += 1;
-        self.site.mount(&self.manner)?;
+        self.site.mount(&self.settings)?;
         let mut plans = vec![case.ops];
         plans.resize(WORKERS, Vec::new());
         self.cut_after(plans, Some(case.cut))?;
@@ -295,7 +295,7 @@ impl Run {
         if self.tally.cut_lately.len() > CUTS_BETWEEN_DRAINS {
             self.tally.cut_lately.pop_front();
         }
-        if let Err(failure) = self.site.mount(&self.manner) {
+        if let Err(failure) = self.site.mount(&self.settings) {
             let checked = self.site.check()?;
             return Err(Failure::at(format_args!("{how}: {failure}\nfsck: {checked}")));
         }

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 /// Larger files are listed, not read.
-const READ_MOST: u64 = 4 << 20;
+const MAX_READ: u64 = 4 << 20;
 
 /// Directories that hold nothing of the project.
 const SKIPPED: [&str; 2] = ["target", ".git"];
@@ -41,7 +41,7 @@ impl Repository {
             let full = root.join(&path);
             // Listed by git, deleted in the work tree.
             let Ok(meta) = std::fs::symlink_metadata(&full) else { continue };
-            let text = if meta.is_file() && meta.len() <= READ_MOST {
+            let text = if meta.is_file() && meta.len() <= MAX_READ {
                 let bytes = std::fs::read(&full).with_context(|| path.clone())?;
                 String::from_utf8(bytes).ok()
             } else {

@@ -106,7 +106,7 @@ pub struct JobSnapshot {
 
 /// Something worth fetching.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wish {
+pub struct FetchCandidate {
     /// The object.
     pub object: Ino,
     /// How many bytes more than it has on its tier, from its head.
@@ -344,7 +344,7 @@ impl Prefetcher {
     /// `missing` says how many bytes of an object that has so many are not on its tier, 0 also for
     /// one that cannot be fetched now. Answered by [`Self::begun`] or [`Self::declined`]. Bounded
     /// work; nothing to do costs nothing.
-    pub fn next(&mut self, missing: impl Fn(u64, u64) -> u64) -> Option<Wish> {
+    pub fn next(&mut self, missing: impl Fn(u64, u64) -> u64) -> Option<FetchCandidate> {
         if !self.ready || self.budget == 0 {
             return None;
         }
@@ -352,9 +352,9 @@ impl Prefetcher {
         let mut left = LOOKED_AT;
         for turn in 0..jobs {
             let at = (self.turn + turn) % jobs;
-            if let Some(wish) = self.search(at, &mut left, &missing) {
+            if let Some(wanted) = self.search(at, &mut left, &missing) {
                 self.turn = (at + 1) % jobs;
-                return Some(wish);
+                return Some(wanted);
             }
         }
         // With references unseen, the next event goes on.
@@ -367,7 +367,7 @@ impl Prefetcher {
         at: usize,
         left: &mut usize,
         missing: &impl Fn(u64, u64) -> u64,
-    ) -> Option<Wish> {
+    ) -> Option<FetchCandidate> {
         let Self { budget, references, tracks, outstanding, flying, bytes, .. } = self;
         let track = &mut tracks[at];
         let job = track.id;
@@ -392,7 +392,7 @@ impl Prefetcher {
             if more == 0 || more + OVERHEAD > room {
                 return None;
             }
-            return Some(Wish { object: Ino(object), more: Bytes(more), job, position });
+            return Some(FetchCandidate { object: Ino(object), more: Bytes(more), job, position });
         }
         None
     }
@@ -407,28 +407,31 @@ impl Prefetcher {
         }
     }
 
-    /// A wished object is being fetched: `more` bytes.
-    pub fn begun(&mut self, wish: &Wish, more: Bytes) {
-        let (object, bytes) = (wish.object.0, more.0 + OVERHEAD);
-        let Ok(at) = self.tracks.binary_search_by_key(&wish.job, |track| track.id) else { return };
+    /// A wanted object is being fetched: `more` bytes.
+    pub fn begun(&mut self, wanted: &FetchCandidate, more: Bytes) {
+        let (object, bytes) = (wanted.object.0, more.0 + OVERHEAD);
+        let Ok(at) = self.tracks.binary_search_by_key(&wanted.job, |track| track.id) else {
+            return;
+        };
         let track = &mut self.tracks[at];
-        track.scan = track.scan.max(wish.position + 1);
+        track.scan = track.scan.max(wanted.position + 1);
         track.bytes += bytes;
-        track.ahead.insert((wish.position, object));
+        track.ahead.insert((wanted.position, object));
         track.counts.fetched += 1;
         track.counts.fetched_bytes += more.0;
         self.bytes += bytes;
-        self.outstanding.insert(object, Ahead { job: wish.job, position: wish.position, bytes });
+        self.outstanding
+            .insert(object, Ahead { job: wanted.job, position: wanted.position, bytes });
         self.flying.insert(object, false);
     }
 
-    /// There is no room for a wished object without harm. What is needed later would get none either,
+    /// There is no room for a wanted object without harm. What is needed later would get none either,
     /// until something changes. One that can never have any is passed by.
-    pub fn declined(&mut self, wish: &Wish, never: bool) {
+    pub fn declined(&mut self, wanted: &FetchCandidate, never: bool) {
         if !never {
             self.ready = false;
-        } else if let Some(track) = self.track(wish.job) {
-            track.scan = track.scan.max(wish.position + 1);
+        } else if let Some(track) = self.track(wanted.job) {
+            track.scan = track.scan.max(wanted.position + 1);
         }
     }
 

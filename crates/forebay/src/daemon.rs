@@ -15,9 +15,9 @@ use crate::control::{ControlError, ErrorKind};
 use crate::descriptors::{self, words_in_memory, words_out_of_memory};
 use crate::engine::Engine;
 use crate::error::{Error, Exit};
+use crate::hand_over::Predecessor;
 use crate::service::{Guard, Plan};
 use crate::service_manager::{Store, Stored};
-use crate::succession::Predecessor;
 use crate::supervisor::Link;
 use crate::{logging, service, service_manager, supervisor};
 

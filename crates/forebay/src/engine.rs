@@ -42,10 +42,10 @@ pub trait Engine: Sync {
     fn adopt(
         &self,
         config: &MountConfig,
-        bequest: &Bequest,
+        handed: &HandOver,
         keeper: Option<Keeper<'_>>,
     ) -> ControlResult<Arc<dyn Mounted>> {
-        let _ = (config, bequest, keeper);
+        let _ = (config, handed, keeper);
         Err(cannot_hand_over())
     }
 
@@ -53,7 +53,7 @@ pub trait Engine: Sync {
     fn revive(
         &self,
         config: &MountConfig,
-        remains: Remains,
+        remains: CrashState,
         keeper: Keeper<'_>,
     ) -> ControlResult<Arc<dyn Mounted>> {
         let _ = (config, remains, keeper);
@@ -97,13 +97,13 @@ pub trait Mounted: Send + Sync {
     /// Comes to rest and gives the live mount away: requests of programs wait until somebody has
     /// adopted it, and the tiers are free. If it does not come to rest within the limit, or can't
     /// be given away for another reason, it says so and serves on.
-    fn give_away(&self, limit: Duration) -> ControlResult<Bequest> {
+    fn give_away(&self, limit: Duration) -> ControlResult<HandOver> {
         let _ = limit;
         Err(cannot_hand_over())
     }
 
     /// After it was given away and adopted: does what could not be done while requests waited.
-    fn farewell(&self, limit: Duration) {
+    fn after_hand_over(&self, limit: Duration) {
         let _ = limit;
     }
 }
@@ -121,25 +121,25 @@ pub enum Ended {
     GivenAway,
 }
 
-/// Takes what must outlive the daemon: the connection to the kernel, a ledger of what it must not
+/// Takes what must outlive the daemon: the connection to the kernel, a journal of what it must not
 /// forget, and what holds the requests if they come by io_uring. It returns when all are safe.
 pub type Keeper<'a> =
     &'a dyn Fn(BorrowedFd<'_>, BorrowedFd<'_>, Option<BorrowedFd<'_>>) -> std::io::Result<()>;
 
 /// What a daemon that died had left with the keeper.
 #[derive(Debug)]
-pub struct Remains {
+pub struct CrashState {
     /// The connection to the kernel.
     pub device: OwnedFd,
     /// What it must not forget.
-    pub ledger: OwnedFd,
+    pub journal: OwnedFd,
     /// What holds the requests, if they come by io_uring.
     pub rings: Option<OwnedFd>,
 }
 
 /// A live mount on its way from one daemon to the next.
 #[derive(Debug)]
-pub struct Bequest {
+pub struct HandOver {
     /// The connection to the kernel. The mount lives as long as any copy of it is open.
     pub device: OwnedFd,
     /// What holds the requests, if they come by io_uring.

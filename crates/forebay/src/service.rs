@@ -19,12 +19,12 @@ use crate::control::{
     Shutdown, UpgradeCall, Upgraded,
 };
 use crate::descriptors;
-use crate::engine::{Bequest, Ended, Engine, Keeper, Mounted};
+use crate::engine::{Ended, Engine, HandOver, Keeper, Mounted};
 use crate::error::Error;
+use crate::hand_over::{HandedOver, Predecessor, Successor};
 use crate::headway::Headway;
 use crate::metrics_http::Endpoint;
 use crate::service_manager::{self, Store};
-use crate::succession::{Estate, Predecessor, Successor};
 use crate::supervisor::{Kept, Link};
 use crate::{logging, metrics_http, signals};
 
@@ -92,8 +92,8 @@ impl Plan<'_> {
         work: impl FnOnce(Option<Keeper<'_>>) -> T,
     ) -> T {
         let Some(guard) = &self.guard else { return work(None) };
-        work(Some(&|device, ledger, rings| {
-            guard.leave(&self.settings, [device, ledger, lock, listener], rings);
+        work(Some(&|device, journal, rings| {
+            guard.leave(&self.settings, [device, journal, lock, listener], rings);
             Ok(())
         }))
     }
@@ -125,16 +125,16 @@ pub fn serve(plan: Plan<'_>, ready: &mut dyn FnMut() -> Result<(), Error>) -> Re
 pub fn serve_after(mut plan: Plan<'_>, predecessor: &Predecessor) -> Result<(), Error> {
     let config = plan.config;
     begin(config, plan.engine)?;
-    let Estate { bequest, lock, listener, supervisor, stored } = predecessor.take()?;
+    let HandedOver { handed, lock, listener, supervisor, stored } = predecessor.take()?;
     plan.guard = match supervisor {
         Some(socket) => Some(Guard::Supervisor(Link::inherited(socket))),
         None => Store::of_service(config, stored).map(Guard::ServiceManager),
     };
     let mounted = plan.kept(lock.as_fd(), listener.as_fd(), |keeper| {
-        plan.engine.adopt(config, &bequest, keeper)
+        plan.engine.adopt(config, &handed, keeper)
     })?;
     predecessor.serving();
-    drop(bequest);
+    drop(handed);
     go_on(plan, lock, listener, mounted)
 }
 
@@ -338,8 +338,8 @@ impl<'a> Service<'a> {
         self.shared.current.clear(OTHERS_LIMIT)?;
         // Before requests are parked: a client of the network must not make programs wait.
         self.metrics = None;
-        let bequest = match self.mounted.give_away(limit) {
-            Ok(bequest) => bequest,
+        let handed = match self.mounted.give_away(limit) {
+            Ok(handed) => handed,
             Err(error) => {
                 self.shared.current.set(self.mounted.control());
                 self.answer_metrics();
@@ -352,29 +352,28 @@ impl<'a> Service<'a> {
         };
         let stored = self.plan.store().map_or(0, Store::number);
         let (lock, listener) = (self.address.lock(), self.server.listener());
-        if let Err(error) = successor.take(&bequest, lock, listener, (supervisor, stored)) {
+        if let Err(error) = successor.take(&handed, lock, listener, (supervisor, stored)) {
             if let Some(store) = self.plan.store() {
                 store.skip();
             }
-            self.take_back(&bequest)?;
+            self.take_back(&handed)?;
             return Err(error);
         }
         self.shared.heir.store(successor.pid().cast_signed(), Ordering::SeqCst);
         Ok(Upgraded {
             pid: successor.pid(),
             version: successor.version().into(),
-            pause_us: u64::try_from(bequest.since.elapsed().as_micros()).unwrap_or(u64::MAX),
-            open_files: bequest.open_files as u64,
+            pause_us: u64::try_from(handed.since.elapsed().as_micros()).unwrap_or(u64::MAX),
+            open_files: handed.open_files as u64,
         })
     }
 
     /// The successor failed: this daemon serves on.
-    fn take_back(&mut self, bequest: &Bequest) -> ControlResult<()> {
+    fn take_back(&mut self, handed: &HandOver) -> ControlResult<()> {
         let config = self.plan.config;
         let (lock, listener) = (self.address.lock(), self.server.listener());
-        let adopted = self
-            .plan
-            .kept(lock, listener, |keeper| self.plan.engine.adopt(config, bequest, keeper));
+        let adopted =
+            self.plan.kept(lock, listener, |keeper| self.plan.engine.adopt(config, handed, keeper));
         self.mounted = adopted.inspect_err(|error| {
             tracing::error!(%error, "the mount is lost: mount again to continue");
         })?;
@@ -402,7 +401,7 @@ impl<'a> Service<'a> {
     fn leave(self, successor: Successor) -> Result<(), Error> {
         let managed = std::env::var_os("NOTIFY_SOCKET").is_some();
         service_manager::notify(&format!("MAINPID={}\n", successor.pid()));
-        self.mounted.farewell(FAREWELL_LIMIT);
+        self.mounted.after_hand_over(FAREWELL_LIMIT);
         self.server.stop();
         self.address.leave();
         let foreground = self.plan.config.foreground;

@@ -2,7 +2,7 @@
 //! supervisor.
 //!
 //! Its descriptor store does what a supervisor does: it holds the connection to the kernel, the
-//! ledger, the address's lock and socket, and the settings, and gives them to the process that it
+//! journal, the address's lock and socket, and the settings, and gives them to the process that it
 //! starts when this one has died. The words are those of sd_notify(3) and sd_listen_fds(3); each is
 //! one datagram, and they are read in their order.
 
@@ -23,7 +23,7 @@ use rustix::net::{
 
 use crate::config::MountConfig;
 use crate::descriptors::{self, words_in_memory, words_out_of_memory};
-use crate::engine::Remains;
+use crate::engine::CrashState;
 use crate::supervisor::Kept;
 
 /// The first descriptor that a service manager passes.
@@ -127,7 +127,7 @@ impl Store {
     pub fn leave(
         &self,
         settings: &[OsString],
-        [device, ledger, lock, listener]: [BorrowedFd<'_>; 4],
+        [device, journal, lock, listener]: [BorrowedFd<'_>; 4],
         rings: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
         let last = self.number.fetch_add(1, Ordering::Relaxed);
@@ -140,7 +140,7 @@ impl Store {
         }
         let settings = words_in_memory(settings)?;
         put(&format!("{SETTINGS}{}", last + 1), settings.as_fd())?;
-        put(&format!("{LEDGER}{}", last + 1), ledger)?;
+        put(&format!("{LEDGER}{}", last + 1), journal)?;
         for number in [last, last.saturating_sub(1)] {
             remove_of_daemon(number);
         }
@@ -237,14 +237,14 @@ fn sort(passed: Vec<(String, OwnedFd)>) -> Result<Stored, &'static str> {
     let device = take(DEVICE).ok_or(missing)?;
     let lock = take(LOCK).ok_or(missing)?;
     let listener = take(LISTENER).ok_or(missing)?;
-    let ledger = take(&format!("{LEDGER}{newest}")).ok_or(missing)?;
+    let journal = take(&format!("{LEDGER}{newest}")).ok_or(missing)?;
     let settings = take(&format!("{SETTINGS}{newest}")).ok_or(missing)?;
     let settings = words_out_of_memory(&File::from(settings))
         .map_err(|_| "the last daemon's settings can't be read")?;
     if is_dead(device.as_fd()) {
         return Err("the mount that the last daemon served is gone");
     }
-    let remains = Remains { device, ledger, rings: take(RINGS) };
+    let remains = CrashState { device, journal, rings: take(RINGS) };
     let store = Store::after(newest);
     store.used.store(true, Ordering::Relaxed);
     Ok(Stored { kept: Kept { remains, lock, listener }, settings, store })
@@ -288,7 +288,7 @@ mod tests {
         let stored = sort(all).unwrap();
         assert_eq!(stored.store.number(), 10);
         assert_eq!(stored.settings, ["tier=/a b=1G", "log-file="]);
-        assert_eq!(out_of_memory(&stored.kept.remains.ledger.into()).unwrap(), b"newer");
+        assert_eq!(out_of_memory(&stored.kept.remains.journal.into()).unwrap(), b"newer");
         assert!(stored.kept.remains.rings.is_none());
         let others: Vec<&String> = names.iter().filter(|name| is_of_other(name, 10)).collect();
         assert_eq!(others, ["forebay-ledger-9", "forebay-settings-9", "forebay-settings-11"]);

@@ -1,6 +1,6 @@
 //! The supervisor: a process that holds what must outlive a daemon, and starts the next one.
 //!
-//! It decides nothing about files. It keeps the connection to the kernel, the ledger, the address's
+//! It decides nothing about files. It keeps the connection to the kernel, the journal, the address's
 //! lock and socket and the program as a daemon left them with it, waits for that daemon's end, and
 //! runs the program again with these descriptors if it was not an orderly one. After too many
 //! deaths within [`WINDOW`] (`--restart-limit`) it gives up: the connection closes with it, and programs get errors
@@ -21,7 +21,7 @@ use rustix::net::{
 };
 
 use crate::descriptors;
-use crate::engine::Remains;
+use crate::engine::CrashState;
 use crate::error::Error;
 
 /// The time within which deaths count.
@@ -48,7 +48,7 @@ pub struct Link(OwnedFd);
 #[derive(Debug)]
 pub struct Kept {
     /// What the mount consists of.
-    pub remains: Remains,
+    pub remains: CrashState,
     /// The lock of the address.
     pub lock: OwnedFd,
     /// The control socket.
@@ -73,16 +73,16 @@ impl Link {
         self.0.as_fd()
     }
 
-    /// Leaves with the supervisor what the next daemon needs: the connection, the ledger, the lock of
+    /// Leaves with the supervisor what the next daemon needs: the connection, the journal, the lock of
     /// the address and its socket, and what holds the requests if they come by io_uring. From now on
     /// this process is the one whose end it waits for.
     pub fn leave(
         &self,
-        [device, ledger, lock, listener]: [BorrowedFd<'_>; 4],
+        [device, journal, lock, listener]: [BorrowedFd<'_>; 4],
         rings: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
         let program = File::open("/proc/self/exe")?;
-        let mut left = vec![device, ledger, lock, listener, program.as_fd()];
+        let mut left = vec![device, journal, lock, listener, program.as_fd()];
         left.extend(rings);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -101,10 +101,10 @@ impl Link {
 /// # Errors
 /// When a descriptor is missing: nobody kept anything.
 pub fn kept() -> io::Result<Kept> {
-    let [device, ledger, lock, listener, program] = KEPT.map(descriptors::take);
+    let [device, journal, lock, listener, program] = KEPT.map(descriptors::take);
     drop(program);
     let rings = descriptors::take(RINGS).ok();
-    let remains = Remains { device: device?, ledger: ledger?, rings };
+    let remains = CrashState { device: device?, journal: journal?, rings };
     Ok(Kept { remains, lock: lock?, listener: listener? })
 }
 
@@ -296,8 +296,8 @@ impl Watch {
         };
         *place = Some(now);
         // Where many deaths are expected, they are not slowed down.
-        let patience = self.deaths.len() == PAUSES_MS.len();
-        let pause = PAUSES_MS.get(count).filter(|_| patience).copied().unwrap_or(0);
+        let timeout = self.deaths.len() == PAUSES_MS.len();
+        let pause = PAUSES_MS.get(count).filter(|_| timeout).copied().unwrap_or(0);
         std::thread::sleep(Duration::from_millis(pause));
         if self.start(self.again).is_err() {
             end(1);

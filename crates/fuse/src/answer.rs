@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use forebay_node::Belief;
+use forebay_node::KernelGrant;
 use fusewire::{Attr, Buffer, DirectoryBuffer, Entry, Lock, Opened, Reply, Statfs};
 
 /// What a request is answered with when it succeeds. Apart from the [`Reply`], so that a request
-/// that outlives its client's patience can be answered by somebody else before.
+/// that outlives its client's timeout can be answered by somebody else before.
 #[allow(clippy::large_enum_variant, reason = "moved once, from where it is made to the reply")]
 pub enum Answer {
     Done,
@@ -27,7 +27,7 @@ pub enum Answer {
     Directory(DirectoryBuffer),
     Lock(Lock),
     /// One with what the kernel may keep for a while.
-    Kept(Box<Answer>, Vec<Belief>),
+    Kept(Box<Answer>, Vec<KernelGrant>),
 }
 
 impl Answer {
@@ -49,10 +49,10 @@ impl Answer {
             Answer::Offset(offset) => reply.lseek(offset),
             Answer::Directory(directory) => reply.directory(directory),
             Answer::Lock(lock) => reply.lock(&lock),
-            Answer::Kept(answer, beliefs) => {
+            Answer::Kept(answer, kernel_grants) => {
                 answer.send(reply);
                 // From here on the kernel has it.
-                drop(beliefs);
+                drop(kernel_grants);
             }
         }
     }

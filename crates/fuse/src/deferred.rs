@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use fusewire::{Header, Reply, Request};
 use parking_lot::{Condvar, Mutex};
 
-use crate::serve::Patience;
+use crate::serve::TimeLimits;
 
 /// How often the watch looks while anything is deferred.
 const TICK: Duration = Duration::from_millis(250);
@@ -164,13 +164,13 @@ impl Watch {
     }
 
     /// Enters a request.
-    pub fn enter(self: &Arc<Self>, request: Request, reply: Reply, patience: Patience) -> Watched {
+    pub fn enter(self: &Arc<Self>, request: Request, reply: Reply, timeout: TimeLimits) -> Watched {
         let interrupt = request.interrupt_token();
         let deferred = Arc::new(Deferred {
             header: *request.header(),
             since: Instant::now(),
-            limit: if patience.long { self.limit * LONG } else { self.limit },
-            abandonable: patience.abandonable,
+            limit: if timeout.long { self.limit * LONG } else { self.limit },
+            abandonable: timeout.abandonable,
             signalled: AtomicBool::new(false),
             request: Mutex::new(Some(request)),
             reply: Mutex::new(Some(reply)),

@@ -15,22 +15,22 @@ use crate::deferred::{Stuck, Watch};
 use crate::errno::{errno, error_class};
 use crate::in_request;
 use crate::kernel::Notifier;
-use crate::ledger::{Before, Begun, Ledger};
 use crate::listings::{Held, Listings};
 use crate::locks;
 use crate::names::class;
 use crate::orphans::{self, Orphans};
-use crate::resent;
-use crate::serve::{Serve, patience};
+use crate::recovery_journal::{Before, Begun, RecoveryJournal};
+use crate::replayed_requests;
+use crate::serve::{Serve, timeout};
 use crate::under_way::UnderWay;
-use crate::wire::Manner;
+use crate::wire::CachePolicy;
 
 /// Serves a node to the kernel.
 pub struct Front(Arc<Shared>);
 
 pub struct Shared {
     pub node: Arc<Node>,
-    manner: Manner,
+    cache_policy: CachePolicy,
     watch: Arc<Watch>,
     under_way: UnderWay,
     notifier: OnceLock<Arc<Notifier>>,
@@ -43,14 +43,14 @@ pub struct Shared {
 }
 
 struct Kept {
-    ledger: Arc<Ledger>,
+    journal: Arc<RecoveryJournal>,
     before: Before,
 }
 
 impl Front {
     pub fn new(node: Arc<Node>) -> std::io::Result<Self> {
         let config = node.config();
-        let manner = Manner::new(config);
+        let cache_policy = CachePolicy::new(config);
         let counted = Arc::clone(&node);
         let told = Arc::clone(&node);
         let on_give_up = move |header: &Header| told.give_up_request(header.unique);
@@ -63,22 +63,22 @@ impl Front {
         let dataset = config.dataset.then(|| Dataset::new(Arc::clone(&node)));
         Ok(Front(Arc::new(Shared {
             node,
-            manner,
+            cache_policy,
             watch,
             under_way: UnderWay::new(),
             notifier: OnceLock::new(),
             kept: OnceLock::new(),
             orphans: Arc::default(),
-            listings: Listings::new(manner.listing_valid()),
+            listings: Listings::new(cache_policy.listing_valid()),
             dataset,
             complaints,
         })))
     }
 
-    /// Keeps a ledger for the next daemon. Before the first request.
-    pub fn keep(&self, ledger: Arc<Ledger>, before: Before) {
-        if self.0.kept.set(Kept { ledger, before }).is_err() {
-            tracing::error!("a second ledger was given; it is ignored");
+    /// Keeps a journal for the next daemon. Before the first request.
+    pub fn keep(&self, journal: Arc<RecoveryJournal>, before: Before) {
+        if self.0.kept.set(Kept { journal, before }).is_err() {
+            tracing::error!("a second journal was given; it is ignored");
         }
     }
 
@@ -106,9 +106,9 @@ impl Front {
         handles: &[OpenHandle],
         connection: &Connection,
     ) -> std::io::Result<()> {
-        let ledger = self.0.kept.get().map(|kept| Arc::clone(&kept.ledger));
+        let journal = self.0.kept.get().map(|kept| Arc::clone(&kept.journal));
         self.0.orphans.suspect(handles);
-        orphans::look_after(&self.0.orphans, &self.0.node, ledger, connection.clone())
+        orphans::look_after(&self.0.orphans, &self.0.node, journal, connection.clone())
     }
 
     /// Whether the node is at rest, or about to be.
@@ -141,10 +141,10 @@ impl Front {
             Operation::Read { fh, .. } => Some(fh),
             _ => None,
         };
-        let patience = patience(&operation);
+        let timeout = timeout(&operation);
         let shared = Arc::clone(&self.0);
         let header = *request.header();
-        let watched = self.0.watch.enter(request, reply, patience);
+        let watched = self.0.watch.enter(request, reply, timeout);
         let deferred = Arc::clone(&watched.deferred);
         let node = &self.0.node;
         let pool = match reads {
@@ -184,7 +184,7 @@ impl Shared {
     /// try it again: the kernel sends it to each.
     fn serve(&self, request: &Request, may_wait: bool) -> Result<Answer> {
         let Some(kept) = self.kept.get() else { return self.serve_once(request, may_wait) };
-        let number = resent::number(request);
+        let number = replayed_requests::number(request);
         if request.is_resent() && kept.before.fatal.contains(&number) {
             let Header { opcode, node, pid, .. } = *request.header();
             tracing::error!(opcode, node, pid, "a request that ended a daemon is refused");
@@ -194,7 +194,7 @@ impl Shared {
         match catch_unwind(AssertUnwindSafe(|| self.serve_once(request, may_wait))) {
             Ok(outcome) => outcome,
             Err(panic) => {
-                kept.ledger.note_fatal(number);
+                kept.journal.note_fatal(number);
                 drop(serving);
                 in_request::end_after_panic();
                 resume_unwind(panic)
@@ -211,9 +211,9 @@ impl Shared {
         let context =
             Context { uid, gid, pid, may_wait, request: waiting_number(request, may_wait) };
         let notifier = self.notifier.get().map(|notifier| &**notifier);
-        let (node, manner, listings) = (&*self.node, &self.manner, &self.listings);
+        let (node, cache_policy, listings) = (&*self.node, &self.cache_policy, &self.listings);
         let dataset = self.dataset.as_ref();
-        let serve = Serve { node, manner, notifier, listings, dataset, request, context };
+        let serve = Serve { node, cache_policy, notifier, listings, dataset, request, context };
         match self.kept.get() {
             None => serve.serve(operation),
             Some(kept) => self.serve_kept(kept, &serve, operation),
@@ -223,15 +223,15 @@ impl Shared {
     /// Notes what the next daemon must know of a request before it is answered.
     fn serve_kept(
         &self,
-        Kept { ledger, before }: &Kept,
+        Kept { journal, before }: &Kept,
         serve: &Serve<'_>,
         operation: Operation<'_>,
     ) -> Result<Answer> {
         let resent = serve.request.is_resent();
-        if resent && let Some(fh) = before.opened.get(&resent::number(serve.request)) {
+        if resent && let Some(fh) = before.opened.get(&replayed_requests::number(serve.request)) {
             self.orphans.claim(*fh);
         }
-        if resent && let Some(answer) = serve.serve_resent(before, ledger, &operation)? {
+        if resent && let Some(answer) = serve.serve_replayed(before, journal, &operation)? {
             return Ok(answer);
         }
         let outcome = match serve.serve(operation) {
@@ -241,27 +241,28 @@ impl Shared {
             outcome => outcome,
         };
         if let Operation::Release { fh, .. } = operation {
-            ledger.note_closed(fh);
+            journal.note_closed(fh);
         }
         let opened = outcome.as_ref().ok().and_then(Answer::handle);
         if let Some(handle) = opened.and_then(|fh| self.node.open_handle(fh)) {
-            ledger.note_open(&handle, resent::number(serve.request));
+            journal.note_open(&handle, replayed_requests::number(serve.request));
         }
         outcome
     }
 
     /// Notes a request that must not be carried out twice, until what is returned is dropped.
     fn begin(&self, request: &Request, may_wait: bool) -> Option<Begun<'_>> {
-        let Kept { ledger, before } = self.kept.get()?;
-        let number = resent::number(request);
+        let Kept { journal, before } = self.kept.get()?;
+        let number = replayed_requests::number(request);
         let operation = request.operation().ok()?;
         let call = before.calls.get(&number).filter(|_| request.is_resent()).copied();
         let Header { node, uid, gid, pid, .. } = *request.header();
         let context =
             Context { uid, gid, pid, may_wait, request: waiting_number(request, may_wait) };
         let (about, _) = forebay_node::of_node_id(node);
-        let call = call.or_else(|| resent::call(&self.node, &context, about, &operation))?;
-        Some(ledger.begin(number, call, request.is_resent()))
+        let call =
+            call.or_else(|| replayed_requests::call(&self.node, &context, about, &operation))?;
+        Some(journal.begin(number, call, request.is_resent()))
     }
 
     pub fn answer(&self, header: &Header, outcome: Result<Answer>, reply: Reply, began: Instant) {
@@ -290,7 +291,7 @@ impl Shared {
         if let Some(fh) = outcome.ok().and_then(|answer| answer.handle()) {
             self.node.release(fh);
             if let Some(kept) = self.kept.get() {
-                kept.ledger.note_closed(fh);
+                kept.journal.note_closed(fh);
             }
         }
     }
@@ -299,8 +300,8 @@ impl Shared {
 impl Handler for Front {
     fn init(&self, connection: &Connection) {
         let config = self.0.node.config();
-        let ledger = self.0.kept.get().map(|kept| Arc::clone(&kept.ledger));
-        match Notifier::new(connection.clone(), config, ledger) {
+        let journal = self.0.kept.get().map(|kept| Arc::clone(&kept.journal));
+        match Notifier::new(connection.clone(), config, journal) {
             Ok(notifier) => {
                 let notifier = Arc::new(notifier);
                 self.0.node.attach_kernel(notifier.clone());
@@ -338,7 +339,7 @@ impl Handler for Front {
 
     fn interrupt(&self, unique: u64) {
         self.0.watch.interrupt(unique);
-        self.0.node.stop_waiting(resent::first(unique));
+        self.0.node.stop_waiting(replayed_requests::first(unique));
     }
 }
 

@@ -6,7 +6,7 @@
 use fusewire::{Features, Negotiated};
 use prost::Message;
 
-use forebay_node::Inheritance;
+use forebay_node::HandOverState;
 
 use crate::listings::Held;
 
@@ -19,7 +19,7 @@ const ON_DEVICE: u32 = 1;
 /// Requests come by io_uring, and what holds them is handed on too.
 const ON_RINGS: u32 = 2;
 /// The node is one of a cluster: handles may be used by way of other nodes, programs have locks, and
-/// files several faces (the last since 4).
+/// files several aliases (the last since 4).
 const CLUSTERED: u32 = 4;
 
 const MAGIC: &[u8; 4] = b"FBHO";
@@ -47,7 +47,7 @@ pub struct State {
     /// What was agreed with the kernel.
     pub negotiated: Negotiated,
     /// What the node had in memory.
-    pub node: Inheritance,
+    pub node: HandOverState,
     /// Opens of directories that may use what the kernel keeps of them; `None` if they are not known,
     /// as after the death of a daemon.
     pub listings: Option<Vec<Held>>,
@@ -58,7 +58,7 @@ struct PbState {
     #[prost(message, optional, tag = "1")]
     negotiated: Option<PbNegotiated>,
     #[prost(message, optional, tag = "2")]
-    node: Option<Inheritance>,
+    node: Option<HandOverState>,
     #[prost(message, optional, tag = "3")]
     listings: Option<PbListings>,
 }
@@ -187,11 +187,11 @@ mod tests {
                 max_pages: 256,
                 max_readahead: 131_072,
             },
-            node: Inheritance {
+            node: HandOverState {
                 handles: vec![OpenHandle { fh: u64::MAX, ino: 7, ..OpenHandle::default() }],
                 generation: 3,
                 at_rest: true,
-                ..Inheritance::default()
+                ..HandOverState::default()
             },
             listings: None,
         }

@@ -20,7 +20,7 @@ pub fn die_of_panics() {
 /// Returns whether it serves a request for which somebody notes a panic.
 pub fn note_panic() -> bool {
     if let Some(work) = forebay_node::background_work_in_hand() {
-        crate::ledger::note_work(work);
+        crate::recovery_journal::note_work(work);
         let (kind, number) = (work.kind(), work.number);
         tracing::error!(?kind, number, "nobody asked for this: the next daemon sets it aside");
     }

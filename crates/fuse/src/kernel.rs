@@ -13,12 +13,12 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_node::metrics::RefusalReason;
-use forebay_node::{DepartedInode, Fact, Kernel, LockOwner, NodeConfig, Passthrough};
+use forebay_node::{Fact, Kernel, LockOwner, NodeConfig, Passthrough, RemovedInode};
 use fusewire::{Connection, Features};
 use parking_lot::Mutex;
 use rustix::thread::CapabilitySet;
 
-use crate::ledger::Ledger;
+use crate::recovery_journal::RecoveryJournal;
 
 /// Starts a process that sends notices by a connection; where they are to be sent to.
 type StartCourier = Box<dyn Fn(BorrowedFd<'_>) -> io::Result<OwnedFd> + Send + Sync>;
@@ -52,7 +52,7 @@ pub struct Notifier {
     refusal: Mutex<Option<RefusalReason>>,
     passthrough: AtomicBool,
     notices: SyncSender<Notice>,
-    ledger: Option<Arc<Ledger>>,
+    journal: Option<Arc<RecoveryJournal>>,
     unsent: Arc<AtomicUsize>,
     overflowed: Arc<AtomicBool>,
 }
@@ -62,7 +62,7 @@ impl Notifier {
     pub fn new(
         connection: Connection,
         config: &NodeConfig,
-        ledger: Option<Arc<Ledger>>,
+        journal: Option<Arc<RecoveryJournal>>,
     ) -> io::Result<Self> {
         let negotiated = connection.negotiated().features.contains(Features::PASSTHROUGH);
         let refusal = if config.passthrough == Passthrough::Off {
@@ -93,7 +93,7 @@ impl Notifier {
         };
         thread::Builder::new().name("fuse-notify".into()).spawn(move || sender.run(&queue))?;
         let refusal = Mutex::new(refusal);
-        Ok(Notifier { connection, refusal, passthrough, notices, ledger, unsent, overflowed })
+        Ok(Notifier { connection, refusal, passthrough, notices, journal, unsent, overflowed })
     }
 
     /// How many notices were not sent yet.
@@ -146,18 +146,18 @@ impl Kernel for Notifier {
     }
 
     fn note_lock_owner(&self, owner: &LockOwner) -> bool {
-        self.ledger.as_ref().is_none_or(|ledger| ledger.note_lock_owner(owner))
+        self.journal.as_ref().is_none_or(|journal| journal.note_lock_owner(owner))
     }
 
     fn forget_lock_owner(&self, owner: &LockOwner) {
-        if let Some(ledger) = &self.ledger {
-            ledger.forget_lock_owner(owner);
+        if let Some(journal) = &self.journal {
+            journal.forget_lock_owner(owner);
         }
     }
 
-    fn note_departed(&self, departed: &DepartedInode) {
-        if let Some(ledger) = &self.ledger {
-            ledger.note_departed(departed);
+    fn note_removed(&self, removed_inodes: &RemovedInode) {
+        if let Some(journal) = &self.journal {
+            journal.note_removed(removed_inodes);
         }
     }
 

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::answer::Answer;
 use crate::front::Shared;
-use crate::resent;
+use crate::replayed_requests;
 use crate::serve::Serve;
 
 /// Whether the kernel asks for, or about, a lock.
@@ -78,7 +78,7 @@ fn wait(
         Waited::HandedOn => reply.leave_unanswered(),
     };
     // The kernel gives no two requests of a mount one number, and one that comes again keeps its.
-    let ticket = resent::number(request);
+    let ticket = replayed_requests::number(request);
     let (ino, _) = forebay_node::of_node_id(header.node);
     shared.node.lock(ino, wanted, ticket, Box::new(done));
     // The signal may have come before the waiter could be found.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_node::{Inheritance, Node, Passthrough};
+use forebay_node::{HandOverState, Node, Passthrough};
 use fusewire::{
     Connection, End, Error, Features, Mount, Options, Parts, Result, RingParts, Running, Session,
     Transport,
@@ -17,8 +17,8 @@ use rustix::fs::StatVfsMountFlags;
 use crate::deferred::Stuck;
 use crate::front::Front;
 use crate::hand_over::State;
-use crate::ledger::{Before, Ledger};
 use crate::listings::Held;
+use crate::recovery_journal::{Before, RecoveryJournal};
 
 /// How a node is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,10 +96,10 @@ pub fn mount(
     if keeper.is_some() && options.transport == Transport::Auto {
         options.transport = Transport::Classic;
     }
-    let inheritance = Inheritance {
+    let handed_over = HandOverState {
         generation: node.handle_generation().into(),
         membership: node.membership(),
-        ..Inheritance::default()
+        ..HandOverState::default()
     };
     let front =
         Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;
@@ -109,7 +109,7 @@ pub fn mount(
     front.let_listings_be_kept(&[]);
     if let Some(keeper) = keeper {
         let negotiated = *session.connection().negotiated();
-        let state = State { negotiated, node: inheritance, listings: None };
+        let state = State { negotiated, node: handed_over, listings: None };
         let parts = session.rings();
         let rings = parts.as_ref().map(RingParts::as_fd);
         let device = session.connection().as_fd();
@@ -118,7 +118,7 @@ pub fn mount(
     Ok(Mounted { running: session.spawn()?, front })
 }
 
-/// Takes what must outlive the daemon: the connection, the ledger, and what holds the requests if they
+/// Takes what must outlive the daemon: the connection, the journal, and what holds the requests if they
 /// come by io_uring. It answers when all are safe.
 pub type Keeper<'a> =
     &'a dyn Fn(BorrowedFd<'_>, BorrowedFd<'_>, Option<BorrowedFd<'_>>) -> io::Result<()>;
@@ -137,10 +137,10 @@ fn keep(
         return Ok(());
     }
     let failed = |source| Error::Io { what: "leaving the mount with the supervisor", source };
-    let ledger = Ledger::new(state, &before).map_err(failed)?;
-    keeper(device, ledger.file(), rings).map_err(failed)?;
-    ledger.is_kept();
-    front.keep(Arc::new(ledger), before);
+    let journal = RecoveryJournal::new(state, &before).map_err(failed)?;
+    keeper(device, journal.file(), rings).map_err(failed)?;
+    journal.is_kept();
+    front.keep(Arc::new(journal), before);
     Ok(())
 }
 
@@ -180,13 +180,13 @@ pub fn adopt(
     }
     let rings = rings.map(RingParts::from_fd).transpose().map_err(Error::Uring)?;
     if let Some(keeper) = keeper {
-        let node = Inheritance {
+        let node = HandOverState {
             generation: generation.into(),
             handles: state.node.handles.clone(),
-            departed: state.node.departed.clone(),
+            removed_inodes: state.node.removed_inodes.clone(),
             locks: state.node.locks.clone(),
             membership,
-            ..Inheritance::default()
+            ..HandOverState::default()
         };
         let ring = rings.as_ref().map(RingParts::as_fd);
         keep(

@@ -14,7 +14,7 @@ use forebay_node::{Node, OpenHandle};
 use fusewire::Connection;
 use parking_lot::Mutex;
 
-use crate::ledger::Ledger;
+use crate::recovery_journal::RecoveryJournal;
 
 /// Between two rounds at first, and once the first ones are over.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ impl Orphans {
     /// Looks after these, too.
     pub fn suspect(&self, handles: &[OpenHandle]) {
         let suspects = handles.iter().map(|handle| {
-            let ino = forebay_node::node_id(forebay_node::Ino(handle.ino), handle.face());
+            let ino = forebay_node::node_id(forebay_node::Ino(handle.ino), handle.alias());
             (handle.fh, Suspect { ino, misses: 0 })
         });
         self.0.lock().suspects.extend(suspects);
@@ -91,7 +91,7 @@ impl Orphans {
 pub fn look_after(
     orphans: &Arc<Orphans>,
     node: &Arc<Node>,
-    ledger: Option<Arc<Ledger>>,
+    journal: Option<Arc<RecoveryJournal>>,
     connection: Connection,
 ) -> io::Result<()> {
     let (orphans, node) = (Arc::clone(orphans), Arc::downgrade(node));
@@ -110,8 +110,8 @@ pub fn look_after(
             let Some(node) = Weak::upgrade(&node) else { return };
             let close = |fh| {
                 node.release(fh);
-                if let Some(ledger) = &ledger {
-                    ledger.note_closed(fh);
+                if let Some(journal) = &journal {
+                    journal.note_closed(fh);
                 }
             };
             orphans.round(&unknown, |fh| node.open_handle(fh).is_some(), close);

@@ -12,8 +12,8 @@ use crate::answer::Answer;
 use crate::dataset::Dataset;
 use crate::kernel::Notifier;
 use crate::listings::{Grant, Listings};
-use crate::looker::{Looker, kept};
-use crate::wire::{self, Manner};
+use crate::reply_builder::{ReplyBuilder, kept};
+use crate::wire::{self, CachePolicy};
 
 /// Bytes that an entry of a listing takes up beside its name, without and with attributes.
 const ENTRY_BYTES: u32 = 24;
@@ -21,12 +21,12 @@ const ENTRY_PLUS_BYTES: u32 = 152;
 /// What names are taken to be long when the number of entries for a buffer is estimated.
 const NAME_BYTES: u32 = 12;
 /// Entries fetched at once at most.
-const ENTRIES_MOST: u32 = 1024;
+const MAX_ENTRIES: u32 = 1024;
 
 /// Serves one request.
 pub struct Serve<'a> {
     pub node: &'a Node,
-    pub manner: &'a Manner,
+    pub cache_policy: &'a CachePolicy,
     pub notifier: Option<&'a Notifier>,
     pub listings: &'a Listings,
     /// Set if nothing changes, so that the kernel need not ask for each open.
@@ -130,14 +130,14 @@ impl Serve<'_> {
     }
 
     pub(crate) fn entry(&self, stat: &Stat) -> Answer {
-        Answer::Entry(self.manner.entry(stat))
+        Answer::Entry(self.cache_policy.entry(stat))
     }
 
     /// What a file handle means that a program kept while the kernel forgot the inode; or its directory.
     fn by_handle(&self, name: &[u8]) -> Result<Answer> {
         let stat = self.node.lookup(&self.context, self.ino(), name)?.ok_or(Errno::STALE)?;
         // A file that the kernel has to know anew is none that an old handle means.
-        let id = forebay_node::node_id(stat.ino, stat.face);
+        let id = forebay_node::node_id(stat.ino, stat.alias);
         if name == b"." && id != self.request.header().node {
             return Err(Errno::STALE.into());
         }
@@ -146,28 +146,28 @@ impl Serve<'_> {
         Ok(Answer::Entry(Entry {
             entry_valid: never,
             attr_valid: never,
-            ..self.manner.entry(&stat)
+            ..self.cache_policy.entry(&stat)
         }))
     }
 
     fn name_operation(&self, operation: Operation<'_>) -> Result<Answer> {
         let (node, context, dir) = (self.node, &self.context, self.ino());
-        let looker = Looker::new(self, dir);
+        let builder = ReplyBuilder::new(self, dir);
         Ok(match operation {
             Operation::Lookup { name: name @ (b"." | b"..") } => self.by_handle(name)?,
             Operation::Lookup { name } => {
-                let looker = looker.also_behind(name);
-                looker.found(name, node.lookup(context, dir, name)?.as_ref())
+                let builder = builder.also_behind(name);
+                builder.found(name, node.lookup(context, dir, name)?.as_ref())
             }
             Operation::Symlink { name, target } => {
-                looker.made(name, &node.symlink(context, dir, name, target)?)
+                builder.made(name, &node.symlink(context, dir, name, target)?)
             }
             Operation::Mknod { name, mode, rdev, umask } => {
                 let rdev = wire::device_from_wire(rdev);
-                looker.made(name, &node.mknod(context, dir, name, (mode, umask), rdev)?)
+                builder.made(name, &node.mknod(context, dir, name, (mode, umask), rdev)?)
             }
             Operation::Mkdir { name, mode, umask } => {
-                looker.made(name, &node.mkdir(context, dir, name, mode, umask)?)
+                builder.made(name, &node.mkdir(context, dir, name, mode, umask)?)
             }
             Operation::Unlink { name } => {
                 node.unlink(context, dir, name)?;
@@ -182,7 +182,7 @@ impl Serve<'_> {
             }
             Operation::Link { node: ino, name } => {
                 let (ino, _) = forebay_node::of_node_id(ino);
-                looker.made(name, &node.link(context, ino, dir, name)?)
+                builder.made(name, &node.link(context, ino, dir, name)?)
             }
             Operation::Readlink => Answer::Bytes(node.readlink(dir)?),
             _ => return Err(Errno::NOSYS.into()),
@@ -194,13 +194,13 @@ impl Serve<'_> {
         let mut renaming = self.node.before_rename(from, to, exchange)?;
         self.node.rename(&self.context, from, to, flags)?;
         self.node.after_rename(&mut renaming);
-        Ok(kept(Answer::Done, renaming.beliefs))
+        Ok(kept(Answer::Done, renaming.kernel_grants))
     }
 
     fn attribute_operation(&self, operation: Operation<'_>) -> Result<Answer> {
         let (node, context, ino) = (self.node, &self.context, self.ino());
-        let looker = Looker::new(self, ino);
-        let attr = |stat: Stat| looker.attributes(&stat);
+        let builder = ReplyBuilder::new(self, ino);
+        let attr = |stat: Stat| builder.attributes(&stat);
         Ok(match operation {
             Operation::Getattr { .. } => attr(node.getattr(context, ino)?),
             Operation::Setattr(set) => attr(node.setattr(context, ino, &wire::set_attr(&set))?),
@@ -265,7 +265,7 @@ impl Serve<'_> {
     fn list(&self, offset: u64, size: u32, plus: bool) -> Result<Answer> {
         let mut directory = DirectoryBuffer::new(self.request.connection(), size);
         let fixed = if plus { ENTRY_PLUS_BYTES } else { ENTRY_BYTES };
-        let limit = (size / (fixed + NAME_BYTES)).clamp(1, ENTRIES_MOST) as usize;
+        let limit = (size / (fixed + NAME_BYTES)).clamp(1, MAX_ENTRIES) as usize;
         let (ino, from) = (self.ino(), (offset, limit));
         if !plus {
             self.node.read_dir(&self.context, ino, from, false, &mut |entry| {
@@ -274,16 +274,16 @@ impl Serve<'_> {
             })?;
             return Ok(Answer::Directory(directory));
         }
-        let looker = Looker::new(self, ino);
-        looker.listing(directory, |directory, listed| {
+        let builder = ReplyBuilder::new(self, ino);
+        builder.listing(directory, |directory, listed| {
             self.node.read_dir(&self.context, ino, from, true, &mut |entry| {
                 let full = match &entry.stat {
-                    Some(stat) => self.manner.entry(stat),
+                    Some(stat) => self.cache_policy.entry(stat),
                     None => wire::dot_entry(entry.ino),
                 };
                 let at = directory.end();
                 let fits = directory.add_plus(&full, entry.offset, entry.name);
-                listed.extend(looker.listed(at, full, &entry).filter(|_| fits));
+                listed.extend(builder.listed(at, full, &entry).filter(|_| fits));
                 fits
             })
         })
@@ -294,10 +294,10 @@ impl Serve<'_> {
         Ok(match operation {
             Operation::Open { flags, open_flags } => self.open(flags, open_flags)?,
             Operation::Create { name, flags, mode, umask, .. } => {
-                let (modes, looker) = ((mode, umask), Looker::new(self, ino));
+                let (modes, builder) = ((mode, umask), ReplyBuilder::new(self, ino));
                 let (stat, opened) =
                     node.create_and_open(context, ino, name, modes, flags.cast_signed())?;
-                looker.created(name, &stat, (opened, flags))
+                builder.created(name, &stat, (opened, flags))
             }
             Operation::Tmpfile { flags, mode, umask, .. } => {
                 let modes = (mode, umask);
@@ -349,8 +349,8 @@ impl Serve<'_> {
 
     fn open(&self, flags: u32, open_flags: OpenInFlags) -> Result<Answer> {
         let id = self.request.header().node;
-        let (ino, face) = forebay_node::of_node_id(id);
-        let opened = self.node.open_face(&self.context, ino, face, flags.cast_signed())?;
+        let (ino, alias) = forebay_node::of_node_id(id);
+        let opened = self.node.open_alias(&self.context, ino, alias, flags.cast_signed())?;
         // The open truncated the file on behalf of somebody without privilege. The kernel has
         // taken care of the rest: the file is his to write.
         if open_flags.contains(OpenInFlags::KILL_SUIDGID)
@@ -368,11 +368,11 @@ impl Serve<'_> {
             // What the kernel was told before the open holds for long.
             notifier.forget_attributes(id);
         }
-        Ok(Answer::Opened(self.manner.opened(opened, flags)))
+        Ok(Answer::Opened(self.cache_policy.opened(opened, flags)))
     }
 
     pub(crate) fn created(&self, stat: &Stat, opened: Opened, flags: u32) -> Answer {
-        Looker::blind(self).created(b"", stat, (opened, flags))
+        ReplyBuilder::blind(self).created(b"", stat, (opened, flags))
     }
 
     fn copy(&self, range: &CopyRange, length: u64) -> Result<u64> {
@@ -442,7 +442,7 @@ fn changes(operation: &Operation<'_>) -> bool {
 
 /// How a request may be treated when it takes long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct TimeLimits {
     /// Nothing is half done if nobody waits for the end: it only reads, or it makes durable what
     /// was done before.
     pub abandonable: bool,
@@ -451,7 +451,7 @@ pub struct Patience {
 }
 
 /// How patient to be with an operation.
-pub fn patience(operation: &Operation<'_>) -> Patience {
+pub fn timeout(operation: &Operation<'_>) -> TimeLimits {
     use Operation as Op;
     let (abandonable, long) = match operation {
         Op::Lookup { .. }
@@ -477,7 +477,7 @@ pub fn patience(operation: &Operation<'_>) -> Patience {
         | Op::CopyFileRange64(_) => (false, true),
         _ => (false, false),
     };
-    Patience { abandonable, long }
+    TimeLimits { abandonable, long }
 }
 
 #[cfg(test)]
@@ -495,12 +495,12 @@ mod tests {
     fn patience_when_an_operation_changes_something_then_it_is_not_abandoned() {
         let open = |flags: i32| {
             let open_flags = OpenInFlags::NONE;
-            patience(&Operation::Open { flags: flags.cast_unsigned(), open_flags }).abandonable
+            timeout(&Operation::Open { flags: flags.cast_unsigned(), open_flags }).abandonable
         };
         assert!(open(libc::O_RDWR));
         assert!(!open(libc::O_WRONLY | libc::O_TRUNC));
-        assert!(!patience(&Operation::Unlink { name: b"x" }).abandonable);
-        assert!(!patience(&Operation::Mkdir { name: b"x", mode: 0, umask: 0 }).abandonable);
-        assert!(patience(&Operation::Fsync { fh: 1, datasync: true }).abandonable);
+        assert!(!timeout(&Operation::Unlink { name: b"x" }).abandonable);
+        assert!(!timeout(&Operation::Mkdir { name: b"x", mode: 0, umask: 0 }).abandonable);
+        assert!(timeout(&Operation::Fsync { fh: 1, datasync: true }).abandonable);
     }
 }

@@ -18,7 +18,7 @@ const BLOCK: u32 = 4096;
 
 /// How the mount presents what the node says.
 #[derive(Debug, Clone, Copy)]
-pub struct Manner {
+pub struct CachePolicy {
     /// How long attributes of files that are not open may be cached at most.
     attr_valid: Duration,
     /// How long names may be cached at most, also of what is not there.
@@ -31,7 +31,7 @@ pub struct Manner {
     locks: bool,
 }
 
-impl Manner {
+impl CachePolicy {
     pub fn new(config: &NodeConfig) -> Self {
         let (attr_valid, entry_valid) = match config.coherence {
             Coherence::Exclusive => (EXCLUSIVE, EXCLUSIVE),
@@ -40,7 +40,7 @@ impl Manner {
         // Other nodes are shown at a close what was written.
         let locks = config.cluster.is_some();
         let through = config.writeback == Writeback::Through || locks;
-        Manner { attr_valid, entry_valid, shared: locks, through, locks }
+        CachePolicy { attr_valid, entry_valid, shared: locks, through, locks }
     }
 
     /// How long attributes may be cached if nobody else changes them.
@@ -76,7 +76,7 @@ impl Manner {
     /// A name with the inode behind it.
     pub fn entry(&self, stat: &Stat) -> Entry {
         Entry {
-            node: forebay_node::node_id(stat.ino, stat.face),
+            node: forebay_node::node_id(stat.ino, stat.alias),
             // Inode numbers are never used twice.
             generation: 0,
             attr: attr(stat),
@@ -209,8 +209,9 @@ mod tests {
     fn opened(mode: OpenMode, flags: i32, writeback: Writeback) -> (OpenOutFlags, Option<u32>) {
         let mut config = NodeConfig::new(PathBuf::from("/b"), Vec::new());
         config.writeback = writeback;
-        let manner = Manner::new(&config);
-        let out = manner.opened(Opened { fh: 3, mode, face: 0, dir: None }, flags.cast_unsigned());
+        let cache_policy = CachePolicy::new(&config);
+        let out =
+            cache_policy.opened(Opened { fh: 3, mode, alias: 0, dir: None }, flags.cast_unsigned());
         assert_eq!(out.fh, 3);
         (out.flags, out.backing_id)
     }

@@ -21,7 +21,7 @@ use crate::mount::{Mount, MountPoint};
 use crate::negotiate::{Negotiated, handshake};
 use crate::options::{Options, Transport};
 use crate::reader::Reader;
-use crate::ring::{self, Inherited, Queue, Ring, RingParts, Rings, Worker};
+use crate::ring::{self, HandedOver, Queue, Ring, RingParts, Rings, Worker};
 
 /// A negotiated connection with its handler, not yet served. Dropping it unmounts lazily.
 pub struct Session<H: Handler> {
@@ -151,7 +151,7 @@ impl<H: Handler> Session<H> {
         let readers = self.options.reader_count();
         let parts = self.rings();
         let (queues, inherited) =
-            self.rings.map_or((Vec::new(), Inherited::Nothing), Rings::into_queues);
+            self.rings.map_or((Vec::new(), HandedOver::Nothing), Rings::into_queues);
         let gate = Gate::new(readers + queues.len(), signal);
         let connection = self.mounted.connection.clone();
         let dispatch = Dispatch {
@@ -172,7 +172,7 @@ impl<H: Handler> Session<H> {
         let buffer_limit = self.options.large_requests + readers + entries;
         // On failure `running` is dropped, which unmounts and so ends the threads before.
         let on_rings = running.start_workers(&dispatch, readers, inherited, (queues, parts))?;
-        let must = self.options.transport == Transport::Uring || inherited != Inherited::Nothing;
+        let must = self.options.transport == Transport::Uring || inherited != HandedOver::Nothing;
         if must && entries > 0 && !on_rings {
             let source = io::Error::other("the kernel refused the rings");
             return Err(Error::Uring(source));
@@ -191,7 +191,7 @@ impl<H: Handler> Session<H> {
                 Reader { dispatch: dispatch.clone(), gate: Arc::clone(&gate), index, buffer_limit };
             running.start(format!("fuse-{index}"), move || reader.run())?;
         }
-        if inherited == Inherited::UnderWay {
+        if inherited == HandedOver::UnderWay {
             running.wake_queues();
         }
         Ok(running)
@@ -249,7 +249,7 @@ impl Running {
         &self,
         dispatch: &Dispatch<H>,
         first: usize,
-        inherited: Inherited,
+        inherited: HandedOver,
         (queues, parts): (Vec<(Arc<Queue>, Ring)>, Option<RingParts>),
     ) -> Result<bool> {
         let count = queues.len();
@@ -259,7 +259,7 @@ impl Running {
             let (gate, sender) = (Arc::clone(&self.gate), sender.clone());
             let worker = Worker::new(dispatch.clone(), gate, first + cpu, inherited, queue);
             self.gate.enter();
-            if inherited != Inherited::Nothing {
+            if inherited != HandedOver::Nothing {
                 dispatch.connection.falls_behind();
             }
             let body = move || worker.run(|outcome| _ = sender.send(outcome));

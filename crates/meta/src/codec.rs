@@ -189,7 +189,7 @@ struct PbCounts {
     #[prost(uint64, tag = "3")]
     orphans: u64,
     #[prost(uint64, tag = "4")]
-    ghosts: u64,
+    stale_names: u64,
     #[prost(uint64, tag = "5")]
     next_seq: u64,
 }
@@ -514,7 +514,7 @@ pub(crate) fn decode_name(ino: Ino, value: &[u8]) -> Result<u8> {
     }
 }
 
-/// Values that are one inode number: ghosts, the backlog, hard links.
+/// Values that are one inode number: stale names, the backlog, hard links.
 pub(crate) fn encode_ino(ino: Ino) -> Vec<u8> {
     encode_entry(ino, FileKind::Regular)
 }
@@ -529,7 +529,7 @@ pub(crate) fn encode_counts(counts: &Counts, next_seq: u64) -> Vec<u8> {
         inodes: counts.inodes,
         queued: counts.queued,
         orphans: counts.orphans,
-        ghosts: counts.ghosts,
+        stale_names: counts.stale_names,
         next_seq,
     };
     let mut value = Vec::with_capacity(1 + message.encoded_len());
@@ -541,8 +541,8 @@ pub(crate) fn encode_counts(counts: &Counts, next_seq: u64) -> Vec<u8> {
 pub(crate) fn decode_counts(value: &[u8]) -> Result<(Counts, u64)> {
     let what = || "counts".to_string();
     let message = PbCounts::decode(body(&what, value)?).map_err(|error| corrupt(what(), error))?;
-    let PbCounts { inodes, queued, orphans, ghosts, next_seq } = message;
-    Ok((Counts { inodes, queued, orphans, ghosts }, next_seq))
+    let PbCounts { inodes, queued, orphans, stale_names, next_seq } = message;
+    Ok((Counts { inodes, queued, orphans, stale_names }, next_seq))
 }
 
 /// Who works on an inode: an incarnation.

@@ -6,7 +6,7 @@
 //! inode           X ino name                           extended attribute
 //! inode           F ino dir name                       one of many names of a file
 //! entries         D dir hash(name) name                entry: inode, type
-//! entries         B dir hash(name) name ino            ghost: inode
+//! entries         B dir hash(name) name ino            stale name: inode
 //! entries         W dir                                when entries were last changed
 //! entries         V dir                                which import was the last
 //! 0               P dir                                a split is under way
@@ -35,7 +35,7 @@ use crate::types::{FileKind, Ino, Link, Seq, Spread};
 pub(crate) const GLOBAL: u16 = 0;
 
 /// The partition of what nodes say of themselves every second, beyond those of directories and
-/// mailboxes: others than these change rarely.
+/// Recall queues: others than these change rarely.
 pub(crate) const NODES: u16 = 1 << 15;
 
 /// Partitions of [`Layout::Gathered`]: as many as a cluster has slots, as more would spread nothing
@@ -201,22 +201,22 @@ pub(crate) fn moved(partition: u16, dir: Ino) -> Key {
 
 /// Several inodes may claim one backing name while workers are at it, so the key ends with the
 /// inode.
-pub(crate) fn ghost(partition: u16, dir: Ino, name: &[u8], ino: Ino) -> Key {
-    let mut key = ghosts_of_name(partition, dir, name);
+pub(crate) fn stale_name(partition: u16, dir: Ino, name: &[u8], ino: Ino) -> Key {
+    let mut key = stale_inodes_of_name(partition, dir, name);
     key.push(&ino.0.to_be_bytes());
     key
 }
 
-/// The prefix of the ghosts of one name (and of longer names of the same hash).
-pub(crate) fn ghosts_of_name(partition: u16, dir: Ino, name: &[u8]) -> Key {
-    let mut key = ghosts(partition, dir);
+/// The prefix of the stale names of one name (and of longer names of the same hash).
+pub(crate) fn stale_inodes_of_name(partition: u16, dir: Ino, name: &[u8]) -> Key {
+    let mut key = stale_names(partition, dir);
     key.push(&name_hash(name).to_be_bytes());
     key.push(name);
     key
 }
 
-/// The prefix of a directory's ghosts in a partition.
-pub(crate) fn ghosts(partition: u16, dir: Ino) -> Key {
+/// The prefix of a directory's stale names in a partition.
+pub(crate) fn stale_names(partition: u16, dir: Ino) -> Key {
     numbered(partition, GHOST, dir.0)
 }
 
@@ -295,12 +295,12 @@ pub(crate) fn members() -> Key {
 }
 
 /// What a node has to bring to the backing store.
-pub(crate) fn estate(node: u16) -> Key {
+pub(crate) fn node_status(node: u16) -> Key {
     numbered(NODES, ESTATE, node.into())
 }
 
 /// The prefix of that of all nodes.
-pub(crate) fn estates() -> Key {
+pub(crate) fn node_statuses() -> Key {
     Key::new(NODES, &[ESTATE])
 }
 
@@ -360,20 +360,20 @@ pub(crate) fn taken(ino: Ino, node: u16) -> Key {
 
 /// The prefix of what a node is asked for. Each node has a partition to itself for that, beyond
 /// those of directories, so that its stamp tells whether there is mail.
-pub(crate) fn mailbox(node: u16) -> Key {
+pub(crate) fn recall_queue(node: u16) -> Key {
     numbered(GATHERED | (node % GATHERED), MAIL, node.into())
 }
 
 /// What `asker` asks a node for about an inode.
-pub(crate) fn mail(node: u16, ino: Ino, asker: u16) -> Key {
-    let mut key = mailbox(node);
+pub(crate) fn recall(node: u16, ino: Ino, asker: u16) -> Key {
+    let mut key = recall_queue(node);
     key.push(&ino.0.to_be_bytes());
     key.push(&asker.to_be_bytes());
     key
 }
 
 /// The inode and the asker, in the bytes of a mail's key.
-pub(crate) fn mail_parts(bytes: &[u8]) -> Option<(Ino, u16)> {
+pub(crate) fn recall_parts(bytes: &[u8]) -> Option<(Ino, u16)> {
     let ino = u64::from_be_bytes(bytes.get(9..17)?.try_into().ok()?);
     Some((Ino(ino), u16::from_be_bytes(bytes.get(17..19)?.try_into().ok()?)))
 }
@@ -395,8 +395,8 @@ pub(crate) fn entry_name(bytes: &[u8]) -> Option<(u64, &[u8])> {
     Some((hash, bytes.get(17..)?))
 }
 
-/// The name and the inode, in the bytes of a ghost's key.
-pub(crate) fn ghost_name(bytes: &[u8]) -> Option<(&[u8], Ino)> {
+/// The name and the inode, in the bytes of a stale name's key.
+pub(crate) fn stale_name_parts(bytes: &[u8]) -> Option<(&[u8], Ino)> {
     let (rest, ino) = bytes.split_last_chunk::<8>()?;
     Some((rest.get(17..)?, Ino(u64::from_be_bytes(*ino))))
 }
@@ -451,7 +451,7 @@ mod tests {
                 xattr(dir, b""),
                 name(dir, &Link::new(dir, *b"")),
                 entry(at, dir, b""),
-                ghost(at, dir, b"", dir),
+                stale_name(at, dir, b"", dir),
                 moved(at, dir),
                 times(at, dir),
                 imports(at, dir),
@@ -465,10 +465,10 @@ mod tests {
                 locks(dir),
                 copies(dir),
                 taken(dir, 5),
-                estate(5),
+                node_status(5),
                 order(5),
                 waiting(5, dir),
-                mail(5, dir, 5),
+                recall(5, dir, 5),
             ];
             for (i, a) in all.iter().enumerate() {
                 assert!(all[i + 1..].iter().all(|b| a != b));

@@ -23,18 +23,18 @@ mod types;
 
 pub use clock::BootInstant;
 pub use engine::{
-    Compare, Embedded, EmbeddedOptions, Engine, EngineError, Expect, Key, LeaseOptions, Leased,
-    LossReport, Losses, Memory, MiniTransaction, Outcome, Page, Redis, RedisOptions, Reliant,
-    Spanning, Stamp, Teller, Tenure, Write,
+    Compare, Embedded, EmbeddedOptions, Engine, EngineError, Expect, Key, LeaseObserver,
+    LeaseOptions, Leased, LossReport, Losses, Memory, MiniTransaction, Outcome, Page, Redis,
+    RedisOptions, Spanning, Stamp, Teller, Tenure, Write,
 };
 pub use error::{Error, Result};
 pub use forebay_core::cluster::lease::Terms as LeaseTerms;
 pub use links::Links;
 pub use store::{
-    Accessed, Answer, CopiesMade, Counts, Entry, EntryPlus, Estate, Found, LeaveOrder, Mail,
-    Member, MetaStore, Moment, NewInode, NodeName, Options, Owned, Ownership, Queue, Refreshed,
-    RenameFlags, Renamed, Report, Right, RoundTrips, Times, Unlinked, Vanished, Violation, Wish,
-    XattrFlags, Xattrs,
+    Accessed, Answer, ChangeRight, CopiesMade, Counts, Entry, EntryPlus, Found, LeaveOrder, Member,
+    MetaStore, Moment, NewInode, NodeName, NodeStatus, Options, Owned, Ownership, Queue, RecallAim,
+    RecallRequest, Refreshed, RenameFlags, Renamed, Report, RoundTrips, Times, Unlinked, Vanished,
+    Violation, XattrFlags, Xattrs,
 };
 pub use types::{
     Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Record, Seq,

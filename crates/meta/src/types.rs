@@ -316,13 +316,13 @@ impl Record {
 
     /// The names in the backing store that the logical tree no longer has.
     #[must_use]
-    pub fn ghosts(&self) -> Vec<&Link> {
-        let mut ghosts = Vec::new();
+    pub fn stale_names(&self) -> Vec<&Link> {
+        let mut stale_names = Vec::new();
         self.backing.links.without(&self.links, &mut |link| {
-            ghosts.push(link);
+            stale_names.push(link);
             true
         });
-        ghosts
+        stale_names
     }
 
     /// The names that the backing store lacks.

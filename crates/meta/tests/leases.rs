@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_meta::{
-    Compare, Engine, EngineError, Error, Expect, FileKind, Ino, Key, LeaseOptions, Leased,
-    MetaStore, MiniTransaction, NewInode, Options, Outcome, RedisOptions, Reliant, RenameFlags,
+    Compare, Engine, EngineError, Error, Expect, FileKind, Ino, Key, LeaseObserver, LeaseOptions,
+    Leased, MetaStore, MiniTransaction, NewInode, Options, Outcome, RedisOptions, RenameFlags,
     Timestamp, Write,
 };
 use linearize::{Event, Op, is_linearizable};
@@ -354,7 +354,7 @@ fn holder_when_its_lease_was_broken_and_nobody_has_changed_anything_then_nothing
     let servers = Servers::single(&[]);
     let state = tempfile::tempdir_in("/dev/shm").unwrap();
     let journal = Some(state.path().to_path_buf());
-    let options = LeaseOptions { journal, patience: Duration::from_secs(1), ..eager() };
+    let options = LeaseOptions { journal, timeout: Duration::from_secs(1), ..eager() };
     let holder = leased(&servers, "t", &options);
     put_all(&*holder, 3, 0..1000);
     Arc::into_inner(holder).unwrap().die();
@@ -373,9 +373,9 @@ fn holder_when_it_comes_back_in_time_then_all_that_it_acknowledged_is_there() {
     }
     let servers = Servers::single(&[]);
     let state = tempfile::tempdir_in("/dev/shm").unwrap();
-    let patience = Duration::from_secs(60);
+    let timeout = Duration::from_secs(60);
     let journal = Some(state.path().to_path_buf());
-    let options = LeaseOptions { journal, patience, ..eager() };
+    let options = LeaseOptions { journal, timeout, ..eager() };
     for round in 0..4 {
         let holder = leased(&servers, "t", &options);
         for partition in [3, 4] {
@@ -391,7 +391,7 @@ fn holder_when_it_comes_back_in_time_then_all_that_it_acknowledged_is_there() {
         assert_eq!(numbers(&other, partition), (0..2000).collect::<Vec<_>>());
         assert_eq!(numbers(&*back, partition).len(), 2000);
     }
-    assert!(begun.elapsed() < patience / 2, "nobody waited for the dead");
+    assert!(begun.elapsed() < timeout / 2, "nobody waited for the dead");
     assert!(!state.path().join("refused").exists());
 }
 
@@ -408,7 +408,7 @@ fn holder_when_cut_off_then_it_acknowledges_nothing_after_its_time() {
     };
     let below = Arc::new(servers.open("t", &redis));
     servers.wait("changes are heard", |_| below.watch(3).is_some());
-    let options = LeaseOptions { patience: Duration::from_secs(12), ..eager() };
+    let options = LeaseOptions { timeout: Duration::from_secs(12), ..eager() };
     let engine = Leased::open(below, options).unwrap();
     put_all(&engine, 3, 0..10);
     assert_eq!(engine.held(), 1);
@@ -444,7 +444,7 @@ fn note_when_it_must_arrive_then_others_have_it_and_else_that_is_said() {
     };
     let below = Arc::new(servers.open("t", &redis));
     servers.wait("changes are heard", |_| below.watch(3).is_some());
-    let options = LeaseOptions { patience: Duration::from_secs(60), ..eager() };
+    let options = LeaseOptions { timeout: Duration::from_secs(60), ..eager() };
     let engine = Leased::open(below, options).unwrap();
     put_all(&engine, 3, 0..10);
     assert_eq!(engine.held(), 1);
@@ -474,7 +474,7 @@ impl Holder {
     }
 }
 
-impl Reliant for Holder {
+impl LeaseObserver for Holder {
     fn let_go(&self, partition: u16, lease: u64, for_good: bool) -> bool {
         self.asked.lock().push((partition, lease, for_good));
         self.lets_go.load(Ordering::Acquire)
@@ -518,7 +518,7 @@ fn holder_when_cut_off_then_those_who_rely_on_it_are_told_within_its_time() {
         return;
     }
     let servers = Servers::single(&[]);
-    let options = LeaseOptions { patience: Duration::from_secs(12), ..eager() };
+    let options = LeaseOptions { timeout: Duration::from_secs(12), ..eager() };
     let engine = leased(&servers, "t", &options);
     let holder = Arc::new(Holder::default());
     holder.lets_go.store(true, Ordering::Release);
@@ -556,7 +556,7 @@ fn process_when_it_dies_and_others_rely_on_its_leases_then_the_next_goes_on_with
     assert_eq!(next.held(), 1);
     put_all(&*next, 7, 300..320);
     assert!(next.tenure(7).is_some());
-    // Two thirds of its patience of three seconds: so long others may have been told before.
+    // Two thirds of its timeout of three seconds: so long others may have been told before.
     let plain = servers.open("t", &RedisOptions::default());
     assert_eq!(numbers(&plain, 7), (0..320).collect::<Vec<_>>());
     assert!(begun.elapsed() >= Duration::from_secs(2), "{:?}", begun.elapsed());

@@ -95,7 +95,8 @@ fn reconcile(store: &MetaStore, ino: Ino) {
         store.claim(ino, link).unwrap();
     }
     let claimed = store.get(ino).unwrap();
-    let (gone, made) = (claimed.ghosts().into_iter().cloned().collect::<Vec<_>>(), &claimed.links);
+    let (gone, made) =
+        (claimed.stale_names().into_iter().cloned().collect::<Vec<_>>(), &claimed.links);
     store
         .reconciled(ino, record.change, |record| {
             for link in &gone {
@@ -273,7 +274,7 @@ proptest! {
             let record = store.get(ino).unwrap();
             prop_assert_eq!(names_of(&record.links), here.clone());
             prop_assert_eq!(names_of(&record.backing.links), there.clone());
-            prop_assert_eq!(names_of(record.ghosts()), &there - &here);
+            prop_assert_eq!(names_of(record.stale_names()), &there - &here);
             prop_assert_eq!(record.namespace_differs(), here != there);
         }
         let report = store.check(false).unwrap();

@@ -3,8 +3,8 @@
 mod servers;
 
 use forebay_meta::{
-    Answer, Error, FileKind, Fingerprint, Ino, Link, MetaStore, NewInode, NodeName, Options,
-    Ownership, Queue, Record, Redis, RedisOptions, Right, Seq, Timestamp, Wish,
+    Answer, ChangeRight, Error, FileKind, Fingerprint, Ino, Link, MetaStore, NewInode, NodeName,
+    Options, Ownership, Queue, RecallAim, Record, Redis, RedisOptions, Seq, Timestamp,
 };
 use servers::Servers;
 
@@ -39,7 +39,7 @@ fn reconcile(store: &MetaStore, ino: Ino) {
         record.backing.links = record.links.clone();
         record.dirty = false;
     };
-    assert_ne!(store.begin_work(ino, &|_| false).expect("readable"), Right::Others);
+    assert_ne!(store.begin_work(ino, &|_| false).expect("readable"), ChangeRight::Others);
     store.reconciled(ino, record.change, all).expect("stored");
     store.end_work(ino).expect("stored");
 }
@@ -167,17 +167,17 @@ fn work_on_an_inode_when_several_want_it_then_one_gets_it_until_it_ends_or_dies(
     let ino = file(&a, b"f");
     let nobody = |_| false;
     let right = |store: &MetaStore| store.begin_work(ino, &nobody).unwrap();
-    assert_eq!(right(&a), Right::Mine);
-    assert_eq!(right(&b), Right::Others);
+    assert_eq!(right(&a), ChangeRight::Mine);
+    assert_eq!(right(&b), ChangeRight::Others);
     b.end_work(ino).unwrap();
-    assert_eq!(right(&b), Right::Others, "only the holder ends it");
+    assert_eq!(right(&b), ChangeRight::Others, "only the holder ends it");
     a.end_work(ino).unwrap();
-    assert_eq!(right(&b), Right::Mine);
+    assert_eq!(right(&b), ChangeRight::Mine);
     let (of_b, first) = (b.member().unwrap(), a.member().unwrap());
     let from = a.begin_work(ino, &|who| Some(who) == b.member()).unwrap();
-    assert_eq!(from, Right::From(of_b), "of a dead one");
-    assert_eq!(right(&b), Right::Others);
-    assert_eq!(right(&open(&servers, "a")), Right::Mine, "by a later incarnation");
+    assert_eq!(from, ChangeRight::From(of_b), "of a dead one");
+    assert_eq!(right(&b), ChangeRight::Others);
+    assert_eq!(right(&open(&servers, "a")), ChangeRight::Mine, "by a later incarnation");
     assert_eq!(a.member(), Some(first));
 }
 
@@ -198,11 +198,11 @@ fn worker_when_another_node_has_taken_its_right_then_it_announces_and_reports_no
         assert!(store.reconciled(ino, 0, |_| ()).is_err_and(refused));
     };
     refused(&a);
-    assert_eq!(a.begin_work(ino, &|_| false).unwrap(), Right::Mine);
+    assert_eq!(a.begin_work(ino, &|_| false).unwrap(), ChangeRight::Mine);
     a.claim(ino, &link).unwrap();
     a.intend(ino, None, pending).unwrap();
     // It is stopped here, for as long as others wait for nobody.
-    assert_eq!(b.begin_work(ino, &|_| true).unwrap(), Right::From(a.member().unwrap()));
+    assert_eq!(b.begin_work(ino, &|_| true).unwrap(), ChangeRight::From(a.member().unwrap()));
     refused(&a);
     b.claim(ino, &link).unwrap();
     // Bytes that another owns it does not announce either, whoever has the right to work.
@@ -212,7 +212,7 @@ fn worker_when_another_node_has_taken_its_right_then_it_announces_and_reports_no
         Queue::Yes
     })
     .unwrap();
-    assert_eq!(a.begin_work(ino, &|_| true).unwrap(), Right::From(b.member().unwrap()));
+    assert_eq!(a.begin_work(ino, &|_| true).unwrap(), ChangeRight::From(b.member().unwrap()));
     let ahead = a.intend_ahead(ino, pending);
     assert!(matches!(ahead, Err(Error::NotInHand(_))), "{ahead:?}");
     assert!(matches!(a.intend(ino, None, pending), Err(Error::NotInHand(_))));
@@ -226,17 +226,17 @@ fn mail_when_answered_then_the_asker_knows() {
     let servers = Servers::single(&[]);
     let (a, b) = (open(&servers, "a"), open(&servers, "b"));
     let (ino, node) = (Ino(77), a.member().unwrap().node);
-    b.ask(node, ino, Wish::Bytes).unwrap();
+    b.ask(node, ino, RecallAim::Bytes).unwrap();
     assert_eq!(b.answered(node, ino).unwrap(), Answer::Pending);
-    let old = a.mail(10).unwrap();
-    assert_eq!((old.len(), old[0].ino, old[0].wish), (1, ino, Wish::Bytes));
-    b.ask(node, ino, Wish::Ownership).unwrap();
+    let old = a.recalls(10).unwrap();
+    assert_eq!((old.len(), old[0].ino, old[0].aim), (1, ino, RecallAim::Bytes));
+    b.ask(node, ino, RecallAim::Ownership).unwrap();
     a.answer(&old[0], None).unwrap();
     assert_eq!(b.answered(node, ino).unwrap(), Answer::Pending, "it was asked for more since");
-    let new = a.mail(10).unwrap();
+    let new = a.recalls(10).unwrap();
     a.answer(&new[0], Some(5)).unwrap();
     assert_eq!(b.answered(node, ino).unwrap(), Answer::Failed(5));
-    assert_eq!(a.mail(10).unwrap(), []);
+    assert_eq!(a.recalls(10).unwrap(), []);
     b.retract(node, ino).unwrap();
     assert_eq!(b.answered(node, ino).unwrap(), Answer::Done);
     assert!(a.check(false).unwrap().is_clean());

@@ -441,5 +441,5 @@ fn compare_with_model(ops: &[Op], open: &dyn Fn() -> MetaStore) {
     let counts = world.store().counts();
     let inodes = world.model.entries.values().collect::<BTreeSet<_>>().len() + 1;
     assert_eq!(counts.inodes, (inodes + world.model.orphans.len()) as u64);
-    assert_eq!((counts.queued, counts.ghosts), (0, 0));
+    assert_eq!((counts.queued, counts.stale_names), (0, 0));
 }

@@ -128,8 +128,8 @@ fn removed_file_that_the_backing_store_has_then_stays_as_a_tombstone_and_ghost()
     assert_eq!(store.backlog_len(), 0);
     let unlinked = store.unlink(ROOT, b"old", LATER, false).unwrap();
     assert!(unlinked.gone && unlinked.record.attr.nlink == 0);
-    assert_eq!(store.ghosts(ROOT).unwrap(), [(b"old"[..].into(), ino)]);
-    assert_eq!(store.ghosts_of(ROOT, b"old").unwrap(), [ino]);
+    assert_eq!(store.stale_names(ROOT).unwrap(), [(b"old"[..].into(), ino)]);
+    assert_eq!(store.stale_inodes_at(ROOT, b"old").unwrap(), [ino]);
     assert_eq!(store.backing_path(ino).unwrap().unwrap(), b"old");
     // The listing read before the removal reached the backing store must not bring it back.
     assert_eq!(store.import(ROOT, &[found("old", FileKind::Regular, 1, 9)]).unwrap(), 0);
@@ -137,7 +137,7 @@ fn removed_file_that_the_backing_store_has_then_stays_as_a_tombstone_and_ghost()
     clean(&store);
     reconcile_all(&store);
     assert!(matches!(store.get(ino), Err(Error::Stale(_))));
-    assert!(store.ghosts(ROOT).unwrap().is_empty());
+    assert!(store.stale_names(ROOT).unwrap().is_empty());
     assert_eq!(store.import(ROOT, &[found("old", FileKind::Regular, 1, 10)]).unwrap(), 1);
     clean(&store);
 }
@@ -152,7 +152,7 @@ fn renamed_directory_then_leads_to_its_old_backing_path_until_reconciled() {
     rename(&store, "d", "e");
     assert_eq!(store.path(inside).unwrap().unwrap(), b"e/f");
     assert_eq!(store.backing_path(inside).unwrap().unwrap(), b"d/f");
-    assert_eq!(store.ghosts_of(ROOT, b"d").unwrap(), [dir]);
+    assert_eq!(store.stale_inodes_at(ROOT, b"d").unwrap(), [dir]);
     assert_eq!(inos(&store.backlog(Seq(0), 10).unwrap()), [dir]);
     reconcile_all(&store);
     assert_eq!(store.backing_path(inside).unwrap().unwrap(), b"e/f");
@@ -192,7 +192,7 @@ fn file_removed_after_a_worker_claimed_its_name_then_is_remembered() {
     let ino = create(&store, ROOT, "x").ino;
     store.claim(ino, &Link::new(ROOT, &b"x"[..])).unwrap();
     store.unlink(ROOT, b"x", LATER, false).unwrap();
-    assert_eq!(store.ghosts_of(ROOT, b"x").unwrap(), [ino]);
+    assert_eq!(store.stale_inodes_at(ROOT, b"x").unwrap(), [ino]);
     assert_eq!(store.backlog_len(), 1);
     clean(&store);
     reconcile_all(&store);

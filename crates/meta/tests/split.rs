@@ -230,10 +230,10 @@ fn file_of_a_split_directory_when_made_found_looked_at_and_removed_then_one_roun
         let ino = create(&store, dir, "b");
         reconcile(&store, ino);
         assert_eq!(cost(&|| drop(store.unlink(dir, b"b", NOW, false).unwrap())), 1);
-        assert_eq!(store.ghosts(dir).unwrap(), [(b"b".as_slice().into(), ino)]);
-        assert_eq!(store.ghosts_of(dir, b"b").unwrap(), [ino]);
+        assert_eq!(store.stale_names(dir).unwrap(), [(b"b".as_slice().into(), ino)]);
+        assert_eq!(store.stale_inodes_at(dir, b"b").unwrap(), [ino]);
         reconcile(&store, ino);
-        assert!(store.ghosts(dir).unwrap().is_empty());
+        assert!(store.stale_names(dir).unwrap().is_empty());
         store.unlink(dir, b"first", NOW, false).unwrap();
     }
     clean(&store);
@@ -345,7 +345,7 @@ fn directory_when_a_process_dies_at_any_step_of_its_split_then_nothing_is_lost_a
                 names.insert("and-another".into());
             }
             assert_eq!(set(listed(&observer, dir, 5)), names);
-            assert_eq!(observer.ghosts(dir).unwrap(), [(b"gone".as_slice().into(), gone)]);
+            assert_eq!(observer.stale_names(dir).unwrap(), [(b"gone".as_slice().into(), gone)]);
             // Half of the time the check finishes it, else whoever comes next.
             if step % 2 == 0 {
                 clean(&observer);
@@ -355,7 +355,7 @@ fn directory_when_a_process_dies_at_any_step_of_its_split_then_nothing_is_lost_a
             observer.unlink(dir, b"n0", NOW, false).unwrap();
             names.remove("n0");
             reconcile(&observer, gone);
-            assert!(observer.ghosts(dir).unwrap().is_empty());
+            assert!(observer.stale_names(dir).unwrap().is_empty());
             assert_eq!(set(listed(&observer, dir, 5)), names);
             clean(&observer);
             let left = engine.sweep(None, usize::MAX).unwrap();

@@ -30,7 +30,7 @@ fn machine_when_it_was_suspended_then_neither_its_leases_nor_its_caches_count_on
     };
     let below = Arc::new(servers.open("t", &redis));
     servers.wait("changes are heard", |_| below.watch(3).is_some());
-    let options = LeaseOptions { patience: Duration::from_secs(12), ..eager() };
+    let options = LeaseOptions { timeout: Duration::from_secs(12), ..eager() };
     let engine = Leased::open(below, options).unwrap();
     engine.execute(&put(0)).unwrap();
     assert_eq!(engine.held(), 1);

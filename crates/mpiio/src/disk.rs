@@ -39,7 +39,7 @@ pub struct Job {
 unsafe impl Send for Job {}
 
 /// As many pieces as one system call takes.
-const MOST_PIECES: usize = 512;
+const MAX_PIECES: usize = 512;
 
 impl Job {
     /// Does it.
@@ -56,7 +56,7 @@ impl Job {
                 end += strip.len;
                 beside
             };
-            let run = rest.iter().take(MOST_PIECES).take_while(beside).count();
+            let run = rest.iter().take(MAX_PIECES).take_while(beside).count();
             let (these, others) = rest.split_at(run);
             self.vector(file, these)?;
             rest = others;

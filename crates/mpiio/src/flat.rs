@@ -77,7 +77,7 @@ pub struct Node {
 }
 
 /// More blocks than this are not kept: such a type passes through.
-const MOST_BLOCKS: usize = 1 << 24;
+const MAX_BLOCKS: usize = 1 << 24;
 
 /// What is done with a node.
 pub type Use<'a> = &'a mut dyn FnMut(&Node) -> Option<Flat>;
@@ -152,7 +152,7 @@ fn repeat(flat: &mut Flat, child: &Flat, place: i64, count: i64) -> Option<()> {
         return Some(());
     }
     let blocks = child.blocks.len().checked_mul(usize::try_from(count).ok()?)?;
-    if blocks.checked_add(flat.blocks.len())? > MOST_BLOCKS {
+    if blocks.checked_add(flat.blocks.len())? > MAX_BLOCKS {
         return None;
     }
     child.each(count, |at, len| flat.push(place + at, len));
@@ -161,7 +161,7 @@ fn repeat(flat: &mut Flat, child: &Flat, place: i64, count: i64) -> Option<()> {
 
 fn strided(flat: &mut Flat, child: &Flat, (count, len, stride): (i64, i64, i64)) -> Option<()> {
     for at in 0..count {
-        if flat.blocks.len() > MOST_BLOCKS {
+        if flat.blocks.len() > MAX_BLOCKS {
             return None;
         }
         repeat(flat, child, at.checked_mul(stride)?, len)?;

@@ -16,7 +16,7 @@ use crate::disk::{Doing, Job, Strip};
 use crate::pool::Pool;
 use crate::post::{Post, lock};
 use crate::soil::Soil;
-use crate::wire::{Ask, Letter};
+use crate::wire::{Ask, Envelope};
 
 /// The bytes of a call, in the program's memory or not.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +42,7 @@ struct Running {
 
 /// What the first process knows for all.
 #[derive(Debug, Clone, Copy, Default)]
-struct Ledger {
+struct FileState {
     length: u64,
     shared: i64,
 }
@@ -65,7 +65,7 @@ struct State {
     pending: usize,
     numbers: u64,
     answers: HashMap<u64, i64>,
-    ledger: Ledger,
+    ledger: FileState,
     /// The file is at least so long.
     known: u64,
     /// Which opening of the file in the machine is in use.
@@ -112,7 +112,7 @@ impl Group {
             pending: 0,
             numbers: 0,
             answers: HashMap::new(),
-            ledger: Ledger::default(),
+            ledger: FileState::default(),
             known: 0,
             file: File(0),
             durable: false,
@@ -250,8 +250,8 @@ impl Group {
         }
         let number = state.numbers;
         state.numbers += 1;
-        let letter = Post::head(self.id, &Letter::Question { number, ask });
-        self.post.send(self.ranks[0], letter);
+        let envelope = Post::head(self.id, &Envelope::Question { number, ask });
+        self.post.send(self.ranks[0], envelope);
         loop {
             if let Some(value) = state.answers.remove(&number) {
                 self.leave(state);
@@ -327,22 +327,22 @@ impl Group {
         }
     }
 
-    /// A letter came.
-    pub fn deliver(&self, from: i32, letter: Letter, bytes: &[u8]) {
+    /// An envelope came.
+    pub fn deliver(&self, from: i32, envelope: Envelope, bytes: &[u8]) {
         let mut state = lock(&self.state);
-        match letter {
-            Letter::Machine { message } => {
+        match envelope {
+            Envelope::Machine { message } => {
                 let Some(rank) = self.ranks.iter().position(|rank| *rank == from) else { return };
                 let stores = matches!(message, Message::Put { .. });
                 let event = Event::Message { from: Rank(rank as u32), message };
                 self.step(&mut state, event, bytes, stores);
             }
-            Letter::Question { number, ask } => {
+            Envelope::Question { number, ask } => {
                 let value = answer(&mut state.ledger, &ask);
-                let letter = Post::head(self.id, &Letter::Answer { number, value });
-                self.post.send(from, letter);
+                let envelope = Post::head(self.id, &Envelope::Answer { number, value });
+                self.post.send(from, envelope);
             }
-            Letter::Answer { number, value } => {
+            Envelope::Answer { number, value } => {
                 state.answers.insert(number, value);
                 self.changed.notify_all();
             }
@@ -424,16 +424,16 @@ impl Group {
 
     fn send(&self, state: &State, to: Rank, message: Message, pieces: &[Piece]) {
         let Some(rank) = self.ranks.get(to.0 as usize) else { return };
-        let mut letter = Post::head(self.id, &Letter::Machine { message });
-        letter.reserve(pieces.iter().map(|piece| piece.len as usize).sum());
+        let mut envelope = Post::head(self.id, &Envelope::Machine { message });
+        envelope.reserve(pieces.iter().map(|piece| piece.len as usize).sum());
         for piece in pieces {
             if let Some(at) = state.at(piece.place, piece.len, &[]) {
                 // SAFETY: so many bytes, see `at`.
                 let bytes = unsafe { std::slice::from_raw_parts(at, piece.len as usize) };
-                letter.extend_from_slice(bytes);
+                envelope.extend_from_slice(bytes);
             }
         }
-        self.post.send(*rank, letter);
+        self.post.send(*rank, envelope);
     }
 }
 
@@ -490,7 +490,7 @@ impl State {
     }
 }
 
-fn answer(ledger: &mut Ledger, ask: &Ask) -> i64 {
+fn answer(ledger: &mut FileState, ask: &Ask) -> i64 {
     match ask {
         Ask::Grow { end } => {
             ledger.length = ledger.length.max(*end);

@@ -7,7 +7,7 @@
 //!
 //! - `file`: an open file, as MPI's calls see it; `view` and `flat`: datatypes.
 //! - `group`: the driver of the protocol's machine; `pool`, `soil`, `disk`: its bytes.
-//! - `post`, `bell`, `wire`: letters between processes.
+//! - `post`, `bell`, `wire`: envelopes between processes.
 //! - `runtime`: what a process has once; [`ffi`]: what the shim calls.
 
 mod bell;

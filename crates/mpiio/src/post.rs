@@ -1,4 +1,4 @@
-//! Letters between processes over MPI, and the two threads of a process: one takes letters, one
+//! Envelopes between processes over MPI, and the two threads of a process: one takes envelopes, one
 //! does what is to be done to files while no call waits.
 
 use std::collections::{HashMap, VecDeque};
@@ -9,10 +9,10 @@ use std::time::Duration;
 use crate::bell::Bell;
 use crate::group::Group;
 use crate::mpi::{Mpi, Sending};
-use crate::wire::{Letter, Wire};
+use crate::wire::{Envelope, Wire};
 
 /// The longest message: MPI counts bytes with an int.
-const MOST_BYTES: usize = 256 << 20;
+const MAX_BYTES: usize = 256 << 20;
 /// How often the thread looks for messages that nobody on the node has announced: from other
 /// nodes, and what MPI itself has kept back.
 const NEAR: Duration = Duration::from_millis(5);
@@ -68,21 +68,21 @@ impl Post {
         self.groups.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
     }
 
-    /// The head of a letter: what follows can be appended.
-    pub fn head(group: u64, letter: &Letter) -> Vec<u8> {
+    /// The head of an envelope: what follows can be appended.
+    pub fn head(group: u64, envelope: &Envelope) -> Vec<u8> {
         let mut bytes = vec![0];
         group.put(&mut bytes);
-        letter.put(&mut bytes);
+        envelope.put(&mut bytes);
         bytes
     }
 
-    /// Sends a letter to a process of the world. Those to one process arrive in order if they are
+    /// Sends an envelope to a process of the world. Those to one process arrive in order if they are
     /// sent in order.
-    pub fn send(&self, to: i32, letter: Vec<u8>) {
-        if letter.len() <= MOST_BYTES {
-            return self.send_one(to, letter);
+    pub fn send(&self, to: i32, envelope: Vec<u8>) {
+        if envelope.len() <= MAX_BYTES {
+            return self.send_one(to, envelope);
         }
-        let chunks = letter[1..].chunks(MOST_BYTES - 1);
+        let chunks = envelope[1..].chunks(MAX_BYTES - 1);
         let last = chunks.len() - 1;
         for (at, chunk) in chunks.enumerate() {
             let mut bytes = Vec::with_capacity(chunk.len() + 1);
@@ -128,7 +128,7 @@ impl Post {
         }
     }
 
-    /// Takes letters until the end.
+    /// Takes envelopes until the end.
     pub fn serve(&self) {
         let mut parts: HashMap<i32, Vec<u8>> = HashMap::new();
         let mut received = 0u32;
@@ -186,9 +186,9 @@ impl Post {
         let Some(id) = u64::take(&mut bytes) else { return };
         // What comes after a close is of no use to anybody.
         let Some(group) = self.group(id) else { return };
-        match Letter::take(&mut bytes) {
-            Some(letter) => group.deliver(from, letter, bytes),
-            None => crate::say(&format!("process {from} sent what is no letter")),
+        match Envelope::take(&mut bytes) {
+            Some(envelope) => group.deliver(from, envelope, bytes),
+            None => crate::say(&format!("process {from} sent what is no envelope")),
         }
     }
 

@@ -63,7 +63,7 @@ impl Settings {
 /// A number of bytes: `65536`, `64K`, `1M`, `2G`.
 fn bytes(text: &str) -> Option<u64> {
     let text = text.trim();
-    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let digits = text.trim_end_matches(|envelope: char| envelope.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
         "" => 1,
         "k" | "kib" => 1 << 10,

@@ -164,7 +164,7 @@ pub enum Ask {
 
 /// All that goes from one process to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Letter {
+pub enum Envelope {
     /// From one machine to another; bytes follow.
     Machine {
         /// What it says.
@@ -192,7 +192,7 @@ enums! {
     Holder { 0 Same {} 1 Mine {} 2 Nobody {} }
     Outcome { 0 Done {} 1 Lost {} 2 Failed {} }
     Ask { 0 Grow { end } 1 Advance { by } 2 Point { at } }
-    Letter { 0 Machine { message } 1 Question { number, ask } 2 Answer { number, value } }
+    Envelope { 0 Machine { message } 1 Question { number, ask } 2 Answer { number, value } }
     Message {
         0 Lock { ticket, page, mode }
         1 Granted { call, page, grant }
@@ -303,12 +303,12 @@ mod tests {
             message in message(),
             tail in proptest::collection::vec(any::<u8>(), 0..9),
         ) {
-            let letter = Letter::Machine { message };
+            let envelope = Envelope::Machine { message };
             let mut bytes = Vec::new();
-            letter.put(&mut bytes);
+            envelope.put(&mut bytes);
             bytes.extend(&tail);
             let mut rest = bytes.as_slice();
-            prop_assert_eq!(Letter::take(&mut rest), Some(letter));
+            prop_assert_eq!(Envelope::take(&mut rest), Some(envelope));
             prop_assert_eq!(rest, tail.as_slice());
         }
 
@@ -318,11 +318,11 @@ mod tests {
         ) {
             let mut rest = bytes.as_slice();
             // What is understood is written as it was read.
-            if let Some(letter) = Letter::take(&mut rest) {
+            if let Some(envelope) = Envelope::take(&mut rest) {
                 let mut again = Vec::new();
-                letter.put(&mut again);
+                envelope.put(&mut again);
                 let read = &bytes[..bytes.len() - rest.len()];
-                prop_assert_eq!(Letter::take(&mut again.as_slice()), Some(letter));
+                prop_assert_eq!(Envelope::take(&mut again.as_slice()), Some(envelope));
                 prop_assert_eq!(again.len(), read.len());
             }
         }

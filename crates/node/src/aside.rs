@@ -176,7 +176,7 @@ impl Node {
 
     /// A lost file is emptied, to be written anew: nothing that is left of it counts any more.
     pub(crate) fn replace_lost(&self, file: &File) -> Result<()> {
-        let _alone = file.residence.write();
+        let _alone = file.location.write();
         if !self.troubles.is_lost(file.ino) {
             return Ok(());
         }

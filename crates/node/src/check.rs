@@ -15,9 +15,9 @@ use forebay_types::{FileKind, Ino};
 
 use crate::doubt;
 use crate::error::{NodeError, Result};
-use crate::limbo;
 use crate::members;
 use crate::node::{BACKING_SETTING, METADATA};
+use crate::parked;
 use crate::reconcile::is_pending;
 use crate::recover::RECOVERED;
 use crate::spill::{noted_inode, spill_setting};
@@ -545,15 +545,15 @@ impl Check<'_> {
     /// What stands in limbo and no record says so.
     fn limbo(&mut self) -> Result<()> {
         let Some(backing) = self.backing()? else { return Ok(()) };
-        for stray in limbo::strays(self.meta, &backing)? {
-            let name = backing.limbo_name(stray.ino.0);
+        for stray in parked::strays(self.meta, &backing)? {
+            let name = backing.parked_name(stray.ino.0);
             let what = format!(
                 ".forebay/limbo/{}: no file of the index is known to have it; the next mount, or \
                  `fsck --repair`, sees to it or sets it aside",
                 name.display()
             );
             if self.repairs() {
-                limbo::settle(self.meta, &backing, &stray)?;
+                parked::settle(self.meta, &backing, &stray)?;
             }
             self.checked.problem(self.repairs(), what);
         }

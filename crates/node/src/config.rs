@@ -87,7 +87,7 @@ pub struct ClusterConfig {
     /// A node that shows no sign of life for so long counts as dead.
     pub lease: Duration,
     /// How long an open waits for the owner of the file.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// What is kept on other nodes of what is written here.
     pub redundancy: Redundancy,
     /// Bytes a second that are sent to make lost copies again.
@@ -107,7 +107,7 @@ impl ClusterConfig {
             memory_only: false,
             leases: true,
             lease: Duration::from_secs(12),
-            patience: Duration::from_secs(20),
+            timeout: Duration::from_secs(20),
             redundancy: Redundancy::None,
             repair_rate: 64 << 20,
             peers: None,

@@ -18,6 +18,7 @@ use parking_lot::RwLock;
 use crate::clock;
 use crate::config::Writeback;
 use crate::context::Context;
+use crate::data_location::{Charge, DataLocation, Headers, TierObject, Underlay};
 use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::failpoints::fail_at;
@@ -25,7 +26,6 @@ use crate::files::{File, FileRef};
 use crate::handle::OpenMode;
 use crate::namespace::{perm_after_write, without_set_ids};
 use crate::node::Node;
-use crate::place::{Base, Charge, Headers, Place, Residence};
 use crate::residents::Resident;
 
 /// How long `stat` waits for whoever changes where a file's bytes are; then the record counts.
@@ -43,7 +43,7 @@ impl Node {
     /// # Errors
     /// `MustWait` if it has one and the caller may not wait.
     pub(crate) fn load(&self, context: &Context, file: &File) -> Result<()> {
-        if file.residence_for(context)?.loaded {
+        if file.location_for(context)?.loaded {
             return Ok(());
         }
         // As it is now: the caller's may be older than the last use of the file.
@@ -51,33 +51,33 @@ impl Node {
         if record.spilled && !self.is_elsewhere(&record) {
             context.wait()?;
         }
-        let mut residence = file.residence.write();
-        if residence.loaded {
+        let mut location = file.location.write();
+        if location.loaded {
             return Ok(());
         }
-        self.look_up(file, &mut residence)
+        self.look_up(file, &mut location)
     }
 
     /// Looks up where the bytes of a file are.
-    pub(crate) fn look_up(&self, file: &File, residence: &mut Residence) -> Result<()> {
+    pub(crate) fn look_up(&self, file: &File, location: &mut DataLocation) -> Result<()> {
         let record = self.record_for_look_up(file)?;
         if let Some(resident) = self.residents.get(file.ino.0) {
-            residence.place = self.open_place(file.ino, resident)?;
+            location.place = self.open_place(file.ino, resident)?;
         } else if let Some(resident) = self.adopt_copy(&record)? {
-            residence.place = self.open_place(file.ino, resident)?;
+            location.place = self.open_place(file.ino, resident)?;
         }
-        if residence.place.is_none() && self.troubles.is_lost(file.ino) {
+        if location.place.is_none() && self.troubles.is_lost(file.ino) {
             return Err(crate::error::NodeError::Lost);
         }
         let emptied = record.dirty && record.attr.size == 0;
-        residence.base = if record.spilled {
+        location.base = if record.spilled {
             self.spill_base(file, &record)?
-        } else if record.backing.fingerprint.is_some() && (residence.place.is_some() || !emptied) {
-            Base::backing()
+        } else if record.backing.fingerprint.is_some() && (location.place.is_some() || !emptied) {
+            Underlay::backing()
         } else {
-            Base::Zeros
+            Underlay::Zeros
         };
-        residence.loaded = true;
+        location.loaded = true;
         Ok(())
     }
 
@@ -96,7 +96,7 @@ impl Node {
     }
 
     /// The object of a file that comes into use.
-    fn open_place(&self, ino: Ino, resident: Resident) -> Result<Option<Place>> {
+    fn open_place(&self, ino: Ino, resident: Resident) -> Result<Option<TierObject>> {
         let place = self.open_place_to_read(ino, resident)?;
         if let Some(place) = &place {
             place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
@@ -106,7 +106,11 @@ impl Node {
 
     /// The same for a moment, for who does not write: where its blocks end is not looked up, which
     /// takes as long as the object has pages.
-    pub(crate) fn open_place_to_read(&self, ino: Ino, resident: Resident) -> Result<Option<Place>> {
+    pub(crate) fn open_place_to_read(
+        &self,
+        ino: Ino,
+        resident: Resident,
+    ) -> Result<Option<TierObject>> {
         let tier = &self.tiers[usize::from(resident.tier)].tier;
         let object = match tier.open(ino.0) {
             Ok(object) => object,
@@ -131,7 +135,7 @@ impl Node {
                 map => map?.map(RwLock::new),
             },
         };
-        let place = Place {
+        let place = TierObject {
             tier: resident.tier,
             object,
             presence,
@@ -144,7 +148,7 @@ impl Node {
     }
 
     /// The spill file of a file, or what became of it.
-    fn spill_base(&self, file: &File, record: &Record) -> Result<Base> {
+    fn spill_base(&self, file: &File, record: &Record) -> Result<Underlay> {
         if let Some(spill) = self.open_spilled(record.ino)? {
             spill.set_mtime(spill.mtime_known_by(&record.attr));
             return Ok(file.spilled_to(Arc::new(spill)));
@@ -152,7 +156,7 @@ impl Node {
         match self.published_spill(record)? {
             Some(found) => {
                 self.note_published_spill(record.ino, found)?;
-                Ok(Base::backing())
+                Ok(Underlay::backing())
             }
             None => {
                 tracing::error!(ino = %record.ino, "the file's spill file is gone from the backing store");
@@ -163,7 +167,7 @@ impl Node {
 
     /// Takes an object out of the residency index and gives its room back: what it is charged now,
     /// if the file is in use.
-    pub(crate) fn forget_resident(&self, ino: Ino, place: Option<&Place>) {
+    pub(crate) fn forget_resident(&self, ino: Ino, place: Option<&TierObject>) {
         if let Some(resident) = self.residents.remove(ino.0) {
             let charged = place.map_or(resident.charged, |place| place.charge.bytes());
             if !self.leave_to_kernel(ino, place, (resident.tier, charged)) {
@@ -175,13 +179,13 @@ impl Node {
 
     /// An object that the kernel reads by itself takes up its room until it is closed; whether it
     /// does.
-    fn leave_to_kernel(&self, ino: Ino, place: Option<&Place>, charged: (u8, u64)) -> bool {
+    fn leave_to_kernel(&self, ino: Ino, place: Option<&TierObject>, charged: (u8, u64)) -> bool {
         let (Some(place), Some(file)) = (place, self.files.peek(ino)) else { return false };
         let mut opens = file.opens.lock();
         let Some(registered) = opens.now.registered.as_mut().filter(|r| !r.bypass) else {
             return false;
         };
-        let this = registered.object == crate::faces::object_id(place.object.fd());
+        let this = registered.object == crate::inode_alias::object_id(place.object.fd());
         if this {
             registered.charged = Some(charged);
         }
@@ -211,7 +215,7 @@ impl Node {
     }
 
     /// Whether [`Node::mark_dirty`] has to wait for the tier's device.
-    pub(crate) fn needs_sync_to_change(place: &Place) -> bool {
+    pub(crate) fn needs_sync_to_change(place: &TierObject) -> bool {
         !place.dirty.load(Ordering::Acquire)
             && place.presence.is_none()
             && place.object.len().is_ok_and(|len| len > 0)
@@ -222,7 +226,7 @@ impl Node {
     /// A header that says dirty makes the object what counts. So the bytes that it was fetched with,
     /// or that were written back from it, are durable before: else a power cut would leave them as
     /// zeros in place of those that the backing store has. (A map knows which of them are.)
-    pub(crate) fn mark_dirty(&self, file: &File, place: &Place) -> Result<()> {
+    pub(crate) fn mark_dirty(&self, file: &File, place: &TierObject) -> Result<()> {
         if place.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -253,7 +257,7 @@ impl Node {
     }
 
     /// Enters an object into the residency index as it is now.
-    pub(crate) fn set_resident(&self, ino: Ino, place: &Place) {
+    pub(crate) fn set_resident(&self, ino: Ino, place: &TierObject) {
         let resident = Resident {
             tier: place.tier,
             whole: place.presence.is_none(),
@@ -263,9 +267,9 @@ impl Node {
         self.residents.set(ino.0, resident);
     }
 
-    /// Corrects a charge to what the object really takes up. The caller has the residence for
+    /// Corrects a charge to what the object really takes up. The caller has the location for
     /// itself: a writer that has paid and not written yet would lose its charge.
-    pub(crate) fn true_up(&self, file: &File, place: &Place) -> Result<()> {
+    pub(crate) fn true_up(&self, file: &File, place: &TierObject) -> Result<()> {
         let _growing = place.charge.growing.lock();
         let real = place.allocated_bytes()?;
         let charged = place.charge.bytes.swap(real, Ordering::AcqRel);
@@ -295,8 +299,8 @@ impl Node {
     /// As [`Node::settle`], but if a deadline is given, gives up at it when somebody waits for a slow
     /// device with the file in hand; false then.
     pub(crate) fn settle_by(&self, file: &FileRef, deadline: Option<Instant>) -> Result<bool> {
-        if let Some(residence) = file.residence.try_write()
-            && let Some(place) = &residence.place
+        if let Some(location) = file.location.try_write()
+            && let Some(place) = &location.place
             && place.dirty.load(Ordering::Acquire)
         {
             self.true_up(file, place)?;
@@ -305,20 +309,20 @@ impl Node {
                 return self.mark_clean(file, place, None).map(|()| true);
             }
         }
-        let residence = match deadline {
-            None => file.residence.read(),
-            Some(deadline) => match file.residence.try_read_until(deadline) {
-                Some(residence) => residence,
+        let location = match deadline {
+            None => file.location.read(),
+            Some(deadline) => match file.location.try_read_until(deadline) {
+                Some(location) => location,
                 None => return Ok(false),
             },
         };
         let one_at_a_time = file.times.lock();
-        let (size, mtime) = match (&residence.place, &residence.base) {
+        let (size, mtime) = match (&location.place, &location.base) {
             (Some(place), _) if place.dirty.load(Ordering::Acquire) => {
                 let stat = place.object.stat()?;
                 (stat.size, stat.mtime)
             }
-            (None, Base::Spill(spill)) => {
+            (None, Underlay::Spill(spill)) => {
                 let (size, mtime) = spill.size_and_mtime();
                 (size, mtime)
             }
@@ -329,7 +333,7 @@ impl Node {
         drop(one_at_a_time);
         fail_at!("node.settle.after_record");
         if settled {
-            self.hold_opened_rest(file, &residence);
+            self.hold_opened_rest(file, &location);
             self.written_back_in(file.ino);
         }
         Ok(true)
@@ -398,7 +402,7 @@ impl Node {
 
     /// Before an object counts as clean, and its size and time as those of the record: whoever has
     /// closed the file may not have come to settle it yet, and finds nothing to do then.
-    pub(crate) fn settle_before_clean(&self, file: &File, place: &Place) -> Result<()> {
+    pub(crate) fn settle_before_clean(&self, file: &File, place: &TierObject) -> Result<()> {
         if !place.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -448,10 +452,10 @@ impl Node {
     }
 
     /// Changes the header of an object. Others may want to at the same time, under the read lock of
-    /// the residence as well, and neither change may be lost.
+    /// the location as well, and neither change may be lost.
     pub(crate) fn edit_header(
         &self,
-        place: &Place,
+        place: &TierObject,
         edit: impl FnOnce(&mut Header) -> Result<()>,
     ) -> Result<()> {
         let _one_at_a_time = place.charge.growing.lock();
@@ -464,7 +468,7 @@ impl Node {
     pub(crate) fn mark_clean(
         &self,
         file: &File,
-        place: &Place,
+        place: &TierObject,
         base: Option<Fingerprint>,
     ) -> Result<()> {
         let _one_at_a_time = place.charge.growing.lock();
@@ -509,11 +513,11 @@ impl Node {
         }
         if let Some(file) = self.files.peek(record.ino)
             // Whoever has the file in hand for long waits for a slow device, and may hang there.
-            && let Some(residence) = file.residence.try_read_for(ATTRIBUTES_WAIT)
+            && let Some(location) = file.location.try_read_for(ATTRIBUTES_WAIT)
         {
-            let stat = match (&residence.place, &residence.base) {
+            let stat = match (&location.place, &location.base) {
                 (Some(place), _) if place.dirty.load(Ordering::Acquire) => place.object.stat().ok(),
-                (None, Base::Spill(spill)) => {
+                (None, Underlay::Spill(spill)) => {
                     let (size, mtime) = spill.size_and_mtime();
                     show_written(&mut attr, size, mtime);
                     return (attr, size.div_ceil(512));
@@ -529,7 +533,7 @@ impl Node {
                 if !self.config.keep_access_times {
                     attr.atime = attr.atime.max(stat.atime);
                 }
-                let whole = residence.place.as_ref().is_some_and(|place| place.presence.is_none());
+                let whole = location.place.as_ref().is_some_and(|place| place.presence.is_none());
                 let blocks = if whole { stat.blocks } else { stat.size.div_ceil(512) };
                 return (attr, blocks);
             }
@@ -570,12 +574,12 @@ impl Node {
     pub(crate) fn discard_forgotten(&self, ino: Ino) {
         self.let_go_of_rest(ino);
         let file = self.files.get(ino);
-        let mut residence = file.residence.write();
-        let place = residence.place.take();
+        let mut location = file.location.write();
+        let place = location.place.take();
         // By what was noted: the record may be gone already, and nobody has looked at the spill file.
-        let spilled = matches!(std::mem::take(&mut residence.base), Base::Spill(_))
+        let spilled = matches!(std::mem::take(&mut location.base), Underlay::Spill(_))
             || self.has_spill_noted(ino);
-        residence.loaded = true;
+        location.loaded = true;
         self.troubles.forget_lost(ino);
         self.note_removed(ino);
         fail::fail_point!("node.discard.before_object");
@@ -598,22 +602,22 @@ impl Node {
     pub(crate) fn drop_copy(&self, ino: Ino) {
         if self.residents.get(ino.0).is_none() {
             if let Some(file) = self.files.peek(ino) {
-                let mut residence = file.residence.write();
-                if matches!(residence.base, Base::Backing(_)) {
-                    residence.base = Base::backing();
+                let mut location = file.location.write();
+                if matches!(location.base, Underlay::Backing(_)) {
+                    location.base = Underlay::backing();
                 }
             }
             return;
         }
         let file = self.files.get(ino);
-        let mut residence = file.residence.write();
+        let mut location = file.location.write();
         // Only under the lock: it may have been written or moved since.
         let Some(resident) = self.residents.get(ino.0).filter(|resident| !resident.dirty) else {
             return;
         };
-        let place = residence.place.take();
-        residence.base = Base::backing();
-        residence.loaded = true;
+        let place = location.place.take();
+        location.base = Underlay::backing();
+        location.loaded = true;
         let tier = &self.tiers[usize::from(resident.tier)].tier;
         if let Err(error) = tier.remove(ino.0) {
             tracing::debug!(%ino, %error, "a stale copy was gone already");
@@ -652,7 +656,7 @@ impl Node {
             }
             return;
         };
-        // The object itself: whoever has the residence in hand may wait for the backing store. Also a
+        // The object itself: whoever has the location in hand may wait for the backing store. Also a
         // clean one, whose times count as soon as somebody opens it to write.
         let tier = &self.tiers[usize::from(resident.tier)].tier;
         let set = tier.open(file.ino.0).and_then(|object| object.set_times(atime, mtime));

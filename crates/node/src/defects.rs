@@ -9,7 +9,7 @@ use std::time::Duration;
 use forebay_types::Ino;
 use prost::Message;
 
-use crate::inherit::Inheritance;
+use crate::hand_over::HandOverState;
 use crate::node::Node;
 
 /// After such an end nothing is written back by itself for this long: should much of it end daemons,
@@ -56,8 +56,8 @@ pub struct SetAsideWork {
 }
 
 /// What earlier daemons have left of this kind.
-pub(crate) fn known_from(inheritance: Option<&Inheritance>) -> HashSet<BackgroundWork> {
-    inheritance.into_iter().flat_map(|left| left.defects.iter().copied()).collect()
+pub(crate) fn known_from(handed_over: Option<&HandOverState>) -> HashSet<BackgroundWork> {
+    handed_over.into_iter().flat_map(|left| left.defects.iter().copied()).collect()
 }
 
 thread_local! {

@@ -17,7 +17,7 @@ use forebay_types::{FileKind, Fingerprint};
 use crate::error::Result;
 
 /// Larger objects are not compared: a start that reads them would take too long.
-const COMPARED_MOST: u64 = 256 << 20;
+const MAX_COMPARED: u64 = 256 << 20;
 /// Bytes compared at a time.
 const PIECE: u64 = 1 << 20;
 
@@ -46,7 +46,7 @@ fn compare(
 ) -> Result<Option<Fingerprint>> {
     let object = tier.open(record.ino.0)?;
     let len = object.len()?;
-    let Some(path) = meta.backing_path(record.ino)?.filter(|_| len <= COMPARED_MOST) else {
+    let Some(path) = meta.backing_path(record.ino)?.filter(|_| len <= MAX_COMPARED) else {
         return Ok(None);
     };
     let Some(file) = open_below(backing, &path, Access::Read)? else { return Ok(None) };

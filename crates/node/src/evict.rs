@@ -11,11 +11,11 @@ use forebay_store::{ErrorClass, Header, Object, Presence};
 use forebay_types::Ino;
 
 use crate::context::Context;
+use crate::data_location::{Charge, Headers, TierObject, Underlay};
 use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::node::{Node, TierSlot};
-use crate::place::{Base, Charge, Headers, Place};
 use crate::pool::Urgency;
 
 /// A writer waits this long for the next byte of room before it goes past the tiers.
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A thirty-second part of a tier's file system is not filled with objects, within these bounds.
 const KEPT_LEAST: u64 = 2 << 20;
-const KEPT_MOST: u64 = 32 << 20;
+const MAX_KEPT: u64 = 32 << 20;
 
 impl Node {
     pub(crate) fn tick(&self) -> Tick {
@@ -144,7 +144,7 @@ impl Node {
 
     fn free_on_disk(&self, tier: u8) -> u64 {
         let Ok(usage) = self.slot(tier).tier.usage() else { return 0 };
-        usage.free.saturating_sub((usage.total / 32).clamp(KEPT_LEAST, KEPT_MOST))
+        usage.free.saturating_sub((usage.total / 32).clamp(KEPT_LEAST, MAX_KEPT))
     }
 
     /// Bytes that may still be charged to a tier.
@@ -225,10 +225,10 @@ impl Node {
     /// Removes a clean object that nobody uses; false when that is not so.
     fn evict(&self, ino: Ino, tier: u8) -> Result<bool> {
         let file = self.files.get(ino);
-        let mut residence = file.residence.write();
+        let mut location = file.location.write();
         // Only under the lock: it may have been written, closed and moved since this was decided.
         let Some(resident) = self.residents.get(ino.0).filter(|found| found.tier == tier) else {
-            drop(residence);
+            drop(location);
             if self.residents.get(ino.0).is_none() {
                 self.decide(Event::Removed { object: ino });
             }
@@ -246,7 +246,7 @@ impl Node {
             return Ok(false);
         }
         let slot = &self.tiers[usize::from(tier)];
-        let object = match &residence.place {
+        let object = match &location.place {
             Some(place) => place.object.clone(),
             None => slot.tier.open(ino.0)?,
         };
@@ -261,14 +261,14 @@ impl Node {
         fail_at!("node.evict.before_remove");
         self.remove_object(tier, ino)?;
         fail_at!("node.evict.after_remove");
-        let place = residence.place.take();
-        residence.loaded = false;
+        let place = location.place.take();
+        location.loaded = false;
         self.metrics.evictions.inc();
         self.metrics.evicted_bytes.add(resident.charged);
         fail::fail_point!("node.evict.before_forget");
         // Before the next one comes to the file: it may bring an object of its own.
         self.forget_resident(ino, place.as_ref());
-        drop(residence);
+        drop(location);
         Ok(true)
     }
 
@@ -277,19 +277,19 @@ impl Node {
         let extent = self.config.extent_bytes;
         let file = self.files.get(ino);
         self.load(&Context::DAEMON, &file)?;
-        let mut residence = file.residence.write();
+        let mut location = file.location.write();
         // Only under the lock: it may have been written, closed and published since this was decided.
         let record = self.meta.get(ino)?;
         // Whole extents, and at least one goes: what is asked for is not there otherwise.
         let keep = keep.min(record.attr.size.saturating_sub(1)) / extent * extent;
         if keep == 0 {
-            drop(residence);
+            drop(location);
             return self.evict(ino, tier);
         }
         if file.is_open() || record.dirty || record.pinned {
             return Ok(false);
         }
-        let Some(place) = residence.place.as_mut().filter(|place| place.tier == tier) else {
+        let Some(place) = location.place.as_mut().filter(|place| place.tier == tier) else {
             return Ok(false);
         };
         if place.dirty.load(Ordering::Acquire) || self.maybe_mapped(place) {
@@ -317,8 +317,8 @@ impl Node {
         for run in runs {
             place.object.punch(run.start, run.end - run.start)?;
         }
-        residence.base = Base::backing();
-        if let Some(place) = &residence.place {
+        location.base = Underlay::backing();
+        if let Some(place) = &location.place {
             self.true_up(&file, place)?;
         }
         Ok(true)
@@ -328,8 +328,8 @@ impl Node {
     fn move_object(&self, ino: Ino, from: u8, to: u8) -> Result<bool> {
         let file = self.files.get(ino);
         self.load(&Context::DAEMON, &file)?;
-        let mut residence = file.residence.write();
-        let Some(place) = residence.place.as_ref().filter(|place| place.tier == from) else {
+        let mut location = file.location.write();
+        let Some(place) = location.place.as_ref().filter(|place| place.tier == from) else {
             return Ok(false);
         };
         if file.is_open() || place.presence.is_some() || self.maybe_mapped(place) {
@@ -368,7 +368,7 @@ impl Node {
             tracing::warn!(%ino, %error, "the removal of an object is not durable yet");
         }
         old.room.give_all(charged);
-        let place = Place {
+        let place = TierObject {
             tier: to,
             object,
             presence: None,
@@ -379,13 +379,13 @@ impl Node {
         };
         self.set_resident(ino, &place);
         self.announce_resident(ino, &place);
-        residence.place = Some(place);
+        location.place = Some(place);
         self.metrics.demotions.add(1);
         Ok(true)
     }
 
     /// Copies a whole object to another tier, where it is nothing until [`Node::complete_move`].
-    fn copy_to_tier(&self, ino: Ino, place: &Place, to: u8) -> Result<(Arc<dyn Object>, u64)> {
+    fn copy_to_tier(&self, ino: Ino, place: &TierObject, to: u8) -> Result<(Arc<dyn Object>, u64)> {
         let header = place.object.header()?;
         // Neither whole nor with a map nor dirty.
         let begun = Header { whole: false, dirty: false, writing: false, ..header };
@@ -406,7 +406,7 @@ impl Node {
     fn complete_move(
         &self,
         ino: Ino,
-        place: &Place,
+        place: &TierObject,
         (object, to): (&dyn Object, u8),
     ) -> Result<()> {
         let stat = place.object.stat()?;
@@ -425,7 +425,7 @@ impl Node {
 
     /// An object stays where it is. If what was made of it elsewhere can't be removed, it must not
     /// count any more, for it will be the older of the two.
-    fn take_back_move(&self, ino: Ino, place: &Place, to: u8) -> Result<()> {
+    fn take_back_move(&self, ino: Ino, place: &TierObject, to: u8) -> Result<()> {
         match self.tiers[usize::from(to)].tier.remove(ino.0) {
             Err(error) if error.class() != ErrorClass::NotFound => {
                 tracing::warn!(%ino, %error, "the rest of a move can't be removed");

@@ -9,10 +9,10 @@ use forebay_store::{BackingFile, ErrorClass, StoreError};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 
+use crate::data_location::Underlay;
 use crate::error::{NodeError, Result};
 use crate::files::File;
 use crate::node::Node;
-use crate::place::Base;
 
 /// How often a tier is tried.
 const TRY_EVERY: Duration = Duration::from_secs(1);
@@ -90,8 +90,8 @@ impl Node {
     /// restart of a server; says whether it was. The next use opens it anew, and sees whether it is
     /// still that version.
     pub(crate) fn drops_stale_base(&self, file: &File) -> bool {
-        let residence = file.residence.read();
-        let Base::Backing(opened) = &residence.base else { return false };
+        let location = file.location.read();
+        let Underlay::Backing(opened) = &location.base else { return false };
         let mut opened = opened.lock();
         let is_stale = |base: &Arc<dyn BackingFile>| {
             base.stat().is_err_and(|error| error.class() == ErrorClass::Stale)
@@ -107,7 +107,7 @@ impl Node {
     /// from the backing store, so that it may be tried again.
     fn leaves_failed_tier(&self, file: &File, error: &NodeError) -> bool {
         let NodeError::Store(error) = error else { return false };
-        let tier = file.residence.read().place.as_ref().map(|place| place.tier);
+        let tier = file.location.read().place.as_ref().map(|place| place.tier);
         tier.is_some_and(|tier| self.is_tiers_failure(tier, error))
             && self.leave_failed_tier(file).unwrap_or_default()
     }
@@ -117,19 +117,19 @@ impl Node {
     /// # Errors
     /// What looking for its bytes elsewhere says.
     pub(crate) fn leave_failed_tier(&self, file: &File) -> Result<bool> {
-        let mut residence = file.residence.write();
+        let mut location = file.location.write();
         let clean = self.residents.get(file.ino.0).is_some_and(|resident| !resident.dirty);
-        let there = |place: &crate::place::Place| {
+        let there = |place: &crate::data_location::TierObject| {
             self.tier_has_failed(place.tier)
                 && !place.dirty.load(std::sync::atomic::Ordering::Acquire)
         };
-        if !clean || !residence.place.as_ref().is_some_and(there) {
+        if !clean || !location.place.as_ref().is_some_and(there) {
             return Ok(false);
         }
-        let place = residence.place.take();
+        let place = location.place.take();
         self.forget_resident(file.ino, place.as_ref());
-        residence.loaded = false;
-        self.look_up(file, &mut residence)?;
+        location.loaded = false;
+        self.look_up(file, &mut location)?;
         Ok(true)
     }
 }

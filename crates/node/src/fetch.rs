@@ -13,16 +13,16 @@ use forebay_store::{BackingFile, ErrorClass, Object, Presence};
 use forebay_types::Ino;
 use parking_lot::{Mutex, RwLock};
 
-use crate::cluster::Shared;
+use crate::cluster::SharedCopy;
 use crate::context::Context;
 use crate::data::BLOCK;
+use crate::data_location::{Charge, Headers, TierObject, Underlay};
 use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::io::no_room;
 use crate::metrics::Source;
 use crate::node::Node;
-use crate::place::{Base, Charge, Headers, Place};
 use crate::pool::Urgency;
 use crate::spill::write_all;
 
@@ -43,25 +43,25 @@ pub struct Filler {
 
 /// How a file is brought in.
 #[derive(Clone, Copy)]
-pub(crate) enum Haste<'a> {
+pub(crate) enum FetchMode<'a> {
     /// Somebody waits for it, or asked for it: room is made where there is none.
     Now,
     /// Ahead of its use, into room that is there, until it is cancelled.
     Ahead(&'a Cancel),
 }
 
-impl Haste<'_> {
+impl FetchMode<'_> {
     fn priority(self) -> Priority {
         match self {
-            Haste::Now => Priority::Demand,
-            Haste::Ahead(_) => Priority::Prefetch,
+            FetchMode::Now => Priority::Demand,
+            FetchMode::Ahead(_) => Priority::Prefetch,
         }
     }
 
     fn cancel(self) -> Cancel {
         match self {
-            Haste::Now => Cancel::default(),
-            Haste::Ahead(cancel) => cancel.clone(),
+            FetchMode::Now => Cancel::default(),
+            FetchMode::Ahead(cancel) => cancel.clone(),
         }
     }
 }
@@ -86,8 +86,8 @@ const AHEAD: u64 = 16 << 20;
 /// The count of writes of a file that no tier has. The caller holds `fetching`.
 fn absent(file: &File) -> Option<u64> {
     let seen = file.writes.load(Ordering::Acquire);
-    let residence = file.residence.read();
-    (residence.place.is_none() && matches!(residence.base, Base::Backing(_))).then_some(seen)
+    let location = file.location.read();
+    (location.place.is_none() && matches!(location.base, Underlay::Backing(_))).then_some(seen)
 }
 
 /// As far as a reader has come it is likely to go on; so far and further is run ahead of it.
@@ -103,7 +103,7 @@ impl Node {
         let size = record.attr.size;
         let Some(tier) = self.admit(file.ino, size, size) else { return Ok(()) };
         let _demand = self.demand_gate();
-        let fetched = self.fetch_admitted(file, record, (tier, seen), Haste::Now);
+        let fetched = self.fetch_admitted(file, record, (tier, seen), FetchMode::Now);
         self.pass_by_failed(tier, fetched)
     }
 
@@ -123,11 +123,11 @@ impl Node {
         file: &FileRef,
         record: &Arc<Record>,
         tier: u8,
-        haste: Haste<'_>,
+        mode: FetchMode<'_>,
     ) -> Result<()> {
         let _one = file.fetching.lock();
         match absent(file) {
-            Some(seen) => self.fetch_admitted(file, record, (tier, seen), haste),
+            Some(seen) => self.fetch_admitted(file, record, (tier, seen), mode),
             None => Ok(()),
         }
     }
@@ -138,17 +138,17 @@ impl Node {
         file: &FileRef,
         record: &Arc<Record>,
         (tier, seen): (u8, u64),
-        haste: Haste<'_>,
+        mode: FetchMode<'_>,
     ) -> Result<()> {
         let print = record.backing.fingerprint;
         let size = record.attr.size;
         // All of it is one extent to other nodes.
         let shared = print.filter(|print| print.size == size).and_then(|print| {
             self.shared(file.ino, &print, self.config.fetch_on_open_bytes.max(size))
-                .map(Shared::at_once)
+                .map(SharedCopy::at_once)
         });
         let fetched = self.open_version(file.ino).and_then(|backing| {
-            self.fetch_into(file, record, (tier, shared.as_ref()), &*backing, haste)
+            self.fetch_into(file, record, (tier, shared.as_ref()), &*backing, mode)
         });
         let installed = match fetched {
             Ok(Some(place)) => self.install(file, record, place, seen),
@@ -168,35 +168,41 @@ impl Node {
 
     /// Gives a file the object that was made for it, if the file is still as it was then: not
     /// written, and its version in the backing store the one of the record. Whether it got it.
-    fn install(&self, file: &FileRef, record: &Record, place: Place, seen: u64) -> Result<bool> {
-        let mut residence = file.residence.write();
+    fn install(
+        &self,
+        file: &FileRef,
+        record: &Record,
+        place: TierObject,
+        seen: u64,
+    ) -> Result<bool> {
+        let mut location = file.location.write();
         let now = self.meta.get(file.ino);
         let same = |now: &Record| {
             (now.attr.size, now.backing.fingerprint, now.spilled)
                 == (record.attr.size, record.backing.fingerprint, record.spilled)
         };
-        let overtaken = residence.place.is_some()
-            || !matches!(residence.base, Base::Backing(_))
+        let overtaken = location.place.is_some()
+            || !matches!(location.base, Underlay::Backing(_))
             || file.writes.load(Ordering::Acquire) != seen
             || !now.is_ok_and(|now| same(&now));
         if overtaken {
-            return self.abandon(file.ino, &place, residence.place.is_none()).map(|()| false);
+            return self.abandon(file.ino, &place, location.place.is_none()).map(|()| false);
         }
         self.set_resident(file.ino, &place);
         self.announce_resident(file.ino, &place);
-        residence.place = Some(place);
+        location.place = Some(place);
         Ok(true)
     }
 
-    fn make_room(&self, tier: u8, bytes: u64, haste: Haste<'_>) -> bool {
+    fn make_room(&self, tier: u8, bytes: u64, mode: FetchMode<'_>) -> bool {
         self.take_room(tier, bytes)
-            || matches!(haste, Haste::Now)
+            || matches!(mode, FetchMode::Now)
                 && self.free_room(tier, bytes)
                 && self.take_room(tier, bytes)
     }
 
     /// Gives an object up that was made for a file which was written meanwhile.
-    fn abandon(&self, ino: Ino, place: &Place, remove: bool) -> Result<()> {
+    fn abandon(&self, ino: Ino, place: &TierObject, remove: bool) -> Result<()> {
         let slot = &self.tiers[usize::from(place.tier)];
         slot.room.give(place.charge.bytes());
         if remove {
@@ -212,14 +218,14 @@ impl Node {
         &self,
         file: &File,
         record: &Arc<Record>,
-        (tier, shared): (u8, Option<&Shared>),
+        (tier, shared): (u8, Option<&SharedCopy>),
         backing: &dyn BackingFile,
-        haste: Haste<'_>,
-    ) -> Result<Option<Place>> {
+        mode: FetchMode<'_>,
+    ) -> Result<Option<TierObject>> {
         let size = record.attr.size;
         let slot = &self.tiers[usize::from(tier)];
         let charge = size.next_multiple_of(BLOCK) + BLOCK;
-        if !self.make_room(tier, charge, haste) {
+        if !self.make_room(tier, charge, mode) {
             return Ok(None);
         }
         let ino = file.ino.0;
@@ -231,11 +237,11 @@ impl Node {
             match shared {
                 None if self.copied_cold(backing, &*object, size)? => {}
                 None => {
-                    let limits = self.limits(haste.priority());
-                    copy::copy_range(backing, &*object, 0..size, &limits, &haste.cancel())?;
+                    let limits = self.limits(mode.priority());
+                    copy::copy_range(backing, &*object, 0..size, &limits, &mode.cancel())?;
                 }
                 Some(shared) => {
-                    self.obtain(shared, backing, &[0], &mut |range, bytes, from| {
+                    self.fetch_from_peers(shared, backing, &[0], &mut |range, bytes, from| {
                         write_all(&*object, bytes, range.start)?;
                         source = from;
                         Ok(true)
@@ -257,7 +263,7 @@ impl Node {
         match made {
             Ok(Some(object)) => {
                 self.metrics.bytes.of(source).add(size);
-                Ok(Some(Place {
+                Ok(Some(TierObject {
                     tier,
                     object,
                     presence: None,
@@ -335,7 +341,7 @@ impl Node {
             self.decide(Event::Removed { object: file.ino });
             return Ok(());
         }
-        let made = (|| -> Result<Place> {
+        let made = (|| -> Result<TierObject> {
             let header = self.header_for(record, false, false);
             match slot.tier.remove(file.ino.0) {
                 Err(error) if error.class() != ErrorClass::NotFound => return Err(error.into()),
@@ -349,7 +355,7 @@ impl Node {
             fail_at!("node.partial.made");
             object.set_len(size)?;
             object.set_times(Some(record.attr.atime), Some(record.attr.mtime))?;
-            Ok(Place {
+            Ok(TierObject {
                 tier,
                 object,
                 presence: Some(RwLock::new(presence)),
@@ -410,7 +416,7 @@ impl Node {
     /// A reader missed: a sequential one is run ahead of, a random one gets an extent that it
     /// misses twice.
     pub(crate) fn fill_after_miss(&self, file: &FileRef, read: Range<u64>, sequence: u64) {
-        if file.residence.read().place.is_none() || read.is_empty() {
+        if file.location.read().place.is_none() || read.is_empty() {
             return;
         }
         let extent = self.config.extent_bytes;
@@ -466,7 +472,7 @@ impl Node {
         loop {
             let (at, speculative) = {
                 let mut filler = file.filler.lock();
-                let size = file.residence.read().place.as_ref().map_or(0, |place| {
+                let size = file.location.read().place.as_ref().map_or(0, |place| {
                     place.presence.as_ref().map_or(0, |presence| presence.read().size())
                 });
                 let (at, until) = (filler.next, filler.until.min(size));
@@ -479,7 +485,7 @@ impl Node {
                 if !speculative && at >= asked_to {
                     // Of other nodes many extents are asked at once, so that none waits for questions.
                     asked_to = until.min(at + WINDOW * extent);
-                    if !self.fill_shared(file, at..asked_to, Haste::Now)? {
+                    if !self.fill_shared(file, at..asked_to, FetchMode::Now)? {
                         break;
                     }
                 }
@@ -489,9 +495,9 @@ impl Node {
             let gate = self.copies.gate.as_ref().filter(|_| speculative);
             let copied = match gate {
                 Some(gate) => {
-                    gate.speculate(|| self.fill_extent(file, range, &mut buffer, Haste::Now))
+                    gate.speculate(|| self.fill_extent(file, range, &mut buffer, FetchMode::Now))
                 }
-                None => Some(self.fill_extent(file, range, &mut buffer, Haste::Now)),
+                None => Some(self.fill_extent(file, range, &mut buffer, FetchMode::Now)),
             };
             if !copied.unwrap_or(Ok(false))? {
                 break;
@@ -510,14 +516,14 @@ impl Node {
         file: &FileRef,
         range: Range<u64>,
         buffer: &mut [u8],
-        haste: Haste<'_>,
+        mode: FetchMode<'_>,
     ) -> Result<bool> {
-        if !self.fill_shared(file, range.clone(), haste)? {
+        if !self.fill_shared(file, range.clone(), mode)? {
             return Ok(false);
         }
         let Some((tier, base)) = self.base_to_fill_from(file)? else { return Ok(false) };
         let mut runs = Vec::new();
-        if let Some(place) = &file.residence.read().place
+        if let Some(place) = &file.location.read().place
             && let Some(presence) = &place.presence
         {
             presence.read().missing_runs(range, &mut runs);
@@ -526,7 +532,7 @@ impl Node {
         for run in runs {
             let len = run.end - run.start;
             // Before the slow store is asked; paid for when the bytes are there.
-            if !self.make_room(tier, len.next_multiple_of(BLOCK), haste) {
+            if !self.make_room(tier, len.next_multiple_of(BLOCK), mode) {
                 return Ok(false);
             }
             self.prefetch_gate();
@@ -555,9 +561,9 @@ impl Node {
         &self,
         file: &File,
     ) -> Result<Option<(u8, Arc<dyn BackingFile>)>> {
-        let residence = file.residence.read();
-        match (&residence.place, &residence.base) {
-            (Some(place), Base::Backing(opened)) if place.presence.is_some() => {
+        let location = file.location.read();
+        match (&location.place, &location.base) {
+            (Some(place), Underlay::Backing(opened)) if place.presence.is_some() => {
                 Ok(Some((place.tier, self.opened_base(file, opened)?)))
             }
             _ => Ok(None),
@@ -572,9 +578,9 @@ impl Node {
         (tier, base): (u8, &Arc<dyn BackingFile>),
         (range, bytes): (Range<u64>, &[u8]),
         source: Source,
-        haste: Haste<'_>,
+        mode: FetchMode<'_>,
     ) -> Result<bool> {
-        if !self.make_room(tier, (range.end - range.start).next_multiple_of(BLOCK), haste) {
+        if !self.make_room(tier, (range.end - range.start).next_multiple_of(BLOCK), mode) {
             return Ok(false);
         }
         let installed = self.install_run(file, (tier, base), range, bytes, source)?;
@@ -594,10 +600,10 @@ impl Node {
         let charge = len.next_multiple_of(BLOCK);
         let room = &self.tiers[usize::from(tier)].room;
         // The write lock keeps out a writer of the same extent, whose bytes would be newer.
-        let residence = file.residence.write();
+        let location = file.location.write();
         // What was written past the tier meanwhile is absent as well, and in another base.
-        let same_base = residence.base.is_opened_as(base);
-        let still = residence.place.as_ref().filter(|_| same_base).and_then(|place| {
+        let same_base = location.base.is_opened_as(base);
+        let still = location.place.as_ref().filter(|_| same_base).and_then(|place| {
             let presence = place.presence.as_ref()?;
             let mut missing = Vec::new();
             presence.read().missing_runs(run.clone(), &mut missing);
@@ -632,7 +638,7 @@ impl Node {
     fn write_fetched(
         &self,
         file: &File,
-        place: &Place,
+        place: &TierObject,
         offset: u64,
         bytes: &[u8],
     ) -> forebay_store::Result<usize> {
@@ -646,11 +652,11 @@ impl Node {
     /// A file all of whose extents are there loses its map: the next first open can bypass the
     /// daemon.
     pub(crate) fn finish_if_whole(&self, file: &FileRef) -> Result<()> {
-        let mut residence = file.residence.write();
-        if matches!(residence.base, Base::Spill(_)) {
+        let mut location = file.location.write();
+        if matches!(location.base, Underlay::Spill(_)) {
             return Ok(());
         }
-        let Some(place) = &mut residence.place else { return Ok(()) };
+        let Some(place) = &mut location.place else { return Ok(()) };
         let whole = place.presence.as_ref().is_some_and(|presence| presence.read().is_whole());
         if !whole {
             return Ok(());
@@ -683,7 +689,7 @@ impl Node {
     }
 
     /// Tells the steward what an object takes up.
-    pub(crate) fn announce_resident(&self, ino: Ino, place: &Place) {
+    pub(crate) fn announce_resident(&self, ino: Ino, place: &TierObject) {
         self.decide(Event::Resident {
             object: ino,
             tier: unit::Tier(place.tier),
@@ -715,7 +721,7 @@ impl Node {
         }
         let file = self.files.get(ino);
         self.load(&Context::DAEMON, &file)?;
-        if file.residence.read().place.is_none() {
+        if file.location.read().place.is_none() {
             if record.dirty {
                 return Ok(0);
             }
@@ -730,9 +736,9 @@ impl Node {
         let mut at = 0;
         while at < record.attr.size {
             if at % (WINDOW * extent) == 0 {
-                self.fill_shared(&file, at..at + WINDOW * extent, Haste::Now)?;
+                self.fill_shared(&file, at..at + WINDOW * extent, FetchMode::Now)?;
             }
-            if !self.fill_extent(&file, at..at + extent, &mut buffer, Haste::Now)?
+            if !self.fill_extent(&file, at..at + extent, &mut buffer, FetchMode::Now)?
                 || !advance((at + extent).min(record.attr.size))
             {
                 break;

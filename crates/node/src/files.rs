@@ -11,20 +11,20 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 
-use crate::faces::Opens;
+use crate::data_location::{DataLocation, Underlay};
 use crate::fetch::Filler;
+use crate::inode_alias::Opens;
 use crate::overlay::Spill;
-use crate::place::{Base, Residence};
 use crate::staging::Staged;
 use crate::unwritten::Look;
 
-/// A regular file in use. Its bytes are reached through [`File::residence`].
+/// A regular file in use. Its bytes are reached through [`File::location`].
 pub struct File {
     /// The inode number.
     pub ino: Ino,
     /// Where the bytes are. Read-locked by every transfer, write-locked to change what lies
     /// where.
-    pub residence: RwLock<Residence>,
+    pub location: RwLock<DataLocation>,
     /// Who has it open, and how.
     pub opens: Mutex<Opens>,
     /// One at a time copies it from the backing store.
@@ -80,7 +80,7 @@ pub struct File {
     /// Held by whoever has the record follow the size and time of the object, or the object a time
     /// that was set in the record: of two neither may undo what the other did.
     pub times: Mutex<()>,
-    /// The spill file, for who sets its time: whoever has the residence in hand may wait for the backing
+    /// The spill file, for who sets its time: whoever has the location in hand may wait for the backing
     /// store.
     pub spill: Mutex<Weak<Spill>>,
     /// In a cluster: counts replacements of bytes that the kernel had not asked for.
@@ -125,7 +125,7 @@ impl File {
     fn new(ino: Ino) -> Self {
         File {
             ino,
-            residence: RwLock::default(),
+            location: RwLock::default(),
             opens: Mutex::default(),
             fetching: Mutex::new(()),
             flushing: Mutex::new(()),
@@ -161,11 +161,11 @@ impl File {
     ///
     /// # Errors
     /// `MustWait`.
-    pub fn residence_for(&self, context: &Context) -> Result<RwLockReadGuard<'_, Residence>> {
+    pub fn location_for(&self, context: &Context) -> Result<RwLockReadGuard<'_, DataLocation>> {
         if context.may_wait {
-            return Ok(self.residence.read());
+            return Ok(self.location.read());
         }
-        self.residence.try_read().ok_or(NodeError::MustWait)
+        self.location.try_read().ok_or(NodeError::MustWait)
     }
 
     /// Whether a program has it open, or is about to.
@@ -174,9 +174,9 @@ impl File {
     }
 
     /// The base of a file that has a spill file.
-    pub fn spilled_to(&self, spill: Arc<Spill>) -> Base {
+    pub fn spilled_to(&self, spill: Arc<Spill>) -> Underlay {
         *self.spill.lock() = Arc::downgrade(&spill);
-        Base::Spill(spill)
+        Underlay::Spill(spill)
     }
 
     /// Says that the contents change, anywhere.

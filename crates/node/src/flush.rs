@@ -30,13 +30,13 @@ use forebay_store::{
 use forebay_types::{Fingerprint, Ino};
 
 use crate::context::Context;
+use crate::data_location::{DataLocation, TierObject, Underlay};
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::metrics::Source;
 use crate::node::Node;
 use crate::overlay::Spill;
-use crate::place::{Base, Place, Residence};
 use crate::reconcile::{described, is_own, is_refused_owner, was_changed};
 use crate::spill::{inode_note, noted_inode};
 
@@ -201,12 +201,12 @@ impl Node {
     pub(crate) fn is_own_version(&self, ino: Ino, found: &Attributes) -> Result<bool> {
         let file = self.files.get(ino);
         self.load(&Context::DAEMON, &file)?;
-        let residence = file.residence.read();
+        let location = file.location.read();
         // Done with the spill file, done with the writing.
-        if matches!(residence.base, Base::Spill(_)) && self.is_half_written(ino, found)? {
+        if matches!(location.base, Underlay::Spill(_)) && self.is_half_written(ino, found)? {
             return Ok(true);
         }
-        let Some(place) = &residence.place else { return Ok(false) };
+        let Some(place) = &location.place else { return Ok(false) };
         Ok(is_announced(&place.object.header()?, &found.fingerprint()))
     }
 
@@ -237,15 +237,15 @@ impl Node {
         seen: u64,
         mapped: bool,
     ) -> Result<bool> {
-        let residence = file.residence.write();
+        let location = file.location.write();
         // What was opened of the backing store may be the version that was replaced.
-        if let Base::Backing(opened) = &residence.base {
+        if let Underlay::Backing(opened) = &location.base {
             *opened.lock() = None;
         }
         let unwritten = file.writes.load(Ordering::Acquire) == seen;
-        let Some(place) = &residence.place else {
+        let Some(place) = &location.place else {
             // Whoever has written since has begun another spill file.
-            return Ok(!matches!(residence.base, Base::Spill(_)));
+            return Ok(!matches!(location.base, Underlay::Spill(_)));
         };
         let quiet = unwritten
             && file.opens.lock().writers == 0
@@ -264,8 +264,8 @@ impl Node {
             return Ok(());
         };
         let file = &file;
-        let residence = file.residence.write();
-        let Some(place) = &residence.place else { return Ok(()) };
+        let location = file.location.write();
+        let Some(place) = &location.place else { return Ok(()) };
         let quiet = quiet == Some(file.writes.load(Ordering::Acquire))
             && file.opens.lock().writers == 0
             && !self.maybe_stored_into(file, place);
@@ -285,13 +285,13 @@ impl Node {
         }
         self.settle_before_clean(file, place)?;
         let done = self.mark_clean(file, place, Some(fingerprint));
-        done.map(|()| self.drop_useless_spill(file, &residence))
+        done.map(|()| self.drop_useless_spill(file, &location))
     }
 
     /// Whether a mapping of the object may live that outlasted its open file, and that may be stored
     /// into. Readers whose open files the kernel reads by itself are not in the way, once it was seen
     /// that no mapping of a writer is left.
-    pub(crate) fn maybe_stored_into(&self, file: &File, place: &Place) -> bool {
+    pub(crate) fn maybe_stored_into(&self, file: &File, place: &TierObject) -> bool {
         let Some(seen) = file.stored_unseen.pending() else { return false };
         let mapped = self.maybe_mapped(place);
         if !mapped {
@@ -302,7 +302,7 @@ impl Node {
     }
 
     /// Whether a mapping of the object may live that outlasted its open file.
-    pub(crate) fn maybe_mapped(&self, place: &Place) -> bool {
+    pub(crate) fn maybe_mapped(&self, place: &TierObject) -> bool {
         match place.object.exclusive() {
             Ok(lease) => lease.is_none(),
             // Without leases only passthrough hides mappings.
@@ -339,8 +339,8 @@ impl Node {
             return Ok(Flushed::Busy);
         }
         fail_at!("node.flush.checked");
-        let residence = file.residence.read();
-        self.publish_file(file, (residence.place.as_ref(), Some(began)), &mut temporary, target)
+        let location = file.location.read();
+        self.publish_file(file, (location.place.as_ref(), Some(began)), &mut temporary, target)
     }
 
     /// Copies all bytes of a file: those on the tier from there, the others from the version that
@@ -357,11 +357,11 @@ impl Node {
         };
         let mut at = 0;
         loop {
-            let residence = file.residence.read();
-            if matches!(residence.base, Base::Spill(_)) {
+            let location = file.location.read();
+            if matches!(location.base, Underlay::Spill(_)) {
                 return Ok(Copied::Overtaken);
             }
-            let Some(place) = &residence.place else {
+            let Some(place) = &location.place else {
                 return Ok(if at == 0 { Copied::Empty } else { Copied::Overtaken });
             };
             let stat = place.object.stat()?;
@@ -380,7 +380,7 @@ impl Node {
                     continue;
                 }
                 copy(&*place.object, at..run.start)?;
-                if let Base::Backing(opened) = &residence.base {
+                if let Underlay::Backing(opened) = &location.base {
                     let base = self.opened_base(file, opened)?;
                     let there = run.start..run.end.min(base.len()?).max(run.start);
                     copy(&*base, there)?;
@@ -397,7 +397,7 @@ impl Node {
     fn publish_file(
         &self,
         file: &File,
-        (place, began): (Option<&Place>, Option<u64>),
+        (place, began): (Option<&TierObject>, Option<u64>),
         temporary: &mut Temporary,
         target: &Target<'_>,
     ) -> Result<Flushed> {
@@ -466,13 +466,13 @@ impl Node {
         self.copy_attributes(record, mtime, &**fresh.file())?;
         fresh.file().sync(false)?;
         // From here on nobody may write to what is going to be a published file.
-        let mut residence = file.residence.write();
-        let same = matches!(&residence.base, Base::Spill(now) if Arc::ptr_eq(now, spill));
+        let mut location = file.location.write();
+        let same = matches!(&location.base, Underlay::Spill(now) if Arc::ptr_eq(now, spill));
         if !same || !spill.is_complete() {
             return Ok(Flushed::Busy);
         }
         let published =
-            self.publish_file(file, (residence.place.as_ref(), None), &mut fresh, target);
+            self.publish_file(file, (location.place.as_ref(), None), &mut fresh, target);
         let flushed = match published {
             // Before anybody can write to it again: an error may come after the deed.
             Err(error) => match self.published_spill(record) {
@@ -485,7 +485,7 @@ impl Node {
             // Before the record lets go of the spill file: the next start would remove it.
             self.backing.sync_dirs(std::slice::from_ref(target.dir))?;
             fail_at!("node.flush.spill_published");
-            self.forget_spill(file, &mut residence, fingerprint)?;
+            self.forget_spill(file, &mut location, fingerprint)?;
             fail_at!("node.flush.spill_noted");
         }
         Ok(flushed)
@@ -498,8 +498,8 @@ impl Node {
         record: &Record,
         spill: &Arc<Spill>,
     ) -> Result<Flushed> {
-        let mut residence = file.residence.write();
-        if !matches!(&residence.base, Base::Spill(now) if Arc::ptr_eq(now, spill)) {
+        let mut location = file.location.write();
+        if !matches!(&location.base, Underlay::Spill(now) if Arc::ptr_eq(now, spill)) {
             return Ok(Flushed::Busy);
         }
         let Some(found) = self.published_spill(record)? else {
@@ -507,7 +507,7 @@ impl Node {
             return Err(rustix::io::Errno::IO.into());
         };
         let fingerprint = found.fingerprint();
-        self.forget_spill(file, &mut residence, fingerprint)?;
+        self.forget_spill(file, &mut location, fingerprint)?;
         Ok(Flushed::Done { fingerprint, clean: false })
     }
 
@@ -523,13 +523,14 @@ impl Node {
     fn forget_spill(
         &self,
         file: &FileRef,
-        residence: &mut Residence,
+        location: &mut DataLocation,
         fingerprint: Fingerprint,
     ) -> Result<()> {
-        let Base::Spill(spill) = std::mem::replace(&mut residence.base, Base::backing()) else {
+        let Underlay::Spill(spill) = std::mem::replace(&mut location.base, Underlay::backing())
+        else {
             return Ok(());
         };
-        if let Some(place) = &residence.place {
+        if let Some(place) = &location.place {
             self.edit_header(place, |header| {
                 header.spilled = false;
                 header.base = Some(fingerprint);
@@ -538,7 +539,7 @@ impl Node {
         }
         self.let_go_of_spill(file.ino)?;
         // Not left to the report of the worker: from here on nothing but this record knows it.
-        let on_tier = residence.place.is_some();
+        let on_tier = location.place.is_some();
         let one_at_a_time = file.times.lock();
         let (size, mtime) = spill.size_and_mtime();
         self.meta.update(file.ino, None, |record| {
@@ -567,8 +568,8 @@ impl Node {
         let mtime = self.fill_spill(file, spill)?;
         // What showed through is about to change.
         spill.sync(false)?;
-        let mut residence = file.residence.write();
-        let same = matches!(&residence.base, Base::Spill(now) if Arc::ptr_eq(now, spill));
+        let mut location = file.location.write();
+        let same = matches!(&location.base, Underlay::Spill(now) if Arc::ptr_eq(now, spill));
         if !same || !spill.is_complete() {
             return Ok(Flushed::Busy);
         }
@@ -593,7 +594,7 @@ impl Node {
         backing.sync(false)?;
         let fingerprint = backing.stat()?.fingerprint();
         // As one step for a restart: the spill file is not needed any more.
-        self.forget_spill(file, &mut residence, fingerprint)?;
+        self.forget_spill(file, &mut location, fingerprint)?;
         fail_at!("node.flush.half_done");
         self.meta.remove_setting(&half_setting(file.ino))?;
         Ok(Flushed::Done { fingerprint, clean: false })
@@ -611,7 +612,7 @@ impl Node {
         let backing = self.backing.open_file(target.dir, name, Access::ReadWrite)?;
         let found = backing.stat()?;
         let expected = target.expect;
-        let announced = match &file.residence.read().place {
+        let announced = match &file.location.read().place {
             Some(place) => is_announced(&place.object.header()?, &found.fingerprint()),
             None => false,
         };
@@ -624,7 +625,7 @@ impl Node {
         }
         // Also for a file of which no tier has anything.
         self.intend(file.ino, expected, Some(&found), found.fingerprint())?;
-        if let Some(place) = &file.residence.read().place {
+        if let Some(place) = &file.location.read().place {
             self.edit_header(place, |header| {
                 // The base and the announced version are of one inode: it changes in place.
                 header.base = Some(found.fingerprint());
@@ -659,8 +660,8 @@ impl Node {
         to: &dyn BackingFile,
         set_len: &dyn Fn(u64) -> Result<()>,
     ) -> Result<()> {
-        let residence = file.residence.read();
-        let presence = residence.place.as_ref().and_then(|place| place.presence.as_ref());
+        let location = file.location.read();
+        let presence = location.place.as_ref().and_then(|place| place.presence.as_ref());
         let Some(presence) = presence else { return Ok(()) };
         let mut presence = presence.write();
         let (limit, size) = (presence.base_limit(), presence.size());
@@ -687,8 +688,8 @@ impl Node {
         self.cut_before_flush(file, to, set_len)?;
         let mut length = to.len()?;
         loop {
-            let residence = file.residence.read();
-            let Some(place) = &residence.place else { return Ok(None) };
+            let location = file.location.read();
+            let Some(place) = &location.place else { return Ok(None) };
             let stat = place.object.stat()?;
             let Some(presence) = &place.presence else {
                 copy::copy_range(&*place.object, to, 0..stat.size, &limits, &Cancel::default())?;

@@ -57,8 +57,8 @@ pub struct Opened {
     pub fh: u64,
     /// How the kernel shall treat it.
     pub mode: OpenMode,
-    /// The face of the file that was opened ([`crate::node_id`]).
-    pub face: u8,
+    /// The alias of the file that was opened ([`crate::node_id`]).
+    pub alias: u8,
     /// The directory of its first name.
     pub dir: Option<Ino>,
 }
@@ -75,11 +75,11 @@ pub struct Handle {
     pub(crate) durably: bool,
     /// Set-id bits stay over its writes, as over those of whoever has all rights.
     pub(crate) keeps_set_ids: bool,
-    /// Under which face of the file it was opened.
-    pub(crate) face: u8,
+    /// Under which alias of the file it was opened.
+    pub(crate) alias: u8,
     /// What its open has shown.
     pub(crate) seen: Seen,
-    /// Whether it keeps the file on this node ([`crate::cluster::Hold`]), as it may write it.
+    /// Whether it keeps the file on this node ([`crate::cluster::WritePin`]), as it may write it.
     pub(crate) held: AtomicBool,
     /// By way of which node the file is read and written, if it is not here.
     pub(crate) remote: Remote,
@@ -113,7 +113,7 @@ impl Handle {
             append,
             durably: false,
             keeps_set_ids: false,
-            face: 0,
+            alias: 0,
             seen: Seen::default(),
             held: AtomicBool::new(write),
             remote: Remote::default(),

@@ -13,10 +13,10 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 
 /// Jobs that may have hints at one time.
-pub const MOST_JOBS: usize = 64;
+pub const MAX_JOBS: usize = 64;
 /// References of all jobs that are remembered at one time, with one more for each file that they
 /// name.
-pub const MOST_REFERENCES: u64 = 1 << 22;
+pub const MAX_REFERENCES: u64 = 1 << 22;
 /// Refused paths that are listed; more are only counted.
 const LISTED: usize = 50;
 
@@ -139,9 +139,9 @@ impl Node {
             self.withdraw_known(&mut jobs, part.job);
         }
         let remembered = self.steward.lock().remembered();
-        if remembered + 2 * references.len() as u64 > MOST_REFERENCES {
+        if remembered + 2 * references.len() as u64 > MAX_REFERENCES {
             return Err(NodeError::Config(format!(
-                "hints name {remembered} files and references, {MOST_REFERENCES} are the most: \
+                "hints name {remembered} files and references, {MAX_REFERENCES} are the most: \
                  withdraw finished jobs, or give the sequence in parts as the job goes along \
                  (--append --open)"
             )));
@@ -149,9 +149,9 @@ impl Node {
         let known = jobs.list.iter().position(|job| job.name == part.job);
         let at = match known {
             Some(at) => at,
-            None if jobs.list.len() >= MOST_JOBS => {
+            None if jobs.list.len() >= MAX_JOBS => {
                 return Err(NodeError::Config(format!(
-                    "{MOST_JOBS} jobs have hints, more can't: withdraw finished ones"
+                    "{MAX_JOBS} jobs have hints, more can't: withdraw finished ones"
                 )));
             }
             None => {

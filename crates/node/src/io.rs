@@ -13,13 +13,13 @@ use crate::cluster::Cluster;
 use crate::config::{Durability, Writeback};
 use crate::context::Context;
 use crate::data::BLOCK;
+use crate::data_location::{DataLocation, TierObject, Underlay};
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
-use crate::fetch::Haste;
+use crate::fetch::FetchMode;
 use crate::files::{File, FileRef};
 use crate::metrics::Source;
 use crate::node::Node;
-use crate::place::{Base, Place, Residence};
 use crate::spill::write_all;
 use crate::stream::OpenStream;
 
@@ -57,14 +57,14 @@ impl Node {
     ) -> Result<usize> {
         let handle = self.handle(fh)?;
         let by = (fh, &*handle, context.pid);
-        if let Some(read) = self.read_through(context, &handle, offset, buffer)? {
+        if let Some(read) = self.read_forwarded(context, &handle, offset, buffer)? {
             self.patterns.note(by, (offset, read), false, false);
             return Ok(read);
         }
         let file = &handle.file;
-        let residence = file.residence_for(context)?;
+        let location = file.location_for(context)?;
         let end = offset + buffer.len() as u64;
-        if let Some(place) = &residence.place {
+        if let Some(place) = &location.place {
             let there = match &place.presence {
                 None => true,
                 Some(presence) => presence.read().is_present(offset..end),
@@ -75,35 +75,35 @@ impl Node {
                 self.patterns.note(by, (offset, read), false, true);
                 return Ok(read);
             }
-        } else if matches!(residence.base, Base::Zeros) {
+        } else if matches!(location.base, Underlay::Zeros) {
             return Ok(0);
         }
         if let Some(stream) = handle.stream.get().cloned() {
             self.patterns.note(by, (offset, buffer.len()), false, false);
             // Neither the file nor the handle is kept from others while the stream is waited for.
             let file = file.clone();
-            drop(residence);
+            drop(location);
             drop(handle);
             return self.read_of_stream(context, &file, &stream, offset, buffer);
         }
         context.wait()?;
         let _demand = self.demand_gate();
         let sequence = handle.sequence(offset, buffer.len() as u64);
-        let whole = sequence > 0 || goes_on(&residence, offset, self.config.extent_bytes);
-        let residence = match whole && self.has_peers() {
+        let whole = sequence > 0 || goes_on(&location, offset, self.config.extent_bytes);
+        let location = match whole && self.has_peers() {
             // What lies beside this will be wanted too, here and elsewhere: from other nodes if they
             // have it, and if not, once for all.
             true => {
-                drop(residence);
-                if let Err(error) = self.fill_shared(file, offset..end, Haste::Now) {
+                drop(location);
+                if let Err(error) = self.fill_shared(file, offset..end, FetchMode::Now) {
                     tracing::debug!(ino = %file.ino, %error, "an extent is read without a copy");
                 }
-                file.residence_for(context)?
+                file.location_for(context)?
             }
-            false => residence,
+            false => location,
         };
-        let read = self.read_with_gaps(file, &residence, offset, buffer)?;
-        drop(residence);
+        let read = self.read_with_gaps(file, &location, offset, buffer)?;
+        drop(location);
         self.patterns.note(by, (offset, read), false, false);
         self.fill_after_miss(file, offset..offset + read as u64, sequence);
         Ok(read)
@@ -122,8 +122,8 @@ impl Node {
             return Ok(read);
         }
         context.wait()?;
-        let residence = file.residence.read();
-        self.read_with_gaps(file, &residence, offset, buffer)
+        let location = file.location.read();
+        self.read_with_gaps(file, &location, offset, buffer)
     }
 
     /// Reads what is on the tier from there and the rest from the base. Nobody waits for an extent
@@ -131,12 +131,12 @@ impl Node {
     pub(crate) fn read_with_gaps(
         &self,
         file: &File,
-        residence: &Residence,
+        location: &DataLocation,
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize> {
-        let Some(place) = &residence.place else {
-            return self.read_base(file, &residence.base, offset, buffer);
+        let Some(place) = &location.place else {
+            return self.read_base(file, &location.base, offset, buffer);
         };
         let len = place.object.len()?;
         if offset >= len {
@@ -157,9 +157,9 @@ impl Node {
             Ok(())
         };
         let from_base = |from: u64, part: &mut [u8]| {
-            let read = self.read_base(file, &residence.base, from, part)?;
+            let read = self.read_base(file, &location.base, from, part)?;
             part[read..].fill(0);
-            if let Base::Backing(opened) = &residence.base
+            if let Underlay::Backing(opened) = &location.base
                 && place.dirty.load(Ordering::Acquire)
             {
                 // Others may have changed it in place, and what is here was written over what it was.
@@ -175,18 +175,18 @@ impl Node {
     pub(crate) fn read_base(
         &self,
         file: &File,
-        base: &Base,
+        base: &Underlay,
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize> {
         match base {
-            Base::Zeros => Ok(0),
-            Base::Spill(spill) => {
+            Underlay::Zeros => Ok(0),
+            Underlay::Spill(spill) => {
                 let read = self.read_spill(file, spill, offset, buffer)?;
                 self.metrics.bytes.of(Source::Backing).add(read as u64);
                 Ok(read)
             }
-            Base::Backing(opened) => {
+            Underlay::Backing(opened) => {
                 let backing = self.opened_base(file, opened)?;
                 let read = self.read_cold(&*backing, buffer, offset)?;
                 self.metrics.bytes.of(Source::Backing).add(read as u64);
@@ -203,7 +203,7 @@ impl Node {
     pub fn write(&self, context: &Context, fh: u64, offset: u64, data: &[u8]) -> Result<usize> {
         let handle = self.handle(fh)?;
         let by = (fh, &*handle, context.pid);
-        if let Some(written) = self.write_through(context, &handle, offset, data)? {
+        if let Some(written) = self.write_forwarded(context, &handle, offset, data)? {
             self.patterns.note(by, (offset, written), true, false);
             return Ok(written);
         }
@@ -278,16 +278,16 @@ impl Node {
 
     /// The length of an open file.
     pub(crate) fn length_now(&self, context: &Context, file: &File) -> Result<u64> {
-        let residence = file.residence_for(context)?;
-        self.length_in(file, &residence)
+        let location = file.location_for(context)?;
+        self.length_in(file, &location)
     }
 
-    /// The length of an open file whose residence the caller has in hand.
-    pub(crate) fn length_in(&self, file: &File, residence: &Residence) -> Result<u64> {
-        Ok(match (&residence.place, &residence.base) {
+    /// The length of an open file whose location the caller has in hand.
+    pub(crate) fn length_in(&self, file: &File, location: &DataLocation) -> Result<u64> {
+        Ok(match (&location.place, &location.base) {
             (Some(place), _) => place.object.len()?,
-            (None, Base::Spill(spill)) => spill.size_and_mtime().0,
-            (None, Base::Zeros | Base::Backing(_)) => self.meta.get(file.ino)?.attr.size,
+            (None, Underlay::Spill(spill)) => spill.size_and_mtime().0,
+            (None, Underlay::Zeros | Underlay::Backing(_)) => self.meta.get(file.ino)?.attr.size,
         })
     }
 
@@ -299,19 +299,19 @@ impl Node {
         offset: u64,
         data: &[u8],
     ) -> Result<Option<usize>> {
-        let mut residence = file.residence_for(context)?;
-        if residence.place.is_none() {
-            if !self.begins_empty(file.ino, &residence)? {
+        let mut location = file.location_for(context)?;
+        if location.place.is_none() {
+            if !self.begins_empty(file.ino, &location)? {
                 return Ok(None);
             }
-            drop(residence);
+            drop(location);
             let record = self.meta.get(file.ino)?;
             if !self.ensure_place(file, &record)? {
                 return Ok(None);
             }
-            residence = file.residence_for(context)?;
+            location = file.location_for(context)?;
         }
-        let Some(place) = &residence.place else { return Ok(None) };
+        let Some(place) = &location.place else { return Ok(None) };
         if Self::needs_sync_to_change(place) {
             context.wait()?;
         }
@@ -323,7 +323,7 @@ impl Node {
         }
         if self.needs_rest_below(place) {
             context.wait()?;
-            self.check_rest_below(file, &residence, place)?;
+            self.check_rest_below(file, &location, place)?;
         }
         self.write_placed(file, place, offset, data)
     }
@@ -332,7 +332,7 @@ impl Node {
     fn write_placed(
         &self,
         file: &File,
-        place: &Place,
+        place: &TierObject,
         offset: u64,
         data: &[u8],
     ) -> Result<Option<usize>> {
@@ -358,7 +358,7 @@ impl Node {
     }
 
     /// Charges the growth of a write to the tier. In charged bytes it costs one load.
-    pub(crate) fn pay(&self, place: &Place, offset: u64, end: u64) -> bool {
+    pub(crate) fn pay(&self, place: &TierObject, offset: u64, end: u64) -> bool {
         let charge = &place.charge;
         if end <= charge.paid_end.load(Ordering::Acquire) {
             return true;
@@ -407,7 +407,7 @@ impl Node {
 
     fn sync_handle(&self, context: &Context, fh: u64, data_only: bool) -> Result<()> {
         let handle = self.handle(fh)?;
-        if self.sync_through(context, &handle, data_only)? {
+        if self.sync_forwarded(context, &handle, data_only)? {
             return Ok(());
         }
         // The kernel may have written by itself what is none of this node's any more.
@@ -437,8 +437,8 @@ impl Node {
         }
         std::thread::scope(|scope| {
             let begun = scope.spawn(|| {
-                let residence = file.residence.read();
-                residence.place.as_ref().map_or(Ok(()), |place| place.object.sync(true))
+                let location = file.location.read();
+                location.place.as_ref().map_or(Ok(()), |place| place.object.sync(true))
             });
             self.safeguard(file)?;
             begun.join().unwrap_or(Ok(()))?;
@@ -448,8 +448,8 @@ impl Node {
 
     pub(crate) fn sync_file(&self, file: &File, data_only: bool) -> Result<()> {
         {
-            let residence = file.residence.read();
-            if let Some(place) = &residence.place {
+            let location = file.location.read();
+            if let Some(place) = &location.place {
                 // First: a start that finds a header which says that the file was synced looks for what
                 // was synced in the map.
                 if let Some(presence) = &place.presence {
@@ -466,9 +466,9 @@ impl Node {
                     place.headers.synced(seen);
                 }
             }
-            match &residence.base {
-                Base::Spill(spill) => spill.sync(data_only)?,
-                Base::Backing(_) | Base::Zeros => {}
+            match &location.base {
+                Underlay::Spill(spill) => spill.sync(data_only)?,
+                Underlay::Backing(_) | Underlay::Zeros => {}
             }
         }
         // A name that is durable already needs no second journal write.
@@ -505,8 +505,8 @@ impl Node {
         if durably {
             return self.sync_file(file, false);
         }
-        let residence = file.residence.read();
-        let Some(place) = &residence.place else { return Ok(()) };
+        let location = file.location.read();
+        let Some(place) = &location.place else { return Ok(()) };
         if place.object.len()? == 0 {
             return self.note_unseen_syncs(place);
         }
@@ -544,7 +544,7 @@ impl Node {
             return Ok(());
         }
         context.wait()?;
-        if self.flush_through(context, &handle)? {
+        if self.flush_forwarded(context, &handle)? {
             return Ok(());
         }
         self.check_fence()?;
@@ -563,7 +563,7 @@ impl Node {
 /// What a write beyond the paid bytes of an object, or into one with a map, is charged: its blocks,
 /// unless the object has them all, and what the map grows by. One that is repeated before its bytes
 /// are there is charged again; the excess goes when the charge is trued up.
-pub(crate) fn blocks_of_gap_write(place: &Place, offset: u64, end: u64) -> u64 {
+pub(crate) fn blocks_of_gap_write(place: &TierObject, offset: u64, end: u64) -> u64 {
     let map = place.presence.as_ref().map_or(0, |presence| {
         let presence = presence.read();
         let grown = Presence::sidecar_bytes_for(presence.extent_size(), end.max(presence.size()));
@@ -606,8 +606,8 @@ pub(crate) fn compose(
 
 /// Whether a read may be one of a sequence that nobody has seen: what lies before it is there, or it
 /// is one of the first, which come in any order.
-fn goes_on(residence: &Residence, offset: u64, extent: u64) -> bool {
-    let presence = residence.place.as_ref().and_then(|place| place.presence.as_ref());
+fn goes_on(location: &DataLocation, offset: u64, extent: u64) -> bool {
+    let presence = location.place.as_ref().and_then(|place| place.presence.as_ref());
     let before = offset.saturating_sub(extent)..offset.saturating_sub(extent) + 1;
     offset < extent || presence.is_some_and(|presence| presence.read().is_present(before))
 }

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use forebay_core::cluster::grants::Fact;
 
 use crate::cluster::LockOwner;
-use crate::inherit::DepartedInode;
+use crate::hand_over::RemovedInode;
 use crate::metrics::RefusalReason;
 
 /// The kernel as seen through the front.
@@ -35,8 +35,8 @@ pub trait Kernel: Send + Sync {
     fn forget_attributes(&self, ino: u64);
 
     /// Hears of a removed inode that somebody may still use, so that it outlives the daemon.
-    fn note_departed(&self, departed: &DepartedInode) {
-        let _ = departed;
+    fn note_removed(&self, removed_inodes: &RemovedInode) {
+        let _ = removed_inodes;
     }
 
     /// Hears who is about to lock, so that it outlives the daemon; false if it can't be kept.

@@ -17,25 +17,25 @@ mod cluster;
 mod config;
 mod context;
 mod data;
+mod data_location;
 mod defects;
 mod doubt;
 mod error;
 mod evict;
-mod faces;
 mod failed;
 mod failpoints;
 mod fetch;
 mod files;
 mod flush;
+mod hand_over;
 mod handle;
 mod hints;
 #[cfg(test)]
 mod hot_path_tests;
 mod import;
-mod inherit;
+mod inode_alias;
 mod io;
 mod kernel;
-mod limbo;
 #[cfg(test)]
 mod lockstep;
 mod members;
@@ -45,9 +45,9 @@ mod namespace;
 mod node;
 mod open;
 mod overlay;
+mod parked;
 mod paths;
 mod patterns;
-mod place;
 mod pool;
 mod prefetch;
 mod ranges;
@@ -75,8 +75,8 @@ pub use aside::{LostChanges, Named};
 pub use check::{CheckRequest, Checked, accept_store, check};
 pub use clock::wall_time;
 pub use cluster::{
-    Belief, Ground, InTheWay, Kept, LockDone, LockOwner, LockRequest, Membership, NodeReport,
-    Renaming, SafetyReport, Shown, Waited, check_cluster,
+    InTheWay, Kept, KernelGrant, LeaseBasis, LockDone, LockOwner, LockRequest, Membership,
+    NodeReport, Renaming, SafetyReport, Shown, Waited, check_cluster,
 };
 pub use config::{
     ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,
@@ -85,20 +85,20 @@ pub use config::{
 pub use context::Context;
 pub use defects::{BackgroundKind, BackgroundWork, SetAsideWork, background_work_in_hand};
 pub use error::{NodeError, Result};
-pub use faces::{node_id, of_node_id};
 pub use failpoints::{arm_fail_points, fail_points};
 pub use forebay_core::cluster::grants::Fact;
 pub use forebay_core::cluster::locks::{Family, Mode, Span};
 pub use forebay_core::cluster::redundancy::Redundancy;
-pub use forebay_meta::{Attr, EngineError, Error as MetaError, Estate, Moment, Owned, Teller};
+pub use forebay_meta::{Attr, EngineError, Error as MetaError, Moment, NodeStatus, Owned, Teller};
 pub use forebay_store::tier::check_dir as check_tier_dir;
 pub use forebay_store::{ErrorClass, StoreError};
 pub use forebay_types::{FileKind, Ino, Timestamp};
 pub use handle::{OpenMode, Opened};
+pub use inode_alias::{node_id, of_node_id};
 
-pub use hints::{HintPart, HintReport, Hinted, MOST_JOBS, MOST_REFERENCES};
+pub use hand_over::{HandOverState, HandleMode, OpenHandle, RemovedInode, ResidentObject};
+pub use hints::{HintPart, HintReport, Hinted, MAX_JOBS, MAX_REFERENCES};
 pub use import::Looked;
-pub use inherit::{DepartedInode, HandleMode, Inheritance, OpenHandle, ResidentObject};
 pub use kernel::Kernel;
 pub use members::check_tiers;
 pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Stat, Statfs};

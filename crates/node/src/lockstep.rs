@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 /// More steps than this without an end are a standstill.
-const MOST_STEPS: u64 = 2_000_000;
+const MAX_STEPS: u64 = 2_000_000;
 
 /// What the clock shows at the beginning, in seconds since 1970.
 const EPOCH_S: i64 = 2_000_000_000;
@@ -246,7 +246,7 @@ fn take_step(blocked: bool) {
     if state.is_killed() {
         all.turn.notify_all();
     }
-    if state.steps > MOST_STEPS {
+    if state.steps > MAX_STEPS {
         state.failed = true;
         all.turn.notify_all();
         drop(state);

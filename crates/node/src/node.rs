@@ -26,10 +26,10 @@ use crate::config::NodeConfig;
 use crate::defects::{self, BackgroundWork};
 use crate::error::{NodeError, Result};
 use crate::files::Files;
+use crate::hand_over::HandOverState;
 use crate::handle::Handles;
 use crate::hints::Hints;
 use crate::import::Imports;
-use crate::inherit::Inheritance;
 use crate::kernel::Kernel;
 use crate::members::{self, Expected};
 use crate::metrics::Metrics;
@@ -147,7 +147,10 @@ impl Node {
     ///
     /// # Errors
     /// As [`Node::start`].
-    pub fn start_after(config: NodeConfig, inheritance: Option<&Inheritance>) -> Result<Arc<Node>> {
+    pub fn start_after(
+        config: NodeConfig,
+        handed_over: Option<&HandOverState>,
+    ) -> Result<Arc<Node>> {
         let mut expected = members::check(&config)?;
         let tiers = open_tiers(&config)?;
         let first = tiers.first().ok_or_else(|| {
@@ -168,7 +171,7 @@ impl Node {
                 Arc::new(InterceptedBacking::new(backing, Arc::new(throttle)))
             }
         };
-        match Self::assemble(config, (tiers, &expected), backing, inheritance) {
+        match Self::assemble(config, (tiers, &expected), backing, handed_over) {
             Ok(node) => {
                 drop(node.troubles.noted.set(directory));
                 Ok(node)
@@ -222,15 +225,15 @@ impl Node {
         config: NodeConfig,
         tiers: (Vec<TierSlot>, &Expected),
         backing: Arc<dyn BackingStore>,
-        inheritance: Option<&Inheritance>,
+        handed_over: Option<&HandOverState>,
     ) -> Result<Arc<Node>> {
-        let node = Self::build(config, tiers, backing, inheritance)?;
+        let node = Self::build(config, tiers, backing, handed_over)?;
         node.note_members(false)?;
         node.start_heartbeat();
         node.import_root()?;
-        match inheritance {
+        match handed_over {
             None => drop(node.recover(&HashSet::new())?),
-            Some(inheritance) => node.inherit(inheritance)?,
+            Some(handed_over) => node.resume(handed_over)?,
         }
         node.tell_set_aside_work();
         if !node.config.read_only {
@@ -252,10 +255,10 @@ impl Node {
         config: NodeConfig,
         (tiers, expected): (Vec<TierSlot>, &Expected),
         backing: Arc<dyn BackingStore>,
-        inheritance: Option<&Inheritance>,
+        handed_over: Option<&HandOverState>,
     ) -> Result<Arc<Node>> {
-        let generation = inheritance.map_or(0, Inheritance::next_generation);
-        let former = inheritance.and_then(|inheritance| inheritance.membership.as_ref());
+        let generation = handed_over.map_or(0, HandOverState::next_generation);
+        let former = handed_over.and_then(|handed_over| handed_over.membership.as_ref());
         let state_dir = make_state_dir(&config, &tiers)?;
         let meta = open_namespace(&config, &state_dir, &tiers, former)?;
         expected.confirm(&meta, &state_dir, &tiers)?;
@@ -263,7 +266,7 @@ impl Node {
         let cluster =
             cluster.map(|(me, config)| Cluster::new(me, config, former, expected.markable.clone()));
         if let Some(cluster) = &cluster {
-            meta.rely(cluster.beliefs.clone());
+            meta.rely(cluster.kernel_grants.clone());
             cluster.enter_store()?;
         }
         bind_to_backing(&meta, &config.backing)?;
@@ -290,7 +293,7 @@ impl Node {
             troubles: Troubles::default(),
             removals: Removals::default(),
             upkeep: crate::upkeep::Upkeep::default(),
-            defects: defects::known_from(inheritance),
+            defects: defects::known_from(handed_over),
             accesses: Accesses::default(),
             given_up: Default::default(),
             spills_noted: AtomicBool::new(spills_noted),
@@ -329,7 +332,7 @@ impl Node {
     /// Connects the front. Called once, before the first request.
     pub fn attach_kernel(&self, kernel: Arc<dyn Kernel>) {
         if let Some(cluster) = &self.cluster {
-            cluster.beliefs.attach(kernel.clone());
+            cluster.kernel_grants.attach(kernel.clone());
         }
         if self.kernel.set(kernel).is_err() {
             tracing::error!("a second front was connected; it is ignored");
@@ -522,7 +525,7 @@ fn open_namespace(
     let engine: Box<dyn Engine> = match cluster.leases {
         true => {
             let leases = LeaseOptions {
-                patience: cluster.lease,
+                timeout: cluster.lease,
                 who: format!("the node on {}", cluster.host),
                 journal: Some(state_dir.join(LEASES)),
                 outlived: former.is_some(),

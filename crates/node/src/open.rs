@@ -11,23 +11,23 @@ use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
 use crate::clock;
-use crate::cluster::{Right, Seen};
+use crate::cluster::{AccessMode, Seen};
 use crate::config::{Passthrough, Writeback};
 use crate::context::Context;
+use crate::data_location::{DataLocation, Underlay};
 use crate::error::{NodeError, Result};
-use crate::faces::{Opens, Registered, Use as Shown, object_id, version_id};
 use crate::failpoints::fail_at;
 use crate::files::{File, FileRef};
 use crate::handle::{Handle, Keys, OpenMode, Opened};
+use crate::inode_alias::{Opens, Registered, Use as Shown, object_id, version_id};
 use crate::metrics::RefusalReason;
 use crate::namespace::{Found, NewName, Stat};
 use crate::node::Node;
-use crate::place::{Base, Residence};
 use crate::shares::Share;
 use crate::stream::OpenStream;
 
 impl Node {
-    /// Opens a regular file, under whatever face it has now.
+    /// Opens a regular file, under whatever alias it has now.
     ///
     /// # Errors
     /// `MustWait` when the file is not on a tier and the caller may not wait; whatever the tier or
@@ -36,15 +36,21 @@ impl Node {
         self.open_as(context, ino, None, flags)
     }
 
-    /// As [`Node::open`], for somebody who knows the file under one of its faces.
+    /// As [`Node::open`], for somebody who knows the file under one of its aliases.
     ///
     /// # Errors
-    /// As [`Node::open`]; `ESTALE` if it has another face now: it is to be looked up once more.
-    pub fn open_face(&self, context: &Context, ino: Ino, face: u8, flags: i32) -> Result<Opened> {
-        self.open_as(context, ino, Some(face), flags)
+    /// As [`Node::open`]; `ESTALE` if it has another alias now: it is to be looked up once more.
+    pub fn open_alias(&self, context: &Context, ino: Ino, alias: u8, flags: i32) -> Result<Opened> {
+        self.open_as(context, ino, Some(alias), flags)
     }
 
-    fn open_as(&self, context: &Context, ino: Ino, face: Option<u8>, flags: i32) -> Result<Opened> {
+    fn open_as(
+        &self,
+        context: &Context,
+        ino: Ino,
+        alias: Option<u8>,
+        flags: i32,
+    ) -> Result<Opened> {
         let changes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
         let (mut record, right) = self.newest(context, ino, changes)?;
         if record.attr.kind != FileKind::Regular {
@@ -70,13 +76,13 @@ impl Node {
                 return Err(error.into());
             }
         };
-        let how = Use { flags, face, uid: context.uid, pid: context.pid };
+        let how = Use { flags, alias, uid: context.uid, pid: context.pid };
         let open_here = |record: &Arc<Record>| {
             self.match_version(context, &file, record)
                 .and_then(|()| self.open_known(context, &file, self.as_seen_here(record), how))
         };
         let opened = match &right {
-            Right::Through(owner) => self.open_through(context, &file, *owner, how),
+            AccessMode::Forwarded(owner) => self.open_forwarded(context, &file, *owner, how),
             _ => match open_here(&record) {
                 Err(error) if self.takes_newer_version(&file, &error) => {
                     self.meta.get_settled(ino).map_err(Into::into).and_then(|now| open_here(&now))
@@ -101,7 +107,7 @@ impl Node {
         mut record: Arc<Record>,
         how: Use,
     ) -> Result<Opened> {
-        drop(file.residence_for(context)?);
+        drop(file.location_for(context)?);
         if (0..self.tiers.len()).any(|tier| self.tier_failure(tier).is_some()) {
             context.wait()?;
             self.leave_failed_tier(file)?;
@@ -137,25 +143,25 @@ impl Node {
 
     /// Before an open of a file of which only a part is here: whether the rest goes with it.
     fn look_at_rest(&self, context: &Context, file: &FileRef) -> Result<()> {
-        let partly = |residence: &Residence| {
-            residence.place.as_ref().is_some_and(|place| self.needs_rest_below(place))
+        let partly = |location: &DataLocation| {
+            location.place.as_ref().is_some_and(|place| self.needs_rest_below(place))
         };
         self.load(context, file)?;
-        if !partly(&*file.residence_for(context)?) {
+        if !partly(&*file.location_for(context)?) {
             return Ok(());
         }
         context.wait()?;
-        let residence = file.residence.read();
-        match &residence.place {
-            Some(place) => self.check_rest_below(file, &residence, place),
+        let location = file.location.read();
+        match &location.place {
+            Some(place) => self.check_rest_below(file, &location, place),
             None => Ok(()),
         }
     }
 
     /// Whether an open of a file whose writes nobody will see has to wait for its tier's device.
     fn needs_sync_to_pass(&self, file: &File) -> bool {
-        let residence = file.residence.read();
-        let Some(place) = &residence.place else { return false };
+        let location = file.location.read();
+        let Some(place) = &location.place else { return false };
         self.passthrough_refusal().is_none()
             && place.presence.is_none()
             && (!place.dirty.load(Ordering::Acquire) || place.headers.unsynced().is_some())
@@ -163,10 +169,10 @@ impl Node {
     }
 
     /// A handle that may write keeps the file on this node for as long as it lives.
-    fn keep_hold(&self, right: Right<'_>, opened: &Result<Opened>, flags: i32) {
+    fn keep_hold(&self, right: AccessMode<'_>, opened: &Result<Opened>, flags: i32) {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         match right {
-            Right::Hold(hold) if write && opened.is_ok() => hold.keep(),
+            AccessMode::Pinned(hold) if write && opened.is_ok() => hold.keep(),
             other => drop(other),
         }
     }
@@ -242,15 +248,15 @@ impl Node {
     ) -> Result<Opened> {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         // It is owned already.
-        let right = if write { self.hold(&Context::DAEMON, record.ino)? } else { Right::None };
-        if matches!(right, Right::Through(_)) {
+        let right = if write { self.hold(&Context::DAEMON, record.ino)? } else { AccessMode::Read };
+        if matches!(right, AccessMode::Forwarded(_)) {
             // Given up and taken by another in no time.
             return Err(Errno::BUSY.into());
         }
         let file = self.files.get(record.ino);
         self.load(&Context::DAEMON, &file)?;
         self.tracer.note(file.ino, 0, true);
-        let how = Use { flags, face: None, uid: context.uid, pid: context.pid };
+        let how = Use { flags, alias: None, uid: context.uid, pid: context.pid };
         let opened = self.attach(&file, record, how, (share, None));
         self.keep_hold(right, &opened, flags);
         opened
@@ -269,9 +275,9 @@ impl Node {
         self.load(context, file)?;
         let size = record.attr.size;
         let (resident, nothing) = {
-            let residence = file.residence.read();
-            let zeros = size == 0 || !matches!(residence.base, Base::Backing(_));
-            (residence.place.is_some(), zeros)
+            let location = file.location.read();
+            let zeros = size == 0 || !matches!(location.base, Underlay::Backing(_));
+            (location.place.is_some(), zeros)
         };
         let rate = if write || nothing { None } else { self.stream_rate(context, record)? };
         // Before anything is told: who has to wait comes by here once more.
@@ -316,19 +322,19 @@ impl Node {
     ) -> Result<Opened> {
         fail_at!("node.open.attach");
         let write = how.writes();
-        let residence = file.residence.read();
+        let location = file.location.read();
         let mut opens = file.opens.lock();
-        self.turn_if_replaced(&mut opens, residence.place.as_ref(), record)?;
-        check_face(&mut opens, how)?;
+        self.turn_if_replaced(&mut opens, location.place.as_ref(), record)?;
+        check_alias(&mut opens, how)?;
         self.busiest.count(file.ino.0);
-        let (mut mode, promised) = self.choose_mode(file, &residence, &mut opens, record, how);
-        let face = opens.now.number;
+        let (mut mode, promised) = self.choose_mode(file, &location, &mut opens, record, how);
+        let alias = opens.now.number;
         let mut seen = Seen::default();
         if let OpenMode::Cached { keep } = &mut mode {
-            (*keep, seen) = self.keeps_pages(file, record, face);
+            (*keep, seen) = self.keeps_pages(file, record, alias);
         }
         let mut handle = Handle::new(file.clone(), write, mode, promised);
-        (handle.face, handle.seen) = (face, seen);
+        (handle.alias, handle.seen) = (alias, seen);
         handle.append = self.appends_itself(how);
         handle.durably = how.durably();
         handle.keeps_set_ids = how.uid == 0;
@@ -363,7 +369,7 @@ impl Node {
         if write {
             file.count_write();
             let to_object = mode.passes() && opens.passes_to_object();
-            if let Some(place) = residence.place.as_ref().filter(|_| to_object) {
+            if let Some(place) = location.place.as_ref().filter(|_| to_object) {
                 // From here on the kernel writes, or maps to be stored into, without asking: dirty
                 // before the reply.
                 marked = self.mark_dirty_for_passthrough(file, place);
@@ -372,9 +378,9 @@ impl Node {
         if opens.count == 1 {
             self.decide(Event::Busy { object: file.ino });
         }
-        drop((opens, residence));
+        drop((opens, location));
         let dir = record.links.first().map(|link| link.parent);
-        let opened = Opened { fh, mode, face, dir };
+        let opened = Opened { fh, mode, alias, dir };
         marked.map(|()| opened).inspect_err(|_| {
             if let Some(handle) = self.handles.get(fh) {
                 // The right to write is the caller's still, who drops it.
@@ -398,7 +404,7 @@ impl Node {
     fn choose_mode(
         &self,
         file: &File,
-        residence: &Residence,
+        location: &DataLocation,
         opens: &mut Opens,
         record: &Record,
         how: Use,
@@ -412,7 +418,7 @@ impl Node {
             if registered.bypass || self.appends_itself(how) {
                 return (OpenMode::PassthroughDirect { id }, None);
             }
-            return match self.promise_to_writer(file, residence) {
+            return match self.promise_to_writer(file, location) {
                 Ok(promised) => (OpenMode::Passthrough { id }, Some(promised)),
                 Err(_) => (OpenMode::PassthroughDirect { id }, None),
             };
@@ -432,9 +438,9 @@ impl Node {
         }
         // A daemon that writes may have to move extents away from under a passthrough reader.
         let serves_writer = opens.writers > 0;
-        match &residence.place {
+        match &location.place {
             Some(place) if place.presence.is_none() && !serves_writer => {
-                let promised = match write.then(|| self.promise_to_writer(file, residence)) {
+                let promised = match write.then(|| self.promise_to_writer(file, location)) {
                     None => None,
                     Some(Ok(promised)) => Some(promised),
                     Some(Err(reason)) => return (self.served(reason, true, true), None),
@@ -455,7 +461,7 @@ impl Node {
                 }
             }
             None if !write && !serves_writer && record.attr.size > 0 => {
-                self.bypass(residence, opens, record)
+                self.bypass(location, opens, record)
             }
             _ if serves_writer => (self.served(RefusalReason::MixedOpen, true, true), None),
             _ => (self.served(RefusalReason::NotResident, true, write), None),
@@ -467,14 +473,14 @@ impl Node {
     /// written goes to a tier or past them, never into a published file, and readers have to see it.
     fn bypass(
         &self,
-        residence: &Residence,
+        location: &DataLocation,
         opens: &mut Opens,
         record: &Record,
     ) -> (OpenMode, Option<(u8, u64)>) {
         let refused = || (self.served(RefusalReason::NotResident, true, false), None);
         let unseen = self.config.throttle.is_none() && self.streams.is_none();
         let unseen = unseen && self.config.read_only && !self.is_clustered();
-        if !matches!(residence.base, Base::Backing(_)) || !unseen {
+        if !matches!(location.base, Underlay::Backing(_)) || !unseen {
             return refused();
         }
         let Ok(backing) = self.open_backing(record, Access::Read) else { return refused() };
@@ -499,9 +505,9 @@ impl Node {
     fn promise_to_writer(
         &self,
         file: &File,
-        residence: &Residence,
+        location: &DataLocation,
     ) -> std::result::Result<(u8, u64), RefusalReason> {
-        let place = residence.place.as_ref().ok_or(RefusalReason::NotResident)?;
+        let place = location.place.as_ref().ok_or(RefusalReason::NotResident)?;
         if file.privileged.load(Ordering::Relaxed) {
             return Err(RefusalReason::SetId);
         }
@@ -552,7 +558,7 @@ impl Node {
             opens.writers -= u32::from(handle.write);
             opens.handles.retain(|other| *other != fh);
             let cached = matches!(handle.mode, OpenMode::Cached { .. });
-            opens.leave(handle.face, cached, handle.mode.registration());
+            opens.leave(handle.alias, cached, handle.mode.registration());
             self.unregister_unused(&mut opens);
             (opens.count == 0, handle.write && opens.writers == 0)
         };
@@ -560,7 +566,7 @@ impl Node {
             self.tiers[usize::from(tier)].room.unpromise(bytes);
         }
         if handle.held.load(Ordering::Acquire) {
-            self.unhold(file.ino);
+            self.unpin(file.ino);
         }
         fail::fail_point!("node.release.before_settle");
         if handle.write && handle.mode.passes() {
@@ -613,7 +619,7 @@ impl Node {
     /// Drops the bytes of a file; on another thread if one of those that wait has it in hand.
     fn discard_at_hand(&self, file: &FileRef, discard: fn(&Node, Ino)) {
         let ino = file.ino;
-        if file.residence.try_write().is_some() || !self.later(move |node| discard(node, ino)) {
+        if file.location.try_write().is_some() || !self.later(move |node| discard(node, ino)) {
             discard(self, ino);
         }
     }
@@ -625,8 +631,8 @@ impl Node {
             return;
         }
         // Whoever has it in hand for long waits for a slow device; an access time is not worth that.
-        let Some(residence) = file.residence.try_read() else { return };
-        let Some(place) = &residence.place else { return };
+        let Some(location) = file.location.try_read() else { return };
+        let Some(place) = &location.place else { return };
         let Ok(stat) = place.object.stat() else { return };
         let (known, seen) = (record.attr.atime, stat.atime);
         let stale =
@@ -650,18 +656,18 @@ impl Node {
 pub(crate) struct Use {
     /// Those of open(2).
     pub flags: i32,
-    /// Under which face whoever opens it knows the file, if he does.
-    pub face: Option<u8>,
+    /// Under which alias whoever opens it knows the file, if he does.
+    pub alias: Option<u8>,
     /// By whom.
     pub uid: u32,
     /// By which process.
     pub pid: u32,
 }
 
-/// Whether whoever opens a file knows it under the face that it has now. If it is not open, it has
+/// Whether whoever opens a file knows it under the alias that it has now. If it is not open, it has
 /// whichever he knows.
-pub(crate) fn check_face(opens: &mut Opens, how: Use) -> Result<()> {
-    match how.face {
+pub(crate) fn check_alias(opens: &mut Opens, how: Use) -> Result<()> {
+    match how.alias {
         Some(known) if known != opens.now.number => {
             if opens.count > 0 {
                 return Err(Errno::STALE.into());

@@ -26,11 +26,11 @@ use forebay_types::Timestamp;
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock;
+use crate::data_location::Underlay;
 use crate::error::Result;
 use crate::files::{File, FileRef};
 use crate::io::compose;
 use crate::node::Node;
-use crate::place::Base;
 use crate::spill::write_all_or_fail;
 
 /// The spill file of a file in use.
@@ -165,32 +165,32 @@ impl Node {
         &self,
         file: &FileRef,
     ) -> Result<(bool, bool, bool, Option<Arc<Spill>>)> {
-        let residence = file.residence.read();
-        let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
-        let spill = match &residence.base {
-            Base::Spill(spill) => {
+        let location = file.location.read();
+        let partial = location.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let spill = match &location.base {
+            Underlay::Spill(spill) => {
                 self.check_below(file, spill)?;
                 Some(spill.clone())
             }
-            Base::Backing(opened) if partial => {
+            Underlay::Backing(opened) if partial => {
                 self.check_version(file.ino, &*self.opened_base(file, opened)?)?;
                 None
             }
-            Base::Backing(_) | Base::Zeros => None,
+            Underlay::Backing(_) | Underlay::Zeros => None,
         };
-        let beneath = matches!(residence.base, Base::Backing(_));
-        let mapped = residence.place.as_ref();
+        let beneath = matches!(location.base, Underlay::Backing(_));
+        let mapped = location.place.as_ref();
         let mapped = mapped.is_some_and(|place| self.maybe_stored_into(file, place));
-        Ok((residence.place.is_none(), beneath, mapped, spill))
+        Ok((location.place.is_none(), beneath, mapped, spill))
     }
 
     /// The version that what is here builds upon is gone: zeros stand for all that was not brought in.
     pub(crate) fn give_up_rest(&self, file: &File) {
-        let mut residence = file.residence.write();
-        match &residence.base {
-            Base::Backing(_) if residence.place.is_some() => residence.base = Base::Zeros,
-            Base::Spill(spill) => spill.give_up_below(),
-            Base::Backing(_) | Base::Zeros => return,
+        let mut location = file.location.write();
+        match &location.base {
+            Underlay::Backing(_) if location.place.is_some() => location.base = Underlay::Zeros,
+            Underlay::Spill(spill) => spill.give_up_below(),
+            Underlay::Backing(_) | Underlay::Zeros => return,
         }
         tracing::error!(
             ino = %file.ino,
@@ -267,7 +267,7 @@ impl Node {
         Ok(want)
     }
 
-    /// Writes to a spill file. The caller has the residence for itself.
+    /// Writes to a spill file. The caller has the location for itself.
     ///
     /// # Errors
     /// `ENOSPC` or `EDQUOT` when the backing store has no room, as it says itself; what it says.
@@ -284,7 +284,7 @@ impl Node {
     }
 
     /// Makes zeros of a range of a spill file, holes where the store can have them. The caller has the
-    /// residence for itself.
+    /// location for itself.
     ///
     /// # Errors
     /// As [`Node::write_spill`].
@@ -345,7 +345,7 @@ impl Node {
         let limits = self.limits(Priority::WriteBack);
         let mut at = 0;
         loop {
-            let _no_writer = file.residence.read();
+            let _no_writer = file.location.read();
             let size = over.has.read().size();
             if at >= size {
                 return Ok(());

@@ -94,7 +94,7 @@ struct Queues {
     closed: bool,
 }
 
-struct Shared {
+struct PoolState {
     queues: Mutex<Queues>,
     wake: Condvar,
     ended: Condvar,
@@ -105,7 +105,7 @@ struct Shared {
 /// A bounded pool of threads. Clones share it.
 #[derive(Clone)]
 pub struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
 }
 
 /// An idle thread ends after this long.
@@ -122,7 +122,7 @@ impl Pool {
             background_running: 0,
             closed: false,
         };
-        let shared = Shared {
+        let shared = PoolState {
             queues: Mutex::new(queues),
             wake: Condvar::new(),
             ended: Condvar::new(),
@@ -236,7 +236,7 @@ impl Queues {
     }
 }
 
-impl Shared {
+impl PoolState {
     fn serve(&self) {
         let mut queues = self.queues.lock();
         loop {

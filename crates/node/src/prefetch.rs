@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::context::Context;
 use crate::defects::BackgroundKind;
 use crate::error::Result;
-use crate::fetch::Haste;
+use crate::fetch::FetchMode;
 use crate::node::Node;
 
 /// The fetches that the steward has asked for and not heard of yet: at most as many as it has under
@@ -70,11 +70,11 @@ impl Node {
             return Ok(());
         }
         self.load(&Context::DAEMON, &file)?;
-        if file.residence.read().place.is_none() {
+        if file.location.read().place.is_none() {
             if size <= self.config.fetch_on_open_bytes {
                 let whole = bytes >= size;
                 return if whole {
-                    self.fetch_to(&file, &record, tier, Haste::Ahead(cancel))
+                    self.fetch_to(&file, &record, tier, FetchMode::Ahead(cancel))
                 } else {
                     Ok(())
                 };
@@ -85,7 +85,7 @@ impl Node {
         let mut buffer = vec![0; usize::try_from(extent).unwrap_or(1 << 20)];
         let mut at = 0;
         while at < bytes.min(size) && !over() {
-            if !self.fill_extent(&file, at..at + extent, &mut buffer, Haste::Ahead(cancel))? {
+            if !self.fill_extent(&file, at..at + extent, &mut buffer, FetchMode::Ahead(cancel))? {
                 break;
             }
             at += extent;

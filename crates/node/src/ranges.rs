@@ -9,17 +9,17 @@ use rustix::io::Errno;
 
 use crate::clock;
 use crate::context::Context;
+use crate::data_location::Underlay;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::files::FileRef;
 use crate::node::Node;
-use crate::place::Base;
 
 /// Bytes copied at a time between files that the kernel can't copy between.
 const PIECE: usize = 1 << 20;
 /// Bytes that one call copies at most; the program calls again for more. A call can't be interrupted, and
 /// its time is limited.
-const COPIED_MOST: u64 = 64 << 20;
+const MAX_COPIED: u64 = 64 << 20;
 
 /// Where `seek` looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,31 +82,31 @@ impl Node {
         }
         let file = handle.file.clone();
         drop(handle);
-        if !context.may_wait && file.residence.try_write().is_none() {
+        if !context.may_wait && file.location.try_write().is_none() {
             return Err(NodeError::MustWait);
         }
         self.drop_privileges(context, &file)?;
         let record = self.meta.get(file.ino)?;
         let simple = {
-            let residence = file.residence.read();
-            match &residence.place {
+            let location = file.location.read();
+            match &location.place {
                 Some(place) => place.presence.is_none() && !Self::needs_sync_to_change(place),
-                None => self.begins_empty(file.ino, &residence)?,
+                None => self.begins_empty(file.ino, &location)?,
             }
         };
         if !simple {
             context.wait()?;
         }
         let (absent, new) = {
-            let residence = file.residence.read();
-            (residence.place.is_none(), self.begins_empty(file.ino, &residence)?)
+            let location = file.location.read();
+            (location.place.is_none(), self.begins_empty(file.ino, &location)?)
         };
         if absent && new {
             self.ensure_place(&file, &record)?;
-        } else if absent && matches!(file.residence.read().base, Base::Backing(_)) {
+        } else if absent && matches!(file.location.read().base, Underlay::Backing(_)) {
             self.begin_partial(&file, &record)?;
         }
-        if file.residence.read().place.is_none() {
+        if file.location.read().place.is_none() {
             context.wait()?;
         }
         fail_at!("node.range.begin");
@@ -126,21 +126,21 @@ impl Node {
         Range { start: offset, end }: Range<u64>,
         keep: bool,
     ) -> Result<()> {
-        let mut residence = file.residence.write();
+        let mut location = file.location.write();
         self.check_wanted(context)?;
         file.count_write();
-        let len = self.length_in(file, &residence)?;
+        let len = self.length_in(file, &location)?;
         let to = if keep { end.min(len) } else { end };
-        let fits = match &residence.place {
+        let fits = match &location.place {
             None => false,
             Some(place) => {
-                self.check_rest_below(file, &residence, place)?;
-                place.presence.is_none() || self.fetch_edges(file, &residence, place, offset, to)?
+                self.check_rest_below(file, &location, place)?;
+                place.presence.is_none() || self.fetch_edges(file, &location, place, offset, to)?
             }
         };
-        let Some(place) = residence.place.as_ref().filter(|_| fits) else {
+        let Some(place) = location.place.as_ref().filter(|_| fits) else {
             let past = offset < to;
-            return if past { self.zero_around(file, &mut residence, offset..to) } else { Ok(()) };
+            return if past { self.zero_around(file, &mut location, offset..to) } else { Ok(()) };
         };
         self.mark_dirty(file, place)?;
         if end > len && !keep {
@@ -163,11 +163,11 @@ impl Node {
         end: u64,
         keep: bool,
     ) -> Result<()> {
-        let mut residence = file.residence.write();
+        let mut location = file.location.write();
         self.check_wanted(context)?;
         let mode = if keep { AllocateMode::KeepSize } else { AllocateMode::Extend };
         let mut is_paid = false;
-        if let Some(place) = residence.place.as_ref().filter(|place| place.presence.is_none()) {
+        if let Some(place) = location.place.as_ref().filter(|place| place.presence.is_none()) {
             let paid = place.charge.paid_end.load(Ordering::Acquire);
             let wanted = end.saturating_sub(paid.max(offset));
             is_paid = wanted == 0;
@@ -186,7 +186,7 @@ impl Node {
                 }
             }
         }
-        let len = self.length_in(file, &residence)?;
+        let len = self.length_in(file, &location)?;
         if !is_paid {
             // What lies within the file may be there already; asking for holes would take long.
             self.check_backing_room(context, end.saturating_sub(len.max(offset)))?;
@@ -195,7 +195,7 @@ impl Node {
             return Ok(());
         }
         file.count_write();
-        self.resize(file, &mut residence, end)
+        self.resize(file, &mut location, end)
     }
 
     /// Whether the backing store has room for so many bytes now.
@@ -213,7 +213,7 @@ impl Node {
     /// Size and times of a file that was changed by other means than a write.
     fn note_change(&self, file: &FileRef) -> Result<()> {
         let now = clock::wall_time();
-        if let Some(place) = &file.residence.read().place {
+        if let Some(place) = &file.location.read().place {
             place.object.set_times(None, Some(now))?;
         }
         if !file.is_open() {
@@ -233,7 +233,7 @@ impl Node {
             _ => return Err(NodeError::Posix(Errno::INVAL)),
         };
         let handle = self.handle(fh)?;
-        if let Some(len) = self.length_through(context, &handle)? {
+        if let Some(len) = self.length_forwarded(context, &handle)? {
             // Its holes count as data.
             let found = if what == Seek::Data { offset } else { len };
             return if offset < len { Ok(found) } else { Err(NodeError::Posix(Errno::NXIO)) };
@@ -249,11 +249,11 @@ impl Node {
     }
 
     fn seek_here(&self, context: &Context, file: &FileRef, offset: u64, what: Seek) -> Result<u64> {
-        let residence = file.residence_for(context)?;
-        let Some(place) = &residence.place else {
-            let found = match &residence.base {
-                Base::Zeros => None,
-                Base::Spill(spill) => {
+        let location = file.location_for(context)?;
+        let Some(place) = &location.place else {
+            let found = match &location.base {
+                Underlay::Zeros => None,
+                Underlay::Spill(spill) => {
                     context.wait()?;
                     let (len, bytes) = (spill.size_and_mtime().0, &**spill.file());
                     spill.with_map(|map| match map {
@@ -261,7 +261,7 @@ impl Node {
                         None => seek_in(bytes, offset, what),
                     })?
                 }
-                Base::Backing(opened) => {
+                Underlay::Backing(opened) => {
                     context.wait()?;
                     seek_in(&*self.opened_base(file, opened)?, offset, what)?
                 }
@@ -294,7 +294,7 @@ impl Node {
         context.wait()?;
         let (from_fh, mut from_offset) = from;
         let (to_fh, mut to_offset) = to;
-        let length = length.min(COPIED_MOST);
+        let length = length.min(MAX_COPIED);
         // A copy within one file may overlap piece by piece only if the ranges do not.
         let mut buffer = vec![0; PIECE.min(usize::try_from(length).unwrap_or(PIECE))];
         let mut done = 0;

@@ -321,11 +321,11 @@ impl Node {
         let size = map.as_ref().map_or(stat.size, |map| map.size().min(stat.size));
         self.meta.sync()?;
         let file = self.files.get(record.ino);
-        let mut residence = file.residence.write();
+        let mut location = file.location.write();
         // Like a new file of which no tier has anything.
-        residence.loaded = true;
-        residence.base = crate::place::Base::Zeros;
-        let spill = self.ensure_spill(&file, &mut residence)?;
+        location.loaded = true;
+        location.base = crate::data_location::Underlay::Zeros;
+        let spill = self.ensure_spill(&file, &mut location)?;
         let mut buffer = vec![0; 1 << 20];
         let mut at = 0;
         while at < size {

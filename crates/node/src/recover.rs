@@ -132,7 +132,7 @@ impl Node {
         if !trusted {
             self.recover_unsynced(&evidence)?;
         }
-        self.recover_limbo()?;
+        self.recover_parked()?;
         self.find_lost(&evidence, &spills)?;
         self.forget_removal_notes();
         self.count_set_aside();

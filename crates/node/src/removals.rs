@@ -30,7 +30,7 @@ const GATHER: Duration = Duration::from_millis(2);
 /// Name of the file with the notes, in the state directory.
 const NOTES: &str = "removed";
 /// Notes that are done with are forgotten when there are so many bytes of them.
-const MOST_NOTES: u64 = 1 << 20;
+const MAX_NOTES: u64 = 1 << 20;
 
 /// Removed files whose bytes are still there.
 #[derive(Default)]
@@ -139,13 +139,13 @@ impl Node {
                 continue;
             }
             let file = self.files.get(ino);
-            let mut residence = file.residence.write();
+            let mut location = file.location.write();
             let Some(resident) = self.residents.get(number).filter(|found| found.dirty) else {
                 continue;
             };
-            let place = residence.place.take();
-            residence.base = crate::place::Base::default();
-            residence.loaded = true;
+            let place = location.place.take();
+            location.base = crate::data_location::Underlay::default();
+            location.loaded = true;
             let why = "the metadata servers have lost its record";
             self.set_object_aside(usize::from(resident.tier), ino, why);
             self.forget_resident(ino, place.as_ref());
@@ -229,7 +229,7 @@ impl Node {
             if waiting.files.is_empty() || self.stopping.load(Ordering::Acquire) {
                 waiting.attended = false;
                 let notes = self.removals.1.get().and_then(|file| file.metadata().ok());
-                if notes.is_some_and(|notes| notes.len() > MOST_NOTES) {
+                if notes.is_some_and(|notes| notes.len() > MAX_NOTES) {
                     self.forget_removal_notes();
                 }
                 return;

@@ -87,8 +87,8 @@ impl Node {
         }
         let file = self.files.get(ino);
         self.load(&Context::DAEMON, &file)?;
-        let residence = file.residence.read();
-        let Some(place) = &residence.place else { return Ok(()) };
+        let location = file.location.read();
+        let Some(place) = &location.place else { return Ok(()) };
         let record = self.meta.get(ino)?;
         if record.links.is_empty() {
             return Ok(());

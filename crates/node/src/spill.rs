@@ -16,6 +16,7 @@ use rustix::io::Errno;
 
 use crate::context::Context;
 use crate::data::BLOCK;
+use crate::data_location::{Charge, DataLocation, Headers, TierObject, Underlay};
 use crate::doubt::open_below;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
@@ -24,7 +25,6 @@ use crate::io::{blocks_of_gap_write, no_room};
 use crate::metrics::Source;
 use crate::node::Node;
 use crate::overlay::Spill;
-use crate::place::{Base, Charge, Headers, Place, Residence};
 
 /// An object is begun on a tier only if this much can be charged at once: a block for its header,
 /// where the file system keeps that outside the inode, and one for its first bytes.
@@ -36,11 +36,11 @@ impl Node {
     pub(crate) fn ensure_place(&self, file: &FileRef, record: &Record) -> Result<bool> {
         // A fetch under way makes an object of the same name.
         let Some(_alone) = file.fetching.try_lock() else { return Ok(false) };
-        let mut residence = file.residence.write();
-        if residence.place.is_some() {
+        let mut location = file.location.write();
+        if location.place.is_some() {
             return Ok(true);
         }
-        if !self.begins_empty(file.ino, &residence)? {
+        if !self.begins_empty(file.ino, &location)? {
             return Ok(false);
         }
         for (index, slot) in self.tiers.iter().enumerate() {
@@ -66,7 +66,7 @@ impl Node {
                     return Err(error);
                 }
             };
-            let place = Place {
+            let place = TierObject {
                 tier,
                 object,
                 presence: None,
@@ -77,7 +77,7 @@ impl Node {
             };
             self.set_resident(file.ino, &place);
             self.announce_resident(file.ino, &place);
-            (residence.place, residence.base) = (Some(place), Base::Zeros);
+            (location.place, location.base) = (Some(place), Underlay::Zeros);
             return Ok(true);
         }
         Ok(false)
@@ -85,11 +85,11 @@ impl Node {
 
     /// Whether the bytes of a file without an object are zeros, so that an object can be begun without
     /// the backing store: the file is new, or was empty there when it was last looked at.
-    pub(crate) fn begins_empty(&self, ino: Ino, residence: &Residence) -> Result<bool> {
-        Ok(match residence.base {
-            Base::Zeros => true,
-            Base::Spill(_) => false,
-            Base::Backing(_) => {
+    pub(crate) fn begins_empty(&self, ino: Ino, location: &DataLocation) -> Result<bool> {
+        Ok(match location.base {
+            Underlay::Zeros => true,
+            Underlay::Spill(_) => false,
+            Underlay::Backing(_) => {
                 let record = self.meta.get(ino)?;
                 let empty = record.backing.fingerprint.is_some_and(|there| there.size == 0);
                 empty && !record.dirty && !record.spilled
@@ -109,32 +109,32 @@ impl Node {
         let end = offset + data.len() as u64;
         let record = self.meta.get(file.ino)?;
         fail_at!("node.spill.begin");
-        let tier = file.residence.read().place.as_ref().map_or(0, |place| place.tier);
+        let tier = file.location.read().place.as_ref().map_or(0, |place| place.tier);
         for attempt in 0..2 {
             let room_needed = data.len() as u64 + (1 << 20);
             if attempt == 1 && !self.free_room(tier, room_needed) {
                 break;
             }
-            if file.residence.read().place.is_none() {
+            if file.location.read().place.is_none() {
                 drop(file.fetching.lock());
                 self.ensure_place(file, &record)?;
             }
-            let residence = file.residence.write();
+            let location = file.location.write();
             self.check_wanted(context)?;
-            if let Some(place) = &residence.place {
+            if let Some(place) = &location.place {
                 // Charges of writes that were repeated go, for nobody else writes now.
                 self.true_up(file, place)?;
-                self.check_rest_below(file, &residence, place)?;
-                if self.fetch_edges(file, &residence, place, offset, end)?
+                self.check_rest_below(file, &location, place)?;
+                if self.fetch_edges(file, &location, place, offset, end)?
                     && let Some(written) = self.write_exclusively(file, place, offset, data)?
                 {
                     return Ok(written);
                 }
             }
         }
-        let mut residence = file.residence.write();
+        let mut location = file.location.write();
         self.check_wanted(context)?;
-        self.write_around(file, &mut residence, offset, data)
+        self.write_around(file, &mut location, offset, data)
     }
 
     /// Fetches the absent extents that a write covers only in part. Says whether the write may go
@@ -142,8 +142,8 @@ impl Node {
     pub(crate) fn fetch_edges(
         &self,
         file: &File,
-        residence: &Residence,
-        place: &Place,
+        location: &DataLocation,
+        place: &TierObject,
         offset: u64,
         end: u64,
     ) -> Result<bool> {
@@ -158,9 +158,9 @@ impl Node {
             }
             place.charge.bytes.fetch_add(charge, Ordering::AcqRel);
             let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
-            let read = self.read_base(file, &residence.base, run.start, &mut bytes)?;
+            let read = self.read_base(file, &location.base, run.start, &mut bytes)?;
             bytes[read..].fill(0);
-            if let Base::Backing(opened) = &residence.base {
+            if let Underlay::Backing(opened) = &location.base {
                 let base = self.opened_base(file, opened)?;
                 self.check_version(file.ino, &*base)?;
             }
@@ -176,7 +176,7 @@ impl Node {
     fn write_exclusively(
         &self,
         file: &File,
-        place: &Place,
+        place: &TierObject,
         offset: u64,
         data: &[u8],
     ) -> Result<Option<usize>> {
@@ -198,17 +198,17 @@ impl Node {
     fn write_around(
         &self,
         file: &FileRef,
-        residence: &mut Residence,
+        location: &mut DataLocation,
         offset: u64,
         data: &[u8],
     ) -> Result<usize> {
-        if let Some(place) = &residence.place
+        if let Some(place) = &location.place
             && self.is_read_by_the_kernel(file, place)
         {
             return self.write_under_readers(file, place, offset, data);
         }
         let end = offset + data.len() as u64;
-        let written = self.change_around(file, residence, offset..end, |spill| {
+        let written = self.change_around(file, location, offset..end, |spill| {
             self.write_spill(file, spill, offset, data)
         })?;
         self.metrics.bytes.of(Source::Spill).add(written as u64);
@@ -220,10 +220,10 @@ impl Node {
     pub(crate) fn zero_around(
         &self,
         file: &FileRef,
-        residence: &mut Residence,
+        location: &mut DataLocation,
         range: Range<u64>,
     ) -> Result<()> {
-        self.change_around(file, residence, range.clone(), |spill| {
+        self.change_around(file, location, range.clone(), |spill| {
             self.zero_spill(file, spill, range)
         })
     }
@@ -232,25 +232,25 @@ impl Node {
     fn change_around<T>(
         &self,
         file: &FileRef,
-        residence: &mut Residence,
+        location: &mut DataLocation,
         Range { start: offset, end }: Range<u64>,
         change: impl FnOnce(&Spill) -> Result<T>,
     ) -> Result<T> {
-        if let Some(place) = &residence.place {
+        if let Some(place) = &location.place {
             // First: a clean object may go at any time, and its bytes with it.
             self.mark_dirty(file, place)?;
         }
-        let spill = self.ensure_spill(file, residence)?;
-        if residence.place.is_some() {
-            match self.yield_range(file, residence, &spill, offset, end) {
-                Err(error) if is_no_room(&error) => self.evacuate(file, residence, &spill)?,
+        let spill = self.ensure_spill(file, location)?;
+        if location.place.is_some() {
+            match self.yield_range(file, location, &spill, offset, end) {
+                Err(error) if is_no_room(&error) => self.evacuate(file, location, &spill)?,
                 other => other?,
             }
         }
         file.count_write();
         let changed = change(&spill)?;
         fail_at!("node.spill.written");
-        if let Some(place) = &residence.place {
+        if let Some(place) = &location.place {
             if let Some(presence) = &place.presence {
                 let mut presence = presence.write();
                 presence.leave_to_base(offset..end)?;
@@ -267,7 +267,7 @@ impl Node {
 
     /// Whether programs may read the object without asking the daemon, so that its bytes can't move:
     /// a passthrough open lives, or a mapping that outlasted one.
-    fn is_read_by_the_kernel(&self, file: &File, place: &Place) -> bool {
+    fn is_read_by_the_kernel(&self, file: &File, place: &TierObject) -> bool {
         file.opens.lock().passes_to_object()
             || place.passed.load(Ordering::Acquire) && self.maybe_mapped(place)
     }
@@ -280,8 +280,8 @@ impl Node {
         }
         // It may be in use by nobody else.
         self.load(&Context::DAEMON, file)?;
-        let residence = file.residence.read();
-        Ok(residence.place.as_ref().is_some_and(|place| self.maybe_stored_into(file, place)))
+        let location = file.location.read();
+        Ok(location.place.as_ref().is_some_and(|place| self.maybe_stored_into(file, place)))
     }
 
     /// Writes for which no room could be made into an object that the kernel reads by itself. The
@@ -291,7 +291,7 @@ impl Node {
     fn write_under_readers(
         &self,
         file: &File,
-        place: &Place,
+        place: &TierObject,
         offset: u64,
         data: &[u8],
     ) -> Result<usize> {
@@ -310,12 +310,12 @@ impl Node {
     fn yield_range(
         &self,
         file: &FileRef,
-        residence: &mut Residence,
+        location: &mut DataLocation,
         spill: &Spill,
         offset: u64,
         end: u64,
     ) -> Result<()> {
-        let Some(place) = &mut residence.place else { return Ok(()) };
+        let Some(place) = &mut location.place else { return Ok(()) };
         self.make_partial(file, place)?;
         cut_base(place, spill)?;
         self.move_out(file, place, spill, offset, end)
@@ -326,10 +326,10 @@ impl Node {
     pub(crate) fn evacuate(
         &self,
         file: &File,
-        residence: &mut Residence,
+        location: &mut DataLocation,
         spill: &Spill,
     ) -> Result<()> {
-        let Some(place) = &residence.place else { return Ok(()) };
+        let Some(place) = &location.place else { return Ok(()) };
         let stat = place.object.stat()?;
         cut_base(place, spill)?;
         let mut absent = Vec::new();
@@ -362,26 +362,28 @@ impl Node {
         self.meta.sync()?;
         fail_at!("node.spill.evacuated");
         self.remove_object(place.tier, file.ino)?;
-        self.forget_resident(file.ino, residence.place.take().as_ref());
+        self.forget_resident(file.ino, location.place.take().as_ref());
         Ok(())
     }
 
     /// The spill file of a file, made and noted if there is none yet. A version that the backing
-    /// store has stays as it is and shows through. The caller has the residence for itself.
+    /// store has stays as it is and shows through. The caller has the location for itself.
     pub(crate) fn ensure_spill(
         &self,
         file: &File,
-        residence: &mut Residence,
+        location: &mut DataLocation,
     ) -> Result<Arc<Spill>> {
-        let over = match &residence.base {
-            Base::Spill(spill) => return Ok(spill.clone()),
-            Base::Zeros => None,
-            Base::Backing(_) => match &residence.place {
+        let over = match &location.base {
+            Underlay::Spill(spill) => return Ok(spill.clone()),
+            Underlay::Zeros => None,
+            Underlay::Backing(_) => match &location.place {
                 // Every byte is in the object.
                 Some(place) if place.presence.is_none() => None,
-                Some(Place { presence: Some(presence), .. }) => Some(presence.read().base_limit()),
+                Some(TierObject { presence: Some(presence), .. }) => {
+                    Some(presence.read().base_limit())
+                }
                 // By the record as it is now: one that the caller has from before it had the
-                // residence may be older than the version, and a part of the file be cut with it.
+                // location may be older than the version, and a part of the file be cut with it.
                 _ => Some(self.meta.get(file.ino)?.attr.size),
             },
         };
@@ -389,7 +391,7 @@ impl Node {
             // Nobody knows of it.
             self.drop_spill_or_later(file.ino);
         })?);
-        if let Some(place) = &residence.place
+        if let Some(place) = &location.place
             && let Err(error) = self.mark_spilled(place, true)
         {
             // Nobody knows of it, if the header does not say so after all.
@@ -404,12 +406,12 @@ impl Node {
             Queue::Yes
         })?;
         fail_at!("node.spill.noted");
-        residence.base = file.spilled_to(spill.clone());
+        location.base = file.spilled_to(spill.clone());
         Ok(spill)
     }
 
     /// The header of an object says whether its file has a spill file.
-    fn mark_spilled(&self, place: &Place, spilled: bool) -> Result<()> {
+    fn mark_spilled(&self, place: &TierObject, spilled: bool) -> Result<()> {
         self.edit_header(place, |header| {
             header.spilled = spilled;
             Ok(())
@@ -418,8 +420,8 @@ impl Node {
 
     /// The spill file of a file that the backing store has, made for a write that came to nothing as the
     /// tier failed in that moment.
-    pub(crate) fn drop_useless_spill(&self, file: &File, residence: &Residence) {
-        if !matches!(residence.base, Base::Spill(_)) && self.has_spill_noted(file.ino) {
+    pub(crate) fn drop_useless_spill(&self, file: &File, location: &DataLocation) {
+        if !matches!(location.base, Underlay::Spill(_)) && self.has_spill_noted(file.ino) {
             self.drop_spill_or_later(file.ino);
         }
     }
@@ -562,7 +564,7 @@ impl Node {
     }
 
     /// Gives a whole object of a spilled file a presence map, all dirty.
-    fn make_partial(&self, file: &File, place: &mut Place) -> Result<()> {
+    fn make_partial(&self, file: &File, place: &mut TierObject) -> Result<()> {
         if place.presence.is_some() {
             return Ok(());
         }
@@ -598,7 +600,7 @@ impl Node {
     fn move_out(
         &self,
         file: &File,
-        place: &Place,
+        place: &TierObject,
         spill: &Spill,
         offset: u64,
         end: u64,
@@ -640,7 +642,7 @@ impl Node {
 }
 
 /// Cuts what a truncation took from the file off its base, so that growing it again shows zeros.
-fn cut_base(place: &Place, spill: &Spill) -> Result<()> {
+fn cut_base(place: &TierObject, spill: &Spill) -> Result<()> {
     if let Some(presence) = &place.presence {
         let limit = presence.read().base_limit();
         if spill.size_and_mtime().0 > limit {

@@ -11,12 +11,12 @@ use forebay_store::{Object, Synced, Temporary};
 use forebay_types::{FileKind, Ino};
 
 use crate::context::Context;
+use crate::data_location::Underlay;
 use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::files::{File, FileRef};
 use crate::metrics::Source;
 use crate::node::Node;
-use crate::place::Base;
 
 /// Larger files are bound by their bytes, not by their syncs.
 const SMALL_FILE: u64 = 1 << 20;
@@ -125,10 +125,10 @@ impl Node {
         if file.opens.lock().writers > 0 || file.staged.lock().is_some() {
             return Ok(false);
         }
-        let residence = file.residence.read();
-        let Some(place) = &residence.place else { return Ok(false) };
+        let location = file.location.read();
+        let Some(place) = &location.place else { return Ok(false) };
         if place.presence.is_some()
-            || matches!(residence.base, Base::Spill(_))
+            || matches!(location.base, Underlay::Spill(_))
             || self.maybe_stored_into(file, place)
         {
             return Ok(false);
@@ -138,7 +138,7 @@ impl Node {
             return Ok(false);
         }
         let object = place.object.clone();
-        drop(residence);
+        drop(location);
         let temporary = self.copy_to_temporary(record, &*object)?;
         temporary.file().start_writing_out();
         *file.staged.lock() = Some(Staged { temporary, writes, change: record.change });

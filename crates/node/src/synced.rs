@@ -19,9 +19,9 @@ use forebay_store::{Bytes, Header, Object, Presence};
 use forebay_types::{FileKind, Ino, Timestamp};
 
 use crate::context::Context;
+use crate::data_location::{TierObject, Underlay};
 use crate::error::{NodeError, Result};
 use crate::node::Node;
-use crate::place::{Base, Place};
 use crate::recover::{CLEAN_END, RUNNING, SETTLED};
 
 /// Whether an object that is so long after a crash of the machine has what was acknowledged of its file,
@@ -94,7 +94,7 @@ pub(crate) fn is_cut(record: &Record, header: &Header, len: u64) -> bool {
 
 impl Node {
     /// The sync that follows is one of which a program will be told.
-    pub(crate) fn note_sync(&self, place: &Place) -> Result<()> {
+    pub(crate) fn note_sync(&self, place: &TierObject) -> Result<()> {
         if place.headers.say_synced() || !place.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -107,7 +107,7 @@ impl Node {
     }
 
     /// From here on the kernel may sync an object that is empty now without asking.
-    pub(crate) fn note_unseen_syncs(&self, place: &Place) -> Result<()> {
+    pub(crate) fn note_unseen_syncs(&self, place: &TierObject) -> Result<()> {
         self.edit_header_if(place, |header| {
             let change = header.dirty && !header.synced && !header.covered;
             (header.covered, header.size) =
@@ -117,7 +117,7 @@ impl Node {
     }
 
     /// What the kernel may have synced without asking counts after the object was emptied as well.
-    pub(crate) fn note_syncs_before_emptying(&self, place: &Place) -> Result<()> {
+    pub(crate) fn note_syncs_before_emptying(&self, place: &TierObject) -> Result<()> {
         if place.headers.say_synced() || !place.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -131,7 +131,7 @@ impl Node {
     }
 
     /// The object was cut to nothing: of what was durable before it has nothing any more.
-    pub(crate) fn note_emptied(&self, place: &Place) -> Result<()> {
+    pub(crate) fn note_emptied(&self, place: &TierObject) -> Result<()> {
         if place.headers.say_synced() {
             return Ok(());
         }
@@ -189,9 +189,9 @@ impl Node {
             Err(_) => return Ok(false),
             Ok(()) => {}
         }
-        let residence = file.residence_for(context)?;
-        let parts = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
-        Ok(parts || matches!(residence.base, Base::Spill(_)))
+        let location = file.location_for(context)?;
+        let parts = location.place.as_ref().is_some_and(|place| place.presence.is_some());
+        Ok(parts || matches!(location.base, Underlay::Spill(_)))
     }
 
     /// Whether somebody may have been told that a file is durable. What was written past the tiers, or
@@ -203,13 +203,17 @@ impl Node {
             Err(_) => return Ok(true),
             Ok(()) => {}
         }
-        let residence = file.residence_for(context)?;
-        let Some(place) = &residence.place else { return Ok(true) };
+        let location = file.location_for(context)?;
+        let Some(place) = &location.place else { return Ok(true) };
         let says = place.object.header().and_then(|header| Ok((header, place.object.len()?)));
         Ok(says.map_or(true, |(header, len)| is_acknowledged(&header, len)))
     }
 
-    fn edit_header_if(&self, place: &Place, edit: impl FnOnce(&mut Header) -> bool) -> Result<()> {
+    fn edit_header_if(
+        &self,
+        place: &TierObject,
+        edit: impl FnOnce(&mut Header) -> bool,
+    ) -> Result<()> {
         let _one_at_a_time = place.charge.growing.lock();
         let mut header = place.object.header()?;
         if edit(&mut header) { place.set_header(&header) } else { Ok(()) }

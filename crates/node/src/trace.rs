@@ -119,7 +119,7 @@ impl Node {
 
 /// Bytes of a log that may wait to be written, and that it may have in all.
 const LOG_WAITING: usize = 16 << 20;
-const LOG_MOST: u64 = 1 << 30;
+const MAX_LOG: u64 = 1 << 30;
 
 /// The steward's event log, written by a thread that nobody waits for.
 pub struct EventLog {
@@ -158,7 +158,7 @@ impl EventLog {
         }
         log::write_step(now, event, actions, &mut waiting.text);
         let total = waiting.written + waiting.text.len() as u64;
-        if waiting.text.len() > LOG_WAITING || total > LOG_MOST {
+        if waiting.text.len() > LOG_WAITING || total > MAX_LOG {
             waiting.ended = true;
             tracing::warn!(log = %self.path.display(), "the event log is full and ends here");
         }

@@ -10,12 +10,12 @@ use rustix::io::Errno;
 
 use crate::clock;
 use crate::context::Context;
+use crate::data_location::{DataLocation, TierObject, Underlay};
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::files::FileRef;
 use crate::node::Node;
 use crate::open::InUse;
-use crate::place::{Base, Place, Residence};
 
 impl Node {
     /// Sets the length of a file. The record follows.
@@ -62,36 +62,37 @@ impl Node {
         self.load(context, file)?;
         fail_at!("node.truncate.loaded");
         if !context.may_wait {
-            let residence = file.residence.try_write().ok_or(NodeError::MustWait)?;
-            if matches!(residence.base, Base::Spill(_)) {
+            let location = file.location.try_write().ok_or(NodeError::MustWait)?;
+            if matches!(location.base, Underlay::Spill(_)) {
                 return Err(NodeError::MustWait);
             }
         }
         self.drop_privileges(context, file)?;
         let needs_base = {
-            let residence = file.residence.read();
-            let waits =
-                |place: &Place| Self::needs_sync_to_change(place) || self.needs_rest_below(place);
-            if size > 0 && residence.place.as_ref().is_some_and(waits) {
+            let location = file.location.read();
+            let waits = |place: &TierObject| {
+                Self::needs_sync_to_change(place) || self.needs_rest_below(place)
+            };
+            if size > 0 && location.place.as_ref().is_some_and(waits) {
                 context.wait()?;
             }
-            residence.place.is_none() && size > 0 && !self.begins_empty(file.ino, &residence)?
+            location.place.is_none() && size > 0 && !self.begins_empty(file.ino, &location)?
         };
         if needs_base {
             context.wait()?;
             self.begin_partial(file, record)?;
         } else if size > 0
-            && file.residence.read().place.is_none()
+            && file.location.read().place.is_none()
             && !self.ensure_place(file, record)?
         {
             context.wait()?;
         }
         {
-            let mut residence = file.residence.write();
+            let mut location = file.location.write();
             self.check_wanted(context)?;
             file.count_write();
             fail_at!("node.truncate.before_object");
-            self.change_length(file, &mut residence, record.ino, size)?;
+            self.change_length(file, &mut location, record.ino, size)?;
         }
         Ok(())
     }
@@ -101,7 +102,7 @@ impl Node {
     fn change_length(
         &self,
         file: &FileRef,
-        residence: &mut Residence,
+        location: &mut DataLocation,
         ino: Ino,
         size: u64,
     ) -> Result<()> {
@@ -111,12 +112,12 @@ impl Node {
         if shrinks {
             self.record_length(ino, size, now)?;
         }
-        let changed = self.change_bytes(file, residence, size, now).and_then(|()| match shrinks {
+        let changed = self.change_bytes(file, location, size, now).and_then(|()| match shrinks {
             true => Ok(()),
             false => self.record_length(ino, size, now),
         });
         if changed.is_err() {
-            self.take_back_length(residence, &before);
+            self.take_back_length(location, &before);
         }
         changed
     }
@@ -124,19 +125,19 @@ impl Node {
     fn change_bytes(
         &self,
         file: &FileRef,
-        residence: &mut Residence,
+        location: &mut DataLocation,
         size: u64,
         now: Timestamp,
     ) -> Result<()> {
         if size == 0 {
-            self.empty(file, residence)?;
+            self.empty(file, location)?;
         } else {
-            if let Some(place) = &residence.place {
-                self.check_rest_below(file, residence, place)?;
+            if let Some(place) = &location.place {
+                self.check_rest_below(file, location, place)?;
             }
-            self.resize(file, residence, size)?;
+            self.resize(file, location, size)?;
         }
-        if let Some(place) = &residence.place {
+        if let Some(place) = &location.place {
             place.object.set_times(None, Some(now))?;
         }
         Ok(())
@@ -155,10 +156,10 @@ impl Node {
     }
 
     /// After a failure the record says what there is.
-    fn take_back_length(&self, residence: &Residence, before: &Record) {
-        let (len, dirty) = match (&residence.place, &residence.base) {
+    fn take_back_length(&self, location: &DataLocation, before: &Record) {
+        let (len, dirty) = match (&location.place, &location.base) {
             (Some(place), _) => (place.object.len().ok(), place.dirty.load(Ordering::Acquire)),
-            (None, Base::Spill(spill)) => (Some(spill.size_and_mtime().0), true),
+            (None, Underlay::Spill(spill)) => (Some(spill.size_and_mtime().0), true),
             (None, _) => (None, false),
         };
         let put_back = self.meta.update(before.ino, None, |record| {
@@ -172,8 +173,8 @@ impl Node {
     }
 
     /// Nothing is left: no extent, no base.
-    fn empty(&self, file: &FileRef, residence: &mut Residence) -> Result<()> {
-        if let Some(place) = &mut residence.place {
+    fn empty(&self, file: &FileRef, location: &mut DataLocation) -> Result<()> {
+        if let Some(place) = &mut location.place {
             // Cut first: what is cut need not be durable before the object counts. Should the daemon
             // die now, a clean copy of another length is none.
             self.note_syncs_before_emptying(place)?;
@@ -182,7 +183,7 @@ impl Node {
                 if !place.dirty.load(Ordering::Acquire) {
                     let tier = &self.tiers[usize::from(place.tier)].tier;
                     drop(tier.remove(file.ino.0));
-                    self.forget_resident(file.ino, residence.place.take().as_ref());
+                    self.forget_resident(file.ino, location.place.take().as_ref());
                 }
                 return Err(error);
             }
@@ -196,7 +197,7 @@ impl Node {
             }
             self.true_up(file, place)?;
         }
-        if matches!(std::mem::take(&mut residence.base), Base::Spill(_)) {
+        if matches!(std::mem::take(&mut location.base), Underlay::Spill(_)) {
             let ino = file.ino;
             self.let_go_of_spill(ino)?;
             // Also the length: without the spill file, an older version would show.
@@ -214,12 +215,12 @@ impl Node {
     pub(crate) fn resize(
         &self,
         file: &FileRef,
-        residence: &mut Residence,
+        location: &mut DataLocation,
         size: u64,
     ) -> Result<()> {
-        let Some(place) = &mut residence.place else {
+        let Some(place) = &mut location.place else {
             // No tier has room for it.
-            return self.ensure_spill(file, residence)?.set_len(size);
+            return self.ensure_spill(file, location)?.set_len(size);
         };
         self.mark_dirty(file, place)?;
         let map = place.presence.as_ref().map_or(0, |presence| {
@@ -228,8 +229,8 @@ impl Node {
                 - presence.sidecar_bytes()
         });
         if !self.take_room(place.tier, map) {
-            let spill = self.ensure_spill(file, residence)?;
-            self.evacuate(file, residence, &spill)?;
+            let spill = self.ensure_spill(file, location)?;
+            self.evacuate(file, location, &spill)?;
             return spill.set_len(size);
         }
         place.charge.bytes.fetch_add(map, Ordering::AcqRel);

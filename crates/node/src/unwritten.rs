@@ -23,14 +23,14 @@ use forebay_types::{Fingerprint, Timestamp};
 
 use crate::clock;
 use crate::data::Target;
+use crate::data_location::{TierObject, Underlay};
 use crate::error::Result;
 use crate::files::{File, FileRef};
 use crate::node::Node;
-use crate::place::{Base, Place};
 
 /// Larger files are written anew rather than compared: both take as long, and a difference may be at
 /// the end.
-const COMPARED_MOST: u64 = 256 << 20;
+const MAX_COMPARED: u64 = 256 << 20;
 /// Bytes compared at a time.
 const PIECE: usize = 1 << 20;
 
@@ -51,7 +51,7 @@ impl Look {
 impl Node {
     /// As [`Node::mark_dirty`] for an open whose writes nobody will see: remembers how the object
     /// looks. The caller holds [`File::opens`].
-    pub(crate) fn mark_dirty_for_passthrough(&self, file: &File, place: &Place) -> Result<()> {
+    pub(crate) fn mark_dirty_for_passthrough(&self, file: &File, place: &TierObject) -> Result<()> {
         // Before all that is looked at: what others change after the first look is newer.
         let now = clock::wall_time();
         if place.dirty.load(Ordering::Acquire) {
@@ -73,7 +73,7 @@ impl Node {
     }
 
     /// The time of a clean object begins to count: it is that of the record.
-    fn follow_record(&self, file: &File, place: &Place) -> Result<()> {
+    fn follow_record(&self, file: &File, place: &TierObject) -> Result<()> {
         let _one_at_a_time = file.times.lock();
         let record = self.as_seen_here(&self.meta.get(file.ino)?);
         let mtime = record.attr.mtime;
@@ -84,8 +84,8 @@ impl Node {
     }
 
     /// Whether an object that is dirty for a passthrough writer alone was not written. The caller has
-    /// the residence for itself.
-    pub(crate) fn is_proved_unwritten(&self, file: &File, place: &Place) -> Result<bool> {
+    /// the location for itself.
+    pub(crate) fn is_proved_unwritten(&self, file: &File, place: &TierObject) -> Result<bool> {
         if file.opens.lock().writers > 0 {
             return Ok(false);
         }
@@ -95,11 +95,11 @@ impl Node {
     }
 
     /// Whether an object may be just what the backing store has: its size and time are.
-    pub(crate) fn may_be_published(&self, record: &Record, place: &Place) -> Result<bool> {
+    pub(crate) fn may_be_published(&self, record: &Record, place: &TierObject) -> Result<bool> {
         let Some(known) = record.backing.fingerprint else { return Ok(false) };
         let stat = place.object.stat()?;
         let same = (known.size, known.mtime) == (stat.size, stat.mtime);
-        Ok(place.presence.is_none() && same && stat.size <= COMPARED_MOST)
+        Ok(place.presence.is_none() && same && stat.size <= MAX_COMPARED)
     }
 
     /// The version under a name of which a file that counts as dirty has every byte, so that nothing
@@ -112,13 +112,13 @@ impl Node {
     ) -> Result<Option<Fingerprint>> {
         let Some(expect) = target.expect else { return Ok(None) };
         let (object, clean) = {
-            let residence = file.residence.read();
-            let whole = residence.place.as_ref().filter(|place| place.presence.is_none());
+            let location = file.location.read();
+            let whole = location.place.as_ref().filter(|place| place.presence.is_none());
             let Some(place) = whole else { return Ok(None) };
             let header = place.object.header()?;
             let based = header.base.is_some_and(|base| base.same_content(&expect));
             let clean = based && !place.dirty.load(Ordering::Acquire);
-            let spilled = matches!(residence.base, Base::Spill(_));
+            let spilled = matches!(location.base, Underlay::Spill(_));
             // What was announced may be there already.
             if spilled
                 || header.pending.is_some()

@@ -4,7 +4,7 @@ mod rig;
 
 use std::time::{Duration, Instant};
 
-use forebay_node::{BackgroundKind, BackgroundWork, Inheritance, Node, Remaining, Residency};
+use forebay_node::{BackgroundKind, BackgroundWork, HandOverState, Node, Remaining, Residency};
 use rig::{MIB, Rig, noise, same};
 
 const FILE: u64 = 700 << 10;
@@ -18,8 +18,8 @@ fn start_again(rig: &mut Rig, defects: &[(BackgroundKind, u64)]) {
         number: *number,
     };
     let defects = defects.iter().map(work).collect();
-    let inheritance = Inheritance { defects, ..Inheritance::default() };
-    let started = Node::start_after(rig.config.clone(), Some(&inheritance));
+    let handed_over = HandOverState { defects, ..HandOverState::default() };
+    let started = Node::start_after(rig.config.clone(), Some(&handed_over));
     rig.node = Some(started.expect("a node"));
 }
 

@@ -242,7 +242,7 @@ fn several_jobs_when_appended_withdrawn_and_expired_then_each_is_its_own() {
 #[test]
 fn hints_beyond_the_limits_when_given_then_refused_with_a_remedy() {
     let rig = Rig::new(1, 4 * KIB, 2 * MIB, Duration::ZERO, |_| {});
-    for job in 0..forebay_node::MOST_JOBS {
+    for job in 0..forebay_node::MAX_JOBS {
         rig.give(&job.to_string(), &[0]);
     }
     let part = HintPart { job: "more", replace: true, last: true, expires: Duration::ZERO };

@@ -23,7 +23,7 @@ use crate::message::{
     Request, Sync, Truncate, Write, WriteBack, Written,
 };
 use crate::server::Identity;
-use crate::transport::{Patience, Transport};
+use crate::transport::{TimeLimits, Transport};
 
 use link::Link;
 pub use link::Ticket;
@@ -314,12 +314,12 @@ impl Shared {
             return Err(Error::TimedOut { sent: false });
         }
         let limits = &self.config.limits;
-        let patience = Patience {
+        let timeout = TimeLimits {
             connect: limits.connect.min(left),
             handshake: limits.handshake.min(left),
             stall: limits.stall,
         };
-        let wire = self.transport.connect(&self.address, patience)?;
+        let wire = self.transport.connect(&self.address, timeout)?;
         Link::over(wire, self)
     }
 

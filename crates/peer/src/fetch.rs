@@ -69,7 +69,7 @@ pub struct Fetcher {
     /// Extents under way from one node.
     pub in_flight: usize,
     /// How long a node may take for one extent until it is asked of another one.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Failures after which a node is asked no more in this fetch.
     pub strikes: u32,
     /// Nodes that are asked at a time; more copies than these wait in reserve.
@@ -78,7 +78,7 @@ pub struct Fetcher {
 
 impl Default for Fetcher {
     fn default() -> Fetcher {
-        Fetcher { in_flight: 4, patience: Duration::from_secs(3), strikes: 2, nodes: 8 }
+        Fetcher { in_flight: 4, timeout: Duration::from_secs(3), strikes: 2, nodes: 8 }
     }
 }
 
@@ -269,7 +269,7 @@ impl Asking<'_> {
             while strikes < self.fetcher.strikes && asked.len() < self.fetcher.in_flight.max(1) {
                 let wait = asked.is_empty();
                 let Some(at) = self.table.take(self.place, |at| self.has(at), wait) else { break };
-                let deadline = Instant::now() + self.fetcher.patience;
+                let deadline = Instant::now() + self.fetcher.timeout;
                 match self.ask(at, deadline, next, &answers_to) {
                     Ok(ticket) => {
                         asked.insert(next, (at, ticket, deadline));

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::limits::Limits;
 use crate::message::Hello;
 use crate::service::Service;
-use crate::transport::{Arrival, Listener, Patience, Transport};
+use crate::transport::{Arrival, Listener, TimeLimits, Transport};
 
 use connection::Connection;
 use pool::Job;
@@ -252,8 +252,8 @@ impl Shared {
         }
     }
 
-    fn patience(&self) -> Patience {
-        Patience {
+    fn timeout(&self) -> TimeLimits {
+        TimeLimits {
             connect: self.limits.connect,
             handshake: self.limits.handshake,
             stall: self.limits.stall,

@@ -10,6 +10,7 @@ mod library;
 pub mod mpi;
 #[cfg(feature = "quic")]
 pub mod quic;
+mod schemes;
 pub(crate) mod socket;
 pub mod tcp;
 pub mod tls;
@@ -17,9 +18,8 @@ pub mod udp;
 #[cfg(feature = "udt")]
 pub mod udt;
 pub mod unix;
-mod ways;
 
-pub use ways::Ways;
+pub use schemes::Ways;
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -34,7 +34,7 @@ use crate::error::Result;
 pub trait Transport: Send + Sync {
     /// Connects to `address`. At most `connect` passes until the other side answers at all, and
     /// `handshake` until both know who the other is.
-    fn connect(&self, address: &Address, patience: Patience) -> Result<Wire>;
+    fn connect(&self, address: &Address, timeout: TimeLimits) -> Result<Wire>;
 
     /// Listens on `address`.
     fn listen(&self, address: &Address) -> Result<Box<dyn Listener>>;
@@ -45,7 +45,7 @@ pub trait Transport: Send + Sync {
 
 /// How long to wait for what.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct TimeLimits {
     /// Until the other side answers at all.
     pub connect: Duration,
     /// Until both sides know who the other is.
@@ -69,7 +69,7 @@ pub trait Listener: Send + Sync {
 /// Somebody who has connected and is not known yet.
 pub trait Arrival: Send {
     /// Finds out whether it may talk to us. Called on a thread of its own.
-    fn admit(self: Box<Self>, patience: Patience) -> Result<Wire>;
+    fn admit(self: Box<Self>, timeout: TimeLimits) -> Result<Wire>;
 }
 
 /// A connection.
@@ -88,11 +88,11 @@ impl std::fmt::Debug for Wire {
     }
 }
 
-/// Bytes that come in. Reading fails with `WouldBlock` when nothing came for the patience set, and
+/// Bytes that come in. Reading fails with `WouldBlock` when nothing came for the timeout set, and
 /// may then be tried again.
 pub trait Source: io::Read + Send {
     /// How long a read waits.
-    fn set_patience(&mut self, patience: Duration) -> io::Result<()>;
+    fn set_timeout(&mut self, timeout: Duration) -> io::Result<()>;
 }
 
 /// Bytes that go out. Whatever fails in the middle of a frame ends the wire.

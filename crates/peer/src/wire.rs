@@ -58,7 +58,7 @@ pub(crate) struct Head {
     pub code: u16,
     pub id: u64,
     pub body: u32,
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 /// What arrived.
@@ -66,7 +66,7 @@ pub(crate) struct Head {
 pub(crate) enum Received {
     /// A head; its fields were put where the caller wanted them. The body follows.
     Frame(Head),
-    /// Nothing, for as long as the wire's patience lasted.
+    /// Nothing, for as long as the wire's timeout lasted.
     Idle,
     /// The other side will send nothing any more.
     End,
@@ -88,8 +88,8 @@ fn encode_head(head: &Head, fields: &[u8], to: &mut Vec<u8>) {
     to.extend_from_slice(&head.id.to_le_bytes());
     to.extend_from_slice(&(fields.len() as u32).to_le_bytes());
     to.extend_from_slice(&head.body.to_le_bytes());
-    let patience = u32::try_from(head.patience.as_millis()).unwrap_or(u32::MAX);
-    to.extend_from_slice(&patience.to_le_bytes());
+    let timeout = u32::try_from(head.timeout.as_millis()).unwrap_or(u32::MAX);
+    to.extend_from_slice(&timeout.to_le_bytes());
     to.extend_from_slice(&[0; 4]);
     to.extend_from_slice(fields);
     to.extend_from_slice(&xxh3_64(to).to_le_bytes());
@@ -127,7 +127,7 @@ fn decode_head(bytes: &[u8; HEAD], max_body: u32) -> Result<(Head, usize)> {
         code: u16::from_le_bytes([bytes[6], bytes[7]]),
         id: u64_at(bytes, 8),
         body,
-        patience: Duration::from_millis(u32_at(bytes, 24).into()),
+        timeout: Duration::from_millis(u32_at(bytes, 24).into()),
     };
     Ok((head, fields as usize))
 }
@@ -145,8 +145,8 @@ impl FrameSource {
     }
 
     /// How long to wait for the next bytes.
-    pub fn set_patience(&mut self, patience: Duration) -> Result<()> {
-        self.source.set_patience(patience).map_err(|error| Error::lost(&error))
+    pub fn set_timeout(&mut self, timeout: Duration) -> Result<()> {
+        self.source.set_timeout(timeout).map_err(|error| Error::lost(&error))
     }
 
     /// The next head; its fields come into `fields`.

@@ -101,7 +101,7 @@ fn extents(count: u64) -> Vec<Extent> {
 }
 
 fn fetcher() -> Fetcher {
-    Fetcher { patience: Duration::from_millis(400), ..Fetcher::default() }
+    Fetcher { timeout: Duration::from_millis(400), ..Fetcher::default() }
 }
 
 /// Fetches, and checks that each extent came once, and right.

@@ -3,7 +3,7 @@
 
 use forebay_peer::conformance::{CHECKS, Way, allow_stalls_of};
 use forebay_peer::transport::mpi::Mpi;
-use forebay_peer::transport::{Listener, Patience, Transport, Wire};
+use forebay_peer::transport::{Listener, TimeLimits, Transport, Wire};
 use forebay_peer::{Address, ClusterSecret, Error, Result, Security};
 use std::io::{ErrorKind, IoSlice};
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// What a process of the job is to do.
 const PART: &str = "FOREBAY_TEST_MPI";
-const PATIENCE: Patience = Patience {
+const PATIENCE: TimeLimits = TimeLimits {
     connect: Duration::from_secs(10),
     handshake: Duration::from_secs(10),
     stall: Duration::from_secs(10),
@@ -83,8 +83,8 @@ const LANES: usize = 2;
 struct Relayed(Mpi, usize);
 
 impl Transport for Relayed {
-    fn connect(&self, _address: &Address, patience: Patience) -> Result<Wire> {
-        self.0.connect(&at(&format!("mpi://1:{}", 10 + self.1)), patience)
+    fn connect(&self, _address: &Address, timeout: TimeLimits) -> Result<Wire> {
+        self.0.connect(&at(&format!("mpi://1:{}", 10 + self.1)), timeout)
     }
 
     fn listen(&self, address: &Address) -> Result<Box<dyn Listener>> {

@@ -5,7 +5,7 @@ mod stranger;
 use forebay_peer::conformance::service::Known;
 use forebay_peer::transport::tcp::Tcp;
 use forebay_peer::transport::unix::Unix;
-use forebay_peer::transport::{Listener, Patience, Transport};
+use forebay_peer::transport::{Listener, TimeLimits, Transport};
 use forebay_peer::{Address, Client, ClientConfig, ClusterSecret, Error, Limits, Security, Server};
 use rustls::ClientConnection;
 use rustls::pki_types::ServerName;
@@ -166,7 +166,7 @@ fn unix_socket_when_the_other_process_is_of_another_user_then_refused() {
         Client::new(Arc::new(way), address.clone(), config).ping(LONG)
     };
     client(Unix::default()).unwrap();
-    let patience = Patience { connect: LONG, handshake: LONG, stall: LONG };
+    let timeout = TimeLimits { connect: LONG, handshake: LONG, stall: LONG };
     // This process seen by a listener of another user; root is let in by everybody.
     if !rustix::process::geteuid().is_root() {
         assert!(client(Unix::of_user(12345)).is_err());
@@ -197,7 +197,7 @@ fn unix_socket_when_the_other_process_is_of_another_user_then_refused() {
         closer.close();
         output.unwrap().stdout
     });
-    let admitted = door.accept().expect("the other user's process connects").admit(patience);
+    let admitted = door.accept().expect("the other user's process connects").admit(timeout);
     assert!(matches!(admitted, Err(Error::Refused { .. })), "{admitted:?}");
     assert_eq!(heard.join().unwrap(), b"0", "bytes that it heard");
     door.close();
@@ -223,9 +223,9 @@ fn unix_socket_when_nobody_accepts_then_connecting_ends_in_time() {
     let address: Address = format!("unix:{}", path.display()).parse().unwrap();
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
-    let patience = Patience { connect: Duration::from_millis(100), handshake: LONG, stall: LONG };
+    let timeout = TimeLimits { connect: Duration::from_millis(100), handshake: LONG, stall: LONG };
     let begun = std::time::Instant::now();
-    let wires: Vec<_> = (0..3).map(|_| Unix::default().connect(&address, patience)).collect();
+    let wires: Vec<_> = (0..3).map(|_| Unix::default().connect(&address, timeout)).collect();
     assert!(wires.iter().any(|wire| matches!(wire, Err(Error::Connect { .. }))));
     assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
     std::fs::remove_file(&path).unwrap();

@@ -79,9 +79,9 @@ struct Rate {
 type Rates = BTreeMap<Row, Rate>;
 
 /// Rows that more tasks access than this are common to these many, the busiest.
-const MOST_SHARERS: usize = 64;
+const MAX_SHARERS: usize = 64;
 /// Exchanges that are looked at for a task.
-const MOST_EXCHANGES: usize = 64;
+const MAX_EXCHANGES: usize = 64;
 
 fn add(rates: &mut Rates, pattern: &Pattern, weight: f64) {
     for entry in pattern.entries() {
@@ -190,11 +190,11 @@ impl<'a> Scene<'a> {
             rates.keys().for_each(|row| sharers.entry(*row).or_default().push(at));
         }
         sharers.retain(|_, tasks| tasks.len() > 1);
-        for (row, of) in sharers.iter_mut().filter(|(_, of)| of.len() > MOST_SHARERS) {
+        for (row, of) in sharers.iter_mut().filter(|(_, of)| of.len() > MAX_SHARERS) {
             let busy =
                 |at: usize| tasks[at].2.get(row).map_or(0.0, |rate| rate.reads + rate.writes);
             of.sort_by(|a, b| busy(*b).total_cmp(&busy(*a)).then(a.cmp(b)));
-            of.truncate(MOST_SHARERS);
+            of.truncate(MAX_SHARERS);
         }
         let place = tasks.iter().map(|(_, task, _)| task.node as usize).collect();
         let moves = vec![false; tasks.len()];
@@ -368,7 +368,7 @@ impl<'a> Scene<'a> {
         let (mine, spec) = (&self.tasks[at].2, self.tasks[at].1);
         let there = (0..self.tasks.len()).filter(|other| self.node(*other) == to);
         let mut best: Option<(f64, usize)> = None;
-        for other in there.take(MOST_EXCHANGES) {
+        for other in there.take(MAX_EXCHANGES) {
             let (_, task, rates) = &self.tasks[other];
             let fits = has_memory(&self.nodes[home], task.image_bytes)
                 && has_memory(&self.nodes[to], spec.image_bytes);

@@ -127,7 +127,7 @@ pub enum Unsound {
 }
 
 /// Files and jobs may be at most so many bytes in all, so that sums stay exact.
-const MOST_BYTES: u64 = 1 << 60;
+const MAX_BYTES: u64 = 1 << 60;
 
 /// An instance that is sound, with what follows from it.
 #[derive(Debug, Clone, PartialEq)]
@@ -159,7 +159,7 @@ impl Problem {
         let mut bytes = 0u64;
         for (index, file) in files.iter_mut().enumerate() {
             bytes = bytes.saturating_add(file.size);
-            if bytes > MOST_BYTES {
+            if bytes > MAX_BYTES {
                 return Err(Unsound::Number {
                     what: "file",
                     index,
@@ -184,7 +184,7 @@ impl Problem {
             check_job(index, job, files.len(), &nodes)?;
             let read = job.reads.iter().fold(0u64, |sum, file| sum + files[*file].size);
             reading = reading.saturating_add(read);
-            if reading > MOST_BYTES {
+            if reading > MAX_BYTES {
                 return Err(Unsound::Number { what: "job", index, wrong: "reads too many bytes" });
             }
             for file in &job.writes {

@@ -370,24 +370,24 @@ pub trait BackingStore: Send + Sync {
     ) -> Result<Commit>;
 
     /// Moves an entry of any kind out of the way, for rename cycles; `key` finds it again.
-    fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
+    fn park(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
 
-    /// Gives a file another name in limbo, as [`BackingStore::to_limbo`] does, and leaves the one that it
+    /// Gives a file another name in limbo, as [`BackingStore::park`] does, and leaves the one that it
     /// has.
-    fn link_in_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
+    fn park_link(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
 
-    /// The name in limbo that [`BackingStore::to_limbo`] gives to what has this key.
-    fn limbo_name(&self, key: u64) -> OsString;
+    /// The name in limbo that [`BackingStore::park`] gives to what has this key.
+    fn parked_name(&self, key: u64) -> OsString;
 
     /// Moves it to its place; `Exists` when the name is taken.
     #[allow(clippy::wrong_self_convention, reason = "moves from limbo, makes nothing")]
-    fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()>;
+    fn unpark(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()>;
 
     /// Keys in limbo of this owner.
-    fn list_limbo(&self) -> Result<Vec<u64>>;
+    fn list_parked(&self) -> Result<Vec<u64>>;
 
     /// Sets what stands in limbo under a key of this owner aside; where it is now.
-    fn set_limbo_aside(&self, key: u64) -> Result<Option<PathBuf>>;
+    fn set_parked_aside(&self, key: u64) -> Result<Option<PathBuf>>;
 
     /// Removes what a dead daemon left in `.forebay/tmp`. `owner` is the name that it gave to
     /// [`DirBacking::open`]; only call it when that daemon is known to be gone.

@@ -612,30 +612,30 @@ impl BackingStore for DirBacking {
         self.publish(temporary, dir, name, expect)
     }
 
-    fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
+    fn park(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
         self.checked(dir, name)?;
-        self.move_to_limbo(dir, name, key)
+        self.move_to_parked(dir, name, key)
     }
 
-    fn link_in_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
+    fn park_link(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
         self.checked(dir, name)?;
-        self.link_to_limbo(dir, name, key)
+        self.link_to_parked(dir, name, key)
     }
 
-    fn limbo_name(&self, key: u64) -> OsString {
-        self.name_in_limbo(key)
+    fn parked_name(&self, key: u64) -> OsString {
+        self.name_when_parked(key)
     }
 
-    fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()> {
+    fn unpark(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()> {
         self.checked(dir, name)?;
-        self.move_from_limbo(key, dir, name)
+        self.move_from_parked(key, dir, name)
     }
 
-    fn set_limbo_aside(&self, key: u64) -> Result<Option<PathBuf>> {
-        self.move_limbo_aside(key)
+    fn set_parked_aside(&self, key: u64) -> Result<Option<PathBuf>> {
+        self.move_parked_aside(key)
     }
 
-    fn list_limbo(&self) -> Result<Vec<u64>> {
+    fn list_parked(&self) -> Result<Vec<u64>> {
         self.numbers_in(crate::private::Area::Limbo)
     }
 

@@ -117,7 +117,7 @@ pub fn mount_at(path: &Path) -> Result<(String, PathBuf)> {
 }
 
 /// Mounts below a directory that are looked at.
-const MOST_MOUNTS: usize = 1000;
+const MAX_MOUNTS: usize = 1000;
 /// Mounts below a directory that say nothing of what belongs there: triggers, and our own.
 const NO_STORES: [&str; 2] = ["autofs", "fuse.forebay"];
 
@@ -138,7 +138,7 @@ pub fn mounts_below(dir: &Path) -> Result<Vec<PathBuf>> {
             let below = point.strip_prefix(&dir).ok()?;
             (!below.as_os_str().is_empty() && is_mounted(&point)).then(|| below.to_owned())
         })
-        .take(MOST_MOUNTS)
+        .take(MAX_MOUNTS)
         .collect();
     found.sort();
     found.dedup();

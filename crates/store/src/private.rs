@@ -39,7 +39,7 @@ use crate::{Attributes, FileKind, Fingerprint, Result, StoreError, Timestamp};
 const MAP_SUFFIX: &str = ".map";
 
 /// Notes of mounts that are looked at, and their longest.
-const MOST_NOTES: usize = 1000;
+const MAX_NOTES: usize = 1000;
 const LONGEST_NOTE: u64 = 64 << 10;
 
 /// A subdirectory of the private area.
@@ -113,12 +113,12 @@ impl Drop for Place {
 }
 
 /// Names that are remembered; what more there are the next daemon's clean-up removes.
-const MOST_STRAYS: usize = 10_000;
+const MAX_STRAYS: usize = 10_000;
 
 /// One whose directory seems to be gone is tried so often.
-const MOST_LOOKS: u32 = 5;
+const MAX_LOOKS: u32 = 5;
 /// After so many failures in a row the store is left alone until the next time.
-const MOST_FAILURES: usize = 8;
+const MAX_FAILURES: usize = 8;
 
 /// A file of this daemon that nobody uses any more and that could not be removed.
 struct Stray {
@@ -135,7 +135,7 @@ pub(crate) struct Strays(Mutex<Vec<Stray>>);
 impl Strays {
     fn add(&self, dir: &Dir, name: OsString) {
         let mut strays = self.0.lock();
-        if strays.len() < MOST_STRAYS {
+        if strays.len() < MAX_STRAYS {
             strays.push(Stray { dir: dir.clone(), name, looks: 0 });
         }
     }
@@ -257,7 +257,7 @@ impl DirBacking {
         let mut cleaned = Cleaned::default();
         let mut due = std::mem::take(&mut *self.strays.0.lock());
         let (mut left, mut failed) = (Vec::new(), None);
-        while left.len() < MOST_FAILURES
+        while left.len() < MAX_FAILURES
             && let Some(mut stray) = due.pop()
         {
             match self.clean_one(&stray.dir, &stray.name, &self.owner, &mut cleaned) {
@@ -265,7 +265,7 @@ impl DirBacking {
                 // The directory itself is gone, unless the store says so by mistake.
                 Err(e) if e.errno() == libc::ENOENT || e.errno() == libc::ESTALE => {
                     stray.looks += 1;
-                    left.extend((stray.looks < MOST_LOOKS).then_some(stray));
+                    left.extend((stray.looks < MAX_LOOKS).then_some(stray));
                 }
                 Err(e) => {
                     failed.get_or_insert(e);
@@ -432,9 +432,9 @@ impl DirBacking {
     }
 
     /// Moves what stands in limbo under a key to a free name in `lost/`.
-    pub(crate) fn move_limbo_aside(&self, key: u64) -> Result<Option<PathBuf>> {
+    pub(crate) fn move_parked_aside(&self, key: u64) -> Result<Option<PathBuf>> {
         let Some(limbo) = self.existing_area(Area::Limbo)? else { return Ok(None) };
-        let own = self.name_in_limbo(key);
+        let own = self.name_when_parked(key);
         let mut first = OsString::from("limbo-");
         first.push(&own);
         let mut name = first.clone();
@@ -528,11 +528,7 @@ impl DirBacking {
         let mut names = Vec::new();
         self.list(&dir, &mut |batch| {
             names.extend(batch.iter().filter_map(|entry| entry.name.to_str().map(str::to_owned)));
-            if names.len() > MOST_NOTES {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
+            if names.len() > MAX_NOTES { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         let mut notes = Vec::new();
         for name in names {
@@ -569,13 +565,13 @@ impl DirBacking {
         Ok(numbers)
     }
 
-    pub(crate) fn name_in_limbo(&self, key: u64) -> OsString {
+    pub(crate) fn name_when_parked(&self, key: u64) -> OsString {
         self.spill_name(key)
     }
 
-    pub(crate) fn move_to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
+    pub(crate) fn move_to_parked(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
         fail_at!("store.limbo.before_move", &self.path);
-        let kept = self.name_in_limbo(key);
+        let kept = self.name_when_parked(key);
         // A missing source must not look like an area that was tidied away.
         self.stat(dir, name)?;
         self.in_area(Area::Limbo, |limbo| {
@@ -584,8 +580,8 @@ impl DirBacking {
         })
     }
 
-    pub(crate) fn link_to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
-        let kept = self.name_in_limbo(key);
+    pub(crate) fn link_to_parked(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()> {
+        let kept = self.name_when_parked(key);
         self.stat(dir, name)?;
         self.in_area(Area::Limbo, |limbo| {
             fs::linkat(dir, name, limbo, &kept, AtFlags::empty())
@@ -593,8 +589,8 @@ impl DirBacking {
         })
     }
 
-    pub(crate) fn move_from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()> {
-        let kept = self.name_in_limbo(key);
+    pub(crate) fn move_from_parked(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()> {
+        let kept = self.name_when_parked(key);
         let missing = || StoreError::errno_of("find in limbo", PathBuf::from(&kept), libc::ENOENT);
         let limbo = self.existing_area(Area::Limbo)?.ok_or_else(missing)?;
         let mut moved = rename_no_replace(&limbo, &kept, dir, name);

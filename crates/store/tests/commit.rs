@@ -179,8 +179,8 @@ fn file_in_limbo_when_another_node_put_it_there_then_comes_out_of_it() {
     let dir = tempfile::tempdir().unwrap();
     let [one, two] = ["one", "two"].map(|owner| DirBacking::open(dir.path(), owner).unwrap());
     std::fs::write(dir.path().join("f"), b"bytes").unwrap();
-    one.to_limbo(&one.root(), "f".as_ref(), 9).unwrap();
-    assert!(two.from_limbo(7, &two.root(), "g".as_ref()).is_err());
-    two.from_limbo(9, &two.root(), "g".as_ref()).unwrap();
+    one.park(&one.root(), "f".as_ref(), 9).unwrap();
+    assert!(two.unpark(7, &two.root(), "g".as_ref()).is_err());
+    two.unpark(9, &two.root(), "g".as_ref()).unwrap();
     assert_eq!(std::fs::read(dir.path().join("g")).unwrap(), b"bytes");
 }

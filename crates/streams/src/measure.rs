@@ -65,7 +65,7 @@ struct Segment {
 }
 
 /// What is measured.
-struct Ground {
+struct Targets {
     medias: Vec<Arc<Media>>,
     /// In the order of the device; each holds at least one large read.
     segments: Vec<Segment>,
@@ -84,8 +84,8 @@ pub fn measure(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Measurement, Error> {
     let mut notes = Vec::new();
-    let (ground, capacity) = survey(device, target, &mut notes)?;
-    let mut bench = Bench::new(device, ground, limit, progress)?;
+    let (targets, capacity) = survey(device, target, &mut notes)?;
+    let mut bench = Bench::new(device, targets, limit, progress)?;
     let zones = bench.zones(capacity)?;
     let access = bench.access_times(&zones)?;
     let parallel = bench.parallel()?;
@@ -95,7 +95,7 @@ pub fn measure(
         DeviceProfile { version, name, capacity, access, zones, throttle, delay, parallel };
     let profile = bench.sustained(profile, &mut notes)?;
     notes.push(format!("{} reads, {} s", bench.reads, bench.begun.elapsed().as_secs()));
-    if bench.ground.medias.iter().any(|media| !media.is_direct()) {
+    if bench.targets.medias.iter().any(|media| !media.is_direct()) {
         notes.push("no direct I/O here: times may be those of a cache".into());
     }
     profile.check().map_err(|error| Error::Profile(error.to_string()))?;
@@ -107,7 +107,7 @@ fn survey(
     device: &dyn Device,
     target: &Path,
     notes: &mut Vec<String>,
-) -> Result<(Ground, u64), Error> {
+) -> Result<(Targets, u64), Error> {
     let at = |source| Error::File { path: target.to_path_buf(), source };
     let kind = std::fs::metadata(target).map_err(at)?;
     let paths =
@@ -119,7 +119,7 @@ fn survey(
             target.display()
         )));
     }
-    let mut ground = Ground { medias: Vec::new(), segments: Vec::new(), total: 0 };
+    let mut targets = Targets { medias: Vec::new(), segments: Vec::new(), total: 0 };
     for path in &paths {
         let at = |source| Error::File { path: path.clone(), source };
         let file = File::open(path).map_err(at)?;
@@ -138,30 +138,30 @@ fn survey(
             let skipped = logical - extent.logical;
             let bytes = extent.bytes.saturating_sub(skipped);
             if bytes >= LARGE as u64 {
-                let (file, physical) = (ground.medias.len(), extent.physical + skipped);
-                ground.segments.push(Segment { file, logical, physical, bytes });
-                ground.total += bytes;
+                let (file, physical) = (targets.medias.len(), extent.physical + skipped);
+                targets.segments.push(Segment { file, logical, physical, bytes });
+                targets.total += bytes;
             }
         }
-        ground.medias.push(Arc::new(Media::new(file, device.access(), layout).map_err(at)?));
+        targets.medias.push(Arc::new(Media::new(file, device.access(), layout).map_err(at)?));
     }
-    if ground.segments.is_empty() {
+    if targets.segments.is_empty() {
         return Err(Error::Profile(format!(
             "{}: no piece of 1 MiB to measure in",
             target.display()
         )));
     }
-    ground.segments.sort_by_key(|segment| segment.physical);
-    let last = ground.segments.iter().map(|s| s.physical + s.bytes).max().unwrap_or(1);
+    targets.segments.sort_by_key(|segment| segment.physical);
+    let last = targets.segments.iter().map(|s| s.physical + s.bytes).max().unwrap_or(1);
     let whole = if kind.is_dir() { device_bytes(target) } else { None };
     let capacity = whole.unwrap_or(0).max(last);
     notes.push(format!(
         "measured in {} file(s), {} MiB in {} piece(s)",
-        ground.medias.len(),
-        ground.total >> 20,
-        ground.segments.len()
+        targets.medias.len(),
+        targets.total >> 20,
+        targets.segments.len()
     ));
-    Ok((ground, capacity))
+    Ok((targets, capacity))
 }
 
 /// Bytes of the block device that a directory is on, if the kernel tells.
@@ -200,7 +200,7 @@ fn largest_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
 
 struct Bench<'a> {
     device: &'a dyn Device,
-    ground: Ground,
+    targets: Targets,
     small: Arc<Pool>,
     large: Arc<Pool>,
     reply: Sender<Completion>,
@@ -215,7 +215,7 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn new(
         device: &'a dyn Device,
-        ground: Ground,
+        targets: Targets,
         limit: Duration,
         progress: &'a mut dyn FnMut(Progress),
     ) -> Result<Self, Error> {
@@ -227,7 +227,7 @@ impl<'a> Bench<'a> {
         let (random, reads) = (42, 0);
         Ok(Self {
             device,
-            ground,
+            targets,
             small,
             large,
             reply,
@@ -263,7 +263,7 @@ impl<'a> Bench<'a> {
         let chunks = bytes.div_ceil(pool.chunk_bytes());
         let chunks: Option<Vec<_>> = (0..chunks).map(|_| pool.take()).collect();
         let chunks = chunks.ok_or_else(|| Error::Profile("reads do not come back".into()))?;
-        let (media, reply) = (Arc::clone(&self.ground.medias[file]), self.reply.clone());
+        let (media, reply) = (Arc::clone(&self.targets.medias[file]), self.reply.clone());
         self.device.submit(Read { token: 0, media, offset, chunks, reply });
         self.reads += 1;
         Ok(())
@@ -285,7 +285,7 @@ impl<'a> Bench<'a> {
 
     /// What can be read at a place of the device, or nearest to it, and `bytes` after it.
     fn near(&self, position: u64, bytes: u64) -> (usize, u64, u64) {
-        let segments = &self.ground.segments;
+        let segments = &self.targets.segments;
         let at = segments.partition_point(|segment| segment.physical + segment.bytes <= position);
         let Segment { file, logical, physical, bytes: room } = segments[at.min(segments.len() - 1)];
         let within = position.saturating_sub(physical).min(room.saturating_sub(bytes));
@@ -295,21 +295,21 @@ impl<'a> Bench<'a> {
 
     /// A random place among what can be read.
     fn anywhere(&mut self) -> u64 {
-        let mut left = self.draw(self.ground.total);
-        for segment in &self.ground.segments {
+        let mut left = self.draw(self.targets.total);
+        for segment in &self.targets.segments {
             if left < segment.bytes {
                 return segment.physical + left;
             }
             left -= segment.bytes;
         }
-        self.ground.segments[0].physical
+        self.targets.segments[0].physical
     }
 
     /// The rate at places spread over the device: until a tenth of the time is over, but each at
     /// least once.
     fn zones(&mut self, capacity: u64) -> Result<Vec<Zone>, Error> {
-        let last = self.ground.segments.iter().map(|s| s.physical + s.bytes).max().unwrap_or(1);
-        let first = self.ground.segments[0].physical;
+        let last = self.targets.segments.iter().map(|s| s.physical + s.bytes).max().unwrap_or(1);
+        let first = self.targets.segments[0].physical;
         let width = ((last - first) / ZONES as u64).max(LARGE as u64);
         let mut rates: Vec<Vec<f64>> = vec![Vec::new(); ((last - first).div_ceil(width)) as usize];
         while rates[0].is_empty() || self.passed() < 0.1 {
@@ -319,7 +319,7 @@ impl<'a> Bench<'a> {
                 let (file, offset, _) = self.near(start, 3 * LARGE as u64);
                 // The first read gets there; those that follow it directly are timed.
                 self.timed(file, offset, LARGE)?;
-                let room = self.ground.medias[file].size();
+                let room = self.targets.medias[file].size();
                 for part in 1..3 {
                     let offset = offset + part * LARGE as u64;
                     if offset + LARGE as u64 <= room {
@@ -346,11 +346,11 @@ impl<'a> Bench<'a> {
         Ok(zones)
     }
 
-    /// Access times by distance, from the shortest to across the whole ground, until half of the time
+    /// Access times by distance, from the shortest to across all targets, until half of the time
     /// is over.
     fn access_times(&mut self, zones: &[Zone]) -> Result<Vec<AccessTime>, Error> {
-        let first = self.ground.segments[0].physical;
-        let last = self.ground.segments.iter().map(|s| s.physical + s.bytes).max().unwrap_or(1);
+        let first = self.targets.segments[0].physical;
+        let last = self.targets.segments.iter().map(|s| s.physical + s.bytes).max().unwrap_or(1);
         let mut distances = vec![];
         let mut distance = 1u64 << 20;
         while distance < last - first {
@@ -418,15 +418,15 @@ impl<'a> Bench<'a> {
     /// time are over.
     fn throttle(&mut self) -> Result<Option<Throttle>, Error> {
         let mut points = vec![(0.0, 0u64)];
-        let mut at = self.ground.segments[0].physical;
+        let mut at = self.targets.segments[0].physical;
         while points.len() < 8 || self.passed() < 0.6 && points.len() < 1 << 20 {
             self.show("throttle");
             let (file, offset, place) = self.near(at, LARGE as u64);
             let took = self.timed(file, offset, LARGE)?;
             at = place + LARGE as u64;
-            if at >= self.ground.segments.last().map_or(0, |s| s.physical + s.bytes - LARGE as u64)
+            if at >= self.targets.segments.last().map_or(0, |s| s.physical + s.bytes - LARGE as u64)
             {
-                at = self.ground.segments[0].physical;
+                at = self.targets.segments[0].physical;
             }
             // Time of the device: that this host is busy is no throttle.
             let (time, bytes) = points.last().copied().unwrap_or_default();

@@ -66,7 +66,7 @@ impl Peers for Racks {
 enum Event {
     /// A node has room for one more extent.
     Next(u32),
-    /// A wish arrives at the home of an extent.
+    /// A request arrives at the home of an extent.
     Wish { node: u32, extent: u32 },
     /// A node learns where to read.
     Told { node: u32, extent: u32, source: Source },
@@ -172,10 +172,10 @@ impl World<'_> {
         let start = (Rng::new(u64::from(node) ^ self.load.seed).bits() % u64::from(extents)) as u32;
         let extent = (start + state.next) % extents;
         state.next += 1;
-        self.wish(now, node, extent);
+        self.request(now, node, extent);
     }
 
-    fn wish(&mut self, now: u64, node: u32, extent: u32) {
+    fn request(&mut self, now: u64, node: u32, extent: u32) {
         let at = now + self.network.latency(node, self.home(extent));
         self.events.at(at, Event::Wish { node, extent });
     }

@@ -45,7 +45,7 @@ struct Sums {
 
 /// Streams in the order in which they ask, each with a file somewhere on the device.
 #[derive(Debug)]
-struct Wishes {
+struct Requests {
     args: StreamsArgs,
     seed: u64,
     length: u64,
@@ -54,7 +54,7 @@ struct Wishes {
 }
 
 /// As many streams as the device could carry if it never had to seek: no set of more can play.
-fn wishes(args: &StreamsArgs, seed: u64, length: u64) -> Result<Wishes, SimError> {
+fn requests(args: &StreamsArgs, seed: u64, length: u64) -> Result<Requests, SimError> {
     let rate = args.stream_rate() as u64;
     let profile = args.device.profile();
     let count = (profile.fastest() / rate.max(1) as f64) as u64;
@@ -66,10 +66,10 @@ fn wishes(args: &StreamsArgs, seed: u64, length: u64) -> Result<Wishes, SimError
     let layouts = (0..count).map(|_| Layout::contiguous(places.between(0, last) * CHUNK, bytes));
     let layouts = layouts.collect::<Result<Vec<_>, _>>();
     let layouts = layouts.map_err(|_| SimError::Usage("too long streams for the device"))?;
-    Ok(Wishes { args: args.clone(), seed, length, rate, layouts })
+    Ok(Requests { args: args.clone(), seed, length, rate, layouts })
 }
 
-impl Wishes {
+impl Requests {
     /// How many are admitted, and the glitches of these, or of as many with the longest access times.
     fn admitted(&self, way: Way) -> Result<(u64, u64), SimError> {
         let admission = AdmissionConfig {
@@ -179,15 +179,16 @@ pub fn table(args: &StreamsArgs, length: u64) -> Result<Table, SimError> {
     let mut sums = [Sums::default(); 2];
     let share = Way::share();
     for placement in 0..args.placements {
-        let wishes = wishes(args, args.seed + placement, length)?;
-        let all = wishes.layouts.len() as u64;
+        let requests = requests(args, args.seed + placement, length)?;
+        let all = requests.layouts.len() as u64;
         for (way, sum) in ways.iter().zip(&mut sums) {
-            let (admitted, glitches) = wishes.admitted(*way)?;
+            let (admitted, glitches) = requests.admitted(*way)?;
             sum.admitted += admitted;
             sum.glitches += glitches;
             sum.refused += all - admitted;
-            sum.lucky += wishes.more(admitted, |streams| wishes.would_play(streams, share))?;
-            sum.certain += wishes.more(admitted, |streams| Ok(wishes.survives(streams, share)))?;
+            sum.lucky += requests.more(admitted, |streams| requests.would_play(streams, share))?;
+            sum.certain +=
+                requests.more(admitted, |streams| Ok(requests.survives(streams, share)))?;
         }
     }
     let row = |(way, sum): (&Way, &Sums)| {

@@ -2,14 +2,14 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::site::{DISKS, Manner};
+use super::site::{DISKS, MountSettings};
 use super::work::{Op, Sync};
 use crate::os::OFlags;
 
 /// Steps of one worker, and the disks that are cut after them.
 pub struct Case {
     pub what: &'static str,
-    pub manner: Manner,
+    pub settings: MountSettings,
     pub ops: Vec<Op>,
     pub cut: &'static [&'static str],
 }
@@ -93,9 +93,9 @@ fn evictions(case: &mut Add<'_>, named: &dyn Fn(&str) -> String) {
 pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     for passthrough in ["off", "readwrite"] {
-        let manner = |writeback| Manner { passthrough, writeback, policy: "lru" };
+        let settings = |writeback| MountSettings { passthrough, writeback, policy: "lru" };
         let mut case = |what, writeback, ops, cut| {
-            cases.push(Case { what, manner: manner(writeback), ops, cut });
+            cases.push(Case { what, settings: settings(writeback), ops, cut });
         };
         let named = |name: &str| format!("{name}-{passthrough}");
         for (what, sync) in [
@@ -172,8 +172,8 @@ fn replacements() -> Vec<Case> {
             let number = cases.len();
             let named = |what: &str| format!("{what} {number}");
             let mut case = |what, ops: Vec<Vec<Op>>| {
-                let manner = Manner { passthrough, writeback, policy: "lru" };
-                cases.push(Case { what, manner, ops: ops.concat(), cut });
+                let settings = MountSettings { passthrough, writeback, policy: "lru" };
+                cases.push(Case { what, settings, ops: ops.concat(), cut });
             };
             let name = named("synced");
             let ops = vec![write(&name, 0, 8, Sync::Fsync), replace(&name, 1), commit(&name)];

@@ -31,16 +31,16 @@ pub const DISKS: [&str; 4] = ["tier0", "tier1", "state", "backing"];
 /// How the daemon is run until it is drained the next time.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)] // They are settings.
-pub struct Manner {
+pub struct MountSettings {
     pub passthrough: &'static str,
     pub writeback: &'static str,
     pub policy: &'static str,
 }
 
-impl Manner {
+impl MountSettings {
     /// One of all.
     pub fn choose(random: &mut Random) -> Self {
-        Manner {
+        MountSettings {
             passthrough: random.pick::<&str>(&["off", "read", "readwrite", "readwrite"]),
             writeback: random.pick::<&str>(&["20ms", "200ms", "close", "1h"]),
             policy: random.pick::<&str>(&["lru", "lru", "min"]),
@@ -136,7 +136,7 @@ impl Site {
     }
 
     /// Mounts Forebay.
-    pub fn mount(&mut self, manner: &Manner) -> Outcome {
+    pub fn mount(&mut self, settings: &MountSettings) -> Outcome {
         // There is none before the first mount.
         for (newer, older) in LOGS.iter().zip(&LOGS[1..]).rev() {
             let _ = fs::rename(self.path(newer), self.path(older));
@@ -150,8 +150,8 @@ impl Site {
             .args(["--tier", &format!("{}=3M", text("tier0/tier"))])
             .args(["--tier", &format!("{}=4M", text("tier1/tier"))])
             .args(["--state-dir", &text("state/state"), "--extent-size", "64KiB", "--foreground"])
-            .args(["--passthrough", manner.passthrough, "--writeback", manner.writeback])
-            .args(["--policy", manner.policy])
+            .args(["--passthrough", settings.passthrough, "--writeback", settings.writeback])
+            .args(["--policy", settings.policy])
             .args(["--log-level", &std::env::var("FOREBAY_LOG_LEVEL").unwrap_or("info".into())])
             .env("FOREBAY_RUNTIME_DIR", text("run"))
             .stdin(Stdio::null())

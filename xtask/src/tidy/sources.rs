@@ -4,7 +4,7 @@ use crate::finding::Finding;
 use crate::repository::Repository;
 
 /// A file of more lines than this holds more than one thought.
-const MOST_LINES: usize = 800;
+const MAX_LINES: usize = 800;
 
 /// What is written by people for machines.
 const SOURCES: &[&str] = &[".rs", ".toml", ".sh", ".py", ".yml", ".service", "Makefile", ".ci/run"];
@@ -45,9 +45,8 @@ pub fn length(repository: &Repository) -> Vec<Finding> {
         .ending(&[".rs"])
         .filter_map(|(path, text)| {
             let lines = text.lines().count();
-            (lines > MOST_LINES).then(|| {
-                Finding::of(path, format!("{lines} lines, at most {MOST_LINES}: split it"))
-            })
+            (lines > MAX_LINES)
+                .then(|| Finding::of(path, format!("{lines} lines, at most {MAX_LINES}: split it")))
         })
         .collect()
 }
@@ -122,8 +121,8 @@ mod tests {
 
     #[test]
     fn length_when_one_line_too_many_then_found() {
-        let fits = "x\n".repeat(MOST_LINES);
-        let long = "x\n".repeat(MOST_LINES + 1);
+        let fits = "x\n".repeat(MAX_LINES);
+        let long = "x\n".repeat(MAX_LINES + 1);
         let repository = Repository::of(&[("a.rs", &fits), ("b.rs", &long), ("c.md", &long)]);
         let findings = length(&repository);
         assert_eq!(findings.len(), 1);

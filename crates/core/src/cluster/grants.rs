@@ -21,7 +21,7 @@ use std::sync::Arc;
 use crate::unit::Tick;
 
 /// Names that are to be looked up again before they are moved.
-const MOST_MOVING: usize = 1024;
+const MAX_MOVING: usize = 1024;
 
 /// Bounds and times of grants. Times are in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -304,11 +304,11 @@ impl Grants {
             self.mark(name);
             return Moving::Granted(fact, time);
         }
-        if self.moving.len() >= MOST_MOVING {
+        if self.moving.len() >= MAX_MOVING {
             self.moving.retain(|_, mark| mark.moves > 0 || mark.looked_up > now);
         }
         let is_marked = self.moving.get(&name).is_some_and(|mark| mark.looked_up > Tick(0));
-        if is_marked || self.moving.len() >= MOST_MOVING {
+        if is_marked || self.moving.len() >= MAX_MOVING {
             // It was looked up, or whoever moves it does not do that.
             self.mark(name);
             return Moving::Forget(fact);

@@ -63,7 +63,7 @@ pub enum End {
 }
 
 /// Partitions of which something is remembered; far more than are changed within a second.
-const MOST_KNOWN: usize = 8192;
+const MAX_KNOWN: usize = 8192;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Known {
@@ -94,11 +94,11 @@ impl Leases {
     /// This node has used a partition without a lease, and changed it or only looked. Whether to take
     /// the lease.
     pub fn used(&mut self, now: Tick, partition: u16, changed: bool) -> bool {
-        if self.known.len() >= MOST_KNOWN {
+        if self.known.len() >= MAX_KNOWN {
             self.forget(now);
         }
         let Terms { within, changes, looks, .. } = self.terms;
-        let is_full = self.held >= self.terms.most || self.known.len() > MOST_KNOWN;
+        let is_full = self.held >= self.terms.most || self.known.len() > MAX_KNOWN;
         let known = self.known.entry(partition).or_default();
         if now.0.saturating_sub(known.used.0) > within {
             known.uses = 0;
@@ -158,7 +158,7 @@ impl Leases {
             let is_recent = now.0.saturating_sub(known.used.0) <= within;
             known.held.is_some() || known.not_before > now || is_recent
         });
-        if self.known.len() >= MOST_KNOWN {
+        if self.known.len() >= MAX_KNOWN {
             self.known.retain(|_, known| known.held.is_some());
         }
     }
@@ -256,7 +256,7 @@ mod tests {
         leases.took(at(0), 7);
         for n in 0..60_000u64 {
             leases.used(at(n / 100), (n % 60_000) as u16, n.is_multiple_of(2));
-            assert!(leases.known.len() <= MOST_KNOWN + 1);
+            assert!(leases.known.len() <= MAX_KNOWN + 1);
         }
         assert_eq!(leases.held(), 1);
     }

@@ -28,9 +28,9 @@ pub mod ownership;
 pub mod placement;
 pub mod redundancy;
 pub mod repair;
+pub mod replay_cache;
 pub mod silence;
 pub mod source;
-pub mod turns;
 
 use std::fmt;
 

@@ -31,7 +31,7 @@ impl Redundancy {
     /// The most copies that can be asked for, and the most nodes that a code may bear the loss of.
     pub const MOST: u8 = 8;
     /// The most fragments that may be needed.
-    pub const MOST_DATA: u8 = 16;
+    pub const MAX_DATA: u8 = 16;
 
     /// How many nodes beside the owner it takes. With a code of K+M they are K+M-1: the owner has the
     /// whole file, and if it is lost with M-1 of the others, K are left.
@@ -69,7 +69,7 @@ impl fmt::Display for Redundancy {
 
 /// What was given is no redundancy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is neither none nor replicas=N nor ec=K+M, perhaps with ,async: N and M from 1 to {most}, K from 2 to {data}", most = Redundancy::MOST, data = Redundancy::MOST_DATA)]
+#[error("'{0}' is neither none nor replicas=N nor ec=K+M, perhaps with ,async: N and M from 1 to {most}, K from 2 to {data}", most = Redundancy::MOST, data = Redundancy::MAX_DATA)]
 pub struct NotRedundancy(String);
 
 impl FromStr for Redundancy {
@@ -98,7 +98,7 @@ impl FromStr for Redundancy {
             }
             "ec" => {
                 let (data, parity) = numbers.split_once('+').ok_or_else(wrong)?;
-                let data = number(data, 2, Self::MOST_DATA)?;
+                let data = number(data, 2, Self::MAX_DATA)?;
                 Ok(Redundancy::Code { data, parity: number(parity, 1, Self::MOST)?, wait })
             }
             _ => Err(wrong()),
@@ -121,7 +121,7 @@ mod tests {
 
         #[test]
         fn code_when_shown_and_read_then_the_same_and_any_loss_that_it_bears_leaves_enough(
-            data in 2..=Redundancy::MOST_DATA,
+            data in 2..=Redundancy::MAX_DATA,
             parity in 1..=Redundancy::MOST,
             wait: bool,
         ) {

@@ -17,7 +17,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use self::group::{Flight, Group, Rank};
+use self::group::{ActiveTransfer, Group, Rank};
 pub use self::group::{GroupId, Redundancy};
 use super::NodeId;
 use super::hash::mix;
@@ -131,7 +131,7 @@ struct Node {
     /// When it tries again what waits for it.
     wake_at: Option<Tick>,
     shards: BTreeSet<(GroupId, u8)>,
-    flights: BTreeSet<(GroupId, u8)>,
+    active: BTreeSet<(GroupId, u8)>,
     /// Groups whose next transfer waits for this node.
     waiting: BTreeSet<(Rank, GroupId)>,
 }
@@ -239,8 +239,8 @@ impl Repair {
     /// Shards that are to move for balance, and their bytes.
     #[must_use]
     pub fn moves(&self) -> (u64, u64) {
-        let wished = self.groups.values().filter(|group| group.wish.is_some());
-        wished.fold((0, 0), |(count, bytes), group| (count + 1, bytes + group.bytes))
+        let asked = self.groups.values().filter(|group| group.wanted.is_some());
+        asked.fold((0, 0), |(count, bytes), group| (count + 1, bytes + group.bytes))
     }
 
     /// A node takes part, or has another weight (free space), or is back: what it still has is told
@@ -262,8 +262,8 @@ impl Repair {
         state.alive = false;
         state.draining = false;
         let shards = std::mem::take(&mut state.shards);
-        for (group, shard) in state.flights.clone() {
-            self.end_flight(now, group, shard);
+        for (group, shard) in state.active.clone() {
+            self.end_transfer(now, group, shard);
             self.sort_in(now, group);
         }
         for (group, shard) in shards {
@@ -314,7 +314,7 @@ impl Repair {
     pub fn remove(&mut self, now: Tick, id: GroupId) {
         let shards = self.groups.get(&id).map_or(0, |group| group.held.len());
         for shard in 0..shards {
-            self.end_flight(now, id, shard as u8);
+            self.end_transfer(now, id, shard as u8);
         }
         self.take_out(id);
         self.unreported.remove(&id);
@@ -342,7 +342,7 @@ impl Repair {
             return;
         }
         if group.held[at].is_none() && !group.held.contains(&Some(node)) {
-            self.end_flight(now, id, shard);
+            self.end_transfer(now, id, shard);
             self.hold(id, shard, node);
             self.sort_in(now, id);
         } else {
@@ -357,7 +357,7 @@ impl Repair {
             self.drops.push((id, shard, target));
             return;
         };
-        if group.flights[at].as_ref().is_none_or(|flight| flight.target != target) {
+        if group.active[at].as_ref().is_none_or(|active| active.target != target) {
             // Too late: it was given up. It may still be what is missing.
             self.offer(now, target, id, shard);
             return;
@@ -366,12 +366,12 @@ impl Repair {
         // The target may have come to have another shard of the group, by a transfer that had been
         // given up: one failure would take both.
         if group.held.contains(&Some(target)) {
-            self.end_flight(now, id, shard);
+            self.end_transfer(now, id, shard);
             self.drops.push((id, shard, target));
             self.sort_in(now, id);
             return;
         }
-        self.end_flight(now, id, shard);
+        self.end_transfer(now, id, shard);
         self.progress.done += 1;
         self.progress.done_bytes += bytes;
         if let Some(node) = former {
@@ -386,11 +386,11 @@ impl Repair {
 
     /// A transfer came to nothing: it is tried again after a pause, and perhaps elsewhere.
     pub fn failed(&mut self, now: Tick, id: GroupId, shard: u8, target: NodeId) {
-        let flight = |group: &Group| group.flights.get(usize::from(shard)).cloned().flatten();
-        if self.groups.get(&id).and_then(flight).is_none_or(|flight| flight.target != target) {
+        let active = |group: &Group| group.active.get(usize::from(shard)).cloned().flatten();
+        if self.groups.get(&id).and_then(active).is_none_or(|active| active.target != target) {
             return;
         }
-        self.end_flight(now, id, shard);
+        self.end_transfer(now, id, shard);
         self.take_out(id);
         let until = now.after(self.config.pause);
         self.pauses.insert((until, id));
@@ -409,7 +409,7 @@ impl Repair {
             if *shard == 0 && matches!(group.redundancy, Redundancy::Whole { .. }) {
                 continue;
             }
-            let healthy = group.missing() == 0 && group.wish.is_none() && group.is_quiet();
+            let healthy = group.missing() == 0 && group.wanted.is_none() && group.is_quiet();
             let others = || group.held.iter().flatten().filter(|node| **node != from);
             let near = |node: &NodeId| self.topology.together(*node, to);
             let apart = self.topology.together(from, to) || !others().any(near);
@@ -428,7 +428,7 @@ impl Repair {
         }
         for (id, shard) in chosen {
             if let Some(group) = self.groups.get_mut(&id) {
-                group.wish = Some((shard, to));
+                group.wanted = Some((shard, to));
             }
             self.sort_in(now, id);
         }
@@ -444,7 +444,7 @@ impl Repair {
         while let Some((until, id, shard)) = self.limits.first().copied()
             && until <= now
         {
-            self.end_flight(now, id, shard);
+            self.end_transfer(now, id, shard);
             self.sort_in(now, id);
         }
         while let Some((until, id)) = self.pauses.first().copied()
@@ -515,8 +515,8 @@ impl Repair {
         self.change(id, |group| {
             group.held[usize::from(shard)] = Some(node);
             group.leaving.retain(|copy| *copy != (shard, node));
-            if group.wish.is_some_and(|(wished, _)| wished == shard) {
-                group.wish = None;
+            if group.wanted.is_some_and(|(asked, _)| asked == shard) {
+                group.wanted = None;
             }
         });
     }
@@ -629,16 +629,16 @@ impl Repair {
         }
     }
 
-    fn end_flight(&mut self, now: Tick, id: GroupId, shard: u8) {
+    fn end_transfer(&mut self, now: Tick, id: GroupId, shard: u8) {
         let group = self.groups.get_mut(&id);
-        let Some(flight) = group.and_then(|g| g.flights[usize::from(shard)].take()) else { return };
-        self.limits.remove(&(flight.until, id, shard));
-        for node in flight.sources.iter().chain([&flight.target]) {
+        let Some(active) = group.and_then(|g| g.active[usize::from(shard)].take()) else { return };
+        self.limits.remove(&(active.until, id, shard));
+        for node in active.sources.iter().chain([&active.target]) {
             if let Some(state) = self.nodes.get_mut(node) {
-                state.flights.remove(&(id, shard));
+                state.active.remove(&(id, shard));
             }
         }
-        for node in flight.sources.iter().chain([&flight.target]) {
+        for node in active.sources.iter().chain([&active.target]) {
             self.release(now, *node);
         }
         let leaving = self.groups.get_mut(&id).map(|group| std::mem::take(&mut group.leaving));
@@ -663,7 +663,7 @@ impl Repair {
     fn is_busy(&self, now: Tick, node: NodeId, takes: u64) -> bool {
         let free = |state: &Node| {
             state.free_at <= now.after(self.ahead(takes))
-                && state.flights.len() < self.config.transfers as usize
+                && state.active.len() < self.config.transfers as usize
         };
         !self.nodes.get(&node).is_some_and(free)
     }
@@ -680,9 +680,9 @@ impl Repair {
         };
         let target = match self.target(now, id, group, shard) {
             Ok(Some(target)) => target,
-            Ok(None) if group.missing() == 0 && group.wish.is_some() => {
+            Ok(None) if group.missing() == 0 && group.wanted.is_some() => {
                 // The place that was wished for is gone; balance is planned again some time.
-                self.change(id, |group| group.wish = None);
+                self.change(id, |group| group.wanted = None);
                 return Outcome::Begun;
             }
             Ok(None) => return Outcome::Stuck,
@@ -695,13 +695,13 @@ impl Repair {
         for node in sources.iter().chain([&target]) {
             if let Some(state) = self.nodes.get_mut(node) {
                 state.free_at = state.free_at.max(now).after(takes);
-                state.flights.insert((id, shard));
+                state.active.insert((id, shard));
             }
         }
         self.limits.insert((until, id, shard));
-        let flight = Flight { sources: sources.clone(), target, until };
+        let active = ActiveTransfer { sources: sources.clone(), target, until };
         if let Some(group) = self.groups.get_mut(&id) {
-            group.flights[usize::from(shard)] = Some(flight);
+            group.active[usize::from(shard)] = Some(active);
         }
         actions.push(Action::Copy(Transfer { group: id, shard, sources, target, bytes }));
         Outcome::Begun
@@ -745,14 +745,14 @@ impl Repair {
         shard: u8,
     ) -> Result<Option<NodeId>, NodeId> {
         let takes = self.takes(id);
-        let targets = group.flights.iter().flatten().map(|flight| flight.target);
+        let targets = group.active.iter().flatten().map(|active| active.target);
         // A shard that moves does not keep its own domain occupied.
         let leaving = group.held[usize::from(shard)];
         let staying = group.held.iter().flatten().copied().filter(|node| Some(*node) != leaving);
         let dropped = group.leaving.iter().map(|(_, node)| *node);
         let taken: Vec<NodeId> = staying.chain(targets).chain(dropped).collect();
-        let wished = group.wish.filter(|(wished, _)| group.missing() == 0 && *wished == shard);
-        if let Some((_, node)) = wished
+        let asked = group.wanted.filter(|(asked, _)| group.missing() == 0 && *asked == shard);
+        if let Some((_, node)) = asked
             && !leaving.is_some_and(|node| self.nodes.get(&node).is_some_and(|n| n.draining))
         {
             let fit = self.topology.weight(node) > 0 && !taken.contains(&node);

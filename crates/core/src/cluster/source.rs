@@ -288,7 +288,7 @@ impl Sources {
         self.settle(now, extent);
     }
 
-    /// `node` is dead: its copies, claims and wishes are gone.
+    /// `node` is dead: its copies, claims and requests are gone.
     pub fn lost(&mut self, now: Tick, node: NodeId, peers: &dyn Peers, grants: &mut Vec<Grant>) {
         let concerned = |state: &State| {
             state.copies.contains_key(&node)

@@ -74,7 +74,7 @@ impl Outlook<'_> {
 
 /// The residents of one tier, by what is known of them, and the decisions among them.
 #[derive(Debug)]
-pub(super) struct Shelf<O> {
+pub(super) struct TierOrder<O> {
     known: O,
     unknown: S3Fifo,
     /// Grain of partial residency; `None` keeps files whole.
@@ -82,7 +82,7 @@ pub(super) struct Shelf<O> {
     later: Vec<Known>,
 }
 
-impl<O: NextUseOrder> Shelf<O> {
+impl<O: NextUseOrder> TierOrder<O> {
     pub fn new(config: &PolicyConfig, chunk: Option<u64>, known: O) -> Self {
         let unknown = S3Fifo::new(&PolicyConfig { admit_large: true, ..*config });
         Self { known, unknown, chunk, later: Vec::new() }
@@ -324,7 +324,7 @@ impl<O: NextUseOrder> Shelf<O> {
 #[derive(Debug)]
 struct Min<O> {
     references: References,
-    shelf: Shelf<O>,
+    order: TierOrder<O>,
     trial: Trial<O>,
 }
 
@@ -332,54 +332,54 @@ impl<O: NextUseOrder> Min<O> {
     fn new(config: PolicyConfig, chunk: Option<u64>, known: fn(&PolicyConfig) -> O) -> Self {
         Self {
             references: References::new(),
-            shelf: Shelf::new(&config, chunk, known(&config)),
+            order: TierOrder::new(&config, chunk, known(&config)),
             trial: Trial::new(config, chunk.is_some(), known),
         }
     }
 
-    fn parts(&mut self) -> (&mut Shelf<O>, Outlook<'_>) {
+    fn parts(&mut self) -> (&mut TierOrder<O>, Outlook<'_>) {
         let outlook = Outlook { references: &self.references, believed: self.trial.believed() };
-        (&mut self.shelf, outlook)
+        (&mut self.order, outlook)
     }
 }
 
 impl<O: NextUseOrder> Order for Min<O> {
     fn name(&self) -> &'static str {
-        if self.shelf.chunk.is_some() { "min" } else { "min-whole" }
+        if self.order.chunk.is_some() { "min" } else { "min-whole" }
     }
 
     fn touch(&mut self, access: &Access) {
         self.references.observe(access.object);
-        self.shelf.warm(self.references.soon());
+        self.order.warm(self.references.soon());
         self.trial.watch(access, &self.references);
-        let (shelf, outlook) = self.parts();
-        shelf.touch(access, outlook);
+        let (order, outlook) = self.parts();
+        order.touch(access, outlook);
     }
 
     fn hint(&mut self, hint: &Hint<'_>) {
-        let Self { references, shelf, trial } = self;
+        let Self { references, order, trial } = self;
         references.hint_each(hint, |references, next| {
-            shelf.warm(next);
+            order.warm(next);
             for &object in next {
-                shelf.refile(object, Outlook { references, believed: trial.believed() });
+                order.refile(object, Outlook { references, believed: trial.believed() });
                 trial.refile(object, references);
             }
         });
     }
 
     fn insert(&mut self, object: u64, bytes: u64) {
-        let (shelf, outlook) = self.parts();
-        shelf.file(object, bytes, outlook);
+        let (order, outlook) = self.parts();
+        order.file(object, bytes, outlook);
     }
 
     fn resize(&mut self, object: u64, bytes: u64) {
-        if self.shelf.bytes_of(object).is_some() {
+        if self.order.bytes_of(object).is_some() {
             self.insert(object, bytes);
         }
     }
 
     fn remove(&mut self, object: u64) {
-        self.shelf.remove(object);
+        self.order.remove(object);
     }
 
     fn evict(&mut self, busy: &dyn Fn(u64) -> bool) -> Option<Victim> {
@@ -389,8 +389,8 @@ impl<O: NextUseOrder> Order for Min<O> {
     }
 
     fn make_room(&mut self, demand: &Demand<'_>, out: &mut Vec<Victim>) -> u64 {
-        let (shelf, outlook) = self.parts();
-        shelf.make_room(demand, outlook, out)
+        let (order, outlook) = self.parts();
+        order.make_room(demand, outlook, out)
     }
 
     fn admit(
@@ -399,11 +399,11 @@ impl<O: NextUseOrder> Order for Min<O> {
         room: &Room<'_>,
         out: &mut Vec<Victim>,
     ) -> Admission {
-        let (shelf, outlook) = self.parts();
-        shelf.admit(candidate, room, outlook, out)
+        let (order, outlook) = self.parts();
+        order.admit(candidate, room, outlook, out)
     }
 
     fn books(&self) -> Snapshot {
-        Snapshot { ahead: self.references.ahead(), ..self.shelf.books() }
+        Snapshot { ahead: self.references.ahead(), ..self.order.books() }
     }
 }

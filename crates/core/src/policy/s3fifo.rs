@@ -11,7 +11,7 @@ use super::{Access, Admission, Candidate, Order, PolicyConfig, Room, Snapshot, V
 /// Uses in the small queue that earn a place in the main one.
 const PROMOTE_AFTER: u8 = 2;
 /// Most uses that the main queue remembers.
-const MOST_USES: u8 = 3;
+const MAX_USES: u8 = 3;
 
 const SMALL: u8 = 0;
 const MAIN: u8 = 1;
@@ -57,7 +57,7 @@ impl S3Fifo {
     }
 
     /// Remembers what left the small queue, if the ghost queue can hold it at all.
-    fn haunt(&mut self, slot: u32) {
+    fn push_ghost(&mut self, slot: u32) {
         let bytes = self.queues.node(slot).bytes;
         if bytes > self.ghost_capacity {
             return self.queues.remove(slot);
@@ -89,11 +89,11 @@ impl S3Fifo {
                 self.queues.remove(slot);
                 return Some(victim);
             }
-            self.shift(slot, MAIN, uses.min(MOST_USES) - 1);
+            self.shift(slot, MAIN, uses.min(MAX_USES) - 1);
         } else if uses >= PROMOTE_AFTER {
             self.shift(slot, MAIN, 0);
         } else {
-            self.haunt(slot);
+            self.push_ghost(slot);
             return Some(victim);
         }
         None
@@ -167,7 +167,7 @@ impl Order for S3Fifo {
         self.warm = true;
         // Every object moves to the main queue at most once and goes round it as often as it was
         // used; more steps than that only if all are busy.
-        let rounds = u64::from(MOST_USES) + 2;
+        let rounds = u64::from(MAX_USES) + 2;
         let mut turn = self.turn();
         for _ in 0..rounds * (self.queues.len(SMALL) + self.queues.len(MAIN)) {
             let victim = self.step(turn, busy);

@@ -14,7 +14,7 @@
 //! chosen by their hashes, in a proportionally smaller shadow (Waldspurger et al.: "Efficient MRC
 //! construction with SHARDS", FAST 2015), so that time and memory stay bounded.
 
-use super::min::{Outlook, Shelf};
+use super::min::{Outlook, TierOrder};
 use super::next_use::NextUseOrder;
 use super::slab::mix;
 use super::{Access, Admission, Candidate, PolicyConfig, Room, Victim};
@@ -37,8 +37,8 @@ pub(super) struct Trial<O> {
     make: fn(&PolicyConfig) -> O,
     /// One object in 2^shift is in the sample.
     shift: u32,
-    believing: Shelf<O>,
-    doubting: Shelf<O>,
+    believing: TierOrder<O>,
+    doubting: TierOrder<O>,
     /// Bytes that the believing shadow missed more than the other, lately.
     excess: i64,
     believed: bool,
@@ -49,10 +49,10 @@ pub(super) struct Trial<O> {
 
 impl<O: NextUseOrder> Trial<O> {
     pub fn new(config: PolicyConfig, chunked: bool, make: fn(&PolicyConfig) -> O) -> Self {
-        let shelf = || shadow(&config, chunked, make);
+        let order = || shadow(&config, chunked, make);
         Self {
-            believing: shelf(),
-            doubting: shelf(),
+            believing: order(),
+            doubting: order(),
             config,
             chunked,
             make,
@@ -88,9 +88,9 @@ impl<O: NextUseOrder> Trial<O> {
         if !self.hinted || !self.is_sampled(access.object) {
             return;
         }
-        let mut missed = |shelf: &mut Shelf<O>, believed| {
+        let mut missed = |order: &mut TierOrder<O>, believed| {
             let outlook = Outlook { references, believed };
-            serve(shelf, access, self.config.capacity, outlook, &mut self.out) as i64
+            serve(order, access, self.config.capacity, outlook, &mut self.out) as i64
         };
         let excess = missed(&mut self.believing, true) - missed(&mut self.doubting, false);
         self.judge(excess);
@@ -135,35 +135,35 @@ fn shadow<O: NextUseOrder>(
     config: &PolicyConfig,
     chunked: bool,
     make: fn(&PolicyConfig) -> O,
-) -> Shelf<O> {
-    Shelf::new(config, chunked.then_some(config.chunk.max(1)), make(config))
+) -> TierOrder<O> {
+    TierOrder::new(config, chunked.then_some(config.chunk.max(1)), make(config))
 }
 
 /// One read of a whole object, as a tier of its own would serve it; returns the bytes missed.
 fn serve<O: NextUseOrder>(
-    shelf: &mut Shelf<O>,
+    order: &mut TierOrder<O>,
     access: &Access,
     capacity: u64,
     outlook: Outlook<'_>,
     out: &mut Vec<Victim>,
 ) -> u64 {
     let Access { object, size, .. } = *access;
-    shelf.touch(access, outlook);
-    let resident = shelf.bytes_of(object).unwrap_or(0).min(size);
+    order.touch(access, outlook);
+    let resident = order.bytes_of(object).unwrap_or(0).min(size);
     if resident == size {
         return 0;
     }
     out.clear();
     let candidate = Candidate { object, size, resident, prefetch: false };
     let busy = |other| other == object;
-    let room = Room { capacity, used: shelf.books().bytes, limit: usize::MAX, busy: &busy };
-    let bytes = match shelf.admit(&candidate, &room, outlook, out) {
+    let room = Room { capacity, used: order.books().bytes, limit: usize::MAX, busy: &busy };
+    let bytes = match order.admit(&candidate, &room, outlook, out) {
         Admission::Whole => size,
         Admission::Head(bytes) => bytes.min(size),
         Admission::Bypass => resident,
     };
     if bytes > 0 {
-        shelf.file(object, bytes, outlook);
+        order.file(object, bytes, outlook);
     }
     size - resident
 }

@@ -19,7 +19,7 @@ const PROMOTE_AFTER: u8 = 2;
 
 /// What is under way with an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Flight {
+enum Transfer {
     /// Nothing.
     Settled,
     /// It is being removed, or cut to its first `keep` bytes.
@@ -38,51 +38,51 @@ struct Entry {
     /// The tier that has it.
     home: Option<Tier>,
     bytes: Bytes,
-    flight: Flight,
+    transfer: Transfer,
     /// Left alone until then, because it could not leave.
     paused: Tick,
     dirty: bool,
     busy: bool,
     pinned: bool,
     /// Accesses since it came to its tier.
-    heat: u8,
+    hits: u8,
 }
 
 impl Entry {
     const NEW: Self = Self {
         home: None,
         bytes: Bytes::ZERO,
-        flight: Flight::Settled,
+        transfer: Transfer::Settled,
         paused: Tick(0),
         dirty: false,
         busy: false,
         pinned: false,
-        heat: 0,
+        hits: 0,
     };
 
     /// Whether there is any reason to remember it.
     fn matters(&self) -> bool {
         let held = self.busy || self.pinned || self.dirty;
-        held || self.home.is_some() || self.flight != Flight::Settled
+        held || self.home.is_some() || self.transfer != Transfer::Settled
     }
 
     fn may_leave(&self, now: Tick) -> bool {
-        !self.busy && !self.pinned && self.flight == Flight::Settled && self.paused <= now
+        !self.busy && !self.pinned && self.transfer == Transfer::Settled && self.paused <= now
     }
 
     /// Bytes of it that are on their way out of its tier.
     fn leaving(&self) -> Bytes {
-        match self.flight {
-            Flight::Leaving { keep } | Flight::Flushing { keep } => self.bytes - keep,
-            Flight::Moving { .. } => self.bytes,
-            Flight::Settled | Flight::Arriving { .. } => Bytes::ZERO,
+        match self.transfer {
+            Transfer::Leaving { keep } | Transfer::Flushing { keep } => self.bytes - keep,
+            Transfer::Moving { .. } => self.bytes,
+            Transfer::Settled | Transfer::Arriving { .. } => Bytes::ZERO,
         }
     }
 }
 
 /// One tier with its policy.
 #[derive(Debug)]
-struct Shelf {
+struct TierState {
     config: TierConfig,
     policy: Box<dyn Policy>,
     used: Bytes,
@@ -94,7 +94,7 @@ struct Shelf {
     pressure: Bytes,
 }
 
-impl Shelf {
+impl TierState {
     /// Bytes that it will hold when everything in flight has landed.
     fn level(&self) -> Bytes {
         self.used - self.leaving + self.incoming
@@ -121,7 +121,7 @@ impl Shelf {
 /// for the contract.
 #[derive(Debug)]
 pub struct Steward {
-    shelves: Vec<Shelf>,
+    tier_states: Vec<TierState>,
     entries: Map<Entry>,
     /// Objects left alone, in the order in which their pauses end.
     pauses: VecDeque<(Tick, Ino)>,
@@ -142,14 +142,14 @@ impl Steward {
         if config.tiers.is_empty() || config.tiers.len() > 255 {
             return Err(ConfigError::Tiers);
         }
-        let mut shelves = Vec::with_capacity(config.tiers.len());
+        let mut tier_states = Vec::with_capacity(config.tiers.len());
         for (rank, tier) in config.tiers.iter().enumerate() {
             let ordered = tier.low <= tier.high && tier.high <= tier.capacity;
             if !ordered || tier.capacity == Bytes::ZERO {
                 return Err(ConfigError::Marks(Tier(rank as u8)));
             }
             let options = PolicyConfig { capacity: tier.high.0, ..config.options };
-            shelves.push(Shelf {
+            tier_states.push(TierState {
                 config: tier.clone(),
                 policy: by_name(&config.policy, &options)?,
                 used: Bytes::ZERO,
@@ -160,7 +160,7 @@ impl Steward {
             });
         }
         Ok(Self {
-            shelves,
+            tier_states,
             entries: Map::default(),
             pauses: VecDeque::new(),
             batch: config.batch.max(1),
@@ -205,8 +205,8 @@ impl Steward {
                 self.reconsider(now, *object);
             }
             Event::Pressure { tier, need } => {
-                if let Some(shelf) = self.shelves.get_mut(tier.index()) {
-                    shelf.pressure = shelf.pressure.max(*need);
+                if let Some(tier_state) = self.tier_states.get_mut(tier.index()) {
+                    tier_state.pressure = tier_state.pressure.max(*need);
                 }
             }
             Event::Refused { object } => self.refused(now, *object),
@@ -254,20 +254,20 @@ impl Steward {
     /// How often the policies changed whom they follow, all tiers together.
     #[must_use]
     pub fn switches(&self) -> u64 {
-        self.shelves.iter().map(|shelf| shelf.policy.switches()).sum()
+        self.tier_states.iter().map(|tier_state| tier_state.policy.switches()).sum()
     }
 
     /// The tiers as status shows them, fastest first.
     #[must_use]
     pub fn snapshot(&self) -> Vec<TierSnapshot> {
-        let tier = |shelf: &Shelf| TierSnapshot {
-            used: shelf.used,
-            leaving: shelf.leaving,
-            incoming: shelf.incoming,
+        let tier = |tier_state: &TierState| TierSnapshot {
+            used: tier_state.used,
+            leaving: tier_state.leaving,
+            incoming: tier_state.incoming,
             pinned: Bytes::ZERO,
-            policy: shelf.policy.snapshot(),
+            policy: tier_state.policy.snapshot(),
         };
-        let mut tiers: Vec<_> = self.shelves.iter().map(tier).collect();
+        let mut tiers: Vec<_> = self.tier_states.iter().map(tier).collect();
         for entry in self.entries.values().filter(|entry| entry.pinned) {
             if let Some(tier) = entry.home.and_then(|home| tiers.get_mut(usize::from(home.0))) {
                 tier.pinned += entry.bytes;
@@ -302,7 +302,7 @@ impl Steward {
             && let Some(home) = entry.home
             && entry.may_leave(now)
         {
-            self.shelves[home.index()].policy.inserted(object.0, entry.bytes.0);
+            self.tier_states[home.index()].policy.inserted(object.0, entry.bytes.0);
         }
     }
 
@@ -315,7 +315,7 @@ impl Steward {
         actions: &mut Vec<Action>,
     ) {
         if let Some(entry) = self.entries.get_mut(&object.0) {
-            entry.heat = entry.heat.saturating_add(1);
+            entry.hits = entry.hits.saturating_add(1);
         }
         let kind = if write { AccessKind::Write } else { AccessKind::Read };
         let access = [Access { object: object.0, size: size.0, kind }];
@@ -323,8 +323,8 @@ impl Steward {
         // that is not on a policy's books costs it one look-up. A program that opens a file twice in
         // a row makes one reference (correlated references, O'Neil et al., SIGMOD 1993).
         if self.last_access != Some(object) {
-            for shelf in &mut self.shelves {
-                shelf.policy.observe(&access);
+            for tier_state in &mut self.tier_states {
+                tier_state.policy.observe(&access);
             }
         }
         self.last_access = Some(object);
@@ -344,8 +344,8 @@ impl Steward {
             HintChange::Advance(by) => Hint::Advance { job, by: *by },
             HintChange::Withdraw => Hint::Withdraw { job },
         };
-        for shelf in &mut self.shelves {
-            shelf.policy.hint(&hint);
+        for tier_state in &mut self.tier_states {
+            tier_state.policy.hint(&hint);
         }
     }
 
@@ -365,16 +365,16 @@ impl Steward {
             object == candidate.object
                 || entries.get(&object).is_none_or(|entry| !entry.may_leave(now))
         };
-        let shelf = self.shelves.get_mut(tier.index())?;
+        let tier_state = self.tier_states.get_mut(tier.index())?;
         let room = Room {
-            capacity: shelf.config.high.0,
-            used: shelf.level().0,
+            capacity: tier_state.config.high.0,
+            used: tier_state.level().0,
             limit: self.batch,
             busy: &busy,
         };
         let mut victims = std::mem::take(&mut self.victims);
         victims.clear();
-        let mut admission = shelf.policy.admit(&candidate, &room, &mut victims);
+        let mut admission = tier_state.policy.admit(&candidate, &room, &mut victims);
         victims.retain(|victim| victim.object != candidate.object);
         let newcomer = Ino(candidate.object);
         let harm = |victim: &Victim| self.prefetch.harms(newcomer, Ino(victim.object));
@@ -394,12 +394,12 @@ impl Steward {
             Admission::Bypass => 0,
         };
         let more = Bytes(bytes.saturating_sub(candidate.resident));
-        let shelf = &mut self.shelves[tier.index()];
-        let taken = (more > Bytes::ZERO || candidate.size == 0) && shelf.fits(more);
+        let tier_state = &mut self.tier_states[tier.index()];
+        let taken = (more > Bytes::ZERO || candidate.size == 0) && tier_state.fits(more);
         match candidate.resident {
             _ if taken => {}
-            0 => shelf.policy.removed(candidate.object),
-            resident => shelf.policy.inserted(candidate.object, resident),
+            0 => tier_state.policy.removed(candidate.object),
+            resident => tier_state.policy.inserted(candidate.object, resident),
         }
         taken.then_some(more)
     }
@@ -413,7 +413,7 @@ impl Steward {
         actions: &mut Vec<Action>,
     ) -> Placement {
         let known = self.entries.get(&object.0).copied().unwrap_or(Entry::NEW);
-        if let Flight::Arriving { on, promised } = known.flight
+        if let Transfer::Arriving { on, promised } = known.transfer
             && self.prefetch.is_flying(object)
             && !prefetch
         {
@@ -421,7 +421,7 @@ impl Steward {
             self.prefetch.overtaken(object);
             return Placement::Tier(on, known.bytes + promised);
         }
-        if known.flight != Flight::Settled {
+        if known.transfer != Transfer::Settled {
             // On its way out, or promised already to whoever asked first.
             return Placement::Bypass;
         }
@@ -435,7 +435,7 @@ impl Steward {
         // A part that is resident stays where it is; a newcomer tries the fastest tier first.
         let tiers = match known.home {
             Some(home) => home.0..=home.0,
-            None => 0..=(self.shelves.len() - 1) as u8,
+            None => 0..=(self.tier_states.len() - 1) as u8,
         };
         for on in tiers.map(Tier) {
             let Some(promised) = self.ask(now, on, candidate, false, actions) else { continue };
@@ -446,30 +446,30 @@ impl Steward {
     }
 
     fn promise(&mut self, object: Ino, on: Tier, promised: Bytes) {
-        self.shelves[on.index()].incoming += promised;
-        self.change(object, |entry| entry.flight = Flight::Arriving { on, promised });
+        self.tier_states[on.index()].incoming += promised;
+        self.change(object, |entry| entry.transfer = Transfer::Arriving { on, promised });
     }
 
     /// Ends what is under way with an object: promises and departures are taken off the books.
     fn settle(&mut self, object: Ino) {
         let Some(entry) = self.entries.get_mut(&object.0) else { return };
         if let Some(home) = entry.home {
-            self.shelves[home.index()].leaving -= entry.leaving();
+            self.tier_states[home.index()].leaving -= entry.leaving();
         }
-        if let Flight::Moving { to: tier, promised } | Flight::Arriving { on: tier, promised } =
-            entry.flight
+        if let Transfer::Moving { to: tier, promised } | Transfer::Arriving { on: tier, promised } =
+            entry.transfer
         {
-            let shelf = &mut self.shelves[tier.index()];
-            shelf.incoming -= promised;
+            let tier_state = &mut self.tier_states[tier.index()];
+            tier_state.incoming -= promised;
             if entry.home != Some(tier) {
-                shelf.policy.removed(object.0);
+                tier_state.policy.removed(object.0);
             }
         }
-        entry.flight = Flight::Settled;
+        entry.transfer = Transfer::Settled;
     }
 
     fn resident(&mut self, object: Ino, tier: Tier, bytes: Bytes) {
-        if tier.index() >= self.shelves.len() {
+        if tier.index() >= self.tier_states.len() {
             return;
         }
         let before = *self.entries.entry(object.0).or_insert(Entry::NEW);
@@ -482,39 +482,39 @@ impl Steward {
         self.change(object, |entry| {
             entry.home = Some(tier);
             entry.bytes = bytes;
-            entry.heat = 0;
+            entry.hits = 0;
         });
-        let shelf = &mut self.shelves[tier.index()];
-        shelf.used += bytes;
-        shelf.policy.inserted(object.0, bytes.0);
+        let tier_state = &mut self.tier_states[tier.index()];
+        tier_state.used += bytes;
+        tier_state.policy.inserted(object.0, bytes.0);
     }
 
     /// A resident object has other bytes on the same tier: it grew, shrank, was cut, was completed.
     fn update(&mut self, object: Ino, tier: Tier, before: Entry, bytes: Bytes) {
-        let landed = match before.flight {
-            Flight::Arriving { .. } => true,
-            Flight::Leaving { keep } => keep > Bytes::ZERO && bytes <= keep,
-            Flight::Settled | Flight::Flushing { .. } | Flight::Moving { .. } => false,
+        let landed = match before.transfer {
+            Transfer::Arriving { .. } => true,
+            Transfer::Leaving { keep } => keep > Bytes::ZERO && bytes <= keep,
+            Transfer::Settled | Transfer::Flushing { .. } | Transfer::Moving { .. } => false,
         };
         if landed {
             self.settle(object);
         }
         let Some(entry) = self.entries.get_mut(&object.0) else { return };
-        if let Flight::Moving { to, promised } = &mut entry.flight {
+        if let Transfer::Moving { to, promised } = &mut entry.transfer {
             // It takes along what was written meanwhile.
-            let incoming = &mut self.shelves[to.index()].incoming;
+            let incoming = &mut self.tier_states[to.index()].incoming;
             *incoming = *incoming - *promised + bytes;
             *promised = bytes;
         }
-        let shelf = &mut self.shelves[tier.index()];
-        shelf.used = shelf.used - before.bytes + bytes;
-        shelf.leaving -= entry.leaving();
+        let tier_state = &mut self.tier_states[tier.index()];
+        tier_state.used = tier_state.used - before.bytes + bytes;
+        tier_state.leaving -= entry.leaving();
         entry.bytes = bytes;
-        shelf.leaving += entry.leaving();
+        tier_state.leaving += entry.leaving();
         if landed {
-            shelf.policy.inserted(object.0, bytes.0);
+            tier_state.policy.inserted(object.0, bytes.0);
         } else {
-            shelf.policy.resized(object.0, bytes.0);
+            tier_state.policy.resized(object.0, bytes.0);
         }
     }
 
@@ -522,9 +522,9 @@ impl Steward {
     fn depart(&mut self, object: Ino) {
         let Some(entry) = self.entries.get_mut(&object.0) else { return };
         if let Some(home) = entry.home.take() {
-            let shelf = &mut self.shelves[home.index()];
-            shelf.used -= entry.bytes;
-            shelf.policy.removed(object.0);
+            let tier_state = &mut self.tier_states[home.index()];
+            tier_state.used -= entry.bytes;
+            tier_state.policy.removed(object.0);
         }
         entry.bytes = Bytes::ZERO;
     }
@@ -540,13 +540,15 @@ impl Steward {
     fn clean(&mut self, now: Tick, object: Ino, actions: &mut Vec<Action>) {
         self.change(object, |entry| entry.dirty = false);
         let Some(entry) = self.entries.get_mut(&object.0) else { return };
-        let (Flight::Flushing { keep }, Some(home)) = (entry.flight, entry.home) else { return };
+        let (Transfer::Flushing { keep }, Some(home)) = (entry.transfer, entry.home) else {
+            return;
+        };
         if entry.busy || entry.pinned {
             // Somebody wants it after all.
             self.settle(object);
             self.reconsider(now, object);
         } else {
-            entry.flight = Flight::Leaving { keep };
+            entry.transfer = Transfer::Leaving { keep };
             actions.push(departure(object, home, keep));
         }
     }
@@ -569,12 +571,12 @@ impl Steward {
         if keep == Bytes::ZERO && !victim.dead && self.demote(now, object, tier, entry, actions) {
             return;
         }
-        let (flight, action) = if entry.dirty {
-            (Flight::Flushing { keep }, Action::Flush { object })
+        let (transfer, action) = if entry.dirty {
+            (Transfer::Flushing { keep }, Action::Flush { object })
         } else {
-            (Flight::Leaving { keep }, departure(object, tier, keep))
+            (Transfer::Leaving { keep }, departure(object, tier, keep))
         };
-        self.take_off(object, flight);
+        self.take_off(object, transfer);
         actions.push(action);
     }
 
@@ -588,7 +590,7 @@ impl Steward {
         actions: &mut Vec<Action>,
     ) -> bool {
         let to = Tier(from.0.saturating_add(1));
-        if to.index() >= self.shelves.len() {
+        if to.index() >= self.tier_states.len() {
             return false;
         }
         // Its own victims come through here again, one tier down: as deep as there are tiers.
@@ -601,18 +603,18 @@ impl Steward {
         if taken != Some(promised) {
             return false;
         }
-        self.shelves[to.index()].incoming += promised;
-        self.take_off(object, Flight::Moving { to, promised });
+        self.tier_states[to.index()].incoming += promised;
+        self.take_off(object, Transfer::Moving { to, promised });
         actions.push(Action::Demote { object, from, to });
         true
     }
 
-    fn take_off(&mut self, object: Ino, flight: Flight) {
+    fn take_off(&mut self, object: Ino, transfer: Transfer) {
         if let Some(entry) = self.entries.get_mut(&object.0)
             && let Some(home) = entry.home
         {
-            entry.flight = flight;
-            self.shelves[home.index()].leaving += entry.leaving();
+            entry.transfer = transfer;
+            self.tier_states[home.index()].leaving += entry.leaving();
         }
     }
 
@@ -622,35 +624,35 @@ impl Steward {
         let Some(&entry) = self.entries.get(&object.0) else { return };
         let Some(from) = entry.home else { return };
         let Some(rank) = from.0.checked_sub(1) else { return };
-        if entry.heat < PROMOTE_AFTER || !entry.may_leave(now) || entry.dirty {
+        if entry.hits < PROMOTE_AFTER || !entry.may_leave(now) || entry.dirty {
             return;
         }
         let to = Tier(rank);
         let promised = entry.bytes;
         let candidate =
             Candidate { object: object.0, size: promised.0, resident: 0, prefetch: true };
-        self.change(object, |entry| entry.heat = 0);
+        self.change(object, |entry| entry.hits = 0);
         if self.ask(now, to, candidate, false, actions) != Some(promised) {
             return;
         }
-        if self.entries.get(&object.0).is_none_or(|entry| entry.flight != Flight::Settled) {
+        if self.entries.get(&object.0).is_none_or(|entry| entry.transfer != Transfer::Settled) {
             // What had to come down for it was given its own place.
-            self.shelves[to.index()].policy.removed(object.0);
+            self.tier_states[to.index()].policy.removed(object.0);
             return;
         }
-        self.shelves[to.index()].incoming += promised;
-        self.shelves[from.index()].policy.removed(object.0);
-        self.take_off(object, Flight::Moving { to, promised });
+        self.tier_states[to.index()].incoming += promised;
+        self.tier_states[from.index()].policy.removed(object.0);
+        self.take_off(object, Transfer::Moving { to, promised });
         actions.push(Action::Promote { object, from, to });
     }
 
     /// Makes room where a mark or a writer asks for it, at most one batch for each tier.
     fn relieve(&mut self, now: Tick, actions: &mut Vec<Action>) {
         self.deadline = None;
-        for rank in 0..self.shelves.len() {
-            let shelf = &mut self.shelves[rank];
-            shelf.relieving |= shelf.level() > shelf.config.high;
-            let need = shelf.lacking();
+        for rank in 0..self.tier_states.len() {
+            let tier_state = &mut self.tier_states[rank];
+            tier_state.relieving |= tier_state.level() > tier_state.config.high;
+            let need = tier_state.lacking();
             if need > Bytes::ZERO {
                 let entries = &self.entries;
                 let busy =
@@ -658,7 +660,7 @@ impl Steward {
                 let demand = Demand { bytes: need.0, limit: self.batch, busy: &busy };
                 let mut victims = std::mem::take(&mut self.victims);
                 victims.clear();
-                shelf.policy.victims(&demand, &mut victims);
+                tier_state.policy.victims(&demand, &mut victims);
                 let found = !victims.is_empty();
                 for victim in &victims {
                     self.dispatch(now, Tier(rank as u8), victim, actions);
@@ -666,10 +668,10 @@ impl Steward {
                 self.victims = victims;
                 self.look_again(now, rank, found);
             }
-            let shelf = &mut self.shelves[rank];
-            shelf.relieving &= shelf.level() > shelf.config.low;
-            if shelf.level() + shelf.pressure <= shelf.config.capacity {
-                shelf.pressure = Bytes::ZERO;
+            let tier_state = &mut self.tier_states[rank];
+            tier_state.relieving &= tier_state.level() > tier_state.config.low;
+            if tier_state.level() + tier_state.pressure <= tier_state.config.capacity {
+                tier_state.pressure = Bytes::ZERO;
             }
         }
     }
@@ -677,7 +679,7 @@ impl Steward {
     /// Sets the deadline when a tier lacks room still: at once if the batch was the limit, after a
     /// pause if nothing could leave.
     fn look_again(&mut self, now: Tick, rank: usize, found: bool) {
-        if self.shelves[rank].lacking() > Bytes::ZERO {
+        if self.tier_states[rank].lacking() > Bytes::ZERO {
             let due = if found { now } else { now.after(self.refusal_pause) };
             self.deadline = Some(self.deadline.map_or(due, |earlier| earlier.min(due)));
         }

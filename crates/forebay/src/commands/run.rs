@@ -11,7 +11,7 @@ use crate::migrate::criu::Criu;
 use crate::migrate::images;
 use crate::run::files::{self, Known, Names};
 use crate::run::job::{self, Job, Machine};
-use crate::run::local::{Event, Kept, Local, Manner};
+use crate::run::local::{Event, Kept, Local, RunSettings};
 use crate::run::output::Output;
 use crate::run::plan::{self, Place};
 use crate::run::record::{JobRecord, Keeper, RunRecord, State, line_of, now_ms};
@@ -53,7 +53,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
     // Before any thread is started: signals are for the one that waits for them.
     signals::block_ends()?;
     let keeper = Keeper::new(record(&work, "local"))?;
-    let manner = Manner {
+    let settings = RunSettings {
         output: output(args),
         fail_fast: args.fail_fast,
         grace: args.grace,
@@ -66,7 +66,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
     let (events, heard) = mpsc::channel();
     hear_signals(events.clone())?;
     let all = (&work.jobs[..], &work.before[..]);
-    let mut local = Local::new(all, queue, keeper, reference, manner, events)?;
+    let mut local = Local::new(all, queue, keeper, reference, settings, events)?;
     let ended = local.run(&heard);
     let Local { keeper, reference, .. } = local;
     if args.migratable {

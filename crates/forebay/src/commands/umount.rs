@@ -209,9 +209,9 @@ fn drain(client: &mut Client, args: &UmountArgs, began: Instant) -> Result<Outco
     let mut meter = Meter::new(args.quiet);
     let left = args.timeout.map(|limit| limit.saturating_sub(began.elapsed()));
     let limit_ms = left.map(|limit| limit.as_millis().try_into().unwrap_or(u64::MAX));
-    let patience = left.map(|limit| limit.saturating_add(GRACE));
+    let timeout = left.map(|limit| limit.saturating_add(GRACE));
     let request = Request::Drain { limit_ms };
-    let result = client.work(request, patience, &mut |progress| meter.show(progress));
+    let result = client.work(request, timeout, &mut |progress| meter.show(progress));
     match result {
         Err(Error::Control(error)) if error.kind == ErrorKind::NotMounted => {
             Err(Error::NotDrained(format!(

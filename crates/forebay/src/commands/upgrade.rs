@@ -22,9 +22,9 @@ pub fn run(args: &UpgradeArgs) -> Result<(), Error> {
     let program = program.canonicalize().map_err(Error::io(program.display().to_string()))?;
     let limit_ms = u64::try_from(args.timeout.as_millis()).unwrap_or(u64::MAX);
     let request = Request::Upgrade { program: program.into(), limit_ms };
-    let patience = args.timeout.saturating_add(GRACE);
+    let timeout = args.timeout.saturating_add(GRACE);
     let mut client = Client::for_path(&mountpoint(args)?)?;
-    match client.call(request, Some(patience), &mut |_| {})? {
+    match client.call(request, Some(timeout), &mut |_| {})? {
         Reply::Upgraded(upgraded) if args.json => print_json(&upgraded),
         Reply::Upgraded(upgraded) => print(&format!(
             "taken over by process {} (version {}) with {} open files; programs waited for {:.1} ms\n",

@@ -3,13 +3,13 @@
 //! Values travel as text from flags, `FOREBAY_*` variables, a TOML file and defaults into
 //! [`Settings`], where the first of these sources wins; [`MountConfig`] is what they mean.
 
-mod meaning;
+mod parse;
 mod settings;
 mod sources;
 mod validate;
 
-pub use meaning::cluster_address;
-pub use meaning::{
+pub use parse::cluster_address;
+pub use parse::{
     ClusterSettings, Coherence, Durability, LogFormat, MountConfig, Passthrough, SpaceSize,
     StreamDevice, StreamSettings, Throttle, TierConfig, Transport, Writeback,
 };

@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::meaning::{MountConfig, SpaceSize, Transport};
+use super::parse::{MountConfig, SpaceSize, Transport};
 use crate::mountinfo::{self, Mount};
 use crate::units::format_bytes;
 

@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::run::record::began;
 
 /// The longest line of the protocol, and the longest record.
-const MOST_BYTES: u64 = 64 << 10;
+const MAX_BYTES: u64 = 64 << 10;
 /// How long somebody who has connected may take to say what he wants.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -163,7 +163,7 @@ pub fn all() -> Vec<(TaskRecord, Spot)> {
 fn read(path: &Path) -> Option<TaskRecord> {
     let found = fs::symlink_metadata(path).ok()?;
     let own = found.uid() == rustix::process::geteuid().as_raw();
-    if !found.is_file() || !own || found.len() > MOST_BYTES {
+    if !found.is_file() || !own || found.len() > MAX_BYTES {
         return None;
     }
     serde_json::from_slice(&fs::read(path).ok()?).ok()
@@ -250,7 +250,7 @@ fn send(stream: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
 
 fn receive<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = Vec::new();
-    reader.take(MOST_BYTES).read_until(b'\n', &mut line)?;
+    reader.take(MAX_BYTES).read_until(b'\n', &mut line)?;
     if line.is_empty() {
         return Ok(None);
     }

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Processes that a tree may have.
-const MOST_PROCESSES: usize = 10_000;
+const MAX_PROCESSES: usize = 10_000;
 
 /// A process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,8 +90,8 @@ impl Tree {
                 }
                 continue;
             };
-            if tree.processes.len() == MOST_PROCESSES {
-                return Err(io::Error::other(format!("more than {MOST_PROCESSES} processes")));
+            if tree.processes.len() == MAX_PROCESSES {
+                return Err(io::Error::other(format!("more than {MAX_PROCESSES} processes")));
             }
             tree.opened.extend(opened(&process));
             tree.processes.push(process);

@@ -543,7 +543,7 @@ impl Control for NodeControl {
 
     fn drain(&self, limit: Option<Duration>, progress: OnProgress<'_>) -> ControlResult<Outcome> {
         let _one = self.draining.lock();
-        let patience = limit.map(|limit| Instant::now() + limit);
+        let timeout = limit.map(|limit| Instant::now() + limit);
         let limit = limit.unwrap_or(self.config.drain_timeout);
         let total = self.node.backlog_len();
         let mut bytes_total = 0;
@@ -576,7 +576,7 @@ impl Control for NodeControl {
             remaining_backlog: left.entries,
             in_use: left.in_use,
             refused: left.refused,
-            hung: self.hung(patience.unwrap_or(Instant::now() + SLOW)),
+            hung: self.hung(timeout.unwrap_or(Instant::now() + SLOW)),
             ..Outcome::default()
         })
     }

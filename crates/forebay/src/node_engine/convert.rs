@@ -95,7 +95,7 @@ pub fn cluster_address(given: &str) -> ControlResult<String> {
 fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlResult<NodeConfig> {
     let address = cluster_address(&given.address)?;
     let cluster = ClusterConfig {
-        patience: config.backing_timeout.mul_f64(0.6),
+        timeout: config.backing_timeout.mul_f64(0.6),
         replicas: given.replicas,
         leases: given.leases,
         redundancy: given.redundancy,

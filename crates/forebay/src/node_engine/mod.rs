@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use forebay::config::MountConfig;
 use forebay::control::{Control, ControlError, ControlResult, ErrorKind, OnProgress, Progress};
-use forebay::{Bequest, Ended, Engine, FsckReport, FsckRequest, Keeper, Mounted, Remains};
-use forebay_fuse::{Before, Ledger, MountOptions, STATE_VERSION, State, Takeover};
+use forebay::{CrashState, Ended, Engine, FsckReport, FsckRequest, HandOver, Keeper, Mounted};
+use forebay_fuse::{Before, MountOptions, RecoveryJournal, STATE_VERSION, State, Takeover};
 use forebay_node::Node;
 use fusewire::End;
 use parking_lot::Mutex;
@@ -75,12 +75,12 @@ impl Engine for NodeEngine {
     fn adopt(
         &self,
         config: &MountConfig,
-        bequest: &Bequest,
+        handed: &HandOver,
         keeper: Option<Keeper<'_>>,
     ) -> ControlResult<Arc<dyn Mounted>> {
-        let state = State::decode(&bequest.state).map_err(|error| unusable(&error))?;
-        let device = bequest.device.try_clone().map_err(|error| unusable(&error))?;
-        let rings = bequest.rings.as_ref().map(OwnedFd::try_clone).transpose();
+        let state = State::decode(&handed.state).map_err(|error| unusable(&error))?;
+        let device = handed.device.try_clone().map_err(|error| unusable(&error))?;
+        let rings = handed.rings.as_ref().map(OwnedFd::try_clone).transpose();
         let rings = rings.map_err(|error| unusable(&error))?;
         go_on(config, Takeover { device, rings, state: &state, before: Before::default() }, keeper)
     }
@@ -88,10 +88,10 @@ impl Engine for NodeEngine {
     fn revive(
         &self,
         config: &MountConfig,
-        Remains { device, ledger, rings }: Remains,
+        CrashState { device, journal, rings }: CrashState,
         keeper: Keeper<'_>,
     ) -> ControlResult<Arc<dyn Mounted>> {
-        let (state, before) = Ledger::read(&ledger).map_err(|error| unusable(&error))?;
+        let (state, before) = RecoveryJournal::read(&journal).map_err(|error| unusable(&error))?;
         tracing::info!(
             open = state.node.handles.len(),
             under_way = before.calls.len(),
@@ -251,7 +251,7 @@ impl Mounted for NodeMount {
         State::version(self.front.connection().negotiated(), self.node.is_clustered())
     }
 
-    fn give_away(&self, limit: Duration) -> ControlResult<Bequest> {
+    fn give_away(&self, limit: Duration) -> ControlResult<HandOver> {
         let until = Instant::now() + limit;
         self.node.rest(limit).map_err(|error| convert::control_error(&error))?;
         let go_on = |error: ControlError| {
@@ -282,7 +282,7 @@ impl Mounted for NodeMount {
         let sealed_us = elapsed_us();
         let node = self
             .node
-            .bequeath(Duration::from_secs(2))
+            .hand_over_state(Duration::from_secs(2))
             .map_err(|error| go_on(convert::control_error(&error)))?;
         let negotiated = *self.front.connection().negotiated();
         // The readers rest: they need only be told to leave.
@@ -298,10 +298,10 @@ impl Mounted for NodeMount {
             closed_us = elapsed_us(),
             "requests wait for the next daemon"
         );
-        Ok(Bequest { device, rings, state, open_files, since })
+        Ok(HandOver { device, rings, state, open_files, since })
     }
 
-    fn farewell(&self, limit: Duration) {
+    fn after_hand_over(&self, limit: Duration) {
         self.front.send_notices(limit);
     }
 }

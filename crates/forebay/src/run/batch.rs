@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::units::parse_bytes;
 
 /// Bytes of a file of jobs.
-const MOST_BYTES: u64 = 256 << 20;
+const MAX_BYTES: u64 = 256 << 20;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -107,8 +107,8 @@ pub fn text_of(path: &Path) -> Result<String, Error> {
         Box::new(std::fs::File::open(path).map_err(wrong)?)
     };
     let mut text = String::new();
-    source.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(wrong)?;
-    if text.len() as u64 > MOST_BYTES {
+    source.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(wrong)?;
+    if text.len() as u64 > MAX_BYTES {
         return Err(Error::Usage(format!("{}: longer than 256 MiB", path.display())));
     }
     Ok(text)

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::units::format_bytes;
 
 /// Jobs of one run.
-pub const MOST_JOBS: usize = 100_000;
+pub const MAX_JOBS: usize = 100_000;
 
 /// A command with what it needs.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -71,9 +71,8 @@ fn total_of(meminfo: &str) -> Option<u64> {
 /// A name that is there twice or not at all, two jobs that make one file, jobs that wait for each
 /// other, a job that needs more than there is.
 pub fn dependencies(jobs: &[Job], machine: Machine) -> Result<Vec<Vec<usize>>, Error> {
-    if jobs.len() > MOST_JOBS {
-        let many =
-            format!("{} jobs; a run has at most {MOST_JOBS}: make several of it", jobs.len());
+    if jobs.len() > MAX_JOBS {
+        let many = format!("{} jobs; a run has at most {MAX_JOBS}: make several of it", jobs.len());
         return Err(Error::Usage(many));
     }
     let mut names = HashMap::new();

@@ -46,7 +46,7 @@ pub enum Event {
 
 /// How jobs are run.
 #[derive(Clone, Debug)]
-pub struct Manner {
+pub struct RunSettings {
     /// Where what they print goes.
     pub output: Output,
     /// No job begins any more when one has failed.
@@ -99,7 +99,7 @@ pub struct Local<'a> {
     /// The mount's sequence.
     pub reference: Option<Reference>,
     /// How jobs are run.
-    pub manner: Manner,
+    pub settings: RunSettings,
     /// Which jobs wait for each one.
     after: Vec<Vec<usize>>,
     done: usize,
@@ -130,7 +130,7 @@ impl<'a> Local<'a> {
         queue: Queue,
         keeper: Keeper,
         reference: Option<Reference>,
-        manner: Manner,
+        settings: RunSettings,
         events: Sender<Event>,
     ) -> Result<Self, Error> {
         let children = Children::new(&keeper.record.run, events.clone())
@@ -140,7 +140,7 @@ impl<'a> Local<'a> {
             queue,
             keeper,
             reference,
-            manner,
+            settings,
             after: followers(before),
             done: 0,
             children,
@@ -240,13 +240,13 @@ impl<'a> Local<'a> {
     fn spawn(&mut self, number: usize, again: bool) -> Result<(i32, u8), (i32, String)> {
         let job = &self.jobs[number];
         let failed = |what: &dyn std::fmt::Display| (1, what.to_string());
-        let kept = self.manner.kept.as_ref();
+        let kept = self.settings.kept.as_ref();
         let kept = kept.map(|kept| kept.wrapped(job, &self.keeper.record.run)).transpose();
         let kept = kept.map_err(|error| failed(&error))?;
-        let piped = matches!(self.manner.output, Output::Lines { .. });
+        let piped = matches!(self.settings.output, Output::Lines { .. });
         let mut command = command(kept.as_ref().unwrap_or(job), piped);
         command.env("FOREBAY_JOB", &job.name).env("FOREBAY_RUN", &self.keeper.record.run);
-        if let Output::Files(dir) = &self.manner.output {
+        if let Output::Files(dir) = &self.settings.output {
             let (out, err) =
                 output::files(dir, &job.name, again).map_err(|error| failed(&error))?;
             command.stdin(std::process::Stdio::null()).stdout(out).stderr(err);
@@ -259,7 +259,7 @@ impl<'a> Local<'a> {
                 (if missing { 127 } else { 126 }, format!("can't be started: {where_}: {error}"))
             })?;
         let mut outputs = 0;
-        let Output::Lines { all_to_stderr } = self.manner.output else { return Ok((pid, 0)) };
+        let Output::Lines { all_to_stderr } = self.settings.output else { return Ok((pid, 0)) };
         if let Some(out) = stdout {
             let to = self.events.clone();
             let followed = output::follow(out, job.name.clone(), number, all_to_stderr, to);
@@ -341,7 +341,7 @@ impl<'a> Local<'a> {
             self.queue.finish(job as u64);
         }
         self.queue.finish(number as u64);
-        if self.manner.fail_fast {
+        if self.settings.fail_fast {
             self.closed = true;
         }
     }
@@ -350,7 +350,7 @@ impl<'a> Local<'a> {
     fn end(&mut self, signal: i32) {
         self.closed = true;
         let kindly = self.ending.is_none();
-        let kill = Instant::now() + if kindly { self.manner.grace } else { Duration::ZERO };
+        let kill = Instant::now() + if kindly { self.settings.grace } else { Duration::ZERO };
         self.ending = Some((signal, kill));
         if kindly {
             self.say("ending the jobs");
@@ -395,7 +395,7 @@ impl<'a> Local<'a> {
     }
 
     fn say(&self, text: &str) {
-        if !self.manner.quiet {
+        if !self.settings.quiet {
             tell(text);
         }
     }

@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Bytes of a command that are noted.
 const COMMAND_MAX: usize = 300;
 /// A record that is longer is not read: the longest run has a shorter one.
-const MOST_BYTES: u64 = 256 << 20;
+const MAX_BYTES: u64 = 256 << 20;
 
 /// How a job is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -249,7 +249,7 @@ fn names(dir: &Path) -> Vec<PathBuf> {
 fn read(path: &Path) -> Option<RunRecord> {
     let found = fs::symlink_metadata(path).ok()?;
     let own = found.uid() == rustix::process::geteuid().as_raw();
-    if !found.is_file() || !own || found.len() > MOST_BYTES {
+    if !found.is_file() || !own || found.len() > MAX_BYTES {
         return None;
     }
     let mut run: RunRecord = serde_json::from_slice(&fs::read(path).ok()?).ok()?;

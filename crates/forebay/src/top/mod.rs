@@ -20,7 +20,7 @@ const INTERVALS: (Duration, Duration) = (Duration::from_millis(100), Duration::f
 
 /// What a key asks for.
 #[derive(Debug, PartialEq, Eq)]
-enum Wish {
+enum Command {
     Quit,
     Pause,
     Faster,
@@ -28,18 +28,18 @@ enum Wish {
     Nothing,
 }
 
-fn wish(event: &Event) -> Wish {
-    let Event::Key(key) = event else { return Wish::Nothing };
+fn command(event: &Event) -> Command {
+    let Event::Key(key) = event else { return Command::Nothing };
     if key.kind != KeyEventKind::Press {
-        return Wish::Nothing;
+        return Command::Nothing;
     }
     match key.code {
-        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Wish::Quit,
-        KeyCode::Char('q') | KeyCode::Esc => Wish::Quit,
-        KeyCode::Char('p' | ' ') => Wish::Pause,
-        KeyCode::Char('+') => Wish::Slower,
-        KeyCode::Char('-') => Wish::Faster,
-        _ => Wish::Nothing,
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Command::Quit,
+        KeyCode::Char('q') | KeyCode::Esc => Command::Quit,
+        KeyCode::Char('p' | ' ') => Command::Pause,
+        KeyCode::Char('+') => Command::Slower,
+        KeyCode::Char('-') => Command::Faster,
+        _ => Command::Nothing,
     }
 }
 
@@ -80,12 +80,12 @@ fn watch(
         terminal.draw(|frame| screen.draw(frame)).map_err(Error::io("terminal"))?;
         let left = due.saturating_duration_since(Instant::now());
         if event::poll(left).map_err(Error::io("terminal"))? {
-            match wish(&event::read().map_err(Error::io("terminal"))?) {
-                Wish::Quit => return Ok(()),
-                Wish::Pause => paused = !paused,
-                Wish::Faster => interval = (interval / 2).max(INTERVALS.0),
-                Wish::Slower => interval = (interval * 2).min(INTERVALS.1),
-                Wish::Nothing => {}
+            match command(&event::read().map_err(Error::io("terminal"))?) {
+                Command::Quit => return Ok(()),
+                Command::Pause => paused = !paused,
+                Command::Faster => interval = (interval / 2).max(INTERVALS.0),
+                Command::Slower => interval = (interval * 2).min(INTERVALS.1),
+                Command::Nothing => {}
             }
         }
         if Instant::now() >= due {
@@ -104,11 +104,11 @@ mod tests {
 
     #[test]
     fn wish_when_keys_are_pressed_then_they_mean_what_the_footer_says() {
-        let press = |code, modifiers| wish(&Event::Key(KeyEvent::new(code, modifiers)));
-        assert_eq!(press(KeyCode::Char('q'), KeyModifiers::NONE), Wish::Quit);
-        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::CONTROL), Wish::Quit);
-        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::NONE), Wish::Nothing);
-        assert_eq!(press(KeyCode::Char('+'), KeyModifiers::NONE), Wish::Slower);
-        assert_eq!(wish(&Event::FocusLost), Wish::Nothing);
+        let press = |code, modifiers| command(&Event::Key(KeyEvent::new(code, modifiers)));
+        assert_eq!(press(KeyCode::Char('q'), KeyModifiers::NONE), Command::Quit);
+        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::CONTROL), Command::Quit);
+        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::NONE), Command::Nothing);
+        assert_eq!(press(KeyCode::Char('+'), KeyModifiers::NONE), Command::Slower);
+        assert_eq!(command(&Event::FocusLost), Command::Nothing);
     }
 }

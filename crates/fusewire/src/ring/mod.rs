@@ -34,7 +34,7 @@ pub(crate) use memory::ADDRESSES;
 pub use memory::RingParts;
 pub(crate) use queue::{Queue, Slot};
 pub(crate) use seal::{are_sealed, seal, wake};
-pub(crate) use worker::{Inherited, Worker};
+pub(crate) use worker::{HandedOver, Worker};
 
 use crate::options::Options;
 use memory::Memory;
@@ -121,11 +121,11 @@ impl Rings {
 
     /// The queues, and what they hold already. To be called once: from then on nobody can tell what
     /// was begun.
-    pub fn into_queues(self) -> (Vec<(Arc<Queue>, Ring)>, Inherited) {
+    pub fn into_queues(self) -> (Vec<(Arc<Queue>, Ring)>, HandedOver) {
         let inherited = match (self.inherited, self.memory.is_sealed()) {
-            (false, _) => Inherited::Nothing,
-            (true, true) => Inherited::New,
-            (true, false) => Inherited::UnderWay,
+            (false, _) => HandedOver::Nothing,
+            (true, true) => HandedOver::New,
+            (true, false) => HandedOver::UnderWay,
         };
         self.memory.set_sealed(false);
         (self.queues, inherited)

@@ -28,7 +28,7 @@ const REST: Duration = Duration::from_micros(500);
 
 /// What the entries hold at the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Inherited {
+pub(crate) enum HandedOver {
     /// The kernel does not know them yet.
     Nothing,
     /// Requests that nobody has begun.
@@ -43,7 +43,7 @@ pub(crate) struct Worker<H> {
     gate: Arc<Gate>,
     /// Its number among the threads at the gate.
     index: usize,
-    inherited: Inherited,
+    inherited: HandedOver,
     queue: Arc<Queue>,
     ring: Ring,
     /// What each entry's commit must name, and its request's number.
@@ -63,7 +63,7 @@ impl<H: Handler> Worker<H> {
         dispatch: Dispatch<H>,
         gate: Arc<Gate>,
         index: usize,
-        inherited: Inherited,
+        inherited: HandedOver,
         (queue, ring): (Arc<Queue>, Ring),
     ) -> Self {
         let depth = queue.depth();
@@ -91,8 +91,8 @@ impl<H: Handler> Worker<H> {
         self.gate.accept_signal(self.index);
         let mut held = Vec::new();
         let outcome = match self.inherited {
-            Inherited::Nothing => self.register_all(),
-            Inherited::New | Inherited::UnderWay => self.take_over(&mut held),
+            HandedOver::Nothing => self.register_all(),
+            HandedOver::New | HandedOver::UnderWay => self.take_over(&mut held),
         };
         let failed = outcome.is_err();
         if failed {
@@ -102,7 +102,7 @@ impl<H: Handler> Worker<H> {
         for left in held {
             self.serve_held(left);
         }
-        if self.inherited != Inherited::Nothing {
+        if self.inherited != HandedOver::Nothing {
             self.dispatch.connection.catches_up();
         }
         let why = if failed { Leaving::Dismissed } else { self.serve_all() };
@@ -169,7 +169,7 @@ impl<H: Handler> Worker<H> {
             self.commits[usize::from(entry)] = known;
             return;
         }
-        let mark = if self.inherited == Inherited::UnderWay { UNIQUE_RESEND } else { 0 };
+        let mark = if self.inherited == HandedOver::UnderWay { UNIQUE_RESEND } else { 0 };
         self.serve(entry, mark);
         self.commit();
     }

@@ -204,7 +204,7 @@ pub struct Tenure {
 
 /// Who goes by what this process has read under a lease without asking it again, and has to be told
 /// before others may change it.
-pub trait Reliant: Send + Sync {
+pub trait LeaseObserver: Send + Sync {
     /// A lease of a partition is about to end, `for_good`, or can't be relied on for the moment. True
     /// if nobody goes by it; else it is asked again a moment later. Does not block.
     fn let_go(&self, partition: u16, lease: u64, for_good: bool) -> bool;
@@ -477,8 +477,8 @@ pub trait Engine: Send + Sync {
     }
 
     /// Names who is to be told before a lease ends; once.
-    fn rely(&self, reliant: Arc<dyn Reliant>) {
-        drop(reliant);
+    fn rely(&self, observer: Arc<dyn LeaseObserver>) {
+        drop(observer);
     }
 
     /// Lets go of the store for ever, so that another process can open it: waits for calls under
@@ -535,8 +535,8 @@ impl<T: Engine + ?Sized> Engine for std::sync::Arc<T> {
         (**self).losses()
     }
 
-    fn rely(&self, reliant: Arc<dyn Reliant>) {
-        (**self).rely(reliant);
+    fn rely(&self, observer: Arc<dyn LeaseObserver>) {
+        (**self).rely(observer);
     }
 
     fn recover(&self) -> Result<u64, EngineError> {

@@ -14,9 +14,9 @@
 //!
 //! Every transaction and scan meets the lock of its partition as a comparison, in the same round
 //! trip. Whoever is stopped by it looks for the intent: if there is one, the writes of step 3 are
-//! done for the other; if there is none for longer than the patience, a tombstone is put in its
+//! done for the other; if there is none for longer than the timeout, a tombstone is put in its
 //! place, with which step 2 can't happen, and the lock is taken away. So nobody sees one half of a
-//! transaction without the other, a dead process stops others for no longer than the patience, and
+//! transaction without the other, a dead process stops others for no longer than the timeout, and
 //! no step relies on a clock.
 
 use std::collections::BTreeMap;
@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 use prost::Message;
 
 use super::{
-    Compare, Engine, EngineError, Expect, Key, MiniTransaction, Outcome, Page, Reliant, Stamp,
-    Tenure, Write,
+    Compare, Engine, EngineError, Expect, Key, LeaseObserver, MiniTransaction, Outcome, Page,
+    Stamp, Tenure, Write,
 };
 
 /// Keys of a partition that begin with this are ours; no others may.
@@ -84,7 +84,7 @@ pub struct Spanning<E> {
     /// By which transactions of different processes differ.
     process: [u8; 16],
     count: AtomicU64,
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// A transaction's share in one partition, and where its reads go.
@@ -95,17 +95,17 @@ struct Part {
 }
 
 impl<E: Engine> Spanning<E> {
-    /// `patience` is how long a transaction without an intent may hold a lock before others give it
+    /// `timeout` is how long a transaction without an intent may hold a lock before others give it
     /// up: longer than any honest pause between two steps, as a slower one is only made to begin
     /// anew.
     ///
     /// # Errors
     /// If the system has no random numbers.
-    pub fn new(engine: E, patience: Duration) -> Result<Self, EngineError> {
+    pub fn new(engine: E, timeout: Duration) -> Result<Self, EngineError> {
         let mut process = [0; 16];
         let fill = rustix::rand::getrandom(&mut process, rustix::rand::GetRandomFlags::empty());
         fill.map_err(|error| EngineError::Io(Box::new(std::io::Error::from(error))))?;
-        Ok(Spanning { engine, process, count: AtomicU64::new(0), patience })
+        Ok(Spanning { engine, process, count: AtomicU64::new(0), timeout })
     }
 
     /// The engine below.
@@ -120,7 +120,7 @@ impl<E: Engine> Spanning<E> {
         let lock = lock_key(partition);
         let mut guarded = transaction.clone();
         guarded.compare.push(Compare { key: lock.clone(), expect: Expect::Absent });
-        let mut wait = Wait::new(self.patience);
+        let mut wait = Wait::new(self.timeout);
         loop {
             if let done @ Outcome::Committed(_) = self.engine.execute(&guarded)? {
                 return Ok(done);
@@ -217,7 +217,7 @@ impl<E: Engine> Spanning<E> {
         let Some(home) = parts.pop_first() else {
             return Ok(Outcome::Committed(Vec::new()));
         };
-        let wait = Wait::new(self.patience);
+        let wait = Wait::new(self.timeout);
         loop {
             if let Some(outcome) = self.attempt(transaction, &home, &parts)? {
                 return Ok(outcome);
@@ -318,7 +318,7 @@ impl<E: Engine> Engine for Spanning<E> {
             true => Some(&[OURS, u8::MAX][..]),
             false => after,
         };
-        let mut wait = Wait::new(self.patience);
+        let mut wait = Wait::new(self.timeout);
         loop {
             if let Some(page) = self.engine.scan_unless(&lock, prefix, from, limit)? {
                 return Ok(page);
@@ -395,8 +395,8 @@ impl<E: Engine> Engine for Spanning<E> {
         self.engine.losses()
     }
 
-    fn rely(&self, reliant: Arc<dyn Reliant>) {
-        self.engine.rely(reliant);
+    fn rely(&self, observer: Arc<dyn LeaseObserver>) {
+        self.engine.rely(observer);
     }
 
     fn recover(&self) -> Result<u64, EngineError> {
@@ -425,25 +425,25 @@ impl<E: Engine> Engine for Spanning<E> {
 
 /// How long a lock stands already, and when to give up.
 struct Wait {
-    patience: Duration,
+    timeout: Duration,
     begun: Instant,
     pause: Duration,
     seen: Option<(Vec<u8>, Instant)>,
 }
 
 impl Wait {
-    fn new(patience: Duration) -> Self {
-        Wait { patience, begun: Instant::now(), pause: FIRST_PAUSE, seen: None }
+    fn new(timeout: Duration) -> Self {
+        Wait { timeout, begun: Instant::now(), pause: FIRST_PAUSE, seen: None }
     }
 
-    /// Whether this lock has been in the way for as long as patience lasts.
+    /// Whether this lock has been in the way for as long as timeout lasts.
     fn is_over(&mut self, held: &[u8]) -> bool {
         match &self.seen {
-            Some((seen, since)) if seen == held => since.elapsed() >= self.patience,
+            Some((seen, since)) if seen == held => since.elapsed() >= self.timeout,
             _ => {
                 self.pause = FIRST_PAUSE;
                 self.seen = Some((held.to_vec(), Instant::now()));
-                self.patience.is_zero()
+                self.timeout.is_zero()
             }
         }
     }

@@ -207,7 +207,7 @@ pub struct Counts {
     /// Inodes without a name that are in use.
     pub orphans: u64,
     /// Backing names that the logical tree no longer has.
-    pub ghosts: u64,
+    pub stale_names: u64,
 }
 
 /// Calls of the engine so far.

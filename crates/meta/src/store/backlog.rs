@@ -320,19 +320,19 @@ impl MetaStore {
     ///
     /// # Errors
     /// If the engine fails.
-    pub fn ghosts(&self, dir: Ino) -> Result<Vec<(Box<[u8]>, Ino)>> {
+    pub fn stale_names(&self, dir: Ino) -> Result<Vec<(Box<[u8]>, Ino)>> {
         let spread = self.settled(dir)?.map_or(Spread::Whole, |record| record.spread);
-        let mut ghosts = Vec::new();
+        let mut stale_names = Vec::new();
         for partition in self.layout.entries_partitions(dir, spread) {
-            for (key, _) in self.scan(&keys::ghosts(partition, dir), None, usize::MAX)?.items {
-                let ghost = keys::ghost_name(&key);
-                let (name, ino) = ghost.ok_or_else(|| corrupt("a ghost", "short key"))?;
-                ghosts.push((name.into(), ino));
+            for (key, _) in self.scan(&keys::stale_names(partition, dir), None, usize::MAX)?.items {
+                let stale_name = keys::stale_name_parts(&key);
+                let (name, ino) = stale_name.ok_or_else(|| corrupt("a stale_name", "short key"))?;
+                stale_names.push((name.into(), ino));
             }
         }
         match self.is_split_since(dir, spread)? {
-            true => self.ghosts(dir),
-            false => Ok(ghosts),
+            true => self.stale_names(dir),
+            false => Ok(stale_names),
         }
     }
 
@@ -341,16 +341,16 @@ impl MetaStore {
     ///
     /// # Errors
     /// If the engine fails.
-    pub fn ghosts_of(&self, dir: Ino, name: &[u8]) -> Result<Vec<Ino>> {
+    pub fn stale_inodes_at(&self, dir: Ino, name: &[u8]) -> Result<Vec<Ino>> {
         let spread = self.settled(dir)?.map_or(Spread::Whole, |record| record.spread);
         let partition = self.layout.entry_partition(dir, spread, keys::name_hash(name));
-        let prefix = keys::ghosts_of_name(partition, dir, name);
+        let prefix = keys::stale_inodes_of_name(partition, dir, name);
         let page = self.scan(&prefix, None, usize::MAX)?;
         if self.is_split_since(dir, spread)? {
-            return self.ghosts_of(dir, name);
+            return self.stale_inodes_at(dir, name);
         }
-        let ghosts = page.items.iter().filter_map(|(key, _)| keys::ghost_name(key));
-        Ok(ghosts.filter(|(found, _)| *found == name).map(|(_, ino)| ino).collect())
+        let stale_names = page.items.iter().filter_map(|(key, _)| keys::stale_name_parts(key));
+        Ok(stale_names.filter(|(found, _)| *found == name).map(|(_, ino)| ino).collect())
     }
 
     /// Inodes without a name that were in use.

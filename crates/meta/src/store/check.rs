@@ -25,7 +25,7 @@ struct Check<'a> {
 
 impl MetaStore {
     /// Checks every rule: each entry has its record and each record its entries, directories'
-    /// link counts, ghosts, the backlog, orphans, hard links, extended attributes, counts. Repairs
+    /// link counts, stale names, the backlog, orphans, hard links, extended attributes, counts. Repairs
     /// what can be repaired without loss, if asked. Nothing else may use the store meanwhile.
     ///
     /// # Errors
@@ -134,7 +134,7 @@ impl Check<'_> {
                 keys::ENTRY => self.check_entry(Ino(number), key, value),
                 keys::NAME => self.check_name(Ino(number), key),
                 keys::XATTR => self.check_xattr(Ino(number), key),
-                keys::GHOST => self.check_ghost(Ino(number), key),
+                keys::GHOST => self.check_stale_name(Ino(number), key),
                 keys::QUEUE => self.check_queue(Seq(number), key, value),
                 keys::ORPHAN => self.check_orphan(Ino(number), key),
                 keys::HARD_LINK => self.check_hard_link(number, key, value),
@@ -161,7 +161,7 @@ impl Check<'_> {
         self.counts.inodes += 1;
         self.counts.queued += u64::from(record.queued.is_some());
         self.counts.orphans += u64::from(record.orphan);
-        self.counts.ghosts += record.ghosts().len() as u64;
+        self.counts.stale_names += record.stale_names().len() as u64;
         if *key != keys::record(ino) {
             self.violation(format!("inode {ino} lies in the wrong partition"), false);
         }
@@ -286,9 +286,9 @@ impl Check<'_> {
             let number = record.hard_link;
             marks.extend(number.map(|number| (keys::hard_link(number), "hard-link mark")));
         }
-        for link in record.ghosts() {
-            let key = keys::ghost(self.partition(link)?, link.parent, &link.name, ino);
-            marks.push((key, "ghost"));
+        for link in record.stale_names() {
+            let key = keys::stale_name(self.partition(link)?, link.parent, &link.name, ino);
+            marks.push((key, "stale_name"));
         }
         let values = match marks.is_empty() {
             true => Vec::new(),
@@ -467,15 +467,15 @@ impl Check<'_> {
         }
     }
 
-    fn check_ghost(&mut self, dir: Ino, key: &Key) -> Result<()> {
-        let (name, ino) = keys::ghost_name(key.bytes()).unwrap_or((b"", Ino(0)));
+    fn check_stale_name(&mut self, dir: Ino, key: &Key) -> Result<()> {
+        let (name, ino) = keys::stale_name_parts(key.bytes()).unwrap_or((b"", Ino(0)));
         let record = self.record(ino)?;
         let partition = self.partition(&Link::new(dir, name))?;
         let justified = key.partition() == partition
             && record.is_some_and(|record| {
                 record.backing.links.has(dir, name) && !record.links.has(dir, name)
             });
-        let what = || format!("ghost {} of {dir} is not held by {ino}", name.escape_ascii());
+        let what = || format!("stale_name {} of {dir} is not held by {ino}", name.escape_ascii());
         if justified { Ok(()) } else { self.stray(key, what()) }
     }
 
@@ -564,7 +564,7 @@ impl MetaStore {
                     Some(keys::RECORD) => counts.inodes += 1,
                     Some(keys::QUEUE) => counts.queued += 1,
                     Some(keys::ORPHAN) => counts.orphans += 1,
-                    Some(keys::GHOST) => counts.ghosts += 1,
+                    Some(keys::GHOST) => counts.stale_names += 1,
                     _ => {}
                 }
             }

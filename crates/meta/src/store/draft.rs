@@ -1,5 +1,5 @@
 //! A transaction in the making. Records are edited as a whole; the keys that follow from a record
-//! (its place in the backlog, ghosts, orphan and hard-link marks) are derived from the difference
+//! (its place in the backlog, stale names, orphan and hard-link marks) are derived from the difference
 //! between what it was and what it becomes, so no operation can forget one.
 
 use std::collections::HashSet;
@@ -38,7 +38,7 @@ struct Delta {
     inodes: i64,
     queued: i64,
     orphans: i64,
-    ghosts: i64,
+    stale_names: i64,
 }
 
 impl Delta {
@@ -48,7 +48,7 @@ impl Delta {
             inodes: add(counts.inodes, self.inodes),
             queued: add(counts.queued, self.queued),
             orphans: add(counts.orphans, self.orphans),
-            ghosts: add(counts.ghosts, self.ghosts),
+            stale_names: add(counts.stale_names, self.stale_names),
         }
     }
 }
@@ -359,7 +359,7 @@ impl<'a> Draft<'a> {
         self.derive_names(before, &mut edit.after);
         let after = (!edit.after.is_dead()).then_some(&edit.after);
         self.derive_marks(ino, before, after);
-        self.derive_ghosts(before, after)?;
+        self.derive_stale_names(before, after)?;
         match (before, after) {
             (_, Some(after)) => self.put(keys::record(ino), codec::encode_record(after)),
             (Some(before), None) => self.delete_record(before)?,
@@ -470,7 +470,11 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn derive_ghosts(&mut self, before: Option<&Record>, after: Option<&Record>) -> Result<()> {
+    fn derive_stale_names(
+        &mut self,
+        before: Option<&Record>,
+        after: Option<&Record>,
+    ) -> Result<()> {
         let Some(ino) = before.or(after).map(|record| record.ino) else { return Ok(()) };
         let in_backing =
             |record: Option<&Record>| record.is_some_and(|record| !record.backing.links.is_empty());
@@ -485,15 +489,15 @@ impl<'a> Draft<'a> {
         for link in changed_names(before, after) {
             match (is_ghost(before, &link), is_ghost(after, &link)) {
                 (true, false) => {
-                    let partition = self.ghost_partition(&link)?;
-                    self.delete(keys::ghost(partition, link.parent, &link.name, ino));
-                    self.delta.ghosts -= 1;
+                    let partition = self.stale_name_partition(&link)?;
+                    self.delete(keys::stale_name(partition, link.parent, &link.name, ino));
+                    self.delta.stale_names -= 1;
                 }
                 (false, true) => {
-                    let partition = self.ghost_partition(&link)?;
-                    let key = keys::ghost(partition, link.parent, &link.name, ino);
+                    let partition = self.stale_name_partition(&link)?;
+                    let key = keys::stale_name(partition, link.parent, &link.name, ino);
                     self.put(key, codec::encode_ino(ino));
-                    self.delta.ghosts += 1;
+                    self.delta.stale_names += 1;
                 }
                 _ => {}
             }
@@ -501,8 +505,8 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Where the ghost of a name is; the commit fails if it goes elsewhere meanwhile.
-    fn ghost_partition(&mut self, link: &Link) -> Result<u16> {
+    /// Where the stale name of a name is; the commit fails if it goes elsewhere meanwhile.
+    fn stale_name_partition(&mut self, link: &Link) -> Result<u16> {
         let store = self.store;
         let mut spread = Spread::Whole;
         if store.is_gathered()

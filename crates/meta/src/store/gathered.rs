@@ -146,7 +146,7 @@ impl MetaStore {
         })?;
         Ok(parts.into_iter().fold(Census::default(), |mut sum, part| {
             sum.counts.inodes += part.counts.inodes;
-            sum.counts.ghosts += part.counts.ghosts;
+            sum.counts.stale_names += part.counts.stale_names;
             sum.counts.queued += part.counts.queued;
             sum.counts.orphans += part.counts.orphans;
             sum.places.extend(part.places);
@@ -178,7 +178,7 @@ impl MetaStore {
             census.orphans.extend(numbers.map(Ino));
             // After the scans, which finish what others left half done.
             census.counts.inodes += self.engine.count(partition, &[keys::RECORD])?;
-            census.counts.ghosts += self.engine.count(partition, &[keys::GHOST])?;
+            census.counts.stale_names += self.engine.count(partition, &[keys::GHOST])?;
         }
         Ok(census)
     }

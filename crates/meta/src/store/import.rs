@@ -18,7 +18,7 @@ const STEP: usize = 4096;
 
 impl MetaStore {
     /// Adds entries found in the backing directory for names that are neither logical entries nor
-    /// ghosts; none to a directory that was removed. Names of one file (found by its inode number in the backing store where `nlink`
+    /// stale names; none to a directory that was removed. Names of one file (found by its inode number in the backing store where `nlink`
     /// exceeds 1) become links of one inode. Returns how many entries were added.
     ///
     /// In bounded transactions: if it fails, a prefix may have been added, and it may be repeated.
@@ -73,7 +73,7 @@ impl MetaStore {
             // What is found in it is on its way out, and would outlive the directory as an entry.
             return Ok(0);
         }
-        let (taken, has_ghosts) = self.taken(&draft, dir, batch)?;
+        let (taken, has_stale_names) = self.taken(&draft, dir, batch)?;
         let mut names = HashSet::new();
         let mut inodes: Vec<(u64, Ino)> = Vec::new();
         let mut subdirs = 0;
@@ -86,7 +86,7 @@ impl MetaStore {
         }
         for ((found, taken), known) in batch.iter().zip(taken).zip(known) {
             let name = &*found.name;
-            let is_ghost = has_ghosts && !self.ghosts_of(dir, name)?.is_empty();
+            let is_ghost = has_stale_names && !self.stale_inodes_at(dir, name)?.is_empty();
             if taken.is_some() || is_ghost || !names.insert(name) {
                 continue;
             }
@@ -130,7 +130,7 @@ impl MetaStore {
         Ok(imported)
     }
 
-    /// The entries that there are of these names, and whether any of them may be a ghost.
+    /// The entries that there are of these names, and whether any of them may be a stale name.
     #[allow(clippy::type_complexity)]
     fn taken(
         &self,
@@ -145,11 +145,12 @@ impl MetaStore {
             keys::entry(partition, dir, &found.name)
         };
         let taken = self.read_each(batch.iter().map(place).collect())?;
-        let mut has_ghosts = false;
+        let mut has_stale_names = false;
         for partition in partitions {
-            has_ghosts |= !self.scan(&keys::ghosts(partition, dir), None, 1)?.items.is_empty();
+            has_stale_names |=
+                !self.scan(&keys::stale_names(partition, dir), None, 1)?.items.is_empty();
         }
-        Ok((taken, has_ghosts))
+        Ok((taken, has_stale_names))
     }
 
     /// The number in the backing store by which an inode is found if another name of it appears
@@ -305,7 +306,7 @@ fn refreshed_nlink(record: &Record, found: &Found) -> u32 {
         };
     }
     let added = record.missing().len();
-    let removed = record.ghosts().len();
+    let removed = record.stale_names().len();
     (i64::from(found.attr.nlink) + added as i64 - removed as i64)
         .max(record.links.len() as i64)
         .min(u32::MAX.into()) as u32

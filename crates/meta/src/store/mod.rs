@@ -9,15 +9,15 @@ mod check;
 mod copies;
 mod draft;
 mod entries;
-mod estate;
 mod gathered;
 mod import;
 mod locks;
-mod mail;
 mod members;
 mod names;
 mod names_apart;
+mod node_status;
 mod ownership;
+mod recalls;
 mod rename;
 mod split;
 mod vanish;
@@ -34,10 +34,10 @@ pub use api::*;
 pub use attrs::Xattrs;
 pub use changes::Moment;
 pub use copies::CopiesMade;
-pub use estate::{Estate, LeaveOrder, Owned};
-pub use mail::{Answer, Mail, Wish};
 pub use members::{Member, NodeName};
-pub use ownership::{Ownership, Right};
+pub use node_status::{LeaveOrder, NodeStatus, Owned};
+pub use ownership::{ChangeRight, Ownership};
+pub use recalls::{Answer, RecallAim, RecallRequest};
 
 use crate::codec;
 use crate::engine::{
@@ -129,7 +129,7 @@ struct ShownCounts {
     inodes: AtomicU64,
     queued: AtomicU64,
     orphans: AtomicU64,
-    ghosts: AtomicU64,
+    stale_names: AtomicU64,
 }
 
 impl ShownCounts {
@@ -137,7 +137,7 @@ impl ShownCounts {
         self.inodes.store(counts.inodes, Ordering::Relaxed);
         self.queued.store(counts.queued, Ordering::Relaxed);
         self.orphans.store(counts.orphans, Ordering::Relaxed);
-        self.ghosts.store(counts.ghosts, Ordering::Relaxed);
+        self.stale_names.store(counts.stale_names, Ordering::Relaxed);
     }
 }
 
@@ -226,7 +226,7 @@ impl MetaStore {
         if !self.is_gathered() {
             self.mark_numbers()?;
         }
-        for prefix in [keys::members(), keys::estates(), keys::orders()] {
+        for prefix in [keys::members(), keys::node_statuses(), keys::orders()] {
             // Where it was before.
             let old = Key::new(keys::GLOBAL, prefix.bytes());
             for (bytes, value) in self.scan(&old, None, usize::MAX)?.items {
@@ -403,7 +403,7 @@ impl MetaStore {
                 None => shown(&self.shown.queued),
             },
             orphans: shown(&self.shown.orphans),
-            ghosts: shown(&self.shown.ghosts),
+            stale_names: shown(&self.shown.stale_names),
         }
     }
 

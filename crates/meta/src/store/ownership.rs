@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Draft, MetaStore, compare};
 use crate::codec;
-use crate::engine::{Expect, MiniTransaction, Reliant, Tenure, Write};
+use crate::engine::{Expect, LeaseObserver, MiniTransaction, Tenure, Write};
 use crate::error::{Error, Result};
 use crate::keys;
 use crate::types::{FileKind, Incarnation, Ino, Record, Spread};
@@ -21,7 +21,7 @@ pub enum Ownership {
 
 /// What came of asking for the right to change an inode in the backing store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Right {
+pub enum ChangeRight {
     /// This node has it.
     Mine,
     /// This node has it from another, of which it was said that it is dead: whatever that one began
@@ -145,8 +145,8 @@ impl MetaStore {
     }
 
     /// Names who is to be told before what [`MetaStore::tenure`] said ends.
-    pub fn rely(&self, reliant: Arc<dyn Reliant>) {
-        self.engine.rely(reliant);
+    pub fn rely(&self, observer: Arc<dyn LeaseObserver>) {
+        self.engine.rely(observer);
     }
 
     /// Makes this node the owner of a file that nobody owns, or that an earlier incarnation of it
@@ -215,7 +215,11 @@ impl MetaStore {
     ///
     /// # Errors
     /// If the engine fails; `Unsupported` if this process is no node.
-    pub fn begin_work(&self, ino: Ino, is_dead: &dyn Fn(Incarnation) -> bool) -> Result<Right> {
+    pub fn begin_work(
+        &self,
+        ino: Ino,
+        is_dead: &dyn Fn(Incarnation) -> bool,
+    ) -> Result<ChangeRight> {
         let me = self.this_node()?;
         let key = keys::work(ino);
         let mine = codec::encode_incarnation(me);
@@ -225,20 +229,20 @@ impl MetaStore {
             transaction.write.push(Write::Put(key.clone(), mine.clone()));
             Ok::<_, Error>(self.execute(&transaction)?.is_some())
         };
-        let right = |taken, right| if taken { right } else { Right::Others };
+        let right = |taken, right| if taken { right } else { ChangeRight::Others };
         if take(Expect::Absent)? {
-            return Ok(Right::Mine);
+            return Ok(ChangeRight::Mine);
         }
         let Some(value) = self.read_one(key.clone())? else {
-            return Ok(right(take(Expect::Absent)?, Right::Mine));
+            return Ok(right(take(Expect::Absent)?, ChangeRight::Mine));
         };
         let holder = codec::decode_incarnation("who works on an inode", &value)?;
         if holder.node == me.node {
-            return Ok(right(take(Expect::Value(value))?, Right::Mine));
+            return Ok(right(take(Expect::Value(value))?, ChangeRight::Mine));
         }
         match is_dead(holder) {
-            true => Ok(right(take(Expect::Value(value))?, Right::From(holder))),
-            false => Ok(Right::Others),
+            true => Ok(right(take(Expect::Value(value))?, ChangeRight::From(holder))),
+            false => Ok(ChangeRight::Others),
         }
     }
 

@@ -6,7 +6,7 @@
 //! 1. The directory's record says `Splitting`, in one transaction with a note that there is a split
 //!    to be finished. From then on nobody changes an entry: each such transaction compares what the
 //!    record's revision says of it. Whoever wants to, finishes the split first.
-//! 2. Entries and ghosts are copied to their buckets, and each bucket gets its times, which say that
+//! 2. Entries and stale names are copied to their buckets, and each bucket gets its times, which say that
 //!    it is open. Each of these transactions compares the directory's record, so one of somebody who
 //!    comes late changes nothing.
 //! 3. In one transaction the record says `Split` and the entries are gone from where they were. What
@@ -135,11 +135,11 @@ impl MetaStore {
         Ok(())
     }
 
-    /// The entries and ghosts of a directory that is not split, as they are now.
+    /// The entries and stale names of a directory that is not split, as they are now.
     fn all_in(&self, dir: Ino) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
         let home = dir.partition();
         let mut items = Vec::new();
-        for prefix in [keys::entries(home, dir), keys::ghosts(home, dir)] {
+        for prefix in [keys::entries(home, dir), keys::stale_names(home, dir)] {
             let mut after: Option<Vec<u8>> = None;
             loop {
                 let page = self.scan(&prefix, after.as_deref(), 4 * BATCH)?;

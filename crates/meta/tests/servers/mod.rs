@@ -14,7 +14,7 @@ pub fn eager() -> LeaseOptions {
     let (first_pause, longest_pause) = (5_000_000, 5_000_000);
     let terms =
         LeaseTerms { changes: 1, looks: 8, first_pause, longest_pause, ..LeaseTerms::default() };
-    LeaseOptions { terms, patience: Duration::from_secs(3), ..LeaseOptions::default() }
+    LeaseOptions { terms, timeout: Duration::from_secs(3), ..LeaseOptions::default() }
 }
 
 /// An engine with leases, once it hears what others do.

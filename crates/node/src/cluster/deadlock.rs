@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::node::Node;
 
 /// Files that are looked at for a circle.
-const MOST_FILES: usize = 1024;
+const MAX_FILES: usize = 1024;
 /// Looks at files that change all the time: those who change them are in no circle, and those who
 /// come later look as well.
 const LOOKS: usize = 16;
@@ -84,7 +84,7 @@ impl Node {
     fn closes_circle(&self, ino: Ino, holder: Holder) -> Result<bool> {
         let mut before: Option<Vec<Locks>> = None;
         for _ in 0..LOOKS {
-            let mut files = self.meta.lock_waits(MOST_FILES)?;
+            let mut files = self.meta.lock_waits(MAX_FILES)?;
             if !files.contains(&ino) {
                 files.push(ino);
             }

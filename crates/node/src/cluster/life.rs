@@ -20,9 +20,9 @@ use crate::node::Node;
 pub(super) const BEAT: Duration = Duration::from_secs(1);
 /// Between two looks whether one is due.
 const PULSE: Duration = Duration::from_millis(20);
-/// Between two looks for letters.
+/// Between two looks for recalls.
 const LOOK: Duration = Duration::from_millis(4);
-/// Between two looks for letters when nobody tells whether there are any.
+/// Between two looks for recalls when nobody tells whether there are any.
 const LOOK_BLIND: Duration = Duration::from_millis(50);
 
 /// What was last seen of the nodes.
@@ -144,7 +144,7 @@ impl Node {
         }
     }
 
-    /// A thread that takes letters.
+    /// A thread that takes recalls.
     pub(crate) fn start_cluster_life(&self) {
         let Some(cluster) = &self.cluster else { return };
         let this = self.this.clone();
@@ -157,10 +157,10 @@ impl Node {
                     return;
                 }
                 let now = Instant::now();
-                let current = node.meta.mail_stamp();
+                let current = node.meta.recall_stamp();
                 if (current.is_some() && current != stamp) || (current.is_none() && now >= look) {
                     // Taken before the look: what comes during it makes another one.
-                    stamp = node.take_letters(cluster).then_some(current).flatten();
+                    stamp = node.take_recalls(cluster).then_some(current).flatten();
                     look = now + LOOK_BLIND;
                 }
                 drop(node);

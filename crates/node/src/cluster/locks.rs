@@ -23,7 +23,7 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 
 /// Programs of this node that may wait for locks at once.
-const MOST_WAITS: usize = 1 << 16;
+const MAX_WAITS: usize = 1 << 16;
 /// Between two looks at stamps, which cost no round trip, while anybody waits.
 const LOOK: Duration = Duration::from_millis(5);
 /// Between two looks at a record of which nobody says whether it has changed.
@@ -286,7 +286,7 @@ impl Node {
         let wait = Wait { ino, request, done: Some(done), cancelled: false };
         {
             let mut waits = cluster.locks.waits.lock();
-            if waits.by_ticket.len() < MOST_WAITS {
+            if waits.by_ticket.len() < MAX_WAITS {
                 waits.by_ticket.insert(ticket, wait);
             } else if let Some(done) = wait.done {
                 drop(waits);

@@ -9,12 +9,11 @@
 //! What a node believes to be dead it takes nothing from but the right to work on an inode in the
 //! backing store; files that a dead node owned wait for its return.
 
-mod beliefs;
 mod check;
-mod copies;
 mod deadlock;
-mod holds;
-mod letters;
+mod forwarding;
+mod hand_over;
+mod kernel_grants;
 mod life;
 mod lock_record;
 mod locks;
@@ -22,15 +21,16 @@ mod moved;
 mod nodes;
 mod orders;
 mod pages;
+mod peer_cache;
 mod peers;
+mod recalls;
 mod redundancy;
+mod replay_cache;
 mod serve;
 mod sources;
-mod succession;
-mod through;
-mod turns;
 mod versions;
 mod work;
+mod write_pins;
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -49,23 +49,23 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::pool::Pool;
 
-pub use beliefs::{Belief, Ground, Renaming, Shown};
 pub use check::check_cluster;
-pub(crate) use copies::Shared;
-pub(crate) use holds::Right;
+pub(crate) use forwarding::Remote;
+pub use hand_over::{LockOwner, Membership};
+pub use kernel_grants::{KernelGrant, LeaseBasis, Renaming, Shown};
 pub use locks::{InTheWay, LockDone, LockRequest, Waited};
 pub use nodes::NodeReport;
 pub(crate) use pages::Seen;
+pub(crate) use peer_cache::SharedCopy;
 use peers::Peers;
 pub(crate) use redundancy::{Begun, REDUNDANCY};
 pub use redundancy::{Kept, SafetyReport};
-pub use succession::{LockOwner, Membership};
-pub(crate) use through::Remote;
+pub(crate) use write_pins::AccessMode;
 
 /// Threads that do what other nodes ask for: never those that wait for other nodes.
 const WORKERS: usize = 8;
 /// Requests of other nodes that may wait for such a thread.
-const MOST_LETTERS: usize = 1024;
+const MAX_RECALLS: usize = 1024;
 /// Where a tier notes whose files it holds.
 const BOUND: &str = "cluster";
 /// The setting by which namespaces are told apart.
@@ -75,8 +75,8 @@ const IDENTITY: &str = "cluster.identity";
 pub(crate) struct Cluster {
     me: Incarnation,
     config: ClusterConfig,
-    holds: holds::Holds,
-    letters: letters::Letters,
+    holds: write_pins::WritePins,
+    recalls: recalls::Recalls,
     /// From when on its time is counted.
     started: BootInstant,
     /// What was seen of the nodes, by this one's clock.
@@ -107,12 +107,12 @@ pub(crate) struct Cluster {
     pages: pages::Pages,
     orders: orders::Orders,
     workers: Pool,
-    turns: turns::Turns,
+    turns: replay_cache::ReplayCache,
     /// The nodes that it talks to without the metadata engine between.
     peers: OnceLock<Peers>,
     safety: redundancy::Safety,
     /// What its kernel may keep.
-    pub(crate) beliefs: Arc<beliefs::Beliefs>,
+    pub(crate) kernel_grants: Arc<kernel_grants::KernelGrants>,
 }
 
 impl Cluster {
@@ -131,8 +131,8 @@ impl Cluster {
             store,
             works: Mutex::default(),
             config,
-            holds: holds::Holds::default(),
-            letters: letters::Letters::default(),
+            holds: write_pins::WritePins::default(),
+            recalls: recalls::Recalls::default(),
             beaten: Mutex::new(BootInstant::now()),
             fenced: AtomicBool::new(false),
             resting: AtomicBool::new(false),
@@ -146,9 +146,9 @@ impl Cluster {
             nodes: nodes::Nodes::default(),
             pages: pages::Pages::default(),
             orders: orders::Orders::default(),
-            workers: Pool::new(WORKERS, MOST_LETTERS),
-            turns: turns::Turns::new(),
-            beliefs: beliefs::Beliefs::new(),
+            workers: Pool::new(WORKERS, MAX_RECALLS),
+            turns: replay_cache::ReplayCache::new(),
+            kernel_grants: kernel_grants::KernelGrants::new(),
             peers: OnceLock::new(),
         }
     }

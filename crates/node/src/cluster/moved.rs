@@ -1,7 +1,7 @@
 //! Directories that were renamed here: the other nodes' kernels drop the old name before whoever
 //! renamed one hears that it is done.
 //!
-//! What a kernel kept while its node had the lease was taken back with it ([`super::beliefs`]). But a
+//! What a kernel kept while its node had the lease was taken back with it ([`super::kernel_grants`]). But a
 //! program whose look-up was answered before that, and which was not run since, brings the name of a
 //! directory back into its kernel's cache, as that was not dropped from there: it may be somebody's
 //! working directory, or something may be mounted on it. Once the directory has another name, it is.

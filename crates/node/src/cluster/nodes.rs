@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Estate, LeaveOrder, Member};
+use forebay_meta::{LeaveOrder, Member, NodeStatus};
 use parking_lot::Mutex;
 
 use super::Cluster;
@@ -23,7 +23,7 @@ pub(super) struct Nodes(Mutex<Heard>);
 #[derive(Default)]
 struct Heard {
     members: Vec<Member>,
-    estates: HashMap<u16, Estate>,
+    node_statuses: HashMap<u16, NodeStatus>,
     orders: HashMap<u16, LeaveOrder>,
     looked: Option<Instant>,
 }
@@ -50,7 +50,7 @@ pub struct NodeReport {
     /// How long it has given no sign of life.
     pub silence: Duration,
     /// What it has to bring to the backing store, as it said last.
-    pub estate: Estate,
+    pub status: NodeStatus,
 }
 
 impl Nodes {
@@ -62,9 +62,9 @@ impl Nodes {
     /// MiB that nodes have left for what must stay there, as they said last; at least one each.
     pub(super) fn free_room(&self, nodes: &[u16]) -> Vec<u64> {
         let heard = self.0.lock();
-        let free = |node: &u16| match heard.estates.get(node) {
-            Some(estate) if estate.room > 0 => {
-                (estate.room.saturating_sub(estate.held + estate.bytes) >> 20).max(1)
+        let free = |node: &u16| match heard.node_statuses.get(node) {
+            Some(status) if status.room > 0 => {
+                (status.room.saturating_sub(status.held + status.bytes) >> 20).max(1)
             }
             _ => UNKNOWN_MIB,
         };
@@ -72,8 +72,8 @@ impl Nodes {
     }
 
     /// What a node said last that it has.
-    pub(super) fn estate_of(&self, node: u16) -> Estate {
-        self.0.lock().estates.get(&node).copied().unwrap_or_default()
+    pub(super) fn node_status_of(&self, node: u16) -> NodeStatus {
+        self.0.lock().node_statuses.get(&node).copied().unwrap_or_default()
     }
 }
 
@@ -104,9 +104,9 @@ impl Node {
                     _ => None,
                 },
                 silence: cluster.silence_of(node),
-                estate: match member.left {
-                    true => Estate::default(),
-                    false => heard.estates.get(&node).copied().unwrap_or_default(),
+                status: match member.left {
+                    true => NodeStatus::default(),
+                    false => heard.node_statuses.get(&node).copied().unwrap_or_default(),
                 },
             }
         };
@@ -114,25 +114,25 @@ impl Node {
     }
 
     /// What this node has to bring to the backing store.
-    fn estate(&self) -> Estate {
+    fn node_status(&self) -> NodeStatus {
         let (backlog, lost) = (self.meta.backlog_len(), self.meta.losses().changes);
-        let mut estate = Estate { backlog, lost, ..Estate::default() };
-        estate.room = self.tiers.iter().map(|slot| slot.room.size()).sum();
+        let mut status = NodeStatus { backlog, lost, ..NodeStatus::default() };
+        status.room = self.tiers.iter().map(|slot| slot.room.size()).sum();
         if let Some(cluster) = &self.cluster {
-            (estate.held, estate.moving) = self.kept_and_moving(cluster);
+            (status.held, status.moving) = self.kept_and_moving(cluster);
         }
         self.residents.for_each(|_, resident| {
             if resident.dirty {
-                estate.files += 1;
-                estate.bytes += resident.charged;
+                status.files += 1;
+                status.bytes += resident.charged;
             }
         });
-        estate
+        status
     }
 
     /// Tells the others what this node has, and hears what it is told.
     pub(super) fn report_life(&self, cluster: &Cluster) {
-        match self.meta.report_estate(&self.estate()) {
+        match self.meta.report_node_status(&self.node_status()) {
             Ok(leave) => cluster.orders.hear(leave),
             Err(error) => tracing::debug!(%error, "the others do not hear what this node has"),
         }
@@ -145,7 +145,7 @@ impl Node {
             heard.members = members;
             heard.looked.is_none_or(|looked| looked.elapsed() >= LOOK)
         };
-        if due && let Err(error) = self.look_at_estates(cluster) {
+        if due && let Err(error) = self.look_at_node_statuses(cluster) {
             tracing::debug!(%error, "what the other nodes have is not known");
         }
     }
@@ -158,13 +158,13 @@ impl Node {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         let members = self.meta.members()?;
         cluster.nodes.0.lock().members = members;
-        self.look_at_estates(cluster)
+        self.look_at_node_statuses(cluster)
     }
 
-    fn look_at_estates(&self, cluster: &Cluster) -> Result<()> {
-        let (estates, orders) = (self.meta.estates()?, self.meta.leave_orders()?);
+    fn look_at_node_statuses(&self, cluster: &Cluster) -> Result<()> {
+        let (node_statuses, orders) = (self.meta.node_statuses()?, self.meta.leave_orders()?);
         let mut heard = cluster.nodes.0.lock();
-        (heard.estates, heard.orders) = (estates, orders);
+        (heard.node_statuses, heard.orders) = (node_statuses, orders);
         heard.looked = Some(Instant::now());
         Ok(())
     }

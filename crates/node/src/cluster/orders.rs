@@ -87,7 +87,7 @@ impl Node {
         if really {
             let last = self.meta.depose(node)?;
             self.shut_out(cluster, last)?;
-            self.meta.disinherit(node, clock::wall_time())?;
+            self.meta.remove_node(node, clock::wall_time())?;
             self.refresh_cluster()?;
         }
         Ok(())

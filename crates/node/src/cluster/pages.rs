@@ -42,7 +42,7 @@ impl Version {
     }
 }
 
-/// Of which version the kernel's pages are, by inode, and which face has them.
+/// Of which version the kernel's pages are, by inode, and which alias has them.
 pub(super) struct Pages([Mutex<HashMap<u64, (u8, Version)>>; SHARDS]);
 
 impl Default for Pages {
@@ -57,7 +57,7 @@ impl Pages {
     }
 
     /// Notes of which version they are, if that is `certain`.
-    fn note(&self, ino: Ino, (face, version): (u8, Version), certain: impl FnOnce() -> bool) {
+    fn note(&self, ino: Ino, (alias, version): (u8, Version), certain: impl FnOnce() -> bool) {
         let mut shard = self.shard(ino).lock();
         if !certain() {
             return;
@@ -68,7 +68,7 @@ impl Pages {
                 shard.remove(&other);
             }
         }
-        shard.insert(ino.0, (face, version));
+        shard.insert(ino.0, (alias, version));
     }
 }
 
@@ -84,8 +84,8 @@ pub(crate) struct Seen {
 
 impl Node {
     /// Whether the kernel may keep the pages of a file that is being opened, and what this open shows
-    /// of it. The caller has the residence in hand and has compared versions ([`Node::match_version`]).
-    pub(crate) fn keeps_pages(&self, file: &File, record: &Record, face: u8) -> (bool, Seen) {
+    /// of it. The caller has the location in hand and has compared versions ([`Node::match_version`]).
+    pub(crate) fn keeps_pages(&self, file: &File, record: &Record, alias: u8) -> (bool, Seen) {
         let Some(cluster) = &self.cluster else { return (true, Seen::default()) };
         let replaced = file.pages_replaced.load(Ordering::Acquire);
         if file.remote_opens.load(Ordering::Acquire) > 0 {
@@ -102,7 +102,7 @@ impl Node {
         };
         let mut shard = cluster.pages.shard(file.ino).lock();
         let kept =
-            shard.get(&file.ino.0).is_some_and(|(of, known)| *of == face && known.is(&version));
+            shard.get(&file.ino.0).is_some_and(|(of, known)| *of == alias && known.is(&version));
         if !kept {
             shard.remove(&file.ino.0);
         }
@@ -123,7 +123,7 @@ impl Node {
         let file = &handle.file;
         // Whoever replaces bytes says so first, and takes away then what was noted.
         let same = || file.pages_replaced.load(Ordering::Acquire) == handle.seen.replaced;
-        cluster.pages.note(file.ino, (handle.face, version), same);
+        cluster.pages.note(file.ino, (handle.alias, version), same);
     }
 
     /// Bytes of a file were replaced, and not by the kernel: it may have pages of older ones.

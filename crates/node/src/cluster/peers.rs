@@ -14,7 +14,7 @@ use forebay_peer::{
 use parking_lot::{Mutex, RwLock};
 
 use super::serve::Serve;
-use super::sources::Home;
+use super::sources::DirectoryNode;
 use super::{Cluster, identity_of};
 use crate::config::PeerConfig;
 use crate::error::{NodeError, Result};
@@ -40,7 +40,7 @@ pub(super) struct Peers {
     known: RwLock<BTreeMap<u16, Known>>,
     /// Nodes, and their epochs, that listen where this one can't talk to.
     beyond: Mutex<BTreeSet<(u16, u64)>>,
-    pub(super) home: Home,
+    pub(super) directory_node: DirectoryNode,
 }
 
 impl Peers {
@@ -190,7 +190,7 @@ impl Node {
             epoch: cluster.me.epoch,
         };
         let (server, known, beyond) = (Mutex::default(), RwLock::default(), Mutex::default());
-        Ok(Peers { me, ways, server, known, beyond, home: Home::default() })
+        Ok(Peers { me, ways, server, known, beyond, directory_node: DirectoryNode::default() })
     }
 
     /// How to talk to a node, also one that has joined only now.

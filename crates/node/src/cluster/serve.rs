@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use forebay_meta::{Error as MetaError, Incarnation, Wish};
+use forebay_meta::{Error as MetaError, Incarnation, RecallAim};
 use forebay_peer::message::{
     Fault, Hello, ObjectId, Presence, Put, Read, ReadMap, Recall, RecallKind, Sync, Truncate,
     Write, WriteBack, Written,
@@ -11,7 +11,7 @@ use forebay_peer::{Body, Buffer, BufferPool, Call, Found, Service};
 use forebay_types::Ino;
 use prost::Message;
 
-use super::{Cluster, moved, redundancy, sources, through, turns};
+use super::{Cluster, forwarding, moved, redundancy, replay_cache, sources};
 use crate::error::NodeError;
 use crate::node::Node;
 
@@ -88,20 +88,20 @@ impl Service for Serve {
             return Ok(Found { version: 0, body: Body::Bytes(bytes) });
         };
         let (range, buffers) = ((read.offset, read.len), &self.buffers);
-        let bytes = node.lend(Ino(read.ino), version, range, buffers)?;
+        let bytes = node.read_for_peer(Ino(read.ino), version, range, buffers)?;
         Ok(Found { version, body: Body::Buffer(bytes) })
     }
 
     fn read_map(&self, _call: &Call, map: &ReadMap) -> Result<Presence, Fault> {
         let version = map.version.ok_or(Fault::Unsupported)?;
-        self.node()?.lendable(Ino(map.ino), version, map.from)
+        self.node()?.presence_for_peer(Ino(map.ino), version, map.from)
     }
 
     fn write_back(&self, _call: &Call, what: &WriteBack) -> Result<(), Fault> {
         let node = self.node()?;
         let cluster = cluster_of(&node)?;
         same_epoch(cluster, what.epoch)?;
-        node.comply(cluster, Ino(what.ino), Wish::Bytes, true).map_err(fault)
+        node.handle_recall(cluster, Ino(what.ino), RecallAim::Bytes, true).map_err(fault)
     }
 
     fn write(&self, call: &Call, write: &Write, bytes: Buffer) -> Result<Written, Fault> {
@@ -172,11 +172,11 @@ impl Service for Serve {
                 node.forget_moved(&bytes)?;
                 Ok(Body::Empty)
             }
-            turns::SETTLE => {
+            replay_cache::SETTLE => {
                 let settled = node.settle_with(cluster, call, &bytes)?;
                 Ok(Body::Bytes(settled.encode_to_vec()))
             }
-            through::LOOK => {
+            forwarding::LOOK => {
                 let looked = node.look_as_owner(cluster, &bytes)?;
                 Ok(Body::Bytes(looked.encode_to_vec()))
             }

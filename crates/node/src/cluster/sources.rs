@@ -1,11 +1,11 @@
 //! From which node, or from the backing store, an extent is read, so that N nodes that want the same
 //! read it from the backing store once.
 //!
-//! Each file has a home among the nodes that listen: the one that comes first by a hash of both
+//! Each file has a directory node among the nodes that listen: the one that comes first by a hash of both
 //! (rendezvous hashing: Thaler and Ravishankar, 1998). It keeps who has which extent, and who reads
-//! it from the backing store for the others ([`forebay_core::cluster::source`]). What a home does not
+//! it from the backing store for the others ([`forebay_core::cluster::source`]). What a directory node does not
 //! know of a file that it is asked about for the first time, it asks the other nodes. All of it is
-//! advice, in memory: without a home that answers, each node reads the backing store for itself.
+//! advice, in memory: without a directory node that answers, each node reads the backing store for itself.
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use prost::Message;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Cluster;
-use super::copies::version_of;
+use super::peer_cache::version_of;
 use crate::error::Result;
 use crate::node::Node;
 
@@ -34,17 +34,17 @@ pub(super) const FAILED: u32 = 3;
 
 /// How long somebody may take to read an extent before another one does.
 const LEASE: Duration = Duration::from_secs(20);
-/// How long a home may take to answer. One that is gone is noticed sooner, by its connection.
+/// How long a directory node may take to answer. One that is gone is noticed sooner, by its connection.
 const WITHIN: Duration = Duration::from_secs(10);
-/// The longest answer of a home, in bytes.
+/// The longest answer of a directory node, in bytes.
 const ANSWER: u32 = 64 << 10;
 /// Extents that are asked about at a time.
 pub(super) const AT_A_TIME: usize = 16;
-/// Nodes that are asked what they have of a file that its home does not know.
+/// Nodes that are asked what they have of a file that its directory node does not know.
 const ASKED: usize = 16;
 /// Copies that are named to who wants an extent.
 const NAMED: usize = 4;
-/// Files of which a home remembers to have asked.
+/// Files of which a directory node remembers to have asked.
 const REMEMBERED: usize = 1 << 16;
 
 /// Extents of a version of a file.
@@ -91,7 +91,7 @@ struct Told {
 }
 
 /// Where an extent is to be read, to whoever wants it.
-pub(super) enum Whence {
+pub(super) enum SourceAt {
     /// In the backing store.
     Backing,
     /// At these nodes, the best one first.
@@ -103,7 +103,7 @@ pub(super) enum Whence {
 #[derive(Clone, PartialEq, Message)]
 struct Answers {
     #[prost(message, repeated, tag = "1")]
-    whence: Vec<Told>,
+    sources_of: Vec<Told>,
 }
 
 /// All nodes are equally near and loaded: nobody has said otherwise.
@@ -118,14 +118,14 @@ impl Nodes for Alike {
     }
 }
 
-/// The claims and copies of the files whose home is here.
-pub(super) struct Home {
+/// The claims and copies of the files whose directory node is here.
+pub(super) struct DirectoryNode {
     sources: Mutex<Sources>,
     asked: Mutex<HashSet<(u64, u64)>>,
     begun: Instant,
 }
 
-impl Default for Home {
+impl Default for DirectoryNode {
     fn default() -> Self {
         let config = SourceConfig {
             lease: u64::try_from(LEASE.as_nanos()).unwrap_or(u64::MAX),
@@ -133,7 +133,7 @@ impl Default for Home {
             extents: 1 << 18,
             waiting: 1 << 10,
         };
-        Home {
+        DirectoryNode {
             sources: Mutex::new(Sources::new(config)),
             asked: Mutex::default(),
             begun: Instant::now(),
@@ -141,7 +141,7 @@ impl Default for Home {
     }
 }
 
-impl Home {
+impl DirectoryNode {
     fn now(&self) -> Tick {
         Tick(u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
@@ -211,14 +211,14 @@ impl Home {
     }
 }
 
-/// The home of a file among some nodes.
-fn home_of(ino: u64, nodes: &[u16]) -> Option<u16> {
+/// The directory node of a file among some nodes.
+fn directory_node_of(ino: u64, nodes: &[u16]) -> Option<u16> {
     let weight = |node: u16| xxh3_64(&[ino, node.into()].map(u64::to_le_bytes).concat());
     nodes.iter().copied().max_by_key(|node| weight(*node))
 }
 
 impl Node {
-    /// Another node asks the home of a file.
+    /// Another node asks the directory node of a file.
     pub(super) fn answer_about_sources(
         &self,
         cluster: &Cluster,
@@ -230,28 +230,28 @@ impl Node {
         if what.indexes.len() > AT_A_TIME || what.unit == 0 {
             return Err(Fault::Invalid("too many extents, or none".into()));
         }
-        let Some(whence) = self.at_home(cluster, asker, kind, &what) else {
+        let Some(sources_of) = self.at_directory_node(cluster, asker, kind, &what) else {
             return Err(Fault::Unsupported);
         };
-        Ok(Body::Bytes(Answers { whence }.encode_to_vec()))
+        Ok(Body::Bytes(Answers { sources_of }.encode_to_vec()))
     }
 
-    fn at_home(
+    fn at_directory_node(
         &self,
         cluster: &Cluster,
         asker: u16,
         kind: u32,
         what: &Extents,
     ) -> Option<Vec<Told>> {
-        let home = &cluster.peers.get()?.home;
+        let directory_node = &cluster.peers.get()?.directory_node;
         if kind != WANT {
-            home.note(asker, what, kind == HAVE);
+            directory_node.note(asker, what, kind == HAVE);
             return Some(Vec::new());
         }
-        if !home.knows(what) {
-            home.learn(what, &self.who_has(cluster, asker, what));
+        if !directory_node.knows(what) {
+            directory_node.learn(what, &self.who_has(cluster, asker, what));
         }
-        Some(home.want(asker, what))
+        Some(directory_node.want(asker, what))
     }
 
     /// Asks the nodes what they have of a file.
@@ -263,7 +263,7 @@ impl Node {
         // Who asks may have other parts of it, from when it knew of nobody to tell.
         let concerns = |node: u16| node != asker || what.size > what.unit;
         if concerns(cluster.me.node)
-            && let Ok(presence) = self.lendable(Ino(what.ino), what.version, 0)
+            && let Ok(presence) = self.presence_for_peer(Ino(what.ino), what.version, 0)
         {
             found.push((cluster.me.node, presence));
         }
@@ -309,42 +309,50 @@ impl Node {
         Ok(nodes.into_iter().collect())
     }
 
-    /// Asks the home of a file where extents of it are to be read; `None` if it does not answer.
-    pub(super) fn whence(&self, cluster: &Cluster, wanted: &Extents) -> Option<Vec<Whence>> {
-        let whence = self.ask_home(cluster, WANT, wanted)?;
-        let each = whence.into_iter().map(|whence| match whence.source {
-            1 => {
-                Whence::Nodes(whence.nodes.iter().filter_map(|n| u16::try_from(*n).ok()).collect())
-            }
-            2 => Whence::Wait,
-            _ => Whence::Backing,
+    /// Asks the directory node of a file where extents of it are to be read; `None` if it does not answer.
+    pub(super) fn sources_of(&self, cluster: &Cluster, wanted: &Extents) -> Option<Vec<SourceAt>> {
+        let sources_of = self.ask_directory_node(cluster, WANT, wanted)?;
+        let each = sources_of.into_iter().map(|sources_of| match sources_of.source {
+            1 => SourceAt::Nodes(
+                sources_of.nodes.iter().filter_map(|n| u16::try_from(*n).ok()).collect(),
+            ),
+            2 => SourceAt::Wait,
+            _ => SourceAt::Backing,
         });
-        let each: Vec<Whence> = each.collect();
+        let each: Vec<SourceAt> = each.collect();
         (each.len() == wanted.indexes.len()).then_some(each)
     }
 
-    /// Tells the home of a file that extents are here, or could not be read where it said.
-    pub(super) fn tell_home(&self, cluster: &Cluster, kind: u32, what: &Extents) {
-        if !what.indexes.is_empty() && self.ask_home(cluster, kind, what).is_none() {
-            tracing::debug!(ino = what.ino, "the home of a file is not told what is here");
+    /// Tells the directory node of a file that extents are here, or could not be read where it said.
+    pub(super) fn tell_directory_node(&self, cluster: &Cluster, kind: u32, what: &Extents) {
+        if !what.indexes.is_empty() && self.ask_directory_node(cluster, kind, what).is_none() {
+            tracing::debug!(
+                ino = what.ino,
+                "the directory_node of a file is not told what is here"
+            );
         }
     }
 
-    fn ask_home(&self, cluster: &Cluster, kind: u32, what: &Extents) -> Option<Vec<Told>> {
+    fn ask_directory_node(
+        &self,
+        cluster: &Cluster,
+        kind: u32,
+        what: &Extents,
+    ) -> Option<Vec<Told>> {
         let peers = cluster.peers.get()?;
-        let home = home_of(what.ino, &cluster.within_reach(peers))?;
-        if home == cluster.me.node {
-            return self.at_home(cluster, home, kind, what);
+        let directory_node = directory_node_of(what.ino, &cluster.within_reach(peers))?;
+        if directory_node == cluster.me.node {
+            return self.at_directory_node(cluster, directory_node, kind, what);
         }
-        let client = peers.client(home)?;
+        let client = peers.client(directory_node)?;
         let body = Body::Bytes(what.encode_to_vec());
         let answer = client.other(kind, &body, ANSWER, WITHIN);
         let answer = answer
             .inspect_err(|error| {
-                tracing::debug!(ino = what.ino, home, %error, "the home of a file does not answer");
+                tracing::debug!(ino = what.ino, directory_node, %error, "the directory_node of a file does not answer");
             })
             .ok()?;
-        Answers::decode(&*answer).ok().map(|answers| answers.whence)
+        Answers::decode(&*answer).ok().map(|answers| answers.sources_of)
     }
 }
 
@@ -361,7 +369,7 @@ mod tests {
         let (before, after) = ([1, 2, 3], [1, 2, 3, 4]);
         let mut moved = 0;
         for ino in 0..1000 {
-            let (old, new) = (home_of(ino, &before), home_of(ino, &after));
+            let (old, new) = (directory_node_of(ino, &before), directory_node_of(ino, &after));
             assert!(new == old || new == Some(4));
             moved += usize::from(new == Some(4));
         }
@@ -370,27 +378,28 @@ mod tests {
 
     #[test]
     fn home_when_two_want_an_extent_then_one_reads_the_backing_store_and_the_other_asks_it() {
-        let home = Home::default();
-        let sources = |node| home.want(node, &extents(vec![0, 2])).iter().map(|w| w.source).sum();
+        let directory_node = DirectoryNode::default();
+        let sources =
+            |node| directory_node.want(node, &extents(vec![0, 2])).iter().map(|w| w.source).sum();
         let (first, second): (u32, u32) = (sources(1), sources(2));
         assert_eq!((first, second), (0, 4));
-        home.note(1, &extents(vec![0]), true);
-        let told = home.want(2, &extents(vec![0, 2]));
+        directory_node.note(1, &extents(vec![0]), true);
+        let told = directory_node.want(2, &extents(vec![0, 2]));
         assert_eq!((told[0].source, &told[0].nodes[..], told[1].source), (1, &[1][..], 2));
         // Gone from there: the next one reads the backing store again.
-        home.note(2, &extents(vec![0]), false);
-        assert_eq!(home.want(2, &extents(vec![0]))[0].source, 0);
+        directory_node.note(2, &extents(vec![0]), false);
+        assert_eq!(directory_node.want(2, &extents(vec![0]))[0].source, 0);
     }
 
     #[test]
     fn home_when_it_hears_of_copies_then_only_whole_extents_count() {
-        let home = Home::default();
+        let directory_node = DirectoryNode::default();
         let presence =
             Presence { version: 1, size: 2500, runs: vec![(0, 1500), (2000, 500)], next: None };
-        assert!(!home.knows(&extents(vec![])));
-        home.learn(&extents(vec![]), &[(3, presence)]);
-        assert!(home.knows(&extents(vec![])));
-        let told = home.want(1, &extents(vec![0, 1, 2]));
+        assert!(!directory_node.knows(&extents(vec![])));
+        directory_node.learn(&extents(vec![]), &[(3, presence)]);
+        assert!(directory_node.knows(&extents(vec![])));
+        let told = directory_node.want(1, &extents(vec![0, 1, 2]));
         assert_eq!(told.iter().map(|w| w.source).collect::<Vec<_>>(), [1, 0, 1]);
     }
 }

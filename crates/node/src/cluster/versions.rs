@@ -9,12 +9,12 @@ use forebay_store::ErrorClass;
 use forebay_types::{FileKind, Fingerprint, Ino};
 use rustix::io::Errno;
 
-use super::Right;
+use super::AccessMode;
 use crate::context::Context;
+use crate::data_location::Underlay;
 use crate::error::{NodeError, Result};
 use crate::files::{File, FileRef};
 use crate::node::Node;
-use crate::place::Base;
 
 /// What identifies a version of a file in the backing store; none if it is not there.
 type Version = Option<Fingerprint>;
@@ -30,8 +30,10 @@ impl Node {
         context: &Context,
         ino: Ino,
         write: bool,
-    ) -> Result<(Arc<Record>, Right<'_>)> {
-        let Some(cluster) = &self.cluster else { return Ok((self.meta.get(ino)?, Right::None)) };
+    ) -> Result<(Arc<Record>, AccessMode<'_>)> {
+        let Some(cluster) = &self.cluster else {
+            return Ok((self.meta.get(ino)?, AccessMode::Read));
+        };
         // What is cached will do for the type, which never changes.
         if write && self.meta.get(ino)?.attr.kind == FileKind::Regular {
             let hold = self.hold(context, ino)?;
@@ -39,18 +41,18 @@ impl Node {
         }
         let record = self.meta.get_now(ino)?;
         if record.attr.kind != FileKind::Regular {
-            return Ok((record, Right::None));
+            return Ok((record, AccessMode::Read));
         }
         let Some(owner) = record.owner.filter(|owner| owner.node != cluster.me.node) else {
-            return Ok((record, Right::None));
+            return Ok((record, AccessMode::Read));
         };
         context.wait()?;
-        let until = Instant::now() + cluster.config.patience;
+        let until = Instant::now() + cluster.config.timeout;
         let mut owner = owner;
         let record = loop {
             let right = self.read_right(cluster, ino, owner, until)?;
             let record = self.meta.get_now(ino)?;
-            if matches!(right, Right::Through(_)) {
+            if matches!(right, AccessMode::Forwarded(_)) {
                 return Ok((record, right));
             }
             // Perhaps it has changed hands, and the next one has not written it back either.
@@ -62,7 +64,7 @@ impl Node {
         if self.is_out_of_reach(&record) {
             return Err(NodeError::Posix(Errno::BUSY));
         }
-        Ok((record, Right::None))
+        Ok((record, AccessMode::Read))
     }
 
     /// Whether nothing of a file can be shown here: another node has it, and the backing store has no
@@ -138,23 +140,24 @@ impl Node {
                 }
             }
             // Of a file that was looked up at its making, nobody has noted a version.
-            None => Ok(shown.map_or_else(|| file.residence.read().loaded, |shown| !same(shown))),
+            None => Ok(shown.map_or_else(|| file.location.read().loaded, |shown| !same(shown))),
         }
     }
 
     /// Drops the clean copy of a file, and where its bytes were read: programs that have it open go
     /// on with the version that counts now.
     fn forget_version(&self, file: &File) -> Result<()> {
-        let mut residence = file.residence.write();
-        let dirty = |place: &crate::place::Place| place.dirty.load(Ordering::Acquire);
-        if residence.place.as_ref().is_some_and(dirty) || matches!(residence.base, Base::Spill(_)) {
+        let mut location = file.location.write();
+        let dirty = |place: &crate::data_location::TierObject| place.dirty.load(Ordering::Acquire);
+        if location.place.as_ref().is_some_and(dirty) || matches!(location.base, Underlay::Spill(_))
+        {
             return Ok(());
         }
         let resident = self.residents.get(file.ino.0);
         if resident.is_some_and(|resident| resident.dirty) {
             return Ok(());
         }
-        let place = residence.place.take();
+        let place = location.place.take();
         self.pages_replaced(file);
         if let Some(resident) = resident {
             let tier = &self.tiers[usize::from(resident.tier)].tier;
@@ -164,8 +167,8 @@ impl Node {
             }
             self.forget_resident(file.ino, place.as_ref());
         }
-        if std::mem::take(&mut residence.loaded) {
-            self.look_up(file, &mut residence)?;
+        if std::mem::take(&mut location.loaded) {
+            self.look_up(file, &mut location)?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Error as MetaError, Incarnation, Record, Right};
+use forebay_meta::{ChangeRight, Error as MetaError, Incarnation, Record};
 use forebay_types::Ino;
 
 use super::Cluster;
@@ -45,11 +45,11 @@ impl Node {
             };
             loop {
                 match self.meta.begin_work(ino, &is_dead)? {
-                    Right::Mine => break,
+                    ChangeRight::Mine => break,
                     // Not before the right is here: what it begins from now on is refused.
-                    Right::From(holder) => break self.shut_out(cluster, holder)?,
-                    Right::Others if Instant::now() < until => thread::sleep(PAUSE),
-                    Right::Others => return Ok(false),
+                    ChangeRight::From(holder) => break self.shut_out(cluster, holder)?,
+                    ChangeRight::Others if Instant::now() < until => thread::sleep(PAUSE),
+                    ChangeRight::Others => return Ok(false),
                 }
             }
             match self.meta.get_now(ino) {
@@ -122,8 +122,8 @@ impl Node {
         if self.cluster.is_none() {
             return Ok(());
         }
-        let ghosts = record.ghosts().into_iter().map(|link| link.parent);
-        let dirs: BTreeSet<Ino> = ghosts.filter(|dir| *dir != LIMBO).collect();
+        let stale_names = record.stale_names().into_iter().map(|link| link.parent);
+        let dirs: BTreeSet<Ino> = stale_names.filter(|dir| *dir != LIMBO).collect();
         for dir in dirs {
             match self.list_directory(dir) {
                 Ok(()) | Err(NodeError::Meta(MetaError::Stale(_))) => {}

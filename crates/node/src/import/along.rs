@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::node::Node;
 
 /// Listings that are followed at once.
-const MOST_RUNS: usize = 16;
+const MAX_RUNS: usize = 16;
 /// Inodes that one request reads at most.
 const MOST: usize = 64;
 /// Other inodes may lie between two of a directory.
@@ -52,7 +52,7 @@ impl Along {
     fn note(&self, run: Run) {
         let mut runs = self.0.lock();
         runs.retain(|other| other.dir != run.dir || other.last != run.last);
-        if runs.len() == MOST_RUNS {
+        if runs.len() == MAX_RUNS {
             runs.remove(0);
         }
         runs.push(run);
@@ -124,7 +124,7 @@ mod tests {
         let along = Along::default();
         let read = asked(&along, Ino(1), (100..100_000).step_by(1000));
         assert!(read.iter().all(|ahead| *ahead == 0), "{read:?}");
-        assert!(along.0.lock().len() <= MOST_RUNS);
+        assert!(along.0.lock().len() <= MAX_RUNS);
     }
 
     #[test]

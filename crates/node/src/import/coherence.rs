@@ -12,28 +12,28 @@ use forebay_store::{BackingFile, Dir, ErrorClass};
 use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 use rustix::io::Errno;
 
-use super::dirs::MOST_PARENTS;
+use super::dirs::MAX_PARENTS;
 use super::names_seen::NamesSeen;
 use super::{UNRESPONSIVE, is_unconfirmed};
 use crate::clock;
 use crate::config::Coherence;
 use crate::context::Context;
+use crate::data_location::{DataLocation, TierObject, Underlay};
 use crate::error::{NodeError, Result};
 use crate::files::File;
 use crate::node::Node;
-use crate::place::{Base, Place, Residence};
 use crate::reconcile::{NAMES_DELAY, is_own};
 
 const PAGE: usize = 1000;
 
 /// So often a version is compared with its record, which a worker changes meanwhile.
-const MOST_LOOKS: usize = 16;
+const MAX_LOOKS: usize = 16;
 
 /// How long whoever has met another version waits for a worker that is at the file.
 const WORKER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Names of a file that are looked at to find one under which it stands.
-const MOST_NAMES: usize = 16;
+const MAX_NAMES: usize = 16;
 
 impl Node {
     /// Compares a clean object with the backing store when its freshness has run out; drops stale
@@ -62,7 +62,7 @@ impl Node {
     /// `ESTALE`: see [`Node::takes_newer_version`]. [`NodeError::RestGone`] of a file that has changes
     /// here: nothing newer can be taken over then, and its write-back finds the conflict.
     pub(crate) fn check_known_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
-        for _ in 0..MOST_LOOKS {
+        for _ in 0..MAX_LOOKS {
             let record = self.meta.get(ino)?;
             let is_changed_here = record.differs() || self.is_unsettled(ino);
             // Of a file in conflict, for which it is held: none of the store's versions is its own.
@@ -111,7 +111,7 @@ impl Node {
 
     /// Whether only a part of a file is here, unchanged, so that the rest is below, where others may have
     /// put another version.
-    pub(crate) fn needs_rest_below(&self, place: &Place) -> bool {
+    pub(crate) fn needs_rest_below(&self, place: &TierObject) -> bool {
         place.presence.is_some()
             && !place.dirty.load(Ordering::Acquire)
             && !self.is_clustered()
@@ -128,10 +128,10 @@ impl Node {
     pub(crate) fn check_rest_below(
         &self,
         file: &File,
-        residence: &Residence,
-        place: &Place,
+        location: &DataLocation,
+        place: &TierObject,
     ) -> Result<()> {
-        let Base::Backing(opened) = &residence.base else { return Ok(()) };
+        let Underlay::Backing(opened) = &location.base else { return Ok(()) };
         if !self.needs_rest_below(place) {
             return Ok(());
         }
@@ -158,9 +158,9 @@ impl Node {
         self.compare_within(ino, Duration::ZERO)
     }
 
-    fn compare_within(&self, ino: Ino, patience: Duration) -> Result<Option<Arc<Record>>> {
+    fn compare_within(&self, ino: Ino, timeout: Duration) -> Result<Option<Arc<Record>>> {
         // A worker that is at it changes both sides; what it leaves behind is in line.
-        let Some(_owned) = self.own(ino, patience) else {
+        let Some(_owned) = self.own(ino, timeout) else {
             return Ok(Some(self.meta.get(ino)?));
         };
         let record = self.meta.get(ino)?;
@@ -203,7 +203,7 @@ impl Node {
     /// others did to the other names the listings of their directories find.
     fn compare_one_of(&self, record: &Arc<Record>) -> Result<Arc<Record>> {
         let known = record.backing.fingerprint;
-        for link in record.backing.links.iter().take(MOST_NAMES) {
+        for link in record.backing.links.iter().take(MAX_NAMES) {
             match self.look_under(link) {
                 Ok(found) if known.is_some_and(|print| print.same_inode(&found.fingerprint)) => {
                     return self.take_in(record, &found);
@@ -255,7 +255,7 @@ impl Node {
                 return Ok(None);
             }
             way.push((at, record.change));
-            if way.len() > MOST_PARENTS {
+            if way.len() > MAX_PARENTS {
                 return Err(Errno::LOOP.into());
             }
             at = link.parent;
@@ -360,7 +360,7 @@ impl Node {
         if self.imports.health.is_unresponsive() {
             return Ok(());
         }
-        let Some(_flight) = self.imports.flights.enter(dir, UNRESPONSIVE) else { return Ok(()) };
+        let Some(_flight) = self.imports.in_flight.enter(dir, UNRESPONSIVE) else { return Ok(()) };
         if self.directory_is_fresh(dir) {
             return Ok(());
         }
@@ -392,7 +392,7 @@ impl Node {
             let known = !self.meta.entries_plus(dir, 0, 1)?.is_empty();
             return if known { self.list_directory(dir) } else { Ok(()) };
         }
-        let flight = self.imports.flights.enter(dir, self.config.backing_timeout);
+        let flight = self.imports.in_flight.enter(dir, self.config.backing_timeout);
         let Some(_flight) = flight else { return Err(Errno::BUSY.into()) };
         let _asked = self.imports.health.begin();
         match self.in_directory(dir, |handle| self.list_again(dir, handle)) {
@@ -446,7 +446,7 @@ impl Node {
                     }
                     None => {
                         // It is not imported while a removed inode still claims the name.
-                        open |= self.is_hidden_by_ghost(dir, found)?;
+                        open |= self.is_hidden_by_stale_name(dir, found)?;
                         // The kernel may remember that there was no such name.
                         self.forget_name(dir, &found.name);
                     }
@@ -475,23 +475,23 @@ impl Node {
         if record.backing.links.contains(&Link::new(dir, found.name.clone())) {
             return Ok(false);
         }
-        Ok(!self.is_a_ghost(&self.meta.ghosts_of(dir, &found.name)?, found))
+        Ok(!self.is_stale_name(&self.meta.stale_inodes_at(dir, &found.name)?, found))
     }
 
-    fn is_hidden_by_ghost(&self, dir: Ino, found: &Found) -> Result<bool> {
-        let ghosts = self.meta.ghosts_of(dir, &found.name)?;
-        Ok(!ghosts.is_empty() && !self.is_a_ghost(&ghosts, found))
+    fn is_hidden_by_stale_name(&self, dir: Ino, found: &Found) -> Result<bool> {
+        let stale_names = self.meta.stale_inodes_at(dir, &found.name)?;
+        Ok(!stale_names.is_empty() && !self.is_stale_name(&stale_names, found))
     }
 
     /// Whether something is for certain what one of these inodes has in the backing store. Where objects
     /// have no time of birth, the number of one that is removed and not reported yet may be that of the
     /// next one that others make: then all that is known has to be the same.
-    fn is_a_ghost(&self, ghosts: &[Ino], found: &Found) -> bool {
-        ghosts.iter().any(|ghost| {
-            let Ok(ghost) = self.meta.get(*ghost) else { return false };
-            let Some(known) = ghost.backing.fingerprint else { return false };
+    fn is_stale_name(&self, stale_names: &[Ino], found: &Found) -> bool {
+        stale_names.iter().any(|stale_name| {
+            let Ok(stale_name) = self.meta.get(*stale_name) else { return false };
+            let Some(known) = stale_name.backing.fingerprint else { return false };
             let born = known.born != Timestamp::default();
-            ghost.attr.kind == found.attr.kind
+            stale_name.attr.kind == found.attr.kind
                 && (known == found.fingerprint || born && known.same_inode(&found.fingerprint))
         })
     }
@@ -503,7 +503,7 @@ impl Node {
         self.forget_name(link.parent, &link.name);
         let shown = match imported {
             Some(record) => record.backing.links.contains(link),
-            None => self.meta.ghosts_of(link.parent, &link.name)?.is_empty(),
+            None => self.meta.stale_inodes_at(link.parent, &link.name)?.is_empty(),
         };
         if shown { Ok(()) } else { self.doubt_listing(link.parent) }
     }
@@ -517,7 +517,7 @@ impl Node {
             known.iter().partition(|item| item.record.backing.links.contains(&link(item)));
         // Under the names of those that stand elsewhere others may have something.
         let mut open =
-            known.len() == PAGE || !elsewhere.is_empty() || !self.meta.ghosts(dir)?.is_empty();
+            known.len() == PAGE || !elsewhere.is_empty() || !self.meta.stale_names(dir)?.is_empty();
         let mut absent: HashMap<Box<[u8]>, Ino> =
             there.iter().map(|item| (item.entry.name.clone(), item.record.ino)).collect();
         self.import_all(dir, handle, &mut |found| {

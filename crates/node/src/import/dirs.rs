@@ -26,12 +26,12 @@ use super::is_unconfirmed;
 pub(crate) const LIMBO: Ino = Ino(2);
 
 /// Deeper trees are refused: a chain of parents this long is damage.
-pub(super) const MOST_PARENTS: usize = 2000;
+pub(super) const MAX_PARENTS: usize = 2000;
 
-const MOST_HANDLES: usize = 1024;
+const MAX_HANDLES: usize = 1024;
 
 /// A worker renames in far less than so many looks at these intervals.
-pub(super) const MOST_LOOKS: u32 = 20;
+pub(super) const MAX_LOOKS: u32 = 20;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Before another look.
@@ -68,10 +68,10 @@ impl Handles {
 
     fn insert(&self, ino: Ino, dir: Dir) {
         let mut table = self.table.lock();
-        if table.open.len() >= MOST_HANDLES {
+        if table.open.len() >= MAX_HANDLES {
             // An eighth at a time, so that the search for the oldest is paid for once per many.
             let mut uses: Vec<u64> = table.open.values().map(|(_, used)| *used).collect();
-            let (_, limit, _) = uses.select_nth_unstable(MOST_HANDLES / 8);
+            let (_, limit, _) = uses.select_nth_unstable(MAX_HANDLES / 8);
             let limit = *limit;
             table.open.retain(|_, (_, used)| *used > limit);
         }
@@ -97,7 +97,7 @@ enum Sought {
 impl Node {
     /// A handle on a directory as it stands now in the backing store.
     pub(crate) fn backing_dir(&self, dir: Ino) -> Result<Dir> {
-        self.resolve(dir, MOST_PARENTS)
+        self.resolve(dir, MAX_PARENTS)
     }
 
     fn resolve(&self, dir: Ino, depth: usize) -> Result<Dir> {
@@ -115,7 +115,7 @@ impl Node {
             return Err(Errno::LOOP.into());
         }
         let mut absent = 0;
-        for _ in 0..MOST_LOOKS {
+        for _ in 0..MAX_LOOKS {
             let Some(record) = self.record_if_any(dir)? else { break };
             if is_only_claimed(&record) {
                 // What stands under its name is another, or not made yet; its maker has a handle.
@@ -164,7 +164,7 @@ impl Node {
     /// Whether a directory can't be found because it, or one above it, is only claimed: a worker that has
     /// made it could not say so.
     pub(crate) fn is_way_in_doubt(&self, dir: Ino) -> Result<bool> {
-        self.is_in_doubt(dir, MOST_PARENTS)
+        self.is_in_doubt(dir, MAX_PARENTS)
     }
 
     fn is_in_doubt(&self, dir: Ino, depth: usize) -> Result<bool> {
@@ -224,7 +224,7 @@ impl Node {
                 Ok(self.backing.stat(handle, OsStr::new(""))?.same_inode(&print))
             }
             _ => {
-                let others = self.meta.ghosts_of(link.parent, &link.name)?;
+                let others = self.meta.stale_inodes_at(link.parent, &link.name)?;
                 Ok(others.iter().all(|ino| *ino == record.ino))
             }
         }
@@ -232,13 +232,13 @@ impl Node {
 
     /// Where one backing link of `record` is: a handle and a name.
     pub(crate) fn place_of_link(&self, record: &Record, link: &Link) -> Result<(Dir, Vec<u8>)> {
-        self.place_of(record, link, MOST_PARENTS)
+        self.place_of(record, link, MAX_PARENTS)
     }
 
     fn place_of(&self, record: &Record, link: &Link, depth: usize) -> Result<(Dir, Vec<u8>)> {
         let parent = self.resolve(link.parent, depth)?;
         if link.parent == LIMBO {
-            let name = self.limbo_name(&parent, record)?;
+            let name = self.parked_name(&parent, record)?;
             return Ok((parent, name));
         }
         Ok((parent, link.name.to_vec()))
@@ -246,9 +246,9 @@ impl Node {
 
     /// The name that the store gave to an object in limbo: it ends in the key, here the inode's
     /// number in hexadecimal, after the name of the mount that put it there.
-    fn limbo_name(&self, limbo: &Dir, record: &Record) -> Result<Vec<u8>> {
+    fn parked_name(&self, limbo: &Dir, record: &Record) -> Result<Vec<u8>> {
         // Nearly always this mount itself did: then nobody has to look at all that is there.
-        let own = self.backing.limbo_name(record.ino.0);
+        let own = self.backing.parked_name(record.ino.0);
         match self.backing.stat(limbo, &own) {
             Ok(found)
                 if record.backing.fingerprint.is_none_or(|print| found.same_inode(&print)) =>
@@ -285,11 +285,11 @@ impl Node {
         let mut newest_first = record.backing.links.newest_first();
         let Some(first) = newest_first.next() else { return Err(Errno::NOENT.into()) };
         if record.backing.links.len() == 1 {
-            return self.place_of(record, first, MOST_PARENTS);
+            return self.place_of(record, first, MAX_PARENTS);
         }
         for link in record.backing.links.newest_first() {
             // Limbo and directories as well may be claimed only.
-            let (dir, name) = match self.place_of(record, link, MOST_PARENTS) {
+            let (dir, name) = match self.place_of(record, link, MAX_PARENTS) {
                 Err(error) if error.class() == Some(ErrorClass::NotFound) => continue,
                 place => place?,
             };
@@ -347,7 +347,7 @@ impl Node {
         // It was at rest, with this count of changes, when the look before had ended.
         let mut rested = None;
         loop {
-            if looks == MOST_LOOKS {
+            if looks == MAX_LOOKS {
                 self.place_above(ino)?;
             }
             let record = self.meta.get(ino)?;
@@ -362,7 +362,7 @@ impl Node {
                 Err(error) => !is_lost(error),
             };
             looks += 1;
-            if found || looks > MOST_LOOKS {
+            if found || looks > MAX_LOOKS {
                 return opened;
             }
             // A worker may have moved it during this look, and reported that since.

@@ -30,7 +30,7 @@ const SORTED: usize = 65_536;
 const REST: u32 = 20;
 
 /// More names than these given up during one reading of a directory: it starts anew.
-const MOST_GONE: usize = 100_000;
+const MAX_GONE: usize = 100_000;
 
 /// Directories being read, with the names that the backing store gave up meanwhile.
 #[derive(Default)]
@@ -56,7 +56,7 @@ impl Readings {
         let readings = self.table.lock().get(&link.parent.0).cloned();
         for gone in readings.into_iter().flatten() {
             let mut gone = gone.lock();
-            if gone.names.len() < MOST_GONE {
+            if gone.names.len() < MAX_GONE {
                 gone.names.insert(link.name.clone());
             } else {
                 gone.too_many = true;
@@ -74,7 +74,7 @@ pub(super) struct Reading<'a> {
 
 impl Reading<'_> {
     /// Imports what was read, but for names that were given up since they were read. A name given
-    /// up later is still a ghost while this runs, which the namespace leaves out by itself.
+    /// up later is still a stale name while this runs, which the namespace leaves out by itself.
     pub(super) fn import(&self, node: &Node, dir: Ino, mut found: Vec<Found>) -> Result<bool> {
         let gone = self.gone.lock();
         if gone.too_many {
@@ -104,20 +104,20 @@ impl Drop for Reading<'_> {
 
 /// Work on a directory that only one does while the others wait for its end.
 #[derive(Default)]
-pub(super) struct Flights {
+pub(super) struct Listings {
     under_way: Mutex<HashSet<u64>>,
     ended: Condvar,
     announced: Mutex<HashSet<u64>>,
 }
 
-impl Flights {
+impl Listings {
     /// Enters for `dir`, or waits until the one under way has ended, `limit` at most. `None`:
     /// somebody else was at it.
-    pub(super) fn enter(&self, dir: Ino, limit: Duration) -> Option<Flight<'_>> {
+    pub(super) fn enter(&self, dir: Ino, limit: Duration) -> Option<ListingInFlight<'_>> {
         let until = Instant::now() + limit;
         let mut under_way = self.under_way.lock();
         if under_way.insert(dir.0) {
-            return Some(Flight { flights: self, dir });
+            return Some(ListingInFlight { in_flight: self, dir });
         }
         #[cfg(test)]
         let mut looks = 0;
@@ -151,15 +151,15 @@ impl Flights {
 }
 
 /// The right to work on a directory.
-pub(super) struct Flight<'a> {
-    flights: &'a Flights,
+pub(super) struct ListingInFlight<'a> {
+    in_flight: &'a Listings,
     dir: Ino,
 }
 
-impl Drop for Flight<'_> {
+impl Drop for ListingInFlight<'_> {
     fn drop(&mut self) {
-        self.flights.under_way.lock().remove(&self.dir.0);
-        self.flights.ended.notify_all();
+        self.in_flight.under_way.lock().remove(&self.dir.0);
+        self.in_flight.ended.notify_all();
     }
 }
 
@@ -167,7 +167,7 @@ impl Node {
     /// Imports all entries of a directory, or waits for another thread that does.
     pub(crate) fn list_directory(&self, dir: Ino) -> Result<()> {
         while !self.meta.get(dir)?.listed {
-            let entered = self.imports.flights.enter(dir, self.config.backing_timeout);
+            let entered = self.imports.in_flight.enter(dir, self.config.backing_timeout);
             if let Some(_flight) = entered
                 && !self.meta.get(dir)?.listed
             {

@@ -35,7 +35,7 @@ use crate::node::Node;
 use crate::pool::Urgency;
 
 pub(crate) use dirs::LIMBO;
-use dirs::{MOST_LOOKS, let_workers_go_on};
+use dirs::{MAX_LOOKS, let_workers_go_on};
 
 /// What is known about the freshness of imported directories and files, and which listings are
 /// under way.
@@ -50,7 +50,7 @@ pub struct Imports {
     handles: dirs::Handles,
     own_changes: dirs::OwnChanges,
     reading: listing::Readings,
-    flights: listing::Flights,
+    in_flight: listing::Listings,
     /// Extended attributes that are read ahead along listings.
     along: along::Along,
 }
@@ -148,7 +148,7 @@ impl Node {
                         return Ok((record, Vec::new()));
                     }
                     looks += 1;
-                    if looks > MOST_LOOKS {
+                    if looks > MAX_LOOKS {
                         return Err(error);
                     }
                     let_workers_go_on();
@@ -242,13 +242,13 @@ impl Node {
 
     /// Lists `dir` when nobody needs the thread more urgently.
     fn list_in_background(&self, dir: Ino) {
-        if !self.imports.flights.announce(dir) {
+        if !self.imports.in_flight.announce(dir) {
             return;
         }
         let this = self.this.clone();
         let job = move || {
             if let Some(node) = this.upgrade() {
-                node.imports.flights.unannounce(dir);
+                node.imports.in_flight.unannounce(dir);
                 let listed =
                     node.attempt(BackgroundKind::Listing, dir.0, || node.list_directory(dir));
                 if let Some(Err(error)) = listed {
@@ -257,7 +257,7 @@ impl Node {
             }
         };
         if self.slow.run(Urgency::Background, job).is_err() {
-            self.imports.flights.unannounce(dir);
+            self.imports.in_flight.unannounce(dir);
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
-use super::dirs::MOST_PARENTS;
+use super::dirs::MAX_PARENTS;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
@@ -34,7 +34,7 @@ impl Node {
     pub fn refresh(&self, path: &Path, advance: &mut dyn FnMut(Looked) -> bool) -> Result<Looked> {
         use std::os::unix::ffi::OsStrExt;
         let (mut at, mut looked) = (Ino::ROOT, Looked::default());
-        for part in path.components().take(MOST_PARENTS) {
+        for part in path.components().take(MAX_PARENTS) {
             let std::path::Component::Normal(name) = part else { continue };
             self.list_now(at)?;
             looked.directories += 1;

@@ -7,7 +7,7 @@ use forebay_types::{FileKind, Ino, Timestamp};
 use rustix::io::Errno;
 
 use crate::clock;
-use crate::cluster::Right;
+use crate::cluster::AccessMode;
 use crate::config::Durability;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
@@ -64,13 +64,13 @@ impl Node {
     pub fn getattr(&self, context: &Context, ino: Ino) -> Result<Stat> {
         match self.fresh(context, ino) {
             Err(NodeError::Meta(MetaError::Stale(_))) => {
-                let attr = self.names.departed.recall(ino).ok_or(MetaError::Stale(ino))?;
+                let attr = self.names.removed_inodes.recall(ino).ok_or(MetaError::Stale(ino))?;
                 let blocks = attr.size.div_ceil(512);
-                Ok(Stat { ino, attr, blocks, open: false, face: 0, is_fleeting: false })
+                Ok(Stat { ino, attr, blocks, open: false, alias: 0, is_fleeting: false })
             }
             record => {
                 let record = self.meta.with_times(record?)?;
-                match self.attr_through(context, &record)? {
+                match self.attr_forwarded(context, &record)? {
                     Some(attr) => {
                         let blocks = attr.size.div_ceil(512);
                         Ok(Stat { attr, blocks, ..self.stat(&record) })
@@ -98,7 +98,7 @@ impl Node {
     pub fn setattr(&self, context: &Context, ino: Ino, set: &SetAttr) -> Result<Stat> {
         let mut record = match self.fresh(context, ino) {
             Err(NodeError::Meta(MetaError::Stale(_))) => {
-                return self.set_departed(context, ino, set);
+                return self.set_removed(context, ino, set);
             }
             record => record?,
         };
@@ -113,9 +113,9 @@ impl Node {
             let right;
             (record, right) = self.newest(context, ino, true)?;
             match right {
-                Right::Through(owner) => through = Some(owner),
-                Right::Hold(right) => hold = Some(right),
-                Right::None => {}
+                AccessMode::Forwarded(owner) => through = Some(owner),
+                AccessMode::Pinned(right) => hold = Some(right),
+                AccessMode::Read => {}
             }
             if through.is_none() {
                 self.match_version(context, &self.files.get(ino), &record)?;
@@ -155,7 +155,7 @@ impl Node {
         self.attributes_changed(&record);
         self.remember_if_removed(&record);
         if let Some(owner) = through {
-            self.times_through(owner, ino, (times.atime.is_some(), times.mtime.is_some()))?;
+            self.times_forwarded(owner, ino, (times.atime.is_some(), times.mtime.is_some()))?;
         }
         self.queue(&record);
         drop(hold);
@@ -199,16 +199,16 @@ impl Node {
     /// stay.
     fn remember_if_removed(&self, record: &Record) {
         if record.links.is_empty() && record.is_directory() {
-            self.names.departed.change(record.ino, |attr| *attr = record.attr.clone());
+            self.names.removed_inodes.change(record.ino, |attr| *attr = record.attr.clone());
         }
     }
 
     /// Sets attributes of a directory that was removed and is still somebody's: nobody else can see
     /// them any more.
-    fn set_departed(&self, context: &Context, ino: Ino, set: &SetAttr) -> Result<Stat> {
+    fn set_removed(&self, context: &Context, ino: Ino, set: &SetAttr) -> Result<Stat> {
         let now = clock::wall_time();
         let mut refused = None;
-        let changed = self.names.departed.change(ino, |attr| {
+        let changed = self.names.removed_inodes.change(ino, |attr| {
             if attr.kind != FileKind::Directory {
                 refused = Some(NodeError::Meta(MetaError::Stale(ino)));
             } else if set.size.is_some() {
@@ -291,7 +291,7 @@ impl Node {
         }
         self.reconcile(ino)?;
         // What was removed, or moved elsewhere, has its old name there still.
-        for (_, gone) in self.meta.ghosts(ino)? {
+        for (_, gone) in self.meta.stale_names(ino)? {
             self.reconcile_as_it_is(gone)?;
         }
         let mut after = 0;

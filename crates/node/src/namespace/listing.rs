@@ -6,7 +6,7 @@ use forebay_meta::{Entry, Moment, Record};
 use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
-use crate::cluster::Ground;
+use crate::cluster::LeaseBasis;
 use crate::context::Context;
 use crate::error::Result;
 use crate::node::Node;
@@ -31,7 +31,7 @@ pub struct DirEntry<'a> {
     /// The attributes, if they were asked for; never for "." and "..".
     pub stat: Option<Stat>,
     /// What they stand on, if they are kept elsewhere than the directory.
-    pub behind: Option<Ground>,
+    pub behind: Option<LeaseBasis>,
     /// Nobody changes them without changing what they stand on.
     pub is_known_here: bool,
 }
@@ -50,7 +50,7 @@ impl Node {
     pub fn opendir(&self, ino: Ino) -> Result<()> {
         match self.record(ino) {
             // Removed, and somebody's working directory: nothing is in it.
-            Err(_) if self.names.departed.has_directory(ino) => Ok(()),
+            Err(_) if self.names.removed_inodes.has_directory(ino) => Ok(()),
             Ok(record) if !record.is_directory() => Err(Errno::NOTDIR.into()),
             record => record.map(drop),
         }
@@ -94,7 +94,7 @@ impl Node {
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
         let record = match self.record(ino) {
-            Err(_) if self.names.departed.has_directory(ino) => return Ok(()),
+            Err(_) if self.names.removed_inodes.has_directory(ino) => return Ok(()),
             record => record?,
         };
         if !record.is_directory() {
@@ -166,7 +166,7 @@ impl Node {
             let (mut stat, mut behind, mut is_known_here) = (None, None, false);
             if let Some((record, since)) = record {
                 let newer = self.newer_elsewhere(dir, record);
-                behind = newer.as_ref().map(|(_, ground)| *ground);
+                behind = newer.as_ref().map(|(_, basis)| *basis);
                 let record = newer.as_ref().map_or(record, |(newer, _)| newer);
                 is_known_here = self.is_known_here(record);
                 stat = Some(self.stat_since(record, Some(*since)));
@@ -180,12 +180,12 @@ impl Node {
 
     /// A record that is kept elsewhere than the directory, if nobody else changes it at present: read
     /// since that was asked for.
-    fn newer_elsewhere(&self, dir: Ino, record: &Record) -> Option<(Arc<Record>, Ground)> {
+    fn newer_elsewhere(&self, dir: Ino, record: &Record) -> Option<(Arc<Record>, LeaseBasis)> {
         if record.ino.partition() == dir.partition() {
             return None;
         }
-        let ground = self.ground(record.ino)?;
-        Some((self.meta.get(record.ino).ok()?, ground))
+        let basis = self.basis(record.ino)?;
+        Some((self.meta.get(record.ino).ok()?, basis))
     }
 }
 

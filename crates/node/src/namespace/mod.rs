@@ -11,12 +11,12 @@
 mod acl;
 mod ahead;
 mod attributes;
-mod departed;
 mod groups;
-mod linger;
 mod listing;
 mod names;
+mod removed_attributes;
 mod statfs;
+mod unlink_grace;
 mod xattrs;
 
 use std::sync::Arc;
@@ -55,8 +55,8 @@ pub struct Stat {
     /// The file is open: its attributes may change without a request that tells, for instance by a
     /// store into a mapping.
     pub open: bool,
-    /// The face of a file that is shown now ([`crate::node_id`]).
-    pub face: u8,
+    /// The alias of a file that is shown now ([`crate::node_id`]).
+    pub alias: u8,
     /// Programs may change what is shown without a request that tells, and right now: they store into
     /// mappings of the file, or write it, by way of the kernel alone.
     pub is_fleeting: bool,
@@ -73,9 +73,9 @@ impl Stat {
 /// What the namespace keeps in memory beside the records.
 #[derive(Default)]
 pub struct Namespace {
-    pub(crate) departed: departed::Departed,
+    pub(crate) removed_inodes: removed_attributes::RemovedAttributes,
     statfs: statfs::Cached,
-    pub(crate) lingering: linger::Lingering,
+    pub(crate) lingering: unlink_grace::UnlinkGrace,
     ahead: ahead::Ahead,
 }
 
@@ -91,14 +91,14 @@ impl Node {
         let is_file = attr.kind == forebay_meta::FileKind::Regular;
         let file = is_file.then(|| self.files.peek(record.ino)).flatten();
         let open = file.as_ref().is_some_and(|file| file.is_open());
-        let (mut face, mut is_fleeting) = (0, false);
+        let (mut alias, mut is_fleeting) = (0, false);
         if let Some(file) = file {
             let opens = file.opens.lock();
-            face = opens.now.number;
+            alias = opens.now.number;
             is_fleeting = opens.passes_to_object() && opens.writers > 0
                 || file.set_ids_since.lock().is_some();
         }
-        Stat { ino: record.ino, attr, blocks, open, face, is_fleeting }
+        Stat { ino: record.ino, attr, blocks, open, alias, is_fleeting }
     }
 
     /// The path of an inode from the root of the mount, without a leading slash; `None` if it has

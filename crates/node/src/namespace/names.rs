@@ -11,7 +11,7 @@ use crate::clock;
 use crate::cluster::REDUNDANCY;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::inherit::DepartedInode;
+use crate::hand_over::RemovedInode;
 use crate::node::Node;
 
 use super::acl::{self, Acl};
@@ -332,7 +332,7 @@ impl Node {
         let same = unlinked.record.ino == record.ino;
         self.after_removal(before, &unlinked);
         if same {
-            self.names.departed.remember_xattrs(record.ino, xattrs);
+            self.names.removed_inodes.remember_xattrs(record.ino, xattrs);
         }
         Ok(())
     }
@@ -340,9 +340,9 @@ impl Node {
     fn after_removal(&self, before: Stat, unlinked: &Unlinked) {
         if unlinked.record.links.is_empty() {
             if let Some(kernel) = self.kernel.get() {
-                kernel.note_departed(&DepartedInode::new(before.ino.0, &before.attr));
+                kernel.note_removed(&RemovedInode::new(before.ino.0, &before.attr));
             }
-            self.names.departed.remember(before.ino, before.attr);
+            self.names.removed_inodes.remember(before.ino, before.attr);
         } else {
             self.note_moved(&unlinked.record);
         }
@@ -415,7 +415,7 @@ impl Node {
                 .unwrap_or_else(|| self.stat(&replaced.record));
             self.after_removal(before, replaced);
             if seen == Some(replaced.record.ino) {
-                self.names.departed.remember_xattrs(replaced.record.ino, xattrs);
+                self.names.removed_inodes.remember_xattrs(replaced.record.ino, xattrs);
             }
             if lingers && replaced.record.orphan {
                 self.linger(replaced.record.ino);

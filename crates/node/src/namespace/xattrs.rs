@@ -15,7 +15,7 @@ use crate::node::Node;
 use crate::stream;
 
 use super::acl::{self, Acl, Malformed};
-use super::departed::Xattrs;
+use super::removed_attributes::Xattrs;
 
 /// The longest value (`XATTR_SIZE_MAX`) and the longest list of names (`XATTR_LIST_MAX`).
 const VALUE_MAX: usize = 65_536;
@@ -23,7 +23,7 @@ const LIST_MAX: usize = 65_536;
 /// All of a file together, names and values: they are in memory at once when they are written back.
 const ALL_MAX: usize = 1 << 20;
 /// So often those of an inode are read anew for one call, because others change it meanwhile.
-const MOST_IMPORTS: usize = 16;
+const MAX_IMPORTS: usize = 16;
 /// Attributes that Forebay computes; nobody else sets them.
 const VIRTUAL: &[u8] = b"user.forebay.";
 
@@ -52,7 +52,7 @@ impl Node {
             return self.stream_state(ino);
         }
         let value = match self.known_xattr(context, ino, name) {
-            Err(error) => self.departed_xattrs(ino, error)?.remove(name),
+            Err(error) => self.removed_xattrs(ino, error)?.remove(name),
             value => value?,
         };
         value.ok_or_else(|| absent(name).into())
@@ -79,7 +79,7 @@ impl Node {
         ino: Ino,
         mut operation: impl FnMut(bool) -> Result<T>,
     ) -> Result<T> {
-        for _ in 0..MOST_IMPORTS {
+        for _ in 0..MAX_IMPORTS {
             let any = self.import_if_unknown(context, ino)?;
             match operation(any) {
                 Err(NodeError::Meta(MetaError::XattrsUnknown(_))) => {}
@@ -90,15 +90,17 @@ impl Node {
     }
 
     /// Those of a removed directory that is somebody's still, where its record is gone.
-    fn departed_xattrs(&self, ino: Ino, error: NodeError) -> Result<Xattrs> {
+    fn removed_xattrs(&self, ino: Ino, error: NodeError) -> Result<Xattrs> {
         match error {
-            NodeError::Meta(MetaError::Stale(_)) => self.names.departed.xattrs(ino).ok_or(error),
+            NodeError::Meta(MetaError::Stale(_)) => {
+                self.names.removed_inodes.xattrs(ino).ok_or(error)
+            }
             error => Err(error),
         }
     }
 
     /// Changes those of a removed directory where its record is gone.
-    fn change_departed_xattrs(
+    fn change_removed_xattrs(
         &self,
         ino: Ino,
         error: NodeError,
@@ -108,18 +110,18 @@ impl Node {
             return Err(error);
         }
         let now = clock::wall_time();
-        self.names.departed.change_xattrs(ino, change)?.ok_or(error)?;
-        self.names.departed.change(ino, |attr| attr.ctime = now);
+        self.names.removed_inodes.change_xattrs(ino, change)?.ok_or(error)?;
+        self.names.removed_inodes.change(ino, |attr| attr.ctime = now);
         Ok(())
     }
 
     /// The record of a removed directory goes at any time, and its users may stay.
     fn remember_xattr(&self, ino: Ino, name: &[u8], value: Option<&[u8]>) {
-        if !self.names.departed.has_directory(ino) {
+        if !self.names.removed_inodes.has_directory(ino) {
             return;
         }
         // What finds no room there is shown as long as the record is there.
-        let _room = self.names.departed.change_xattrs(ino, |all| {
+        let _room = self.names.removed_inodes.change_xattrs(ino, |all| {
             match value {
                 Some(value) => drop(all.insert(name.to_vec(), value.to_vec())),
                 None => drop(all.remove(name)),
@@ -146,7 +148,7 @@ impl Node {
             false => Ok(Vec::new()),
         });
         let names = match known {
-            Err(error) => self.departed_xattrs(ino, error)?.into_keys().collect(),
+            Err(error) => self.removed_xattrs(ino, error)?.into_keys().collect(),
             names => names?,
         };
         let mut list = Vec::new();
@@ -198,7 +200,7 @@ impl Node {
             self.set_known_xattr(context, ino, (name, value), flags, kill_setgid)
         });
         match set {
-            Err(error) => self.change_departed_xattrs(ino, error, |all| {
+            Err(error) => self.change_removed_xattrs(ino, error, |all| {
                 match (flags, all.contains_key(name)) {
                     (XattrFlags::Create, true) => return Err(Errno::EXIST),
                     (XattrFlags::Replace, false) => return Err(Errno::NODATA),
@@ -293,7 +295,7 @@ impl Node {
             self.remove_known_xattr(context, ino, name, any)
         });
         match removed {
-            Err(error) => self.change_departed_xattrs(ino, error, |all| {
+            Err(error) => self.change_removed_xattrs(ino, error, |all| {
                 let acl = matches!(name, acl::ACCESS | acl::DEFAULT);
                 let removed = all.remove(name).is_some() || acl;
                 if removed { Ok(()) } else { Err(Errno::NODATA) }

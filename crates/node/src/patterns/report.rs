@@ -13,8 +13,8 @@ use crate::node::Node;
 /// Intervals of a diagram.
 pub(super) const INTERVALS: usize = 8;
 /// Tasks, and rows of each, that are reported; the busiest.
-const MOST_TASKS: usize = 256;
-const MOST_ROWS: usize = 256;
+const MAX_TASKS: usize = 256;
+const MAX_ROWS: usize = 256;
 /// Tasks that are compared with each other.
 const COMPARED: usize = 64;
 
@@ -106,7 +106,7 @@ pub(super) fn of(node: &Node, recording: &Recording, lost: u64) -> Patterns {
         .collect();
     reported.sort_by_key(|task| (std::cmp::Reverse(task.reads + task.writes), task.label.clone()));
     let tasks_total = reported.len() as u64;
-    reported.truncate(MOST_TASKS);
+    reported.truncate(MAX_TASKS);
     Patterns {
         recorded: recording.began.elapsed(),
         here: recording.here,
@@ -141,11 +141,11 @@ fn task_of(
         .fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
     let rows_total = rows.len() as u64;
     let mut busiest: Vec<_> = rows.into_iter().collect();
-    if busiest.len() > MOST_ROWS {
+    if busiest.len() > MAX_ROWS {
         busiest.sort_by_key(|(row, (reads, writes))| {
             (std::cmp::Reverse(sum(reads) + sum(writes)), *row)
         });
-        busiest.truncate(MOST_ROWS);
+        busiest.truncate(MAX_ROWS);
         busiest.sort_by_key(|(row, _)| *row);
     }
     let rows = busiest.into_iter().map(|(row, (reads, writes))| PatternRow {

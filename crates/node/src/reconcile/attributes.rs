@@ -17,7 +17,7 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 
 /// So many directories whose times are to be set again do not wait for a quiet moment.
-const MOST_ENTRIES_WRITTEN: usize = 10_000;
+const MAX_ENTRIES_WRITTEN: usize = 10_000;
 
 impl Node {
     /// Writes mode, owner, times and extended attributes where they differ.
@@ -198,7 +198,7 @@ impl Node {
         let (new, many) = {
             let mut written = self.reconciler.entries_written.lock();
             let new: Vec<u64> = dirs.filter(|dir| written.insert(*dir)).collect();
-            (new, written.len() >= MOST_ENTRIES_WRITTEN)
+            (new, written.len() >= MAX_ENTRIES_WRITTEN)
         };
         // For the daemon that comes after this one. Between nodes it would be a round trip each.
         for dir in new.into_iter().filter(|_| !self.is_clustered()) {

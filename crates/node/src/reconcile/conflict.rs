@@ -15,11 +15,11 @@ use super::names::os;
 use super::work::{Step, Work};
 use crate::clock;
 use crate::context::Context;
+use crate::data_location::{DataLocation, Underlay};
 use crate::error::{NodeError, Result};
 use crate::files::FileRef;
 use crate::import::LIMBO;
 use crate::node::Node;
-use crate::place::{Base, Residence};
 
 /// What the backing store can't do with a name that it takes for another one.
 const SAME_NAME: &str = "tell the name, which differs in case or at its end only, from that of";
@@ -33,7 +33,7 @@ fn folded(name: &OsStr) -> String {
 const PAGE: usize = 1000;
 
 /// Names tried for one conflict.
-const MOST_NAMES: u32 = 1000;
+const MAX_NAMES: u32 = 1000;
 
 /// A file or directory changed both here and, by others, in the backing store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl Conflict {
 }
 
 /// Files whose versions below are held open at the same time.
-const MOST_HELD: usize = 64;
+const MAX_HELD: usize = 64;
 
 /// Why there is a conflict.
 const BOTH: &str = "changed here and by others";
@@ -140,7 +140,7 @@ impl Node {
             return Ok(Step::Again);
         }
         let now = clock::wall_time();
-        for attempt in 0..MOST_NAMES {
+        for attempt in 0..MAX_NAMES {
             let name = conflict_name(&link.name, now, attempt);
             let parent = link.parent;
             match self.meta.rename_inode(work.ino(), parent, (&link.name, &name), now) {
@@ -161,12 +161,12 @@ impl Node {
 
     /// At the last close of a changed file of which only a part is here: the version that its writers saw
     /// beneath stays open until the file is written back, whatever others put in its place.
-    pub(crate) fn hold_opened_rest(&self, file: &FileRef, residence: &Residence) {
-        let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
-        let is_open = match &residence.base {
-            Base::Backing(opened) => partial && opened.lock().is_some(),
-            Base::Spill(spill) => spill.is_below_open(),
-            Base::Zeros => false,
+    pub(crate) fn hold_opened_rest(&self, file: &FileRef, location: &DataLocation) {
+        let partial = location.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let is_open = match &location.base {
+            Underlay::Backing(opened) => partial && opened.lock().is_some(),
+            Underlay::Spill(spill) => spill.is_below_open(),
+            Underlay::Zeros => false,
         };
         if is_open {
             self.keep_open(file);
@@ -180,7 +180,7 @@ impl Node {
         if held.contains_key(&file.ino) {
             return true;
         }
-        let room = held.len() < MOST_HELD;
+        let room = held.len() < MAX_HELD;
         if room {
             held.insert(file.ino, kept);
         }
@@ -207,16 +207,16 @@ impl Node {
             tracing::warn!(ino = %record.ino, %error, "what is here of a file can't be looked at");
             return Ok(BOTH);
         }
-        let residence = file.residence.read();
-        let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
-        let looked = match &residence.base {
-            Base::Backing(opened) if partial => self
+        let location = file.location.read();
+        let partial = location.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let looked = match &location.base {
+            Underlay::Backing(opened) if partial => self
                 .opened_base(&file, opened)
                 .and_then(|base| self.check_version(record.ino, &*base)),
-            Base::Spill(spill) if !spill.is_complete() => self.check_below(&file, spill),
+            Underlay::Spill(spill) if !spill.is_complete() => self.check_below(&file, spill),
             _ => return Ok(BOTH),
         };
-        drop(residence);
+        drop(location);
         match looked {
             Ok(()) if self.keep_open(&file) => Ok(BOTH),
             Ok(()) | Err(NodeError::RestGone) => {
@@ -292,8 +292,8 @@ impl Node {
             let name = record.backing.links.iter().find(other).filter(|_| record.ino != ino)?;
             is_own(record, found).then(|| PathBuf::from(os(&name.name)))
         };
-        for (_, ghost) in self.meta.ghosts(link.parent)? {
-            if let Some(name) = self.known(ghost)?.and_then(|record| made(&record)) {
+        for (_, stale_name) in self.meta.stale_names(link.parent)? {
+            if let Some(name) = self.known(stale_name)?.and_then(|record| made(&record)) {
                 return Ok(Some(name));
             }
         }

@@ -21,7 +21,7 @@ use super::conflict::Conflict;
 /// Conflicts that are remembered; of more the oldest are forgotten.
 const MOST: usize = 1000;
 /// Bytes of the file that are read at a start; a line has two names and a path.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 /// Name of the file, in the state directory.
 const FILE: &str = "conflicts";
 /// What names may not have in a line.
@@ -127,7 +127,7 @@ fn read(file: &Path) -> io::Result<String> {
     let mut options = OpenOptions::new();
     let opened = options.read(true).custom_flags(libc::O_NOFOLLOW).open(file)?;
     let mut bytes = Vec::new();
-    opened.take(MOST_BYTES).read_to_end(&mut bytes)?;
+    opened.take(MAX_BYTES).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

@@ -80,8 +80,8 @@ impl Node {
         }
         let file = self.files.get(ino);
         let noted = self.load(&Context::DAEMON, &file).and_then(|()| {
-            let residence = file.residence.read();
-            let Some(place) = &residence.place else { return Ok(()) };
+            let location = file.location.read();
+            let Some(place) = &location.place else { return Ok(()) };
             self.edit_header(place, |header| {
                 if header.base.is_some_and(|base| base.same_content(&before)) {
                     header.base = Some(after);
@@ -107,8 +107,8 @@ impl Node {
         }
         let file = self.files.get(ino);
         self.load(&Context::DAEMON, &file)?;
-        let residence = file.residence.read();
-        let Some(place) = &residence.place else { return Ok(()) };
+        let location = file.location.read();
+        let Some(place) = &location.place else { return Ok(()) };
         self.edit_header(place, |header| {
             header.pending = Some(version);
             Ok(())

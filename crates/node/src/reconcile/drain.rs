@@ -24,8 +24,8 @@ const BUSY_PATIENCE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Inodes of one pass that are remembered as left, and those that are told with a reason.
-const MOST_LEFT: usize = 10_000;
-const MOST_TOLD: usize = 50;
+const MAX_LEFT: usize = 10_000;
+const MAX_TOLD: usize = 50;
 
 /// Hears what remains; false stops.
 pub type Progress<'a> = &'a mut dyn FnMut(Remaining) -> bool;
@@ -40,7 +40,7 @@ struct Tally {
 }
 
 #[derive(Default)]
-struct Shared {
+struct DrainState {
     tally: Mutex<Tally>,
     ended: Condvar,
     /// What the last pass left, and whether it was busy.
@@ -86,7 +86,7 @@ enum End {
 /// Batches in the hands of the flushers that one caller waits for.
 struct Sweep<'a, 'p> {
     node: &'a Node,
-    shared: Arc<Shared>,
+    shared: Arc<DrainState>,
     pending: Vec<(Ino, u32)>,
     batch: usize,
     until: Instant,
@@ -182,7 +182,7 @@ impl<'a, 'p> Sweep<'a, 'p> {
     }
 }
 
-fn work_through(node: &Node, shared: &Shared, due: &[(Ino, u32)]) {
+fn work_through(node: &Node, shared: &DrainState, due: &[(Ino, u32)]) {
     node.take_turns(due, true, &mut |ino, turn| {
         if turn == Turn::Done {
             let record = node.known(ino).ok().flatten();
@@ -192,7 +192,7 @@ fn work_through(node: &Node, shared: &Shared, due: &[(Ino, u32)]) {
             }
         } else if turn != Turn::NotYet {
             let mut left = shared.left.lock();
-            if left.len() < MOST_LEFT {
+            if left.len() < MAX_LEFT {
                 left.push((ino, turn == Turn::Busy));
             }
         }
@@ -276,8 +276,8 @@ impl Node {
                     continue;
                 }
                 if after == 0 {
-                    for (_, ghost) in node.meta.ghosts(dir)? {
-                        elsewhere += node.add_if_behind(ghost, sweep)?;
+                    for (_, stale_name) in node.meta.stale_names(dir)? {
+                        elsewhere += node.add_if_behind(stale_name, sweep)?;
                     }
                 }
                 let page = node.meta.entries_plus(dir, after, PAGE)?;
@@ -295,7 +295,7 @@ impl Node {
         let mut synced = Synced { left: Remaining { elsewhere, ..left }, ..Synced::default() };
         (synced.files, synced.bytes) = *sweep.shared.written.lock();
         let rest = std::mem::take(&mut *sweep.shared.left.lock());
-        synced.cut_short = end == End::Over || rest.len() >= MOST_LEFT;
+        synced.cut_short = end == End::Over || rest.len() >= MAX_LEFT;
         self.judge_rest(rest, until, &mut synced);
         synced.complete = !synced.cut_short && synced.failed == 0;
         Ok(synced)
@@ -311,7 +311,7 @@ impl Node {
                 continue;
             }
             synced.failed += 1;
-            if synced.failures.len() < MOST_TOLD {
+            if synced.failures.len() < MAX_TOLD {
                 let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
                 let why = if busy { None } else { self.write_error(ino) };
                 let why = why.unwrap_or_else(|| "programs keep changing it; try again".into());

@@ -173,7 +173,7 @@ impl Node {
         found: &Attributes,
         counts: &dyn Fn(&Record, bool) -> Result<bool>,
     ) -> Result<bool> {
-        let mut claimants = self.meta.ghosts_of(link.parent, &link.name)?;
+        let mut claimants = self.meta.stale_inodes_at(link.parent, &link.name)?;
         claimants.extend(self.heir(link)?.map(|heir| heir.ino));
         let own = |ino: &Ino| *ino == work.ino() || work.wanted_by == Some(*ino);
         for ino in claimants.into_iter().filter(|ino| !own(ino)) {

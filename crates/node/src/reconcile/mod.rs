@@ -109,20 +109,20 @@ const UNREADABLE: &str = "copy what can be read of the file and remove it; or, a
     `forebay fsck --accept-loss TIER...` sets what is left of them aside and gives them up";
 
 /// A parent chain or a nest of removed directories deeper than this is not followed.
-const MOST_PARENTS: usize = 2000;
+const MAX_PARENTS: usize = 2000;
 
 /// Removed directories within removed directories that one worker follows; the others have their
 /// own turn.
-const MOST_NESTED: usize = 32;
+const MAX_NESTED: usize = 32;
 
 /// The parents of so many names are looked after, whether anything is to be done below them or not.
 const FEW_NAMES: usize = 8;
 
 /// Inodes whose last failure is remembered.
-const MOST_FAILURES: usize = 1000;
+const MAX_FAILURES: usize = 1000;
 
 /// Passes over one inode that changes all the time.
-const MOST_PASSES: usize = 16;
+const MAX_PASSES: usize = 16;
 
 /// How long a worker waits for another one that is at the same inode.
 const OWNER_WAIT: Duration = Duration::from_secs(2);
@@ -226,7 +226,7 @@ impl Node {
         let mut way = vec![ino];
         while let Some(record) = self.known(way[way.len() - 1])? {
             match record.links.first() {
-                Some(link) if link.parent != Ino::ROOT && way.len() <= MOST_PARENTS => {
+                Some(link) if link.parent != Ino::ROOT && way.len() <= MAX_PARENTS => {
                     way.push(link.parent);
                 }
                 _ => break,
@@ -254,7 +254,7 @@ impl Node {
                 away.push((at, unconfirmed));
             }
             at = link.parent;
-            if away.len() > MOST_PARENTS {
+            if away.len() > MAX_PARENTS {
                 return Err(rustix::io::Errno::LOOP.into());
             }
         }
@@ -287,11 +287,11 @@ impl Node {
             return Err(NodeError::SetAside { ino: ino.0 });
         }
         let _in_hand = defects::begin(BackgroundKind::WriteBack, ino.0);
-        for _ in 0..MOST_PASSES {
+        for _ in 0..MAX_PASSES {
             if batch.has(ino) {
                 batch.finish()?;
             }
-            let Some(owned) = self.own(ino, batch.patience(ino)) else {
+            let Some(owned) = self.own(ino, batch.timeout(ino)) else {
                 return Err(NodeError::Busy);
             };
             let Some(record) = self.known(ino)? else {
@@ -428,7 +428,7 @@ impl Node {
             self.metrics.flush_failures.inc();
         }
         let mut failures = self.reconciler.failures.lock();
-        if failures.len() < MOST_FAILURES || failures.contains_key(&ino.0) {
+        if failures.len() < MAX_FAILURES || failures.contains_key(&ino.0) {
             failures.insert(ino.0, told);
         }
     }

@@ -164,7 +164,7 @@ impl Node {
     pub(super) fn place<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
         loop {
             let mut missing = first_last(work.record.missing());
-            let mut stale = first_last(work.record.ghosts());
+            let mut stale = first_last(work.record.stale_names());
             if missing.is_empty() && stale.is_empty() {
                 return Ok(Step::Done);
             }
@@ -287,9 +287,7 @@ impl Node {
         self.meta.sync()?;
         if from.parent == LIMBO {
             let key = work.ino().0;
-            self.own_change(&changed, || {
-                Ok(self.backing.from_limbo(key, to_dir, os(&to.name))?)
-            })?;
+            self.own_change(&changed, || Ok(self.backing.unpark(key, to_dir, os(&to.name))?))?;
             return Ok(None);
         }
         let from_dir = self.backing_dir(from.parent)?;

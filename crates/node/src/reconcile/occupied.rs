@@ -6,15 +6,15 @@ use forebay_meta::Link;
 use forebay_store::{Dir, ErrorClass};
 use forebay_types::{FileKind, Ino};
 
-use super::MOST_PARENTS;
+use super::MAX_PARENTS;
 use super::identity::{is_own, may_be_ours};
 use super::names::os;
 use super::owned::Owned;
 use super::work::Work;
 use crate::error::{NodeError, Result};
 use crate::import::LIMBO;
-use crate::limbo::limbo_link;
 use crate::node::Node;
+use crate::parked::parked_link;
 
 /// What is under a name that is wanted.
 #[expect(clippy::large_enum_variant, reason = "lives on the stack for a moment")]
@@ -37,14 +37,14 @@ impl Node {
         dir: &Dir,
         depth: usize,
     ) -> Result<Room<'a>> {
-        for ghost in self.meta.ghosts_of(link.parent, &link.name)? {
-            if ghost == work.ino() {
+        for stale_name in self.meta.stale_inodes_at(link.parent, &link.name)? {
+            if stale_name == work.ino() {
                 continue;
             }
-            if work.has_other(ghost) {
+            if work.has_other(stale_name) {
                 return Ok(Room::Unreported);
             }
-            if let Some(room) = self.clear_of(ghost, work, link, dir, depth)? {
+            if let Some(room) = self.clear_of(stale_name, work, link, dir, depth)? {
                 return Ok(room);
             }
         }
@@ -54,16 +54,17 @@ impl Node {
     /// Clears a name of one inode that claims it; `None` if it is not its object that stands there.
     fn clear_of<'a>(
         &'a self,
-        ghost: Ino,
+        stale_name: Ino,
         work: &mut Work<'a>,
         link: &Link,
         dir: &Dir,
         depth: usize,
     ) -> Result<Option<Room<'a>>> {
         // Two workers may want each other's inode: only one of them waits, and not for long.
-        let patience = if ghost > work.ino() { Duration::from_millis(200) } else { Duration::ZERO };
-        let Some(owned) = self.own(ghost, patience) else { return Err(NodeError::Busy) };
-        let Some(record) = self.known(ghost)? else { return Ok(None) };
+        let timeout =
+            if stale_name > work.ino() { Duration::from_millis(200) } else { Duration::ZERO };
+        let Some(owned) = self.own(stale_name, timeout) else { return Err(NodeError::Busy) };
+        let Some(record) = self.known(stale_name)? else { return Ok(None) };
         if !record.backing.links.contains(link) {
             return Ok(None);
         }
@@ -83,7 +84,7 @@ impl Node {
         }
         let is_directory = record.is_directory();
         let removed = record.links.is_empty() && (!record.orphan || is_directory);
-        if removed && is_directory && self.leave(work, ghost, link)? {
+        if removed && is_directory && self.leave(work, stale_name, link)? {
             return Ok(Some(Room::Unreported));
         }
         if removed && is_directory {
@@ -100,7 +101,7 @@ impl Node {
             other.note_version(&found.fingerprint());
         }
         let files = [&work.record, &*record].iter().all(|of| of.attr.kind == FileKind::Regular);
-        if files && record.links.is_empty() && self.keep_in_limbo(&mut other, link, dir)? {
+        if files && record.links.is_empty() && self.keep_parked(&mut other, link, dir)? {
             // What it takes away must be there until the new one is.
             if other.moved {
                 let looked = self.look_after_move(&mut other);
@@ -111,7 +112,7 @@ impl Node {
         }
         let aside =
             self.put_aside(&mut other, link, dir).and_then(|()| self.look_after_move(&mut other));
-        work.followers.extend((!record.links.is_empty()).then_some(ghost));
+        work.followers.extend((!record.links.is_empty()).then_some(stale_name));
         work.also(owned, other);
         aside?;
         Ok(Some(Room::Free))
@@ -132,7 +133,7 @@ impl Node {
 
     /// Takes names of an inode away that lie in removed directories; it goes to limbo with the first.
     pub(super) fn take_out(&self, work: &mut Work<'_>, names: &[Link]) -> Result<()> {
-        let limbo = limbo_link(work.ino());
+        let limbo = parked_link(work.ino());
         for link in names {
             match self.look_at(&work.record, link)? {
                 Some((dir, _, found)) if may_be_ours(&work.record, &found) => {
@@ -160,7 +161,7 @@ impl Node {
     /// Whether a directory is another one, or below it, in the backing store.
     fn is_below(&self, dir: Ino, above: Ino) -> Result<bool> {
         let mut at = dir;
-        for _ in 0..MOST_PARENTS {
+        for _ in 0..MAX_PARENTS {
             if at == above {
                 return Ok(true);
             }
@@ -206,8 +207,8 @@ impl Node {
 
     /// Sees to it that a removed file in use, which stands under `link`, has a name in limbo as well, so
     /// that it can be replaced there in one step. False where there are no hard links.
-    fn keep_in_limbo(&self, work: &mut Work<'_>, link: &Link, dir: &Dir) -> Result<bool> {
-        let limbo = limbo_link(work.ino());
+    fn keep_parked(&self, work: &mut Work<'_>, link: &Link, dir: &Dir) -> Result<bool> {
+        let limbo = parked_link(work.ino());
         if work.record.backing.links.contains(&limbo)
             && let Some((_, _, found)) = self.look_at(&work.record, &limbo)?
             && is_own(&work.record, &found)
@@ -216,7 +217,7 @@ impl Node {
         }
         self.claim(work, &limbo)?;
         self.meta.sync()?;
-        match self.backing.link_in_limbo(dir, os(&link.name), work.ino().0) {
+        match self.backing.park_link(dir, os(&link.name), work.ino().0) {
             Ok(()) => {
                 work.came(&limbo, &self.backing_dir(LIMBO)?);
                 Ok(true)
@@ -231,7 +232,7 @@ impl Node {
 
     /// Puts an inode that stands under `link` into limbo.
     pub(super) fn put_aside(&self, work: &mut Work<'_>, link: &Link, dir: &Dir) -> Result<()> {
-        let limbo = limbo_link(work.ino());
+        let limbo = parked_link(work.ino());
         self.claim(work, &limbo)?;
         self.meta.sync()?;
         let itself = match work.record.is_directory() {
@@ -240,9 +241,7 @@ impl Node {
         };
         let mut changed = vec![(link.parent, dir)];
         changed.extend(itself.as_ref().map(|dir| (work.ino(), dir)));
-        self.own_change(&changed, || {
-            Ok(self.backing.to_limbo(dir, os(&link.name), work.ino().0)?)
-        })?;
+        self.own_change(&changed, || Ok(self.backing.park(dir, os(&link.name), work.ino().0)?))?;
         work.went(link);
         work.came(&limbo, &self.backing_dir(LIMBO)?);
         work.touched(link.parent, dir);

@@ -67,20 +67,20 @@ impl Node {
         owned.lock().get(&ino.0).is_some_and(|(_, who)| *who != thread::current().id())
     }
 
-    /// Becomes the owner of an inode; `None` if somebody else is for longer than `patience`.
+    /// Becomes the owner of an inode; `None` if somebody else is for longer than `timeout`.
     ///
     /// Whoever owns inodes already may only wait for one with a larger number than all of them, so
     /// that nobody waits in a circle.
-    pub(crate) fn own(&self, ino: Ino, patience: Duration) -> Option<Owned<'_>> {
+    pub(crate) fn own(&self, ino: Ino, timeout: Duration) -> Option<Owned<'_>> {
         let owners = &self.reconciler.owners;
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         let (owned, freed) = owners.shard(ino);
         let mut owned = owned.lock();
         #[cfg(test)]
         let mut looks = 0;
         while owned.contains_key(&ino.0) {
             #[cfg(test)]
-            if crate::lockstep::is_on() && !patience.is_zero() && looks < 50 {
+            if crate::lockstep::is_on() && !timeout.is_zero() && looks < 50 {
                 looks += 1;
                 drop(owned);
                 crate::lockstep::blocked();
@@ -89,7 +89,7 @@ impl Node {
             } else if crate::lockstep::is_on() {
                 return None;
             }
-            if patience.is_zero() || freed.wait_until(&mut owned, until).timed_out() {
+            if timeout.is_zero() || freed.wait_until(&mut owned, until).timed_out() {
                 return None;
             }
         }

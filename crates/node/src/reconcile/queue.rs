@@ -31,10 +31,10 @@ pub(crate) const NAMES_DELAY: Duration = Duration::from_secs(1);
 /// Times are rounded up to this, so that what changes in quick succession is one batch.
 const TICK: Duration = Duration::from_millis(250);
 
-const MOST_WAITING: usize = 65_536;
+const MAX_WAITING: usize = 65_536;
 
 /// Inodes that one worker brings in line with one sync of directories.
-const MOST_IN_BATCH: usize = 256;
+const MAX_IN_BATCH: usize = 256;
 const LEAST_IN_BATCH: usize = 8;
 
 /// A file larger than this does not keep others waiting for their report.
@@ -110,7 +110,7 @@ impl State {
 
     fn set(&mut self, ino: Ino, due: Due) -> bool {
         let known = self.waiting.get(&ino.0).copied();
-        if known.is_none() && self.waiting.len() >= MOST_WAITING {
+        if known.is_none() && self.waiting.len() >= MAX_WAITING {
             return false;
         }
         if let Some(known) = known {
@@ -125,7 +125,7 @@ impl State {
     /// How many are to be taken by a thread that has room for so many batches.
     fn most_to_take(&mut self, room: usize, now: Instant) -> usize {
         match &mut self.full_until {
-            None => room * MOST_IN_BATCH,
+            None => room * MAX_IN_BATCH,
             Some(until) if now < *until => 0,
             Some(until) => {
                 *until = now + PAUSE_WHEN_FULL;
@@ -549,7 +549,7 @@ fn pause_after(failures: u32, longest: Duration) -> Duration {
 /// How many of so many inodes each of the threads takes at once: few enough to keep all of them
 /// busy, and enough to be worth a sync.
 pub(super) fn batch_size(inodes: usize, threads: usize) -> usize {
-    inodes.div_ceil(threads.max(1)).clamp(LEAST_IN_BATCH, MOST_IN_BATCH)
+    inodes.div_ceil(threads.max(1)).clamp(LEAST_IN_BATCH, MAX_IN_BATCH)
 }
 
 /// A removed file that is in use: its bytes wait in limbo for the last close.
@@ -600,13 +600,13 @@ mod tests {
     fn waiting_when_full_then_refuses_and_keeps_order() {
         let mut state = State::default();
         let now = Instant::now();
-        for ino in 0..MOST_WAITING as u64 + 10 {
+        for ino in 0..MAX_WAITING as u64 + 10 {
             state.set(Ino(ino), due(now - Duration::from_millis(ino % 100)));
         }
-        assert_eq!(state.waiting.len(), MOST_WAITING);
-        assert_eq!(state.order.len(), MOST_WAITING);
+        assert_eq!(state.waiting.len(), MAX_WAITING);
+        assert_eq!(state.order.len(), MAX_WAITING);
         assert!(state.set(Ino(7), due(now - Duration::from_secs(1))), "now the earliest");
-        assert_eq!(state.order.len(), MOST_WAITING);
+        assert_eq!(state.order.len(), MAX_WAITING);
         assert_eq!(state.take_due(1)[0].0, Ino(7));
     }
 
@@ -614,7 +614,7 @@ mod tests {
     fn backlog_when_the_disk_of_the_metadata_is_full_then_a_few_are_tried_now_and_then() {
         let mut state = State::default();
         let now = Instant::now();
-        assert_eq!(state.most_to_take(2, now), 2 * MOST_IN_BATCH);
+        assert_eq!(state.most_to_take(2, now), 2 * MAX_IN_BATCH);
         state.full_until = Some(now + PAUSE_WHEN_FULL);
         assert_eq!(state.most_to_take(2, now), 0);
         let later = now + PAUSE_WHEN_FULL;

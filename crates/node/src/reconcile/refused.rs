@@ -24,10 +24,10 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 
 /// Inodes whose refusals are remembered; more are only counted.
-const MOST_REMEMBERED: usize = 1000;
+const MAX_REMEMBERED: usize = 1000;
 
 /// Owners of whom it is remembered whether files can be given to them.
-const MOST_OWNERS: usize = 256;
+const MAX_OWNERS: usize = 256;
 
 /// What is refused where it is no attribute.
 const PLACE: &str = "its place";
@@ -114,7 +114,7 @@ impl Node {
 
     pub(crate) fn note_refused(&self, ino: Ino, what: &str, error: &impl std::fmt::Display) {
         let mut refused = self.reconciler.limits.refused.lock();
-        if refused.len() >= MOST_REMEMBERED && !refused.contains_key(&ino.0) {
+        if refused.len() >= MAX_REMEMBERED && !refused.contains_key(&ino.0) {
             return;
         }
         let noted = (what.to_owned(), error.to_string());
@@ -229,7 +229,7 @@ impl Node {
         }
         let gives = self.try_to_give(attr.uid, attr.gid)?;
         let mut known = self.reconciler.limits.gives.lock();
-        if known.len() >= MOST_OWNERS {
+        if known.len() >= MAX_OWNERS {
             known.clear();
         }
         known.insert(owner, gives);

@@ -8,14 +8,14 @@ use forebay_store::{Attributes, Dir, ErrorClass};
 use forebay_types::{FileKind, Ino};
 use std::ops::ControlFlow;
 
-use super::MOST_NESTED;
+use super::MAX_NESTED;
 use super::identity::{is_own, is_pending};
 use super::names::os;
 use super::work::{Step, Work};
 use crate::error::{NodeError, Result};
 use crate::import::LIMBO;
-use crate::limbo::limbo_link;
 use crate::node::Node;
+use crate::parked::parked_link;
 
 impl Node {
     /// Takes the names of an inode that has none here.
@@ -66,7 +66,7 @@ impl Node {
 
     /// A removed file in use leaves its name; its bytes stay within reach until the last close.
     fn hide(&self, work: &mut Work<'_>) -> Result<Step> {
-        let limbo = limbo_link(work.ino());
+        let limbo = parked_link(work.ino());
         for link in work.record.backing.links.clone() {
             if link == limbo || self.is_wanted(work, &link)? {
                 continue;
@@ -101,7 +101,7 @@ impl Node {
         }
         if link.parent == LIMBO {
             // Nobody would ever look for it there.
-            if let Some(kept) = self.backing.set_limbo_aside(work.ino().0)? {
+            if let Some(kept) = self.backing.set_parked_aside(work.ino().0)? {
                 let kept = kept.into_os_string().into_vec();
                 self.remember(link, Some(kept), "removed here, changed by others");
             }
@@ -178,7 +178,7 @@ impl Node {
     fn is_made_again(&self, work: &Work<'_>, link: &Link) -> Result<bool> {
         let number = |record: &Record| record.backing.fingerprint.map(|print| print.ino);
         // It may have been renamed or removed since, too.
-        let mut claimants = self.meta.ghosts_of(link.parent, &link.name)?;
+        let mut claimants = self.meta.stale_inodes_at(link.parent, &link.name)?;
         claimants.extend(self.heir(link)?.map(|heir| heir.ino));
         for ino in claimants.into_iter().filter(|ino| *ino != work.ino()) {
             if let Some(other) = self.known(ino)?
@@ -195,21 +195,21 @@ impl Node {
 
     /// Takes what our own inodes still have in a removed directory; says whether there was any.
     fn empty_directory<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<bool> {
-        if depth >= MOST_NESTED {
+        if depth >= MAX_NESTED {
             return Err(NodeError::Busy);
         }
         let (mut any, mut left) = (false, false);
-        let ghosts = self.meta.ghosts(work.ino())?;
-        for (name, ino) in &ghosts {
+        let stale_names = self.meta.stale_names(work.ino())?;
+        for (name, ino) in &stale_names {
             if work.has_other(*ino) {
                 // What was done to it is not reported, and it may have more names than one in here.
                 left |= work.leaves_name(*ino, &Link::new(work.ino(), name.clone()));
                 continue;
             }
             any = true;
-            let patience =
+            let timeout =
                 if *ino > work.ino() { Duration::from_millis(200) } else { Duration::ZERO };
-            let Some(owned) = self.own(*ino, patience) else { return Err(NodeError::Busy) };
+            let Some(owned) = self.own(*ino, timeout) else { return Err(NodeError::Busy) };
             let Some(record) = self.known(*ino)? else { continue };
             let mut other = Work::new(&record);
             let done = if record.links.is_empty() {

@@ -397,7 +397,7 @@ fn two_names_swapped_when_drained_then_swapped_below() {
     assert_eq!((bench.read("x"), bench.read("y")), (b"second".to_vec(), b"first".to_vec()));
     assert_eq!(bench.read("e/in-d"), b"1");
     assert_eq!(bench.names("d"), Vec::<String>::new());
-    assert_eq!(bench.node.backing.list_limbo().expect("limbo"), Vec::<u64>::new());
+    assert_eq!(bench.node.backing.list_parked().expect("limbo"), Vec::<u64>::new());
 }
 
 #[test]
@@ -429,7 +429,7 @@ fn rename_over_when_drained_then_replaced_and_the_old_one_forgotten() {
     bench.drained();
     assert_eq!(bench.read("target"), b"newest");
     assert_eq!(bench.names(""), ["target"]);
-    assert_eq!(bench.node.meta.counts().ghosts, 0);
+    assert_eq!(bench.node.meta.counts().stale_names, 0);
     assert_eq!(bench.node.meta.counts().inodes, 2);
 }
 
@@ -555,7 +555,7 @@ fn a_removed_file_in_use_when_drained_then_hidden_until_released() {
     assert_eq!(file.expect("within reach").stat().expect("stat").size, 5);
     meta.release_orphan(ino, clock::wall_time()).expect("released");
     bench.node.reconcile(ino).expect("removed for good");
-    assert_eq!(bench.node.backing.list_limbo().expect("limbo"), Vec::<u64>::new());
+    assert_eq!(bench.node.backing.list_parked().expect("limbo"), Vec::<u64>::new());
     assert!(meta.get(ino).is_err());
 }
 
@@ -654,7 +654,7 @@ fn removed_file_in_use_when_its_last_close_comes_then_limbo_is_not_searched_for_
             .expect("removed");
         bench.node.reconcile(*ino).expect("hidden");
     }
-    assert_eq!(bench.node.backing.list_limbo().expect("limbo").len(), inos.len());
+    assert_eq!(bench.node.backing.list_parked().expect("limbo").len(), inos.len());
     for ino in &inos {
         bench.contents.open.lock().remove(&ino.0);
         bench.node.meta.release_orphan(*ino, clock::wall_time()).expect("released");
@@ -662,7 +662,7 @@ fn removed_file_in_use_when_its_last_close_comes_then_limbo_is_not_searched_for_
     }
     // The root may be listed in the background.
     assert!(lists.0.load(Ordering::Relaxed) <= before + 1);
-    assert!(bench.node.backing.list_limbo().expect("limbo").is_empty());
+    assert!(bench.node.backing.list_parked().expect("limbo").is_empty());
 }
 
 mod durable;

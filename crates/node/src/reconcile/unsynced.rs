@@ -15,14 +15,14 @@ use super::identity::is_pending;
 use super::names::os;
 use crate::clock;
 use crate::error::Result;
-use crate::limbo::limbo_link;
 use crate::node::Node;
+use crate::parked::parked_link;
 
 /// No record has this count of changes: what is reported with it takes nothing from the backlog.
 const NEVER: u64 = u64::MAX;
 
 /// Names tried for what is left of a file.
-const MOST_NAMES: u32 = 1000;
+const MAX_NAMES: u32 = 1000;
 
 impl Node {
     /// Gives the version in the backing store its name back where the object of `record`, which is
@@ -44,8 +44,8 @@ impl Node {
     /// one does not come back.
     fn replaces_known(&self, record: &Record, link: &Link) -> Result<Option<Attributes>> {
         let own = record.backing.links.contains(link) && record.backing.fingerprint.is_some();
-        let ghosts = self.meta.ghosts_of(link.parent, &link.name)?;
-        let replaced = record.replaces && record.links.len() == 1 && !ghosts.is_empty();
+        let stale_names = self.meta.stale_inodes_at(link.parent, &link.name)?;
+        let replaced = record.replaces && record.links.len() == 1 && !stale_names.is_empty();
         if !own && !replaced {
             return Ok(None);
         }
@@ -59,8 +59,8 @@ impl Node {
         if own && is_its_own(record, &found) {
             return Ok(Some(found));
         }
-        for ghost in ghosts {
-            if self.known(ghost)?.is_some_and(|record| !record.links.is_empty()) {
+        for stale_name in stale_names {
+            if self.known(stale_name)?.is_some_and(|record| !record.links.is_empty()) {
                 return Ok(None);
             }
         }
@@ -72,9 +72,9 @@ impl Node {
         // Then none of its other claims is true, if it has one name there: what stands there is another's.
         let stood_here = record.links.len() == 1 && found.nlink < 2 && is_its_own(record, found);
         // First: a start that ends here leaves a change on both sides, of which nothing is lost.
-        let ghosts = self.meta.ghosts_of(link.parent, &link.name)?;
-        for claimant in ghosts.into_iter().chain([ino]) {
-            let limbo = self.take_from_limbo(claimant, found)?;
+        let stale_names = self.meta.stale_inodes_at(link.parent, &link.name)?;
+        for claimant in stale_names.into_iter().chain([ino]) {
+            let limbo = self.take_from_parked(claimant, found)?;
             let disown = |record: &mut Record| {
                 record.backing.links.remove(link);
                 if let Some(limbo) = &limbo {
@@ -94,7 +94,7 @@ impl Node {
             }
         }
         let now = clock::wall_time();
-        for attempt in 0..MOST_NAMES {
+        for attempt in 0..MAX_NAMES {
             let name = conflict_name(&link.name, now, attempt);
             let flags = RenameFlags { noreplace: true, exchange: false };
             let parent = link.parent;
@@ -114,8 +114,8 @@ impl Node {
 
 impl Node {
     /// What has its name back needs none in limbo: takes it away, if there is one, and says which.
-    fn take_from_limbo(&self, ino: Ino, found: &Attributes) -> Result<Option<Link>> {
-        let limbo = limbo_link(ino);
+    fn take_from_parked(&self, ino: Ino, found: &Attributes) -> Result<Option<Link>> {
+        let limbo = parked_link(ino);
         let Some(record) = self.known(ino)?.filter(|record| record.backing.links.contains(&limbo))
         else {
             return Ok(None);

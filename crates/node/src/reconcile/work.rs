@@ -297,7 +297,7 @@ impl<'a> Batch<'a> {
     }
 
     /// How long to wait for the owner of `ino`; see [`Node::own`].
-    pub(super) fn patience(&self, ino: Ino) -> Duration {
+    pub(super) fn timeout(&self, ino: Ino) -> Duration {
         let last = self.finished.iter().all(|finished| finished.owned.ino < ino);
         if last { OWNER_WAIT } else { Duration::ZERO }
     }

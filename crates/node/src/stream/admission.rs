@@ -13,10 +13,10 @@ use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
 use crate::context::Context;
+use crate::data_location::Underlay;
 use crate::error::{NodeError, Result};
 use crate::files::FileRef;
 use crate::node::Node;
-use crate::place::Base;
 
 use super::{OpenStream, RefusedStream, StreamsReport};
 
@@ -25,7 +25,7 @@ pub(crate) const RATE: &[u8] = b"user.forebay.stream.rate";
 /// The one that says what became of its last open.
 pub(crate) const STATE: &[u8] = b"user.forebay.stream.state";
 
-/// Parses the value of [`RATE`]: bytes a second, with a decimal letter if wanted (`250K`, `2.5M`),
+/// Parses the value of [`RATE`]: bytes a second, with a decimal point if wanted (`250K`, `2.5M`),
 /// and with `B` or `B/s` behind it.
 pub(crate) fn parse_rate(value: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(value).ok()?.trim();
@@ -120,9 +120,9 @@ impl Node {
         &self,
         file: &FileRef,
     ) -> Result<Option<(Arc<dyn BackingFile>, u64)>> {
-        let residence = file.residence.read();
-        let Base::Backing(opened) = &residence.base else { return Ok(None) };
-        let missing = match &residence.place {
+        let location = file.location.read();
+        let Underlay::Backing(opened) = &location.base else { return Ok(None) };
+        let missing = match &location.place {
             None => Some(0),
             // Nothing is missing of a whole one.
             Some(place) => place.presence.as_ref().and_then(|presence| {

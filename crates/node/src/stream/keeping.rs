@@ -10,7 +10,7 @@ use forebay_core::unit::Tick;
 use forebay_types::Ino;
 
 use crate::error::Result;
-use crate::fetch::Haste;
+use crate::fetch::FetchMode;
 use crate::files::FileRef;
 use crate::node::Node;
 use crate::pool::Urgency;
@@ -91,7 +91,7 @@ impl Node {
         let mut buffer = vec![0; usize::try_from(extent).unwrap_or(1 << 20)];
         let mut at = 0;
         while at < bytes.min(record.attr.size) && !self.stopping.load(Ordering::Relaxed) {
-            if !self.fill_extent(&file, at..at + extent, &mut buffer, Haste::Now)? {
+            if !self.fill_extent(&file, at..at + extent, &mut buffer, FetchMode::Now)? {
                 break;
             }
             at += extent;

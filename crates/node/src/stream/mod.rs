@@ -13,10 +13,10 @@
 //! The machine is driven by `forebay_streams::Service`, which knows nothing of nodes.
 
 mod admission;
+mod hand_over;
 mod keeping;
 mod reading;
 mod slack;
-mod succession;
 mod window;
 
 use std::collections::{HashMap, VecDeque};
@@ -35,9 +35,9 @@ use crate::error::{NodeError, Result};
 use crate::pool::Pool;
 
 pub(crate) use admission::{RATE, STATE};
+pub use hand_over::CarriedStream;
 use keeping::Kept;
 pub(crate) use reading::OpenStream;
-pub use succession::CarriedStream;
 
 /// The memory of streams is handed out in pieces of this size.
 const CHUNK: usize = 16 << 10;

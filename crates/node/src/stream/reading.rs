@@ -18,7 +18,7 @@ use crate::metrics::Source;
 use crate::node::Node;
 
 use super::Place;
-use super::succession::{self, CarriedStream};
+use super::hand_over::{self, CarriedStream};
 use super::window::{Way, Window};
 
 /// A stream as the handle has it that reads along it.
@@ -59,7 +59,7 @@ impl OpenStream {
         let held = self.held.lock();
         let ahead = held.rest.len() as u64 + held.stream.ready();
         let lasts = u128::from(ahead) * 1_000_000_000 / u128::from(self.rate.max(1));
-        let dry_at = succession::monotonic() + u64::try_from(lasts).unwrap_or(u64::MAX / 2);
+        let dry_at = hand_over::monotonic() + u64::try_from(lasts).unwrap_or(u64::MAX / 2);
         let (rate, at, order) = (self.rate, held.window.next(), held.stream.id());
         CarriedStream { rate, at, order, dry_at }
     }
@@ -161,8 +161,8 @@ impl Node {
             return Err(NodeError::MustWait);
         }
         // Well before whoever watches over requests takes it for lost.
-        let patience = (self.config.backing_timeout / 2).max(Duration::from_secs(1));
-        let until = Instant::now() + if context.may_wait { patience } else { Duration::ZERO };
+        let timeout = (self.config.backing_timeout / 2).max(Duration::from_secs(1));
+        let until = Instant::now() + if context.may_wait { timeout } else { Duration::ZERO };
         for run in &runs {
             let part = (run.start - offset) as usize..(run.end - offset) as usize;
             if !stream.read(run.start, &mut buffer[part], until) {
@@ -175,9 +175,9 @@ impl Node {
         {
             return Ok(None);
         }
-        let residence = file.residence_for(context)?;
+        let location = file.location_for(context)?;
         let from_tier = |from: u64, part: &mut [u8]| {
-            let Some(place) = &residence.place else { return Err(NodeError::MustWait) };
+            let Some(place) = &location.place else { return Err(NodeError::MustWait) };
             let read = place.object.read_at(part, from)?;
             part[read..].fill(0);
             self.metrics.bytes.of(Source::Tier).add(part.len() as u64);
@@ -205,11 +205,11 @@ impl Node {
         offset: u64,
         len: usize,
     ) -> Result<Option<(usize, Vec<Range<u64>>)>> {
-        let residence = file.residence_for(context)?;
-        if !residence.base.is_opened_as(&stream.backing) {
+        let location = file.location_for(context)?;
+        if !location.base.is_opened_as(&stream.backing) {
             return Ok(None);
         }
-        let size = match &residence.place {
+        let size = match &location.place {
             Some(place) => place.object.len()?,
             None => stream.size,
         };
@@ -218,7 +218,7 @@ impl Node {
             return Ok(Some((0, Vec::new())));
         }
         let mut absent = Vec::new();
-        match residence.place.as_ref().map(|place| &place.presence) {
+        match location.place.as_ref().map(|place| &place.presence) {
             None => absent.push(offset..end),
             Some(None) => {}
             Some(Some(presence)) => presence.read().missing_runs(offset..end, &mut absent),

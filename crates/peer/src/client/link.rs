@@ -111,8 +111,8 @@ impl Link {
         };
         let mut fields = Encoder::default();
         request.encode(&mut fields);
-        let patience = deadline.saturating_duration_since(Instant::now());
-        let head = Head { kind: Kind::Request, code: request.code(), id, body: 0, patience };
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        let head = Head { kind: Kind::Request, code: request.code(), id, body: 0, timeout };
         let sent = sink.send(head, &fields.0, body);
         drop(sink);
         if let Err(error) = sent {
@@ -228,9 +228,9 @@ impl Link {
         let sink = self.sink.try_lock();
         match sink {
             Some(mut sink) if !idle => {
-                let patience = Duration::from_secs(1);
+                let timeout = Duration::from_secs(1);
                 let code = Request::Ping.code();
-                let head = Head { kind: Kind::Request, code, id: PROBE, body: 0, patience };
+                let head = Head { kind: Kind::Request, code, id: PROBE, body: 0, timeout };
                 sink.send(head, &[], &Body::Empty).is_ok()
             }
             _ => false,
@@ -295,8 +295,8 @@ impl Link {
             return;
         }
         if let Some(mut sink) = self.sink.try_lock_for(Duration::from_millis(1)) {
-            let patience = Duration::ZERO;
-            let head = Head { kind: Kind::Cancel, code: 0, id, body: 0, patience };
+            let timeout = Duration::ZERO;
+            let head = Head { kind: Kind::Cancel, code: 0, id, body: 0, timeout };
             if let Err(error) = sink.send(head, &[], &Body::Empty) {
                 drop(sink);
                 self.end(error);
@@ -339,9 +339,9 @@ fn say_hello(source: &mut FrameSource, sink: &mut FrameSink, shared: &Shared) ->
     let hello = Request::Hello(shared.config.me.hello(limits));
     let mut fields = Encoder::default();
     hello.encode(&mut fields);
-    let patience = limits.handshake;
-    let head = Head { kind: Kind::Request, code: hello.code(), id: 0, body: 0, patience };
-    source.set_patience(limits.handshake)?;
+    let timeout = limits.handshake;
+    let head = Head { kind: Kind::Request, code: hello.code(), id: 0, body: 0, timeout };
+    source.set_timeout(limits.handshake)?;
     sink.send(head, &fields.0, &Body::Empty).map_err(|error| failed(error.to_string()))?;
     let mut fields = Vec::new();
     let head = match source.head(&mut fields).map_err(|error| failed(error.to_string()))? {
@@ -350,7 +350,7 @@ fn say_hello(source: &mut FrameSource, sink: &mut FrameSink, shared: &Shared) ->
         Received::Idle => return Err(failed("it does not say who it is".into())),
         Received::End => return Err(failed("it closed the connection at once".into())),
     };
-    source.set_patience(limits.stall)?;
+    source.set_timeout(limits.stall)?;
     match head.kind {
         Kind::Answer => match Answer::decode(head.code, &fields)? {
             // Whatever they would take, no more is kept here than our own settings say.

@@ -15,7 +15,7 @@ use crate::message::{
     Request, Sync, Truncate, Turn, Write, WriteBack,
 };
 use crate::server::Identity;
-use crate::transport::Patience;
+use crate::transport::TimeLimits;
 
 pub(super) fn read(ino: u64, offset: u64, len: u32) -> Read {
     Read { ino, version: Some(VERSION), offset, len }
@@ -176,16 +176,16 @@ pub(super) fn strangers(way: &Way) {
 
 pub(super) fn nonsense(way: &Way) {
     let stage = Stage::set(way, quick_limits());
-    let patience = Patience { connect: LONG, handshake: LONG, stall: Duration::from_millis(400) };
+    let timeout = TimeLimits { connect: LONG, handshake: LONG, stall: Duration::from_millis(400) };
     let huge = [b"FBP\x01\x01\0\x01\0".as_slice(), &[0xff; 24]].concat();
     let unknown = [b"FBP\x01\x63\0\x01\0".as_slice(), &[0; 24]].concat();
     let unsummed = [b"FBP\x01\x01\0\x02\0".as_slice(), &[0; 32]].concat();
     for nonsense in [b"GET / HTTP/1.1\r\n\r\n".repeat(4), huge, unknown, unsummed] {
-        let mut wire = stage.transport.connect(&stage.address, patience).unwrap();
+        let mut wire = stage.transport.connect(&stage.address, timeout).unwrap();
         wire.sink.send(&mut [IoSlice::new(&nonsense)]).unwrap();
         wire.sink.end_frame().unwrap();
         let mut answer = [0; 64];
-        wire.source.set_patience(LONG).unwrap();
+        wire.source.set_timeout(LONG).unwrap();
         let answered = wire.source.read(&mut answer);
         assert!(matches!(answered, Ok(0) | Err(_)), "{answered:?}");
     }

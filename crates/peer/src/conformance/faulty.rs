@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::address::Address;
 use crate::error::Result;
-use crate::transport::{Closer, Listener, Patience, Sink, Source, Transport, Wire};
+use crate::transport::{Closer, Listener, Sink, Source, TimeLimits, Transport, Wire};
 
 /// What goes wrong with the connections of a [`Faulty`] transport.
 #[derive(Default)]
@@ -59,11 +59,11 @@ impl Faulty {
 }
 
 impl Transport for Faulty {
-    fn connect(&self, address: &Address, patience: Patience) -> Result<Wire> {
-        let Wire { source, sink, closer } = self.inner.connect(address, patience)?;
+    fn connect(&self, address: &Address, timeout: TimeLimits) -> Result<Wire> {
+        let Wire { source, sink, closer } = self.inner.connect(address, timeout)?;
         self.switches.wires.lock().push(closer.clone());
         let switches = self.switches.clone();
-        let source = FaultySource { inner: source, switches, patience: patience.stall };
+        let source = FaultySource { inner: source, switches, timeout: timeout.stall };
         Ok(Wire { source: Box::new(source), sink: Box::new(Plain(sink)), closer })
     }
 
@@ -75,12 +75,12 @@ impl Transport for Faulty {
 struct FaultySource {
     inner: Box<dyn Source>,
     switches: Arc<Switches>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Read for FaultySource {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let end = Instant::now() + self.patience;
+        let end = Instant::now() + self.timeout;
         while self.switches.silent.load(Ordering::Acquire) {
             if Instant::now() >= end {
                 return Err(io::ErrorKind::WouldBlock.into());
@@ -101,9 +101,9 @@ impl Read for FaultySource {
 }
 
 impl Source for FaultySource {
-    fn set_patience(&mut self, patience: Duration) -> io::Result<()> {
-        self.patience = patience;
-        self.inner.set_patience(patience)
+    fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        self.timeout = timeout;
+        self.inner.set_timeout(timeout)
     }
 }
 

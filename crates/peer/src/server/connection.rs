@@ -51,7 +51,7 @@ impl Shared {
         id: u64,
         arrival: Box<dyn Arrival>,
     ) -> Result<(Arc<Connection>, FrameSource)> {
-        let wire = arrival.admit(self.patience())?;
+        let wire = arrival.admit(self.timeout())?;
         let mut source = FrameSource::new(wire.source, self.limits.body);
         let mut sink = FrameSink::new(wire.sink, self.limits.sum_files);
         let who = self.introduce(&mut source, &mut sink).inspect_err(|_| wire.closer.close())?;
@@ -76,7 +76,7 @@ impl Shared {
 
     /// Hears who the other side is, judges, and says who we are.
     fn introduce(&self, source: &mut FrameSource, sink: &mut FrameSink) -> Result<Hello> {
-        source.set_patience(self.limits.handshake)?;
+        source.set_timeout(self.limits.handshake)?;
         let mut fields = Vec::new();
         let head = match source.head(&mut fields)? {
             Received::Frame(head) if head.kind == Kind::Request && head.body == 0 => head,
@@ -89,7 +89,7 @@ impl Shared {
             Ok(_) => return Err(Error::Protocol("it did not say hello".into())),
             Err(error) => return Err(error),
         };
-        source.set_patience(self.limits.stall)?;
+        source.set_timeout(self.limits.stall)?;
         let judged = self.judge(&hello);
         let answer = match &judged {
             Ok(()) => Ok((Answer::Hello(self.me.hello(&self.limits)), Body::Empty)),
@@ -216,7 +216,7 @@ impl Connection {
         let call = Call {
             from: self.who.clone(),
             connection: self.id,
-            deadline: arrived + head.patience,
+            deadline: arrived + head.timeout,
             cancelled,
         };
         self.dispatch(lanes, Job { connection: self.clone(), id: head.id, call, request, bytes });
@@ -310,7 +310,7 @@ impl Connection {
 }
 
 fn head(kind: Kind, code: u16, id: u64) -> Head {
-    Head { kind, code, id, body: 0, patience: Duration::ZERO }
+    Head { kind, code, id, body: 0, timeout: Duration::ZERO }
 }
 
 fn send_answer(sink: &mut FrameSink, id: u64, outcome: &Outcome) -> Result<()> {

@@ -18,7 +18,7 @@ use crossbeam_channel::Receiver;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
-use super::{Arrival, Closer, Listener, Patience, Transport, Wire};
+use super::{Arrival, Closer, Listener, TimeLimits, Transport, Wire};
 use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::secret::Security;
@@ -79,16 +79,16 @@ impl Mpi {
 }
 
 impl Transport for Mpi {
-    fn connect(&self, address: &Address, patience: Patience) -> Result<Wire> {
+    fn connect(&self, address: &Address, timeout: TimeLimits) -> Result<Wire> {
         let connect = || {
             let (rank, port) = self.resolve(address)?;
-            End::knock(&self.engine, rank, port, patience)
+            End::handshake(&self.engine, rank, port, timeout)
         };
         let end = connect().map_err(|error: io::Error| Error::Connect {
             address: address.to_string(),
             why: error.to_string(),
         })?;
-        Ok(end.wire(patience))
+        Ok(end.wire(timeout))
     }
 
     fn listen(&self, address: &Address) -> Result<Box<dyn Listener>> {
@@ -151,13 +151,13 @@ impl Drop for MpiDoor {
 struct MpiArrival(Option<End>);
 
 impl Arrival for MpiArrival {
-    fn admit(mut self: Box<Self>, patience: Patience) -> Result<Wire> {
+    fn admit(mut self: Box<Self>, timeout: TimeLimits) -> Result<Wire> {
         let end = self.0.take().ok_or(Error::Closed)?;
         end.accept().map_err(|error| Error::Connect {
             address: "another process of the job".into(),
             why: error.to_string(),
         })?;
-        Ok(end.wire(patience))
+        Ok(end.wire(timeout))
     }
 }
 

@@ -18,10 +18,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Mutex, watch};
-use tokio::time::timeout;
 
 use super::socket::stalled;
-use super::{Arrival, Closer, Listener, Patience, Sink, Source, Transport, Wire, resolve};
+use super::{Arrival, Closer, Listener, Sink, Source, TimeLimits, Transport, Wire, resolve};
 use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::secret::{NAME, Security};
@@ -39,7 +38,7 @@ const WINDOW: u32 = 8 << 20;
 const LARGEST: u16 = 8952;
 /// Bytes that are handed to quinn in one go.
 const CHUNK: usize = 256 << 10;
-/// Who has knocked and was not looked at yet.
+/// Who has shaken hands and was not looked at yet.
 const KNOCKING: usize = 256;
 
 /// QUIC between nodes.
@@ -95,7 +94,7 @@ impl Quic {
         Ok(Quic { threads: Threads::start()?, client, server })
     }
 
-    fn try_connect(&self, address: &Address, patience: Patience) -> io::Result<Wire> {
+    fn try_connect(&self, address: &Address, timeout: TimeLimits) -> io::Result<Wire> {
         let Address::Quic(at) = address else { return Err(ErrorKind::Unsupported.into()) };
         let to = resolve(at)?;
         let any: SocketAddr = match to {
@@ -106,8 +105,8 @@ impl Quic {
             let endpoint = endpoint(any, None)?;
             let connecting = endpoint.connect_with(self.client.clone(), to, NAME);
             let mut connecting = connecting.map_err(io::Error::other)?;
-            in_time(patience.connect, connecting.handshake_data()).await?;
-            let connection = in_time(patience.handshake, connecting).await?;
+            in_time(timeout.connect, connecting.handshake_data()).await?;
+            let connection = in_time(timeout.handshake, connecting).await?;
             let (send, receive) = connection.open_bi().await?;
             Ok::<_, io::Error>((connection, endpoint, send, receive))
         });
@@ -119,7 +118,7 @@ impl Quic {
             send: Mutex::new(send),
             lingers: false,
         };
-        Ok(shared.wire(receive, patience))
+        Ok(shared.wire(receive, timeout))
     }
 
     fn try_listen(&self, address: &Address) -> io::Result<QuicDoor> {
@@ -143,8 +142,8 @@ impl Quic {
 }
 
 impl Transport for Quic {
-    fn connect(&self, address: &Address, patience: Patience) -> Result<Wire> {
-        self.try_connect(address, patience).map_err(|error| Error::Connect {
+    fn connect(&self, address: &Address, timeout: TimeLimits) -> Result<Wire> {
+        self.try_connect(address, timeout).map_err(|error| Error::Connect {
             address: address.to_string(),
             why: error.to_string(),
         })
@@ -173,7 +172,7 @@ async fn in_time<T, E: Into<io::Error>>(
     within: Duration,
     work: impl Future<Output = std::result::Result<T, E>>,
 ) -> io::Result<T> {
-    match timeout(within, work).await {
+    match tokio::time::timeout(within, work).await {
         Ok(done) => done.map_err(Into::into),
         Err(_) => Err(ErrorKind::TimedOut.into()),
     }
@@ -245,7 +244,9 @@ impl Listener for QuicDoor {
 impl Drop for QuicDoor {
     fn drop(&mut self) {
         // Whoever ends may end the process next: what was said last is still sent.
-        let _ = self.threads.wait(async { timeout(FAREWELL * 2, self.endpoint.wait_idle()).await });
+        let _ = self
+            .threads
+            .wait(async { tokio::time::timeout(FAREWELL * 2, self.endpoint.wait_idle()).await });
     }
 }
 
@@ -256,10 +257,10 @@ struct QuicArrival {
 }
 
 impl Arrival for QuicArrival {
-    fn admit(self: Box<Self>, patience: Patience) -> Result<Wire> {
+    fn admit(self: Box<Self>, timeout: TimeLimits) -> Result<Wire> {
         let QuicArrival { threads, endpoint, incoming } = *self;
         let address = format!("quic://{}", incoming.remote_address());
-        let admitted = threads.wait(in_time(patience.handshake, async {
+        let admitted = threads.wait(in_time(timeout.handshake, async {
             // It is there only when the other side's certificate was found good.
             let connection = incoming.accept()?.await?;
             let (send, receive) = connection.accept_bi().await?;
@@ -269,7 +270,7 @@ impl Arrival for QuicArrival {
             admitted.map_err(|error| Error::Connect { address, why: error.to_string() })?;
         let send = Mutex::new(send);
         let shared = Shared { threads, connection, endpoint, send, lingers: true };
-        Ok(shared.wire(receive, patience))
+        Ok(shared.wire(receive, timeout))
     }
 }
 
@@ -285,11 +286,11 @@ struct Shared {
 }
 
 impl Shared {
-    fn wire(self, receive: RecvStream, patience: Patience) -> Wire {
+    fn wire(self, receive: RecvStream, timeout: TimeLimits) -> Wire {
         let shared = Arc::new(self);
         let source =
-            QuicSource { threads: shared.threads.clone(), receive, patience: patience.stall };
-        let sink = QuicSink { shared: shared.clone(), out: Vec::new(), patience: patience.stall };
+            QuicSource { threads: shared.threads.clone(), receive, timeout: timeout.stall };
+        let sink = QuicSink { shared: shared.clone(), out: Vec::new(), timeout: timeout.stall };
         Wire {
             source: Box::new(source),
             sink: Box::new(sink),
@@ -320,9 +321,9 @@ impl Closer for QuicCloser {
                 let _ = stopped.await;
             };
             // Who does not take it in time does not want it.
-            let _ = timeout(FAREWELL, arrived).await;
+            let _ = tokio::time::timeout(FAREWELL, arrived).await;
             shared.connection.close(VarInt::from_u32(0), b"");
-            let _ = timeout(FAREWELL, shared.endpoint.wait_idle()).await;
+            let _ = tokio::time::timeout(FAREWELL, shared.endpoint.wait_idle()).await;
         });
     }
 }
@@ -330,13 +331,13 @@ impl Closer for QuicCloser {
 struct QuicSource {
     threads: Arc<Threads>,
     receive: RecvStream,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Read for QuicSource {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let QuicSource { threads, receive, patience } = self;
-        match threads.wait(async { timeout(*patience, receive.read(buffer)).await }) {
+        let QuicSource { threads, receive, timeout } = self;
+        match threads.wait(async { tokio::time::timeout(*timeout, receive.read(buffer)).await }) {
             Ok(read) => Ok(read?.unwrap_or(0)),
             Err(_) => Err(ErrorKind::WouldBlock.into()),
         }
@@ -344,8 +345,8 @@ impl Read for QuicSource {
 }
 
 impl Source for QuicSource {
-    fn set_patience(&mut self, patience: Duration) -> io::Result<()> {
-        self.patience = patience;
+    fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        self.timeout = timeout;
         Ok(())
     }
 }
@@ -354,17 +355,17 @@ struct QuicSink {
     shared: Arc<Shared>,
     /// Not handed to quinn yet.
     out: Vec<u8>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl QuicSink {
     fn flush(&mut self) -> io::Result<()> {
         let mut chunks = [Bytes::from(std::mem::take(&mut self.out))];
-        let QuicSink { shared, patience, .. } = self;
+        let QuicSink { shared, timeout, .. } = self;
         shared.threads.wait(async {
             let mut send = shared.send.lock().await;
             while !chunks[0].is_empty() {
-                match timeout(*patience, send.write_chunks(&mut chunks)).await {
+                match tokio::time::timeout(*timeout, send.write_chunks(&mut chunks)).await {
                     Ok(written) => written.map(|_| ())?,
                     Err(_) => return Err(stalled()),
                 }

@@ -21,16 +21,16 @@ impl Socket {
     }
 
     /// How long a read may wait until it fails with `WouldBlock`.
-    pub fn patience_to_read(&self, patience: Duration) -> io::Result<()> {
+    pub fn read_timeout(&self, timeout: Duration) -> io::Result<()> {
         // Zero would mean for ever.
-        let patience = patience.max(Duration::from_millis(1));
-        Ok(set_socket_timeout(&self.0, Timeout::Recv, Some(patience))?)
+        let timeout = timeout.max(Duration::from_millis(1));
+        Ok(set_socket_timeout(&self.0, Timeout::Recv, Some(timeout))?)
     }
 
     /// How long a write may wait until it fails with `WouldBlock`.
-    pub fn patience_to_write(&self, patience: Duration) -> io::Result<()> {
-        let patience = patience.max(Duration::from_millis(1));
-        Ok(set_socket_timeout(&self.0, Timeout::Send, Some(patience))?)
+    pub fn write_timeout(&self, timeout: Duration) -> io::Result<()> {
+        let timeout = timeout.max(Duration::from_millis(1));
+        Ok(set_socket_timeout(&self.0, Timeout::Send, Some(timeout))?)
     }
 
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -72,8 +72,8 @@ impl Stream for Socket {
         self.send_all(&mut [IoSlice::new(bytes)])
     }
 
-    fn patience_to_read(&self, patience: Duration) -> io::Result<()> {
-        Socket::patience_to_read(self, patience)
+    fn read_timeout(&self, timeout: Duration) -> io::Result<()> {
+        Socket::read_timeout(self, timeout)
     }
 }
 
@@ -91,8 +91,8 @@ impl Read for Socket {
 }
 
 impl Source for Socket {
-    fn set_patience(&mut self, patience: Duration) -> io::Result<()> {
-        self.patience_to_read(patience)
+    fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        self.read_timeout(timeout)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::socket::{Socket, SocketSink};
-use super::{Arrival, Closer, Listener, Patience, Transport, Wire, tls};
+use super::{Arrival, Closer, Listener, TimeLimits, Transport, Wire, tls};
 use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::secret::Security;
@@ -28,15 +28,15 @@ impl Tcp {
 }
 
 impl Transport for Tcp {
-    fn connect(&self, address: &Address, patience: Patience) -> Result<Wire> {
+    fn connect(&self, address: &Address, timeout: TimeLimits) -> Result<Wire> {
         let failed = |error: io::Error| Error::Connect {
             address: address.to_string(),
             why: error.to_string(),
         };
-        let stream = connect(address, patience.connect).map_err(failed)?;
-        let socket = prepare(stream, patience.stall).map_err(failed)?;
+        let stream = connect(address, timeout.connect).map_err(failed)?;
+        let socket = prepare(stream, timeout.stall).map_err(failed)?;
         match &self.security {
-            Security::Tls(us) => tls::connect(socket, us, patience.handshake).map_err(failed),
+            Security::Tls(us) => tls::connect(socket, us, timeout.handshake).map_err(failed),
             Security::Off => Ok(plain(socket, false)),
         }
     }
@@ -56,11 +56,11 @@ impl Transport for Tcp {
     }
 }
 
-/// Tries all addresses that the host's name has, within `patience` altogether.
-fn connect(address: &Address, patience: Duration) -> io::Result<TcpStream> {
+/// Tries all addresses that the host's name has, within `timeout` altogether.
+fn connect(address: &Address, timeout: Duration) -> io::Result<TcpStream> {
     let Address::Tcp(at) = address else { return Err(io::ErrorKind::Unsupported.into()) };
     let addresses: Vec<_> = at.to_socket_addrs()?.take(4).collect();
-    let each = patience / addresses.len().max(1) as u32;
+    let each = timeout / addresses.len().max(1) as u32;
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host's name has no address");
     for address in addresses {
         match TcpStream::connect_timeout(&address, each.max(Duration::from_millis(1))) {
@@ -83,7 +83,7 @@ fn prepare(stream: TcpStream, stall: Duration) -> io::Result<Socket> {
     let unacknowledged = stall.saturating_mul(2).as_millis();
     sockopt::set_tcp_user_timeout(fd, u32::try_from(unacknowledged).unwrap_or(u32::MAX))?;
     let socket = Socket::new(stream.into());
-    socket.patience_to_write(stall)?;
+    socket.write_timeout(stall)?;
     Ok(socket)
 }
 
@@ -135,16 +135,16 @@ struct TcpArrival {
 }
 
 impl Arrival for TcpArrival {
-    fn admit(self: Box<Self>, patience: Patience) -> Result<Wire> {
+    fn admit(self: Box<Self>, timeout: TimeLimits) -> Result<Wire> {
         let address = format!("tcp://{}", self.from);
         let failed = |error: io::Error| Error::Connect { address, why: error.to_string() };
-        let socket = match prepare(self.stream, patience.stall) {
+        let socket = match prepare(self.stream, timeout.stall) {
             Ok(socket) => socket,
             Err(error) => return Err(failed(error)),
         };
         match &self.security {
             Security::Tls(us) => {
-                let shaken = tls::accept(socket.clone(), us, patience.handshake);
+                let shaken = tls::accept(socket.clone(), us, timeout.handshake);
                 if shaken.is_err() {
                     socket.close();
                 }

@@ -22,7 +22,7 @@ pub(crate) trait Stream: Closer + Clone + 'static {
     fn send(&self, bytes: &[u8]) -> io::Result<()>;
 
     /// How long `receive` may wait until it fails with `WouldBlock`.
-    fn patience_to_read(&self, patience: Duration) -> io::Result<()>;
+    fn read_timeout(&self, timeout: Duration) -> io::Result<()>;
 }
 
 /// Bytes that are encrypted, or received, in one go.
@@ -59,7 +59,7 @@ fn shake_hands<S: Stream>(socket: S, mut tls: Connection, within: Duration) -> i
             if left.is_zero() {
                 return Err(ErrorKind::TimedOut.into());
             }
-            socket.patience_to_read(left)?;
+            socket.read_timeout(left)?;
             (at, end) = (0, socket.receive(&mut raw)?);
             if end == 0 {
                 return Err(ErrorKind::UnexpectedEof.into());
@@ -123,8 +123,8 @@ impl<S: Stream> Read for TlsSource<S> {
 }
 
 impl<S: Stream> Source for TlsSource<S> {
-    fn set_patience(&mut self, patience: Duration) -> io::Result<()> {
-        self.socket.patience_to_read(patience)
+    fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        self.socket.read_timeout(timeout)
     }
 }
 

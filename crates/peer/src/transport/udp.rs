@@ -21,7 +21,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Arrival, Closer, Listener, Patience, Transport, Wire};
+use super::{Arrival, Closer, Listener, TimeLimits, Transport, Wire};
 use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::secret::Security;
@@ -36,9 +36,9 @@ pub trait Datagrams: Send + Sync {
     /// Sends one datagram. May lose it.
     fn send_to(&self, packet: &[u8], to: SocketAddr) -> io::Result<()>;
 
-    /// Receives one datagram, or fails with `WouldBlock` when none came within `patience`; zero
+    /// Receives one datagram, or fails with `WouldBlock` when none came within `timeout`; zero
     /// means not to wait.
-    fn receive(&self, packet: &mut [u8], patience: Duration) -> io::Result<(usize, SocketAddr)>;
+    fn receive(&self, packet: &mut [u8], timeout: Duration) -> io::Result<(usize, SocketAddr)>;
 
     /// Where others send to.
     fn local_address(&self) -> io::Result<SocketAddr>;
@@ -89,7 +89,7 @@ fn resolve(address: &Address) -> io::Result<SocketAddr> {
 }
 
 impl Transport for Udp {
-    fn connect(&self, address: &Address, patience: Patience) -> Result<Wire> {
+    fn connect(&self, address: &Address, timeout: TimeLimits) -> Result<Wire> {
         let connect = || {
             let to = resolve(address)?;
             let any: SocketAddr = match to {
@@ -97,7 +97,7 @@ impl Transport for Udp {
                 SocketAddr::V6(_) => ([0_u16; 8], 0).into(),
             };
             let endpoint = Endpoint::start((self.bind)(any)?, None)?;
-            let connected = endpoint.connect(to, patience);
+            let connected = endpoint.connect(to, timeout);
             // It goes on for as long as its connection does.
             endpoint.close();
             connected
@@ -106,7 +106,7 @@ impl Transport for Udp {
             address: address.to_string(),
             why: error.to_string(),
         })?;
-        Ok(connection.wire(patience))
+        Ok(connection.wire(timeout))
     }
 
     fn listen(&self, address: &Address) -> Result<Box<dyn Listener>> {
@@ -163,9 +163,9 @@ impl Listener for UdpDoor {
 struct UdpArrival(Option<Arc<Connection>>);
 
 impl Arrival for UdpArrival {
-    fn admit(mut self: Box<Self>, patience: Patience) -> Result<Wire> {
+    fn admit(mut self: Box<Self>, timeout: TimeLimits) -> Result<Wire> {
         let connection = self.0.take().ok_or(Error::Closed)?;
-        Ok(connection.wire(patience))
+        Ok(connection.wire(timeout))
     }
 }
 
@@ -202,12 +202,12 @@ impl Datagrams for System {
         self.0.send_to(packet, to).map(|_| ())
     }
 
-    fn receive(&self, packet: &mut [u8], patience: Duration) -> io::Result<(usize, SocketAddr)> {
+    fn receive(&self, packet: &mut [u8], timeout: Duration) -> io::Result<(usize, SocketAddr)> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        if !patience.is_zero() {
+        if !timeout.is_zero() {
             let timeout = Timespec {
-                tv_sec: patience.as_secs() as i64,
-                tv_nsec: patience.subsec_nanos().into(),
+                tv_sec: timeout.as_secs() as i64,
+                tv_nsec: timeout.subsec_nanos().into(),
             };
             let mut waiting = [PollFd::new(&self.0, PollFlags::IN)];
             poll(&mut waiting, Some(&timeout))?;

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use super::socket::stalled;
 use super::tls::{self, Stream};
-use super::{Arrival, Closer, Listener, Patience, Sink, Source, Transport, Wire, library, resolve};
+use super::{
+    Arrival, Closer, Listener, Sink, Source, TimeLimits, Transport, Wire, library, resolve,
+};
 use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::secret::Security;
@@ -278,11 +280,11 @@ impl UdtSocket {
         udt.check(told).map(|_| name.address())
     }
 
-    fn wire(self, security: &Security, server: bool, patience: Patience) -> io::Result<Wire> {
-        self.patience(option::SEND_TIMEOUT, patience.stall)?;
+    fn wire(self, security: &Security, server: bool, timeout: TimeLimits) -> io::Result<Wire> {
+        self.timeout(option::SEND_TIMEOUT, timeout.stall)?;
         match security {
-            Security::Tls(us) if server => tls::accept(self, us, patience.handshake),
-            Security::Tls(us) => tls::connect(self, us, patience.handshake),
+            Security::Tls(us) if server => tls::accept(self, us, timeout.handshake),
+            Security::Tls(us) => tls::connect(self, us, timeout.handshake),
             Security::Off => Ok(Wire {
                 source: Box::new(self.clone()),
                 sink: Box::new(UdtSink(self.clone())),
@@ -291,8 +293,8 @@ impl UdtSocket {
         }
     }
 
-    fn patience(&self, option: c_int, patience: Duration) -> io::Result<()> {
-        let milliseconds = c_int::try_from(patience.as_millis()).unwrap_or(c_int::MAX);
+    fn timeout(&self, option: c_int, timeout: Duration) -> io::Result<()> {
+        let milliseconds = c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX);
         self.set(option, &milliseconds.max(1))
     }
 }
@@ -333,8 +335,8 @@ impl Stream for UdtSocket {
         Ok(())
     }
 
-    fn patience_to_read(&self, patience: Duration) -> io::Result<()> {
-        match self.patience(option::RECEIVE_TIMEOUT, patience) {
+    fn read_timeout(&self, timeout: Duration) -> io::Result<()> {
+        match self.timeout(option::RECEIVE_TIMEOUT, timeout) {
             // The other side has closed; what it said before can still be read.
             Err(error) if error.kind() == ErrorKind::NotConnected => Ok(()),
             other => other,
@@ -349,8 +351,8 @@ impl Read for UdtSocket {
 }
 
 impl Source for UdtSocket {
-    fn set_patience(&mut self, patience: Duration) -> io::Result<()> {
-        self.patience_to_read(patience)
+    fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        self.read_timeout(timeout)
     }
 }
 
@@ -418,13 +420,13 @@ impl Udt {
 }
 
 impl Transport for Udt {
-    fn connect(&self, address: &Address, patience: Patience) -> Result<Wire> {
+    fn connect(&self, address: &Address, timeout: TimeLimits) -> Result<Wire> {
         let connect = || {
             let Address::Udt(at) = address else { return Err(ErrorKind::Unsupported.into()) };
             let to = resolve(at)?;
             let socket = UdtSocket::for_address(self.udt, to)?;
-            socket.connect(to, patience.connect)?;
-            socket.wire(&self.security, false, patience)
+            socket.connect(to, timeout.connect)?;
+            socket.wire(&self.security, false, timeout)
         };
         connect().map_err(|error: io::Error| Error::Connect {
             address: address.to_string(),
@@ -477,9 +479,9 @@ struct UdtArrival {
 }
 
 impl Arrival for UdtArrival {
-    fn admit(self: Box<Self>, patience: Patience) -> Result<Wire> {
+    fn admit(self: Box<Self>, timeout: TimeLimits) -> Result<Wire> {
         let UdtArrival { socket, from, security } = *self;
-        let wire = socket.clone().wire(&security, true, patience);
+        let wire = socket.clone().wire(&security, true, timeout);
         wire.inspect_err(|_| socket.0.close()).map_err(|error| Error::Connect {
             address: format!("udt://{from}"),
             why: error.to_string(),

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::socket::Socket;
 use super::tcp::plain;
-use super::{Arrival, Listener, Patience, Transport, Wire};
+use super::{Arrival, Listener, TimeLimits, Transport, Wire};
 use crate::address::Address;
 use crate::error::{Error, Result};
 
@@ -50,17 +50,17 @@ impl Unix {
         }
     }
 
-    fn wire(&self, stream: UnixStream, patience: Patience) -> io::Result<Wire> {
+    fn wire(&self, stream: UnixStream, timeout: TimeLimits) -> io::Result<Wire> {
         self.check(&stream)?;
         stream.set_nonblocking(false)?;
         let socket = Socket::new(stream.into());
-        socket.patience_to_write(patience.stall)?;
+        socket.write_timeout(timeout.stall)?;
         Ok(plain(socket, true))
     }
 }
 
 impl Transport for Unix {
-    fn connect(&self, address: &Address, patience: Patience) -> Result<Wire> {
+    fn connect(&self, address: &Address, timeout: TimeLimits) -> Result<Wire> {
         let failed = |error: io::Error| Error::Connect {
             address: address.to_string(),
             why: error.to_string(),
@@ -68,8 +68,8 @@ impl Transport for Unix {
         let Address::Unix(path) = address else {
             return Err(failed(io::ErrorKind::Unsupported.into()));
         };
-        let stream = connect(path, patience.connect).map_err(failed)?;
-        self.wire(stream, patience).map_err(failed)
+        let stream = connect(path, timeout.connect).map_err(failed)?;
+        self.wire(stream, timeout).map_err(failed)
     }
 
     fn listen(&self, address: &Address) -> Result<Box<dyn Listener>> {
@@ -137,11 +137,11 @@ struct UnixArrival {
 }
 
 impl Arrival for UnixArrival {
-    fn admit(self: Box<Self>, patience: Patience) -> Result<Wire> {
+    fn admit(self: Box<Self>, timeout: TimeLimits) -> Result<Wire> {
         let refused = |error: io::Error| Error::Refused {
             address: "a Unix socket".into(),
             why: error.to_string(),
         };
-        self.rules.wire(self.stream, patience).map_err(refused)
+        self.rules.wire(self.stream, timeout).map_err(refused)
     }
 }

@@ -90,8 +90,8 @@ impl Datagrams for Lossy {
         Ok(())
     }
 
-    fn receive(&self, packet: &mut [u8], patience: Duration) -> io::Result<(usize, SocketAddr)> {
-        self.socket.receive(packet, patience)
+    fn receive(&self, packet: &mut [u8], timeout: Duration) -> io::Result<(usize, SocketAddr)> {
+        self.socket.receive(packet, timeout)
     }
 
     fn local_address(&self) -> io::Result<SocketAddr> {

@@ -296,13 +296,13 @@ fn private_area(store: &dyn BackingStore) {
     store.remove_spill(4).expect(OK);
 
     store.mkdir(&root, os("d"), 0o755).expect(OK);
-    store.to_limbo(&root, os("d"), 9).expect(OK);
-    assert_eq!(class_of(store.to_limbo(&root, os("d"), 10)), ErrorClass::NotFound);
-    assert_eq!(class_of(store.to_limbo(&root, os("big"), 9)), ErrorClass::Exists);
-    assert_eq!(store.list_limbo().expect(OK), [9]);
-    assert_eq!(class_of(store.from_limbo(9, &root, os("big"))), ErrorClass::Exists);
-    store.from_limbo(9, &root, os("e")).expect(OK);
-    assert_eq!(class_of(store.from_limbo(9, &root, os("f"))), ErrorClass::NotFound);
+    store.park(&root, os("d"), 9).expect(OK);
+    assert_eq!(class_of(store.park(&root, os("d"), 10)), ErrorClass::NotFound);
+    assert_eq!(class_of(store.park(&root, os("big"), 9)), ErrorClass::Exists);
+    assert_eq!(store.list_parked().expect(OK), [9]);
+    assert_eq!(class_of(store.unpark(9, &root, os("big"))), ErrorClass::Exists);
+    store.unpark(9, &root, os("e")).expect(OK);
+    assert_eq!(class_of(store.unpark(9, &root, os("f"))), ErrorClass::NotFound);
     store.tidy().expect(OK);
     assert_eq!(names(store, &root), [PRIVATE, "big", "e"]);
     filled(store, b"after tidy");

@@ -107,11 +107,11 @@ impl BackingStore for InterceptedBacking {
         List: fn list_set_aside(&self) -> Result<Vec<PathBuf>>, "";
         List: fn list_spills(&self) -> Result<Vec<u64>>, "";
         Commit: fn commit(&self, temporary: &mut Temporary, dir: &Dir, name: &OsStr, expect: Expect) -> Result<Commit>, name;
-        Limbo: fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>, name;
-        Link: fn link_in_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>, name;
-        Limbo: fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()>, name;
-        Limbo: fn list_limbo(&self) -> Result<Vec<u64>>, "";
-        Rename: fn set_limbo_aside(&self, key: u64) -> Result<Option<PathBuf>>, "";
+        Limbo: fn park(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>, name;
+        Link: fn park_link(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>, name;
+        Limbo: fn unpark(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()>, name;
+        Limbo: fn list_parked(&self) -> Result<Vec<u64>>, "";
+        Rename: fn set_parked_aside(&self, key: u64) -> Result<Option<PathBuf>>, "";
         Clean: fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>, "";
         Clean: fn remove_strays(&self) -> Result<Cleaned>, "";
         Clean: fn tidy(&self) -> Result<()>, "";
@@ -142,8 +142,8 @@ impl BackingStore for InterceptedBacking {
         self.inner.keeps_ends()
     }
 
-    fn limbo_name(&self, key: u64) -> OsString {
-        self.inner.limbo_name(key)
+    fn parked_name(&self, key: u64) -> OsString {
+        self.inner.parked_name(key)
     }
 
     fn begin_group(&self) -> Option<Group> {

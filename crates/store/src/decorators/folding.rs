@@ -103,9 +103,9 @@ impl BackingStore for FoldingBacking {
         fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>>;
         fn list_set_aside(&self) -> Result<Vec<PathBuf>>;
         fn list_spills(&self) -> Result<Vec<u64>>;
-        fn limbo_name(&self, key: u64) -> OsString;
-        fn list_limbo(&self) -> Result<Vec<u64>>;
-        fn set_limbo_aside(&self, key: u64) -> Result<Option<PathBuf>>;
+        fn parked_name(&self, key: u64) -> OsString;
+        fn list_parked(&self) -> Result<Vec<u64>>;
+        fn set_parked_aside(&self, key: u64) -> Result<Option<PathBuf>>;
         fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>;
         fn tidy(&self) -> Result<()>;
     }
@@ -129,8 +129,8 @@ impl BackingStore for FoldingBacking {
         fn set_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr, value: &[u8], mode: XattrMode) -> Result<()>;
         fn list_xattrs(&self, dir: &Dir, name: &OsStr) -> Result<Vec<OsString>>;
         fn remove_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<()>;
-        fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
-        fn link_in_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
+        fn park(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
+        fn park_link(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
     }
 
     fn symlink(&self, target: &OsStr, dir: &Dir, name: &OsStr) -> Result<()> {
@@ -164,7 +164,7 @@ impl BackingStore for FoldingBacking {
         self.inner.commit(temporary, dir, &self.spelled(dir, name), expect)
     }
 
-    fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()> {
-        self.inner.from_limbo(key, dir, &self.spelled(dir, name))
+    fn unpark(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()> {
+        self.inner.unpark(key, dir, &self.spelled(dir, name))
     }
 }

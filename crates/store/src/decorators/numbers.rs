@@ -267,12 +267,12 @@ impl BackingStore for RenumberedBacking {
         fn open_spill_map(&self, ino: u64) -> Result<Option<Presence>>;
         fn remove_spill(&self, ino: u64) -> Result<()>;
         fn list_spills(&self) -> Result<Vec<u64>>;
-        fn to_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
-        fn link_in_limbo(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
-        fn from_limbo(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()>;
-        fn list_limbo(&self) -> Result<Vec<u64>>;
-        fn set_limbo_aside(&self, key: u64) -> Result<Option<PathBuf>>;
-        fn limbo_name(&self, key: u64) -> OsString;
+        fn park(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
+        fn park_link(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;
+        fn unpark(&self, key: u64, dir: &Dir, name: &OsStr) -> Result<()>;
+        fn list_parked(&self) -> Result<Vec<u64>>;
+        fn set_parked_aside(&self, key: u64) -> Result<Option<PathBuf>>;
+        fn parked_name(&self, key: u64) -> OsString;
         fn has_links(&self) -> Result<bool>;
         fn keeps_ends(&self) -> Result<bool>;
         fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>>;

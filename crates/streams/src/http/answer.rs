@@ -21,7 +21,7 @@ use super::range::{self, Wanted};
 use super::{Activity, Shared, cors, date, index};
 use crate::media::{FileKey, Media};
 use crate::rate::parse_rate;
-use crate::service::{Class, OpenError, Rejected, StreamRequest, Wish};
+use crate::service::{Class, OpenError, OpenRequest, Rejected, StreamRequest};
 
 /// Names of a directory that are shown, at most.
 const LISTED: usize = 10_000;
@@ -186,8 +186,8 @@ async fn prepare(
         Err(reached) => return too_much(reached),
     };
     let at_work = Arc::clone(shared);
-    let wish = move || found.wish(&at_work, class);
-    let prepared = match tokio::task::spawn_blocking(wish).await {
+    let wanted = move || found.wanted(&at_work, class);
+    let prepared = match tokio::task::spawn_blocking(wanted).await {
         Ok(Ok(prepared)) => prepared,
         Ok(Err(error)) => return not_opened(error),
         Err(error) => return failed(&error),
@@ -215,13 +215,17 @@ struct Found {
 
 impl Found {
     /// Asks the file system where the file lies.
-    fn wish(self, shared: &Shared, class: Class) -> Result<(Box<Wish>, Response<Body>), OpenError> {
+    fn wanted(
+        self,
+        shared: &Shared,
+        class: Class,
+    ) -> Result<(Box<OpenRequest>, Response<Body>), OpenError> {
         let Self { query, file, path, part, response, .. } = self;
         let length = Some(part.end - part.start);
         let max_startup_ms = query.max_startup_ms;
         let request = StreamRequest { class, start: part.start, length, max_startup_ms };
-        let wish = shared.service.wish(file, &path, &request)?;
-        Ok((Box::new(wish), response))
+        let wanted = shared.service.wanted(file, &path, &request)?;
+        Ok((Box::new(wanted), response))
     }
 }
 
@@ -348,10 +352,10 @@ async fn open(
     activity: &Arc<Activity>,
     permit: Permit,
     class: Class,
-    (wish, mut response): (Box<Wish>, Response<Body>),
+    (wanted, mut response): (Box<OpenRequest>, Response<Body>),
 ) -> Response<Body> {
-    let left = wish.end - wish.start;
-    let stream = match shared.service.open(*wish).await {
+    let left = wanted.end - wanted.start;
+    let stream = match shared.service.open(*wanted).await {
         Ok(stream) => stream,
         Err(rejected) => return turned_away(&rejected),
     };

@@ -207,7 +207,7 @@ async fn accept(
                 // Beyond those it is closed at once.
                 if let Ok(permit) = Arc::clone(&outside).try_acquire_owned() {
                     tokio::spawn(async move {
-                        turn_away(stream, answer).await;
+                        refuse(stream, answer).await;
                         drop(permit);
                     });
                 }
@@ -238,7 +238,7 @@ fn too_many(reached: Option<Reached>) -> &'static [u8] {
 
 /// Tells a client that there are too many. What it sends is read until it has gone, though not for
 /// long: a connection that is closed with something unread is reset, and a reset can overtake the answer.
-async fn turn_away(mut stream: TcpStream, answer: &[u8]) {
+async fn refuse(mut stream: TcpStream, answer: &[u8]) {
     let all = async {
         stream.write_all(answer).await?;
         stream.shutdown().await?;

@@ -53,8 +53,8 @@ pub(super) struct Parts {
     pub clock: Box<dyn Fn() -> Instant + Send>,
 }
 
-/// A wish for a stream, its file open.
-pub(crate) struct Wish {
+/// A request for a stream, its file open.
+pub(crate) struct OpenRequest {
     pub media: Arc<Media>,
     pub path: String,
     /// None without a guarantee.
@@ -92,7 +92,7 @@ struct Guaranteed {
     /// The reader is done with what is before.
     consumed: u64,
     opened: Instant,
-    /// As [`Wish::dry_at`], until its first bytes are here.
+    /// As [`OpenRequest::dry_at`], until its first bytes are here.
     dry_at: Option<Instant>,
     playing: bool,
     paused: bool,
@@ -121,7 +121,7 @@ struct Crowd {
 
 /// A stream that the machine was not told of yet.
 struct Joining {
-    wish: Box<Wish>,
+    wanted: Box<OpenRequest>,
     core: Arc<Core>,
     title: Title,
     reply: OpenReply,
@@ -399,7 +399,7 @@ impl Driver {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Open { wish, reply } => self.open(wish, reply),
+            Command::Open { wanted, reply } => self.open(wanted, reply),
             Command::Consumed { stream, bytes } => self.consumed(stream, bytes),
             Command::Leave(stream) => self.leave(stream),
             Command::Pause(stream) => self.pause(stream),
@@ -423,19 +423,19 @@ impl Driver {
         }
     }
 
-    fn open(&mut self, wish: Wish, reply: OpenReply) {
+    fn open(&mut self, wanted: OpenRequest, reply: OpenReply) {
         let stream = StreamId(self.next_id);
         self.next_id += 1;
         let core = Core::new(stream, self.commands.clone());
-        let Some(rate) = wish.rate.clone() else {
+        let Some(rate) = wanted.rate.clone() else {
             self.tally.opened += 1;
-            self.best_effort.open(&core, wish.media, wish.path, wish.start, wish.end);
+            self.best_effort.open(&core, wanted.media, wanted.path, wanted.start, wanted.end);
             reply(Ok(Stream::new(core, Duration::ZERO)));
             return;
         };
-        let title = self.title(&wish);
-        let crowd = Crowd { title, start: wish.start, rate: rate.peak() as u64 };
-        let joining = Joining { wish: Box::new(wish), core, title, reply };
+        let title = self.title(&wanted);
+        let crowd = Crowd { title, start: wanted.start, rate: rate.peak() as u64 };
+        let joining = Joining { wanted: Box::new(wanted), core, title, reply };
         match self.crowds.get_mut(&crowd) {
             Some(crowd) => crowd.waiting.push(joining),
             None => {
@@ -446,11 +446,12 @@ impl Driver {
     }
 
     fn join(&mut self, joining: Joining) {
-        let Joining { wish, core, title, .. } = &joining;
-        let (stream, title, offset) = (core.id, *title, wish.start);
+        let Joining { wanted, core, title, .. } = &joining;
+        let (stream, title, offset) = (core.id, *title, wanted.start);
         let media = &self.titles[&title].media;
         // Nothing is read past the end of what is wanted.
-        let (Some(layout), Some(rate)) = (media.layout_until(wish.end), wish.rate.clone()) else {
+        let (Some(layout), Some(rate)) = (media.layout_until(wanted.end), wanted.rate.clone())
+        else {
             self.dissolve(stream);
             self.release(title);
             let why = Rejected::senseless("the stream would be empty".into());
@@ -474,13 +475,13 @@ impl Driver {
         }
     }
 
-    /// The title of a wish, which counts it as one stream more.
-    fn title(&mut self, wish: &Wish) -> Title {
-        let key = (wish.media.key(), wish.end);
+    /// The title of a request, which counts it as one stream more.
+    fn title(&mut self, wanted: &OpenRequest) -> Title {
+        let key = (wanted.media.key(), wanted.end);
         let title = *self.by_key.entry(key).or_insert_with(|| {
             let title = Title(self.next_id);
             self.next_id += 1;
-            let media = Arc::clone(&wish.media);
+            let media = Arc::clone(&wanted.media);
             self.titles
                 .insert(title, Reading { key, media, streams: 0, failures: 0, crowded: false });
             title
@@ -504,8 +505,8 @@ impl Driver {
 
     fn granted(&mut self, stream: StreamId, asked: Asked, bound: Duration) {
         match asked {
-            Asked::Open(Joining { wish, core, title, reply }) => {
-                if wish.max_startup.is_some_and(|limit| bound > limit) {
+            Asked::Open(Joining { wanted, core, title, reply }) => {
+                if wanted.max_startup.is_some_and(|limit| bound > limit) {
                     self.dissolve(stream);
                     self.release(title);
                     self.events.push_back(Event::Leave(stream));
@@ -518,7 +519,7 @@ impl Driver {
                 }
                 self.tally.opened += 1;
                 let now = (self.clock)();
-                let Wish { path, rate, start, end, dry_at, .. } = *wish;
+                let OpenRequest { path, rate, start, end, dry_at, .. } = *wanted;
                 let entry = Guaranteed {
                     core: Arc::downgrade(&core),
                     title,

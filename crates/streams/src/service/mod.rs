@@ -28,7 +28,7 @@ use crate::media::{FileKey, Library, Media};
 use crate::pool::Pool;
 use beginnings::{Beginnings, Copier};
 use driver::Driver;
-pub(crate) use driver::Wish;
+pub(crate) use driver::OpenRequest;
 pub use status::{Histogram, Status, StreamLine};
 pub use stream::{Stream, StreamError};
 pub use turn::Turn;
@@ -87,7 +87,7 @@ impl Class {
     }
 }
 
-/// A wish for a stream.
+/// A request for a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamRequest {
     /// What is to be sure.
@@ -182,7 +182,7 @@ type Answer = Sender<Result<Duration, Rejected>>;
 
 /// What the driver is asked for.
 enum Command {
-    Open { wish: driver::Wish, reply: OpenReply },
+    Open { wanted: driver::OpenRequest, reply: OpenReply },
     Consumed { stream: StreamId, bytes: u64 },
     Leave(StreamId),
     Pause(StreamId),
@@ -332,11 +332,11 @@ impl Service {
         path: &Path,
         request: &StreamRequest,
     ) -> Result<Stream, OpenError> {
-        let mut wish = self.wish(file, path, request)?;
-        let start = self.start_of(&mut wish);
+        let mut wanted = self.wanted(file, path, request)?;
+        let start = self.start_of(&mut wanted);
         let (sender, replies) = bounded(1);
         // Whoever has stopped waiting has no use for the answer.
-        self.ask(wish, Box::new(move |answer| drop(sender.send(answer))))?;
+        self.ask(wanted, Box::new(move |answer| drop(sender.send(answer))))?;
         let stream = replies.recv_timeout(OPEN_LIMIT).map_err(|_| Rejected::stopped())??;
         Ok(self.begun(stream, start))
     }
@@ -356,29 +356,30 @@ impl Service {
         dry_at: Instant,
         done: impl FnOnce(Result<Stream, Rejected>) + Send + 'static,
     ) -> Result<(), OpenError> {
-        let mut wish = self.wish(file, path, request)?;
-        wish.dry_at = Some(dry_at);
-        Ok(self.ask(wish, Box::new(done))?)
+        let mut wanted = self.wanted(file, path, request)?;
+        wanted.dry_at = Some(dry_at);
+        Ok(self.ask(wanted, Box::new(done))?)
     }
 
     /// As [`Service::open_file`], without blocking.
-    pub(crate) async fn open(&self, mut wish: driver::Wish) -> Result<Stream, Rejected> {
-        let start = self.start_of(&mut wish);
+    pub(crate) async fn open(&self, mut wanted: driver::OpenRequest) -> Result<Stream, Rejected> {
+        let start = self.start_of(&mut wanted);
         let (sender, receiver) = tokio::sync::oneshot::channel();
-        self.ask(wish, Box::new(move |answer| drop(sender.send(answer))))?;
+        self.ask(wanted, Box::new(move |answer| drop(sender.send(answer))))?;
         let stream = receiver.await.unwrap_or_else(|_| Err(Rejected::stopped()))?;
         Ok(self.begun(stream, start))
     }
 
     /// Looks for the beginning of what is wished; what is there is not wished any more.
-    fn start_of(&self, wish: &mut driver::Wish) -> Option<Start> {
+    fn start_of(&self, wanted: &mut driver::OpenRequest) -> Option<Start> {
         let beginnings = self.beginnings.as_ref()?;
-        let (key, start, rate) = (wish.media.key(), wish.start, wish.rate.as_ref()?.peak() as u64);
-        let beginning = beginnings.of(key, start, wish.end);
+        let (key, start, rate) =
+            (wanted.media.key(), wanted.start, wanted.rate.as_ref()?.peak() as u64);
+        let beginning = beginnings.of(key, start, wanted.end);
         if let Some(beginning) = &beginning {
-            wish.start += beginning.len() as u64;
+            wanted.start += beginning.len() as u64;
             // It starts at once.
-            wish.max_startup = None;
+            wanted.max_startup = None;
         }
         Some(Start { key, start, rate, beginning })
     }
@@ -404,18 +405,18 @@ impl Service {
         stream
     }
 
-    fn ask(&self, wish: driver::Wish, reply: OpenReply) -> Result<(), Rejected> {
-        let sent = self.handle.commands.send(Command::Open { wish, reply });
+    fn ask(&self, wanted: driver::OpenRequest, reply: OpenReply) -> Result<(), Rejected> {
+        let sent = self.handle.commands.send(Command::Open { wanted, reply });
         sent.map_err(|_| Rejected::stopped())
     }
 
     /// What an open file and a request come to. Asks the file system, and so may take its time.
-    pub(crate) fn wish(
+    pub(crate) fn wanted(
         &self,
         file: File,
         path: &Path,
         request: &StreamRequest,
-    ) -> Result<driver::Wish, OpenError> {
+    ) -> Result<driver::OpenRequest, OpenError> {
         let at = |source| Error::File { path: path.to_path_buf(), source };
         let key = Media::key_of(&file).map_err(at)?;
         let layout = within(self.device.layout(&file, key), self.capacity);
@@ -433,7 +434,7 @@ impl Service {
             }
             Class::BestEffort => None,
         };
-        Ok(driver::Wish {
+        Ok(driver::OpenRequest {
             media,
             path: path.display().to_string(),
             rate,

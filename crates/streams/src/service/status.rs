@@ -140,7 +140,7 @@ pub struct Status {
     pub behind: u64,
     /// Reads that failed.
     pub read_errors: u64,
-    /// Time from the wish to the first bytes.
+    /// Time from the request to the first bytes.
     pub startup: Histogram,
     /// Time of the device for one read.
     pub service: Histogram,

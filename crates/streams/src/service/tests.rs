@@ -430,13 +430,13 @@ fn paused_stream_of_a_shared_title_when_it_has_taken_nothing_then_it_resumes_wit
 {
     let bytes = 4 * RATE as usize;
     let stage = Stage::with(4, bytes, 4 << 20, Assurance::Deterministic);
-    let wish = StreamRequest::at_rate(RATE);
-    let (first, mut second) = (stage.open(0, &wish).unwrap(), stage.open(0, &wish).unwrap());
+    let wanted = StreamRequest::at_rate(RATE);
+    let (first, mut second) = (stage.open(0, &wanted).unwrap(), stage.open(0, &wanted).unwrap());
     until("both have something", || first.ready() > 0 && second.ready() > 0);
     assert!(stage.service.status().shared > 0, "they share what is read");
     second.pause();
     // The memory that the second did not take is used for others meanwhile.
-    let others = (1..4).map(|title| stage.open(title, &wish).unwrap());
+    let others = (1..4).map(|title| stage.open(title, &wanted).unwrap());
     let players: Vec<_> = others.chain([first]).collect();
     for (played, title) in play(players).into_iter().zip([1, 2, 3, 0]) {
         assert!(played.unwrap().0 == content(title, bytes), "{title}");

@@ -79,7 +79,7 @@ const MOVE: u8 = 255;
 
 /// A transfer under way.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Flight {
+pub struct ActiveTransfer {
     pub sources: Vec<NodeId>,
     pub target: NodeId,
     pub until: Tick,
@@ -91,9 +91,9 @@ pub struct Group {
     /// Of one shard.
     pub bytes: u64,
     pub held: Vec<Option<NodeId>>,
-    pub flights: Vec<Option<Flight>>,
+    pub active: Vec<Option<ActiveTransfer>>,
     /// A shard that should move, for balance, and where.
-    pub wish: Option<(u8, NodeId)>,
+    pub wanted: Option<(u8, NodeId)>,
     /// Copies that are not needed any more, but are still being read.
     pub leaving: Vec<(u8, NodeId)>,
     /// When it last became worse.
@@ -103,8 +103,8 @@ pub struct Group {
 impl Group {
     pub fn new(redundancy: Redundancy, bytes: u64, now: Tick) -> Self {
         let shards = redundancy.shards();
-        let (held, flights) = (vec![None; shards], vec![None; shards]);
-        Self { redundancy, bytes, held, flights, wish: None, leaving: Vec::new(), since: now }
+        let (held, active) = (vec![None; shards], vec![None; shards]);
+        Self { redundancy, bytes, held, active, wanted: None, leaving: Vec::new(), since: now }
     }
 
     pub fn missing(&self) -> usize {
@@ -119,18 +119,18 @@ impl Group {
 
     /// Whether a transfer reads there.
     pub fn is_read(&self, node: NodeId) -> bool {
-        self.flights.iter().flatten().any(|flight| flight.sources.contains(&node))
+        self.active.iter().flatten().any(|active| active.sources.contains(&node))
     }
 
     pub fn is_quiet(&self) -> bool {
-        self.flights.iter().all(Option::is_none)
+        self.active.iter().all(Option::is_none)
     }
 
     /// The most urgent shard without a transfer, and how urgent it is.
     pub fn next(&self, is_draining: impl Fn(NodeId) -> bool) -> Option<(Rank, u8)> {
         let margin = self.margin()?;
         let find = |wanted: &dyn Fn(Option<NodeId>) -> bool| {
-            let open = |at: &usize| self.flights[*at].is_none() && wanted(self.held[*at]);
+            let open = |at: &usize| self.active[*at].is_none() && wanted(self.held[*at]);
             (0..self.held.len()).find(open).map(|at| at as u8)
         };
         if let Some(shard) = find(&|node| node.is_none()) {
@@ -139,7 +139,7 @@ impl Group {
         if let Some(shard) = find(&|node| node.is_some_and(&is_draining)) {
             return Some(((DRAIN, self.since), shard));
         }
-        let (shard, _) = self.wish.filter(|_| self.missing() == 0 && self.is_quiet())?;
+        let (shard, _) = self.wanted.filter(|_| self.missing() == 0 && self.is_quiet())?;
         Some(((MOVE, self.since), shard))
     }
 }

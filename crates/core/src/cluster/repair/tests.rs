@@ -165,10 +165,11 @@ impl World {
                 || sources.iter().filter(|node| any(node)).count() >= needed);
         // A transfer that the planner has given up, as a node came back with the shard, may find
         // its sources gone; one that it counts on may not.
-        let flight = self.repair.groups[&group].flights[usize::from(shard)].as_ref();
-        let same =
-            |flight: &super::group::Flight| flight.target == target && flight.sources == sources;
-        let counted_on = flight.is_some_and(same);
+        let active = self.repair.groups[&group].active[usize::from(shard)].as_ref();
+        let same = |active: &super::group::ActiveTransfer| {
+            active.target == target && active.sources == sources
+        };
+        let counted_on = active.is_some_and(same);
         assert!(sound || !counted_on);
         if !sound {
             self.repair.failed(self.now, group, shard, target);

@@ -1,9 +1,9 @@
-//! Fetching ahead: what the prefetcher wishes for is given room where that does no harm.
+//! Fetching ahead: what the prefetcher wants is given room where that does no harm.
 
 use super::super::Action;
-use super::{Entry, Flight, Steward};
+use super::{Entry, Steward, Transfer};
 use crate::policy::Candidate;
-use crate::prefetch::{Counts, FLIGHTS, JobSnapshot, Wish};
+use crate::prefetch::{Counts, FLIGHTS, FetchCandidate, JobSnapshot};
 use crate::unit::{Ino, Tick, Tier};
 
 impl Steward {
@@ -34,11 +34,11 @@ impl Steward {
             let missing = |object: u64, size: u64| match entries.get(&object) {
                 None => size,
                 Some(entry) if entry.dirty || entry.busy || entry.paused > now => 0,
-                Some(entry) if entry.flight != Flight::Settled => 0,
+                Some(entry) if entry.transfer != Transfer::Settled => 0,
                 Some(entry) => size.saturating_sub(entry.bytes.0),
             };
-            let Some(wish) = self.prefetch.next(missing) else { break };
-            if let Some(fetch) = self.place_ahead(now, &wish, actions) {
+            let Some(wanted) = self.prefetch.next(missing) else { break };
+            if let Some(fetch) = self.place_ahead(now, &wanted, actions) {
                 actions.push(fetch);
             }
         }
@@ -46,28 +46,33 @@ impl Steward {
     }
 
     /// Finds room for a fetch ahead, if there is any without harm.
-    fn place_ahead(&mut self, now: Tick, wish: &Wish, actions: &mut Vec<Action>) -> Option<Action> {
-        let object = wish.object;
+    fn place_ahead(
+        &mut self,
+        now: Tick,
+        wanted: &FetchCandidate,
+        actions: &mut Vec<Action>,
+    ) -> Option<Action> {
+        let object = wanted.object;
         let known = self.entries.get(&object.0).copied().unwrap_or(Entry::NEW);
         let candidate = Candidate {
             object: object.0,
-            size: known.bytes.0 + wish.more.0,
+            size: known.bytes.0 + wanted.more.0,
             resident: known.bytes.0,
             prefetch: true,
         };
         let tiers = match known.home {
             Some(home) => home.0..=home.0,
-            None => 0..=(self.shelves.len() - 1) as u8,
+            None => 0..=(self.tier_states.len() - 1) as u8,
         };
         for tier in tiers.clone().map(Tier) {
             let Some(promised) = self.ask(now, tier, candidate, true, actions) else { continue };
             self.promise(object, tier, promised);
-            self.prefetch.begun(wish, promised);
+            self.prefetch.begun(wanted, promised);
             return Some(Action::Fetch { object, tier, bytes: known.bytes + promised });
         }
-        let never = |tier: u8| candidate.size > self.shelves[usize::from(tier)].config.high.0;
+        let never = |tier: u8| candidate.size > self.tier_states[usize::from(tier)].config.high.0;
         let never = tiers.into_iter().all(never);
-        self.prefetch.declined(wish, never);
+        self.prefetch.declined(wanted, never);
         None
     }
 
@@ -75,7 +80,8 @@ impl Steward {
     pub(super) fn fetched(&mut self, object: Ino) {
         let entry = self.entries.get(&object.0);
         let well = entry.is_some_and(|entry| entry.home.is_some());
-        let arriving = entry.is_some_and(|entry| matches!(entry.flight, Flight::Arriving { .. }));
+        let arriving =
+            entry.is_some_and(|entry| matches!(entry.transfer, Transfer::Arriving { .. }));
         if arriving && self.prefetch.is_flying(object) && !self.prefetch.is_waited_for(object) {
             self.settle(object);
             self.change(object, |_| {});

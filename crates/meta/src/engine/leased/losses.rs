@@ -18,9 +18,9 @@ use crate::keys;
 
 const FILE: &str = "losses";
 /// Inodes that are told apart. With more, the next change and the next sync of any inode fail.
-const MOST_INODES: usize = 1 << 16;
+const MAX_INODES: usize = 1 << 16;
 /// Names that are kept of a directory.
-const MOST_NAMES: usize = 16;
+const MAX_NAMES: usize = 16;
 
 /// What a program does that is told of a loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -189,14 +189,14 @@ impl Losses {
 
 impl State {
     fn note(&mut self, inode: u64, name: Option<&[u8]>) {
-        let is_full = self.losses.len() >= MOST_INODES && !self.losses.contains_key(&inode);
+        let is_full = self.losses.len() >= MAX_INODES && !self.losses.contains_key(&inode);
         let loss = match is_full {
             true => &mut self.others,
             false => self.losses.entry(inode).or_insert(Loss { inode, ..Loss::default() }),
         };
         (loss.change_to_tell, loss.sync_to_tell) = (true, true);
         loss.changes += 1;
-        let Some(name) = name.filter(|_| !is_full && loss.names.len() < MOST_NAMES) else { return };
+        let Some(name) = name.filter(|_| !is_full && loss.names.len() < MAX_NAMES) else { return };
         if !loss.names.iter().any(|known| known == name) {
             loss.names.push(name.to_vec());
         }
@@ -297,9 +297,9 @@ mod tests {
     #[test]
     fn losses_when_there_are_very_many_then_memory_is_bounded_and_nobody_is_left_untold() {
         let losses = Losses::open(None);
-        let all: Vec<_> = (0..MOST_INODES as u64).map(|n| made(7, b"a", 100 + n)).collect();
+        let all: Vec<_> = (0..MAX_INODES as u64).map(|n| made(7, b"a", 100 + n)).collect();
         losses.note(all.len(), &all);
-        assert_eq!(losses.report().losses.len(), MOST_INODES);
+        assert_eq!(losses.report().losses.len(), MAX_INODES);
         assert!(losses.tell(99, Teller::Sync), "it may be about this one, too");
         assert!(!losses.tell(99, Teller::Sync));
     }

@@ -12,8 +12,8 @@
 //! a tool.
 //!
 //! **Death.** The holder gives signs of life, in the mark, and acknowledges nothing when the last one
-//! that was answered was sent longer than a twelfth of the patience ago. Whoever has seen the mark
-//! unchanged for the whole patience on its own clock breaks the lease, if it is still unchanged. So
+//! that was answered was sent longer than a twelfth of the timeout ago. Whoever has seen the mark
+//! unchanged for the whole timeout on its own clock breaks the lease, if it is still unchanged. So
 //! clocks need not agree. A process that comes back finds the journal and ships it, unless others
 //! have changed the partition meanwhile: then it is refused, reported and kept in a file.
 //!
@@ -40,8 +40,8 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::redis::{Answer, Stopped, Taken};
 use super::{
-    Engine, EngineError, Key, MiniTransaction, Outcome, Page, Redis, Reliant, Stamp, Tenure, Write,
-    sweep,
+    Engine, EngineError, Key, LeaseObserver, MiniTransaction, Outcome, Page, Redis, Stamp, Tenure,
+    Write, sweep,
 };
 use crate::clock::BootInstant;
 use crate::keys;
@@ -54,7 +54,7 @@ const PAGE: usize = 2000;
 /// Transactions that wait to be shipped; whoever adds more ships some first.
 const BACKLOG: usize = 4096;
 /// Nobody waits longer for a lease, however patient its holder wants others to be.
-const MOST_RELIANCE: Duration = Duration::from_secs(60);
+const MAX_RELIANCE: Duration = Duration::from_secs(60);
 /// For so long after a loss, in nanoseconds, nobody is told that what he committed has arrived.
 const LATELY: u64 = 30 * Tick::SECOND;
 /// Stamps of leases differ from all others by this.
@@ -64,7 +64,7 @@ const LEASED: u64 = 1 << 63;
 #[derive(Debug, Clone)]
 pub struct LeaseOptions {
     /// Others break a lease that has shown no sign of life for so long.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Where this process runs, for people.
     pub who: String,
     /// Where the journal is kept; without it, the death of the process loses what was not shipped.
@@ -83,7 +83,7 @@ pub struct LeaseOptions {
 impl Default for LeaseOptions {
     fn default() -> Self {
         LeaseOptions {
-            patience: Duration::from_secs(12),
+            timeout: Duration::from_secs(12),
             who: "somebody".to_string(),
             journal: None,
             records: 50_000,
@@ -136,12 +136,12 @@ struct Shared {
     ship: Condvar,
     stamps: AtomicU64,
     /// Who is told before a lease ends.
-    reliant: OnceLock<Arc<dyn Reliant>>,
+    observer: OnceLock<Arc<dyn LeaseObserver>>,
     /// What was acknowledged and is lost.
     losses: Losses,
     /// When something was last lost with the lease of a partition.
     lost_at: Mutex<HashMap<u16, u64>>,
-    /// Leases that were lost, of which the reliant has not let go yet.
+    /// Leases that were lost, of which the observer has not let go yet.
     forsaken: Mutex<Vec<(u16, u64)>>,
     /// Tells the leases of this process from those of others.
     name: String,
@@ -174,7 +174,7 @@ impl Leased {
             unshipped: Mutex::default(),
             ship: Condvar::new(),
             stamps: AtomicU64::new(LEASED),
-            reliant: OnceLock::new(),
+            observer: OnceLock::new(),
             forsaken: Mutex::default(),
             name: format!("{:08x}", u32::from_ne_bytes(number)),
             closed: AtomicBool::new(false),
@@ -244,14 +244,14 @@ impl Shared {
 
     /// For how long after a sign of life this process may act, in nanoseconds.
     fn validity(&self) -> u64 {
-        u64::try_from(self.options.patience.as_nanos() / 12).unwrap_or(u64::MAX)
+        u64::try_from(self.options.timeout.as_nanos() / 12).unwrap_or(u64::MAX)
     }
 
     /// For how long after a sign of life others may rely on what they were told, in nanoseconds:
     /// they can't be told if this process dies, so long before anybody breaks the lease.
     fn reliance(&self) -> u64 {
-        let patience = self.options.patience.min(MOST_RELIANCE);
-        u64::try_from(patience.as_nanos() / 3 * 2).unwrap_or(u64::MAX)
+        let timeout = self.options.timeout.min(MAX_RELIANCE);
+        u64::try_from(timeout.as_nanos() / 3 * 2).unwrap_or(u64::MAX)
     }
 
     /// Whether nobody relies on a lease any more that is about to be given back.
@@ -266,8 +266,8 @@ impl Shared {
     }
 
     fn let_go(&self, partition: u16, lease: u64, for_good: bool) -> bool {
-        let reliant = self.reliant.get();
-        reliant.is_none_or(|reliant| reliant.let_go(partition, lease, for_good))
+        let observer = self.observer.get();
+        observer.is_none_or(|observer| observer.let_go(partition, lease, for_good))
     }
 
     fn stop(&self) {
@@ -531,13 +531,13 @@ impl Shared {
     }
 
     fn take_and_read(&self, part: &Part, id: &str) -> Result<Result<Image, End>, EngineError> {
-        let LeaseOptions { patience, who, records, .. } = &self.options;
+        let LeaseOptions { timeout, who, records, .. } = &self.options;
         if let Some(journal) = self.journal.lock().as_mut() {
             let io = |error| EngineError::Io(Box::new(error));
             journal.take(part.partition, id).map_err(io)?;
         }
         let sent = self.now();
-        match self.below.take(part.partition, id, *patience, who, *records)? {
+        match self.below.take(part.partition, id, *timeout, who, *records)? {
             Taken::Yes => {}
             Taken::TooLarge => return Ok(Err(End::TooLarge)),
             Taken::No => return Ok(Err(End::Recalled)),
@@ -616,7 +616,7 @@ impl Shared {
     /// The lease does not count from here on. The caller has the lock of the state.
     fn end(&self, part: &Part, id: &str, end: End) {
         let lease = part.stamp.swap(0, Ordering::AcqRel);
-        if lease != 0 && !part.is_let_go.load(Ordering::Acquire) && self.reliant.get().is_some() {
+        if lease != 0 && !part.is_let_go.load(Ordering::Acquire) && self.observer.get().is_some() {
             // Too late to be told before, but not for nothing: this process may be alone in it.
             self.forsaken.lock().push((part.partition, lease));
             self.below.wake();
@@ -766,8 +766,8 @@ impl Engine for Leased {
         Some(&self.shared.losses)
     }
 
-    fn rely(&self, reliant: Arc<dyn Reliant>) {
-        if self.shared.reliant.set(reliant).is_err() {
+    fn rely(&self, observer: Arc<dyn LeaseObserver>) {
+        if self.shared.observer.set(observer).is_err() {
             tracing::error!("somebody relies on leases already");
         }
     }

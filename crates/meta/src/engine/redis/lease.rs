@@ -1,4 +1,4 @@
-//! Leases of partitions: the requests of who has one, and the patience of who meets another's.
+//! Leases of partitions: the requests of who has one, and the timeout of who meets another's.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ const LONGEST_PATIENCE: Duration = Duration::from_secs(60);
 const TO_ANSWER: Duration = Duration::from_secs(2);
 /// For how long a process counts as silent whose lease was broken, for its other leases.
 const STAYS_SILENT: Duration = Duration::from_secs(30);
-/// Letters at the beginning of a lease that all leases of a process have in common.
+/// Recalls at the beginning of a lease that all leases of a process have in common.
 const PROCESS: usize = 8;
 /// Processes that are remembered so.
-const MOST_SILENT: usize = 64;
+const MAX_SILENT: usize = 64;
 /// Time to break a lease and go on, after it was waited for.
 const AFTERWARDS: Duration = Duration::from_secs(3);
 
@@ -86,8 +86,8 @@ impl Stopped {
 
     /// A lease was met: since when it has stood as it is. Over a gap between two looks its holder may
     /// have been as unable to show a sign of life as others were to look.
-    fn met(&mut self, now: Instant, lease: &[u8], patience: Duration) -> Instant {
-        let gap = now.saturating_duration_since(self.looked) > patience / 3;
+    fn met(&mut self, now: Instant, lease: &[u8], timeout: Duration) -> Instant {
+        let gap = now.saturating_duration_since(self.looked) > timeout / 3;
         self.looked = now;
         match &self.seen {
             Some((seen, since)) if seen == lease && !gap => *since,
@@ -106,7 +106,7 @@ pub(super) struct SilentProcesses(Vec<(Vec<u8>, Instant)>);
 impl SilentProcesses {
     fn note(&mut self, process: &[u8], now: Instant) {
         self.0.retain(|(other, at)| other != process && now.duration_since(*at) < STAYS_SILENT);
-        if self.0.len() < MOST_SILENT {
+        if self.0.len() < MAX_SILENT {
             self.0.push((process.to_vec(), now));
         }
     }
@@ -127,13 +127,13 @@ impl Redis {
         stopped: &mut Stopped,
     ) -> Result<(), EngineError> {
         let now = Instant::now();
-        let patience = patience_of(lease);
-        if stopped.begun.elapsed() > stopped.give_up.max(patience + AFTERWARDS) {
+        let timeout = timeout_of(lease);
+        if stopped.begun.elapsed() > stopped.give_up.max(timeout + AFTERWARDS) {
             let who = holder_of(lease);
             let reason = format!("{who} works in that directory and does not give way");
             return Err(EngineError::Unreachable { reason });
         }
-        let since = stopped.met(now, lease, patience);
+        let since = stopped.met(now, lease, timeout);
         if self.is_silent(partition, lease, (since, now)) {
             let who = holder_of(lease);
             tracing::warn!(partition, "{who} is silent: its lease is broken");
@@ -161,23 +161,23 @@ impl Redis {
         let heard = self.tracker.unchanged_since(partition, slot_of(partition));
         let silent = heard.map_or(since, |heard| heard.min(since));
         let asked = now.duration_since(since) > TO_ANSWER;
-        now.saturating_duration_since(silent) > patience_of(lease)
+        now.saturating_duration_since(silent) > timeout_of(lease)
             && (asked || self.silent.lock().has(process_of(lease), now))
     }
 
     /// Asks for the lease of a partition. It stands until it is given back, or has shown no sign of
-    /// life for as long as `patience` to somebody whom it stopped.
+    /// life for as long as `timeout` to somebody whom it stopped.
     pub(in crate::engine) fn take(
         &self,
         partition: u16,
         id: &str,
-        patience: Duration,
+        timeout: Duration,
         who: &str,
         records: usize,
     ) -> Result<Taken, EngineError> {
         let mut take = function("take", &self.both_keys(partition));
-        let patience = patience.min(LONGEST_PATIENCE).as_millis() as u64;
-        take.arg(id).arg(patience).arg(who).arg(records);
+        let timeout = timeout.min(LONGEST_PATIENCE).as_millis() as u64;
+        take.arg(id).arg(timeout).arg(who).arg(records);
         match self.ask(partition, &take)?.first() {
             Some(Value::Int(1)) => Ok(Taken::Yes),
             Some(Value::Int(0)) => Ok(Taken::TooLarge),
@@ -273,13 +273,13 @@ impl Redis {
     }
 }
 
-/// The lease's text is `id patience shipped beat who`.
+/// The lease's text is `id timeout shipped beat who`.
 fn number_of(lease: &[u8], at: usize) -> Option<u64> {
     let word = lease.split(|byte| *byte == b' ').nth(at)?;
     std::str::from_utf8(word).ok()?.parse().ok()
 }
 
-fn patience_of(lease: &[u8]) -> Duration {
+fn timeout_of(lease: &[u8]) -> Duration {
     number_of(lease, 1).map_or(LONGEST_PATIENCE, Duration::from_millis).min(LONGEST_PATIENCE)
 }
 
@@ -299,24 +299,24 @@ mod tests {
 
     #[test]
     fn lease_when_nobody_could_look_for_long_then_its_silence_begins_anew() {
-        let (begun, patience) = (Instant::now(), Duration::from_secs(12));
+        let (begun, timeout) = (Instant::now(), Duration::from_secs(12));
         let at = |second| begun + Duration::from_secs(second);
         let mut stopped = Stopped::new(Duration::from_secs(15));
         for second in 0..=13 {
-            assert_eq!(stopped.met(at(second), b"a 12000 0 7 x", patience), at(0));
+            assert_eq!(stopped.met(at(second), b"a 12000 0 7 x", timeout), at(0));
         }
-        assert_eq!(stopped.met(at(14), b"a 12000 0 8 x", patience), at(14), "a sign of life");
-        assert_eq!(stopped.met(at(15), b"a 12000 0 8 x", patience), at(14));
-        assert_eq!(stopped.met(at(28), b"a 12000 0 8 x", patience), at(28), "after an outage");
+        assert_eq!(stopped.met(at(14), b"a 12000 0 8 x", timeout), at(14), "a sign of life");
+        assert_eq!(stopped.met(at(15), b"a 12000 0 8 x", timeout), at(14));
+        assert_eq!(stopped.met(at(28), b"a 12000 0 8 x", timeout), at(28), "after an outage");
     }
 
     #[test]
     fn lease_when_read_then_gives_its_parts() {
         let lease = b"0123456789abcdef 12000 42 7 node two";
-        assert_eq!(patience_of(lease), Duration::from_secs(12));
+        assert_eq!(timeout_of(lease), Duration::from_secs(12));
         assert_eq!(number_of(lease, 2), Some(42));
         assert_eq!(holder_of(lease), "node two");
-        assert_eq!(patience_of(b"nonsense"), LONGEST_PATIENCE);
-        assert_eq!(patience_of(b"id 99999999 0 0 x"), LONGEST_PATIENCE);
+        assert_eq!(timeout_of(b"nonsense"), LONGEST_PATIENCE);
+        assert_eq!(timeout_of(b"id 99999999 0 0 x"), LONGEST_PATIENCE);
     }
 }

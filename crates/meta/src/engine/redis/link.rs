@@ -466,17 +466,17 @@ impl Call {
 }
 
 /// When to give up, and how long to pause between attempts.
-pub(super) struct Patience {
+pub(super) struct TimeLimits {
     until: Instant,
     pause: Duration,
 }
 
-impl Patience {
+impl TimeLimits {
     const FIRST: Duration = Duration::from_millis(2);
     const LONGEST: Duration = Duration::from_millis(100);
 
     pub fn until(until: Instant) -> Self {
-        Patience { until, pause: Self::FIRST }
+        TimeLimits { until, pause: Self::FIRST }
     }
 
     /// Pauses, longer each time. False if the time is up.

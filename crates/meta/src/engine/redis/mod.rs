@@ -30,7 +30,7 @@ use super::{
     sweep,
 };
 pub(in crate::engine) use lease::{Answer, Batch, Stopped, Taken};
-use link::{Dial, Patience};
+use link::{Dial, TimeLimits};
 use route::Cluster;
 use url::Url;
 use watch::Tracker;
@@ -43,7 +43,7 @@ const LIBRARY: &str = "forebay_2";
 const LANES: usize = 256;
 /// Partitions asked at once whether there is anything in them.
 const PROBES: u16 = 512;
-const MOST_PROBES: usize = 4096;
+const MAX_PROBES: usize = 4096;
 
 /// How to use a cluster.
 #[derive(Debug, Clone)]
@@ -203,7 +203,7 @@ impl Redis {
     /// # Errors
     /// `Refused`, and what to do; if no server answers.
     pub fn check_replicas(&self) -> Result<(), EngineError> {
-        let mut patience = Patience::until(Instant::now() + self.options.give_up);
+        let mut timeout = TimeLimits::until(Instant::now() + self.options.give_up);
         loop {
             let found = self.cluster.replicas()?;
             match found.judge(self.options.replicas) {
@@ -211,7 +211,7 @@ impl Redis {
                     found.warn_of_fewer(self.options.replicas);
                     return self.try_to_mark();
                 }
-                Err((server, why)) if self.options.replicas == 0 || !patience.pause() => {
+                Err((server, why)) if self.options.replicas == 0 || !timeout.pause() => {
                     return Err(route::refused(&server, why));
                 }
                 Err(_) => {}
@@ -382,7 +382,7 @@ impl Engine for Redis {
     fn partitions(&self, range: Range<u16>) -> Result<Vec<u16>, EngineError> {
         let all: Vec<u16> = range.collect();
         let mut found = Vec::new();
-        for part in all.chunks(MOST_PROBES) {
+        for part in all.chunks(MAX_PROBES) {
             found.extend(self.present(part)?);
         }
         Ok(found)
@@ -454,7 +454,7 @@ impl Redis {
 
     /// Waits until what the server has written to its log is on its disk.
     fn sync_one(&self, primary: &url::Address) -> Result<(), EngineError> {
-        let mut patience = Patience::until(Instant::now() + self.options.give_up);
+        let mut timeout = TimeLimits::until(Instant::now() + self.options.give_up);
         let mut since = None;
         loop {
             let log = self.cluster.log_state(primary)?;
@@ -477,7 +477,7 @@ impl Redis {
                 if self.cluster.has_logged(primary, &link::mark(&key, true))? {
                     return Ok(());
                 }
-                if !patience.pause() {
+                if !timeout.pause() {
                     let reason = format!("{primary} did not sync its log");
                     return Err(EngineError::Unknown { reason });
                 }
@@ -490,7 +490,7 @@ impl Redis {
                 Some(from) if log.clock >= from + 2 && log.syncing == 0 => return Ok(()),
                 _ => {}
             }
-            if !patience.pause() {
+            if !timeout.pause() {
                 let reason = format!("{primary} did not sync its log");
                 return Err(EngineError::Unknown { reason });
             }

@@ -9,7 +9,7 @@ use parking_lot::{Mutex, RwLock};
 use redis::{Cmd, Value};
 
 use super::link::{
-    Dial, LinkError, Patience, Reply, Request, Server, Whom, is_leased, text_of, version_of,
+    Dial, LinkError, Reply, Request, Server, TimeLimits, Whom, is_leased, text_of, version_of,
 };
 use super::topology::{self, Topology};
 use super::url::Address;
@@ -60,7 +60,7 @@ impl Cluster {
             turn: AtomicU64::new(0),
             requests: AtomicU64::new(0),
         };
-        let mut patience = Patience::until(Instant::now() + cluster.options.give_up);
+        let mut timeout = TimeLimits::until(Instant::now() + cluster.options.give_up);
         loop {
             let reason = match cluster.look(&mut cluster.refreshed.lock()) {
                 Ok(()) if cluster.topology().is_complete() => break,
@@ -68,7 +68,7 @@ impl Cluster {
                 Err(error @ EngineError::Refused { .. }) => return Err(error),
                 Err(error) => error.to_string(),
             };
-            if !patience.pause() {
+            if !timeout.pause() {
                 return Err(EngineError::Unreachable { reason });
             }
         }
@@ -140,7 +140,7 @@ impl Cluster {
         confirm: Option<&str>,
         request: &dyn Fn(bool) -> Cmd,
     ) -> Result<Value, EngineError> {
-        let mut patience = Patience::until(Instant::now() + self.options.give_up);
+        let mut timeout = TimeLimits::until(Instant::now() + self.options.give_up);
         let (mut unknown, mut hops, mut ask) = (false, 0, None);
         loop {
             let asking = ask.is_some();
@@ -178,7 +178,7 @@ impl Cluster {
                 }
             };
             hops = 0;
-            if !patience.pause() {
+            if !timeout.pause() {
                 return Err(match unknown {
                     true => EngineError::Unknown { reason },
                     false => EngineError::Unreachable { reason },
@@ -375,7 +375,7 @@ impl Cluster {
         let (mut info, mut config) = (redis::cmd("INFO"), redis::cmd("CONFIG"));
         info.arg("everything");
         config.arg("GET").arg("appendfsync");
-        let mut patience = Patience::until(Instant::now() + self.options.give_up);
+        let mut timeout = TimeLimits::until(Instant::now() + self.options.give_up);
         loop {
             let reason = match self.server(address).call(Request::several(&[&info, &config])) {
                 Ok(Reply { value: Value::Array(replies), .. }) => match LogState::parse(&replies) {
@@ -386,7 +386,7 @@ impl Cluster {
                 Err(LinkError::Refused(reason)) => return Err(refused(address, reason)),
                 Err(LinkError::NotSent(reason) | LinkError::Lost(reason)) => reason,
             };
-            if !patience.pause() {
+            if !timeout.pause() {
                 return Err(EngineError::Unreachable { reason });
             }
         }

@@ -110,7 +110,7 @@ impl Node {
             if file.copies_wanted.load(Ordering::Acquire) > 0 {
                 break;
             }
-            let size = file.residence.read().place.as_ref().map(|place| place.object.len());
+            let size = file.location.read().place.as_ref().map(|place| place.object.len());
             let due = due(begun.level, size.transpose()?.unwrap_or(0))?;
             if due <= begun.sent {
                 break;

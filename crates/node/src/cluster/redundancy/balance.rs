@@ -25,17 +25,17 @@ impl Node {
     fn levels(&self, cluster: &Cluster) -> Vec<Level> {
         let Some(peers) = cluster.peers.get() else { return Vec::new() };
         let level = |node: u16| {
-            let estate = cluster.nodes.estate_of(node);
-            let left = estate.room.saturating_sub(estate.bytes);
-            let capacity = if estate.room > 0 { left.max(1) } else { 0 };
-            Level { node: NodeId(node.into()), load: estate.held, capacity }
+            let status = cluster.nodes.node_status_of(node);
+            let left = status.room.saturating_sub(status.bytes);
+            let capacity = if status.room > 0 { left.max(1) } else { 0 };
+            Level { node: NodeId(node.into()), load: status.held, capacity }
         };
         let others = peers.listening().into_iter();
         others.filter(|node| self.can_hold(cluster, *node)).map(level).collect()
     }
 
     fn shift(&self, cluster: &Cluster, shifts: &[Shift]) -> u64 {
-        let held = |node: u16| cluster.nodes.estate_of(node).held;
+        let held = |node: u16| cluster.nodes.node_status_of(node).held;
         let bytes = cluster.safety.keeper.shift(shifts, held);
         if bytes > 0 {
             tracing::info!(bytes, "copies move to nodes with more room");

@@ -28,7 +28,7 @@ const DIR: &str = "copies";
 const ASIDE: &str = "aside";
 const GRAIN: u64 = 4096;
 /// More fragments no code has.
-const MOST_PARTS: u32 = Redundancy::MOST as u32 + Redundancy::MOST_DATA as u32;
+const MAX_PARTS: u32 = Redundancy::MOST as u32 + Redundancy::MAX_DATA as u32;
 
 /// A copy.
 #[derive(Debug, Clone, Copy)]
@@ -177,7 +177,7 @@ impl Node {
         let ObjectId { ino, version, part } = put.object;
         let end = put.offset.checked_add(bytes.len() as u64).filter(|end| *end <= put.total);
         let end = end.ok_or_else(|| Fault::Invalid("a part beyond the end".into()))?;
-        if part > MOST_PARTS {
+        if part > MAX_PARTS {
             return Err(Fault::Invalid("no code has so many fragments".into()));
         }
         let key = (ino, version, part);

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::error::Result;
 
 /// Segments that a file may have; then it is coded anew.
-const MOST_SEGMENTS: usize = 64;
+const MAX_SEGMENTS: usize = 64;
 
 /// What other nodes are to have of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,7 +132,7 @@ pub(super) fn bytes_of_each(copies: &Copies) -> u64 {
 pub(super) fn grown(copies: &Copies, writer: Incarnation, now: &Snapshot) -> Option<Copies> {
     let code = match &copies.code {
         None => None,
-        Some(code) if code.ends.len() < MOST_SEGMENTS => {
+        Some(code) if code.ends.len() < MAX_SEGMENTS => {
             let ends = code.ends.iter().copied().chain([now.size]).collect();
             Some(Coded { ends, ..code.clone() })
         }

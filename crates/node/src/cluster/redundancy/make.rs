@@ -16,10 +16,10 @@ use super::super::{Cluster, Peers};
 use super::level::{self, Level, Snapshot};
 use super::send::{Cargo, Failed};
 use crate::context::Context;
+use crate::data_location::Underlay;
 use crate::error::{NodeError, Result};
 use crate::files::FileRef;
 use crate::node::Node;
-use crate::place::Base;
 
 /// How often the metadata may turn out to be changed by others.
 const ATTEMPTS: u32 = 8;
@@ -122,14 +122,14 @@ impl Node {
 
     /// How a file is whose bytes are on the tier, or in the backing store's version below it.
     fn snapshot(&self, file: &FileRef) -> Result<Option<Snapshot>> {
-        let residence = file.residence.read();
-        if matches!(residence.base, Base::Spill(_)) {
+        let location = file.location.read();
+        if matches!(location.base, Underlay::Spill(_)) {
             return Ok(None);
         }
-        let Some(place) = &residence.place else {
+        let Some(place) = &location.place else {
             // A file that was made and has no bytes, or that lost them all.
             let record = self.meta.get(file.ino)?;
-            let empty = residence.loaded && matches!(residence.base, Base::Zeros);
+            let empty = location.loaded && matches!(location.base, Underlay::Zeros);
             let snapshot = Snapshot { size: 0, mtime: record.attr.mtime };
             return Ok((empty && record.attr.size == 0).then_some(snapshot));
         };

@@ -48,15 +48,15 @@ use self::make::Outcome;
 pub(crate) use self::policy::ATTRIBUTE as REDUNDANCY;
 pub(super) use self::take_over::TAKE_OVER;
 use super::Cluster;
+use crate::data_location::Underlay;
 use crate::error::Result;
 use crate::files::FileRef;
 use crate::node::Node;
-use crate::place::Base;
 
 /// Files that may wait for their copies where nobody waits for them.
-const MOST_WAITING: usize = 4096;
+const MAX_WAITING: usize = 4096;
 /// Files that are put together from fragments at a time.
-const MOST_ASSEMBLED: usize = 4;
+const MAX_ASSEMBLED: usize = 4;
 
 /// The copies of a file that this node owns.
 struct Made {
@@ -142,7 +142,7 @@ impl Safety {
     /// need for theirs is had of the same threads.
     fn begin_whole(&self, ino: Ino) -> Option<Assembly<'_>> {
         let mut assembled = self.assembled.lock();
-        let begun = assembled.len() < MOST_ASSEMBLED && assembled.insert(ino.0);
+        let begun = assembled.len() < MAX_ASSEMBLED && assembled.insert(ino.0);
         begun.then_some(Assembly { safety: self, ino: ino.0 })
     }
 
@@ -276,7 +276,7 @@ impl Node {
         let without_bytes = || record.dirty || record.backing.fingerprint.is_none();
         let resident = self.residents.get(file.ino.0);
         resident.map_or_else(without_bytes, |resident| resident.dirty)
-            || matches!(file.residence.read().base, Base::Spill(_))
+            || matches!(file.location.read().base, Underlay::Spill(_))
     }
 
     /// Sees to it that what was written to a file before the call is as safe as is asked for; where that
@@ -332,7 +332,7 @@ impl Node {
             if waiting.since.contains_key(&ino.0) {
                 return true;
             }
-            if waiting.since.len() >= MOST_WAITING {
+            if waiting.since.len() >= MAX_WAITING {
                 return false;
             }
             waiting.since.insert(ino.0, Instant::now());

@@ -14,10 +14,10 @@ use rustix::io::Errno;
 
 use super::super::Cluster;
 use super::level::Level;
+use crate::data_location::Underlay;
 use crate::error::{NodeError, Result};
 use crate::files::File;
 use crate::node::Node;
-use crate::place::Base;
 
 /// Bytes of a file that are sent at a time, or coded together.
 pub(super) const PIECE: u64 = 2 << 20;
@@ -245,11 +245,10 @@ impl Node {
 
     /// The file behind an object that has all bytes of a file.
     fn object_of(&self, file: &File) -> Result<Option<Arc<std::fs::File>>, Failed> {
-        let residence = file.residence.read();
-        let whole = residence
-            .place
-            .as_ref()
-            .filter(|place| place.presence.is_none() && !matches!(residence.base, Base::Spill(_)));
+        let location = file.location.read();
+        let whole = location.place.as_ref().filter(|place| {
+            place.presence.is_none() && !matches!(location.base, Underlay::Spill(_))
+        });
         let Some(fd) = whole.and_then(|place| place.object.fd()) else { return Ok(None) };
         let fd = fd.as_fd().try_clone_to_owned().map_err(NodeError::from)?;
         Ok(Some(Arc::new(fd.into())))
@@ -266,11 +265,11 @@ impl Node {
         if bytes.is_empty() {
             return Ok(());
         }
-        let residence = file.residence.read();
-        if residence.place.is_none() || matches!(residence.base, Base::Spill(_)) {
+        let location = file.location.read();
+        if location.place.is_none() || matches!(location.base, Underlay::Spill(_)) {
             return Err(Failed::Moved);
         }
-        let read = self.read_with_gaps(file, &residence, from, bytes)?;
+        let read = self.read_with_gaps(file, &location, from, bytes)?;
         bytes[read..].fill(0);
         Ok(())
     }

@@ -14,11 +14,11 @@ use forebay_types::Ino;
 use prost::Message;
 
 use super::super::Cluster;
-use super::super::through::WITHIN;
+use super::super::forwarding::WITHIN;
+use crate::data_location::{DataLocation, Underlay};
 use crate::error::Result;
 use crate::files::{File, FileRef};
 use crate::node::Node;
-use crate::place::{Base, Residence};
 use crate::residents::Resident;
 
 /// Take this file over, of which you have a copy.
@@ -113,22 +113,22 @@ impl Node {
             return Ok(false);
         }
         let file = self.files.get(ino);
-        let mut residence = file.residence.write();
+        let mut location = file.location.write();
         if self.meta.get_now(ino)?.owner != Some(owner) {
             return Ok(true);
         }
-        self.clear_for_taking(cluster, &file, &mut residence)?;
+        self.clear_for_taking(cluster, &file, &mut location)?;
         if !self.meta.take_over(ino, owner, copies)? {
             return Ok(true);
         }
         tracing::info!(%ino, %owner, size = copies.size, "a file of a node that is gone was taken over");
         self.metrics.taken_over.inc();
-        residence.loaded = false;
-        self.look_up(&file, &mut residence)?;
+        location.loaded = false;
+        self.look_up(&file, &mut location)?;
         file.count_write();
         let holders = copies.without(cluster.me.node);
         let after = Copies { writer: cluster.me, holders, ..copies.clone() };
-        drop(residence);
+        drop(location);
         let level = self.level_of(ino);
         cluster.safety.note(cluster.me.node, &file, &after, (false, level));
         self.written_back_in(ino);
@@ -171,11 +171,11 @@ impl Node {
         &self,
         cluster: &Cluster,
         file: &File,
-        residence: &mut Residence,
+        location: &mut DataLocation,
     ) -> Result<()> {
-        let place = residence.place.take();
+        let place = location.place.take();
         self.pages_replaced(file);
-        (residence.base, residence.loaded) = (Base::backing(), false);
+        (location.base, location.loaded) = (Underlay::backing(), false);
         let Some(resident) = self.residents.get(file.ino.0) else { return Ok(()) };
         match resident.dirty {
             true => drop(self.move_aside(&cluster.safety.held, file.ino, resident.tier)?),
@@ -276,7 +276,7 @@ impl Node {
         if dirty().is_none() {
             return Ok(());
         }
-        let mut residence = file.residence.write();
+        let mut location = file.location.write();
         let Some(resident) = dirty() else { return Ok(()) };
         let mine = match self.meta.get_now(file.ino) {
             Ok(record) => cluster.is_mine(&record),
@@ -286,11 +286,11 @@ impl Node {
         if mine || !self.meta.was_taken(file.ino)? {
             return Ok(());
         }
-        let place = residence.place.take();
+        let place = location.place.take();
         self.pages_replaced(file);
         let to = self.move_aside(&cluster.safety.held, file.ino, resident.tier)?;
         self.forget_resident(file.ino, place.as_ref());
-        (residence.base, residence.loaded) = (Base::backing(), false);
+        (location.base, location.loaded) = (Underlay::backing(), false);
         self.meta.forget_taken(file.ino)?;
         tracing::warn!(ino = %file.ino, kept = %to.display(), "another node has taken a file over: what this one had of it does not count any more, and is kept aside");
         Ok(())

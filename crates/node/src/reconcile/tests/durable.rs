@@ -3,7 +3,7 @@
 use forebay_meta::{Engine, EngineError, Key, MiniTransaction, Outcome, Page};
 
 use super::*;
-use crate::limbo::limbo_link;
+use crate::parked::parked_link;
 
 /// An engine that knows whether all that was committed to it is durable.
 struct Committing {
@@ -163,7 +163,7 @@ fn file_that_only_claims_a_place_in_limbo_when_opened_then_it_is_where_it_was() 
     let bench = Bench::new();
     let ino = bench.write("file", b"bytes");
     bench.drained();
-    bench.node.meta.claim(ino, &limbo_link(ino)).expect("claimed");
+    bench.node.meta.claim(ino, &parked_link(ino)).expect("claimed");
     let opened = bench.node.open_version(ino).expect("it is there");
     assert_eq!(opened.len().expect("its length"), 5);
 }

@@ -526,9 +526,9 @@ impl World {
             }
         }
         assert_eq!(physical, logical);
-        assert_eq!(node.backing.list_limbo().expect("limbo"), Vec::<u64>::new());
+        assert_eq!(node.backing.list_parked().expect("limbo"), Vec::<u64>::new());
         let counts = node.meta.counts();
-        assert_eq!((counts.queued, counts.ghosts, counts.orphans), (0, 0, 0));
+        assert_eq!((counts.queued, counts.stale_names, counts.orphans), (0, 0, 0));
     }
 
     /// Where nobody else changes anything: all that the program has made is there, as it was made.

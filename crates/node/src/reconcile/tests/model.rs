@@ -250,9 +250,9 @@ impl World {
             assert_eq!(*groups.entry(*ino).or_insert(below), below, "{path:?}: hard links");
         }
         assert_eq!(self.node.conflicts().0, 0, "{:?}", self.node.conflicts());
-        assert_eq!(self.backing.list_limbo().expect("limbo"), Vec::<u64>::new());
+        assert_eq!(self.backing.list_parked().expect("limbo"), Vec::<u64>::new());
         let counts = self.node.meta.counts();
-        assert_eq!((counts.queued, counts.ghosts, counts.orphans), (0, 0, 0));
+        assert_eq!((counts.queued, counts.stale_names, counts.orphans), (0, 0, 0));
     }
 }
 

@@ -317,7 +317,7 @@ fn name_of_a_replaced_file_in_use_when_the_new_one_is_not_there_yet_then_shows_t
     assert_eq!((shown.attr.size, shown.attr.nlink), (15, 1));
     assert_eq!(fs::metadata(bench.root.join("old")).expect("there").nlink(), 1);
     assert_eq!((bench.node.conflicts().0, bench.names("").len()), (1, 2));
-    assert!(bench.node.backing.list_limbo().expect("limbo").is_empty());
+    assert!(bench.node.backing.list_parked().expect("limbo").is_empty());
 }
 
 #[test]
@@ -330,11 +330,11 @@ fn replaced_file_in_use_when_the_new_one_is_there_then_is_in_limbo_until_its_las
     bench.node.reconcile(new).expect("published");
     bench.node.reconcile(old).expect("hidden");
     assert_eq!(bench.read("old"), b"new");
-    assert_eq!(bench.node.backing.list_limbo().expect("limbo"), [old.0]);
+    assert_eq!(bench.node.backing.list_parked().expect("limbo"), [old.0]);
     bench.contents.open.lock().clear();
     bench.node.meta.release_orphan(old, crate::clock::wall_time()).expect("released");
     bench.drained();
-    assert!(bench.node.backing.list_limbo().expect("limbo").is_empty());
+    assert!(bench.node.backing.list_parked().expect("limbo").is_empty());
     assert_eq!((bench.read("old"), bench.node.conflicts().0), (b"new".to_vec(), 0));
 }
 
@@ -440,11 +440,11 @@ fn file_in_limbo_when_others_wrote_it_before_it_is_removed_then_it_is_set_aside_
     let meta = &bench.node.meta;
     meta.unlink(Ino::ROOT, b"file", crate::clock::wall_time(), true).expect("unlinked");
     bench.drained();
-    assert_eq!(bench.node.backing.list_limbo().expect("limbo"), [ino.0]);
+    assert_eq!(bench.node.backing.list_parked().expect("limbo"), [ino.0]);
     std::io::Write::write_all(&mut below.expect("open below"), b" of others").expect("written");
     meta.release_orphan(ino, crate::clock::wall_time()).expect("released");
     bench.node.reconcile(ino).expect("removed for good");
-    assert_eq!(bench.node.backing.list_limbo().expect("limbo"), Vec::<u64>::new());
+    assert_eq!(bench.node.backing.list_parked().expect("limbo"), Vec::<u64>::new());
     let (count, conflicts) = bench.node.conflicts();
     assert_eq!(count, 1, "{conflicts:?}");
     let kept = conflicts[0].ours.clone().expect("it says where");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use super::super::socket::stalled;
-use super::super::{Closer, Patience, Sink, Source, Wire};
+use super::super::{Closer, Sink, Source, TimeLimits, Wire};
 use super::engine::{Engine, HEAD, Key, Kind, message};
 
 /// Bytes of one message.
@@ -99,25 +99,25 @@ impl End {
     }
 
     /// Connects to the listener `port` of a process.
-    pub fn knock(
+    pub fn handshake(
         engine: &Arc<Engine>,
         rank: u16,
         port: u16,
-        patience: Patience,
+        timeout: TimeLimits,
     ) -> io::Result<End> {
         let key = (rank, engine.number(), true);
         let end = End::new(engine.clone(), Arc::new(Connection::new(key)));
         engine.enter(key, end.connection.clone());
-        let knocked = end.try_knock(port, patience);
-        if knocked.is_err() {
+        let shook_hands = end.try_handshake(port, timeout);
+        if shook_hands.is_err() {
             end.close();
         }
-        knocked.map(|()| end)
+        shook_hands.map(|()| end)
     }
 
-    fn try_knock(&self, port: u16, patience: Patience) -> io::Result<()> {
+    fn try_handshake(&self, port: u16, timeout: TimeLimits) -> io::Result<()> {
         self.say(Kind::Connect, port.into())?;
-        let until = Instant::now() + patience.connect;
+        let until = Instant::now() + timeout.connect;
         let mut state = self.connection.state.lock();
         loop {
             if state.accepted {
@@ -139,10 +139,10 @@ impl End {
     }
 
     /// The two directions, for those who send and receive frames.
-    pub fn wire(self, patience: Patience) -> Wire {
+    pub fn wire(self, timeout: TimeLimits) -> Wire {
         let out = message(Kind::Bytes, self.connection.key, 0, &[]);
-        let source = MpiSource { end: self.clone(), patience: patience.stall };
-        let sink = MpiSink { end: self.clone(), out, patience: patience.stall };
+        let source = MpiSource { end: self.clone(), timeout: timeout.stall };
+        let sink = MpiSink { end: self.clone(), out, timeout: timeout.stall };
         Wire { source: Box::new(source), sink: Box::new(sink), closer: Arc::new(self) }
     }
 
@@ -170,7 +170,7 @@ impl Closer for End {
 
 struct MpiSource {
     end: End,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl MpiSource {
@@ -188,7 +188,7 @@ impl MpiSource {
             if state.ended {
                 return Ok(None);
             }
-            let until = begun + self.patience;
+            let until = begun + self.timeout;
             if Instant::now() >= until {
                 return Err(ErrorKind::WouldBlock.into());
             }
@@ -230,8 +230,8 @@ impl Read for MpiSource {
 }
 
 impl Source for MpiSource {
-    fn set_patience(&mut self, patience: Duration) -> io::Result<()> {
-        self.patience = patience;
+    fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        self.timeout = timeout;
         Ok(())
     }
 }
@@ -241,7 +241,7 @@ struct MpiSink {
     end: End,
     /// The next message, its head in front.
     out: Vec<u8>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl MpiSink {
@@ -260,7 +260,7 @@ impl MpiSink {
             if state.room >= len {
                 break;
             }
-            let until = state.progress.max(begun) + self.patience;
+            let until = state.progress.max(begun) + self.timeout;
             if Instant::now() >= until {
                 return Err(stalled());
             }

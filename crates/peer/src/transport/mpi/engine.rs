@@ -161,7 +161,7 @@ impl Engine {
     /// Gives a message to the thread.
     pub fn send(&self, rank: u16, message: Vec<u8>) -> io::Result<()> {
         let outgoing = self.outgoing.as_ref().ok_or(ErrorKind::BrokenPipe)?;
-        // Longer than any patience: who waits so long finds out by itself that nothing moves.
+        // Longer than any timeout: who waits so long finds out by itself that nothing moves.
         let sent = outgoing.send_timeout((rank, message), Duration::from_secs(60));
         sent.map_err(|_| ErrorKind::BrokenPipe.into())
     }

@@ -99,11 +99,11 @@ impl Assembly {
         Ok(Some(bytes))
     }
 
-    /// Gives up messages of which nothing came for `patience`, and tells how many: their sender is
+    /// Gives up messages of which nothing came for `timeout`, and tells how many: their sender is
     /// not there any more.
-    pub fn collect_orphans(&mut self, now: Instant, patience: Duration) -> usize {
+    pub fn collect_orphans(&mut self, now: Instant, timeout: Duration) -> usize {
         let before = self.messages.len();
-        let gone = |partial: &Partial| now.saturating_duration_since(partial.heard) >= patience;
+        let gone = |partial: &Partial| now.saturating_duration_since(partial.heard) >= timeout;
         self.messages.retain(|_, partial| !gone(partial));
         self.bytes = self.messages.values().map(|partial| partial.bytes).sum();
         before - self.messages.len()

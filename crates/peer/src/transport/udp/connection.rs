@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::socket::stalled;
-use super::super::{Closer, Patience, Sink, Source, Wire};
+use super::super::{Closer, Sink, Source, TimeLimits, Wire};
 use super::Datagrams;
 use super::assembly::{Assembly, Unfit};
 use super::endpoint::FAREWELL;
@@ -116,20 +116,20 @@ impl Connection {
     }
 
     /// The two directions, for those who send and receive frames.
-    pub fn wire(self: Arc<Self>, patience: Patience) -> Wire {
-        self.state.lock().silence = (patience.stall * 4).max(Duration::from_secs(1));
+    pub fn wire(self: Arc<Self>, timeout: TimeLimits) -> Wire {
+        self.state.lock().silence = (timeout.stall * 4).max(Duration::from_secs(1));
         let source = UdpSource {
             connection: self.clone(),
             message: Vec::new(),
             at: 0,
-            patience: patience.stall,
+            timeout: timeout.stall,
         };
         let sink = UdpSink {
             connection: self.clone(),
             message: 0,
             packet: 0,
             bytes: Vec::with_capacity(DATA),
-            patience: patience.stall,
+            timeout: timeout.stall,
         };
         Wire { source: Box::new(source), sink: Box::new(sink), closer: self }
     }
@@ -142,7 +142,7 @@ impl Connection {
     }
 
     /// Asks to be let in until that is answered.
-    pub fn knock(&self, within: Duration) -> io::Result<()> {
+    pub fn handshake(&self, within: Duration) -> io::Result<()> {
         let end = Instant::now() + within;
         let mut state = self.state.lock();
         while !state.accepted && !state.ended {
@@ -379,7 +379,7 @@ struct UdpSource {
     connection: Arc<Connection>,
     message: Vec<u8>,
     at: usize,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Read for UdpSource {
@@ -420,7 +420,7 @@ impl UdpSource {
                 return Ok(Vec::new());
             }
             // Who is sending a long message is not silent.
-            let end = state.incoming.progress.max(begun) + self.patience;
+            let end = state.incoming.progress.max(begun) + self.timeout;
             if Instant::now() >= end {
                 return Err(ErrorKind::WouldBlock.into());
             }
@@ -430,8 +430,8 @@ impl UdpSource {
 }
 
 impl Source for UdpSource {
-    fn set_patience(&mut self, patience: Duration) -> io::Result<()> {
-        self.patience = patience;
+    fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        self.timeout = timeout;
         Ok(())
     }
 }
@@ -442,7 +442,7 @@ struct UdpSink {
     message: u64,
     packet: u32,
     bytes: Vec<u8>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl UdpSink {
@@ -478,7 +478,7 @@ impl UdpSink {
             if state.outgoing.has_room() {
                 return Ok(state);
             }
-            let end = state.outgoing.progress.max(begun) + self.patience;
+            let end = state.outgoing.progress.max(begun) + self.timeout;
             if Instant::now() >= end {
                 return Err(stalled());
             }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::super::Patience;
+use super::super::TimeLimits;
 use super::Datagrams;
 use super::connection::Connection;
 use super::packet::Packet;
@@ -53,13 +53,13 @@ impl Endpoint {
     }
 
     /// Connects to a listening endpoint.
-    pub fn connect(&self, to: SocketAddr, patience: Patience) -> io::Result<Arc<Connection>> {
+    pub fn connect(&self, to: SocketAddr, timeout: TimeLimits) -> io::Result<Arc<Connection>> {
         let mut id = [0; 8];
         SystemRandom::new().fill(&mut id).map_err(|_| io::Error::other("no random bytes"))?;
         let id = u64::from_le_bytes(id);
         let connection = Arc::new(Connection::new(id, to, self.socket.clone()));
         self.connections.lock().insert((to, id), connection.clone());
-        let let_in = connection.knock(patience.connect);
+        let let_in = connection.handshake(timeout.connect);
         if let_in.is_err() {
             self.connections.lock().remove(&(to, id));
         }
@@ -77,17 +77,17 @@ impl Endpoint {
         let mut touched: Vec<Arc<Connection>> = Vec::new();
         let mut ticked = Instant::now();
         loop {
-            let mut patience = TICK;
+            let mut timeout = TICK;
             for _ in 0..BATCH {
-                match self.socket.receive(&mut buffer, patience) {
+                match self.socket.receive(&mut buffer, timeout) {
                     Ok((len, from)) => self.take(&buffer[..len], from, &mut touched),
-                    Err(_) if patience.is_zero() => break,
+                    Err(_) if timeout.is_zero() => break,
                     // Nothing came, or the system tells of a host that is not there: the
                     // connection will find out.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(_) => std::thread::sleep(Duration::from_millis(1)),
                 }
-                patience = Duration::ZERO;
+                timeout = Duration::ZERO;
             }
             touched.drain(..).for_each(|connection| connection.acknowledge());
             let now = Instant::now();

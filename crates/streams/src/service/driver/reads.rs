@@ -1,4 +1,4 @@
-//! Reads: from the machine's wish to the device, and back.
+//! Reads: from the machine's wishes to the device, and back.
 
 use std::sync::Arc;
 

@@ -175,7 +175,7 @@ impl Stage {
         let file = std::fs::File::open(path).unwrap();
         // Titles lie apart.
         let layout = Layout::contiguous(title as u64 * APART, self.bytes as u64).unwrap();
-        let wish = Wish {
+        let wanted = OpenRequest {
             media: Arc::new(Media::new(file, Access::Buffered, layout).unwrap()),
             path: title.to_string(),
             rate: rate.map(|rate| Rate::constant(rate).unwrap()),
@@ -185,8 +185,10 @@ impl Stage {
             dry_at,
         };
         let (sender, reply) = bounded(1);
-        self.driver
-            .obey(Command::Open { wish, reply: Box::new(move |answer| drop(sender.send(answer))) });
+        self.driver.obey(Command::Open {
+            wanted,
+            reply: Box::new(move |answer| drop(sender.send(answer))),
+        });
         self.work();
         reply
     }

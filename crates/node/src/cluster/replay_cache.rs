@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use forebay_core::cluster::turns::{Asker, Begin, Owner, Turn};
+use forebay_core::cluster::replay_cache::{Asker, Begin, Owner, Turn};
 use forebay_meta::Incarnation;
 use forebay_peer::message::{self, Fault};
 use forebay_peer::{Body, Call, Client, Error as PeerError};
@@ -17,8 +17,8 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Cluster;
+use super::forwarding::{errno, within};
 use super::serve::{asker, same_epoch};
-use super::through::{errno, within};
 use crate::error::Result;
 use crate::node::Node;
 
@@ -62,7 +62,7 @@ pub(super) struct Settled {
 }
 
 /// The calls of this node of owners, and of others of this one as an owner.
-pub(super) struct Turns {
+pub(super) struct ReplayCache {
     asked: Mutex<HashMap<u16, Asked>>,
     freed: Condvar,
     served: Mutex<Owner<Outcome>>,
@@ -84,12 +84,12 @@ enum Next {
     Tell(Vec<Turn>),
 }
 
-impl Turns {
+impl ReplayCache {
     pub(super) fn new() -> Self {
         // Later than any number that a daemon of this incarnation before this one has given.
         let now = clock_gettime(ClockId::Boottime);
         let first = now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs();
-        Turns {
+        ReplayCache {
             asked: Mutex::default(),
             freed: Condvar::new(),
             served: Mutex::new(Owner::new(first.max(1))),
@@ -388,7 +388,7 @@ impl Node {
 
 /// A call that is being carried out.
 struct UnderWay<'a> {
-    turns: &'a Turns,
+    turns: &'a ReplayCache,
     from: u32,
     turn: Turn,
     outcome: Outcome,

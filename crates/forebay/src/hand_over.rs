@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::{ControlError, ControlResult, ErrorKind};
 use crate::descriptors::{self, in_memory, out_of_memory, words_in_memory, words_out_of_memory};
-use crate::engine::Bequest;
+use crate::engine::HandOver;
 
 /// How long a new program may take to look at the offer.
 const OFFER_LIMIT: Duration = Duration::from_secs(20);
@@ -131,16 +131,16 @@ impl Successor {
     /// Why it is not; the new daemon is gone then.
     pub fn take(
         &mut self,
-        bequest: &Bequest,
+        handed: &HandOver,
         lock: BorrowedFd<'_>,
         listener: BorrowedFd<'_>,
         (supervisor, stored): (Option<BorrowedFd<'_>>, u64),
     ) -> ControlResult<()> {
-        let state = in_memory(&bequest.state).map_err(|error| failed("the state", &error))?;
-        let mut descriptors = vec![bequest.device.as_fd(), state.as_fd(), lock, listener];
-        descriptors.extend(bequest.rings.as_ref().map(OwnedFd::as_fd));
+        let state = in_memory(&handed.state).map_err(|error| failed("the state", &error))?;
+        let mut descriptors = vec![handed.device.as_fd(), state.as_fd(), lock, listener];
+        descriptors.extend(handed.rings.as_ref().map(OwnedFd::as_fd));
         descriptors.extend(supervisor);
-        let take = Word::Take { rings: bequest.rings.is_some(), stored };
+        let take = Word::Take { rings: handed.rings.is_some(), stored };
         let answer = send(self.socket.as_fd(), &take, &descriptors)
             .and_then(|()| receive(self.socket.as_fd(), TAKE_LIMIT));
         let error = match answer {
@@ -184,9 +184,9 @@ pub struct Predecessor {
 
 /// What the old daemon hands over.
 #[derive(Debug)]
-pub struct Estate {
+pub struct HandedOver {
     /// The mount.
-    pub bequest: Bequest,
+    pub handed: HandOver,
     /// The lock of the address.
     pub lock: OwnedFd,
     /// The control socket.
@@ -234,7 +234,7 @@ impl Predecessor {
     ///
     /// # Errors
     /// When the old daemon has changed its mind or died.
-    pub fn take(&self) -> ControlResult<Estate> {
+    pub fn take(&self) -> ControlResult<HandedOver> {
         let lost = |error: io::Error| failed("the old daemon has not handed over", &error);
         let (word, descriptors) = receive(self.socket.as_fd(), REST_LIMIT).map_err(lost)?;
         let since = Instant::now();
@@ -245,8 +245,8 @@ impl Predecessor {
         let rings = if rings { Some(next()?) } else { None };
         let supervisor = descriptors.next();
         let state = out_of_memory(&File::from(state)).map_err(lost)?;
-        let bequest = Bequest { device, rings, state, open_files: 0, since };
-        Ok(Estate { bequest, lock, listener: listener.into(), supervisor, stored })
+        let handed = HandOver { device, rings, state, open_files: 0, since };
+        Ok(HandedOver { handed, lock, listener: listener.into(), supervisor, stored })
     }
 
     /// Tells why not.

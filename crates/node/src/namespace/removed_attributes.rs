@@ -12,15 +12,15 @@ use rustix::io::Errno;
 const MOST: usize = 4096;
 
 /// Bytes of extended attributes that are remembered.
-const MOST_XATTR_BYTES: usize = 4 << 20;
+const MAX_XATTR_BYTES: usize = 4 << 20;
 
 /// Extended attributes by name.
 pub type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The attributes that departed inodes had last. Directories apart: who empties a large tree removes
+/// The attributes that removed inodes had last. Directories apart: who empties a large tree removes
 /// its files by the thousands, and those hardly anybody asks for.
 #[derive(Default)]
-pub struct Departed {
+pub struct RemovedAttributes {
     directories: Mutex<Inner>,
     others: Mutex<Inner>,
     /// Those of directories that have any.
@@ -33,7 +33,7 @@ struct Inner {
     order: VecDeque<u64>,
 }
 
-impl Departed {
+impl RemovedAttributes {
     /// Remembers an inode that lost its last name.
     pub fn remember(&self, ino: Ino, attr: Attr) {
         let attr = Attr { nlink: 0, ..attr };
@@ -55,7 +55,7 @@ impl Departed {
     /// Remembers the extended attributes of a directory that is remembered, as far as there is room.
     pub fn remember_xattrs(&self, ino: Ino, xattrs: Xattrs) {
         let mut all = self.xattrs.lock();
-        if !xattrs.is_empty() && bytes_of(all.values().chain([&xattrs])) <= MOST_XATTR_BYTES {
+        if !xattrs.is_empty() && bytes_of(all.values().chain([&xattrs])) <= MAX_XATTR_BYTES {
             all.insert(ino.0, xattrs);
         }
     }
@@ -89,7 +89,7 @@ impl Departed {
         }
         let grows = bytes_of([&after]) > bytes_of([&before]);
         all.insert(ino.0, after);
-        if grows && bytes_of(all.values()) > MOST_XATTR_BYTES {
+        if grows && bytes_of(all.values()) > MAX_XATTR_BYTES {
             all.insert(ino.0, before);
             return Err(Errno::NOSPC);
         }
@@ -161,14 +161,14 @@ mod tests {
     #[test]
     fn departed_when_too_many_then_the_oldest_are_forgotten() {
         for kind in [FileKind::Directory, FileKind::Regular] {
-            let departed = Departed::default();
+            let removed_inodes = RemovedAttributes::default();
             for ino in 0..MOST as u64 + 10 {
-                departed.remember(Ino(ino), attr(kind));
-                departed.remember(Ino(ino), attr(kind));
+                removed_inodes.remember(Ino(ino), attr(kind));
+                removed_inodes.remember(Ino(ino), attr(kind));
             }
-            assert_eq!(departed.recall(Ino(9)), None);
-            assert_eq!(departed.recall(Ino(10)).map(|attr| attr.nlink), Some(0));
-            let inner = [&departed.directories, &departed.others].map(|inner| {
+            assert_eq!(removed_inodes.recall(Ino(9)), None);
+            assert_eq!(removed_inodes.recall(Ino(10)).map(|attr| attr.nlink), Some(0));
+            let inner = [&removed_inodes.directories, &removed_inodes.others].map(|inner| {
                 let inner = inner.lock();
                 (inner.attrs.len(), inner.order.len())
             });
@@ -178,20 +178,23 @@ mod tests {
 
     #[test]
     fn departed_directory_when_its_mode_is_changed_then_shown_so_and_still_removed() {
-        let departed = Departed::default();
-        departed.remember(Ino(1), attr(FileKind::Directory));
-        assert!(departed.change(Ino(1), |attr| (attr.perm, attr.nlink) = (0o700, 2)));
-        assert_eq!(departed.recall(Ino(1)).map(|attr| (attr.perm, attr.nlink)), Some((0o700, 0)));
-        assert!(departed.has_directory(Ino(1)) && !departed.change(Ino(2), |_| {}));
+        let removed_inodes = RemovedAttributes::default();
+        removed_inodes.remember(Ino(1), attr(FileKind::Directory));
+        assert!(removed_inodes.change(Ino(1), |attr| (attr.perm, attr.nlink) = (0o700, 2)));
+        assert_eq!(
+            removed_inodes.recall(Ino(1)).map(|attr| (attr.perm, attr.nlink)),
+            Some((0o700, 0))
+        );
+        assert!(removed_inodes.has_directory(Ino(1)) && !removed_inodes.change(Ino(2), |_| {}));
     }
 
     #[test]
     fn departed_directory_when_its_files_are_removed_by_the_thousands_then_remembered() {
-        let departed = Departed::default();
-        departed.remember(Ino(1), attr(FileKind::Directory));
+        let removed_inodes = RemovedAttributes::default();
+        removed_inodes.remember(Ino(1), attr(FileKind::Directory));
         for ino in 2..2 * MOST as u64 {
-            departed.remember(Ino(ino), attr(FileKind::Regular));
+            removed_inodes.remember(Ino(ino), attr(FileKind::Regular));
         }
-        assert!(departed.recall(Ino(1)).is_some());
+        assert!(removed_inodes.recall(Ino(1)).is_some());
     }
 }

@@ -1,7 +1,7 @@
 //! Requests that come again because the daemon died before it answered them.
 //!
 //! The kernel can't tell which of them were carried out, so each that must not be done twice was
-//! noted in the ledger when it was begun, and what it would have changed is looked at. Nobody else
+//! noted in the journal when it was begun, and what it would have changed is looked at. Nobody else
 //! can have changed it since: whoever waits for such a request holds the directory's lock in the
 //! kernel.
 
@@ -10,7 +10,7 @@ use fusewire::{Operation, Request};
 
 use crate::answer::Answer;
 use crate::errno::errno;
-use crate::ledger::{Before, Call, Ledger};
+use crate::recovery_journal::{Before, Call, RecoveryJournal};
 use crate::serve::Serve;
 
 /// The bit that marks the number of a request that comes again.
@@ -55,10 +55,10 @@ pub fn call(node: &Node, context: &Context, about: Ino, operation: &Operation<'_
 
 impl Serve<'_> {
     /// The answer to a request that was carried out before; `None` if it is to be carried out.
-    pub fn serve_resent(
+    pub fn serve_replayed(
         &self,
         before: &Before,
-        ledger: &Ledger,
+        journal: &RecoveryJournal,
         operation: &Operation<'_>,
     ) -> Result<Option<Answer>> {
         use Operation as Op;
@@ -98,7 +98,7 @@ impl Serve<'_> {
                     let flags = flags & !made.cast_unsigned();
                     let opened = self.node.open(&self.context, stat.ino, flags.cast_signed())?;
                     if let Some(handle) = self.node.open_handle(opened.fh) {
-                        ledger.note_open(&handle, number);
+                        journal.note_open(&handle, number);
                     }
                     Some(self.created(&stat, opened, flags))
                 }
@@ -133,11 +133,11 @@ impl Serve<'_> {
 
     fn opened_before(&self, fh: u64, operation: &Operation<'_>) -> Result<Option<Answer>> {
         let Some(handle) = self.node.open_handle(fh) else { return Ok(None) };
-        let (mode, face) = (handle.open_mode(), handle.face());
-        let opened = forebay_node::Opened { fh, mode, face, dir: None };
+        let (mode, alias) = (handle.open_mode(), handle.alias());
+        let opened = forebay_node::Opened { fh, mode, alias, dir: None };
         Ok(match operation {
             Operation::Open { flags, .. } => {
-                Some(Answer::Opened(self.manner.opened(opened, *flags)))
+                Some(Answer::Opened(self.cache_policy.opened(opened, *flags)))
             }
             Operation::Create { flags, .. } | Operation::Tmpfile { flags, .. } => {
                 let stat = self.node.getattr(&self.context, Ino(handle.ino))?;

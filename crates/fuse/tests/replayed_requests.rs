@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_fuse::{Before, Call, Ledger, MountOptions, Mounted, State, Takeover, adopt};
+use forebay_fuse::{Before, Call, MountOptions, Mounted, RecoveryJournal, State, Takeover, adopt};
 use forebay_node::{
-    Context, HandleMode, Inheritance, Ino, Node, NodeConfig, OpenHandle, Passthrough, TierConfig,
+    Context, HandOverState, HandleMode, Ino, Node, NodeConfig, OpenHandle, Passthrough, TierConfig,
     Timestamp,
 };
 use forebay_store::DirBacking;
@@ -26,7 +26,7 @@ const ENTRY: usize = 128;
 /// A node after the death of another one, and the kernel's end of its connection.
 struct Lab {
     kernel: OwnedFd,
-    ledger: OwnedFd,
+    journal: OwnedFd,
     _mounted: Mounted,
     node: Arc<Node>,
     _home: tempfile::TempDir,
@@ -47,8 +47,8 @@ impl Lab {
         earlier: impl FnOnce(&Node) -> Vec<OpenHandle>,
         before: impl FnOnce(&Node) -> Before,
     ) -> Self {
-        let start = |config, inheritance: &Inheritance| {
-            Node::start_after(config, Some(inheritance)).expect("the next one starts")
+        let start = |config, handed_over: &HandOverState| {
+            Node::start_after(config, Some(handed_over)).expect("the next one starts")
         };
         Self::with(earlier, before, start)
     }
@@ -56,7 +56,7 @@ impl Lab {
     fn with(
         earlier: impl FnOnce(&Node) -> Vec<OpenHandle>,
         before: impl FnOnce(&Node) -> Before,
-        start: impl FnOnce(NodeConfig, &Inheritance) -> Arc<Node>,
+        start: impl FnOnce(NodeConfig, &HandOverState) -> Arc<Node>,
     ) -> Self {
         let home = tempfile::Builder::new().prefix("forebay-").tempdir_in("/dev/shm");
         let home = home.expect("a directory");
@@ -78,7 +78,7 @@ impl Lab {
             max_pages: 256,
             max_readahead: 131_072,
         };
-        let node = Inheritance { handles, ..Default::default() };
+        let node = HandOverState { handles, ..Default::default() };
         let state = State { negotiated, node, listings: None };
         let node = start(config, &state.node);
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
@@ -90,14 +90,14 @@ impl Lab {
         let mountpoint = home.path().join("nothing-is-mounted-here");
         let options = MountOptions { threads: 1, ..MountOptions::default() };
         let kept = OnceCell::new();
-        let keeper = |_: BorrowedFd<'_>, ledger: BorrowedFd<'_>, _: Option<BorrowedFd<'_>>| {
-            kept.set(ledger.try_clone_to_owned()?).expect("kept once");
+        let keeper = |_: BorrowedFd<'_>, journal: BorrowedFd<'_>, _: Option<BorrowedFd<'_>>| {
+            kept.set(journal.try_clone_to_owned()?).expect("kept once");
             Ok(())
         };
         let mounted = adopt(Arc::clone(&node), &mountpoint, takeover, &options, Some(&keeper));
         let mounted = mounted.expect("adopted");
-        let ledger = kept.into_inner().expect("a ledger");
-        let lab = Lab { kernel, ledger, _mounted: mounted, node, _home: home };
+        let journal = kept.into_inner().expect("a journal");
+        let lab = Lab { kernel, journal, _mounted: mounted, node, _home: home };
         let mut wish = [0; 64];
         let (length, _) =
             rustix::net::recv(&lab.kernel, &mut wish[..], rustix::net::RecvFlags::empty())
@@ -491,14 +491,14 @@ fn call_that_comes_again_and_must_wait_when_this_daemon_dies_too_then_is_still_n
     lab.send(ROOT.0, opcode::MKDIR, 2 | RESENT, &[&mode, b"asked\0"]);
     // Answered by the only reader after it has dealt with that.
     assert_eq!(lab.ask(opcode::GETATTR, 102, &[&[0; 16]]).0, 0);
-    let (_, before) = Ledger::read(&lab.ledger).expect("a ledger");
+    let (_, before) = RecoveryJournal::read(&lab.journal).expect("a journal");
     let call = before.calls.get(&2).expect("noted");
     assert_eq!((call.ino, call.since), (0, LONG_AGO), "as its first time found it");
     stuck.release();
     let answers = [lab.next_answer(), lab.next_answer()];
     let made = answers.iter().find(|(of, _)| *of == 2 | RESENT).expect("answered");
     assert_eq!(made.1.0, 0);
-    let noted = || Ledger::read(&lab.ledger).expect("a ledger").1.calls.len();
+    let noted = || RecoveryJournal::read(&lab.journal).expect("a journal").1.calls.len();
     while noted() > 0 {
         assert!(since.elapsed() < Duration::from_secs(60), "it stays noted");
         std::thread::sleep(Duration::from_millis(5));

@@ -19,10 +19,10 @@ use prost::Message;
 use super::locks::Owner;
 use super::{Cluster, LockRequest, Remote, Waited};
 use crate::error::Result;
-use crate::faces::Use as Shown;
 use crate::files::FileRef;
+use crate::hand_over::{HandOverState, OpenHandle};
 use crate::handle::{Handle, OpenMode};
-use crate::inherit::{Inheritance, OpenHandle};
+use crate::inode_alias::Use as Shown;
 use crate::node::Node;
 
 /// Which node of a cluster a daemon is.
@@ -122,7 +122,7 @@ impl Node {
     /// Takes [`Node::rest_in_cluster`] back.
     pub(crate) fn go_on_in_cluster(&self) {
         let Some(cluster) = &self.cluster else { return };
-        cluster.beliefs.go_on();
+        cluster.kernel_grants.go_on();
         if cluster.resting.swap(false, Ordering::AcqRel) {
             if let Err(error) = self.start_peers() {
                 tracing::error!(%error, "other nodes can't talk to this one any more");
@@ -156,12 +156,12 @@ impl Node {
     }
 
     /// Knows again who may have locks. Those whose open files have gone lose theirs.
-    pub(crate) fn take_over_locks(&self, inheritance: &Inheritance) {
+    pub(crate) fn take_over_locks(&self, handed_over: &HandOverState) {
         let Some(cluster) = &self.cluster else { return };
         let open: std::collections::HashSet<u64> =
-            inheritance.handles.iter().map(|handle| handle.fh).collect();
+            handed_over.handles.iter().map(|handle| handle.fh).collect();
         let mut owners: HashMap<u64, Vec<Owner>> = HashMap::new();
-        for known in &inheritance.locks {
+        for known in &handed_over.locks {
             let (family, owner) = (known.family(), known.owner);
             let file = owners.entry(known.ino).or_default();
             let at = file.iter().position(|o| (o.family, o.owner) == (family, owner));
@@ -229,12 +229,12 @@ impl Node {
         handle.append = open.append;
         handle.held = AtomicBool::new(false);
         handle.remote = Remote::by(owner);
-        handle.face = open.face();
+        handle.alias = open.alias();
         let mut opens = file.opens.lock();
         opens.count += 1;
         opens.writers += u32::from(open.write);
         let how = Shown { cached: matches!(mode, OpenMode::Cached { .. }), remote: true };
-        opens.adopt(handle.face, how, None, 0)?;
+        opens.adopt(handle.alias, how, None, 0)?;
         opens.handles.push(open.fh);
         file.remote_opens.fetch_add(1, Ordering::AcqRel);
         if opens.count == 1 {

@@ -24,7 +24,7 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// Replaced files, oldest first.
 #[derive(Default)]
-pub(crate) struct Lingering(Mutex<Waiting>);
+pub(crate) struct UnlinkGrace(Mutex<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
@@ -43,7 +43,7 @@ impl Waiting {
     }
 }
 
-impl Lingering {
+impl UnlinkGrace {
     /// Whether somebody who has looked the file up may still open it.
     pub fn has(&self, ino: Ino) -> bool {
         self.0.lock().files.iter().any(|(_, other)| *other == ino)
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn replaced_files_when_one_is_going_then_taken_only_after_it() {
-        let lingering = Lingering::default();
+        let lingering = UnlinkGrace::default();
         let begin = Instant::now();
         {
             let mut waiting = lingering.0.lock();

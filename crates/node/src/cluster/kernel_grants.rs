@@ -9,20 +9,20 @@ use std::time::{Duration, Instant};
 
 use forebay_core::cluster::grants::{Fact, Grants, Lease, Leave, Moving, Terms};
 use forebay_core::unit::Tick;
-use forebay_meta::{Record, Reliant, Tenure};
+use forebay_meta::{LeaseObserver, Record, Tenure};
 use forebay_types::{FileKind, Ino};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::error::Result;
-use crate::faces::node_id;
+use crate::inode_alias::node_id;
 use crate::kernel::Kernel;
 use crate::namespace::Stat;
 use crate::node::Node;
 
 /// What the kernel may have.
-pub(crate) struct Beliefs {
-    this: Weak<Beliefs>,
+pub(crate) struct KernelGrants {
+    this: Weak<KernelGrants>,
     grants: Mutex<Grants>,
     started: Instant,
     kernel: OnceLock<Arc<dyn Kernel>>,
@@ -33,9 +33,9 @@ pub(crate) struct Beliefs {
 /// The longest that the kernel is waited for before a node is handed on.
 const LET_GO: Duration = Duration::from_secs(1);
 
-impl Beliefs {
+impl KernelGrants {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new_cyclic(|this| Beliefs {
+        Arc::new_cyclic(|this| KernelGrants {
             this: this.clone(),
             grants: Mutex::new(Grants::new(Terms::default())),
             started: Instant::now(),
@@ -63,7 +63,7 @@ impl Beliefs {
         }
     }
 
-    /// Takes [`Beliefs::stop`] back.
+    /// Takes [`KernelGrants::stop`] back.
     pub(crate) fn go_on(&self) {
         let _grants = self.grants.lock();
         self.stopped.store(false, Ordering::Release);
@@ -80,33 +80,37 @@ impl Beliefs {
 
     /// Has the kernel keep what it may of an answer. Facts of the lease `looked_up` may get into its
     /// cache later than with the answer.
-    fn grant(&self, batches: Vec<Batch>, looked_up: Option<(u16, u64)>) -> Vec<Belief> {
-        let Some(beliefs) = self.this.upgrade() else { return Vec::new() };
+    fn grant(&self, batches: Vec<Batch>, looked_up: Option<(u16, u64)>) -> Vec<KernelGrant> {
+        let Some(kernel_grants) = self.this.upgrade() else { return Vec::new() };
         let mut granted = Vec::with_capacity(batches.len());
         let mut grants = self.grants.lock();
         let is_stopped = self.stopped.load(Ordering::Acquire);
         for Batch { key, mut facts } in batches {
             let late = looked_up == Some(key);
             if !is_stopped && grants.grant(self.now(), key, &mut facts, late) {
-                granted.push(Belief { beliefs: beliefs.clone(), key, facts, moved: None });
+                granted.push(KernelGrant {
+                    kernel_grants: kernel_grants.clone(),
+                    key,
+                    facts,
+                    moved: None,
+                });
             }
         }
         granted
     }
 
     /// The kernel is about to move what is under a name to another, in a directory that stands on such
-    /// ground: what has to be kept until that was answered, and what is to be forgotten then.
+    /// basis: what has to be kept until that was answered, and what is to be forgotten then.
     ///
     /// # Errors
     /// `ESTALE` if the kernel has to look the old name up before.
     fn rename(
         &self,
         (from_dir, from): (Ino, &[u8]),
-        ground: Option<Ground>,
+        basis: Option<LeaseBasis>,
         (to_dir, to): (Ino, &[u8]),
-    ) -> Result<(Option<Belief>, Option<Fact>)> {
-        let lease =
-            ground.map(|ground| Lease { key: ground.key(), left: ground.time(Duration::MAX) });
+    ) -> Result<(Option<KernelGrant>, Option<Fact>)> {
+        let lease = basis.map(|basis| Lease { key: basis.key(), left: basis.time(Duration::MAX) });
         let old = (from_dir.partition(), (from_dir.0, from));
         let moving = self.grants.lock().rename(self.now(), old, (lease, (to_dir.0, to)));
         let (mut facts, mut forget) = (Vec::new(), None);
@@ -119,22 +123,28 @@ impl Beliefs {
         }
         let key = lease.map_or((from_dir.partition(), 0), |lease| lease.key);
         let moved = Some((from_dir.0, from.into()));
-        let belief = self.this.upgrade().map(|beliefs| Belief { beliefs, key, facts, moved });
-        Ok((belief, forget))
+        let grant = self.this.upgrade().map(|kernel_grants| KernelGrant {
+            kernel_grants,
+            key,
+            facts,
+            moved,
+        });
+        Ok((grant, forget))
     }
 }
 
-impl Reliant for Beliefs {
+impl LeaseObserver for KernelGrants {
     fn let_go(&self, partition: u16, lease: u64, for_good: bool) -> bool {
         let leave = self.grants.lock().leave(self.now(), (partition, lease), for_good);
         match leave {
             Leave::Free => true,
             Leave::Wait => false,
             Leave::Tell(number, facts) => {
-                let (Some(kernel), Some(beliefs)) = (self.kernel.get(), self.this.upgrade()) else {
+                let (Some(kernel), Some(kernel_grants)) = (self.kernel.get(), self.this.upgrade())
+                else {
                     return false;
                 };
-                let told = move || beliefs.grants.lock().told(partition, number);
+                let told = move || kernel_grants.grants.lock().told(partition, number);
                 kernel.expire(facts, Box::new(told));
                 false
             }
@@ -151,13 +161,13 @@ impl Reliant for Beliefs {
 
 /// What a look that is about to be made can be relied on by.
 #[derive(Debug, Clone, Copy)]
-pub struct Ground {
+pub struct LeaseBasis {
     partition: u16,
     tenure: Tenure,
     since: Instant,
 }
 
-impl Ground {
+impl LeaseBasis {
     fn key(&self) -> (u16, u64) {
         (self.partition, self.tenure.lease)
     }
@@ -169,15 +179,15 @@ impl Ground {
 }
 
 /// What the kernel is told of one partition and may keep. To be dropped when it was told.
-pub struct Belief {
-    beliefs: Arc<Beliefs>,
+pub struct KernelGrant {
+    kernel_grants: Arc<KernelGrants>,
     key: (u16, u64),
     facts: Vec<(Fact, u64)>,
     /// Under which name the kernel had it until now.
     moved: Option<(u64, Box<[u8]>)>,
 }
 
-impl Belief {
+impl KernelGrant {
     /// For how long it may keep one of its facts: not at all if that is not granted.
     fn valid(&self, at: usize) -> Duration {
         self.facts.get(at).map_or(Duration::ZERO, |(_, time)| Duration::from_nanos(*time))
@@ -190,10 +200,10 @@ impl Belief {
     }
 }
 
-impl Drop for Belief {
+impl Drop for KernelGrant {
     fn drop(&mut self) {
-        let now = self.beliefs.now();
-        let mut grants = self.beliefs.grants.lock();
+        let now = self.kernel_grants.now();
+        let mut grants = self.kernel_grants.grants.lock();
         if !self.facts.is_empty() {
             grants.sent(now, self.key, &self.facts);
         }
@@ -210,7 +220,7 @@ pub struct Shown {
     name: Arc<[u8]>,
     is_directory: bool,
     /// What the attributes stand on, and of which node of the kernel they are.
-    attributes: Option<(Ground, u64)>,
+    attributes: Option<(LeaseBasis, u64)>,
     /// For how long the name may be kept.
     pub entry_valid: Duration,
     /// For how long the attributes may be.
@@ -223,11 +233,11 @@ impl Shown {
     pub fn new(
         name: &[u8],
         stat: Option<&Stat>,
-        ground: Option<Ground>,
+        basis: Option<LeaseBasis>,
         (entry_valid, attr_valid): (Duration, Duration),
     ) -> Self {
         let attributes =
-            ground.zip(stat).map(|(ground, stat)| (ground, node_id(stat.ino, stat.face)));
+            basis.zip(stat).map(|(basis, stat)| (basis, node_id(stat.ino, stat.alias)));
         let is_directory = stat.is_some_and(|stat| stat.attr.kind == FileKind::Directory);
         Shown { name: name.into(), is_directory, attributes, entry_valid, attr_valid }
     }
@@ -265,15 +275,15 @@ impl Batches {
         facts.len() - 1
     }
 
-    fn add(&mut self, dir: Ino, ground: Ground, shown: &Shown, names: bool) {
-        let time = if names { ground.time(shown.entry_valid) } else { 0 };
-        let name = (time > 0).then(|| self.push(ground.key(), shown.fact(dir), time));
+    fn add(&mut self, dir: Ino, basis: LeaseBasis, shown: &Shown, names: bool) {
+        let time = if names { basis.time(shown.entry_valid) } else { 0 };
+        let name = (time > 0).then(|| self.push(basis.key(), shown.fact(dir), time));
         let attributes = shown.attributes.map(|(behind, node)| {
             let time = behind.time(shown.attr_valid);
             // The kernel takes note of an inode that it does not know after the answer, with the
             // directory locked, and would miss an earlier call to forget its attributes. So it is
             // always told about a name first, which waits for that lock.
-            if name.is_none() || behind.key() != ground.key() {
+            if name.is_none() || behind.key() != basis.key() {
                 self.push(behind.key(), Fact::Directory(dir.0, shown.name.clone()), time);
             }
             (behind.key(), self.push(behind.key(), Fact::Attributes(node), time))
@@ -287,7 +297,7 @@ impl Batches {
 #[derive(Default)]
 pub struct Renaming {
     /// To be dropped when the kernel was told that it can.
-    pub beliefs: Vec<Belief>,
+    pub kernel_grants: Vec<KernelGrant>,
     forget: Vec<Fact>,
 }
 
@@ -299,19 +309,19 @@ impl Node {
     /// Whether what is looked at from now on of an inode, and of the entries of a directory, can be
     /// kept by the kernel in a cluster. To be asked before the look.
     #[must_use]
-    pub fn ground(&self, ino: Ino) -> Option<Ground> {
+    pub fn basis(&self, ino: Ino) -> Option<LeaseBasis> {
         self.cluster.as_ref()?;
         let tenure = self.meta.tenure(ino)?;
-        Some(Ground { partition: ino.partition(), tenure, since: Instant::now() })
+        Some(LeaseBasis { partition: ino.partition(), tenure, since: Instant::now() })
     }
 
-    /// As [`Node::ground`] for the inode that a name is believed to mean, if it is kept elsewhere than
+    /// As [`Node::basis`] for the inode that a name is believed to mean, if it is kept elsewhere than
     /// its directory.
     #[must_use]
-    pub fn ground_behind(&self, dir: Ino, name: &[u8]) -> Option<Ground> {
+    pub fn lease_basis_behind(&self, dir: Ino, name: &[u8]) -> Option<LeaseBasis> {
         self.cluster.as_ref()?;
         let behind = self.meta.lookup_believed(dir, name)?;
-        (behind.ino.partition() != dir.partition()).then(|| self.ground(behind.ino)).flatten()
+        (behind.ino.partition() != dir.partition()).then(|| self.basis(behind.ino)).flatten()
     }
 
     /// Sets for how long the kernel may keep names of a directory, also of what is not there, and
@@ -320,26 +330,26 @@ impl Node {
     #[must_use]
     pub fn keep_shown(
         &self,
-        (dir, ground): (Ino, Ground),
+        (dir, basis): (Ino, LeaseBasis),
         shown: &mut [Shown],
         looked_up: bool,
-    ) -> Vec<Belief> {
+    ) -> Vec<KernelGrant> {
         let Some(cluster) = self.cluster.as_ref() else { return Vec::new() };
         // Entries of a directory that was split are kept elsewhere.
-        let names = ground.partition == dir.partition() && self.meta.is_whole(dir);
+        let names = basis.partition == dir.partition() && self.meta.is_whole(dir);
         let mut batches = Batches::default();
         for shown in &*shown {
-            batches.add(dir, ground, shown, names);
+            batches.add(dir, basis, shown, names);
         }
         let late = names && looked_up && shown.iter().any(|shown| shown.is_directory);
         let Batches { all, names, attributes } = batches;
-        let beliefs = cluster.beliefs.grant(all, late.then(|| ground.key()));
+        let kernel_grants = cluster.kernel_grants.grant(all, late.then(|| basis.key()));
         let valid = |key: (u16, u64), at: usize| {
-            let belief = beliefs.iter().find(|belief| belief.key == key);
-            belief.map_or(Duration::ZERO, |belief| belief.valid(at))
+            let grant = kernel_grants.iter().find(|grant| grant.key == key);
+            grant.map_or(Duration::ZERO, |grant| grant.valid(at))
         };
         for (shown, (name, attributes)) in shown.iter_mut().zip(names.into_iter().zip(attributes)) {
-            shown.entry_valid = name.map_or(Duration::ZERO, |at| valid(ground.key(), at));
+            shown.entry_valid = name.map_or(Duration::ZERO, |at| valid(basis.key(), at));
             // The fact before them is about the name: not without that.
             let both = |(key, at): ((u16, u64), usize)| match at.checked_sub(1) {
                 Some(before) if !valid(key, before).is_zero() => valid(key, at),
@@ -347,7 +357,7 @@ impl Node {
             };
             shown.attr_valid = attributes.map_or(Duration::ZERO, both);
         }
-        beliefs
+        kernel_grants
     }
 
     /// Before a rename: the kernel takes what it keeps of names along to the new ones.
@@ -361,12 +371,12 @@ impl Node {
         exchange: bool,
     ) -> Result<Renaming> {
         let Some(cluster) = &self.cluster else { return Ok(Renaming::default()) };
-        let ground = |dir: Ino| self.ground(dir).filter(|_| self.meta.is_whole(dir));
+        let basis = |dir: Ino| self.basis(dir).filter(|_| self.meta.is_whole(dir));
         let mut renaming = Renaming::default();
         let moves = [Some((from, to)), exchange.then_some((to, from))];
         for (old, new) in moves.into_iter().flatten() {
-            let (belief, forget) = cluster.beliefs.rename(old, ground(new.0), new)?;
-            renaming.beliefs.extend(belief);
+            let (grant, forget) = cluster.kernel_grants.rename(old, basis(new.0), new)?;
+            renaming.kernel_grants.extend(grant);
             renaming.forget.extend(forget);
         }
         Ok(renaming)
@@ -382,22 +392,27 @@ impl Node {
 
     /// Whether the kernel may keep attributes of an inode that it knows.
     #[must_use]
-    pub fn keep_attributes(&self, ground: Ground, stat: &Stat, limit: Duration) -> Option<Belief> {
+    pub fn keep_attributes(
+        &self,
+        basis: LeaseBasis,
+        stat: &Stat,
+        limit: Duration,
+    ) -> Option<KernelGrant> {
         let cluster = self.cluster.as_ref()?;
-        let ground = self.ground_of_attributes(ground, stat)?;
-        let fact = Fact::Attributes(node_id(stat.ino, stat.face));
-        let batch = Batch { key: ground.key(), facts: vec![(fact, ground.time(limit))] };
-        cluster.beliefs.grant(vec![batch], None).pop()
+        let basis = self.ground_of_attributes(basis, stat)?;
+        let fact = Fact::Attributes(node_id(stat.ino, stat.alias));
+        let batch = Batch { key: basis.key(), facts: vec![(fact, basis.time(limit))] };
+        cluster.kernel_grants.grant(vec![batch], None).pop()
     }
 
-    /// What attributes stand on that were read with a ground: nothing if others may change them.
+    /// What attributes stand on that were read with a basis: nothing if others may change them.
     #[must_use]
-    pub fn ground_of_attributes(&self, ground: Ground, stat: &Stat) -> Option<Ground> {
-        if ground.partition != stat.ino.partition() {
+    pub fn ground_of_attributes(&self, basis: LeaseBasis, stat: &Stat) -> Option<LeaseBasis> {
+        if basis.partition != stat.ino.partition() {
             return None;
         }
         let record = self.meta.get(stat.ino).ok()?;
-        self.is_known_here(&record).then_some(ground)
+        self.is_known_here(&record).then_some(basis)
     }
 
     /// Whether nobody changes attributes without changing the record: another node has what its
@@ -414,16 +429,16 @@ impl Node {
 mod tests {
     use super::*;
 
-    fn ground(partition: u16) -> Ground {
+    fn basis(partition: u16) -> LeaseBasis {
         let tenure = Tenure { lease: 3, left: Duration::from_secs(8) };
-        Ground { partition, tenure, since: Instant::now() }
+        LeaseBasis { partition, tenure, since: Instant::now() }
     }
 
     fn shown(name: &str, attributes: Option<(u16, u64)>) -> Shown {
         Shown {
             name: name.as_bytes().into(),
             is_directory: false,
-            attributes: attributes.map(|(partition, node)| (ground(partition), node)),
+            attributes: attributes.map(|(partition, node)| (basis(partition), node)),
             entry_valid: Duration::from_secs(5),
             attr_valid: Duration::from_secs(4),
         }
@@ -433,7 +448,7 @@ mod tests {
     fn facts(names: bool, shown: &[Shown]) -> Vec<(u16, Vec<Fact>)> {
         let mut batches = Batches::default();
         for shown in shown {
-            batches.add(Ino(1), ground(7), shown, names);
+            batches.add(Ino(1), basis(7), shown, names);
         }
         let of = |batch: Batch| batch.facts.into_iter().map(|(fact, _)| fact).collect();
         batches.all.into_iter().map(|batch| (batch.key.0, of(batch))).collect()

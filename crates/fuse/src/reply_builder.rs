@@ -1,9 +1,9 @@
 //! Answers with names and attributes, and how long the kernel may keep them where other nodes use
-//! them, too: as long as this one alone can change them ([`forebay_node::Node::ground`]).
+//! them, too: as long as this one alone can change them ([`forebay_node::Node::basis`]).
 
 use std::time::Duration;
 
-use forebay_node::{Belief, DirEntry, Ground, Ino, Opened, Result, Shown, Stat};
+use forebay_node::{DirEntry, Ino, KernelGrant, LeaseBasis, Opened, Result, Shown, Stat};
 use fusewire::{DirectoryBuffer, Entry};
 
 use crate::answer::Answer;
@@ -11,29 +11,29 @@ use crate::serve::{Serve, changes_unseen};
 use crate::wire;
 
 /// Somebody who is about to look at an inode, or at the entries of a directory.
-pub struct Looker<'a> {
+pub struct ReplyBuilder<'a> {
     serve: &'a Serve<'a>,
     ino: Ino,
     /// What its view stands on, from before it looks.
-    ground: Option<Ground>,
+    basis: Option<LeaseBasis>,
     /// The same for what a name of the directory is believed to mean, if that is kept elsewhere.
-    behind: Option<Ground>,
+    behind: Option<LeaseBasis>,
 }
 
-impl<'a> Looker<'a> {
+impl<'a> ReplyBuilder<'a> {
     pub fn new(serve: &'a Serve<'a>, ino: Ino) -> Self {
-        Looker { serve, ino, ground: serve.node.ground(ino), behind: None }
+        ReplyBuilder { serve, ino, basis: serve.node.basis(ino), behind: None }
     }
 
     /// Somebody whom nothing is told that can be kept.
     pub fn blind(serve: &'a Serve<'a>) -> Self {
-        Looker { serve, ino: serve.ino(), ground: None, behind: None }
+        ReplyBuilder { serve, ino: serve.ino(), basis: None, behind: None }
     }
 
     /// To look also at what a name means.
     pub fn also_behind(mut self, name: &[u8]) -> Self {
-        if self.ground.is_some() {
-            self.behind = self.serve.node.ground_behind(self.ino, name);
+        if self.basis.is_some() {
+            self.behind = self.serve.node.lease_basis_behind(self.ino, name);
         }
         self
     }
@@ -49,36 +49,38 @@ impl<'a> Looker<'a> {
     }
 
     fn entry(&self, name: &[u8], stat: Option<&Stat>, looked_up: bool) -> Answer {
-        let manner = self.serve.manner;
-        let mut entry = stat.map_or_else(|| manner.negative(), |stat| manner.entry(stat));
-        let beliefs = self.keep(&mut entry, name, stat, looked_up);
-        kept(Answer::Entry(entry), beliefs)
+        let cache_policy = self.serve.cache_policy;
+        let mut entry =
+            stat.map_or_else(|| cache_policy.negative(), |stat| cache_policy.entry(stat));
+        let kernel_grants = self.keep(&mut entry, name, stat, looked_up);
+        kept(Answer::Entry(entry), kernel_grants)
     }
 
     /// The attributes of the inode.
     pub fn attributes(&self, stat: &Stat) -> Answer {
-        let manner = self.serve.manner;
-        let belief = self.ground.and_then(|ground| {
-            self.serve.node.keep_attributes(ground, stat, manner.attr_limit(stat))
+        let cache_policy = self.serve.cache_policy;
+        let grant = self.basis.and_then(|basis| {
+            self.serve.node.keep_attributes(basis, stat, cache_policy.attr_limit(stat))
         });
-        let valid =
-            belief.as_ref().map_or_else(|| manner.attr_valid(stat), Belief::attributes_valid);
-        kept(Answer::Attr(wire::attr(stat), valid), Vec::from_iter(belief))
+        let valid = grant
+            .as_ref()
+            .map_or_else(|| cache_policy.attr_valid(stat), KernelGrant::attributes_valid);
+        kept(Answer::Attr(wire::attr(stat), valid), Vec::from_iter(grant))
     }
 
     /// A file that was made under a name and opened.
     pub fn created(&self, name: &[u8], stat: &Stat, (opened, flags): (Opened, u32)) -> Answer {
-        let stat = Stat { face: opened.face, ..stat.clone() };
-        let mut entry = self.serve.manner.entry(&stat);
-        let beliefs = self.keep(&mut entry, name, Some(&stat), false);
+        let stat = Stat { alias: opened.alias, ..stat.clone() };
+        let mut entry = self.serve.cache_policy.entry(&stat);
+        let kernel_grants = self.keep(&mut entry, name, Some(&stat), false);
         if changes_unseen(opened, flags) {
             entry.attr_valid = Duration::ZERO;
         }
-        kept(Answer::Created(entry, self.serve.manner.opened(opened, flags)), beliefs)
+        kept(Answer::Created(entry, self.serve.cache_policy.opened(opened, flags)), kernel_grants)
     }
 
     /// A listing with attributes. `list` puts entries into it, and says of each what
-    /// [`Looker::listed`] makes of it.
+    /// [`ReplyBuilder::listed`] makes of it.
     pub fn listing(
         &self,
         mut directory: DirectoryBuffer,
@@ -86,33 +88,33 @@ impl<'a> Looker<'a> {
     ) -> Result<Answer> {
         let mut entries = Vec::new();
         list(&mut directory, &mut entries)?;
-        let Some(ground) = self.ground.filter(|_| !entries.is_empty()) else {
+        let Some(basis) = self.basis.filter(|_| !entries.is_empty()) else {
             return Ok(Answer::Directory(directory));
         };
         let (places, mut shown): (Vec<_>, Vec<_>) =
             entries.into_iter().map(|listed| ((listed.at, listed.entry), listed.shown)).unzip();
         // The kernel takes note of all of it with the directory locked.
-        let beliefs = self.serve.node.keep_shown((self.ino, ground), &mut shown, false);
+        let kernel_grants = self.serve.node.keep_shown((self.ino, basis), &mut shown, false);
         for ((at, mut entry), shown) in places.into_iter().zip(shown) {
             (entry.entry_valid, entry.attr_valid) = (shown.entry_valid, shown.attr_valid);
             directory.set_entry(at, &entry);
         }
-        Ok(kept(Answer::Directory(directory), beliefs))
+        Ok(kept(Answer::Directory(directory), kernel_grants))
     }
 
     /// An entry of a listing at a place of the answer, if the kernel may keep something of it.
     pub fn listed(&self, at: usize, entry: Entry, listed: &DirEntry<'_>) -> Option<Listed> {
-        let (ground, stat) = (self.ground?, listed.stat.as_ref()?);
+        let (basis, stat) = (self.basis?, listed.stat.as_ref()?);
         let is_here = listed.ino.partition() == self.ino.partition();
-        let ground = if is_here { Some(ground) } else { listed.behind };
-        let shown = self.shown(listed.name, Some(stat), ground.filter(|_| listed.is_known_here));
+        let basis = if is_here { Some(basis) } else { listed.behind };
+        let shown = self.shown(listed.name, Some(stat), basis.filter(|_| listed.is_known_here));
         Some(Listed { at, entry, shown })
     }
 
-    fn shown(&self, name: &[u8], stat: Option<&Stat>, ground: Option<Ground>) -> Shown {
-        let manner = self.serve.manner;
-        let attr_limit = stat.map_or(Duration::ZERO, |stat| manner.attr_limit(stat));
-        Shown::new(name, stat, ground, (manner.entry_limit(), attr_limit))
+    fn shown(&self, name: &[u8], stat: Option<&Stat>, basis: Option<LeaseBasis>) -> Shown {
+        let cache_policy = self.serve.cache_policy;
+        let attr_limit = stat.map_or(Duration::ZERO, |stat| cache_policy.attr_limit(stat));
+        Shown::new(name, stat, basis, (cache_policy.entry_limit(), attr_limit))
     }
 
     /// Has the kernel keep what it may of an entry.
@@ -122,16 +124,16 @@ impl<'a> Looker<'a> {
         name: &[u8],
         stat: Option<&Stat>,
         looked_up: bool,
-    ) -> Vec<Belief> {
-        let Some(ground) = self.ground else { return Vec::new() };
+    ) -> Vec<KernelGrant> {
+        let Some(basis) = self.basis else { return Vec::new() };
         let node = self.serve.node;
         let of_attributes =
-            stat.and_then(|stat| node.ground_of_attributes(self.behind.unwrap_or(ground), stat));
+            stat.and_then(|stat| node.ground_of_attributes(self.behind.unwrap_or(basis), stat));
         let mut shown = [self.shown(name, stat, of_attributes)];
-        let beliefs = node.keep_shown((self.ino, ground), &mut shown, looked_up);
+        let kernel_grants = node.keep_shown((self.ino, basis), &mut shown, looked_up);
         let [shown] = shown;
         (entry.entry_valid, entry.attr_valid) = (shown.entry_valid, shown.attr_valid);
-        beliefs
+        kernel_grants
     }
 }
 
@@ -144,9 +146,9 @@ pub struct Listed {
 }
 
 /// An answer, and what is to be had until it was sent.
-pub fn kept(answer: Answer, beliefs: Vec<Belief>) -> Answer {
-    match beliefs.is_empty() {
+pub fn kept(answer: Answer, kernel_grants: Vec<KernelGrant>) -> Answer {
+    match kernel_grants.is_empty() {
         true => answer,
-        false => Answer::Kept(Box::new(answer), beliefs),
+        false => Answer::Kept(Box::new(answer), kernel_grants),
     }
 }

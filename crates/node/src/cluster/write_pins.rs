@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use forebay_meta::{Incarnation, Ownership, Wish};
+use forebay_meta::{Incarnation, Ownership, RecallAim};
 use forebay_types::Ino;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::Cluster;
-use super::through::Recalled;
+use super::forwarding::Recalled;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
@@ -20,47 +20,47 @@ const AWAY: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// Who needs which files here, by inode. A stripe is locked while the ownership of a file in it is taken or
 /// given up, so that neither overtakes the other.
-pub(super) struct Holds([Mutex<HashMap<u64, u32>>; STRIPES]);
+pub(super) struct WritePins([Mutex<HashMap<u64, u32>>; STRIPES]);
 
-impl Default for Holds {
+impl Default for WritePins {
     fn default() -> Self {
-        Holds(std::array::from_fn(|_| Mutex::default()))
+        WritePins(std::array::from_fn(|_| Mutex::default()))
     }
 }
 
-impl Holds {
+impl WritePins {
     pub(super) fn stripe(&self, ino: Ino) -> &Mutex<HashMap<u64, u32>> {
         &self.0[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % STRIPES]
     }
 }
 
 /// How a file may be used that is about to be opened.
-pub(crate) enum Right<'a> {
+pub(crate) enum AccessMode<'a> {
     /// Read, as it is here and in the backing store.
-    None,
+    Read,
     /// Written.
-    Hold(Hold<'a>),
+    Pinned(WritePin<'a>),
     /// Read and written by way of its owner.
-    Through(Incarnation),
+    Forwarded(Incarnation),
 }
 
 /// While it lives, no other node gets the file; it may be written here.
 #[must_use]
-pub(crate) struct Hold<'a> {
+pub(crate) struct WritePin<'a> {
     node: &'a Node,
     ino: Ino,
 }
 
-impl Hold<'_> {
-    /// Leaves the right to a handle, which gives it back by [`Node::unhold`].
+impl WritePin<'_> {
+    /// Leaves the right to a handle, which gives it back by [`Node::unpin`].
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Hold<'_> {
+impl Drop for WritePin<'_> {
     fn drop(&mut self) {
-        self.node.unhold(self.ino);
+        self.node.unpin(self.ino);
     }
 }
 
@@ -73,9 +73,9 @@ impl Node {
     /// `MustWait` if another node has to be asked and the caller may not wait; `EBUSY` if its
     /// programs keep the file open for writing and nodes do not talk to each other; `EHOSTDOWN` if
     /// it does not answer; `ESTALE` if this node is fenced.
-    pub(crate) fn hold(&self, context: &Context, ino: Ino) -> Result<Right<'_>> {
-        let Some(cluster) = &self.cluster else { return Ok(Right::None) };
-        let until = Instant::now() + cluster.config.patience;
+    pub(crate) fn hold(&self, context: &Context, ino: Ino) -> Result<AccessMode<'_>> {
+        let Some(cluster) = &self.cluster else { return Ok(AccessMode::Read) };
+        let until = Instant::now() + cluster.config.timeout;
         loop {
             if cluster.is_fenced() {
                 return Err(NodeError::Posix(Errno::STALE));
@@ -84,13 +84,13 @@ impl Node {
                 let mut holds = cluster.holds.stripe(ino).lock();
                 if let Some(writers) = holds.get_mut(&ino.0) {
                     *writers += 1;
-                    return Ok(Right::Hold(Hold { node: self, ino }));
+                    return Ok(AccessMode::Pinned(WritePin { node: self, ino }));
                 }
                 match self.meta.take_ownership(ino)? {
                     Ownership::Mine(_) => {
                         self.pages_of_former_term(ino);
                         holds.insert(ino.0, 1);
-                        return Ok(Right::Hold(Hold { node: self, ino }));
+                        return Ok(AccessMode::Pinned(WritePin { node: self, ino }));
                     }
                     Ownership::Other(other) => other,
                 }
@@ -98,14 +98,14 @@ impl Node {
             context.wait()?;
             match self.recall(cluster, ino, other)? {
                 Recalled::Given => {}
-                Recalled::InUse => return Ok(Right::Through(other)),
+                Recalled::InUse => return Ok(AccessMode::Forwarded(other)),
                 Recalled::Away if Instant::now() < until => std::thread::sleep(AWAY),
                 Recalled::Away | Recalled::Unknown => {
-                    match self.ask_owner(cluster, ino, other, Wish::Ownership, until) {
+                    match self.ask_owner(cluster, ino, other, RecallAim::Ownership, until) {
                         // It was slow, or its programs can write the file: as it can be talked to, that
                         // is no reason for nobody else to.
                         Err(NodeError::Posix(Errno::BUSY)) if self.may_come_back(other) => {
-                            return Ok(Right::Through(other));
+                            return Ok(AccessMode::Forwarded(other));
                         }
                         asked => asked?,
                     }
@@ -120,18 +120,18 @@ impl Node {
         cluster: &Cluster,
         ino: Ino,
         is_mine: impl FnOnce() -> Result<(), E>,
-    ) -> Result<Hold<'_>, E> {
+    ) -> Result<WritePin<'_>, E> {
         let mut holds = cluster.holds.stripe(ino).lock();
         if !holds.contains_key(&ino.0) {
             is_mine()?;
         }
         *holds.entry(ino.0).or_insert(0) += 1;
-        Ok(Hold { node: self, ino })
+        Ok(WritePin { node: self, ino })
     }
 
     /// Gives back what [`Node::hold`] gave. The file stays owned until another node wants it or the
     /// backing store has its bytes.
-    pub(crate) fn unhold(&self, ino: Ino) {
+    pub(crate) fn unpin(&self, ino: Ino) {
         let Some(cluster) = &self.cluster else { return };
         let mut holds = cluster.holds.stripe(ino).lock();
         let Some(count) = holds.get_mut(&ino.0) else { return };

@@ -14,7 +14,7 @@ use prost::Message;
 
 use crate::context::Context;
 use crate::error::Result;
-use crate::inherit::Inheritance;
+use crate::hand_over::HandOverState;
 use crate::node::Node;
 
 use super::admission::own_description;
@@ -58,11 +58,11 @@ fn instant(moment: u64) -> Instant {
 
 impl Node {
     /// Asks for all streams that another daemon had admitted.
-    pub(crate) fn take_over_streams(&self, inheritance: &Inheritance) {
-        let carried = |open: &crate::inherit::OpenHandle| {
+    pub(crate) fn take_over_streams(&self, handed_over: &HandOverState) {
+        let carried = |open: &crate::hand_over::OpenHandle| {
             open.stream.map(|stream| (stream.order, open.fh, Ino(open.ino), stream))
         };
-        let mut streams: Vec<_> = inheritance.handles.iter().filter_map(carried).collect();
+        let mut streams: Vec<_> = handed_over.handles.iter().filter_map(carried).collect();
         streams.sort_by_key(|stream| stream.0);
         for (_, fh, ino, stream) in streams {
             if let Err(error) = self.take_over_stream(fh, ino, stream) {

@@ -16,14 +16,14 @@ use parking_lot::RwLock;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::serve::fault;
-use super::sources::{self, AT_A_TIME, Extents, Whence};
+use super::sources::{self, AT_A_TIME, Extents, SourceAt};
 use super::{Cluster, Peers};
+use crate::data_location::TierObject;
 use crate::error::Result;
-use crate::fetch::Haste;
+use crate::fetch::FetchMode;
 use crate::files::{File, FileRef};
 use crate::metrics::Source;
 use crate::node::Node;
-use crate::place::Place;
 
 /// How long another node may take for one extent. One that is gone is noticed sooner, by its
 /// connection.
@@ -35,7 +35,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_m
 const MOST: u64 = 8 << 20;
 /// Who waits for somebody who fetches looks as often whether what he wants is there.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// The home of a file is told of so many extents at once that came from other nodes.
+/// The directory node of a file is told of so many extents at once that came from other nodes.
 const ANNOUNCED: usize = 4;
 /// Other nodes are given up for an extent after so many of them have failed.
 const FAILURES: u32 = 3;
@@ -48,13 +48,13 @@ pub(super) fn version_of(print: &Fingerprint) -> u64 {
 }
 
 /// A version of a file that nodes read from each other, in extents of one length.
-pub(crate) struct Shared {
+pub(crate) struct SharedCopy {
     of: Extents,
     /// The file comes as one, and what is here of it can be lent only when it is there as a whole.
     at_once: bool,
 }
 
-impl Shared {
+impl SharedCopy {
     fn part(&self, indexes: Vec<u64>) -> Extents {
         Extents { indexes, ..self.of.clone() }
     }
@@ -62,7 +62,7 @@ impl Shared {
     /// The same, to be had as one; whoever gets it says so by [`Node::announce`] or
     /// [`Node::renounce`].
     pub(crate) fn at_once(self) -> Self {
-        Shared { at_once: true, ..self }
+        SharedCopy { at_once: true, ..self }
     }
 }
 
@@ -81,12 +81,12 @@ impl Node {
     }
 
     /// A version of a file as nodes share it; `None` if there is nobody to share it with.
-    pub(crate) fn shared(&self, ino: Ino, print: &Fingerprint, unit: u64) -> Option<Shared> {
+    pub(crate) fn shared(&self, ino: Ino, print: &Fingerprint, unit: u64) -> Option<SharedCopy> {
         let sharable = print.size > 0 && unit > 0 && unit.min(print.size) <= MOST;
         (sharable && self.has_peers()).then(|| {
             let (version, size) = (version_of(print), print.size);
             let of = Extents { ino: ino.0, version, size, unit, indexes: Vec::new() };
-            Shared { of, at_once: false }
+            SharedCopy { of, at_once: false }
         })
     }
 
@@ -95,16 +95,16 @@ impl Node {
     ///
     /// # Errors
     /// What the backing store says, and `deliver`.
-    pub(crate) fn obtain(
+    pub(crate) fn fetch_from_peers(
         &self,
-        shared: &Shared,
+        shared: &SharedCopy,
         backing: &dyn BackingFile,
         indexes: &[u64],
         deliver: Deliver<'_>,
     ) -> Result<bool> {
         for some in indexes.chunks(AT_A_TIME) {
             let mut todo = some.to_vec();
-            let done = self.obtain_some(shared, backing, &mut todo, deliver);
+            let done = self.fetch_some_from_peers(shared, backing, &mut todo, deliver);
             if !matches!(done, Ok(true)) {
                 // Others must not wait for what is not read here.
                 self.renounce(shared, todo);
@@ -114,9 +114,9 @@ impl Node {
         Ok(true)
     }
 
-    fn obtain_some(
+    fn fetch_some_from_peers(
         &self,
-        shared: &Shared,
+        shared: &SharedCopy,
         backing: &dyn BackingFile,
         todo: &mut Vec<u64>,
         deliver: Deliver<'_>,
@@ -126,20 +126,20 @@ impl Node {
         while !todo.is_empty() {
             let ends = self.stopping.load(Ordering::Relaxed);
             let late = ends || Instant::now() >= until || failures >= FAILURES;
-            let whence = match self.talking().filter(|_| !late) {
-                Some((cluster, _)) => self.whence(cluster, &shared.part(todo.clone())),
+            let sources_of = match self.talking().filter(|_| !late) {
+                Some((cluster, _)) => self.sources_of(cluster, &shared.part(todo.clone())),
                 None => None,
             };
-            let Some(whence) = whence else {
+            let Some(sources_of) = sources_of else {
                 let rest = todo.clone();
                 return self.read_extents(shared, backing, &rest, todo, deliver);
             };
             let (mut from_backing, mut from_nodes) = (Vec::new(), Vec::new());
-            for (index, from) in todo.iter().copied().zip(whence) {
+            for (index, from) in todo.iter().copied().zip(sources_of) {
                 match from {
-                    Whence::Backing => from_backing.push(index),
-                    Whence::Nodes(nodes) => from_nodes.push((index, nodes)),
-                    Whence::Wait => {}
+                    SourceAt::Backing => from_backing.push(index),
+                    SourceAt::Nodes(nodes) => from_nodes.push((index, nodes)),
+                    SourceAt::Wait => {}
                 }
             }
             let waits = from_backing.is_empty() && from_nodes.is_empty();
@@ -164,7 +164,7 @@ impl Node {
     /// Reads extents from the backing store.
     fn read_extents(
         &self,
-        shared: &Shared,
+        shared: &SharedCopy,
         backing: &dyn BackingFile,
         indexes: &[u64],
         todo: &mut Vec<u64>,
@@ -188,7 +188,7 @@ impl Node {
     /// `todo`.
     fn read_nodes(
         &self,
-        shared: &Shared,
+        shared: &SharedCopy,
         wanted: &[(u64, Vec<u16>)],
         todo: &mut Vec<u64>,
         deliver: Deliver<'_>,
@@ -219,7 +219,7 @@ impl Node {
         }
         let (mut room, mut came) = (true, Vec::new());
         let wanted = Wanted { ino, version, extents: &extents, verify: None };
-        let fetcher = Fetcher { patience: PATIENCE, ..Fetcher::default() };
+        let fetcher = Fetcher { timeout: PATIENCE, ..Fetcher::default() };
         let fetched = fetcher.fetch(&wanted, &copies, |extent, bytes| -> Result<()> {
             let range = extent.offset..extent.offset + u64::from(extent.len);
             room = room && deliver(range, &bytes, Source::Peer)?;
@@ -242,13 +242,13 @@ impl Node {
         Ok(room)
     }
 
-    fn got(&self, shared: &Shared, index: u64, todo: &mut Vec<u64>) {
+    fn got(&self, shared: &SharedCopy, index: u64, todo: &mut Vec<u64>) {
         todo.retain(|other| *other != index);
         self.announce_part(shared, vec![index]);
     }
 
     /// As [`Node::announce`], unless only the whole file can be lent.
-    fn announce_part(&self, shared: &Shared, indexes: Vec<u64>) {
+    fn announce_part(&self, shared: &SharedCopy, indexes: Vec<u64>) {
         if !shared.at_once {
             self.announce(shared, indexes);
         }
@@ -256,14 +256,14 @@ impl Node {
 
     /// As [`Node::announce_part`], by a thread of its own if there is one: what is on its way here does
     /// not wait for an answer that comes behind it.
-    fn announce_aside(&self, shared: &Shared, indexes: Vec<u64>) {
+    fn announce_aside(&self, shared: &SharedCopy, indexes: Vec<u64>) {
         if shared.at_once || indexes.is_empty() {
             return;
         }
         let part = shared.part(indexes.clone());
         let aside = self.later(move |node| {
             if let Some((cluster, _)) = node.talking() {
-                node.tell_home(cluster, sources::HAVE, &part);
+                node.tell_directory_node(cluster, sources::HAVE, &part);
             }
         });
         if !aside {
@@ -272,16 +272,16 @@ impl Node {
     }
 
     /// Tells others that extents of a file are here.
-    pub(crate) fn announce(&self, shared: &Shared, indexes: Vec<u64>) {
+    pub(crate) fn announce(&self, shared: &SharedCopy, indexes: Vec<u64>) {
         if let Some((cluster, _)) = self.talking() {
-            self.tell_home(cluster, sources::HAVE, &shared.part(indexes));
+            self.tell_directory_node(cluster, sources::HAVE, &shared.part(indexes));
         }
     }
 
     /// Tells others that extents of a file did not come here.
-    pub(crate) fn renounce(&self, shared: &Shared, indexes: Vec<u64>) {
+    pub(crate) fn renounce(&self, shared: &SharedCopy, indexes: Vec<u64>) {
         if let Some((cluster, _)) = self.talking() {
-            self.tell_home(cluster, sources::FAILED, &shared.part(indexes));
+            self.tell_directory_node(cluster, sources::FAILED, &shared.part(indexes));
         }
     }
 
@@ -289,7 +289,7 @@ impl Node {
     ///
     /// They are read while nobody can change them, not when they are sent: what is sent later, by
     /// `sendfile` say, may be of another version by then.
-    pub(super) fn lend(
+    pub(super) fn read_for_peer(
         &self,
         ino: Ino,
         version: u64,
@@ -310,7 +310,12 @@ impl Node {
     }
 
     /// What there is of a clean copy, for another node.
-    pub(super) fn lendable(&self, ino: Ino, version: u64, from: u64) -> Result<Presence, Fault> {
+    pub(super) fn presence_for_peer(
+        &self,
+        ino: Ino,
+        version: u64,
+        from: u64,
+    ) -> Result<Presence, Fault> {
         self.with_copy(ino, version, |object, presence| {
             let size = object.len()?;
             let mut missing = Vec::new();
@@ -345,11 +350,11 @@ impl Node {
         }
         let file = self.files.get(ino);
         // Keeps out who would evict it.
-        let residence = file.residence.read();
+        let location = file.location.read();
         let opened;
-        let place = match (&residence.place, self.residents.get(ino.0)) {
+        let place = match (&location.place, self.residents.get(ino.0)) {
             (Some(place), _) => place,
-            (None, Some(resident)) if !residence.loaded => {
+            (None, Some(resident)) if !location.loaded => {
                 opened = self.open_place_to_read(ino, resident).map_err(fault)?;
                 opened.as_ref().ok_or(Fault::NotHere)?
             }
@@ -362,7 +367,7 @@ impl Node {
         found.ok_or(Fault::NotHere)
     }
 
-    fn check_lent(&self, place: &Place, version: u64) -> Result<(), Fault> {
+    fn check_lent(&self, place: &TierObject, version: u64) -> Result<(), Fault> {
         let header = place.object.header().map_err(|error| fault(error.into()))?;
         let found = header.base.as_ref().map_or(0, version_of);
         match found == version && !header.dirty && !place.dirty.load(Ordering::Acquire) {
@@ -376,9 +381,9 @@ impl Node {
         &self,
         file: &File,
         range: Range<u64>,
-    ) -> Result<Option<(Shared, Vec<u64>)>> {
-        let residence = file.residence.read();
-        let Some(place) = residence.place.as_ref().filter(|p| !p.dirty.load(Ordering::Acquire))
+    ) -> Result<Option<(SharedCopy, Vec<u64>)>> {
+        let location = file.location.read();
+        let Some(place) = location.place.as_ref().filter(|p| !p.dirty.load(Ordering::Acquire))
         else {
             return Ok(None);
         };
@@ -406,7 +411,7 @@ impl Node {
         &self,
         file: &FileRef,
         range: Range<u64>,
-        haste: Haste<'_>,
+        mode: FetchMode<'_>,
     ) -> Result<bool> {
         if !self.has_peers() {
             return Ok(true);
@@ -425,8 +430,8 @@ impl Node {
             }
         };
         let Some((tier, base)) = self.base_to_fill_from(file)? else { return Ok(true) };
-        self.obtain(&shared, &*base, &indexes, &mut |range, bytes, source| {
-            self.install_extent(file, (tier, &base), (range, bytes), source, haste)
+        self.fetch_from_peers(&shared, &*base, &indexes, &mut |range, bytes, source| {
+            self.install_extent(file, (tier, &base), (range, bytes), source, mode)
         })
     }
 }

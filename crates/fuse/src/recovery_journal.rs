@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_node::{
-    BackgroundWork, CarriedStream, DepartedInode, HandleMode, Inheritance, LockOwner, OpenHandle,
+    BackgroundWork, CarriedStream, HandOverState, HandleMode, LockOwner, OpenHandle, RemovedInode,
     Timestamp,
 };
 use parking_lot::Mutex;
@@ -52,7 +52,7 @@ const APPEND: u32 = 1 << 26;
 /// have, a registration and a promise.
 const REMOTE: u32 = 1 << 25;
 const MODE: u32 = 0xff;
-/// The face of the file has 8 bits from here.
+/// The alias of the file has 8 bits from here.
 const FACE_SHIFT: u32 = 8;
 
 #[repr(C)]
@@ -66,14 +66,14 @@ struct Layout {
     calls: [CallSlot; CALLS],
     /// Numbers of calls that panicked; 0: none.
     fatal: [AtomicU64; FATAL],
-    departed: [[DepartedSlot; DEPARTED]; 2],
+    removed_inodes: [[RemovedSlot; DEPARTED]; 2],
     locks: [LockSlot; LOCKS],
     handles: [HandleSlot; HANDLES],
-    /// A ledger of an older program ends here.
+    /// A journal of an older program ends here.
     works: [WorkSlot; WORKS],
 }
 
-/// The length of a ledger without background work.
+/// The length of a journal without background work.
 const WITHOUT_WORKS: u64 = std::mem::offset_of!(Layout, works) as u64;
 
 /// Background work that ended a daemon.
@@ -97,7 +97,7 @@ struct CallSlot {
 }
 
 #[repr(C)]
-struct DepartedSlot {
+struct RemovedSlot {
     /// 0: none.
     length: AtomicU32,
     bytes: [AtomicU8; DEPARTED_BYTES],
@@ -134,7 +134,7 @@ pub struct Before {
     pub fatal: HashSet<u64>,
 }
 
-/// Where a panic in the background is noted: the ledger that the next daemon will read.
+/// Where a panic in the background is noted: the journal that the next daemon will read.
 static NOTES: Mutex<Option<Arc<Mapping>>> = Mutex::new(None);
 
 /// A thread that panics waits for others no longer than this.
@@ -149,12 +149,12 @@ pub(crate) fn note_work(work: BackgroundWork) {
     }
 }
 
-/// The ledger of a served mount.
-pub struct Ledger {
+/// The journal of a served mount.
+pub struct RecoveryJournal {
     map: Arc<Mapping>,
     file: File,
     places: Mutex<Places>,
-    departed: [AtomicU64; 2],
+    removed_inodes: [AtomicU64; 2],
     locks: LockPlaces,
 }
 
@@ -212,64 +212,64 @@ impl Drop for Mapping {
     }
 }
 
-impl Ledger {
-    /// A ledger that begins with this state, and with what the last daemon left.
+impl RecoveryJournal {
+    /// A journal that begins with this state, and with what the last daemon left.
     ///
     /// # Errors
     /// When the system lacks memory or descriptors.
     pub fn new(state: &State, before: &Before) -> io::Result<Self> {
         let file = File::from(rustix::fs::memfd_create("forebay-ledger", MemfdFlags::CLOEXEC)?);
         file.set_len(size_of::<Layout>() as u64)?;
-        let ledger = Ledger {
+        let journal = RecoveryJournal {
             map: Arc::new(Mapping::new(&file)?),
             file,
             places: Mutex::default(),
-            departed: Default::default(),
+            removed_inodes: Default::default(),
             locks: LockPlaces::default(),
         };
         let membership = state.node.membership.clone();
-        let bare = Inheritance { membership, ..Inheritance::default() };
+        let bare = HandOverState { membership, ..HandOverState::default() };
         let bare = State { negotiated: state.negotiated, node: bare, listings: None }.encode();
         let length = u32::try_from(bare.len()).map_err(io::Error::other)?;
         if bare.len() > STATE_BYTES {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        store_bytes(&ledger.map.state, &bare);
-        ledger.map.state_length.store(length, Ordering::Relaxed);
-        ledger.map.generation.store(state.node.generation, Ordering::Relaxed);
-        for departed in &state.node.departed {
-            ledger.note_departed(departed);
+        store_bytes(&journal.map.state, &bare);
+        journal.map.state_length.store(length, Ordering::Relaxed);
+        journal.map.generation.store(state.node.generation, Ordering::Relaxed);
+        for removed_inodes in &state.node.removed_inodes {
+            journal.note_removed(removed_inodes);
         }
         for owner in &state.node.locks {
-            ledger.note_lock_owner(owner);
+            journal.note_lock_owner(owner);
         }
         let openers: HashMap<u64, u64> =
             before.opened.iter().map(|(unique, fh)| (*fh, *unique)).collect();
         for handle in &state.node.handles {
-            ledger.note_open(handle, openers.get(&handle.fh).copied().unwrap_or(0));
+            journal.note_open(handle, openers.get(&handle.fh).copied().unwrap_or(0));
         }
         for (unique, call) in &before.calls {
             // Until it comes again and is answered.
-            std::mem::forget(ledger.begin(*unique, *call, false));
+            std::mem::forget(journal.begin(*unique, *call, false));
         }
         for unique in &before.fatal {
-            ledger.note_fatal(*unique);
+            journal.note_fatal(*unique);
         }
         for work in &state.node.defects {
-            ledger.map.note_work(*work);
+            journal.map.note_work(*work);
         }
-        ledger.map.version.store(STATE_VERSION, Ordering::Relaxed);
-        ledger.map.magic.store(MAGIC, Ordering::Release);
-        Ok(ledger)
+        journal.map.version.store(STATE_VERSION, Ordering::Relaxed);
+        journal.map.magic.store(MAGIC, Ordering::Release);
+        Ok(journal)
     }
 
-    /// What the ledger of a dead daemon says.
+    /// What the journal of a dead daemon says.
     ///
     /// # Errors
-    /// When its version is unknown, or it is no ledger.
-    pub fn read(ledger: &OwnedFd) -> Result<(State, Before), StateError> {
-        let damaged = |what: &str| StateError::Damaged(format!("the ledger: {what}"));
-        let file = ledger.try_clone().map(File::from).map_err(|e| damaged(&e.to_string()))?;
+    /// When its version is unknown, or it is no journal.
+    pub fn read(journal: &OwnedFd) -> Result<(State, Before), StateError> {
+        let damaged = |what: &str| StateError::Damaged(format!("the journal: {what}"));
+        let file = journal.try_clone().map(File::from).map_err(|e| damaged(&e.to_string()))?;
         let length = file.metadata().map_err(|e| damaged(&e.to_string()))?.len();
         if length < 8 {
             return Err(damaged("too short"));
@@ -305,11 +305,11 @@ impl Ledger {
         state.node.locks = map.locks.iter().filter_map(LockSlot::read).collect();
         if notes_work {
             state.node.defects = map.works.iter().filter_map(WorkSlot::read).collect();
-            // Until there is a ledger of this daemon: it may die before.
+            // Until there is a journal of this daemon: it may die before.
             *NOTES.lock() = Some(Arc::clone(&map));
         }
-        state.node.departed =
-            map.departed.iter().flatten().filter_map(DepartedSlot::read).collect();
+        state.node.removed_inodes =
+            map.removed_inodes.iter().flatten().filter_map(RemovedSlot::read).collect();
         Ok((state, before))
     }
 
@@ -353,12 +353,12 @@ impl Ledger {
     }
 
     /// Notes a removed inode.
-    pub fn note_departed(&self, departed: &DepartedInode) {
-        let bytes = departed.encode_to_vec();
+    pub fn note_removed(&self, removed_inodes: &RemovedInode) {
+        let bytes = removed_inodes.encode_to_vec();
         let Ok(length) = u32::try_from(bytes.len()) else { return };
-        let kind = usize::from(departed.mode & libc::S_IFMT == libc::S_IFDIR);
-        let index = self.departed[kind].fetch_add(1, Ordering::Relaxed) as usize % DEPARTED;
-        let slot = &self.map.departed[kind][index];
+        let kind = usize::from(removed_inodes.mode & libc::S_IFMT == libc::S_IFDIR);
+        let index = self.removed_inodes[kind].fetch_add(1, Ordering::Relaxed) as usize % DEPARTED;
+        let slot = &self.map.removed_inodes[kind][index];
         if bytes.len() <= DEPARTED_BYTES {
             slot.length.store(0, Ordering::Release);
             store_bytes(&slot.bytes, &bytes);
@@ -461,7 +461,7 @@ impl HandleSlot {
             | flag(handle.append, APPEND)
             | flag(remote, REMOTE)
             | flag(handle.stream.is_some(), STREAM)
-            | u32::from(handle.face()) << FACE_SHIFT
+            | u32::from(handle.alias()) << FACE_SHIFT
             | (handle.mode.cast_unsigned() & MODE);
         self.bits.store(bits, Ordering::Release);
     }
@@ -485,18 +485,18 @@ impl HandleSlot {
             append: bits & APPEND != 0,
             owner_node: if remote { registration } else { 0 },
             owner_epoch: if remote { promised } else { 0 },
-            face: bits >> FACE_SHIFT & 0xff,
+            alias: bits >> FACE_SHIFT & 0xff,
             object: self.object.load(Ordering::Relaxed),
         };
         (bits & USED != 0).then(|| (handle, self.unique.load(Ordering::Relaxed)))
     }
 }
 
-impl DepartedSlot {
-    fn read(&self) -> Option<DepartedInode> {
+impl RemovedSlot {
+    fn read(&self) -> Option<RemovedInode> {
         let length = self.length.load(Ordering::Acquire) as usize;
         let bytes = self.bytes.get(..length).filter(|bytes| !bytes.is_empty())?;
-        DepartedInode::decode(&load_bytes(bytes)[..]).ok()
+        RemovedInode::decode(&load_bytes(bytes)[..]).ok()
     }
 }
 
@@ -525,7 +525,7 @@ mod tests {
             max_pages: 256,
             max_readahead: 131_072,
         };
-        let node = Inheritance { generation: 5, ..Inheritance::default() };
+        let node = HandOverState { generation: 5, ..HandOverState::default() };
         State { negotiated, node, listings: None }
     }
 
@@ -540,7 +540,7 @@ mod tests {
             promised: fh.is_multiple_of(2).then_some(fh),
             stream: fh.is_multiple_of(5).then(CarriedStream::default),
             append: fh.is_multiple_of(7),
-            face: (fh % 256) as u32,
+            alias: (fh % 256) as u32,
             object: fh << 33,
             ..OpenHandle::default()
         }
@@ -553,13 +553,13 @@ mod tests {
             kind: kind.into(),
             number,
         };
-        let ledger = Ledger::new(&state(), &Before::default()).unwrap();
+        let journal = RecoveryJournal::new(&state(), &Before::default()).unwrap();
         for work in [work(WriteBack, u64::MAX), work(Listing, 0), work(WriteBack, u64::MAX)] {
-            ledger.map.note_work(work);
+            journal.map.note_work(work);
         }
-        let (found, before) = left(&ledger);
+        let (found, before) = left(&journal);
         assert_eq!(found.node.defects, [work(WriteBack, u64::MAX), work(Listing, 0)]);
-        let next = Ledger::new(&found, &before).unwrap();
+        let next = RecoveryJournal::new(&found, &before).unwrap();
         for number in 0..1000 {
             next.map.note_work(work(Listing, number));
         }
@@ -570,53 +570,56 @@ mod tests {
 
     #[test]
     fn ledger_of_a_program_that_notes_no_background_work_when_read_then_there_is_none() {
-        let ledger = Ledger::new(&state(), &Before::default()).unwrap();
-        ledger.note_open(&handle(3), 0);
-        ledger.file.set_len(WITHOUT_WORKS).unwrap();
-        let (found, _) = left(&ledger);
+        let journal = RecoveryJournal::new(&state(), &Before::default()).unwrap();
+        journal.note_open(&handle(3), 0);
+        journal.file.set_len(WITHOUT_WORKS).unwrap();
+        let (found, _) = left(&journal);
         assert_eq!((found.node.handles.len(), found.node.defects), (1, vec![]));
     }
 
-    fn left(ledger: &Ledger) -> (State, Before) {
-        Ledger::read(&ledger.file().try_clone_to_owned().unwrap()).unwrap()
+    fn left(journal: &RecoveryJournal) -> (State, Before) {
+        RecoveryJournal::read(&journal.file().try_clone_to_owned().unwrap()).unwrap()
     }
 
     #[test]
     fn ledger_when_its_daemon_is_gone_then_says_what_was_open_and_under_way() {
-        let departed = DepartedInode { ino: 77, mode: 0o40755, ..DepartedInode::default() };
+        let removed_inodes = RemovedInode { ino: 77, mode: 0o40755, ..RemovedInode::default() };
         let mut begin = state();
         begin.node.handles = vec![handle(0), handle(1)];
-        begin.node.departed = vec![departed.clone()];
-        let ledger = Ledger::new(&begin, &Before::default()).unwrap();
+        begin.node.removed_inodes = vec![removed_inodes.clone()];
+        let journal = RecoveryJournal::new(&begin, &Before::default()).unwrap();
         for fh in 2..8 {
-            ledger.note_open(&handle(fh), 1000 + fh);
+            journal.note_open(&handle(fh), 1000 + fh);
         }
         for fh in [0, 3, 3, 99] {
-            ledger.note_closed(fh);
+            journal.note_closed(fh);
         }
-        ledger.note_open(&handle(u64::MAX - 100), 0);
+        journal.note_open(&handle(u64::MAX - 100), 0);
         let call = Call { ino: 8, since: Timestamp { sec: -3, nsec: 4 } };
-        let begun = ledger.begin(44, call, false);
-        drop(ledger.begin(46, call, true));
-        let (found, before) = left(&ledger);
+        let begun = journal.begin(44, call, false);
+        drop(journal.begin(46, call, true));
+        let (found, before) = left(&journal);
         let mut open: Vec<u64> = found.node.handles.iter().map(|handle| handle.fh).collect();
         open.sort_unstable();
         assert_eq!(open, [1, 2, 4, 5, 6, 7, u64::MAX - 100]);
         assert!(found.node.handles.iter().all(|known| *known == handle(known.fh)));
         assert_eq!((found.negotiated, found.node.generation), (begin.negotiated, 5));
-        assert_eq!((&found.node.departed, found.node.at_rest), (&vec![departed], false));
+        assert_eq!(
+            (&found.node.removed_inodes, found.node.at_rest),
+            (&vec![removed_inodes], false)
+        );
         assert_eq!(before.calls, HashMap::from([(44, call)]));
         assert_eq!(before.opened.get(&1002), Some(&2));
         assert_eq!(before.opened.len(), 5);
         // The daemon dies once more before any of them has come again.
-        let next = Ledger::new(&found, &before).unwrap();
+        let next = RecoveryJournal::new(&found, &before).unwrap();
         let (found_again, before_again) = left(&next);
         assert_eq!(found_again.node.handles.len(), 7);
         assert_eq!((before_again.calls, before_again.opened), (before.calls, before.opened));
         drop(next.begin(44, call, true));
         assert!(left(&next).1.calls.is_empty());
         drop(begun);
-        assert!(left(&ledger).1.calls.is_empty());
+        assert!(left(&journal).1.calls.is_empty());
     }
 
     #[test]
@@ -628,11 +631,11 @@ mod tests {
         let mut begin = state();
         begin.node.membership = Some(membership.clone());
         begin.node.locks = vec![owner(1, 1)];
-        let ledger = Ledger::new(&begin, &Before::default()).unwrap();
-        ledger.note_open(&by_way, 0);
-        assert!(ledger.note_lock_owner(&owner(2, 2)) && ledger.note_lock_owner(&owner(3, 3)));
-        ledger.forget_lock_owner(&owner(0, 3));
-        let (found, _) = left(&ledger);
+        let journal = RecoveryJournal::new(&begin, &Before::default()).unwrap();
+        journal.note_open(&by_way, 0);
+        assert!(journal.note_lock_owner(&owner(2, 2)) && journal.note_lock_owner(&owner(3, 3)));
+        journal.forget_lock_owner(&owner(0, 3));
+        let (found, _) = left(&journal);
         assert_eq!(found.node.membership, Some(membership));
         assert_eq!(
             (found.node.handles, found.node.locks),
@@ -642,26 +645,26 @@ mod tests {
 
     #[test]
     fn ledger_when_full_of_calls_then_more_are_not_noted_and_room_comes_back() {
-        let ledger = Ledger::new(&state(), &Before::default()).unwrap();
+        let journal = RecoveryJournal::new(&state(), &Before::default()).unwrap();
         let call = Call { ino: 0, since: Timestamp::default() };
         let begun: Vec<_> =
-            (1..=CALLS as u64 + 10).map(|n| ledger.begin(2 * n, call, false)).collect();
-        assert_eq!(left(&ledger).1.calls.len(), CALLS);
+            (1..=CALLS as u64 + 10).map(|n| journal.begin(2 * n, call, false)).collect();
+        assert_eq!(left(&journal).1.calls.len(), CALLS);
         drop(begun);
-        let _one = ledger.begin(2, call, false);
-        assert_eq!(left(&ledger).1.calls.len(), 1);
+        let _one = journal.begin(2, call, false);
+        assert_eq!(left(&journal).1.calls.len(), 1);
     }
 
     #[test]
     fn read_when_it_is_newer_or_no_ledger_then_refused() {
-        let ledger = Ledger::new(&state(), &Before::default()).unwrap();
-        ledger.map.version.store(STATE_VERSION + 1, Ordering::Relaxed);
-        let file = ledger.file().try_clone_to_owned().unwrap();
+        let journal = RecoveryJournal::new(&state(), &Before::default()).unwrap();
+        journal.map.version.store(STATE_VERSION + 1, Ordering::Relaxed);
+        let file = journal.file().try_clone_to_owned().unwrap();
         let newer = StateError::Version { found: STATE_VERSION + 1 };
-        assert_eq!(Ledger::read(&file).unwrap_err(), newer);
-        ledger.map.magic.store(1, Ordering::Relaxed);
-        assert!(matches!(Ledger::read(&file), Err(StateError::Damaged(_))));
+        assert_eq!(RecoveryJournal::read(&file).unwrap_err(), newer);
+        journal.map.magic.store(1, Ordering::Relaxed);
+        assert!(matches!(RecoveryJournal::read(&file), Err(StateError::Damaged(_))));
         let empty = rustix::fs::memfd_create("empty", MemfdFlags::CLOEXEC).unwrap();
-        assert!(matches!(Ledger::read(&empty), Err(StateError::Damaged(_))));
+        assert!(matches!(RecoveryJournal::read(&empty), Err(StateError::Damaged(_))));
     }
 }

@@ -3,9 +3,9 @@
 //! The kernel reads one file only for all passthrough opens of an inode, and asks nobody while it does.
 //! When another version takes the place of the one that it reads (another node has written the file),
 //! those who have the old one open keep it, and later opens have to see the new one. So the file gets
-//! another *face*: the kernel is shown an inode of another number for the same file. An open under an
-//! old face fails with `ESTALE`, on which the kernel looks the name up once more, and comes with the
-//! new one. `st_ino` is the inode number, whatever the face.
+//! another *alias*: the kernel is shown an inode of another number for the same file. An open under an
+//! old alias fails with `ESTALE`, on which the kernel looks the name up once more, and comes with the
+//! new one. `st_ino` is the inode number, whatever the alias.
 
 use std::os::fd::BorrowedFd;
 
@@ -13,21 +13,21 @@ use forebay_meta::Record;
 use forebay_types::Ino;
 use rustix::io::Errno;
 
+use crate::data_location::TierObject;
 use crate::error::Result;
 use crate::node::Node;
-use crate::place::Place;
 
-/// The number under which the kernel knows a face of an inode.
+/// The number under which the kernel knows an alias of an inode.
 #[must_use]
-pub fn node_id(ino: Ino, face: u8) -> u64 {
-    ino.0 | u64::from(face) << Ino::SPARE_SHIFT
+pub fn node_id(ino: Ino, alias: u8) -> u64 {
+    ino.0 | u64::from(alias) << Ino::SPARE_SHIFT
 }
 
-/// The inode, and the face of it, that the kernel knows under a number.
+/// The inode, and the alias of it, that the kernel knows under a number.
 #[must_use]
 pub fn of_node_id(id: u64) -> (Ino, u8) {
-    let face = (id >> Ino::SPARE_SHIFT) as u8;
-    (Ino(id & !(0xff << Ino::SPARE_SHIFT)), face)
+    let alias = (id >> Ino::SPARE_SHIFT) as u8;
+    (Ino(id & !(0xff << Ino::SPARE_SHIFT)), alias)
 }
 
 /// A file registered with the kernel for passthrough. The kernel keeps it open.
@@ -60,15 +60,15 @@ pub struct Opens {
     pub writers: u32,
     /// The numbers of all handles.
     pub handles: Vec<u64>,
-    /// The face that is shown to who looks the file up, and its opens.
-    pub now: Face,
+    /// The alias that is shown to who looks the file up, and its opens.
+    pub now: InodeAlias,
     /// Faces of versions that somebody has open still.
-    pub former: Vec<Face>,
+    pub former: Vec<InodeAlias>,
 }
 
-/// A face of a file, and its opens.
+/// An alias of a file, and its opens.
 #[derive(Default)]
-pub struct Face {
+pub struct InodeAlias {
     /// Its number.
     pub number: u8,
     /// All opens of it.
@@ -82,7 +82,7 @@ pub struct Face {
     pub registered: Option<Registered>,
 }
 
-/// How somebody has a face open.
+/// How somebody has an alias open.
 #[derive(Clone, Copy)]
 pub struct Use {
     /// Through the kernel's page cache.
@@ -91,7 +91,7 @@ pub struct Use {
     pub remote: bool,
 }
 
-impl Face {
+impl InodeAlias {
     /// Counts an open.
     pub fn enter(&mut self, how: Use) {
         self.remote = how.remote && (self.remote || self.opens == 0);
@@ -106,19 +106,19 @@ impl Opens {
         self.now.registered.as_ref().is_some_and(|registered| !registered.bypass)
     }
 
-    /// Shows another face from now on, if anybody has this one open: what those see is another version
+    /// Shows another alias from now on, if anybody has this one open: what those see is another version
     /// than the one that counts.
     ///
     /// # Errors
-    /// `EMFILE` if all faces are in use.
+    /// `EMFILE` if all aliases are in use.
     pub fn turn(&mut self) -> Result<()> {
         if self.now.opens == 0 && self.now.registered.is_none() {
             return Ok(());
         }
-        self.turn_away()
+        self.take_free_alias()
     }
 
-    fn turn_away(&mut self) -> Result<()> {
+    fn take_free_alias(&mut self) -> Result<()> {
         let used = |number| self.now.number == number || self.is_former(number);
         let numbers = (1..=u8::MAX).map(|step| self.now.number.wrapping_add(step));
         let free = numbers.into_iter().find(|number| !used(*number)).ok_or(Errno::MFILE)?;
@@ -128,15 +128,15 @@ impl Opens {
     }
 
     fn is_former(&self, number: u8) -> bool {
-        self.former.iter().any(|face| face.number == number)
+        self.former.iter().any(|alias| alias.number == number)
     }
 
-    /// What another daemon has registered, for an open file that is of a face, if it has: an id,
+    /// What another daemon has registered, for an open file that is of an alias, if it has: an id,
     /// whether it is the backing file, and which object else. `here` is the object that is here now.
     /// One that is not here is of a former version.
     ///
     /// # Errors
-    /// `EMFILE` if all faces are in use.
+    /// `EMFILE` if all aliases are in use.
     pub fn adopt(
         &mut self,
         number: u8,
@@ -150,60 +150,60 @@ impl Opens {
         if !is_former && !self.is_former(number) && number != self.now.number {
             let unused = self.now.opens == 0;
             if unused || registered.is_some() && self.now.registered.is_none() {
-                let now = Face { number, ..Face::default() };
+                let now = InodeAlias { number, ..InodeAlias::default() };
                 let before = std::mem::replace(&mut self.now, now);
                 self.former.extend(Some(before).filter(|_| !unused));
             } else {
-                self.former.push(Face { number, ..Face::default() });
+                self.former.push(InodeAlias { number, ..InodeAlias::default() });
             }
         } else if is_former && number == self.now.number {
-            self.turn_away()?;
+            self.take_free_alias()?;
         } else if is_former && !self.is_former(number) {
-            self.former.push(Face { number, ..Face::default() });
+            self.former.push(InodeAlias { number, ..InodeAlias::default() });
         }
-        let face = self.face(number).ok_or(Errno::MFILE)?;
-        face.enter(how);
+        let alias = self.alias(number).ok_or(Errno::MFILE)?;
+        alias.enter(how);
         if let Some((id, bypass, object)) = registered {
             let registered =
-                face.registered.get_or_insert_with(|| Registered::new(id, bypass, object));
+                alias.registered.get_or_insert_with(|| Registered::new(id, bypass, object));
             registered.opens += 1;
         }
         Ok(())
     }
 
-    fn face(&mut self, number: u8) -> Option<&mut Face> {
-        std::iter::once(&mut self.now).chain(&mut self.former).find(|face| face.number == number)
+    fn alias(&mut self, number: u8) -> Option<&mut InodeAlias> {
+        std::iter::once(&mut self.now).chain(&mut self.former).find(|alias| alias.number == number)
     }
 
     /// The registration of an id.
     pub fn registration(&mut self, id: u32) -> Option<&mut Registered> {
-        let faces = std::iter::once(&mut self.now).chain(&mut self.former);
-        faces.filter_map(|face| face.registered.as_mut()).find(|registered| registered.id == id)
+        let aliases = std::iter::once(&mut self.now).chain(&mut self.former);
+        aliases.filter_map(|alias| alias.registered.as_mut()).find(|registered| registered.id == id)
     }
 
-    /// Forgets an open of a face, and by which registration it was served, if by one.
+    /// Forgets an open of an alias, and by which registration it was served, if by one.
     pub fn leave(&mut self, number: u8, cached: bool, registration: Option<u32>) {
         if let Some(registered) = registration.and_then(|id| self.registration(id)) {
             registered.opens -= 1;
         }
-        if let Some(face) = self.face(number) {
-            face.opens -= 1;
-            face.cached -= u32::from(cached);
+        if let Some(alias) = self.alias(number) {
+            alias.opens -= 1;
+            alias.cached -= u32::from(cached);
         }
     }
 
     /// Takes out what nobody uses.
     fn take_unused(&mut self) -> Vec<Registered> {
         let unused = |registered: &mut Registered| registered.opens == 0;
-        let faces = std::iter::once(&mut self.now).chain(&mut self.former);
-        let taken = faces.filter_map(|face| face.registered.take_if(unused)).collect();
-        self.former.retain(|face| face.opens > 0);
+        let aliases = std::iter::once(&mut self.now).chain(&mut self.former);
+        let taken = aliases.filter_map(|alias| alias.registered.take_if(unused)).collect();
+        self.former.retain(|alias| alias.opens > 0);
         taken
     }
 
-    /// All faces that the kernel may use.
-    pub fn faces(&self) -> impl Iterator<Item = u8> + '_ {
-        std::iter::once(&self.now).chain(&self.former).map(|face| face.number)
+    /// All aliases that the kernel may use.
+    pub fn aliases(&self) -> impl Iterator<Item = u8> + '_ {
+        std::iter::once(&self.now).chain(&self.former).map(|alias| alias.number)
     }
 }
 
@@ -220,12 +220,12 @@ pub(crate) fn version_id(record: &Record) -> u64 {
 }
 
 impl Node {
-    /// Shows another face if the kernel reads another object than the one that is here now, or another
+    /// Shows another alias if the kernel reads another object than the one that is here now, or another
     /// version of the backing store than the one that is there.
     pub(crate) fn turn_if_replaced(
         &self,
         opens: &mut Opens,
-        place: Option<&Place>,
+        place: Option<&TierObject>,
         record: &Record,
     ) -> Result<()> {
         let Some(registered) = opens.now.registered.as_ref().filter(|r| r.object != 0) else {
@@ -253,7 +253,7 @@ impl Node {
     /// The numbers under which the kernel may know an inode.
     fn node_ids(&self, ino: Ino) -> Vec<u64> {
         match self.files.peek(ino) {
-            Some(file) => file.opens.lock().faces().map(|face| node_id(ino, face)).collect(),
+            Some(file) => file.opens.lock().aliases().map(|alias| node_id(ino, alias)).collect(),
             None => vec![ino.0],
         }
     }
@@ -278,8 +278,8 @@ mod tests {
     #[test]
     fn node_ids_when_read_back_then_inode_and_face() {
         let inodes = [1, 2, (1 << 40) - 1, 0x3fff << 48 | 77, u64::from(u16::MAX) << 48 | 1];
-        for (ino, face) in inodes.into_iter().zip([0, 1, 255, 128, 3]) {
-            assert_eq!(of_node_id(node_id(Ino(ino), face)), (Ino(ino), face));
+        for (ino, alias) in inodes.into_iter().zip([0, 1, 255, 128, 3]) {
+            assert_eq!(of_node_id(node_id(Ino(ino), alias)), (Ino(ino), alias));
             assert_eq!(node_id(Ino(ino), 0), ino);
         }
     }
@@ -299,11 +299,11 @@ mod tests {
         assert_eq!(opens.now.number, 0);
         for id in 0..255 {
             pass(&mut opens, id);
-            opens.turn().expect("a face is free");
+            opens.turn().expect("an alias is free");
         }
-        let mut faces: Vec<u8> = opens.faces().collect();
-        faces.sort_unstable();
-        assert_eq!(faces, (0..=255).collect::<Vec<u8>>());
+        let mut aliases: Vec<u8> = opens.aliases().collect();
+        aliases.sort_unstable();
+        assert_eq!(aliases, (0..=255).collect::<Vec<u8>>());
         pass(&mut opens, 255);
         assert!(opens.turn().is_err());
         assert_eq!((opens.now.number, opens.registration(255).map(|r| r.id)), (255, Some(255)));
@@ -326,13 +326,16 @@ mod tests {
         for first in 0..handles.len() {
             let mut opens = Opens::default();
             let turned = handles.iter().cycle().skip(first).take(handles.len());
-            for (face, how, registered) in turned {
-                opens.adopt(*face, *how, *registered, 9).expect("room");
+            for (alias, how, registered) in turned {
+                opens.adopt(*alias, *how, *registered, 9).expect("room");
             }
             assert_eq!((opens.now.number, opens.now.opens), (6, 2), "from {first}");
             assert_eq!(opens.registration(1).map(|r| r.opens), Some(2));
             assert_eq!(opens.registration(2).map(|r| r.opens), Some(2));
-            assert_eq!(opens.faces().collect::<std::collections::BTreeSet<_>>(), [4, 5, 6].into());
+            assert_eq!(
+                opens.aliases().collect::<std::collections::BTreeSet<_>>(),
+                [4, 5, 6].into()
+            );
         }
         let mut opens = Opens::default();
         opens.adopt(0, PASSED, Some((1, false, 8)), 9).expect("room");

@@ -12,17 +12,17 @@ use crate::overlay::Spill;
 
 /// Where the bytes of one file are.
 #[derive(Default)]
-pub struct Residence {
+pub struct DataLocation {
     /// Whether the rest was looked up since the file came into use.
     pub loaded: bool,
     /// The object on a tier, if any.
-    pub place: Option<Place>,
+    pub place: Option<TierObject>,
     /// What the bytes are that the object does not hold.
-    pub base: Base,
+    pub base: Underlay,
 }
 
 /// An object on a tier.
-pub struct Place {
+pub struct TierObject {
     /// Which tier, 0 the fastest.
     pub tier: u8,
     /// The object. The node holds this one descriptor of it, so that a lease can prove that
@@ -76,7 +76,7 @@ impl Headers {
     }
 }
 
-impl Place {
+impl TierObject {
     /// Writes the header of the object.
     ///
     /// # Errors
@@ -146,7 +146,7 @@ impl Charge {
 
 /// What absent extents stand for.
 #[derive(Default)]
-pub enum Base {
+pub enum Underlay {
     /// Zeros: a file that the backing store does not have, or whose every byte is on the tier.
     #[default]
     Zeros,
@@ -157,16 +157,16 @@ pub enum Base {
     Spill(Arc<Spill>),
 }
 
-impl Base {
+impl Underlay {
     /// The backing file, not opened yet.
     pub fn backing() -> Self {
-        Base::Backing(Mutex::new(None))
+        Underlay::Backing(Mutex::new(None))
     }
 
     /// Whether it is the backing file that was opened as `file`, and no version that was put in its
     /// place since.
     pub fn is_opened_as(&self, file: &Arc<dyn BackingFile>) -> bool {
-        let Base::Backing(opened) = self else { return false };
+        let Underlay::Backing(opened) = self else { return false };
         opened.lock().as_ref().is_some_and(|now| Arc::ptr_eq(now, file))
     }
 }

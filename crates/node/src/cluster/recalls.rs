@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Answer, Error as MetaError, Incarnation, Mail, Wish};
+use forebay_meta::{Answer, Error as MetaError, Incarnation, RecallAim, RecallRequest};
 use forebay_types::Ino;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use super::{Cluster, MOST_LETTERS};
+use super::{Cluster, MAX_RECALLS};
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::pool::Urgency;
@@ -18,18 +18,18 @@ const STRIPES: usize = 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Letters under way.
-pub(super) struct Letters {
-    /// One asks about an inode at a time: a second letter would replace the first.
+/// Recalls under way.
+pub(super) struct Recalls {
+    /// One asks about an inode at a time: a second request would replace the first.
     asking: Vec<Mutex<()>>,
     /// What others ask for and is being done.
     answering: Mutex<HashSet<(u64, u16, bool)>>,
 }
 
-impl Default for Letters {
+impl Default for Recalls {
     fn default() -> Self {
         let asking = (0..STRIPES).map(|_| Mutex::new(())).collect();
-        Letters { asking, answering: Mutex::default() }
+        Recalls { asking, answering: Mutex::default() }
     }
 }
 
@@ -43,10 +43,10 @@ impl Node {
         cluster: &Cluster,
         ino: Ino,
         owner: Incarnation,
-        wish: Wish,
+        aim: RecallAim,
         until: Instant,
     ) -> Result<()> {
-        let _one = cluster.letters.asking[ino.0 as usize % STRIPES].lock();
+        let _one = cluster.recalls.asking[ino.0 as usize % STRIPES].lock();
         // Nobody answers for it.
         if cluster.is_silent(owner.node) && self.have_taken_over(cluster, ino, owner)? {
             return Ok(());
@@ -55,7 +55,7 @@ impl Node {
         if self.meta.get_now(ino)?.owner != Some(owner) {
             return Ok(());
         }
-        self.meta.ask(owner.node, ino, wish)?;
+        self.meta.ask(owner.node, ino, aim)?;
         let answer = self.await_answer(cluster, ino, owner, until);
         if answer.is_err() {
             self.meta.retract(owner.node, ino)?;
@@ -98,18 +98,18 @@ impl Node {
     }
 
     /// Has what others ask for done; false if not all could be looked at.
-    pub(super) fn take_letters(&self, cluster: &Cluster) -> bool {
-        let mail = match self.meta.mail(MOST_LETTERS) {
+    pub(super) fn take_recalls(&self, cluster: &Cluster) -> bool {
+        let mail = match self.meta.recalls(MAX_RECALLS) {
             Ok(mail) => mail,
             Err(error) => {
                 tracing::warn!(%error, "what other nodes ask for is not known");
                 return false;
             }
         };
-        let mut all = mail.len() < MOST_LETTERS;
-        for letter in mail {
-            let key = (letter.ino.0, letter.asker, letter.wish == Wish::Bytes);
-            if !cluster.letters.answering.lock().insert(key) {
+        let mut all = mail.len() < MAX_RECALLS;
+        for request in mail {
+            let key = (request.ino.0, request.asker, request.aim == RecallAim::Bytes);
+            if !cluster.recalls.answering.lock().insert(key) {
                 // Perhaps asked again while the last time was being answered.
                 all = false;
                 continue;
@@ -118,55 +118,55 @@ impl Node {
             let job = move || {
                 let Some(node) = this.upgrade() else { return };
                 let Some(cluster) = &node.cluster else { return };
-                node.answer_letter(cluster, &letter);
-                cluster.letters.answering.lock().remove(&key);
+                node.answer_recall(cluster, &request);
+                cluster.recalls.answering.lock().remove(&key);
             };
             if cluster.workers.run(Urgency::Demand, job).is_err() {
-                cluster.letters.answering.lock().remove(&key);
+                cluster.recalls.answering.lock().remove(&key);
                 all = false;
             }
         }
         all
     }
 
-    fn answer_letter(&self, cluster: &Cluster, letter: &Mail) {
-        let done = self.comply(cluster, letter.ino, letter.wish, true);
+    fn answer_recall(&self, cluster: &Cluster, request: &RecallRequest) {
+        let done = self.handle_recall(cluster, request.ino, request.aim, true);
         let failed = match &done {
             Ok(()) => None,
             Err(NodeError::Meta(MetaError::Stale(_))) => None,
-            // The next daemon of this node finds the letter where it is.
+            // The next daemon of this node finds the request where it is.
             Err(NodeError::ShuttingDown) => return,
             Err(NodeError::Posix(errno)) => Some(errno.raw_os_error()),
             Err(NodeError::Busy) => Some(libc::EBUSY),
             Err(error) => {
-                tracing::warn!(ino = %letter.ino, %error, "a file that another node wants is not written back");
+                tracing::warn!(ino = %request.ino, %error, "a file that another node wants is not written back");
                 Some(libc::EIO)
             }
         };
-        if let Err(error) = self.meta.answer(letter, failed) {
+        if let Err(error) = self.meta.answer(request, failed) {
             tracing::warn!(%error, "another node gets no answer");
         }
     }
 
-    /// As [`Node::comply`] with the wish for a file, but for one that programs here can write:
+    /// As [`Node::handle_recall`] with the request for a file, but for one that programs here can write:
     /// false at once.
     pub(super) fn give_up_unused(&self, cluster: &Cluster, ino: Ino) -> Result<bool> {
-        match self.comply(cluster, ino, Wish::Ownership, false) {
+        match self.handle_recall(cluster, ino, RecallAim::Ownership, false) {
             Err(NodeError::Posix(Errno::BUSY)) => Ok(false),
             done => done.map(|()| true),
         }
     }
 
     /// Writes a file back that another node wants, and gives it up if that is wanted; `EBUSY` if
-    /// programs here can write it, after some patience with them if there is to be any.
-    pub(super) fn comply(
+    /// programs here can write it, after some timeout with them if there is to be any.
+    pub(super) fn handle_recall(
         &self,
         cluster: &Cluster,
         ino: Ino,
-        wish: Wish,
+        aim: RecallAim,
         patient: bool,
     ) -> Result<()> {
-        let until = Instant::now() + cluster.config.patience;
+        let until = Instant::now() + cluster.config.timeout;
         loop {
             let file = self.files.get(ino);
             self.settle(&file)?;
@@ -174,7 +174,7 @@ impl Node {
             if !cluster.is_mine(&record) {
                 return Ok(());
             }
-            if wish == Wish::Bytes {
+            if aim == RecallAim::Bytes {
                 return match record.is_behind() {
                     true => self.reconcile_open(&file),
                     false => Ok(()),

@@ -16,7 +16,7 @@ const STEP: usize = 4096;
 
 /// What a node has to bring to the backing store, as it says itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Estate {
+pub struct NodeStatus {
     /// Files of which the backing store lacks bytes.
     pub files: u64,
     /// Those bytes.
@@ -65,14 +65,14 @@ impl MetaStore {
     ///
     /// # Errors
     /// If the engine fails; `Unsupported` if this process is no node.
-    pub fn report_estate(&self, estate: &Estate) -> Result<bool> {
+    pub fn report_node_status(&self, status: &NodeStatus) -> Result<bool> {
         let me = self.member().ok_or(Error::Unsupported("this process is no node"))?;
-        let Estate { files, bytes, backlog, held, room, moving, lost } = *estate;
+        let NodeStatus { files, bytes, backlog, held, room, moving, lost } = *status;
         let numbers = [files, bytes, backlog, held, room, moving, lost];
         let numbers = numbers.map(u64::to_be_bytes).concat();
         let mut transaction = MiniTransaction::reading(vec![keys::order(me.node)]);
         let value = codec::encode_bytes(&numbers);
-        transaction.write.push(Write::Put(keys::estate(me.node), value));
+        transaction.write.push(Write::Put(keys::node_status(me.node), value));
         let order = self.execute(&transaction)?.and_then(|mut reads| reads.pop().flatten());
         Ok(match order {
             Some(value) => decode_order(&value)? == LeaveOrder::Pending,
@@ -84,17 +84,17 @@ impl MetaStore {
     ///
     /// # Errors
     /// If the engine fails.
-    pub fn estates(&self) -> Result<HashMap<u16, Estate>> {
-        let page = self.scan(&keys::estates(), None, usize::MAX)?;
-        let estate = |(key, value): &(Vec<u8>, Vec<u8>)| {
-            let bytes = codec::decode_bytes("a node's estate", value)?;
+    pub fn node_statuses(&self) -> Result<HashMap<u16, NodeStatus>> {
+        let page = self.scan(&keys::node_statuses(), None, usize::MAX)?;
+        let status = |(key, value): &(Vec<u8>, Vec<u8>)| {
+            let bytes = codec::decode_bytes("a node's status", value)?;
             let number = |at: usize| {
                 let part = bytes.get(8 * at..8 * at + 8).and_then(|part| part.try_into().ok());
-                part.map(u64::from_be_bytes).ok_or_else(|| corrupt("a node's estate", "short"))
+                part.map(u64::from_be_bytes).ok_or_else(|| corrupt("a node's status", "short"))
             };
             // Nodes of earlier versions say three numbers, or six.
             let later = |at: usize| if bytes.len() > 8 * at { number(at) } else { Ok(0) };
-            let estate = Estate {
+            let status = NodeStatus {
                 files: number(0)?,
                 bytes: number(1)?,
                 backlog: number(2)?,
@@ -103,9 +103,9 @@ impl MetaStore {
                 moving: later(5)?,
                 lost: later(6)?,
             };
-            Ok((node_of(key)?, estate))
+            Ok((node_of(key)?, status))
         };
-        page.items.iter().map(estate).collect()
+        page.items.iter().map(status).collect()
     }
 
     /// The orders to leave that nodes were given.
@@ -197,7 +197,7 @@ impl MetaStore {
     ///
     /// # Errors
     /// If the engine fails: then call it again.
-    pub fn disinherit(&self, node: u16, now: Timestamp) -> Result<()> {
+    pub fn remove_node(&self, node: u16, now: Timestamp) -> Result<()> {
         let mut nowhere = Vec::new();
         self.concerning(node, &mut |record| {
             let behind = record.dirty || record.spilled;

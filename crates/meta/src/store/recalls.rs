@@ -1,5 +1,5 @@
 //! What nodes of a cluster ask each other for, put down where the other one sees it: a mark in the
-//! mailbox of the node that is asked, which goes when it has done what it was asked for.
+//! recall queue of the node that is asked, which goes when it has done what it was asked for.
 
 use super::{MetaStore, compare, corrupt};
 use crate::codec;
@@ -10,18 +10,18 @@ use crate::types::Ino;
 
 /// What the owner of a file is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish {
+pub enum RecallAim {
     /// That the backing store gets all that was written up to now.
     Bytes,
     /// The same, and that it gives the file up as soon as none of its programs can write it.
     Ownership,
 }
 
-impl Wish {
+impl RecallAim {
     fn code(self) -> u8 {
         match self {
-            Wish::Bytes => b'B',
-            Wish::Ownership => b'O',
+            RecallAim::Bytes => b'B',
+            RecallAim::Ownership => b'O',
         }
     }
 }
@@ -30,13 +30,13 @@ const FAILED: u8 = b'F';
 
 /// What somebody asks this node for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mail {
+pub struct RecallRequest {
     /// The file.
     pub ino: Ino,
     /// The node that asks.
     pub asker: u16,
     /// What for.
-    pub wish: Wish,
+    pub aim: RecallAim,
 }
 
 /// What became of it.
@@ -51,18 +51,18 @@ pub enum Answer {
 }
 
 impl MetaStore {
-    fn mailed(&self, node: u16, ino: Ino) -> Result<Key> {
+    fn recall_key(&self, node: u16, ino: Ino) -> Result<Key> {
         let me = self.member().ok_or(Error::Unsupported("this process is no node"))?;
-        Ok(keys::mail(node, ino, me.node))
+        Ok(keys::recall(node, ino, me.node))
     }
 
     /// Asks a node for something. What it was asked before about the inode is forgotten.
     ///
     /// # Errors
     /// If the engine fails; `Unsupported` if this process is no node.
-    pub fn ask(&self, node: u16, ino: Ino, wish: Wish) -> Result<()> {
-        let value = codec::encode_bytes(&[wish.code()]);
-        let write = vec![Write::Put(self.mailed(node, ino)?, value)];
+    pub fn ask(&self, node: u16, ino: Ino, aim: RecallAim) -> Result<()> {
+        let value = codec::encode_bytes(&[aim.code()]);
+        let write = vec![Write::Put(self.recall_key(node, ino)?, value)];
         self.execute(&MiniTransaction { write, ..Default::default() }).map(drop)
     }
 
@@ -71,11 +71,13 @@ impl MetaStore {
     /// # Errors
     /// As [`MetaStore::ask`].
     pub fn answered(&self, node: u16, ino: Ino) -> Result<Answer> {
-        let Some(value) = self.read_one(self.mailed(node, ino)?)? else { return Ok(Answer::Done) };
+        let Some(value) = self.read_one(self.recall_key(node, ino)?)? else {
+            return Ok(Answer::Done);
+        };
         let bytes = codec::decode_bytes("mail", &value)?;
         match bytes.split_first() {
             Some((&FAILED, errno)) => {
-                let errno = errno.try_into().map_err(|_| corrupt("mail", "no errno"))?;
+                let errno = errno.try_into().map_err(|_| corrupt("recall", "no errno"))?;
                 Ok(Answer::Failed(i32::from_be_bytes(errno)))
             }
             _ => Ok(Answer::Pending),
@@ -87,7 +89,7 @@ impl MetaStore {
     /// # Errors
     /// As [`MetaStore::ask`].
     pub fn retract(&self, node: u16, ino: Ino) -> Result<()> {
-        let write = vec![Write::Delete(self.mailed(node, ino)?)];
+        let write = vec![Write::Delete(self.recall_key(node, ino)?)];
         self.execute(&MiniTransaction { write, ..Default::default() }).map(drop)
     }
 
@@ -95,24 +97,24 @@ impl MetaStore {
     ///
     /// # Errors
     /// As [`MetaStore::ask`].
-    pub fn mail(&self, limit: usize) -> Result<Vec<Mail>> {
+    pub fn recalls(&self, limit: usize) -> Result<Vec<RecallRequest>> {
         let me = self.member().ok_or(Error::Unsupported("this process is no node"))?;
         let mut mail = Vec::new();
-        for (key, value) in self.scan(&keys::mailbox(me.node), None, limit)?.items {
+        for (key, value) in self.scan(&keys::recall_queue(me.node), None, limit)?.items {
             let (ino, asker) =
-                keys::mail_parts(&key).ok_or_else(|| corrupt("mail", "short key"))?;
+                keys::recall_parts(&key).ok_or_else(|| corrupt("recall", "short key"))?;
             let bytes = codec::decode_bytes("mail", &value)?;
-            let wishes = [Wish::Bytes, Wish::Ownership];
-            let wish = wishes.into_iter().find(|wish| bytes == [wish.code()]);
-            mail.extend(wish.map(|wish| Mail { ino, asker, wish }));
+            let aims = [RecallAim::Bytes, RecallAim::Ownership];
+            let aim = aims.into_iter().find(|aim| bytes == [aim.code()]);
+            mail.extend(aim.map(|aim| RecallRequest { ino, asker, aim }));
         }
         Ok(mail)
     }
 
-    /// A stamp of this node's mailbox: while it stays the same there is nothing new.
+    /// A stamp of this node's recall queue: while it stays the same there is nothing new.
     #[must_use]
-    pub fn mail_stamp(&self) -> Option<Stamp> {
-        self.stamp(keys::mailbox(self.member()?.node).partition())
+    pub fn recall_stamp(&self) -> Option<Stamp> {
+        self.stamp(keys::recall_queue(self.member()?.node).partition())
     }
 
     /// Answers: what was asked for is done, or failed with an errno. One that was asked anew or
@@ -120,11 +122,11 @@ impl MetaStore {
     ///
     /// # Errors
     /// As [`MetaStore::ask`].
-    pub fn answer(&self, mail: &Mail, failed: Option<i32>) -> Result<()> {
+    pub fn answer(&self, mail: &RecallRequest, failed: Option<i32>) -> Result<()> {
         let me = self.member().ok_or(Error::Unsupported("this process is no node"))?;
-        let key = keys::mail(me.node, mail.ino, mail.asker);
+        let key = keys::recall(me.node, mail.ino, mail.asker);
         let mut transaction = MiniTransaction::default();
-        let asked = codec::encode_bytes(&[mail.wish.code()]);
+        let asked = codec::encode_bytes(&[mail.aim.code()]);
         transaction.compare.push(compare(key.clone(), Expect::Value(asked)));
         transaction.write.push(match failed {
             None => Write::Delete(key),

@@ -20,15 +20,15 @@ use crate::cluster::{LockOwner, Membership};
 use crate::context::Context;
 use crate::defects::BackgroundWork;
 use crate::error::{NodeError, Result};
-use crate::faces::{Opens, Use as Shown, object_id};
 use crate::handle::{GENERATIONS, Handle, Handles, OpenMode};
+use crate::inode_alias::{Opens, Use as Shown, object_id};
 use crate::node::Node;
 use crate::residents::Resident;
 use crate::stream::CarriedStream;
 
 /// What a node hands on. A Protocol Buffers message; `docs/format.md` has its fields.
 #[derive(Clone, PartialEq, Message)]
-pub struct Inheritance {
+pub struct HandOverState {
     /// All open files.
     #[prost(message, repeated, tag = "1")]
     pub handles: Vec<OpenHandle>,
@@ -47,7 +47,7 @@ pub struct Inheritance {
     pub replaced: Vec<u64>,
     /// Attributes of removed inodes that may still be somebody's working directory.
     #[prost(message, repeated, tag = "6")]
-    pub departed: Vec<DepartedInode>,
+    pub removed_inodes: Vec<RemovedInode>,
     /// Which node of a cluster it is.
     #[prost(message, optional, tag = "7")]
     pub membership: Option<Membership>,
@@ -101,9 +101,9 @@ pub struct OpenHandle {
     /// That node's start.
     #[prost(uint64, tag = "11")]
     pub owner_epoch: u64,
-    /// The face of the file that it is of.
+    /// The alias of the file that it is of.
     #[prost(uint32, tag = "12")]
-    pub face: u32,
+    pub alias: u32,
     /// Tells the registered object from others; 0 if it is not known.
     #[prost(fixed64, tag = "13")]
     pub object: u64,
@@ -144,7 +144,7 @@ pub struct ResidentObject {
 
 /// The last attributes of a removed inode.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub struct DepartedInode {
+pub struct RemovedInode {
     /// The inode number.
     #[prost(uint64, tag = "1")]
     pub ino: u64,
@@ -171,7 +171,7 @@ pub struct DepartedInode {
     pub xattrs: Vec<Vec<u8>>,
 }
 
-impl Inheritance {
+impl HandOverState {
     /// A generation that no handle is of.
     pub(crate) fn next_generation(&self) -> u16 {
         let used: HashSet<u16> =
@@ -188,10 +188,10 @@ impl Inheritance {
     }
 }
 
-impl DepartedInode {
+impl RemovedInode {
     pub(crate) fn new(ino: u64, attr: &Attr) -> Self {
         let times = [attr.atime, attr.mtime, attr.ctime, attr.btime];
-        DepartedInode {
+        RemovedInode {
             ino,
             mode: attr.kind.mode_bits() | attr.perm,
             uid: attr.uid,
@@ -248,15 +248,15 @@ impl OpenHandle {
             append: handle.append,
             owner_node: owner.map_or(0, |owner| owner.node.into()),
             owner_epoch: owner.map_or(0, |owner| owner.epoch),
-            face: handle.face.into(),
+            alias: handle.alias.into(),
             object,
         }
     }
 
-    /// The face of the file that it is of.
+    /// The alias of the file that it is of.
     #[must_use]
-    pub fn face(&self) -> u8 {
-        u8::try_from(self.face).unwrap_or(0)
+    pub fn alias(&self) -> u8 {
+        u8::try_from(self.alias).unwrap_or(0)
     }
 
     /// How the kernel treats it.
@@ -294,7 +294,7 @@ impl Node {
         let left = until.saturating_duration_since(Instant::now());
         if rested && self.slow.rest(left) {
             if let Some(cluster) = &self.cluster {
-                cluster.beliefs.stop();
+                cluster.kernel_grants.stop();
             }
             return Ok(());
         }
@@ -328,7 +328,7 @@ impl Node {
     /// # Errors
     /// [`NodeError::NotAtRest`] if the last requests have left work that takes longer than `limit`;
     /// the node can still go on.
-    pub fn bequeath(&self, limit: Duration) -> Result<Inheritance> {
+    pub fn hand_over_state(&self, limit: Duration) -> Result<HandOverState> {
         let until = Instant::now() + limit;
         let left = || until.saturating_duration_since(Instant::now());
         if !self.rest_in_cluster(left()) {
@@ -348,7 +348,7 @@ impl Node {
         };
         self.discard_removed();
         self.write_accesses();
-        let mut inheritance = Inheritance {
+        let mut handed_over = HandOverState {
             handles: self.open_handles(),
             generation: self.handles.generation().into(),
             at_rest: true,
@@ -356,11 +356,11 @@ impl Node {
             locks: self.lock_owners(),
             replaced: replaced.into_iter().map(|ino| ino.0).collect(),
             lost: self.troubles.lost(),
-            ..Inheritance::default()
+            ..HandOverState::default()
         };
         self.residents.for_each(|ino, resident| {
             let Resident { tier, whole, dirty, charged } = resident;
-            inheritance.residents.push(ResidentObject {
+            handed_over.residents.push(ResidentObject {
                 ino,
                 tier: tier.into(),
                 whole,
@@ -368,12 +368,14 @@ impl Node {
                 charged,
             });
         });
-        self.names.departed.for_each(|ino, attr| {
-            inheritance.departed.push(DepartedInode::new(ino, attr));
+        self.names.removed_inodes.for_each(|ino, attr| {
+            handed_over.removed_inodes.push(RemovedInode::new(ino, attr));
         });
-        for departed in &mut inheritance.departed {
-            let xattrs = self.names.departed.xattrs(Ino(departed.ino)).unwrap_or_default();
-            departed.xattrs = xattrs.into_iter().flat_map(|(name, value)| [name, value]).collect();
+        for removed_inodes in &mut handed_over.removed_inodes {
+            let xattrs =
+                self.names.removed_inodes.xattrs(Ino(removed_inodes.ino)).unwrap_or_default();
+            removed_inodes.xattrs =
+                xattrs.into_iter().flat_map(|(name, value)| [name, value]).collect();
         }
         if let Some(log) = &self.event_log {
             log.write_out();
@@ -382,9 +384,9 @@ impl Node {
             // The device is the successor's.
             streams.stop();
         }
-        inheritance.waiters = self.hand_waiters_on();
+        handed_over.waiters = self.hand_waiters_on();
         self.let_go_of_state();
-        Ok(inheritance)
+        Ok(handed_over)
     }
 
     /// An open file, as a successor must know it.
@@ -420,14 +422,14 @@ impl Node {
     }
 
     /// Goes on where another node ended.
-    pub(crate) fn inherit(&self, inheritance: &Inheritance) -> Result<()> {
-        let open = inheritance.open_inodes();
-        if inheritance.at_rest {
+    pub(crate) fn resume(&self, handed_over: &HandOverState) -> Result<()> {
+        let open = handed_over.open_inodes();
+        if handed_over.at_rest {
             self.release_orphans(&open)?;
-            self.troubles.set_lost(inheritance.lost.iter().copied());
+            self.troubles.set_lost(handed_over.lost.iter().copied());
             self.count_set_aside();
             self.begin_removal_notes();
-            for object in &inheritance.residents {
+            for object in &handed_over.residents {
                 self.take_over_object(object)?;
             }
         } else {
@@ -436,30 +438,30 @@ impl Node {
             self.recover(&orphans.iter().copied().collect())?;
             orphans.into_iter().filter(|ino| !open.contains(ino)).for_each(|ino| self.linger(ino));
         }
-        let mut adopted = Vec::with_capacity(inheritance.handles.len());
-        for open in &inheritance.handles {
+        let mut adopted = Vec::with_capacity(handed_over.handles.len());
+        for open in &handed_over.handles {
             match self.take_over_handle(open) {
                 Ok(handle) => adopted.push((open.fh, handle)),
-                Err(error) if inheritance.at_rest => return Err(error),
+                Err(error) if handed_over.at_rest => return Err(error),
                 Err(error) => tracing::error!(ino = open.ino, %error, "an open file is lost"),
             }
         }
-        tracing::info!(open = adopted.len(), at_rest = inheritance.at_rest, "taken over");
+        tracing::info!(open = adopted.len(), at_rest = handed_over.at_rest, "taken over");
         self.handles.adopt(adopted);
-        for open in inheritance.handles.iter().filter(|open| open.write) {
+        for open in handed_over.handles.iter().filter(|open| open.write) {
             self.watch_taken_over(Ino(open.ino));
         }
-        self.take_over_locks(inheritance);
-        self.take_over_streams(inheritance);
-        for &ino in &inheritance.replaced {
+        self.take_over_locks(handed_over);
+        self.take_over_streams(handed_over);
+        for &ino in &handed_over.replaced {
             self.linger(Ino(ino));
         }
-        for departed in &inheritance.departed {
-            if let Some(attr) = departed.attr() {
-                self.names.departed.remember(Ino(departed.ino), attr);
-                let pairs = departed.xattrs.as_chunks::<2>().0.iter();
+        for removed_inodes in &handed_over.removed_inodes {
+            if let Some(attr) = removed_inodes.attr() {
+                self.names.removed_inodes.remember(Ino(removed_inodes.ino), attr);
+                let pairs = removed_inodes.xattrs.as_chunks::<2>().0.iter();
                 let xattrs = pairs.map(|[name, value]| (name.clone(), value.clone())).collect();
-                self.names.departed.remember_xattrs(Ino(departed.ino), xattrs);
+                self.names.removed_inodes.remember_xattrs(Ino(removed_inodes.ino), xattrs);
             }
         }
         Ok(())
@@ -483,17 +485,17 @@ impl Node {
             return Ok(handle);
         }
         self.load(&Context::DAEMON, &file)?;
-        let residence = file.residence.read();
+        let location = file.location.read();
         let mode = open.open_mode();
         let mut opens = file.opens.lock();
         opens.count += 1;
         opens.writers += u32::from(open.write);
         opens.handles.push(open.fh);
-        let place = residence.place.as_ref();
+        let place = location.place.as_ref();
         let here = place.map_or(0, |place| object_id(place.object.fd()));
         let how = Shown { cached: matches!(mode, OpenMode::Cached { .. }), remote: false };
         let registered = mode.registration().map(|id| (id, open.bypass, open.object));
-        opens.adopt(open.face(), how, registered, here)?;
+        opens.adopt(open.alias(), how, registered, here)?;
         if let (Some((_, false, _)), Some(place)) = (registered, place) {
             place.passed.store(true, Ordering::Release);
             if open.write {
@@ -503,17 +505,17 @@ impl Node {
         if open.write {
             file.count_write();
         }
-        let promised = residence.place.as_ref().zip(open.promised).and_then(|(place, bytes)| {
+        let promised = location.place.as_ref().zip(open.promised).and_then(|(place, bytes)| {
             let room = &self.tiers[usize::from(place.tier)].room;
             room.promise(bytes).then_some((place.tier, bytes))
         });
         if opens.count == 1 {
             self.decide_later(Event::Busy { object: Ino(open.ino) });
         }
-        drop((opens, residence));
+        drop((opens, location));
         let mut handle = Handle::new(file, open.write, mode, promised);
         handle.append = open.append;
-        handle.face = open.face();
+        handle.alias = open.alias();
         Ok(handle)
     }
 }
@@ -527,13 +529,13 @@ mod tests {
     fn next_generation_when_handles_are_old_then_none_of_theirs() {
         let handle =
             |generation: u64| OpenHandle { fh: generation << 52 | 7, ..Default::default() };
-        let inheritance = Inheritance {
+        let handed_over = HandOverState {
             generation: u32::from(GENERATIONS) - 1,
             handles: vec![handle(0), handle(1), handle(3)],
-            ..Inheritance::default()
+            ..HandOverState::default()
         };
-        assert_eq!(inheritance.next_generation(), 2);
-        assert_eq!(Inheritance::default().next_generation(), 1);
+        assert_eq!(handed_over.next_generation(), 2);
+        assert_eq!(HandOverState::default().next_generation(), 1);
     }
 
     #[test]
@@ -552,9 +554,9 @@ mod tests {
             ctime: time(7),
             btime: time(8),
         };
-        let bytes = DepartedInode::new(9, &attr).encode_to_vec();
-        let back = DepartedInode::decode(&bytes[..]).expect("decodes");
+        let bytes = RemovedInode::new(9, &attr).encode_to_vec();
+        let back = RemovedInode::decode(&bytes[..]).expect("decodes");
         assert_eq!((back.ino, back.attr()), (9, Some(attr)));
-        assert_eq!(DepartedInode::default().attr(), None);
+        assert_eq!(RemovedInode::default().attr(), None);
     }
 }

@@ -703,5 +703,5 @@ impl MountConfig {
 }
 
 #[cfg(test)]
-#[path = "meaning_tests.rs"]
+#[path = "parse_tests.rs"]
 mod tests;

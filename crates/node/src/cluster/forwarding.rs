@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Attr, Error as MetaError, Incarnation, Record, Wish};
+use forebay_meta::{Attr, Error as MetaError, Incarnation, RecallAim, Record};
 use forebay_peer::message::{
     Fault, Position, Read, Recall, RecallKind, Sync, Truncate, Write, WriteBack,
 };
@@ -19,18 +19,18 @@ use parking_lot::Mutex;
 use prost::Message;
 use rustix::io::Errno;
 
-use super::turns::Asking;
-use super::{Cluster, Right};
+use super::replay_cache::Asking;
+use super::{AccessMode, Cluster};
 use crate::config::{Durability, Writeback};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::faces::Use as Shown;
 use crate::failpoints::fail_at;
 use crate::files::FileRef;
 use crate::handle::{Handle, OpenMode, Opened};
+use crate::inode_alias::Use as Shown;
 use crate::namespace::perm_after_write;
 use crate::node::Node;
-use crate::open::{Use, check_face};
+use crate::open::{Use, check_alias};
 
 /// How is the file now?
 pub(super) const LOOK: u32 = 16;
@@ -38,7 +38,7 @@ pub(super) const LOOK: u32 = 16;
 const LOOKED: u32 = 4096;
 /// The longest that a call of another node may take.
 pub(super) const WITHIN: Duration = Duration::from_secs(15);
-/// The shortest: what is left of a caller's patience may be less than a round trip.
+/// The shortest: what is left of a caller's timeout may be less than a round trip.
 const LEAST: Duration = Duration::from_millis(500);
 /// Between two attempts to find out who owns a file.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -211,7 +211,7 @@ impl Node {
     ) -> Result<Recalled> {
         let Some(client) = self.peer(cluster, owner.node) else { return Ok(Recalled::Unknown) };
         let recall = Recall { ino: ino.0, epoch: owner.epoch, kind: RecallKind::Ownership };
-        match client.recall(recall, cluster.config.patience) {
+        match client.recall(recall, cluster.config.timeout) {
             Ok(()) => Ok(Recalled::Given),
             Err(error) if passes(&error) && self.may_come_back(owner) => Ok(Recalled::Away),
             Err(PeerError::Fault(Fault::Locked)) => Ok(Recalled::InUse),
@@ -224,11 +224,11 @@ impl Node {
     }
 
     /// How a file is at its owner; `None` if that one can't be asked.
-    pub(super) fn look_through(&self, owner: Incarnation, look: &Look) -> Option<Looked> {
+    pub(super) fn look_forwarded(&self, owner: Incarnation, look: &Look) -> Option<Looked> {
         let look = Look { epoch: owner.epoch, ..look.clone() };
         let body = Body::Bytes(look.encode_to_vec());
-        let patience = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.patience);
-        let until = Instant::now() + patience;
+        let timeout = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.timeout);
+        let until = Instant::now() + timeout;
         loop {
             let call = |client: &Client| client.other(LOOK, &body, LOOKED, within(until));
             match self.call_owner(owner, call).ok()? {
@@ -248,7 +248,7 @@ impl Node {
     }
 
     /// Opens a file by way of its owner.
-    pub(crate) fn open_through(
+    pub(crate) fn open_forwarded(
         &self,
         context: &Context,
         file: &FileRef,
@@ -270,9 +270,9 @@ impl Node {
         if !opens.now.remote {
             opens.turn()?;
         }
-        check_face(&mut opens, how)?;
-        let face = opens.now.number;
-        handle.face = face;
+        check_alias(&mut opens, how)?;
+        let alias = opens.now.number;
+        handle.alias = alias;
         let fh = self.handles.insert(handle).ok_or(NodeError::Posix(Errno::NFILE))?;
         opens.count += 1;
         opens.writers += u32::from(write);
@@ -284,7 +284,7 @@ impl Node {
             self.decide(forebay_core::steward::Event::Busy { object });
         }
         self.pages_replaced(file);
-        Ok(Opened { fh, mode, face, dir: None })
+        Ok(Opened { fh, mode, alias, dir: None })
     }
 
     /// Has the owner do something to an open file that may be done any number of times; `None` if the
@@ -316,8 +316,8 @@ impl Node {
             return Ok(None);
         }
         context.wait()?;
-        let patience = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.patience);
-        let until = Instant::now() + patience;
+        let timeout = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.timeout);
+        let until = Instant::now() + timeout;
         loop {
             let Some(owner) = *handle.remote.owner.lock() else { return Ok(None) };
             if let Some(done) = ask(owner, until)? {
@@ -341,12 +341,12 @@ impl Node {
             return Ok(());
         }
         let hold = match self.newest(context, file.ino, handle.write)? {
-            (_, Right::Through(now)) => {
+            (_, AccessMode::Forwarded(now)) => {
                 *owner = Some(now);
                 return Ok(());
             }
-            (_, Right::Hold(hold)) => Some(hold),
-            (_, Right::None) => None,
+            (_, AccessMode::Pinned(hold)) => Some(hold),
+            (_, AccessMode::Read) => None,
         };
         let record = self.meta.get_settled(file.ino)?;
         if self.is_out_of_reach(&record) {
@@ -365,7 +365,7 @@ impl Node {
     }
 
     /// [`Node::read`] by way of the owner.
-    pub(crate) fn read_through(
+    pub(crate) fn read_forwarded(
         &self,
         context: &Context,
         handle: &Handle,
@@ -389,7 +389,7 @@ impl Node {
     }
 
     /// [`Node::write`] by way of the owner.
-    pub(crate) fn write_through(
+    pub(crate) fn write_forwarded(
         &self,
         context: &Context,
         handle: &Handle,
@@ -426,7 +426,7 @@ impl Node {
     }
 
     /// [`Node::fsync`] by way of the owner; false if the file is here.
-    pub(crate) fn sync_through(
+    pub(crate) fn sync_forwarded(
         &self,
         context: &Context,
         handle: &Handle,
@@ -438,20 +438,20 @@ impl Node {
         })?;
         let back = self.config.durability == Durability::Backing
             || self.config.writeback == Writeback::Through;
-        Ok(synced.is_some() && (!back || self.write_back_through(context, handle)?))
+        Ok(synced.is_some() && (!back || self.write_back_forwarded(context, handle)?))
     }
 
-    fn write_back_through(&self, context: &Context, handle: &Handle) -> Result<bool> {
+    fn write_back_forwarded(&self, context: &Context, handle: &Handle) -> Result<bool> {
         let ino = handle.file.ino.0;
-        let patience = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.patience);
+        let timeout = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.timeout);
         let written = self.by_owner(context, handle, |client, owner, _| {
-            client.write_back(WriteBack { ino, epoch: owner.epoch }, patience)
+            client.write_back(WriteBack { ino, epoch: owner.epoch }, timeout)
         })?;
         Ok(written.is_some())
     }
 
     /// [`Node::flush`] by way of the owner; false if the file is here.
-    pub(crate) fn flush_through(&self, context: &Context, handle: &Handle) -> Result<bool> {
+    pub(crate) fn flush_forwarded(&self, context: &Context, handle: &Handle) -> Result<bool> {
         let ino = handle.file.ino.0;
         let look = Look { ino, settle: true, safe: true, ..Look::default() };
         let looked = self.by_owner(context, handle, |client, owner, within| {
@@ -459,11 +459,15 @@ impl Node {
             client.other(LOOK, &Body::Bytes(look.encode_to_vec()), LOOKED, within)
         })?;
         let through = self.config.writeback == Writeback::Through;
-        Ok(looked.is_some() && (!through || self.write_back_through(context, handle)?))
+        Ok(looked.is_some() && (!through || self.write_back_forwarded(context, handle)?))
     }
 
     /// How long a file is that is open by way of its owner; `None` if it is here.
-    pub(crate) fn length_through(&self, context: &Context, handle: &Handle) -> Result<Option<u64>> {
+    pub(crate) fn length_forwarded(
+        &self,
+        context: &Context,
+        handle: &Handle,
+    ) -> Result<Option<u64>> {
         let look = Look { ino: handle.file.ino.0, ..Look::default() };
         let looked = self.by_owner(context, handle, |client, owner, within| {
             let look = Look { epoch: owner.epoch, ..look.clone() };
@@ -488,11 +492,11 @@ impl Node {
         ino: Ino,
         asking: &mut Asking<'_>,
     ) -> Result<()> {
-        let patience = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.patience);
-        let until = Instant::now() + patience;
+        let timeout = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.timeout);
+        let until = Instant::now() + timeout;
         loop {
             let (record, right) = self.newest(context, ino, true)?;
-            let Right::Through(owner) = right else {
+            let AccessMode::Forwarded(owner) = right else {
                 self.match_version(context, &self.files.get(ino), &record)?;
                 return self.truncate(context, &record, size);
             };
@@ -513,7 +517,7 @@ impl Node {
     ///
     /// # Errors
     /// `EHOSTDOWN` if it can't be told, and would put its own over them.
-    pub(crate) fn times_through(
+    pub(crate) fn times_forwarded(
         &self,
         owner: Incarnation,
         ino: Ino,
@@ -521,7 +525,7 @@ impl Node {
     ) -> Result<()> {
         let look = Look { ino: ino.0, atime, mtime, ..Look::default() };
         if !atime && !mtime
-            || self.look_through(owner, &look).is_some()
+            || self.look_forwarded(owner, &look).is_some()
             || self.meta.get_now(ino)?.owner != Some(owner)
         {
             return Ok(());
@@ -534,7 +538,11 @@ impl Node {
     /// # Errors
     /// `EHOSTDOWN` if the owner does not answer: the record may be of before what was written by way of
     /// it.
-    pub(crate) fn attr_through(&self, context: &Context, record: &Record) -> Result<Option<Attr>> {
+    pub(crate) fn attr_forwarded(
+        &self,
+        context: &Context,
+        record: &Record,
+    ) -> Result<Option<Attr>> {
         let Some(cluster) = &self.cluster else { return Ok(None) };
         let elsewhere = |record: &Record| record.owner.filter(|_| self.is_elsewhere(record));
         let Some(mut owner) = elsewhere(record) else { return Ok(None) };
@@ -544,10 +552,10 @@ impl Node {
             return Ok(None);
         }
         context.wait()?;
-        let until = Instant::now() + cluster.config.patience;
+        let until = Instant::now() + cluster.config.timeout;
         let look = Look { ino: ino.0, ..Look::default() };
         loop {
-            if let Some(looked) = self.look_through(owner, &look) {
+            if let Some(looked) = self.look_forwarded(owner, &look) {
                 return Ok(Some(Attr {
                     size: looked.size,
                     mtime: Timestamp::new(looked.mtime, looked.mtime_nsec),
@@ -586,13 +594,17 @@ impl Node {
         ino: Ino,
         owner: Incarnation,
         until: Instant,
-    ) -> Result<Right<'_>> {
+    ) -> Result<AccessMode<'_>> {
         let look = Look { ino: ino.0, settle: true, ..Look::default() };
-        match self.look_through(owner, &look) {
-            Some(looked) if looked.behind => Ok(Right::Through(owner)),
-            Some(_) => Ok(Right::None),
-            None if self.is_read_by_fragments(cluster, ino, owner)? => Ok(Right::Through(owner)),
-            None => self.ask_owner(cluster, ino, owner, Wish::Bytes, until).map(|()| Right::None),
+        match self.look_forwarded(owner, &look) {
+            Some(looked) if looked.behind => Ok(AccessMode::Forwarded(owner)),
+            Some(_) => Ok(AccessMode::Read),
+            None if self.is_read_by_fragments(cluster, ino, owner)? => {
+                Ok(AccessMode::Forwarded(owner))
+            }
+            None => self
+                .ask_owner(cluster, ino, owner, RecallAim::Bytes, until)
+                .map(|()| AccessMode::Read),
         }
     }
 }
@@ -673,8 +685,8 @@ impl Node {
         self.as_owner(cluster, about, Service::Look, |file, _| {
             fail_at!("node.owner.read");
             let mut bytes = vec![0; read.len as usize];
-            let residence = file.residence.read();
-            let got = self.read_with_gaps(file, &residence, read.offset, &mut bytes)?;
+            let location = file.location.read();
+            let got = self.read_with_gaps(file, &location, read.offset, &mut bytes)?;
             bytes.truncate(got);
             Ok(bytes)
         })
@@ -687,7 +699,7 @@ impl Node {
         bytes: &[u8],
     ) -> Result<(u64, u64), Fault> {
         self.as_owner(cluster, (Ino(write.ino), write.epoch), Service::Change, |file, record| {
-            if file.residence.read().place.is_none() {
+            if file.location.read().place.is_none() {
                 steadily(|| self.prepare(&Context::DAEMON, file, record, true))?;
             }
             let write_to = |at| self.write_to(&Context::DAEMON, file, at, bytes);

@@ -16,7 +16,7 @@ use crate::node::Node;
 use crate::reconcile::is_own;
 
 /// The place of an inode in limbo.
-pub(crate) fn limbo_link(ino: Ino) -> Link {
+pub(crate) fn parked_link(ino: Ino) -> Link {
     Link::new(LIMBO, ino.to_string().into_bytes())
 }
 
@@ -31,9 +31,9 @@ pub(crate) struct Stray {
 /// What a mount has in limbo without knowing it.
 pub(crate) fn strays(meta: &MetaStore, backing: &dyn BackingStore) -> Result<Vec<Stray>> {
     let mut strays = Vec::new();
-    for ino in backing.list_limbo()?.into_iter().map(Ino) {
+    for ino in backing.list_parked()?.into_iter().map(Ino) {
         let known = match meta.get(ino) {
-            Ok(record) if record.backing.links.contains(&limbo_link(ino)) => continue,
+            Ok(record) if record.backing.links.contains(&parked_link(ino)) => continue,
             Ok(record) => stands_there(backing, &record)?,
             Err(forebay_meta::Error::Stale(_)) => false,
             Err(error) => return Err(error.into()),
@@ -47,7 +47,7 @@ fn stands_there(backing: &dyn BackingStore, record: &Record) -> Result<bool> {
     if record.backing.fingerprint.is_none() {
         return Ok(false);
     }
-    let name = backing.limbo_name(record.ino.0);
+    let name = backing.parked_name(record.ino.0);
     let found = backing
         .open_dir(&backing.root(), OsStr::new(PRIVATE))
         .and_then(|private| backing.open_dir(&private, OsStr::new("limbo")))
@@ -66,15 +66,15 @@ pub(crate) fn settle(
     stray: &Stray,
 ) -> Result<Option<PathBuf>> {
     if stray.known {
-        meta.claim_found(stray.ino, &limbo_link(stray.ino))?;
+        meta.claim_found(stray.ino, &parked_link(stray.ino))?;
         return Ok(None);
     }
-    Ok(backing.set_limbo_aside(stray.ino.0)?)
+    Ok(backing.set_parked_aside(stray.ino.0)?)
 }
 
 impl Node {
     /// At a start, before the backlog has begun.
-    pub(crate) fn recover_limbo(&self) -> Result<()> {
+    pub(crate) fn recover_parked(&self) -> Result<()> {
         for stray in strays(&self.meta, &*self.backing)? {
             let ino = stray.ino;
             match settle(&self.meta, &*self.backing, &stray)? {
