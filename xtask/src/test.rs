@@ -4,9 +4,12 @@
 //! other leaves the processors idle for half of the time. A test that fails beside others is run
 //! once more with the machine to itself: if it passes then, it is *unsteady*. That is a defect of
 //! the test or of what it tests, and is listed at the end, but what is sent is not held up by it.
-//! So are tests that skipped what they are for, as a program or a right was missing.
+//! So are tests that skipped what they are for, as a program or a right was missing; where
+//! `FOREBAY_TEST_SKIPS` says what may be missing, any other skip fails the run.
 
 mod program;
+mod skips;
+mod slow;
 mod stuck;
 
 use std::collections::VecDeque;
@@ -27,7 +30,9 @@ const SECOND_CHANCES: usize = 4;
 ///
 /// Environment: `FOREBAY_TEST_LANES`, test programs side by side (2); `FOREBAY_TEST_STRICT`, if
 /// set, gives no second chance; `FOREBAY_TEST_ONLY`, names of test programs, separated by blanks,
-/// runs these and no examples of the documentation.
+/// runs these and no examples of the documentation; `FOREBAY_TEST_SET`, `quick` or `long`, leaves
+/// out the programs that take long ([`slow`]), or runs only these; `FOREBAY_TEST_SKIPS`, words of
+/// which one must be in the reason of each skip ([`skips`]).
 ///
 /// # Errors
 /// When tests can't be built or started.
@@ -41,21 +46,30 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     };
     let only = std::env::var("FOREBAY_TEST_ONLY").ok();
     let (begin, before) = (Instant::now(), Before::look());
+    let set = slow::Set::chosen()?;
     let mut programs = program::build(root, arguments)?;
-    if let Some(only) = &only {
-        programs.retain(|program| only.split(' ').any(|name| program.is(name)));
+    slow::check(&programs)?;
+    match &only {
+        Some(only) => programs.retain(|program| only.split(' ').any(|name| program.is(name))),
+        None => programs.retain(|program| set.has(&program.name)),
     }
     println!("{} test programs, built in {} s", programs.len(), begin.elapsed().as_secs());
     let outcomes = side_by_side(programs, lanes, &before)?;
-    let documents = only.is_some() || program::documents(root, arguments)?;
+    let documents =
+        only.is_some() || set == slow::Set::Long || program::documents(root, arguments)?;
+    tell_longest(&outcomes);
     let skipped = tell_skipped(&outcomes);
+    let unexplained = skips::unexplained(&outcomes);
     let failed: Vec<(Program, Vec<String>)> = outcomes.into_iter().filter_map(failures).collect();
     let unsteady = second_chances(&failed, &before)?;
     println!("\ntests took {} s, {skipped} of them skipped", begin.elapsed().as_secs());
     for name in unsteady.iter().flatten() {
         println!("UNSTEADY: {name} failed beside others and passed alone");
     }
-    Ok(documents && unsteady.is_some())
+    for skip in &unexplained {
+        println!("FAILED: {skip}, although nothing that this needs is missing");
+    }
+    Ok(documents && unsteady.is_some() && unexplained.is_empty())
 }
 
 /// Runs all programs, `lanes` at a time, and prints what each said when it ends.
@@ -91,6 +105,16 @@ fn show(outcome: &Outcome) {
     let seconds = outcome.took.as_secs_f64();
     writeln!(out, "\n     Running {} ({seconds:.1} s)\n{}", outcome.program.name, outcome.said)
         .ok();
+}
+
+/// Lists the programs that took longest.
+fn tell_longest(outcomes: &[Outcome]) {
+    let mut longest: Vec<_> = outcomes.iter().map(|it| (it.took, &it.program.name)).collect();
+    longest.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
+    println!("\nthe longest:");
+    for (took, name) in longest.iter().take(10) {
+        println!("{:8.1} s  {name}", took.as_secs_f64());
+    }
 }
 
 /// Lists tests that passed without having tested anything. How many there are.

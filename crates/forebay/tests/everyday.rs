@@ -40,6 +40,44 @@ fn root_directory_when_the_mount_has_ended_then_has_the_time_that_programs_saw()
 }
 
 #[test]
+fn requests_when_followed_then_the_log_has_each_with_its_inode_handle_process_and_result() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let log = site.text("requests.log");
+    site.mount(&["--log-level", "warn", "--log-file", &log]);
+    fs::write(site.path("mnt/quiet"), "q").unwrap();
+    let level = "warn,forebay::request=debug";
+    assert_eq!(site.run(&["debug", "log-level", &site.text("mnt"), level]).0, 0);
+    let file = site.path("mnt/followed");
+    fs::write(&file, "f").unwrap();
+    assert!(rustix::fs::getxattr(&file, "user.none", &mut [0; 8]).is_err());
+    let inode = fs::metadata(&file).unwrap().ino();
+    assert_eq!(site.run(&["debug", "log-level", &site.text("mnt"), "warn"]).0, 0);
+    fs::write(site.path("mnt/quiet again"), "q").unwrap();
+    let text = fs::read_to_string(log).unwrap();
+    let of = |operation: &str| {
+        let operation = format!("operation=\"{operation}\"");
+        text.lines().filter(|line| line.contains(&operation)).collect::<Vec<_>>()
+    };
+    let pid = format!("pid={}", rustix::thread::gettid().as_raw_nonzero());
+    assert_eq!(of("create").len(), 1, "{text}");
+    assert!(of("create")[0].contains("opened=") && of("create")[0].contains("us="), "{text}");
+    let closes = of("last close");
+    assert!(!closes.is_empty(), "{text}");
+    assert!(
+        closes
+            .iter()
+            .all(|line| line.contains(&format!("inode={inode}")) && line.contains("handle=")),
+        "{text}"
+    );
+    let failed = of("getxattr");
+    assert!(failed.len() == 1 && failed[0].contains("errno=61"), "{text}");
+    assert!(failed[0].contains(&pid), "{text}");
+}
+
+#[test]
 fn files_below_a_bind_mount_of_a_directory_when_named_to_commands_then_these_are_meant() {
     if !can_mount() {
         return;

@@ -21,6 +21,7 @@ use crate::names::class;
 use crate::orphans::{self, Orphans};
 use crate::recovery_journal::{Before, Begun, RecoveryJournal};
 use crate::replayed_requests;
+use crate::request_log::followed;
 use crate::serve::{Serve, timeout};
 use crate::under_way::UnderWay;
 use crate::wire::CachePolicy;
@@ -155,7 +156,7 @@ impl Front {
             let Some(request) = watched.deferred.begin() else { return };
             // A defect costs its request an EIO, not the pool a thread.
             let _begun = shared.begin(&request, true);
-            let outcome = catch_unwind(AssertUnwindSafe(|| shared.serve(&request, true)))
+            let outcome = catch_unwind(AssertUnwindSafe(|| shared.serve(&request, true, began)))
                 .unwrap_or(Err(NodeError::Posix(rustix::io::Errno::IO)));
             match watched.deferred.reply() {
                 Some(reply) => shared.answer(request.header(), outcome, reply, began),
@@ -180,9 +181,14 @@ fn waiting_number(request: &Request, may_wait: bool) -> u64 {
 }
 
 impl Shared {
+    /// Serves a request that was received at `began`.
+    fn serve(&self, request: &Request, may_wait: bool, began: Instant) -> Result<Answer> {
+        followed(request, began, || self.serve_or_note(request, may_wait))
+    }
+
     /// Serves a request. If that panics, in a daemon that dies of panics, the next daemon is told not to
     /// try it again: the kernel sends it to each.
-    fn serve(&self, request: &Request, may_wait: bool) -> Result<Answer> {
+    fn serve_or_note(&self, request: &Request, may_wait: bool) -> Result<Answer> {
         let Some(kept) = self.kept.get() else { return self.serve_once(request, may_wait) };
         let number = replayed_requests::number(request);
         if request.is_resent() && kept.before.fatal.contains(&number) {
@@ -318,7 +324,7 @@ impl Handler for Front {
         }
         let _entered = self.0.under_way.enter(request.header(), began);
         let begun = self.0.begin(&request, false);
-        match self.0.serve(&request, false) {
+        match self.0.serve(&request, false, began) {
             Err(NodeError::MustWait) => {
                 if request.is_resent() {
                     // Its first time may have changed something: it stays noted until it is

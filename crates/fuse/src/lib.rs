@@ -21,6 +21,7 @@ mod orphans;
 mod recovery_journal;
 mod replayed_requests;
 mod reply_builder;
+mod request_log;
 mod serve;
 mod under_way;
 mod wire;

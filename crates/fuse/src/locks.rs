@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use crate::answer::Answer;
 use crate::front::Shared;
 use crate::replayed_requests;
+use crate::request_log::{self, followed};
 use crate::serve::Serve;
 
 /// Whether the kernel asks for, or about, a lock.
@@ -39,7 +40,8 @@ pub fn serve(shared: &Arc<Shared>, request: Request, reply: Reply, began: Instan
 fn carry_out(shared: &Arc<Shared>, request: &Request, reply: Reply, began: Instant) {
     let (node, header) = (&shared.node, *request.header());
     let (ino, _) = forebay_node::of_node_id(header.node);
-    let outcome = match request.operation() {
+    let mut waits_for = None;
+    let outcome = followed(request, began, || match request.operation() {
         Ok(Operation::Getlk { fh, owner, lock, flock }) => {
             find(shared, ino, &wanted(fh, owner, lock, flock), lock)
         }
@@ -53,12 +55,15 @@ fn carry_out(shared: &Arc<Shared>, request: &Request, reply: Reply, began: Insta
             node.try_lock(ino, &wanted(fh, owner, lock, flock)).map(|()| Answer::Done)
         }
         Ok(Operation::Setlkw { fh, owner, lock, flock }) => {
-            let wanted = wanted(fh, owner, lock, flock);
-            return wait(shared, request, wanted, reply, began);
+            waits_for = Some(wanted(fh, owner, lock, flock));
+            Err(NodeError::MustWait)
         }
         _ => Err(NodeError::Posix(rustix::io::Errno::IO)),
-    };
-    shared.answer(&header, outcome, reply, began);
+    });
+    match waits_for {
+        Some(wanted) => wait(shared, request, wanted, reply, began),
+        None => shared.answer(&header, outcome, reply, began),
+    }
 }
 
 fn wait(
@@ -73,6 +78,7 @@ fn wait(
     let here = Arc::clone(shared);
     let done = move |waited: Waited| match waited {
         Waited::Ended(outcome) => {
+            request_log::ended(&header, outcome.as_ref().map(|()| ()), began);
             here.answer(&header, outcome.map(|()| Answer::Done), reply, began);
         }
         Waited::HandedOn => reply.leave_unanswered(),

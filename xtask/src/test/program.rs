@@ -111,6 +111,10 @@ impl Program {
         let mut command = Command::new(&self.executable);
         command.args(arguments).arg("--show-output");
         command.current_dir(&self.home).env("CARGO_MANIFEST_DIR", &self.home);
+        // Daemons that a test starts would warn of variables that they don't know.
+        for name in ["FOREBAY_TEST_SET", "FOREBAY_TEST_SKIPS"] {
+            command.env_remove(name);
+        }
         command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
         let mut child = command.spawn().with_context(|| self.name.clone())?;
         // Its ends of the pipe are the child's alone from here on.

@@ -1,0 +1,91 @@
+//! The test programs that take long: `make test` leaves them to `make test-long`.
+
+use anyhow::{Result, bail};
+
+use super::program::Program;
+
+/// Those that take more than about 25 seconds beside another one on a machine with two processors.
+const SLOW: &[&str] = &[
+    "crates/forebay/tests/cluster_commands.rs",
+    "crates/forebay/tests/cluster_failover.rs",
+    "crates/forebay/tests/cluster_fencing.rs",
+    "crates/forebay/tests/cluster_names.rs",
+    "crates/forebay/tests/cluster_outages.rs",
+    "crates/forebay/tests/cluster_pages.rs",
+    "crates/forebay/tests/damage.rs",
+    "crates/forebay/tests/fragments.rs",
+    "crates/forebay/tests/jobs_slurm.rs",
+    "crates/forebay/tests/migrate.rs",
+    "crates/forebay/tests/owners.rs",
+    "crates/forebay/tests/peers.rs",
+    "crates/forebay/tests/redundancy.rs",
+    "crates/forebay/tests/testbed.rs",
+    "crates/forebay/tests/trees_made_again.rs",
+    "crates/mpiio/tests/programs.rs",
+    "crates/node/tests/full_tiers_faults.rs",
+    "crates/node/tests/misbehaving_store.rs",
+    "crates/node/tests/open_races.rs",
+    "crates/node/tests/past_the_tier_faults.rs",
+    "sim/tests/choice.rs",
+    "sim/tests/streams.rs",
+    "tests/tests/mount_clean.rs",
+    "tests/tests/mount_crash.rs",
+    "tests/tests/mount_posix.rs",
+    "tests/tests/mount_power.rs",
+    "tests/tests/mount_soak.rs",
+    "tests/tests/mount_space.rs",
+];
+
+/// Which programs are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Set {
+    /// All.
+    All,
+    /// All but those that take long.
+    Quick,
+    /// Those that take long.
+    Long,
+}
+
+impl Set {
+    /// What `FOREBAY_TEST_SET` says.
+    pub fn chosen() -> Result<Self> {
+        Ok(match std::env::var("FOREBAY_TEST_SET").as_deref() {
+            Err(_) | Ok("all") => Set::All,
+            Ok("quick") => Set::Quick,
+            Ok("long") => Set::Long,
+            Ok(other) => bail!("FOREBAY_TEST_SET is {other}: give quick, long or all"),
+        })
+    }
+
+    /// Whether a program belongs to it.
+    pub fn has(self, program: &str) -> bool {
+        match self {
+            Set::All => true,
+            Set::Quick => !SLOW.contains(&program),
+            Set::Long => SLOW.contains(&program),
+        }
+    }
+}
+
+/// Refuses a list that names a program that is no more.
+pub fn check(programs: &[Program]) -> Result<()> {
+    let is_there = |name: &&&str| programs.iter().any(|program| program.name == **name);
+    match SLOW.iter().find(|name| !is_there(name)) {
+        Some(gone) => bail!("xtask/src/test/slow.rs names {gone}, which is no test program"),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_when_a_program_is_slow_or_not_then_each_is_in_one_of_two() {
+        for program in SLOW.iter().copied().chain(["crates/core/src/lib.rs"]) {
+            assert!(Set::All.has(program));
+            assert_ne!(Set::Quick.has(program), Set::Long.has(program), "{program}");
+        }
+    }
+}
