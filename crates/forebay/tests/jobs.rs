@@ -344,7 +344,7 @@ fn guide_to_jobs_when_followed_then_every_example_works() {
     let _unmount = Unmount(&site, &data);
     let (code, text) = site.run(&["mount", &site.text("backing"), &data, "--tier", &tier]);
     assert_eq!(code, 0, "{text}");
-    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/jobs.md");
+    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide/jobs.md");
     let guide = fs::read_to_string(guide).unwrap();
     let examples = guide.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
     let bin = std::path::Path::new(env!("CARGO_BIN_EXE_forebay")).parent().unwrap();
