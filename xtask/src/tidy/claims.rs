@@ -26,6 +26,9 @@ const CLAIMS: &str = "docs/claims.toml";
 const PROMISING: &[(&str, &str)] =
     &[("docs/semantics.md", ""), ("docs/reference/cluster.md", "## What you can rely on")];
 
+/// Pages for developers, which name tests in their prose.
+const NAMING_TESTS: &[&str] = &["docs/papers.md"];
+
 /// The program that a claim speaks of unless it names another.
 const DAEMON: &str = "forebay";
 
@@ -81,7 +84,7 @@ pub fn sound(repository: &Repository) -> Vec<Finding> {
     for claim in &claims {
         let line = lines.get(claim.id.as_str()).copied().unwrap_or(1);
         let mut report = |message: String| {
-            findings.push(Finding::at(CLAIMS, line, format!("{}: {message}", claim.id)))
+            findings.push(Finding::at(CLAIMS, line, format!("{}: {message}", claim.id)));
         };
         if !ids.insert(&claim.id) {
             report("has this name twice".into());
@@ -101,6 +104,22 @@ pub fn sound(repository: &Repository) -> Vec<Finding> {
         }
     }
     findings.extend(unclaimed(repository, &claims));
+    findings.extend(tests_in_prose(repository));
+    findings
+}
+
+/// Places where a page for users names tests.
+fn tests_in_prose(repository: &Repository) -> Vec<Finding> {
+    let pages = repository.ending(&[".md"]);
+    let pages = pages.filter(|(path, _)| path.starts_with("docs/") && !NAMING_TESTS.contains(path));
+    let mut findings = Vec::new();
+    for (path, text) in pages {
+        let said = ["Test: `", "Tests: `", "(test: `", "(tests: `"];
+        let names = |line: &str| said.iter().any(|said| line.contains(said));
+        for (line, _) in prose(text).filter(|(_, line)| names(line)) {
+            findings.push(Finding::at(path, line, format!("name the tests in {CLAIMS}")));
+        }
+    }
     findings
 }
 
@@ -218,7 +237,7 @@ impl<'a> Tests<'a> {
         }
         let linked = self.linked(program);
         let runs = |definition: &&Definition| self.runs(definition.path, &linked);
-        (!tests.iter().any(|definition| runs(&definition)))
+        (!tests.iter().any(runs))
             .then(|| format!("{test} in {} does not run code of {program}", tests[0].path))
     }
 
@@ -356,6 +375,12 @@ mod tests {
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found[0].contains("says this 0 times"), "{found:?}");
         assert!(found[1].contains("docs/semantics.md:1"), "{found:?}");
+    }
+
+    #[test]
+    fn page_when_it_names_tests_itself_then_found() {
+        let found = found("- It is kept. Test: `lease_kept`.\n", "['lease_kept']");
+        assert!(found.len() == 1 && found[0].contains("name the tests in"), "{found:?}");
     }
 
     #[test]
