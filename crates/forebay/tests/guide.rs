@@ -192,14 +192,18 @@ impl Stage {
         (code, text(out), text(err))
     }
 
-    /// The processes that came of blocks.
+    /// The processes that came of blocks: those with the environment that blocks get, and servers
+    /// that begin with an empty one and work in a directory of the test.
     fn processes(&self) -> Vec<i32> {
-        let mark = format!("GUIDE_STAGE={}\0", self.root().display()).into_bytes();
+        let root = self.root();
+        let mark = format!("GUIDE_STAGE={}\0", root.display()).into_bytes();
         let all = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = all.filter_map(|entry| {
             let pid = entry.file_name().to_string_lossy().parse().ok()?;
-            let environment = fs::read(entry.path().join("environ")).ok()?;
-            environment.windows(mark.len()).any(|part| part == mark).then_some(pid)
+            let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+            let is_marked = environment.windows(mark.len()).any(|part| part == mark);
+            let works_here = || fs::read_link(entry.path().join("cwd")).ok();
+            (is_marked || works_here().is_some_and(|dir| dir.starts_with(&root))).then_some(pid)
         });
         pids.collect()
     }
@@ -281,6 +285,8 @@ fn follow(name: &str) {
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     let root = format!(" {}/", stage.root().display());
     assert!(!mounts.contains(&root), "{name} leaves a mount behind: end it in the page");
+    let over = || stage.processes().is_empty();
+    assert!(wait_for(Duration::from_secs(20), over), "{name} leaves a process: end it in the page");
 }
 
 #[test]
