@@ -3,15 +3,17 @@
 PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
+MDBOOK ?= mdbook
 # The longest that the tests may take.
 TEST_MINUTES ?= 20
 TEST_LONG_MINUTES ?= 40
 # Suites with mounts need /dev/fuse. Fail points cost nothing where no test sets one.
 FEATURES = $(if $(wildcard /dev/fuse),--all-features,--features forebay/failpoints)
+SITE = $(or $(CARGO_TARGET_DIR),target)/site
 RELEASE = $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long build mpiio bench papers check install uninstall clean
+.PHONY: help demo test test-long build mpiio bench papers site check install uninstall clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +40,11 @@ bench: build ## Measure against peers and with real programs (root, long)
 
 papers: build ## Run what the papers claim again: models (minutes); with REAL=1 real mounts too (root, 45 minutes)
 	bench/papers.sh $(if $(REAL),real)
+
+site: ## Make a site of the documents in target/site/book (needs mdbook; MDBOOK=... names it)
+	@command -v $(MDBOOK) >/dev/null || { echo "mdbook is missing: cargo install mdbook, or give MDBOOK=/path/to/mdbook" >&2; exit 1; }
+	$(CARGO) xtask site $(SITE)
+	$(MDBOOK) build $(SITE)
 
 check: ## Formatting, lints and rules, as CI wants them
 	$(CARGO) fmt --all --check

@@ -130,7 +130,7 @@ pub enum SimCommand {
     /// discrete events in virtual time. Equal seeds give equal results. 16,384 nodes take seconds.
     ///
     /// It shows how things scale and where limits are, not what a certain machine will do: the
-    /// numbers of the machine are assumptions, which docs/sim-cluster.md lists.
+    /// numbers of the machine are assumptions, which docs/design/sim-cluster.md lists.
     #[command(after_long_help = CLUSTER_EXAMPLES)]
     Cluster(Box<cluster::ClusterArgs>),
     /// Place jobs where their files are
@@ -148,7 +148,7 @@ pub enum SimCommand {
     /// and `job_memory` (one for all jobs, or a list), `after` (jobs that each job waits for), and
     /// `writes` (files that each job makes). A file may also hold a list of instances, or an object
     /// with `cases`, each with `name` and `instance`: --name chooses one; without it all are placed,
-    /// and --json prints a list. docs/schedule.md says more.
+    /// and --json prints a list. docs/design/schedule.md says more.
     #[command(after_long_help = SCHEDULE_EXAMPLES)]
     Schedule(Box<schedule::ScheduleArgs>),
     /// Move tasks to those that they exchange data with
@@ -159,7 +159,7 @@ pub enum SimCommand {
     /// on a grid as high as the files), and Forebay's measure: what would be local, against what
     /// moving costs. Every migration is judged by what the programs do afterwards.
     ///
-    /// docs/profile.md says how patterns are compared, and what is modelled.
+    /// docs/design/profile.md says how patterns are compared, and what is modelled.
     #[command(after_long_help = MIGRATE_EXAMPLES)]
     Migrate(Box<migrate::MigrateArgs>),
     /// One page cache of all processes of a program
@@ -169,7 +169,7 @@ pub enum SimCommand {
     /// with a byte-range lock around each call, with the paper's scheme, and with Forebay's, which
     /// keeps copies for readers, moves pages, sends collective calls to the homes of pages, writes
     /// behind and chooses the page size. The caches are the real protocol; the machine's numbers are
-    /// assumptions, which docs/coop.md lists.
+    /// assumptions, which docs/design/coop.md lists.
     #[command(after_long_help = COOP_EXAMPLES)]
     Coop(Box<coop::CoopArgs>),
     /// Replay a node's event log and check that the same actions come out.

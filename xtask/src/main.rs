@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`, `cargo xtask audit`, `cargo xtask test`: checks of the repository itself.
+//! `cargo xtask tidy`, `audit`, `site` and `test`: checks of the repository itself, and its book.
 //!
 //! `tidy` holds the rules that no compiler and no linter knows; `audit` looks at the dependencies,
 //! also without a network. Both print one line for each finding and fail if there is any. `test` runs
@@ -8,6 +8,7 @@
 mod audit;
 mod finding;
 mod repository;
+mod site;
 mod test;
 mod tidy;
 
@@ -21,11 +22,13 @@ use crate::repository::Repository;
 
 const USAGE: &str = "\
 Usage: cargo xtask tidy|audit [ROOT]
+       cargo xtask site DIR
        cargo xtask test [ARGUMENT FOR cargo test]...
 
   tidy     check the rules of the repository
   audit    check the dependencies: licences, sources, banned and repeated crates, and advisories
            where their database can be had
+  site     put the sources of the book of documents together in DIR, for mdBook
   test     run all tests, several test programs side by side (FOREBAY_TEST_LANES, 2)
 
 ROOT is that of this workspace unless another one is named.";
@@ -35,6 +38,9 @@ fn main() -> ExitCode {
     let command = arguments.next();
     if command.as_deref() == Some("test") {
         return tests(&arguments.collect::<Vec<_>>());
+    }
+    if command.as_deref() == Some("site") {
+        return site(arguments.next().as_deref());
     }
     let root = arguments.next().map_or_else(repository::root, PathBuf::from);
     match run(command.as_deref(), &root) {
@@ -48,6 +54,28 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             eprintln!("xtask: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn site(to: Option<&str>) -> ExitCode {
+    let root = repository::root();
+    let staged = to.map(|to| {
+        let repository = Repository::read(&root)?;
+        site::stage(&repository, &root, Path::new(to))
+    });
+    match staged {
+        Some(Ok(count)) => {
+            println!("site: {count} files");
+            ExitCode::SUCCESS
+        }
+        Some(Err(error)) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::from(2)
+        }
+        None => {
+            eprintln!("{USAGE}");
             ExitCode::from(2)
         }
     }

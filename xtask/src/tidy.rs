@@ -1,6 +1,8 @@
 //! The rules of the repository. Each takes the files and gives its findings.
 
-mod documents;
+pub mod book;
+mod claims;
+pub mod documents;
 mod rooms;
 mod sources;
 mod tests_named;
@@ -20,6 +22,8 @@ const RULES: &[Rule] = &[
     rooms::direction,
     documents::links,
     documents::mentions,
+    book::complete,
+    claims::sound,
     tests_named::exist,
     tests_named::statements_have_tests,
 ];

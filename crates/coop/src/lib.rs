@@ -6,7 +6,7 @@
 //! The machine never holds bytes: it names slots of the pool, offsets in the caller's buffer and
 //! bytes of messages, so that one driver can copy them and another can leave them in shared memory.
 //!
-//! docs/coop.md has the protocol, its invariants and the tests that show them.
+//! docs/design/coop.md has the protocol, its invariants and the tests that show them.
 //!
 //! - [`Options`]: the scheme; [`Options::paper`] is that of Liao, Coloma, Choudhary and Ward.
 //! - [`message`]: what goes in, what comes out, what processes say to each other.

@@ -103,7 +103,7 @@ proptest! {
     }
 
     #[test]
-    #[ignore = "about one history in a thousand violates it: see the known defects in docs/coop.md"]
+    #[ignore = "about one history in a thousand violates it: see the known defects in docs/design/coop.md"]
     fn deaths_any_history_then_nothing_stuck_or_lost_unsaid(
         options in options(),
         scripts in scripts(),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::control::{ControlError, ErrorKind};
 
 /// What a run of `forebay` tells its caller; the table is also in `forebay help` and in
-/// `docs/exit-codes.md`, and a test keeps the three equal.
+/// `docs/reference/exit-codes.md`, and a test keeps the three equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {

@@ -458,9 +458,11 @@ fn help_when_asked_then_exit_codes_and_environment_are_in_it() {
 
 #[test]
 fn documented_exit_codes_when_compared_then_equal_to_the_table() {
-    let document =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/exit-codes.md"))
-            .unwrap();
+    let document = std::fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/reference/exit-codes.md"
+    ))
+    .unwrap();
     for (exit, meaning) in forebay::Exit::TABLE {
         assert!(document.contains(&format!("| {} | {meaning} |", exit.code())), "{}", exit.code());
     }

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use site::{Site, can_mount, outcome};
 
-/// The exposure that docs/operations.md gives; systemd calls up to 4.9 "OK".
+/// The exposure that docs/guide/operations.md gives; systemd calls up to 4.9 "OK".
 const EXPOSURE: f64 = 3.8;
 
 /// A directory with the shipped units, as an administrator enables them; nothing without systemd.

@@ -3,7 +3,7 @@
 //! This crate knows no MPI: a shim in C, `shim/`, is compiled for each one, takes the place of its
 //! `MPI_File_*` functions, and calls what is below here. `make mpiio` links the two to a shared
 //! object for each MPI that is installed. What belongs in the cache and what passes through is said
-//! in docs/mpiio.md; the protocol is that of `forebay-coop`.
+//! in docs/guide/mpiio.md; the protocol is that of `forebay-coop`.
 //!
 //! - `file`: an open file, as MPI's calls see it; `view` and `flat`: datatypes.
 //! - `group`: the driver of the protocol's machine; `pool`, `soil`, `disk`: its bytes.

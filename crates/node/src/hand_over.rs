@@ -26,7 +26,7 @@ use crate::node::Node;
 use crate::residents::Resident;
 use crate::stream::CarriedStream;
 
-/// What a node hands on. A Protocol Buffers message; `docs/format.md` has its fields.
+/// What a node hands on. A Protocol Buffers message; `docs/reference/format.md` has its fields.
 #[derive(Clone, PartialEq, Message)]
 pub struct HandOverState {
     /// All open files.

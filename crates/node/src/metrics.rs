@@ -1,5 +1,5 @@
 //! Metrics of a node: one table of all of them, updated without locks or allocation, rendered in
-//! the Prometheus text format. `docs/metrics.md` is made from the same table.
+//! the Prometheus text format. `docs/reference/metrics.md` is made from the same table.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -608,12 +608,15 @@ mod tests {
 
     #[test]
     fn document_when_compared_then_the_file_is_up_to_date() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/metrics.md");
         if std::env::var_os("FOREBAY_BLESS").is_some() {
             std::fs::write(path, document()).unwrap();
         }
         let text = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(text == document(), "docs/metrics.md is old: run the tests with FOREBAY_BLESS=1");
+        assert!(
+            text == document(),
+            "docs/reference/metrics.md is old: run the tests with FOREBAY_BLESS=1"
+        );
     }
 
     #[test]

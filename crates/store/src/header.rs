@@ -1,6 +1,6 @@
 //! The header that every object carries in the extended attribute `user.forebay`.
 //!
-//! All numbers are little-endian; `docs/format.md` gives the layout byte by byte.
+//! All numbers are little-endian; `docs/reference/format.md` gives the layout byte by byte.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

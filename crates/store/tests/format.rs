@@ -1,4 +1,4 @@
-//! The bytes on a tier are those that docs/format.md describes.
+//! The bytes on a tier are those that docs/reference/format.md describes.
 
 use forebay_store::Tier;
 use forebay_store::tier::DirTier;

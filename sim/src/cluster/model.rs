@@ -55,7 +55,7 @@ pub enum Machine {
 }
 
 impl Machine {
-    /// Its numbers. What the papers do not say is assumed; docs/sim-cluster.md says which.
+    /// Its numbers. What the papers do not say is assumed; docs/design/sim-cluster.md says which.
     #[must_use]
     pub fn hardware(self) -> Hardware {
         let today = Hardware {

@@ -125,7 +125,7 @@ pub fn table(seed: u64) -> Table {
         rows,
         notes: vec![
             "The model has one metadata round trip for a create, and no FUSE or operating system but \
-             as a rate; its machines' numbers are partly assumed (docs/sim-cluster.md). What it can \
+             as a rate; its machines' numbers are partly assumed (docs/design/sim-cluster.md). What it can \
              show is how things scale, not whether the papers' systems were fast."
                 .into(),
         ],

@@ -135,7 +135,7 @@ fn figure(args: &CoopArgs, load: Load, ranks: &[u32]) -> Table {
         rows,
         notes: vec![
             "The decisions are the cache's own; machine and file system are a model whose numbers \
-             are assumptions (docs/coop.md)."
+             are assumptions (docs/design/coop.md)."
                 .into(),
         ],
         chart: Some(Chart {

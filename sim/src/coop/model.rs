@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-/// Numbers of a machine. All are assumptions but those that docs/coop.md calls stated.
+/// Numbers of a machine. All are assumptions but those that docs/design/coop.md calls stated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Hardware {
     /// Seconds of a message on its way, beside its bytes.

@@ -64,8 +64,9 @@ const ROOMS: &[Room] = &[
     Room { name: SIM, may_use: &[CORE, COOP, SCHEDULE, PROFILE] },
 ];
 
+/// What a package says of itself.
 #[derive(Deserialize)]
-struct Manifest {
+pub struct Manifest {
     package: Option<Package>,
     #[serde(default)]
     dependencies: BTreeMap<String, toml::Value>,
@@ -80,6 +81,18 @@ struct Package {
     name: String,
 }
 
+impl Manifest {
+    /// The name of the package; a workspace alone has none.
+    pub fn name(&self) -> Option<&str> {
+        self.package.as_ref().map(|package| package.name.as_str())
+    }
+
+    /// The names of the packages that it links.
+    pub fn links(&self) -> impl Iterator<Item = &str> {
+        self.dependencies.keys().map(String::as_str)
+    }
+}
+
 /// Every crate of the workspace uses only what lies below it. Tests of a crate may use everything
 /// below it, not only the rooms next door.
 pub fn direction(repository: &Repository) -> Vec<Finding> {
@@ -92,12 +105,11 @@ pub fn direction(repository: &Repository) -> Vec<Finding> {
             Err(error) => findings.push(Finding::of(path, error.message())),
         }
     }
-    let name_of = |manifest: &Manifest| manifest.package.as_ref().map(|p| p.name.clone());
-    let ours: Vec<String> = manifests.iter().filter_map(|(_, m)| name_of(m)).collect();
+    let ours: Vec<&str> = manifests.iter().filter_map(|(_, m)| m.name()).collect();
     for (path, manifest) in &manifests {
-        let Some(name) = name_of(manifest) else { continue };
+        let Some(name) = manifest.name() else { continue };
         let room = ROOMS.iter().find(|room| room.name == name);
-        if room.is_none() && !TOOLS.contains(&name.as_str()) {
+        if room.is_none() && !TOOLS.contains(&name) {
             findings.push(Finding::of(
                 *path,
                 format!("say in xtask/src/tidy/rooms.rs where `{name}` belongs"),
@@ -106,7 +118,8 @@ pub fn direction(repository: &Repository) -> Vec<Finding> {
         let used = manifest.dependencies.keys().chain(manifest.build_dependencies.keys());
         let uses = used.map(|used| (used, false));
         let tests = manifest.dev_dependencies.keys().map(|used| (used, true));
-        for (used, in_tests) in uses.chain(tests).filter(|(used, _)| ours.contains(used)) {
+        for (used, in_tests) in uses.chain(tests).filter(|(used, _)| ours.contains(&used.as_str()))
+        {
             if !may_use(room, used, in_tests) {
                 findings.push(Finding::of(*path, format!("{name} must not use {used}")));
             }

@@ -6,6 +6,12 @@ use crate::repository::Repository;
 /// A file of more lines than this holds more than one thought.
 const MAX_LINES: usize = 800;
 
+/// A newcomer reads this document first, and finds the room of a change in it.
+const FIRST_READ: &str = "ARCHITECTURE.md";
+
+/// More lines than this nobody reads in one go; what is beyond belongs into the headers of modules.
+const MAX_LINES_OF_IT: usize = 400;
+
 /// What is written by people for machines.
 const SOURCES: &[&str] = &[".rs", ".toml", ".sh", ".py", ".yml", ".service", "Makefile", ".ci/run"];
 
@@ -41,12 +47,14 @@ const INNOCENT: &[&str] = &[concat!("wait for", " now")];
 
 /// No file grows beyond one thought.
 pub fn length(repository: &Repository) -> Vec<Finding> {
-    repository
-        .ending(&[".rs"])
-        .filter_map(|(path, text)| {
+    let sources = repository.ending(&[".rs"]).map(|(path, text)| (path, text, MAX_LINES));
+    let first = repository.text(FIRST_READ).map(|text| (FIRST_READ, text, MAX_LINES_OF_IT));
+    sources
+        .chain(first)
+        .filter_map(|(path, text, most)| {
             let lines = text.lines().count();
-            (lines > MAX_LINES)
-                .then(|| Finding::of(path, format!("{lines} lines, at most {MAX_LINES}: split it")))
+            (lines > most)
+                .then(|| Finding::of(path, format!("{lines} lines, at most {most}: split it")))
         })
         .collect()
 }
@@ -123,10 +131,14 @@ mod tests {
     fn length_when_one_line_too_many_then_found() {
         let fits = "x\n".repeat(MAX_LINES);
         let long = "x\n".repeat(MAX_LINES + 1);
-        let repository = Repository::of(&[("a.rs", &fits), ("b.rs", &long), ("c.md", &long)]);
-        let findings = length(&repository);
-        assert_eq!(findings.len(), 1);
-        assert_eq!(findings[0].place, "b.rs");
+        let repository = Repository::of(&[
+            ("a.rs", &fits),
+            ("b.rs", &long),
+            ("c.md", &long),
+            (FIRST_READ, &"x\n".repeat(MAX_LINES_OF_IT + 1)),
+        ]);
+        let places: Vec<_> = length(&repository).into_iter().map(|found| found.place).collect();
+        assert_eq!(places, ["b.rs", FIRST_READ]);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What the documents promise is held by tests, and the tests that they name exist.
+//! What documents for developers state is held by tests, and the tests that they name exist. (What
+//! is promised to users has its tests in `claims`, apart from the prose.)
 //!
 //! In the documents of [`PROMISING`] a statement is an item of a list and names its tests at its
 //! end: `Test: ` or `Tests: ` and their names in backquotes. A name is that of a test function, or
@@ -11,11 +12,10 @@ use crate::finding::Finding;
 use crate::repository::Repository;
 
 /// Documents whose tests must exist.
-const PROMISING: &[&str] = &["ARCHITECTURE.md", "docs/semantics.md", "docs/papers.md"];
+const PROMISING: &[&str] = &["ARCHITECTURE.md", "docs/papers.md"];
 
 /// Documents, and the sections in them (all if empty), each of whose list items names a test.
-const STATEMENTS: &[(&str, &str)] =
-    &[("docs/semantics.md", ""), ("ARCHITECTURE.md", "## Invariants")];
+const STATEMENTS: &[(&str, &str)] = &[("ARCHITECTURE.md", "## Invariants")];
 
 /// Every test that a document names is in the sources.
 pub fn exist(repository: &Repository) -> Vec<Finding> {
@@ -103,7 +103,7 @@ fn named(text: &str) -> impl Iterator<Item = (usize, &str)> {
 
 /// The items of the lists in a section (or anywhere), with their first lines. An item goes on over
 /// indented lines.
-fn items(text: &str, section: &str) -> Vec<(usize, String)> {
+pub fn items(text: &str, section: &str) -> Vec<(usize, String)> {
     let mut items: Vec<(usize, String)> = Vec::new();
     let mut inside = section.is_empty();
     let mut open = false;
@@ -132,13 +132,12 @@ mod tests {
 
     const SOURCE: (&str, &str) = ("a.rs", "    fn kept_when_killed() {}\npub fn other<T>() {}");
 
-    fn with(semantics: &str) -> Repository {
+    fn with(invariants: &str) -> Repository {
         Repository::of(&[
             SOURCE,
             ("tests/src/posix/rename.rs", "fn noreplace(ctx: &Ctx) -> Outcome {"),
-            ("ARCHITECTURE.md", "## Rooms\n- a room\n## Invariants\n- x. Test: `other`.\n"),
+            ("ARCHITECTURE.md", invariants),
             ("docs/papers.md", ""),
-            ("docs/semantics.md", semantics),
         ])
     }
 
@@ -146,7 +145,7 @@ mod tests {
     fn exist_when_a_test_was_renamed_then_its_line_is_named() {
         let text = "- a\n  b. Tests: `kept_when_killed`,\n  `gone`, `rename.noreplace`.\n";
         let found = exist(&with(text));
-        assert_eq!(found, [Finding::at("docs/semantics.md", 3, "no test is called `gone`")]);
+        assert_eq!(found, [Finding::at("ARCHITECTURE.md", 3, "no test is called `gone`")]);
     }
 
     #[test]
@@ -162,10 +161,11 @@ mod tests {
 
     #[test]
     fn statements_when_one_has_no_test_then_found_only_where_asked_for() {
-        let text = "Intro.\n- kept. Test: `other`.\n- a hope\n  of more\n\nText `quoted`.\n";
+        let text =
+            "- a room\n## Invariants\n- kept. Test: `other`.\n- a hope\n  of more\n\nText.\n";
         let found = statements_have_tests(&with(text));
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].line, Some(3));
+        assert_eq!(found[0].line, Some(4));
     }
 
     #[test]

@@ -245,7 +245,7 @@ variables FOREBAY_JOB, their name, and FOREBAY_RUN, the name of the run. They ca
 
 With --via slurm the jobs run on the nodes of the mount's cluster. Which node each should get follows \
 from where the cluster has its files, as Slurm is told by `sbatch --prefer`, so that a busy node is not \
-waited for; it needs the feature forebay_NODE on each node (docs/jobs.md). Jobs are handed over when \
+waited for; it needs the feature forebay_NODE on each node (docs/guide/jobs.md). Jobs are handed over when \
 what they wait for has ended, run again when their node is lost, and ended with the run. What they \
 print is shown, and kept in the directory forebay-run-RUN (--logs), which all nodes must see.
 
@@ -345,7 +345,7 @@ Records, while it is wanted, who reads and writes which pieces of which files, a
 counting diagrams: for each task, rows of 2 MiB of a file, columns of time, counts of blocks of 64 KiB. \
 A task is a job of `forebay run`, a rank of MPI, a task of Slurm, or a process; accesses belong to who \
 opened the file. Of each task its newest windows of 256 accesses are kept, about a thousand; tasks that \
-access the same at the same time are named (the measure of Liao, Trahay and Xiao, docs/profile.md).
+access the same at the same time are named (the measure of Liao, Trahay and Xiao, docs/design/profile.md).
 
 While a mount is recorded, files that are opened are served by the daemon and not by the kernel, \
 request by request, so that nothing is hidden; that costs speed. What was open before is seen as far as \
@@ -414,7 +414,7 @@ Starts redis-server (Redis 7) with a password and a log on disk, for tests or fo
 job, and waits until it serves. DIR gets the data, the logs and the file `address`, which is what \
 `mount --cluster file:DIR/address` takes: who can read it can change the names, so all of DIR is \
 the caller's alone. If DIR has servers already, those that do not run are started again. For a \
-site's own servers see docs/metadata-cluster.md.
+site's own servers see docs/reference/metadata-cluster.md.
 
 With --replicas each server has copies of its data on others, one of which takes over when it \
 dies; mounts then need --cluster-replicas 1 or more, so that it has what was changed right before. \

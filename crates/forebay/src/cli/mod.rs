@@ -3,6 +3,8 @@
 pub mod cluster;
 pub mod help;
 mod mount_args;
+#[cfg(test)]
+mod reference;
 pub mod run;
 pub mod stream;
 

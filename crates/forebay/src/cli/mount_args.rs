@@ -75,7 +75,7 @@ impl FromArgMatches for MountArgs {
 }
 
 /// Below which heading the help has a setting; the ten that most mounts need have none and come first.
-fn heading(key: &str) -> Option<&'static str> {
+pub(super) fn heading(key: &str) -> Option<&'static str> {
     match key {
         "backing" | "mountpoint" | "tier" | "policy" | "writeback" | "durability" | "coherence"
         | "cluster" | "read-only" | "dataset" | "allow-other" | "foreground" | "create-tier" => {

@@ -353,7 +353,7 @@ fn try_file(dir: &Path) -> Result<OwnedFd, rustix::io::Errno> {
     open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
 }
 
-/// Bytes of the longest header of an object: docs/format.md.
+/// Bytes of the longest header of an object: docs/reference/format.md.
 const HEADER: usize = 2200;
 
 /// Writes an extended attribute as long as a header to a file without a name.

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::{canonical, print, print_json, warn};
 use crate::cli::MountArgs;
 use crate::config::{
-    Finding, MOUNTED_ALREADY, MountConfig, Origin, Setting, Settings, SystemFacts,
+    Finding, MOUNTED_ALREADY, MountConfig, Origin, Setting, Settings, StreamDevice, SystemFacts,
     check_environment, check_parents, validate,
 };
 use crate::engine::Engine;
@@ -63,6 +63,13 @@ fn absolute(settings: &Settings) -> Result<Settings, Error> {
         let texts = value.texts.iter();
         let texts = match setting.key {
             "cluster" => texts.map(|text| beneath_after(&here, text, b"file:")).collect(),
+            "stream-profile" | "stream-emulate" => {
+                let whole = |text: &OsString| match StreamDevice::parse(text) {
+                    Some(StreamDevice::File(_)) => beneath_after(&here, text, b""),
+                    _ => text.clone(),
+                };
+                texts.map(whole).collect()
+            }
             key if PATHS.contains(&key) => {
                 texts.map(|text| beneath_after(&here, text, b"")).collect()
             }
@@ -225,6 +232,22 @@ mod tests {
         assert!(parse(&["/b", "/m", "-sfn"]).unwrap().only_check);
         let settings = parse(&["/b", "/m", "-r"]).unwrap().args.settings(&|_| None).unwrap();
         assert_eq!(settings.get("read-only").unwrap().texts, ["true"]);
+    }
+
+    #[test]
+    fn paths_when_relative_then_below_the_callers_directory_and_names_stay() {
+        let call = parse(&["/b", "/m", "-o", "stream-profile=p.json,log-file=l"]).unwrap();
+        let settings = absolute(&call.args.settings(&|_| None).unwrap()).unwrap();
+        let here = std::env::current_dir().unwrap();
+        for (key, name) in [("stream-profile", "p.json"), ("log-file", "l")] {
+            assert_eq!(settings.get(key).unwrap().texts, [here.join(name)], "{key}");
+        }
+        for name in ["disk", "measure", ""] {
+            let option = format!("stream-profile={name}");
+            let call = parse(&["/b", "/m", "-o", &option]).unwrap();
+            let settings = absolute(&call.args.settings(&|_| None).unwrap()).unwrap();
+            assert_eq!(settings.get("stream-profile").unwrap().texts, [name]);
+        }
     }
 
     #[test]

@@ -187,6 +187,18 @@ pub enum StreamDevice {
     Measure,
 }
 
+impl StreamDevice {
+    /// What the text of a setting says; nothing if it is empty. A file is as it was written.
+    pub fn parse(text: &OsStr) -> Option<Self> {
+        match text.to_str() {
+            Some("") => None,
+            Some("measure") => Some(Self::Measure),
+            Some(name) if BUILT_IN.contains(&name) => Some(Self::BuiltIn(name.into())),
+            _ => Some(Self::File(text.into())),
+        }
+    }
+}
+
 /// An artificial limit on the backing store, for tests and demonstrations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Throttle {
@@ -460,12 +472,12 @@ impl<'a> Reader<'a> {
 
     fn stream_device(&self, key: &str, measured: bool) -> Result<Option<StreamDevice>, Error> {
         let raw = self.raw(key)?;
-        let known = raw.to_str().filter(|name| BUILT_IN.contains(name));
-        Ok(match known {
-            _ if raw.is_empty() => None,
-            Some(name) => Some(StreamDevice::BuiltIn(name.into())),
-            None if measured && raw == "measure" => Some(StreamDevice::Measure),
-            None => Some(StreamDevice::File(self.cwd.join(raw))),
+        Ok(match StreamDevice::parse(raw) {
+            Some(StreamDevice::File(path)) => Some(StreamDevice::File(self.cwd.join(path))),
+            Some(StreamDevice::Measure) if !measured => {
+                Some(StreamDevice::File(self.cwd.join(raw)))
+            }
+            known => known,
         })
     }
 

@@ -82,7 +82,7 @@ pub const SETTINGS: &[Setting] = &[
         "cluster",
         "URL",
         Some(""),
-        "Share the namespace with other nodes: redis://[user:password@]HOST[:PORT][,HOST...][/NAME], the metadata servers (Redis or Valkey 7), or file:PATH, a file with that address, which keeps a password out of the process list. All nodes give the same backing store. Empty means alone. See docs/cluster.md for what it promises.",
+        "Share the namespace with other nodes: redis://[user:password@]HOST[:PORT][,HOST...][/NAME], the metadata servers (Redis or Valkey 7), or file:PATH, a file with that address, which keeps a password out of the process list. All nodes give the same backing store. Empty means alone. See docs/reference/cluster.md for what it promises.",
     ),
     one(
         "cluster-listen",
@@ -94,7 +94,7 @@ pub const SETTINGS: &[Setting] = &[
         "cluster-transport",
         "NAME",
         Some("tcp"),
-        "How nodes talk to the HOST:PORT of --cluster-listen: tcp; quic (needs --cluster-secret); udp (only with --cluster-tls off); udt (needs libudt, and a build with that feature); mpi (the same, with Open MPI: started by mpirun, with --foreground, --cluster-tls off and --cluster-listen self:0). A node finds out from the others how they are reached. See docs/cluster-transport.md.",
+        "How nodes talk to the HOST:PORT of --cluster-listen: tcp; quic (needs --cluster-secret); udp (only with --cluster-tls off); udt (needs libudt, and a build with that feature); mpi (the same, with Open MPI: started by mpirun, with --foreground, --cluster-tls off and --cluster-listen self:0). A node finds out from the others how they are reached. See docs/reference/cluster-transport.md.",
     ),
     one(
         "cluster-secret",
@@ -106,7 +106,7 @@ pub const SETTINGS: &[Setting] = &[
         "cluster-secret-also",
         "FILE",
         Some(""),
-        "The file with a second secret: nodes that have it are believed, too, while a cluster changes its secret. See docs/cluster.md.",
+        "The file with a second secret: nodes that have it are believed, too, while a cluster changes its secret. See docs/reference/cluster.md.",
     ),
     one(
         "cluster-tls",
@@ -118,13 +118,13 @@ pub const SETTINGS: &[Setting] = &[
         "cluster-replicas",
         "N",
         Some("0"),
-        "How many replicas of a metadata server must have a change before it counts: 0 if there are none, and else from 1 up to as many as each server has. docs/metadata-cluster.md says what each choice survives.",
+        "How many replicas of a metadata server must have a change before it counts: 0 if there are none, and else from 1 up to as many as each server has. docs/reference/metadata-cluster.md says what each choice survives.",
     ),
     one(
         "cluster-leases",
         "WHETHER",
         Some("on"),
-        "Whether a node may work alone in a directory. `on`: while this node alone works in a directory, it changes names and attributes there on its own, and tells the metadata servers a few milliseconds later; whoever else wants to look gets it at once. `off`: the servers have each change before it counts. See docs/cluster.md for what it promises.",
+        "Whether a node may work alone in a directory. `on`: while this node alone works in a directory, it changes names and attributes there on its own, and tells the metadata servers a few milliseconds later; whoever else wants to look gets it at once. `off`: the servers have each change before it counts. See docs/reference/cluster.md for what it promises.",
     ),
     one(
         "redundancy",
@@ -209,7 +209,7 @@ pub const SETTINGS: &[Setting] = &[
         "stream-profile",
         "DEVICE",
         Some(""),
-        "Serve files that have a rate as streams, admitted by what the device below the backing store carries: a file of `forebay stream profile`, one of table1, disk, ssd and object, or `measure` (some seconds at the first mount, kept in the state directory). Empty means no streams. See docs/streams-service.md.",
+        "Serve files that have a rate as streams, admitted by what the device below the backing store carries: a file of `forebay stream profile`, one of table1, disk, ssd and object, or `measure` (some seconds at the first mount, kept in the state directory). Empty means no streams. See docs/reference/streams-service.md.",
     ),
     one("stream-memory", "SIZE", Some("64M"), "Memory for what is read ahead for streams."),
     one(

@@ -220,7 +220,7 @@ impl World {
 
 proptest! {
     // Always the same histories: one of about 900 others ends with a shard on a node that is to be
-    // drained (docs/sim-cluster.md).
+    // drained (docs/design/sim-cluster.md).
     #![proptest_config(ProptestConfig {
         rng_seed: proptest::test_runner::RngSeed::Fixed(7),
         ..ProptestConfig::with_cases(192)
