@@ -28,7 +28,7 @@ use crate::media::{FileKey, Library, Media};
 use crate::pool::Pool;
 use beginnings::{Beginnings, Copier};
 use driver::Driver;
-pub(crate) use driver::Wish;
+pub(crate) use driver::{Burst, Wish};
 pub use status::{Histogram, Status, StreamLine};
 pub use stream::{Stream, StreamError};
 pub use turn::Turn;
@@ -441,6 +441,8 @@ impl Service {
             end,
             max_startup: request.max_startup_ms.map(Duration::from_millis),
             dry_at: None,
+            burst: None,
+            instead_of: None,
         })
     }
 
