@@ -4,7 +4,6 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::time::Duration;
 
 use forebay_streams::http::{Limits, ProbeConfig, Server, Tokens};
 use support::film::film;
@@ -38,8 +37,9 @@ fn segmented(model: &str, limits: Limits) -> Site {
     site
 }
 
-/// Opens streams of other files until none is admitted any more; their connections keep them.
-fn fill(site: &Site) -> Vec<std::net::TcpStream> {
+/// Opens streams of other files until none is admitted any more; their connections keep them. Their
+/// bytes are taken if `read` says so: who takes none keeps what it has in hand, also of a burst.
+fn fill(site: &Site, read: bool) -> Vec<std::net::TcpStream> {
     let mut open = Vec::new();
     for at in 0..60 {
         let mut stream = connect(site.server.address());
@@ -47,7 +47,14 @@ fn fill(site: &Site) -> Vec<std::net::TcpStream> {
         let mut head = [0; 12];
         stream.read_exact(&mut head).unwrap();
         match &head {
-            b"HTTP/1.1 200" => open.push(stream),
+            b"HTTP/1.1 200" => {
+                if read {
+                    let mut reader = stream.try_clone().unwrap();
+                    // It ends with the server.
+                    std::thread::spawn(move || std::io::copy(&mut reader, &mut std::io::sink()));
+                }
+                open.push(stream);
+            }
             b"HTTP/1.1 503" => return open,
             other => panic!("{}", String::from_utf8_lossy(other)),
         }
@@ -68,7 +75,7 @@ fn segments_of_a_player_when_the_device_is_full_then_each_has_the_place_of_the_l
     let first = get(address, &beside(&list, "0.ts"), "");
     assert_eq!(first.field("forebay-rate-bytes-per-second"), Some("250000"));
     assert!(first.body == content(SEGMENT));
-    let others = fill(&site);
+    let others = fill(&site, false);
     let before = site.service.status();
     assert_eq!(before.guaranteed, others.len() as u64 + 1, "the session holds its place");
     for number in 1..4 {
@@ -78,7 +85,7 @@ fn segments_of_a_player_when_the_device_is_full_then_each_has_the_place_of_the_l
         assert_eq!(site.service.status().guaranteed, before.guaranteed);
     }
     assert_eq!((site.server.reporter())().sessions, 1);
-    let stranger = get(address, "/sub%20dir/4.ts?rate=2M", "");
+    let stranger = get(address, "/sub%20dir/4.ts?rate=6M", "");
     assert_eq!(stranger.status, 503, "who has no session has no place");
 }
 
@@ -146,27 +153,32 @@ fn player_at_the_lower_of_two_rates_then_shown_that_the_higher_one_would_do() {
 }
 
 #[test]
+fn player_that_steps_up_when_the_device_is_full_then_it_keeps_the_rate_that_it_had() {
+    let site = segmented("table1", open());
+    let address = site.server.address();
+    let dir = site.service.library().path().join("sub dir");
+    let master = "#EXTM3U\n#EXT-X-STREAM-INF:BANDWIDTH=2000000\nlist.m3u8\n\
+        #EXT-X-STREAM-INF:BANDWIDTH=16000000\nhigh.m3u8\n";
+    std::fs::write(dir.join("master.m3u8"), master).unwrap();
+    std::fs::write(dir.join("high.m3u8"), hls(&["4.ts", "5.ts"])).unwrap();
+    let (master, _) = follow(address, "/sub%20dir/master.m3u8");
+    for list in ["list.m3u8", "high.m3u8"] {
+        assert_eq!(get(address, &beside(&master, list), "").status, 200);
+    }
+    assert_eq!(get(address, &beside(&master, "0.ts"), "").status, 200);
+    let _others = fill(&site, false);
+    let before = site.service.status();
+    let _up = begin(address, &beside(&master, "4.ts"));
+    let after = site.service.status();
+    assert_eq!(
+        (after.guaranteed, after.guaranteed_rate),
+        (before.guaranteed, before.guaranteed_rate)
+    );
+}
+
+#[test]
 fn bursts_when_others_need_the_room_then_as_many_streams_as_without() {
-    // They read, as players do; who does not keeps what it has in hand.
-    let count = |burst| {
-        let site = segmented("table1", Limits { burst, ..open() });
-        let streams = fill(&site);
-        let readers: Vec<_> = streams.iter().map(|stream| stream.try_clone().unwrap()).collect();
-        let count = streams.len();
-        let reading = readers.into_iter().map(|mut stream| {
-            std::thread::spawn(move || {
-                stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
-                let _ = std::io::copy(&mut (&mut stream).take(1_000_000), &mut std::io::sink());
-            })
-        });
-        let reading: Vec<_> = reading.collect();
-        let mut more = fill(&site);
-        for reader in reading {
-            reader.join().unwrap();
-        }
-        more.extend(fill(&site));
-        count + more.len()
-    };
+    let count = |burst| fill(&segmented("table1", Limits { burst, ..open() }), true).len();
     let (without, with) = (count(1.0), count(3.0));
     assert!(with >= without && without > 3, "{with} with bursts, {without} without");
 }

@@ -221,9 +221,9 @@ async fn prepare(
             return too_much(Reached::Streams);
         };
         place = Some(Place::new(Arc::clone(session), &mut lane));
-        let Turn { before: old, rate: kept, .. } = lane;
+        let Turn { before: old, had, rate: kept, .. } = lane;
         // What its permit allowed counts no more.
-        before = old.map(|(stream, _)| stream);
+        before = old.map(|(stream, _)| (stream, had));
         rate = kept;
     }
     let permit = match shared.clients.take(client, Share::Stream(rate)) {
@@ -271,7 +271,7 @@ impl Found {
         shared: &Shared,
         pace: Option<Pace>,
         rate: u64,
-        before: Option<Stream>,
+        before: Option<(Stream, u64)>,
     ) -> Result<(Box<Wish>, Response<Body>, Bytes), OpenError> {
         let Self { query, file, path, part, response, front, session, .. } = self;
         let length = Some(part.end - part.start);
@@ -287,7 +287,11 @@ impl Found {
             };
             (wish.rate, wish.burst) = rates(&pace, rate, next, until, shared.limits.burst);
         }
-        wish.instead_of = before.map(Stream::into_core);
+        if let Some((before, had)) = before {
+            wish.instead_of = Some(before.into_core());
+            // Slower than it should be, but its own: the player will try less.
+            wish.least = Rate::constant(had).ok().filter(|_| had < rate);
+        }
         Ok((Box::new(wish), response, front))
     }
 }

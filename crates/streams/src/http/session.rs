@@ -49,6 +49,8 @@ pub(super) struct Lane {
 pub(super) struct Turn {
     /// Whose place it takes.
     pub before: Option<(Stream, Permit)>,
+    /// And what that one had.
+    pub had: u64,
     /// At least so many bytes a second, for the session to keep its place.
     pub rate: u64,
     used: Vec<(Instant, u64)>,
@@ -138,13 +140,13 @@ impl Session {
         let enough = |lane: &Lane| if lane.rate >= rate { lane.rate } else { u64::MAX - lane.rate };
         let best = (0..state.free.len()).min_by_key(|at| enough(&state.free[*at]));
         let Some(lane) = best.map(|at| state.free.swap_remove(at)) else {
-            return Some(Turn { before: None, rate, used: vec![(now, rate)] });
+            return Some(Turn { before: None, had: 0, rate, used: vec![(now, rate)] });
         };
-        let Lane { stream, permit, mut used, .. } = lane;
+        let Lane { stream, permit, rate: had, mut used } = lane;
         used.retain(|(at, before)| *before > rate && now.duration_since(*at) < REMEMBERED);
         used.push((now, rate));
         let rate = used.iter().map(|used| used.1).max().unwrap_or(rate);
-        Some(Turn { before: Some((stream, permit)), rate, used })
+        Some(Turn { before: Some((stream, permit)), had, rate, used })
     }
 
     /// What was taken is not used.

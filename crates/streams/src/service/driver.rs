@@ -67,8 +67,9 @@ pub(crate) struct Wish {
     pub dry_at: Option<Instant>,
     /// If `rate` is more than it needs: what it needs, and for how long it may have more.
     pub burst: Option<Burst>,
-    /// A stream of the same player whose place it gets.
+    /// A stream of the same player whose place it gets, and with it this rate if no other fits.
     pub instead_of: Option<Arc<Core>>,
+    pub least: Option<Rate>,
 }
 
 /// A rate that a stream has for a while, if there is room for it.

@@ -443,6 +443,7 @@ impl Service {
             dry_at: None,
             burst: None,
             instead_of: None,
+            least: None,
         })
     }
 

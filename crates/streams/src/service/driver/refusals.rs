@@ -24,14 +24,19 @@ pub(super) struct Patient {
 impl Driver {
     /// Asks for less than was refused, if there is a way; gives the wish back if there is none.
     fn with_less(&mut self, mut joining: Joining, refusal: &Refusal) -> Option<Joining> {
-        if let Some(mut burst) = joining.wish.burst.take() {
-            joining.wish.rate = match burst.less.take() {
+        let wish = &mut joining.wish;
+        let less = match wish.burst.take() {
+            Some(mut burst) => match burst.less.take() {
                 Some(less) => {
-                    joining.wish.burst = Some(burst);
+                    wish.burst = Some(burst);
                     Some(less)
                 }
                 None => Some(burst.base),
-            };
+            },
+            None => wish.least.take(),
+        };
+        if let Some(less) = less {
+            wish.rate = Some(less);
             // Before anybody else.
             let before = self.events.len();
             self.join(joining);

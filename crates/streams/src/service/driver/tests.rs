@@ -185,6 +185,7 @@ impl Stage {
             dry_at,
             burst: None,
             instead_of: None,
+            least: None,
         };
         let (sender, reply) = bounded(1);
         self.driver
