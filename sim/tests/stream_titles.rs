@@ -10,7 +10,7 @@ use forebay_core::streams::popular::{Opening, Popular};
 use forebay_core::unit::Tick;
 
 const TITLES: usize = 1000;
-const OPENS: usize = 60_000;
+const OPENS: usize = 20_000;
 /// One open in 20 s: a service of 270 films of 90 minutes at a time.
 const APART: u64 = 20 * Tick::SECOND;
 /// After so many opens (two days) a tenth of the popular titles change.

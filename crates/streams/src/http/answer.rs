@@ -242,6 +242,7 @@ async fn prepare(
 }
 
 /// What came of looking for the file of a request.
+#[expect(clippy::large_enum_variant, reason = "one for each request, and moved once")]
 pub(super) enum Looked {
     Done(Response<Body>),
     Stream(Box<Found>),

@@ -49,10 +49,13 @@ pub(super) fn meant(path: &Path) -> Option<(PathBuf, Piece)> {
     Some((film.into(), piece))
 }
 
+/// A film, or why there is none.
+type Cut = Result<Arc<Film>, NoIndex>;
+
 /// Films that were asked for lately, the last one last.
 #[derive(Default)]
 pub(super) struct Films {
-    known: Mutex<Vec<(FileKey, Result<Arc<Film>, NoIndex>)>>,
+    known: Mutex<Vec<(FileKey, Cut)>>,
 }
 
 impl Films {
@@ -60,12 +63,7 @@ impl Films {
     ///
     /// # Errors
     /// If there is no such file; and why it can't be cut.
-    #[expect(clippy::type_complexity, reason = "two failures of different kinds")]
-    pub fn film(
-        &self,
-        library: &Library,
-        path: &Path,
-    ) -> std::io::Result<(File, FileKey, Result<Arc<Film>, NoIndex>)> {
+    pub fn film(&self, library: &Library, path: &Path) -> std::io::Result<(File, FileKey, Cut)> {
         let file = library.file(path)?;
         let key = Media::key_of(&file)?;
         {
@@ -79,9 +77,7 @@ impl Films {
         let film = cut(&file, key).map(Arc::new);
         let mut known = self.known.lock();
         known.push((key, film.clone()));
-        let weigh = |known: &(FileKey, Result<Arc<Film>, NoIndex>)| {
-            known.1.as_ref().map_or(0, |film| film.weight)
-        };
+        let weigh = |known: &(FileKey, Cut)| known.1.as_ref().map_or(0, |film| film.weight);
         while known.len() > FILES
             || known.len() > 1 && known.iter().map(weigh).sum::<usize>() > MEMORY
         {

@@ -102,7 +102,7 @@ impl Segments {
         let until = next.map_or_else(|| ends(leading.len() - 1), |next| leading[next].decoded);
         let until_ms = next.map_or(u64::MAX, |_| self.ms(0, until));
         let mut parts = Vec::new();
-        let (mut piece, mut bytes) = (u64::MAX..0, 0u64);
+        let (mut first, mut past, mut bytes) = (u64::MAX, 0u64, 0u64);
         for (track, samples) in self.samples.iter().enumerate() {
             let begin = done[track];
             let rest = samples[begin..].iter();
@@ -111,8 +111,8 @@ impl Segments {
                 _ => begin + rest.take_while(|s| self.ms(track, s.decoded) < until_ms).count(),
             };
             for sample in &samples[begin..end] {
-                let past = sample.offset + u64::from(sample.size);
-                piece = piece.start.min(sample.offset)..piece.end.max(past);
+                first = first.min(sample.offset);
+                past = past.max(sample.offset + u64::from(sample.size));
                 bytes += u64::from(sample.size);
             }
             done[track] = end;
@@ -120,14 +120,14 @@ impl Segments {
                 parts.push(Part { track, samples: begin..end });
             }
         }
-        let length = piece.end.saturating_sub(piece.start);
+        let length = past.saturating_sub(first);
         if length > PIECE_MAX || length > SPREAD_MAX * bytes + (1 << 20) {
             return Err(NoIndex::NotInterleaved);
         }
         if length == 0 {
             return Err(NoIndex::Damaged("it has samples without bytes"));
         }
-        Ok(Segment { parts, bytes: piece, ms: self.ms(0, until - from).max(1) })
+        Ok(Segment { parts, bytes: first..past, ms: self.ms(0, until - from).max(1) })
     }
 
     /// The playlist; segments are named `0.m4s` and so on in the directory `within`.
