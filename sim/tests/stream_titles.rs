@@ -10,7 +10,7 @@ use forebay_core::streams::popular::{Opening, Popular};
 use forebay_core::unit::Tick;
 
 const TITLES: usize = 1000;
-const OPENS: usize = 20_000;
+const OPENS: usize = 60_000;
 /// One open in 20 s: a service of 270 films of 90 minutes at a time.
 const APART: u64 = 20 * Tick::SECOND;
 /// After so many opens (two days) a tenth of the popular titles change.
@@ -115,7 +115,7 @@ fn in_hindsight(opens: &[usize], budget: u64) -> f64 {
 #[test]
 fn popular_titles_when_whole_on_a_tier_then_the_device_carries_more_streams_than_with_lru() {
     println!("zipf  tier  by opens  lru    hindsight  streams, of those without a tier");
-    for exponent in [0.7, 0.9, 1.1] {
+    for exponent in [0.7, 0.9] {
         let opens = opens(exponent);
         for percent in [2, 5, 10, 20] {
             let budget = TITLES as u64 * SIZE * percent / 100;
