@@ -39,7 +39,8 @@ impl Stage {
             let model = Model::Disk(Disk::table_1());
             let profile = model.profile("table1");
             let (memory, emulate, idle) = (16 << 20, Some(model), forebay_streams::IDLE);
-            let streams = StreamsConfig { profile, memory, beginnings: 0, idle, emulate };
+            let streams =
+                StreamsConfig { profile, memory, beginnings: 0, titles: 0, idle, emulate };
             config.streams = Some(streams);
         })
     }
@@ -358,7 +359,7 @@ fn beginning_of_a_popular_file_when_on_the_tier_then_there_at_once_and_the_strea
         let (profile, memory) = (model.profile("table1"), 16 << 20);
         let (emulate, idle) = (Some(model), forebay_streams::IDLE);
         config.streams =
-            Some(StreamsConfig { profile, memory, beginnings: 1 << 20, idle, emulate });
+            Some(StreamsConfig { profile, memory, beginnings: 1 << 20, titles: 0, idle, emulate });
     });
     let first = stage.open(0);
     assert!(!stage.state(0).ends_with("first-byte-within-ms=0"), "{}", stage.state(0));
@@ -381,6 +382,43 @@ fn beginning_of_a_popular_file_when_on_the_tier_then_there_at_once_and_the_strea
 }
 
 #[test]
+fn popular_title_when_whole_on_the_tier_then_it_needs_no_stream_and_the_device_has_others() {
+    let bytes = 1_500_000;
+    let stage = Stage::with(60, bytes, |config| {
+        let model = Model::Disk(Disk::table_1());
+        let (profile, memory) = (model.profile("table1"), 16 << 20);
+        let (emulate, idle) = (Some(model), forebay_streams::IDLE);
+        let titles = 2 << 20;
+        config.streams =
+            Some(StreamsConfig { profile, memory, beginnings: 0, titles, idle, emulate });
+    });
+    // Room is for one of them: the one that was opened most.
+    for _ in 0..3 {
+        stage.node.release(stage.open(0));
+    }
+    let begun = Instant::now();
+    while stage.node.metrics().bytes.of(Source::Fill).get() < bytes as u64 {
+        assert!(begun.elapsed() < LIMIT, "it did not come to the tier");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let streams = || stage.node.streams_report().unwrap().status.guaranteed;
+    // The last extent is noted a moment after it was filled.
+    let mut popular = stage.open(0);
+    while streams() > 0 {
+        assert!(begun.elapsed() < LIMIT, "it still needs a stream");
+        stage.node.release(popular);
+        std::thread::sleep(Duration::from_millis(10));
+        popular = stage.open(0);
+    }
+    let taken = stage.taken();
+    assert!(stage.read(popular, 0, usize::MAX) == content(0, bytes));
+    assert_eq!(stage.taken(), taken, "nothing of it comes from the device");
+    let others = stage.fill(60);
+    assert_eq!(streams(), others.len() as u64 - 2, "all but it and the one that was refused");
+    stage.node.release(popular);
+}
+
+#[test]
 fn handle_that_nobody_reads_then_its_place_goes_to_others_and_it_reads_on_all_the_same() {
     let bytes = 1_500_000;
     let stage = Stage::with(60, bytes, |config| {
@@ -388,7 +426,8 @@ fn handle_that_nobody_reads_then_its_place_goes_to_others_and_it_reads_on_all_th
         let (profile, memory) = (model.profile("table1"), 16 << 20);
         // Longer than a busy machine takes to open all that find a place.
         let (emulate, idle) = (Some(model), Duration::from_secs(5));
-        config.streams = Some(StreamsConfig { profile, memory, beginnings: 0, idle, emulate });
+        config.streams =
+            Some(StreamsConfig { profile, memory, beginnings: 0, titles: 0, idle, emulate });
     });
     let handles = stage.fill(60);
     let (refused, streams) = (handles.len() - 1, handles.len() as u64 - 1);

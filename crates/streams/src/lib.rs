@@ -16,6 +16,7 @@ pub mod measure;
 pub mod media;
 pub mod metrics;
 mod model;
+mod mp4;
 pub mod pool;
 mod priority;
 mod rate;

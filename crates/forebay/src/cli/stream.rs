@@ -66,6 +66,10 @@ pub struct StreamServeArgs {
     /// beside the admitted streams]
     #[arg(long, value_name = "RATE", value_parser = forebay_streams::parse_rate)]
     pub rate: Option<u64>,
+    /// Streams begin at so many times their rate, and segments of HLS and DASH come so fast, as long as
+    /// nobody else needs it; 1 for never
+    #[arg(long, value_name = "FACTOR", default_value = "2", value_parser = parse_factor)]
+    pub burst: f64,
     /// Connections at once
     #[arg(long, value_name = "N", default_value = "4096")]
     pub connections: u32,
@@ -110,6 +114,12 @@ pub struct StreamServeArgs {
     /// What to log: error, warn, info, debug, or a filter
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub log_level: String,
+}
+
+/// A factor of rates.
+fn parse_factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse::<f64>().ok().filter(|factor| (1.0..=16.0).contains(factor));
+    factor.ok_or_else(|| format!("'{text}': a number from 1 to 16, such as 2"))
 }
 
 /// A rate, or 0 for none.

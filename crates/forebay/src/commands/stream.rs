@@ -184,6 +184,7 @@ fn limits(args: &StreamServeArgs) -> Result<Limits, Error> {
         probe: ProbeConfig { program: None, kept },
         origins,
         index: args.index,
+        burst: args.burst,
     })
 }
 
@@ -338,11 +339,12 @@ fn text_of(answer: &Answer) -> String {
     );
     text += &format!("  priority {}\n", status.priority);
     text += &format!(
-        "  streams  {} guaranteed ({}/s), {} of them idle, {} best effort; cycle {:.2} s\n",
+        "  streams  {} guaranteed ({}/s), {} of them idle, {} best effort; {} sessions; cycle {:.2} s\n",
         status.guaranteed,
         bytes(status.guaranteed_rate),
         status.idle,
         status.best_effort,
+        status.sessions,
         status.cycle_seconds
     );
     text += &format!(

@@ -172,6 +172,8 @@ pub struct StreamSettings {
     pub memory: u64,
     /// What may be kept of beginnings, of the fastest tier.
     pub beginnings: SpaceSize,
+    /// What may be kept of popular files as a whole, of the fastest tier.
+    pub titles: SpaceSize,
     /// The device that is emulated.
     pub emulate: Option<StreamDevice>,
 }
@@ -465,9 +467,11 @@ impl<'a> Reader<'a> {
     fn streams(&self) -> Result<Option<StreamSettings>, Error> {
         let memory = self.parse("stream-memory", parse_bytes)?;
         let beginnings = self.parse("stream-beginnings", SpaceSize::parse)?;
+        let titles = self.parse("stream-titles", SpaceSize::parse)?;
         let emulate = self.stream_device("stream-emulate", false)?;
         let profile = self.stream_device("stream-profile", true)?;
-        Ok(profile.map(|profile| StreamSettings { profile, memory, beginnings, emulate }))
+        let settings = |profile| StreamSettings { profile, memory, beginnings, titles, emulate };
+        Ok(profile.map(settings))
     }
 
     fn stream_device(&self, key: &str, measured: bool) -> Result<Option<StreamDevice>, Error> {

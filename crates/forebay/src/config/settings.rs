@@ -219,6 +219,12 @@ pub const SETTINGS: &[Setting] = &[
         "How much of the tiers may be filled with the beginnings of popular streams, so that they start at once: a size, or a percentage of the fastest tier.",
     ),
     one(
+        "stream-titles",
+        "SIZE",
+        Some("0"),
+        "How much of the tiers may be filled with popular streams as a whole, so that the device has its time for others: a size, or a percentage of the fastest tier.",
+    ),
+    one(
         "backing-timeout",
         "TIME",
         Some("30s"),

@@ -42,8 +42,9 @@ pub fn config(config: &MountConfig, fastest: u64) -> ControlResult<Option<Stream
         StreamDevice::Measure => measured(config)?,
     };
     let beginnings = settings.beginnings.of(fastest).min(fastest);
-    let idle = forebay_streams::IDLE;
-    Ok(Some(StreamsConfig { profile, memory: settings.memory, beginnings, idle, emulate }))
+    let titles = settings.titles.of(fastest).min(fastest);
+    let (memory, idle) = (settings.memory, forebay_streams::IDLE);
+    Ok(Some(StreamsConfig { profile, memory, beginnings, titles, idle, emulate }))
 }
 
 fn from_file(path: &Path) -> ControlResult<DeviceProfile> {

@@ -81,6 +81,7 @@ impl Node {
         rate: u64,
     ) -> Result<Option<Arc<OpenStream>>> {
         let Some(streams) = &self.streams else { return Ok(None) };
+        self.keep_title(file, self.meta.get(file.ino)?.attr.size);
         let Some((backing, start)) = self.source_of_stream(file)? else { return Ok(None) };
         let refuse = |why: Rejected| {
             let path = self.path_of(file.ino);

@@ -1,5 +1,5 @@
-//! The beginnings of popular files on the tier: whoever opens one starts at once, and his stream
-//! begins where they end.
+//! Popular files on the tier. Of some the beginnings: whoever opens one starts at once, and his stream
+//! begins where they end. Of others all: they need no stream, and the device has the time for others.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -22,13 +22,16 @@ const HALF_LIFE: u64 = 3_600 * Tick::SECOND;
 pub(super) struct Kept {
     begun: Instant,
     popular: Popular<u64>,
+    /// Those that are kept whole.
+    whole: Popular<u64>,
     fetched: HashSet<u64>,
 }
 
 impl Kept {
-    pub fn new(budget: u64, extent: u64) -> Self {
-        let popular = Popular::new(budget, extent, HALF_LIFE);
-        Kept { begun: Instant::now(), popular, fetched: HashSet::new() }
+    pub fn new(beginnings: u64, titles: u64, extent: u64) -> Self {
+        let popular = Popular::new(beginnings, extent, HALF_LIFE);
+        let whole = Popular::new(titles, extent, HALF_LIFE);
+        Kept { begun: Instant::now(), popular, whole, fetched: HashSet::new() }
     }
 }
 
@@ -59,11 +62,40 @@ impl Node {
             }
             bytes
         };
-        let ino = file.ino;
+        self.bring(file.ino, bytes);
+    }
+
+    /// A file that has a rate was opened, be it on a tier or not. Brings all of it to a tier if it is
+    /// among those that are opened most.
+    pub(super) fn keep_title(&self, file: &FileRef, size: u64) {
+        let Some(kept) = self.streams.as_ref().and_then(|streams| streams.kept.as_ref()) else {
+            return;
+        };
+        {
+            let mut kept = kept.lock();
+            let nanos = u64::try_from(kept.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            // All of it, and what a byte of it saves each time is a byte of the device: worth is what
+            // is opened most, whatever its size.
+            let opening = Opening { title: file.ino.0, size, rate: Tick::SECOND, startup: size };
+            kept.whole.opened(Tick(nanos), opening, &mut Vec::new());
+            let there = file.location.read().place.as_ref().is_some_and(|place| {
+                // Nothing is missing of one without a map.
+                place.presence.is_none()
+            });
+            let wanted = kept.whole.kept(file.ino.0) >= size;
+            if !wanted || there || !kept.fetched.insert(file.ino.0) {
+                return;
+            }
+        }
+        self.bring(file.ino, size);
+    }
+
+    /// Brings the first bytes of a file to a tier, in the time that streams leave.
+    fn bring(&self, ino: Ino, bytes: u64) {
         let started = self.this.upgrade().is_some_and(|node| {
             let job = move || {
                 if let Err(error) = node.bring_beginning(ino, bytes) {
-                    tracing::debug!(%ino, %error, "a beginning was not brought to a tier");
+                    tracing::debug!(%ino, %error, "a popular file was not brought to a tier");
                 }
                 node.beginning_ended(ino);
             };

@@ -6,7 +6,7 @@
 //! - [`admission`]: which opens become streams, and what is told of those that do not.
 //! - [`window`]: which reads of a program go along its stream.
 //! - [`reading`]: the bytes, from the stream and from the tier.
-//! - [`keeping`]: beginnings of popular files on the tier.
+//! - [`keeping`]: popular files on the tier, whole or their beginnings.
 //! - [`slack`]: all other reads of the backing store.
 //! - [`succession`]: streams that another daemon had admitted.
 //!
@@ -57,6 +57,8 @@ pub struct StreamsConfig {
     pub memory: u64,
     /// Bytes of the tiers for beginnings of popular files; 0 for none.
     pub beginnings: u64,
+    /// Bytes of the tiers for popular files as a whole; 0 for none.
+    pub titles: u64,
     /// Streams that nobody reads for so long give their places back; [`forebay_streams::IDLE`] unless
     /// there is a reason.
     pub idle: Duration,
@@ -131,8 +133,9 @@ impl Streams {
             .map_err(|error| NodeError::Config(format!("streams: {error}")))?;
         // Half of the threads are for reads aside of streams.
         let readers = Pool::new(2 * MOST, QUEUED);
-        let kept =
-            (config.beginnings > 0).then(|| Mutex::new(Kept::new(config.beginnings, extent)));
+        let (beginnings, titles) = (config.beginnings, config.titles);
+        let kept = (beginnings > 0 || titles > 0)
+            .then(|| Mutex::new(Kept::new(beginnings, titles, extent)));
         let (count, told) = (AtomicUsize::new(0), Mutex::default());
         Ok(Arc::new(Streams { service, readers, count, told, kept }))
     }

@@ -15,23 +15,36 @@ use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 use percent_encoding::percent_decode_str;
 
-use super::body::{Body, Broken};
+use super::body::{Body, Broken, Held};
 use super::clients::{Client, Permit, Reached, Share};
 use super::range::{self, Wanted};
-use super::{Activity, Shared, cors, date, index};
+use super::session::{Place, Session, Turn};
+use super::{Activity, Shared, cors, date, index, player};
 use crate::media::{FileKey, Media};
+use crate::model::Rate;
+use crate::mp4::pace::Pace;
 use crate::rate::parse_rate;
-use crate::service::{Class, OpenError, OpenRequest, Rejected, StreamRequest};
+use crate::service::{Burst, Class, OpenError, OpenRequest, Rejected, Stream, StreamRequest};
 
 /// Names of a directory that are shown, at most.
 const LISTED: usize = 10_000;
+/// A burst at a start has so many seconds of the media.
+const BURST_S: u64 = 10;
 
 /// What the query of a request says.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Query {
-    rate: Option<u64>,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Query {
+    pub rate: Option<u64>,
     best_effort: bool,
     max_startup_ms: Option<u64>,
+    /// Whether a playlist begins a session.
+    pub session: bool,
+}
+
+impl Default for Query {
+    fn default() -> Self {
+        Self { rate: None, best_effort: false, max_startup_ms: None, session: true }
+    }
 }
 
 fn parse_query(text: &str) -> Result<Query, String> {
@@ -51,6 +64,7 @@ fn parse_query(text: &str) -> Result<Query, String> {
                     value.parse().map_err(|_| format!("max_startup_ms '{value}': a number"))?;
                 query.max_startup_ms = Some(limit);
             }
+            "session" if value == "no" => query.session = false,
             // Others belong to the player, such as a version that keeps caches apart.
             _ => {}
         }
@@ -66,7 +80,7 @@ fn relative(path: &str) -> Option<PathBuf> {
 }
 
 /// Media types by the endings of names, for players that go by them.
-fn media_type(path: &Path) -> &'static str {
+pub(super) fn media_type(path: &Path) -> &'static str {
     let ending = path.extension().and_then(OsStr::to_str).unwrap_or("").to_ascii_lowercase();
     match ending.as_str() {
         "mp4" | "m4v" => "video/mp4",
@@ -90,7 +104,7 @@ fn media_type(path: &Path) -> &'static str {
     }
 }
 
-fn short(status: StatusCode, text: impl Into<String>) -> Response<Body> {
+pub(super) fn short(status: StatusCode, text: impl Into<String>) -> Response<Body> {
     let mut response = Response::new(Body::Short(Bytes::from(text.into() + "\n")));
     *response.status_mut() = status;
     let plain = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -98,7 +112,7 @@ fn short(status: StatusCode, text: impl Into<String>) -> Response<Body> {
     response
 }
 
-fn text(value: impl std::fmt::Display) -> HeaderValue {
+pub(super) fn text(value: impl std::fmt::Display) -> HeaderValue {
     HeaderValue::from_str(&value.to_string()).expect("numbers and tags are visible ASCII")
 }
 
@@ -133,6 +147,15 @@ fn allowed(status: StatusCode) -> Response<Body> {
     response
 }
 
+/// Who asks for what.
+pub(super) struct Asked {
+    pub client: Client,
+    pub session: Option<Arc<Session>>,
+    /// As in the URL, without what names the session.
+    pub path: String,
+    pub query: Query,
+}
+
 /// Looks whether whoever asks may.
 async fn admit(
     shared: &Arc<Shared>,
@@ -140,13 +163,20 @@ async fn admit(
     peer: IpAddr,
     head: Parts,
 ) -> Response<Body> {
-    let text = head.uri.query().unwrap_or("");
-    if shared.limits.tokens.as_ref().is_some_and(|tokens| !tokens.admit(&head.headers, text)) {
+    let words = head.uri.query().unwrap_or("");
+    let client = shared.clients.client(peer, &head.headers);
+    let named = shared.limits.tokens.as_ref().is_none_or(|it| it.admit(&head.headers, words));
+    let (session, path) = shared.sessions.find(head.uri.path(), client, named);
+    if !named && !session.as_ref().is_some_and(|session| session.granted) {
         shared.clients.count("token");
         return unauthorized();
     }
-    let client = shared.clients.client(peer, &head.headers);
-    prepare(shared, activity, client, head).await
+    let query = match parse_query(words) {
+        Ok(query) => query,
+        Err(why) => return short(StatusCode::BAD_REQUEST, why),
+    };
+    let asked = Asked { client, session, path: path.to_owned(), query };
+    prepare(shared, activity, asked, head).await
 }
 
 /// Prepares an answer, in the turns of the client's address: files may take their time, and nobody
@@ -154,96 +184,158 @@ async fn admit(
 async fn prepare(
     shared: &Arc<Shared>,
     activity: &Arc<Activity>,
-    client: Client,
+    asked: Asked,
     head: Parts,
 ) -> Response<Body> {
+    let client = asked.client;
     let request = match shared.clients.take(client, Share::Request) {
         Ok(request) => request,
         Err(reached) => return too_much(reached),
     };
     let turn = Arc::clone(request.turns()).acquire_owned().await;
     let at_work = Arc::clone(shared);
-    let look = move || look(&at_work, &head);
+    let look = move || look(&at_work, &asked, &head);
     let found = match tokio::task::spawn_blocking(look).await {
         Ok(Looked::Done(response)) => return response,
         Ok(Looked::Stream(found)) => found,
         Err(error) => return failed(&error),
     };
-    let rate = match found.query.rate {
-        None if found.query.best_effort => None,
-        None => {
-            let probed = shared.probe.rate(&found.file, found.key).await;
-            probed.or(shared.limits.default_rate)
+    let pace = match found.query {
+        Query { best_effort: true, .. } => None,
+        Query { rate: Some(rate), .. } => Some(Pace::constant(rate)),
+        _ if found.pace.is_some() => found.pace.clone(),
+        _ => {
+            let probed = shared.probe.pace(&found.file, found.key).await;
+            probed.or(shared.limits.default_rate.map(Pace::constant))
         }
-        given => given,
     };
-    let class = match rate {
-        Some(rate) if !found.query.best_effort => Class::Guaranteed { rate },
-        _ => Class::BestEffort,
+    let class = match &pace {
+        Some(pace) => Class::Guaranteed { rate: pace.rate },
+        None => Class::BestEffort,
     };
-    let permit = match shared.clients.take(client, Share::Stream(class.rate())) {
+    let (mut rate, mut place, mut before) = (class.rate(), None, None);
+    if let (Some(session), Some(pace)) = (&found.session, &pace)
+        && found.pace.is_some()
+    {
+        let Some(mut lane) = session.take(pace.rate) else {
+            return too_much(Reached::Streams);
+        };
+        place = Some(Place::new(Arc::clone(session), &mut lane));
+        let Turn { before: old, had, rate: kept, .. } = lane;
+        // What its permit allowed counts no more.
+        before = old.map(|(stream, _)| (stream, had));
+        rate = kept;
+    }
+    let permit = match shared.clients.take(client, Share::Stream(rate)) {
         Ok(permit) => permit,
         Err(reached) => return too_much(reached),
     };
     let at_work = Arc::clone(shared);
-    let wanted = move || found.wanted(&at_work, class);
-    let prepared = match tokio::task::spawn_blocking(wanted).await {
+    let wanted = move || found.wanted(&at_work, pace, rate, before);
+    let (wanted, response, front) = match tokio::task::spawn_blocking(wanted).await {
         Ok(Ok(prepared)) => prepared,
         Ok(Err(error)) => return not_opened(error),
         Err(error) => return failed(&error),
     };
     drop((turn, request));
-    open(shared, activity, permit, class, prepared).await
+    open(shared, activity, (permit, place), class, (wanted, response, front)).await
 }
 
 /// What came of looking for the file of a request.
-enum Looked {
+#[expect(clippy::large_enum_variant, reason = "one for each request, and moved once")]
+pub(super) enum Looked {
     Done(Response<Body>),
     Stream(Box<Found>),
 }
 
 /// A file of which a part is to be streamed.
-struct Found {
-    query: Query,
-    file: File,
-    key: FileKey,
-    path: PathBuf,
-    part: std::ops::Range<u64>,
+pub(super) struct Found {
+    pub query: Query,
+    pub file: File,
+    pub key: FileKey,
+    pub path: PathBuf,
+    pub part: std::ops::Range<u64>,
     /// All but the body.
-    response: Response<Body>,
+    pub response: Response<Body>,
+    /// What comes before the part.
+    pub front: Bytes,
+    /// How fast it is played, if that is known already.
+    pub pace: Option<Pace>,
+    pub session: Option<Arc<Session>>,
 }
 
 impl Found {
-    /// Asks the file system where the file lies.
+    /// Asks the file system where the file lies. A stream of a session has at least its `rate`, and
+    /// takes the place of what was `before`.
     fn wanted(
         self,
         shared: &Shared,
-        class: Class,
-    ) -> Result<(Box<OpenRequest>, Response<Body>), OpenError> {
-        let Self { query, file, path, part, response, .. } = self;
+        pace: Option<Pace>,
+        rate: u64,
+        before: Option<(Stream, u64)>,
+    ) -> Result<(Box<OpenRequest>, Response<Body>, Bytes), OpenError> {
+        let Self { query, file, path, part, response, front, session, .. } = self;
         let length = Some(part.end - part.start);
         let max_startup_ms = query.max_startup_ms;
+        let class = pace.as_ref().map_or(Class::BestEffort, |_| Class::Guaranteed { rate });
         let request = StreamRequest { class, start: part.start, length, max_startup_ms };
-        let wanted = shared.service.wanted(file, &path, &request)?;
-        Ok((Box::new(wanted), response))
+        let mut wanted = shared.service.wanted(file, &path, &request)?;
+        if let Some(pace) = pace {
+            let next = session.as_ref().and_then(|session| session.above(pace.rate));
+            let until = match session {
+                Some(_) => u64::MAX,
+                None => part.start.saturating_add(BURST_S.saturating_mul(pace.rate)),
+            };
+            (wanted.rate, wanted.burst) = rates(&pace, rate, next, until, shared.limits.burst);
+        }
+        if let Some((before, had)) = before {
+            wanted.instead_of = Some(before.into_core());
+            // Slower than it should be, but its own: the player will try less.
+            wanted.least = Rate::constant(had).ok().filter(|_| had < rate);
+        }
+        Ok((Box::new(wanted), response, front))
     }
 }
 
-fn look(shared: &Shared, head: &Parts) -> Looked {
+/// At which rate something of this pace begins, at least at `rate`, and up to where. A player shall see
+/// that the rate that is `next` to its own would do.
+fn rates(
+    pace: &Pace,
+    rate: u64,
+    next: Option<u64>,
+    until: u64,
+    factor: f64,
+) -> (Option<Rate>, Option<Burst>) {
+    let constant = |rate: u64| Rate::constant(rate).ok();
+    let base = if rate > pace.rate { constant(rate) } else { pace.rate(1.0) };
+    let times = |rate: u64| (rate as f64 * factor) as u64;
+    let fast = times(pace.rate);
+    let less = if rate > pace.rate { constant(fast) } else { pace.rate(factor) };
+    let Some(base) = base.clone().filter(|_| factor > 1.0) else { return (base, None) };
+    match next.map(times).filter(|next| *next > fast.max(rate)) {
+        Some(next) => {
+            let less = less.filter(|_| fast > rate);
+            (constant(next), Some(Burst { base, less, until }))
+        }
+        None if fast > rate => (less, Some(Burst { base, less: None, until })),
+        None => (Some(base), None),
+    }
+}
+
+fn look(shared: &Shared, asked: &Asked, head: &Parts) -> Looked {
     let Parts { uri, headers, .. } = head;
     let head_only = head.method == Method::HEAD;
-    let query = match parse_query(uri.query().unwrap_or("")) {
-        Ok(query) => query,
-        Err(why) => return Looked::Done(short(StatusCode::BAD_REQUEST, why)),
-    };
     if shared.limits.index
-        && let Some(directory) = uri.path().strip_suffix('/')
+        && let Some(directory) = asked.path.strip_suffix('/')
     {
         return Looked::Done(directory_index(shared, directory, head));
     }
-    let Some(path) = relative(uri.path()) else {
+    let Some(path) = relative(&asked.path) else {
         return Looked::Done(short(StatusCode::NOT_FOUND, "no such file"));
     };
+    if let Some(looked) = player::look(shared, asked, &path, head) {
+        return looked;
+    }
     let opened = shared.service.library().file(&path);
     let (file, key) = match opened.and_then(|file| Media::key_of(&file).map(|key| (file, key))) {
         Ok(opened) => opened,
@@ -263,7 +355,10 @@ fn look(shared: &Shared, head: &Parts) -> Looked {
     if head_only || bytes == 0 {
         return Looked::Done(response);
     }
-    Looked::Stream(Box::new(Found { query, file, key, path, part, response }))
+    let (query, front, session) = (asked.query, Bytes::new(), asked.session.clone());
+    let known = session.as_ref().and_then(|it| it.rate.or_else(|| it.rate_of(&path)));
+    let pace = known.map(Pace::constant);
+    Looked::Stream(Box::new(Found { query, file, key, path, part, response, front, pace, session }))
 }
 
 /// Which part of a file is asked for, and the head of the answer.
@@ -281,16 +376,9 @@ fn part_of(
     };
     let mut response = Response::new(Body::Short(Bytes::new()));
     *response.status_mut() = status;
+    head_of_file(shared, key, response.headers_mut());
     let fields = response.headers_mut();
     fields.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    fields.insert(header::ETAG, text(tag(key)));
-    if let Some(modified) = date::write(key.modified_s()) {
-        fields.insert(header::LAST_MODIFIED, text(modified));
-    }
-    if shared.limits.tokens.is_some() {
-        // Nobody between may give it to others.
-        fields.insert(header::CACHE_CONTROL, HeaderValue::from_static("private"));
-    }
     let range = match status {
         StatusCode::RANGE_NOT_SATISFIABLE => Some(format!("bytes */{size}")),
         StatusCode::PARTIAL_CONTENT => {
@@ -302,6 +390,18 @@ fn part_of(
         fields.insert(header::CONTENT_RANGE, text(range));
     }
     (part, response)
+}
+
+/// Which version of a file it is, and who may keep it.
+pub(super) fn head_of_file(shared: &Shared, key: FileKey, fields: &mut HeaderMap) {
+    fields.insert(header::ETAG, text(tag(key)));
+    if let Some(modified) = date::write(key.modified_s()) {
+        fields.insert(header::LAST_MODIFIED, text(modified));
+    }
+    if shared.limits.tokens.is_some() {
+        // Nobody between may give it to others.
+        fields.insert(header::CACHE_CONTROL, HeaderValue::from_static("private"));
+    }
 }
 
 /// The names in a directory, whose path is without its last slash.
@@ -350,11 +450,11 @@ fn no_file(shared: &Shared, path: &Path, uri: &hyper::Uri, error: &io::Error) ->
 async fn open(
     shared: &Arc<Shared>,
     activity: &Arc<Activity>,
-    permit: Permit,
+    (permit, place): (Permit, Option<Place>),
     class: Class,
-    (wanted, mut response): (Box<OpenRequest>, Response<Body>),
+    (wanted, mut response, front): (Box<OpenRequest>, Response<Body>, Bytes),
 ) -> Response<Body> {
-    let left = wanted.end - wanted.start;
+    let left = front.len() as u64 + wanted.end - wanted.start;
     let stream = match shared.service.open(*wanted).await {
         Ok(stream) => stream,
         Err(rejected) => return turned_away(&rejected),
@@ -371,9 +471,9 @@ async fn open(
         }
     }
     activity.begin_stream(class.rate(), left);
-    let (stream, shared) = (Box::new(stream), Arc::clone(shared));
+    let (held, shared) = (Held::new(stream, permit, place), Arc::clone(shared));
     let activity = Arc::clone(activity);
-    *response.body_mut() = Body::Stream { stream, left, activity, shared, _permit: permit };
+    *response.body_mut() = Body::Stream { front, held, left, activity, shared };
     response
 }
 
@@ -428,7 +528,7 @@ fn turned_away(rejected: &Rejected) -> Response<Body> {
     response
 }
 
-fn refused_file(error: &io::Error) -> Response<Body> {
+pub(super) fn refused_file(error: &io::Error) -> Response<Body> {
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::InvalidFilename => {
             short(StatusCode::NOT_FOUND, "no such file")
@@ -487,7 +587,8 @@ mod tests {
     #[test]
     fn query_when_read_then_known_words_count_and_others_do_not() {
         let query = parse_query("v=3&rate=2M&max_startup_ms=500&class=guaranteed").unwrap();
-        let expected = Query { rate: Some(250_000), best_effort: false, max_startup_ms: Some(500) };
+        let (rate, max_startup_ms) = (Some(250_000), Some(500));
+        let expected = Query { rate, max_startup_ms, ..Query::default() };
         assert_eq!(query, expected);
         assert_eq!(parse_query("").unwrap(), Query::default());
         assert!(parse_query("class=best%2Deffort&x").unwrap().best_effort);

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
 use super::clients::Permit;
+use super::session::Place;
 use super::{Activity, Shared};
 use crate::service::Stream;
 
@@ -18,17 +19,34 @@ pub enum Body {
     Short(Bytes),
     /// What a stream gives, as it comes.
     Stream {
+        /// What comes before it.
+        front: Bytes,
         /// The stream, closed when the answer is dropped.
-        stream: Box<Stream>,
+        held: Held,
         /// Bytes that are still to come.
         left: u64,
         /// Noted whenever the client has taken something.
         activity: Arc<Activity>,
         /// For its clock.
         shared: Arc<Shared>,
-        /// The client's share of the streams.
-        _permit: Permit,
     },
+}
+
+/// A stream, and the client's share of all. Of a session it goes back there at the end.
+pub struct Held(Option<(Box<Stream>, Permit, Option<Place>)>);
+
+impl Held {
+    pub fn new(stream: Stream, permit: Permit, place: Option<Place>) -> Self {
+        Self(Some((Box::new(stream), permit, place)))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some((stream, permit, Some(place))) = self.0.take() {
+            place.give_back(*stream, permit);
+        }
+    }
 }
 
 /// A stream that broke off; the connection is closed, so that the client sees it.
@@ -54,7 +72,14 @@ impl http_body::Body for Body {
             Body::Short(bytes) if bytes.is_empty() => Poll::Ready(None),
             Body::Short(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Body::Stream { left: 0, .. } => Poll::Ready(None),
-            Body::Stream { stream, left, activity, shared, .. } => {
+            Body::Stream { front, left, activity, shared, .. } if !front.is_empty() => {
+                let bytes = std::mem::take(front);
+                activity.took(shared.begun, Some(bytes.len() as u64));
+                *left = left.saturating_sub(bytes.len() as u64);
+                Poll::Ready(Some(Ok(Frame::data(bytes))))
+            }
+            Body::Stream { held, left, activity, shared, .. } => {
+                let Some((stream, ..)) = &mut held.0 else { return Poll::Ready(None) };
                 // Being asked for more means that the client has taken what it was sent.
                 let next = stream.poll_read(context);
                 let bytes = match &next {

@@ -8,10 +8,11 @@ use crate::media::Entry;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
 /// What stays as it is in a link.
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+pub(super) const IN_LINKS: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 fn link(name: &OsStr) -> String {
-    percent_encode(name.as_bytes(), PLAIN).to_string()
+    percent_encode(name.as_bytes(), IN_LINKS).to_string()
 }
 
 fn escaped(text: &str) -> String {

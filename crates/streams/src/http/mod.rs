@@ -7,9 +7,13 @@ mod body;
 mod clients;
 mod cors;
 mod date;
+mod film;
 mod index;
+mod manifest;
+mod player;
 mod probe;
 mod range;
+mod session;
 mod token;
 
 use std::net::{SocketAddr, TcpListener};
@@ -74,6 +78,9 @@ pub struct Limits {
     pub origins: Origins,
     /// Whether the names in directories are shown.
     pub index: bool,
+    /// A stream begins at so many times its rate, for the first seconds, and a segment of a session
+    /// comes so fast, as long as nobody else needs it.
+    pub burst: f64,
 }
 
 impl Default for Limits {
@@ -88,6 +95,7 @@ impl Default for Limits {
             probe: ProbeConfig::default(),
             origins: Origins::default(),
             index: false,
+            burst: 1.0,
         }
     }
 }
@@ -98,6 +106,8 @@ struct Shared {
     limits: Limits,
     clients: Arc<Clients>,
     probe: probe::Probe,
+    sessions: session::Sessions,
+    films: film::Films,
     begun: Instant,
 }
 
@@ -105,7 +115,8 @@ impl Shared {
     fn status(&self) -> Status {
         let (probed, without_rate) = self.probe.counts();
         let turned_away = self.clients.turned_away();
-        Status { turned_away, probed, without_rate, ..self.service.status() }
+        let sessions = self.sessions.count();
+        Status { turned_away, probed, without_rate, sessions, ..self.service.status() }
     }
 }
 
@@ -142,11 +153,14 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let clients = Clients::new(limits.client.clone(), service.slowest_rate() / SHARE);
         let probe = probe::Probe::start(limits.probe.clone())?;
-        let shared = Arc::new(Shared { service, limits, clients, probe, begun: Instant::now() });
+        let (sessions, films) = (session::Sessions::default(), film::Films::default());
+        let begun = Instant::now();
+        let shared = Arc::new(Shared { service, limits, clients, probe, sessions, films, begun });
         let listener = {
             let _inside = runtime.enter();
             tokio::net::TcpListener::from_std(listener).map_err(network)?
         };
+        runtime.spawn(look_after_sessions(Arc::clone(&shared), stopped.clone()));
         runtime.spawn(accept(Arc::clone(&shared), listener, stopped));
         Ok(Self { address, shared, stop, runtime: Some(runtime) })
     }
@@ -170,6 +184,16 @@ impl Drop for Server {
         if let Some(runtime) = self.runtime.take() {
             // What blocks (an open on a store that hangs) is not waited for.
             runtime.shutdown_timeout(Duration::from_secs(1));
+        }
+    }
+}
+
+async fn look_after_sessions(shared: Arc<Shared>, mut stopped: watch::Receiver<bool>) {
+    let mut watch = tokio::time::interval(5 * WATCH);
+    loop {
+        tokio::select! {
+            _ = watch.tick() => shared.sessions.look_after(),
+            _ = stopped.changed() => return,
         }
     }
 }

@@ -3,6 +3,7 @@
 mod behind;
 mod causes;
 mod reads;
+mod refusals;
 #[cfg(test)]
 mod tests;
 mod wants;
@@ -11,7 +12,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::model::{Action, Actions, ChunkId, Event, Machine, Rate, Refusal, StreamId, Title};
+use crate::model::{Action, Actions, ChunkId, Event, Machine, Rate, StreamId, Title};
 use crossbeam_channel::{Receiver, Sender, select_biased, unbounded};
 use forebay_core::unit::Tick;
 
@@ -64,6 +65,22 @@ pub(crate) struct OpenRequest {
     pub max_startup: Option<Duration>,
     /// When what an earlier service has left at hand is used up, for a stream that goes on here.
     pub dry_at: Option<Instant>,
+    /// If `rate` is more than it needs: what it needs, and for how long it may have more.
+    pub burst: Option<Burst>,
+    /// A stream of the same player whose place it gets, and with it this rate if no other fits.
+    pub instead_of: Option<Arc<Core>>,
+    pub least: Option<Rate>,
+}
+
+/// A rate that a stream has for a while, if there is room for it.
+#[derive(Clone)]
+pub(crate) struct Burst {
+    /// What it needs.
+    pub base: Rate,
+    /// More than that, if what it asks for first is too much.
+    pub less: Option<Rate>,
+    /// It has more up to this byte.
+    pub until: u64,
 }
 
 /// What is played by one or more streams: one version of a file up to one place.
@@ -108,6 +125,9 @@ struct Guaranteed {
     touched: Instant,
     /// Bytes that were taken since then.
     dripped: u64,
+    burst: Option<Burst>,
+    /// Its burst ends as soon as its reader is done with what it has in hand.
+    slowing: bool,
 }
 
 /// Streams of one title from one place at one rate share what is read, once something is read: those
@@ -125,6 +145,8 @@ struct Joining {
     core: Arc<Core>,
     title: Title,
     reply: OpenReply,
+    /// It has asked in vain, and asks again until then.
+    until: Option<Instant>,
 }
 
 /// The first of a crowd, and who waits for it.
@@ -190,6 +212,8 @@ pub(super) struct Driver {
     /// Streams that have lost their places and wait for others, who waits longest first.
     waiting: VecDeque<Waiting>,
     waiting_looked_at: Instant,
+    /// Who asks again when the bursts of others have ended.
+    patient: Vec<refusals::Patient>,
     idle: Duration,
     idle_looked_at: Instant,
     clock: Box<dyn Fn() -> Instant + Send>,
@@ -231,6 +255,7 @@ impl Driver {
             woken: None,
             waiting: VecDeque::new(),
             waiting_looked_at: begun,
+            patient: Vec::new(),
             idle,
             idle_looked_at: begun,
             clock,
@@ -286,6 +311,7 @@ impl Driver {
         self.best_effort_requests();
         self.park_idle();
         self.help_waiting();
+        self.ask_again();
         if self.machine.next_deadline().is_some_and(|wake| wake <= self.now()) {
             self.events.push_back(Event::Tick);
         }
@@ -423,7 +449,11 @@ impl Driver {
         }
     }
 
-    fn open(&mut self, wanted: OpenRequest, reply: OpenReply) {
+    fn open(&mut self, mut wanted: OpenRequest, reply: OpenReply) {
+        // Nobody comes between the one and the other.
+        if let Some(before) = wanted.instead_of.take() {
+            self.leave(before.id);
+        }
         let stream = StreamId(self.next_id);
         self.next_id += 1;
         let core = Core::new(stream, self.commands.clone());
@@ -435,7 +465,7 @@ impl Driver {
         };
         let title = self.title(&wanted);
         let crowd = Crowd { title, start: wanted.start, rate: rate.peak() as u64 };
-        let joining = Joining { wanted: Box::new(wanted), core, title, reply };
+        let joining = Joining { wanted: Box::new(wanted), core, title, reply, until: None };
         match self.crowds.get_mut(&crowd) {
             Some(crowd) => crowd.waiting.push(joining),
             None => {
@@ -505,7 +535,7 @@ impl Driver {
 
     fn granted(&mut self, stream: StreamId, asked: Asked, bound: Duration) {
         match asked {
-            Asked::Open(Joining { wanted, core, title, reply }) => {
+            Asked::Open(Joining { wanted, core, title, reply, .. }) => {
                 if wanted.max_startup.is_some_and(|limit| bound > limit) {
                     self.dissolve(stream);
                     self.release(title);
@@ -519,7 +549,7 @@ impl Driver {
                 }
                 self.tally.opened += 1;
                 let now = (self.clock)();
-                let OpenRequest { path, rate, start, end, dry_at, .. } = *wanted;
+                let OpenRequest { path, rate, start, end, dry_at, burst, .. } = *wanted;
                 let entry = Guaranteed {
                     core: Arc::downgrade(&core),
                     title,
@@ -542,6 +572,8 @@ impl Driver {
                     parked: false,
                     touched: now,
                     dripped: 0,
+                    burst,
+                    slowing: false,
                 };
                 self.streams.insert(stream, entry);
                 // If nobody waits any more, dropping it makes the stream leave.
@@ -556,7 +588,7 @@ impl Driver {
             }
             Asked::Other { reply, rate: Some(rate) } => {
                 if let Some(entry) = self.streams.get_mut(&stream) {
-                    entry.rate = rate;
+                    (entry.rate, entry.slowing) = (rate, false);
                 }
                 self.replaced(stream);
                 let _ = reply.send(Ok(bound));
@@ -598,47 +630,6 @@ impl Driver {
         }
     }
 
-    fn refused(&mut self, stream: StreamId, asked: Asked, refusal: &Refusal) {
-        let rejected = Rejected::of(refusal);
-        // Whoever waits in order is told nothing.
-        if !matches!(asked, Asked::Behind) {
-            self.count_refusal(&rejected);
-        }
-        match asked {
-            Asked::Open(Joining { title, reply, .. }) => {
-                self.dissolve(stream);
-                self.release(title);
-                reply(Err(rejected));
-            }
-            Asked::Seek { reply, .. } => {
-                // Goes on where it was: what was taken out of the queue is given again.
-                if let Some(entry) = self.streams.get_mut(&stream) {
-                    entry.given = entry.consumed;
-                }
-                self.deliver(stream);
-                let _ = reply.send(Err(rejected));
-            }
-            Asked::Other { reply, rate } => {
-                if rate.is_some() {
-                    self.deliver(stream);
-                }
-                let _ = reply.send(Err(rejected));
-            }
-            Asked::Behind => {}
-            Asked::Wake => {
-                if let Some(core) = self.streams.get(&stream).and_then(|entry| entry.core.upgrade())
-                {
-                    core.update(|queue| (queue.parked, queue.refused) = (true, Some(rejected)));
-                }
-            }
-        }
-    }
-
-    fn count_refusal(&mut self, refusal: &Rejected) {
-        *self.tally.refused.entry(refusal.reason.clone()).or_default() += 1;
-        tracing::info!(reason = %refusal.reason, why = %refusal.message, "stream refused");
-    }
-
     fn consumed(&mut self, stream: StreamId, bytes: u64) {
         let Some(entry) = self.streams.get_mut(&stream) else {
             self.best_effort.consumed(stream, bytes);
@@ -652,6 +643,7 @@ impl Driver {
         }
         self.events.push_back(Event::Consumed { stream, bytes });
         self.go_on_if_idle(stream);
+        self.slow_down(stream);
     }
 
     fn leave(&mut self, stream: StreamId) {

@@ -28,7 +28,7 @@ use crate::media::{FileKey, Library, Media};
 use crate::pool::Pool;
 use beginnings::{Beginnings, Copier};
 use driver::Driver;
-pub(crate) use driver::OpenRequest;
+pub(crate) use driver::{Burst, OpenRequest};
 pub use status::{Histogram, Status, StreamLine};
 pub use stream::{Stream, StreamError};
 pub use turn::Turn;
@@ -442,6 +442,9 @@ impl Service {
             end,
             max_startup: request.max_startup_ms.map(Duration::from_millis),
             dry_at: None,
+            burst: None,
+            instead_of: None,
+            least: None,
         })
     }
 

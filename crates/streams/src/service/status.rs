@@ -95,6 +95,9 @@ pub struct Status {
     /// `client-streams`, `client-rate`, `token`, `stalled`.
     #[serde(default)]
     pub turned_away: BTreeMap<String, u64>,
+    /// Players of HLS and DASH that have a place.
+    #[serde(default)]
+    pub sessions: u64,
     /// Files that were looked at for their rates.
     #[serde(default)]
     pub probed: u64,

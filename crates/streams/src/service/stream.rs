@@ -68,7 +68,7 @@ pub(super) struct Queue {
 
 /// What reader and driver share. The stream leaves the machine when the last of its holders is
 /// gone: the reader, and every piece of memory that it was given.
-pub(super) struct Core {
+pub(crate) struct Core {
     pub id: StreamId,
     queue: Mutex<Queue>,
     filled: Condvar,
@@ -76,12 +76,12 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub fn new(id: StreamId, commands: Sender<Command>) -> Arc<Self> {
+    pub(super) fn new(id: StreamId, commands: Sender<Command>) -> Arc<Self> {
         Arc::new(Self { id, queue: Mutex::default(), filled: Condvar::new(), commands })
     }
 
     /// Looks at the queue.
-    pub fn look<T>(&self, look: impl FnOnce(&Queue) -> T) -> T {
+    pub(super) fn look<T>(&self, look: impl FnOnce(&Queue) -> T) -> T {
         look(&self.queue.lock())
     }
 
@@ -98,7 +98,7 @@ impl Core {
     }
 
     /// Changes the queue and wakes the reader.
-    pub fn update(&self, change: impl FnOnce(&mut Queue)) {
+    pub(super) fn update(&self, change: impl FnOnce(&mut Queue)) {
         let waker = {
             let mut queue = self.queue.lock();
             change(&mut queue);
@@ -175,6 +175,11 @@ impl fmt::Debug for Stream {
 }
 
 impl Stream {
+    /// What is left of it when another takes its place.
+    pub(crate) fn into_core(self) -> Arc<Core> {
+        self.core
+    }
+
     /// Its number, as `forebay stream status` shows it.
     pub fn id(&self) -> u64 {
         self.core.id.0

@@ -1,6 +1,8 @@
 //! A server over an emulated disk, and clients of it.
 #![allow(dead_code, reason = "each user of this module needs a part of it")]
 
+pub mod film;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -94,6 +96,31 @@ pub fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
     stream
+}
+
+/// As a player: goes where it is sent. Gives the path that it ended at, too.
+pub fn follow(address: SocketAddr, target: &str) -> (String, Answer) {
+    let answer = get(address, target, "");
+    if answer.status != 302 {
+        return (target.to_owned(), answer);
+    }
+    let to = beside(target, answer.field("location").unwrap());
+    let answer = get(address, &to, "");
+    (to, answer)
+}
+
+/// What a relative reference means on a page.
+pub fn beside(page: &str, reference: &str) -> String {
+    let page = page.split('?').next().unwrap();
+    let mut parts: Vec<&str> = page.split('/').collect();
+    parts.pop();
+    for part in reference.split('/') {
+        match part {
+            ".." => parts.truncate(parts.len() - 1),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
 }
 
 pub fn get(address: SocketAddr, target: &str, fields: &str) -> Answer {

@@ -11,15 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use super::REMEMBERED;
 use crate::media::Version;
+use crate::mp4::pace::Pace;
 
 /// Bytes of the file that are looked at: several times what is remembered takes.
-const LONGEST: u64 = 16 << 20;
+const LONGEST: u64 = 64 << 20;
 
 #[derive(Serialize, Deserialize)]
 struct Line {
     #[serde(flatten)]
     version: Version,
     rate: Option<u64>,
+    /// Of a rate that is not the same all the time; see [`Pace::steps`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    steps: Vec<(u32, u64)>,
 }
 
 /// The file.
@@ -34,7 +38,7 @@ impl Kept {
     ///
     /// # Errors
     /// What the system says.
-    pub fn open(path: &Path) -> io::Result<(Self, HashMap<Version, Option<u64>>)> {
+    pub fn open(path: &Path) -> io::Result<(Self, HashMap<Version, Option<Pace>>)> {
         let mut text = Vec::new();
         let mut file = Self::file(path)?;
         Read::by_ref(&mut file).take(LONGEST).read_to_end(&mut text)?;
@@ -42,10 +46,11 @@ impl Kept {
         let mut known = HashMap::new();
         // The last that was written of a version counts.
         for line in lines.iter().rev() {
-            if let Ok(Line { version, rate }) = serde_json::from_slice(line)
+            if let Ok(Line { version, rate, steps }) = serde_json::from_slice(line)
                 && known.len() < REMEMBERED
             {
-                known.entry(version).or_insert(rate);
+                let pace = rate.map(|rate| Pace { rate, steps });
+                known.entry(version).or_insert(pace);
             }
         }
         let mut kept = Self { path: path.to_path_buf(), file };
@@ -62,13 +67,13 @@ impl Kept {
         options.read(true).append(true).create(true).mode(0o600).custom_flags(flags).open(path)
     }
 
-    fn write_anew(&mut self, known: &HashMap<Version, Option<u64>>) -> io::Result<()> {
+    fn write_anew(&mut self, known: &HashMap<Version, Option<Pace>>) -> io::Result<()> {
         let fresh = self.path.with_extension("new");
         let _ = fs::remove_file(&fresh);
         let mut file = Self::file(&fresh)?;
         let mut text = Vec::new();
-        for (version, rate) in known {
-            text.extend(line(*version, *rate));
+        for (version, pace) in known {
+            text.extend(line(*version, pace.as_ref()));
         }
         file.write_all(&text)?;
         fs::rename(&fresh, &self.path)?;
@@ -77,15 +82,17 @@ impl Kept {
     }
 
     /// Adds what was found out about one version.
-    pub fn add(&mut self, version: Version, rate: Option<u64>) {
-        if let Err(error) = self.file.write_all(&line(version, rate)) {
+    pub fn add(&mut self, version: Version, pace: Option<&Pace>) {
+        if let Err(error) = self.file.write_all(&line(version, pace)) {
             tracing::warn!(path = %self.path.display(), %error, "rates of media are not kept");
         }
     }
 }
 
-fn line(version: Version, rate: Option<u64>) -> Vec<u8> {
-    let mut text = serde_json::to_vec(&Line { version, rate }).unwrap_or_default();
+fn line(version: Version, pace: Option<&Pace>) -> Vec<u8> {
+    let rate = pace.map(|pace| pace.rate);
+    let steps = pace.map(|pace| pace.steps.clone()).unwrap_or_default();
+    let mut text = serde_json::to_vec(&Line { version, rate, steps }).unwrap_or_default();
     text.push(b'\n');
     text
 }
@@ -104,19 +111,24 @@ mod tests {
         let path = dir.path().join("rates");
         let (mut kept, known) = Kept::open(&path).unwrap();
         assert!(known.is_empty());
-        kept.add(version(1), Some(100));
+        kept.add(version(1), Some(&Pace::constant(100)));
         kept.add(version(2), None);
-        kept.add(version(1), Some(200));
+        let course = Pace { rate: 200, steps: vec![(1000, 200), (500, 100)] };
+        kept.add(version(1), Some(&course));
         drop(kept);
         // A line of a machine that went down, and what is no line at all.
         let mut file = File::options().append(true).open(&path).unwrap();
         file.write_all(b"\xff\xfe\n{\"inode\":3,\"si").unwrap();
         let (mut kept, known) = Kept::open(&path).unwrap();
         assert_eq!(known.get(&version(2)), Some(&None));
-        assert_eq!(known.len(), 2);
-        kept.add(version(4), Some(1));
+        assert_eq!((known.len(), known[&version(1)].as_ref()), (2, Some(&course)));
+        kept.add(version(4), Some(&Pace::constant(1)));
         let (_, known) = Kept::open(&path).unwrap();
-        assert_eq!(known.get(&version(4)), Some(&Some(1)), "what follows a torn line counts");
+        assert_eq!(
+            known.get(&version(4)),
+            Some(&Some(Pace::constant(1))),
+            "what follows a torn line counts"
+        );
     }
 
     #[test]
@@ -125,11 +137,11 @@ mod tests {
         let path = dir.path().join("rates");
         let (mut kept, _) = Kept::open(&path).unwrap();
         for rate in 0..200 {
-            kept.add(version(1), Some(rate));
+            kept.add(version(1), Some(&Pace::constant(rate + 1)));
         }
         let long = fs::metadata(&path).unwrap().len();
         let (_, known) = Kept::open(&path).unwrap();
-        assert_eq!(known[&version(1)], Some(199), "the last counts");
+        assert_eq!(known[&version(1)], Some(Pace::constant(200)), "the last counts");
         assert!(fs::metadata(&path).unwrap().len() < long / 100);
     }
 }

@@ -1,5 +1,6 @@
-//! The rate of a file that says nothing of it itself, as ffprobe finds it: in a sandbox, on threads
-//! of its own, a few files at a time, each version of a file once, kept over restarts.
+//! The rate of a file that nobody has said: of an MP4 file by its index, with its course; of all others
+//! as ffprobe finds it, in a sandbox. On threads of its own, a few files at a time, each version of a
+//! file once, kept over restarts.
 
 mod kept;
 
@@ -18,6 +19,8 @@ use tokio::sync::oneshot;
 
 use crate::error::Error;
 use crate::media::{FileKey, Version};
+use crate::mp4::pace::Pace;
+use crate::mp4::{Index, NoIndex};
 use crate::sandbox::{self, Ended};
 use kept::Kept;
 
@@ -33,8 +36,6 @@ const WAITING: usize = 64;
 const REMEMBERED: usize = 16_384;
 /// A file that took too long is looked at again after this time: the machine may have been busy.
 const AGAIN: Duration = Duration::from_secs(600);
-/// What is added to an average rate, because the rates of most media vary.
-const MARGIN: f64 = 1.1;
 const ARGUMENTS: [&str; 11] = [
     "-v",
     "error",
@@ -58,9 +59,9 @@ pub struct ProbeConfig {
     pub kept: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Found {
-    rate: Option<u64>,
+    pace: Option<Pace>,
     /// Until then it counts; for good if none.
     until: Option<Instant>,
 }
@@ -74,7 +75,7 @@ struct Job {
 struct Known {
     rates: HashMap<Version, Found>,
     /// Who waits for what is being looked at.
-    waiting: HashMap<Version, Vec<oneshot::Sender<Option<u64>>>>,
+    waiting: HashMap<Version, Vec<oneshot::Sender<Option<Pace>>>>,
     kept: Option<Kept>,
 }
 
@@ -89,8 +90,7 @@ pub struct Looks {
 pub struct Probe {
     known: Arc<Mutex<Known>>,
     looks: Arc<Looks>,
-    /// None if there is no ffprobe.
-    jobs: Option<Sender<Job>>,
+    jobs: Sender<Job>,
 }
 
 /// Where a program is.
@@ -110,9 +110,9 @@ impl Probe {
         if let Some(path) = &config.kept {
             match Kept::open(path) {
                 Ok((kept, rates)) => {
-                    let found = |rate| Found { rate, until: None };
+                    let found = |pace| Found { pace, until: None };
                     known.rates =
-                        rates.into_iter().map(|(version, rate)| (version, found(rate))).collect();
+                        rates.into_iter().map(|(version, pace)| (version, found(pace))).collect();
                     known.kept = Some(kept);
                 }
                 Err(error) => {
@@ -121,11 +121,14 @@ impl Probe {
             }
         }
         let (known, looks) = (Arc::new(Mutex::new(known)), Arc::default());
-        let Some(program) = config.program.or_else(|| on_the_path("ffprobe")) else {
-            tracing::info!("no ffprobe: rates are what requests and --rate say");
-            return Ok(Self { known, looks, jobs: None });
-        };
-        tracing::info!(program = %program.display(), sandbox = %sandbox::means(), "media are probed");
+        let program = config.program.or_else(|| on_the_path("ffprobe"));
+        match &program {
+            Some(program) => {
+                let (program, sandbox) = (program.display(), sandbox::means());
+                tracing::info!(%program, %sandbox, "media are probed");
+            }
+            None => tracing::info!("no ffprobe: rates are what requests, MP4 files and --rate say"),
+        }
         let (jobs, receiver) = bounded(WAITING);
         for _ in 0..AT_ONCE {
             let worker = Worker {
@@ -137,18 +140,17 @@ impl Probe {
             let thread = std::thread::Builder::new().name("stream-probe".into());
             thread.spawn(move || worker.run()).map_err(Error::Thread)?;
         }
-        Ok(Self { known, looks, jobs: Some(jobs) })
+        Ok(Self { known, looks, jobs })
     }
 
-    /// Bytes a second of a file; `None` if nobody knows it or finds out in time.
-    pub async fn rate(&self, file: &File, key: FileKey) -> Option<u64> {
-        let jobs = self.jobs.as_ref()?;
+    /// How fast a file is to be read; `None` if nobody knows it or finds out in time.
+    pub async fn pace(&self, file: &File, key: FileKey) -> Option<Pace> {
         let version = key.lasting();
         let answer = {
             let mut known = self.known.lock();
             let fresh = |found: &&Found| found.until.is_none_or(|until| Instant::now() < until);
             if let Some(found) = known.rates.get(&version).filter(fresh) {
-                return found.rate;
+                return found.pace.clone();
             }
             let (sender, answer) = oneshot::channel();
             match known.waiting.get_mut(&version) {
@@ -156,7 +158,7 @@ impl Probe {
                 None => {
                     // With too many before it the request is answered without.
                     let job = Job { file: file.try_clone().ok()?, key };
-                    jobs.try_send(job).ok()?;
+                    self.jobs.try_send(job).ok()?;
                     known.waiting.insert(version, vec![sender]);
                 }
             }
@@ -173,7 +175,7 @@ impl Probe {
 
 /// A thread that looks at files; it ends with the probe.
 struct Worker {
-    program: PathBuf,
+    program: Option<PathBuf>,
     jobs: Receiver<Job>,
     known: Arc<Mutex<Known>>,
     looks: Arc<Looks>,
@@ -186,17 +188,31 @@ impl Worker {
         }
     }
 
-    fn look(&self, job: Job) {
-        let version = job.key.lasting();
-        let output = sandbox::run(&self.program, &ARGUMENTS, job.file, LIMIT);
-        let rate = output.as_ref().ok().and_then(|text| read(text, job.key.size()));
-        self.looks.all.fetch_add(1, Ordering::Relaxed);
-        self.looks.failed.fetch_add(u64::from(rate.is_none()), Ordering::Relaxed);
+    /// How fast a file is to be read, and whether the answer may be another one later.
+    fn pace(&self, job: Job) -> (Option<Pace>, bool) {
+        let inode = job.key.lasting().inode;
+        match by_index(&job) {
+            Ok(pace) => return (Some(pace), false),
+            Err(NoIndex::NotMp4) => {}
+            Err(why) => tracing::info!(inode, %why, "the index of an MP4 file is not used"),
+        }
+        // Somebody may install one.
+        let Some(program) = &self.program else { return (None, true) };
+        let size = job.key.size();
+        let output = sandbox::run(program, &ARGUMENTS, job.file, LIMIT);
         if let Err(why) = &output {
-            tracing::warn!(inode = version.inode, %why, "ffprobe gave no rate of a file");
+            tracing::warn!(inode, %why, "ffprobe gave no rate of a file");
         }
         // What is no medium stays none; what did not come to an end may do so another time.
         let passing = matches!(output, Err(Ended::TimedOut(_) | Ended::NotStarted(_)));
+        (output.ok().and_then(|text| read(&text, size)), passing)
+    }
+
+    fn look(&self, job: Job) {
+        let version = job.key.lasting();
+        let (pace, passing) = self.pace(job);
+        self.looks.all.fetch_add(1, Ordering::Relaxed);
+        self.looks.failed.fetch_add(u64::from(pace.is_none()), Ordering::Relaxed);
         let until = passing.then(|| Instant::now() + AGAIN);
         let mut known = self.known.lock();
         if known.rates.len() >= REMEMBERED {
@@ -204,14 +220,19 @@ impl Worker {
             let some: Vec<Version> = known.rates.keys().take(REMEMBERED / 4).copied().collect();
             known.rates.retain(|version, _| !some.contains(version));
         }
-        known.rates.insert(version, Found { rate, until });
+        known.rates.insert(version, Found { pace: pace.clone(), until });
         if let Some(kept) = known.kept.as_mut().filter(|_| !passing) {
-            kept.add(version, rate);
+            kept.add(version, pace.as_ref());
         }
         for waiting in known.waiting.remove(&version).unwrap_or_default() {
-            let _ = waiting.send(rate);
+            let _ = waiting.send(pace.clone());
         }
     }
+}
+
+/// By the file's own index, if it has one that can be used.
+fn by_index(job: &Job) -> Result<Pace, NoIndex> {
+    Pace::of(&Index::read(&job.file, job.key.size())?)
 }
 
 #[derive(Deserialize)]
@@ -225,15 +246,14 @@ struct Format {
     bit_rate: Option<String>,
 }
 
-fn read(text: &str, size: u64) -> Option<u64> {
+fn read(text: &str, size: u64) -> Option<Pace> {
     let format = serde_json::from_str::<Output>(text).ok()?.format;
     let number = |text: Option<String>| text?.parse::<f64>().ok().filter(|n| *n > 0.0);
     let bytes_a_second = match number(format.duration) {
         Some(seconds) => size as f64 / seconds,
         None => number(format.bit_rate)? / 8.0,
     };
-    let rate = (bytes_a_second * MARGIN).round();
-    (1.0..=1e12).contains(&rate).then_some(rate as u64)
+    Pace::mean(bytes_a_second)
 }
 
 #[cfg(test)]
@@ -243,9 +263,9 @@ mod tests {
     #[test]
     fn answers_of_ffprobe_when_read_then_bytes_a_second_with_the_margin() {
         let both = r#"{"format": {"duration": "10.000000", "bit_rate": "800000"}}"#;
-        assert_eq!(read(both, 1_000_000), Some(110_000));
+        assert_eq!(read(both, 1_000_000), Some(Pace::constant(110_000)));
         let rate_only = r#"{"format": {"bit_rate": "800000"}}"#;
-        assert_eq!(read(rate_only, 5), Some(110_000));
+        assert_eq!(read(rate_only, 5), Some(Pace::constant(110_000)));
         for senseless in [
             "{}",
             "",

@@ -183,6 +183,9 @@ impl Stage {
             end: end as u64,
             max_startup: None,
             dry_at,
+            burst: None,
+            instead_of: None,
+            least: None,
         };
         let (sender, reply) = bounded(1);
         self.driver.obey(Command::Open {
